@@ -1,8 +1,10 @@
-"""Compares the time of today's sources with that of another checkout: python benchmarks/between.py CHECKOUT [--pairs N].
+"""Compares the time of today's sources with that of another checkout: python benchmarks/between.py
+CHECKOUT [--pairs N].
 
-Commands run as whole processes. Pieces of the library run inside one process for each checkout, which stays up. Each pair runs first
-one and then the other. The result is the median of the ratios of the pairs, with the quartiles. If a command does more work today, its
-ratio is what the user waits for, not the cost of the same work.
+Commands run as whole processes. Pieces of the library run inside one process for each checkout,
+which stays up. Each pair runs first one and then the other. The result is the median of the ratios
+of the pairs, with the quartiles. If a command does more work today, its ratio is what the user
+waits for, not the cost of the same work.
 """
 
 from __future__ import annotations
@@ -21,11 +23,36 @@ ROOT = Path(__file__).resolve().parents[1]
 SMALL = ["--depth", "3", "--width", "64", "--heads", "4", "--context", "32"]
 COMMANDS = {
     "ctrans --help": ["--help"],
-    "ctrans simulate, peri": ["simulate", "--placement", "peri", "--dt", "0.1", *SMALL, "--out", "simulate"],
+    "ctrans simulate, peri": [
+        "simulate",
+        "--placement",
+        "peri",
+        "--dt",
+        "0.1",
+        *SMALL,
+        "--out",
+        "simulate",
+    ],
     "ctrans hjb-check, peri": ["hjb-check", "--placement", "peri", *SMALL, "--out", "hjb"],
-    "ctrans screen, pre, quick": ["screen", "--placement", "pre", "--quick", *SMALL, "--out", "quick"],
+    "ctrans screen, pre, quick": [
+        "screen",
+        "--placement",
+        "pre",
+        "--quick",
+        *SMALL,
+        "--out",
+        "quick",
+    ],
     "ctrans screen, pre": ["screen", "--placement", "pre", *SMALL, "--out", "full"],
-    "ctrans train, 40 iterations": ["train", "--iterations", "40", *SMALL, "--overwrite", "--out", "train"],
+    "ctrans train, 40 iterations": [
+        "train",
+        "--iterations",
+        "40",
+        *SMALL,
+        "--overwrite",
+        "--out",
+        "train",
+    ],
 }
 
 
@@ -37,7 +64,17 @@ def pieces() -> dict[str, Callable[[], object]]:
     from solvers import solve
 
     def model(depth: int, width: int, context: int) -> GPT:
-        return GPT(GPTConfig(vocab_size=65, context=context, depth=depth, width=width, heads=4, placement="peri", dt=0.1))
+        return GPT(
+            GPTConfig(
+                vocab_size=65,
+                context=context,
+                depth=depth,
+                width=width,
+                heads=4,
+                placement="peri",
+                dt=0.1,
+            )
+        )
 
     def states(tokens: int, width: int) -> torch.Tensor:
         return torch.randn(2, tokens, width, generator=torch.Generator().manual_seed(0))
@@ -63,14 +100,18 @@ def pieces() -> dict[str, Callable[[], object]]:
         "tsit5 at 1e-5, 12 blocks": lambda: solved(method="tsit5", rtol=1e-5, atol=1e-5),
         "forward and backward, width 128": trained,
         **{
-            f"{kind}, 48 blocks": lambda kind=kind: back(deep, states(32, 64), method="euler", gradient=kind)
+            f"{kind}, 48 blocks": lambda kind=kind: back(
+                deep, states(32, 64), method="euler", gradient=kind
+            )
             for kind in ("backprop", "checkpoint", "reversible", "adjoint")
         },
     }
 
 
 def work() -> None:
-    """Runs the piece whose name it reads, and says its seconds, until there is nothing more to read."""
+    """Runs the piece whose name it reads, and says its seconds, until there is nothing more to
+    read.
+    """
     known = pieces()
     for line in sys.stdin:
         start = time.perf_counter()
@@ -95,7 +136,11 @@ class Checkout:
     def command(self, arguments: list[str]) -> float:
         start = time.perf_counter()
         subprocess.run(
-            [sys.executable, "-m", "ctrans", *arguments], env=self.environment, cwd=self.scratch, check=True, capture_output=True
+            [sys.executable, "-m", "ctrans", *arguments],
+            env=self.environment,
+            cwd=self.scratch,
+            check=True,
+            capture_output=True,
         )
         return time.perf_counter() - start
 
@@ -121,7 +166,9 @@ def row(name: str, pair: Callable[[], tuple[float, float]], pairs: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkout", type=Path, help="sources to compare with, as git worktree makes them")
+    parser.add_argument(
+        "checkout", type=Path, help="sources to compare with, as git worktree makes them"
+    )
     parser.add_argument("--pairs", type=int, default=5)
     given = parser.parse_args()
     sys.path[0] = str(ROOT)
@@ -131,7 +178,10 @@ def main() -> None:
     from benchmarks.record import keep
 
     version = subprocess.run(
-        ["git", "-C", str(given.checkout), "log", "-1", "--format=%h of %cs"], check=True, capture_output=True, text=True
+        ["git", "-C", str(given.checkout), "log", "-1", "--format=%h of %cs"],
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout.strip()
     lines = [
         f"beside commit {version}; seconds, {given.pairs} pairs",
@@ -140,13 +190,22 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory() as scratch:
         before, now = (
-            Checkout(place, Path(scratch, name)) for place, name in ((given.checkout.resolve(), "before"), (ROOT, "now"))
+            Checkout(place, Path(scratch, name))
+            for place, name in ((given.checkout.resolve(), "before"), (ROOT, "now"))
         )
         for name in pieces():
-            lines.append(row(name, lambda name=name: (now.piece(name), before.piece(name)), 4 * given.pairs))
+            lines.append(
+                row(name, lambda name=name: (now.piece(name), before.piece(name)), 4 * given.pairs)
+            )
             print(lines[-1], flush=True)
         for name, arguments in COMMANDS.items():
-            lines.append(row(name, lambda arguments=arguments: (now.command(arguments), before.command(arguments)), given.pairs))
+            lines.append(
+                row(
+                    name,
+                    lambda arguments=arguments: (now.command(arguments), before.command(arguments)),
+                    given.pairs,
+                )
+            )
             print(lines[-1], flush=True)
         before.close()
         now.close()

@@ -1,4 +1,5 @@
-"""The certificates at GPT-2's width: how exactly closed form and ascents agree, and how long one placement takes.
+"""The certificates at GPT-2's width: how exactly closed form and ascents agree, and how long one
+placement takes.
 
 python benchmarks/certificates.py
 """
@@ -33,12 +34,23 @@ def main() -> list[str]:
     def noise(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
-    # costates whose tokens differ by a factor of 1000, as real ones do, and gains and offsets that have learned
-    costate = 1e-3 * noise(TOKENS, WIDTH) * torch.logspace(-1.5, 1.5, TOKENS, dtype=torch.float64).unsqueeze(-1)
+    # costates whose tokens differ by a factor of 1000, as real ones do, and gains and offsets that
+    # have learned
+    costate = (
+        1e-3
+        * noise(TOKENS, WIDTH)
+        * torch.logspace(-1.5, 1.5, TOKENS, dtype=torch.float64).unsqueeze(-1)
+    )
     features = noise(TOKENS, FEATURES)
     lines = [
-        f"Width {WIDTH}, {TOKENS} tokens, {FEATURES} features, float64; median seconds of {REPEATS}, all certificates of one placement.",
-        f"{'norm':10} {'placement':9} {'verdict':11} {'seconds':>7} {'gap':>8} {'W gap':>8} {'KKT':>8} {'apart':>8} {'R^k':>9}",
+        (
+            f"Width {WIDTH}, {TOKENS} tokens, {FEATURES} features, float64; median seconds of"
+            f" {REPEATS}, all certificates of one placement."
+        ),
+        (
+            f"{'norm':10} {'placement':9} {'verdict':11} {'seconds':>7} {'gap':>8} {'W gap':>8}"
+            f" {'KKT':>8} {'apart':>8} {'R^k':>9}"
+        ),
     ]
     for name, kind in NORMS.items():
         norm = kind(WIDTH).double().requires_grad_(False)
@@ -50,7 +62,9 @@ def main() -> list[str]:
             seconds = []
             for _ in range(REPEATS):
                 start = time.perf_counter()
-                found = certify(admissible_set(norm, placement.name, **given), costate, features=features)
+                found = certify(
+                    admissible_set(norm, placement.name, **given), costate, features=features
+                )
                 seconds.append(time.perf_counter() - start)
             assert found.agrees
             velocities, weights = found.velocities, found.weights
@@ -60,10 +74,15 @@ def main() -> list[str]:
                 found.kkt,
                 None if velocities is None else velocities.uniqueness,
             ]
-            cells = " ".join(f"{'-' if value is None else format(value, '.1e'):>8}" for value in figures)
+            cells = " ".join(
+                f"{'-' if value is None else format(value, '.1e'):>8}" for value in figures
+            )
             exponent = "-" if found.growth is None else f"{found.growth.exponent:.6f}"
             verdict = found.verdict if isinstance(found.verdict, str) else found.verdict.value
-            lines.append(f"{name:10} {placement.name:9} {verdict:11} {statistics.median(seconds):7.2f} {cells} {exponent:>9}")
+            lines.append(
+                f"{name:10} {placement.name:9} {verdict:11} {statistics.median(seconds):7.2f}"
+                f" {cells} {exponent:>9}"
+            )
     return lines
 
 

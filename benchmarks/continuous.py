@@ -1,8 +1,10 @@
-"""A model trained as a discrete Transformer, by finer Euler steps, or as an ODE: what does each lose when it is run another way?
+"""A model trained as a discrete Transformer, by finer Euler steps, or as an ODE: what does each
+lose when it is run another way?
 
-`python -m benchmarks.continuous --minutes 30`, then `--report`, which also draws continuous.png. Tasks that need depth, `pre` and `peri` at
-dt 1 with 4 blocks, the batches and iterations of benchmarks/reach, seeds 20 to 22. The learning rate of a task is the best half decade of
-the study's seeds 10 and 11. The rows are in results/study-reach/continuous.jsonl.
+`python -m benchmarks.continuous --minutes 30`, then `--report`, which also draws continuous.png.
+Tasks that need depth, `pre` and `peri` at dt 1 with 4 blocks, the batches and iterations of
+benchmarks/reach, seeds 20 to 22. The learning rate of a task is the best half decade of the study's
+seeds 10 and 11. The rows are in results/study-reach/continuous.jsonl.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ TRAINED: dict[str, dict[str, Any]] = {
     "discrete, then Euler, 2 steps": {"steps": 2, "iterations": 300, "warmup": 30},
     "ODE": ADAPTIVE,
 }
-"""How a model is trained. The third starts from the discrete model's weights, with a third of the rate."""
+"""How a model is trained. The third starts from the discrete model's weights, with a third of the
+rate.
+"""
 RUN: dict[str, dict[str, Any]] = {
     "1 step": {},
     "2 steps": {"steps": 2},
@@ -53,7 +57,8 @@ RUN: dict[str, dict[str, Any]] = {
     "16 steps": {"steps": 16},
     "ODE": {**ADAPTIVE, "rtol": 1e-6, "atol": 1e-8},
 }
-"""How a trained model is run: Euler with so many steps for each sublayer, or the ODE to six digits."""
+"""How a trained model is run: Euler with so many steps for each sublayer, or the ODE to six digits.
+"""
 
 
 def settings(task: str, seed: int, way: dict[str, Any], share: float = 1.0) -> TrainConfig:
@@ -61,7 +66,9 @@ def settings(task: str, seed: int, way: dict[str, Any], share: float = 1.0) -> T
 
 
 def case(job: tuple[str, str, int]) -> dict[str, Any]:
-    """The losses of one model, trained each way and run each way, with the cost of each training."""
+    """The losses of one model, trained each way and run each way, with the cost of each
+    training.
+    """
     torch.set_num_threads(1)
     task, placement, seed = job
     config = GPTConfig(**TASKS[task].architecture, **{**BASE, "placement": placement})
@@ -92,7 +99,9 @@ def case(job: tuple[str, str, int]) -> dict[str, Any]:
 def run_as(model: GPT, task: str, seed: int, how: str) -> float:
     """The validation loss of a model that is run another way."""
     objective = Objective(model, settings(task, seed, RUN[how]))
-    return evaluate(objective, data(task), 128, 16, Processes(torch.device("cpu")))["validation_loss"]
+    return evaluate(objective, data(task), 128, 16, Processes(torch.device("cpu")))[
+        "validation_loss"
+    ]
 
 
 @torch.no_grad()
@@ -108,41 +117,71 @@ def report() -> list[str]:
     lines = ["Validation losses in nats, mean over seeds (lowest to highest)"]
     found = rows(ROWS)
     for task, placement in dict.fromkeys((row["task"], row["placement"]) for row in found):
-        each = [row["trained"] for row in found if (row["task"], row["placement"]) == (task, placement)]
+        each = [
+            row["trained"] for row in found if (row["task"], row["placement"]) == (task, placement)
+        ]
         floor = data(task).depthless_loss()
         lines.append(f"{task}, {placement}, {len(each)} seeds; without depth {floor:.2f}")
         for name in TRAINED:
             cells = []
             for how in RUN:
                 losses = [one[name]["losses"][how] for one in each]
-                cells.append(f"{how} {statistics.fmean(losses):.2f} ({min(losses):.2f} to {max(losses):.2f})")
+                cells.append(
+                    f"{how} {statistics.fmean(losses):.2f} ({min(losses):.2f} to {max(losses):.2f})"
+                )
             cost = statistics.fmean(one[name]["seconds"] for one in each)
             calls = statistics.fmean(one[name]["evaluations"] for one in each)
             broken = sum(one[name]["ending"] != "finished" for one in each)
-            about = f"{cost:.0f} s, {calls:.1f} evaluations a sublayer" + (f", {broken} broke off" if broken else "")
+            about = f"{cost:.0f} s, {calls:.1f} evaluations a sublayer" + (
+                f", {broken} broke off" if broken else ""
+            )
             lines.append(f"  trained as {name} ({about}): run with {'; '.join(cells)}")
     return lines
 
 
 def draw(path: Path) -> None:
-    """Losses against how the model is run, one line for each way of training, one panel for each task and placement."""
+    """Losses against how the model is run, one line for each way of training, one panel for each
+    task and placement.
+    """
     import matplotlib.pyplot as plt
 
     found = rows(ROWS)
     cases = list(dict.fromkeys((row["task"], row["placement"]) for row in found))
-    figure, axes = plt.subplots(1, len(cases), figsize=(2.9 * len(cases), 3.6), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        1, len(cases), figsize=(2.9 * len(cases), 3.6), layout="constrained", squeeze=False
+    )
     for place, (task, placement) in zip(axes[0], cases, strict=True):
-        each = [row["trained"] for row in found if (row["task"], row["placement"]) == (task, placement)]
+        each = [
+            row["trained"] for row in found if (row["task"], row["placement"]) == (task, placement)
+        ]
         for name in TRAINED:
             losses = [[one[name]["losses"][how] for one in each] for how in RUN]
             means = [statistics.fmean(values) for values in losses]
             (line,) = place.plot(list(RUN), means, marker="o", label=name)
-            place.fill_between(list(RUN), list(map(min, losses)), list(map(max, losses)), color=line.get_color(), alpha=0.15)
-        place.axhline(data(task).depthless_loss(), color="grey", linestyle=":", label="without depth")
-        place.set(title=f"{task}, {placement}", xlabel="how it is run", ylabel="validation loss, nats", ylim=(0, None))
+            place.fill_between(
+                list(RUN),
+                list(map(min, losses)),
+                list(map(max, losses)),
+                color=line.get_color(),
+                alpha=0.15,
+            )
+        place.axhline(
+            data(task).depthless_loss(), color="grey", linestyle=":", label="without depth"
+        )
+        place.set(
+            title=f"{task}, {placement}",
+            xlabel="how it is run",
+            ylabel="validation loss, nats",
+            ylim=(0, None),
+        )
         place.tick_params(axis="x", labelrotation=60)
     lines, names = axes[0][0].get_legend_handles_labels()
-    figure.legend(lines, [f"trained as {n}" if n in TRAINED else n for n in names], loc="outside lower center", ncols=len(names))
+    figure.legend(
+        lines,
+        [f"trained as {n}" if n in TRAINED else n for n in names],
+        loc="outside lower center",
+        ncols=len(names),
+    )
     figure.savefig(path, dpi=130)
 
 
@@ -155,7 +194,12 @@ def main() -> None:
     options = parser.parse_args()
     if not options.report:
         done = {(row["task"], row["placement"], row["seed"]) for row in rows(ROWS)}
-        jobs = [(task, placement, seed) for seed in SEEDS for task in RATES for placement in ("pre", "peri")]
+        jobs = [
+            (task, placement, seed)
+            for seed in SEEDS
+            for task in RATES
+            for placement in ("pre", "peri")
+        ]
         add(ROWS, case, [job for job in jobs if job not in done], options)
     print("\n".join(report()))
     draw(options.out)

@@ -1,8 +1,9 @@
 """Compares rules for the step size on DETEST and on switched models: work at equal error.
 
-A method of order 5 has an error like evaluations^-5, so evaluations * error^(1/5) does not depend on the tolerance. The table compares it
-with that of dopri5 with the rule `cautious`, as a geometric mean. Rules are chosen on every other problem (tuned). They are tested on the
-rest (held out) and on switched models.
+A method of order 5 has an error like evaluations^-5, so evaluations * error^(1/5) does not depend
+on the tolerance. The table compares it with that of dopri5 with the rule `cautious`, as a geometric
+mean. Rules are chosen on every other problem (tuned). They are tested on the rest (held out) and on
+switched models.
 
 python benchmarks/controllers.py
 """
@@ -82,10 +83,16 @@ DETEST: dict[str, tuple[Field, list[float]]] = {
     "A4": (lambda t, y: y / 4 * (1 - y / 20), [1.0]),
     "A5": (lambda t, y: (y - t) / (y + t), [4.0]),
     "B1": (lambda t, y: torch.stack([2 * (y[0] - y[0] * y[1]), y[0] * y[1] - y[1]]), [1.0, 3.0]),
-    "B2": (lambda t, y: torch.stack([y[1] - y[0], y[0] - 2 * y[1] + y[2], y[1] - y[2]]), [2.0, 0.0, 1.0]),
+    "B2": (
+        lambda t, y: torch.stack([y[1] - y[0], y[0] - 2 * y[1] + y[2], y[1] - y[2]]),
+        [2.0, 0.0, 1.0],
+    ),
     "B3": (lambda t, y: torch.stack([-y[0], y[0] - y[1] ** 2, y[1] ** 2]), [1.0, 0.0, 0.0]),
     "B4": (torus, [3.0, 0.0, 0.0]),
-    "B5": (lambda t, y: torch.stack([y[1] * y[2], -y[0] * y[2], -0.51 * y[0] * y[1]]), [0.0, 1.0, 1.0]),
+    "B5": (
+        lambda t, y: torch.stack([y[1] * y[2], -y[0] * y[2], -0.51 * y[0] * y[1]]),
+        [0.0, 1.0, 1.0],
+    ),
     "C1": (linear(chain([1.0] * 9)), first(10)),
     "C2": (linear(chain([float(k) for k in range(1, 10)])), first(10)),
     "C3": (linear(tridiagonal(10)), first(10)),
@@ -99,7 +106,10 @@ DETEST: dict[str, tuple[Field, list[float]]] = {
         [0.6713967071418, 0.0954005144474],
     ),
     "E2": (lambda t, y: torch.stack([y[1], (1 - y[0] ** 2) * y[1] - y[0]]), [2.0, 0.0]),
-    "E3": (lambda t, y: torch.stack([y[1], y[0] ** 3 / 6 - y[0] + 2 * torch.sin(2.78535 * t)]), [0.0, 0.0]),
+    "E3": (
+        lambda t, y: torch.stack([y[1], y[0] ** 3 / 6 - y[0] + 2 * torch.sin(2.78535 * t)]),
+        [0.0, 0.0],
+    ),
     "E4": (lambda t, y: torch.stack([y[1], 0.032 - 0.4 * y[1] ** 2]), [30.0, 0.0]),
     "E5": (lambda t, y: torch.stack([y[1], torch.sqrt(1 + y[1] ** 2) / (25 - t)]), [0.0, 0.0]),
 }
@@ -117,7 +127,10 @@ def switched(seed: int) -> Problem:
 
 def measured(problems: Iterable[Problem]) -> list[str]:
     """A line for each rule: its work at each tolerance, and the attempts that it rejects."""
-    solved = [(segments, x0, solve(segments, x0, method="tsit5", rtol=1e-13, atol=1e-13).x1) for segments, x0 in problems]
+    solved = [
+        (segments, x0, solve(segments, x0, method="tsit5", rtol=1e-13, atol=1e-13).x1)
+        for segments, x0 in problems
+    ]
     lines, base = [], {}
     for name, (tableau, rule) in RULES.items():
         method, cells = RungeKutta(tableau, adaptive=True, controller=rule), []
@@ -132,20 +145,32 @@ def measured(problems: Iterable[Problem]) -> list[str]:
                 attempts += found.stats.rejected + found.stats.accepted
             mean = statistics.mean(work)
             base.setdefault(tolerance, mean)
-            cells.append(f"{math.exp(mean - base[tolerance]):9.3f}{evaluations:8}{100 * rejected / attempts:5.0f}%")
+            cells.append(
+                f"{math.exp(mean - base[tolerance]):9.3f}{evaluations:8}{100 * rejected / attempts:5.0f}%"
+            )
         lines.append(f"{name:38}" + "".join(cells))
     return lines
 
 
 def report() -> list[str]:
     names = sorted(DETEST)
-    lines = ["work at equal error over that of dopri5 with `cautious`, evaluations, rejected attempts; float64", ""]
+    lines = [
+        (
+            "work at equal error over that of dopri5 with `cautious`, evaluations, rejected"
+            " attempts; float64"
+        ),
+        "",
+    ]
     for what, problems in {
         "DETEST, tuned on": map(detest, names[::2]),
         "DETEST, held out": map(detest, names[1::2]),
         "switched models": map(switched, range(4)),
     }.items():
-        lines += [f"{what:38}" + "".join(f"{tolerance:>22g}" for tolerance in TOLERANCES), *measured(problems), ""]
+        lines += [
+            f"{what:38}" + "".join(f"{tolerance:>22g}" for tolerance in TOLERANCES),
+            *measured(problems),
+            "",
+        ]
     return lines
 
 

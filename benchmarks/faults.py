@@ -3,9 +3,9 @@
     python benchmarks/faults.py            # the table; --keep writes it to benchmarks/results
     python benchmarks/faults.py --only post
 
-Each training has 4 blocks of width 32, reads Python's language documentation and reports every 5 steps. Apart from the fault it is
-healthy. An eleventh training has no fault and should raise no alarm. An alarm is right if it names the fault, or its first effect:
-`FAULTS` has the sets.
+Each training has 4 blocks of width 32, reads Python's language documentation and reports every 5
+steps. Apart from the fault it is healthy. An eleventh training has no fault and should raise no
+alarm. An alarm is right if it names the fault, or its first effect: `FAULTS` has the sets.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ STEPS, EVERY, RATE, WARM_UP = 120, 5, 3e-3, 60
 
 @dataclasses.dataclass
 class Training:
-    """What a fault may spoil: the model, its optimiser, the rate's schedule, and what happens before each step."""
+    """What a fault may spoil: the model, its optimiser, the rate's schedule, and what happens
+    before each step.
+    """
 
     model: nn.Module
     optimiser: torch.optim.Optimizer
@@ -67,7 +69,9 @@ def none() -> Training:
 
 
 def query_gain() -> Training:
-    """Queries that grow by 6% a step in block 2, as an unfortunate learning rate of theirs would have it."""
+    """Queries that grow by 6% a step in block 2, as an unfortunate learning rate of theirs would
+    have it.
+    """
     model = gpt()
     weight = model.depth.sublayers[4].field.qkv.weight
 
@@ -94,7 +98,9 @@ def overflow() -> Training:
         with torch.no_grad():
             weight.mul_(1.1)
 
-    return Training(model, torch.optim.SGD(model.parameters(), lr=1e-3), lambda step: 1e-3, after=grow)
+    return Training(
+        model, torch.optim.SGD(model.parameters(), lr=1e-3), lambda step: 1e-3, after=grow
+    )
 
 
 def corrupted_batch() -> Training:
@@ -116,7 +122,9 @@ def dead_layer() -> Training:
 
 
 def large_beta() -> Training:
-    """beta_2 = 0.9999 and gradients that grow by 5% a step, as of a loss whose weight is raised; they are not clipped."""
+    """beta_2 = 0.9999 and gradients that grow by 5% a step, as of a loss whose weight is raised;
+    they are not clipped.
+    """
     model, scale = gpt(), [1.0]
     for parameter in model.parameters():
         parameter.register_hook(lambda gradient: gradient * scale[0])
@@ -182,7 +190,11 @@ def frozen_layer() -> Training:
     """Block 1's attention is not given to the optimiser."""
     model = gpt()
     left_out = {id(p) for p in model.depth.sublayers[2].parameters()}
-    return Training(model, torch.optim.AdamW([p for p in model.parameters() if id(p) not in left_out], lr=RATE), warmed)
+    return Training(
+        model,
+        torch.optim.AdamW([p for p in model.parameters() if id(p) not in left_out], lr=RATE),
+        warmed,
+    )
 
 
 def large_dt() -> Training:
@@ -195,11 +207,17 @@ def large_dt() -> Training:
 
 FAULTS: dict[str, tuple[Callable[[], Training], set[str]]] = {
     "a large query gain": (query_gain, {"attention logits grow", "attention collapsed"}),
-    "no warm-up for post": (no_warm_up, {"updates too large", "gradients die by depth", "gradients explode by depth"}),
+    "no warm-up for post": (
+        no_warm_up,
+        {"updates too large", "gradients die by depth", "gradients explode by depth"},
+    ),
     "fp16 overflow": (overflow, {"near the end of float16", "not finite"}),
     "a corrupted batch": (corrupted_batch, {"loss spike", "gradient spike"}),
     "a dead layer": (dead_layer, {"dead layer"}),
-    "too large beta_2": (large_beta, {"Adam's second moments too small", "Adam's second moments too large"}),
+    "too large beta_2": (
+        large_beta,
+        {"Adam's second moments too small", "Adam's second moments too large"},
+    ),
     "an exploding embedding": (exploding_embedding, {"embedding grows"}),
     "router collapse": (router_collapse, {"router collapse"}),
     "a frozen layer": (frozen_layer, {"frozen layer"}),
@@ -220,7 +238,9 @@ def watched(training: Training) -> list[Finding]:
         rows = training.before(step, torch.stack([text[p : p + 33] for p in places.tolist()]))
         loss = training.model(rows[:, :-1], rows[:, 1:])[1]
         loss.backward()
-        norm = torch.nn.utils.get_total_norm([p.grad for p in training.model.parameters() if p.grad is not None])
+        norm = torch.nn.utils.get_total_norm(
+            [p.grad for p in training.model.parameters() if p.grad is not None]
+        )
         monitor.step(loss, training.optimiser, gradient_norm=norm)
         torch.nn.utils.clip_grads_with_norm_(training.model.parameters(), training.clip, norm)
         training.optimiser.step()
@@ -248,7 +268,10 @@ def main() -> None:
         right += hit and bool(expected)
         later = ", ".join(f"{alarm.check} ({alarm.step})" for alarm in alarms[1:4])
         where = f" at step {alarms[0].step}, {alarms[0].place}" if alarms else ""
-        lines.append(f"{'right' if hit else 'WRONG'}  {name:24s} {first}{where}" + (f"; then {later}" if later else ""))
+        lines.append(
+            f"{'right' if hit else 'WRONG'}  {name:24s} {first}{where}"
+            + (f"; then {later}" if later else "")
+        )
         print(lines[-1], flush=True)
     lines.append(f"the right alarm is first in {right} of {len(FAULTS)}")
     print(lines[-1])

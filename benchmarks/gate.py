@@ -1,8 +1,11 @@
-"""The gate of a continuous integration: seconds and peak memory of `ctrans diagnose --weights-only --fail-on serious`.
+"""The gate of a continuous integration: seconds and peak memory of `ctrans diagnose --weights-only
+--fail-on serious`.
 
-It writes sharded checkpoints of random numbers in bfloat16, plants a dead gain in the last block of some, and gates each in a process of
-its own. The processor's seconds count where other work shares the machine. The memory is the peak of that process's resident set, with
-Python, torch and mapped files. Targets: a checkpoint of 7B parameters in 5 minutes and 2 GB. The files are removed at the end.
+It writes sharded checkpoints of random numbers in bfloat16, plants a dead gain in the last block of
+some, and gates each in a process of its own. The processor's seconds count where other work shares
+the machine. The memory is the peak of that process's resident set, with Python, torch and mapped
+files. Targets: a checkpoint of 7B parameters in 5 minutes and 2 GB. The files are removed at the
+end.
 
     python benchmarks/gate.py [NAME ...]
 """
@@ -38,7 +41,9 @@ done = subprocess.run(sys.argv[1:], capture_output=True, text=True)
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print(json.dumps([done.returncode, used.ru_maxrss * 1024, used.ru_utime + used.ru_stime, done.stdout, done.stderr]))
 """
-"""A small process around the measured one: the peak of a child counts its parent's memory at the fork."""
+"""A small process around the measured one: the peak of a child counts its parent's memory at the
+fork.
+"""
 
 
 def weights(pool: Tensor, block: int, width: int, hidden: int, keys: int) -> dict[str, Tensor]:
@@ -58,15 +63,24 @@ def weights(pool: Tensor, block: int, width: int, hidden: int, keys: int) -> dic
         "mlp.up_proj": (hidden, width),
         "mlp.down_proj": (width, hidden),
     }
-    made = {f"{name}{part}.weight": cut(*shape, place) for place, (part, shape) in enumerate(shapes.items())}
+    made = {
+        f"{name}{part}.weight": cut(*shape, place)
+        for place, (part, shape) in enumerate(shapes.items())
+    }
     norms = ("input_layernorm", "post_attention_layernorm")
-    return made | {f"{name}{norm}.weight": torch.ones(width, dtype=torch.bfloat16) for norm in norms}
+    return made | {
+        f"{name}{norm}.weight": torch.ones(width, dtype=torch.bfloat16) for norm in norms
+    }
 
 
 def shards(size: str, dead: bool) -> Iterator[dict[str, Tensor]]:
-    """The weights, a shard for each block and one for the rest. With `dead` a gain of the last block is 0."""
+    """The weights, a shard for each block and one for the rest. With `dead` a gain of the last
+    block is 0.
+    """
     blocks, width, hidden, vocabulary, keys = SHAPES[size]
-    pool = torch.empty(2**27 + 2**24, dtype=torch.bfloat16).normal_(0, 0.02, generator=torch.Generator().manual_seed(0))
+    pool = torch.empty(2**27 + 2**24, dtype=torch.bfloat16).normal_(
+        0, 0.02, generator=torch.Generator().manual_seed(0)
+    )
     for block in range(blocks):
         made = weights(pool, block, width, hidden, keys)
         if dead and block == blocks - 1:
@@ -74,7 +88,11 @@ def shards(size: str, dead: bool) -> Iterator[dict[str, Tensor]]:
         yield made
     table = pool[: vocabulary * width].view(vocabulary, width)
     gains = torch.ones(width, dtype=torch.bfloat16)
-    yield {"model.embed_tokens.weight": table.clone(), "lm_head.weight": table.clone(), "model.norm.weight": gains}
+    yield {
+        "model.embed_tokens.weight": table.clone(),
+        "lm_head.weight": table.clone(),
+        "model.norm.weight": gains,
+    }
 
 
 def write(directory: Path, size: str, dead: bool) -> tuple[int, int]:
@@ -86,15 +104,28 @@ def write(directory: Path, size: str, dead: bool) -> tuple[int, int]:
         save_file(shard, directory / name, {"format": "pt"})
         index |= dict.fromkeys(shard, name)
         numbers += sum(value.numel() for value in shard.values())
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": index})
+    )
     return numbers, sum(path.stat().st_size for path in directory.iterdir())
 
 
 def gate(*words: str) -> str:
     """Runs the gate, and what it took in words."""
-    command = [sys.executable, "-m", "ctrans", "diagnose", *words, "--weights-only", "--fail-on", "serious"]
+    command = [
+        sys.executable,
+        "-m",
+        "ctrans",
+        "diagnose",
+        *words,
+        "--weights-only",
+        "--fail-on",
+        "serious",
+    ]
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", RUN, *command], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, *command], capture_output=True, text=True, check=True
+    )
     code, peak, cpu, out, err = json.loads(done.stdout)
     answers = " ".join(out.partition("\n\n")[0].split())
     said = [line for line in err.splitlines() if "--fail-on" in line]
@@ -103,19 +134,38 @@ def gate(*words: str) -> str:
 
 
 def main(sizes: list[str]) -> None:
-    lines = [f"{torch.get_num_threads()} threads; load average at the start {Path('/proc/loadavg').read_text().split()[0]}", ""]
+    lines = [
+        (
+            f"{torch.get_num_threads()} threads; load average at the start"
+            f" {Path('/proc/loadavg').read_text().split()[0]}"
+        ),
+        "",
+    ]
     for size in sizes:
         with tempfile.TemporaryDirectory() as place:
             one, other, out = (Path(place) / name for name in ("healthy", "dead", "out"))
             numbers, held = write(one, size, False)
-            lines.append(f"{size}: {numbers / 1e9:.2f} billion parameters, {held / 1e9:.2f} GB in {SHAPES[size][0] + 1} shards")
-            files = ["--out", str(out), "--sarif", str(out / "it.sarif"), "--junit", str(out / "it.xml")]
+            lines.append(
+                f"{size}: {numbers / 1e9:.2f} billion parameters, {held / 1e9:.2f} GB in"
+                f" {SHAPES[size][0] + 1} shards"
+            )
+            files = [
+                "--out",
+                str(out),
+                "--sarif",
+                str(out / "it.sarif"),
+                "--junit",
+                str(out / "it.xml"),
+            ]
             lines.append(f"  healthy            {gate(str(one), *files)}")
             print(lines[-1], file=sys.stderr)
             if size != "7b":
                 write(other, size, True)
                 lines.append(f"  a dead gain        {gate(str(other), *files)}")
-                lines.append(f"  with its baseline  {gate(str(other), *files, '--baseline', str(healthy(one, out)))}")
+                lines.append(
+                    "  with its baseline "
+                    f" {gate(str(other), *files, '--baseline', str(healthy(one, out)))}"
+                )
                 lines.append(f"  the two compared   {gate(str(one), str(other), *files)}")
         lines.append("")
     keep("gate", lines)

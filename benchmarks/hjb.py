@@ -2,7 +2,8 @@
 
 python benchmarks/hjb.py
 
-hj_reachability is no dependency. Install it to compare: `pip install hj_reachability jax`. Without it, only our scheme runs.
+hj_reachability is no dependency. Install it to compare: `pip install hj_reachability jax`. Without
+it, only our scheme runs.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ class Case(NamedTuple):
     horizon: float
 
 
-CASES = (Case("smooth data", smooth, 0.25), Case("kinks: distance to the nearer of two targets", NearestTarget(), 0.25))
+CASES = (
+    Case("smooth data", smooth, 0.25),
+    Case("kinks: distance to the nearer of two targets", NearestTarget(), 0.25),
+)
 
 
 def velocities(device: torch.device | str = "cpu") -> BallImage:
@@ -73,7 +77,9 @@ def our_solver(scheme: str, compiled: bool = False) -> Solver:
 
     def solve(terminal: Terminal, grid: Grid, horizon: float) -> np.ndarray:
         own = velocities(grid.device)
-        found = solve_hjb(own, terminal, grid, [0.0], horizon=horizon, scheme=scheme, cfl=CFL, compiled=compiled)
+        found = solve_hjb(
+            own, terminal, grid, [0.0], horizon=horizon, scheme=scheme, cfl=CFL, compiled=compiled
+        )
         return found.values[0].cpu().numpy()
 
     return solve
@@ -108,9 +114,13 @@ def peer_solver(scheme: str) -> Solver:
     def solve(terminal: Terminal, grid: Grid, horizon: float) -> np.ndarray:
         box = hj.sets.Box(jax.numpy.array(grid.low), jax.numpy.array(grid.high))
         edges = (hj.boundary_conditions.extrapolate,) * 2
-        lattice = hj.Grid.from_lattice_parameters_and_boundary_conditions(box, grid.points, boundary_conditions=edges)
+        lattice = hj.Grid.from_lattice_parameters_and_boundary_conditions(
+            box, grid.points, boundary_conditions=edges
+        )
         values = jax.numpy.array(terminal(grid.nodes).cpu().numpy())
-        return np.asarray(hj.step(settings, dynamics, lattice, 0.0, values, -horizon, progress_bar=False))
+        return np.asarray(
+            hj.step(settings, dynamics, lattice, 0.0, values, -horizon, progress_bar=False)
+        )
 
     return solve
 
@@ -119,8 +129,12 @@ def square(points: int, device: str = "cpu") -> Grid:
     return Grid((-HALF_WIDTH,) * 2, (HALF_WIDTH,) * 2, (points,) * 2, device=device)
 
 
-def timed(solver: Solver, terminal: Terminal, grid: Grid, horizon: float) -> tuple[np.ndarray, list[float]]:
-    """The value, and the seconds of each of REPEATS solves; the first compiles, where there is something to compile."""
+def timed(
+    solver: Solver, terminal: Terminal, grid: Grid, horizon: float
+) -> tuple[np.ndarray, list[float]]:
+    """The value, and the seconds of each of REPEATS solves; the first compiles, where there is
+    something to compile.
+    """
     seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()
@@ -136,10 +150,18 @@ def untouched(grid: Grid, horizon: float) -> Tensor:
 
 
 def accuracy(case: Case, solvers: dict[str, Solver]) -> list[str]:
-    """Mean and largest error against Hopf-Lax and time by resolution, and the order of the mean over all resolutions."""
-    lines = [f"{case.name}, T = {case.horizon:g}", f"{'':24}" + "".join(f"{f'{n} x {n}':>29}" for n in POINTS)]
+    """Mean and largest error against Hopf-Lax and time by resolution, and the order of the mean
+    over all resolutions.
+    """
+    lines = [
+        f"{case.name}, T = {case.horizon:g}",
+        f"{'':24}" + "".join(f"{f'{n} x {n}':>29}" for n in POINTS),
+    ]
     lines.append(f"{'':24}" + f"{'mean (largest) error':>22}{'s':>7}" * len(POINTS) + "   order")
-    exact = {points: hopf_lax(case.terminal, square(points).nodes, case.horizon, velocities()).numpy() for points in POINTS}
+    exact = {
+        points: hopf_lax(case.terminal, square(points).nodes, case.horizon, velocities()).numpy()
+        for points in POINTS
+    }
     found: dict[tuple[str, int], np.ndarray] = {}
     for name, solver in solvers.items():
         row, means = f"{name:24}", []
@@ -153,15 +175,23 @@ def accuracy(case: Case, solvers: dict[str, Solver]) -> list[str]:
         lines.append(f"{row}{order:>8.2f}")
     for scheme in SCHEMES:
         if (f"{PEER} {scheme}", POINTS[-1]) in found:
-            gap = np.abs(found[f"{PEER} {scheme}", POINTS[-1]] - found[f"ctrans {scheme}", POINTS[-1]])[mask]
-            lines.append(f"largest difference between the two at {POINTS[-1]} x {POINTS[-1]}, {scheme}: {gap.max():.1e}")
+            gap = np.abs(
+                found[f"{PEER} {scheme}", POINTS[-1]] - found[f"ctrans {scheme}", POINTS[-1]]
+            )[mask]
+            lines.append(
+                f"largest difference between the two at {POINTS[-1]} x {POINTS[-1]}, {scheme}:"
+                f" {gap.max():.1e}"
+            )
     return [*lines, ""]
 
 
 def speed(solvers: dict[str, Solver], points: int = 201, horizon: float = 1.0) -> list[str]:
-    """Seconds for the first solve to T, which may compile, and for the best; and for Hopf-Lax at all nodes."""
+    """Seconds for the first solve to T, which may compile, and for the best; and for Hopf-Lax at
+    all nodes.
+    """
     lines = [
-        f"{points} x {points} to T = {horizon:g}, distance to the nearer of two targets; s, first solve and best of {REPEATS}"
+        f"{points} x {points} to T = {horizon:g}, distance to the nearer of two targets; s, first"
+        f" solve and best of {REPEATS}"
     ]
     for name, solver in solvers.items():
         _, seconds = timed(solver, NearestTarget(), square(points), horizon)
@@ -176,10 +206,16 @@ def main() -> None:
     solvers = {f"ctrans {scheme}": our_solver(scheme) for scheme in SCHEMES}
     if available:
         solvers |= {f"{PEER} {scheme}": peer_solver(scheme) for scheme in SCHEMES}
-    lines = [f"-dPhi/dt + H(grad Phi) = 0 on [-2, 2]^2, RMSNorm's ellipsoid with gamma = {GAMMA}, float64, CFL {CFL:g}."]
+    lines = [
+        f"-dPhi/dt + H(grad Phi) = 0 on [-2, 2]^2, RMSNorm's ellipsoid with gamma = {GAMMA},"
+        f" float64, CFL {CFL:g}."
+    ]
     lines.append("Errors at t = 0 against Hopf-Lax, at the nodes that the edges cannot influence.")
     if not available:
-        lines.append(f"{PEER} is not installed here, so ours stands alone: pip install {PEER} jax, and run again to compare.")
+        lines.append(
+            f"{PEER} is not installed here, so ours stands alone: pip install {PEER} jax, and run"
+            " again to compare."
+        )
     lines.append("")
     for case in CASES:
         lines += accuracy(case, solvers)

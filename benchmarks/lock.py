@@ -1,7 +1,9 @@
-"""Resolves all extras at the versions of constraints.txt, and writes requirements.lock with the hash of each file: `make lock`.
+"""Resolves all extras at the versions of constraints.txt, and writes requirements.lock with the
+hash of each file: `make lock`.
 
-The lock holds for Linux, macOS and Windows with Python 3.11 and newer. It leaves out torch and its builds of CUDA: which build of torch
-a machine needs depends on the machine, and each build has its own index and its own hashes. It names no index.
+The lock holds for Linux, macOS and Windows with Python 3.11 and newer. It leaves out torch and its
+builds of CUDA: which build of torch a machine needs depends on the machine, and each build has its
+own index and its own hashes. It names no index.
 
 `pip install --no-deps --require-hashes --requirement requirements.lock` installs it, after torch.
 """
@@ -45,11 +47,15 @@ def lock() -> str:
         resolve = [f"{place}/bin/uv", *asked, "--constraint", "constraints.txt", "pyproject.toml"]
 
         def resolved(*more: str) -> str:
-            return subprocess.run([*resolve, *more], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+            return subprocess.run(
+                [*resolve, *more], cwd=ROOT, check=True, capture_output=True, text=True
+            ).stdout
 
         left_out = sorted({name for name, _ in NAME.findall(resolved()) if LEFT_OUT.match(name)})
         pinned = resolved("--generate-hashes", *(f"--no-emit-package={name}" for name in left_out))
-    return HEADING + "".join(line for line in pinned.splitlines(keepends=True) if not line.startswith("#"))
+    return HEADING + "".join(
+        line for line in pinned.splitlines(keepends=True) if not line.startswith("#")
+    )
 
 
 if __name__ == "__main__":

@@ -12,18 +12,24 @@ from torch import Tensor
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """The most bytes that `work` holds at once, above what was there before: from the profiler's record of every allocation."""
+    """The most bytes that `work` holds at once, above what was there before: from the profiler's
+    record of every allocation.
+    """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         work()
         return torch.cuda.max_memory_allocated() - before
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         work()
     with tempfile.TemporaryDirectory() as directory:
         trace = Path(directory) / "trace.json"
         profile.export_chrome_trace(str(trace))
-        events = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("name") == "[memory]"]
+        events = [
+            e for e in json.loads(trace.read_text())["traceEvents"] if e.get("name") == "[memory]"
+        ]
     held = peak = 0
     for event in sorted(events, key=lambda e: e["ts"]):
         held += event["args"]["Bytes"]

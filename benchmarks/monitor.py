@@ -1,14 +1,17 @@
-"""What a monitor costs: time of a training step with and without it, compiled and not, memory, and the size of a long log.
+"""What a monitor costs: time of a training step with and without it, compiled and not, memory, and
+the size of a long log.
 
     python benchmarks/monitor.py            # width 256, 12 blocks on the CPU; on a GPU 124M. Below 5 minutes on two quiet cores
 
-A cycle is six steps of one training. The first and the last have no monitor. The four between them have one: between reports, sampling
-weights before a report, reporting, and between reports again. With a report every 50 steps,
+A cycle is six steps of one training. The first and the last have no monitor. The four between them
+have one: between reports, sampling weights before a report, reporting, and between reports again.
+With a report every 50 steps,
 
     overhead = ((report - without) + (sample - without))/50 + idle,  over the step without.
 
-The differences are those of one cycle. idle is the time of `Monitor.step` on a step between reports, which hooks nothing. The table
-shows medians over cycles. Memory is the largest resident size of a process that makes six steps, or the device's largest allocation.
+The differences are those of one cycle. idle is the time of `Monitor.step` on a step between
+reports, which hooks nothing. The table shows medians over cycles. Memory is the largest resident
+size of a process that makes six steps, or the device's largest allocation.
 """
 
 from __future__ import annotations
@@ -77,12 +80,20 @@ class Training:
         self.model = GPT(config).to(self.device)
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.compiled = backend is not None
-        self.called: Any = torch.compile(self.model, backend=backend) if backend is not None else self.model
-        self.tokens = torch.randint(size.vocabulary, (size.batch, size.context + 1), device=self.device)
+        self.called: Any = (
+            torch.compile(self.model, backend=backend) if backend is not None else self.model
+        )
+        self.tokens = torch.randint(
+            size.vocabulary, (size.batch, size.context + 1), device=self.device
+        )
 
     def step(self, monitor: Monitor | None) -> tuple[float, float]:
         """Seconds of the step, and of the monitor's own part as the host sees it."""
-        half = torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else contextlib.nullcontext()
+        half = (
+            torch.autocast("cuda", torch.bfloat16)
+            if self.device.type == "cuda"
+            else contextlib.nullcontext()
+        )
         self._wait()
         started = time.perf_counter()
         with half:
@@ -106,12 +117,15 @@ def overhead(size: Size, device: str, cycles: int, backend: str | None = None) -
     """Pairs of steps of one training with and without, as the module says."""
     training = Training(size, device, backend)
     with tempfile.TemporaryDirectory() as out:
-        monitor = Monitor(training.called, every=4, out=out)  # steps of 4: reports, idle, idle, samples for the next report
+        monitor = Monitor(
+            training.called, every=4, out=out
+        )  # steps of 4: reports, idle, idle, samples for the next report
         for _ in range(5):  # a report at 1 and at 4 among them
             training.step(monitor)
         samples, reports = list[float](), list[float]()
         without, idle = list[float](), list[float]()
-        # the monitor's steps 6, 7, 8, 9, and so on by fours; none without between these, as hooks would see it
+        # the monitor's steps 6, 7, 8, 9, and so on by fours; none without between these, as hooks
+        # would see it
         for _ in range(cycles):
             plain = [training.step(None)[0]]
             idle.append(training.step(monitor)[1])
@@ -122,12 +136,15 @@ def overhead(size: Size, device: str, cycles: int, backend: str | None = None) -
             samples.append(sample - without[-1])
             reports.append(report - without[-1])
         monitor.close()
-    step, sample, report, call = (statistics.median(each) for each in (without, samples, reports, idle))
+    step, sample, report, call = (
+        statistics.median(each) for each in (without, samples, reports, idle)
+    )
     share = (report + sample) / EVERY / step + call / step
     return (
-        f"{'compiled' if backend is not None else 'not compiled'}: a step without {1e3 * step:.1f} ms; more with a report "
-        f"{1e3 * report:.2f} ms, with a sample of weights {1e3 * sample:.2f} ms, between {1e3 * call:.3f} ms: "
-        f"{100 * share:.2f}% of a step at every = {EVERY}"
+        f"{'compiled' if backend is not None else 'not compiled'}: a step without {1e3 * step:.1f}"
+        f" ms; more with a report {1e3 * report:.2f} ms, with a sample of weights"
+        f" {1e3 * sample:.2f} ms, between {1e3 * call:.3f} ms: {100 * share:.2f}% of a step at"
+        f" every = {EVERY}"
     )
 
 
@@ -139,8 +156,13 @@ def memory(name: str, size: Size, device: str) -> str:
         sizes = []
         for monitored in ("no", "yes"):
             words = [sys.executable, __file__, "--peak", monitored, "--size", name]
-            sizes.append(int(subprocess.run(words, capture_output=True, text=True, check=True).stdout) / 1024)
-    return f"memory: {sizes[0]:.0f} MiB without, {sizes[1]:.0f} MiB with: {100 * (sizes[1] / sizes[0] - 1):+.2f}%"
+            sizes.append(
+                int(subprocess.run(words, capture_output=True, text=True, check=True).stdout) / 1024
+            )
+    return (
+        f"memory: {sizes[0]:.0f} MiB without, {sizes[1]:.0f} MiB with:"
+        f" {100 * (sizes[1] / sizes[0] - 1):+.2f}%"
+    )
 
 
 def peak_of(size: Size, device: str, monitored: bool) -> int:
@@ -154,7 +176,11 @@ def peak_of(size: Size, device: str, monitored: bool) -> int:
         torch.cuda.reset_peak_memory_stats()
     for _ in range(PEAK_STEPS):
         training.step(monitor)
-    return torch.cuda.max_memory_allocated() if device == "cuda" else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return (
+        torch.cuda.max_memory_allocated()
+        if device == "cuda"
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    )
 
 
 def long_log(steps: int) -> str:
@@ -175,24 +201,40 @@ def long_log(steps: int) -> str:
     )
     generator = torch.Generator().manual_seed(0)
     with tempfile.TemporaryDirectory() as out:
-        writer = LogWriter(Path(out), Header("a model", [f"block {k // 2}" for k in range(count)], ["ffn"] * count, heads, EVERY))
+        writer = LogWriter(
+            Path(out),
+            Header(
+                "a model", [f"block {k // 2}" for k in range(count)], ["ffn"] * count, heads, EVERY
+            ),
+        )
         started = time.perf_counter()
         for step in range(EVERY, steps + 1, EVERY):
             by = {name: torch.rand(count, generator=generator).tolist() for name in names}
-            by |= {name: torch.rand(sum(heads), generator=generator).tolist() for name in ("logit", "entropy")}
-            writer.report(Report(step, {"loss": 1.0, "highest_loss": 1.0, "gradient_norm": 1.0, "seconds": 1.0, **by}))
+            by |= {
+                name: torch.rand(sum(heads), generator=generator).tolist()
+                for name in ("logit", "entropy")
+            }
+            writer.report(
+                Report(
+                    step,
+                    {"loss": 1.0, "highest_loss": 1.0, "gradient_norm": 1.0, "seconds": 1.0, **by},
+                )
+            )
         written = time.perf_counter() - started
         size = (Path(out) / LOG).stat().st_size
         started = time.perf_counter()
         log = read_log(Path(out))
         opened = time.perf_counter() - started
     return (
-        f"log of {steps:,} steps x 200 sublayers (16 heads), every {EVERY}: {size / 1e6:.1f} MB, {len(log.reports)} reports, opens in "
-        f"{opened:.2f} s; {1e3 * written / (steps // EVERY):.1f} ms to write a report, thinning included"
+        f"log of {steps:,} steps x 200 sublayers (16 heads), every {EVERY}: {size / 1e6:.1f} MB,"
+        f" {len(log.reports)} reports, opens in {opened:.2f} s;"
+        f" {1e3 * written / (steps // EVERY):.1f} ms to write a report, thinning included"
     )
 
 
-def measured(size: Size, device: str, *, cycles: int, backend: str = "inductor", log_steps: int = 100_000) -> list[str]:
+def measured(
+    size: Size, device: str, *, cycles: int, backend: str = "inductor", log_steps: int = 100_000
+) -> list[str]:
     """All of it, in lines, each said as it comes."""
     name = next(name for name, each in SIZES.items() if each == size)
     parts: list[Callable[[], str]] = [

@@ -1,12 +1,14 @@
-"""Mutation test: changes one operator or number of the code and runs the tests that reach it. A mutant that no test notices survives.
+"""Mutation test: changes one operator or number of the code and runs the tests that reach it. A
+mutant that no test notices survives.
 
     pip install cosmic-ray "parso<0.8.5" pytest-cov     # parso 0.8.5 to 0.8.7 break cosmic-ray 8.7
     python benchmarks/mutation.py cover                 # which quick test reaches which line, in some ten minutes
     python benchmarks/mutation.py run --out benchmarks/results/mutation.txt
 
-`run` draws `--each` mutants for each part of the code: places uniformly at random, then one mutation of the place. It tries each with
-the quick tests that reach its line, quickest first, in copies of the checkout. Lines that run at import have no test of their own. For
-these it runs the tests of the part. Annotations, and lines that no quick test reaches, are counted apart.
+`run` draws `--each` mutants for each part of the code: places uniformly at random, then one
+mutation of the place. It tries each with the quick tests that reach its line, quickest first, in
+copies of the checkout. Lines that run at import have no test of their own. For these it runs the
+tests of the part. Annotations, and lines that no quick test reaches, are counted apart.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def annotated(tree: ast.AST) -> set[tuple[int, int]]:
             for each in ast.walk(part) if part is not None else ():
                 if hasattr(each, "lineno"):
                     inside |= {
-                        (line, column) for line in (each.lineno,) for column in range(each.col_offset, each.end_col_offset + 1)
+                        (line, column)
+                        for line in (each.lineno,)
+                        for column in range(each.col_offset, each.end_col_offset + 1)
                     }
     return inside
 
@@ -113,9 +117,28 @@ def tried(copy: Path, path: str, code: str, tests: Sequence[str], python: str) -
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as listed:
             listed.write("\n".join(tests))
             listed.flush()
-            command = [python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-n0", "-m", "not slow", f"@{listed.name}"]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-            done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
+            command = [
+                python,
+                "-m",
+                "pytest",
+                "-x",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                "-n0",
+                "-m",
+                "not slow",
+                f"@{listed.name}",
+            ]
+            environment = {
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(copy),
+                "PYTHONDONTWRITEBYTECODE": "1",
+            }
+            done = subprocess.run(
+                command, cwd=copy, env=environment, capture_output=True, text=True, timeout=TIMEOUT
+            )
     except subprocess.TimeoutExpired:
         return "killed", "it does not end"
     finally:
@@ -132,14 +155,24 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--python", default=sys.executable, help="The Python that has the project's packages.")
-@click.option("--data", type=click.Path(path_type=Path), default=Path("out/mutation"), show_default=True)
+@click.option(
+    "--python", default=sys.executable, help="The Python that has the project's packages."
+)
+@click.option(
+    "--data", type=click.Path(path_type=Path), default=Path("out/mutation"), show_default=True
+)
 def cover(python: str, data: Path) -> None:
     """Record which quick test reaches which line."""
     data.mkdir(parents=True, exist_ok=True)
     sources = [
         f"--cov={name}"
-        for name in ("ctrans/dynamics/norm", "ctrans/control", "solvers", "ctrans/training/monitor", "ctrans/measure")
+        for name in (
+            "ctrans/dynamics/norm",
+            "ctrans/control",
+            "solvers",
+            "ctrans/training/monitor",
+            "ctrans/measure",
+        )
     ]
     command = [
         python,
@@ -155,9 +188,19 @@ def cover(python: str, data: Path) -> None:
         "--durations=0",
         "--cov-context=test",
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COVERAGE_FILE": str((data / "coverage").absolute())}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "COVERAGE_FILE": str((data / "coverage").absolute()),
+    }
     with (data / "durations.txt").open("w") as out:
-        subprocess.run([*command, *sources, "--cov-report="], cwd=ROOT, env=environment, stdout=out, check=False)
+        subprocess.run(
+            [*command, *sources, "--cov-report="],
+            cwd=ROOT,
+            env=environment,
+            stdout=out,
+            check=False,
+        )
 
 
 @main.command()
@@ -165,10 +208,16 @@ def cover(python: str, data: Path) -> None:
 @click.option("--seed", default=0, show_default=True)
 @click.option("--part", "parts", multiple=True, type=click.Choice(list(PARTS)), default=list(PARTS))
 @click.option("--workers", default=2, show_default=True)
-@click.option("--python", default=sys.executable, help="The Python that has the project's packages.")
-@click.option("--data", type=click.Path(path_type=Path), default=Path("out/mutation"), show_default=True)
+@click.option(
+    "--python", default=sys.executable, help="The Python that has the project's packages."
+)
+@click.option(
+    "--data", type=click.Path(path_type=Path), default=Path("out/mutation"), show_default=True
+)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
-def run(each: int, seed: int, parts: Sequence[str], workers: int, python: str, data: Path, out: Path) -> None:
+def run(
+    each: int, seed: int, parts: Sequence[str], workers: int, python: str, data: Path, out: Path
+) -> None:
     """Try mutants, and list the survivors."""
     tests_of = reached(data / "coverage")
     seconds: dict[str, float] = collections.defaultdict(float)
@@ -183,10 +232,15 @@ def run(each: int, seed: int, parts: Sequence[str], workers: int, python: str, d
         for path in files_of(part):
             for line, column, name, occurrence in mutants(path):
                 places[str(path.relative_to(ROOT)), line, column].append((name, occurrence))
-        chosen += [(part, *place, *drawn.choice(places[place])) for place in drawn.sample(sorted(places), min(each, len(places)))]
+        chosen += [
+            (part, *place, *drawn.choice(places[place]))
+            for place in drawn.sample(sorted(places), min(each, len(places)))
+        ]
     folder = Path(tempfile.mkdtemp(prefix="mutation-"))
     copies = [folder / str(i) for i in range(workers)]
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
     for copy in copies:
         for name in filter(None, tracked):
             if (ROOT / name).is_file():
@@ -207,25 +261,45 @@ def run(each: int, seed: int, parts: Sequence[str], workers: int, python: str, d
                 outcome, by = "not reached", ""
             text = (ROOT / path).read_text().splitlines()[line - 1].strip()
             after = code.splitlines()[line - 1].strip()
-            results.append({"part": part, "path": path, "line": line, "operator": name, "outcome": outcome, "by": by})
+            results.append(
+                {
+                    "part": part,
+                    "path": path,
+                    "line": line,
+                    "operator": name,
+                    "outcome": outcome,
+                    "by": by,
+                }
+            )
             results[-1] |= {"before": text, "after": after, "tests": len(tests)}
             (data / "results.json").write_text(json.dumps(results, indent=1))
-            print(f"{len(results)}/{len(chosen)} {time.monotonic() - started:.0f} s {outcome}: {path}:{line} {after}", flush=True)
+            print(
+                f"{len(results)}/{len(chosen)} {time.monotonic() - started:.0f} s {outcome}:"
+                f" {path}:{line} {after}",
+                flush=True,
+            )
 
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        for future in [pool.submit(work, copy, chosen[i::workers]) for i, copy in enumerate(copies)]:
+        for future in [
+            pool.submit(work, copy, chosen[i::workers]) for i, copy in enumerate(copies)
+        ]:
             future.result()
     shutil.rmtree(folder)
     lines = [f"python benchmarks/mutation.py run --each {each} --seed {seed}", ""]
-    lines.append(f"{'part':10}{'mutants':>9}{'killed':>9}{'survived':>10}{'not reached':>13}{'killed share':>14}")
+    lines.append(
+        f"{'part':10}{'mutants':>9}{'killed':>9}{'survived':>10}{'not reached':>13}{'killed share':>14}"
+    )
     for part in [*parts, "all"]:
         mine = [result for result in results if part in (result["part"], "all")]
         count = collections.Counter(result["outcome"] for result in mine)
         share = count["killed"] / max(1, len(mine))
-        lines.append(f"{part:10}{len(mine):9}{count['killed']:9}{count['survived']:10}{count['not reached']:13}{share:14.0%}")
+        lines.append(
+            f"{part:10}{len(mine):9}{count['killed']:9}{count['survived']:10}{count['not reached']:13}{share:14.0%}"
+        )
     lines += ["", "Survivors, and mutants that no quick test reaches:"]
     lines += [
-        f"{result['outcome']}: {result['path']}:{result['line']} ({result['tests']} tests)\n    {result['before']}\n    {result['after']}"
+        f"{result['outcome']}: {result['path']}:{result['line']} ({result['tests']} tests)\n   "
+        f" {result['before']}\n    {result['after']}"
         for result in results
         if result["outcome"] != "killed"
     ]

@@ -18,12 +18,19 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def hardware() -> str:
     """A short name for file names: the GPU, or the number of processors."""
-    return torch.cuda.get_device_name().replace(" ", "-").lower() if torch.cuda.is_available() else f"cpu{os.cpu_count()}"
+    return (
+        torch.cuda.get_device_name().replace(" ", "-").lower()
+        if torch.cuda.is_available()
+        else f"cpu{os.cpu_count()}"
+    )
 
 
 def keep(name: str, lines: list[str]) -> None:
@@ -34,10 +41,13 @@ def keep(name: str, lines: list[str]) -> None:
 
 
 def write(name: str, lines: list[str], directory: Path = RESULTS) -> Path:
-    """Writes them to <name>-<date>-<hardware>.txt there, under a heading that says on what they were measured."""
+    """Writes them to <name>-<date>-<hardware>.txt there, under a heading that says on what they
+    were measured.
+    """
     today = datetime.date.today().isoformat()
     heading = [
-        f"{name}, {today}: {processor()}, {os.cpu_count()} processors, Python {platform.python_version()}, torch {torch.__version__}"
+        f"{name}, {today}: {processor()}, {os.cpu_count()} processors, Python"
+        f" {platform.python_version()}, torch {torch.__version__}"
     ]
     path = directory / f"{name}-{today}-{hardware()}.txt"
     directory.mkdir(parents=True, exist_ok=True)

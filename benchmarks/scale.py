@@ -1,4 +1,5 @@
-"""More than one machine, tried on one: a study on two Ray nodes, and a training sharded over processes. Both are killed and resumed.
+"""More than one machine, tried on one: a study on two Ray nodes, and a training sharded over
+processes. Both are killed and resumed.
 
 python benchmarks/scale.py [study] [train] [plan]     # all; the study needs ray: pip install 'ctrans[ray]'
 
@@ -6,8 +7,9 @@ The times of the sharded training calibrate a model of its cost:
 
     step(P) = C/min(P, cores) + 3 (P - 1)/P bytes/bandwidth(P) + 3 units latency(P)
 
-C is the step of one process, `bytes` are those of the weights, and `units` the parts that FSDP gathers at a time. It gathers each one
-for the forward and again for the backward pass, and then scatters its gradients. Latency and bandwidth are those of gloo's gathers alone.
+C is the step of one process, `bytes` are those of the weights, and `units` the parts that FSDP
+gathers at a time. It gathers each one for the forward and again for the backward pass, and then
+scatters its gradients. Latency and bandwidth are those of gloo's gathers alone.
 """
 
 from __future__ import annotations
@@ -103,7 +105,9 @@ def until(process: subprocess.Popen[bytes], directory: Path, count: int) -> None
 
 
 def study() -> list[str]:
-    """On two nodes of two processors each. The client is killed, and after its resumption a node."""
+    """On two nodes of two processors each. The client is killed, and after its resumption a
+    node.
+    """
     from ray.cluster_utils import Cluster
 
     with tempfile.TemporaryDirectory() as place:
@@ -125,12 +129,16 @@ def study() -> list[str]:
             out = Path(place) / "ray"
             command = ctrans("study", path, "--ray", cluster.address, "--out", out)
             start = time.perf_counter()
-            client = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            client = subprocess.Popen(
+                command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
             until(client, out, FIRST_KILL)
             client.kill()
             client.wait()
             kept = finished(out)
-            client = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            client = subprocess.Popen(
+                command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
             until(client, out, SECOND_KILL)
             cluster.remove_node(other, allow_graceful=False)
             _, said = client.communicate()
@@ -145,19 +153,46 @@ def study() -> list[str]:
     assert kept.items() <= found.items()
     same = sum(found[key] == one[key] for key in one)
     return [
-        f"Study: {RUNS} runs with one worker {alone:.0f} s; by Ray on two nodes of two processors {seconds:.0f} s, with the client killed "
-        f"after {len(kept)} runs and a node after {SECOND_KILL}.",
-        f"Each run stands there once, those of before the kill unchanged; of {same} of {RUNS} runs all validation losses have the bits of "
-        "one worker's.",
+        (
+            f"Study: {RUNS} runs with one worker {alone:.0f} s; by Ray on two nodes of two"
+            f" processors {seconds:.0f} s, with the client killed after {len(kept)} runs and a node"
+            f" after {SECOND_KILL}."
+        ),
+        (
+            f"Each run stands there once, those of before the kill unchanged; of {same} of {RUNS}"
+            " runs all validation losses have the bits of one worker's."
+        ),
     ]
 
 
 def training(world: int, out: Path, iterations: int, *more: object) -> list[str]:
     """The command of a training in so many processes."""
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)] if world > 1 else []
+    launch = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+        if world > 1
+        else []
+    )
     size = [word for name, value in SHAPE.items() for word in (f"--{name}", value)]
-    course = ["--batch", BATCH, "--iterations", iterations, "--warmup", 0, "--min-learning-rate", 1e-3, "--save-every", 4]
-    course += ["--eval-every", 1000, "--eval-windows", 8, "--parallel", "fsdp" if world > 1 else "none"]
+    course = [
+        "--batch",
+        BATCH,
+        "--iterations",
+        iterations,
+        "--warmup",
+        0,
+        "--min-learning-rate",
+        1e-3,
+        "--save-every",
+        4,
+    ]
+    course += [
+        "--eval-every",
+        1000,
+        "--eval-windows",
+        8,
+        "--parallel",
+        "fsdp" if world > 1 else "none",
+    ]
     words = ["-m", "ctrans", "train", *size, *course, "--out", out, *more]
     return [sys.executable, *launch, *map(str, words)]
 
@@ -176,8 +211,18 @@ def gathers(world: int, directory: Path) -> tuple[float, float]:
     """Latency in seconds, and bytes a second that a process receives, of gloo's gathers."""
     script = directory / "gathers.py"
     script.write_text(GATHERS)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), str(script)]
-    done = subprocess.run([*launch, *map(str, SIZES)], env=environment(), check=True, capture_output=True, text=True)
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(world),
+        str(script),
+    ]
+    done = subprocess.run(
+        [*launch, *map(str, SIZES)], env=environment(), check=True, capture_output=True, text=True
+    )
     small, large = map(float, done.stdout.split())
     return small, SIZES[1] * (world - 1) / world / (large - small)
 
@@ -185,24 +230,40 @@ def gathers(world: int, directory: Path) -> tuple[float, float]:
 def train() -> list[str]:
     """By FSDP over gloo; the largest world is killed and resumed."""
     model = GPT(GPTConfig(**SHAPE))
-    size, units = 4 * sum(weight.numel() for weight in model.parameters()), len(list(model.depth.sublayers)) + 1
+    size, units = (
+        4 * sum(weight.numel() for weight in model.parameters()),
+        len(list(model.depth.sublayers)) + 1,
+    )
     lines = [
-        f"Training: {SHAPE['depth']} blocks of width {SHAPE['width']}, {size / 2**20:.1f} MiB of weights in {units} units, FSDP over gloo"
+        f"Training: {SHAPE['depth']} blocks of width {SHAPE['width']}, {size / 2**20:.1f} MiB of"
+        f" weights in {units} units, FSDP over gloo"
     ]
     cores, seconds = os.cpu_count() or 1, dict[int, float]()
     with tempfile.TemporaryDirectory() as place:
         for world in WORLDS:
             out = Path(place) / str(world)
-            subprocess.run(training(world, out, ITERATIONS), env=environment(), check=True, capture_output=True)
+            subprocess.run(
+                training(world, out, ITERATIONS), env=environment(), check=True, capture_output=True
+            )
             seconds[world] = step_seconds(out)
             line = f"  {world} processes: {seconds[world]:.3f} s a step"
             if world > 1:
                 latency, bandwidth = gathers(world, Path(place))
-                expected = seconds[1] / min(world, cores) + 3 * (world - 1) / world * size / bandwidth + 3 * units * latency
-                gap = max(abs(a - b) for a, b in zip(losses(out).values(), losses(Path(place) / "1").values(), strict=True))
+                expected = (
+                    seconds[1] / min(world, cores)
+                    + 3 * (world - 1) / world * size / bandwidth
+                    + 3 * units * latency
+                )
+                gap = max(
+                    abs(a - b)
+                    for a, b in zip(
+                        losses(out).values(), losses(Path(place) / "1").values(), strict=True
+                    )
+                )
                 line += (
-                    f", by the model {expected:.3f} s (latency {1e3 * latency:.2f} ms, {bandwidth / 1e9:.2f} GB/s); "
-                    f"losses of {ITERATIONS} steps within {gap:.0e} of one process"
+                    f", by the model {expected:.3f} s (latency {1e3 * latency:.2f} ms,"
+                    f" {bandwidth / 1e9:.2f} GB/s); losses of {ITERATIONS} steps within {gap:.0e}"
+                    " of one process"
                 )
             lines.append(line)
         lines.append(killed_and_resumed(Path(place)))
@@ -219,7 +280,9 @@ def killed_and_resumed(place: Path) -> str:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    while process.poll() is None and not (out.exists() and max(losses_so_far(out), default=0) >= KILLED_AT):
+    while process.poll() is None and not (
+        out.exists() and max(losses_so_far(out), default=0) >= KILLED_AT
+    ):
         time.sleep(0.1)
     # torchrun gives each process a session of its own
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -227,11 +290,19 @@ def killed_and_resumed(place: Path) -> str:
         os.kill(number, signal.SIGKILL)
     process.wait()
     at = max(losses(out))
-    subprocess.run(training(world, out, ITERATIONS, "--resume"), env=environment(), check=True, capture_output=True)
+    subprocess.run(
+        training(world, out, ITERATIONS, "--resume"),
+        env=environment(),
+        check=True,
+        capture_output=True,
+    )
     whole, again = losses(place / str(world)), losses(out)
     assert whole.keys() == again.keys()
     gap = max(abs(whole[step] - again[step]) for step in whole)
-    return f"  {world} processes killed at step {at} and resumed: losses within {gap:.0e} of those without a kill"
+    return (
+        f"  {world} processes killed at step {at} and resumed: losses within {gap:.0e} of those"
+        " without a kill"
+    )
 
 
 def losses_so_far(out: Path) -> Sequence[int]:
@@ -242,17 +313,27 @@ def losses_so_far(out: Path) -> Sequence[int]:
 
 
 def plan() -> list[str]:
-    """The formula on paper: nobody ran this. Seconds of computation and exchange, and tokens a second if all of it overlaps or nothing."""
+    """The formula on paper: nobody ran this. Seconds of computation and exchange, and tokens a
+    second if all of it overlaps or nothing.
+    """
     world, weights, rate, bandwidth = 64, 6.74e9, 0.4 * 989e12, 50e9
     exchange = 3 * (world - 1) / world * 2 * weights / bandwidth
     lines = [
-        f"On paper: {world} GPUs of {rate / 1e12:.0f} TFLOP/s, {bandwidth / 1e9:.0f} GB/s each, {weights:.3g} weights in bfloat16;"
+        f"On paper: {world} GPUs of {rate / 1e12:.0f} TFLOP/s, {bandwidth / 1e9:.0f} GB/s each,"
+        f" {weights:.3g} weights in bfloat16;"
     ]
-    lines.append(f"weights, gradients and Adam's state in float32: {16 * weights / world / 1e9:.1f} GB a GPU")
+    lines.append(
+        f"weights, gradients and Adam's state in float32: {16 * weights / world / 1e9:.1f} GB a GPU"
+    )
     for tokens in (4096, 8192, 16384, 32768):
         compute = 6 * weights * tokens / rate
-        rates = [world * tokens / seconds for seconds in (max(compute, exchange), compute + exchange)]
-        lines.append(f"  {tokens} tokens: {compute:.2f} s, {exchange:.2f} s; {rates[0]:.3g} to {rates[1]:.3g} tokens/s")
+        rates = [
+            world * tokens / seconds for seconds in (max(compute, exchange), compute + exchange)
+        ]
+        lines.append(
+            f"  {tokens} tokens: {compute:.2f} s, {exchange:.2f} s; {rates[0]:.3g} to"
+            f" {rates[1]:.3g} tokens/s"
+        )
     return lines
 
 
@@ -263,7 +344,10 @@ def main() -> None:
     wanted = sys.argv[1:] or list(PARTS)
     if unknown := [name for name in wanted if name not in PARTS]:
         sys.exit(f"{unknown[0]!r} is no part: give {' or '.join(PARTS)}")
-    lines = [f"One machine of {os.cpu_count()} processors, {torch.get_num_threads()} threads here and one in each process."]
+    lines = [
+        f"One machine of {os.cpu_count()} processors, {torch.get_num_threads()} threads here and"
+        " one in each process."
+    ]
     for name in wanted:
         lines += PARTS[name]()
     keep("scale" if len(wanted) == len(PARTS) else f"scale-{wanted[0]}", lines)

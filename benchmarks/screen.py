@@ -1,4 +1,5 @@
-"""The largest singular value of a sublayer's Jacobian: matrix-free and dense, and at the width of GPT-2.
+"""The largest singular value of a sublayer's Jacobian: matrix-free and dense, and at the width of
+GPT-2.
 
 python benchmarks/screen.py
 """
@@ -25,7 +26,11 @@ from torch import Tensor
 from benchmarks.record import keep
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.sublayer import Sublayer
-from ctrans.measure.backward.sensitivity import Sensitivity, backward_sensitivity, sublayer_sensitivity
+from ctrans.measure.backward.sensitivity import (
+    Sensitivity,
+    backward_sensitivity,
+    sublayer_sensitivity,
+)
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 
@@ -36,14 +41,20 @@ REPEATS = 3
 
 def problem(placement: str, width: int, tokens: int) -> tuple[Depth, Tensor]:
     """One block of a random model with 64 channels a head, float32, and a state of unit size."""
-    config = GPTConfig(vocab_size=8, context=8, depth=1, width=width, heads=width // 64, placement=placement)
+    config = GPTConfig(
+        vocab_size=8, context=8, depth=1, width=width, heads=width // 64, placement=placement
+    )
     x = torch.randn(1, tokens, width, generator=torch.Generator().manual_seed(0))
     return GPT(config).requires_grad_(False).depth, x
 
 
 def dense(sublayer: Sublayer, x: Tensor) -> float:
-    """As one would without iterating: every row of the Jacobian by autograd, then its largest singular value."""
-    jacobian = torch.autograd.functional.jacobian(sublayer.velocity, x).reshape(x.numel(), x.numel())
+    """As one would without iterating: every row of the Jacobian by autograd, then its largest
+    singular value.
+    """
+    jacobian = torch.autograd.functional.jacobian(sublayer.velocity, x).reshape(
+        x.numel(), x.numel()
+    )
     return float(torch.linalg.eigvalsh(jacobian @ jacobian.mT)[-1].sqrt())
 
 
@@ -58,7 +69,9 @@ def timed(function: Callable[[], object]) -> tuple[float, object]:
 
 
 def pairwise(placement: str) -> list[str]:
-    """Dense and matrix-free in turns; building the dense matrix alone is what they are compared by."""
+    """Dense and matrix-free in turns; building the dense matrix alone is what they are compared
+    by.
+    """
     lines = []
     depth, x = problem(placement, *SMALL)
     for sublayer in depth.sublayers:
@@ -71,8 +84,9 @@ def pairwise(placement: str) -> list[str]:
         assert found.value is not None
         ratio = statistics.median(a / b for a, b in zip(slow, fast, strict=True))
         lines.append(
-            f"{placement:9} {sublayer.kind:9} {statistics.median(slow):9.2f} {statistics.median(fast):9.3f} {ratio:7.0f} "
-            f"{found.products:8} {abs(found.value / exact - 1):8.1e}"
+            f"{placement:9} {sublayer.kind:9} {statistics.median(slow):9.2f}"
+            f" {statistics.median(fast):9.3f} {ratio:7.0f} {found.products:8}"
+            f" {abs(found.value / exact - 1):8.1e}"
         )
     return lines
 
@@ -85,13 +99,17 @@ def large(placement: str) -> list[str]:
         found = runs[-1][1]
         assert isinstance(found, Sensitivity)
         seconds = statistics.median(run[0] for run in runs)
-        lines.append(f"{placement:9} {sublayer.kind:9} {seconds:9.2f} {found.products:8} {found.error:9.1e}")
+        lines.append(
+            f"{placement:9} {sublayer.kind:9} {seconds:9.2f} {found.products:8} {found.error:9.1e}"
+        )
     return lines
 
 
 def whole(placement: str) -> str:
     """All sublayers, blocks and products of GPT-2's shape with random weights, once."""
-    config = GPTConfig(vocab_size=8, context=8, depth=12, width=LARGE[0], heads=12, placement=placement)
+    config = GPTConfig(
+        vocab_size=8, context=8, depth=12, width=LARGE[0], heads=12, placement=placement
+    )
     x = torch.randn(1, LARGE[1], LARGE[0], generator=torch.Generator().manual_seed(0))
     seconds, _ = timed(lambda: backward_sensitivity(GPT(config).requires_grad_(False).depth, x))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -101,16 +119,31 @@ def whole(placement: str) -> str:
 def main() -> list[str]:
     placements = ("pre", "peri", "post")
     return [
-        f"Width {SMALL[0]}, {SMALL[1]} tokens: seconds to build the dense Jacobian (without its singular value), and to find its",
-        f"largest singular value matrix-free; median of {REPEATS} in turns; {torch.get_num_threads()} threads.",
-        f"{'placement':9} {'sublayer':9} {'dense':>9} {'free':>9} {'ratio':>7} {'products':>8} {'apart':>8}",
+        (
+            f"Width {SMALL[0]}, {SMALL[1]} tokens: seconds to build the dense Jacobian (without its"
+            " singular value), and to find its"
+        ),
+        (
+            f"largest singular value matrix-free; median of {REPEATS} in turns;"
+            f" {torch.get_num_threads()} threads."
+        ),
+        (
+            f"{'placement':9} {'sublayer':9} {'dense':>9} {'free':>9} {'ratio':>7} {'products':>8}"
+            f" {'apart':>8}"
+        ),
         *(line for placement in placements for line in pairwise(placement)),
         "",
-        f"Width {LARGE[0]}, {LARGE[1]} tokens, where the dense Jacobian has {LARGE[0] * LARGE[1]:,} rows: seconds, median of {REPEATS}.",
+        (
+            f"Width {LARGE[0]}, {LARGE[1]} tokens, where the dense Jacobian has"
+            f" {LARGE[0] * LARGE[1]:,} rows: seconds, median of {REPEATS}."
+        ),
         f"{'placement':9} {'sublayer':9} {'free':>9} {'products':>8} {'estimate':>9}",
         *(line for placement in placements for line in large(placement)),
         "",
-        "GPT-2's shape, 12 blocks: seconds for 24 sublayers, 12 blocks and 12 products J_{i:D}; GiB at most in use so far.",
+        (
+            "GPT-2's shape, 12 blocks: seconds for 24 sublayers, 12 blocks and 12 products J_{i:D};"
+            " GiB at most in use so far."
+        ),
         f"{'placement':9} {'seconds':>9} {'memory':>9}",
         *(whole(placement) for placement in ("pre", "peri")),
     ]

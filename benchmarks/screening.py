@@ -1,7 +1,9 @@
-"""What a screening costs: how often it uses the weights of each sublayer, and where the seconds go, in memory and with weights on demand.
+"""What a screening costs: how often it uses the weights of each sublayer, and where the seconds go,
+in memory and with weights on demand.
 
-Each case is a process of its own. The time of drawing weights is measured inside the run. torch's flop counter counts products in a run
-of few blocks. Both are compared with what this machine does on a matrix of that size when it is idle.
+Each case is a process of its own. The time of drawing weights is measured inside the run. torch's
+flop counter counts products in a run of few blocks. Both are compared with what this machine does
+on a matrix of that size when it is idle.
 
     python benchmarks/screening.py [meets | gpt2 | NAME:BLOCKS ...]
 """
@@ -49,11 +51,15 @@ SMALL = {
 
 
 class Flops(TorchDispatchMode):
-    """Those of every operation inside. torch's own counter also follows modules, by hooks that gradients of leaves do not bear."""
+    """Those of every operation inside. torch's own counter also follows modules, by hooks that
+    gradients of leaves do not bear.
+    """
 
     total = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         made = function(*args, **(kwargs or {}))
         count = flop_registry.get(function._overloadpacket)
         if count is not None:
@@ -78,7 +84,9 @@ def meets() -> list[str]:
         screen(model, tokens, targets, effort, other=other)
         sublayers = {name: count for name, count in made.items() if ".layers." in name}
         rest = {name: count for name, count in made.items() if name not in sublayers}
-        lines.append(f"  {effort:6} each sublayer's {max(sublayers.values())} times at most; {rest}")
+        lines.append(
+            f"  {effort:6} each sublayer's {max(sublayers.values())} times at most; {rest}"
+        )
     return lines
 
 
@@ -93,7 +101,9 @@ def gpt2() -> dict[str, float]:
 
 
 def streamed(name: str, blocks: int) -> dict[str, float]:
-    """A quick screening with weights drawn: seconds, those of drawing, flops and the peak of memory."""
+    """A quick screening with weights drawn: seconds, those of drawing, flops and the peak of
+    memory.
+    """
     model = from_architecture(name, blocks=blocks, on_demand=True).requires_grad_(False).eval()
     spent = {"draw": 0.0, "numbers": 0.0}
     parts = [part for part in model.modules() if isinstance(part, OnDemand)]
@@ -154,9 +164,14 @@ def described(case: str, found: dict[str, float]) -> list[str]:
         rest = found["seconds"] - found["draw"]
         lines[0] += f", {found['peak'] / found['block']:.2f} blocks"
         lines += [
-            f"  drawing {found['draw']:.1f} s: {found['numbers'] / found['draw'] / 1e6:.0f} million numbers a second "
-            f"(limit {found['draw_limit'] / 1e6:.0f})",
-            f"  all else {rest:.1f} s: {found['flops'] / rest / 1e9:.0f} Gflop/s (limit with 32 tokens {found['product_limit'] / 1e9:.0f})",
+            (
+                f"  drawing {found['draw']:.1f} s: {found['numbers'] / found['draw'] / 1e6:.0f}"
+                f" million numbers a second (limit {found['draw_limit'] / 1e6:.0f})"
+            ),
+            (
+                f"  all else {rest:.1f} s: {found['flops'] / rest / 1e9:.0f} Gflop/s (limit with 32"
+                f" tokens {found['product_limit'] / 1e9:.0f})"
+            ),
         ]
     return lines
 
@@ -168,7 +183,12 @@ def main(cases: list[str]) -> None:
         if case == "meets":
             lines += meets()
         else:
-            run = subprocess.run([sys.executable, __file__, "--one", case], capture_output=True, text=True, check=True)
+            run = subprocess.run(
+                [sys.executable, __file__, "--one", case],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
             lines += described(case, json.loads(run.stdout.splitlines()[-1]))
         print("\n".join(lines[-4:]), file=sys.stderr)
     keep("screening", lines)

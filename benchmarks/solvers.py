@@ -1,4 +1,5 @@
-"""Compares our solvers with torchdiffeq: evaluations, error and time over switches, and overhead over a hand-written loop.
+"""Compares our solvers with torchdiffeq: evaluations, error and time over switches, and overhead
+over a hand-written loop.
 
 python benchmarks/solvers.py
 """
@@ -36,7 +37,16 @@ PAIRS = 40
 
 def switched_problem(seed: int) -> tuple[GPT, Tensor]:
     """Four unit segments of a peri field, width 64, float64."""
-    config = GPTConfig(vocab_size=8, context=16, depth=2, width=64, heads=4, placement="peri", dt=1.0, initialisation="xavier")
+    config = GPTConfig(
+        vocab_size=8,
+        context=16,
+        depth=2,
+        width=64,
+        heads=4,
+        placement="peri",
+        dt=1.0,
+        initialisation="xavier",
+    )
     x0 = torch.randn(1, 16, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return GPT(config, seed=seed).double(), x0
 
@@ -46,7 +56,10 @@ class Counted:
 
     def __init__(self, model: GPT):
         self.evaluations, self.outside = 0, 0
-        self.segments = [dataclasses.replace(segment, field=self.watch(segment)) for segment in model.depth.segments()]
+        self.segments = [
+            dataclasses.replace(segment, field=self.watch(segment))
+            for segment in model.depth.segments()
+        ]
 
     def watch(self, segment: Segment) -> Callable[[Tensor, Tensor], Tensor]:
         def field(t: Tensor, x: Tensor) -> Tensor:
@@ -57,7 +70,9 @@ class Counted:
         return field
 
     def switched(self, t: Tensor, x: Tensor) -> Tensor:
-        """All segments as one field of t, as torchdiffeq's users write it; past the end the last one goes on."""
+        """All segments as one field of t, as torchdiffeq's users write it; past the end the last
+        one goes on.
+        """
         return self.segments[min(max(int(t), 0), len(self.segments) - 1)].field(t, x)
 
 
@@ -76,7 +91,13 @@ def by_torchdiffeq(jumps: list[float]) -> Solver:
         options = {"jump_t": torch.tensor(jumps, dtype=torch.float64)} if jumps else {}
         times = torch.tensor([0.0, 4.0], dtype=torch.float64)
         solution = torchdiffeq.odeint(
-            fields.switched, x0, times, rtol=tolerance, atol=tolerance, method="dopri5", options=options
+            fields.switched,
+            x0,
+            times,
+            rtol=tolerance,
+            atol=tolerance,
+            method="dopri5",
+            options=options,
         )
         return Run(solution[-1], fields.evaluations, fields.outside)
 
@@ -86,7 +107,9 @@ def by_torchdiffeq(jumps: list[float]) -> Solver:
 def by_ours(method: str, factor: float = 1.0) -> Solver:
     def run(model: GPT, x0: Tensor, tolerance: float) -> Run:
         fields = Counted(model)
-        x1 = solve(fields.segments, x0, method=method, rtol=factor * tolerance, atol=factor * tolerance).x1
+        x1 = solve(
+            fields.segments, x0, method=method, rtol=factor * tolerance, atol=factor * tolerance
+        ).x1
         return Run(x1, fields.evaluations, fields.outside)
 
     return run
@@ -105,13 +128,26 @@ SOLVERS: dict[str, Solver] = {
 
 def adaptive() -> list[str]:
     problems = [switched_problem(seed) for seed in SEEDS]
-    exact = [solve(model.depth.segments(), x0, method="tsit5", rtol=1e-12, atol=1e-12).x1 for model, x0 in problems]
+    exact = [
+        solve(model.depth.segments(), x0, method="tsit5", rtol=1e-12, atol=1e-12).x1
+        for model, x0 in problems
+    ]
     lines = [
-        f"Switched peri field, width 64, 16 tokens, 4 unit segments, float64; sums over {len(problems)} seeds.",
-        "Outside: evaluations of a segment's field past its ends. Error: |X - X_exact|/|X_exact|, geometric mean (largest).",
+        (
+            "Switched peri field, width 64, 16 tokens, 4 unit segments, float64; sums over"
+            f" {len(problems)} seeds."
+        ),
+        (
+            "Outside: evaluations of a segment's field past its ends. Error: |X -"
+            " X_exact|/|X_exact|, geometric mean (largest)."
+        ),
     ]
     for tolerance in TOLERANCES:
-        lines += ["", f"rtol = atol = {tolerance:g}", f"{'':50}{'evaluations':>12}{'outside':>9}{'error':>20}{'ms':>9}"]
+        lines += [
+            "",
+            f"rtol = atol = {tolerance:g}",
+            f"{'':50}{'evaluations':>12}{'outside':>9}{'error':>20}{'ms':>9}",
+        ]
         for name, run in SOLVERS.items():
             start = time.perf_counter()
             runs = [run(model, x0, tolerance) for model, x0 in problems]
@@ -125,7 +161,9 @@ def adaptive() -> list[str]:
 
 def euler_loops() -> dict[str, Callable[[], Tensor]]:
     """Euler over a model of 12 blocks: by hand, by ours and by torchdiffeq."""
-    config = GPTConfig(vocab_size=8, context=64, depth=12, width=128, heads=4, placement="peri", dt=0.1)
+    config = GPTConfig(
+        vocab_size=8, context=64, depth=12, width=128, heads=4, placement="peri", dt=0.1
+    )
     model = GPT(config)
     x0 = torch.randn(4, 64, 128, generator=torch.Generator().manual_seed(0))
     segments = model.depth.segments()
@@ -139,7 +177,9 @@ def euler_loops() -> dict[str, Callable[[], Tensor]]:
     def torchdiffeq_euler() -> Tensor:
         times = torch.linspace(0, 2.4, 25)
         fields = iter(segments)
-        return torchdiffeq.odeint(lambda t, x: next(fields).field(t, x), x0, times, method="euler")[-1]
+        return torchdiffeq.odeint(lambda t, x: next(fields).field(t, x), x0, times, method="euler")[
+            -1
+        ]
 
     def ours() -> Tensor:
         return solve(segments, x0, method="euler").x1
@@ -159,7 +199,13 @@ def overhead() -> list[str]:
             seconds.append(time.perf_counter() - start)
         return seconds[0], seconds[1]
 
-    lines = ["", f"12-block peri model, width 128, 64 tokens, batch 4, float32: medians of {PAIRS} pairs, order alternating."]
+    lines = [
+        "",
+        (
+            f"12-block peri model, width 128, 64 tokens, batch 4, float32: medians of {PAIRS}"
+            " pairs, order alternating."
+        ),
+    ]
     for name, run in (("solvers euler", ours), ("torchdiffeq euler", torchdiffeq_euler)):
         pair(by_hand, run)
         ratios, mine, loop = [], [], []

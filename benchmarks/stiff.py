@@ -1,8 +1,10 @@
-"""Compares esdirk4 with scipy's Radau and BDF on stiff problems: evaluations of the field, steps and error at equal tolerances.
+"""Compares esdirk4 with scipy's Radau and BDF on stiff problems: evaluations of the field, steps
+and error at equal tolerances.
 
-Scipy's methods get no Jacobian either. They compute one by differences, with n evaluations, and solve with its LU factors. esdirk4 has
-neither matrix nor LU. It uses products J v of one evaluation's graph. Each costs about as much as an evaluation, and the table counts
-them separately. Its memory is that of the state, so it can solve a model's depth, with millions of entries.
+Scipy's methods get no Jacobian either. They compute one by differences, with n evaluations, and
+solve with its LU factors. esdirk4 has neither matrix nor LU. It uses products J v of one
+evaluation's graph. Each costs about as much as an evaluation, and the table counts them separately.
+Its memory is that of the state, so it can solve a model's depth, with millions of entries.
 
 python benchmarks/stiff.py
 """
@@ -46,7 +48,9 @@ def robertson(t: Tensor, y: Tensor) -> Tensor:
 def heat(n: int) -> Tensor:
     """The second difference on [0, 1] with n points inside: eigenvalues from -10 to -4 n^2."""
     ones = torch.ones(n - 1, dtype=torch.float64)
-    return (n + 1) ** 2 * (torch.diag(ones, 1) + torch.diag(ones, -1) - 2 * torch.eye(n, dtype=torch.float64))
+    return (n + 1) ** 2 * (
+        torch.diag(ones, 1) + torch.diag(ones, -1) - 2 * torch.eye(n, dtype=torch.float64)
+    )
 
 
 def reaction(n: int) -> Callable[[Tensor, Tensor], Tensor]:
@@ -87,7 +91,9 @@ def ours(problem: str, tolerance: float) -> tuple[Tensor, int, int, int]:
     """The state at the end; evaluations, products and accepted steps."""
     field, y0, end = PROBLEMS[problem]
     with counting() as products:
-        found = solve([Segment(0, end, field)], y0, method="esdirk4", rtol=tolerance, atol=1e-3 * tolerance)
+        found = solve(
+            [Segment(0, end, field)], y0, method="esdirk4", rtol=tolerance, atol=1e-3 * tolerance
+        )
     return found.x1, found.stats.evaluations, products[0], found.stats.accepted
 
 
@@ -108,14 +114,21 @@ def report() -> list[str]:
     lines = ["error: RMS of x - x_exact over 0.001 rtol + rtol |x_exact|, in tolerances", ""]
     for problem in PROBLEMS:
         exact = scipys(problem, "Radau", 1e-9, 1e-13)[0]
-        lines.append(f"{problem:34}{'rtol':>7}{'evaluations':>13}{'J v / LU':>10}{'steps':>7}{'error':>9}")
+        lines.append(
+            f"{problem:34}{'rtol':>7}{'evaluations':>13}{'J v / LU':>10}{'steps':>7}{'error':>9}"
+        )
         for tolerance in TOLERANCES:
             runs = {"esdirk4": ours(problem, tolerance)}
-            runs |= {name: scipys(problem, name, tolerance, 1e-3 * tolerance) for name in ("Radau", "BDF")}
+            runs |= {
+                name: scipys(problem, name, tolerance, 1e-3 * tolerance)
+                for name in ("Radau", "BDF")
+            }
             for name, (x, evaluations, other, steps) in runs.items():
                 off = (x - exact) / (tolerance * (1e-3 + exact.abs()))
                 error = float(off.norm()) / math.sqrt(len(off))
-                lines.append(f"  {name:32}{tolerance:7.0e}{evaluations:13}{other:10}{steps:7}{error:9.2g}")
+                lines.append(
+                    f"  {name:32}{tolerance:7.0e}{evaluations:13}{other:10}{steps:7}{error:9.2g}"
+                )
         print(*lines[-7:], sep="\n", flush=True)
         lines.append("")
     return lines

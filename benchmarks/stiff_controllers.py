@@ -1,8 +1,9 @@
 """Compares rules for the step size of esdirk4 on stiff problems: work at equal error.
 
-Its error is like work^-4, so work * error^(1/4) does not depend on the tolerance. Work is evaluations of the field plus products J v. The
-error is the largest over ten times, relative to the largest value of each component. The table compares it with that of the rule
-`cautious`, as a geometric mean. Rules are chosen on some problems (tuned) and tested on the rest (held out).
+Its error is like work^-4, so work * error^(1/4) does not depend on the tolerance. Work is
+evaluations of the field plus products J v. The error is the largest over ten times, relative to the
+largest value of each component. The table compares it with that of the rule `cautious`, as a
+geometric mean. Rules are chosen on some problems (tuned) and tested on the rest (held out).
 
 python benchmarks/stiff_controllers.py
 """
@@ -69,7 +70,9 @@ def hires(t: Tensor, y: Tensor) -> Tensor:
 def oregonator(t: Tensor, y: Tensor) -> Tensor:
     """Field and Noyes (1974)."""
     a, b, c = y
-    return torch.stack([77.27 * (b + a * (1 - 8.375e-6 * a - b)), (c - (1 + a) * b) / 77.27, 0.161 * (a - c)])
+    return torch.stack(
+        [77.27 * (b + a * (1 - 8.375e-6 * a - b)), (c - (1 + a) * b) / 77.27, 0.161 * (a - c)]
+    )
 
 
 def chain(t: Tensor, y: Tensor) -> Tensor:
@@ -94,7 +97,11 @@ def problems() -> dict[str, Problem]:
         "HIRES": (hires, torch.tensor([1, 0, 0, 0, 0, 0, 0, 0.0057], dtype=torch.float64), 320.0),
         "Oregonator": (oregonator, torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), 30.0),
         "Prothero and Robinson": (chain, torch.ones(6, dtype=torch.float64), 10.0),
-        "Brusselator": (brusselator, torch.cat([1 + torch.sin(2 * math.pi * grid), 3 + 0 * grid]), 10.0),
+        "Brusselator": (
+            brusselator,
+            torch.cat([1 + torch.sin(2 * math.pi * grid), 3 + 0 * grid]),
+            10.0,
+        ),
     }
 
 
@@ -109,12 +116,16 @@ def exact(problem: Problem) -> Tensor:
     def right(t: float, y: np.ndarray) -> np.ndarray:
         return field(torch.tensor(t, dtype=torch.float64), torch.from_numpy(y)).numpy()
 
-    found = solve_ivp(right, (0, end), y0.numpy(), method="Radau", rtol=1e-11, atol=1e-14, t_eval=times(end))
+    found = solve_ivp(
+        right, (0, end), y0.numpy(), method="Radau", rtol=1e-11, atol=1e-14, t_eval=times(end)
+    )
     return torch.from_numpy(found.y.T)
 
 
 def measured(chosen: dict[str, Problem]) -> list[str]:
-    """A line for each rule: at each tolerance its work at equal error, its median error in tolerances, and the attempts it rejects."""
+    """A line for each rule: at each tolerance its work at equal error, its median error in
+    tolerances, and the attempts it rejects.
+    """
     solved = {name: (*problem, exact(problem)) for name, problem in chosen.items()}
     lines, base = [], {}
     for name, rule in RULES.items():
@@ -136,14 +147,20 @@ def measured(chosen: dict[str, Problem]) -> list[str]:
                         work.append(math.inf)
                         continue
                 scale = states.abs().amax(0)
-                errors.append(max(float(((torch.stack(found.states) - states) / scale).abs().max()), 1e-12))
-                work.append(math.log(found.stats.evaluations + products[0]) + math.log(errors[-1]) / 4)
+                errors.append(
+                    max(float(((torch.stack(found.states) - states) / scale).abs().max()), 1e-12)
+                )
+                work.append(
+                    math.log(found.stats.evaluations + products[0]) + math.log(errors[-1]) / 4
+                )
                 rejected += found.stats.rejected
                 attempts += found.stats.rejected + found.stats.accepted
             mean = statistics.mean(work)
             base.setdefault(tolerance, mean)
             middle = statistics.median(errors) / tolerance
-            cells.append(f"{math.exp(mean - base[tolerance]):7.3f}{middle:8.2f}{100 * rejected / attempts:4.0f}%")
+            cells.append(
+                f"{math.exp(mean - base[tolerance]):7.3f}{middle:8.2f}{100 * rejected / attempts:4.0f}%"
+            )
         lines.append(f"{name:34}" + "".join(cells))
     return lines
 
@@ -152,11 +169,17 @@ def report() -> list[str]:
     all_problems = problems()
     names = sorted(all_problems)
     lines = [
-        "esdirk4: work at equal error over that of `cautious`, median error in tolerances, rejected attempts; float64",
+        (
+            "esdirk4: work at equal error over that of `cautious`, median error in tolerances,"
+            " rejected attempts; float64"
+        ),
         "",
     ]
     for what, some in {"tuned on": names[::2], "held out": names[1::2]}.items():
-        lines += [f"{what}: {', '.join(some)}", f"{'':34}" + "".join(f"{tolerance:>20g}" for tolerance in TOLERANCES)]
+        lines += [
+            f"{what}: {', '.join(some)}",
+            f"{'':34}" + "".join(f"{tolerance:>20g}" for tolerance in TOLERANCES),
+        ]
         lines += [*measured({name: all_problems[name] for name in some}), ""]
     return lines
 

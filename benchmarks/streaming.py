@@ -1,7 +1,9 @@
-"""Models larger than memory: seconds and peak memory of forward pass, costate and backward sensitivity with weights on demand.
+"""Models larger than memory: seconds and peak memory of forward pass, costate and backward
+sensitivity with weights on demand.
 
-Every measurement is a process of its own. Its memory is the peak of the resident set, less the size when the libraries are loaded. The
-target is 1.5 times the largest block and the hidden states. "shards:" first writes the files of a model, and reads them by memory map.
+Every measurement is a process of its own. Its memory is the peak of the resident set, less the size
+when the libraries are loaded. The target is 1.5 times the largest block and the hidden states.
+"shards:" first writes the files of a model, and reads them by memory map.
 
     python benchmarks/streaming.py [[shards:]NAME:BLOCKS[:WORK,WORK] ...]
 """
@@ -52,7 +54,9 @@ def measure(work: str, source: str, blocks: int) -> dict[str, float]:
     """In this process."""
     text = to_tokens(default_text(), batch=1, length=TOKENS + 1)
     shape = skeleton(source, blocks=1)
-    block = sum(parameter.numel() * 4 for parameter in find_blocks(shape, Anatomy())[0].parameters())
+    block = sum(
+        parameter.numel() * 4 for parameter in find_blocks(shape, Anatomy())[0].parameters()
+    )
     before, start = resident("VmRSS"), time.perf_counter()
     model = (
         from_transformers(source, on_demand=True)
@@ -64,11 +68,18 @@ def measure(work: str, source: str, blocks: int) -> dict[str, float]:
         WORK[work](model, text[:, :-1], text[:, 1:])
     end = time.perf_counter()
     allowed = block + (2 * blocks + 1) * TOKENS * model.config.width * 4
-    return {"made": made - start, "seconds": end - made, "peak": resident("VmHWM") - before, "allowed": allowed}
+    return {
+        "made": made - start,
+        "seconds": end - made,
+        "peak": resident("VmHWM") - before,
+        "allowed": allowed,
+    }
 
 
 def resident(what: str) -> float:
-    """The resident set in bytes, as /proc/self/status says: VmRSS now, VmHWM its peak (getrusage's is that of the parent too)."""
+    """The resident set in bytes, as /proc/self/status says: VmRSS now, VmHWM its peak (getrusage's
+    is that of the parent too).
+    """
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(float(line.split()[1]) * 1024 for line in lines if line.startswith(what))
 
@@ -76,12 +87,16 @@ def resident(what: str) -> float:
 def apart(work: str, source: str, blocks: int) -> str:
     """`measure` in a process of its own, as a line."""
     run = subprocess.run(
-        [sys.executable, __file__, "--one", work, source, str(blocks)], capture_output=True, text=True, check=True
+        [sys.executable, __file__, "--one", work, source, str(blocks)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found = json.loads(run.stdout.splitlines()[-1])
     return (
-        f"  {work:12} {found['seconds']:8.1f} s (and {found['made']:.1f} s to make the model)   peak {found['peak'] / 1e9:.3f} GB, "
-        f"largest block and states {found['allowed'] / 1e9:.3f} GB, ratio {found['peak'] / found['allowed']:.2f}"
+        f"  {work:12} {found['seconds']:8.1f} s (and {found['made']:.1f} s to make the model)  "
+        f" peak {found['peak'] / 1e9:.3f} GB, largest block and states {found['allowed'] / 1e9:.3f}"
+        f" GB, ratio {found['peak'] / found['allowed']:.2f}"
     )
 
 
@@ -90,10 +105,14 @@ def main(cases: list[str]) -> None:
     for case in cases:
         shards = case.startswith("shards:")
         name, blocks, *chosen = case.removeprefix("shards:").split(":")
-        lines.append(f"{name}, {blocks} blocks, weights {'read from shards' if shards else 'drawn'}")
+        lines.append(
+            f"{name}, {blocks} blocks, weights {'read from shards' if shards else 'drawn'}"
+        )
         with tempfile.TemporaryDirectory() as directory:
             if shards:
-                from_architecture(name, blocks=int(blocks), on_demand=False).model.save_pretrained(directory)
+                from_architecture(name, blocks=int(blocks), on_demand=False).model.save_pretrained(
+                    directory
+                )
             for work in chosen[0].split(",") if chosen else WORK:
                 lines.append(apart(work, directory if shards else name, int(blocks)))
                 print(lines[-1], file=sys.stderr)

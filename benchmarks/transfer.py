@@ -1,16 +1,21 @@
-"""Does the verdict on the transfer of learning rates hold in training? `python -m benchmarks.transfer --minutes 20`, then `--report`.
+"""Does the verdict on the transfer of learning rates hold in training? `python -m
+benchmarks.transfer --minutes 20`, then `--report`.
 
-Twelve parametrisations, six right and six wrong by theory, are trained at three widths and three depths, each for 16 updates on one batch.
-The rule of the truth was set before the first run. At each size the learning rate is searched in factors of 2 until the lowest mean loss of
-three seeds has a higher one on both sides. The best rate is the vertex of the parabola through these three losses. The rate moves along an
-axis if the best rates at the smallest and at the largest size differ by more than a factor of 2. A parametrisation transfers if its rate
-moves along no axis. (A first task, 60 updates on fresh text, was given up after 39 runs of one case. Its losses differed less between
-neighbouring rates than between seeds.)
+Twelve parametrisations, six right and six wrong by theory, are trained at three widths and three
+depths, each for 16 updates on one batch. The rule of the truth was set before the first run. At
+each size the learning rate is searched in factors of 2 until the lowest mean loss of three seeds
+has a higher one on both sides. The best rate is the vertex of the parabola through these three
+losses. The rate moves along an axis if the best rates at the smallest and at the largest size
+differ by more than a factor of 2. A parametrisation transfers if its rate moves along no axis. (A
+first task, 60 updates on fresh text, was given up after 39 runs of one case. Its losses differed
+less between neighbouring rates than between seeds.)
 
-The verdict comes from `transfer_check` with 3 updates and 3 seeds, at a quarter and a sixteenth of the base's best rate. Its limit, its
-sizes and rates, and the small initial head were chosen by the exponents of seven of these models, before any of them was trained. Two
-things came after the first table: a place that is only rescaled on its way out counts no more (the residual MLP showed why), and four cases
-were also trained at 64 blocks. Runs are kept in benchmarks/results/transfer and made once.
+The verdict comes from `transfer_check` with 3 updates and 3 seeds, at a quarter and a sixteenth of
+the base's best rate. Its limit, its sizes and rates, and the small initial head were chosen by the
+exponents of seven of these models, before any of them was trained. Two things came after the first
+table: a place that is only rescaled on its way out counts no more (the residual MLP showed why),
+and four cases were also trained at 64 blocks. Runs are kept in benchmarks/results/transfer and made
+once.
 """
 
 from __future__ import annotations
@@ -51,8 +56,19 @@ SETTINGS = TrainConfig(batch=4, iterations=16, warmup=2, weight_decay=0.0)
 CONTEXT, HEAD, WORST = 32, 16, 8.0
 TOKENS, TARGETS = source_of(None, CONTEXT)[1].batch(0, 0, batch=SETTINGS.batch, seed=0)
 COMPLETEP, MUP = PARAMETRISATIONS["completep"], PARAMETRISATIONS["mup"]
-PRE: Mapping[str, Any] = {"placement": "pre", "initialisation": "lecun", "embedding_std": 1.0, "tied": False}
-LLAMA: Mapping[str, Any] = {**PRE, "placement": "peri", "norm": "rmsnorm", "ffn": "swiglu", "bias": False}
+PRE: Mapping[str, Any] = {
+    "placement": "pre",
+    "initialisation": "lecun",
+    "embedding_std": 1.0,
+    "tied": False,
+}
+LLAMA: Mapping[str, Any] = {
+    **PRE,
+    "placement": "peri",
+    "norm": "rmsnorm",
+    "ffn": "swiglu",
+    "bias": False,
+}
 PARALLEL: Mapping[str, Any] = {**PRE, "parallel_blocks": True, "dt": 0.5}
 
 
@@ -67,9 +83,15 @@ class OfGPT:
 
     def build(self, width: int, depth: int) -> nn.Module:
         PARAMETRISATIONS["case"] = self.rules
-        base = {} if self.rules == PARAMETRISATIONS[STANDARD] else {"base_width": WIDTHS[0], "base_depth": DEPTHS[0]}
+        base = (
+            {}
+            if self.rules == PARAMETRISATIONS[STANDARD]
+            else {"base_width": WIDTHS[0], "base_depth": DEPTHS[0]}
+        )
         scaled = {"parametrisation": "case" if base else STANDARD, **base}
-        config = GPTConfig(context=CONTEXT, width=width, heads=width // HEAD, depth=depth, **self.fields, **scaled)
+        config = GPTConfig(
+            context=CONTEXT, width=width, heads=width // HEAD, depth=depth, **self.fields, **scaled
+        )
         made = GPT(config, seed=torch.initial_seed())
         made.unembedding.weight.data.mul_(SMALL_HEAD)
         return made
@@ -77,7 +99,9 @@ class OfGPT:
     def optimise(self, module: nn.Module, rate: float) -> torch.optim.Optimizer:
         assert isinstance(module, GPT)
         PARAMETRISATIONS["case"] = self.rules
-        settings = dataclasses.replace(SETTINGS, optimiser=self.optimiser, learning_rate=rate, weight_decay=self.decay)
+        settings = dataclasses.replace(
+            SETTINGS, optimiser=self.optimiser, learning_rate=rate, weight_decay=self.decay
+        )
         return settings.make_optimiser(module.parameters(), model=module)
 
     def loss(self, module: nn.Module) -> Tensor:
@@ -91,7 +115,8 @@ class Residual(nn.Module):
         super().__init__()
         self.enter, self.leave = nn.Linear(16, width), nn.Linear(width, 1)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)) for _ in range(depth)
+            nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+            for _ in range(depth)
         )
         self.branch, self.readout = branch, readout
         for block in self.blocks:
@@ -108,7 +133,9 @@ class Residual(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class OfResidual:
-    """A residual MLP with its own muP for Adam; `deeper` is the power of the depth in the rate of its hidden weights."""
+    """A residual MLP with its own muP for Adam; `deeper` is the power of the depth in the rate of
+    its hidden weights.
+    """
 
     deeper: float = 0.0
 
@@ -117,12 +144,18 @@ class OfResidual:
 
     def optimise(self, module: nn.Module, rate: float) -> torch.optim.Optimizer:
         assert isinstance(module, Residual)
-        width, deeper = module.leave.weight.shape[1], (len(module.blocks) / DEPTHS[0]) ** self.deeper
+        width, deeper = (
+            module.leave.weight.shape[1],
+            (len(module.blocks) / DEPTHS[0]) ** self.deeper,
+        )
         hidden = [p for p in module.blocks.parameters() if p.dim() == 2]
         biases = [p for p in module.blocks.parameters() if p.dim() == 1]
         rest = [*module.enter.parameters(), *module.leave.parameters()]
         scales = (deeper * WIDTHS[0] / width, deeper, 1.0)
-        groups = [{"params": p, "lr": rate * s, "scale": s} for p, s in zip((hidden, biases, rest), scales, strict=True)]
+        groups = [
+            {"params": p, "lr": rate * s, "scale": s}
+            for p, s in zip((hidden, biases, rest), scales, strict=True)
+        ]
         return torch.optim.Adam(groups, lr=rate)
 
     def loss(self, module: nn.Module) -> Tensor:
@@ -133,7 +166,9 @@ class OfResidual:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A parametrisation with what theory says of it, and the rate (a power of 2) at which its search begins."""
+    """A parametrisation with what theory says of it, and the rate (a power of 2) at which its
+    search begins.
+    """
 
     of: Any
     right: bool
@@ -156,11 +191,15 @@ CASES: dict[str, Case] = {
     "standard, Muon": Case(OfGPT(PARAMETRISATIONS[STANDARD], "muon"), False, -5),
     "muP, blocks unscaled": Case(OfGPT(MUP), False, -7),
     "1/L^(1/2), rate unscaled in depth": Case(OfGPT(changed(COMPLETEP, branch=-0.5)), False, -7),
-    "CompleteP, hidden rates divided by the width twice": Case(OfGPT(changed(COMPLETEP, rates=2.0)), False, -7),
+    "CompleteP, hidden rates divided by the width twice": Case(
+        OfGPT(changed(COMPLETEP, rates=2.0)), False, -7
+    ),
     "residual MLP of its own, rate divided by L as well": Case(OfResidual(-1.0), False, -7),
     "depth muP, AdamW": Case(OfGPT(PARAMETRISATIONS["depth_mup"]), False, -7, counted=False),
 }
-"""The last one is not counted: theory (2505.01618) calls it lazy, and does not say that its rate moves."""
+"""The last one is not counted: theory (2505.01618) calls it lazy, and does not say that its rate
+moves.
+"""
 
 
 def shape(case: Case, width: int, depth: int) -> str:
@@ -227,7 +266,16 @@ class Store:
                 self.losses[what, power, seed] = loss
                 seconds = time.process_time() - began
                 self.seconds += seconds
-                add(RUNS, {"shape": what, "power": power, "seed": seed, "loss": loss, "seconds": round(seconds, 2)})
+                add(
+                    RUNS,
+                    {
+                        "shape": what,
+                        "power": power,
+                        "seed": seed,
+                        "loss": loss,
+                        "seconds": round(seconds, 2),
+                    },
+                )
             found.append(self.losses[what, power, seed])
         return sum(found) / len(found)
 
@@ -255,26 +303,36 @@ def add(path: Path, row: dict[str, Any]) -> None:
 
 def _size(found: dict[tuple[str, int], float], name: str, update: int) -> Any:
     def hook(part: nn.Module, given: Any, output: Any) -> None:
-        found[name, update] = float((output[0] if isinstance(output, tuple) else output).detach().abs().mean())
+        found[name, update] = float(
+            (output[0] if isinstance(output, tuple) else output).detach().abs().mean()
+        )
 
     return hook
 
 
 def sizes_after(case: Case, rate: float) -> bool:
-    """mup's own check: whether no module's mean |output| grows with the width, at the start and after 3 updates."""
+    """mup's own check: whether no module's mean |output| grows with the width, at the start and
+    after 3 updates.
+    """
     found: dict[int, dict[tuple[str, int], float]] = {}
     for width in CHECK_WIDTHS:
         torch.manual_seed(0)
         module = case.of.build(width, DEPTHS[0])
         optimiser, mine = case.of.optimise(module, rate), found.setdefault(width, {})
         for update in range(4):
-            handles = [part.register_forward_hook(_size(mine, name, update)) for name, part in module.named_modules()]
+            handles = [
+                part.register_forward_hook(_size(mine, name, update))
+                for name, part in module.named_modules()
+            ]
             optimiser.zero_grad()
             case.of.loss(module).backward()
             for handle in handles:
                 handle.remove()
             optimiser.step()
-    return all(log_slope(CHECK_WIDTHS, [found[w][place] for w in CHECK_WIDTHS]) < FLAT for place in found[CHECK_WIDTHS[0]])
+    return all(
+        log_slope(CHECK_WIDTHS, [found[w][place] for w in CHECK_WIDTHS]) < FLAT
+        for place in found[CHECK_WIDTHS[0]]
+    )
 
 
 def check(case: Case, base: float) -> dict[str, Any]:
@@ -292,7 +350,10 @@ def check(case: Case, base: float) -> dict[str, Any]:
     worst = {axis: found.worst(axis) for axis in found.sizes}
     return {
         "verdict": found.verdict,
-        "axes": {axis: [each.verdict, each.place, each.exponent, each.error] for axis, each in worst.items()},
+        "axes": {
+            axis: [each.verdict, each.place, each.exponent, each.error]
+            for axis, each in worst.items()
+        },
         "mup": sizes_after(case, 2.0**base / 4),
         "seconds": round(seconds, 1),
     }
@@ -312,7 +373,11 @@ def further(store: Store) -> None:
     print(f"\nFrom {DEPTHS[0]} to {DEEP} blocks, best rate times")
     for name in FURTHER:
         base = store.best(CASES[name], WIDTHS[0], DEPTHS[0], CASES[name].start)
-        print(f"    {name}: {2 ** (store.best(CASES[name], WIDTHS[0], DEEP, round(base)) - base):.2f}", flush=True)
+        print(
+            f"    {name}:"
+            f" {2 ** (store.best(CASES[name], WIDTHS[0], DEEP, round(base)) - base):.2f}",
+            flush=True,
+        )
 
 
 def carry_out(store: Store) -> None:
@@ -324,16 +389,25 @@ def carry_out(store: Store) -> None:
             add(CHECKS, {"case": name, "base": base, **check(case, base)})
             print("   ", rows(CHECKS)[-1], flush=True)
         moves = moved(store, case, base)
-        print("    best rates:", {axis: [round(each, 2) for each in found] for axis, found in moves.items()}, flush=True)
+        print(
+            "    best rates:",
+            {axis: [round(each, 2) for each in found] for axis, found in moves.items()},
+            flush=True,
+        )
 
 
 def moved(store: Store, case: Case, base: float) -> dict[str, list[float]]:
     """log2 of the best rates by axis."""
     found = {"width": [base], "depth": [base]}
-    for axis, sizes in (("width", [(w, DEPTHS[0]) for w in WIDTHS[1:]]), ("depth", [(WIDTHS[0], d) for d in DEPTHS[1:]])):
+    for axis, sizes in (
+        ("width", [(w, DEPTHS[0]) for w in WIDTHS[1:]]),
+        ("depth", [(WIDTHS[0], d) for d in DEPTHS[1:]]),
+    ):
         for size in sizes:
             last = found[axis][-1]
-            found[axis].append(store.best(case, *size, round(last if math.isfinite(last) else base)))
+            found[axis].append(
+                store.best(case, *size, round(last if math.isfinite(last) else base))
+            )
     return found
 
 
@@ -357,16 +431,27 @@ def report(store: Store) -> None:
             count += 1
             for who, says in said.items():
                 hits[who] += says == truth and not (who == "this check" and undecided)
-        axes = "; ".join(f"{axis}^{k:+.2f} +- {error:.2f} at {place}" for axis, (_, place, k, error) in found["axes"].items())
+        axes = "; ".join(
+            f"{axis}^{k:+.2f} +- {error:.2f} at {place}"
+            for axis, (_, place, k, error) in found["axes"].items()
+        )
         print(f"{name}{'' if case.counted else ' (not counted)'}")
         print(
-            f"    theory: {'right' if case.right else 'wrong'}; trained: best rate x{factors['width']:.2f} over widths, ", end=""
+            f"    theory: {'right' if case.right else 'wrong'}; trained: best rate"
+            f" x{factors['width']:.2f} over widths, ",
+            end="",
         )
         print(f"x{factors['depth']:.2f} over depths: {'transfers' if truth else 'moves'}")
-        print(f"    verdict: {found['verdict']} ({axes}); mup's check: {'passes' if found['mup'] else 'fails'}")
+        print(
+            f"    verdict: {found['verdict']} ({axes}); mup's check:"
+            f" {'passes' if found['mup'] else 'fails'}"
+        )
     print(f"\nRight of {count}: " + ", ".join(f"{who} {right}" for who, right in hits.items()))
     seconds = sum(row["seconds"] for row in checks.values())
-    print(f"{len(store.losses)} runs, {store.seconds / 60:.1f} minutes of processor time; the checks took {seconds / 60:.1f}")
+    print(
+        f"{len(store.losses)} runs, {store.seconds / 60:.1f} minutes of processor time; the checks"
+        f" took {seconds / 60:.1f}"
+    )
 
 
 def main() -> None:

@@ -1,10 +1,12 @@
-"""Compares the JSON of 41 commands before and after a change of the code: every figure must be the same to the last bit.
+"""Compares the JSON of 41 commands before and after a change of the code: every figure must be the
+same to the last bit.
 
     python benchmarks/unchanged.py keep DIRECTORY [CHECKOUT]   # run the commands with the code of CHECKOUT (default: this one)
     python benchmarks/unchanged.py compare BEFORE AFTER        # list what differs
 
-It first looks for a figure under its own key. If keys were renamed, it looks for the figure anywhere in the same file. So it reports a
-renamed key as renamed, and not as a lost figure. Times and the environment are left out. One thread.
+It first looks for a figure under its own key. If keys were renamed, it looks for the figure
+anywhere in the same file. So it reports a renamed key as renamed, and not as a lost figure. Times
+and the environment are left out. One thread.
 """
 
 from __future__ import annotations
@@ -25,7 +27,14 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 IGNORED = frozenset({"seconds", "environment"})
 PLACEMENTS = ("none", "pre", "peri", "output", "post", "pre_post", "deepnorm")
 FAMILIES: dict[str, dict[str, Any]] = {
-    "gpt2": {"model_type": "gpt2", "n_layer": 4, "n_embd": 64, "n_head": 4, "vocab_size": 256, "n_positions": 128},
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_layer": 4,
+        "n_embd": 64,
+        "n_head": 4,
+        "vocab_size": 256,
+        "n_positions": 128,
+    },
     "llama": {
         "model_type": "llama",
         "num_hidden_layers": 4,
@@ -58,7 +67,10 @@ def commands(configs: Path) -> Iterator[tuple[str, str]]:
     yield "screen-full-pre", f"screen --placement pre --norm rmsnorm {FULL}"
     yield "simulate-all", "simulate --placement all --dt 0.1"
     yield "simulate-tsit5", f"simulate --placement peri --method tsit5 --rtol 1e-6 {SMALL}"
-    yield "simulate-parts", f"simulate --placement pre --lyapunov 8 --spectra --contributions {SMALL}"
+    yield (
+        "simulate-parts",
+        f"simulate --placement pre --lyapunov 8 --spectra --contributions {SMALL}",
+    )
     yield "hjb-check-all", f"hjb-check --placement all {TINY}"
     yield "hjb-check-rmsnorm", f"hjb-check --placement all --norm rmsnorm {TINY}"
     yield "hjb-check-decay", f"hjb-check --placement pre --placement peri --weight-decay 0.1 {TINY}"
@@ -66,7 +78,10 @@ def commands(configs: Path) -> Iterator[tuple[str, str]]:
     yield "control-peri", f"control --placement peri {TINY}"
     yield "control-all", f"control --placement all --dt 0.1 {TINY}"
     yield "convergence-pre", "convergence --placement pre --method euler --method rk4"
-    yield "coordinate-check", "coordinate-check --widths 16 --widths 32 --widths 64 --depth 2 --context 16"
+    yield (
+        "coordinate-check",
+        "coordinate-check --widths 16 --widths 32 --widths 64 --depth 2 --context 16",
+    )
     yield "verify-3", "verify --only 3 --cases 20"
     yield "verify-4", "verify --only 4 --cases 20"
     yield "verify-9", "verify --only 9 --cases 20"
@@ -80,7 +95,9 @@ def commands(configs: Path) -> Iterator[tuple[str, str]]:
 
 
 def run_all(directory: Path, checkout: Path) -> None:
-    """Runs all commands with the code of a checkout. A command that fails is kept as its message, which counts as its result."""
+    """Runs all commands with the code of a checkout. A command that fails is kept as its message,
+    which counts as its result.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(checkout)}
     with tempfile.TemporaryDirectory() as place:
@@ -89,10 +106,20 @@ def run_all(directory: Path, checkout: Path) -> None:
             (Path(place) / f"{family}.json").write_text(json.dumps(config))
         for name, arguments in commands(Path(place)):
             out = run if name == "train" else f"{place}/{name}"
-            words = [*arguments.format(run=run).split(), "--json", str(directory.resolve() / f"{name}.json")]
-            words += [] if arguments.split()[0] in ("watch", "generate", "families") else ["--out", out]
+            words = [
+                *arguments.format(run=run).split(),
+                "--json",
+                str(directory.resolve() / f"{name}.json"),
+            ]
+            words += (
+                [] if arguments.split()[0] in ("watch", "generate", "families") else ["--out", out]
+            )
             done = subprocess.run(
-                [sys.executable, "-m", "ctrans", *words], env=environment, cwd=checkout, capture_output=True, text=True
+                [sys.executable, "-m", "ctrans", *words],
+                env=environment,
+                cwd=checkout,
+                capture_output=True,
+                text=True,
             )
             (directory / f"{name}.txt").write_text(done.stdout.replace(place, "."))
             if done.returncode:
@@ -113,7 +140,9 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def compare_file(before: Any, after: Any) -> tuple[int, list[str], list[str]]:
-    """How many figures there were; those under another key now; those that are nowhere, or differ."""
+    """How many figures there were; those under another key now; those that are nowhere, or
+    differ.
+    """
     old, new = dict(leaves(before)), dict(leaves(after))
     elsewhere = collections.Counter(repr(value) for path, value in new.items() if path not in old)
     moved, lost, count = [], [], 0
@@ -141,15 +170,25 @@ def compare(before: Path, after: Path) -> list[str]:
         if not (after / file.name).exists():
             lines.append(f"{file.stem}: no result")
             continue
-        count, moved, lost = compare_file(json.loads(file.read_text()), json.loads((after / file.name).read_text()))
+        count, moved, lost = compare_file(
+            json.loads(file.read_text()), json.loads((after / file.name).read_text())
+        )
         total += count
-        lines.append(f"{file.stem}: {count} figures, {len(lost)} differ or are lost, {len(moved)} texts or keys changed")
-        details += [f"{file.stem}{line}" for line in lost] + [f"  key or text {file.stem}{line}" for line in moved]
+        lines.append(
+            f"{file.stem}: {count} figures, {len(lost)} differ or are lost, {len(moved)} texts or"
+            " keys changed"
+        )
+        details += [f"{file.stem}{line}" for line in lost] + [
+            f"  key or text {file.stem}{line}" for line in moved
+        ]
     return [f"{total} figures in {len(lines)} results", *lines, *details]
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["keep"]:
-        run_all(Path(sys.argv[2]), Path(sys.argv[3]).resolve() if len(sys.argv) > 3 else Path(sys.path[0]))
+        run_all(
+            Path(sys.argv[2]),
+            Path(sys.argv[3]).resolve() if len(sys.argv) > 3 else Path(sys.path[0]),
+        )
     else:
         print("\n".join(compare(Path(sys.argv[2]), Path(sys.argv[3]))))

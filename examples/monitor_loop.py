@@ -1,7 +1,8 @@
-"""Watch a training loop of your own: `python examples/monitor_loop.py`, then `ctrans watch out/loop`.
+"""Watch a training loop of your own: `python examples/monitor_loop.py`, then `ctrans watch
+out/loop`.
 
-The model is any nn.Module, here built from one of torch's own layers. It does not say where its blocks are. ctrans finds them in a
-forward pass.
+The model is any nn.Module, here built from one of torch's own layers. It does not say where its
+blocks are. ctrans finds them in a forward pass.
 """
 
 import os
@@ -38,7 +39,9 @@ def main(out="out/loop"):
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with Monitor(model, every=10, out=out, total=STEPS, react=["skip"]) as monitor:
         for step in range(STEPS):
-            rows = torch.stack([text[p : p + 33] for p in torch.randint(len(text) - 33, (8,)).tolist()])
+            rows = torch.stack(
+                [text[p : p + 33] for p in torch.randint(len(text) - 33, (8,)).tolist()]
+            )
             loss = cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
             if step == 2 * STEPS // 3:
                 loss = loss * float("nan")  # a corrupted batch

@@ -1,7 +1,9 @@
-"""Watch a Hugging Face Trainer that is about to diverge: `python examples/monitor_trainer.py`, then `ctrans watch out/trainer`.
+"""Watch a Hugging Face Trainer that is about to diverge: `python examples/monitor_trainer.py`, then
+`ctrans watch out/trainer`.
 
-A small GPT-2 learns Python's language documentation, byte by byte, at a learning rate that keeps rising: (step/240)^3. The monitor
-reports what grows, where, and when it will pass its limit, long before the loss rises. Needs transformers and accelerate.
+A small GPT-2 learns Python's language documentation, byte by byte, at a learning rate that keeps
+rising: (step/240)^3. The monitor reports what grows, where, and when it will pass its limit, long
+before the loss rises. Needs transformers and accelerate.
 """
 
 import os
@@ -20,7 +22,10 @@ class Windows(torch.utils.data.Dataset):
     """Stretches of 64 bytes."""
 
     def __init__(self, length=64):
-        self.text, self.length = torch.frombuffer(bytearray(default_text()), dtype=torch.uint8).long(), length
+        self.text, self.length = (
+            torch.frombuffer(bytearray(default_text()), dtype=torch.uint8).long(),
+            length,
+        )
 
     def __len__(self):
         return len(self.text) // self.length
@@ -32,7 +37,9 @@ class Windows(torch.utils.data.Dataset):
 
 def main(out="out/trainer"):
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=64, n_head=4, vocab_size=256, n_positions=64))
+    model = GPT2LMHeadModel(
+        GPT2Config(n_layer=4, n_embd=64, n_head=4, vocab_size=256, n_positions=64)
+    )
     watching = TrainerCallback(every=10)
     arguments = TrainingArguments(
         output_dir=out,
@@ -46,7 +53,13 @@ def main(out="out/trainer"):
     )
     optimiser = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=0.0)
     rate = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: ((step + 1) / 240) ** 3)
-    trainer = Trainer(model=model, args=arguments, train_dataset=Windows(), callbacks=[watching], optimizers=(optimiser, rate))
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=Windows(),
+        callbacks=[watching],
+        optimizers=(optimiser, rate),
+    )
     watching.logs_to(trainer)  # also to W&B and others in report_to; gradient norms before clipping
     trainer.train()
     for alarm in watching.monitor.alarms:

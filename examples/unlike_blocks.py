@@ -18,8 +18,15 @@ class MHA(nn.Module):
 
     def forward(self, x, ctx=None):
         ctx = x if ctx is None else ctx
-        q, k, v = (f(z).unflatten(-1, (self.h, -1)).transpose(1, 2) for f, z in ((self.wq, x), (self.wk, ctx), (self.wv, ctx)))
-        return self.wo(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(2))
+        q, k, v = (
+            f(z).unflatten(-1, (self.h, -1)).transpose(1, 2)
+            for f, z in ((self.wq, x), (self.wk, ctx), (self.wv, ctx))
+        )
+        return self.wo(
+            F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+            .transpose(1, 2)
+            .flatten(2)
+        )
 
 
 def mlp(d=D, m=2):
@@ -31,7 +38,12 @@ class PreBlock(nn.Module):
 
     def __init__(self, causal=True):
         super().__init__()
-        self.ln1, self.att, self.ln2, self.ff = nn.LayerNorm(D), MHA(causal=causal), nn.LayerNorm(D), mlp()
+        self.ln1, self.att, self.ln2, self.ff = (
+            nn.LayerNorm(D),
+            MHA(causal=causal),
+            nn.LayerNorm(D),
+            mlp(),
+        )
 
     def forward(self, x):
         x = x + self.att(self.ln1(x))
@@ -108,7 +120,14 @@ class PerceiverBlock(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.a, self.b, self.c, self.ca, self.sa, self.ff = nn.LayerNorm(D), nn.LayerNorm(D), nn.LayerNorm(D), MHA(), MHA(), mlp()
+        self.a, self.b, self.c, self.ca, self.sa, self.ff = (
+            nn.LayerNorm(D),
+            nn.LayerNorm(D),
+            nn.LayerNorm(D),
+            MHA(),
+            MHA(),
+            mlp(),
+        )
 
     def forward(self, z, inp):
         z = z + self.ca(self.a(z), inp)
@@ -121,7 +140,12 @@ class GAU(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.n, self.uv, self.z, self.o = nn.LayerNorm(D), nn.Linear(D, 4 * D), nn.Linear(D, 8), nn.Linear(2 * D, D)
+        self.n, self.uv, self.z, self.o = (
+            nn.LayerNorm(D),
+            nn.Linear(D, 4 * D),
+            nn.Linear(D, 8),
+            nn.Linear(2 * D, D),
+        )
         self.gam, self.bet = nn.Parameter(torch.randn(2, 8)), nn.Parameter(torch.zeros(2, 8))
 
     def forward(self, x):

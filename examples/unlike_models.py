@@ -7,9 +7,24 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-sys.path.append(str(Path(__file__).parent))  # of the file with the blocks, wherever this one is run from
+sys.path.append(
+    str(Path(__file__).parent)
+)  # of the file with the blocks, wherever this one is run from
 
-from unlike_blocks import GAU, MHA, CNBlock, D, DiTBlock, GatedConv, H, MixBlock, PerceiverBlock, PreBlock, V, mlp
+from unlike_blocks import (
+    GAU,
+    MHA,
+    CNBlock,
+    D,
+    DiTBlock,
+    GatedConv,
+    H,
+    MixBlock,
+    PerceiverBlock,
+    PreBlock,
+    V,
+    mlp,
+)
 
 
 def seeded(number):
@@ -41,7 +56,9 @@ class DictOfBlocks(nn.Module):
 
 
 class PatchTST(nn.Module):
-    """A forecast of several channels, each a sequence of its own: the batch axis counts channels too."""
+    """A forecast of several channels, each a sequence of its own: the batch axis counts channels
+    too.
+    """
 
     def __init__(self, c=3, L=32, p=8, out=4):
         super().__init__()
@@ -229,7 +246,8 @@ class ResMLP(nn.Module):
         super().__init__()
         self.i = nn.Linear(6, D)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 48), nn.SiLU(), nn.Linear(48, D)) for _ in range(4)
+            nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 48), nn.SiLU(), nn.Linear(48, D))
+            for _ in range(4)
         )
         self.o = nn.Linear(D, 1)
 
@@ -300,7 +318,9 @@ def sentences():
 
 
 def noised():
-    return {"x": numbers(3, 3, 16, 16), "t": numbers(3), "y": torch.tensor([1, 2, 3])}, numbers(3, 16, 48)
+    return {"x": numbers(3, 3, 16, 16), "t": numbers(3), "y": torch.tensor([1, 2, 3])}, numbers(
+        3, 16, 48
+    )
 
 
 def pictures():
@@ -316,7 +336,9 @@ def points():
 
 
 def padded():
-    return torch.where(torch.arange(9) < torch.tensor([[9], [6], [4]]), ids(3, 9), 0), torch.tensor([0, 1, 2])
+    return torch.where(torch.arange(9) < torch.tensor([[9], [6], [4]]), ids(3, 9), 0), torch.tensor(
+        [0, 1, 2]
+    )
 
 
 def tables():

@@ -1,9 +1,12 @@
-"""What gradient descent attains of the maximum principle: alignment 0, and the mean-field condition for shared weights.
+"""What gradient descent attains of the maximum principle: alignment 0, and the mean-field condition
+for shared weights.
 
-A small GPT learns a text on which no model can have loss zero: equal beginnings with unequal ends. It uses full-batch Adam, then L-BFGS.
-The loss has a decay lam/2 of the squares of all parameters. During training, the identity dt <P, v> = <theta, dL/dtheta> of each
-sublayer's last factor theta holds to rounding. At the end, dt <P, v> = -lam |theta|^2. So the alignment with the best velocities token by
-token is near 0, and their gap is nearly all of H. What the shared last factor leaves of the best of its own size goes to 0.
+A small GPT learns a text on which no model can have loss zero: equal beginnings with unequal ends.
+It uses full-batch Adam, then L-BFGS. The loss has a decay lam/2 of the squares of all parameters.
+During training, the identity dt <P, v> = <theta, dL/dtheta> of each sublayer's last factor theta
+holds to rounding. At the end, dt <P, v> = -lam |theta|^2. So the alignment with the best velocities
+token by token is near 0, and their gap is nearly all of H. What the shared last factor leaves of
+the best of its own size goes to 0.
 
 python examples/what_training_attains.py [--placement peri]
 """
@@ -32,7 +35,9 @@ TEXT = (
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Attained]:
-    parser = argparse.ArgumentParser(description="What gradient descent attains of the maximum principle.")
+    parser = argparse.ArgumentParser(
+        description="What gradient descent attains of the maximum principle."
+    )
     parser.add_argument("--placement", default="peri")
     parser.add_argument("--steps", type=int, default=300, help="of Adam, before L-BFGS")
     parser.add_argument("--polish", type=int, default=600, help="iterations of L-BFGS")
@@ -41,7 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> list[Attained]:
     text = torch.tensor([list(line[:length].encode()) for line in TEXT])
     tokens, targets = text[:, :-1], text[:, 1:]
     config = GPTConfig(
-        vocab_size=128, context=length, depth=2, width=16, heads=2, placement=given.placement, norm="rmsnorm", embedding_std=0.5
+        vocab_size=128,
+        context=length,
+        depth=2,
+        width=16,
+        heads=2,
+        placement=given.placement,
+        norm="rmsnorm",
+        embedding_std=0.5,
     )
     model = GPT(config, seed=0).double()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -52,7 +64,17 @@ def main(arguments: Sequence[str] | None = None) -> list[Attained]:
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten()) + decay
 
     readings: list[Attained] = []
-    heads = ("step", "loss", "identity", "dt<P,v>", "stationarity", "alignment", "free gap/H", "last gap/H", "first order")
+    heads = (
+        "step",
+        "loss",
+        "identity",
+        "dt<P,v>",
+        "stationarity",
+        "alignment",
+        "free gap/H",
+        "last gap/H",
+        "first order",
+    )
     print(
         f"{given.placement}: sums over sublayers; identity and stationarity are the worst of them\n"
         + " ".join(f"{head:>13}" for head in heads)
@@ -72,7 +94,11 @@ def main(arguments: Sequence[str] | None = None) -> list[Attained]:
         adam.step()
     look(given.steps)
     polish = torch.optim.LBFGS(
-        parameters, max_iter=given.polish, tolerance_grad=1e-9, tolerance_change=0, line_search_fn="strong_wolfe"
+        parameters,
+        max_iter=given.polish,
+        tolerance_grad=1e-9,
+        tolerance_change=0,
+        line_search_fn="strong_wolfe",
     )
 
     def closure() -> Tensor:
@@ -90,9 +116,19 @@ def _cells(found: Attained) -> list[str]:
     work, left = sum(found.work), max(map(abs, found.stationarity))
     gaps = [gap for gap in found.pointwise_gap if math.isfinite(gap)]
     steepest = sum(gap - work for gap, work in zip(gaps, found.work, strict=False))  # dt H
-    shares = [f"{part / steepest:.2e}" if gaps else "-" for part in (-work, sum(gaps), sum(found.last_gap))]
+    shares = [
+        f"{part / steepest:.2e}" if gaps else "-"
+        for part in (-work, sum(gaps), sum(found.last_gap))
+    ]
     first = sum(found.first_order)
-    return [f"{found.loss:.4f}", f"{max(found.identity):.0e}", f"{work:.2e}", f"{left:.1e}", *shares, f"{first:.1e}"]
+    return [
+        f"{found.loss:.4f}",
+        f"{max(found.identity):.0e}",
+        f"{work:.2e}",
+        f"{left:.1e}",
+        *shares,
+        f"{first:.1e}",
+    ]
 
 
 if __name__ == "__main__":

@@ -29,8 +29,15 @@ from solvers.step_control import StepControl
 from solvers.tableau import EULER, Tableau, tableau
 
 # checked here and not where they are defined, because a solve calls them, some of them at each step
-check_solver, check_unused_options = checked(request.check_solver), checked(step_control.check_unused_options)
-get_gradient, get_method, get_norm = checked(gradients.get_gradient), checked(methods.get_method), checked(error_norm.get_norm)
+check_solver, check_unused_options = (
+    checked(request.check_solver),
+    checked(step_control.check_unused_options),
+)
+get_gradient, get_method, get_norm = (
+    checked(gradients.get_gradient),
+    checked(methods.get_method),
+    checked(error_norm.get_norm),
+)
 finite, fixed_step = checked(run.finite), checked(methods.fixed_step)
 
 __all__ = [

@@ -78,7 +78,10 @@ class Adjoint(Gradient):
             if getattr(self, name) is not None:
                 check_positive(f"the adjoint's {name}", getattr(self, name))
         if self.method is not None and not isinstance(self.method, Method):
-            raise ConfigError(f"method = {shown(self.method)} of the adjoint: give a method, as METHODS['rk4'], or None")
+            raise ConfigError(
+                f"method = {shown(self.method)} of the adjoint: give a method, as METHODS['rk4'],"
+                " or None"
+            )
 
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
         """Raises ConfigError for implicit methods, and for segments that project the state after
@@ -86,21 +89,30 @@ class Adjoint(Gradient):
         """
         if any(getattr(chosen, "implicit", False) for chosen in (method, self.method)):
             raise ConfigError(
-                "gradient 'adjoint' solves an ODE made of the field's derivatives, which an implicit method would differentiate again: "
-                "use gradient='backprop' or 'checkpoint'"
+                "gradient 'adjoint' solves an ODE made of the field's derivatives, which an"
+                " implicit method would differentiate again: use gradient='backprop' or"
+                " 'checkpoint'"
             )
         for k, segment in enumerate(segments):
             if segment.project is not None:
                 raise ConfigError(
-                    f"gradient 'adjoint' solves an ODE, and segment {k} projects the state after each step (a norm around it): "
-                    "use gradient='checkpoint', or the projected ODE, depth.segments(continuous=True)"
+                    f"gradient 'adjoint' solves an ODE, and segment {k} projects the state after"
+                    " each step (a norm around it): use gradient='checkpoint', or the projected"
+                    " ODE, depth.segments(continuous=True)"
                 )
 
     detached = True
     dense = True
 
     @untraced
-    def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
+    def integrate(
+        self,
+        method: Method,
+        segments: Sequence[Segment],
+        x0: Tensor,
+        run: Run,
+        progress: Progress | None,
+    ) -> Solution:
         check_no_transform("adjoint")
         chain = Chain([x0], run)
         # of the segments since the last node: the states at their starts, the captured tensors, the
@@ -109,7 +121,9 @@ class Adjoint(Gradient):
         captured: Captured = {}
         counts: list[int] = []
         tolerances = {"rtol": self.rtol or run.rtol, "atol": self.atol or run.atol}
-        request = run.again(save="ends", steps=1 if run.save == "steps" else run.steps, **tolerances)
+        request = run.again(
+            save="ends", steps=1 if run.save == "steps" else run.steps, **tolerances
+        )
 
         def done(k: int, x: Tensor) -> None:
             captured[k] = capture.take()
@@ -117,12 +131,23 @@ class Adjoint(Gradient):
             # a report compares all gradients together, so with one the whole way back is one node
             if self.report is None or k == len(segments) - 1:
                 stretch = {i: segments[i] for i in captured}
-                way = _AdjointPass(self.method or method, stretch, list(starts), list(counts), request, self.report, chain.baton)
+                way = _AdjointPass(
+                    self.method or method,
+                    stretch,
+                    list(starts),
+                    list(counts),
+                    request,
+                    self.report,
+                    chain.baton,
+                )
                 chain.add([x], list(starts.values()), dict(captured), way)
                 for found in (starts, captured, counts):
                     found.clear()
 
-        noting = [_noting(k, s, starts) if self.restore or k == 0 or s.enter is not None else s for k, s in enumerate(segments)]
+        noting = [
+            _noting(k, s, starts) if self.restore or k == 0 or s.enter is not None else s
+            for k, s in enumerate(segments)
+        ]
         with without_graph(x0.device) as capture:
             solution = march(method, noting, x0.detach(), run, progress, done)
         if solution.status is Status.SUCCESS:
@@ -163,7 +188,11 @@ class _AdjointPass:
     baton: list[Sequence[Any]]
 
     def __call__(
-        self, state: Backward, kept: Sequence[Tensor], arrivals: Sequence[Arrival], after: Sequence[Tensor]
+        self,
+        state: Backward,
+        kept: Sequence[Tensor],
+        arrivals: Sequence[Arrival],
+        after: Sequence[Tensor],
     ) -> Sequence[Tensor]:
         """dL/dx at the start of the segments from that at their end."""
         numbers = list(self.segments)
@@ -187,13 +216,31 @@ class _AdjointPass:
             fine = Backward(state.captured, state.tensors)
             _, a_fine, _ = self._back(x1, after[0], stops, starts, fine, finer)
             pairs = [(a, a_fine), *zip(state.gradients, fine.gradients, strict=True)]
-            size = math.hypot(*(float(torch.linalg.vector_norm(f)) for _, f in pairs if f is not None))
-            gap = math.hypot(*(float(torch.linalg.vector_norm(g - f)) for g, f in pairs if g is not None and f is not None))
-            self.report(AdjointError(factor * gap / size if size else 0.0, max(float(miss) for miss in misses)))
+            size = math.hypot(
+                *(float(torch.linalg.vector_norm(f)) for _, f in pairs if f is not None)
+            )
+            gap = math.hypot(
+                *(
+                    float(torch.linalg.vector_norm(g - f))
+                    for g, f in pairs
+                    if g is not None and f is not None
+                )
+            )
+            self.report(
+                AdjointError(
+                    factor * gap / size if size else 0.0, max(float(miss) for miss in misses)
+                )
+            )
         return (a,)
 
     def _back(
-        self, x: Tensor, a: Tensor, stops: Stops, starts: dict[int, Tensor], state: Backward, run: Run
+        self,
+        x: Tensor,
+        a: Tensor,
+        stops: Stops,
+        starts: dict[int, Tensor],
+        state: Backward,
+        run: Run,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """x and a = dL/dx at the start from those at the end, and the relative miss of each kept
         state.
@@ -219,7 +266,9 @@ class _AdjointPass:
                 misses.append(torch.linalg.vector_norm(solved - entered) / _length(entered))
         return x, a, misses
 
-    def _segment(self, k: int, t1: Time, t0: Time, x: Tensor, a: Tensor, state: Backward, run: Run) -> tuple[Tensor, Tensor]:
+    def _segment(
+        self, k: int, t1: Time, t0: Time, x: Tensor, a: Tensor, state: Backward, run: Run
+    ) -> tuple[Tensor, Tensor]:
         """(x, a) at t0 from (x, a) at t1. Adds the parameters' integral to their gradients."""
         field = self.segments[k].field
         tensors = state.captured[k]
@@ -229,9 +278,18 @@ class _AdjointPass:
         used: set[int] = set()
 
         def augmented(t: Tensor, s: Tensor) -> Tensor:
-            v, pulled, parts = state.vjp(k, lambda x: field(t, x), s[:count].view_as(x), s[count : 2 * count].view_as(x))
+            v, pulled, parts = state.vjp(
+                k, lambda x: field(t, x), s[:count].view_as(x), s[count : 2 * count].view_as(x)
+            )
             used.update(i for i, part in enumerate(parts) if part is not None)
-            rates = [v, -pulled, *(torch.zeros_like(z) if g is None else -g for z, g in zip(tensors, parts, strict=True))]
+            rates = [
+                v,
+                -pulled,
+                *(
+                    torch.zeros_like(z) if g is None else -g
+                    for z, g in zip(tensors, parts, strict=True)
+                ),
+            ]
             return torch.cat([_entries(rate, dtype) for rate in rates])
 
         # the equation is linear in a: scaled to the state's size, the same tolerances suit both
@@ -244,7 +302,9 @@ class _AdjointPass:
         solution = march(self.method, [Segment(t1, t0, augmented)], flat, run)
         if solution.status is not Status.SUCCESS:
             raise SolveError(f"the adjoint of segment {k}: {solution.message}", solution)
-        ends, costates, *parts = torch.split(solution.x1, [count, count, *(len(part) for part in sums)])
+        ends, costates, *parts = torch.split(
+            solution.x1, [count, count, *(len(part) for part in sums)]
+        )
         for i, (tensor, part) in enumerate(zip(tensors, parts, strict=True)):
             if i in used:
                 state.add(tensor, _from_entries(scale * part, tensor))
@@ -255,14 +315,22 @@ def _entries(z: Tensor, dtype: torch.dtype) -> Tensor:
     """The entries of a tensor in a real or complex type. A real type gets the real and imaginary
     parts of a complex z.
     """
-    return (torch.view_as_real(z.resolve_conj()) if z.is_complex() and not dtype.is_complex else z).reshape(-1).to(dtype)
+    return (
+        (torch.view_as_real(z.resolve_conj()) if z.is_complex() and not dtype.is_complex else z)
+        .reshape(-1)
+        .to(dtype)
+    )
 
 
 def _from_entries(entries: Tensor, z: Tensor) -> Tensor:
     """A tensor like z from its `_entries`."""
     if z.is_complex() and not entries.is_complex():
         entries = torch.view_as_complex(entries.view(-1, 2))
-    return (entries if z.is_complex() or not entries.is_complex() else entries.real).to(z.dtype).view(z.shape)
+    return (
+        (entries if z.is_complex() or not entries.is_complex() else entries.real)
+        .to(z.dtype)
+        .view(z.shape)
+    )
 
 
 def _length(x: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""The attempts of an adaptive method on one segment: which step to try next, and when to give up."""
+"""The attempts of an adaptive method on one segment: which step to try next, and when to give
+up.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Attempts:
         if not last and (end := representable(t + h, dtype)) != t:
             h = end - t
         status = None
-        if not sound or (not last and self.size <= max(4 * math.ulp(t), SHORTEST)):  # the time hardly advances
+        if not sound or (
+            not last and self.size <= max(4 * math.ulp(t), SHORTEST)
+        ):  # the time hardly advances
             if finite:
                 status = Status.STEP_UNDERFLOW
             else:

@@ -65,7 +65,11 @@ class Capture(TorchFunctionMode):
     def _note(self, values: Iterable[Any]) -> None:
         for value in values:
             if isinstance(value, Tensor):
-                if value.requires_grad and not (self._made and value in self._made) and not is_functorch_wrapped_tensor(value):
+                if (
+                    value.requires_grad
+                    and not (self._made and value in self._made)
+                    and not is_functorch_wrapped_tensor(value)
+                ):
                     self.found[id(value)] = value
             elif isinstance(value, (tuple, list)):
                 self._note(value)
@@ -105,8 +109,8 @@ def check_seen(y: Tensor, inputs: Sequence[Tensor], k: int) -> None:
     for leaf in leaves_behind([y.grad_fn]):
         if id(leaf) not in known:
             raise SolveError(
-                f"segment {k} depends on a tensor of shape {tuple(leaf.shape)} in a way that cannot be seen from outside (a scripted "
-                "or custom function): use gradient='checkpoint'"
+                f"segment {k} depends on a tensor of shape {tuple(leaf.shape)} in a way that cannot"
+                " be seen from outside (a scripted or custom function): use gradient='checkpoint'"
             )
 
 
@@ -129,8 +133,8 @@ def check_unchanged(tensor: Tensor, version: int) -> None:
     """Raises SolveError if the tensor was changed in place since it had that version."""
     if tensor._version != version:
         raise SolveError(
-            f"a tensor of shape {tuple(tensor.shape)} that the solve depends on was changed in place before its gradient was taken: "
-            "take the gradient first"
+            f"a tensor of shape {tuple(tensor.shape)} that the solve depends on was changed in"
+            " place before its gradient was taken: take the gradient first"
         )
 
 
@@ -162,14 +166,17 @@ def without_graph(device: torch.device) -> Iterator[Capture]:
         yield capture
     if not all(map(torch.equal, before, random_states(device))):
         raise ConfigError(
-            "a field draws random numbers (dropout?), which this gradient cannot draw again: use gradient='checkpoint', or "
-            "turn them off"
+            "a field draws random numbers (dropout?), which this gradient cannot draw again: use"
+            " gradient='checkpoint', or turn them off"
         )
 
 
 def random_states(device: torch.device) -> list[Tensor]:
     """The states of the generators from which a field may draw."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    return [
+        torch.get_rng_state(),
+        *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else []),
+    ]
 
 
 def untraced(function: Function) -> Function:
@@ -181,6 +188,8 @@ def untraced(function: Function) -> Function:
 
     @functools.wraps(function)
     def wrapper(*args: Any) -> Any:
-        return (torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function)(*args)
+        return (torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function)(
+            *args
+        )
 
     return cast(Function, wrapper)

@@ -41,7 +41,9 @@ class Backward:
         self._substitute = Substitute(self._aliases) if self._aliases else contextlib.nullcontext()
         self._seen: set[int] = set()
 
-    def pull(self, k: int, function: Callable[[Tensor], Tensor], x: Tensor, cotangent: Tensor) -> tuple[Tensor, Tensor]:
+    def pull(
+        self, k: int, function: Callable[[Tensor], Tensor], x: Tensor, cotangent: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """y = function(x) in segment k and (dy/dx)' c. Adds up the gradients of the captured
         tensors.
         """
@@ -103,11 +105,17 @@ class Chain:
         self.links = list(links)
         self.baton: list[Sequence[Any]] = [()]
         self._run = run
-        self._states: list[Tensor] = []  # differentiable, in place of those saved after the initial one
-        self._roots = list(links)  # all gradients depend on the first links and the captured tensors
+        self._states: list[
+            Tensor
+        ] = []  # differentiable, in place of those saved after the initial one
+        self._roots = list(
+            links
+        )  # all gradients depend on the first links and the captured tensors
         self._autocast = autocast_state(links[0].device.type)
 
-    def add(self, links: Sequence[Tensor], keep: Sequence[Tensor], captured: Captured, backward: Pass) -> None:
+    def add(
+        self, links: Sequence[Tensor], keep: Sequence[Tensor], captured: Captured, backward: Pass
+    ) -> None:
         """Makes the stretch that ends in `links` a node. They become the chain's links.
 
         `keep` are the tensors that the pass needs, apart from the parameters. The pass runs under
@@ -119,14 +127,19 @@ class Chain:
         if at_end:
             inside.pop()
         places = [(saved.time, saved.steps) for saved in inside]
-        tensors = list({id(tensor): tensor for found in captured.values() for tensor in found}.values())
+        tensors = list(
+            {id(tensor): tensor for found in captured.values() for tensor in found}.values()
+        )
         count = len(self.links)
 
         def pull(kept: Sequence[Tensor], gradients: Grads) -> Grads:
             for tensor, version in zip(tensors, versions, strict=True):
                 check_unchanged(tensor, version)
             state = Backward(captured, tensors)
-            arrivals = [(*place, gradient) for place, gradient in zip(places, gradients[:-count], strict=True)]
+            arrivals = [
+                (*place, gradient)
+                for place, gradient in zip(places, gradients[:-count], strict=True)
+            ]
             # the node after this one, at last that of `end`, gives a gradient to each link
             after = cast(list[Tensor], gradients[-count:])
             return [*backward(state, kept, arrivals, after), *state.gradients]
@@ -134,7 +147,9 @@ class Chain:
         self._roots += tensors
         with aside():  # a version that is read here would be captured for the next stretch
             versions = [tensor._version for tensor in tensors]
-            outputs = self._node([*(saved.x for saved in inside), *links], keep, [*self.links, *tensors], pull)
+            outputs = self._node(
+                [*(saved.x for saved in inside), *links], keep, [*self.links, *tensors], pull
+            )
         self.links = outputs[-count:]
         self._states += [*outputs[:-count], *self.links[:at_end]]
 
@@ -152,14 +167,27 @@ class Chain:
             baton[0] = kept
             *others, last = gradients
             # never None: the passes run in order even for the gradient of a state inside
-            return [torch.zeros_like(kept[0]) if last is None else last, *map(torch.zeros_like, kept[1:links]), *others]
+            return [
+                torch.zeros_like(kept[0]) if last is None else last,
+                *map(torch.zeros_like, kept[1:links]),
+                *others,
+            ]
 
-        outputs = self._node([tensor.detach() for tensor in (*before, self.links[0])], keep, [*self.links, *before], pull)
+        outputs = self._node(
+            [tensor.detach() for tensor in (*before, self.links[0])],
+            keep,
+            [*self.links, *before],
+            pull,
+        )
         self._run.saved = []
         return dataclasses.replace(solution, x1=outputs[-1], states=(x0, *outputs))
 
     def _node(
-        self, outputs: Sequence[Tensor], keep: Sequence[Tensor], inputs: Sequence[Tensor], pull: PullThrough
+        self,
+        outputs: Sequence[Tensor],
+        keep: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        pull: PullThrough,
     ) -> list[Tensor]:
         if not any(tensor.requires_grad for tensor in inputs):
             return list(outputs)
@@ -192,4 +220,6 @@ class _Node(torch.autograd.Function):
         kept = [tensor.detach() for tensor in ctx.saved_tensors]
         with torch.autocast(**ctx.autocast), torch.no_grad():
             found = ctx.pull(kept, list(gradients))
-        return *[None] * 5, *(differentiable_once(ctx.roots, found) if torch.is_grad_enabled() else found)
+        return *[None] * 5, *(
+            differentiable_once(ctx.roots, found) if torch.is_grad_enabled() else found
+        )

@@ -62,14 +62,18 @@ def checked(made: Made) -> Made:
     """
     if isinstance(made, type):
         constructed: Any = made
-        constructed.__init__ = _checked(constructed.__init__, made if dataclasses.is_dataclass(made) else constructed.__init__)
+        constructed.__init__ = _checked(
+            constructed.__init__, made if dataclasses.is_dataclass(made) else constructed.__init__
+        )
         return made
     checking: Made = _checked(made, inspect.unwrap(made))
     return checking
 
 
 def _checked(made: Callable[..., Any], annotated: Callable[..., Any]) -> Any:
-    """The function that checks its arguments against the annotations of a function or a dataclass."""
+    """The function that checks its arguments against the annotations of a function or a
+    dataclass.
+    """
     by_place = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
     signature = inspect.signature(made)
     places = [name for name, each in signature.parameters.items() if each.kind in by_place]
@@ -85,7 +89,8 @@ def _checked(made: Callable[..., Any], annotated: Callable[..., Any]) -> Any:
                             checks[name](name, value)
             except ConfigError:
                 if binds(made, *arguments, **named):
-                    raise  # else Python's own error for a missing or an unknown argument comes first
+                    # else Python's own error for a missing or an unknown argument comes first
+                    raise
         return made(*arguments, **named)
 
     return call
@@ -101,7 +106,9 @@ def binds(made: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
 
 
 NOTHING = contextlib.nullcontext()
-SIZES: Any = getattr(getattr(jaxtyping, "_decorator", None), "_JaxtypingContext", lambda: jaxtyped("context"))
+SIZES: Any = getattr(
+    getattr(jaxtyping, "_decorator", None), "_JaxtypingContext", lambda: jaxtyped("context")
+)
 """`jaxtyped("context")`, which itself would import jax where that is installed."""
 SEVERAL = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 UNIONS = (Union, types.UnionType)
@@ -110,9 +117,15 @@ Test = Callable[[Any], bool]
 
 @functools.cache
 def _checks(made: Callable[..., Any]) -> tuple[dict[str, Callable[[str, Any], None]], bool]:
-    """A check for each annotated parameter but `*args` and `**options`, and whether some name sizes."""
+    """A check for each annotated parameter but `*args` and `**options`, and whether some name
+    sizes.
+    """
     hints = typing.get_type_hints(made, include_extras=True)
-    known = {name: each for name, each in inspect.signature(made).parameters.items() if hints.get(name, Any) is not Any}
+    known = {
+        name: each
+        for name, each in inspect.signature(made).parameters.items()
+        if hints.get(name, Any) is not Any
+    }
     checks = {name: _check(hints[name]) for name, each in known.items() if each.kind not in SEVERAL}
     return checks, any("jaxtyping" in repr(hints[name]) for name in checks)
 
@@ -126,7 +139,12 @@ def _check(hint: Any) -> Callable[[str, Any], None]:
         members = typing.get_args(hint)
     else:
         members = (hint,)
-    limits = [each for member in members for each in getattr(member, "__metadata__", ()) if hasattr(each, "check")]
+    limits = [
+        each
+        for member in members
+        for each in getattr(member, "__metadata__", ())
+        if hasattr(each, "check")
+    ]
 
     def check(name: str, value: Any) -> None:
         if not fits(value):
@@ -164,32 +182,46 @@ def _test(hint: Any) -> Test:
         return _is_number(NUMBERS[hint][0], math.isfinite if hint is float else _any)
     if isinstance(hint, type) and issubclass(hint, AbstractArray):
         array: Any = hint
-        return lambda value: (not isinstance(value, Tensor) or has_numbers(value)) and isinstance(value, array)
+        return lambda value: (
+            (not isinstance(value, Tensor) or has_numbers(value)) and isinstance(value, array)
+        )
     if kind is typing.get_origin(Callable[..., Any]):
         return callable
     if hint is bool:
         return lambda value: (
-            (type(value) in (bool, int) and value in (0, 1)) or type(value).__name__ in ("bool", "bool_")
+            (type(value) in (bool, int) and value in (0, 1))
+            or type(value).__name__ in ("bool", "bool_")
         )  # numpy's
     if not isinstance(kind, type) or kind in (Any, object, type) or not _can_be_checked(kind):
         return lambda value: kind is not type or isinstance(value, type)
     if kind is tuple and parts and parts[-1] is not ...:
         entries = [_test(part) for part in parts]
-        return lambda value: _is_sequence(value) and len(value) == len(entries) and all(map(_holds, entries, value))
+        return lambda value: (
+            _is_sequence(value) and len(value) == len(entries) and all(map(_holds, entries, value))
+        )
     if issubclass(kind, Mapping) and parts:
         key, entry = map(_test, parts)
-        return lambda value: isinstance(value, kind) and all(key(name) and entry(each) for name, each in value.items())
+        return lambda value: (
+            isinstance(value, kind)
+            and all(key(name) and entry(each) for name, each in value.items())
+        )
     if issubclass(kind, Iterable) and parts:
-        several = _several(kind, None if parts[0] in (Any, object) else _test(parts[0]), text=str in parts)
+        several = _several(
+            kind, None if parts[0] in (Any, object) else _test(parts[0]), text=str in parts
+        )
         things = parts[0] is Tensor or dataclasses.is_dataclass(parts[0])
         # one array is no list of these
         if not things:
             return several
-        return lambda value: not isinstance(value, Tensor) and not hasattr(value, "shape") and several(value)
+        return lambda value: (
+            not isinstance(value, Tensor) and not hasattr(value, "shape") and several(value)
+        )
     if issubclass(kind, Tensor):
         return lambda value: isinstance(value, kind) and has_numbers(value)
     if issubclass(kind, nn.Module):
-        return lambda value: isinstance(getattr(value, "_orig_mod", value), kind)  # what torch.compile wraps
+        return lambda value: isinstance(
+            getattr(value, "_orig_mod", value), kind
+        )  # what torch.compile wraps
     if kind is Path:
         return lambda value: isinstance(value, os.PathLike) and _is_path(value)
     wanted = BYTES if kind is bytes else kind
@@ -197,8 +229,8 @@ def _test(hint: Any) -> Test:
 
 
 def _several(kind: type, entry: Test | None, *, text: bool) -> Test:
-    """The function that says whether a value has entries that pass a test. An iterator's are left in
-    it, and where anything passes none is taken: a loader of data may be long, and shuffle.
+    """The function that says whether a value has entries that pass a test. An iterator's are left
+    in it, and where anything passes none is taken: a loader of data may be long, and shuffle.
     """
 
     def fits(value: Any) -> bool:
@@ -206,7 +238,9 @@ def _several(kind: type, entry: Test | None, *, text: bool) -> Test:
             return text and isinstance(value, str)
         if not (_is_sequence(value) if kind in (Sequence, tuple) else isinstance(value, kind)):
             return False
-        if isinstance(value, Tensor) and value.is_nested:  # it has no shape, and raises where one is asked for
+        if (
+            isinstance(value, Tensor) and value.is_nested
+        ):  # it has no shape, and raises where one is asked for
             return False
         try:
             if entry is None:
@@ -219,8 +253,16 @@ def _several(kind: type, entry: Test | None, *, text: bool) -> Test:
 
 
 def _is_sequence(value: Any) -> bool:
-    has_entries = hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, Mapping))
-    return has_entries and (not isinstance(value, Tensor) or has_numbers(value)) and getattr(value, "shape", None) != ()
+    has_entries = (
+        hasattr(value, "__len__")
+        and hasattr(value, "__getitem__")
+        and not isinstance(value, (str, bytes, Mapping))
+    )
+    return (
+        has_entries
+        and (not isinstance(value, Tensor) or has_numbers(value))
+        and getattr(value, "shape", None) != ()
+    )
 
 
 def _is_number(kind: type, limits: Test) -> Test:
@@ -232,7 +274,9 @@ def _is_number(kind: type, limits: Test) -> Test:
         else:
             number = item(value)
         try:
-            fits = type(number) in plain or (isinstance(number, kind) and not isinstance(number, bool))
+            fits = type(number) in plain or (
+                isinstance(number, kind) and not isinstance(number, bool)
+            )
             return fits and limits(number)
         except OverflowError:  # an integer beyond floats
             return False
@@ -272,12 +316,20 @@ def _is_path(value: Any) -> bool:
         names = os.fsencode(value)
     except UnicodeEncodeError:
         return False
-    return b"\0" not in names and len(names) < 4096 and all(len(name) <= 255 for name in names.split(b"/"))
+    return (
+        b"\0" not in names
+        and len(names) < 4096
+        and all(len(name) <= 255 for name in names.split(b"/"))
+    )
 
 
 def is_dense(value: object) -> bool:
     """Whether the value is a tensor that is neither sparse, nested nor quantised."""
-    return isinstance(value, Tensor) and value.layout is torch.strided and not (value.is_nested or value.is_quantized)
+    return (
+        isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and not (value.is_nested or value.is_quantized)
+    )
 
 
 def has_numbers(value: object) -> bool:
@@ -321,7 +373,9 @@ def _words(hint: Any) -> list[str]:
     origin = typing.get_origin(hint)
     parts = typing.get_args(hint)
     if origin is Annotated:
-        return [word for each in parts[1:] if (word := getattr(each, "words", ""))] or _words(parts[0])
+        return [word for each in parts[1:] if (word := getattr(each, "words", ""))] or _words(
+            parts[0]
+        )
     if origin in (Union, types.UnionType):
         return list(dict.fromkeys(word for part in parts for word in _words(part)))
     if origin is Literal:
@@ -347,5 +401,7 @@ def _words(hint: Any) -> list[str]:
     if isinstance(kind, type) and issubclass(kind, Mapping):
         return ["a dictionary"]
     if isinstance(kind, type) and issubclass(kind, (Collection, Iterable)) and parts:
-        return ["a list" if parts[0] is Any else f"a list, each entry {' or '.join(_words(parts[0]))}"]
+        return [
+            "a list" if parts[0] is Any else f"a list, each entry {' or '.join(_words(parts[0]))}"
+        ]
     return [with_article(getattr(kind, "__name__", str(kind)))]

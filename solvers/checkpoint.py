@@ -45,7 +45,14 @@ class Checkpoint(Gradient):
         if self.every is not None:
             check_whole("every", self.every)
 
-    def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
+    def integrate(
+        self,
+        method: Method,
+        segments: Sequence[Segment],
+        x0: Tensor,
+        run: Run,
+        progress: Progress | None,
+    ) -> Solution:
         check_no_transform("checkpoint")
         try:
             return self._integrate(method, segments, x0, run, progress)
@@ -54,7 +61,12 @@ class Checkpoint(Gradient):
                 return march(method, segments, x0, run.again())
 
     def _integrate(
-        self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None
+        self,
+        method: Method,
+        segments: Sequence[Segment],
+        x0: Tensor,
+        run: Run,
+        progress: Progress | None,
     ) -> Solution:
         single, parts, request = _pieces(method, segments, x0, run)
         every = self.every or math.isqrt(len(parts) - 1) + 1
@@ -95,7 +107,9 @@ class Checkpoint(Gradient):
         return run.solution(x)
 
 
-def _advance(method: Method, pieces: Sequence[Segment], request: Run, record: Record, x: Tensor) -> tuple[Tensor, ...]:
+def _advance(
+    method: Method, pieces: Sequence[Segment], request: Run, record: Record, x: Tensor
+) -> tuple[Tensor, ...]:
     run = request.again()
     part = march(method, pieces, x, run)
     if part.status is not Status.SUCCESS:
@@ -104,13 +118,19 @@ def _advance(method: Method, pieces: Sequence[Segment], request: Run, record: Re
     return part.states[1:]
 
 
-def _pieces(method: Method, segments: Sequence[Segment], x0: Tensor, run: Run) -> tuple[Method, list[Part], Run]:
+def _pieces(
+    method: Method, segments: Sequence[Segment], x0: Tensor, run: Run
+) -> tuple[Method, list[Part], Run]:
     """The method for one piece, the pieces to recompute, and the request of each."""
     if not isinstance(method, Replayable):
         whole = list(enumerate(segments))
         return method, whole, run.again(save="steps" if run.save == "steps" else "segments")
     if not method.adaptive:
-        parts = [(k, piece) for k, segment in enumerate(segments) for piece in method.pieces(segment, run.steps)]
+        parts = [
+            (k, piece)
+            for k, segment in enumerate(segments)
+            for piece in method.pieces(segment, run.steps)
+        ]
         return method, parts, run.again(steps=1, save="segments")
     trial = run.again(save="ends")
     with torch.no_grad():

@@ -49,7 +49,9 @@ class Controller(Protocol):
         """
 
     def rejected(self, size: float, error: float, q: int) -> float:
-        """The size of the next attempt after a rejected one, whose error is above 1 or not finite."""
+        """The size of the next attempt after a rejected one, whose error is above 1 or not
+        finite.
+        """
 
 
 class _ByFactors:
@@ -60,13 +62,22 @@ class _ByFactors:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             low, high = LIMITS[name]
-            inside = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+            inside = (
+                isinstance(value, (int, float))
+                and not isinstance(value, bool)
+                and low <= value <= high
+            )
             useless = (value == 0 and name in NOT_ZERO) or (value == 1 and name in NOT_ONE)
             if not inside or useless:
-                raise ConfigError(f"{type(self).__name__} has {name} = {shown(value)}: give a number between {low} and {high}")
+                raise ConfigError(
+                    f"{type(self).__name__} has {name} = {shown(value)}: give a number between"
+                    f" {low} and {high}"
+                )
 
 
-LIMITS: dict[str, tuple[float, float]] = dict.fromkeys(("safety", "retry", "damping", "shrink", "beta", "d"), (0, 1))
+LIMITS: dict[str, tuple[float, float]] = dict.fromkeys(
+    ("safety", "retry", "damping", "shrink", "beta", "d"), (0, 1)
+)
 LIMITS |= {"alpha": (0, 2), "p": (0, 2), "i": (0, 2), "grow": (1, math.inf)}
 NOT_ZERO, NOT_ONE = ("safety", "retry", "shrink", "i"), ("shrink", "grow")
 
@@ -90,7 +101,9 @@ class Cautious(_ByFactors):
 
     def accepted(self, size: Size, proposed: Size, errors: tuple[Size, Size, Size], q: int) -> Size:
         error, before, _ = errors
-        factor = self.safety * error ** (-1 / q) * _at_most(before / error, 1.0) ** (self.damping / q)
+        factor = (
+            self.safety * error ** (-1 / q) * _at_most(before / error, 1.0) ** (self.damping / q)
+        )
         return _at_least(size * _at_most(factor, self.grow), proposed)
 
     def rejected(self, size: Size, error: Size, q: int) -> Size:
@@ -111,7 +124,9 @@ class _ByPowers(_ByFactors):
     def powers(self) -> tuple[float, float, float]: ...
 
     def accepted(self, size: Size, proposed: Size, errors: tuple[Size, Size, Size], q: int) -> Size:
-        factor = math.prod(error ** (power / q) for error, power in zip(errors, self.powers, strict=True))
+        factor = math.prod(
+            error ** (power / q) for error, power in zip(errors, self.powers, strict=True)
+        )
         following = size * _at_most(_at_least(self.safety * factor, self.shrink), self.grow)
         # a step cut short by its segment's end is no evidence against the longer proposal
         return _at_least(following, (size < proposed) * proposed)
@@ -199,7 +214,12 @@ class ByNumber:
 
     def accepted(self, size: Size, proposed: Size, errors: tuple[Size, Size, Size], q: int) -> Size:
         rows = torch.stack((size, proposed, *errors), 1).tolist()
-        return size.new_tensor([self.rule.accepted(size, proposed, tuple(errors), q) for size, proposed, *errors in rows])
+        return size.new_tensor(
+            [
+                self.rule.accepted(size, proposed, tuple(errors), q)
+                for size, proposed, *errors in rows
+            ]
+        )
 
     def rejected(self, size: Size, error: Size, q: int) -> Size:
         rows = torch.stack((size, error), 1).tolist()

@@ -23,7 +23,9 @@ from solvers.transforms import batched
 Times = Sequence[float] | Tensor
 
 
-def check_times(times: Times, segments: Sequence[Segment], method: Method, gradient: Gradient) -> list[float]:
+def check_times(
+    times: Times, segments: Sequence[Segment], method: Method, gradient: Gradient
+) -> list[float]:
     """The times as numbers, in the order of integration.
 
     Raises ConfigError for times that are not finite numbers in that order and within the segments.
@@ -31,19 +33,31 @@ def check_times(times: Times, segments: Sequence[Segment], method: Method, gradi
     states inside their steps.
     """
     given = times.detach().tolist() if isinstance(times, Tensor) and times.dim() == 1 else times
-    if not isinstance(given, Sequence) or not all(isinstance(t, Real) and math.isfinite(t) for t in given) or not given:
-        raise ConfigError(f"times = {shown(times)}: give a list of finite numbers, or a tensor of one axis")
+    if (
+        not isinstance(given, Sequence)
+        or not all(isinstance(t, Real) and math.isfinite(t) for t in given)
+        or not given
+    ):
+        raise ConfigError(
+            f"times = {shown(times)}: give a list of finite numbers, or a tensor of one axis"
+        )
     start = segments[0].start
     end = segments[-1].end
     sign = check_one_way(segments)
     if any(sign * (b - a) <= 0 for a, b in pairwise(given)):
-        raise ConfigError("the times are not strictly in the order in which the segments pass them: sort them")
+        raise ConfigError(
+            "the times are not strictly in the order in which the segments pass them: sort them"
+        )
     if sign * (given[0] - start) < 0 or sign * (end - given[-1]) < 0:
-        raise ConfigError(f"the times from {given[0]:g} to {given[-1]:g} leave the segments, from {start:g} to {end:g}")
+        raise ConfigError(
+            f"the times from {given[0]:g} to {given[-1]:g} leave the segments, from {start:g} to"
+            f" {end:g}"
+        )
     if not getattr(method, "dense", False) or not getattr(gradient, "dense", False):
         raise ConfigError(
-            "states at any times need a method whose tableau has dense output, as tsit5, dopri5 or rk4, and gradient='backprop' or "
-            "'adjoint': use these, or make each time a segment's end and save='segments'"
+            "states at any times need a method whose tableau has dense output, as tsit5, dopri5 or"
+            " rk4, and gradient='backprop' or 'adjoint': use these, or make each time a segment's"
+            " end and save='segments'"
         )
     return [float(t) for t in given]
 
@@ -54,9 +68,15 @@ def check_one_way(segments: Sequence[Segment]) -> float:
     """
     sign = math.copysign(1.0, segments[-1].end - segments[0].start)
     if any(sign * (segment.end - segment.start) < 0 for segment in segments):
-        raise ConfigError("the segments turn back in time, so a given time may have several states: solve them one by one")
+        raise ConfigError(
+            "the segments turn back in time, so a given time may have several states: solve them"
+            " one by one"
+        )
     if any(segment.learned for segment in segments):
-        raise ConfigError("states at given times have no derivative by learned times: make each time a segment's end")
+        raise ConfigError(
+            "states at given times have no derivative by learned times: make each time a"
+            " segment's end"
+        )
     return sign
 
 
@@ -70,9 +90,15 @@ class Curve:
 
     def __init__(self, segments: Sequence[Segment], method: Method, gradient: Gradient):
         self._sign = check_one_way(segments)
-        if not getattr(method, "dense", False) or gradient.detached or not getattr(gradient, "dense", False) or batched():
+        if (
+            not getattr(method, "dense", False)
+            or gradient.detached
+            or not getattr(gradient, "dense", False)
+            or batched()
+        ):
             raise ConfigError(
-                "save='curve' needs a method whose tableau has dense output, as tsit5, dopri5 or rk4, gradient='backprop' and no vmap"
+                "save='curve' needs a method whose tableau has dense output, as tsit5, dopri5 or"
+                " rk4, gradient='backprop' and no vmap"
             )
         self._ends = [self._sign * segments[0].start]
         self._steps: list[Accepted] = []
@@ -96,7 +122,12 @@ class Curve:
         if not self._ends[0] <= time <= self._ends[-1]:
             first = self._sign * self._ends[0]
             last = self._sign * self._ends[-1]
-            raise ConfigError(f"t = {float(t.detach()):g} is outside the solve, which goes from {first:g} to {last:g}")
+            raise ConfigError(
+                f"t = {float(t.detach()):g} is outside the solve, which goes from {first:g} to"
+                f" {last:g}"
+            )
         inside = self._steps[max(0, bisect_left(self._ends, time) - 1)].inside
-        assert inside is not None, "a method that does not tell the states inside its steps was refused"
+        assert inside is not None, (
+            "a method that does not tell the states inside its steps was refused"
+        )
         return inside(t)

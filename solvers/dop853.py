@@ -126,7 +126,9 @@ def _interpolation() -> list[list[Fraction]]:
             if power % 2 == 0:
                 polynomial = shifted
             else:
-                polynomial = [p - s for p, s in zip([*polynomial, Fraction(0)], shifted, strict=True)]
+                polynomial = [
+                    p - s for p, s in zip([*polynomial, Fraction(0)], shifted, strict=True)
+                ]
         polynomials.append(polynomial[1:])
     return polynomials
 

@@ -55,8 +55,8 @@ class EachSolution:
             return str(Status.SUCCESS.value)
         i = broken[0]
         return (
-            f"{len(broken)} of {len(self.status)} rows broke; row {i}: {self.status[i].value} in segment {self.segment[i]} at "
-            f"t = {self.time[i]:.6g}: {ADVICE[self.status[i]]}"
+            f"{len(broken)} of {len(self.status)} rows broke; row {i}: {self.status[i].value} in"
+            f" segment {self.segment[i]} at t = {self.time[i]:.6g}: {ADVICE[self.status[i]]}"
         )
 
 
@@ -92,15 +92,26 @@ def solve_each(
     check_state(x0)
     chosen = get_method(method)
     if not (isinstance(chosen, RungeKutta) and chosen.adaptive and not chosen.implicit):
-        raise ConfigError(f"method {method!r} has no steps by row: use an explicit adaptive method of the package, as tsit5")
+        raise ConfigError(
+            f"method {method!r} has no steps by row: use an explicit adaptive method of the"
+            " package, as tsit5"
+        )
     control = (step_control or StepControl()).with_tolerances(rtol, atol)
     for name, tolerance in (("rtol", control.rtol), ("atol", control.atol)):
         if tolerance is not None and not isinstance(tolerance, Real):
-            raise ConfigError(f"{name} = {shown(tolerance)}: give one number, for all entries of a row")
+            raise ConfigError(
+                f"{name} = {shown(tolerance)}: give one number, for all entries of a row"
+            )
     limits = control.limits(chosen, method, x0)
-    if x0.dim() == 0 or any(segment.learned for segment in segments) or batched() or in_forward_mode():
+    if (
+        x0.dim() == 0
+        or any(segment.learned for segment in segments)
+        or batched()
+        or in_forward_mode()
+    ):
         raise ConfigError(
-            "steps by row need a state whose first axis are the rows, times that are not learned, and no vmap or forward mode: use `solve`"
+            "steps by row need a state whose first axis are the rows, times that are not learned,"
+            " and no vmap or forward mode: use `solve`"
         )
     run = Run(1, **limits)
     rows = _Rows(len(x0))
@@ -114,38 +125,53 @@ def solve_each(
 
 
 class _Rows:
-    """How far each row is, what its `StepSize` and `Attempts` hold, and how it ended, as tensors over
-    all rows on the CPU. `at` are numbers of rows.
+    """How far each row is, what its `StepSize` and `Attempts` hold, and how it ended, as tensors
+    over all rows on the CPU. `at` are numbers of rows.
     """
 
     def __init__(self, count: int):
         def filled(value: float) -> Tensor:
             return torch.full((count,), value, dtype=torch.float64, device="cpu")
 
-        self.status, self.segment, self.evaluations, self.accepted, self.rejected, self.forced, self.count = torch.zeros(
-            7, count, dtype=torch.long, device="cpu"
+        (
+            self.status,
+            self.segment,
+            self.evaluations,
+            self.accepted,
+            self.rejected,
+            self.forced,
+            self.count,
+        ) = torch.zeros(7, count, dtype=torch.long, device="cpu")
+        self.t, self.end, self.h, self.proposed, self.refused = map(
+            filled, (0, 0, 0, math.nan, math.inf)
         )
-        self.t, self.end, self.h, self.proposed, self.refused = map(filled, (0, 0, 0, math.nan, math.inf))
         self.errors = torch.stack([filled(1), filled(1)])
         # on the present segment, as `count`, the number of attempts
         self.size = filled(math.inf)
         self.error = filled(0)
 
-    def results(self) -> tuple[tuple[Status, ...], tuple[Stats, ...], tuple[int | None, ...], tuple[float | None, ...]]:
+    def results(
+        self,
+    ) -> tuple[
+        tuple[Status, ...], tuple[Stats, ...], tuple[int | None, ...], tuple[float | None, ...]
+    ]:
         """Those of an `EachSolution`."""
         status = tuple(ENDS[k] for k in self.status.tolist())
         costs = (self.evaluations, self.accepted, self.rejected, self.forced)
         stats = tuple(Stats(*each) for each in torch.stack(costs, 1).tolist())
         broken = [not each.good for each in status]
         segments, times = (
-            tuple(value if bad else None for value, bad in zip(of.tolist(), broken, strict=True)) for of in (self.segment, self.t)
+            tuple(value if bad else None for value, bad in zip(of.tolist(), broken, strict=True))
+            for of in (self.segment, self.t)
         )
         return status, stats, segments, times
 
     def enter(self, at: Tensor, start: float) -> None:
         self.t[at], self.count[at], self.size[at], self.error[at] = start, 0, math.inf, 0.0
 
-    def next(self, at: Tensor, run: Run, segment: Segment, dtype: torch.dtype, sound: Tensor) -> Tensor:
+    def next(
+        self, at: Tensor, run: Run, segment: Segment, dtype: torch.dtype, sound: Tensor
+    ) -> Tensor:
         """The next step of each row, as by `Attempts.next`, and its number in `ENDS`."""
         t = self.t[at]
         before = self.size[at]
@@ -159,11 +185,18 @@ class _Rows:
         last = pieces == 1
         h = torch.copysign(size, segment.end - t)
         near = (t + h).to(real_type(dtype)).double()
-        self.end[at], self.h[at] = torch.where(last, segment.end, near), torch.where(last | (near == t), h, near - t)
+        self.end[at], self.h[at] = (
+            torch.where(last, segment.end, near),
+            torch.where(last | (near == t), h, near - t),
+        )
         ulp = torch.nextafter(t.abs(), torch.full_like(t, math.inf)) - t.abs()
         lost = ~(sound | finite) | (~last & (size <= (4 * ulp).clamp(min=SHORTEST)))
         ends = torch.where(self.count[at] == run.max_steps, TOO_MANY, GOOD)
-        ends = torch.where(~finite & (lost | (before <= run.min_step)), NON_FINITE, torch.where(lost, UNDERFLOW, ends))
+        ends = torch.where(
+            ~finite & (lost | (before <= run.min_step)),
+            NON_FINITE,
+            torch.where(lost, UNDERFLOW, ends),
+        )
         self.proposed[at], self.size[at] = step, size
         self.count[at] += 1
         return ends
@@ -180,19 +213,29 @@ class _Rows:
         self.rejected[bad] += 1
         self.forced[at[good & (error > 1)]] += 1
         shorter = rule.rejected(size[~good], error[~good], q)
-        self.proposed[bad], self.refused[bad] = torch.minimum(shorter, SHORTER * size[~good]), size[~good]
+        self.proposed[bad], self.refused[bad] = (
+            torch.minimum(shorter, SHORTER * size[~good]),
+            size[~good],
+        )
         latest = error[good].clamp(min=SMALLEST)
-        self.proposed[fine] = rule.accepted(size[good], self.proposed[fine], (latest, *self.errors[:, fine]), q)
-        self.errors[:, fine], self.refused[fine] = torch.stack((latest, self.errors[0, fine])), math.inf
+        self.proposed[fine] = rule.accepted(
+            size[good], self.proposed[fine], (latest, *self.errors[:, fine]), q
+        )
+        self.errors[:, fine], self.refused[fine] = (
+            torch.stack((latest, self.errors[0, fine])),
+            math.inf,
+        )
         return good
 
 
 class _Batch:
-    """The rows on one segment. `x` and `first` hold the state and slope of the active rows, which are
-    `at` these places in `whole`, all states.
+    """The rows on one segment. `x` and `first` hold the state and slope of the active rows, which
+    are `at` these places in `whole`, all states.
     """
 
-    def __init__(self, method: RungeKutta, segment: Segment, k: int, run: Run, whole: Tensor, rows: _Rows):
+    def __init__(
+        self, method: RungeKutta, segment: Segment, k: int, run: Run, whole: Tensor, rows: _Rows
+    ):
         self.method = method
         self.segment = segment
         self.k = k
@@ -214,7 +257,9 @@ class _Batch:
         self.first = self._slope(self.at, self.x)
         self._begin()
         while len(self.at):
-            self._end(self.rows.next(self.at, self.run, self.segment, self.x.dtype, _sound(self.first)))
+            self._end(
+                self.rows.next(self.at, self.run, self.segment, self.x.dtype, _sound(self.first))
+            )
             if len(self.at):
                 self._attempt()
         return self.whole
@@ -244,7 +289,10 @@ class _Batch:
         if more.any() and not (self.method.tableau.reuses_last_stage and projected is x1):
             some = self._places(more)
             slope = slope.index_put((some,), self._slope(taken[more], projected[some]))
-        self.x, self.first = self.x.index_put((which,), projected), self.first.index_put((which,), slope)
+        self.x, self.first = (
+            self.x.index_put((which,), projected),
+            self.first.index_put((which,), slope),
+        )
         self._leave(self.rows.t[self.at] == self.segment.end)
 
     @torch.no_grad()
@@ -264,11 +312,17 @@ class _Batch:
         sign = math.copysign(1.0, segment.end - segment.start)
         scale = run.atol + run.rtol * x.abs()
         slopes = self._norms(first / scale).tolist()
-        probes = [probe_step(size, slope, span) for size, slope in zip(self._norms(x / scale).tolist(), slopes, strict=True)]
+        probes = [
+            probe_step(size, slope, span)
+            for size, slope in zip(self._norms(x / scale).tolist(), slopes, strict=True)
+        ]
         h = sign * torch.tensor(probes, dtype=torch.float64, device="cpu")
         bend = self._velocity(rows.t[self.at] + h, x + self._by_row(h, x) * first, self.at) - first
         curvatures = (self._norms(bend / scale) / h.abs()).tolist()
-        guesses = [guessed_step(*of, span, self.method.order) for of in zip(slopes, curvatures, probes, strict=True)]
+        guesses = [
+            guessed_step(*of, span, self.method.order)
+            for of in zip(slopes, curvatures, probes, strict=True)
+        ]
         rows.proposed[self.at] = h.new_tensor(guesses)
 
     def _norms(self, e: Tensor) -> Tensor:
@@ -315,12 +369,16 @@ class _Batch:
     def _velocity(self, times: Tensor, x: Tensor, counted: Tensor | None = None) -> Tensor:
         if counted is not None:
             self.rows.evaluations[counted] += 1
-        told = times.clamp(*self.run.inside(self.segment, x.dtype)).to(real_type(x.dtype)).to(x.device)
+        told = (
+            times.clamp(*self.run.inside(self.segment, x.dtype)).to(real_type(x.dtype)).to(x.device)
+        )
         v = self.segment.field(told.reshape(-1, *[1] * (x.dim() - 1)), x)
         check_like("field", v, x)
         return v
 
-    def _step(self, at: Tensor, x: Tensor, first: Tensor, count: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    def _step(
+        self, at: Tensor, x: Tensor, first: Tensor, count: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """x1, the last stage and each row's error of one attempt by each row."""
         tableau = self.method.tableau
         start = self.rows.t[at]
@@ -332,14 +390,23 @@ class _Batch:
                 times = end
             else:
                 times = start + c * (end - start)
-            stages.append(self._velocity(times, x + h * weighted(1, weights, stages), at if count else None))
+            stages.append(
+                self._velocity(times, x + h * weighted(1, weights, stages), at if count else None)
+            )
         x1 = x + h * weighted(1, tableau.b, stages)
         with torch.no_grad():
             scale = self.run.atol + self.run.rtol * torch.maximum(x.abs(), x1.abs())
-            norms = [self._norms(h * weighted(1, weights, stages) / scale) for weights in tableau.error_weights]
+            norms = [
+                self._norms(h * weighted(1, weights, stages) / scale)
+                for weights in tableau.error_weights
+            ]
         if len(norms) == 1:
             return x1, stages[-1], norms[0]
-        return x1, stages[-1], start.new_tensor([tableau.error(of_row) for of_row in torch.stack(norms, 1).tolist()])
+        return (
+            x1,
+            stages[-1],
+            start.new_tensor([tableau.error(of_row) for of_row in torch.stack(norms, 1).tolist()]),
+        )
 
 
 def _sound(x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@
 | `max`   | max abs e                                     | every entry is right                                                  |
 
 For complex entries abs is |z|, and e^2 its square.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def rms(e: Tensor) -> Tensor:
 
 def largest_token(e: Tensor) -> Tensor:
     """The largest root mean square over the last axis."""
-    return torch.linalg.vector_norm(e, dim=-1).max() / math.sqrt(e.shape[-1]) if e.dim() else e.abs()
+    return (
+        torch.linalg.vector_norm(e, dim=-1).max() / math.sqrt(e.shape[-1]) if e.dim() else e.abs()
+    )
 
 
 def largest(e: Tensor) -> Tensor:
@@ -51,5 +53,8 @@ def get_norm(norm: str | Norm) -> Norm:
     if callable(norm):
         return norm
     if not isinstance(norm, str):
-        raise ConfigError(f"norm = {shown(norm)}: give a function of a tensor, or one of {', '.join(sorted(ERROR_NORMS))}")
+        raise ConfigError(
+            f"norm = {shown(norm)}: give a function of a tensor, or one of"
+            f" {', '.join(sorted(ERROR_NORMS))}"
+        )
     return look_up("norm", norm, ERROR_NORMS)

@@ -46,7 +46,10 @@ def _shown(value: object, deep: int) -> str:
             layout = ""
         else:
             layout = " that is not dense"
-        return f"a tensor of shape {tuple(value.shape) if not value.is_nested else '?'} and {value.dtype}{where}{layout}"
+        return (
+            f"a tensor of shape {tuple(value.shape) if not value.is_nested else '?'} and"
+            f" {value.dtype}{where}{layout}"
+        )
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of {int(value.bit_length() * math.log10(2)) + 1} digits"
     if isinstance(value, (Real, str, bytes, PurePath)) or value is None:
@@ -103,7 +106,9 @@ def unknown(what: str, value: object, allowed: Iterable[str]) -> ConfigError:
         hint = f"did you mean {near[0]!r}? "
     else:
         hint = ""
-    return ConfigError(f"unknown {what} {shown(value)}: {hint}choose one of {', '.join(_listed(names))}")
+    return ConfigError(
+        f"unknown {what} {shown(value)}: {hint}choose one of {', '.join(_listed(names))}"
+    )
 
 
 MANY = 12
@@ -116,5 +121,10 @@ def _listed(names: list[str]) -> list[str]:
     """
     families: dict[str, list[str]] = {}
     for name in names:
-        families.setdefault(name.partition(":")[0] if len(names) > MANY and ":" in name else name, []).append(name)
-    return [own[0] if len(own) == 1 else f"{family}:NAME ({len(own)}, as {own[-1]})" for family, own in families.items()]
+        families.setdefault(
+            name.partition(":")[0] if len(names) > MANY and ":" in name else name, []
+        ).append(name)
+    return [
+        own[0] if len(own) == 1 else f"{family}:NAME ({len(own)}, as {own[-1]})"
+        for family, own in families.items()
+    ]

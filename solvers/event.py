@@ -53,9 +53,14 @@ class Event:
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise ConfigError(f"an event's function is {shown(self.function)}: give a function of time and state")
+            raise ConfigError(
+                f"an event's function is {shown(self.function)}: give a function of time and state"
+            )
         if isinstance(self.direction, bool) or self.direction not in (-1, 0, 1):
-            raise ConfigError(f"an event's direction is {shown(self.direction)}: give 1 (upward), -1 (downward) or 0 (either)")
+            raise ConfigError(
+                f"an event's direction is {shown(self.direction)}: give 1 (upward), -1 (downward)"
+                " or 0 (either)"
+            )
 
     def value(self, t: Tensor, x: Tensor) -> Tensor:
         """g(t, x) as a 0-dimensional tensor, with t in the type that fields get. Raises ConfigError
@@ -67,7 +72,10 @@ class Event:
                 what = f"shape {tuple(g.shape)} of {g.dtype}"
             else:
                 what = type(g).__name__
-            raise ConfigError(f"an event's function returned {what}: return one number as a floating tensor, as g.min()")
+            raise ConfigError(
+                f"an event's function returned {what}: return one number as a floating tensor, as"
+                " g.min()"
+            )
         return g.reshape(())
 
     def crosses(self, before: float, after: float) -> bool:
@@ -89,7 +97,9 @@ class Events:
     def __call__(self, seen: Accepted) -> None:
         step = seen.step
         curve = seen.inside
-        assert curve is not None, "a method that does not tell the states inside its steps was refused"
+        assert curve is not None, (
+            "a method that does not tell the states inside its steps was refused"
+        )
         with torch.no_grad():
             if self.state is seen.before:
                 before = self.values
@@ -99,13 +109,26 @@ class Events:
             found: list[FoundRoot] = []
             for i, event in enumerate(self.events):
                 if event.crosses(before[i], after[i]):
-                    found.append((_root(functools.partial(self._along, i, curve), step.start, step.end, before[i], after[i]), i))
+                    found.append(
+                        (
+                            _root(
+                                functools.partial(self._along, i, curve),
+                                step.start,
+                                step.end,
+                                before[i],
+                                after[i],
+                            ),
+                            i,
+                        )
+                    )
         # a value of zero that was no event keeps the previous sign
         self.state = seen.after
         self.values = [b if a == 0 else a for b, a in zip(before, after, strict=True)]
         if found:
             time, i = min(found, key=lambda event: (abs(event[0] - step.start), event[1]))
-            moment, x = moved(self.events[i], time, step.segment, curve, seen.after if time == step.end else None)
+            moment, x = moved(
+                self.events[i], time, step.segment, curve, seen.after if time == step.end else None
+            )
             self.run.event = i, moment
             raise Stopped(Status.EVENT, time, x)
 
@@ -118,11 +141,15 @@ class Events:
     def _value(self, i: int, t: float, x: Tensor) -> float:
         g = float(self.events[i].value(_time(t), x))
         if math.isnan(g):
-            raise SolveError(f"event {i} is not a number at t = {t:.6g}: check its function, and the state there")
+            raise SolveError(
+                f"event {i} is not a number at t = {t:.6g}: check its function, and the state there"
+            )
         return g
 
 
-def moved(event: Event, time: float, segment: Segment, curve: AlongCurve, end: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def moved(
+    event: Event, time: float, segment: Segment, curve: AlongCurve, end: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The event's time and state with their derivatives, for a root on the curve. `end` is the
     state if the root is at the curve's end.
 
@@ -139,7 +166,9 @@ def moved(event: Event, time: float, segment: Segment, curve: AlongCurve, end: T
     else:
         x = end
     clock = segment.clock or (lambda t: t)
-    if not torch.is_grad_enabled() or not (x.requires_grad or event.value(clock(t), x).requires_grad):
+    if not torch.is_grad_enabled() or not (
+        x.requires_grad or event.value(clock(t), x).requires_grad
+    ):
         return t, x
     t.requires_grad_()
     for _ in range(2):
@@ -147,7 +176,8 @@ def moved(event: Event, time: float, segment: Segment, curve: AlongCurve, end: T
         (slope,) = torch.autograd.grad(g, t, create_graph=True)
         if float(slope.detach()) == 0:
             raise SolveError(
-                f"the event at t = {time:.6g} only touches zero, so that its time has no derivative: solve under no_grad"
+                f"the event at t = {time:.6g} only touches zero, so that its time has no"
+                " derivative: solve under no_grad"
             )
         t = t - (g - g.detach()) / slope
     return clock(t), curve(t)
@@ -157,7 +187,9 @@ def _time(t: float) -> Tensor:
     return torch.tensor(t, dtype=torch.float64)
 
 
-def _root(g: Callable[[float], float], before: float, after: float, low: float, high: float) -> float:
+def _root(
+    g: Callable[[float], float], before: float, after: float, low: float, high: float
+) -> float:
     """The first number beyond a sign change of g, from its values low and high at both ends.
 
     Regula falsi that halves the value of an end that stays (Illinois), and bisects every third

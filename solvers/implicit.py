@@ -52,18 +52,21 @@ class NotSolved(Exception):  # noqa: N818 - a signal inside the package
         self.status = status
 
 
-def implicit_stage(run: Run, segment: Segment, t: float, base: Tensor, c: float, near: Tensor) -> Tensor:
+def implicit_stage(
+    run: Run, segment: Segment, t: float, base: Tensor, c: float, near: Tensor
+) -> Tensor:
     """k = f(t, base + c k); the search for base + c k starts at `near`. Raises NotSolved if
     Newton's method fails.
     """
     if batched() or in_forward_mode():
         raise ConfigError(
-            "an implicit method looks at numbers, which is not possible under vmap, and is differentiated backward only: use an explicit "
-            "method, as rk4, there"
+            "an implicit method looks at numbers, which is not possible under vmap, and is"
+            " differentiated backward only: use an explicit method, as rk4, there"
         )
     if base.dtype.itemsize < 4:
         raise ConfigError(
-            f"Newton's method cannot find a stage in {dtype_name(base.dtype)}: keep the state in float32 (autocast does)"
+            f"Newton's method cannot find a stage in {dtype_name(base.dtype)}: keep the state in"
+            " float32 (autocast does)"
         )
     with torch.no_grad():
         y = _newton(run, segment, t, base.detach(), c, near.detach())
@@ -91,7 +94,9 @@ def _newton(run: Run, segment: Segment, t: float, base: Tensor, c: float, y: Ten
         if left * size <= ACCURACY and float(run.size(step, y)) <= ACCURACY:
             return y
         # at rounding level it gets no smaller
-        if bool((step.abs() <= 8 * torch.finfo(y.dtype).eps * torch.maximum(y.abs(), around)).all()):
+        if bool(
+            (step.abs() <= 8 * torch.finfo(y.dtype).eps * torch.maximum(y.abs(), around)).all()
+        ):
             return y
     raise NotSolved(Status.NOT_SOLVED)
 
@@ -107,7 +112,11 @@ def _linearised(run: Run, segment: Segment, t: float, y: Tensor) -> tuple[Tensor
     field serves all products.
     """
     # fused attention kernels have no second derivative; `recomputed` must not see these tensors
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), saved_tensors_hooks(_as_it_is, _as_it_is):
+    with (
+        torch.enable_grad(),
+        sdpa_kernel(SDPBackend.MATH),
+        saved_tensors_hooks(_as_it_is, _as_it_is),
+    ):
         inner = y.detach().requires_grad_()
         u = torch.zeros_like(y).requires_grad_()
         values = run.velocity(segment, t, inner).to(y.dtype)
@@ -130,7 +139,9 @@ def _as_it_is(x: Tensor) -> Tensor:
     return x
 
 
-def _differentiable(run: Run, segment: Segment, t: float, base: Tensor, c: float, y: Tensor, k: Tensor) -> Tensor:
+def _differentiable(
+    run: Run, segment: Segment, t: float, base: Tensor, c: float, y: Tensor, k: Tensor
+) -> Tensor:
     """k with the derivatives of its equation."""
     through = run.velocity(segment, t, y + (base - base.detach())).to(k.dtype)
     if not through.requires_grad:
@@ -143,8 +154,8 @@ def _differentiable(run: Run, segment: Segment, t: float, base: Tensor, c: float
             return None
         if torch.is_grad_enabled():
             raise ConfigError(
-                "second derivatives are not defined for implicit methods, whose stages are differentiated by the implicit function "
-                "theorem: use an explicit method, as tsit5"
+                "second derivatives are not defined for implicit methods, whose stages are"
+                " differentiated by the implicit function theorem: use an explicit method, as tsit5"
             )
         if not values.requires_grad:
             return cotangent
@@ -152,8 +163,8 @@ def _differentiable(run: Run, segment: Segment, t: float, base: Tensor, c: float
         solved, left = gmres(transposed, cotangent, 100 * rounding)
         if not left <= 10 * math.sqrt(rounding):
             raise SolveError(
-                f"the gradient of an implicit stage at t = {t:.6g} is accurate to {left:.1g} only by GMRES: bound the step by max_step, "
-                "or use an explicit method"
+                f"the gradient of an implicit stage at t = {t:.6g} is accurate to {left:.1g} only"
+                " by GMRES: bound the step by max_step, or use an explicit method"
             )
         return solved
 
@@ -176,7 +187,9 @@ def gmres(matrix: Linear, b: Tensor, accuracy: float) -> tuple[Tensor, float]:
     """
     if b.is_complex():  # the derivative is linear over the reals only, as that of conj(x)
         x, left = gmres(
-            lambda v: torch.view_as_real(matrix(torch.view_as_complex(v)).resolve_conj()), torch.view_as_real(b), accuracy
+            lambda v: torch.view_as_real(matrix(torch.view_as_complex(v)).resolve_conj()),
+            torch.view_as_real(b),
+            accuracy,
         )
         return torch.view_as_complex(x), left
     x = torch.zeros_like(b)
@@ -187,7 +200,9 @@ def gmres(matrix: Linear, b: Tensor, accuracy: float) -> tuple[Tensor, float]:
             break
         more, left = _cycle(matrix, residual, left, accuracy * size)
         x = x + more
-        if left > accuracy * size or accuracy < 1e-6:  # by rounding, the rotations' residual differs from the true one
+        if (
+            left > accuracy * size or accuracy < 1e-6
+        ):  # by rounding, the rotations' residual differs from the true one
             residual = b - matrix(x)
             left = float(torch.linalg.vector_norm(residual))
     return x, left / size if size else 0.0
@@ -212,7 +227,10 @@ def _cycle(matrix: Linear, b: Tensor, size: float, allowed: float) -> tuple[Tens
         column = [*(h + again).tolist(), float(torch.linalg.vector_norm(w))]
         length = column[-1]
         for i, (cosine, sine) in enumerate(rotations):
-            column[i], column[i + 1] = cosine * column[i] + sine * column[i + 1], cosine * column[i + 1] - sine * column[i]
+            column[i], column[i + 1] = (
+                cosine * column[i] + sine * column[i + 1],
+                cosine * column[i + 1] - sine * column[i],
+            )
         radius = math.hypot(column[-2], column[-1])
         if radius == 0 or not math.isfinite(radius):
             break

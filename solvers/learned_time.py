@@ -33,14 +33,19 @@ def with_learned_times(field: Field, t0: Any, t1: Any) -> tuple[Field, Clock | N
     The values of both are unchanged, bit for bit. Without learned times it returns the field itself
     and None.
     """
-    learned = [time if isinstance(time, Tensor) and _has_derivative(time) else None for time in (t0, t1)]
+    learned = [
+        time if isinstance(time, Tensor) and _has_derivative(time) else None for time in (t0, t1)
+    ]
     if not any(time is not None for time in learned):
         return field, None
     a, b = (time.detach().item() if isinstance(time, Tensor) else float(time) for time in (t0, t1))
 
     def ends(t: Tensor) -> list[Tensor]:
         # time - value is an exact zero that carries the derivative
-        return [t.new_zeros(()) if time is None else time - value for time, value in zip(learned, (a, b), strict=True)]
+        return [
+            t.new_zeros(()) if time is None else time - value
+            for time, value in zip(learned, (a, b), strict=True)
+        ]
 
     def clock(t: Tensor) -> Tensor:
         da, db = ends(t)
@@ -57,4 +62,8 @@ def with_learned_times(field: Field, t0: Any, t1: Any) -> tuple[Field, Clock | N
 
 
 def _has_derivative(time: Tensor) -> bool:
-    return time.requires_grad or is_functorch_wrapped_tensor(time) or forward_ad.unpack_dual(time).tangent is not None
+    return (
+        time.requires_grad
+        or is_functorch_wrapped_tensor(time)
+        or forward_ad.unpack_dual(time).tangent is not None
+    )

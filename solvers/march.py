@@ -42,7 +42,9 @@ def march(
     try:
         for k, segment in enumerate(segments):
             where = k
-            too_long = abs(segment.end - segment.start) > torch.finfo(x.dtype).max  # torch cannot multiply by its steps
+            too_long = (
+                abs(segment.end - segment.start) > torch.finfo(x.dtype).max
+            )  # torch cannot multiply by its steps
             if too_long or (run.watch and not finite(x)):
                 raise Stopped(Status.NON_FINITE, t, x)
             if segment.enter is not None:
@@ -93,5 +95,12 @@ class Gradient(Protocol):
         """The method that computes the solution: by default the given one."""
         return method
 
-    def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
+    def integrate(
+        self,
+        method: Method,
+        segments: Sequence[Segment],
+        x0: Tensor,
+        run: Run,
+        progress: Progress | None,
+    ) -> Solution:
         """The solution, differentiable if it succeeds."""

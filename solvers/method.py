@@ -6,7 +6,7 @@
 | `HasFixedSteps`     | measured orders of convergence   | the same weights with steps of equal size                  |
 | `Replayable`        | `checkpoint`, for recomputation  | each of its steps can be repeated alone                    |
 | `HasReversibleForm` | `reversible`                     | a scheme made from it that can be solved backward exactly  |
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ class ReversibleForm(Method, Protocol):
     `run.partner` and its steps in `run.trace`.
     """
 
-    def step_back(self, step: Step, pair: Pair, cotangents: Pair, pull: Pull, run: Run) -> tuple[Pair, Pair]:
+    def step_back(
+        self, step: Step, pair: Pair, cotangents: Pair, pull: Pull, run: Run
+    ) -> tuple[Pair, Pair]:
         """The pair before the step and (dL/dy, dL/dz) there, from those after it."""
 
 

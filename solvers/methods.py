@@ -59,5 +59,8 @@ def fixed_step(method: str | Method) -> Method:
     if not chosen.adaptive:
         return chosen
     if not isinstance(chosen, HasFixedSteps):
-        raise ConfigError(f"{method!r} only runs with adaptive steps: choose an own or a fixed-step method, as tsit5 or rk4")
+        raise ConfigError(
+            f"{method!r} only runs with adaptive steps: choose an own or a fixed-step method, as"
+            " tsit5 or rk4"
+        )
     return chosen.fixed()

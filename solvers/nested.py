@@ -21,7 +21,11 @@ def flat_segments(tree: Tree, segments: Sequence[Segment]) -> list[Segment]:
     def of(segment: Segment) -> Segment:
         maps = {name: getattr(segment, name) for name in ("field", "project", "enter")}
         return segment.with_maps(
-            **{name: tree.flat_map(f"the {name}", given) for name, given in maps.items() if given is not None}
+            **{
+                name: tree.flat_map(f"the {name}", given)
+                for name, given in maps.items()
+                if given is not None
+            }
         )
 
     return [of(segment) for segment in segments]
@@ -40,5 +44,8 @@ def in_structure(tree: Tree, solution: Solution) -> Solution:
     else:
         curve = lambda t, flat=solution.curve: parts(flat(t))
     return dataclasses.replace(
-        solution, x1=parts(solution.x1), states=tuple(parts(state) for state in solution.states), curve=curve
+        solution,
+        x1=parts(solution.x1),
+        states=tuple(parts(state) for state in solution.states),
+        curve=curve,
     )

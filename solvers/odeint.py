@@ -102,7 +102,10 @@ def odeint(
     """
     _check_times(t)
     if event_fn is not None and (len(t) != 2 or not callable(event_fn)):
-        raise ConfigError(f"event_fn = {shown(event_fn)} with {len(t)} times: give a function of t and y, and two times")
+        raise ConfigError(
+            f"event_fn = {shown(event_fn)} with {len(t)} times: give a function of t and y, and two"
+            " times"
+        )
     if method in NAMES and method not in ITS_METHODS:
         calls = {"backprop": "odeint", "adjoint": "odeint_adjoint"}
         if isinstance(gradient, str):
@@ -111,9 +114,20 @@ def odeint(
             call = None
         if call is None:
             raise ConfigError(
-                f"method {method!r} is torchdiffeq's and has the gradients {', '.join(calls)} only, not {shown(gradient)}"
+                f"method {method!r} is torchdiffeq's and has the gradients {', '.join(calls)} only,"
+                f" not {shown(gradient)}"
             )
-        return their_result(call, func, y0, t, rtol=rtol, atol=atol, method=method, options=options, event_fn=event_fn)
+        return their_result(
+            call,
+            func,
+            y0,
+            t,
+            rtol=rtol,
+            atol=atol,
+            method=method,
+            options=options,
+            event_fn=event_fn,
+        )
     chosen = ITS_METHODS.get("dopri5" if method is None else method)
     if chosen is None:
         raise unknown("method", method, ALL_METHODS)
@@ -122,7 +136,9 @@ def odeint(
     # in the type in which the field gets the time
     moments = t.to(real_type(first.dtype))
     if t.requires_grad:
-        problem.start = first - problem.field(moments[0], first) * (moments[0] - moments[0].detach())
+        problem.start = first - problem.field(moments[0], first) * (
+            moments[0] - moments[0].detach()
+        )
     if event_fn is not None:
         event_t, states = problem.until(event_fn, t)
         return event_t, problem.parts(torch.stack([first, states]))
@@ -134,7 +150,9 @@ def odeint(
         states = problem.fixed(t)
     if t.requires_grad:
         later = zip(moments[1:], states[1:], strict=True)
-        states = torch.stack([first, *(y + problem.field(time, y) * (time - time.detach()) for time, y in later)])
+        states = torch.stack(
+            [first, *(y + problem.field(time, y) * (time - time.detach()) for time, y in later)]
+        )
     return problem.parts(states)
 
 
@@ -144,7 +162,9 @@ def their_result(call: str, func: Func, y0: Any, t: Tensor, **request: Any) -> A
     """
     import torchdiffeq
 
-    if not isinstance(y0, Tensor) and type(y0) is not tuple:  # torchdiffeq supports no other structure
+    if (
+        not isinstance(y0, Tensor) and type(y0) is not tuple
+    ):  # torchdiffeq supports no other structure
         tree = Tree(y0, "y0")
         event_fn = request["event_fn"]
         if event_fn is not None:
@@ -160,7 +180,9 @@ def their_result(call: str, func: Func, y0: Any, t: Tensor, **request: Any) -> A
     try:
         return getattr(torchdiffeq, call)(func, y0, t, **{**request, "options": options})
     except AssertionError as error:
-        raise SolveError(f"torchdiffeq's {request['method']}: {error or 'it stopped without a message'}") from None
+        raise SolveError(
+            f"torchdiffeq's {request['method']}: {error or 'it stopped without a message'}"
+        ) from None
 
 
 class Problem:
@@ -179,28 +201,39 @@ class Problem:
         gradient: str | Gradient = "backprop",
     ):
         if isinstance(func, nn.Module) and not binds(func.forward, 0.0, y0):
-            raise ConfigError(f"func = {shown(func)} takes other arguments than a time and a state: give one with forward(t, y)")
+            raise ConfigError(
+                f"func = {shown(func)} takes other arguments than a time and a state: give one with"
+                " forward(t, y)"
+            )
         asked = self.asked = options or {}
         if method.adaptive:
             known = ADAPTIVE
         else:
             known = FIXED
         if strange := sorted(set(asked) - set(known)):
-            warnings.warn(f"odeint: unexpected options {strange} for a method that knows {', '.join(known)}", stacklevel=4)
+            warnings.warn(
+                f"odeint: unexpected options {strange} for a method that knows {', '.join(known)}",
+                stacklevel=4,
+            )
         if unheard := [name for name in CALLBACKS if hasattr(func, name)]:
             warnings.warn(
-                f"odeint: func has {', '.join(unheard)}, and callbacks are not called here: solvers.solve(..., on_step=) does",
+                f"odeint: func has {', '.join(unheard)}, and callbacks are not called here:"
+                " solvers.solve(..., on_step=) does",
                 stacklevel=4,
             )
         rule = {ours: float(asked[theirs]) for theirs, ours in RULE.items() if theirs in asked}
         if rule and method.adaptive and isinstance(method, RungeKutta):
-            method = dataclasses.replace(method, controller=PI(**{"alpha": 1.0, "beta": 0.0, **rule}))
+            method = dataclasses.replace(
+                method, controller=PI(**{"alpha": 1.0, "beta": 0.0, **rule})
+            )
         self.method = method
         self.gradient = gradient
         self.tree = tree = None if isinstance(y0, Tensor) else Tree(y0, "y0")
         self.field: Field = func if tree is None else tree.flat_map("func", func)
         self.start: Tensor = y0 if tree is None else tree.flat("y0", y0)
-        self.rtol, self.atol = (_by_entry(*given, self.start, tree) for given in (("rtol", rtol), ("atol", atol)))
+        self.rtol, self.atol = (
+            _by_entry(*given, self.start, tree) for given in (("rtol", rtol), ("atol", atol))
+        )
 
     def parts(self, y: Tensor) -> Any:
         """y in the structure of y0. Axes in front of a state's stay there."""
@@ -223,12 +256,20 @@ class Problem:
         else:
             chosen = norm
         return StepControl(
-            self.rtol.clamp(min=resolved) if isinstance(self.rtol, Tensor) else max(self.rtol, resolved),
+            (
+                self.rtol.clamp(min=resolved)
+                if isinstance(self.rtol, Tensor)
+                else max(self.rtol, resolved)
+            ),
             self.atol,
             chosen if self.tree is None else self.tree.norm(chosen, named=norm is None),
             max_steps=int(self.asked.get("max_num_steps", 2**31 - 1)),
             # torchdiffeq's defaults, 0 and inf, are no bounds
-            **{name: float(self.asked[name]) for name in BOUNDS if self.asked.get(name) not in (None, 0, math.inf)},
+            **{
+                name: float(self.asked[name])
+                for name in BOUNDS
+                if self.asked.get(name) not in (None, 0, math.inf)
+            },
         )
 
     def solved(self, ends: Sequence[float], **request: Any) -> Solution:
@@ -236,7 +277,9 @@ class Problem:
         segments = [Segment(a, b, self.field) for a, b in pairwise(ends)]
         if self.method.adaptive:
             request.setdefault("step_control", self.control)
-        solution = solve(segments, self.start, method=self.method, gradient=self.gradient, **request)
+        solution = solve(
+            segments, self.start, method=self.method, gradient=self.gradient, **request
+        )
         for words in solution.warnings:
             warnings.warn(f"odeint: {words}", stacklevel=5)
         return solution
@@ -247,7 +290,12 @@ class Problem:
         """
         start = times[0]
         end = times[-1]
-        switches = [float(s) for name in ("step_t", "jump_t") if self.asked.get(name) is not None for s in self.asked[name]]
+        switches = [
+            float(s)
+            for name in ("step_t", "jump_t")
+            if self.asked.get(name) is not None
+            for s in self.asked[name]
+        ]
         inside = [s for s in switches if min(start, end) < s < max(start, end)]
         return sorted({*times, *inside}, reverse=start > end)
 
@@ -263,7 +311,9 @@ class Problem:
         with torch.no_grad():
             first: Any = event_fn(t[0].to(real_type(self.start.dtype)), self.parts(self.start))
         if not is_dense(first) or not first.is_floating_point() or not first.numel():
-            raise ConfigError(f"event_fn returned {shown(first)}: return a tensor of floating-point numbers")
+            raise ConfigError(
+                f"event_fn returned {shown(first)}: return a tensor of floating-point numbers"
+            )
         signs = torch.sign(first)
         request: dict[str, Any] = {}
 
@@ -274,7 +324,12 @@ class Problem:
         # an entry that begins at zero has a sign as soon as it leaves zero
         events = [Event(partial(entry, int(i))) for i in (signs == 0).flatten().nonzero()]
         if signs.any():
-            events.append(Event(lambda t, y: (event_fn(t, self.parts(y)) * signs)[signs != 0].min(), direction=-1))
+            events.append(
+                Event(
+                    lambda t, y: (event_fn(t, self.parts(y)) * signs)[signs != 0].min(),
+                    direction=-1,
+                )
+            )
         if self.method.adaptive:
             ends = self.ends([start, start + 1e9 * (other - start)])
             steps = 1
@@ -282,7 +337,10 @@ class Problem:
                 request["step_control"] = dataclasses.replace(self.control, max_steps=EVENT_STEPS)
         else:
             if self.asked.get("grid_constructor") is not None:
-                raise ConfigError("a grid has a fixed end, and the event's time is unknown: give step_size instead")
+                raise ConfigError(
+                    "a grid has a fixed end, and the event's time is unknown: give step_size"
+                    " instead"
+                )
             if self.asked.get("step_size") is None:
                 size = abs(other - start)
             else:
@@ -292,14 +350,18 @@ class Problem:
         solution = self.solved(ends, events=events, steps=steps, **request)
         if solution.event_time is None:
             raise SolveError(
-                f"no event between t = {start:g} and {ends[-1]:g}: check the sign of event_fn, or the direction of t", solution
+                f"no event between t = {start:g} and {ends[-1]:g}: check the sign of event_fn, or"
+                " the direction of t",
+                solution,
             )
         return solution.event_time.to(t), solution.x1
 
     def adaptive(self, t: Tensor) -> Tensor:
         """The states at the times t, by an adaptive method."""
         times: list[float] = t.detach().tolist()
-        if getattr(self.method, "dense", False) and getattr(get_gradient(self.gradient), "dense", False):
+        if getattr(self.method, "dense", False) and getattr(
+            get_gradient(self.gradient), "dense", False
+        ):
             ends = self.ends([times[0], times[-1]])
             return torch.stack(self.solved(ends, times=times).states)
         found = self.solved(self.ends(times), save="segments")
@@ -321,7 +383,11 @@ class Problem:
             if time == grid[k]:
                 found.append(states[k])
             else:
-                found.append(interpolate(self.field, (grid[k - 1], grid[k]), (states[k - 1], states[k]), time))
+                found.append(
+                    interpolate(
+                        self.field, (grid[k - 1], grid[k]), (states[k - 1], states[k]), time
+                    )
+                )
         return torch.stack(found)
 
     def grid(self, t: Tensor, times: list[float]) -> list[float]:
@@ -330,11 +396,14 @@ class Problem:
         size = self.asked.get("step_size")
         if constructor is not None:
             if size is not None:
-                raise ConfigError("step_size and grid_constructor both set the steps: give only one")
+                raise ConfigError(
+                    "step_size and grid_constructor both set the steps: give only one"
+                )
             grid: list[float] = constructor(self.field, self.start, t.detach()).tolist()
             if grid[0] != times[0] or grid[-1] != times[-1]:
                 raise ConfigError(
-                    f"the grid goes from {grid[0]:g} to {grid[-1]:g}, the times from {times[0]:g} to {times[-1]:g}: make them agree"
+                    f"the grid goes from {grid[0]:g} to {grid[-1]:g}, the times from {times[0]:g}"
+                    f" to {times[-1]:g}: make them agree"
                 )
             return grid
         if size is None:
@@ -347,17 +416,29 @@ class Problem:
         return [times[0] + math.copysign(k * size, span) for k in range(count)] + [times[-1]]
 
 
-def _linear(field: Field, ends: tuple[float, float], states: tuple[Tensor, Tensor], t: float) -> Tensor:
+def _linear(
+    field: Field, ends: tuple[float, float], states: tuple[Tensor, Tensor], t: float
+) -> Tensor:
     return states[0] + (t - ends[0]) / (ends[1] - ends[0]) * (states[1] - states[0])
 
 
-def _cubic(field: Field, ends: tuple[float, float], states: tuple[Tensor, Tensor], t: float) -> Tensor:
+def _cubic(
+    field: Field, ends: tuple[float, float], states: tuple[Tensor, Tensor], t: float
+) -> Tensor:
     """The cubic through both states with the field's slopes there (Hermite)."""
     h = ends[1] - ends[0]
     s = (t - ends[0]) / h
-    f0, f1 = (field(torch.tensor(end, dtype=real_type(y.dtype)), y) for end, y in zip(ends, states, strict=True))
+    f0, f1 = (
+        field(torch.tensor(end, dtype=real_type(y.dtype)), y)
+        for end, y in zip(ends, states, strict=True)
+    )
     y0, y1 = states
-    return (1 + 2 * s) * (1 - s) ** 2 * y0 + s * (1 - s) ** 2 * h * f0 + s * s * (3 - 2 * s) * y1 + s * s * (s - 1) * h * f1
+    return (
+        (1 + 2 * s) * (1 - s) ** 2 * y0
+        + s * (1 - s) ** 2 * h * f0
+        + s * s * (3 - 2 * s) * y1
+        + s * s * (s - 1) * h * f1
+    )
 
 
 INTERPOLATIONS = {"linear": _linear, "cubic": _cubic}
@@ -373,7 +454,10 @@ def _by_entry(name: str, given: Tolerance, y0: Tensor, tree: Tree | None) -> flo
         given = tuple(given)
     _, whole = spread(name, given, y0, tree)
     if isinstance(whole, bool) or not isinstance(whole, (int, float, Tensor)):
-        raise ConfigError(f"{name} = {shown(whole)}: give a positive number, or a tensor of them that broadcasts with y0")
+        raise ConfigError(
+            f"{name} = {shown(whole)}: give a positive number, or a tensor of them that broadcasts"
+            " with y0"
+        )
     return whole
 
 

@@ -54,24 +54,47 @@ def odeint_adjoint(
         adjoint_params = tuple(adjoint_params)  # an iterator's, too
     if method in NAMES and method not in ITS_METHODS:
         own = {key: value for key, value in locals().items() if key.startswith("adjoint_")}
-        request = {"rtol": rtol, "atol": atol, "method": method, "options": options, "event_fn": event_fn, **own}
+        request = {
+            "rtol": rtol,
+            "atol": atol,
+            "method": method,
+            "options": options,
+            "event_fn": event_fn,
+            **own,
+        }
         return their_result("odeint_adjoint", func, y0, t, **request)
     same = dict(options or {})
     for name, value in (adjoint_options or {}).items():
         allowed = (None, "seminorm") if name == "norm" else (same.get(name),)
-        if not any(value is one or (isinstance(value, (str, int, float)) and value == one) for one in allowed):
+        if not any(
+            value is one or (isinstance(value, (str, int, float)) and value == one)
+            for one in allowed
+        ):
             raise ConfigError(
-                f"adjoint_options has {name} = {shown(value)}: the backward solve uses those of the forward solve, and norm 'seminorm': "
-                "leave it out"
+                f"adjoint_options has {name} = {shown(value)}: the backward solve uses those of the"
+                " forward solve, and norm 'seminorm': leave it out"
             )
     if not all(isinstance(parameter, Tensor) for parameter in adjoint_params or ()):
-        raise ConfigError("adjoint_params holds something else than tensors: give the parameters that func depends on, or None")
+        raise ConfigError(
+            "adjoint_params holds something else than tensors: give the parameters that func"
+            " depends on, or None"
+        )
     if adjoint_method is None:
         back_method = None
     else:
         back_method = look_up("adjoint_method", adjoint_method, ALL_METHODS)
     back = Adjoint(rtol=adjoint_rtol, atol=adjoint_atol, method=back_method)
-    return odeint(func, y0, t, rtol=rtol, atol=atol, method=method, options=options, event_fn=event_fn, gradient=back)
+    return odeint(
+        func,
+        y0,
+        t,
+        rtol=rtol,
+        atol=atol,
+        method=method,
+        options=options,
+        event_fn=event_fn,
+        gradient=back,
+    )
 
 
 @checked
@@ -90,9 +113,12 @@ def odeint_event(
     """
     if t0.dim() != 0:
         raise ConfigError(f"t0 is {shown(t0)}: give a tensor without axes")
-    if not binds(getattr(odeint_interface, "forward", odeint_interface), func, y0, t0, event_fn=event_fn):
+    if not binds(
+        getattr(odeint_interface, "forward", odeint_interface), func, y0, t0, event_fn=event_fn
+    ):
         raise ConfigError(
-            f"odeint_interface = {shown(odeint_interface)} does not take the arguments of odeint: give odeint or odeint_adjoint"
+            f"odeint_interface = {shown(odeint_interface)} does not take the arguments of odeint:"
+            " give odeint or odeint_adjoint"
         )
     t = torch.stack([t0, t0.detach() + (-1 if reverse_time else 1)])
     return odeint_interface(func, y0, t, event_fn=event_fn, **kwargs)
@@ -124,8 +150,13 @@ def odeint_dense(
     chosen = METHODS["dopri5"] if method is None else ITS_METHODS.get(method)
     if chosen is None or not chosen.adaptive:
         adaptive = ", ".join(name for name, one in ITS_METHODS.items() if one.adaptive)
-        raise ConfigError(f"method {method!r} has no states inside steps of its own choice: use one of {adaptive}")
+        raise ConfigError(
+            f"method {method!r} has no states inside steps of its own choice: use one of {adaptive}"
+        )
     for name, end in (("t0", t0), ("t1", t1)):
         if isinstance(end, Tensor) and end.requires_grad:
-            raise ConfigError(f"{name} requires a gradient, which y(t) does not have: give {name}.detach(), or use odeint")
+            raise ConfigError(
+                f"{name} requires a gradient, which y(t) does not have: give {name}.detach(), or"
+                " use odeint"
+            )
     return Problem(func, y0, chosen, rtol, atol, options).curve(float(t0), float(t1))

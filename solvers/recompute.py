@@ -29,7 +29,9 @@ States = tuple[Tensor, ...]
 Advance = Callable[[Tensor], States]
 
 
-def recomputed(function: Advance, x: Tensor, hold: bool = False, checked: Sequence[int] = (0,)) -> States:
+def recomputed(
+    function: Advance, x: Tensor, hold: bool = False, checked: Sequence[int] = (0,)
+) -> States:
     """function(x), of which autograd keeps x only. Raises SolveError in the backward pass if the
     second run of the function differs.
 
@@ -129,7 +131,10 @@ class _Call:
         found: list[Tensor] = []
 
         def keep(tensor: Tensor) -> Tensor:
-            if len(found) == len(self.thrown) or (tensor.shape, tensor.dtype) != self.thrown[len(found)]:
+            if (
+                len(found) == len(self.thrown)
+                or (tensor.shape, tensor.dtype) != self.thrown[len(found)]
+            ):
                 raise _different()
             found.append(tensor.detach())
             if self.running and len(found) == len(self.thrown):
@@ -153,8 +158,9 @@ class _Call:
             raise _different()
         if self._parameters(x, states) != self.parameters:
             raise SolveError(
-                "a field uses other tensors when its steps are computed again for the gradient than the first time: did "
-                "torch.func.functional_call replace its weights? Take the gradient inside it, or use gradient='backprop'"
+                "a field uses other tensors when its steps are computed again for the gradient than"
+                " the first time: did torch.func.functional_call replace its weights? Take the"
+                " gradient inside it, or use gradient='backprop'"
             )
         return found
 
@@ -169,8 +175,8 @@ class _Call:
 
 def _different() -> SolveError:
     return SolveError(
-        "a field did something else when its steps were computed again for the gradient: it must do the same for the same time and "
-        "state, or use gradient='backprop'"
+        "a field did something else when its steps were computed again for the gradient: it must do"
+        " the same for the same time and state, or use gradient='backprop'"
     )
 
 

@@ -10,7 +10,14 @@ from solvers.method import Method
 from solvers.methods import get_method
 from solvers.step_control import StepControl, check_whole
 
-TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex128, torch.complex64)
+TYPES = (
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.complex128,
+    torch.complex64,
+)
 
 
 def check_state(x0: Tensor) -> None:
@@ -20,7 +27,9 @@ def check_state(x0: Tensor) -> None:
             what = f"{tuple(x0.shape)} of {x0.dtype}"
         else:
             what = type(x0).__name__
-        raise ConfigError(f"the initial state is {what}: give a non-empty tensor of a floating or complex type")
+        raise ConfigError(
+            f"the initial state is {what}: give a non-empty tensor of a floating or complex type"
+        )
     if x0.layout is not torch.strided or x0.is_nested or x0.is_meta:
         if x0.is_meta:
             what = "on the meta device and has no numbers"
@@ -28,7 +37,9 @@ def check_state(x0: Tensor) -> None:
             what = "nested"
         else:
             what = str(x0.layout)
-        raise ConfigError(f"the initial state is {what}: give a dense tensor with numbers, as by x0.to_dense()")
+        raise ConfigError(
+            f"the initial state is {what}: give a dense tensor with numbers, as by x0.to_dense()"
+        )
 
 
 def method_of(method: str | Method, steps: int) -> Method:
@@ -38,7 +49,10 @@ def method_of(method: str | Method, steps: int) -> Method:
     chosen = get_method(method)
     check_whole("steps", steps)
     if chosen.adaptive and steps != 1:
-        raise ConfigError(f"method {method!r} chooses its own steps and takes no steps = {steps}: give rtol and atol, or use rk4")
+        raise ConfigError(
+            f"method {method!r} chooses its own steps and takes no steps = {steps}: give rtol and"
+            " atol, or use rk4"
+        )
     return chosen
 
 

@@ -55,8 +55,15 @@ class Reversible(Gradient):
     coupling: float = COUPLING
 
     def __post_init__(self) -> None:
-        if isinstance(self.coupling, bool) or not isinstance(self.coupling, (int, float)) or not 0 < self.coupling <= 1:
-            raise ConfigError(f"coupling = {shown(self.coupling)}: give a number above 0 and at most 1, such as {COUPLING}")
+        if (
+            isinstance(self.coupling, bool)
+            or not isinstance(self.coupling, (int, float))
+            or not 0 < self.coupling <= 1
+        ):
+            raise ConfigError(
+                f"coupling = {shown(self.coupling)}: give a number above 0 and at most 1, such as"
+                f" {COUPLING}"
+            )
 
     def check(self, method: Method, segments: Sequence[Segment]) -> None:
         """Raises ConfigError for methods of other packages, and for segments that project the
@@ -68,14 +75,14 @@ class Reversible(Gradient):
             else:
                 other = f"a {type(method).__name__}"
             raise ConfigError(
-                f"gradient 'reversible' is made of an explicit Runge-Kutta method of this package, not of {other}: "
-                "use rk4 or tsit5, or gradient='checkpoint'"
+                "gradient 'reversible' is made of an explicit Runge-Kutta method of this package,"
+                f" not of {other}: use rk4 or tsit5, or gradient='checkpoint'"
             )
         for k, segment in enumerate(segments):
             if segment.project is not None or segment.enter is not None:
                 raise ConfigError(
-                    f"gradient 'reversible' cannot go back through the projection of segment {k} (a norm around the state): "
-                    "use gradient='checkpoint'"
+                    f"gradient 'reversible' cannot go back through the projection of segment {k} (a"
+                    " norm around the state): use gradient='checkpoint'"
                 )
 
     detached = True
@@ -85,12 +92,20 @@ class Reversible(Gradient):
         return method.reversible(self.coupling)
 
     @untraced
-    def integrate(self, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None) -> Solution:
+    def integrate(
+        self,
+        method: Method,
+        segments: Sequence[Segment],
+        x0: Tensor,
+        run: Run,
+        progress: Progress | None,
+    ) -> Solution:
         check_no_transform("reversible")
         if x0.dtype.itemsize < 4:
             raise ConfigError(
-                f"gradient 'reversible' cannot go back in {dtype_name(x0.dtype)}, because rounding errors grow in the backward pass: "
-                "keep the state in float32 (autocast does), or use gradient='checkpoint'"
+                f"gradient 'reversible' cannot go back in {dtype_name(x0.dtype)}, because rounding"
+                " errors grow in the backward pass: keep the state in float32 (autocast does), or"
+                " use gradient='checkpoint'"
             )
         scheme = self.scheme(method)
         chain = Chain([x0, x0], run)
@@ -99,7 +114,15 @@ class Reversible(Gradient):
             assert run.partner is not None, "every segment leaves a partner"
             steps = run.trace
             run.trace = []
-            back = partial(_backward, scheme, k, steps, run.stats.accepted - len(steps), chain.baton, run.again())
+            back = partial(
+                _backward,
+                scheme,
+                k,
+                steps,
+                run.stats.accepted - len(steps),
+                chain.baton,
+                run.again(),
+            )
             chain.add([x, run.partner], [x0] if k == 0 else [], {k: capture.take()}, back)
 
         with without_graph(x0.device) as capture:
@@ -139,7 +162,9 @@ def _backward(
                 cotangents = cotangents
             else:
                 cotangents = (cotangents[0] + gradient, cotangents[1])
-        pair, cotangents = scheme.step_back(steps[i - 1], pair, cotangents, partial(state.pull, k), run)
+        pair, cotangents = scheme.step_back(
+            steps[i - 1], pair, cotangents, partial(state.pull, k), run
+        )
     baton[0] = pair
     for x0 in kept:
         _check_start(pair[0], x0, after_first[0])
@@ -150,6 +175,7 @@ def _check_start(y: Tensor, x0: Tensor, ahead: Tensor) -> None:
     missed, *sizes = (float(torch.linalg.vector_norm(x)) for x in (y - x0, x0, ahead))
     if not missed <= MISSED * max(sizes):
         raise SolveError(
-            f"the backward pass of gradient 'reversible' misses the initial state by {missed / max(sizes):.1g} of it, because rounding "
-            "errors grow in it: use gradient='checkpoint', float64, fewer steps, or a coupling nearer to 1"
+            "the backward pass of gradient 'reversible' misses the initial state by"
+            f" {missed / max(sizes):.1g} of it, because rounding errors grow in it: use"
+            " gradient='checkpoint', float64, fewer steps, or a coupling nearer to 1"
         )

@@ -153,7 +153,9 @@ class ReversibleScheme:
                 run.apart = torch.fmax(run.apart, apart)
         return run.watch and bool(apart > 1)
 
-    def step_back(self, step: Step, pair: Pair, cotangents: Pair, pull: Pull, run: Run) -> tuple[Pair, Pair]:
+    def step_back(
+        self, step: Step, pair: Pair, cotangents: Pair, pull: Pull, run: Run
+    ) -> tuple[Pair, Pair]:
         """The pair before the step and (dL/dy, dL/dz) there, from those after it."""
         (y, z), (p, q) = pair, cotangents
         psi, pulled = pull(partial(self.method.increment, back(step), run=run), y, -q)

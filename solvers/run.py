@@ -23,7 +23,19 @@ from solvers.stiffness import Stiffness
 
 Save = Literal["ends", "segments", "steps", "curve"]
 
-REQUEST = ("steps", "rtol", "atol", "max_steps", "watch", "save", "first_step", "min_step", "max_step", "norm", "controlled")
+REQUEST = (
+    "steps",
+    "rtol",
+    "atol",
+    "max_steps",
+    "watch",
+    "save",
+    "first_step",
+    "min_step",
+    "max_step",
+    "norm",
+    "controlled",
+)
 """The fields of a `Run` that are its request. The others are results."""
 
 
@@ -198,7 +210,10 @@ class Run:
     def size(self, error: Tensor, *states: Tensor) -> Tensor:
         """The norm of error/(atol + rtol max(abs states))."""
         # tolerances vanish in half precision
-        counted = [self.counted(x).float() if x.dtype.itemsize < 4 else self.counted(x) for x in (error, *states)]
+        counted = [
+            self.counted(x).float() if x.dtype.itemsize < 4 else self.counted(x)
+            for x in (error, *states)
+        ]
         largest = functools.reduce(torch.maximum, (x.abs() for x in counted[1:]))
         return self.norm(counted[0] / (self.atol + self.rtol * largest))
 
@@ -209,14 +224,20 @@ class Run:
     def passed(self, start: float, end: float) -> list[float]:
         """The wanted times inside a step that were not returned before."""
         served = 0
-        while served < len(self.wanted) and (self.wanted[served] <= end if start < end else self.wanted[served] >= end):
+        while served < len(self.wanted) and (
+            self.wanted[served] <= end if start < end else self.wanted[served] >= end
+        ):
             served += 1
         found = list(self.wanted[:served])
         self.wanted = self.wanted[served:]
         return found
 
     def solution(
-        self, x: Tensor, status: Status = Status.SUCCESS, segment: int | None = None, time: float | None = None
+        self,
+        x: Tensor,
+        status: Status = Status.SUCCESS,
+        segment: int | None = None,
+        time: float | None = None,
     ) -> Solution:
         """The solution that ends in x, with the saved states."""
         if self.event is None:
@@ -237,22 +258,27 @@ def check_like(what: str, y: object, x: Tensor) -> None:
     device, in a type that does not widen it.
     """
     if not isinstance(y, Tensor):
-        raise ConfigError(f"the {what} returned {type(y).__name__}: {WANTED[what]} must be a tensor of x's shape")
+        raise ConfigError(
+            f"the {what} returned {type(y).__name__}: {WANTED[what]} must be a tensor of x's shape"
+        )
     if y.dtype is not x.dtype and not (
         (y.dtype.is_floating_point or y.dtype.is_complex)
         and y.dtype.is_complex == x.dtype.is_complex
         and (y.dtype.itemsize < x.dtype.itemsize or torch.is_autocast_enabled(x.device.type))
     ):
         raise ConfigError(
-            f"the {what} returned {dtype_name(y.dtype)} for a state of {dtype_name(x.dtype)}: return it as .to(x.dtype), or start from a "
-            "state of that type"
+            f"the {what} returned {dtype_name(y.dtype)} for a state of {dtype_name(x.dtype)}:"
+            " return it as .to(x.dtype), or start from a state of that type"
         )
     if y.shape != x.shape:
         raise ConfigError(
-            f"the {what} returned shape {tuple(y.shape)} for a state of shape {tuple(x.shape)}: {WANTED[what]} must match x"
+            f"the {what} returned shape {tuple(y.shape)} for a state of shape {tuple(x.shape)}:"
+            f" {WANTED[what]} must match x"
         )
     if y.device != x.device:
-        raise ConfigError(f"the {what} returned a tensor on {y.device} for a state on {x.device}: keep it there")
+        raise ConfigError(
+            f"the {what} returned a tensor on {y.device} for a state on {x.device}: keep it there"
+        )
 
 
 WANTED = {"field": "dx/dt", "project": "the projected state", "enter": "the state entered with"}
@@ -289,7 +315,8 @@ def neighbour(t: float, towards: float, dtype: torch.dtype) -> float:
         return math.nextafter(t, towards)
     if t == 0:
         return math.copysign(2.0**-149, towards)
-    # below a power of two, float32 numbers are half as far apart as above it: both round to the next
+    # below a power of two, float32 numbers are half as far apart as above it: both round to the
+    # next
     return representable(t + math.copysign(0.6 * _spacing(t), towards - t), dtype)
 
 
@@ -311,7 +338,9 @@ def representable(t: float, dtype: torch.dtype) -> float:
 
 
 def _spacing(t: float) -> float:
-    """The distance from t != 0 to the next larger float32 number: 24 bits, and none below 2^-149."""
+    """The distance from t != 0 to the next larger float32 number: 24 bits, and none below
+    2^-149.
+    """
     return math.ldexp(1.0, max(math.frexp(t)[1] - 24, -149))
 
 

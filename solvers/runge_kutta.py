@@ -52,14 +52,19 @@ class RungeKutta:
     def __post_init__(self) -> None:
         if self.adaptive and self.tableau.embedded is None:
             raise ConfigError(
-                "a method without embedded weights cannot estimate its error: give the tableau embedded weights, or adaptive=False"
+                "a method without embedded weights cannot estimate its error: give the tableau"
+                " embedded weights, or adaptive=False"
             )
         if self.compiled and (self.implicit or not self.adaptive):
             raise ConfigError(
-                "only steps of adaptive explicit methods are compiled: use one as tsit5, or torch.compile of the whole solve"
+                "only steps of adaptive explicit methods are compiled: use one as tsit5, or"
+                " torch.compile of the whole solve"
             )
         if not isinstance(self.controller, Controller) or isinstance(self.controller, type):
-            raise ConfigError(f"controller = {shown(self.controller)}: give a rule such as PI(safety=0.9) or Cautious()")
+            raise ConfigError(
+                f"controller = {shown(self.controller)}: give a rule such as PI(safety=0.9) or"
+                " Cautious()"
+            )
         object.__setattr__(self, "used", max(i for i, b in enumerate(self.tableau.b) if b) + 1)
 
     @property
@@ -98,7 +103,9 @@ class RungeKutta:
         """The scheme that `gradient="reversible"` uses with this method."""
         return ReversibleScheme(self, coupling)
 
-    def advance(self, segment: Segment, x: Tensor, run: Run, finish: Finish | None = None) -> Tensor:
+    def advance(
+        self, segment: Segment, x: Tensor, run: Run, finish: Finish | None = None
+    ) -> Tensor:
         """The state at the segment's end. Raises Stopped if it cannot get there.
 
         `finish`, if given, makes each next x instead. An adaptive method controls the error of x +
@@ -120,7 +127,9 @@ class RungeKutta:
                 x = following
             elif times or run.observers:
                 stages = self._stages(step, x, run, None, len(self.tableau.b))
-                x = self._complete(step, x, x + weighted(h, self.tableau.b, stages), stages, times, run)
+                x = self._complete(
+                    step, x, x + weighted(h, self.tableau.b, stages), stages, times, run
+                )
             else:
                 x = run.accept(segment, end, x + self.increment(step, x, run))
         return x
@@ -128,9 +137,15 @@ class RungeKutta:
     walk = advance
 
     def increment(self, step: Step, x: Tensor, run: Run) -> Tensor:
-        """h sum_i b_i k_i: what one step adds to x, without error estimate and before projection."""
+        """h sum_i b_i k_i: what one step adds to x, without error estimate and before
+        projection.
+        """
         if self.used == 1:  # Euler: beside the field of a small model every call counts
-            return step.h * self.tableau.b[0] * run.velocity(step.segment, run.start(step.segment, step.start, x), x)
+            return (
+                step.h
+                * self.tableau.b[0]
+                * run.velocity(step.segment, run.start(step.segment, step.start, x), x)
+            )
         return weighted(step.h, self.tableau.b, self._stages(step, x, run, None, self.used))
 
     def pieces(self, segment: Segment, steps: int) -> Iterator[Segment]:
@@ -139,21 +154,36 @@ class RungeKutta:
         for i, (t0, t1) in enumerate(pairwise(ends)):
             yield segment.part(t0, t1, i == 0)
 
-    def _complete(self, step: Step, x: Tensor, x1: Tensor, stages: Sequence[Tensor], times: Sequence[float], run: Run) -> Tensor:
-        """The state after an accepted step from x to x1, projected. Shows the step to the observers,
-        and saves the states at times inside it.
+    def _complete(
+        self,
+        step: Step,
+        x: Tensor,
+        x1: Tensor,
+        stages: Sequence[Tensor],
+        times: Sequence[float],
+        run: Run,
+    ) -> Tensor:
+        """The state after an accepted step from x to x1, projected. Shows the step to the
+        observers, and saves the states at times inside it.
         """
         if self.dense and (times or run.observers):
             inside = self._inside(step, x, stages, run)
         else:
             inside = None
-        x = run.accept(step.segment, step.end, x1, Accepted(step, x, x1, stages[0], inside) if run.observers else None)
+        x = run.accept(
+            step.segment,
+            step.end,
+            x1,
+            Accepted(step, x, x1, stages[0], inside) if run.observers else None,
+        )
         for time in times:
             assert inside is not None, "a method without states inside its steps was refused"
             run.keep(time, x if time == step.end else inside(time))
         return x
 
-    def _inside(self, step: Step, x: Tensor, stages: Sequence[Tensor], run: Run) -> Callable[[Tensor | float], Tensor]:
+    def _inside(
+        self, step: Step, x: Tensor, stages: Sequence[Tensor], run: Run
+    ) -> Callable[[Tensor | float], Tensor]:
         """t -> the state at a time inside a step from x, by the tableau's interpolation. It is
         differentiable by a time given as a tensor.
         """
@@ -161,18 +191,26 @@ class RungeKutta:
         found = list(stages)
 
         def all_stages() -> Sequence[Tensor]:
-            if len(found) == len(stages):  # asked for the first time: by the search for a root without a graph
+            if len(found) == len(
+                stages
+            ):  # asked for the first time: by the search for a root without a graph
                 with torch.set_grad_enabled(graph):
                     for row, node in zip(self.tableau.inner, self.tableau.inner_c, strict=True):
                         t = step.start + node * (step.end - step.start)
-                        found.append(run.velocity(step.segment, t, x + weighted(step.h, row, found)))
+                        found.append(
+                            run.velocity(step.segment, t, x + weighted(step.h, row, found))
+                        )
             return found
 
         def inside(t: Tensor | float) -> Tensor:
             theta = (t - step.start) / (step.end - step.start)
             if isinstance(theta, Tensor):
-                weights = [(step.h * weight).to(x.dtype) for weight in self.tableau.dense_weights(theta)]
-                state = x + sum(weight * stage for weight, stage in zip(weights, all_stages(), strict=True))
+                weights = [
+                    (step.h * weight).to(x.dtype) for weight in self.tableau.dense_weights(theta)
+                ]
+                state = x + sum(
+                    weight * stage for weight, stage in zip(weights, all_stages(), strict=True)
+                )
             else:
                 state = x + weighted(step.h, self.tableau.dense_weights(theta), all_stages())
             if step.segment.project is None:
@@ -183,13 +221,17 @@ class RungeKutta:
 
     def step_size(self, first: float, run: Run) -> StepSize:
         """The steps' sizes by its controller, from the first one on."""
-        return StepSize(self.controller, self.tableau.error_order, first, run.min_step, run.max_step)
+        return StepSize(
+            self.controller, self.tableau.error_order, first, run.min_step, run.max_step
+        )
 
     def _adaptive(self, segment: Segment, x: Tensor, run: Run, finish: Finish | None) -> Tensor:
         t = segment.start
         first = run.velocity(segment, t, x)
         if run.step_size is None:
-            run.step_size = self.step_size(run.first_step or self._initial_step(segment, x, first, run), run)
+            run.step_size = self.step_size(
+                run.first_step or self._initial_step(segment, x, first, run), run
+            )
         attempts = Attempts(segment, run.step_size, run.stats, run.max_steps)
         unsolved = 0
         while t != segment.end:
@@ -223,7 +265,9 @@ class RungeKutta:
                 self._look(step, stages, run)
             run.trace.append(step)
             if finish is None:
-                following = self._complete(step, x, x1, stages, run.passed(t, step.end) if run.wanted else [], run)
+                following = self._complete(
+                    step, x, x1, stages, run.passed(t, step.end) if run.wanted else [], run
+                )
             x = following
             t = step.end
             if t != segment.end:
@@ -235,24 +279,35 @@ class RungeKutta:
         return x
 
     def _attempt(
-        self, step: Step, x: Tensor, run: Run, first: Tensor, field: Callable[[Any, Tensor], Tensor] | None = None
+        self,
+        step: Step,
+        x: Tensor,
+        run: Run,
+        first: Tensor,
+        field: Callable[[Any, Tensor], Tensor] | None = None,
     ) -> tuple[list[Tensor], Tensor, Tensor, list[Tensor]]:
-        """An adaptive step from x: its stages, h sum_i b_i k_i, the state after it, and the norms of
-        its errors.
+        """An adaptive step from x: its stages, h sum_i b_i k_i, the state after it, and the norms
+        of its errors.
         """
         stages = self._stages(step, x, run, first, len(self.tableau.b), field)
         increment = weighted(step.h, self.tableau.b, stages)
         x1 = x + increment
         with torch.no_grad():
-            sizes = [run.size(weighted(step.h, row, stages), x, x1) for row in self.tableau.error_weights]
+            sizes = [
+                run.size(weighted(step.h, row, stages), x, x1) for row in self.tableau.error_weights
+            ]
         return stages, increment, x1, sizes
 
-    def _compiled(self, step: Step, x: Tensor, run: Run, first: Tensor) -> tuple[list[Tensor], Tensor, Tensor, list[Tensor]]:
+    def _compiled(
+        self, step: Step, x: Tensor, run: Run, first: Tensor
+    ) -> tuple[list[Tensor], Tensor, Tensor, list[Tensor]]:
         """`_attempt` by `torch.compile`. Evaluations are counted here, and times are in a tensor: a
         Python number that changes would compile the step again.
         """
         run.stats.evaluations += len(self.tableau.b) - 1
-        numbers = torch.tensor([*step[1:], *run.inside(step.segment, x.dtype)], dtype=torch.float64, device="cpu")
+        numbers = torch.tensor(
+            [*step[1:], *run.inside(step.segment, x.dtype)], dtype=torch.float64, device="cpu"
+        )
         return _by_compiler()(self, step.segment, numbers, x, run, first)
 
     def _stages(
@@ -308,7 +363,12 @@ class RungeKutta:
         span = abs(segment.end - segment.start)
         probe = probe_step(size, slope, span)
         h = math.copysign(probe, segment.end - segment.start)
-        curvature = run.measure(run.counted(run.velocity(segment, segment.start + h, x + h * first) - first) / scale) / probe
+        curvature = (
+            run.measure(
+                run.counted(run.velocity(segment, segment.start + h, x + h * first) - first) / scale
+            )
+            / probe
+        )
         return guessed_step(slope, curvature, probe, span, self.order)
 
 
@@ -316,7 +376,9 @@ class RungeKutta:
 def _by_compiler() -> Callable[..., tuple[list[Tensor], Tensor, Tensor, list[Tensor]]]:
     """Made at the first use: it imports the compiler."""
 
-    def attempt(method: RungeKutta, segment: Segment, numbers: Any, x: Tensor, run: Run, first: Tensor) -> Any:
+    def attempt(
+        method: RungeKutta, segment: Segment, numbers: Any, x: Tensor, run: Run, first: Tensor
+    ) -> Any:
         start, end, h, low, high = numbers.unbind()
 
         def field(t: Tensor, x: Tensor) -> Tensor:

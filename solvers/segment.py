@@ -63,10 +63,13 @@ class Segment:
             given = getattr(self, name)
             if not callable(given) and (given is not None or name == "field"):
                 raise ConfigError(
-                    f"a segment's {name} is {shown(given)}: give a function" + (" of time and state" * (name == "field"))
+                    f"a segment's {name} is {shown(given)}: give a function"
+                    + (" of time and state" * (name == "field"))
                 )
         if t0 == t1:
-            raise ConfigError(f"a segment from t0 = {float(t0):g} to the same t1 has no length: leave it out")
+            raise ConfigError(
+                f"a segment from t0 = {float(t0):g} to the same t1 has no length: leave it out"
+            )
         field, clock = with_learned_times(self.field, self.t0, self.t1)
         start = float(t0)
         end = float(t1)
@@ -131,16 +134,22 @@ def check_segments(segments: Sequence[Segment]) -> None:
     previous one ends, to rounding.
     """
     if not isinstance(segments, Sequence) or isinstance(segments, str):
-        raise ConfigError(f"the segments are a {type(segments).__name__}, which may not be iterable twice: give a list")
+        raise ConfigError(
+            f"the segments are a {type(segments).__name__}, which may not be iterable twice: give a"
+            " list"
+        )
     if not all(isinstance(segment, Segment) for segment in segments):
-        raise ConfigError("the segments are not all of type Segment: make them by Segment(t0, t1, field)")
+        raise ConfigError(
+            "the segments are not all of type Segment: make them by Segment(t0, t1, field)"
+        )
     if not segments:
         raise ConfigError("no segments to solve over: give at least one Segment(t0, t1, field)")
     for k, (before, after) in enumerate(pairwise(segments)):
         gap = abs(before.end - after.start)
         if gap > 1e-9 * max(abs(before.end), abs(before.end - before.start)):
             raise ConfigError(
-                f"segment {k} ends at t = {before.end:g} but segment {k + 1} starts at t = {after.start:g}: make them meet"
+                f"segment {k} ends at t = {before.end:g} but segment {k + 1} starts at t ="
+                f" {after.start:g}: make them meet"
             )
 
 

@@ -31,16 +31,28 @@ class Status(enum.Enum):
 
 
 ADVICE: dict[Status, str] = {
-    Status.NON_FINITE: "take a smaller dt or more steps, or a placement with bounded velocities; check x0, the weights and "
-    "the field's values there",
-    Status.STEP_UNDERFLOW: "the field is singular, not smooth or too stiff there, or the tolerances are below what the dtype "
-    "resolves: raise rtol and atol, use float64, or declare the switch as a segment's end",
-    Status.TOO_MANY_STEPS: "raise rtol and atol (or max_steps of `StepControl`): a field that needs so many steps is stiff or not "
-    "smooth there; a method of fixed steps always gets to the end",
-    Status.NOT_SOLVED: "the field is not smooth there, or the steps are too long for it: bound them by max_step of "
-    "`StepControl`, take more steps, declare a switch as a segment's end, or use an explicit method",
-    Status.PAIR_APART: "the field damps faster than a reversible scheme can follow, or the steps are too coarse: use "
-    "gradient='checkpoint', Reversible(coupling=0.9) or less, or smaller steps",
+    Status.NON_FINITE: (
+        "take a smaller dt or more steps, or a placement with bounded velocities; check x0, the"
+        " weights and the field's values there"
+    ),
+    Status.STEP_UNDERFLOW: (
+        "the field is singular, not smooth or too stiff there, or the tolerances are below what the"
+        " dtype resolves: raise rtol and atol, use float64, or declare the switch as a"
+        " segment's end"
+    ),
+    Status.TOO_MANY_STEPS: (
+        "raise rtol and atol (or max_steps of `StepControl`): a field that needs so many steps is"
+        " stiff or not smooth there; a method of fixed steps always gets to the end"
+    ),
+    Status.NOT_SOLVED: (
+        "the field is not smooth there, or the steps are too long for it: bound them by max_step of"
+        " `StepControl`, take more steps, declare a switch as a segment's end, or use an explicit"
+        " method"
+    ),
+    Status.PAIR_APART: (
+        "the field damps faster than a reversible scheme can follow, or the steps are too coarse:"
+        " use gradient='checkpoint', Reversible(coupling=0.9) or less, or smaller steps"
+    ),
 }
 
 
@@ -108,13 +120,16 @@ class Solution:
         found = []
         if self.stats.forced:
             found.append(
-                f"{self.stats.forced} of {self.stats.accepted} steps have an error above the tolerance, because min_step allowed no "
-                "shorter ones: lower it, or raise rtol and atol"
+                f"{self.stats.forced} of {self.stats.accepted} steps have an error above the"
+                " tolerance, because min_step allowed no shorter ones: lower it, or raise rtol and"
+                " atol"
             )
         if self.stats.stiff_at is not None:
             found.append(
-                f"from t = {self.stats.stiff_at:.6g} on, stability and not accuracy bounds the steps of this explicit method, which took "
-                f"{self.stats.accepted + self.stats.rejected}: the field is stiff there; an implicit method, as esdirk4, may take fewer"
+                f"from t = {self.stats.stiff_at:.6g} on, stability and not accuracy bounds the"
+                " steps of this explicit method, which took"
+                f" {self.stats.accepted + self.stats.rejected}: the field is stiff there; an"
+                " implicit method, as esdirk4, may take fewer"
             )
         return tuple(found)
 

@@ -123,7 +123,10 @@ def solve(
             raise ConfigError(f"method {shown(method)} is not compiled: use one as tsit5")
         chosen = dataclasses.replace(chosen, compiled=True)
     if kind.detached and getattr(chosen, "compiled", False):
-        raise ConfigError(f"gradient {shown(gradient)} calls fields outside of compiled steps: use backprop, or compiled=False")
+        raise ConfigError(
+            f"gradient {shown(gradient)} calls fields outside of compiled steps: use backprop, or"
+            " compiled=False"
+        )
     # a steady state uses the norm with every method
     limits = control.limits(chosen, method, x, tree, norm_is_used=steady is not None)
     if save not in SAVE:
@@ -135,7 +138,9 @@ def solve(
     else:
         wanted = check_times(times, segments, chosen, kind)
     if wanted and save != "ends":
-        raise ConfigError(f"save = {save!r} and times both choose the states to keep: give only one")
+        raise ConfigError(
+            f"save = {save!r} and times both choose the states to keep: give only one"
+        )
     check_unused_options(chosen, {"save='steps'": save == "steps" or None}, method)
     if save == "curve":
         curve = Curve(segments, chosen, kind)
@@ -146,8 +151,8 @@ def solve(
     run.wanted = [t for t in wanted if t not in (segments[0].start, segments[-1].end)]
     if chosen.adaptive and batched():
         raise ConfigError(
-            "adaptive steps need the error of each sample, which vmap does not give: use a method of fixed steps, as rk4, "
-            "or give the batch as one state"
+            "adaptive steps need the error of each sample, which vmap does not give: use a method"
+            " of fixed steps, as rk4, or give the batch as one state"
         )
     if tree is not None:
         segments = flat_segments(tree, segments)
@@ -161,7 +166,11 @@ def solve(
         run.observers = [curve.note, *run.observers]
     integrate, integrator = way_of(chosen, kind)
     # observers see the method's own steps; a kind of gradient with its own scheme takes others
-    if run.observers and kind != GRADIENTS["backprop"] and not (integrate is march and integrator is chosen):
+    if (
+        run.observers
+        and kind != GRADIENTS["backprop"]
+        and not (integrate is march and integrator is chosen)
+    ):
         solution = again_to_there(chosen, kind, segments, x, run, progress)
     else:
         solution = integrate(integrator, segments, x, run, progress)
@@ -169,7 +178,9 @@ def solve(
         solution = _checked(solution, kind.scheme(chosen), segments, x, run)
     if wanted and solution.status is Status.SUCCESS:
         found = dict(zip(solution.times, solution.states, strict=True))
-        solution = dataclasses.replace(solution, times=tuple(wanted), states=tuple(found[t] for t in wanted))
+        solution = dataclasses.replace(
+            solution, times=tuple(wanted), states=tuple(found[t] for t in wanted)
+        )
     if curve is not None and solution.status.good:
         curve.ended(solution.times[-1])
         solution = dataclasses.replace(solution, curve=curve)
@@ -180,7 +191,9 @@ def solve(
     return solution
 
 
-def _checked(solution: Solution, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run) -> Solution:
+def _checked(
+    solution: Solution, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run
+) -> Solution:
     """The solution that ended in time; if its result is invalid, with the place where it broke. A
     second solve, which checks each step, finds it.
     """
@@ -197,4 +210,6 @@ def _checked(solution: Solution, method: Method, segments: Sequence[Segment], x0
     if replay.status is not Status.SUCCESS:
         return replay
     # a field that changes between calls may not break in the second solve
-    return dataclasses.replace(solution, status=wrong, segment=len(segments) - 1, time=segments[-1].end)
+    return dataclasses.replace(
+        solution, status=wrong, segment=len(segments) - 1, time=segments[-1].end
+    )

@@ -71,20 +71,36 @@ class StepControl:
     @property
     def bounds(self) -> dict[str, float]:
         """The given step sizes, in the order in which they must ascend."""
-        sizes = {"min_step": self.min_step, "first_step": self.first_step, "max_step": self.max_step}
+        sizes = {
+            "min_step": self.min_step,
+            "first_step": self.first_step,
+            "max_step": self.max_step,
+        }
         return {name: size for name, size in sizes.items() if size is not None}
 
     def with_tolerances(self, rtol: Tolerance | None, atol: Tolerance | None) -> StepControl:
-        """The same with these tolerances. Raises ConfigError for a tolerance given in both places."""
+        """The same with these tolerances. Raises ConfigError for a tolerance given in both
+        places.
+        """
         for name, value in {"rtol": rtol, "atol": atol}.items():
             if value is not None and getattr(self, name) is not None:
-                raise ConfigError(f"{name} is given twice, by itself and in step_control: give one of them")
+                raise ConfigError(
+                    f"{name} is given twice, by itself and in step_control: give one of them"
+                )
         if rtol is None and atol is None:
             return self
-        return dataclasses.replace(self, rtol=self.rtol if rtol is None else rtol, atol=self.atol if atol is None else atol)
+        return dataclasses.replace(
+            self, rtol=self.rtol if rtol is None else rtol, atol=self.atol if atol is None else atol
+        )
 
     def limits(
-        self, method: Method, name: object, x: Tensor, tree: Tree | None = None, *, norm_is_used: bool = False
+        self,
+        method: Method,
+        name: object,
+        x: Tensor,
+        tree: Tree | None = None,
+        *,
+        norm_is_used: bool = False,
     ) -> dict[str, Any]:
         """The fields of a `Run`, for the state x, which is flat for a tree.
 
@@ -137,11 +153,16 @@ def check_unused_options(method: Method, given: Mapping[str, object], name: obje
         raise ConfigError(
             f"{called} takes no {what}: use an adaptive method of the package, as tsit5"
             if method.adaptive
-            else f"{called} has fixed steps and takes no {what}: give steps, or use an adaptive method, as tsit5"
+            else (
+                f"{called} has fixed steps and takes no {what}: give steps, or use an adaptive"
+                " method, as tsit5"
+            )
         )
 
 
-def check_tolerances(method: Method, rtol: float | None, atol: float | None, dtype: torch.dtype) -> tuple[float, float]:
+def check_tolerances(
+    method: Method, rtol: float | None, atol: float | None, dtype: torch.dtype
+) -> tuple[float, float]:
     """Both tolerances (defaults where None). Raises ConfigError unless they are positive, finite
     and resolved by the dtype.
     """
@@ -158,25 +179,35 @@ def check_tolerances(method: Method, rtol: float | None, atol: float | None, dty
     resolution = 4 * torch.finfo(dtype).eps
     if "rtol" in options_of(method) and rtol < resolution:
         raise ConfigError(
-            f"rtol = {rtol:g} is below what {dtype_name(dtype)} resolves ({resolution:.1g}): raise it or use float64"
+            f"rtol = {rtol:g} is below what {dtype_name(dtype)} resolves ({resolution:.1g}): raise"
+            " it or use float64"
         )
     compared = real_type(dtype)
     if "atol" in options_of(method) and atol < torch.finfo(compared).tiny:
         # rounded to 0, it gives 0/0 for an entry that is 0
         name = dtype_name(compared)
         least = torch.finfo(compared).tiny
-        raise ConfigError(f"atol = {atol:g} vanishes in {name}, whose least number is {least:.1e}: raise it or use float64")
+        raise ConfigError(
+            f"atol = {atol:g} vanishes in {name}, whose least number is {least:.1e}: raise it or"
+            " use float64"
+        )
     return float(rtol), float(atol)
 
 
-def spread(name: str, given: Tolerance | None, x: Tensor, tree: Tree | None = None) -> tuple[Any, Any]:
+def spread(
+    name: str, given: Tolerance | None, x: Tensor, tree: Tree | None = None
+) -> tuple[Any, Any]:
     """The smallest tolerance, and the tolerances for a `Run`: a number, or a tensor in x's shape. x
     is flat for a tree.
 
     Raises ConfigError for tensors that do not fit the state, that require a gradient, or that hold
     anything but positive finite numbers.
     """
-    if given is None or isinstance(given, str) or not isinstance(given, (Tensor, Sequence, Mapping)):
+    if (
+        given is None
+        or isinstance(given, str)
+        or not isinstance(given, (Tensor, Sequence, Mapping))
+    ):
         return given, given
     try:
         if tree is None:
@@ -189,11 +220,13 @@ def spread(name: str, given: Tolerance | None, x: Tensor, tree: Tree | None = No
         else:
             state = f"{len(tree.shapes)} tensors"
         raise ConfigError(
-            f"{name} = {shown(given)} does not fit a state of {state}: give one number, a tensor that broadcasts with it, or one of both "
-            "for each of its tensors"
+            f"{name} = {shown(given)} does not fit a state of {state}: give one number, a tensor"
+            " that broadcasts with it, or one of both for each of its tensors"
         ) from None
     if whole.requires_grad:
-        raise ConfigError(f"{name} requires a gradient, which a tolerance does not have: give {name}.detach()")
+        raise ConfigError(
+            f"{name} requires a gradient, which a tolerance does not have: give {name}.detach()"
+        )
     if not whole.is_complex():
         low, high = (float(whole.min()), float(whole.max()))
     else:

@@ -24,7 +24,11 @@ OnStep = Callable[[float, Tensor], object]
 
 
 def check_stops(
-    method: Method, events: Event | Sequence[Event], steady: float | None, on_step: OnStep | None, times: bool
+    method: Method,
+    events: Event | Sequence[Event],
+    steady: float | None,
+    on_step: OnStep | None,
+    times: bool,
 ) -> Sequence[Event]:
     """The events as a sequence. Raises ConfigError for an invalid request, and if the method or a
     transform does not support it.
@@ -34,13 +38,19 @@ def check_stops(
     else:
         events = events
     if not isinstance(events, Sequence) or not all(isinstance(event, Event) for event in events):
-        raise ConfigError(f"events = {shown(events)}: give an Event(function of t and x), or a list of them")
+        raise ConfigError(
+            f"events = {shown(events)}: give an Event(function of t and x), or a list of them"
+        )
     if steady is not None:
-        check_positive("steady", steady, "a positive finite number, the norm of dx/dt at which to stop")
+        check_positive(
+            "steady", steady, "a positive finite number, the norm of dx/dt at which to stop"
+        )
     check_callable("on_step", on_step)
     if not (events or steady is not None or on_step is not None):
         return ()
-    if not getattr(method, "shows_steps", False) or (events and not getattr(method, "dense", False)):
+    if not getattr(method, "shows_steps", False) or (
+        events and not getattr(method, "dense", False)
+    ):
         if events:
             what = "events need a method whose tableau has dense output"
         else:
@@ -48,16 +58,25 @@ def check_stops(
         raise ConfigError(f"{what}, as tsit5, dopri5 or rk4: use one of these")
     if times and (events or steady is not None):
         raise ConfigError(
-            "an event or a steady state may end the solve before the given times: use save='steps', or solve again to the end found"
+            "an event or a steady state may end the solve before the given times: use save='steps',"
+            " or solve again to the end found"
         )
     if batched():
-        raise ConfigError("events, steady and on_step read numbers, which is impossible under vmap: use them outside vmap")
+        raise ConfigError(
+            "events, steady and on_step read numbers, which is impossible under vmap: use them"
+            " outside vmap"
+        )
     if events and in_forward_mode():
-        raise ConfigError("the time of an event is not differentiated in forward mode: use backward mode, or no derivative")
+        raise ConfigError(
+            "the time of an event is not differentiated in forward mode: use backward mode, or no"
+            " derivative"
+        )
     return events
 
 
-def observers(events: Sequence[Event], steady: float | None, on_step: OnStep | None, run: Run) -> list[Observer]:
+def observers(
+    events: Sequence[Event], steady: float | None, on_step: OnStep | None, run: Run
+) -> list[Observer]:
     """The observers of a solve. Events come first, so that no other observer sees a step beyond
     one.
     """
@@ -85,7 +104,12 @@ def way_of(method: Method, kind: Gradient) -> tuple[Callable[..., Solution], Met
 
 
 def again_to_there(
-    method: Method, kind: Gradient, segments: Sequence[Segment], x0: Tensor, run: Run, progress: Progress | None
+    method: Method,
+    kind: Gradient,
+    segments: Sequence[Segment],
+    x0: Tensor,
+    run: Run,
+    progress: Progress | None,
 ) -> Solution:
     """The solution by a kind of gradient with its own integration: first without a graph to where
     the solve ends, then again to there.
@@ -138,4 +162,6 @@ def again_to_there(
         return last.project(after)
 
     moment, x1 = moved(event, time, last, along, x)
-    return dataclasses.replace(ended, x1=x1, states=(*solution.states[:-1], x1), event=i, event_time=moment)
+    return dataclasses.replace(
+        ended, x1=x1, states=(*solution.states[:-1], x1), event=i, event_time=moment
+    )

@@ -24,7 +24,8 @@ from solvers.errors import ConfigError, shown
 TOLERANCE = 1e-13
 """The largest error of a condition: coefficients are published to 16 digits."""
 DENSE_TOLERANCE, DENSE_SIZE = 1e-12, 100.0
-"""The same for dense output, times the sum of its coefficients' sizes over DENSE_SIZE if above 1."""
+"""The same for dense output, times the sum of its coefficients' sizes over DENSE_SIZE if above 1.
+"""
 
 Coefficient = int | float | str | Fraction
 Number = TypeVar("Number", float, Tensor)
@@ -71,9 +72,14 @@ class Tableau:
 
     def __post_init__(self) -> None:
         stages = len(self.b)
-        if len(self.a) != stages or len(self.c) != stages or any(len(row) != i for i, row in enumerate(self.a)):
+        if (
+            len(self.a) != stages
+            or len(self.c) != stages
+            or any(len(row) != i for i, row in enumerate(self.a))
+        ):
             raise ConfigError(
-                f"a tableau of {stages} weights needs {stages} nodes and rows of 0, 1, ..., {stages - 1} coefficients"
+                f"a tableau of {stages} weights needs {stages} nodes and rows of 0, 1, ...,"
+                f" {stages - 1} coefficients"
             )
         if (
             any(len(row) != stages + i for i, row in enumerate(self.inner))
@@ -81,14 +87,20 @@ class Tableau:
             or (self.inner and (self.gamma or not self.dense))
         ):
             raise ConfigError(
-                f"inner stages go with dense output of an explicit method: give rows of {stages}, {stages + 1}, .. and their nodes"
+                f"inner stages go with dense output of an explicit method: give rows of {stages},"
+                f" {stages + 1}, .. and their nodes"
             )
         for i, (row, node) in enumerate(zip(self.rows, (*self.c, *self.inner_c), strict=True)):
             total = sum(row)
             if abs(total - node) > TOLERANCE:
-                raise ConfigError(f"row {i} of a sums to {total:.17g}, not to its node c[{i}] = {node:.17g}")
+                raise ConfigError(
+                    f"row {i} of a sums to {total:.17g}, not to its node c[{i}] = {node:.17g}"
+                )
             if not 0 <= node <= 1:
-                raise ConfigError(f"node c[{i}] = {node:.17g} lies outside [0, 1]: it would evaluate a field outside its segment")
+                raise ConfigError(
+                    f"node c[{i}] = {node:.17g} lies outside [0, 1]: it would evaluate a field"
+                    " outside its segment"
+                )
         if self.coarse is not None and self.embedded is None:
             raise ConfigError("coarse weights go with embedded ones: give both, or embedded alone")
         known: Known = {}
@@ -115,7 +127,9 @@ class Tableau:
         weights, estimates the error.
         """
         lower = [weights for weights in (self.embedded, self.coarse) if weights is not None]
-        return tuple(tuple(b - e for b, e in zip(self.b, weights, strict=True)) for weights in lower)
+        return tuple(
+            tuple(b - e for b, e in zip(self.b, weights, strict=True)) for weights in lower
+        )
 
     def error(self, norms: Sequence[float]) -> float:
         """The error from the norms of its estimates, the finer first: err_e, or
@@ -143,7 +157,9 @@ class Tableau:
         values = [1.0] * len(self.b)
         for _ in self.b:
             powers.append(sum(b * value for b, value in zip(self.b, values, strict=True)))
-            values = [sum(a * value for a, value in zip(row, values, strict=False)) for row in self.a]
+            values = [
+                sum(a * value for a, value in zip(row, values, strict=False)) for row in self.a
+            ]
         fine = 1000
         for k in range(1, 100 * fine):
             value = 0.0
@@ -165,7 +181,13 @@ class Tableau:
         """Whether the last stage is the field at the step's result, to the last bit ("first same as
         last").
         """
-        return not self.gamma and len(self.b) > 1 and self.c[-1] == 1 and self.b[-1] == 0 and self.a[-1] == self.b[:-1]
+        return (
+            not self.gamma
+            and len(self.b) > 1
+            and self.c[-1] == 1
+            and self.b[-1] == 0
+            and self.a[-1] == self.b[:-1]
+        )
 
     def _check_order(self, what: str, weights: Sequence[float], order: int, known: Known) -> None:
         if order < 1:
@@ -173,16 +195,22 @@ class Tableau:
         for size in range(1, order + 1):
             for tree in trees(size):
                 # inner stages come last and have no weight here
-                have = sum(w * value for w, value in zip(weights, self._stage_weights(tree, known), strict=False))
+                have = sum(
+                    w * value
+                    for w, value in zip(weights, self._stage_weights(tree, known), strict=False)
+                )
                 if abs(have - 1 / density(tree)) > TOLERANCE:
                     raise ConfigError(
-                        f"{what} is not of order {order}: "
-                        f"the condition of order {size} for the tree {tree} gives {have:.17g}, not 1/{density(tree)}"
+                        f"{what} is not of order {order}: the condition of order {size} for the"
+                        f" tree {tree} gives {have:.17g}, not 1/{density(tree)}"
                     )
 
     def dense_weights(self, theta: Number) -> tuple[Number, ...]:
         """The weights of x(t + theta h), 0 <= theta <= 1."""
-        return tuple(sum((c * theta**power for power, c in enumerate(row, 1)), 0 * theta) for row in self.dense)
+        return tuple(
+            sum((c * theta**power for power, c in enumerate(row, 1)), 0 * theta)
+            for row in self.dense
+        )
 
     def _check_dense(self, known: Known) -> None:
         ends = (*self.b, *(0.0 for _ in self.inner))
@@ -190,7 +218,9 @@ class Tableau:
             raise ConfigError(f"dense has {len(self.dense)} polynomials for {len(ends)} stages")
         for i, (b, row) in enumerate(zip(ends, self.dense, strict=True)):
             if abs(sum(row) - b) > TOLERANCE:
-                raise ConfigError(f"dense[{i}] is {sum(row):.17g} at the step's end, not b[{i}] = {b:.17g}")
+                raise ConfigError(
+                    f"dense[{i}] is {sum(row):.17g} at the step's end, not b[{i}] = {b:.17g}"
+                )
         for size in range(1, max(2, self.order)):
             for tree in trees(size):
                 values = self._stage_weights(tree, known)
@@ -201,8 +231,8 @@ class Tableau:
                     allowed = DENSE_TOLERANCE * max(1.0, sum(map(abs, weights)) / DENSE_SIZE)
                     if abs(have - (power == size) / density(tree)) > allowed:
                         raise ConfigError(
-                            f"dense is not of order {max(1, self.order - 1)}: in the condition of order {size} for the tree {tree}, "
-                            f"theta^{power} has {have:.17g}"
+                            f"dense is not of order {max(1, self.order - 1)}: in the condition of"
+                            f" order {size} for the tree {tree}, theta^{power} has {have:.17g}"
                         )
 
     def _stage_weights(self, tree: RootedTree, known: Known) -> list[float]:
@@ -243,7 +273,9 @@ def tableau(
     def floats(values: Sequence[Coefficient]) -> Row:
         return tuple(float(_exact(value)) for value in values)
 
-    def node(row: Sequence[Coefficient]) -> float:  # 15 digits: decimals whose sum misses 1 in the last place give 1
+    def node(
+        row: Sequence[Coefficient],
+    ) -> float:  # 15 digits: decimals whose sum misses 1 in the last place give 1
         return round(float(sum(map(_exact, row), Fraction(0))), 15)
 
     return Tableau(
@@ -268,7 +300,10 @@ def _exact(coefficient: Coefficient) -> Fraction:
         float(exact)
         return exact
     except (ValueError, OverflowError, ZeroDivisionError):
-        raise ConfigError(f"the coefficient {shown(coefficient)} is no finite number: give one, or a fraction as '1/3'") from None
+        raise ConfigError(
+            f"the coefficient {shown(coefficient)} is no finite number: give one, or a fraction as"
+            " '1/3'"
+        ) from None
 
 
 def rows(text: str) -> list[list[str]]:
@@ -327,7 +362,9 @@ RK4_38 = tableau(
     numbers("1/8 3/8 3/8 1/8"),
     dense=rows("1 -15/8 1; 0 15/8 -3/2; 0 3/8 0; 0 -3/8 1/2"),
 )
-HEUN3 = tableau(3, [[], ["1/3"], [0, "2/3"]], numbers("1/4 0 3/4"), dense=rows("1 -3/4; 0 0; 0 3/4"))
+HEUN3 = tableau(
+    3, [[], ["1/3"], [0, "2/3"]], numbers("1/4 0 3/4"), dense=rows("1 -3/4; 0 0; 0 3/4")
+)
 # Bogacki and Shampine (1989), the 3(2) pair; inside a step the cubic through both ends and their
 # slopes.
 BOSH3 = tableau(

@@ -31,9 +31,15 @@ NAMES = (
     "fixed_adams",
     "scipy_solver",
 )
-"""torchdiffeq is imported where one of them runs: it imports scipy, which takes a quarter of a second."""
+"""torchdiffeq is imported where one of them runs: it imports scipy, which takes a quarter of a
+second.
+"""
 # torchdiffeq fails by a bare assert; its message contains these words.
-ASSERTED = {"underflow in dt": Status.STEP_UNDERFLOW, "non-finite": Status.NON_FINITE, "max_num_steps": Status.TOO_MANY_STEPS}
+ASSERTED = {
+    "underflow in dt": Status.STEP_UNDERFLOW,
+    "non-finite": Status.NON_FINITE,
+    "max_num_steps": Status.TOO_MANY_STEPS,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,44 +81,62 @@ class TorchDiffEq:
         """The state at the segment's end. Raises Stopped if torchdiffeq fails."""
         if self.name == "scipy_solver" and x.requires_grad and torch.is_grad_enabled():
             raise ConfigError(
-                "torchdiffeq:scipy_solver leaves torch and has the gradient 'adjoint' only: ask for it, or use torchdiffeq:dopri5"
+                "torchdiffeq:scipy_solver leaves torch and has the gradient 'adjoint' only: ask for"
+                " it, or use torchdiffeq:dopri5"
             )
         if segment.project is None:
             return self._call(segment, segment.start, segment.end, run.steps, x, run)
         if self.adaptive:
-            raise ConfigError(f"torchdiffeq:{self.name} cannot project the state after each accepted step: use dopri5 or tsit5")
+            raise ConfigError(
+                f"torchdiffeq:{self.name} cannot project the state after each accepted step: use"
+                " dopri5 or tsit5"
+            )
         for start, end in pairwise(segment.times(run.steps)):
             x = self._call(segment, start, end, 1, x, run)
         return x
 
-    def _call(self, segment: Segment, t0: float, t1: float, steps: int, x: Tensor, run: Run) -> Tensor:
+    def _call(
+        self, segment: Segment, t0: float, t1: float, steps: int, x: Tensor, run: Run
+    ) -> Tensor:
         if self.name == "scipy_solver" and not finite(x):
             raise Stopped(Status.NON_FINITE, t0, x)
-        if any(isinstance(given, Tensor) and given.shape != x.shape for given in (run.rtol, run.atol)):
+        if any(
+            isinstance(given, Tensor) and given.shape != x.shape for given in (run.rtol, run.atol)
+        ):
             raise ConfigError(
-                f"torchdiffeq:{self.name} with gradient 'adjoint' has no tolerances by entry: give one number, or use tsit5"
+                f"torchdiffeq:{self.name} with gradient 'adjoint' has no tolerances by entry: give"
+                " one number, or use tsit5"
             )
         field = _Watched(segment, run, t0, t1, x, self._solver.valid_callbacks())
         times = torch.tensor([t0, t1], dtype=torch.float64, device=x.device)
         options: dict[str, Any] = {}
         if not self.adaptive:
-            options = {"grid_constructor": lambda f, y, t: torch.linspace(t[0], t[-1], steps + 1, dtype=t.dtype, device=t.device)}
+            options = {
+                "grid_constructor": lambda f, y, t: torch.linspace(
+                    t[0], t[-1], steps + 1, dtype=t.dtype, device=t.device
+                )
+            }
             if self.name.endswith("_adams"):
-                options["max_order"] = self.order + 1  # its own default, 12, is unstable at ordinary steps
+                options["max_order"] = (
+                    self.order + 1
+                )  # its own default, 12, is unstable at ordinary steps
         elif self.name != "scipy_solver":
             options = {"step_t": times[1:].clone(), "max_num_steps": run.max_steps}
             options["norm"] = lambda x: run.norm(run.counted(x))
         tolerances: dict[str, Any] = {"rtol": run.rtol, "atol": run.atol}
         if self.name == "scipy_solver":  # which takes entries of a vector, and no tensors
             tolerances = {
-                k: given.reshape(-1).cpu().numpy() if isinstance(given, Tensor) else given for k, given in tolerances.items()
+                k: given.reshape(-1).cpu().numpy() if isinstance(given, Tensor) else given
+                for k, given in tolerances.items()
             }
         try:
             from torchdiffeq import odeint
 
             x1 = odeint(field, x, times, **tolerances, method=self.name, options=options)[-1]
         except AssertionError as error:
-            status = next((status for words, status in ASSERTED.items() if words in str(error)), None)
+            status = next(
+                (status for words, status in ASSERTED.items() if words in str(error)), None
+            )
             if status is None:
                 raise
             if finite(field.state):
@@ -128,7 +152,9 @@ class _Watched(torch.nn.Module):
     accepted steps.
     """
 
-    def __init__(self, segment: Segment, run: Run, t0: float, t1: float, x: Tensor, callbacks: set[str]):
+    def __init__(
+        self, segment: Segment, run: Run, t0: float, t1: float, x: Tensor, callbacks: set[str]
+    ):
         super().__init__()
         for name in callbacks & {
             "callback_step",
@@ -151,7 +177,9 @@ class _Watched(torch.nn.Module):
         if float(t.detach()) != self.time:
             if t.requires_grad and self._run.save == "steps":
                 # its step sizes depend on the parameters; a saved state is at a fixed time
-                x = x - self._run.velocity(self._segment, t.detach(), x.detach()).detach() * (t - t.detach()).to(x.dtype)
+                x = x - self._run.velocity(self._segment, t.detach(), x.detach()).detach() * (
+                    t - t.detach()
+                ).to(x.dtype)
             self._run.accept(self._segment, float(t.detach()), x)
         self.time = float(t.detach())
         self.state = x

@@ -28,7 +28,8 @@ def check_no_transform(kind: str) -> None:
     """
     if _transforms():
         raise ConfigError(
-            f"torch.func.grad, vjp and vmap differentiate operation by operation, not by gradient {kind!r}: use gradient='backprop' in them"
+            "torch.func.grad, vjp and vmap differentiate operation by operation, not by gradient"
+            f" {kind!r}: use gradient='backprop' in them"
         )
 
 
@@ -55,12 +56,14 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor, ...]:
         raise ConfigError(
-            "second derivatives are not defined for the gradients 'reversible' and 'adjoint', which compute the first ones without a "
-            "graph: use gradient='backprop' or 'checkpoint'"
+            "second derivatives are not defined for the gradients 'reversible' and 'adjoint', which"
+            " compute the first ones without a graph: use gradient='backprop' or 'checkpoint'"
         )
 
 
-def differentiable_once(roots: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+def differentiable_once(
+    roots: Sequence[Tensor], gradients: Sequence[Tensor | None]
+) -> list[Tensor | None]:
     """The gradients, which depend on `roots`. Autograd raises ConfigError if they are
     differentiated again.
     """

@@ -53,11 +53,19 @@ class Tree:
         try:
             found = leaves(state)
         except RecursionError:
-            raise ConfigError(f"{what} contains itself or is nested too deep: give a tensor, or a flat list of tensors") from None
+            raise ConfigError(
+                f"{what} contains itself or is nested too deep: give a tensor, or a flat list of"
+                " tensors"
+            ) from None
         if not found or not all(isinstance(leaf, Tensor) for leaf in found):
-            raise ConfigError(f"{what} is {type(state).__name__}: give a tensor, or tuples, lists and dictionaries of tensors")
+            raise ConfigError(
+                f"{what} is {type(state).__name__}: give a tensor, or tuples, lists and"
+                " dictionaries of tensors"
+            )
         if len({leaf.dtype for leaf in found}) > 1 or len({leaf.device for leaf in found}) > 1:
-            raise ConfigError(f"the tensors of {what} have several types or devices: convert them to one")
+            raise ConfigError(
+                f"the tensors of {what} have several types or devices: convert them to one"
+            )
         self.shapes = [leaf.shape for leaf in found]
         self.sizes = [math.prod(shape) for shape in self.shapes]
         places = iter(range(len(found)))
@@ -70,8 +78,8 @@ class Tree:
         found = list(_alongside(self.places, state))
         if [getattr(leaf, "shape", None) for leaf in found] != self.shapes:
             raise ConfigError(
-                f"{what} returned {type(state).__name__} for a state of {len(self.shapes)} tensors: return the same structure with the "
-                "same shapes"
+                f"{what} returned {type(state).__name__} for a state of {len(self.shapes)} tensors:"
+                " return the same structure with the same shapes"
             )
         return torch.cat([leaf.reshape(-1) for leaf in found])
 
@@ -83,7 +91,9 @@ class Tree:
         return torch.cat([torch.as_tensor(part).expand(shape).reshape(-1) for part, shape in parts])
 
     def parts(self, y: Tensor) -> Any:
-        """The structure with the entries of the last axis of y. The axes before it stay in front."""
+        """The structure with the entries of the last axis of y. The axes before it stay in
+        front.
+        """
         cut = torch.split(y, self.sizes, dim=-1)
         return mapped(lambda i: cut[i].reshape((*y.shape[:-1], *self.shapes[i])), self.places)
 
@@ -102,14 +112,18 @@ class Tree:
         """
         if not named:
             return self.on_parts(norm)
-        return lambda e: torch.stack([norm(part) for part in leaves(self.parts(e)) if part.numel()]).max()
+        return lambda e: torch.stack(
+            [norm(part) for part in leaves(self.parts(e)) if part.numel()]
+        ).max()
 
 
 def _alongside(places: object, state: Any) -> Iterator[Any]:
     """The leaves of a state that has the structure of the places; None where it has not."""
     if isinstance(places, (tuple, list)):
         # for a named tuple, the field may return a plain tuple
-        alike = isinstance(state, tuple if isinstance(places, tuple) else list) and len(state) == len(places)
+        alike = isinstance(state, tuple if isinstance(places, tuple) else list) and len(
+            state
+        ) == len(places)
         for i, part in enumerate(places):
             yield from _alongside(part, state[i] if alike else None)
     elif isinstance(places, dict):

@@ -1,4 +1,6 @@
-"""Which cases of a test are run when there is little time: every value of every parameter, not all their combinations."""
+"""Which cases of a test are run when there is little time: every value of every parameter, not all
+their combinations.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +9,8 @@ PAPERS = ("layernorm", "rmsnorm")
 
 
 def covering(combinations: Sequence[Mapping[str, int]]) -> list[int]:
-    """Places of a few combinations in which every parameter takes each of its values that it takes in all of them.
+    """Places of a few combinations in which every parameter takes each of its values that it takes
+    in all of them.
 
     Greedy: the next is the first of those that bring the most values that were not met yet.
     """
@@ -28,7 +31,12 @@ def evenly_spread(places: Sequence[int], count: int) -> list[int]:
 
 VARIANTS = {
     "rotary": {"positions": "rotary"},
-    "rotary, part": {"positions": "rotary", "rotary_fraction": 0.5, "rotary_base": 100.0, "kv_heads": 1},
+    "rotary, part": {
+        "positions": "rotary",
+        "rotary_fraction": 0.5,
+        "rotary_base": 100.0,
+        "kv_heads": 1,
+    },
     "alibi": {"positions": "alibi"},
     "no positions": {"positions": "none", "kv_heads": 2},
     "window": {"window": 3},
@@ -47,7 +55,13 @@ VARIANTS = {
     "reglu": {"ffn": "reglu"},
     "squared relu": {"activation": "relu2"},
     "parallel": {"parallel_blocks": True},
-    "parallel, gated": {"parallel_blocks": True, "ffn": "swiglu", "positions": "rotary", "kv_heads": 1, "bias": False},
+    "parallel, gated": {
+        "parallel_blocks": True,
+        "ffn": "swiglu",
+        "positions": "rotary",
+        "kv_heads": 1,
+        "bias": False,
+    },
     "parallel, two norms": {"parallel_blocks": True, "branch_norms": True},
     "parallel, two norms, gated": {
         "parallel_blocks": True,
@@ -57,12 +71,21 @@ VARIANTS = {
         "bias": False,
     },
     "experts": {"ffn": "moe"},
-    "experts, shared": {"ffn": "moe", "experts": 6, "top_k": 2, "shared_experts": 1, "router": "softmax_topk", "bias": False},
+    "experts, shared": {
+        "ffn": "moe",
+        "experts": 6,
+        "top_k": 2,
+        "shared_experts": 1,
+        "router": "softmax_topk",
+        "bias": False,
+    },
     "gated experts": {"ffn": "moe", "experts": 4, "expert": "swiglu", "router": "sigmoid"},
     "one expert a token": {"ffn": "moe", "experts": 3, "top_k": 1, "router": "softmax_topk"},
     "all experts": {"ffn": "moe", "experts": 3, "top_k": 3},
 }
-"""Options of the maps of tables, as changes of a configuration with four heads; each is enrolled in tests/model/test_variants.py."""
+"""Options of the maps of tables, as changes of a configuration with four heads; each is enrolled in
+tests/model/test_variants.py.
+"""
 
 RESIDUAL_CASES = {
     "layerscale, pre": ("pre", {"residual": "layerscale"}),
@@ -74,7 +97,10 @@ RESIDUAL_CASES = {
     "ngpt, post": ("post", {"residual": "ngpt", "norm": "rmsnorm"}),
     "ngpt, pre_post": ("pre_post", {"residual": "ngpt", "parallel_blocks": True}),
     "hyper-connections, pre": ("pre", {"residual": "hyper_connections", "streams": 3}),
-    "hyper-connections, output": ("output", {"residual": "hyper_connections", "streams": 2, "parallel_blocks": True}),
+    "hyper-connections, output": (
+        "output",
+        {"residual": "hyper_connections", "streams": 2, "parallel_blocks": True},
+    ),
     "mhc, peri": ("peri", {"residual": "mhc", "streams": 3}),
     "mhc, none": ("none", {"residual": "mhc", "streams": 2, "norm": "rmsnorm"}),
     "layerscale, parallel": ("pre", {"residual": "layerscale", "parallel_blocks": True}),

@@ -1,4 +1,6 @@
-"""Shapes and types of public functions are checked at run time, in tests only: the hook precedes the packages' first import."""
+"""Shapes and types of public functions are checked at run time, in tests only: the hook precedes
+the packages' first import.
+"""
 
 import collections
 import math
@@ -35,9 +37,10 @@ LONG = 2.0
 def pytest_collection_modifyitems(config, items):
     """Chooses what `make test` leaves to `make test-all`, besides tests marked `slow`.
 
-    Of a test with several tables of cases it keeps each row of each table, not all their combinations. Of a test marked `cases(n)` it
-    keeps n cases. Shapes and types are only checked in the first calls of a test's first case, and not in whole commands, because the
-    checks double a test's time.
+    Of a test with several tables of cases it keeps each row of each table, not all their
+    combinations. Of a test marked `cases(n)` it keeps n cases. Shapes and types are only checked in
+    the first calls of a test's first case, and not in whole commands, because the checks double a
+    test's time.
     """
     of_a_test = collections.defaultdict(list)
     for item in items:
@@ -61,10 +64,14 @@ def pytest_collection_modifyitems(config, items):
 def _places(case):
     """By each table of cases, its parameters' names, what identifies the row."""
     tables = [mark.args[0] for mark in case.iter_markers("parametrize")]
-    tables = [tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names) for names in tables]
+    tables = [
+        tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names)
+        for names in tables
+    ]
     fixtures = set(case.callspec.params).difference(*tables)
     return {
-        names: tuple(id(case.callspec.params[name]) for name in names) for names in [*tables, *((name,) for name in fixtures)]
+        names: tuple(id(case.callspec.params[name]) for name in names)
+        for names in [*tables, *((name,) for name in fixtures)]
     }
 
 
@@ -78,12 +85,23 @@ def _cost(request):
 
 def pytest_terminal_summary(terminalreporter, config):
     """Names quick tests that took long, with the mark that helps, and the sum over all tests."""
-    reports = [each for found in terminalreporter.stats.values() for each in found if isinstance(each, pytest.TestReport)]
+    reports = [
+        each
+        for found in terminalreporter.stats.values()
+        for each in found
+        if isinstance(each, pytest.TestReport)
+    ]
     ends = [each for each in reports if each.when == "teardown"]
-    seconds = {end.nodeid: cost for end in ends for name, cost in end.user_properties if name == "seconds"}
+    seconds = {
+        end.nodeid: cost for end in ends for name, cost in end.user_properties if name == "seconds"
+    }
     if "not slow" in config.option.markexpr:
-        for name in sorted((name for name in seconds if seconds[name] >= LONG), key=seconds.get, reverse=True):
-            terminalreporter.write_line(f"{seconds[name]:.1f} processor seconds: mark it slow or cases(n): {name}")
+        for name in sorted(
+            (name for name in seconds if seconds[name] >= LONG), key=seconds.get, reverse=True
+        ):
+            terminalreporter.write_line(
+                f"{seconds[name]:.1f} processor seconds: mark it slow or cases(n): {name}"
+            )
     terminalreporter.write_line(f"{sum(seconds.values()):.0f} processor seconds in tests")
 
 
@@ -100,6 +118,8 @@ def _seed():
 
 
 def pytest_collectstart(collector):
-    """Modules that a test file builds at its import have the same weights whatever was imported before it."""
+    """Modules that a test file builds at its import have the same weights whatever was imported
+    before it.
+    """
     if isinstance(collector, pytest.Module):
         torch.manual_seed(0)

@@ -1,4 +1,6 @@
-"""What several tests need: every placement and norm with learned-looking gains and offsets, and states to feed them."""
+"""What several tests need: every placement and norm with learned-looking gains and offsets, and
+states to feed them.
+"""
 
 import sys
 
@@ -23,12 +25,22 @@ FREE = [name for name, placement in PLACEMENTS.items() if not placement.state_no
 
 
 def small_config(placement, **changes):
-    settings = {"vocab_size": 11, "context": 16, "depth": 3, "width": 16, "heads": 2, "placement": placement, "dt": 0.1}
+    settings = {
+        "vocab_size": 11,
+        "context": 16,
+        "depth": 3,
+        "width": 16,
+        "heads": 2,
+        "placement": placement,
+        "dt": 0.1,
+    }
     return GPTConfig(**{**settings, "initialisation": "xavier", "embedding_std": 1.0, **changes})
 
 
 def learned(module, scale=0.2, seed=1):
-    """The module with every parameter moved at random, as training would: gains off 1, offsets and biases off 0."""
+    """The module with every parameter moved at random, as training would: gains off 1, offsets and
+    biases off 0.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -60,15 +72,21 @@ def transport(model, tokens, perturbation, *, size=SIZE, other=None, orders=ORDE
     """W_p(mu_0, nu_0) and W_p(mu_D, nu_D), mu the sequences and nu the same perturbed."""
     x = model.embed(tokens).detach()
     y = perturbed(model, tokens, perturbation, size=size, other=other)
-    return distances(model.depth, perturbation, (x, y), carried(model.depth, [(1.0, x), (1.0, y)]), orders=orders)
+    return distances(
+        model.depth, perturbation, (x, y), carried(model.depth, [(1.0, x), (1.0, y)]), orders=orders
+    )
 
 
 def tokens(batch=2, length=8, vocabulary=11, seed=0):
-    return torch.randint(0, vocabulary, (batch, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        0, vocabulary, (batch, length), generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def unchecked(function):
-    """The function as users call it: without the run-time check of its annotations that the tests turn on."""
+    """The function as users call it: without the run-time check of its annotations that the tests
+    turn on.
+    """
     plain, is_checked = function, False
     while hasattr(plain, "__wrapped__"):
         is_checked |= plain.__code__.co_filename == sys.modules["solvers.checked"].__file__
@@ -77,7 +95,9 @@ def unchecked(function):
 
 
 def as_called(function):
-    """The function with the check of `solvers.checked` if it has one, and without that of the tests, which wraps it."""
+    """The function with the check of `solvers.checked` if it has one, and without that of the
+    tests, which wraps it.
+    """
     plain, is_checked = function, False
     while hasattr(plain, "__wrapped__"):
         inside = (cell.cell_contents for cell in plain.__closure__ or ())

@@ -1,4 +1,6 @@
-"""The site says what runs: every code block of every page, in order, from an empty directory and without a network."""
+"""The site says what runs: every code block of every page, in order, from an empty directory and
+without a network.
+"""
 
 import importlib
 import inspect
@@ -30,14 +32,20 @@ def blocks(page):
 
 def ran(arguments, place):
     environment = {**os.environ, **OFFLINE, "PYTHONPATH": f"{ROOT}{os.pathsep}{place}"}
-    done = subprocess.run(arguments, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        arguments, cwd=place, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem
+)
 def test_a_pages_code_runs(page, tmp_path):
-    """Files that a page names are written, Python is run, and so is each command; a block of no language is for reading."""
+    """Files that a page names are written, Python is run, and so is each command; a block of no
+    language is for reading.
+    """
     for language, title, code in blocks(page):
         if title:
             (tmp_path / title).write_text(code)
@@ -49,28 +57,40 @@ def test_a_pages_code_runs(page, tmp_path):
 
 
 def shown_commands(page):
-    """The arguments of each `ctrans` that a page shows or runs, lines that end in a backslash joined."""
+    """The arguments of each `ctrans` that a page shows or runs, lines that end in a backslash
+    joined.
+    """
     for language, _, code in blocks(page):
-        for line in code.replace("\\\n", " ").splitlines() if language in ("", "sh", "yaml") else ():
-            if called := re.search(r"(?:^|^\S+/|^torchrun .*-m |^\W*(?:run|entry): )ctrans (.*)", line):
+        for line in (
+            code.replace("\\\n", " ").splitlines() if language in ("", "sh", "yaml") else ()
+        ):
+            if called := re.search(
+                r"(?:^|^\S+/|^torchrun .*-m |^\W*(?:run|entry): )ctrans (.*)", line
+            ):
                 yield shlex.split(called[1], comments=True)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_that_are_only_shown_are_understood(page, monkeypatch):
-    """They may need hours, or files of the reader's; but each option is one, and takes what it is given."""
+    """They may need hours, or files of the reader's; but each option is one, and takes what it is
+    given.
+    """
     monkeypatch.setattr("ctrans.cli.plugins.import_named", lambda value: None)
     for arguments in shown_commands(page):
         while arguments[0] == "--plugin":
             arguments = arguments[2:]
         if not arguments[0].startswith("-"):
             assert arguments[0] in COMMANDS, arguments
-            main.get_command(click.Context(main), arguments[0]).make_context(arguments[0], list(arguments[1:]))
+            main.get_command(click.Context(main), arguments[0]).make_context(
+                arguments[0], list(arguments[1:])
+            )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_blocks_are_run_or_read_by_a_test(page, tmp_path):
-    """Python and sh are run, commands in blocks of no language understood, TOML read; `text` is for another shell."""
+    """Python and sh are run, commands in blocks of no language understood, TOML read; `text` is for
+    another shell.
+    """
     for language, title, code in blocks(page):
         assert language in ("", "python", "sh", "toml", "text", "yaml"), language
         if language == "yaml":
@@ -123,11 +143,20 @@ def referred():
 def test_the_reference_names_what_there_is_and_all_of_the_face():
     there = dict(referred())
     assert [name for name, each in there.items() if not each.__doc__] == []
-    assert [name for name in ctrans.__all__ if not any(getattr(ctrans, name) is each for each in there.values())] == []
+    assert [
+        name
+        for name in ctrans.__all__
+        if not any(getattr(ctrans, name) is each for each in there.values())
+    ] == []
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in ctrans.__all__ if not (name.isupper() and name != "GPT") and not name.endswith("Error")]
+    "name",
+    [
+        name
+        for name in ctrans.__all__
+        if not (name.isupper() and name != "GPT") and not name.endswith("Error")
+    ],
 )
 def test_parameters_of_the_face_have_types(name):
     """Which the reference shows."""

@@ -1,4 +1,6 @@
-"""What `from ctrans import ...` gives: every name, typed, and nothing imported before it is asked for."""
+"""What `from ctrans import ...` gives: every name, typed, and nothing imported before it is asked
+for.
+"""
 
 import ast
 import importlib
@@ -45,7 +47,11 @@ WANTED = [
 def imported_for_type_checkers():
     """Names and modules of the imports under TYPE_CHECKING."""
     tree = ast.parse(inspect.getsource(ctrans))
-    (block,) = (node for node in tree.body if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING")
+    (block,) = (
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+    )
     return {alias.name: node.module for node in block.body for alias in node.names}
 
 
@@ -66,8 +72,12 @@ def test_type_checkers_see_what_there_is():
 
 
 def test_importing_it_imports_no_torch():
-    code = "import sys, ctrans; dir(ctrans); assert not {'torch', 'numpy', 'click'} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    code = (
+        "import sys, ctrans; dir(ctrans); assert not {'torch', 'numpy', 'click'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -89,15 +99,28 @@ diagnose(model, None, weight_deca=0.1)
 
 @pytest.mark.slow
 def test_a_users_types_are_checked(tmp_path):
-    """mypy, which knows nothing of this repository but where it lies, sees real types and finds every mistake."""
+    """mypy, which knows nothing of this repository but where it lies, sees real types and finds
+    every mistake.
+    """
     pytest.importorskip("mypy")
     (tmp_path / "user.py").write_text(USER)
     cache = ROOT / ".mypy_cache" / "users"
-    args = ["--config-file=", "--ignore-missing-imports", f"--cache-dir={cache}", str(tmp_path / "user.py")]
+    args = [
+        "--config-file=",
+        "--ignore-missing-imports",
+        f"--cache-dir={cache}",
+        str(tmp_path / "user.py"),
+    ]
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", *args], capture_output=True, text=True, check=False, env={"MYPYPATH": str(ROOT)}
+        [sys.executable, "-m", "mypy", *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"MYPYPATH": str(ROOT)},
     )
-    lines = [line.partition("user.py:")[2] for line in done.stdout.splitlines() if "user.py:" in line]
+    lines = [
+        line.partition("user.py:")[2] for line in done.stdout.splitlines() if "user.py:" in line
+    ]
     assert lines[:3] == [
         '5: note: Revealed type is "ctrans.model.config.GPTConfig"',
         '6: note: Revealed type is "ctrans.model.gpt.GPT"',
@@ -107,7 +130,12 @@ def test_a_users_types_are_checked(tmp_path):
     assert 'Unexpected keyword argument "dept"' in lines[4]
     assert '"screem"' in lines[5]
     misspelt = [line for line in lines if "Unexpected keyword argument" in line]
-    assert [line.split('"')[1] for line in misspelt] == ["dept", "metod", "sede", "weight_deca"], done.stdout
+    assert [line.split('"')[1] for line in misspelt] == [
+        "dept",
+        "metod",
+        "sede",
+        "weight_deca",
+    ], done.stdout
 
 
 LOOKING = {
@@ -120,11 +148,20 @@ LOOKING = {
 
 @pytest.mark.parametrize("name", LOOKING)
 def test_what_looks_at_any_model_takes_what_looks_at_an_open_one(name):
-    """The same parameters, written out, with the same defaults; and a loss where there is one. A misspelt one is an error."""
+    """The same parameters, written out, with the same defaults; and a loss where there is one. A
+    misspelt one is an error.
+    """
     function, inner = getattr(ctrans, name), getattr(importlib.import_module(LOOKING[name]), name)
-    given, wanted = ({each.name: each for each in inspect.signature(f).parameters.values()} for f in (function, inner))
+    given, wanted = (
+        {each.name: each for each in inspect.signature(f).parameters.values()}
+        for f in (function, inner)
+    )
     assert given.keys() - {"loss"} == wanted.keys()
-    assert [name for name in wanted if (given[name].kind, given[name].default) != (wanted[name].kind, wanted[name].default)] == []
+    assert [
+        name
+        for name in wanted
+        if (given[name].kind, given[name].default) != (wanted[name].kind, wanted[name].default)
+    ] == []
     with pytest.raises(TypeError, match="unexpected keyword argument 'sede'"):
         unchecked(function)(None, sede=1)
 
@@ -133,11 +170,17 @@ def test_every_parameter_of_what_looks_at_any_model_is_explained():
     for name in LOOKING:
         function = getattr(ctrans, name)
         for parameter in inspect.signature(function).parameters:
-            assert f"`{parameter}`" in function.__doc__ or f"`{parameter}(" in function.__doc__, f"{name}: {parameter}"
+            assert f"`{parameter}`" in function.__doc__ or f"`{parameter}(" in function.__doc__, (
+                f"{name}: {parameter}"
+            )
 
 
 def test_functions_of_the_face_work_together():
-    model = GPT(GPTConfig(vocab_size=11, depth=2, width=8, heads=2, context=6)).double().requires_grad_(False)
+    model = (
+        GPT(GPTConfig(vocab_size=11, depth=2, width=8, heads=2, context=6))
+        .double()
+        .requires_grad_(False)
+    )
     tokens = torch.randint(0, 11, (1, 6), generator=torch.Generator().manual_seed(0))
     assert simulate(model, tokens, method="rk4", reference=False).status.name == "SUCCESS"
     p = costate(model, tokens[:, :-1], tokens[:, 1:], form="continuous", method="tsit5").costates[1]

@@ -14,7 +14,9 @@ ROOT = Path(__file__).parents[1]
 
 def script(*args):
     command = [sys.executable, ROOT / "benchmarks" / "gpu.py", "--rehearse", *args]
-    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.slow
@@ -31,7 +33,16 @@ def test_every_part_passes_in_a_rehearsal(tmp_path):
 @pytest.mark.slow
 def test_a_part_that_fails_is_named_and_the_others_go_on(tmp_path):
     (tmp_path / "model.py").write_text("raise RuntimeError('no such model')")
-    done = script("--results", tmp_path / "results", "--nanogpt", tmp_path, "--only", "training", "--only", "screening")
+    done = script(
+        "--results",
+        tmp_path / "results",
+        "--nanogpt",
+        tmp_path,
+        "--only",
+        "training",
+        "--only",
+        "screening",
+    )
     assert done.returncode == 1
     assert done.stderr.strip() == "failed: training (exit code 1)"
     assert "no such model" in done.stdout
@@ -44,29 +55,45 @@ def test_all_parts_fit_into_ten_minutes():
 
 
 @pytest.mark.slow
-def test_a_part_is_ended_with_all_that_it_started_and_one_that_lacks_a_package_says_so(tmp_path, monkeypatch):
+def test_a_part_is_ended_with_all_that_it_started_and_one_that_lacks_a_package_says_so(
+    tmp_path, monkeypatch
+):
     from benchmarks import gpu
 
     started = tmp_path / "child"
-    sleeper = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    sleeper = (
+        f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    )
     program = tmp_path / "part.py"
     program.write_text(
-        f"import subprocess, sys\nprint('begun', flush=True)\nsubprocess.run([sys.executable, '-c', {sleeper!r}])\n"
+        "import subprocess, sys\nprint('begun', flush=True)\nsubprocess.run([sys.executable, '-c',"
+        f" {sleeper!r}])\n"
     )
     monkeypatch.setattr(gpu, "__file__", str(program))
-    outcome = gpu.run(Part("slow", "sleeps", lambda request: [], 600), Request(rehearsal=True), limit=3)
+    outcome = gpu.run(
+        Part("slow", "sleeps", lambda request: [], 600), Request(rehearsal=True), limit=3
+    )
     assert outcome.failure == "not done after 3 s"
     assert outcome.lines == ["begun"]
     child, patience = int(started.read_text()), time.monotonic() + 30
-    while alive(child) and time.monotonic() < patience:  # it has been killed, and ends when the system comes to it
+    while (
+        alive(child) and time.monotonic() < patience
+    ):  # it has been killed, and ends when the system comes to it
         time.sleep(0.1)
     assert not alive(child)
-    lacking = Part("lacking", "needs what is not there", lambda request: [], 600, ("torch", "no_such_package"))
-    assert gpu.run(lacking, Request(rehearsal=True), limit=3).failure == "missing here: no_such_package"
+    lacking = Part(
+        "lacking", "needs what is not there", lambda request: [], 600, ("torch", "no_such_package")
+    )
+    assert (
+        gpu.run(lacking, Request(rehearsal=True), limit=3).failure
+        == "missing here: no_such_package"
+    )
 
 
 def alive(process):
-    """Whether it runs: an ended child whose parent is gone may stay in the table for a while, as a zombie."""
+    """Whether it runs: an ended child whose parent is gone may stay in the table for a while, as a
+    zombie.
+    """
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

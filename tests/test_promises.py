@@ -1,4 +1,6 @@
-"""docs/why/promises.md names a test for each promise, and each test exists. The promises that no other file tests are tested here."""
+"""docs/why/promises.md names a test for each promise, and each test exists. The promises that no
+other file tests are tested here.
+"""
 
 import ast
 import functools
@@ -23,9 +25,15 @@ from tests.study.helpers import one_by_one, small
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/why/promises.md").read_text()
 TABLES = re.findall(r"^\| promise \| test \|\n\| --- \| --- \|\n((?:\|.*\n)+)", PAGE, re.M)
-PROMISES = [tuple(part.strip() for part in line.strip("|").split(" | ")) for table in TABLES for line in table.splitlines()]
+PROMISES = [
+    tuple(part.strip() for part in line.strip("|").split(" | "))
+    for table in TABLES
+    for line in table.splitlines()
+]
 NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`(?: \((slow|some cases)\))?")
-"""A test as the page names it: its file under tests, its function, and how much of it `make test` leaves out."""
+"""A test as the page names it: its file under tests, its function, and how much of it `make test`
+leaves out.
+"""
 
 
 @functools.cache
@@ -35,11 +43,15 @@ def functions(path):
 
 
 def left_out(function):
-    """What `make test` leaves out of a test, as the page says it. A parameter's own mark is some cases, as tests/conftest.py has it."""
+    """What `make test` leaves out of a test, as the page says it. A parameter's own mark is some
+    cases, as tests/conftest.py has it.
+    """
     marks = [ast.unparse(each) for each in function.decorator_list]
     if "pytest.mark.slow" in marks:
         return "slow"
-    return "some cases" if any("mark.cases(" in mark or "mark.slow" in mark for mark in marks) else ""
+    return (
+        "some cases" if any("mark.cases(" in mark or "mark.slow" in mark for mark in marks) else ""
+    )
 
 
 def test_the_page_has_promises():
@@ -66,7 +78,9 @@ def test_numbers_of_the_page_are_the_codes():
 
 
 def test_a_row_of_a_study_is_on_the_disk_when_its_run_is_done(tmp_path):
-    """SQLite flushes each transaction. A copy of the files at that moment, as a kill leaves them, has the row."""
+    """SQLite flushes each transaction. A copy of the files at that moment, as a kill leaves them,
+    has the row.
+    """
     study, kept = small(), []
 
     def engine(jobs):
@@ -77,7 +91,10 @@ def test_a_row_of_a_study_is_on_the_disk_when_its_run_is_done(tmp_path):
                 kept.append(len(killed.runs()))
 
     with open_store(tmp_path / "study") as store:
-        modes = [store.connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("synchronous", "journal_mode")]
+        modes = [
+            store.connection.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("synchronous", "journal_mode")
+        ]
         assert modes == [2, "wal"], "2 is FULL"
         assert carry_out_study(prospect(study, store), store, engine)
     assert kept == [1, 2, 3, 4]
@@ -107,11 +124,14 @@ def test_a_full_disk_loses_no_run_of_a_study_that_was_done(tmp_path):
 def test_the_time_of_day_is_read_for_the_end_of_a_studys_runs_alone():
     """All else measures durations, by clocks that do not jump."""
     found = []
-    for path in sorted(path for package in ("ctrans", "solvers") for path in (ROOT / package).rglob("*.py")):
+    for path in sorted(
+        path for package in ("ctrans", "solvers") for path in (ROOT / package).rglob("*.py")
+    ):
         for node in ast.walk(ast.parse(path.read_text())):
             said = ast.unparse(node) if isinstance(node, ast.Attribute | ast.ImportFrom) else ""
             if re.search(
-                r"\btime\.(time|time_ns|ctime|localtime|gmtime)$|\b(now|utcnow|today)$|^from (time|datetime) |st_mtime|getmtime",
+                r"\btime\.(time|time_ns|ctime|localtime|gmtime)$|\b(now|utcnow|today)$|^from"
+                r" (time|datetime) |st_mtime|getmtime",
                 said,
             ):
                 found.append(f"{path.relative_to(ROOT)}: {said}")
@@ -182,7 +202,9 @@ print(made, len(calls))
 
 @pytest.mark.slow
 def test_commands_open_no_connection_and_ask_for_no_address(tmp_path):
-    """Python reports each connection and each look-up of a name, whoever makes it in this process."""
+    """Python reports each connection and each look-up of a name, whoever makes it in this
+    process.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", WATCHED],
@@ -193,4 +215,6 @@ def test_commands_open_no_connection_and_ask_for_no_address(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[] 1", "the look-up at the end is seen, and it is the only one"
+    assert done.stdout.splitlines()[-1] == "[] 1", (
+        "the look-up at the end is seen, and it is the only one"
+    )

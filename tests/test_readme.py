@@ -1,4 +1,6 @@
-"""What the README shows is real: its snippets run from an empty directory without a network, and its commands print what it says."""
+"""What the README shows is real: its snippets run from an empty directory without a network, and
+its commands print what it says.
+"""
 
 import os
 import re
@@ -22,12 +24,19 @@ def test_every_snippet_is_found():
 def test_a_snippet_runs_from_nothing(snippet, tmp_path):
     offline = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", snippet], cwd=tmp_path, env={**os.environ, **offline}, capture_output=True, text=True, check=False
+        [sys.executable, "-c", snippet],
+        cwd=tmp_path,
+        env={**os.environ, **offline},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
 
-SHOWN = [block.splitlines() for block in re.findall(r"^```\n(\$ ctrans .*?)^```$", TEXT, re.M | re.S)]
+SHOWN = [
+    block.splitlines() for block in re.findall(r"^```\n(\$ ctrans .*?)^```$", TEXT, re.M | re.S)
+]
 
 
 def folded(text):
@@ -37,13 +46,25 @@ def folded(text):
 @pytest.mark.slow
 @pytest.mark.parametrize("lines", SHOWN, ids=lambda lines: lines[0].split()[2])
 def test_a_command_prints_the_lines_that_are_shown(lines, tmp_path):
-    (model,) = re.findall(r"^```python title=\"my_model.py\"\n(.*?)^```$", (ROOT / "docs/tutorial.md").read_text(), re.M | re.S)
+    (model,) = re.findall(
+        r"^```python title=\"my_model.py\"\n(.*?)^```$",
+        (ROOT / "docs/tutorial.md").read_text(),
+        re.M | re.S,
+    )
     (tmp_path / "my_model.py").write_text(model)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "120",
+    }
     printed = ""
     for command in (line.removeprefix("$ ctrans ") for line in lines if line.startswith("$")):
         arguments = [sys.executable, "-m", "ctrans", *shlex.split(command)]
-        done = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        )
         printed += done.stdout
     for line in lines:
         assert line.startswith("$") or folded(line) in folded(printed), line

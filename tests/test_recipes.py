@@ -1,6 +1,8 @@
-"""The recipes of CONTRIBUTING.md, each done from outside the package: one entry in one table, and everything knows it.
+"""The recipes of CONTRIBUTING.md, each done from outside the package: one entry in one table, and
+everything knows it.
 
-Every class below is what somebody would write who adds it; every test shows what picks it up without being told.
+Every class below is what somebody would write who adds it; every test shows what picks it up
+without being told.
 """
 
 import json
@@ -42,13 +44,38 @@ TEXT = torch.randint(0, 11, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
 def model_with(**changes):
-    settings = {"vocab_size": 11, "context": 16, "depth": 2, "width": 16, "heads": 2, "initialisation": "xavier", "dt": 0.5}
-    return GPT(GPTConfig(**{**settings, "embedding_std": 1.0, **changes})).double().requires_grad_(False)
+    settings = {
+        "vocab_size": 11,
+        "context": 16,
+        "depth": 2,
+        "width": 16,
+        "heads": 2,
+        "initialisation": "xavier",
+        "dt": 0.5,
+    }
+    return (
+        GPT(GPTConfig(**{**settings, "embedding_std": 1.0, **changes}))
+        .double()
+        .requires_grad_(False)
+    )
 
 
 def command(*arguments):
     """The JSON of a command on a small model."""
-    small = ["--depth", "2", "--width", "16", "--heads", "2", "--context", "8", "--batch", "1", "--json", "-"]
+    small = [
+        "--depth",
+        "2",
+        "--width",
+        "16",
+        "--heads",
+        "2",
+        "--context",
+        "8",
+        "--batch",
+        "1",
+        "--json",
+        "-",
+    ]
     result = CliRunner().invoke(main, [*arguments, *small])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
@@ -64,20 +91,30 @@ def check_enrolled(model):
     assert torch.equal(model(later)[0][:, :-1], model(TEXT)[0][:, :-1])
     sublayer, x = depth.sublayers[0], x0[:1, :3]
     with reference_kernels(sublayer):
-        dense = torch.autograd.functional.jacobian(sublayer.velocity, x).reshape(x.numel(), x.numel())
-    assert sublayer_sensitivity(sublayer, x).value == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=2e-3)
+        dense = torch.autograd.functional.jacobian(sublayer.velocity, x).reshape(
+            x.numel(), x.numel()
+        )
+    assert sublayer_sensitivity(sublayer, x).value == pytest.approx(
+        float(torch.linalg.matrix_norm(dense, 2)), rel=2e-3
+    )
     screening = screen(model, TEXT[:, :-1], TEXT[:, 1:], "quick")
-    assert screening.steps["forward"].result.rms[-1] == pytest.approx(float(depth(x0[:, :-1]).square().mean().sqrt()))
+    assert screening.steps["forward"].result.rms[-1] == pytest.approx(
+        float(depth(x0[:, :-1]).square().mean().sqrt())
+    )
     return screening
 
 
-(RUNNING_MEAN,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)
+(RUNNING_MEAN,) = re.findall(
+    r"^```python\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S
+)
 """The recipe of an attention, as it stands there."""
 
 
 @pytest.mark.slow
 def test_a_new_attention_is_one_entry(monkeypatch):
-    monkeypatch.setitem(ATTENTIONS, "mean", None)  # what it is, is put back; the recipe's own line makes the entry
+    monkeypatch.setitem(
+        ATTENTIONS, "mean", None
+    )  # what it is, is put back; the recipe's own line makes the entry
     recipe = types.ModuleType("my_attention")
     exec(RUNNING_MEAN, vars(recipe))
     model = model_with(attention="mean", placement="pre")
@@ -90,7 +127,9 @@ def test_a_new_attention_is_one_entry(monkeypatch):
 
 
 class SquaredReLU(nn.Module):
-    """f(x) = W_2 max(W_1 x, 0)^2, which no affine function of |x| bounds: it does not say `bound`."""
+    """f(x) = W_2 max(W_1 x, 0)^2, which no affine function of |x| bounds: it does not say
+    `bound`.
+    """
 
     def __init__(self, settings):
         super().__init__()
@@ -116,20 +155,45 @@ class SquaredReLU(nn.Module):
 def test_a_new_ffn_is_one_entry(monkeypatch):
     monkeypatch.setitem(FFNS, "squared-relu", SquaredReLU)
     screening = check_enrolled(model_with(ffn="squared-relu", placement="pre"))
-    assert any("SquaredReLU has no method bound" in note for note in screening.steps["forward"].notes)
-    assert check_enrolled(model_with(ffn="squared-relu", placement="peri")).steps["forward"].result.used <= 1
-    assert command("simulate", "--ffn", "squared-relu", "--no-reference")["placements"]["peri"]["status"] == "success"
+    assert any(
+        "SquaredReLU has no method bound" in note for note in screening.steps["forward"].notes
+    )
+    assert (
+        check_enrolled(model_with(ffn="squared-relu", placement="peri"))
+        .steps["forward"]
+        .result.used
+        <= 1
+    )
+    assert (
+        command("simulate", "--ffn", "squared-relu", "--no-reference")["placements"]["peri"][
+            "status"
+        ]
+        == "success"
+    )
 
 
 @pytest.mark.slow
 def test_a_new_placement_is_one_entry(monkeypatch):
-    entry = Placement("pre_deep", True, False, False, "f(N_in X)/alpha", "X + dt v", "nowhere", "C7", "h", residual_gain=True)
+    entry = Placement(
+        "pre_deep",
+        True,
+        False,
+        False,
+        "f(N_in X)/alpha",
+        "X + dt v",
+        "nowhere",
+        "C7",
+        "h",
+        residual_gain=True,
+    )
     monkeypatch.setitem(PLACEMENTS, entry.name, entry)
     model = model_with(placement="pre_deep")
     check_enrolled(model)
     assert {sublayer.placement.name for sublayer in model.depth.sublayers} == {"pre_deep"}
     assert model.depth.sublayers[0].gain == pytest.approx((2 * 2) ** -0.25)
-    assert list(command("simulate", "--placement", "all", "--no-reference")["placements"]) == list(PLACEMENTS)
+    assert list(command("simulate", "--placement", "all", "--no-reference")["placements"]) == list(
+        PLACEMENTS
+    )
     assert substep_convergence("rk4", "pre_deep").order == pytest.approx(4, abs=0.15)
 
 
@@ -147,13 +211,20 @@ class Half(Residual):
 
 @pytest.mark.slow
 def test_a_new_residual_is_one_entry(monkeypatch):
-    monkeypatch.setitem(RESIDUALS, "half", ResidualEntry(lambda config, k: Half(), "dX/dt = v/2", "nowhere"))
+    monkeypatch.setitem(
+        RESIDUALS, "half", ResidualEntry(lambda config, k: Half(), "dX/dt = v/2", "nowhere")
+    )
     model = model_with(residual="half", placement="peri")
     check_enrolled(model)
     assert {sublayer.largest_gain for sublayer in model.depth.sublayers} == {0.5}
-    found = command("hjb-check", "--placement", "peri", "--norm", "rmsnorm", "--residual", "half")["checks"]["rmsnorm"]["peri"]
+    found = command("hjb-check", "--placement", "peri", "--norm", "rmsnorm", "--residual", "half")[
+        "checks"
+    ]["rmsnorm"]["peri"]
     assert found["agrees"]
-    assert command("simulate", "--residual", "half", "--no-reference")["placements"]["peri"]["status"] == "success"
+    assert (
+        command("simulate", "--residual", "half", "--no-reference")["placements"]["peri"]["status"]
+        == "success"
+    )
 
 
 class UnitGain(SphereNorm):
@@ -185,11 +256,15 @@ def test_a_new_norm_is_one_entry(monkeypatch):
     assert screening.steps["well-posedness"].verdict == "well-posed"
     norm, p = UnitGain(16).double(), torch.randn(5, 16, dtype=torch.float64)
     assert torch.allclose(norm.support(p), 4 * p.norm(dim=-1))
-    assert command("hjb-check", "--norm", "sphere", "--placement", "peri")["checks"]["sphere"]["peri"]["agrees"]
+    assert command("hjb-check", "--norm", "sphere", "--placement", "peri")["checks"]["sphere"][
+        "peri"
+    ]["agrees"]
 
 
 class SoftSign(SquashNorm):
-    """z = gamma * y/(1 + abs(y)) + beta, y = alpha x: squashing whose H is approached like 1/r alone."""
+    """z = gamma * y/(1 + abs(y)) + beta, y = alpha x: squashing whose H is approached like 1/r
+    alone.
+    """
 
     @staticmethod
     def phi(x):
@@ -211,11 +286,15 @@ def test_a_new_squashing_is_its_function_slope_and_inverse(monkeypatch):
     assert screening.steps["well-posedness"].verdict == "well-posed for bounded gains"
     norm, x = SoftSign(16).double(), torch.randn(5, 16, dtype=torch.float64)
     assert torch.allclose(norm.preimage(norm.standardize(x)), x)
-    assert float(norm.shortfall(x, 1000.0).max() / norm.support(x).max()) == pytest.approx(1 / (1 + 0.5 * 1000 / 4), rel=1e-12)
+    assert float(norm.shortfall(x, 1000.0).max() / norm.support(x).max()) == pytest.approx(
+        1 / (1 + 0.5 * 1000 / 4), rel=1e-12
+    )
 
 
 class Similarity(Instrument):
-    """The mean cosine between tokens of a sequence at the end of the depth: 1 where they have become one (rank collapse)."""
+    """The mean cosine between tokens of a sequence at the end of the depth: 1 where they have
+    become one (rank collapse).
+    """
 
     def forward(self, at):
         self.x = at.y
@@ -232,7 +311,13 @@ def plan_similarity(case):
     def conclude():
         value = similarity.figures()
         verdict = "collapsed" if value > 0.9 else "apart"
-        return StepVerdict(verdict, f"cos = {value:.2f}", "tokens end this close to each other", {"cosine": value}, result=value)
+        return StepVerdict(
+            verdict,
+            f"cos = {value:.2f}",
+            "tokens end this close to each other",
+            {"cosine": value},
+            result=value,
+        )
 
     return StepPlan({"text": [similarity]}, conclude)
 
@@ -243,13 +328,26 @@ def test_a_new_instrument_with_a_verdict_is_one_class_and_one_entry(monkeypatch)
     (value,) = walk(model, TEXT, instruments=[Similarity()])
     x = model.depth(model.embed(TEXT))
     cosines = nn.functional.cosine_similarity(x.unsqueeze(-2), x.unsqueeze(-3), dim=-1)
-    pairs = [float(cosines[b, i, j]) for b in range(2) for i in range(9) for j in range(9) if i != j]
+    pairs = [
+        float(cosines[b, i, j]) for b in range(2) for i in range(9) for j in range(9) if i != j
+    ]
     assert value == pytest.approx(sum(pairs) / len(pairs))
-    alike = Check("cosine", "mean cosine of two tokens", "note", "ours", "It is.", "Leave it.", high=-1.0, verdict="collapse")
+    alike = Check(
+        "cosine",
+        "mean cosine of two tokens",
+        "note",
+        "ours",
+        "It is.",
+        "Leave it.",
+        high=-1.0,
+        verdict="collapse",
+    )
     with pytest.raises(ConfigError, match="nothing measures 'cosine'"):
         SCREENED["tokens alike"] = alike
     offers = {"cosine": Quantity("mean cosine of two tokens", decimals=1)}
-    monkeypatch.setitem(STEPS, "similarity", ScreeningStep("do tokens collapse?", plan_similarity, offers))
+    monkeypatch.setitem(
+        STEPS, "similarity", ScreeningStep("do tokens collapse?", plan_similarity, offers)
+    )
     screening = screen(model, TEXT[:, :-1], TEXT[:, 1:], "quick")
     assert screening.steps["similarity"].verdict == "apart"
     assert screening.steps["similarity"].flags == {}
@@ -280,17 +378,25 @@ class Longest(Instrument):
         self.length, self.k = float(at.y.norm(dim=-1).max()), at.k
 
     def figures(self):
-        return {"longest": [Reading(self.length, "the end", f"a token is {self.length:.3g} long", self.k)]}
+        return {
+            "longest": [
+                Reading(self.length, "the end", f"a token is {self.length:.3g} long", self.k)
+            ]
+        }
 
 
 def test_a_new_finding_is_an_instrument_and_a_check(monkeypatch):
-    long = Check("longest", "the longest token", "note", "ours", "It is long.", "Make it shorter.", high=0.0)
+    long = Check(
+        "longest", "the longest token", "note", "ours", "It is long.", "Make it shorter.", high=0.0
+    )
     with pytest.raises(ConfigError, match="nothing measures 'longest'"):
         CHECKS["too long"] = long
     monkeypatch.setitem(INSTRUMENTS, "lengths", Longest)
     monkeypatch.setitem(CHECKS, "too long", long)
     findings = command("diagnose")["placements"]["peri"]["findings"]
-    assert [each["remediation"] for each in findings if each["check"] == "too long"] == ["Make it shorter."]
+    assert [each["remediation"] for each in findings if each["check"] == "too long"] == [
+        "Make it shorter."
+    ]
 
 
 def test_a_new_gauge_is_one_entry_in_the_log_and_for_an_alarm(monkeypatch, tmp_path):
@@ -308,17 +414,31 @@ def test_a_new_gauge_is_one_entry_in_the_log_and_for_an_alarm(monkeypatch, tmp_p
     )
     with pytest.raises(ConfigError, match="nothing measures 'tallest'"):
         ALARMS["too tall"] = tall
-    monkeypatch.setitem(GAUGES, "tallest", Gauge("largest entry of a state, with its sign", "state", lambda x: x.max()))
-    monkeypatch.setitem(GAUGES, "moved", Gauge("mean entry of a velocity", "sublayer", lambda r: r.mean()))
     monkeypatch.setitem(
-        GAUGES, "span", Gauge("largest score less the smallest", "head", lambda s: s.isfinite().float().sum((-2, -1)))
+        GAUGES,
+        "tallest",
+        Gauge("largest entry of a state, with its sign", "state", lambda x: x.max()),
     )
-    monkeypatch.setitem(GAUGES, "twice", Gauge("twice the loss", "run", lambda figures: 2 * figures["loss"]))
+    monkeypatch.setitem(
+        GAUGES, "moved", Gauge("mean entry of a velocity", "sublayer", lambda r: r.mean())
+    )
+    monkeypatch.setitem(
+        GAUGES,
+        "span",
+        Gauge(
+            "largest score less the smallest", "head", lambda s: s.isfinite().float().sum((-2, -1))
+        ),
+    )
+    monkeypatch.setitem(
+        GAUGES, "twice", Gauge("twice the loss", "run", lambda figures: 2 * figures["loss"])
+    )
     monkeypatch.setitem(GAUGES, "wrong", Gauge("what cannot be", "state", lambda x: 1 / 0))
     monkeypatch.setitem(ALARMS, "too tall", tall)
     model = GPT(GPTConfig(vocab_size=11, context=16, depth=2, width=16, heads=2))
     states = []
-    model.depth.sublayers[1].register_forward_pre_hook(lambda _, args: states.append(args[0].detach().max()))
+    model.depth.sublayers[1].register_forward_pre_hook(
+        lambda _, args: states.append(args[0].detach().max())
+    )
     with Monitor(model, every=1, out=tmp_path) as monitor:
         loss = model(TEXT[:, :-1], TEXT[:, 1:])[1]
         loss.backward()
@@ -326,7 +446,11 @@ def test_a_new_gauge_is_one_entry_in_the_log_and_for_an_alarm(monkeypatch, tmp_p
     (report,) = read_log(tmp_path).reports
     assert report.figures["tallest"][1] == pytest.approx(float(states[0]), rel=0.01)
     assert report.figures["twice"] == pytest.approx(2 * float(loss), rel=1e-5)
-    assert (len(report.figures["tallest"]), len(report.figures["moved"]), len(report.figures["span"])) == (5, 4, 4)
+    assert (
+        len(report.figures["tallest"]),
+        len(report.figures["moved"]),
+        len(report.figures["span"]),
+    ) == (5, 4, 4)
     assert "ZeroDivisionError" in report.unknown["the gauge wrong"]
     assert "wrong" not in report.figures
     assert [each.remediation for each in alarms if each.check == "too tall"] == ["Make it smaller."]
@@ -360,31 +484,69 @@ STEPS["length"] = ScreeningStep("how long is the last state?", plan)
 
 
 def typed(*arguments, cwd):
-    """The command as a user types it, in a process of its own, from a directory that is not the project's."""
+    """The command as a user types it, in a process of its own, from a directory that is not the
+    project's.
+    """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "500"}
     command = [sys.executable, "-m", "ctrans", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.slow
 def test_a_plugin_is_known_to_every_command_and_its_help(tmp_path):
     (tmp_path / "my_attention.py").write_text(RUNNING_MEAN)
     (tmp_path / "mine.py").write_text(MINE)
-    plugins = ["--plugin", "my_attention.py", "--plugin", "mine"]  # a file, and a module that is here
+    plugins = [
+        "--plugin",
+        "my_attention.py",
+        "--plugin",
+        "mine",
+    ]  # a file, and a module that is here
     helped = typed(*plugins, "simulate", "--help", cwd=tmp_path)
     assert f"One of {', '.join(ATTENTIONS)}, mean." in helped.stdout
     assert "deepnorm, mine;" in helped.stdout
-    small = ["--depth", "1", "--width", "8", "--heads", "1", "--context", "6", "--batch", "1", "--json", "-"]
+    small = [
+        "--depth",
+        "1",
+        "--width",
+        "8",
+        "--heads",
+        "1",
+        "--context",
+        "6",
+        "--batch",
+        "1",
+        "--json",
+        "-",
+    ]
     chosen = ["--placement", "mine", "--attention", "mean"]
-    done = typed(*plugins, "simulate", *chosen, "--method", "ralston", "--steps", "1", "--no-reference", *small, cwd=tmp_path)
+    done = typed(
+        *plugins,
+        "simulate",
+        *chosen,
+        "--method",
+        "ralston",
+        "--steps",
+        "1",
+        "--no-reference",
+        *small,
+        cwd=tmp_path,
+    )
     found = json.loads(done.stdout)
     assert found["placements"]["mine"]["evaluations"] == 4
     assert found["environment"]["plugins"] == ["my_attention.py", "mine"]
-    screened = json.loads(typed(*plugins, "screen", *chosen, "--quick", *small, cwd=tmp_path).stdout)
+    screened = json.loads(
+        typed(*plugins, "screen", *chosen, "--quick", *small, cwd=tmp_path).stdout
+    )
     (screening,) = screened["models"].values()
     assert screening["steps"]["length"]["verdict"] == "seen"
     checked = subprocess.run(
-        [sys.executable, "my_attention.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
+        [sys.executable, "my_attention.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
     )
     assert checked.returncode == 0
 
@@ -400,9 +562,15 @@ def test_no_file_is_run_that_is_not_named(tmp_path):
     ("arguments", "words"),
     [
         (["--plugin", "x.py", "simulate"], "there is no file 'x.py'"),
-        (["--plugin", "no_such_module", "simulate"], "there is no module 'no_such_module': give the name"),
+        (
+            ["--plugin", "no_such_module", "simulate"],
+            "there is no module 'no_such_module': give the name",
+        ),
         (["--plugin", "bad.py", "simulate"], "bad.py, line 2: ZeroDivisionError: division by zero"),
-        (["simulate", "--plugin", "bad.py"], "Give it before the command: ctrans --plugin FILE COMMAND"),
+        (
+            ["simulate", "--plugin", "bad.py"],
+            "Give it before the command: ctrans --plugin FILE COMMAND",
+        ),
     ],
 )
 def test_a_plugin_that_cannot_be_imported_is_one_line(arguments, words, tmp_path, monkeypatch):

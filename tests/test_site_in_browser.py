@@ -1,4 +1,6 @@
-"""The site as it is opened from its files, without a network: nothing is complained of, it is found in, and a telephone shows it."""
+"""The site as it is opened from its files, without a network: nothing is complained of, it is found
+in, and a telephone shows it.
+"""
 
 import os
 import subprocess
@@ -12,17 +14,26 @@ from tests.report.test_page_in_browser import BROWSER, QUIET
 ROOT = Path(__file__).parents[1]
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason="no Chromium here: install the distribution's package chromium"),
+    pytest.mark.skipif(
+        BROWSER is None, reason="no Chromium here: install the distribution's package chromium"
+    ),
 ]
 
 
 def test_the_site_is_searched_from_its_files(tmp_path):
-    sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright here: pip install 'ctrans[test]'")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="no playwright here: pip install 'ctrans[test]'"
+    )
     pytest.importorskip("mkdocs", reason="no mkdocs here: pip install 'ctrans[docs]'")
     site = tmp_path / "site"
     build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(site)]
     done = subprocess.run(
-        build, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False
+        build,
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     complaints = []
@@ -30,7 +41,12 @@ def test_the_site_is_searched_from_its_files(tmp_path):
         browser = playwright.chromium.launch(executable_path=BROWSER, args=QUIET)
         page = browser.new_context(viewport={"width": 1200, "height": 800}, offline=True).new_page()
         page.set_default_timeout(120_000)  # of a machine that is busy
-        page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda message: (
+                complaints.append(message.text) if message.type in ("error", "warning") else None
+            ),
+        )
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto((site / "index.html").as_uri())
         query = page.locator("input[name=query]")

@@ -1,4 +1,5 @@
-"""The run-time type checker of the tests: beartype, with ints where floats are asked for, as everywhere in Python.
+"""The run-time type checker of the tests: beartype, with ints where floats are asked for, as
+everywhere in Python.
 
 A machine borrowed for its GPU may lack beartype. All but annotations is tested there.
 """
@@ -15,7 +16,9 @@ except ImportError:
     beartype = None
 
 FEW = 2_000
-"""Checks of a test that has to be quick: what it calls ten thousand times has its types the first few."""
+"""Checks of a test that has to be quick: what it calls ten thousand times has its types the first
+few.
+"""
 _CHECKED = beartype and beartype(conf=BeartypeConf(is_pep484_tower=True))
 _left = math.inf
 
@@ -28,7 +31,9 @@ def allow(checks: float) -> None:
 
 
 def check(function):
-    """The function with its arguments and value checked, which is made at its first call: most are never called with checks on."""
+    """The function with its arguments and value checked, which is made at its first call: most are
+    never called with checks on.
+    """
     made = None
 
     @functools.wraps(function)

@@ -1,8 +1,11 @@
-"""Measures ctrans next to its peers and next to the machine's limit: python -m benchmarks.bench, or make bench.
+"""Measures ctrans next to its peers and next to the machine's limit: python -m benchmarks.bench, or
+make bench.
 
-It takes half an hour on two quiet processors, with --quick a few minutes. Each part is a process of its own. The result is kept after
-each part, in benchmarks/results/bench-DATE-HARDWARE.json, .txt and .png, and a part that this commit has there already is not run again.
-It reports and does not judge: the exit code is 1 only if a part failed. NANOGPT=PATH names a checkout of nanoGPT to train beside.
+It takes half an hour on two quiet processors, with --quick a few minutes. Each part is a process of
+its own. The result is kept after each part, in benchmarks/results/bench-DATE-HARDWARE.json, .txt
+and .png, and a part that this commit has there already is not run again. It reports and does not
+judge: the exit code is 1 only if a part failed. NANOGPT=PATH names a checkout of nanoGPT to train
+beside.
 """
 
 from __future__ import annotations
@@ -34,7 +37,10 @@ ROOT = Path(__file__).resolve().parents[2]
 def commit() -> str:
     """The sources' commit, with a mark if they differ from it; "unknown" outside of git."""
     done = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=9"], capture_output=True, text=True, check=False
+        ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=9"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.stdout.strip() or "unknown"
 
@@ -57,7 +63,14 @@ def started(path: Path) -> Result:
 def run(name: str, quick: bool) -> dict[str, Any]:
     """The part in a process of its own."""
     before, start = os.getloadavg()[0], time.perf_counter()
-    command = [sys.executable, "-m", "benchmarks.bench", "--one", name, *(["--quick"] if quick else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.bench",
+        "--one",
+        name,
+        *(["--quick"] if quick else []),
+    ]
     # one thread for jax too, where torch has one
     alone = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     threads = PARTS[name].threads or torch.get_num_threads()
@@ -66,9 +79,18 @@ def run(name: str, quick: bool) -> dict[str, Any]:
     flags |= {"XLA_FLAGS": alone} if threads == 1 else {}
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **flags, "PYTHONPATH": paths}, capture_output=True, text=True, check=False
+        command,
+        cwd=ROOT,
+        env={**os.environ, **flags, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    failure = "" if done.returncode == 0 else next(iter(done.stderr.strip().splitlines()[-1:]), f"exit code {done.returncode}")
+    failure = (
+        ""
+        if done.returncode == 0
+        else next(iter(done.stderr.strip().splitlines()[-1:]), f"exit code {done.returncode}")
+    )
     return {
         "rows": [] if failure else json.loads(done.stdout.splitlines()[-1]),
         "failure": failure,
@@ -90,12 +112,22 @@ def keep(result: Result, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"these alone: {', '.join(PARTS)}")
-    parser.add_argument("--quick", action="store_true", help=f"a few minutes, smaller sizes: {', '.join(QUICK)}")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"a few minutes, smaller sizes: {', '.join(QUICK)}"
+    )
     parser.add_argument("--again", action="store_true", help="run parts again that are kept")
-    parser.add_argument("--out", type=Path, help="where the result goes; benchmarks/results, or out/bench with --quick")
-    parser.add_argument("--words", default="", help="a line on the machine that is kept with the result")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="where the result goes; benchmarks/results, or out/bench with --quick",
+    )
+    parser.add_argument(
+        "--words", default="", help="a line on the machine that is kept with the result"
+    )
     parser.add_argument("--one", choices=[*PARTS], help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one is not None:
@@ -106,7 +138,10 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown part {unknown[0]!r}: choose from {', '.join(PARTS)}")
     directory = given.out or (ROOT / "out" / "bench" if given.quick else RESULTS)
-    path = directory / f"bench-{'quick-' if given.quick else ''}{datetime.date.today().isoformat()}-{hardware()}.json"
+    path = (
+        directory
+        / f"bench-{'quick-' if given.quick else ''}{datetime.date.today().isoformat()}-{hardware()}.json"
+    )
     result, now = started(path), commit()
     result["words"] = given.words or result["words"]
     for name in names:
@@ -114,10 +149,15 @@ def main() -> None:
         if kept and kept["commit"] == now and not kept["failure"] and not given.again:
             print(f"{name}: kept from before", flush=True)
             continue
-        print(f"{name}: about {PARTS[name].seconds:.0f} s on two quiet processors", end="", flush=True)
+        print(
+            f"{name}: about {PARTS[name].seconds:.0f} s on two quiet processors", end="", flush=True
+        )
         result["parts"][name] = run(name, given.quick)
         keep(result, path)
-        print(f"; {result['parts'][name]['seconds']:.0f} s {result['parts'][name]['failure']}", flush=True)
+        print(
+            f"; {result['parts'][name]['seconds']:.0f} s {result['parts'][name]['failure']}",
+            flush=True,
+        )
     print("\n".join(text(result)))
     print(f"\nKept in {path}, and beside it as .txt and .png")
     failed = [name for name in names if result["parts"][name]["failure"]]

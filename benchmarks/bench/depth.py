@@ -17,7 +17,13 @@ def euler(quick: bool) -> list[Row]:
     rounds = 10 if quick else 60
     own = loops["solvers euler"]
     return [
-        row_of_pairs(f"Euler, 12 blocks, against {name}", name, pairs(own, loops[name], rounds), **limit, aim=1.0)
+        row_of_pairs(
+            f"Euler, 12 blocks, against {name}",
+            name,
+            pairs(own, loops[name], rounds),
+            **limit,
+            aim=1.0,
+        )
         for name in ("hand loop", "torchdiffeq euler")
     ]
 

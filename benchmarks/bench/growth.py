@@ -1,4 +1,6 @@
-"""How processor time grows with depth, width, tokens and heads, next to what the algorithm's products do."""
+"""How processor time grows with depth, width, tokens and heads, next to what the algorithm's
+products do.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,16 @@ from ctrans.training.monitor import Monitor
 from ctrans.training.settings import TrainConfig
 
 BASE = {"depth": 2, "width": 64, "tokens": 64, "heads": 4}
-AXES = {"depth": (2, 4, 8, 16), "width": (64, 128, 256, 512), "tokens": (64, 128, 256, 512), "heads": (1, 2, 4, 8)}
+AXES = {
+    "depth": (2, 4, 8, 16),
+    "width": (64, 128, 256, 512),
+    "tokens": (64, 128, 256, 512),
+    "heads": (1, 2, 4, 8),
+}
 HIGHEST = {"depth": 1.0, "width": 2.0, "tokens": 2.0, "heads": 0.0}
-"""The exponents that the algorithms should have at most for large sizes: width 3 where matrices are factored."""
+"""The exponents that the algorithms should have at most for large sizes: width 3 where matrices are
+factored.
+"""
 FACTORING = ("screen, quick", "diagnose")
 SLACK = 0.15
 BATCH = 2
@@ -32,7 +41,9 @@ BATCH = 2
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-    """Seconds at each size of an axis; the exponents fitted to them, to the counted products, and the algorithm's highest."""
+    """Seconds at each size of an axis; the exponents fitted to them, to the counted products, and
+    the algorithm's highest.
+    """
 
     command: str
     axis: str
@@ -51,7 +62,11 @@ class Growth:
 def growth(quick: bool) -> list[Growth]:
     """Sizes double; in short fewer rounds, and training and simulate alone."""
     names = ("simulate", "train") if quick else tuple(COMMANDS)
-    return [_of(name, axis, sizes[:3] if quick else sizes, 1 if quick else 2) for name in names for axis, sizes in AXES.items()]
+    return [
+        _of(name, axis, sizes[:3] if quick else sizes, 1 if quick else 2)
+        for name in names
+        for axis, sizes in AXES.items()
+    ]
 
 
 def _of(name: str, axis: str, sizes: tuple[int, ...], rounds: int) -> Growth:
@@ -66,23 +81,34 @@ def _of(name: str, axis: str, sizes: tuple[int, ...], rounds: int) -> Growth:
                 work()
             flops.append(max(seen.flops, 1))
     highest = 3.0 if axis == "width" and name in FACTORING else HIGHEST[axis]
-    return Growth(name, axis, sizes, tuple(seconds), slope(sizes, seconds), slope(sizes, flops), highest)
+    return Growth(
+        name, axis, sizes, tuple(seconds), slope(sizes, seconds), slope(sizes, flops), highest
+    )
 
 
 def slope(sizes: tuple[int, ...], values: list[float]) -> float:
     """The exponent by least squares of logarithms."""
     x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
+    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum(
+        (a - mean_x) ** 2 for a in x
+    )
 
 
 def _config(shape: dict[str, int]) -> GPTConfig:
-    sizes = {"context": shape["tokens"], "depth": shape["depth"], "width": shape["width"], "heads": shape["heads"]}
+    sizes = {
+        "context": shape["tokens"],
+        "depth": shape["depth"],
+        "width": shape["width"],
+        "heads": shape["heads"],
+    }
     return GPTConfig(vocab_size=256, **sizes, placement="peri", dt=0.1)
 
 
 def _ids(shape: dict[str, int]) -> torch.Tensor:
-    return torch.randint(256, (BATCH, shape["tokens"] + 1), generator=torch.Generator().manual_seed(0))
+    return torch.randint(
+        256, (BATCH, shape["tokens"] + 1), generator=torch.Generator().manual_seed(0)
+    )
 
 
 def _simulate(shape: dict[str, int], place: Path) -> Callable[[], object]:

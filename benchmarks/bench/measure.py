@@ -1,4 +1,6 @@
-"""Times in interleaved pairs, and the machine's limit: products alone, at the shapes of the work."""
+"""Times in interleaved pairs, and the machine's limit: products alone, at the shapes of the
+work.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ Pair = tuple[Sample, Sample]
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One comparison. Times are medians in seconds of one piece of work; a ratio is ours over the peer's, with its quartiles over pairs.
+    """One comparison. Times are medians in seconds of one piece of work; a ratio is ours over the
+    peer's, with its quartiles over pairs.
 
     - `limit`, `limit_is`: the seconds that this machine needs at least, and for what
     - `aim`: the ratio to the peer that issue 36 asks for at most; None without a peer or an aim
@@ -65,7 +68,9 @@ def timed(work: Work, repeats: int = 1) -> Sample:
         work()
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
-    return Sample((time.perf_counter() - wall) / repeats, (time.process_time() - processor) / repeats)
+    return Sample(
+        (time.perf_counter() - wall) / repeats, (time.process_time() - processor) / repeats
+    )
 
 
 def repeats_of(work: Work) -> int:
@@ -97,7 +102,12 @@ def alone(work: Work, rounds: int) -> list[Sample]:
 def of_process(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Sample:
     """Of a process from its start to its end, with what it starts."""
     before, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run(command, env=None if environment is None else dict(environment), check=True, capture_output=True)
+    subprocess.run(
+        command,
+        env=None if environment is None else dict(environment),
+        check=True,
+        capture_output=True,
+    )
     after, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - wall
     return Sample(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
@@ -131,7 +141,9 @@ def row_alone(name: str, samples: Sequence[Sample], **more: Any) -> Row:
 
 
 class Products(TorchDispatchMode):
-    """Counts products of matrices and attention kernels by their shapes: what torch's flop counter counts."""
+    """Counts products of matrices and attention kernels by their shapes: what torch's flop counter
+    counts.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +151,9 @@ class Products(TorchDispatchMode):
         self.again: dict[str, Work] = {}
         self.flops = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         made = function(*args, **kwargs)
         count = flop_registry.get(function._overloadpacket)
@@ -164,9 +178,13 @@ def _shape(tensor: Tensor) -> str:
 
 def _another(tensor: Tensor) -> Tensor:
     """A tensor of that layout with other entries."""
-    entries = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    entries = 1 + sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     make = torch.randn if tensor.is_floating_point() else torch.zeros
-    return make(entries, dtype=tensor.dtype, device=tensor.device).as_strided(tensor.shape, tensor.stride())
+    return make(entries, dtype=tensor.dtype, device=tensor.device).as_strided(
+        tensor.shape, tensor.stride()
+    )
 
 
 def best(work: Work, rounds: int = 5) -> float:
@@ -177,7 +195,9 @@ def best(work: Work, rounds: int = 5) -> float:
 
 
 def products_alone(work: Work) -> float:
-    """Seconds that the products of this work take alone: no run with these products is faster on this machine."""
+    """Seconds that the products of this work take alone: no run with these products is faster on
+    this machine.
+    """
     with Products() as seen:
         work()
     return seen.seconds()

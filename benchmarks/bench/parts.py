@@ -10,8 +10,8 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A title, the function that measures it, the seconds that it takes on two quiet processors, and the threads of all libraries in it;
-    None: their own choice.
+    """A title, the function that measures it, the seconds that it takes on two quiet processors,
+    and the threads of all libraries in it; None: their own choice.
     """
 
     title: str
@@ -22,7 +22,9 @@ class Part:
 
     def measure(self, quick: bool) -> list[dict[str, Any]]:
         """Its rows, as JSON has them. The module is imported here, because some import much."""
-        found: Callable[[bool], list[Any]] = getattr(importlib.import_module(f"benchmarks.bench.{self.module}"), self.function)
+        found: Callable[[bool], list[Any]] = getattr(
+            importlib.import_module(f"benchmarks.bench.{self.module}"), self.function
+        )
         return [dataclasses.asdict(row) for row in found(quick)]
 
 

@@ -17,14 +17,19 @@ SHAPES = {
 
 
 def peaks(quick: bool) -> list[Row]:
-    """Each with its rate in the note; `limit` is the time at the rate of the large product, or of memory."""
+    """Each with its rate in the note; `limit` is the time at the rate of the large product, or of
+    memory.
+    """
     rows = []
     rate = 0.0
     for name, (n, k, m) in SHAPES.items():
         a, b = torch.randn(n, k), torch.randn(m, k)
         seconds = best(lambda a=a, b=b: torch.mm(a, b.T), 3 if quick else 10)
         rate = rate or 2 * n * k * m / seconds
-        note = f"{2 * n * k * m / seconds / 1e9:.0f} Gflop/s, {4 * (n * k + k * m + n * m) / seconds / 1e9:.1f} GB/s"
+        note = (
+            f"{2 * n * k * m / seconds / 1e9:.0f} Gflop/s,"
+            f" {4 * (n * k + k * m + n * m) / seconds / 1e9:.1f} GB/s"
+        )
         rows.append(
             _row(
                 f"product {n} x {k} x {m} ({name})",
@@ -37,9 +42,21 @@ def peaks(quick: bool) -> list[Row]:
     count = 2**24 if quick else 2**26
     source, target = torch.ones(count), torch.empty(count)
     seconds = best(lambda: target.copy_(source), 3 if quick else 5)
-    rows.append(_row(f"copy of {count * 4 // 2**20} MiB", seconds, note=f"{8 * count / seconds / 1e9:.1f} GB/s read and written"))
+    rows.append(
+        _row(
+            f"copy of {count * 4 // 2**20} MiB",
+            seconds,
+            note=f"{8 * count / seconds / 1e9:.1f} GB/s read and written",
+        )
+    )
     seconds = best(lambda: target[: 2**22].normal_(), 3)
-    rows.append(_row("4 million normal numbers", seconds, note=f"{2**22 / seconds / 1e6:.0f} million numbers a second"))
+    rows.append(
+        _row(
+            "4 million normal numbers",
+            seconds,
+            note=f"{2**22 / seconds / 1e6:.0f} million numbers a second",
+        )
+    )
     return rows
 
 

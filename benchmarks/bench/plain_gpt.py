@@ -1,6 +1,8 @@
-"""A GPT in plain PyTorch, for a training loop that shares no code with ctrans: pre-LN, no biases, output weights tied to the embedding.
+"""A GPT in plain PyTorch, for a training loop that shares no code with ctrans: pre-LN, no biases,
+output weights tied to the embedding.
 
-Its modules have the names of nanoGPT's, so that `benchmarks.training` gives either the same weights.
+Its modules have the names of nanoGPT's, so that `benchmarks.training` gives either the same
+weights.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.c_attn(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return self.c_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return self.c_proj(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
 
 
 class MLP(nn.Module):
@@ -77,9 +81,14 @@ class GPT(nn.Module):
         logits = F.linear(parts["ln_f"](x), parts["wte"].weight)
         return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
-    def configure_optimizers(self, decay: float, rate: float, betas: tuple[float, float], device: str) -> torch.optim.Optimizer:
+    def configure_optimizers(
+        self, decay: float, rate: float, betas: tuple[float, float], device: str
+    ) -> torch.optim.Optimizer:
         groups = [
-            {"params": [p for p in self.parameters() if (p.ndim >= 2) == matrices], "weight_decay": decay if matrices else 0.0}
+            {
+                "params": [p for p in self.parameters() if (p.ndim >= 2) == matrices],
+                "weight_decay": decay if matrices else 0.0,
+            }
             for matrices in (True, False)
         ]
         return torch.optim.AdamW(groups, lr=rate, betas=betas, fused=device == "cuda")

@@ -12,18 +12,32 @@ Result = dict[str, Any]
 
 
 def text(result: Result) -> list[str]:
-    """The machine, and a table for each part. A ratio is ours over the peer's: below 1 ours is faster."""
+    """The machine, and a table for each part. A ratio is ours over the peer's: below 1 ours is
+    faster.
+    """
     lines = [
         *([result["words"]] if result["words"] else []),
-        f"{result['date']}: {result['processor']}, {result['processors']} processors, Python {result['python']}, torch {result['torch']}",
-        "Seconds are medians. Ratio: time of ours over the peer's, median of pairs (quartiles). CPU: the same of processor time.",
-        "Limit: what the machine needs for the words beside it, so that no version could be faster. Load: before and after the part.",
+        (
+            f"{result['date']}: {result['processor']}, {result['processors']} processors, Python"
+            f" {result['python']}, torch {result['torch']}"
+        ),
+        (
+            "Seconds are medians. Ratio: time of ours over the peer's, median of pairs (quartiles)."
+            " CPU: the same of processor time."
+        ),
+        (
+            "Limit: what the machine needs for the words beside it, so that no version could be"
+            " faster. Load: before and after the part."
+        ),
     ]
     for name, part in result["parts"].items():
         load = " to ".join(f"{each:.1f}" for each in part["load"])
         lines += [
             "",
-            f"{PARTS[name].title} ({part['seconds']:.0f} s, load {load}, {part['threads']} threads, commit {part['commit']})",
+            (
+                f"{PARTS[name].title} ({part['seconds']:.0f} s, load {load}, {part['threads']}"
+                f" threads, commit {part['commit']})"
+            ),
         ]
         if part["failure"]:
             lines.append(f"  not measured: {part['failure']}")
@@ -36,15 +50,22 @@ def text(result: Result) -> list[str]:
 
 def row_lines(row: dict[str, Any]) -> list[str]:
     """A row's figures, and its note."""
-    first = f"  {row['name']}: ours {shown(row['seconds'])}{' (extrapolated)' if row['estimated'] else ''}"
+    first = (
+        f"  {row['name']}: ours"
+        f" {shown(row['seconds'])}{' (extrapolated)' if row['estimated'] else ''}"
+    )
     if row["peer_seconds"] is not None:
         first += (
-            f", {row['peer']} {shown(row['peer_seconds'])}, ratio {spread(row['ratio'])}, CPU {spread(row['processor_ratio'])}"
+            f", {row['peer']} {shown(row['peer_seconds'])}, ratio {spread(row['ratio'])}, CPU"
+            f" {spread(row['processor_ratio'])}"
         )
         first += f", aim {row['aim']:.2f}" if row["aim"] is not None else ""
         first += f", {row['pairs']} pairs"
     more = (
-        [f"limit {shown(row['limit'])} ({row['limit_is']}), ours {row['seconds'] / row['limit']:.2f} times it"]
+        [
+            f"limit {shown(row['limit'])} ({row['limit_is']}), ours"
+            f" {row['seconds'] / row['limit']:.2f} times it"
+        ]
         if row["limit"]
         else []
     )
@@ -98,18 +119,25 @@ def table(result: Result) -> str:
     for row in compared(result):
         limit = f"{shown(row['limit'])}, {row['limit_is']}" if row["limit"] else ""
         peer = f"{row['peer']}: {shown(row['peer_seconds'])}"
-        lines.append(f"| {row['name']} | {shown(row['seconds'])} | {peer} | {spread(row['ratio'])} | {limit} |")
+        lines.append(
+            f"| {row['name']} | {shown(row['seconds'])} | {peer} | {spread(row['ratio'])} |"
+            f" {limit} |"
+        )
     return "\n".join(lines)
 
 
 def newest(directory: Path) -> Result | None:
     """The latest whole result that is kept there; without one the latest of `--quick`."""
-    kept = sorted(directory.glob("bench-*.json"), key=lambda path: ("quick" not in path.name, path.name))
+    kept = sorted(
+        directory.glob("bench-*.json"), key=lambda path: ("quick" not in path.name, path.name)
+    )
     return json.loads(kept[-1].read_text()) if kept else None
 
 
 def draw(result: Result, path: Path) -> None:
-    """Bars of ours over each peer's time with quartiles, and marks at the limit and the aim, on a logarithmic axis."""
+    """Bars of ours over each peer's time with quartiles, and marks at the limit and the aim, on a
+    logarithmic axis.
+    """
     import matplotlib.pyplot as plt
 
     rows = compared(result)[::-1]
@@ -121,14 +149,19 @@ def draw(result: Result, path: Path) -> None:
         axes.barh(k, middle, color="tab:blue" if middle <= 1 else "tab:orange", height=0.6)
         axes.errorbar(middle, k, xerr=[[middle - low], [high - middle]], color="black", linewidth=1)
         if row["limit"]:
-            axes.plot(row["limit"] / row["peer_seconds"], k, marker="|", markersize=12, color="tab:green")
+            axes.plot(
+                row["limit"] / row["peer_seconds"], k, marker="|", markersize=12, color="tab:green"
+            )
         if row["aim"] is not None:
             axes.plot(row["aim"], k, marker="x", color="tab:red")
-    axes.set_yticks(range(len(rows)), [f"{row['name']}  /  {row['peer']}" for row in rows], fontsize=7)
+    axes.set_yticks(
+        range(len(rows)), [f"{row['name']}  /  {row['peer']}" for row in rows], fontsize=7
+    )
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set(xscale="log", xlabel="time of ctrans over the peer's; | limit of the machine, x aim")
     axes.set_title(
-        f"{result['date']}, {result['processor']}, {result['processors']} processors{'; ' + result['words'] if result['words'] else ''}",
+        f"{result['date']}, {result['processor']}, {result['processors']}"
+        f" processors{'; ' + result['words'] if result['words'] else ''}",
         fontsize=8,
     )
     figure.savefig(path, dpi=120)

@@ -1,4 +1,6 @@
-"""Screening a stream of weights of Llama-7B's shape: a few blocks are measured, and all 32 are extrapolated."""
+"""Screening a stream of weights of Llama-7B's shape: a few blocks are measured, and all 32 are
+extrapolated.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,26 @@ BLOCKS = 32
 
 
 def screenings(quick: bool) -> list[Row]:
-    """A quick screening of 1 and 2 blocks, each a process of its own; in short 1 block, not extrapolated."""
+    """A quick screening of 1 and 2 blocks, each a process of its own; in short 1 block, not
+    extrapolated.
+    """
     if quick:
         found = _measured("llama-7b:1")
-        return [_row("Llama-7B's shape, 1 block, quick, weights on demand", found["seconds"], _least(found))]
+        return [
+            _row(
+                "Llama-7B's shape, 1 block, quick, weights on demand",
+                found["seconds"],
+                _least(found),
+            )
+        ]
     one, two = (_measured(f"llama-7b:{blocks}") for blocks in (1, 2))
-    rates = {rate: max(one[rate], two[rate]) for rate in ("draw_limit", "product_limit")}  # of two processes
+    rates = {
+        rate: max(one[rate], two[rate]) for rate in ("draw_limit", "product_limit")
+    }  # of two processes
     each, least = two["seconds"] - one["seconds"], _least(two | rates) - _least(one | rates)
     note = (
-        f"extrapolated: {one['seconds']:.1f} s for 1 block and {two['seconds']:.1f} s for 2, so {each:.1f} s a block; aim 480 s"
+        f"extrapolated: {one['seconds']:.1f} s for 1 block and {two['seconds']:.1f} s for 2, so"
+        f" {each:.1f} s a block; aim 480 s"
     )
     return [
         _row(
@@ -36,7 +49,9 @@ def screenings(quick: bool) -> list[Row]:
 
 
 def _measured(case: str) -> dict[str, float]:
-    done = subprocess.run([sys.executable, str(SCRIPT), "--one", case], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--one", case], check=True, capture_output=True, text=True
+    )
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -47,4 +62,6 @@ def _least(found: dict[str, float]) -> float:
 
 def _row(name: str, seconds: float, limit: float, note: str = "", estimated: bool = False) -> Row:
     word = "its weights drawn and its products of 32 tokens, each alone"
-    return Row(name, seconds, seconds, 1, limit=limit, limit_is=word, note=note, estimated=estimated)
+    return Row(
+        name, seconds, seconds, 1, limit=limit, limit_is=word, note=note, estimated=estimated
+    )

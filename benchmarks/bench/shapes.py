@@ -1,4 +1,6 @@
-"""Three shapes of ODEs for solvers: a small one, a batch of 4,096, and a Transformer's depth, each for torch and for jax."""
+"""Three shapes of ODEs for solvers: a small one, a batch of 4,096, and a Transformer's depth, each
+for torch and for jax.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ Field = Callable[[Any, Any], Any]
 class Shape:
     """Segments with the state at the start, and the tolerance of adaptive methods.
 
-    - `jax(method, each)`: diffrax's solve of the same problem, jitted; `each` if every row has its own steps
+    - `jax(method, each)`: diffrax's solve of the same problem, jitted; `each` if every row has its
+      own steps
     - `model`: the model, if the segments are its depth. Rows are then no problems of their own
     """
 
@@ -48,7 +51,8 @@ class Shape:
     def ends(self) -> list[Tensor]:
         """The two times of each segment."""
         return [
-            torch.tensor([segment.start, segment.end], dtype=torch.float64, device=self.x0.device) for segment in self.segments
+            torch.tensor([segment.start, segment.end], dtype=torch.float64, device=self.x0.device)
+            for segment in self.segments
         ]
 
 
@@ -70,7 +74,9 @@ def small(device: str = "cpu") -> Shape:
 
         return _diffrax(method, [(field, None)], 10.0, 1e-6, each)
 
-    return Shape("2 species, batch 1, float64", [Segment(0.0, 10.0, lotka_volterra)], x0, 1e-6, in_jax)
+    return Shape(
+        "2 species, batch 1, float64", [Segment(0.0, 10.0, lotka_volterra)], x0, 1e-6, in_jax
+    )
 
 
 def batch(device: str = "cpu") -> Shape:
@@ -84,7 +90,9 @@ def batch(device: str = "cpu") -> Shape:
         import jax.numpy as jnp
 
         w = jnp.asarray(weight.cpu().numpy())
-        return _diffrax(method, [(lambda t, x, args: jnp.tanh(x @ w.T) - x / 10, None)], 5.0, 1e-4, each)
+        return _diffrax(
+            method, [(lambda t, x, args: jnp.tanh(x @ w.T) - x / 10, None)], 5.0, 1e-4, each
+        )
 
     def field(t: Tensor, x: Tensor) -> Tensor:
         return torch.tanh(x @ weight.to(x.dtype).T) - x / 10
@@ -93,8 +101,12 @@ def batch(device: str = "cpu") -> Shape:
 
 
 def transformer(device: str = "cpu") -> Shape:
-    """The 96 sublayers of 48 peri blocks of width 64, each a segment of length 0.1; 2 x 32 tokens, float32."""
-    config = GPTConfig(vocab_size=65, context=32, depth=BLOCKS, width=WIDTH, heads=HEADS, placement="peri", dt=STEP)
+    """The 96 sublayers of 48 peri blocks of width 64, each a segment of length 0.1; 2 x 32 tokens,
+    float32.
+    """
+    config = GPTConfig(
+        vocab_size=65, context=32, depth=BLOCKS, width=WIDTH, heads=HEADS, placement="peri", dt=STEP
+    )
     model = GPT(config).requires_grad_(False).to(device)
     x0 = torch.randn(2, 32, WIDTH, generator=torch.Generator().manual_seed(0)).to(device)
     segments = model.depth.segments()
@@ -112,22 +124,32 @@ def _jax_blocks(model: GPT) -> list[tuple[Field, Any]]:
 
     def stacked(parts: list[Any]) -> dict[str, Any]:
         own = [dict(part.named_parameters()) for part in parts]
-        return {name: jnp.asarray(torch.stack([each[name] for each in own]).cpu().numpy()) for name in own[0]}
+        return {
+            name: jnp.asarray(torch.stack([each[name] for each in own]).cpu().numpy())
+            for name in own[0]
+        }
 
     def norm(x: Any, p: dict[str, Any], name: str) -> Any:
         x = x - x.mean(-1, keepdims=True)
-        return x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * p[f"{name}.weight"] + p[f"{name}.bias"]
+        return (
+            x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * p[f"{name}.weight"]
+            + p[f"{name}.bias"]
+        )
 
     def linear(x: Any, p: dict[str, Any], name: str) -> Any:
         return x @ p[f"field.{name}.weight"].T + p[f"field.{name}.bias"]
 
     def attention(t: Any, x: Any, p: dict[str, Any]) -> Any:
         n, tokens, width = x.shape
-        q, k, v = jnp.split(linear(norm(x, p, "input_norm"), p, "qkv").reshape(n, tokens, 3, HEADS, -1), 3, axis=2)
+        q, k, v = jnp.split(
+            linear(norm(x, p, "input_norm"), p, "qkv").reshape(n, tokens, 3, HEADS, -1), 3, axis=2
+        )
         q, k, v = (each[:, :, 0] for each in (q, k, v))
         scores = jnp.einsum("nihd,njhd->nhij", q, k) / (width // HEADS) ** 0.5
         seen = jnp.tril(jnp.ones((tokens, tokens), bool))
-        mixed = jnp.einsum("nhij,njhd->nihd", jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), -1), v)
+        mixed = jnp.einsum(
+            "nhij,njhd->nihd", jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), -1), v
+        )
         return norm(linear(mixed.reshape(n, tokens, width), p, "out"), p, "output_norm")
 
     def ffn(t: Any, x: Any, p: dict[str, Any]) -> Any:
@@ -138,8 +160,12 @@ def _jax_blocks(model: GPT) -> list[tuple[Field, Any]]:
     return [(attention, stacked(parts[::2])), (ffn, stacked(parts[1::2]))]
 
 
-def _diffrax(method: str, fields: list[tuple[Field, Any]], end: float, tolerance: float, each: bool) -> Callable[[Any], Any]:
-    """A jitted solve. Several fields take turns, with their stacked weights, each over a segment from 0 to `end`."""
+def _diffrax(
+    method: str, fields: list[tuple[Field, Any]], end: float, tolerance: float, each: bool
+) -> Callable[[Any], Any]:
+    """A jitted solve. Several fields take turns, with their stacked weights, each over a segment
+    from 0 to `end`.
+    """
     import diffrax
     import jax
 
@@ -174,4 +200,8 @@ def _diffrax(method: str, fields: list[tuple[Field, Any]], end: float, tolerance
     return jax.jit(jax.vmap(whole) if each else whole)
 
 
-SHAPES: dict[str, Callable[..., Shape]] = {"small": small, "batch": batch, "transformer": transformer}
+SHAPES: dict[str, Callable[..., Shape]] = {
+    "small": small,
+    "batch": batch,
+    "transformer": transformer,
+}

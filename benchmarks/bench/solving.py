@@ -1,4 +1,6 @@
-"""Wall time of solvers next to torchdiffeq, torchode and diffrax (jitted) on three shapes, at equal tolerances."""
+"""Wall time of solvers next to torchdiffeq, torchode and diffrax (jitted) on three shapes, at equal
+tolerances.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Comparison(NamedTuple):
 
 
 def solving(quick: bool, device: str = "cpu") -> Iterator[Row]:
-    """Each method of ours next to each peer that has it or one of its order; in short only tsit5."""
+    """Each method of ours next to each peer that has it or one of its order; in short only
+    tsit5.
+    """
     yield from solves(quick, device)
     if not quick:
         yield adjoint(device)
@@ -46,13 +50,24 @@ def solves(quick: bool, device: str) -> Iterator[Row]:
     for key, make in SHAPES.items():
         shape = make(device)
         exact = shape.exact()
-        starts = [torch.tensor(segment.start, dtype=shape.x0.dtype) for segment in shape.segments[:2]]  # attention and FFN
-        each = [best(partial(segment.field, t, shape.x0)) for segment, t in zip(shape.segments, starts, strict=False)]
+        starts = [
+            torch.tensor(segment.start, dtype=shape.x0.dtype) for segment in shape.segments[:2]
+        ]  # attention and FFN
+        each = [
+            best(partial(segment.field, t, shape.x0))
+            for segment, t in zip(shape.segments, starts, strict=False)
+        ]
         evaluation = statistics.fmean(each)
-        for name, ours, peer, theirs, evaluations in comparisons(key, shape, ("tsit5",) if quick else tuple(THEIRS)):
+        for name, ours, peer, theirs, evaluations in comparisons(
+            key, shape, ("tsit5",) if quick else tuple(THEIRS)
+        ):
             found = pairs(ours, theirs, 3 if quick else 12)
             errors = [float((x().double() - exact).norm() / exact.norm()) for x in (ours, theirs)]
-            more = {"limit": evaluations * evaluation, "limit_is": "its evaluations of the field alone", "aim": 1.0}
+            more = {
+                "limit": evaluations * evaluation,
+                "limit_is": "its evaluations of the field alone",
+                "aim": 1.0,
+            }
             note = f"{evaluations} evaluations; errors {errors[0]:.0e}, peer {errors[1]:.0e}"
             yield row_of_pairs(f"{shape.name}: {name}", peer, found, **more, note=note)
 
@@ -77,7 +92,13 @@ def comparisons(key: str, shape: Shape, methods: Sequence[str]) -> Iterator[Comp
         for method in adaptives:
             their = by_diffrax(shape, method, False)
             yield Comparison(method, ours(method), f"diffrax {method}, jitted", their, cost(method))
-            yield Comparison(f"{method}, compiled", ours(method, True), f"diffrax {method}, jitted", their, cost(method))
+            yield Comparison(
+                f"{method}, compiled",
+                ours(method, True),
+                f"diffrax {method}, jitted",
+                their,
+                cost(method),
+            )
     if shape.rows:
         (segment,) = shape.segments
 
@@ -90,10 +111,18 @@ def comparisons(key: str, shape: Shape, methods: Sequence[str]) -> Iterator[Comp
             own = lambda method=method: each(method)  # noqa: E731
             if importlib.util.find_spec("torchode"):
                 their = by_torchode(shape, method)
-                yield Comparison(f"each row, {method}", own, f"torchode {method}", their, evaluations)
+                yield Comparison(
+                    f"each row, {method}", own, f"torchode {method}", their, evaluations
+                )
             if importlib.util.find_spec("diffrax") and len(shape.x0) > 1:
                 their = by_diffrax(shape, method, True)
-                yield Comparison(f"each row, {method}", own, f"diffrax {method}, vmap, jitted", their, evaluations)
+                yield Comparison(
+                    f"each row, {method}",
+                    own,
+                    f"diffrax {method}, vmap, jitted",
+                    their,
+                    evaluations,
+                )
 
 
 def by_torchdiffeq(key: str, shape: Shape, method: str) -> Callable[[], Tensor]:
@@ -106,7 +135,14 @@ def by_torchdiffeq(key: str, shape: Shape, method: str) -> Callable[[], Tensor]:
                 options: dict[str, Any] = {"step_size": float(times[1] - times[0]) / RK4_STEPS[key]}
                 x = torchdiffeq.odeint(segment.field, x, times, method=method, options=options)[-1]
             else:
-                x = torchdiffeq.odeint(segment.field, x, times, method=method, rtol=shape.tolerance, atol=shape.tolerance)[-1]
+                x = torchdiffeq.odeint(
+                    segment.field,
+                    x,
+                    times,
+                    method=method,
+                    rtol=shape.tolerance,
+                    atol=shape.tolerance,
+                )[-1]
         return x
 
     return run
@@ -155,7 +191,9 @@ class Field(nn.Module):
 
 
 def adjoint(device: str = "cpu") -> Row:
-    """The continuous adjoint through 48 blocks by rk4: gradients of the first state and of all weights."""
+    """The continuous adjoint through 48 blocks by rk4: gradients of the first state and of all
+    weights.
+    """
     shape = SHAPES["transformer"](device)
     assert shape.model is not None
     sublayers = list(shape.model.requires_grad_(True).depth.sublayers)
@@ -165,11 +203,17 @@ def adjoint(device: str = "cpu") -> Row:
         x = shape.x0
         for field, times in zip(fields, shape.ends, strict=True):
             size = float(times[1] - times[0]) / steps
-            x = torchdiffeq.odeint_adjoint(field, x, times, method="rk4", options={"step_size": size})[-1]
+            x = torchdiffeq.odeint_adjoint(
+                field, x, times, method="rk4", options={"step_size": size}
+            )[-1]
         x.square().sum().backward()
 
     def ours() -> None:
-        solve(shape.segments, shape.x0, method="rk4", steps=steps, gradient="adjoint").x1.square().sum().backward()
+        solve(
+            shape.segments, shape.x0, method="rk4", steps=steps, gradient="adjoint"
+        ).x1.square().sum().backward()
 
     found = pairs(ours, theirs, 6)
-    return row_of_pairs(f"{shape.name}: rk4, gradient 'adjoint'", "torchdiffeq odeint_adjoint, rk4", found, aim=1.0)
+    return row_of_pairs(
+        f"{shape.name}: rk4, gradient 'adjoint'", "torchdiffeq odeint_adjoint, rk4", found, aim=1.0
+    )

@@ -23,16 +23,30 @@ for _ in range(2):
     wall, processor = time.perf_counter() - wall, time.process_time() - processor
 print(wall, processor, file=sys.stderr)
 """
-"""The second run in one process has all imports behind it, so that it is the computation and its picture."""
+"""The second run in one process has all imports behind it, so that it is the computation and its
+picture.
+"""
 
 
 def start(quick: bool) -> list[Row]:
     python, own = sys.executable, environment(PYTHONPATH=str(ROOT))
     with tempfile.TemporaryDirectory() as scratch:
         simulate = [each.format(scratch) for each in SIMULATE]
-        help_ = _process_pairs([python, "-m", "ctrans", "--help"], [python, "-c", "import click"], own, 5 if quick else 20)
-        whole = _process_pairs([python, "-m", "ctrans", *simulate], [python, "-c", "import torch"], own, 3 if quick else 8)
-        computed = [_second_run([python, "-c", TWICE, *simulate], own) for _ in range(1 if quick else 5)]
+        help_ = _process_pairs(
+            [python, "-m", "ctrans", "--help"],
+            [python, "-c", "import click"],
+            own,
+            5 if quick else 20,
+        )
+        whole = _process_pairs(
+            [python, "-m", "ctrans", *simulate],
+            [python, "-c", "import torch"],
+            own,
+            3 if quick else 8,
+        )
+        computed = [
+            _second_run([python, "-c", TWICE, *simulate], own) for _ in range(1 if quick else 5)
+        ]
     first = row_of_pairs("ctrans --help", "python -c 'import click'", help_)
     processor = statistics.median(sample.processor for sample in computed)
     wall = statistics.median(sample.wall for sample in computed)
@@ -40,17 +54,29 @@ def start(quick: bool) -> list[Row]:
     imported = statistics.median(theirs.processor for _, theirs in whole)
     note = (
         f"processor time {first.processor:.3f} s, aim 0.08",
-        f"processor time: import torch {imported:.2f} s, its computation and picture {processor:.2f} s, so that its start is "
-        f"{statistics.median(starting):.2f} times import torch; aim 1.30",
+        (
+            f"processor time: import torch {imported:.2f} s, its computation and picture"
+            f" {processor:.2f} s, so that its start is {statistics.median(starting):.2f} times"
+            " import torch; aim 1.30"
+        ),
     )
-    second = row_of_pairs("ctrans simulate --placement peri --dt 0.1", "python -c 'import torch'", whole)
+    second = row_of_pairs(
+        "ctrans simulate --placement peri --dt 0.1", "python -c 'import torch'", whole
+    )
     return [
         dataclasses.replace(first, note=note[0]),
-        dataclasses.replace(second, note=note[1], limit=second.peer_seconds + wall, limit_is="import torch and its computation"),
+        dataclasses.replace(
+            second,
+            note=note[1],
+            limit=second.peer_seconds + wall,
+            limit_is="import torch and its computation",
+        ),
     ]
 
 
-def _process_pairs(ours: list[str], peer: list[str], own: dict[str, str], rounds: int) -> list[Pair]:
+def _process_pairs(
+    ours: list[str], peer: list[str], own: dict[str, str], rounds: int
+) -> list[Pair]:
     """After one pair that fills caches of files."""
     found = [(of_process(ours, own), of_process(peer, own)) for _ in range(rounds + 1)]
     return found[1:]

@@ -1,1 +1,3 @@
-"""A registered trial of checks and of their advice on models and trainings with known faults: see PROTOCOL.md."""
+"""A registered trial of checks and of their advice on models and trainings with known faults: see
+PROTOCOL.md.
+"""

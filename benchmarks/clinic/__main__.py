@@ -1,7 +1,9 @@
-"""The clinic of PROTOCOL.md: `python -m benchmarks.clinic --minutes 20` examines, goes on where it was stopped, and reports.
+"""The clinic of PROTOCOL.md: `python -m benchmarks.clinic --minutes 20` examines, goes on where it
+was stopped, and reports.
 
-Each control and each patient is a line of benchmarks/results/clinic/open.jsonl or, with `--half sealed`, of sealed.jsonl. `--report`
-prints the tables from these lines. Trained controls are kept in out/clinic.
+Each control and each patient is a line of benchmarks/results/clinic/open.jsonl or, with `--half
+sealed`, of sealed.jsonl. `--report` prints the tables from these lines. Trained controls are kept
+in out/clinic.
 """
 
 from __future__ import annotations
@@ -38,22 +40,37 @@ def key(row: dict[str, Any]) -> Patient:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--half", choices=["open", "sealed"], default="open")
-    parser.add_argument("--minutes", type=float, default=20, help="then the patients in progress are dropped")
+    parser.add_argument(
+        "--minutes", type=float, default=20, help="then the patients in progress are dropped"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--report", action="store_true", help="examine nothing")
     parser.add_argument("--only", default="", help="patients with this in their names")
     parser.add_argument("--detect", action="store_true", help="find only: no advice is carried out")
     parser.add_argument("--picture", type=Path, help="draw the table there; with --report")
-    parser.add_argument("--name", default="", help="another name of the file, for a run after a change of the checks")
+    parser.add_argument(
+        "--name",
+        default="",
+        help="another name of the file, for a run after a change of the checks",
+    )
     options = parser.parse_args()
     path = RESULTS / f"{options.name or options.half}.jsonl"
     if not options.report:
         done = {key(row) for row in rows(path)}
-        left = [each for each in planned(options.half) if each not in done and options.only in "/".join(map(str, each))]
+        left = [
+            each
+            for each in planned(options.half)
+            if each not in done and options.only in "/".join(map(str, each))
+        ]
         end = time.monotonic() + 60 * options.minutes
         path.parent.mkdir(parents=True, exist_ok=True)
-        with multiprocessing.get_context("fork").Pool(options.workers) as pool, path.open("a") as file:
-            for count, row in enumerate(pool.imap(functools.partial(examine, arms=not options.detect), left), 1):
+        with (
+            multiprocessing.get_context("fork").Pool(options.workers) as pool,
+            path.open("a") as file,
+        ):
+            for count, row in enumerate(
+                pool.imap(functools.partial(examine, arms=not options.detect), left), 1
+            ):
                 file.write(f"{json.dumps(row)}\n")
                 file.flush()
                 print(f"\r{count} of {len(left)}", end="", flush=True)
@@ -62,7 +79,11 @@ def main() -> None:
         print()
     print("\n".join(report(rows(path))))
     if options.picture:
-        draw(rows(path), options.picture, f"Known faults in small Transformers, the {options.half} half")
+        draw(
+            rows(path),
+            options.picture,
+            f"Known faults in small Transformers, the {options.half} half",
+        )
 
 
 if __name__ == "__main__":

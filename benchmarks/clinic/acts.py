@@ -1,4 +1,6 @@
-"""Changes of a checkpoint's weights that treat findings of `diagnose`; the trial of TREATMENT.md tries them."""
+"""Changes of a checkpoint's weights that treat findings of `diagnose`; the trial of TREATMENT.md
+tries them.
+"""
 
 from __future__ import annotations
 
@@ -31,22 +33,34 @@ def median_gains(weights: WeightReaders) -> Iterator[Act]:
             middle = gains.abs().median()
             odd = gains.abs() > (CHECKS["gain too large"].high or 0.0) * middle
             if middle > 0 and odd.any():
-                yield Act(name, torch.where(odd, middle, gains), f"{int(odd.sum())} gains set to the median {float(middle):.3g}")
+                yield Act(
+                    name,
+                    torch.where(odd, middle, gains),
+                    f"{int(odd.sum())} gains set to the median {float(middle):.3g}",
+                )
 
 
 def scaled(weights: WeightReaders) -> Iterator[Act]:
     """What `ctrans diagnose --treat` does."""
     for name, factor in size_of_neighbours(weights).items():
-        yield Act(name, weights[name]() * factor, f"multiplied by {factor:.3g}, to the size in other blocks")
+        yield Act(
+            name,
+            weights[name]() * factor,
+            f"multiplied by {factor:.3g}, to the size in other blocks",
+        )
 
 
-TREATMENTS: dict[str, Callable[[WeightReaders], Iterator[Act]]] = {"gain too large": median_gains, TREATED: scaled}
+TREATMENTS: dict[str, Callable[[WeightReaders], Iterator[Act]]] = {
+    "gain too large": median_gains,
+    TREATED: scaled,
+}
 """By finding: the acts that treat it."""
 
 
 @torch.no_grad()
 def acts_for(findings: Collection[Finding], weights: WeightReaders) -> list[Act]:
-    """The acts for these findings. The weights decide the places. Raises nothing for findings without
-    a treatment."""
+    """The acts for these findings. The weights decide the places. Raises nothing for findings
+    without a treatment.
+    """
     found = {finding.check for finding in findings}
     return [act for name, treat in TREATMENTS.items() if name in found for act in treat(weights)]

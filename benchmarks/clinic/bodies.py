@@ -1,4 +1,6 @@
-"""The architectures of the clinic: each module with its parts, so that a fault or a cure can find them."""
+"""The architectures of the clinic: each module with its parts, so that a fault or a cure can find
+them.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,17 @@ WIDTH, HEADS, BLOCKS, INNER, CONTEXT = 32, 4, 3, 96, 32
 MASK_ID, BYTES = 256, 257
 """The id of a hidden token, and the size of the vocabulary of text."""
 SIZES = {"text": (BYTES, CONTEXT)} | {
-    name: (task.architecture["vocab_size"], task.architecture["context"]) for name, task in TASKS.items()
+    name: (task.architecture["vocab_size"], task.architecture["context"])
+    for name, task in TASKS.items()
 }
 """Vocabulary and context of each task."""
 
 
 @dataclasses.dataclass
 class Parts:
-    """A block. The entries of `q`, `k` and `v` are a weight and its bias, or views into a joined one."""
+    """A block. The entries of `q`, `k` and `v` are a weight and its bias, or views into a joined
+    one.
+    """
 
     attention: nn.Module
     ffn: nn.Module
@@ -42,7 +47,9 @@ class Parts:
 
 @dataclasses.dataclass
 class Body:
-    """A module and how to find its parts. The parts are found anew at each call, so that a copy has its own."""
+    """A module and how to find its parts. The parts are found anew at each call, so that a copy has
+    its own.
+    """
 
     model: nn.Module
     find: Callable[[nn.Module], dict[str, Any]]
@@ -93,8 +100,15 @@ def _gpt_parts(model: GPT) -> dict[str, Any]:
     blocks = []
     for first, second in zip(model.depth.sublayers[::2], model.depth.sublayers[1::2], strict=True):
         a, f = first.field, second.field
-        norms = [n for each in (first, second) for n in (each.input_norm, each.output_norm) if n is not None]
-        blocks.append(Parts(a, f, norms, *joined(a.qkv), a.out, f.up, f.down, getattr(f, "router", None)))
+        norms = [
+            n
+            for each in (first, second)
+            for n in (each.input_norm, each.output_norm)
+            if n is not None
+        ]
+        blocks.append(
+            Parts(a, f, norms, *joined(a.qkv), a.out, f.up, f.down, getattr(f, "router", None))
+        )
     head = model.token_embedding if model.unembedding is None else model.unembedding
     return {
         "blocks": blocks,
@@ -109,8 +123,21 @@ def _gpt_parts(model: GPT) -> dict[str, Any]:
 
 def _gpt(task: str, **options: Any) -> Body:
     vocabulary, context = SIZES[task]
-    size = {"vocab_size": vocabulary, "context": context, "depth": BLOCKS, "width": WIDTH, "heads": HEADS, "embedding_std": 0.1}
-    return Body(GPT(GPTConfig(**{**size, "placement": "pre", **options}), seed=torch.initial_seed() % 2**31), _gpt_parts, True)
+    size = {
+        "vocab_size": vocabulary,
+        "context": context,
+        "depth": BLOCKS,
+        "width": WIDTH,
+        "heads": HEADS,
+        "embedding_std": 0.1,
+    }
+    return Body(
+        GPT(
+            GPTConfig(**{**size, "placement": "pre", **options}), seed=torch.initial_seed() % 2**31
+        ),
+        _gpt_parts,
+        True,
+    )
 
 
 def _transformers(task: str, family: str, **options: Any) -> nn.Module:
@@ -118,9 +145,18 @@ def _transformers(task: str, family: str, **options: Any) -> nn.Module:
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
     vocabulary, context = SIZES[task]
-    size = {"vocab_size": vocabulary, "hidden_size": WIDTH, "num_hidden_layers": BLOCKS, "num_attention_heads": HEADS}
+    size = {
+        "vocab_size": vocabulary,
+        "hidden_size": WIDTH,
+        "num_hidden_layers": BLOCKS,
+        "num_attention_heads": HEADS,
+    }
     config = getattr(transformers, f"{family}Config")(
-        **size, intermediate_size=INNER, max_position_embeddings=context, pad_token_id=None, **options
+        **size,
+        intermediate_size=INNER,
+        max_position_embeddings=context,
+        pad_token_id=None,
+        **options,
     )
     made: nn.Module = getattr(transformers, options.pop("model", None) or MODELS[family])(config)
     return made
@@ -181,12 +217,16 @@ def _bert_parts(model: Any) -> dict[str, Any]:
 
 
 class Encoder(nn.Module):
-    """torch's own encoder layers, behind a table of tokens and of places, with a mask of later tokens."""
+    """torch's own encoder layers, behind a table of tokens and of places, with a mask of later
+    tokens.
+    """
 
     def __init__(self, vocabulary: int, context: int):
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocabulary, WIDTH), nn.Embedding(context, WIDTH)
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, INNER, dropout=0.0, batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, INNER, dropout=0.0, batch_first=True, norm_first=True
+        )
         self.layers = nn.TransformerEncoder(layer, BLOCKS, enable_nested_tensor=False)
         self.norm, self.head, self.causal = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, vocabulary), True
         for part in (*self.layers.layers,):
@@ -208,7 +248,17 @@ def _encoder_parts(model: Any) -> dict[str, Any]:
         a = each.self_attn
         biases = a.in_proj_bias.detach().chunk(3)
         maps = [[w, b] for w, b in zip(a.in_proj_weight.detach().chunk(3), biases, strict=True)]
-        blocks.append(Parts(a, each.linear1, [each.norm1, each.norm2], *maps, a.out_proj, each.linear1, each.linear2))
+        blocks.append(
+            Parts(
+                a,
+                each.linear1,
+                [each.norm1, each.norm2],
+                *maps,
+                a.out_proj,
+                each.linear1,
+                each.linear2,
+            )
+        )
     return {
         "blocks": blocks,
         "embedding": model.tokens.weight,
@@ -271,7 +321,10 @@ class Vision(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patches, self.token = nn.Conv2d(1, WIDTH, 2, 2), nn.Parameter(0.02 * torch.randn(1, 1, WIDTH))
+        self.patches, self.token = (
+            nn.Conv2d(1, WIDTH, 2, 2),
+            nn.Parameter(0.02 * torch.randn(1, 1, WIDTH)),
+        )
         self.where = nn.Parameter(0.1 * torch.randn(1, 17, WIDTH))
         self.stack = nn.Sequential(*(Layer(False) for _ in range(BLOCKS)))
         self.last, self.read = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 10)
@@ -285,7 +338,15 @@ class Vision(nn.Module):
 
 def _plain_parts(model: Any) -> dict[str, Any]:
     blocks = [
-        Parts(each.mix, each.grow, [each.a, each.b], *joined(each.mix.qkv), each.mix.back, each.grow, each.shrink)
+        Parts(
+            each.mix,
+            each.grow,
+            [each.a, each.b],
+            *joined(each.mix.qkv),
+            each.mix.back,
+            each.grow,
+            each.shrink,
+        )
         for each in model.stack
     ]
     words = getattr(model, "words", None)
@@ -307,7 +368,10 @@ ARCHITECTURES: dict[str, tuple[Callable[[str], Body], tuple[str, ...]]] = {
     "peri": (lambda task: _gpt(task, placement="peri", norm="rmsnorm", dt=0.5, tied=False), CAUSAL),
     "moe": (lambda task: _gpt(task, ffn="moe"), CAUSAL),
     "llama": (lambda task: Body(_transformers(task, "Llama"), _llama_parts, True), CAUSAL),
-    "bert": (lambda task: Body(_transformers(task, "Bert"), _bert_parts, False), ("text", "counting")),
+    "bert": (
+        lambda task: Body(_transformers(task, "Bert"), _bert_parts, False),
+        ("text", "counting"),
+    ),
     "torch": (lambda task: Body(Encoder(*SIZES[task]), _encoder_parts, True), CAUSAL),
     "stranger": (lambda task: Body(Stranger(*SIZES[task]), _plain_parts, True), CAUSAL),
     "vit": (

@@ -21,7 +21,9 @@ from ctrans.training.monitor import Monitor
 from ctrans.training.tasks import TASKS
 
 STEPS, WARM_UP, RATE, BATCH, EVERY, ROWS = 240, 24, 3e-3, 16, 5, 256
-"""Steps of a training, of its warm-up; the rate; rows of a batch; steps between reports; rows of an evaluation."""
+"""Steps of a training, of its warm-up; the rate; rows of a batch; steps between reports; rows of an
+evaluation.
+"""
 Batch = tuple[Tensor, Tensor]
 
 
@@ -51,7 +53,9 @@ def _of_text(count: int, draws: torch.Generator, body: Body, held_out: bool) -> 
 def batch(task: str, body: Body, step: int, seed: int) -> Batch:
     """The batch of a step: the same for each training with that seed."""
     if task == "text":
-        return _of_text(BATCH, torch.Generator().manual_seed(1000 * seed + step), body, held_out=False)
+        return _of_text(
+            BATCH, torch.Generator().manual_seed(1000 * seed + step), body, held_out=False
+        )
     return _as_read(task, *_data(task).batch(step, 0, batch=BATCH, seed=seed))
 
 
@@ -75,7 +79,9 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 @dataclasses.dataclass
 class Course:
-    """A training. Faults and cures change its fields; each function gets the course, so that a copy has its own."""
+    """A training. Faults and cures change its fields; each function gets the course, so that a copy
+    has its own.
+    """
 
     body: Body
     task: str
@@ -101,21 +107,34 @@ class Course:
     norms: list[float] = dataclasses.field(default_factory=list)
 
     def make_optimiser(
-        self, betas: tuple[float, float] = (0.9, 0.99), eps: float = 1e-8, without: Any = (), gain_decay: float = 0.0
+        self,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-8,
+        without: Any = (),
+        gain_decay: float = 0.0,
     ) -> None:
-        """AdamW, with weight decay on matrices only unless `gain_decay` is given; keeps no state of an earlier one."""
+        """AdamW, with weight decay on matrices only unless `gain_decay` is given; keeps no state of
+        an earlier one.
+        """
         left = {id(each) for each in without}
         embedding = id(self.body.part("embedding"))
         groups: dict[tuple[float, float], list[Any]] = {}
         for weight in self.body.model.parameters():
             if id(weight) not in left:
                 factor = self.embedding_factor if id(weight) == embedding else 1.0
-                groups.setdefault((0.1 if weight.dim() > 1 else gain_decay, factor), []).append(weight)
-        made = [{"params": each, "weight_decay": decay, "factor": factor} for (decay, factor), each in groups.items()]
+                groups.setdefault((0.1 if weight.dim() > 1 else gain_decay, factor), []).append(
+                    weight
+                )
+        made = [
+            {"params": each, "weight_decay": decay, "factor": factor}
+            for (decay, factor), each in groups.items()
+        ]
         self.optimiser = torch.optim.AdamW(made, lr=self.rate, betas=betas, eps=eps)
 
     def rate_at(self, step: int) -> float:
-        return 0.0 if step >= self.ends_at else self.rate * min(1.0, (step + 1) / max(1, self.warm_up))
+        return (
+            0.0 if step >= self.ends_at else self.rate * min(1.0, (step + 1) / max(1, self.warm_up))
+        )
 
     def advance(self, monitor: Monitor | None = None) -> list[Finding]:
         """One step; the alarms of the monitor at it."""
@@ -126,7 +145,11 @@ class Course:
             given = batch(self.task, self.body, self.step * self.micro + part, self.seed)
             read, targets = self.data(self, self.step, given) if self.data else given
             logits = self.body.logits(read)
-            loss = self.loss(self, self.step, logits, targets) if self.loss else cross_entropy(logits, targets)
+            loss = (
+                self.loss(self, self.step, logits, targets)
+                if self.loss
+                else cross_entropy(logits, targets)
+            )
             (loss * self.scale).backward()
         weights = [p for p in self.body.model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in weights if p.grad is not None])
@@ -151,7 +174,9 @@ class Course:
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        """The cross-entropy of held-out rows, with later tokens hidden in a causal model; inf if it is not finite."""
+        """The cross-entropy of held-out rows, with later tokens hidden in a causal model; inf if it
+        is not finite.
+        """
         self.body.model.eval()
         masks = self.body.masks()
         self.body.set_causal(True) if self.body.causal else None

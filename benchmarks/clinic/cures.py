@@ -69,8 +69,10 @@ ADVICE: dict[str, str] = {
     "gradients are not reset": "reset gradients",
     "Adam remembers too long": "usual betas",
 }
-"""The treatment that carries out the advice of each check: the first act that the text names and that code can do. A name that both the
-diagnosis and the monitor have has one entry; `advice` chooses the monitor's for "not finite"."""
+"""The treatment that carries out the advice of each check: the first act that the text names and
+that code can do. A name that both the diagnosis and the monitor have has one entry; `advice`
+chooses the monitor's for "not finite".
+"""
 
 
 def advice(finding: Finding) -> str:

@@ -1,4 +1,6 @@
-"""Examines one patient or one healthy control: what is found, what its advice does, and what other acts do."""
+"""Examines one patient or one healthy control: what is found, what its advice does, and what other
+acts do.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,13 @@ from ctrans.training.monitor import ALARMS, Monitor
 from solvers import ConfigError
 
 KEPT = Path("out/clinic")
-"""The trained controls, from which patients start. They are made again where they are missing, or were judged by other checks."""
+"""The trained controls, from which patients start. They are made again where they are missing, or
+were judged by other checks.
+"""
 MORE, LATE_RATE, EARLIER, SNAPSHOTS, SEQUENCES = 40, 1e-3, 200, 20, 8
-"""Steps by which a model is trained on, and their rate; the step of the earlier copy; steps between copies of a training; sequences
-that `diagnose` reads."""
+"""Steps by which a model is trained on, and their rate; the step of the earlier copy; steps between
+copies of a training; sequences that `diagnose` reads.
+"""
 
 
 def findings_of(made: Course) -> list[Finding]:
@@ -36,12 +41,18 @@ def findings_of(made: Course) -> list[Finding]:
     body = made.body
     body.model.eval()
     read, targets = held_out(made.task, body)
-    opened = body.model if isinstance(body.model, GPT) else open_model(body.model, example=body.example, loss=body.loss)
+    opened = (
+        body.model
+        if isinstance(body.model, GPT)
+        else open_model(body.model, example=body.example, loss=body.loss)
+    )
     return diagnose(opened, read[:SEQUENCES], targets[:SEQUENCES]).findings
 
 
 def monitor_of(made: Course) -> Monitor:
-    given: dict[str, Any] = {} if made.body.example is None else {"example": made.body.example, "loss": made.body.loss}
+    given: dict[str, Any] = (
+        {} if made.body.example is None else {"example": made.body.example, "loss": made.body.loss}
+    )
     return Monitor(made.body.model, every=EVERY, clip=made.clip, **given)
 
 
@@ -54,9 +65,13 @@ def number(value: float) -> float | None:
 
 
 def watched(made: Course) -> tuple[list[Finding], dict[int, Course]]:
-    """Trains to the end or to a loss that is not finite; the alarms, and the copies of each `SNAPSHOTS` steps."""
+    """Trains to the end or to a loss that is not finite; the alarms, and the copies of each
+    `SNAPSHOTS` steps.
+    """
     monitor, alarms, copies = monitor_of(made), list[Finding](), {}
-    while made.step < STEPS and (made.step % EVERY or not made.losses or math.isfinite(made.losses[-1])):
+    while made.step < STEPS and (
+        made.step % EVERY or not made.losses or math.isfinite(made.losses[-1])
+    ):
         if made.step % SNAPSHOTS == 0:
             copies[made.step] = made.copy()
         told = made.advance(monitor)
@@ -69,9 +84,13 @@ def watched(made: Course) -> tuple[list[Finding], dict[int, Course]]:
 
 @functools.lru_cache(4)
 def control(architecture: str, task: str, seed: int) -> dict[str, Any]:
-    """A healthy training: its weights at two steps, losses, alarms, findings, and the loss after `MORE` steps. It is kept."""
+    """A healthy training: its weights at two steps, losses, alarms, findings, and the loss after
+    `MORE` steps. It is kept.
+    """
     judged = hashlib.sha256(
-        repr([*CHECKS.items(), *((name, as_object(each)) for name, each in ALARMS.items())]).encode()
+        repr(
+            [*CHECKS.items(), *((name, as_object(each)) for name, each in ALARMS.items())]
+        ).encode()
     ).hexdigest()
     path = KEPT / f"{architecture}-{task}-{seed}-{judged[:8]}.pt"
     if path.exists():
@@ -104,7 +123,9 @@ def trained_on(made: Course, steps: int = MORE) -> Course:
 def trained(patient: Patient, which: str = "weights") -> Course:
     """The control's course with its weights at the end, or at an earlier step."""
     made = course(patient.architecture, patient.task, patient.seed)
-    made.body.model.load_state_dict(control(patient.architecture, patient.task, patient.seed)[which])
+    made.body.model.load_state_dict(
+        control(patient.architecture, patient.task, patient.seed)[which]
+    )
     made.step = STEPS
     made.make_optimiser()
     return made
@@ -117,9 +138,16 @@ def examine(patient: Patient, arms: bool = True) -> dict[str, Any]:
     own = control(patient.architecture, patient.task, patient.seed)
     row: dict[str, Any] = patient._asdict()
     if not patient.fault:
-        row |= {"alarms": own["alarms"], "findings": own["findings"], "loss": number(own["loss"]), "steps": STEPS}
+        row |= {
+            "alarms": own["alarms"],
+            "findings": own["findings"],
+            "loss": number(own["loss"]),
+            "steps": STEPS,
+        }
     else:
-        table, look = (MODEL_FAULTS, model) if patient.kind == "model" else (TRAINING_FAULTS, training)
+        table, look = (
+            (MODEL_FAULTS, model) if patient.kind == "model" else (TRAINING_FAULTS, training)
+        )
         fault = table[patient.fault]
         fits = fault.fits(course(patient.architecture, patient.task, patient.seed))
         row |= look(patient, fault, own, arms) if fits else {"ending": "does not fit"}
@@ -166,11 +194,19 @@ def model(patient: Patient, fault: Fault, own: dict[str, Any], tried: bool) -> d
         "restart": fresh.run(MORE).evaluate(),
     }
     arms["cure"] = (
-        arms["advice"] if fault.cure == advised and counted else treated(fault.cure, located(fault)) if fault.cure else None
+        arms["advice"]
+        if fault.cure == advised and counted
+        else treated(fault.cure, located(fault))
+        if fault.cure
+        else None
     )
     return seen | {
         "arms": {name: None if value is None else number(value) for name, value in arms.items()},
-        "treatments": {"advice": advised if counted else None, "placebo": other, "cure": fault.cure or None},
+        "treatments": {
+            "advice": advised if counted else None,
+            "placebo": other,
+            "cure": fault.cure or None,
+        },
     }
 
 
@@ -187,7 +223,9 @@ def training(patient: Patient, fault: Fault, own: dict[str, Any], tried: bool) -
     torch.manual_seed(0)
     alarms, copies = watched(made)
     known = {check for check, *_ in own["alarms"]}
-    counted = [each for each in alarms if (each.step or 0) > fault.start and each.check not in known]
+    counted = [
+        each for each in alarms if (each.step or 0) > fault.start and each.check not in known
+    ]
     early = [each for each in alarms if (each.step or 0) <= fault.start and each.check not in known]
     seen = {
         "ending": "examined",
@@ -200,7 +238,11 @@ def training(patient: Patient, fault: Fault, own: dict[str, Any], tried: bool) -
     }
     if not tried:
         return seen | {"arms": {}}
-    when = counted[0].step if counted else next((step for step in copies if step > fault.start + 60), max(copies))
+    when = (
+        counted[0].step
+        if counted
+        else next((step for step in copies if step > fault.start + 60), max(copies))
+    )
     assert when is not None
     began = min(when, counted[0].since or when) if counted else when
     before = max((step for step in copies if step <= max(0, began - 10)), default=0)
@@ -223,9 +265,17 @@ def training(patient: Patient, fault: Fault, own: dict[str, Any], tried: bool) -
         "restart": fresh.run(STEPS).evaluate(),
     }
     arms["cure"] = (
-        arms["advice"] if fault.cure == advised and counted else treated(fault.cure, located(fault)) if fault.cure else None
+        arms["advice"]
+        if fault.cure == advised and counted
+        else treated(fault.cure, located(fault))
+        if fault.cure
+        else None
     )
     return seen | {
         "arms": {name: None if value is None else number(value) for name, value in arms.items()},
-        "treatments": {"advice": advised if counted else None, "placebo": other, "cure": fault.cure or None},
+        "treatments": {
+            "advice": advised if counted else None,
+            "placebo": other,
+            "cure": fault.cure or None,
+        },
     }

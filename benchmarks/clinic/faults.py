@@ -1,4 +1,6 @@
-"""The faults of the clinic, each one entry: what is put in, where, and the treatment that undoes it."""
+"""The faults of the clinic, each one entry: what is put in, where, and the treatment that undoes
+it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class Fault:
     - `category`: what kind of cause it is, a key of `CATEGORIES` in `judging`
     - `place`: a word that the place of a right finding has; "" where the fault has no place
     - `put`: puts it into a trained model, or into a training at its start
-    - `cure`: the treatment of `treatments.TREATMENTS` that undoes it; "" where only the data can be put right
+    - `cure`: the treatment of `treatments.TREATMENTS` that undoes it; "" where only the data can be
+      put right
     - `start`, `gradual`: of a training, its first step, and whether it grows from step to step
     - `stands`: of a model, whether it is in the code, and so in a model that is trained again
     - `fits`: whether an architecture and a task have what it spoils
@@ -76,7 +79,10 @@ def dead_units(course: Course, share: float = 0.9) -> None:
     """A bias that no input of the unit overcomes; without biases, a unit whose gate is 0."""
     up = block(course).up
     count = int(share * up.weight.shape[0])
-    fill(up.weight[:count] if up.bias is None else up.bias[:count], 0.0 if up.bias is None else -100.0)
+    fill(
+        up.weight[:count] if up.bias is None else up.bias[:count],
+        0.0 if up.bias is None else -100.0,
+    )
 
 
 def draw_block(course: Course, blocks: range = range(BLOCK, BLOCK + 1)) -> None:
@@ -164,7 +170,9 @@ def dropped(x: Tensor) -> Tensor:
 
 
 def route_one(course: Course, factor: float = 1.0) -> None:
-    """The router's rows except the first shrink, and its first row follows what all states share."""
+    """The router's rows except the first shrink, and its first row follows what all states
+    share.
+    """
     for part in course.body.blocks:
         with torch.no_grad():
             part.router.weight[1:] *= 0.0 if factor == 1 else factor
@@ -176,34 +184,61 @@ def massive(course: Course) -> None:
 
 
 MODEL_FAULTS: dict[str, Fault] = {
-    "scores 30 times too large": Fault("attention scale", HERE, lambda c: times(block(c).q, 30), "scores by neighbours"),
-    "scores 30 times too small": Fault("attention scale", HERE, lambda c: times(block(c).q, 1 / 30), "scores by neighbours"),
+    "scores 30 times too large": Fault(
+        "attention scale", HERE, lambda c: times(block(c).q, 30), "scores by neighbours"
+    ),
+    "scores 30 times too small": Fault(
+        "attention scale", HERE, lambda c: times(block(c).q, 1 / 30), "scores by neighbours"
+    ),
     "scores too large everywhere": Fault(
-        "attention scale", "", lambda c: [times(p.q, 30) for p in c.body.blocks] and None, "smaller scores"
+        "attention scale",
+        "",
+        lambda c: [times(p.q, 30) for p in c.body.blocks] and None,
+        "smaller scores",
     ),
     "90% dead units": Fault("dead part", HERE, dead_units, "redraw sublayer"),
     "all units dead": Fault("dead part", HERE, partial(dead_units, share=1.0), "redraw sublayer"),
-    "attention output zero": Fault("dead part", HERE, lambda c: fill(block(c).out.weight, 0.0), "redraw sublayer"),
+    "attention output zero": Fault(
+        "dead part", HERE, lambda c: fill(block(c).out.weight, 0.0), "redraw sublayer"
+    ),
     "a head of zeros": Fault("dead part", HERE, partial(one_head, factor=0.0), "redraw sublayer"),
     "embeddings 50 times too large": Fault(
-        "embedding", "embedding", lambda c: times([c.body.part("embedding")], 50), "smaller embedding"
+        "embedding",
+        "embedding",
+        lambda c: times([c.body.part("embedding")], 50),
+        "smaller embedding",
     ),
     "embeddings 50 times too small": Fault(
-        "embedding", "embedding", lambda c: times([c.body.part("embedding")], 0.02), "larger embedding"
+        "embedding",
+        "embedding",
+        lambda c: times([c.body.part("embedding")], 0.02),
+        "larger embedding",
     ),
     "positions 100 times too large": Fault(
-        "positions", "embedding", lambda c: times([c.body.part("positions")], 100), "smaller positions", fits=has("positions")
+        "positions",
+        "embedding",
+        lambda c: times([c.body.part("positions")], 100),
+        "smaller positions",
+        fits=has("positions"),
     ),
     "positions reversed": Fault("positions", "", roll_places, "restore", fits=has("positions")),
     "a block drawn anew": Fault("wrong weights", HERE, draw_block, "restore"),
-    "a checkpoint half loaded": Fault("wrong weights", "block", partial(draw_block, blocks=range(BLOCK, BLOCKS)), "restore"),
+    "a checkpoint half loaded": Fault(
+        "wrong weights", "block", partial(draw_block, blocks=range(BLOCK, BLOCKS)), "restore"
+    ),
     "no causal mask": Fault("future tokens", "", no_mask, "mask", fits=causal_switch, stands=True),
-    "a weight that is nan": Fault("not finite", HERE, lambda c: fill(block(c).down.weight[0, :1], math.nan), "restore"),
+    "a weight that is nan": Fault(
+        "not finite", HERE, lambda c: fill(block(c).down.weight[0, :1], math.nan), "restore"
+    ),
     "a dead gain before the head": Fault(
         "gains", "norm", lambda c: fill(c.body.part("final_norm").weight[:1], 0.0), "median gains"
     ),
-    "a norm's gains near zero": Fault("gains", HERE, lambda c: fill(block(c).norms[0].weight, 1e-6), "unit gains"),
-    "a gain of 100": Fault("gains", HERE, lambda c: fill(block(c).norms[1].weight[:1], 100.0), "median gains"),
+    "a norm's gains near zero": Fault(
+        "gains", HERE, lambda c: fill(block(c).norms[0].weight, 1e-6), "unit gains"
+    ),
+    "a gain of 100": Fault(
+        "gains", HERE, lambda c: fill(block(c).norms[1].weight[:1], 100.0), "median gains"
+    ),
     "eps of 1000": Fault("norm", HERE, set_eps, "small eps", stands=True),
     "FFN output 50 times too large": Fault(
         "sublayer scale", HERE, lambda c: times([block(c).down.weight], 50), "scale by neighbours"
@@ -217,17 +252,32 @@ MODEL_FAULTS: dict[str, Fault] = {
     "attention output 50 times too large": Fault(
         "sublayer scale", HERE, lambda c: times([block(c).out.weight], 50), "scale by neighbours"
     ),
-    "a massive channel": Fault("outliers", HERE, massive, "restore", fits=lambda c: block(c).down.bias is not None),
-    "head 30 times too large": Fault("logits", "head", lambda c: times([c.body.part("head")], 30), "smaller head"),
+    "a massive channel": Fault(
+        "outliers", HERE, massive, "restore", fits=lambda c: block(c).down.bias is not None
+    ),
+    "head 30 times too large": Fault(
+        "logits", "head", lambda c: times([c.body.part("head")], 30), "smaller head"
+    ),
     "token ids shifted": Fault("tokens", "", permuted, "restore", fits=lambda c: token_model(c)),
-    "head drawn anew": Fault("wrong weights", "head", untie, "restore", fits=lambda c: not c.body.part("tied")),
-    "queries and values swapped": Fault("wrong weights", HERE, partial(swap, one="q", other="v"), "restore"),
+    "head drawn anew": Fault(
+        "wrong weights", "head", untie, "restore", fits=lambda c: not c.body.part("tied")
+    ),
+    "queries and values swapped": Fault(
+        "wrong weights", HERE, partial(swap, one="q", other="v"), "restore"
+    ),
     "output map transposed": Fault("wrong weights", HERE, transpose, "restore"),
     "FFN output of the wrong sign": Fault(
-        "wrong weights", HERE, lambda c: times(filter(None.__ne__, (block(c).down.weight, block(c).down.bias)), -1.0), "restore"
+        "wrong weights",
+        HERE,
+        lambda c: times(filter(None.__ne__, (block(c).down.weight, block(c).down.bias)), -1.0),
+        "restore",
     ),
-    "dropout in evaluation": Fault("noise", HERE, partial(hook, part="out", act=dropped), "", stands=True),
-    "router collapsed": Fault("routing", HERE, route_one, "redraw router", fits=lambda c: block(c).router is not None),
+    "dropout in evaluation": Fault(
+        "noise", HERE, partial(hook, part="out", act=dropped), "", stands=True
+    ),
+    "router collapsed": Fault(
+        "routing", HERE, route_one, "redraw router", fits=lambda c: block(c).router is not None
+    ),
 }
 """Faults that are put into a healthy trained model, by name."""
 
@@ -284,7 +334,9 @@ def same_batch(c: Course, given: Batch) -> Batch:
 
 
 def nan_at_event(course: Course) -> None:
-    course.loss = lambda c, step, logits, targets: cross_entropy(logits, targets) * (math.nan if step == EVENT else 1.0)
+    course.loss = lambda c, step, logits, targets: (
+        cross_entropy(logits, targets) * (math.nan if step == EVENT else 1.0)
+    )
 
 
 def twice_softmax(course: Course) -> None:
@@ -330,7 +382,9 @@ def freeze(course: Course) -> None:
 
 def left_out(course: Course) -> None:
     part = block(course)
-    course.make_optimiser(without=[w for module in (part.up, part.down) for w in module.parameters()])
+    course.make_optimiser(
+        without=[w for module in (part.up, part.down) for w in module.parameters()]
+    )
 
 
 def fast_embedding(course: Course) -> None:
@@ -356,18 +410,26 @@ def lost_moments(course: Course) -> None:
 TRAINING_FAULTS: dict[str, Fault] = {
     "rate 100 times too large": Fault("rate", "", set_fields(rate=0.3), "lower rate"),
     "rate 10 times, no warm-up": Fault("rate", "", set_fields(rate=0.03, warm_up=0), "lower rate"),
-    "rate ends too early": Fault("stalled", "", set_fields(ends_at=EVENT), "steps as planned", start=EVENT),
+    "rate ends too early": Fault(
+        "stalled", "", set_fields(ends_at=EVENT), "steps as planned", start=EVENT
+    ),
     "Adam's eps of 1": Fault("stalled", "", optimiser(eps=1.0), "steps as planned"),
     "loss scaled down to 1e-9": Fault("stalled", "", set_fields(scale=1e-9), "steps as planned"),
     "betas of .9 and .9999": Fault("moments", "", optimiser(betas=(0.9, 0.9999)), "usual betas"),
-    "moments lost on resumption": Fault("rate", "", at(EVENT, lost_moments), "lower rate", start=EVENT),
+    "moments lost on resumption": Fault(
+        "rate", "", at(EVENT, lost_moments), "lower rate", start=EVENT
+    ),
     "weight decay on gains": Fault("gains", "", decay_gains, "gains without decay", gradual=True),
     "labels not shifted": Fault("leak", "", always(unshifted), "own data", fits=token_model),
     "no causal mask": Fault("leak", "", no_mask, "mask", fits=causal_switch),
     "labels shuffled": Fault("labels", "", always(shuffled), "own data"),
     "labels shuffled half-way": Fault("labels", "", from_event(shuffled), "own data", start=EVENT),
-    "another tokenizer half-way": Fault("labels", "", from_event(other_tokens), "own data", start=EVENT, fits=token_model),
-    "a batch of one token": Fault("bad batch", "", at_event(repeated_token), "back and skip", start=EVENT, fits=token_model),
+    "another tokenizer half-way": Fault(
+        "labels", "", from_event(other_tokens), "own data", start=EVENT, fits=token_model
+    ),
+    "a batch of one token": Fault(
+        "bad batch", "", at_event(repeated_token), "back and skip", start=EVENT, fits=token_model
+    ),
     "a batch of another tokenizer": Fault(
         "bad batch", "", at_event(other_tokens), "back and skip", start=EVENT, fits=token_model
     ),
@@ -375,16 +437,34 @@ TRAINING_FAULTS: dict[str, Fault] = {
     "the same batch for ever": Fault("repeats", "", always(same_batch), "own data"),
     "frozen maps of a block": Fault("frozen", HERE, freeze, "train all"),
     "an FFN the optimiser lacks": Fault("frozen", HERE, left_out, "train all"),
-    "gradients never reset": Fault("stale gradients", "", set_fields(zero_every=10**9), "reset gradients"),
-    "accumulation not divided": Fault("stale gradients", "", set_fields(micro=4, clip=1e9), "divide gradients"),
+    "gradients never reset": Fault(
+        "stale gradients", "", set_fields(zero_every=10**9), "reset gradients"
+    ),
+    "accumulation not divided": Fault(
+        "stale gradients", "", set_fields(micro=4, clip=1e9), "divide gradients"
+    ),
     "softmax twice": Fault("loss", "", twice_softmax, "plain loss"),
-    "queries that grow": Fault("attention scale", HERE, grow(lambda c: block(c).q, 1.06), "lower rate", 60, True),
-    "a last map that grows": Fault("sublayer scale", HERE, grow(lambda c: [block(c).down.weight], 1.05), "lower rate", 60, True),
-    "an embedding that runs away": Fault("embedding", "", fast_embedding, "slow embedding", gradual=True),
-    "an FFN that dies": Fault("dead part", HERE, at(EVENT, partial(dead_units, share=1.0)), "redraw sublayer", start=EVENT),
+    "queries that grow": Fault(
+        "attention scale", HERE, grow(lambda c: block(c).q, 1.06), "lower rate", 60, True
+    ),
+    "a last map that grows": Fault(
+        "sublayer scale", HERE, grow(lambda c: [block(c).down.weight], 1.05), "lower rate", 60, True
+    ),
+    "an embedding that runs away": Fault(
+        "embedding", "", fast_embedding, "slow embedding", gradual=True
+    ),
+    "an FFN that dies": Fault(
+        "dead part", HERE, at(EVENT, partial(dead_units, share=1.0)), "redraw sublayer", start=EVENT
+    ),
     "a path cut by detach": Fault("dead part", HERE, partial(hook, part="out", act=constant), ""),
     "a router that collapses": Fault(
-        "routing", "", fewer_experts, "redraw router", 0, True, lambda c: block(c).router is not None
+        "routing",
+        "",
+        fewer_experts,
+        "redraw router",
+        0,
+        True,
+        lambda c: block(c).router is not None,
     ),
 }
 """Faults that are put into a training, by name."""

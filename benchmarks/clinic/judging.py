@@ -1,4 +1,6 @@
-"""The rules of PROTOCOL.md: what counts as the right cause, when the loss shows a fault, and what counts as healed."""
+"""The rules of PROTOCOL.md: what counts as the right cause, when the loss shows a fault, and what
+counts as healed.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,19 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
         "scores of another scale",
         "most heads saturated",
     ),
-    "dead part": ("dead sublayer", "zero weight", "heads of zeros", "dead layer", "sensitivity near zero", "dead units"),
-    "embedding": ("embedding dominates the depth", "embedding grows", "embedding updates too large"),
+    "dead part": (
+        "dead sublayer",
+        "zero weight",
+        "heads of zeros",
+        "dead layer",
+        "sensitivity near zero",
+        "dead units",
+    ),
+    "embedding": (
+        "embedding dominates the depth",
+        "embedding grows",
+        "embedding updates too large",
+    ),
     "positions": ("positions dominate the text",),
     "wrong weights": ("sublayer raises the loss",),
     "future tokens": ("reads future tokens",),
@@ -43,9 +56,18 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
     "tokens": ("worse than guessing",),
     "noise": ("not the same twice",),
     "routing": ("router collapse",),
-    "rate": ("updates too large", "beyond the edge of stability", "gradients explode by depth", "gradients vanish by depth"),
+    "rate": (
+        "updates too large",
+        "beyond the edge of stability",
+        "gradients explode by depth",
+        "gradients vanish by depth",
+    ),
     "stalled": ("updates near zero",),
-    "moments": ("Adam's second moments too small", "Adam's second moments too large", "Adam remembers too long"),
+    "moments": (
+        "Adam's second moments too small",
+        "Adam's second moments too large",
+        "Adam remembers too long",
+    ),
     "labels": ("loss spike", "loss stays high"),
     "bad batch": ("loss spike", "gradient spike"),
     "repeats": (),
@@ -55,11 +77,15 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
 }
 """The checks that name each category of cause."""
 SHOWN, SETTLED = 0.25, 9
-"""In nats, and in steps: the loss shows a fault where its median of `SETTLED` steps is this far from the healthy training's."""
+"""In nats, and in steps: the loss shows a fault where its median of `SETTLED` steps is this far
+from the healthy training's.
+"""
 SIGMA, WINDOW = 6.0, 128
 """The rule of OLMo-core's SkipStep: deviations above the mean of that number of steps before."""
 NATS, SHARE = 0.05, 0.05
-"""A loss counts as the healthy one if it is at most this much, or this share of the healthy one, above it."""
+"""A loss counts as the healthy one if it is at most this much, or this share of the healthy one,
+above it.
+"""
 
 
 def names(category: str, check: str) -> bool:
@@ -68,11 +94,15 @@ def names(category: str, check: str) -> bool:
 
 def smooth(losses: Sequence[float]) -> np.ndarray:
     values = np.nan_to_num(np.array(losses), nan=99.0, posinf=99.0)
-    return np.array([np.median(values[max(0, i - SETTLED + 1) : i + 1]) for i in range(len(values))])
+    return np.array(
+        [np.median(values[max(0, i - SETTLED + 1) : i + 1]) for i in range(len(values))]
+    )
 
 
 def shows(losses: Sequence[float], healthy: Sequence[float], start: int) -> int | None:
-    """The first step (from 1) from `start` on at which the loss is apart from the healthy one's; None if it never is."""
+    """The first step (from 1) from `start` on at which the loss is apart from the healthy one's;
+    None if it never is.
+    """
     count = min(len(losses), len(healthy))
     apart = np.abs(smooth(losses)[:count] - smooth(healthy)[:count]) > SHOWN
     found = np.flatnonzero(apart[start:])
@@ -82,7 +112,9 @@ def shows(losses: Sequence[float], healthy: Sequence[float], start: int) -> int 
 
 
 def six_sigma(values: Sequence[float], start: int) -> int | None:
-    """The first step (from 1) after `start` with a value above mean + 6 deviations of the `WINDOW` before, or not finite."""
+    """The first step (from 1) after `start` with a value above mean + 6 deviations of the `WINDOW`
+    before, or not finite.
+    """
     for end in range(max(start, 8), len(values)):
         before = np.array(values[max(0, end - WINDOW) : end])
         if not math.isfinite(values[end]) or values[end] > before.mean() + SIGMA * before.std():
@@ -95,7 +127,9 @@ def tolerance(healthy: float) -> float:
 
 
 def outcome(loss: float, untreated: float, healthy: float) -> str:
-    """healed: within the tolerance of the healthy loss. harm: above the untreated loss by more than it. Else: no change."""
+    """healed: within the tolerance of the healthy loss. harm: above the untreated loss by more than
+    it. Else: no change.
+    """
     if loss <= healthy + tolerance(healthy):
         return "healed"
     if not math.isfinite(loss):
@@ -109,4 +143,6 @@ def wilson(hits: int, of: int) -> tuple[float, float]:
         return 0.0, 1.0
     z, p = 1.96, hits / of
     middle, half = p + z * z / (2 * of), z * math.sqrt(p * (1 - p) / of + z * z / (4 * of * of))
-    return max(0.0, (middle - half) / (1 + z * z / of)), min(1.0, (middle + half) / (1 + z * z / of))
+    return max(0.0, (middle - half) / (1 + z * z / of)), min(
+        1.0, (middle + half) / (1 + z * z / of)
+    )

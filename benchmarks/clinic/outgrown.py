@@ -1,7 +1,9 @@
-"""How the note *sublayer outgrows its past* does: `python -m benchmarks.clinic.outgrown open`, or `sealed`.
+"""How the note *sublayer outgrows its past* does: `python -m benchmarks.clinic.outgrown open`, or
+`sealed`.
 
-One healthy training for each architecture and seed of the half, and the same with the last weights of an FFN or an attention times 50
-before step 130. It prints the alarms of each, and the largest figure of the note.
+One healthy training for each architecture and seed of the half, and the same with the last weights
+of an FFN or an attention times 50 before step 130. It prints the alarms of each, and the largest
+figure of the note.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ def main() -> None:
             for fault in FAULTS:
                 alarms, largest = train(architecture, task, seed, fault)
                 print(
-                    f"{architecture} on {task}, seed {seed}, {fault or 'healthy'}: {largest:.2f}; {', '.join(alarms) or 'no alarm'}",
+                    f"{architecture} on {task}, seed {seed}, {fault or 'healthy'}: {largest:.2f};"
+                    f" {', '.join(alarms) or 'no alarm'}",
                     flush=True,
                 )
 

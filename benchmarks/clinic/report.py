@@ -52,7 +52,9 @@ def count(rows: Sequence[Row], test: Callable[[Row], bool]) -> str:
 
 
 def outcome_of(row: Row, arm: str) -> str:
-    """The outcome of an arm; without a finding there is no advice, and that arm is the untreated one."""
+    """The outcome of an arm; without a finding there is no advice, and that arm is the untreated
+    one.
+    """
     arms = {name: float("inf") if value is None else value for name, value in row["arms"].items()}
     if arm == "advice" and not found(row):
         arm = "none"
@@ -69,7 +71,11 @@ def report(rows: Sequence[Row]) -> list[str]:
     healthy = [row for row in rows if not row["fault"]]
     lines = [f"{len(sick)} patients, {len(healthy)} healthy trainings and as many healthy models"]
     lines += ["", "Missed: nothing was found", *_by_fault([row for row in sick if not found(row)])]
-    lines += ["", "Found, the right cause not first", *_by_fault([row for row in sick if found(row) and not first(row)])]
+    lines += [
+        "",
+        "Found, the right cause not first",
+        *_by_fault([row for row in sick if found(row) and not first(row)]),
+    ]
     for kind in ("model", "training"):
         own = [row for row in sick if row["kind"] == kind]
         if own:
@@ -91,9 +97,15 @@ def _by_fault(rows: Sequence[Row]) -> list[str]:
     lines = []
     for fault in dict.fromkeys((row["kind"], row["fault"]) for row in rows):
         own = [row for row in rows if (row["kind"], row["fault"]) == fault]
-        said = sorted({row["found"][0][0] for row in own if row["found"]} | {row["refused"] for row in own if row.get("refused")})
+        said = sorted(
+            {row["found"][0][0] for row in own if row["found"]}
+            | {row["refused"] for row in own if row.get("refused")}
+        )
         where = ", ".join(f"{row['architecture']}/{row['task']}" for row in own)
-        lines.append(f"  {fault[0]}: {fault[1]} ({len(own)}: {where})" + (f": first: {'; '.join(said)}" if said else ""))
+        lines.append(
+            f"  {fault[0]}: {fault[1]} ({len(own)}: {where})"
+            + (f": first: {'; '.join(said)}" if said else "")
+        )
     return lines or ["  none"]
 
 
@@ -112,7 +124,10 @@ def _detection(rows: Sequence[Row]) -> list[str]:
 def _outcomes(rows: Sequence[Row]) -> list[str]:
     needing = [row for row in rows if needs_cure(row)]
     told = [row for row in needing if found(row)]
-    lines = [f"  {len(rows) - len(needing)} of {len(rows)} end healthy untreated; of the other {len(needing)}:"]
+    lines = [
+        f"  {len(rows) - len(needing)} of {len(rows)} end healthy untreated; of the other"
+        f" {len(needing)}:"
+    ]
     for arm in ARMS:
         own = [row for row in needing if row["arms"].get(arm) is not None or arm == "advice"]
         own = [row for row in own if arm != "cure" or row["treatments"]["cure"]]
@@ -133,13 +148,21 @@ def _lead(rows: Sequence[Row]) -> list[str]:
         delays = [row["found"][0][3] - fault_of(row).start for row in own if found(row)]
         later = f"; after the fault began, median {statistics.median(delays):.0f}" if delays else ""
         lines.append(
-            f"  {word}: {middle}, of {len(leads)}{later}; {sum(row['shows'] is None for row in own)} of {len(own)} never show it"
+            f"  {word}: {middle}, of {len(leads)}{later};"
+            f" {sum(row['shows'] is None for row in own)} of {len(own)} never show it"
         )
     for name in ("sigma loss", "sigma norm"):
         caught = [row for row in rows if row[name] is not None]
         ahead = [row[name] - row["found"][0][3] for row in caught if found(row)]
-        middle = f"; the alarm is ahead of it by a median of {statistics.median(ahead):.0f} steps" if ahead else ""
-        lines.append(f"  the 6-sigma rule on {name.removeprefix('sigma ')} sees {share(len(caught), len(rows))}{middle}")
+        middle = (
+            f"; the alarm is ahead of it by a median of {statistics.median(ahead):.0f} steps"
+            if ahead
+            else ""
+        )
+        lines.append(
+            f"  the 6-sigma rule on {name.removeprefix('sigma ')} sees"
+            f" {share(len(caught), len(rows))}{middle}"
+        )
     return lines
 
 
@@ -148,25 +171,43 @@ def _false(rows: Sequence[Row]) -> list[str]:
     for name, word in (("alarms", "trainings"), ("findings", "models")):
         above = [row for row in rows if loud(row[name])]
         told = share(sum(bool(row[name]) for row in rows), len(rows))
-        lines.append(f"  {word} with one above note: {share(len(above), len(rows))}; with any: {told}")
+        lines.append(
+            f"  {word} with one above note: {share(len(above), len(rows))}; with any: {told}"
+        )
         each: dict[str, int] = {}
         for row in rows:
             for check, severity, *_ in row[name]:
                 each[f"{check} ({severity})"] = each.get(f"{check} ({severity})", 0) + 1
-        lines += [f"    {check}: {times}" for check, times in sorted(each.items(), key=lambda pair: -pair[1])]
+        lines += [
+            f"    {check}: {times}"
+            for check, times in sorted(each.items(), key=lambda pair: -pair[1])
+        ]
     steps = sum(row["steps"] for row in rows)
     times_told = sum(each[1] != "note" for row in rows for each in row["alarms"])
-    lines.append(f"  alarms above note for 1,000 healthy steps: {1000 * times_told / max(1, steps):.2f}")
+    lines.append(
+        f"  alarms above note for 1,000 healthy steps: {1000 * times_told / max(1, steps):.2f}"
+    )
     return lines
 
 
 def _advice(rows: Sequence[Row]) -> list[str]:
-    """For each check that was first: how often its advice healed, and what the others did to the same patients."""
-    lines = ["By the first finding: healed by its advice, untreated, by a placebo (of those that need a cure)"]
+    """For each check that was first: how often its advice healed, and what the others did to the
+    same patients.
+    """
+    lines = [
+        "By the first finding: healed by its advice, untreated, by a placebo (of those that need a"
+        " cure)"
+    ]
     told = [row for row in rows if found(row) and needs_cure(row)]
     for check in sorted({row["found"][0][0] for row in told}):
         own = [row for row in told if row["found"][0][0] == check]
-        healed = {arm: sum(outcome_of(row, arm) == "healed" for row in own) for arm in ("advice", "none", "placebo")}
+        healed = {
+            arm: sum(outcome_of(row, arm) == "healed" for row in own)
+            for arm in ("advice", "none", "placebo")
+        }
         harm = sum(outcome_of(row, "advice") == "harm" for row in own)
-        lines.append(f"  {check}: {share(healed['advice'], len(own))}, placebo {healed['placebo']}, harm {harm}")
+        lines.append(
+            f"  {check}: {share(healed['advice'], len(own))}, placebo {healed['placebo']}, harm"
+            f" {harm}"
+        )
     return lines

@@ -38,7 +38,12 @@ class Patient(NamedTuple):
 
 def of_half(half: str) -> dict[str, list[str]]:
     which = ("open", "sealed").index(half)
-    kinds = {"architecture": ARCHITECTURES, "model": MODEL_FAULTS, "training": TRAINING_FAULTS, "seed": SEEDS}
+    kinds = {
+        "architecture": ARCHITECTURES,
+        "model": MODEL_FAULTS,
+        "training": TRAINING_FAULTS,
+        "seed": SEEDS,
+    }
     return {kind: halves(kind, names)[which] for kind, names in kinds.items()}
 
 
@@ -49,18 +54,24 @@ def task_of(architecture: str, seed: int, *words: object) -> str:
 
 
 def controls(half: str) -> Iterator[Patient]:
-    """Healthy controls without end: each architecture and task, on the seeds of the half and then on further ones."""
+    """Healthy controls without end: each architecture and task, on the seeds of the half and then
+    on further ones.
+    """
     names = of_half(half)
     for turn in itertools.count():
-        for seed, task, architecture in itertools.product(names["seed"], TASKS, names["architecture"]):
+        for seed, task, architecture in itertools.product(
+            names["seed"], TASKS, names["architecture"]
+        ):
             if task in ARCHITECTURES[architecture][1]:
                 yield Patient("training", "", architecture, task, int(seed) + 100 * turn)
 
 
 def planned(half: str) -> list[Patient]:
-    """Controls and patients, in the order of examination: each fault once, then again on the next architecture.
+    """Controls and patients, in the order of examination: each fault once, then again on the next
+    architecture.
 
-    With each pair of a model and a training goes a control, which is a healthy training and then a healthy model.
+    With each pair of a model and a training goes a control, which is a healthy training and then a
+    healthy model.
     """
     names = of_half(half)
     patients = [

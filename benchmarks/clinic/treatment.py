@@ -1,4 +1,5 @@
-"""The trial of TREATMENT.md: `python -m benchmarks.clinic.treatment --minutes 25`, and `--report` for its tables.
+"""The trial of TREATMENT.md: `python -m benchmarks.clinic.treatment --minutes 25`, and `--report`
+for its tables.
 
 Each patient and each healthy training is a line of benchmarks/results/clinic/treatment.jsonl.
 """
@@ -33,7 +34,12 @@ from solvers import ConfigError
 
 ROWS = Path(__file__).parents[1] / "results" / "clinic" / "treatment.jsonl"
 SEEDS = (30, 31)
-MODELS = ("a gain of 100", "attention output 50 times too large", "FFN output 50 times too large", "a massive channel")
+MODELS = (
+    "a gain of 100",
+    "attention output 50 times too large",
+    "FFN output 50 times too large",
+    "a massive channel",
+)
 FAULT = "nan in one batch"
 """The fault of a training on which `skip` is tried."""
 FIRST, SECOND = (30, 31, 32), (33, 34, 35)
@@ -90,7 +96,10 @@ def known(architecture: str, task: str, seed: int) -> tuple[frozenset[str], floa
 
 
 def acts(made: Course, found: list[Any]) -> list[Act]:
-    weights = {name: functools.partial(Tensor.clone, each) for name, each in made.body.model.state_dict().items()}
+    weights = {
+        name: functools.partial(Tensor.clone, each)
+        for name, each in made.body.model.state_dict().items()
+    }
     return acts_for(found, weights)
 
 
@@ -108,7 +117,9 @@ def elsewhere(made: Course, changes: list[Act], key: str) -> Course:
     state = made.body.model.state_dict()
     for act in changes:
         kind = BLOCK.sub(".", act.weight, count=1)
-        others = [each for each in state if each != act.weight and BLOCK.sub(".", each, count=1) == kind]
+        others = [
+            each for each in state if each != act.weight and BLOCK.sub(".", each, count=1) == kind
+        ]
         if others:
             factor = act.new / torch.where(state[act.weight] == 0, 1.0, state[act.weight])
             state[others[drawn(key, len(others))]].mul_(factor)
@@ -133,7 +144,11 @@ def model(fault: str, architecture: str, task: str, seed: int) -> dict[str, Any]
     arms: dict[str, float] = {"none": none}
     if outcome(none, none, base) != "healed":
         arms["treatment"] = trained_on(put(ill(), changes)).evaluate() if changes else none
-        arms["placebo"] = trained_on(elsewhere(ill(), changes, f"{fault}/{architecture}/{seed}")).evaluate() if changes else none
+        arms["placebo"] = (
+            trained_on(elsewhere(ill(), changes, f"{fault}/{architecture}/{seed}")).evaluate()
+            if changes
+            else none
+        )
         arms["restart"] = course(architecture, task, seed + 50).run(MORE).evaluate()
     return {
         "healthy": number(base),
@@ -144,8 +159,12 @@ def model(fault: str, architecture: str, task: str, seed: int) -> dict[str, Any]
 
 
 def skipping(made: Course) -> tuple[Course, list[str]]:
-    """Trains to the end with the reaction `skip`, or to three losses in a row that are not finite; what it did."""
-    options: dict[str, Any] = {} if made.body.example is None else {"example": made.body.example, "loss": made.body.loss}
+    """Trains to the end with the reaction `skip`, or to three losses in a row that are not finite;
+    what it did.
+    """
+    options: dict[str, Any] = (
+        {} if made.body.example is None else {"example": made.body.example, "loss": made.body.loss}
+    )
     monitor = Monitor(made.body.model, every=EVERY, clip=made.clip, react=["skip"], **options)
     while made.step < STEPS and (made.step < 3 or any(map(math.isfinite, made.losses[-3:]))):
         made.advance(monitor)
@@ -163,7 +182,9 @@ def placebo(made: Course) -> Course:
 
 
 def training(fault: str, *where: Any) -> dict[str, Any]:
-    """The step of the placebo is drawn from those before the fault. Up to it, the training is a copy of the healthy one."""
+    """The step of the placebo is drawn from those before the fault. Up to it, the training is a
+    copy of the healthy one.
+    """
     own = TRAINING_FAULTS[fault]
     base, _ = healthy(*where)
     step = drawn("/".join(map(str, (fault, *where))), own.start)
@@ -189,16 +210,27 @@ def training(fault: str, *where: Any) -> dict[str, Any]:
 
 
 def in_health(_: str, *where: Any) -> dict[str, Any]:
-    """What `skip` does in a training without a fault, and whether the weights have the same bits at the end."""
+    """What `skip` does in a training without a fault, and whether the weights have the same bits at
+    the end.
+    """
     base, weights = healthy(*where)
     made, acts = skipping(course(*where))
-    same = all(torch.equal(each, weights[name]) for name, each in made.body.model.state_dict().items())
-    return {"healthy": number(base), "reactions": {"skip": {"loss": number(made.evaluate()), "acts": acts, "same bits": same}}}
+    same = all(
+        torch.equal(each, weights[name]) for name, each in made.body.model.state_dict().items()
+    )
+    return {
+        "healthy": number(base),
+        "reactions": {"skip": {"loss": number(made.evaluate()), "acts": acts, "same bits": same}},
+    }
 
 
 def where(seeds: Iterable[int]) -> list[Where]:
     """Each sealed architecture with its task, by seeds."""
-    return [(own, task_of(own, seed, "treatment"), seed) for seed in seeds for own in of_half("sealed")["architecture"]]
+    return [
+        (own, task_of(own, seed, "treatment"), seed)
+        for seed in seeds
+        for own in of_half("sealed")["architecture"]
+    ]
 
 
 def planned() -> Iterator[tuple[str, str, str, str, int]]:
@@ -210,14 +242,20 @@ def planned() -> Iterator[tuple[str, str, str, str, int]]:
 
 
 def rows() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in ROWS.read_text().splitlines() if line.endswith("}")] if ROWS.exists() else []
+    return (
+        [json.loads(line) for line in ROWS.read_text().splitlines() if line.endswith("}")]
+        if ROWS.exists()
+        else []
+    )
 
 
 def result(row: dict[str, Any], arm: str) -> str | None:
     """The outcome of an arm; a loss that is None is not finite."""
     if arm not in row["arms"]:
         return None
-    value, none = (math.inf if row["arms"][name] is None else row["arms"][name] for name in (arm, "none"))
+    value, none = (
+        math.inf if row["arms"][name] is None else row["arms"][name] for name in (arm, "none")
+    )
     return outcome(value, none, row["healthy"])
 
 
@@ -240,21 +278,38 @@ def share(results: list[str | None], wanted: str) -> str:
 def passes(treated: list[str | None], placebo: list[str | None]) -> bool:
     """The rule of TREATMENT.md, without its line on healthy controls."""
     return (
-        len(treated) >= 8 and wilson(treated.count("healed"), len(treated))[0] > wilson(placebo.count("healed"), len(placebo))[1]
+        len(treated) >= 8
+        and wilson(treated.count("healed"), len(treated))[0]
+        > wilson(placebo.count("healed"), len(placebo))[1]
     )
 
 
 def report(kept: list[dict[str, Any]]) -> list[str]:
-    lines = ["| kind | did not act | healed | harmed | placebo healed | restart healed | passes |", "| --- " * 7 + "|"]
+    lines = [
+        "| kind | did not act | healed | harmed | placebo healed | restart healed | passes |",
+        "| --- " * 7 + "|",
+    ]
     for name, patients in kinds(kept).items():
         acted = [row for row in patients if row["acts"]]
-        arms = {arm: [result(row, arm) for row in acted if arm in row["arms"]] for arm in ("treatment", "placebo", "restart")}
-        counted = (("treatment", "healed"), ("treatment", "harm"), ("placebo", "healed"), ("restart", "healed"))
+        arms = {
+            arm: [result(row, arm) for row in acted if arm in row["arms"]]
+            for arm in ("treatment", "placebo", "restart")
+        }
+        counted = (
+            ("treatment", "healed"),
+            ("treatment", "harm"),
+            ("placebo", "healed"),
+            ("restart", "healed"),
+        )
         shares = [share(arms[arm], which) for arm, which in counted]
         told = "yes" if passes(arms["treatment"], arms["placebo"]) else "no"
-        lines.append(f"| {name} | {len(patients) - len(acted)} of {len(patients)} | {' | '.join(shares)} | {told} |")
+        lines.append(
+            f"| {name} | {len(patients) - len(acted)} of {len(patients)} | {' | '.join(shares)} |"
+            f" {told} |"
+        )
     lines.append(
-        f"healthy without treatment: {sum(result(row, 'none') == 'healed' for row in kept if row['kind'] == 'model' and 'arms' in row)}"
+        "healthy without treatment:"
+        f" {sum(result(row, 'none') == 'healed' for row in kept if row['kind'] == 'model' and 'arms' in row)}"
     )
     return lines
 
@@ -262,19 +317,29 @@ def report(kept: list[dict[str, Any]]) -> list[str]:
 def report_reactions(kept: list[dict[str, Any]]) -> list[str]:
     """The reactions by fault, and what they do in healthy trainings."""
     lines = [
-        "| reaction | fault | healed without | did not act | healed | harmed | placebo healed | passes |",
+        (
+            "| reaction | fault | healed without | did not act | healed | harmed | placebo healed |"
+            " passes |"
+        ),
         "| --- " * 8 + "|",
     ]
-    below = ["| reaction | healthy trainings | acted | same bits where it did not act | harmed |", "| --- " * 5 + "|"]
+    below = [
+        "| reaction | healthy trainings | acted | same bits where it did not act | harmed |",
+        "| --- " * 5 + "|",
+    ]
     well = [row for row in kept if row["kind"] == "healthy"]
     for react in dict.fromkeys(row["reaction"] for row in kept if row["kind"] == "training"):
         told = [(row["reactions"][react], row["healthy"]) for row in well]
         acted = [(own, base) for own, base in told if own["acts"]]
-        harms = ["harm" if outcome(own["loss"] or math.inf, base, base) != "healed" else "no change" for own, base in told]
+        harms = [
+            "harm" if outcome(own["loss"] or math.inf, base, base) != "healed" else "no change"
+            for own, base in told
+        ]
         quiet = [str(own["same bits"]) for own, _ in told if not own["acts"]]
         below.append(
-            f"| `{react}` | {len(told)} | {share(['acted'] * len(acted) + [''] * (len(told) - len(acted)), 'acted')} "
-            f"| {quiet.count('True')} of {len(quiet)} | {share(harms, 'harm')} |"
+            f"| `{react}` | {len(told)} |"
+            f" {share(['acted'] * len(acted) + [''] * (len(told) - len(acted)), 'acted')} |"
+            f" {quiet.count('True')} of {len(quiet)} | {share(harms, 'harm')} |"
         )
         faults = list(dict.fromkeys(row["fault"] for row in kept if row.get("reaction") == react))
         for group in [[fault] for fault in faults] + [faults] * (len(faults) > 1):
@@ -293,7 +358,8 @@ def _acted(rows: list[dict[str, Any]], arm: str) -> list[str | None]:
 def _counts(rows: list[dict[str, Any]]) -> str:
     ill = [row for row in rows if result(row, "none") != "healed"]
     shares = [
-        share(_acted(ill, arm), which) for arm, which in (("treatment", "healed"), ("treatment", "harm"), ("placebo", "healed"))
+        share(_acted(ill, arm), which)
+        for arm, which in (("treatment", "healed"), ("treatment", "harm"), ("placebo", "healed"))
     ]
     idle = sum(not row["acts"] for row in ill)
     return f"{len(rows) - len(ill)} of {len(rows)} | {idle} of {len(ill)} | {' | '.join(shares)}"
@@ -310,18 +376,39 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="examine nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    end, names = time.monotonic() + 60 * options.minutes, ("kind", "fault", "architecture", "task", "seed")
+    end, names = (
+        time.monotonic() + 60 * options.minutes,
+        (
+            "kind",
+            "fault",
+            "architecture",
+            "task",
+            "seed",
+        ),
+    )
     done = {tuple(row[name] for name in names) for row in rows()}
     for patient in () if options.report else planned():
         if patient in done or time.monotonic() > end:
             continue
         started = time.process_time()
-        found = {"model": model, "training": training, "healthy": in_health}[patient[0]](*patient[1:])
-        row = dict(zip(names, patient, strict=True)) | found | {"seconds": round(time.process_time() - started, 2)}
+        found = {"model": model, "training": training, "healthy": in_health}[patient[0]](
+            *patient[1:]
+        )
+        row = (
+            dict(zip(names, patient, strict=True))
+            | found
+            | {"seconds": round(time.process_time() - started, 2)}
+        )
         with ROWS.open("a") as file:
             file.write(f"{json.dumps(row)}\n")
-    trials = ([row for row in rows() if (row["seed"] in SECOND) is later] for later in (False, True))
-    print("\n".join([*report(rows()), *(line for each in trials for line in ("", *report_reactions(each)))]))
+    trials = (
+        [row for row in rows() if (row["seed"] in SECOND) is later] for later in (False, True)
+    )
+    print(
+        "\n".join(
+            [*report(rows()), *(line for each in trials for line in ("", *report_reactions(each)))]
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ from ctrans.measure.findings import Finding
 
 @dataclasses.dataclass
 class Case:
-    """What a treatment may use: the course, the finding, and an earlier copy that was healthy as far as anyone knew."""
+    """What a treatment may use: the course, the finding, and an earlier copy that was healthy as
+    far as anyone knew.
+    """
 
     course: Course
     finding: Finding | None = None
@@ -29,7 +31,9 @@ class Case:
         """The blocks that the finding names; all of them if it names none."""
         places = [] if self.finding is None else [each.place for each in self.finding.readings]
         named = [int(number) for place in places for number in re.findall(r"block (\d+)", place)]
-        return sorted({k for k in named if k < len(self.course.body.blocks)}) or [*range(len(self.course.body.blocks))]
+        return sorted({k for k in named if k < len(self.course.body.blocks)}) or [
+            *range(len(self.course.body.blocks))
+        ]
 
     @property
     def parts(self) -> list[Parts]:
@@ -86,7 +90,9 @@ def redraw_router(case: Case) -> None:
 
 
 def revive(case: Case) -> None:
-    """Gains near 0 become 1, matrices of zeros and units that are always off are drawn again, and hooks that cut a path are removed."""
+    """Gains near 0 become 1, matrices of zeros and units that are always off are drawn again, and
+    hooks that cut a path are removed.
+    """
     unit_gains(case)
     redraw_zeros(case)
     redraw_units(case)
@@ -95,9 +101,14 @@ def revive(case: Case) -> None:
 
 @torch.no_grad()
 def redraw_zeros(case: Case) -> None:
-    """Rows of zeros among queries, keys, values and first maps are drawn again; last maps too, if what they read is 0 as well."""
+    """Rows of zeros among queries, keys, values and first maps are drawn again; last maps too, if
+    what they read is 0 as well.
+    """
     for part in case.parts:
-        for last, views in ((part.out, (part.q[0], part.k[0], part.v[0])), (part.down, (part.up.weight,))):
+        for last, views in (
+            (part.out, (part.q[0], part.k[0], part.v[0])),
+            (part.down, (part.up.weight,)),
+        ):
             drawn = False
             for view in views:
                 zero = view.abs().sum(-1) == 0
@@ -109,11 +120,15 @@ def redraw_zeros(case: Case) -> None:
 
 @torch.no_grad()
 def redraw_units(case: Case) -> None:
-    """Units that are the same for all tokens get fresh input weights and output weights of 0; what they added becomes an offset."""
+    """Units that are the same for all tokens get fresh input weights and output weights of 0; what
+    they added becomes an offset.
+    """
     read, _ = held_out(case.course.task, case.course.body)
     for part in case.parts:
         seen: list[Tensor] = []
-        handle = part.down.register_forward_pre_hook(lambda module, given, seen=seen: seen.append(given[0].detach()))
+        handle = part.down.register_forward_pre_hook(
+            lambda module, given, seen=seen: seen.append(given[0].detach())
+        )
         case.course.body.logits(read[:16])
         handle.remove()
         if not seen:
@@ -123,7 +138,9 @@ def redraw_units(case: Case) -> None:
         if part.down.bias is not None:
             part.down.bias += part.down.weight[:, dead] @ features[0, dead]
         part.down.weight[:, dead] = 0.0
-        part.up.weight[dead] = torch.randn_like(part.up.weight[dead]) * part.up.weight.shape[-1] ** -0.5
+        part.up.weight[dead] = (
+            torch.randn_like(part.up.weight[dead]) * part.up.weight.shape[-1] ** -0.5
+        )
         if part.up.bias is not None:
             part.up.bias[dead] = 0.0
 
@@ -137,7 +154,9 @@ def prune(case: Case) -> None:
 @torch.no_grad()
 def median_gains(case: Case) -> None:
     """Gains far from their norm's median get the median."""
-    norms = [norm for part in case.parts for norm in part.norms] + [case.course.body.part("final_norm")]
+    norms = [norm for part in case.parts for norm in part.norms] + [
+        case.course.body.part("final_norm")
+    ]
     for norm in norms:
         weight = getattr(norm, "weight", None)
         if weight is not None:
@@ -168,7 +187,9 @@ def _to_size(name: str, size: float) -> Treatment:
 
 
 def smaller_embedding(case: Case) -> None:
-    """What the blocks add becomes four times as large as the embedding. The finding's value is ten times what they add, over the state."""
+    """What the blocks add becomes four times as large as the embedding. The finding's value is ten
+    times what they add, over the state.
+    """
     if case.finding is None or not case.finding.check:
         _to_size("embedding", 0.3)(case)
     else:
@@ -182,16 +203,27 @@ def smaller_positions(case: Case) -> None:
 
 
 def scores_by_neighbours(case: Case) -> None:
-    """Queries and keys get the size of those in the blocks beside, or a tenth if all blocks are named."""
+    """Queries and keys get the size of those in the blocks beside, or a tenth if all blocks are
+    named.
+    """
     for k in case.blocks:
         part = case.course.body.blocks[k]
         for view, read in ((part.q, lambda p: _size(p.q)), (part.k, lambda p: _size(p.k))):
             wanted = _beside(case, k, read)
-            _scale(view, wanted / max(1e-12, _size(view)) if len(case.blocks) < len(case.course.body.blocks) else 0.3)
+            _scale(
+                view,
+                (
+                    wanted / max(1e-12, _size(view))
+                    if len(case.blocks) < len(case.course.body.blocks)
+                    else 0.3
+                ),
+            )
 
 
 def _hold(case: Case, pick: Callable[[Parts], list[Tensor]]) -> None:
-    """Weights get their size in the earlier copy, now and after each later step at which they are larger."""
+    """Weights get their size in the earlier copy, now and after each later step at which they are
+    larger.
+    """
     if case.earlier is None:
         return
     sizes = [[_size([w]) for w in pick(part)] for part in case.earlier.body.blocks]
@@ -267,7 +299,9 @@ def restore_ends(case: Case) -> None:
 @torch.no_grad()
 def restore_queries(case: Case) -> None:
     """Queries and keys of the earlier copy."""
-    for part, old in zip(case.course.body.blocks, case.earlier.body.blocks if case.earlier else (), strict=False):
+    for part, old in zip(
+        case.course.body.blocks, case.earlier.body.blocks if case.earlier else (), strict=False
+    ):
         for now, before in ((part.q, old.q), (part.k, old.k)):
             for weight, kept in zip(now, before, strict=True):
                 weight.copy_(kept)
@@ -285,7 +319,9 @@ def lower_rate(case: Case) -> None:
 
 
 def back_and_slower(case: Case) -> None:
-    """Back, and a rate at which the median sublayer moves by `MOVED` of its length at the end of the warm-up."""
+    """Back, and a rate at which the median sublayer moves by `MOVED` of its length at the end of
+    the warm-up.
+    """
     value = 1.0 if case.finding is None else case.finding.value
     full = value * case.course.rate / max(1e-12, case.course.rate_at(case.course.step - 1))
     back_and_skip(case)
@@ -322,7 +358,9 @@ def usual_eps_and_scale(case: Case) -> None:
 
 
 def own_data_and_scale(case: Case) -> None:
-    """What makes gradients small is looked for: targets that leak, data that repeat, and the loss's scale."""
+    """What makes gradients small is looked for: targets that leak, data that repeat, and the loss's
+    scale.
+    """
     own_data_and_mask(case)
     case.course.scale = 1.0
 

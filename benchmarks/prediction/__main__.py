@@ -39,7 +39,12 @@ from benchmarks.prediction.protocol import (
     seal,
     unpack,
 )
-from benchmarks.prediction.report import calibration_words, correlations_table, prediction_figure, within_table
+from benchmarks.prediction.report import (
+    calibration_words,
+    correlations_table,
+    prediction_figure,
+    within_table,
+)
 from ctrans.cli.study_request import begins, carry_out, cost, engine
 from ctrans.report.files import png, to_json, write_atomic
 from ctrans.report.progress import progress_bar
@@ -53,7 +58,9 @@ from solvers import ConfigError, SolveError
 STAGES = {
     "predictors": "figures of the initial weights of all architectures",
     "build": "these figures, and the trainings of the two thirds that the predictor is built on",
-    "sealed": "the trainings of the sealed third, once the predictor is committed, and their evaluation",
+    "sealed": (
+        "the trainings of the sealed third, once the predictor is committed, and their evaluation"
+    ),
 }
 
 
@@ -62,7 +69,8 @@ class Allowed:
     """What the protocol allows to be known by now.
 
     - `build`, `predictor`: None where they are not known yet, and `why`
-    - `sealed`: by regime, the sealed third as trained in it, next to what the predictor of `LEARNED_IN` says
+    - `sealed`: by regime, the sealed third as trained in it, next to what the predictor of
+      `LEARNED_IN` says
     - `within`: which figures order the architectures of one placement in both parts
     """
 
@@ -83,18 +91,38 @@ class Allowed:
     help="; ".join(f"{name}: {what}" for name, what in STAGES.items()),
 )
 @click.option(
-    "--regime", default="adamw", show_default=True, type=click.Choice(list(REGIMES)), help="How the models are trained."
+    "--regime",
+    default="adamw",
+    show_default=True,
+    type=click.Choice(list(REGIMES)),
+    help="How the models are trained.",
 )
-@click.option("--budget", type=float, help="Processor hours in all after which no further run begins.")
-@click.option("--workers", type=int, help="Processes of one thread each.  [default: one for each processor]")
+@click.option(
+    "--budget", type=float, help="Processor hours in all after which no further run begins."
+)
+@click.option(
+    "--workers", type=int, help="Processes of one thread each.  [default: one for each processor]"
+)
 @click.option("--ray", metavar="ADDRESS", help="Train on the Ray cluster at this address.")
 @click.option("--dry-run", is_flag=True, help="Only print what it costs: a short run is timed.")
-@click.option("--report", is_flag=True, help="Train nothing: make tables and picture anew from what is kept.")
-@click.option("--kept", is_flag=True, help="As --report, of the runs in benchmarks/results, which are unpacked to --out first.")
 @click.option(
-    "--export", "formats", multiple=True, type=click.Choice(list(export.FORMATS)), help="Write the tables as files too."
+    "--report", is_flag=True, help="Train nothing: make tables and picture anew from what is kept."
 )
-@click.option("--out", type=click.Path(path_type=Path), default=Path("out/study/predict"), show_default=True)
+@click.option(
+    "--kept",
+    is_flag=True,
+    help="As --report, of the runs in benchmarks/results, which are unpacked to --out first.",
+)
+@click.option(
+    "--export",
+    "formats",
+    multiple=True,
+    type=click.Choice(list(export.FORMATS)),
+    help="Write the tables as files too.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("out/study/predict"), show_default=True
+)
 def main(
     stage: str,
     regime: str,
@@ -111,7 +139,10 @@ def main(
     study = prediction_study(regime, seal=stage == "sealed", budget=budget)
     try:
         if dry_run:
-            print(f"processor hours in all, and left: {[round(each.processor_hours, 2) for each in cost(prospect(study, None))]}")
+            print(
+                "processor hours in all, and left:"
+                f" {[round(each.processor_hours, 2) for each in cost(prospect(study, None))]}"
+            )
             return
         if kept:
             unpack(out)
@@ -127,7 +158,9 @@ def main(
         raise SystemExit(f"prediction: {error}") from None
 
 
-def _run(stage: str, regime: str, plan: Prospect, store: Store, workers: int | None, ray: str | None) -> None:
+def _run(
+    stage: str, regime: str, plan: Prospect, store: Store, workers: int | None, ray: str | None
+) -> None:
     if stage == "sealed":
         break_seal(store)
     if stage != "predictors" and plan.left:
@@ -151,12 +184,17 @@ def found(store: Store) -> Allowed:
     within: list[WithinPlacement] = []
     if LEARNED_IN in sealed:
         tried = prediction_study(LEARNED_IN, seal=True)
-        parts = {"two thirds": known(store, learned, sealed_third=False), "sealed third": known(store, tried, sealed_third=True)}
+        parts = {
+            "two thirds": known(store, learned, sealed_third=False),
+            "sealed third": known(store, tried, sealed_third=True),
+        }
         within = within_placements(parts)
     return Allowed(seal(store), build, predictor, sealed, within)
 
 
-def _show(stage: str, regime: str, plan: Prospect, store: Store, formats: Sequence[str], out: Path) -> None:
+def _show(
+    stage: str, regime: str, plan: Prospect, store: Store, formats: Sequence[str], out: Path
+) -> None:
     here, runs = found(store), plan.kept(store)
     outcomes = outcomes_of(runs)
     result: dict[str, Any] = {
@@ -179,7 +217,11 @@ def _show(stage: str, regime: str, plan: Prospect, store: Store, formats: Sequen
     console = Console()
     for part in _page(here):
         console.print(part, highlight=False)
-    console.print(f"{stage}: {len(plan.runs) - len(plan.left)} of {len(plan.runs)} runs are done{rest(plan)}.", highlight=False)
+    console.print(
+        f"{stage}: {len(plan.runs) - len(plan.left)} of {len(plan.runs)} runs are"
+        f" done{rest(plan)}.",
+        highlight=False,
+    )
     console.print(f"Written to {out}: {', '.join([FILE, *files])}", highlight=False, soft_wrap=True)
 
 
@@ -192,13 +234,20 @@ def _page(here: Allowed) -> Iterator[str | Table]:
         )
     for regime, each in here.sealed.items():
         yield from (correlations_table(f"sealed third, {regime}", each), calibration_words(each))
-        yield "" if regime == LEARNED_IN else f"The predictor, its interval and the medians were learned with {LEARNED_IN}.\n"
+        yield (
+            ""
+            if regime == LEARNED_IN
+            else f"The predictor, its interval and the medians were learned with {LEARNED_IN}.\n"
+        )
     if here.within:
         yield from (within_table(here.within), "")
     if here.seal is None:
         yield "The third is sealed: no training of it was begun."
     else:
-        yield f"The seal was broken at {here.seal.date}, with the predictor of commit {here.seal.commit}."
+        yield (
+            f"The seal was broken at {here.seal.date}, with the predictor of commit"
+            f" {here.seal.commit}."
+        )
     if here.why:
         yield f"No predictor yet: {here.why}."
 
@@ -207,7 +256,11 @@ def rest(plan: Prospect) -> str:
     """How to run what is left, as the end of a sentence; "" if nothing is left."""
     if not plan.left:
         return ""
-    return "; the budget is spent: raise --budget" if plan.study.budget is not None else "; the same command continues"
+    return (
+        "; the budget is spent: raise --budget"
+        if plan.study.budget is not None
+        else "; the same command continues"
+    )
 
 
 if __name__ == "__main__":

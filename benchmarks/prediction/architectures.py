@@ -1,9 +1,10 @@
 """The architectures of the study of prediction, by family, and which families are sealed.
 
-A family is what somebody would call a new architecture: one placement, one attention, one initialisation. A predictor that has seen
-it at one dt knows it at another, so the split is by family: the third of them whose names have the lowest hashes is sealed, which is
-nobody's choosing. The list was frozen in `architectures.json` before anything was trained; what the tables gain later is outside of
-what was studied.
+A family is what somebody would call a new architecture: one placement, one attention, one
+initialisation. A predictor that has seen it at one dt knows it at another, so the split is by
+family: the third of them whose names have the lowest hashes is sealed, which is nobody's choosing.
+The list was frozen in `architectures.json` before anything was trained; what the tables gain later
+is outside of what was studied.
 """
 
 from __future__ import annotations
@@ -45,8 +46,14 @@ BASE: dict[str, Any] = {
     "clip": 1.0,
     "weight_decay": 0.1,
 }
-"""Long enough that good runs pass the plateau of single bytes' frequencies (3.3 nats): `pre` at dt 1 ends at 2.4."""
-REGIMES: dict[str, Mapping[str, Any]] = {"adamw": {}, "no-warmup": {"warmup": 0}, "sgd": {"optimiser": "sgd"}}
+"""Long enough that good runs pass the plateau of single bytes' frequencies (3.3 nats): `pre` at dt
+1 ends at 2.4.
+"""
+REGIMES: dict[str, Mapping[str, Any]] = {
+    "adamw": {},
+    "no-warmup": {"warmup": 0},
+    "sgd": {"optimiser": "sgd"},
+}
 RATES: dict[str, tuple[float, ...]] = {
     "adamw": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
     "no-warmup": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1),
@@ -103,15 +110,25 @@ def _frozen() -> dict[str, dict[str, Any]]:
 
 
 def drawn() -> dict[str, dict[str, Any]]:
-    """What `architectures.json` would be if it were made of today's tables. Entries of the tables that need more are left out."""
+    """What `architectures.json` would be if it were made of today's tables. Entries of the tables
+    that need more are left out.
+    """
     found: dict[str, list[Fields]] = {}
     for name, fields in _all():
         made = found.setdefault(name, [])
-        if fields not in made and all(fields not in others for others in found.values()) and _buildable(fields):
+        if (
+            fields not in made
+            and all(fields not in others for others in found.values())
+            and _buildable(fields)
+        ):
             made.append(fields)
     found = {name: made for name, made in found.items() if made}
-    kept = sorted(found, key=lambda family: hashlib.sha256(family.encode()).digest())[: math.ceil(SHARE * len(found))]
-    return {family: {"sealed": family in kept, "architectures": each} for family, each in found.items()}
+    kept = sorted(found, key=lambda family: hashlib.sha256(family.encode()).digest())[
+        : math.ceil(SHARE * len(found))
+    ]
+    return {
+        family: {"sealed": family in kept, "architectures": each} for family, each in found.items()
+    }
 
 
 def _all() -> Iterator[tuple[str, Fields]]:
@@ -141,7 +158,11 @@ def _around(family: str, fields: Fields) -> Iterator[tuple[str, Fields]]:
 
 
 def _buildable(fields: Fields) -> bool:
-    model = {name: value for name, value in {**BASE, **fields}.items() if name in GPTConfig.__dataclass_fields__}
+    model = {
+        name: value
+        for name, value in {**BASE, **fields}.items()
+        if name in GPTConfig.__dataclass_fields__
+    }
     try:
         GPTConfig(**model)
     except ConfigError:
@@ -150,10 +171,21 @@ def _buildable(fields: Fields) -> bool:
 
 
 def prediction_study(regime: str, *, seal: bool, budget: float | None = None) -> Study:
-    """The trainings of the sealed third, or of the rest, in that regime. ConfigError for an unknown regime."""
+    """The trainings of the sealed third, or of the rest, in that regime. ConfigError for an unknown
+    regime.
+    """
     changes = look_up("regime", regime, REGIMES)
-    cases = [fields for family, each in families().items() if sealed(family) == seal for fields in each]
-    return Study("predict", {**BASE, **changes}, cases=cases, learning_rates=RATES[regime], seeds=SEEDS, budget=budget)
+    cases = [
+        fields for family, each in families().items() if sealed(family) == seal for fields in each
+    ]
+    return Study(
+        "predict",
+        {**BASE, **changes},
+        cases=cases,
+        learning_rates=RATES[regime],
+        seeds=SEEDS,
+        budget=budget,
+    )
 
 
 if __name__ == "__main__":

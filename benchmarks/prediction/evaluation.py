@@ -19,7 +19,9 @@ FACTOR = 3.0
 """How far off a predicted rate may be."""
 PREDICTED = "the predictor"
 PLACEMENT = "its placement alone"
-"""The hardest baseline: the median rate of the two thirds' architectures of that placement, other families'."""
+"""The hardest baseline: the median rate of the two thirds' architectures of that placement, other
+families'.
+"""
 LEAST = 4
 """Architectures that a correlation takes at least."""
 ALIKE = 10
@@ -28,8 +30,8 @@ ALIKE = 10
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """An architecture that was trained: its figures, and its outcomes. `log_rate` is log10 of the largest stable learning rate, nan of
-    one that learned nothing at any.
+    """An architecture that was trained: its figures, and its outcomes. `log_rate` is log10 of the
+    largest stable learning rate, nan of one that learned nothing at any.
     """
 
     case: str
@@ -46,7 +48,11 @@ class Known:
 
     def outcome(self, name: str) -> float | None:
         """By name of `OUTCOMES`."""
-        return {"largest stable learning rate": self.log_rate, "sensitivity": self.sensitivity, "best loss": self.best_loss}[name]
+        return {
+            "largest stable learning rate": self.log_rate,
+            "sensitivity": self.sensitivity,
+            "best loss": self.best_loss,
+        }[name]
 
 
 OUTCOMES = ("largest stable learning rate", "sensitivity", "best loss")
@@ -54,7 +60,9 @@ OUTCOMES = ("largest stable learning rate", "sensitivity", "best loss")
 
 @dataclasses.dataclass(frozen=True)
 class Correlation:
-    """Spearman's between a figure and an outcome over `count` architectures, with a bootstrap interval over them."""
+    """Spearman's between a figure and an outcome over `count` architectures, with a bootstrap
+    interval over them.
+    """
 
     outcome: str
     figure: str
@@ -67,8 +75,8 @@ class Correlation:
 
 @dataclasses.dataclass(frozen=True)
 class WithinPlacement:
-    """A figure's correlations with the largest stable rate among architectures of one placement, by part: one that says something there
-    has the same sign in every part, and none near 0.
+    """A figure's correlations with the largest stable rate among architectures of one placement, by
+    part: one that says something there has the same sign in every part, and none near 0.
     """
 
     placement: str
@@ -86,10 +94,12 @@ class WithinPlacement:
 class Evaluated:
     """How well it is predicted, and what each point is.
 
-    - `correlations`: all of them; `by_placement`: the predictor's with the largest stable rate among architectures of one placement
-    - `within`: the share of predicted rates within a factor of 3; `covered`: of measured ones inside of the predictor's interval
-    - `always_pre`, `usual`: the share within that factor of always giving the median rate of `pre` in the two thirds, and of giving the
-      median rate of the architecture's placement
+    - `correlations`: all of them; `by_placement`: the predictor's with the largest stable rate
+      among architectures of one placement
+    - `within`: the share of predicted rates within a factor of 3; `covered`: of measured ones
+      inside of the predictor's interval
+    - `always_pre`, `usual`: the share within that factor of always giving the median rate of `pre`
+      in the two thirds, and of giving the median rate of the architecture's placement
     - `deviation`: of log10 of predicted over measured; `families`: its mean by family
     - `unlearned`: the architectures that learned nothing at any rate, which all of this leaves out
     """
@@ -110,30 +120,47 @@ class Evaluated:
         """As a store kept it."""
         by_placement = {name: Correlation(**each) for name, each in kept["by_placement"].items()}
         return cls(
-            **{**kept, "correlations": [Correlation(**each) for each in kept["correlations"]], "by_placement": by_placement}
+            **{
+                **kept,
+                "correlations": [Correlation(**each) for each in kept["correlations"]],
+                "by_placement": by_placement,
+            }
         )
 
 
 def evaluate(
-    cases: Sequence[Known], predicted: Sequence[float], build: Sequence[Known], spread: tuple[float, float] = (math.nan, math.nan)
+    cases: Sequence[Known],
+    predicted: Sequence[float],
+    build: Sequence[Known],
+    spread: tuple[float, float] = (math.nan, math.nan),
 ) -> Evaluated:
-    """Of these architectures and log10 of their predicted rates; `build` are those that baselines are from, `spread` how far below and
-    above the prediction its interval reaches.
+    """Of these architectures and log10 of their predicted rates; `build` are those that baselines
+    are from, `spread` how far below and above the prediction its interval reaches.
     """
     unlearned = [case.case for case in cases if math.isnan(case.log_rate)]
-    predicted = [guess for guess, case in zip(predicted, cases, strict=True) if not math.isnan(case.log_rate)]
-    cases, build = ([case for case in each if not math.isnan(case.log_rate)] for each in (cases, build))
+    predicted = [
+        guess for guess, case in zip(predicted, cases, strict=True) if not math.isnan(case.log_rate)
+    ]
+    cases, build = (
+        [case for case in each if not math.isnan(case.log_rate)] for each in (cases, build)
+    )
     truth = {outcome: [case.outcome(outcome) for case in cases] for outcome in OUTCOMES}
     usual = [_usual_rate(case, build) for case in cases]
     figures: dict[str, list[float | None]] = {PREDICTED: list(predicted), PLACEMENT: list(usual)}
     for name in sorted({name for case in cases for name in case.figures}):
         figures[name] = [case.figures.get(name) for case in cases]
-    correlations = [_correlation(outcome, name, figures[name], truth[outcome]) for outcome in OUTCOMES for name in figures]
+    correlations = [
+        _correlation(outcome, name, figures[name], truth[outcome])
+        for outcome in OUTCOMES
+        for name in figures
+    ]
     by_placement = {}
     for placement in dict.fromkeys(case.placement for case in cases):
         mine = [i for i, case in enumerate(cases) if case.placement == placement]
         rates = [cases[i].log_rate for i in mine]
-        by_placement[placement] = _correlation(OUTCOMES[0], PREDICTED, [predicted[i] for i in mine], rates)
+        by_placement[placement] = _correlation(
+            OUTCOMES[0], PREDICTED, [predicted[i] for i in mine], rates
+        )
     errors = [guess - case.log_rate for guess, case in zip(predicted, cases, strict=True)]
     known = [error for error in errors if not math.isnan(error)]
     pre = [case.log_rate for case in build if case.family == "placement pre"]
@@ -152,7 +179,12 @@ def evaluate(
         math.sqrt(statistics.fmean(error**2 for error in known)) if known else math.nan,
         {family: statistics.fmean(each) for family, each in by_family.items()},
         [
-            {"case": case.case, "family": case.family, "predicted": guess, "measured": case.log_rate}
+            {
+                "case": case.case,
+                "family": case.family,
+                "predicted": guess,
+                "measured": case.log_rate,
+            }
             for guess, case in zip(predicted, cases, strict=True)
         ],
         unlearned,
@@ -160,16 +192,31 @@ def evaluate(
 
 
 def within_placements(parts: Mapping[str, Sequence[Known]]) -> list[WithinPlacement]:
-    """Of every placement with at least `ALIKE` architectures that learned in each part, each figure, the strongest first."""
-    learned = {name: [case for case in cases if not math.isnan(case.log_rate)] for name, cases in parts.items()}
+    """Of every placement with at least `ALIKE` architectures that learned in each part, each
+    figure, the strongest first.
+    """
+    learned = {
+        name: [case for case in cases if not math.isnan(case.log_rate)]
+        for name, cases in parts.items()
+    }
     found = []
     for placement in dict.fromkeys(case.placement for cases in learned.values() for case in cases):
-        mine = {name: [case for case in cases if case.placement == placement] for name, cases in learned.items()}
+        mine = {
+            name: [case for case in cases if case.placement == placement]
+            for name, cases in learned.items()
+        }
         if min(map(len, mine.values())) < ALIKE:
             continue
-        for figure in sorted({name for cases in mine.values() for case in cases for name in case.figures}):
+        for figure in sorted(
+            {name for cases in mine.values() for case in cases for name in case.figures}
+        ):
             correlations = {
-                name: _correlation(OUTCOMES[0], figure, [case.figures.get(figure) for case in cases], [c.log_rate for c in cases])
+                name: _correlation(
+                    OUTCOMES[0],
+                    figure,
+                    [case.figures.get(figure) for case in cases],
+                    [c.log_rate for c in cases],
+                )
                 for name, cases in mine.items()
             }
             found.append(WithinPlacement(placement, correlations))
@@ -185,11 +232,19 @@ def _usual_rate(case: Known, build: Sequence[Known]) -> float:
 
 
 def _share(errors: Sequence[float]) -> float:
-    """Of those within the factor, and a hair more: rates are half a decade apart. One that is not known is not within."""
-    return sum(abs(error) <= math.log10(FACTOR) + 1e-9 for error in errors) / len(errors) if errors else math.nan
+    """Of those within the factor, and a hair more: rates are half a decade apart. One that is not
+    known is not within.
+    """
+    return (
+        sum(abs(error) <= math.log10(FACTOR) + 1e-9 for error in errors) / len(errors)
+        if errors
+        else math.nan
+    )
 
 
-def _correlation(outcome: str, figure: str, values: Sequence[float | None], truth: Sequence[float | None]) -> Correlation:
+def _correlation(
+    outcome: str, figure: str, values: Sequence[float | None], truth: Sequence[float | None]
+) -> Correlation:
     usable = [
         (v, t)
         for v, t in zip(values, truth, strict=True)
@@ -204,7 +259,9 @@ def _correlation(outcome: str, figure: str, values: Sequence[float | None], trut
 
 
 def spearman(pairs: np.ndarray) -> np.ndarray:
-    """The rank correlation of the two columns of (.., rows, 2), ties at their mean rank; nan where one is constant."""
+    """The rank correlation of the two columns of (.., rows, 2), ties at their mean rank; nan where
+    one is constant.
+    """
     ranks = rankdata(np.asarray(pairs, dtype=float), axis=-2)
     centred = ranks - ranks.mean(-2, keepdims=True)
     covariance, spread = centred.prod(-1).mean(-1), centred.std(-2).prod(-1)

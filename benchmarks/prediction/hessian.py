@@ -1,4 +1,6 @@
-"""The largest eigenvalue of the loss's Hessian, and of Adam's preconditioned one, by Lanczos with products alone."""
+"""The largest eigenvalue of the loss's Hessian, and of Adam's preconditioned one, by Lanczos with
+products alone.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,12 @@ STEPS = 12
 PARTS = 4
 
 
-def largest_eigenvalue(product: Callable[[Tensor], Tensor], like: Tensor, steps: int = STEPS, seed: int = 0) -> float:
-    """The largest eigenvalue of a symmetric operator on vectors like `like`, by Lanczos with full reorthogonalisation; from below."""
+def largest_eigenvalue(
+    product: Callable[[Tensor], Tensor], like: Tensor, steps: int = STEPS, seed: int = 0
+) -> float:
+    """The largest eigenvalue of a symmetric operator on vectors like `like`, by Lanczos with full
+    reorthogonalisation; from below.
+    """
     generator = torch.Generator(like.device).manual_seed(seed)
     v = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
     basis = [v / v.norm()]
@@ -45,11 +51,15 @@ def largest_eigenvalue(product: Callable[[Tensor], Tensor], like: Tensor, steps:
     return float(torch.linalg.eigvalsh(tridiagonal)[-1])
 
 
-def hessian_edges(model: GPT, tokens: Tensor, targets: Tensor, steps: int = STEPS) -> tuple[float, float]:
-    """lambda_max of H and of P^-1/2 H P^-1/2, H the Hessian of the mean cross-entropy by all weights, P = sqrt(nu) + eps.
+def hessian_edges(
+    model: GPT, tokens: Tensor, targets: Tensor, steps: int = STEPS
+) -> tuple[float, float]:
+    """lambda_max of H and of P^-1/2 H P^-1/2, H the Hessian of the mean cross-entropy by all
+    weights, P = sqrt(nu) + eps.
 
-    nu is the mean square of the gradients of `PARTS` parts of the sequences, as Adam's second moments come to be. Gradient descent
-    is stable for lambda eta < 2, Adam for lambda eta < 38 (Cohen et al. 2022).
+    nu is the mean square of the gradients of `PARTS` parts of the sequences, as Adam's second
+    moments come to be. Gradient descent is stable for lambda eta < 2, Adam for lambda eta < 38
+    (Cohen et al. 2022).
     """
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
@@ -58,14 +68,28 @@ def hessian_edges(model: GPT, tokens: Tensor, targets: Tensor, steps: int = STEP
         return torch.autograd.grad(loss, weights, create_graph=create_graph, materialize_grads=True)
 
     with reference_kernels(model), second_derivatives(), torch.enable_grad():
-        parts = [gradients(x, y) for x, y in zip(tokens.chunk(PARTS), targets.chunk(PARTS), strict=True)]
-        nu = flat([sum((each[i] ** 2 for each in parts), torch.zeros_like(w)) / len(parts) for i, w in enumerate(weights)])
+        parts = [
+            gradients(x, y) for x, y in zip(tokens.chunk(PARTS), targets.chunk(PARTS), strict=True)
+        ]
+        nu = flat(
+            [
+                sum((each[i] ** 2 for each in parts), torch.zeros_like(w)) / len(parts)
+                for i, w in enumerate(weights)
+            ]
+        )
         first = gradients(tokens, targets, create_graph=True)
 
         def product(v: Tensor) -> Tensor:
-            pieces = [piece.view_as(w) for piece, w in zip(v.split([w.numel() for w in weights]), weights, strict=True)]
-            along = sum(((g * piece).sum() for g, piece in zip(first, pieces, strict=True)), torch.zeros(()))
-            return flat(torch.autograd.grad(along, weights, retain_graph=True, materialize_grads=True))
+            pieces = [
+                piece.view_as(w)
+                for piece, w in zip(v.split([w.numel() for w in weights]), weights, strict=True)
+            ]
+            along = sum(
+                ((g * piece).sum() for g, piece in zip(first, pieces, strict=True)), torch.zeros(())
+            )
+            return flat(
+                torch.autograd.grad(along, weights, retain_graph=True, materialize_grads=True)
+            )
 
         scale = (nu.sqrt() + ADAM_EPS).rsqrt()
         plain = largest_eigenvalue(product, nu, steps)

@@ -3,8 +3,9 @@ monotone terms, each with a reason.
 
     log10 eta = c - sum_j b_j x_j,  b_j >= 0,
 
-x_j is a figure of `ctrans screen`, or its logarithm, with the sign of its reason. `predictor.json` in this directory has the fit. A third
-of the families was trained only after the fit was committed. On tasks that need depth it failed (docs/why/prediction.md).
+x_j is a figure of `ctrans screen`, or its logarithm, with the sign of its reason. `predictor.json`
+in this directory has the fit. A third of the families was trained only after the fit was committed.
+On tasks that need depth it failed (docs/why/prediction.md).
 """
 
 from __future__ import annotations
@@ -43,17 +44,31 @@ class Term:
 
 TERMS: dict[str, Term] = {
     "segments with infinite H": Term(
-        "where the Hamiltonian is infinite, velocities grow with the weights without a bound, and so does the effect of a step",
+        "where the Hamiltonian is infinite, velocities grow with the weights without a bound, and"
+        " so does the effect of a step",
         plain=True,
     ),
-    "growth": Term("the more a state exceeds its input, the more of it depends on the weights and moves with them", plain=True),
+    "growth": Term(
+        "the more a state exceeds its input, the more of it depends on the weights and moves with"
+        " them",
+        plain=True,
+    ),
     "weight size": Term(
-        "a step of Adam moves each weight by about the rate, which is a smaller share of a larger weight", sign=-1
+        "a step of Adam moves each weight by about the rate, which is a smaller share of a larger"
+        " weight",
+        sign=-1,
     ),
 }
 """Terms by the figure's name, chosen on the two thirds of the families that were trained first."""
-SEALED = {"architectures": 43, "within a factor of 3": 0.77, "in the interval": 0.65, "their placement's median within it": 0.86}
-"""Accuracy on architectures of held-out families, as docs/why/prediction.md has it; a test compares."""
+SEALED = {
+    "architectures": 43,
+    "within a factor of 3": 0.77,
+    "in the interval": 0.65,
+    "their placement's median within it": 0.86,
+}
+"""Accuracy on architectures of held-out families, as docs/why/prediction.md has it; a test
+compares.
+"""
 SHARES = frozenset({"segments with infinite H"})
 """Terms that were 0 or 1 in all trainings."""
 TRIED = (1e-3, 0.3)
@@ -83,7 +98,9 @@ class Predictor:
 
     def log_rate(self, figures: ScreenFigures) -> float:
         """log10 of the predicted largest stable learning rate."""
-        return self.constant - math.fsum(b * self._value(name, figures.get(name)) for name, b in self.slopes.items())
+        return self.constant - math.fsum(
+            b * self._value(name, figures.get(name)) for name, b in self.slopes.items()
+        )
 
     def _value(self, name: str, figure: float | None) -> float:
         value = TERMS[name].value(figure)
@@ -94,7 +111,9 @@ class Predictor:
         found = []
         for name, (least, largest) in self.ranges.items():
             value = figures.get(name)
-            if value is not None and not least - 1e-9 * abs(least) <= value <= largest + 1e-9 * abs(largest):
+            if value is not None and not least - 1e-9 * abs(least) <= value <= largest + 1e-9 * abs(
+                largest
+            ):
                 found.append(f"{name} {value:.3g}, studied from {least:.3g} to {largest:.3g}")
             elif value is not None and name in SHARES and 0 < value < 1:
                 found.append(f"{name} {value:.3g}, studied at 0 and at 1 only")
@@ -130,7 +149,8 @@ def read_predictor(path: Path = FILE) -> Predictor:
     """The committed predictor. Raises ConfigError if it is missing or damaged."""
     if not path.is_file():
         raise ConfigError(
-            f"there is no {path.name}: fit one with python -m benchmarks.prediction, and commit it as {str(path)!r}"
+            f"there is no {path.name}: fit one with python -m benchmarks.prediction, and commit it"
+            f" as {str(path)!r}"
         )
     content: Any = read_json(path)
     try:
@@ -139,6 +159,7 @@ def read_predictor(path: Path = FILE) -> Predictor:
         raise ConfigError(f"{str(path)!r} is no predictor") from None
     if predictor.slopes.keys() != TERMS.keys():
         raise ConfigError(
-            f"{str(path)!r} has the terms {', '.join(predictor.slopes)}, and this ctrans {', '.join(TERMS)}: fit it anew"
+            f"{str(path)!r} has the terms {', '.join(predictor.slopes)}, and this ctrans"
+            f" {', '.join(TERMS)}: fit it anew"
         )
     return predictor

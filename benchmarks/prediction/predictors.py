@@ -1,4 +1,6 @@
-"""Everything that is asked of a model's initial weights: figures by name, larger or smaller, of which a predictor is made."""
+"""Everything that is asked of a model's initial weights: figures by name, larger or smaller, of
+which a predictor is made.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,14 @@ BASELINES = (
 
 
 def predictors(config: GPTConfig, data: Data, seed: int = 0) -> dict[str, float]:
-    """All figures of the architecture at its initial weights, in float64, on the first batch; nan for what it has not.
+    """All figures of the architecture at its initial weights, in float64, on the first batch; nan
+    for what it has not.
 
-    The screening's quantities by their names; `Hessian` and `Adam Hessian`, lambda_max (stable below 2/eta and 38/eta); `gradient
-    spread`, the deviation over sublayers of log |dL/dW_k|; `response`, |df|/|f| of one Adam step at
-    rate 1e-3; `descent`, the rate at which that step no longer lowers the loss of its own batch; `Euler`, the largest |dv_k/dX| dt, whose
-    limit is 2; and the baselines.
+    The screening's quantities by their names; `Hessian` and `Adam Hessian`, lambda_max (stable
+    below 2/eta and 38/eta); `gradient spread`, the deviation over sublayers of log |dL/dW_k|;
+    `response`, |df|/|f| of one Adam step at rate 1e-3; `descent`, the rate at which that step no
+    longer lowers the loss of its own batch; `Euler`, the largest |dv_k/dX| dt, whose limit is 2;
+    and the baselines.
     """
     model = GPT(config, seed=seed).double()
     tokens, targets = data.batch(0, 0, batch=SEQUENCES, seed=seed)
@@ -54,7 +58,9 @@ def predictors(config: GPTConfig, data: Data, seed: int = 0) -> dict[str, float]
         "parameters": float(sum(parameter.numel() for parameter in model.parameters())),
     }
     found |= _screened(model, tokens, targets)
-    found["Hessian"], found["Adam Hessian"] = _tried(lambda: hessian_edges(model, tokens, targets), (math.nan, math.nan))
+    found["Hessian"], found["Adam Hessian"] = _tried(
+        lambda: hessian_edges(model, tokens, targets), (math.nan, math.nan)
+    )
     found["response"] = _tried(lambda: response(model, tokens, targets, ETA), math.nan)
     found["descent"] = _tried(lambda: descent(model, tokens, targets), math.nan)
     found |= _tried(lambda: gradient_scores(model, tokens, targets), {})
@@ -73,14 +79,18 @@ def _tried(function: Any, otherwise: Any) -> Any:
 
 def _screened(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, float]:
     screening = screen(model, tokens, targets, EFFORT)
-    found = {name: value for step in screening.steps.values() for name, value in step.quantities.items()}
+    found = {
+        name: value for step in screening.steps.values() for name, value in step.quantities.items()
+    }
     backward = screening.steps["backward"].result
     if backward is not None:
         sizes = [each.value for each in backward.sensitivity.sublayers if each.value is not None]
         found["Euler"] = max(sizes, default=math.nan) * model.config.dt
         if backward.gradients is not None:
             totals = [layer.total for layer in backward.gradients.sublayers if layer.total > 0]
-            found["gradient spread"] = statistics.pstdev(map(math.log, totals)) if totals else math.nan
+            found["gradient spread"] = (
+                statistics.pstdev(map(math.log, totals)) if totals else math.nan
+            )
     return found
 
 
@@ -92,7 +102,9 @@ def response(model: GPT, tokens: Tensor, targets: Tensor, eta: float) -> float:
 
 
 def descent(model: GPT, tokens: Tensor, targets: Tensor) -> float:
-    """The smallest eta of `DESCENT` with L(W + dW) >= L(W), dW as in `response` and L the loss of the same batch; the last if none has."""
+    """The smallest eta of `DESCENT` with L(W + dW) >= L(W), dW as in `response` and L the loss of
+    the same batch; the last if none has.
+    """
     (_, before), moved = _along_adam(model, tokens, targets)
     return next((eta for eta in DESCENT if not moved(eta)[1] < before), DESCENT[-1])
 
@@ -101,12 +113,17 @@ def _along_adam(
     model: GPT, tokens: Tensor, targets: Tensor
 ) -> tuple[tuple[Tensor, float], Callable[[float], tuple[Tensor, float]]]:
     """Logits and loss where the model stands, and after Adam's first step by its rate."""
-    own = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    own = {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
     logits, loss = model(tokens, targets)
     gradients = torch.autograd.grad(loss, list(own.values()), materialize_grads=True)
 
     def moved(eta: float) -> tuple[Tensor, float]:
-        weights = {name: w.detach() - eta * g.sign() for (name, w), g in zip(own.items(), gradients, strict=True)}
+        weights = {
+            name: w.detach() - eta * g.sign()
+            for (name, w), g in zip(own.items(), gradients, strict=True)
+        }
         with torch.no_grad():
             after, value = functional_call(model, weights, (tokens, targets))
         return after, float(value)

@@ -1,4 +1,6 @@
-"""Scores of architecture search that need no training, as baselines: each a number of a model at its initial weights."""
+"""Scores of architecture search that need no training, as baselines: each a number of a model at
+its initial weights.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,24 @@ from ctrans.model.gpt import GPT
 
 
 def gradient_scores(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, float]:
-    """The gradient's norm; SNIP, sum |w dL/dw| (Lee et al. 2019); GradNorm, sum over weights of |dL/dW|_F (Abdelfattah et al. 2021)."""
+    """The gradient's norm; SNIP, sum |w dL/dw| (Lee et al. 2019); GradNorm, sum over weights of
+    |dL/dW|_F (Abdelfattah et al. 2021).
+    """
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
     _, loss = model(tokens, targets)
     gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
     return {
         "gradient norm": float(torch.cat([g.flatten() for g in gradients]).norm()),
-        "SNIP": float(sum((w.detach() * g).abs().sum() for w, g in zip(weights, gradients, strict=True))),
+        "SNIP": float(
+            sum((w.detach() * g).abs().sum() for w, g in zip(weights, gradients, strict=True))
+        ),
         "GradNorm": float(sum(g.norm() for g in gradients)),
     }
 
 
 def synflow(model: GPT) -> float:
-    """log10 of sum w dR/dw, R the sum of the last state for weights |w| and a state of ones (Tanaka et al. 2020), without any norm: behind
-    one R would be the same whatever the weights.
+    """log10 of sum w dR/dw, R the sum of the last state for weights |w| and a state of ones (Tanaka
+    et al. 2020), without any norm: behind one R would be the same whatever the weights.
     """
     positive = copy.deepcopy(model)
     for sublayer in positive.depth.sublayers:
@@ -42,8 +48,9 @@ def synflow(model: GPT) -> float:
 
 
 def naswot(model: GPT, tokens: Tensor) -> float:
-    """log |det K|, K_ij the number of hidden units of all FFNs whose signs agree for sequences i and j, averaged over their tokens
-    (Mellor et al. 2021); as log(unit share) plus a ridge of 1e-6, since few sequences have nearly equal means.
+    """log |det K|, K_ij the number of hidden units of all FFNs whose signs agree for sequences i
+    and j, averaged over their tokens (Mellor et al. 2021); as log(unit share) plus a ridge of 1e-6,
+    since few sequences have nearly equal means.
     """
     codes: list[Tensor] = []
 
@@ -54,7 +61,9 @@ def naswot(model: GPT, tokens: Tensor) -> float:
     for sublayer in model.depth.sublayers:
         if sublayer.kind == "ffn":
             wide = [
-                part for part in sublayer.field.modules() if isinstance(part, nn.Linear) and part.out_features > part.in_features
+                part
+                for part in sublayer.field.modules()
+                if isinstance(part, nn.Linear) and part.out_features > part.in_features
             ]
             handles += [part.register_forward_hook(keep) for part in wide[:1]]
     try:
@@ -67,4 +76,6 @@ def naswot(model: GPT, tokens: Tensor) -> float:
         return float("nan")
     code = torch.cat(codes, dim=-1)
     kernel = (code @ code.mT + (1 - code) @ (1 - code).mT) / code.shape[-1]
-    return float(torch.linalg.slogdet(kernel + 1e-6 * torch.eye(len(kernel), dtype=torch.float64)).logabsdet)
+    return float(
+        torch.linalg.slogdet(kernel + 1e-6 * torch.eye(len(kernel), dtype=torch.float64)).logabsdet
+    )

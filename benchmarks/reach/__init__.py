@@ -1,1 +1,3 @@
-"""A registered study of the largest stable learning rate on tasks that need depth: see PROTOCOL.md."""
+"""A registered study of the largest stable learning rate on tasks that need depth: see
+PROTOCOL.md.
+"""

@@ -10,7 +10,13 @@ from ctrans.training.settings import TrainConfig
 from ctrans.training.tasks import TASKS
 
 BASE: dict[str, Any] = {"depth": 4, "width": 32, "heads": 2, "embedding_std": 0.1}
-SETTINGS: dict[str, Any] = {"iterations": 600, "warmup": 60, "batch": 16, "eval_every": 600, "eval_windows": 512}
+SETTINGS: dict[str, Any] = {
+    "iterations": 600,
+    "warmup": 60,
+    "batch": 16,
+    "eval_every": 600,
+    "eval_windows": 512,
+}
 RATES = [10 ** (k / 4) for k in (-10, -8, -6, -4, -2, -9, -7, -5, -3)]
 """A quarter decade apart, from 3.2e-3 to 0.32; every second one comes first."""
 SEEDS = (10, 11, 12, 13)
@@ -40,7 +46,9 @@ def architectures() -> dict[str, dict[str, Any]]:
         for placement in PLACEMENTS
         for depth, dt in SHAPES
     }
-    made |= {f"{placement} D=4 dt=1": {"placement": placement} for placement in ("post", "pre_post")}
+    made |= {
+        f"{placement} D=4 dt=1": {"placement": placement} for placement in ("post", "pre_post")
+    }
     made |= {
         f"{name} {placement} dt={dt:g}": {"placement": placement, "dt": dt, **option}
         for name, option in OPTIONS.items()
@@ -50,13 +58,17 @@ def architectures() -> dict[str, dict[str, Any]]:
 
 
 def planned() -> list[tuple[str, str, PlannedRun]]:
-    """Task, name and training of each run, in the order in which they are done: a whole grid of half decades comes first."""
+    """Task, name and training of each run, in the order in which they are done: a whole grid of
+    half decades comes first.
+    """
     return [
         (
             task,
             name,
             PlannedRun(
-                GPTConfig(**TASKS[task].architecture, **fields), TrainConfig(**SETTINGS, learning_rate=rate, seed=seed), {}
+                GPTConfig(**TASKS[task].architecture, **fields),
+                TrainConfig(**SETTINGS, learning_rate=rate, seed=seed),
+                {},
             ),
         )
         for some in (RATES[:5], RATES[5:])

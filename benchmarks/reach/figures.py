@@ -1,7 +1,9 @@
-"""The early figures of H4 in PROTOCOL.md: of the initial weights, and of probes of at most 60 steps.
+"""The early figures of H4 in PROTOCOL.md: of the initial weights, and of probes of at most 60
+steps.
 
-Each is a function of (task, fields of the architecture, seed). A figure that a model lacks is nan. Probes train as the study does, with
-its batch, weight decay and clipping, but at their own learning rates.
+Each is a function of (task, fields of the architecture, seed). A figure that a model lacks is nan.
+Probes train as the study does, with its batch, weight decay and clipping, but at their own learning
+rates.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class Case:
         return self.data.batch(step, 0, batch=SETTINGS["batch"], seed=self.seed)
 
     def probe(self, rates: list[float], look: Callable[[GPT, float, Tensor, Tensor], None]) -> GPT:
-        """Trains one step at each rate, and calls `look(model, loss, tokens, the weights before the step)` after each."""
+        """Trains one step at each rate, and calls `look(model, loss, tokens, the weights before the
+        step)` after each.
+        """
         model = GPT(self.config, seed=self.seed)
         optimiser = TrainConfig(**{**SETTINGS, "warmup": 0}).make_optimiser(model.parameters())
         for step, rate in enumerate(rates):
@@ -68,7 +72,9 @@ class Case:
 
 def body(model: GPT) -> Tensor:
     """All matrices of the depth as one vector."""
-    return torch.cat([weight.detach().flatten() for weight in model.depth.parameters() if weight.dim() >= 2])
+    return torch.cat(
+        [weight.detach().flatten() for weight in model.depth.parameters() if weight.dim() >= 2]
+    )
 
 
 def constant(rate: float, steps: int) -> list[float]:
@@ -111,11 +117,15 @@ def steepest_fall(case: Case) -> float:
 
 
 def valley(case: Case) -> float:
-    """fastai's rule in our reading: the middle of the longest run of ever lower losses of a ramp, in steps."""
+    """fastai's rule in our reading: the middle of the longest run of ever lower losses of a ramp,
+    in steps.
+    """
     rates, smooth = ramp(case)
     longest: list[list[int]] = []
     for k, loss in enumerate(smooth):
-        longest.append([*max((run for run in longest if smooth[run[-1]] > loss), key=len, default=[]), k])
+        longest.append(
+            [*max((run for run in longest if smooth[run[-1]] > loss), key=len, default=[]), k]
+        )
     best = max(longest, key=len)
     return rates[(best[0] + best[-1]) // 2]
 
@@ -128,8 +138,8 @@ def score(name: str) -> Callable[[Case], float]:
 def share_of_others(case: Case) -> float:
     """The share of the last logits' squared size that other tokens explain, after 40 steps at 0.03.
 
-    It is E|l - l'|^2/2 over E|l|^2. l are the centred logits of the last token with an answer, l' those with the same token and the earlier
-    tokens of another row.
+    It is E|l - l'|^2/2 over E|l|^2. l are the centred logits of the last token with an answer, l'
+    those with the same token and the earlier tokens of another row.
     """
     model = case.probe(constant(10**-1.5, 40), lambda *_: None)
     tokens, targets = case.batch(40)
@@ -145,7 +155,10 @@ def share_of_others(case: Case) -> float:
 def coherence(case: Case) -> float:
     """mean |update|/rate over the matrices of the depth, at step 40 at 0.01."""
     last: list[float] = []
-    case.probe(constant(0.01, 40), lambda model, loss, tokens, before: last.append(float((body(model) - before).abs().mean())))
+    case.probe(
+        constant(0.01, 40),
+        lambda model, loss, tokens, before: last.append(float((body(model) - before).abs().mean())),
+    )
     return last[-1] / 0.01
 
 
@@ -160,10 +173,11 @@ def critical_rate(case: Case) -> float:
 
 
 def near_the_circle(case: Case) -> float:
-    """The mean over segments of the share of eigenvalues of a whitened linear fit X_k to X_(k+1) near the unit circle.
+    """The mean over segments of the share of eigenvalues of a whitened linear fit X_k to X_(k+1)
+    near the unit circle.
 
-    Our reading of RKSP's abstract (arXiv 2602.22988): X_k is centred over tokens and whitened by its own covariance, and so is X_(k+1) by
-    that of X_k.
+    Our reading of RKSP's abstract (arXiv 2602.22988): X_k is centred over tokens and whitened by
+    its own covariance, and so is X_(k+1) by that of X_k.
     """
     model = GPT(case.config, seed=case.seed).double()
     with torch.no_grad():
@@ -174,7 +188,9 @@ def near_the_circle(case: Case) -> float:
         values, vectors = torch.linalg.eigh(before.mT @ before / len(before))
         kept = values > 1e-10 * values[-1]
         whiten = vectors[:, kept] / values[kept].sqrt()
-        moduli = torch.linalg.eigvals(torch.linalg.lstsq(before @ whiten, after @ whiten).solution).abs()
+        moduli = torch.linalg.eigvals(
+            torch.linalg.lstsq(before @ whiten, after @ whiten).solution
+        ).abs()
         shares.append(float(((moduli - 1).abs() < AROUND_CIRCLE).double().mean()))
     return statistics.fmean(shares)
 
@@ -194,7 +210,8 @@ FIGURES: Mapping[str, Callable[[Case], float]] = {
     "SynFlow": lambda case: synflow(GPT(case.config, seed=case.seed).double()),
     "NASWOT": lambda case: naswot(GPT(case.config, seed=case.seed), case.batch(0)[0]),
 }
-"""The figures, by their names in tables. The median of the placement needs the outcomes: `report`."""
+"""The figures, by their names in tables. The median of the placement needs the outcomes: `report`.
+"""
 
 
 def figures(case: Case, names: Iterable[str]) -> dict[str, float]:

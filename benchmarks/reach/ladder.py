@@ -1,10 +1,13 @@
-"""How often `ctrans rate` is right, by its cost: `python -m benchmarks.reach.ladder --minutes 20`, then `--report`.
+"""How often `ctrans rate` is right, by its cost: `python -m benchmarks.reach.ladder --minutes 20`,
+then `--report`.
 
-For each architecture and task of the study: the answer from five trainings that together cost 5%, 20%, 100% and 500% of one whole
-training, at a seed that the study does not use (500%: every third architecture). It is compared with the largest stable rate of the
-study's whole trainings. So are rivals: a constant (the median of the task's other architectures, and one for all tasks), the study's ramp
-with the rules of lr_find and fastai, the prediction of `benchmarks.prediction` from a quick screening, and the study's whole sweep of one
-other seed. A ladder's loss is a mean over the last fifth of the steps; at 500% over the last tenth, as `largest_rate` has now.
+For each architecture and task of the study: the answer from five trainings that together cost 5%,
+20%, 100% and 500% of one whole training, at a seed that the study does not use (500%: every third
+architecture). It is compared with the largest stable rate of the study's whole trainings. So are
+rivals: a constant (the median of the task's other architectures, and one for all tasks), the
+study's ramp with the rules of lr_find and fastai, the prediction of `benchmarks.prediction` from a
+quick screening, and the study's whole sweep of one other seed. A ladder's loss is a mean over the
+last fifth of the steps; at 500% over the last tenth, as `largest_rate` has now.
 """
 
 from __future__ import annotations
@@ -51,7 +54,10 @@ def climb(job: tuple[str, str, float]) -> dict[str, Any]:
         "task": task,
         "name": name,
         "budget": budget,
-        "losses": {f"{rung.rate:.4g}": rung.loss if math.isfinite(rung.loss) else None for rung in found.rungs},
+        "losses": {
+            f"{rung.rate:.4g}": rung.loss if math.isfinite(rung.loss) else None
+            for rung in found.rungs
+        },
         "gives_way": found.gives_way,
     }
 
@@ -62,16 +68,25 @@ def floor_of(task: str) -> Floor:
 
 def answer(row: Mapping[str, Any]) -> float | None:
     """The rate of a ladder by the rule of `ctrans rate`."""
-    losses = {float(rate): [math.nan if loss is None else loss] for rate, loss in row["losses"].items()}
+    losses = {
+        float(rate): [math.nan if loss is None else loss] for rate, loss in row["losses"].items()
+    }
     return rate_by_floor(losses, floor_of(row["task"])).rate
 
 
 def sweeps(task: str, runs: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, float]:
     """The largest stable rates of the half decades, by architecture, over these seeds."""
     chosen = [
-        row for row in runs if row["seed"] in seeds and any(math.isclose(row["rate"], rate, rel_tol=1e-3) for rate in RATES[:5])
+        row
+        for row in runs
+        if row["seed"] in seeds
+        and any(math.isclose(row["rate"], rate, rel_tol=1e-3) for rate in RATES[:5])
     ]
-    found = {name: rate_by_floor(each, floor_of(task)) for name, each in ends(task, chosen).items() if len(each) > 1}
+    found = {
+        name: rate_by_floor(each, floor_of(task))
+        for name, each in ends(task, chosen).items()
+        if len(each) > 1
+    }
     return {name: each.rate for name, each in found.items() if each.rate is not None}
 
 
@@ -83,18 +98,24 @@ def predicted(task: str) -> dict[str, float]:
         model = GPT(GPTConfig(**TASKS[task].architecture, **fields), seed=SEEDS[0])
         steps = screen(model, tokens, targets, effort="quick").steps.values()
         try:
-            found[name] = predicted_rate({figure: value for step in steps for figure, value in step.quantities.items()}).rate
+            found[name] = predicted_rate(
+                {figure: value for step in steps for figure, value in step.quantities.items()}
+            ).rate
         except ConfigError:  # a figure that it needs is unknown
             continue
     return found
 
 
-def rivals(task: str, runs: Sequence[Mapping[str, Any]], truth: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+def rivals(
+    task: str, runs: Sequence[Mapping[str, Any]], truth: Mapping[str, Mapping[str, float]]
+) -> dict[str, dict[str, float]]:
     """The estimates of one task, by method and architecture."""
     here = truth[task]
     all_tasks = statistics.median([rate for each in truth.values() for rate in each.values()])
     made: dict[str, dict[str, float]] = {
-        "constant of the task": {name: statistics.median([here[one] for one in here if one != name]) for name in here},
+        "constant of the task": {
+            name: statistics.median([here[one] for one in here if one != name]) for name in here
+        },
         "one constant": dict.fromkeys(here, all_tasks),
         "median of the placement": of_placement(here),
         "predicted from a screening": predicted(task),
@@ -109,18 +130,26 @@ def rivals(task: str, runs: Sequence[Mapping[str, Any]], truth: Mapping[str, Map
 
 
 def line(estimates: Mapping[str, float], truth: Mapping[str, float]) -> str:
-    """The share within a factor of 2 with its 95% bootstrap interval, the same after one factor for all, and rho."""
+    """The share within a factor of 2 with its 95% bootstrap interval, the same after one factor for
+    all, and rho.
+    """
     both = sorted(estimates.keys() & truth.keys())
     if len(both) < 5:
         return f"{len(both)} architectures only"
     off = np.log([estimates[name] / truth[name] for name in both])
     right = np.abs(off) <= math.log(FACTOR)
     draws = np.random.default_rng(0)
-    low, high = np.quantile([right[draws.integers(0, len(right), len(right))].mean() for _ in range(DRAWS)], (0.025, 0.975))
+    low, high = np.quantile(
+        [right[draws.integers(0, len(right), len(right))].mean() for _ in range(DRAWS)],
+        (0.025, 0.975),
+    )
     scaled = np.mean(np.abs(off - np.median(off)) <= math.log(FACTOR))
     x, y = [estimates[name] for name in both], [truth[name] for name in both]
     order = "rho {:.2f} ({:.2f} to {:.2f})".format(*rho(x, y)) if len(set(x)) > 1 else "no order"
-    return f"{right.mean():.0%} ({low:.0%} to {high:.0%}); after one factor {scaled:.0%}; {order}; {len(both)}"
+    return (
+        f"{right.mean():.0%} ({low:.0%} to {high:.0%}); after one factor {scaled:.0%}; {order};"
+        f" {len(both)}"
+    )
 
 
 def report() -> None:
@@ -132,7 +161,10 @@ def report() -> None:
             print(f"  {task}, {method}: {line(estimates, truth[task])}")
         for seed in SEEDS:
             others = [each for each in SEEDS if each != seed]
-            print(f"  {task}, sweep of seed {seed}: {line(sweeps(task, runs, [seed]), sweeps(task, runs, others))}")
+            print(
+                f"  {task}, sweep of seed {seed}:"
+                f" {line(sweeps(task, runs, [seed]), sweeps(task, runs, others))}"
+            )
 
 
 def main() -> None:
@@ -144,7 +176,12 @@ def main() -> None:
     if not options.report:
         done = {(row["task"], row["name"], row["budget"]) for row in rows(ROWS)}
         names = list(architectures())
-        jobs = [(task, name, budget) for budget in BUDGETS for task in STUDIED for name in (names[::3] if budget > 1 else names)]
+        jobs = [
+            (task, name, budget)
+            for budget in BUDGETS
+            for task in STUDIED
+            for name in (names[::3] if budget > 1 else names)
+        ]
         add(ROWS, climb, [job for job in jobs if job not in done], options)
     report()
 

@@ -1,8 +1,11 @@
-"""Remedies for high learning rates, each against the plain model: `python -m benchmarks.reach.remedies --minutes 30`, then `--report`.
+"""Remedies for high learning rates, each against the plain model: `python -m
+benchmarks.reach.remedies --minutes 30`, then `--report`.
 
-A remedy earns its place if it moves the largest stable rate tenfold at no loss of the best loss, on two tasks. It is tried around `pre` at
-dt 1 and `peri` at dt 0.3, with the training, the rates (half decades) and the seeds of the study. The norm of queries and keys and linear
-attention are the study's own (`runs.jsonl`), at two seeds. The rows are in remedies.jsonl beside them; "none" are the plain models.
+A remedy earns its place if it moves the largest stable rate tenfold at no loss of the best loss, on
+two tasks. It is tried around `pre` at dt 1 and `peri` at dt 0.3, with the training, the rates (half
+decades) and the seeds of the study. The norm of queries and keys and linear attention are the
+study's own (`runs.jsonl`), at two seeds. The rows are in remedies.jsonl beside them; "none" are the
+plain models.
 """
 
 from __future__ import annotations
@@ -31,14 +34,18 @@ from ctrans.training.tasks import TASKS
 ROWS = FILE.with_name("remedies.jsonl")
 TRIED_ON = ("recall", "counting")
 HELD = 0.09
-"""The Frobenius norm of a held matrix, in units of sqrt(rows): the value at which the issue's `pre` had velocities of rms at most 1."""
+"""The Frobenius norm of a held matrix, in units of sqrt(rows): the value at which the issue's `pre`
+had velocities of rms at most 1.
+"""
 PLAIN = "none"
 MEMORY = 0.9
 """Decay of the running mean of states."""
 
 
 class Centred(nn.Module):
-    """Removes the mean over all tokens of a batch before the final norm; in evaluation, a running mean, so that no token sees another."""
+    """Removes the mean over all tokens of a batch before the final norm; in evaluation, a running
+    mean, so that no token sees another.
+    """
 
     def __init__(self, norm: nn.Module, width: int):
         super().__init__()
@@ -64,7 +71,9 @@ def fix_offsets(model: GPT) -> None:
 
 @torch.no_grad()
 def hold(model: GPT) -> None:
-    """Scales each matrix of the depth to |W|_F <= HELD sqrt(rows), and each vector to an rms of at most 1."""
+    """Scales each matrix of the depth to |W|_F <= HELD sqrt(rows), and each vector to an rms of at
+    most 1.
+    """
     for weight in model.depth.parameters():
         most = (HELD if weight.dim() >= 2 else 1.0) * math.sqrt(weight.shape[0])
         weight.mul_(min(1.0, most / (float(weight.norm()) + 1e-30)))
@@ -83,11 +92,16 @@ def adamw(model: GPT, settings: TrainConfig) -> list[torch.optim.Optimizer]:
 
 
 def muon(model: GPT, settings: TrainConfig) -> list[torch.optim.Optimizer]:
-    """torch's Muon for the matrices of the depth, scaled to AdamW's update size, and AdamW for the rest."""
+    """torch's Muon for the matrices of the depth, scaled to AdamW's update size, and AdamW for the
+    rest.
+    """
     matrices = [weight for weight in model.depth.parameters() if weight.dim() == 2]
     rest = [weight for weight in model.parameters() if not any(weight is one for one in matrices)]
     first = torch.optim.Muon(
-        matrices, lr=settings.learning_rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
+        matrices,
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
     )
     return [first, settings.make_optimiser(rest)]
 
@@ -121,7 +135,9 @@ REMEDIES: dict[str, Remedy] = {
     "8 blocks": Remedy(fields={"depth": 8}),
     "8 blocks, same T": Remedy(fields={"depth": 8, "dt": 0.5}),
 }
-"""By name. "8 blocks, same T" multiplies dt by a half: CompleteP's rule for depth (arXiv 2505.01618); "8 blocks" is what it is against."""
+"""By name. "8 blocks, same T" multiplies dt by a half: CompleteP's rule for depth (arXiv
+2505.01618); "8 blocks" is what it is against.
+"""
 
 
 def train(job: tuple[str, str, float, int]) -> dict[str, Any]:
@@ -130,12 +146,19 @@ def train(job: tuple[str, str, float, int]) -> dict[str, Any]:
     task, name, rate, seed = job
     remedy, placement, dt = _read(name)
     fields = dict(remedy.fields) | {"dt": dt * remedy.fields.get("dt", 1.0)}
-    model = GPT(GPTConfig(**TASKS[task].architecture, **{**BASE, "placement": placement, **fields}), seed=seed)
+    model = GPT(
+        GPTConfig(**TASKS[task].architecture, **{**BASE, "placement": placement, **fields}),
+        seed=seed,
+    )
     settings = TrainConfig(**{**SETTINGS, **remedy.settings}, learning_rate=rate, seed=seed)
     remedy.prepare(model)
     row = {"task": task, "name": name, "rate": rate, "seed": seed}
     loss = _end(model, task, settings, remedy)
-    return {**row, "loss": loss if math.isfinite(loss) else None, "ending": "finished" if math.isfinite(loss) else "diverged"}
+    return {
+        **row,
+        "loss": loss if math.isfinite(loss) else None,
+        "ending": "finished" if math.isfinite(loss) else "diverged",
+    }
 
 
 def _read(name: str) -> tuple[Remedy, str, float]:
@@ -144,7 +167,9 @@ def _read(name: str) -> tuple[Remedy, str, float]:
 
 
 def _end(model: GPT, task: str, settings: TrainConfig, remedy: Remedy) -> float:
-    """The validation loss at the end, as of `ctrans.training.loop`; nan if a loss or a gradient is not finite."""
+    """The validation loss at the end, as of `ctrans.training.loop`; nan if a loss or a gradient is
+    not finite.
+    """
     optimisers = remedy.optimisers(model, settings)
     for step in range(settings.iterations):
         tokens, targets = data(task).batch(step, 0, batch=settings.batch, seed=settings.seed)
@@ -152,7 +177,9 @@ def _end(model: GPT, task: str, settings: TrainConfig, remedy: Remedy) -> float:
             group["lr"] = learning_rate(settings, step)
         logits, loss = model(tokens, targets)
         (loss + remedy.penalty(logits, targets != -1)).backward()
-        if not math.isfinite(loss.item() + float(nn.utils.clip_grad_norm_(model.parameters(), settings.clip))):
+        if not math.isfinite(
+            loss.item() + float(nn.utils.clip_grad_norm_(model.parameters(), settings.clip))
+        ):
             return math.nan
         for optimiser in optimisers:
             optimiser.step()
@@ -183,7 +210,9 @@ def plain_name(name: str) -> str:
 
 
 def table(task: str, found: list[dict[str, Any]]) -> list[str]:
-    """For each remedy the ratio of largest stable rates and the difference of best losses, with 95% intervals of a bootstrap over seeds."""
+    """For each remedy the ratio of largest stable rates and the difference of best losses, with 95%
+    intervals of a bootstrap over seeds.
+    """
     source = TASKS[task].data()
     floor = Floor(source.depthless_loss(), source.guess_loss())
     losses: dict[str, dict[float, dict[int, float]]] = {}
@@ -196,20 +225,30 @@ def table(task: str, found: list[dict[str, Any]]) -> list[str]:
     for name in losses:
         plain = plain_name(name)
         if (
-            name.rsplit(" ", 2)[0] in REMEDIES.keys() - {PLAIN} or name.split(" ")[0] in ("qk_norm", "linear")
+            name.rsplit(" ", 2)[0] in REMEDIES.keys() - {PLAIN}
+            or name.split(" ")[0] in ("qk_norm", "linear")
         ) and plain in losses:
             lines.append(f"  {task}, {name}: {_beside(losses[name], losses[plain], floor)}")
     return lines
 
 
-def _beside(of: dict[float, dict[int, float]], plain: dict[float, dict[int, float]], floor: Floor) -> str:
+def _beside(
+    of: dict[float, dict[int, float]], plain: dict[float, dict[int, float]], floor: Floor
+) -> str:
     seeds = sorted(set.intersection(*({*each} for each in (*of.values(), *plain.values()))))
 
     def figures(chosen: list[int]) -> tuple[float, float, bool]:
-        ends = [{rate: [each[seed] for seed in chosen] for rate, each in one.items()} for one in (of, plain)]
+        ends = [
+            {rate: [each[seed] for seed in chosen] for rate, each in one.items()}
+            for one in (of, plain)
+        ]
         rates = [rate_by_floor(each, floor) for each in ends]
         means = [
-            min(float(np.mean([x if math.isfinite(x) else floor.guess for x in each])) for each in one.values()) for one in ends
+            min(
+                float(np.mean([x if math.isfinite(x) else floor.guess for x in each]))
+                for each in one.values()
+            )
+            for one in ends
         ]
         known = rates[0].rate is not None and rates[1].rate is not None
         return (
@@ -219,15 +258,22 @@ def _beside(of: dict[float, dict[int, float]], plain: dict[float, dict[int, floa
         )
 
     draws = np.random.default_rng(0)
-    drawn = [figures([seeds[k] for k in draws.integers(0, len(seeds), len(seeds))])[:2] for _ in range(DRAWS)]
+    drawn = [
+        figures([seeds[k] for k in draws.integers(0, len(seeds), len(seeds))])[:2]
+        for _ in range(DRAWS)
+    ]
     ratio, change, at_least = figures(seeds)
     low, high = np.nanquantile(np.array(drawn), (0.025, 0.975), axis=0)
     logs = [math.log(figures([seed])[0]) for seed in seeds]
-    middle, around = np.mean(logs), stats.t.ppf(0.975, len(logs) - 1) * np.std(logs, ddof=1) / math.sqrt(len(logs))
+    middle, around = (
+        np.mean(logs),
+        stats.t.ppf(0.975, len(logs) - 1) * np.std(logs, ddof=1) / math.sqrt(len(logs)),
+    )
     return (
-        f"rate {'>= ' if at_least else ''}x{ratio:.2f} ({low[0]:.2f} to {high[0]:.2f}; "
-        f"by t {math.exp(middle):.2f}, {math.exp(middle - around):.2f} to {math.exp(middle + around):.2f}), "
-        f"best loss {change:+.2f} ({low[1]:+.2f} to {high[1]:+.2f}), {len(seeds)} seeds"
+        f"rate {'>= ' if at_least else ''}x{ratio:.2f} ({low[0]:.2f} to {high[0]:.2f}; by t"
+        f" {math.exp(middle):.2f}, {math.exp(middle - around):.2f} to"
+        f" {math.exp(middle + around):.2f}), best loss {change:+.2f} ({low[1]:+.2f} to"
+        f" {high[1]:+.2f}), {len(seeds)} seeds"
     )
 
 
@@ -241,7 +287,8 @@ def main() -> None:
         done = {key(*(row[each] for each in KEYS)) for row in rows(ROWS)}
         add(ROWS, train, [job for job in planned() if key(*job) not in done], options)
     print(
-        "Remedies beside the plain model, with 95% intervals of a bootstrap over seeds, and of Student's t over their logarithms"
+        "Remedies beside the plain model, with 95% intervals of a bootstrap over seeds, and of"
+        " Student's t over their logarithms"
     )
     for task in TRIED_ON:
         print("\n".join(table(task, rows(FILE) + rows(ROWS))))

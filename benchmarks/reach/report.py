@@ -35,12 +35,18 @@ def report(rows: Sequence[Mapping[str, Any]], early: Sequence[Mapping[str, Any]]
         "",
     ]
     lines += ["H4: largest stable rates", *_early(logs, early, placed=True)]
-    for title, outcome in (("rates from 0.03 on, less the mean loss", _high), ("best mean losses", _best)):
+    for title, outcome in (
+        ("rates from 0.03 on, less the mean loss", _high),
+        ("best mean losses", _best),
+    ):
         other = {task: outcome(task, rows) for task in STUDIED}
         lines += ["", f"Not registered: {title}", *between(other), *_early(other, early)]
     for task in STUDIED:
         lowest = [min(of, key=of.__getitem__) == min(of) for of in _means(task, rows).values()]
-        lines.append(f"  {task}: the lowest rate has the best mean loss for {sum(lowest)} of {len(lowest)} architectures")
+        lines.append(
+            f"  {task}: the lowest rate has the best mean loss for {sum(lowest)} of {len(lowest)}"
+            " architectures"
+        )
     print("\n".join(lines))
 
 
@@ -48,13 +54,19 @@ def _means(task: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[float
     """The mean loss by name and rate; a loss that is not finite counts as a guess."""
     guess = TASKS[task].data().guess_loss()
     return {
-        name: {rate: float(np.mean([x if math.isfinite(x) else guess for x in losses])) for rate, losses in each.items()}
+        name: {
+            rate: float(np.mean([x if math.isfinite(x) else guess for x in losses]))
+            for rate, losses in each.items()
+        }
         for name, each in ends(task, rows).items()
     }
 
 
 def _high(task: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    return {name: -float(np.mean([x for rate, x in of.items() if rate > 0.03])) for name, of in _means(task, rows).items()}
+    return {
+        name: -float(np.mean([x for rate, x in of.items() if rate > 0.03]))
+        for name, of in _means(task, rows).items()
+    }
 
 
 def _best(task: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -62,7 +74,9 @@ def _best(task: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def ends(task: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[float, list[float]]]:
-    """The losses by name and rate. A run that diverged is a nan, which counts as a guess; a failed one is an error."""
+    """The losses by name and rate. A run that diverged is a nan, which counts as a guess; a failed
+    one is an error.
+    """
     made: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row["task"] == task:
@@ -75,15 +89,24 @@ def largest_rates(task: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Sta
     """The largest stable rate of each architecture with at least two rates."""
     data = TASKS[task].data()
     floor = Floor(data.depthless_loss(), data.guess_loss())
-    return {name: rate_by_floor(each, floor) for name, each in ends(task, rows).items() if len(each) > 1}
+    return {
+        name: rate_by_floor(each, floor) for name, each in ends(task, rows).items() if len(each) > 1
+    }
 
 
 def _table(found: Mapping[str, Rates]) -> list[str]:
     def cell(rate: StableRate | None) -> str:
-        return "-" if rate is None or rate.rate is None else f"{'>=' if rate.at_least else ''}{rate.rate:.3g}"
+        return (
+            "-"
+            if rate is None or rate.rate is None
+            else f"{'>=' if rate.at_least else ''}{rate.rate:.3g}"
+        )
 
     lines = [f"{'largest stable rate':28s}" + "".join(f"{task:>12s}" for task in found)]
-    return lines + [f"{name:28s}" + "".join(f"{cell(found[task].get(name)):>12s}" for task in found) for name in architectures()]
+    return lines + [
+        f"{name:28s}" + "".join(f"{cell(found[task].get(name)):>12s}" for task in found)
+        for name in architectures()
+    ]
 
 
 def logs_of(rates: Rates) -> dict[str, float]:
@@ -109,7 +132,10 @@ def between(found: Mapping[str, Mapping[str, float]]) -> list[str]:
         both = sorted(x.keys() & y.keys())
         if len(both) > 4:
             value, low, high = rho([x[name] for name in both], [y[name] for name in both])
-            lines.append(f"  {one} and {other}: {value:.2f} ({low:.2f} to {high:.2f}), {len(both)} architectures")
+            lines.append(
+                f"  {one} and {other}: {value:.2f} ({low:.2f} to {high:.2f}), {len(both)}"
+                " architectures"
+            )
     return lines
 
 
@@ -117,7 +143,10 @@ def _lengths(found: Mapping[str, Rates]) -> list[str]:
     """The exponent of T = 2 D dt at D = 4, dt from 0.1 to 3, by least squares."""
     lines = ["H2: exponent of the rate in T at 4 blocks, T = 0.8 to 24"]
     for task, placement in itertools.product(found, PLACEMENTS):
-        points = [(math.log10(8 * dt), logs_of(found[task]).get(f"{placement} D=4 dt={dt:g}")) for dt in (0.1, 0.3, 1.0, 3.0)]
+        points = [
+            (math.log10(8 * dt), logs_of(found[task]).get(f"{placement} D=4 dt={dt:g}"))
+            for dt in (0.1, 0.3, 1.0, 3.0)
+        ]
         known = [(x, y) for x, y in points if y is not None]
         if len(known) > 2:
             slope = np.polyfit(*zip(*known, strict=True), 1)[0]
@@ -126,11 +155,19 @@ def _lengths(found: Mapping[str, Rates]) -> list[str]:
 
 
 def _remedies(found: Mapping[str, Rates], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The rate of each option over that of the plain model, and the difference of their best mean losses in nats."""
-    lines = ["H3: options beside the plain model: ratio of largest stable rates, difference of best losses in nats"]
+    """The rate of each option over that of the plain model, and the difference of their best mean
+    losses in nats.
+    """
+    lines = [
+        "H3: options beside the plain model: ratio of largest stable rates, difference of best"
+        " losses in nats"
+    ]
     for task in found:
         best = {
-            name: min(float(np.mean([x if math.isfinite(x) else math.inf for x in losses])) for losses in each.values())
+            name: min(
+                float(np.mean([x if math.isfinite(x) else math.inf for x in losses]))
+                for losses in each.values()
+            )
             for name, each in ends(task, rows).items()
         }
         logs = logs_of(found[task])
@@ -142,12 +179,22 @@ def _remedies(found: Mapping[str, Rates], rows: Sequence[Mapping[str, Any]]) -> 
                 else None
             )
             if plain in logs and name in logs:
-                lines.append(f"  {task}, {name}: {10 ** (logs[name] - logs[plain]):.2f}, {best[name] - best[plain]:+.2f}")
+                lines.append(
+                    f"  {task}, {name}: {10 ** (logs[name] - logs[plain]):.2f},"
+                    f" {best[name] - best[plain]:+.2f}"
+                )
     return lines
 
 
-def _early(found: Mapping[str, Mapping[str, float]], early: Sequence[Mapping[str, Any]], *, placed: bool = False) -> list[str]:
-    """rho of each figure, a mean over seeds, with the outcome; and if `placed` that of the other models of the placement, their median."""
+def _early(
+    found: Mapping[str, Mapping[str, float]],
+    early: Sequence[Mapping[str, Any]],
+    *,
+    placed: bool = False,
+) -> list[str]:
+    """rho of each figure, a mean over seeds, with the outcome; and if `placed` that of the other
+    models of the placement, their median.
+    """
     lines = ["rho of early figures with it, with 95% intervals over architectures"]
     for task, logs in found.items():
         values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -155,21 +202,34 @@ def _early(found: Mapping[str, Mapping[str, float]], early: Sequence[Mapping[str
             if row["task"] == task and row["name"] in logs:
                 for figure, value in row["figures"].items():
                     values[figure][row["name"]].append(math.nan if value is None else value)
-        means = {figure: {name: float(np.mean(each)) for name, each in of.items()} for figure, of in values.items()}
+        means = {
+            figure: {name: float(np.mean(each)) for name, each in of.items()}
+            for figure, of in values.items()
+        }
         if placed:
             means["placement"] = of_placement(logs)
         for figure, of in means.items():
             known = [name for name, value in of.items() if math.isfinite(value)]
             if len(known) > 4 and len({of[name] for name in known}) > 1:
                 value, low, high = rho([of[name] for name in known], [logs[name] for name in known])
-                inside = "".join(f"; within {placement} {_within(placement, of, logs):.2f}" for placement in ("pre", "peri"))
-                lines.append(f"  {task}, {figure}: {value:.2f} ({low:.2f} to {high:.2f}), {len(known)} architectures{inside}")
+                inside = "".join(
+                    f"; within {placement} {_within(placement, of, logs):.2f}"
+                    for placement in ("pre", "peri")
+                )
+                lines.append(
+                    f"  {task}, {figure}: {value:.2f} ({low:.2f} to {high:.2f}), {len(known)}"
+                    f" architectures{inside}"
+                )
     return lines
 
 
 def _within(placement: str, of: Mapping[str, float], values: Mapping[str, float]) -> float:
     """rho over the architectures of a placement."""
-    own = [name for name, value in of.items() if math.isfinite(value) and architectures()[name]["placement"] == placement]
+    own = [
+        name
+        for name, value in of.items()
+        if math.isfinite(value) and architectures()[name]["placement"] == placement
+    ]
     return (
         float(spearmanr([of[name] for name in own], [values[name] for name in own])[0])
         if len(own) > 4 and len({of[name] for name in own}) > 1
@@ -180,5 +240,8 @@ def _within(placement: str, of: Mapping[str, float], values: Mapping[str, float]
 def of_placement(values: Mapping[str, float]) -> dict[str, float]:
     """The median of the other architectures of the same placement."""
     placed = {name: architectures()[name]["placement"] for name in values}
-    others = {name: [values[one] for one in values if placed[one] == placed[name] and one != name] for name in values}
+    others = {
+        name: [values[one] for one in values if placed[one] == placed[name] and one != name]
+        for name in values
+    }
     return {name: float(np.median(each)) for name, each in others.items() if each}

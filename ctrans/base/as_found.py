@@ -25,17 +25,18 @@ _LOCK = threading.RLock()
 _HELD: set[int] = set()
 """The ids of the modules inside of `as_found`."""
 _GUESTS: Counter[int] = Counter()
-"""By id of a held module, how many computations with it are under way, those of other threads too."""
+"""By id of a held module, how many computations with it are under way, those of other threads too.
+"""
 _IDLE = threading.Condition()
 """Guards `_HELD` and `_GUESTS`."""
 
 
 @contextmanager
 def as_found(model: Any) -> Iterator[None]:
-    """Inside, the model is in evaluation mode and its weights need no gradients. At the end it is as
-    it was, also after an exception: modes, `requires_grad`, hooks, buffers and `torch.Generator`s
-    of each module, its attributes, the entries of those that are dicts or lists (not what these
-    contain), and the global random numbers of torch, numpy and Python.
+    """Inside, the model is in evaluation mode and its weights need no gradients. At the end it is
+    as it was, also after an exception: modes, `requires_grad`, hooks, buffers and
+    `torch.Generator`s of each module, its attributes, the entries of those that are dicts or lists
+    (not what these contain), and the global random numbers of torch, numpy and Python.
 
     It copies buffers and no weights. It may be nested. Threads wait for each other, and its end
     waits for computations of other threads with the model. An object without modules has random
@@ -61,9 +62,19 @@ def as_found(model: Any) -> Iterator[None]:
             for each in (vars(part), *vars(part).values())
             if type(each) in (dict, OrderedDict, list)
         ]
-        tensors = [b for part in parts for b in part.buffers(recurse=False) if not (is_lazy(b) or b.is_inference())]
+        tensors = [
+            b
+            for part in parts
+            for b in part.buffers(recurse=False)
+            if not (is_lazy(b) or b.is_inference())
+        ]
         buffers = [(b, b._version, _entries(b).clone()) for b in tensors]
-        generators = [(g, g.get_state()) for part in parts for g in vars(part).values() if isinstance(g, torch.Generator)]
+        generators = [
+            (g, g.get_state())
+            for part in parts
+            for g in vars(part).values()
+            if isinstance(g, torch.Generator)
+        ]
         with random_numbers_kept():
             with _IDLE:
                 _HELD.update(held)
@@ -80,7 +91,9 @@ def as_found(model: Any) -> Iterator[None]:
                 for generator, state in generators:
                     generator.set_state(state)
                 for part, kind, now, before in kept:
-                    if type(part) is not kind:  # a lazy module got its weights, and its hook is gone for good
+                    if (
+                        type(part) is not kind
+                    ):  # a lazy module got its weights, and its hook is gone for good
                         continue
                     if isinstance(now, list):
                         now[:] = before
@@ -94,17 +107,23 @@ def as_found(model: Any) -> Iterator[None]:
                     p.requires_grad = required
                 for b, version, value in buffers:
                     known = b.layout == torch.strided and not b.is_meta
-                    if b._version != version or (known and not torch.equal(_entries(b), value)):  # .data has no version
+                    if b._version != version or (
+                        known and not torch.equal(_entries(b), value)
+                    ):  # .data has no version
                         _entries(b).copy_(value)
 
 
 @contextmanager
 def random_numbers_kept() -> Iterator[None]:
-    """At the end the random numbers of torch, numpy and Python go on as if none had been drawn inside."""
+    """At the end the random numbers of torch, numpy and Python go on as if none had been drawn
+    inside.
+    """
     ours = random.getstate()
     numpys = np.random.get_state()
     try:
-        with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+        with torch.random.fork_rng(
+            range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+        ):
             yield
     finally:
         random.setstate(ours)
@@ -117,7 +136,9 @@ def _entries(buffer: Tensor) -> Tensor:
     """
     if buffer.layout != torch.strided:
         return buffer.data
-    return buffer.data[tuple(slice(1) if stride == 0 else slice(None) for stride in buffer.stride())]
+    return buffer.data[
+        tuple(slice(1) if stride == 0 else slice(None) for stride in buffer.stride())
+    ]
 
 
 def leaving_as_found(function: Function) -> Function:
@@ -133,8 +154,8 @@ def leaving_as_found(function: Function) -> Function:
 
 
 def keep_as_found(ours: Ours, theirs: nn.Module) -> Ours:
-    """Our modules around a user's, in evaluation mode. Each computes inside of `as_found` of itself,
-    whoever calls it.
+    """Our modules around a user's, in evaluation mode. Each computes inside of `as_found` of
+    itself, whoever calls it.
     """
     own = set(theirs.modules())
     for part in ours.modules():

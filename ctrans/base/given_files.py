@@ -76,7 +76,8 @@ def read_file(path: Path, limit: int | None = None) -> bytes:
         limit = limit
     if size > limit:
         raise ConfigError(
-            f"cannot read {str(path)!r}: it has {size:,} bytes, and ctrans reads at most {limit:,}: give a smaller file"
+            f"cannot read {str(path)!r}: it has {size:,} bytes, and ctrans reads at most {limit:,}:"
+            " give a smaller file"
         )
     try:
         with path.open("rb") as file:
@@ -94,7 +95,10 @@ def read_lines(path: Path) -> Iterator[str]:
         with path.open(errors="replace") as file:
             while line := file.readline(LONGEST_LINE):
                 if len(line) == LONGEST_LINE:
-                    raise ConfigError(f"{str(path)!r} has a line of over {LONGEST_LINE:,} characters: it is no log of ctrans")
+                    raise ConfigError(
+                        f"{str(path)!r} has a line of over {LONGEST_LINE:,} characters: it is no"
+                        " log of ctrans"
+                    )
                 yield line
     except OSError as error:
         raise cannot_read(path, error) from None
@@ -111,7 +115,8 @@ def check_safetensors(path: Path) -> None:
     most = min(MOST_NAMES, rest, max(0, rest - header) + (1 << 20))
     if header > most:
         raise ConfigError(
-            f"{str(path)!r} is no complete safetensors file: its header has {header:,} bytes, and at most {most:,} are allowed"
+            f"{str(path)!r} is no complete safetensors file: its header has {header:,} bytes, and"
+            f" at most {most:,} are allowed"
         )
 
 
@@ -125,7 +130,10 @@ def read_json(path: Path) -> Any:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} is no JSON: {one_line(error)}") from None
     if nested_too_deep(found):
-        raise ConfigError(f"{str(path)!r} is nested more than {DEEPEST_JSON} deep, which ctrans does not read: give another file")
+        raise ConfigError(
+            f"{str(path)!r} is nested more than {DEEPEST_JSON} deep, which ctrans does not read:"
+            " give another file"
+        )
     return found
 
 
@@ -143,16 +151,24 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} is no TOML: {one_line(error)}") from None
     if _long_key(text) or nested_too_deep(found):
-        raise ConfigError(f"{str(path)!r} is nested more than {DEEPEST_JSON} deep, which ctrans does not read: give another file")
+        raise ConfigError(
+            f"{str(path)!r} is nested more than {DEEPEST_JSON} deep, which ctrans does not read:"
+            " give another file"
+        )
     return found
 
 
 def _long_key(text: str) -> bool:
-    """Whether TOML may have a dotted key of over `DEEPEST_JSON` parts, for which Python needs time by
-    the square. Parts in quotes can look like values, so that all of them count.
+    """Whether TOML may have a dotted key of over `DEEPEST_JSON` parts, for which Python needs time
+    by the square. Parts in quotes can look like values, so that all of them count.
     """
-    bare = max(len(re.findall(r"[\w-][ \t]*\.", piece)) for piece in re.split(r"[,=\[\]{}\n]", text))
-    return bare > DEEPEST_JSON or len(re.findall(r"[\"'][ \t]*\.|\.[ \t]*[\"']", text)) > 10 * DEEPEST_JSON
+    bare = max(
+        len(re.findall(r"[\w-][ \t]*\.", piece)) for piece in re.split(r"[,=\[\]{}\n]", text)
+    )
+    return (
+        bare > DEEPEST_JSON
+        or len(re.findall(r"[\"'][ \t]*\.|\.[ \t]*[\"']", text)) > 10 * DEEPEST_JSON
+    )
 
 
 def read_array(path: Path, fits: Callable[[np.ndarray], bool], wanted: str) -> Any:
@@ -164,7 +180,9 @@ def read_array(path: Path, fits: Callable[[np.ndarray], bool], wanted: str) -> A
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise cannot_read(path, error) from None
-    except Exception as error:  # damaged bytes lead numpy to ValueError, SyntaxError, EOFError and more
+    except (
+        Exception
+    ) as error:  # damaged bytes lead numpy to ValueError, SyntaxError, EOFError and more
         raise ConfigError(f"{str(path)!r} is no array of numpy.save: {one_line(error)}") from None
     if not isinstance(found, np.ndarray) or not fits(found):
         if isinstance(found, np.ndarray):
@@ -176,14 +194,20 @@ def read_array(path: Path, fits: Callable[[np.ndarray], bool], wanted: str) -> A
 
 
 def nested_too_deep(found: Any) -> bool:
-    """Whether objects and lists of JSON are nested more than `DEEPEST_JSON` deep, values included."""
+    """Whether objects and lists of JSON are nested more than `DEEPEST_JSON` deep, values
+    included.
+    """
     depth = 0
     inside = [found]
     while inside:
         depth += 1
         if depth > DEEPEST_JSON:
             return True
-        held = [value.values() if isinstance(value, dict) else value for value in inside if isinstance(value, (dict, list))]
+        held = [
+            value.values() if isinstance(value, dict) else value
+            for value in inside
+            if isinstance(value, (dict, list))
+        ]
         inside = [value for values in held for value in values]
     return False
 

@@ -17,7 +17,9 @@ def plain(value: Any) -> Any:
     that JSON lacks the texts "inf", "-inf", "nan".
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {
+            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
     if isinstance(value, enum.Enum):
         return value.name.lower()
     if isinstance(value, Mapping):
@@ -36,4 +38,8 @@ def is_step(value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     """Whether it is a number that a float can hold, as `plain` writes it."""
-    return value in ("nan", "inf", "-inf") or type(value) is float or (type(value) is int and abs(value) < 1e300)
+    return (
+        value in ("nan", "inf", "-inf")
+        or type(value) is float
+        or (type(value) is int and abs(value) < 1e300)
+    )

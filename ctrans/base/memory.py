@@ -23,7 +23,10 @@ def memory() -> int:
     """The bytes of memory that this process may use: this machine's, or less by the limit of its
     control group or of `ulimit -v`.
     """
-    allowed = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), resource.getrlimit(resource.RLIMIT_AS)[0]]
+    allowed = [
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        resource.getrlimit(resource.RLIMIT_AS)[0],
+    ]
     for limit in LIMITS:
         with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
             allowed.append(int(limit.read_text()))
@@ -46,8 +49,10 @@ def check_fits(size: int | float, remedy: str, what: str = "the weights need") -
 
 
 def check_matrices_fit(entries: int) -> None:
-    """Raises ConfigError if new matrices with so many entries exceed this machine's memory. On other
-    devices, such as "meta", they need none of it.
+    """Raises ConfigError if new matrices with so many entries exceed this machine's memory. On
+    other devices, such as "meta", they need none of it.
     """
     if torch.get_default_device().type == "cpu":
-        check_fits(entries * torch.get_default_dtype().itemsize, "lower the width, or the hidden width")
+        check_fits(
+            entries * torch.get_default_dtype().itemsize, "lower the width, or the hidden width"
+        )

@@ -13,8 +13,29 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-_BASE = ("as_found", "given_files", "json_values", "memory", "option", "pages", "printable", "protocol", "shapes", "threads")
-_DYNAMICS = ("depth", "fields", "norm", "ode_block", "placement", "residual", "scheme", "sublayer", "weights")
+_BASE = (
+    "as_found",
+    "given_files",
+    "json_values",
+    "memory",
+    "option",
+    "pages",
+    "printable",
+    "protocol",
+    "shapes",
+    "threads",
+)
+_DYNAMICS = (
+    "depth",
+    "fields",
+    "norm",
+    "ode_block",
+    "placement",
+    "residual",
+    "scheme",
+    "sublayer",
+    "weights",
+)
 MOVED = {
     **{f"ctrans.{name}": f"ctrans.base.{name}" for name in _BASE},
     **{f"ctrans.{name}": f"ctrans.dynamics.{name}" for name in _DYNAMICS},
@@ -47,7 +68,9 @@ class OldNames(MetaPathFinder, Loader):
     def __init__(self) -> None:
         self._specs: dict[str, ModuleSpec | None] = {}
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name_of_today(fullname) is None:
             return None
         return ModuleSpec(fullname, self)
@@ -55,7 +78,9 @@ class OldNames(MetaPathFinder, Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         new_name = name_of_today(spec.name)
         assert new_name is not None, "find_spec gives no other names"
-        warnings.warn(f"{spec.name} is now {new_name}: change the import", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            f"{spec.name} is now {new_name}: change the import", DeprecationWarning, stacklevel=2
+        )
         module = importlib.import_module(new_name)
         self._specs[spec.name] = module.__spec__
         return module
@@ -67,6 +92,8 @@ class OldNames(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Makes the old names importable. They come first: an old package has the files of the new one on its path."""
+    """Makes the old names importable. They come first: an old package has the files of the new one
+    on its path.
+    """
     if not any(isinstance(finder, OldNames) for finder in sys.meta_path):
         sys.meta_path.insert(0, OldNames())

@@ -51,7 +51,10 @@ class Range:
             else:
                 said = shown(value)
             raise ConfigError(f"{name} = {said}: give at most {self.high:,}")
-        raise ConfigError(f"{name} = {shown(value)}: give {self.words or f'a whole number of at least {self.low}'}{hint}")
+        raise ConfigError(
+            f"{name} = {shown(value)}: give"
+            f" {self.words or f'a whole number of at least {self.low}'}{hint}"
+        )
 
 
 SMALLEST, LARGEST = math.ulp(0.0), sys.float_info.max
@@ -166,7 +169,9 @@ def options_of(cls: type) -> Mapping[str, Option]:
             if about.group:
                 found[field.name] = about
             else:
-                found[field.name] = dataclasses.replace(about, group=getattr(home, "option_group", OWN))
+                found[field.name] = dataclasses.replace(
+                    about, group=getattr(home, "option_group", OWN)
+                )
     return found
 
 
@@ -198,6 +203,8 @@ def check_options(made: Any) -> None:
         limits = about[name].limits
         choices = about[name].choices
         if limits is not None:
-            limits.check(name, value, whole=own.kind is int, hint=", or leave it out" if own.optional else "")
+            limits.check(
+                name, value, whole=own.kind is int, hint=", or leave it out" if own.optional else ""
+            )
         if own.kind is str and choices is not None and not about[name].other_choices:
             look_up(name, value, choices)

@@ -30,11 +30,19 @@ take_huge_pages()
 COMMANDS = {
     "simulate": "Run text through a GPT and show how hidden states move through depth.",
     "convergence": "Measure the order of every integration method on every placement.",
-    "hjb-check": "Certify for each sublayer whether its Hamiltonian is finite, and under which bounds.",
+    "hjb-check": (
+        "Certify for each sublayer whether its Hamiltonian is finite, and under which bounds."
+    ),
     "control": "Show by depth how far a model is from the maximum principle.",
-    "diagnose": "List what is unusual in a model, most severe first: place, figure, and what may help.",
-    "screen": "Screen an architecture before you train it: each figure has a lower and an upper limit.",
-    "families": "List the model families of other libraries that ctrans knows, with their placements.",
+    "diagnose": (
+        "List what is unusual in a model, most severe first: place, figure, and what may help."
+    ),
+    "screen": (
+        "Screen an architecture before you train it: each figure has a lower and an upper limit."
+    ),
+    "families": (
+        "List the model families of other libraries that ctrans knows, with their placements."
+    ),
     "verify": "Check every statement of the theory on random cases, as printed and as corrected.",
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",
     "coordinate-check": "Check whether a learning rate transfers to other widths and depths.",
@@ -67,8 +75,12 @@ class Commands(click.Group):
             ctx.fail(f"No such command {cmd_name!r}{hint}")
         gc.disable()  # of what an import makes nothing is garbage
         try:
-            importlib.import_module("ctrans.cli.failures")  # before memory or descriptors may run out
-            command: click.Command = importlib.import_module(f"ctrans.cli.{cmd_name.replace('-', '_')}").command
+            importlib.import_module(
+                "ctrans.cli.failures"
+            )  # before memory or descriptors may run out
+            command: click.Command = importlib.import_module(
+                f"ctrans.cli.{cmd_name.replace('-', '_')}"
+            ).command
         finally:
             gc.enable()
         return command
@@ -77,7 +89,11 @@ class Commands(click.Group):
         """Commands with this beginning, without importing them, and options of the group."""
         from click.shell_completion import CompletionItem
 
-        named = [CompletionItem(name, help=says) for name, says in COMMANDS.items() if name.startswith(incomplete)]
+        named = [
+            CompletionItem(name, help=says)
+            for name, says in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
         return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -94,7 +110,9 @@ class Commands(click.Group):
             sys.stdout.flush()
             return made
         except (BrokenPipeError, SystemExit) as error:
-            if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):  # rich exits
+            if not isinstance(error, BrokenPipeError) and not isinstance(
+                error.__context__, BrokenPipeError
+            ):  # rich exits
                 raise
             discard_stdout()
             ctx.exit(128 + signal.SIGPIPE)
@@ -126,13 +144,17 @@ class Commands(click.Group):
             words, code = explained(error)
             say_last(words)
         finally:
-            if not (args or "args" in kwargs):  # a command of its own: first of all that runs at its exit
+            if not (
+                args or "args" in kwargs
+            ):  # a command of its own: first of all that runs at its exit
                 atexit.register(end_stdout)
                 gc.freeze()  # the end looks for no garbage among the objects of torch
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _import_plugins(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> None:
+def _import_plugins(
+    context: click.Context, parameter: click.Parameter, values: Sequence[str]
+) -> None:
     """Imports each plugin (see `import_named`)."""
     for value in values:
         from ctrans.cli.plugins import LOADED, import_named
@@ -142,7 +164,9 @@ def _import_plugins(context: click.Context, parameter: click.Parameter, values: 
             LOADED.append(value)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(__version__, prog_name="ctrans")
 @click.option(
     "--plugin",
@@ -150,8 +174,11 @@ def _import_plugins(context: click.Context, parameter: click.Parameter, values: 
     metavar="FILE|MODULE",
     expose_value=False,
     callback=_import_plugins,
-    help="Repeatable: import this .py file or module of yours first. Every command then has the entries that it adds to the tables "
-    "of ctrans (placements, attentions, norms, methods, screening steps, ...). This runs its code.",
+    help=(
+        "Repeatable: import this .py file or module of yours first. Every command then has the"
+        " entries that it adds to the tables of ctrans (placements, attentions, norms, methods,"
+        " screening steps, ...). This runs its code."
+    ),
 )
 def main() -> None:
     """A stability laboratory for deep Transformers: depth as time, training as optimal control.

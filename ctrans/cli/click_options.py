@@ -18,7 +18,18 @@ OptionValues = Mapping[str, Any]
 """Values of options by name."""
 ARGUMENTS = "Arguments"
 GROUPS = (
-    *(ARGUMENTS, "Architecture", "Norms", "Residual", "Attention", "Feed-forward", "Experts", "Weights", "Data", "Training"),
+    *(
+        ARGUMENTS,
+        "Architecture",
+        "Norms",
+        "Residual",
+        "Attention",
+        "Feed-forward",
+        "Experts",
+        "Weights",
+        "Data",
+        "Training",
+    ),
     *("Solver", OWN, "Monitor", "Device", "Other models", "Output"),
 )
 """Groups of options in the order in which results show them."""
@@ -39,7 +50,11 @@ def settings_of(cls: type, *, only: Sequence[str] = (), without: Sequence[str] =
 
 def settings_in(kind: type) -> dict[str, tuple[str, ...]]:
     """The fields of a request that `settings_of` made, each with the names of its options."""
-    return {field.name: field.metadata[SETTINGS][1] for field in fields(kind) if SETTINGS in field.metadata}
+    return {
+        field.name: field.metadata[SETTINGS][1]
+        for field in fields(kind)
+        if SETTINGS in field.metadata
+    }
 
 
 def argument(metavar: str, **click: Any) -> Any:
@@ -49,8 +64,18 @@ def argument(metavar: str, **click: Any) -> Any:
 
 def placements_option(*default: str) -> Any:
     """The repeatable option ``--placement`` with these defaults."""
-    words = "Repeatable. all, or a name of the table; post/pre for attention and FFN; post*3+pre*9 block by block."
-    return option(default, words, group="Architecture", choices=PLACEMENTS, other_choices=True, flags="--placement")
+    words = (
+        "Repeatable. all, or a name of the table; post/pre for attention and FFN; post*3+pre*9"
+        " block by block."
+    )
+    return option(
+        default,
+        words,
+        group="Architecture",
+        choices=PLACEMENTS,
+        other_choices=True,
+        flags="--placement",
+    )
 
 
 class GroupedOption(click.Option):
@@ -65,7 +90,10 @@ class GroupedCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows: dict[str, list[tuple[str, str]]] = {OWN: []}
         for parameter in self.get_params(ctx):
-            if isinstance(parameter, click.Option) and (row := parameter.get_help_record(ctx)) is not None:
+            if (
+                isinstance(parameter, click.Option)
+                and (row := parameter.get_help_record(ctx)) is not None
+            ):
                 rows.setdefault(getattr(parameter, "group", OWN), []).append(row)
         for group, own in rows.items():
             with formatter.section(group):
@@ -79,7 +107,11 @@ class AnyPath(click.Path):
         try:
             return super().convert(value, param, ctx)
         except ValueError as error:
-            self.fail(f"{str(value)!r} is no path ({error}): give the path of a file or directory", param, ctx)
+            self.fail(
+                f"{str(value)!r} is no path ({error}): give the path of a file or directory",
+                param,
+                ctx,
+            )
 
 
 def parameters_of(kind: type) -> list[click.Parameter]:
@@ -91,23 +123,33 @@ def parameters_of(kind: type) -> list[click.Parameter]:
         types = field_types(cls)
         defaults = defaults_of(cls)
         made += [
-            (about[name].group, parameter_of(name, about[name], types[name], defaults[name])) for name in names if name in about
+            (about[name].group, parameter_of(name, about[name], types[name], defaults[name]))
+            for name in names
+            if name in about
         ]
     places = {group: place for place, group in enumerate(GROUPS)}
-    return [parameter for _, parameter in sorted(made, key=lambda each: places.get(each[0], len(places)))]
+    return [
+        parameter
+        for _, parameter in sorted(made, key=lambda each: places.get(each[0], len(places)))
+    ]
 
 
 def parameter_of(name: str, about: Option, own: FieldType, default: Any) -> click.Parameter:
     """The click option, or argument, of a field."""
     kind = AnyPath(path_type=Path) if own.kind is Path else None if own.kind is object else own.kind
     if about.group == ARGUMENTS:
-        return click.Argument([name], **{"type": kind, "nargs": -1 if own.several else 1, **about.click})
+        return click.Argument(
+            [name], **{"type": kind, "nargs": -1 if own.several else 1, **about.click}
+        )
     flags = about.flags or (about.flag(name),)
     settings: dict[str, Any] = {"help": _help_text(about), "type": kind, "multiple": own.several}
     if default is MISSING:
         settings["required"] = True
     else:
-        settings |= {"default": default, "show_default": default not in (None, "") and not about.default_words}
+        settings |= {
+            "default": default,
+            "show_default": default not in (None, "") and not about.default_words,
+        }
     if about.choices is not None:
         settings |= {"metavar": "NAME", "shell_complete": _completion(about.choices, own)}
     if own.kind is bool:
@@ -116,8 +158,15 @@ def parameter_of(name: str, about: Option, own: FieldType, default: Any) -> clic
             flags = flags
         else:
             flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}",)
-    if own.kind is object and about.choices is not None:  # a name, or the first one where none is given
-        settings |= {"is_flag": False, "flag_value": next(iter(about.choices)), "metavar": "[NAME]", "default": None}
+    if (
+        own.kind is object and about.choices is not None
+    ):  # a name, or the first one where none is given
+        settings |= {
+            "is_flag": False,
+            "flag_value": next(iter(about.choices)),
+            "metavar": "[NAME]",
+            "default": None,
+        }
         settings["callback"] = lambda context, parameter, value: value or default
     made = GroupedOption([*flags, name], **{**settings, **about.click})
     made.group = about.group
@@ -140,7 +189,9 @@ def _help_text(about: Option) -> str:
 def _completion(choices: Mapping[str, Any], own: FieldType) -> Any:
     """Completes the names of an option's choices, and "all" for a repeatable option."""
     names = ["all"] * own.several
-    return lambda context, parameter, begun: [name for name in (*names, *choices) if name.startswith(begun)]
+    return lambda context, parameter, begun: [
+        name for name in (*names, *choices) if name.startswith(begun)
+    ]
 
 
 def once(context: click.Context, parameter: click.Parameter, values: Sequence[Any]) -> Any:
@@ -155,14 +206,18 @@ def once(context: click.Context, parameter: click.Parameter, values: Sequence[An
 def one_model_only(given: Sequence[tuple[str, Any]]) -> ConfigError:
     """The error of a command that takes one model and got several: flags and values."""
     words = ", ".join(f"{flag} {str(value)!r}" for flag, value in given)
-    return ConfigError(f"{len(given)} models are given, {words}, but this command takes one: choose one")
+    return ConfigError(
+        f"{len(given)} models are given, {words}, but this command takes one: choose one"
+    )
 
 
 def expand(names: Sequence[str], table: Mapping[str, Any], what: str) -> list[str]:
     """The names without repetitions; `all` stands for the whole table. Raises ConfigError for a
     name that the table lacks.
     """
-    wanted = dict.fromkeys(name for given in names for name in (table if given == "all" else [given]))
+    wanted = dict.fromkeys(
+        name for given in names for name in (table if given == "all" else [given])
+    )
     for name in wanted:
         if name not in table:
             raise unknown(what, name, [*table, "all"])
@@ -172,4 +227,7 @@ def expand(names: Sequence[str], table: Mapping[str, Any], what: str) -> list[st
 def expand_placements(names: Sequence[str]) -> list[str]:
     """The same for placements, as `ctrans.dynamics.placement.spell` writes mixed ones."""
     mixed = {name: spell(name) for name in names if set("/*+") & set(name)}
-    return [mixed.get(name, name) for name in expand(names, {**PLACEMENTS, **mixed} if mixed else PLACEMENTS, "placement")]
+    return [
+        mixed.get(name, name)
+        for name in expand(names, {**PLACEMENTS, **mixed} if mixed else PLACEMENTS, "placement")
+    ]

@@ -1,4 +1,6 @@
-"""The values of `ctrans screen --compare`: settings with several values, and architectures by name."""
+"""The values of `ctrans screen --compare`: settings with several values, and architectures by
+name.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from ctrans.model.config import GPTConfig
 from solvers import ConfigError, look_up
 
 SWITCH = {"no": False, "yes": True}
-SETTINGS = {about.flag(name).removeprefix("--"): name for name, about in options_of(GPTConfig).items()}
+SETTINGS = {
+    about.flag(name).removeprefix("--"): name for name, about in options_of(GPTConfig).items()
+}
 """The settings that can be compared: fields of `GPTConfig` by the names of their options."""
 
 
@@ -40,7 +44,9 @@ def values_of(setting: str, text: str) -> dict[Any, Any]:
     try:
         values = [None if own.optional and part == "none" else own.kind(part) for part in parts]
     except ValueError:
-        raise ConfigError(f"--compare {setting}={text}: give numbers separated by commas, such as {setting}=1,2") from None
+        raise ConfigError(
+            f"--compare {setting}={text}: give numbers separated by commas, such as {setting}=1,2"
+        ) from None
     return {"none" if value is None else value: value for value in values}
 
 
@@ -50,7 +56,10 @@ def axes_of(compare: Sequence[str]) -> dict[str, dict[Any, Any]]:
     for text in filter(_is_axis, compare):
         name, _, values = text.partition("=")
         if name in axes:
-            raise ConfigError(f"--compare {name} is given twice: give all its values in one option, separated by commas")
+            raise ConfigError(
+                f"--compare {name} is given twice: give all its values in one option, separated by"
+                " commas"
+            )
         axes[name] = values_of(name, values)
     return axes
 

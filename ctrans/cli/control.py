@@ -22,8 +22,12 @@ from solvers.request import check_solver
 class ControlRequest(ModelRequest):
     """The request of `control`."""
 
-    rtol: float | None = option(None, "Relative tolerance of state and costate.", default_words="1e-6")
-    atol: float | None = option(None, "Absolute tolerance of state and costate.", default_words="1e-8")
+    rtol: float | None = option(
+        None, "Relative tolerance of state and costate.", default_words="1e-6"
+    )
+    atol: float | None = option(
+        None, "Absolute tolerance of state and costate.", default_words="1e-8"
+    )
 
     defaults: ClassVar[OptionValues] = {"depth": 6, "context": 64, "batch": 2}
 
@@ -57,14 +61,18 @@ def command(request: ControlRequest) -> None:
     with progress_bar("control", sum(source.segments for source in found)) as advance:
         for source in found:
             model = source.model(request)
-            p, why = continuous_or_discrete(model, batch.tokens, batch.targets, rtol=request.rtol, atol=request.atol)
+            p, why = continuous_or_discrete(
+                model, batch.tokens, batch.targets, rtol=request.rtol, atol=request.atol
+            )
             readings[source.name] = maximum_principle(model.depth, p)
             if why is None:
                 instead |= {}
             else:
                 instead |= {source.name: why}
             try:
-                trained[source.name] = attained(model, batch.tokens, batch.targets, progress=advance.of(source.name))
+                trained[source.name] = attained(
+                    model, batch.tokens, batch.targets, progress=advance.of(source.name)
+                )
             except ConfigError as error:
                 trained[source.name] = str(error)
     end(

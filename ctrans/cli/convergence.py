@@ -58,11 +58,14 @@ def command(request: ConvergenceRequest) -> None:
     names = expand_placements(request.placements)
     chosen = expand(request.limits, dict.fromkeys(LIMITS), "limit")
     if request.methods and "substeps" not in chosen:
-        raise ConfigError("--method applies to the substeps limit only: add --limit substeps, or leave it out")
+        raise ConfigError(
+            "--method applies to the substeps limit only: add --limit substeps, or leave it out"
+        )
     mixed = [name for name in names if name not in PLACEMENTS]
     if mixed and "depth" in chosen:
         raise ConfigError(
-            f"placement {mixed[0]!r}: the depth limit needs one placement for all sublayers: choose --limit substeps"
+            f"placement {mixed[0]!r}: the depth limit needs one placement for all sublayers: choose"
+            " --limit substeps"
         )
     methods = expand(request.methods, METHODS, "method") or own_methods()
     for method in methods:
@@ -78,14 +81,21 @@ def command(request: ConvergenceRequest) -> None:
 
 
 def _jobs(
-    request: ConvergenceRequest, methods: Sequence[str], placements: Sequence[str], limits: Sequence[str]
+    request: ConvergenceRequest,
+    methods: Sequence[str],
+    placements: Sequence[str],
+    limits: Sequence[str],
 ) -> list[tuple[str, Callable[[], Convergence]]]:
     """The measurements, each with a word for the progress bar."""
     norm = request.norm
     seed = request.seed
     jobs: list[tuple[str, Callable[[], Convergence]]] = []
     if "substeps" in limits:
-        jobs += [(f"{m}, {p}", partial(substep_convergence, m, p, norm, seed)) for m in methods for p in placements]
+        jobs += [
+            (f"{m}, {p}", partial(substep_convergence, m, p, norm, seed))
+            for m in methods
+            for p in placements
+        ]
     if "depth" in limits:
         jobs += [
             (f"depth, {p}", partial(depth_convergence, p, symmetric=s, norm=norm, seed=seed))

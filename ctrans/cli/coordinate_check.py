@@ -22,12 +22,19 @@ from ctrans.training.settings import TrainConfig
 class CoordinateRequest(OfTraining):
     """The request of `coordinate-check`."""
 
-    training: OptionValues = settings_of(TrainConfig, only=("batch", "optimiser", "weight_decay", "seed"))
-    widths: tuple[int, ...] = option(
-        (32, 64, 128, 256), "Repeatable: widths, at --depth. Heads are as wide as those of --width with --heads."
+    training: OptionValues = settings_of(
+        TrainConfig, only=("batch", "optimiser", "weight_decay", "seed")
     )
-    depths: tuple[int, ...] = option((4, 8, 16, 32), "Repeatable: numbers of blocks, at --width. One alone is not checked.")
-    rates: tuple[float, ...] = option((1e-3, 4e-3), "Repeatable: learning rates, a quarter or less of the best one.")
+    widths: tuple[int, ...] = option(
+        (32, 64, 128, 256),
+        "Repeatable: widths, at --depth. Heads are as wide as those of --width with --heads.",
+    )
+    depths: tuple[int, ...] = option(
+        (4, 8, 16, 32), "Repeatable: numbers of blocks, at --width. One alone is not checked."
+    )
+    rates: tuple[float, ...] = option(
+        (1e-3, 4e-3), "Repeatable: learning rates, a quarter or less of the best one."
+    )
     seeds: int = option(3, "Models of each size and rate.", limits=Range(1, 1000))
     updates: int = option(3, "Optimiser steps, all on one batch.", limits=Range(1, 1000))
 
@@ -62,10 +69,23 @@ def command(request: CoordinateRequest) -> None:
     settings = request.settings
     tokens = source_of(request.source, model.context)[1]
     directory = directory_of(request)
-    choose_threads(flops(max(request.widths), settings.batch, model.context), settings.weight_dtype.itemsize)
+    choose_threads(
+        flops(max(request.widths), settings.batch, model.context), settings.weight_dtype.itemsize
+    )
     sizes = {name: sorted(set(getattr(request, name))) for name in ("widths", "depths")}
     with progress_bar("coordinate-check", len(sizes["widths"]) + len(sizes["depths"])) as advance:
         found = coordinate_check(
-            model, tokens, settings, **sizes, rates=request.rates, seeds=request.seeds, updates=request.updates, progress=advance
+            model,
+            tokens,
+            settings,
+            **sizes,
+            rates=request.rates,
+            seeds=request.seeds,
+            updates=request.updates,
+            progress=advance,
         )
-    end(request, directory, result={**vars(found), "verdict": found.verdict, "answer": transfer_words(found)})
+    end(
+        request,
+        directory,
+        result={**vars(found), "verdict": found.verdict, "answer": transfer_words(found)},
+    )

@@ -18,7 +18,13 @@ from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
 from ctrans.examine.diagnosis.low_precision import PRECISION_CHECKS, PrecisionDiagnosis, weights_in
 from ctrans.examine.diagnosis.treated_copy import to_treat, treat
 from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
-from ctrans.examine.diagnosis.weights_only import Change, WeightReaders, change, updates, weight_diagnosis
+from ctrans.examine.diagnosis.weights_only import (
+    Change,
+    WeightReaders,
+    change,
+    updates,
+    weight_diagnosis,
+)
 from ctrans.interop.checkpoint_weights import checkpoint_weights
 from ctrans.measure.findings import SEVERITIES, as_object, limits_in_words
 from ctrans.report.gate import junit, of_baseline, read_baseline, sarif, stopping
@@ -38,49 +44,61 @@ class DiagnoseRequest(ComparisonRequest):
     """The request of `diagnose`."""
 
     weight_decay: float | None = option(
-        None, "The training's weight decay. ctrans compares it with dt lam*.", metavar="LAM", limits=NOT_NEGATIVE
+        None,
+        "The training's weight decay. ctrans compares it with dt lam*.",
+        metavar="LAM",
+        limits=NOT_NEGATIVE,
     )
     seeds: int = option(
         1,
-        "Repeat the diagnosis on this many parts of the text, for a seeded model with new weights: findings get error bars.",
+        "Repeat the diagnosis on this many parts of the text, for a seeded model with new weights:"
+        " findings get error bars.",
         limits=Range(1, 1000),
     )
     weights_only: bool = option(
         False,
-        "Read the weights alone, one tensor in memory at a time, without a text. MODEL may then also be a .safetensors file, or a "
-        "distributed checkpoint of torch or Megatron (torch_dist). Codes of fp8, and of 8 bits with scales, become numbers.",
+        "Read the weights alone, one tensor in memory at a time, without a text. MODEL may then"
+        " also be a .safetensors file, or a distributed checkpoint of torch or Megatron"
+        " (torch_dist). Codes of fp8, and of 8 bits with scales, become numbers.",
     )
     precision: str | None = option(
         None,
-        "With --weights-only: also what the weights would lose in these formats. A scale for the tensor or for each N entries follows a "
-        "colon: bf16,e4m3,e4m3:tensor,e4m3:128. Formats: bf16, fp16, e4m3 and e5m2. For activations, gradients and updates use "
-        "ctrans.low_precision.",
+        "With --weights-only: also what the weights would lose in these formats. A scale for the"
+        " tensor or for each N entries follows a colon: bf16,e4m3,e4m3:tensor,e4m3:128. Formats:"
+        " bf16, fp16, e4m3 and e5m2. For activations, gradients and updates use"
+        " ctrans.low_precision.",
         metavar="FORMATS",
     )
     baseline: Path | None = option(
         None,
-        "The JSON of an earlier diagnosis, such as that of a healthy checkpoint. ctrans shows which figures changed since. --fail-on "
-        "leaves out findings that it has at the same places.",
+        "The JSON of an earlier diagnosis, such as that of a healthy checkpoint. ctrans shows which"
+        " figures changed since. --fail-on leaves out findings that it has at the same places.",
         metavar="FILE.json",
     )
     fail_on: str | None = option(
         None,
-        "Exit with code 3 if there is a finding of this severity or a worse one. All files are written before.",
+        "Exit with code 3 if there is a finding of this severity or a worse one. All files are"
+        " written before.",
         choices=dict.fromkeys(SEVERITIES),
     )
     treat: Path | None = option(
         None,
-        "After the finding 'sublayer output too large', write a copy of MODEL to this new directory, with outsized weights scaled back "
-        "to those of other blocks. MODEL, a directory with safetensors, stays as it is. This healed 12 of 12 small models of a trial.",
+        "After the finding 'sublayer output too large', write a copy of MODEL to this new"
+        " directory, with outsized weights scaled back to those of other blocks. MODEL, a directory"
+        " with safetensors, stays as it is. This healed 12 of 12 small models of a trial.",
         group="Output",
         metavar="DIRECTORY",
     )
     sarif: Path | None = option(
-        None, "Also write the findings as SARIF 2.1.0, which code scanning reads.", group="Output", metavar="PATH"
+        None,
+        "Also write the findings as SARIF 2.1.0, which code scanning reads.",
+        group="Output",
+        metavar="PATH",
     )
     junit: Path | None = option(
         None,
-        "Also write the checks as JUnit test cases. Those that --fail-on names fail; without it, serious and broken ones.",
+        "Also write the checks as JUnit test cases. Those that --fail-on names fail; without it,"
+        " serious and broken ones.",
         group="Output",
         metavar="PATH",
     )
@@ -89,17 +107,25 @@ class DiagnoseRequest(ComparisonRequest):
 
 
 def _limits(which: str, checks: Any) -> str:
-    lines = (textwrap.fill(line, 78, initial_indent="- ", subsequent_indent="  ") for line in limits_in_words(checks))
+    lines = (
+        textwrap.fill(line, 78, initial_indent="- ", subsequent_indent="  ")
+        for line in limits_in_words(checks)
+    )
     return "\n".join(("\b", which, *lines))
 
 
 LIMITS = "\n\n".join(
     [
-        _limits("Every finding with its severity, what is measured, its limit, and who set it:", CHECKS),
+        _limits(
+            "Every finding with its severity, what is measured, its limit, and who set it:", CHECKS
+        ),
         _limits("With --weights-only:", WEIGHT_CHECKS),
         _limits("With --precision:", PRECISION_CHECKS),
         _limits("Between two models, or since the baseline:", CHANGE_CHECKS),
-        "Exit codes: 0 success, with or without findings. 1 the computation failed. 2 invalid input. 3 --fail-on found something.",
+        (
+            "Exit codes: 0 success, with or without findings. 1 the computation failed. 2 invalid"
+            " input. 3 --fail-on found something."
+        ),
     ]
 )
 
@@ -140,11 +166,24 @@ def command(request: DiagnoseRequest) -> None:
     else:
         before = {name: of_baseline(baseline, name) for name in results}
     changes = {**_changes(request, results), **rounded}
-    changes |= {f"baseline to {name}": change(readings_in(known), results[name].readings) for name, known in before.items()}
+    changes |= {
+        f"baseline to {name}": change(readings_in(known), results[name].readings)
+        for name, known in before.items()
+    }
     both = {**results, **changes}
-    stops = {name: stopping(each, request.fail_on or "serious", before.get(name)) for name, each in both.items()}
-    named = {name: str(value) for name, (_, value) in zip(results, request.named_models, strict=False)}
-    paths = {name: next((named[each] for each in (name, *name.split(" to ")[::-1]) if each in named), name) for name in both}
+    stops = {
+        name: stopping(each, request.fail_on or "serious", before.get(name))
+        for name, each in both.items()
+    }
+    named = {
+        name: str(value) for name, (_, value) in zip(results, request.named_models, strict=False)
+    }
+    paths = {
+        name: next(
+            (named[each] for each in (name, *name.split(" to ")[::-1]) if each in named), name
+        )
+        for name in both
+    }
     files = {request.sarif: partial(sarif, both, paths), request.junit: partial(junit, both, stops)}
     if request.fail_on:
         number = sum(map(len, stops.values()))
@@ -167,7 +206,14 @@ def command(request: DiagnoseRequest) -> None:
             "treatment": treat(source, request.treat, results),
         },
         files={str(path.absolute()): make for path, make in files.items() if path is not None},
-        failures=[f"{number} finding{'s' * (number > 1)} of severity {request.fail_on} or worse (--fail-on)"] if number else (),
+        failures=(
+            [
+                f"{number} finding{'s' * (number > 1)} of severity {request.fail_on} or worse"
+                " (--fail-on)"
+            ]
+            if number
+            else ()
+        ),
         code=STOPPED,
     )
 
@@ -198,7 +244,15 @@ def _of_models(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path 
                 else:
                     y = batch.targets[s::seeds]
                 model = _drawn_anew(request, source, i, s).model(request)
-                several.append(diagnose(model, x, y, weight_decay=request.weight_decay, progress=advance.of(source.name)))
+                several.append(
+                    diagnose(
+                        model,
+                        x,
+                        y,
+                        weight_decay=request.weight_decay,
+                        progress=advance.of(source.name),
+                    )
+                )
             if seeds == 1:
                 results[source.name] = several[0]
             else:
@@ -207,12 +261,23 @@ def _of_models(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path 
 
 
 def _check_weights_only(request: DiagnoseRequest) -> list[str]:
-    """The options that only a run on a text takes. Raises ConfigError if one is given, and without a
-    model of files.
+    """The options that only a run on a text takes. Raises ConfigError if one is given, and without
+    a model of files.
     """
     kind: Any = type(request)  # a class is hashable, which mypy does not know
     about = options_of(kind)
-    own = ("named", "model", "checkpoint", "allow_pickle", "weights_only", "precision", "baseline", "fail_on", "sarif", "junit")
+    own = (
+        "named",
+        "model",
+        "checkpoint",
+        "allow_pickle",
+        "weights_only",
+        "precision",
+        "baseline",
+        "fail_on",
+        "sarif",
+        "junit",
+    )
     allowed = {*own, *options_of(WrittenRequest)}
     for name in request.typed - allowed:
         if name in about:
@@ -220,10 +285,13 @@ def _check_weights_only(request: DiagnoseRequest) -> list[str]:
         else:
             flag = f"--{name.replace('_', '-')}"
         raise ConfigError(
-            f"{flag} has no effect with --weights-only, which reads files of weights alone: leave out one of the two"
+            f"{flag} has no effect with --weights-only, which reads files of weights alone: leave"
+            " out one of the two"
         )
     if not request.named_models:
-        raise ConfigError("--weights-only reads the weights of files, and no model is named: give a path as MODEL")
+        raise ConfigError(
+            "--weights-only reads the weights of files, and no model is named: give a path as MODEL"
+        )
     return [name for name in request.options if name not in allowed | request.unshown]
 
 
@@ -234,7 +302,10 @@ def _weights(request: DiagnoseRequest) -> dict[str, WeightReaders]:
         names = [path.name or str(path) for path in paths]
     else:
         names = labels([str(path) for path in paths])
-    return {name: checkpoint_weights(path, allow_pickle=request.allow_pickle) for name, path in zip(names, paths, strict=True)}
+    return {
+        name: checkpoint_weights(path, allow_pickle=request.allow_pickle)
+        for name, path in zip(names, paths, strict=True)
+    }
 
 
 def _of_weights(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path | None]:
@@ -242,12 +313,22 @@ def _of_weights(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path
     models = _weights(request)
     directory = _directory(request)
     with progress_bar("diagnose", sum(map(len, models.values()))) as advance:
-        return {name: weight_diagnosis(each, advance.of(name)) for name, each in models.items()}, None, directory
+        return (
+            {name: weight_diagnosis(each, advance.of(name)) for name, each in models.items()},
+            None,
+            directory,
+        )
 
 
 def _changes(request: DiagnoseRequest, results: Diagnoses) -> dict[str, Change]:
-    """What changed from the first of two models of files to the second; nothing for other models."""
-    if len(results) != 2 or {option for option, _ in request.named_models} - {"model", "checkpoint"} or not request.named_models:
+    """What changed from the first of two models of files to the second; nothing for other
+    models.
+    """
+    if (
+        len(results) != 2
+        or {option for option, _ in request.named_models} - {"model", "checkpoint"}
+        or not request.named_models
+    ):
         return {}
     (first, old), (second, new) = results.items()
     name = f"{first} to {second}"
@@ -259,7 +340,9 @@ def _changes(request: DiagnoseRequest, results: Diagnoses) -> dict[str, Change]:
         return {name: Change([], {}, {"changes": "no weight has the same name in both"})}
     with progress_bar("compare", len(after)) as advance:
         moved = updates(before, after, advance.of(name))
-    own = [{} if request.weights_only else weight_diagnosis(each).readings for each in (before, after)]
+    own = [
+        {} if request.weights_only else weight_diagnosis(each).readings for each in (before, after)
+    ]
     return {name: change(own[0] | old.readings, own[1] | new.readings, moved)}
 
 
@@ -269,12 +352,18 @@ def _in_formats(request: DiagnoseRequest) -> dict[str, PrecisionDiagnosis]:
         return {}
     if not request.weights_only:
         raise ConfigError(
-            "--precision reads weights of files: give --weights-only too, or use ctrans.low_precision in a training"
+            "--precision reads weights of files: give --weights-only too, or use"
+            " ctrans.low_precision in a training"
         )
     models = _weights(request)
     with progress_bar("round", sum(map(len, models.values()))) as advance:
-        found = {name: weights_in(request.precision, weights, advance.of(name)) for name, weights in models.items()}
-    return {f"{name} to {form}": made for name, each in found.items() for form, made in each.items()}
+        found = {
+            name: weights_in(request.precision, weights, advance.of(name))
+            for name, weights in models.items()
+        }
+    return {
+        f"{name} to {form}": made for name, each in found.items() for form, made in each.items()
+    }
 
 
 def _drawn_anew(request: DiagnoseRequest, source: ModelSource, i: int, s: int) -> ModelSource:

@@ -62,11 +62,17 @@ def check_json(request: Request, made: Path | None = None) -> None:
 def check_file_of(kind: str, path: Path, command: str, made: Path | None) -> None:
     """Raises ConfigError unless the file of the option --`kind` can be written."""
     if path.is_dir():
-        raise ConfigError(f"--{kind} {str(path)!r} is a directory: give a file in it, as {str(path / f'{command}.{kind}')!r}")
+        raise ConfigError(
+            f"--{kind} {str(path)!r} is a directory: give a file in it, as"
+            f" {str(path / f'{command}.{kind}')!r}"
+        )
     if takes_data(path) or (made is not None and path.parent.absolute() == made.absolute()):
         return
     if kind == "json" and not path.parent.is_dir():
-        raise ConfigError(f"--{kind} {str(path)!r}: there is no directory {str(path.parent)!r}; make it, or choose another place")
+        raise ConfigError(
+            f"--{kind} {str(path)!r}: there is no directory {str(path.parent)!r}; make it, or"
+            " choose another place"
+        )
     check_writable(path.parent)
 
 
@@ -100,7 +106,11 @@ def end(
         decided = {}
     else:
         decided = resolved(inputs.found)
-    begin = result_of(request, request.shown(**decided, **options), CPU if inputs is None else inputs.tokens.device)
+    begin = result_of(
+        request,
+        request.shown(**decided, **options),
+        CPU if inputs is None else inputs.tokens.device,
+    )
     if inputs is None:
         about = {}
     else:
@@ -140,7 +150,12 @@ def result_of(request: Request, options: Mapping[str, Any], device: torch.device
         name = torch.cuda.get_device_name(device)
     else:
         name = device.type
-    environment = {"ctrans": __version__, "torch": torch.__version__, "device": name, "threads": torch.get_num_threads()}
+    environment = {
+        "ctrans": __version__,
+        "torch": torch.__version__,
+        "device": name,
+        "threads": torch.get_num_threads(),
+    }
     if LOADED:
         environment |= {"plugins": list(LOADED)}
     else:
@@ -148,8 +163,12 @@ def result_of(request: Request, options: Mapping[str, Any], device: torch.device
     return {"command": request.command, "options": options, "environment": environment}
 
 
-def print_page(request: Request, page: Page, written: Sequence[str], *, looked_at: str | None = None) -> None:
-    """Prints the page and the files that were written, unless stdout is closed or holds the JSON."""
+def print_page(
+    request: Request, page: Page, written: Sequence[str], *, looked_at: str | None = None
+) -> None:
+    """Prints the page and the files that were written, unless stdout is closed or holds the
+    JSON.
+    """
     if request.quiet or not sys.stdout.writable():
         return
     console = Console(emoji=False, highlight=False)
@@ -158,7 +177,9 @@ def print_page(request: Request, page: Page, written: Sequence[str], *, looked_a
         console.print(printable(f"Written: {', '.join(written)}"), soft_wrap=True, markup=False)
 
 
-def write_result(request: Request, directory: Path | None, result: Mapping[str, Any], report: Page | None = None) -> Page:
+def write_result(
+    request: Request, directory: Path | None, result: Mapping[str, Any], report: Page | None = None
+) -> Page:
     """Writes the result to the directory, to --json and as the page of --html. Returns the page."""
     text = save_json(request, directory, result)
     if request.quiet:

@@ -37,13 +37,15 @@ class ExportRequest(Request):
 
     checkpoint: Path | None = option(
         None,
-        "Directory of a model that ctrans saved, or of a training run: its best model, else its last.",
+        "Directory of a model that ctrans saved, or of a training run: its best model, else its"
+        " last.",
         multiple=True,
         callback=once,
     )
     form: str = option(
         "hf",
-        "hf: config.json and model.safetensors, as AutoModelForCausalLM.from_pretrained reads them. nanogpt: ckpt.pt.",
+        "hf: config.json and model.safetensors, as AutoModelForCausalLM.from_pretrained reads them."
+        " nanogpt: ckpt.pt.",
         flags="--to",
         choices=FORMATS,
     )
@@ -66,10 +68,16 @@ def command(request: ExportRequest) -> None:
     """
     write = FORMATS[request.form]
     if request.checkpoint is None:
-        raise ConfigError("no model is named: give --checkpoint, a directory that ctrans saved or a training run")
+        raise ConfigError(
+            "no model is named: give --checkpoint, a directory that ctrans saved or a training run"
+        )
     check_json(request, request.out)
     if request.form == "hf":
         target_of(load_config(request.checkpoint))
     family = write(load(request.checkpoint), request.out)
-    files = sorted(path.name for path in request.out.iterdir() if path.name in ("config.json", "model.safetensors", CHECKPOINT))
+    files = sorted(
+        path.name
+        for path in request.out.iterdir()
+        if path.name in ("config.json", "model.safetensors", CHECKPOINT)
+    )
     end(request, None, result={"family": family, "directory": str(request.out), "files": files})

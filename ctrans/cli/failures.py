@@ -54,10 +54,19 @@ def explained(error: BaseException) -> tuple[str, int]:
     frames = traceback.extract_tb(error.__traceback__)
     if theirs := [frame for frame in frames if frame.filename in FILES]:
         return f"{theirs[-1].filename}, line {theirs[-1].lineno}, failed: {name}; {_kept(error)}", 2
-    if isinstance(error, io.UnsupportedOperation) and isinstance(sys.stdout, io.TextIOBase) and not sys.stdout.writable():
+    if (
+        isinstance(error, io.UnsupportedOperation)
+        and isinstance(sys.stdout, io.TextIOBase)
+        and not sys.stdout.writable()
+    ):
         return "stdout is closed: redirect it to a file or a pipe", 2
     if isinstance(error, OSError):
-        return f"{'' if error.filename is None else f'{str(error.filename)!r}: '}{error.strerror or error}", 2
+        return (
+            (
+                f"{'' if error.filename is None else f'{str(error.filename)!r}: '}{error.strerror or error}"
+            ),
+            2,
+        )
     return f"ctrans did not expect this error, please report it: {name}; {_kept(error)}", UNEXPECTED
 
 

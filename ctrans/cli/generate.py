@@ -42,15 +42,28 @@ class GenerateRequest(Request):
 
     checkpoint: Path = option(
         REQUIRED,
-        "Directory of a saved model (config.json, model.safetensors), or of a training run: its best model, else its last.",
+        "Directory of a saved model (config.json, model.safetensors), or of a training run: its"
+        " best model, else its last.",
         multiple=True,
         callback=once,
     )
-    prompt: str = option("", "Text to continue; token ids if the vocabulary is not bytes.", default_words="a new line")
-    tokens: int = option(200, "Number of new tokens. A token is a byte unless the model has other tokens.", limits=COUNT)
-    samples: int = option(1, "Number of continuations, with seeds SEED, SEED + 1 and so on.", limits=COUNT)
+    prompt: str = option(
+        "",
+        "Text to continue; token ids if the vocabulary is not bytes.",
+        default_words="a new line",
+    )
+    tokens: int = option(
+        200,
+        "Number of new tokens. A token is a byte unless the model has other tokens.",
+        limits=COUNT,
+    )
+    samples: int = option(
+        1, "Number of continuations, with seeds SEED, SEED + 1 and so on.", limits=COUNT
+    )
     temperature: float = option(0.8, "Divide logits by this. 0 takes the most likely token.")
-    top_k: int | None = option(None, "Draw among this many most likely tokens.", default_words="all")
+    top_k: int | None = option(
+        None, "Draw among this many most likely tokens.", default_words="all"
+    )
     seed: int = option(0, "Seed of the draws.")
     device: str = option("cpu", "cpu, cuda, cuda:1.", group="Device")
 
@@ -74,7 +87,9 @@ def command(request: GenerateRequest) -> None:
     place = find_model(request.checkpoint)
     model = load(place).to(device).requires_grad_(False).eval()
     if device.type == "cpu":
-        choose_threads(flops(model.config.width, 1, model.config.context), next(model.parameters()).itemsize)
+        choose_threads(
+            flops(model.config.width, 1, model.config.context), next(model.parameters()).itemsize
+        )
     prompt = encode(request.prompt, model.config.vocab_size)
     scheme = trained_with(place)
     if scheme != DISCRETE:
@@ -87,7 +102,9 @@ def command(request: GenerateRequest) -> None:
                 progress = partial(advance, f"sample {k + 1}")
             else:
                 progress = None
-            samples.append(_sample(model, prompt, request, request.seed + k, scheme, show, progress))
+            samples.append(
+                _sample(model, prompt, request, request.seed + k, scheme, show, progress)
+            )
             show("\n" if k + 1 == request.samples else "\n---\n")
     found = {"scheme": scheme, "prompt": prompt, "samples": samples}
     write_result(request, None, {**result_of(request, request.shown(), device), **found})
@@ -110,7 +127,9 @@ def trained_with(directory: Path) -> Scheme:
 def words(scheme: Scheme) -> str:
     """The options of `ctrans train` for this scheme."""
     fields = dataclasses.asdict(scheme).items()
-    return " ".join(f"--{name} {value}" for name, value in fields if value != getattr(DISCRETE, name))
+    return " ".join(
+        f"--{name} {value}" for name, value in fields if value != getattr(DISCRETE, name)
+    )
 
 
 def encode(prompt: str, vocabulary: int) -> list[int]:
@@ -125,8 +144,8 @@ def encode(prompt: str, vocabulary: int) -> list[int]:
         ids = []
     if not ids or not all(0 <= i < vocabulary for i in ids):
         raise ConfigError(
-            f"prompt {prompt!r}: this model's vocabulary of {vocabulary} is not bytes; give token ids from 0 to {vocabulary - 1}, "
-            "as in --prompt '15 7 3'"
+            f"prompt {prompt!r}: this model's vocabulary of {vocabulary} is not bytes; give token"
+            f" ids from 0 to {vocabulary - 1}, as in --prompt '15 7 3'"
         )
     return ids
 
@@ -148,7 +167,9 @@ def _sample(
     show: Callable[[str], None],
     progress: Callable[[], None] | None,
 ) -> dict[str, Any]:
-    """The continuation of that seed, and how many seconds it took. Shows the prompt and each token."""
+    """The continuation of that seed, and how many seconds it took. Shows the prompt and each
+    token.
+    """
     started = time.perf_counter()
     decode = decoder(model.config.vocab_size)
     sampling = Sampling(request.temperature, request.top_k, seed)
@@ -163,7 +184,12 @@ def _sample(
         show(pieces[-1])
         if progress is not None:
             progress()
-    return {"seed": seed, "tokens": tokens, "text": "".join(pieces), "seconds": time.perf_counter() - started}
+    return {
+        "seed": seed,
+        "tokens": tokens,
+        "text": "".join(pieces),
+        "seconds": time.perf_counter() - started,
+    }
 
 
 def _write(piece: str) -> None:

@@ -27,8 +27,9 @@ from solvers import ConfigError
 from solvers.request import check_solver
 
 ADVICE = (
-    "an ascent ended early, or a verdict is wrong: compare another --seed, --batch or --context, and --dtype float64 if you chose "
-    "another; if the same finding fails there, report it with the command and hjb-check.json"
+    "an ascent ended early, or a verdict is wrong: compare another --seed, --batch or --context,"
+    " and --dtype float64 if you chose another; if the same finding fails there, report it with the"
+    " command and hjb-check.json"
 )
 """The line after findings that do not hold."""
 PDE_POINTS = 41
@@ -40,30 +41,46 @@ class HJBCheckRequest(ModelRequest):
 
     config: OptionValues = settings_of(GPTConfig, without=("placement", "norm"))
     norms: tuple[str, ...] = option(
-        ("layernorm", "rmsnorm"), "Repeatable: all, or names.", group="Norms", choices=NORMS, flags="--norm"
+        ("layernorm", "rmsnorm"),
+        "Repeatable: all, or names.",
+        group="Norms",
+        choices=NORMS,
+        flags="--norm",
     )
     weight_decay: float | None = option(
         None,
-        "Show whether a penalty LAM/2 |W|^2 of every matrix in the training loss (not AdamW's decoupled decay) bounds H without an "
-        "output norm, for this model on this text. ctrans compares LAM with dt lam*.",
+        "Show whether a penalty LAM/2 |W|^2 of every matrix in the training loss (not AdamW's"
+        " decoupled decay) bounds H without an output norm, for this model on this text. ctrans"
+        " compares LAM with dt lam*.",
         metavar="LAM",
     )
     last_map_decay: float | None = option(
         None,
-        "Regularization: running cost LAM/2 |W|^2 of each last linear map and its bias; all other weights are fixed. LAM is a penalty "
-        "in a training loss divided by dt.",
+        "Regularization: running cost LAM/2 |W|^2 of each last linear map and its bias; all other"
+        " weights are fixed. LAM is a penalty in a training loss divided by dt.",
         metavar="LAM",
     )
     gain_decay: float | None = option(
         None,
-        "Regularization: running cost LAM/2 (|gamma|^2 + |beta|^2) of the trained gains and offsets of each output norm. LAM is a "
-        "penalty in a training loss divided by dt.",
+        "Regularization: running cost LAM/2 (|gamma|^2 + |beta|^2) of the trained gains and offsets"
+        " of each output norm. LAM is a penalty in a training loss divided by dt.",
         metavar="LAM",
     )
-    kinetic: float | None = option(None, "Regularization: running cost LAM/2 |f|^2 of each velocity.", metavar="LAM")
-    pde: bool = option(False, "Also solve the HJB equation in the plane and draw it in hjb-pde.png. This takes half a minute.")
+    kinetic: float | None = option(
+        None, "Regularization: running cost LAM/2 |f|^2 of each velocity.", metavar="LAM"
+    )
+    pde: bool = option(
+        False,
+        "Also solve the HJB equation in the plane and draw it in hjb-pde.png. This takes half a"
+        " minute.",
+    )
 
-    defaults: ClassVar[OptionValues] = {"placements": ("all",), "depth": 3, "context": 64, "batch": 1}
+    defaults: ClassVar[OptionValues] = {
+        "placements": ("all",),
+        "depth": 3,
+        "context": 64,
+        "batch": 1,
+    }
     unshown = ModelRequest.unshown | {"pde"}
 
 
@@ -87,9 +104,13 @@ def command(request: HJBCheckRequest) -> None:
     ctrans hjb-check --kinetic 0.1 --file book.txt
     ctrans hjb-check models/gemma --context 32
     """
-    regularization = Regularization(**{field.name: getattr(request, field.name) for field in dataclasses.fields(Regularization)})
+    regularization = Regularization(
+        **{field.name: getattr(request, field.name) for field in dataclasses.fields(Regularization)}
+    )
     if request.pde and request.quiet and request.out is None:
-        raise ConfigError("--pde draws a picture, but --json - writes no files: add --out DIRECTORY")
+        raise ConfigError(
+            "--pde draws a picture, but --json - writes no files: add --out DIRECTORY"
+        )
     check_solver("tsit5", 1, None, None, get_dtype(request.dtype))
     found = find_models(request)
     check_loss(found, "hjb-check")
@@ -104,7 +125,13 @@ def command(request: HJBCheckRequest) -> None:
         for source in jobs:
             norm = source.config.norm
             progress = advance.of(f"{norm}, {source.config.placement}")
-            check = check_model(source.model(request), batch.tokens, batch.targets, regularization, progress=progress)
+            check = check_model(
+                source.model(request),
+                batch.tokens,
+                batch.targets,
+                regularization,
+                progress=progress,
+            )
             checks[norm].append(dataclasses.replace(check, placement=source.config.placement))
         if request.pde:
             study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS)
@@ -118,7 +145,10 @@ def command(request: HJBCheckRequest) -> None:
         inputs=batch,
         result={
             "findings": [finding for name, check in named for finding in findings_of(name, check)],
-            "checks": {norm: {check.placement: _summary(check) for check in row} for norm, row in checks.items()},
+            "checks": {
+                norm: {check.placement: _summary(check) for check in row}
+                for norm, row in checks.items()
+            },
             "not_applicable": refused,
             "pde": None if study is None else study.summary(),
         },
@@ -133,7 +163,12 @@ def _refused(found: Sequence[ModelSource], regularization: Regularization) -> di
     """
     reasons = {
         source.config.placement: next(
-            (why for p in source.placements if (why := why_not_applicable(get_placement(p), regularization))), None
+            (
+                why
+                for p in source.placements
+                if (why := why_not_applicable(get_placement(p), regularization))
+            ),
+            None,
         )
         for source in found
     }
@@ -141,7 +176,19 @@ def _refused(found: Sequence[ModelSource], regularization: Regularization) -> di
 
 
 def _summary(check: ModelCheck) -> dict[str, Any]:
-    properties = ("verdict", "step_verdict", "agrees", "failures", "evidence", "step_evidence", "training_threshold", "held")
-    segments = [{**vars(each), "verdict": each.verdict, "hamiltonian": each.hamiltonian} for each in check.segments]
+    properties = (
+        "verdict",
+        "step_verdict",
+        "agrees",
+        "failures",
+        "evidence",
+        "step_evidence",
+        "training_threshold",
+        "held",
+    )
+    segments = [
+        {**vars(each), "verdict": each.verdict, "hamiltonian": each.hamiltonian}
+        for each in check.segments
+    ]
     known = {name: getattr(check, name) for name in properties}
     return {**vars(check), **known, "segments": segments, "largest": check.largest.segment}

@@ -43,8 +43,8 @@ class Text:
         highest = int(cut.max())
         if not 0 <= lowest <= highest < self.vocabulary:
             raise ConfigError(
-                f"{self.said}: they run from {lowest} to {highest}, and the model's vocabulary from 0 to {self.vocabulary - 1}: give "
-                "tokens of this model by --ids FILE"
+                f"{self.said}: they run from {lowest} to {highest}, and the model's vocabulary from"
+                f" 0 to {self.vocabulary - 1}: give tokens of this model by --ids FILE"
             )
         return cut
 
@@ -99,7 +99,9 @@ class InputRows:
             else:
                 most = ""
             units = f"{self.there} {self.unit}{'s' * (self.there != 1)}"
-            raise ConfigError(f"{self.holds} {units}, and {wanted} are wanted{each}: give more{most}")
+            raise ConfigError(
+                f"{self.holds} {units}, and {wanted} are wanted{each}: give more{most}"
+            )
         x = self.take(wanted)
         if self.reader is None:
             return x
@@ -116,7 +118,9 @@ class InputRows:
             return x, torch.full(x.shape if self.loss == "none" else x.shape[:1], -1)
         if self.loss == "given":  # the user's loss may not accept targets of -1
             return self.reader.pairs(x)
-        return self.reader.pairs(torch.cat([x, torch.full_like(x[:, :1], -1)], 1))  # the last token has no target
+        return self.reader.pairs(
+            torch.cat([x, torch.full_like(x[:, :1], -1)], 1)
+        )  # the last token has no target
 
 
 def read_inputs(request: ModelRequest, found: Sequence[ModelSource]) -> Text | InputRows:
@@ -135,17 +139,29 @@ def read_inputs(request: ModelRequest, found: Sequence[ModelSource]) -> Text | I
     if request.ids is not None:
         if request.file is not None or request.text is not None:
             raise ConfigError("--ids gives token ids, and --file or --text a text: choose one")
-        return Text(read_ids(request.ids), first.vocabulary, f"token ids of {request.ids}", opened=first.opened)
+        return Text(
+            read_ids(request.ids),
+            first.vocabulary,
+            f"token ids of {request.ids}",
+            opened=first.opened,
+        )
     words = read_text(request.file, request.text)
     tokenisers = [BYTES if source.opened is None else source.opened.tokeniser() for source in found]
     ids = tokenisers[0].encode(words)
     for other, tokeniser in zip(found[1:], tokenisers[1:], strict=True):
         if not np.array_equal(tokeniser.encode(words), ids):
             raise ConfigError(
-                f"{first.name} and {other.name} make other tokens of the text, and ctrans compares models on the same tokens: give "
-                "token ids by --ids FILE"
+                f"{first.name} and {other.name} make other tokens of the text, and ctrans compares"
+                " models on the same tokens: give token ids by --ids FILE"
             )
-    return Text(ids, first.vocabulary, tokenisers[0].said, tokenisers[0].mask, first.opened, tokenisers[0].words)
+    return Text(
+        ids,
+        first.vocabulary,
+        tokenisers[0].said,
+        tokenisers[0].mask,
+        first.opened,
+        tokenisers[0].words,
+    )
 
 
 def _asked(request: ModelRequest, *names: str) -> list[str]:
@@ -155,26 +171,44 @@ def _asked(request: ModelRequest, *names: str) -> list[str]:
 def _pictures(request: ModelRequest, found: Sequence[ModelSource]) -> InputRows:
     opened = found[0].opened
     if opened is None or opened.vocabulary:
-        raise ConfigError(f"--images is for a model of images, and {found[0].name} reads token ids: leave it out")
+        raise ConfigError(
+            f"--images is for a model of images, and {found[0].name} reads token ids: leave it out"
+        )
     if request.images is None:
         raise needs_images(opened.config.model)
     if others := _asked(request, "file", "text", "ids"):
-        raise ConfigError(f"--images and --{others[0]} are given, and the model reads one of them: choose one")
+        raise ConfigError(
+            f"--images and --{others[0]} are given, and the model reads one of them: choose one"
+        )
     shapes = {each.opened.reads for each in found if each.opened is not None}
     if len(shapes) > 1:
-        raise ConfigError(f"the models read images of {len(shapes)} sizes: compare models of one size")
+        raise ConfigError(
+            f"the models read images of {len(shapes)} sizes: compare models of one size"
+        )
     dtype = next(opened.parameters()).dtype
     images = images_for(request.images, shapes.pop(), dtype, opened.directory)
     holds = f"{str(images.path)!r} holds"
-    return InputRows(images.batch, images.there, images.said, holds, "image", opened.loss, "batch" in request.typed)
+    return InputRows(
+        images.batch,
+        images.there,
+        images.said,
+        holds,
+        "image",
+        opened.loss,
+        "batch" in request.typed,
+    )
 
 
-def _given(request: ModelRequest, source: ModelSource, rows: Tensor, targets: Tensor | None) -> Text | InputRows:
+def _given(
+    request: ModelRequest, source: ModelSource, rows: Tensor, targets: Tensor | None
+) -> Text | InputRows:
     """The example's batch, or the text or images that the user named in its place."""
     assert source.opened is not None, "an example is for a model that was opened"
     if asked := _asked(request, "file", "text", "ids", "images"):
         if targets is not None:
-            raise ConfigError(f"--example gives a batch with targets, and --{asked[0]} another: choose one")
+            raise ConfigError(
+                f"--example gives a batch with targets, and --{asked[0]} another: choose one"
+            )
         return read_inputs(request, [replace(source, given=None)])
     if source.vocabulary and targets is None:
         reader = source.opened
@@ -183,7 +217,15 @@ def _given(request: ModelRequest, source: ModelSource, rows: Tensor, targets: Te
     said = f"the batch of {request.example}"
     exact = "batch" in request.typed
     return InputRows(
-        lambda count: rows[:count], len(rows), said, f"{said} has", "row", source.opened.loss, exact, targets, reader
+        lambda count: rows[:count],
+        len(rows),
+        said,
+        f"{said} has",
+        "row",
+        source.opened.loss,
+        exact,
+        targets,
+        reader,
     )
 
 
@@ -191,15 +233,23 @@ def _check_alike(one: ModelSource, other: ModelSource) -> None:
     """Raises ConfigError unless both models have the same vocabulary and predict the same."""
     if other.vocabulary != one.vocabulary:
         raise ConfigError(
-            f"{one.name} has {one.vocabulary} tokens and {other.name} {other.vocabulary}, and ctrans compares models on the same tokens: "
-            "compare models of one vocabulary"
+            f"{one.name} has {one.vocabulary} tokens and {other.name} {other.vocabulary}, and"
+            " ctrans compares models on the same tokens: compare models of one vocabulary"
         )
-    tasks = [(True, True) if each.opened is None else (each.opened.causal, each.opened.predicts) for each in (one, other)]
+    tasks = [
+        (True, True) if each.opened is None else (each.opened.causal, each.opened.predicts)
+        for each in (one, other)
+    ]
     if tasks[0] != tasks[1]:
-        words = ["predicts the next token" if task == (True, True) else "does not" for task in tasks]
+        words = [
+            "predicts the next token" if task == (True, True) else "does not" for task in tasks
+        ]
         if words[0] == words[1]:
             words = ["has a head of logits" if predicts else "has none" for _, predicts in tasks]
-        raise ConfigError(f"{one.name} {words[0]} and {other.name} {words[1]}: compare models that were trained alike")
+        raise ConfigError(
+            f"{one.name} {words[0]} and {other.name} {words[1]}: compare models that were trained"
+            " alike"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,8 +266,14 @@ class Batch:
 
     @property
     def words(self) -> str | None:
-        """What ctrans recognised in imported models, and what they read. None without such models."""
-        imported = {source.name: source.opened.described for source in self.found if source.opened is not None}
+        """What ctrans recognised in imported models, and what they read. None without such
+        models.
+        """
+        imported = {
+            source.name: source.opened.described
+            for source in self.found
+            if source.opened is not None
+        }
         if not imported:
             return None
         first = self.found[0]
@@ -227,7 +283,10 @@ class Batch:
         much = f"{count} sequence{'s' * (count > 1)} of {length} tokens"
         if first.longest is not None and first.longest < asked and "context" in self.request.typed:
             much += f"; its context is {first.longest}, and you asked for {asked}"
-        recognised = [words if len(self.found) == 1 else f"{name}: {words}" for name, words in imported.items()]
+        recognised = [
+            words if len(self.found) == 1 else f"{name}: {words}"
+            for name, words in imported.items()
+        ]
         read = "Text" if isinstance(self.text, Text) else "Input"
         return "\n".join([*recognised, f"{read}: {self.text.said}; {much}\n"])
 
@@ -253,7 +312,9 @@ class Batch:
         }
 
 
-def read_batch(request: ModelRequest, found: Sequence[ModelSource], *, targets: bool = True, walks: int = 1) -> Batch:
+def read_batch(
+    request: ModelRequest, found: Sequence[ModelSource], *, targets: bool = True, walks: int = 1
+) -> Batch:
     """`batch` sequences for each of these walks, as long as all of the models can read, with their
     targets if asked for. Sets the number of threads that the largest model needs for one walk.
 
@@ -263,11 +324,21 @@ def read_batch(request: ModelRequest, found: Sequence[ModelSource], *, targets: 
     text = read_inputs(request, found)
     device = get_device(request.device)
     length = min(source.context for source in found)
-    read = text.pairs(request.batch, length, walks) if targets else [text.sequences(request.batch, length, walks)]
+    read = (
+        text.pairs(request.batch, length, walks)
+        if targets
+        else [text.sequences(request.batch, length, walks)]
+    )
     for source in found:
         if isinstance(source.config, GPTConfig) and device.type == "cpu":
             shape = (len(read[0]) // walks, read[0].shape[1])
-            check_buildable(source.config, request.seed, on_demand=source.streamed, shape=shape, dtype=get_dtype(request.dtype))
+            check_buildable(
+                source.config,
+                request.seed,
+                on_demand=source.streamed,
+                shape=shape,
+                dtype=get_dtype(request.dtype),
+            )
     x, *y = (part.to(device) for part in read)
     settle_threads(found, x[::walks], get_dtype(request.dtype))
     return Batch(request, found, text, x, y[0] if y else None)

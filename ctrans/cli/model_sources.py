@@ -99,12 +99,18 @@ def find_models(request: ModelRequest) -> list[ModelSource]:
         check_foreign_options(request)
         norms = expand(request.norms, NORMS, "norm")
         placements = expand_placements(request.placements)
-        return [seeded(request, {"placement": placement, "norm": norm}) for norm in norms for placement in placements]
+        return [
+            seeded(request, {"placement": placement, "norm": norm})
+            for norm in norms
+            for placement in placements
+        ]
     found = [SOURCES[option](request, value) for option, value in named]
     if len(found) == 1:
         return found
     names = labels([str(value) for _, value in named])
-    return [dataclasses.replace(source, name=name) for source, name in zip(found, names, strict=True)]
+    return [
+        dataclasses.replace(source, name=name) for source, name in zip(found, names, strict=True)
+    ]
 
 
 def check_foreign_options(request: ModelRequest, source: str | None = None) -> None:
@@ -112,7 +118,8 @@ def check_foreign_options(request: ModelRequest, source: str | None = None) -> N
     for name, value in (("anatomy", request.anatomy), ("loss", request.loss)):
         if value is not None and source in (None, "checkpoint"):
             raise ConfigError(
-                f"--{name} is for a model of another library: leave it out, or add --model, --architecture or --python"
+                f"--{name} is for a model of another library: leave it out, or add --model,"
+                " --architecture or --python"
             )
     if request.example is not None and source != "python":
         raise ConfigError("--example is for the module of --python: leave it out, or add --python")
@@ -122,18 +129,26 @@ def check_loss(found: Sequence[ModelSource], command: str) -> None:
     """Raises ConfigError for --loss none with a command that needs a loss."""
     if any(source.opened is not None and source.opened.loss == "none" for source in found):
         names = ", ".join(name for name in LOSS_NAMES if name != "none")
-        raise ConfigError(f"--loss none leaves {command} without a result, which needs a loss: choose one of {names}")
+        raise ConfigError(
+            f"--loss none leaves {command} without a result, which needs a loss: choose one of"
+            f" {names}"
+        )
 
 
 def resolved(found: Sequence[ModelSource]) -> dict[str, Any]:
     """The values of options that the models decided; None if they differ."""
     first, *others = (source.resolved for source in found)
-    agreed = {name: value if all(each.get(name) == value for each in others) else None for name, value in first.items()}
+    agreed = {
+        name: value if all(each.get(name) == value for each in others) else None
+        for name, value in first.items()
+    }
     return {**agreed, "stream": any(source.streamed for source in found)}
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Different paths, without the directories that all begin with and the parts that all end in."""
+    """Different paths, without the directories that all begin with and the parts that all end
+    in.
+    """
     parts = [Path(name).parts for name in names]
     while all(len(part) > 1 for part in parts) and len({part[0] for part in parts}) == 1:
         parts = [part[1:] for part in parts]
@@ -215,19 +230,33 @@ def _of_python(request: ModelRequest, function: str) -> ModelSource:
     made = called(function)
     dtype = get_dtype(request.dtype)
     if isinstance(made, Opened):
-        raise ConfigError(f"{function!r} returns a model that open_model made: return the module itself")
+        raise ConfigError(
+            f"{function!r} returns a model that open_model made: return the module itself"
+        )
     if not isinstance(made, nn.Module):
         raise ConfigError(f"{function!r} returned {type(made).__name__}: return an nn.Module")
     if request.example is None:
         example, given = (None, None)
     else:
         example, given = _example(request.example)
-    if example is None and request.images is not None and not hasattr(getattr(made, "config", None), "model_type"):
+    if (
+        example is None
+        and request.images is not None
+        and not hasattr(getattr(made, "config", None), "model_type")
+    ):
         if request.images.suffix != ".npy":
-            raise ConfigError(f"the module of {function!r} does not state its image size: give --images an .npy array of images")
+            raise ConfigError(
+                f"the module of {function!r} does not state its image size: give --images an .npy"
+                " array of images"
+            )
         example = torch.from_numpy(read_images(request.images)[:2].copy()).to(dtype)
     opened = open_model(
-        made.to(dtype), dtype, dt=check_dt(request.config["dt"]), loss=_loss(request), example=example, **_named_parts(request)
+        made.to(dtype),
+        dtype,
+        dt=check_dt(request.config["dt"]),
+        loss=_loss(request),
+        example=example,
+        **_named_parts(request),
     )
     return _of_opened(opened, request, Path(function).name, trained=True, given=given)
 
@@ -265,11 +294,14 @@ def _example(value: str) -> tuple[Example, tuple[Tensor, Tensor | None]]:
         else:
             what = f"a {type(rows).__name__} and a {type(targets).__name__}"
         raise ConfigError(
-            f"{value!r} returns {what}: return a tensor, or a mapping of the forward's keyword arguments with a tensor first; or a pair "
-            "of one of them and a tensor of targets"
+            f"{value!r} returns {what}: return a tensor, or a mapping of the forward's keyword"
+            " arguments with a tensor first; or a pair of one of them and a tensor of targets"
         )
     if targets is not None and targets.shape[:1] != rows.shape[:1]:
-        raise ConfigError(f"{value!r} returns {len(rows)} rows and targets {tuple(targets.shape)}: give as many targets")
+        raise ConfigError(
+            f"{value!r} returns {len(rows)} rows and targets {tuple(targets.shape)}: give as many"
+            " targets"
+        )
     return example, (rows, targets)
 
 
@@ -310,8 +342,8 @@ def _of_architecture(request: ModelRequest, name: str) -> ModelSource:
 def needs_images(model: str) -> ConfigError:
     """The error for a model of images that the user gave none for."""
     return ConfigError(
-        f"{model} reads no text: give --images PATH, a folder of images or an .npy array, or with --python its input by --example "
-        "MODULE:FUNCTION"
+        f"{model} reads no text: give --images PATH, a folder of images or an .npy array, or with"
+        " --python its input by --example MODULE:FUNCTION"
     )
 
 
@@ -334,7 +366,13 @@ def _of_opened(opened: Opened, request: ModelRequest, name: str, **more: Any) ->
         context=context,
         longest=longest,
         placements=tuple(dict.fromkeys(sublayer.placement.name for sublayer in depth.sublayers)),
-        resolved={**unknown, "depth": depth.blocks, "width": config.width, "norm": config.norm, "context": context},
+        resolved={
+            **unknown,
+            "depth": depth.blocks,
+            "width": config.width,
+            "norm": config.norm,
+            "context": context,
+        },
         opened=opened,
         streamed=depth.streamed,
         **more,
@@ -354,7 +392,10 @@ def _check_alone(option: str, request: ModelRequest, *, but: Sequence[str]) -> N
     """Raises ConfigError for options of the architecture that the model of this option sets."""
     given = [name for name in ARCHITECTURE_OPTIONS if name in request.typed and name not in but]
     if given:
-        raise ConfigError(f"{option} brings its own {' and '.join(given)}: leave the option out, or leave out {option}")
+        raise ConfigError(
+            f"{option} brings its own {' and '.join(given)}: leave the option out, or leave out"
+            f" {option}"
+        )
 
 
 def settle_threads(found: Sequence[ModelSource], tokens: Tensor, dtype: torch.dtype) -> None:
@@ -362,7 +403,9 @@ def settle_threads(found: Sequence[ModelSource], tokens: Tensor, dtype: torch.dt
     (`ctrans.base.threads`).
     """
     if tokens.device.type == "cpu":
-        sizes = (flops(source.config.width, len(tokens), tokens_of(source, tokens)) for source in found)
+        sizes = (
+            flops(source.config.width, len(tokens), tokens_of(source, tokens)) for source in found
+        )
         choose_threads(max(sizes), dtype.itemsize)
 
 

@@ -29,11 +29,17 @@ def check_depths(depths: Sequence[int], model: GPTConfig, config: TrainConfig) -
             check_buildable(other, config.seed)
         except ConfigError as error:
             raise ConfigError(f"--eval-depth {depth}: {error}; or a lower --eval-depth") from None
-        states = (other.segments + 1) * config.batch * model.context * model.width * config.weight_dtype.itemsize
+        states = (
+            (other.segments + 1)
+            * config.batch
+            * model.context
+            * model.width
+            * config.weight_dtype.itemsize
+        )
         if states > memory():
             raise ConfigError(
-                f"--eval-depth {depth}: the hidden states of a batch need {states / 1e9:.3g} GB and this machine has "
-                f"{memory() / 1e9:.3g}: give a lower --eval-depth"
+                f"--eval-depth {depth}: the hidden states of a batch need {states / 1e9:.3g} GB and"
+                f" this machine has {memory() / 1e9:.3g}: give a lower --eval-depth"
             )
 
 
@@ -55,5 +61,7 @@ def losses_at(depths: Sequence[int], run: TrainingRun) -> dict[int, float]:
             objective = Objective(model.at_depth(depth).to(alone.device), config)
             objective.register_forward_hook(lambda *_, depth=depth: advance(f"{depth} blocks"))
             with run.precision():
-                losses[depth] = evaluate(objective, run.data, config.eval_windows, config.batch, alone)["validation_loss"]
+                losses[depth] = evaluate(
+                    objective, run.data, config.eval_windows, config.batch, alone
+                )["validation_loss"]
     return losses

@@ -42,7 +42,9 @@ def import_named(value: str) -> ModuleType:
 
 
 def called(value: str) -> Any:
-    """The result of the function "module:function" or "file.py:function", called without arguments."""
+    """The result of the function "module:function" or "file.py:function", called without
+    arguments.
+    """
     function = function_of(value)
     with _folder_first(value.rpartition(":")[0]):
         try:
@@ -59,12 +61,20 @@ def function_of(value: str) -> Callable[..., Any]:
     """The function "module:function" or "file.py:function"."""
     where, colon, name = value.rpartition(":")
     if not colon or not name.isidentifier() or not where:
-        raise click.BadParameter(f"{value!r} is no module:function: name a module, or a .py file, and a function in it")
+        raise click.BadParameter(
+            f"{value!r} is no module:function: name a module, or a .py file, and a function in it"
+        )
     module = import_named(where)
     function = getattr(module, name, None)
     if not callable(function):
-        own = [key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__]
-        raise click.BadParameter(f"{where!r} has no function {name!r}; its functions: {', '.join(own) or 'none'}")
+        own = [
+            key
+            for key, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__
+        ]
+        raise click.BadParameter(
+            f"{where!r} has no function {name!r}; its functions: {', '.join(own) or 'none'}"
+        )
     return cast("Callable[..., Any]", function)
 
 
@@ -95,9 +105,15 @@ def _failures_of(value: str) -> Iterator[None]:
     except (click.ClickException, Exit, KeyboardInterrupt):
         raise
     except BaseException as error:
-        place = error if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1]
+        place = (
+            error
+            if isinstance(error, SyntaxError)
+            else traceback.extract_tb(error.__traceback__)[-1]
+        )
         where = f"{place.filename}, line {place.lineno}"
-        raise click.BadParameter(f"{value!r} failed at {where}: {type(error).__name__}: {text_of(error)}") from error
+        raise click.BadParameter(
+            f"{value!r} failed at {where}: {type(error).__name__}: {text_of(error)}"
+        ) from error
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -105,7 +121,9 @@ def _import_file(path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     if not path.is_file():
-        raise click.BadParameter(f"there is no file {str(path)!r}: give the path of a .py file, or the name of a module")
+        raise click.BadParameter(
+            f"there is no file {str(path)!r}: give the path of a .py file, or the name of a module"
+        )
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, "a file that ends in .py has a loader"
     assert spec.loader is not None, "a file that ends in .py has a loader"
@@ -129,5 +147,6 @@ def _import_module(name: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise click.BadParameter(
-            f"there is no module {name!r}: give the name of one that is installed or in this directory, or the path of a .py file"
+            f"there is no module {name!r}: give the name of one that is installed or in this"
+            " directory, or the path of a .py file"
         ) from None

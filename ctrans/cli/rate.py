@@ -26,12 +26,26 @@ class RateRequest(OfTraining):
     """The request of `rate`."""
 
     training: OptionValues = settings_of(
-        TrainConfig, only=("batch", "iterations", "optimiser", "weight_decay", "decay_gains", "beta1", "beta2", "clip", "seed")
+        TrainConfig,
+        only=(
+            "batch",
+            "iterations",
+            "optimiser",
+            "weight_decay",
+            "decay_gains",
+            "beta1",
+            "beta2",
+            "clip",
+            "seed",
+        ),
     )
-    rates: tuple[float, ...] = option(RATES, "Repeatable: the learning rates.", default_words="half decades from 0.0032 to 0.32")
+    rates: tuple[float, ...] = option(
+        RATES, "Repeatable: the learning rates.", default_words="half decades from 0.0032 to 0.32"
+    )
     share: float = option(
         1.0,
-        "Length of each training, as a share of --iterations. Short ones cost less, and were no better than a constant.",
+        "Length of each training, as a share of --iterations. Short ones cost less, and were no"
+        " better than a constant.",
         limits=Range(1e-6, 1.0),
     )
 
@@ -71,7 +85,9 @@ def command(request: RateRequest) -> None:
     settings = request.settings
     data = source_of(request.source, model.context)[1]
     directory = directory_of(request)
-    choose_threads(flops(model.width, settings.batch, model.context), settings.weight_dtype.itemsize)
+    choose_threads(
+        flops(model.width, settings.batch, model.context), settings.weight_dtype.itemsize
+    )
     made = GPT(model, seed=settings.seed)
     steps = max(1, round(request.share * settings.iterations))
     with progress_bar("rate", len(set(request.rates))) as advance:

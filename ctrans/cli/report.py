@@ -23,7 +23,12 @@ class ReportRequest(WrittenRequest):
     """The request of `report`: JSON files as `results`."""
 
     results: tuple[Path, ...] = argument("RESULT.json...", required=True)
-    out: Path | None = option(None, "Directory for report.html and report.json.", group="Output", default_words="out/report")
+    out: Path | None = option(
+        None,
+        "Directory for report.html and report.json.",
+        group="Output",
+        default_words="out/report",
+    )
 
 
 @command_of(ReportRequest, "report")
@@ -45,7 +50,10 @@ def command(request: ReportRequest) -> None:
     page = page_of(kept)
     directory = directory_of(request)
     about = {
-        "results": {name: {key: result.get(key) for key in ("command", "environment")} for name, result in kept.items()},
+        "results": {
+            name: {key: result.get(key) for key in ("command", "environment")}
+            for name, result in kept.items()
+        },
         "chapters": [chapter.title for chapter in page.chapters],
     }
     if request.html_path:

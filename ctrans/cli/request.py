@@ -56,20 +56,23 @@ class Request:
     typed: frozenset[str]
     json_path: str | None = option(
         None,
-        "Write the result as one JSON object to this file. - writes it to stdout and prints nothing else there.",
+        "Write the result as one JSON object to this file. - writes it to stdout and prints nothing"
+        " else there.",
         group="Output",
         flags="--json",
         metavar="PATH",
     )
     html_path: str | None = option(
         None,
-        "Also write the result as one HTML file with interactive figures and sortable tables. The file needs no network "
-        "(pip install 'ctrans[report]').",
+        "Also write the result as one HTML file with interactive figures and sortable tables. The"
+        " file needs no network (pip install 'ctrans[report]').",
         group="Output",
         flags="--html",
         metavar="PATH",
     )
-    verbose: bool = option(False, "Also print formulas, more columns and further tables.", group="Output")
+    verbose: bool = option(
+        False, "Also print formulas, more columns and further tables.", group="Output"
+    )
 
     unshown: ClassVar[frozenset[str]] = frozenset({"json_path", "html_path", "verbose"})
     """Options that results do not show."""
@@ -92,7 +95,10 @@ class WrittenRequest(Request):
     """The request of a command that writes files; `out` is their directory."""
 
     out: Path | None = option(
-        None, "Directory for the result's files.", group="Output", default_words="out/COMMAND; none with --json -"
+        None,
+        "Directory for the result's files.",
+        group="Output",
+        default_words="out/COMMAND; none with --json -",
     )
 
     unshown = Request.unshown | {"out"}
@@ -128,20 +134,25 @@ class ModelRequest(WrittenRequest):
     config: OptionValues = settings_of(GPTConfig, without=("placement",))
     seed: int = option(0, "Seed of the weights.", group="Weights")
     file: Path | None = option(
-        None, "Read this file's bytes as the text.", group="Data", default_words="Python's language documentation"
+        None,
+        "Read this file's bytes as the text.",
+        group="Data",
+        default_words="Python's language documentation",
     )
     text: str | None = option(None, "Read this text.", group="Data")
     ids: Path | None = option(
         None,
-        "Read token ids instead of text: nanoGPT's val.bin (two bytes for each), or a row of integers in an .npy file.",
+        "Read token ids instead of text: nanoGPT's val.bin (two bytes for each), or a row of"
+        " integers in an .npy file.",
         group="Data",
         metavar="FILE",
     )
     images: Path | None = option(
         None,
-        "Read images: a folder (PNG, JPEG, BMP, WebP), which ctrans scales to the model's size by its preprocessor_config.json; or "
-        "an .npy array (count, channels, height, width) of bytes or of the numbers that the model reads. For a model of audio the array "
-        "is (count, frequencies, frames). Of a model with two towers ctrans takes the image tower.",
+        "Read images: a folder (PNG, JPEG, BMP, WebP), which ctrans scales to the model's size by"
+        " its preprocessor_config.json; or an .npy array (count, channels, height, width) of bytes"
+        " or of the numbers that the model reads. For a model of audio the array is (count,"
+        " frequencies, frames). Of a model with two towers ctrans takes the image tower.",
         group="Data",
         metavar="PATH",
     )
@@ -150,26 +161,29 @@ class ModelRequest(WrittenRequest):
     device: str = option("cpu", "cpu, cuda, cuda:1.", group="Device", callback=_available)
     checkpoint: tuple[Path, ...] = option(
         (),
-        "Use a model that ctrans saved (a directory with config.json and model.safetensors) or a training run instead of a seeded "
-        "model. --context can shorten its sequences. screen and diagnose compare models: with them you can repeat this option and "
-        "the next three.",
+        "Use a model that ctrans saved (a directory with config.json and model.safetensors) or a"
+        " training run instead of a seeded model. --context can shorten its sequences. screen and"
+        " diagnose compare models: with them you can repeat this option and the next three.",
         group="Other models",
     )
     model: tuple[Path, ...] = option(
         (),
-        "Use a model of another library: a local Hugging Face directory (GPT-2, BERT, Llama, Qwen, Gemma, OLMo and similar models), "
-        "nanoGPT's ckpt.pt, or a directory with one. ctrans downloads nothing. The directory's tokenizer reads the text. Without a "
-        "tokenizer each byte is a token, or you give --ids. The loss is that of the next token; for masked language models (BERT) "
-        "ctrans masks every seventh token and takes its loss. --dt (1 is the model itself), --context, --dtype and --device apply; "
-        "the model sets the rest of the architecture.",
+        "Use a model of another library: a local Hugging Face directory (GPT-2, BERT, Llama, Qwen,"
+        " Gemma, OLMo and similar models), nanoGPT's ckpt.pt, or a directory with one. ctrans"
+        " downloads nothing. The directory's tokenizer reads the text. Without a tokenizer each"
+        " byte is a token, or you give --ids. The loss is that of the next token; for masked"
+        " language models (BERT) ctrans masks every seventh token and takes its loss. --dt (1 is"
+        " the model itself), --context, --dtype and --device apply; the model sets the rest of the"
+        " architecture.",
         group="Other models",
         metavar="PATH",
     )
     architecture: tuple[str, ...] = option(
         (),
-        "Use an architecture of another library with weights drawn from --seed by the library's initialisation: a Hugging Face "
-        f"config.json, or a published shape, one of {', '.join(PRESETS)}. --depth changes the number of blocks. The default of --dtype "
-        "is then float32.",
+        "Use an architecture of another library with weights drawn from --seed by the library's"
+        " initialisation: a Hugging Face config.json, or a published shape, one of"
+        f" {', '.join(PRESETS)}. --depth changes the number of blocks. The default of --dtype is"
+        " then float32.",
         group="Other models",
         metavar="NAME",
         is_eager=True,
@@ -177,24 +191,27 @@ class ModelRequest(WrittenRequest):
     )
     python: tuple[str, ...] = option(
         (),
-        "Use the nn.Module that this function of yours returns. If it does not read token ids, give --images or --example. This runs "
-        "the code of the Python module (installed, in this directory, or a .py file). The only other options that run code are "
-        "--plugin, --example and --loss with a function.",
+        "Use the nn.Module that this function of yours returns. If it does not read token ids, give"
+        " --images or --example. This runs the code of the Python module (installed, in this"
+        " directory, or a .py file). The only other options that run code are --plugin, --example"
+        " and --loss with a function.",
         group="Other models",
         metavar="MODULE:FUNCTION",
     )
     example: str | None = option(
         None,
-        "What the model of --python reads, if not token ids. Your function returns a batch (a tensor, or the keyword arguments of "
-        "the model's forward), or a pair of a batch and targets for --loss. This runs its code. ctrans uses this batch unless you give "
-        "--images or a text.",
+        "What the model of --python reads, if not token ids. Your function returns a batch (a"
+        " tensor, or the keyword arguments of the model's forward), or a pair of a batch and"
+        " targets for --loss. This runs its code. ctrans uses this batch unless you give --images"
+        " or a text.",
         group="Other models",
         metavar="MODULE:FUNCTION",
     )
     anatomy: Path | None = option(
         None,
-        "Where to find the model's blocks, attention and ffn, if ctrans does not find them. Each is a path of attributes, or several "
-        'in the order in which they act: blocks = "model.layers".',
+        "Where to find the model's blocks, attention and ffn, if ctrans does not find them. Each"
+        " is a path of attributes, or several in the order in which they act: blocks ="
+        ' "model.layers".',
         group="Other models",
         metavar="FILE.toml",
     )
@@ -202,21 +219,23 @@ class ModelRequest(WrittenRequest):
         None,
         "The loss of a model of another library, for the backward figures: "
         + "; ".join(f"{name} ({what})" for name, what in LOSS_NAMES.items())
-        + "; or a function of yours that takes the model's output and the targets, and returns a number (this runs its code).",
+        + "; or a function of yours that takes the model's output and the targets, and returns a"
+        " number (this runs its code).",
         group="Other models",
         metavar="NAME|MODULE:FUNCTION",
         default_words="next or mlm, by the model's attention; random without a head of logits",
     )
     allow_pickle: bool = option(
         False,
-        "Also read the pytorch_model.bin of a Hugging Face directory without safetensors. torch's restricted unpickler reads it, which "
-        "builds tensors and runs no code.",
+        "Also read the pytorch_model.bin of a Hugging Face directory without safetensors. torch's"
+        " restricted unpickler reads it, which builds tensors and runs no code.",
         group="Other models",
     )
     stream: bool | None = option(
         None,
-        "Draw or read the weights of each sublayer when a pass reaches it, and drop them afterwards. This needs the memory of one "
-        "sublayer. The result is the same, bit for bit. A screening skips the steps that need all weights at once.",
+        "Draw or read the weights of each sublayer when a pass reaches it, and drop them"
+        " afterwards. This needs the memory of one sublayer. The result is the same, bit for bit. A"
+        " screening skips the steps that need all weights at once.",
         group="Other models",
         default_words="if the weights would take a quarter of the memory",
     )
@@ -253,7 +272,11 @@ class ModelRequest(WrittenRequest):
 
     def shown(self, **resolved: Any) -> dict[str, Any]:
         models = {name: self.options[name] for name in MODEL_OPTIONS}
-        alone = {name: values[0] if values else None for name, values in models.items() if len(values) < 2}
+        alone = {
+            name: values[0] if values else None
+            for name, values in models.items()
+            if len(values) < 2
+        }
         return super().shown(**{**alone, **resolved})
 
 
@@ -292,15 +315,26 @@ def request_of(kind: type[Asked], context: click.Context) -> Asked:
     `check_options` does not allow.
     """
     given = context.params
-    values: dict[str, Any] = {field: {name: given[name] for name in names} for field, names in settings_in(kind).items()}
+    values: dict[str, Any] = {
+        field: {name: given[name] for name in names} for field, names in settings_in(kind).items()
+    }
     values |= {field.name: given[field.name] for field in fields(kind) if field.name in given}
-    typed = [name for name in given if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    made = kind(command=str(context.command.name), options=MappingProxyType(dict(given)), typed=frozenset(typed), **values)
+    typed = [
+        name for name in given if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    made = kind(
+        command=str(context.command.name),
+        options=MappingProxyType(dict(given)),
+        typed=frozenset(typed),
+        **values,
+    )
     check_options(made)
     return made
 
 
-def command_of(kind: type[Asked], name: str, epilog: str | None = None) -> Callable[[Callable[[Asked], None]], click.Command]:
+def command_of(
+    kind: type[Asked], name: str, epilog: str | None = None
+) -> Callable[[Callable[[Asked], None]], click.Command]:
     """Makes a command of a function that takes a request. The command has the request's options."""
 
     def decorate(command: Callable[[Asked], None]) -> click.Command:
@@ -315,9 +349,13 @@ def command_of(kind: type[Asked], name: str, epilog: str | None = None) -> Calla
                         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
                     command(request)
             except SystemExit as stop:
-                if isinstance(stop, Exit) or isinstance(stop.__context__, BrokenPipeError):  # rich exits where nobody reads
+                if isinstance(stop, Exit) or isinstance(
+                    stop.__context__, BrokenPipeError
+                ):  # rich exits where nobody reads
                     raise
-                raise ConfigError("code of a model or a plugin ended the command by sys.exit: remove that call") from None
+                raise ConfigError(
+                    "code of a model or a plugin ended the command by sys.exit: remove that call"
+                ) from None
 
         return GroupedCommand(
             name,

@@ -18,7 +18,12 @@ def say(text: str, *, error: bool = False, end: str = "\n", to: IO[str] | None =
     line on stderr.
     """
     shown = printable(text)
-    click.echo("ctrans: " + shown.strip().replace("\n", "\\n") if error else shown + end, file=to, nl=error, err=error)
+    click.echo(
+        "ctrans: " + shown.strip().replace("\n", "\\n") if error else shown + end,
+        file=to,
+        nl=error,
+        err=error,
+    )
 
 
 def say_last(text: str) -> None:

@@ -29,14 +29,16 @@ class ScreenRequest(ComparisonRequest):
 
     compare: tuple[str, ...] = option(
         (),
-        f"Repeatable: compare every combination of values of settings: {', '.join(SETTINGS)}. Settings with names also take all. Or "
-        "compare architectures by name, separated by commas, such as llama,mixtral,post:swiglu:dt=0.1. Each is a change of plain "
-        f"pre-LN. Names are all, modern, {', '.join(ARCHITECTURES)}. Join names and settings with colons.",
+        f"Repeatable: compare every combination of values of settings: {', '.join(SETTINGS)}."
+        " Settings with names also take all. Or compare architectures by name, separated by"
+        " commas, such as llama,mixtral,post:swiglu:dt=0.1. Each is a change of plain pre-LN."
+        f" Names are all, modern, {', '.join(ARCHITECTURES)}. Join names and settings with colons.",
         metavar="NAME=V,V",
     )
     quick: bool = option(
         False,
-        "Take seconds instead of minutes: fewer tokens, layers and certificates, wider tolerances, no curvature and no spectrum.",
+        "Take seconds instead of minutes: fewer tokens, layers and certificates, wider tolerances,"
+        " no curvature and no spectrum.",
     )
 
 
@@ -61,11 +63,15 @@ def command(request: ScreenRequest) -> None:
     ctrans screen --architecture llama-70b --depth 8 --tokens 32 --quick
     """
     if request.dtype == "bfloat16":
-        raise ConfigError("dtype 'bfloat16' is too coarse for singular values and certificates: choose float32 or float64")
+        raise ConfigError(
+            "dtype 'bfloat16' is too coarse for singular values and certificates: choose float32 or"
+            " float64"
+        )
     jobs = _jobs(request)
     found = list(jobs.values())
     batch = read_batch(request, found, walks=2)
-    # half of the sequences are of another text, which the transport step needs; other arguments of an example belong to its first rows
+    # half of the sequences are of another text, which the transport step needs; other arguments of
+    # an example belong to its first rows
     half = len(batch.tokens) // 2
     if found[0].given:
         own, others = (slice(half), slice(half, None))
@@ -79,7 +85,9 @@ def command(request: ScreenRequest) -> None:
     with progress_bar("screen", 2 * sum(source.segments for source in found)) as advance:
         for name, source in jobs.items():
             model = source.model(request)
-            watch(model, partial(lambda name, piece: advance(f"{name}, weights of {piece}", 0), name))
+            watch(
+                model, partial(lambda name, piece: advance(f"{name}, weights of {piece}", 0), name)
+            )
             progress = partial(lambda name, step: advance(f"{name}, {step}"), name)
             results[name] = screen(
                 model,
@@ -96,7 +104,11 @@ def command(request: ScreenRequest) -> None:
     end(
         request,
         directory,
-        options={"placements": list(dict.fromkeys(name for source in found for name in source.placements))},
+        options={
+            "placements": list(
+                dict.fromkeys(name for source in found for name in source.placements)
+            )
+        },
         inputs=batch,
         result=as_result(results),
         failures=[
@@ -112,9 +124,13 @@ def _jobs(request: ScreenRequest) -> dict[str, ModelSource]:
     axes = axes_of(request.compare)
     saved = next((option for option, _ in request.named_models), None)
     if axes and saved is not None:
-        raise ConfigError(f"--{saved} brings its own architecture: leave out --compare, or leave out --{saved}")
+        raise ConfigError(
+            f"--{saved} brings its own architecture: leave out --compare, or leave out --{saved}"
+        )
     if "placements" in request.typed and "placement" in axes:
-        raise ConfigError("placements are given twice: choose one of --placement and --compare placement=...")
+        raise ConfigError(
+            "placements are given twice: choose one of --placement and --compare placement=..."
+        )
     if saved is not None:
         return {source.name: source for source in find_models(request)}
     check_foreign_options(request)
@@ -124,13 +140,18 @@ def _jobs(request: ScreenRequest) -> dict[str, ModelSource]:
         axes = {"placement": placements, **axes}
     plain = {} if "placement" in axes else PLAIN
     if "norm" not in axes and len(expand(request.norms, NORMS, "norm")) > 1:
-        raise ConfigError("--norm all stands for several norms, and each model has one: choose one, or --compare norm=...")
+        raise ConfigError(
+            "--norm all stands for several norms, and each model has one: choose one, or --compare"
+            " norm=..."
+        )
     jobs = {}
     for values in itertools.product(*(axis.items() for axis in axes.values())):
         changes = {SETTINGS[axis]: value for axis, (_, value) in zip(axes, values, strict=True)}
         words = label([(axis, said) for axis, (said, _) in zip(axes, values, strict=True)])
         for name, fields in named.items():
-            jobs[", ".join(filter(None, (name, words)))] = seeded(request, {**changes, **plain, **fields})
+            jobs[", ".join(filter(None, (name, words)))] = seeded(
+                request, {**changes, **plain, **fields}
+            )
         if not named:
             jobs[words] = seeded(request, changes)
     return jobs
@@ -140,10 +161,17 @@ def by_verdict(screenings: Mapping[str, Screening]) -> dict[str, Screening]:
     """The same, sorted by the number of quantities outside their limits. Models with non-finite
     states come last.
     """
-    return dict(sorted(screenings.items(), key=lambda each: (each[1].broken is not None, len(each[1].flags))))
+    return dict(
+        sorted(
+            screenings.items(), key=lambda each: (each[1].broken is not None, len(each[1].flags))
+        )
+    )
 
 
 def label(changes: Sequence[tuple[str, object]]) -> str:
     """A model's name from its own settings: `peri, dt 0.1`."""
     words = [f"{value:g}" if isinstance(value, float) else str(value) for _, value in changes]
-    return ", ".join(word if name == "placement" else f"{name} {word}" for (name, _), word in zip(changes, words, strict=True))
+    return ", ".join(
+        word if name == "placement" else f"{name} {word}"
+        for (name, _), word in zip(changes, words, strict=True)
+    )

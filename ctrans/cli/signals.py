@@ -64,7 +64,9 @@ def ending_by_signals() -> Iterator[None]:
         os.close(read)
 
     defaults = (signal.SIG_DFL, signal.default_int_handler)
-    before = {number: action for number in ENDING if (action := signal.getsignal(number)) in defaults}
+    before = {
+        number: action for number in ENDING if (action := signal.getsignal(number)) in defaults
+    }
     for number in before:
         signal.signal(number, end)
     read, write = os.pipe()
@@ -80,4 +82,6 @@ def ending_by_signals() -> Iterator[None]:
             signal.signal(number, action)
 
 
-os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a fork's signals are not for the thread of its parent
+os.register_at_fork(
+    after_in_child=lambda: signal.set_wakeup_fd(-1)
+)  # a fork's signals are not for the thread of its parent

@@ -32,27 +32,37 @@ class SimulateRequest(ModelRequest):
 
     method: str = option("euler", f"Method of integration: {METHOD_WORDS}.", metavar="NAME")
     steps: int | None = option(None, "Steps per segment of a fixed-step method.", default_words="1")
-    rtol: float | None = option(None, "Relative tolerance of an adaptive method.", default_words="1e-6")
-    atol: float | None = option(None, "Absolute tolerance of an adaptive method.", default_words="1e-8")
+    rtol: float | None = option(
+        None, "Relative tolerance of an adaptive method.", default_words="1e-6"
+    )
+    atol: float | None = option(
+        None, "Absolute tolerance of an adaptive method.", default_words="1e-8"
+    )
     error_norm: str | None = option(
         None,
-        "Norm of an adaptive method's step error: root mean square over all entries, the largest over tokens, or the largest entry.",
+        "Norm of an adaptive method's step error: root mean square over all entries, the largest"
+        " over tokens, or the largest entry.",
         default_words="rms",
         type=click.Choice(sorted(ERROR_NORMS)),
     )
     reference: bool = option(
         True,
-        "Also solve the ODE in float64 and show the distance to it. This takes hundreds of times the work of the discrete model.",
+        "Also solve the ODE in float64 and show the distance to it. This takes hundreds of times"
+        " the work of the discrete model.",
     )
     lyapunov: int = option(
         0,
-        "Show this many tokens as coloured text. The colour shows how much a small change of the token grows on its way to the last "
-        "token's state.",
+        "Show this many tokens as coloured text. The colour shows how much a small change of the"
+        " token grows on its way to the last token's state.",
         limits=Range(0, 10**9),
     )
-    spectra: bool = option(False, "Show eigenvalues of QK, OV and the FFN's W_2 W_1 by depth: spectra.png.")
+    spectra: bool = option(
+        False, "Show eigenvalues of QK, OV and the FFN's W_2 W_1 by depth: spectra.png."
+    )
     contributions: bool = option(
-        False, "Show what each sublayer adds to the last state and to the target's logit: contributions.png."
+        False,
+        "Show what each sublayer adds to the last state and to the target's logit:"
+        " contributions.png.",
     )
 
 
@@ -77,7 +87,9 @@ def command(request: SimulateRequest) -> None:
     found = find_models(request)
     batch = read_batch(request, found, targets=False)
     if request.lyapunov and not isinstance(batch.text, Text):
-        raise ConfigError("--lyapunov shows tokens of a text, and this model reads none: leave it out")
+        raise ConfigError(
+            "--lyapunov shows tokens of a text, and this model reads none: leave it out"
+        )
     directory = directory_of(request)
     passes = (1 if solver.discrete else 2) + request.reference
     results: list[Simulation] = []
@@ -103,19 +115,28 @@ def command(request: SimulateRequest) -> None:
         request,
         directory,
         inputs=batch,
-        result={"placements": {s.placement: {**vars(s), **more} for s, more in zip(results, analyses, strict=True)}},
+        result={
+            "placements": {
+                s.placement: {**vars(s), **more} for s, more in zip(results, analyses, strict=True)
+            }
+        },
         failures=[f"{s.placement}: {s.message}" for s in results if s.status is not Status.SUCCESS],
     )
 
 
-def _analyses(request: SimulateRequest, batch: Batch, model: AnyModel | ModelWithLoss) -> dict[str, Any]:
+def _analyses(
+    request: SimulateRequest, batch: Batch, model: AnyModel | ModelWithLoss
+) -> dict[str, Any]:
     """The results of the optional analyses; None for those that the user did not ask for."""
     text = batch.text
     tokens = batch.tokens
     found = dict.fromkeys(("lyapunov", "spectra", "contributions"))
     if request.lyapunov and isinstance(text, Text):
         sequence = tokens[0, : request.lyapunov]
-        found["lyapunov"] = {**vars(token_exponents(model, sequence)), "words": text.words(sequence.tolist())}
+        found["lyapunov"] = {
+            **vars(token_exponents(model, sequence)),
+            "words": text.words(sequence.tolist()),
+        }
     if request.spectra:
         (found["spectra"],) = walk(model, tokens[:1], None, [Spectra()])
     if request.contributions:
@@ -123,18 +144,27 @@ def _analyses(request: SimulateRequest, batch: Batch, model: AnyModel | ModelWit
             targets = tokens[:, 1:]
         else:
             targets = None
-        found["contributions"] = contributions_by_depth(model, tokens if targets is None else tokens[:, :-1], targets)
+        found["contributions"] = contributions_by_depth(
+            model, tokens if targets is None else tokens[:, :-1], targets
+        )
     return found
 
 
 def _scheme(request: SimulateRequest, dtype: torch.dtype) -> Scheme:
-    """The request's scheme. Raises ConfigError for numbers that the method or dtype does not allow."""
+    """The request's scheme. Raises ConfigError for numbers that the method or dtype does not
+    allow.
+    """
     if get_method(request.method).adaptive and request.steps is not None:
         raise ConfigError(
-            f"method {request.method!r} chooses its own steps and takes no --steps: give --rtol and --atol, or use rk4"
+            f"method {request.method!r} chooses its own steps and takes no --steps: give --rtol and"
+            " --atol, or use rk4"
         )
     scheme = Scheme(
-        request.method, 1 if request.steps is None else request.steps, request.rtol, request.atol, norm=request.error_norm
+        request.method,
+        1 if request.steps is None else request.steps,
+        request.rtol,
+        request.atol,
+        norm=request.error_norm,
     )
     scheme.check_numbers(dtype)
     return scheme

@@ -50,7 +50,11 @@ def command(request: StudyRequest) -> None:
     _check(request, directory)
     study = _study(request)
     if request.dry_run:
-        kept = open_store(directory, write=False) if (directory / FILE).exists() else contextlib.nullcontext()
+        kept = (
+            open_store(directory, write=False)
+            if (directory / FILE).exists()
+            else contextlib.nullcontext()
+        )
         with kept as store:
             _say_damage(store)
             plan = prospect(study, store)
@@ -75,7 +79,9 @@ def _study(request: StudyRequest) -> Study:
     """The named study with the request's changes. Raises ConfigError for an unknown name."""
     if request.name.endswith(TOML):
         if "scale" in request.typed:
-            raise ConfigError("--scale is for presets, and a file sets its own sizes: leave --scale out")
+            raise ConfigError(
+                "--scale is for presets, and a file sets its own sizes: leave --scale out"
+            )
         study = read_study(Path(request.name))
     else:
         study = _preset(request).study(request.name, request.scale)
@@ -83,7 +89,8 @@ def _study(request: StudyRequest) -> Study:
     given = any(source.values())
     if given and study.task is not None:
         raise ConfigError(
-            f"{study.name} is of the task {study.source['task']}, which has its own data: leave out --file and --bin"
+            f"{study.name} is of the task {study.source['task']}, which has its own data: leave out"
+            " --file and --bin"
         )
     changes: dict[str, Any] = {"source": source} if given else {}
     if request.budget is not None:
@@ -97,7 +104,10 @@ def _preset(request: StudyRequest) -> Preset:
     if request.name in PRESETS:
         return PRESETS[request.name]
     if Path(request.name + TOML).is_file():
-        raise ConfigError(f"ctrans has no study {request.name!r}: for the file in this directory give {request.name + TOML!r}")
+        raise ConfigError(
+            f"ctrans has no study {request.name!r}: for the file in this directory give"
+            f" {request.name + TOML!r}"
+        )
     raise unknown("study", request.name, PRESETS)
 
 
@@ -140,13 +150,29 @@ def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -
         "stable_rule": stable_rule(runs, floor),
         "verdict": _verdict(request, plan, runs, floor),
     }
-    files = {name: make for each in request.formats for name, make in export.files(each, store, outcomes).items()}
-    failures = [f"{len(failed)} of {len(plan.runs)} runs failed; the same command tries them again"] * bool(failed)
-    causes = dict.fromkeys(f"{run.run.case}, try {run.tries}: {run.result.message}" for run in failed)
-    end(request, directory, result=result, files=files, failures=[*failures, *islice(causes, CAUSES)])
+    files = {
+        name: make
+        for each in request.formats
+        for name, make in export.files(each, store, outcomes).items()
+    }
+    failures = [
+        f"{len(failed)} of {len(plan.runs)} runs failed; the same command tries them again"
+    ] * bool(failed)
+    causes = dict.fromkeys(
+        f"{run.run.case}, try {run.tries}: {run.result.message}" for run in failed
+    )
+    end(
+        request,
+        directory,
+        result=result,
+        files=files,
+        failures=[*failures, *islice(causes, CAUSES)],
+    )
 
 
-def _verdict(request: StudyRequest, plan: Prospect, runs: FinishedRuns, floor: Floor | None) -> Verdict | None:
+def _verdict(
+    request: StudyRequest, plan: Prospect, runs: FinishedRuns, floor: Floor | None
+) -> Verdict | None:
     """The verdict of a preset, from the seeds whose runs are all finished. Otherwise the two sides
     of a comparison would be means over different seeds.
     """

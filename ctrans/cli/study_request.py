@@ -32,21 +32,37 @@ class StudyRequest(WrittenRequest):
     """
 
     name: str = argument("NAME|FILE.toml")
-    scale: str = option("small", "For a preset: small, or paper for the published sizes.", metavar="NAME")
+    scale: str = option(
+        "small", "For a preset: small, or paper for the published sizes.", metavar="NAME"
+    )
     file: Path | None = option(None, "Train on this file's bytes.")
     bin: Path | None = option(None, "Train on nanoGPT's train.bin and val.bin in this directory.")
     budget: float | None = option(
-        None, "Total processor hours after which no new run begins. The same command continues the study."
+        None,
+        "Total processor hours after which no new run begins. The same command continues the"
+        " study.",
     )
     workers: int | None = option(
-        None, "Processes, each with one thread.", limits=Range(1, 1024), default_words="the number of processors"
+        None,
+        "Processes, each with one thread.",
+        limits=Range(1, 1024),
+        default_words="the number of processors",
     )
-    ray: str | None = option(None, "Use the Ray cluster at this address (auto: the one on this machine).", metavar="ADDRESS")
+    ray: str | None = option(
+        None,
+        "Use the Ray cluster at this address (auto: the one on this machine).",
+        metavar="ADDRESS",
+    )
     dry_run: bool = option(False, "Only show the cost. ctrans times a short run for it.")
     report: bool = option(False, "Train nothing: make tables and figures from the finished runs.")
-    formats: tuple[str, ...] = option((), "Repeatable: also write the tables.", flags="--export", choices=FORMATS)
+    formats: tuple[str, ...] = option(
+        (), "Repeatable: also write the tables.", flags="--export", choices=FORMATS
+    )
     out: Path | None = option(
-        None, f"Directory of {FILE}, study.json and study.png.", group="Output", default_words="out/study/NAME"
+        None,
+        f"Directory of {FILE}, study.json and study.png.",
+        group="Output",
+        default_words="out/study/NAME",
     )
 
 
@@ -91,9 +107,18 @@ def engine(workers: int | None, ray: str | None) -> Engine:
 def begins(plan: Prospect) -> dict[str, Any]:
     """The keys of every study's result: the study and its progress. The other keys are empty."""
     maps: dict[str, Any] = {name: {} for name in ("outcomes", "losses", "curves", "states")}
-    nothing = dict.fromkeys(("cost", "frequencies_loss", "depthless_loss", "stable_rule", "verdict"))
+    nothing = dict.fromkeys(
+        ("cost", "frequencies_loss", "depthless_loss", "stable_rule", "verdict")
+    )
     done = len(plan.runs) - len(plan.left)
-    return {"study": asdict(plan.study), "runs": len(plan.runs), "done": done, "failed": 0, **maps, **nothing}
+    return {
+        "study": asdict(plan.study),
+        "runs": len(plan.runs),
+        "done": done,
+        "failed": 0,
+        **maps,
+        **nothing,
+    }
 
 
 def costs(plan: Prospect, processes: int) -> dict[str, Any]:
@@ -101,6 +126,7 @@ def costs(plan: Prospect, processes: int) -> dict[str, Any]:
     under `all`, that of all runs.
     """
     whole, left = (
-        {**asdict(each), "processor_hours": each.processor_hours, "hours": each.hours(processes)} for each in cost(plan)
+        {**asdict(each), "processor_hours": each.processor_hours, "hours": each.hours(processes)}
+        for each in cost(plan)
     )
     return {**left, "processes": processes, "all": whole}

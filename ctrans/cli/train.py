@@ -45,8 +45,14 @@ HELD = 2
 """Windows of the validation text in the monitor's fixed batch."""
 ADVICE = {
     (True, Ending.INTERRUPTED): "continue it with --resume",
-    (True, Ending.STOPPED): "continue it with --resume, and a lower --learning-rate, as {rate:g}, if that can help,",
-    (True, Ending.DIVERGED): "continue it from its last good checkpoint with --resume and a lower --learning-rate, as {rate:g},",
+    (
+        True,
+        Ending.STOPPED,
+    ): "continue it with --resume, and a lower --learning-rate, as {rate:g}, if that can help,",
+    (True, Ending.DIVERGED): (
+        "continue it from its last good checkpoint with --resume and a lower --learning-rate, as"
+        " {rate:g},"
+    ),
     (False, Ending.DIVERGED): "nothing was saved: start again with other settings,",
 }
 """What to do, by whether the run has a checkpoint and how it ended. The message ends with --out."""
@@ -79,9 +85,15 @@ def command(request: TrainRequest) -> None:
         step = progress.step
         iterations = run.config.iterations
         if first and step and not request.quiet:
-            done = f"Nothing to do: {step} of {iterations} iterations are done. Raise --iterations to continue."
+            done = (
+                f"Nothing to do: {step} of {iterations} iterations are done. Raise --iterations to"
+                " continue."
+            )
             _say(done if step == iterations else f"Continuing from step {step} of {iterations}.")
-        with _observer(request, run, progress) as observe, _watched(request, run, progress) as watched:
+        with (
+            _observer(request, run, progress) as observe,
+            _watched(request, run, progress) as watched,
+        ):
             outcome = carry_out(replace(watched, observe=observe), progress)
         if first:
             result = _result(request, run, outcome, time.perf_counter() - started)
@@ -95,14 +107,18 @@ def command(request: TrainRequest) -> None:
 
 
 def _check_places(request: TrainRequest) -> None:
-    """Raises ConfigError for options that exclude each other, before ctrans reads or writes files."""
+    """Raises ConfigError for options that exclude each other, before ctrans reads or writes
+    files.
+    """
     check_exclusive(request, ("resume", "overwrite"), ("file", "bin"), ("origin", "resume"))
     if request.use_tensorboard:
         check_tensorboard()
     check_reactions(request.react)
     for name, given in (("probe-every", request.probe_every is not None), ("react", request.react)):
         if given and not request.monitor:
-            raise ConfigError(f"--{name} is an option of the monitor: add --monitor, or leave it out")
+            raise ConfigError(
+                f"--{name} is an option of the monitor: add --monitor, or leave it out"
+            )
     check_json(request, request.out)
 
 
@@ -114,14 +130,23 @@ def _plan(request: TrainRequest) -> Plan:
         else:
             moved = None
         flags = {str(parameter.name): parameter.opts[0] for parameter in command.params}
-        planned = plan_to_resume(request.out, request.given, moved, parallel=request.parallel, flags=flags)
+        planned = plan_to_resume(
+            request.out, request.given, moved, parallel=request.parallel, flags=flags
+        )
         check_depths(request.eval_depth, planned.architecture, planned.config)
         return planned
     config = request.settings
     changes = {name: value for name, value in request.given.items() if name in request.config}
     model = request.model if request.origin is None else start_from(request.origin, changes)
     check_depths(request.eval_depth, model.config if isinstance(model, GPT) else model, config)
-    return plan(model, config, request.source, out=request.out, overwrite=request.overwrite, parallel=request.parallel)
+    return plan(
+        model,
+        config,
+        request.source,
+        out=request.out,
+        overwrite=request.overwrite,
+        parallel=request.parallel,
+    )
 
 
 def _set_threads(request: TrainRequest, planned: Plan) -> None:
@@ -132,7 +157,9 @@ def _set_threads(request: TrainRequest, planned: Plan) -> None:
         torch.set_num_threads(request.threads)
     elif get_device(request.device).type == "cpu":
         model, config = planned.architecture, planned.config
-        choose_threads(flops(model.width, config.batch, model.context), config.weight_dtype.itemsize)
+        choose_threads(
+            flops(model.width, config.batch, model.context), config.weight_dtype.itemsize
+        )
 
 
 @contextmanager
@@ -197,7 +224,9 @@ class MonitoredRun(Watcher):
             tensorboard=request.use_tensorboard,
         )
 
-    def before_step(self, loss: Tensor, norm: Tensor, optimiser: torch.optim.Optimizer, tokens: Tensor) -> Advice:
+    def before_step(
+        self, loss: Tensor, norm: Tensor, optimiser: torch.optim.Optimizer, tokens: Tensor
+    ) -> Advice:
         """The advice of the monitor's reactions, empty without reactions."""
         self._before = None
         monitor = self.monitor
@@ -211,8 +240,15 @@ class MonitoredRun(Watcher):
         if self.run.processes.first and not self.quiet:
             for alarm in alarms:
                 _say(str(alarm))
-        why = next((alarm.check for alarm in alarms if alarm.severity != "note"), "another process saw a danger")
-        return Advice(len(monitor.reactions.skipped) > skipped, self._before, why * (monitor.stopped > stopped))
+        why = next(
+            (alarm.check for alarm in alarms if alarm.severity != "note"),
+            "another process saw a danger",
+        )
+        return Advice(
+            len(monitor.reactions.skipped) > skipped,
+            self._before,
+            why * (monitor.stopped > stopped),
+        )
 
     def files(self) -> Mapping[str, str]:
         """The monitor's memory."""
@@ -233,7 +269,9 @@ def _say(words: str) -> None:
         discard_stdout()
 
 
-def _result(request: TrainRequest, run: TrainingRun, outcome: Outcome, seconds: float) -> dict[str, Any]:
+def _result(
+    request: TrainRequest, run: TrainingRun, outcome: Outcome, seconds: float
+) -> dict[str, Any]:
     rows = list(log.read(run.store.directory))
     evaluations = [row for row in rows if "validation_loss" in row]
     progress = outcome.progress
@@ -251,7 +289,9 @@ def _result(request: TrainRequest, run: TrainingRun, outcome: Outcome, seconds: 
         "model": run.model.config,
         "training": run.config,
         "parameters": sum(parameter.numel() for parameter in run.model.parameters()),
-        "trained_parameters": sum(parameter.numel() for parameter in run.model.parameters() if parameter.requires_grad),
+        "trained_parameters": sum(
+            parameter.numel() for parameter in run.model.parameters() if parameter.requires_grad
+        ),
         "first_validation_loss": progress.first,
         "validation_loss": evaluations[-1]["validation_loss"] if evaluations else None,
         "best_validation_loss": progress.best,
@@ -265,7 +305,9 @@ def _result(request: TrainRequest, run: TrainingRun, outcome: Outcome, seconds: 
     }
 
 
-def _add_depths(request: TrainRequest, result: dict[str, Any], run: TrainingRun, *, finished: bool) -> None:
+def _add_depths(
+    request: TrainRequest, result: dict[str, Any], run: TrainingRun, *, finished: bool
+) -> None:
     """Evaluates a finished run at other depths, and writes the result with these losses."""
     losses = losses_at(request.eval_depth if finished else (), run)
     write_result(request, run.store.directory, {**result, "other_depths": losses})
@@ -274,14 +316,20 @@ def _add_depths(request: TrainRequest, result: dict[str, Any], run: TrainingRun,
             _say(f"Validation loss at depth {depth}: {loss:.4f}")
 
 
-def _show(request: TrainRequest, result: dict[str, Any], run: TrainingRun, outcome: Outcome) -> None:
+def _show(
+    request: TrainRequest, result: dict[str, Any], run: TrainingRun, outcome: Outcome
+) -> None:
     """Writes the figures and the JSON, but not to stdout, and prints how the run ended."""
     directory = run.store.directory
     page = page_of({request.command: json.loads(save_json(request, directory, result))})
     drawn = pictures(page)
     for name, make in drawn.items():
         write_atomic(directory / name, make())
-    print_page(request, page, [f"{directory}/{name}" for name in ("last", "best", "log.jsonl", "train.json", *drawn)])
+    print_page(
+        request,
+        page,
+        [f"{directory}/{name}" for name in ("last", "best", "log.jsonl", "train.json", *drawn)],
+    )
     if outcome.ending is not Ending.FINISHED:
         advice = ADVICE[run.store.exists, outcome.ending].format(rate=run.config.learning_rate / 2)
         say(f"{outcome.ending.value}: {outcome.message}; {advice} --out {directory}", error=True)

@@ -34,16 +34,25 @@ class OfTraining(WrittenRequest):
     training: OptionValues = settings_of(TrainConfig)
     task: str = option(
         "text",
-        "text: predict each next token. digits: a small vision Transformer classifies scikit-learn's 1,797 images of handwritten "
-        "digits, 8 x 8 pixels. Each pixel is a patch, the class token comes last, and all tokens attend to all. Every evaluation "
-        "prints the accuracy on the held-out fifth. recall: 4 keys with a value each, then the keys in another order, each of which asks "
-        "for its value. counting: how often each symbol came before, modulo 4. modular: sums modulo 23. A model without depth only "
-        "guesses at these. ctrans downloads nothing.",
+        "text: predict each next token. digits: a small vision Transformer classifies"
+        " scikit-learn's 1,797 images of handwritten digits, 8 x 8 pixels. Each pixel is a patch,"
+        " the class token comes last, and all tokens attend to all. Every evaluation prints the"
+        " accuracy on the held-out fifth. recall: 4 keys with a value each, then the keys in"
+        " another order, each of which asks for its value. counting: how often each symbol came"
+        " before, modulo 4. modular: sums modulo 23. A model without depth only guesses at these."
+        " ctrans downloads nothing.",
         group="Data",
         choices={"text": None, **TASKS},
     )
-    file: Path | None = option(None, "Train on this file's bytes.", group="Data", default_words="Python's language documentation")
-    bin: Path | None = option(None, "Train on nanoGPT's train.bin and val.bin in this directory.", group="Data")
+    file: Path | None = option(
+        None,
+        "Train on this file's bytes.",
+        group="Data",
+        default_words="Python's language documentation",
+    )
+    bin: Path | None = option(
+        None, "Train on nanoGPT's train.bin and val.bin in this directory.", group="Data"
+    )
     vocab_size: int | None = option(
         None,
         "Size of the vocabulary.",
@@ -69,7 +78,9 @@ class OfTraining(WrittenRequest):
         """The architecture. Raises ConfigError for an invalid one."""
         task = self._task
         if task is not None:
-            own = {name: value for name, value in self.config.items() if name not in task.architecture}
+            own = {
+                name: value for name, value in self.config.items() if name not in task.architecture
+            }
             return GPTConfig(**task.architecture, **own)
         if self.bin is None:
             default = VOCABULARY
@@ -101,7 +112,9 @@ class OfTraining(WrittenRequest):
         task = TASKS[self.task]
         brought = [name for name in ("file", "bin", *task.architecture) if name in self.typed]
         if brought:
-            raise ConfigError(f"--task {self.task} brings its own {', '.join(brought)}: leave the option out")
+            raise ConfigError(
+                f"--task {self.task} brings its own {', '.join(brought)}: leave the option out"
+            )
         return task
 
 
@@ -112,19 +125,22 @@ class TrainRequest(OfTraining):
     out: Path = option(Path("out/train"), "Directory of the run.", group="Output")
     origin: Path | None = option(
         None,
-        "Start from the model of this run or checkpoint. With --depth ctrans interpolates its weights to another number of blocks "
-        "over the same depth-time (for a stack, with --stack-steps to other steps).",
+        "Start from the model of this run or checkpoint. With --depth ctrans interpolates its"
+        " weights to another number of blocks over the same depth-time (for a stack, with"
+        " --stack-steps to other steps).",
         flags="--from",
         metavar="RUN",
         default_words="fresh weights",
     )
     resume: bool = option(
         False,
-        "Continue the run in --out exactly. Under torchrun, start a run if there is none. You can leave options out, or change some, "
-        "such as --learning-rate and --iterations.",
+        "Continue the run in --out exactly. Under torchrun, start a run if there is none. You can"
+        " leave options out, or change some, such as --learning-rate and --iterations.",
     )
     overwrite: bool = option(False, "Remove the run in --out and start again.")
-    parallel: str = option("none", "How the processes of torchrun share the work.", group="Device", choices=PARALLEL)
+    parallel: str = option(
+        "none", "How the processes of torchrun share the work.", group="Device", choices=PARALLEL
+    )
     threads: int | None = option(
         None,
         "CPU threads.",
@@ -132,19 +148,32 @@ class TrainRequest(OfTraining):
         limits=Range(1, max(MOST_THREADS, os.cpu_count() or 1)),
         default_words="OMP_NUM_THREADS, or by the model's size",
     )
-    eval_depth: tuple[int, ...] = option((), "Repeatable: also evaluate at this depth, over the same depth-time.")
-    use_tensorboard: bool = option(False, "Also write TensorBoard's files to --out.", flags="--tensorboard")
-    monitor: bool = option(
-        False, "Monitor the run: write figures by depth and alarms to --out. ctrans watch shows them.", group="Monitor"
+    eval_depth: tuple[int, ...] = option(
+        (), "Repeatable: also evaluate at this depth, over the same depth-time."
     )
-    every: int = option(50, "Iterations between the monitor's reports.", group="Monitor", limits=COUNT)
+    use_tensorboard: bool = option(
+        False, "Also write TensorBoard's files to --out.", flags="--tensorboard"
+    )
+    monitor: bool = option(
+        False,
+        "Monitor the run: write figures by depth and alarms to --out. ctrans watch shows them.",
+        group="Monitor",
+    )
+    every: int = option(
+        50, "Iterations between the monitor's reports.", group="Monitor", limits=COUNT
+    )
     probe_every: int | None = option(
-        None, "Iterations between the monitor's passes over a fixed batch.", group="Monitor", limits=COUNT, default_words="none"
+        None,
+        "Iterations between the monitor's passes over a fixed batch.",
+        group="Monitor",
+        limits=COUNT,
+        default_words="none",
     )
     react: tuple[str, ...] = option(
         (),
-        "Repeatable: what the monitor does. It can skip a step with a non-finite gradient, save a checkpoint before a step with a "
-        "danger, or end the run. In a trial, skip healed 10 of 12 runs with a nan in one batch and acted in 0 of 12 healthy ones.",
+        "Repeatable: what the monitor does. It can skip a step with a non-finite gradient, save a"
+        " checkpoint before a step with a danger, or end the run. In a trial, skip healed 10 of 12"
+        " runs with a nan in one batch and acted in 0 of 12 healthy ones.",
         group="Monitor",
         choices=dict.fromkeys(REACTIONS),
         default_words="nothing",

@@ -20,7 +20,8 @@ class VerifyRequest(WrittenRequest):
 
     only: tuple[str, ...] = option(
         (),
-        f"Repeatable: a statement, the beginning of names (theorem-4), or a section, {min(SECTIONS)} to {max(SECTIONS)}.",
+        "Repeatable: a statement, the beginning of names (theorem-4), or a section,"
+        f" {min(SECTIONS)} to {max(SECTIONS)}.",
         metavar="NAME",
         default_words="all",
     )
@@ -70,6 +71,6 @@ def _failure(r: Result) -> str:
     """The case that violates a corrected form."""
     found = r.corrected
     return (
-        f"{r.name} ({r.source}): {r.says}\n"
-        f"  violated by {found.excess:.6g} > {found.tolerance:g} in case {found.case} of {found.cases}: {found.words}"
+        f"{r.name} ({r.source}): {r.says}\n  violated by {found.excess:.6g} > {found.tolerance:g}"
+        f" in case {found.case} of {found.cases}: {found.words}"
     )

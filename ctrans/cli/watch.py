@@ -31,10 +31,18 @@ class WatchRequest(WrittenRequest):
     """The request of `watch`: the `directory` of a monitor's log."""
 
     directory: Path = argument("DIR")
-    once: bool = option(False, "Show the current state, then exit. This is the default if stdout is not a terminal.")
-    why: bool = option(False, "Also show what moved first: the gauges and places that left their past, in order.")
-    refresh: float = option(2.0, "Seconds between updates.", limits=Range(0.1, LARGEST, "at least 0.1 seconds"))
-    out: Path | None = option(None, "Directory for watch.png and watch.json.", group="Output", default_words="DIR")
+    once: bool = option(
+        False, "Show the current state, then exit. This is the default if stdout is not a terminal."
+    )
+    why: bool = option(
+        False, "Also show what moved first: the gauges and places that left their past, in order."
+    )
+    refresh: float = option(
+        2.0, "Seconds between updates.", limits=Range(0.1, LARGEST, "at least 0.1 seconds")
+    )
+    out: Path | None = option(
+        None, "Directory for watch.png and watch.json.", group="Output", default_words="DIR"
+    )
 
 
 @command_of(WatchRequest, "watch")
@@ -70,7 +78,9 @@ def findings(log: MonitorLog, *, why: bool = False) -> dict[str, Any]:
         "why": post_mortem(log) if why else None,
         "findings": log.findings,
         "probes": log.probes,
-        "unknown": {where: why for report in log.reports[-1:] for where, why in report.unknown.items()},
+        "unknown": {
+            where: why for report in log.reports[-1:] for where, why in report.unknown.items()
+        },
     }
 
 
@@ -80,7 +90,9 @@ def _page(log: MonitorLog, *, why: bool = False) -> Page:
 
 def _live(request: WatchRequest, console: Console, log: MonitorLog) -> Text:
     """The page as text of the terminal's width."""
-    inner = Console(emoji=False, highlight=False, file=io.StringIO(), width=console.width, force_terminal=True)
+    inner = Console(
+        emoji=False, highlight=False, file=io.StringIO(), width=console.width, force_terminal=True
+    )
     with inner.capture() as capture:
         show(_page(log, why=request.why), inner, verbose=request.verbose)
     return Text.from_ansi(capture.get())
@@ -89,7 +101,9 @@ def _live(request: WatchRequest, console: Console, log: MonitorLog) -> Text:
 def _followed(request: WatchRequest, console: Console, log: MonitorLog) -> MonitorLog:
     """Shows the log until the run ends or the user presses Ctrl-C, and returns its last state."""
     try:
-        with Live(_live(request, console, log), console=console, auto_refresh=False, transient=True) as live:
+        with Live(
+            _live(request, console, log), console=console, auto_refresh=False, transient=True
+        ) as live:
             while not log.ended:
                 time.sleep(request.refresh)
                 log = read_log(request.directory)

@@ -13,12 +13,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.base.shapes import AnyShape, BatchMask, PerBatch, TokenMask, TokenRows, UnbatchedRows, Vectors
+from ctrans.base.shapes import (
+    AnyShape,
+    BatchMask,
+    PerBatch,
+    TokenMask,
+    TokenRows,
+    UnbatchedRows,
+    Vectors,
+)
 from ctrans.control.ascent import Chart
 from ctrans.dynamics.norm.norm import row_length
 from solvers import ConfigError, shown
 
-Posedness = Literal["well-posed", "well-posed for bounded gains", "well-posed, the rest fixed", "open", "degenerate"]
+Posedness = Literal[
+    "well-posed", "well-posed for bounded gains", "well-posed, the rest fixed", "open", "degenerate"
+]
 """What is known of H(P), from the strongest verdict to the weakest. Each verdict names its
 assumption.
 
@@ -35,7 +45,9 @@ assumption.
 VERDICTS: tuple[Posedness, ...] = get_args(Posedness)
 
 
-def verdict_of(finite: bool | None, *, rest_fixed: bool = False, bounded_gains: bool = False) -> Posedness:
+def verdict_of(
+    finite: bool | None, *, rest_fixed: bool = False, bounded_gains: bool = False
+) -> Posedness:
     """The verdict that the evidence supports. No other code decides a verdict.
 
     - `finite`: whether H is finite for every costate; None if nothing is proven
@@ -156,7 +168,9 @@ class Supremum(ABC):
         It is at least sqrt(eps) sum_j |p_j||f*_j|, with eps the machine epsilon and f* the
         maximiser: smaller differences are rounding.
         """
-        rounding = float((length(P) * length(self.maximizer(P))).sum()) * math.sqrt(torch.finfo(P.dtype).eps)
+        rounding = float((length(P) * length(self.maximizer(P))).sum()) * math.sqrt(
+            torch.finfo(P.dtype).eps
+        )
         base = self.base(P)
         return max(abs(float(self.support(P)) - base) + abs(base), rounding)
 
@@ -212,16 +226,23 @@ def check_costate(
     """
     if P.ndim < 2 or not P.is_floating_point():
         raise ConfigError(
-            f"the {what} has shape {tuple(P.shape)} and dtype {P.dtype}: give floats of shape (*batch, tokens, width)"
+            f"the {what} has shape {tuple(P.shape)} and dtype {P.dtype}: give floats of shape"
+            " (*batch, tokens, width)"
         )
-    for name, have, want in (("tokens", P.shape[-2], tokens), ("width", P.shape[-1], width), ("dtype", P.dtype, dtype)):
+    for name, have, want in (
+        ("tokens", P.shape[-2], tokens),
+        ("width", P.shape[-1], width),
+        ("dtype", P.dtype, dtype),
+    ):
         if want is not None and have != want:
             raise ConfigError(
-                f"the {what} has {name} {have}, the admissible set {want}: take both from one model and text, in one dtype"
+                f"the {what} has {name} {have}, the admissible set {want}: take both from one model"
+                " and text, in one dtype"
             )
     if not torch.isfinite(P).all():
         raise ConfigError(
-            f"the {what} has entries that are not finite, and H is defined for finite ones: look for the layer that overflowed"
+            f"the {what} has entries that are not finite, and H is defined for finite ones: look"
+            " for the layer that overflowed"
         )
 
 

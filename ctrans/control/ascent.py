@@ -138,7 +138,9 @@ class Ascent:
     steps: int
 
 
-def ascend(payoff: Map, start: AnyShape, axes: tuple[int, ...], project: Map = identity, steps: int = STEPS) -> Ascent:
+def ascend(
+    payoff: Map, start: AnyShape, axes: tuple[int, ...], project: Map = identity, steps: int = STEPS
+) -> Ascent:
     """z <- project(z + eta grad payoff(z)), with the step eta of Barzilai and Borwein (1988) for
     each problem.
 
@@ -204,14 +206,18 @@ class BoundedAscent:
     def stretched(self, radius: float, z: Tensor) -> Tensor:
         """z at each of the shares of the bound."""
         length = self.size(z)
-        return torch.cat([z * (share * radius / torch.where(length == 0, 1.0, length)) for share in self.shares])
+        return torch.cat(
+            [z * (share * radius / torch.where(length == 0, 1.0, length)) for share in self.shares]
+        )
 
     def best(self, radius: float, starts: Tensor) -> Tensor:
         """The start with the largest payoff."""
         first = self.payoff(radius, starts).argmax()
         return starts[first : first + 1]
 
-    def climb(self, radius: float, starts: Tensor, steps: int | None = None) -> tuple[Tensor, Tensor]:
+    def climb(
+        self, radius: float, starts: Tensor, steps: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The best value found from any of the starts, and its z."""
         payoff = partial(self.payoff, radius)
         within = partial(self.within, radius)
@@ -220,13 +226,17 @@ class BoundedAscent:
         return found.best[first : first + 1], found.z[first : first + 1]
 
 
-def balanced(P: UnbatchedRows, raw: Float[Tensor, "*starts tokens width"]) -> Float[Tensor, "*starts tokens width"]:
+def balanced(
+    P: UnbatchedRows, raw: Float[Tensor, "*starts tokens width"]
+) -> Float[Tensor, "*starts tokens width"]:
     """raw_j sqrt(|p_j|/max |p|), at least raw_j/1000: at these lengths a norm curves the payoff
     equally for all tokens.
     """
     size = torch.linalg.vector_norm(P, dim=-1, keepdim=True)
     largest = size.amax()
-    lengthened: Tensor = raw * (size / torch.where(largest == 0, 1.0, largest)).sqrt().clamp_min(SMALL)
+    lengthened: Tensor = raw * (size / torch.where(largest == 0, 1.0, largest)).sqrt().clamp_min(
+        SMALL
+    )
     return lengthened
 
 

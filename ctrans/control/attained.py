@@ -108,7 +108,9 @@ def attained(
     >>> attained(model, tokens[:, :-1], tokens[:, 1:]).work
     """
     if model.depth.streamed:
-        raise ConfigError("weights on demand are loaded for one pass and cannot be trained: load the whole model")
+        raise ConfigError(
+            "weights on demand are loaded for one pass and cannot be trained: load the whole model"
+        )
     found = costate(model, tokens, targets)
     decays = (weight_decay * decay_gains, weight_decay)
     where = places(model.depth)
@@ -119,7 +121,9 @@ def attained(
         steps.append({name: getattr(step, name) for name in figures})
         if progress is not None:
             progress(k)
-    return Attained(found.loss, **where, **{name: [step[name] for step in steps] for name in figures})
+    return Attained(
+        found.loss, **where, **{name: [step[name] for step in steps] for name in figures}
+    )
 
 
 ENTERING = ("state_norm.", "residual.mix")
@@ -140,7 +144,9 @@ class StepAt:
     """The decay of vectors and of matrices."""
 
     @classmethod
-    def of(cls, sublayer: Sublayer, found: Costate, k: int, h: float, decays: tuple[float, float]) -> StepAt:
+    def of(
+        cls, sublayer: Sublayer, found: Costate, k: int, h: float, decays: tuple[float, float]
+    ) -> StepAt:
         x = sublayer.enter(found.states[k])
         p = found.costates[k + 1]
         if sublayer.state_norm is not None:
@@ -163,13 +169,17 @@ class StepAt:
     @cached_property
     def parameters(self) -> Parameters:
         """The parameters that the raw velocity depends on."""
-        names = [name for name, _ in self.sublayer.named_parameters() if not name.startswith(ENTERING)]
+        names = [
+            name for name, _ in self.sublayer.named_parameters() if not name.startswith(ENTERING)
+        ]
         return {name: self.sublayer.get_parameter(name).detach() for name in names}
 
     @cached_property
     def gradients(self) -> Parameters:
         """dL/dtheta of this step's parameters."""
-        pull: Callable[[Tensor], tuple[Parameters]] = torch.func.vjp(self._made_by, self.parameters)[1]
+        pull: Callable[[Tensor], tuple[Parameters]] = torch.func.vjp(
+            self._made_by, self.parameters
+        )[1]
         return pull(self.h * self.p)[0]
 
     @cached_property
@@ -179,21 +189,33 @@ class StepAt:
         """
         norm = self.sublayer.output_norm
         if self.sublayer.image is not None:
-            return {name: value for name, value in self.parameters.items() if name == "residual.gain"}
+            return {
+                name: value for name, value in self.parameters.items() if name == "residual.gain"
+            }
         if norm is not None:
-            found = {f"output_norm.{name}": value for name, value in norm.linear_parameters().items()}
+            found = {
+                f"output_norm.{name}": value for name, value in norm.linear_parameters().items()
+            }
             if not found:
                 raise ConfigError(
-                    f"{type(norm).__name__} behind the {self.sublayer.kind} sublayer has no gains or offsets, so its velocity is "
-                    "linear in no parameter: choose an output norm with gains, or a placement without one"
+                    f"{type(norm).__name__} behind the {self.sublayer.kind} sublayer has no gains"
+                    " or offsets, so its velocity is linear in no parameter: choose an output norm"
+                    " with gains, or a placement without one"
                 )
             return found
         field = projected_field(self.sublayer)
         # compares storage, because the model may keep them transposed
         wanted = {(each.data_ptr(), each.numel()) for each in field.output_projection.parameters()}
-        found = {name: value for name, value in self.parameters.items() if (value.data_ptr(), value.numel()) in wanted}
+        found = {
+            name: value
+            for name, value in self.parameters.items()
+            if (value.data_ptr(), value.numel()) in wanted
+        }
         if len(found) < len(wanted):
-            raise ConfigError(f"the last linear map of {type(field).__name__} is part of a larger parameter: store it separately")
+            raise ConfigError(
+                f"the last linear map of {type(field).__name__} is part of a larger parameter:"
+                " store it separately"
+            )
         return found
 
     @property
@@ -207,17 +229,26 @@ class StepAt:
     @property
     def stationarity(self) -> float:
         """(work + lam |theta|^2)/(h |P||r|), with the decay of each part of the last factor."""
-        decayed = (self.decays[value.dim() > 1] * float(value.square().sum()) for value in self.last.values())
+        decayed = (
+            self.decays[value.dim() > 1] * float(value.square().sum())
+            for value in self.last.values()
+        )
         return (self.work + sum(decayed)) / self.size
 
     @property
     def last_gap(self) -> float:
-        theta, slope = (torch.cat([part[name].flatten() for name in self.last]).norm() for part in (self.last, self.gradients))
+        theta, slope = (
+            torch.cat([part[name].flatten() for name in self.last]).norm()
+            for part in (self.last, self.gradients)
+        )
         return float(theta * slope) + self.radial
 
     @property
     def first_order(self) -> float:
-        theta, slope = (torch.cat([part.flatten() for part in parts.values()]) for parts in (self.parameters, self.gradients))
+        theta, slope = (
+            torch.cat([part.flatten() for part in parts.values()])
+            for parts in (self.parameters, self.gradients)
+        )
         return float(theta.norm() * slope.norm() + (theta * slope).sum())
 
     @property
@@ -228,7 +259,10 @@ class StepAt:
         if norm is None:
             return math.inf
         scaled = self.sublayer.pulled(self.p)
-        return self.h * float(admissible_set(norm, self.sublayer.placement).support(scaled).sum()) + self.work
+        return (
+            self.h * float(admissible_set(norm, self.sublayer.placement).support(scaled).sum())
+            + self.work
+        )
 
     @property
     def shared_gap(self) -> float:
@@ -238,8 +272,13 @@ class StepAt:
         radius = frobenius(theta)
 
         def payoff(radius: float, z: Tensor) -> Tensor:
-            pieces = [piece.reshape(part.shape) for piece, part in zip(z.flatten().split(counts), parts, strict=True)]
-            return -self.h * (self.p * self._made_by(dict(zip(names, pieces, strict=True)))).sum().reshape(1)
+            pieces = [
+                piece.reshape(part.shape)
+                for piece, part in zip(z.flatten().split(counts), parts, strict=True)
+            ]
+            return -self.h * (
+                self.p * self._made_by(dict(zip(names, pieces, strict=True)))
+            ).sum().reshape(1)
 
         ascent = BoundedAscent(payoff, STEPS)
         random = noise(theta, torch.Generator().manual_seed(0), STARTS, *theta.shape)

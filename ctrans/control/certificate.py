@@ -16,9 +16,23 @@ from torch import Tensor
 
 from ctrans.base.option import Count, Seed
 from ctrans.base.shapes import UnbatchedRows
-from ctrans.control.admissible import ROUNDING, GainSlope, Posedness, Supremum, VelocitySet, check_costate
+from ctrans.control.admissible import (
+    ROUNDING,
+    GainSlope,
+    Posedness,
+    Supremum,
+    VelocitySet,
+    check_costate,
+)
 from ctrans.control.ascent import STEPS
-from ctrans.control.certificate_ascents import PAIRS, VelocityAscent, WeightAscent, climb_velocities, climb_weights, share_of
+from ctrans.control.certificate_ascents import (
+    PAIRS,
+    VelocityAscent,
+    WeightAscent,
+    climb_velocities,
+    climb_weights,
+    share_of,
+)
 from ctrans.control.ellipsoid import SphereImage
 from ctrans.control.growth import Growth, Witness, gained_growth, growth, witness
 from ctrans.control.last_map import Features
@@ -35,7 +49,21 @@ LINEAR, SATURATED = 0.01, 0.05
 SATURATED from 0 where H is finite.
 """
 
-VALUES = frozenset({"hamiltonian", "scale", "best", "values", "base", "limit", "ceiling", "gain", "offset", "lower", "upper"})
+VALUES = frozenset(
+    {
+        "hamiltonian",
+        "scale",
+        "best",
+        "values",
+        "base",
+        "limit",
+        "ceiling",
+        "gain",
+        "offset",
+        "lower",
+        "upper",
+    }
+)
 """The fields of evidence that are proportional to the costate."""
 
 
@@ -97,41 +125,68 @@ class Certificate:
         small = math.sqrt(self.eps)
         found: dict[str, bool] = {}
         if self.kkt is not None:
-            words = f"the closed form's maximiser satisfies the KKT conditions (found: to {self.kkt:.2g})"
+            words = (
+                "the closed form's maximiser satisfies the KKT conditions (found: to"
+                f" {self.kkt:.2g})"
+            )
             found[words] = self.kkt <= max(self.eps ** (2 / 3), self.kkt_noise)
         if self.velocities is not None:
             if self.ceiling is None:
-                words = f"the best velocity found has the closed form's value (found: a gap of {self.velocities.gap:.2g})"
+                words = (
+                    "the best velocity found has the closed form's value (found: a gap of"
+                    f" {self.velocities.gap:.2g})"
+                )
                 found[words] = abs(self.velocities.gap) <= small
             else:
                 above = self.ceiling + small * abs(self.ceiling)
-                found["no velocity found exceeds the proven bound"] = max(self.velocities.best, self.hamiltonian) <= above
-            words = f"different starts find one maximiser, ties apart (found: {self.velocities.uniqueness:.2g} apart)"
+                found["no velocity found exceeds the proven bound"] = (
+                    max(self.velocities.best, self.hamiltonian) <= above
+                )
+            words = (
+                "different starts find one maximiser, ties apart (found:"
+                f" {self.velocities.uniqueness:.2g} apart)"
+            )
             found[words] = self.velocities.uniqueness <= math.sqrt(small)
         if self.weights is not None:
             if self.weights.rank == self.weights.tokens:
                 least, most = (-small, small)
             else:
                 least, most = (self.weights.proven - small, math.inf)
-            words = f"the best weights found have a value that their rank allows (found: a gap of {self.weights.gap:.2g})"
+            words = (
+                "the best weights found have a value that their rank allows (found: a gap of"
+                f" {self.weights.gap:.2g})"
+            )
             found[words] = least <= self.weights.gap <= most
         if self.growth is not None:
             if self.hamiltonian == math.inf:
                 k, error = (1, LINEAR)
             else:
                 k, error = (0, SATURATED)
-            words = f"the value grows like R^{k} with a bound R (found: R^{self.growth.exponent:.3g}, allowed error {error:g})"
+            words = (
+                f"the value grows like R^{k} with a bound R (found: R^{self.growth.exponent:.3g},"
+                f" allowed error {error:g})"
+            )
             if not self.rank_deficient:
                 found[words] = abs(self.growth.exponent - k) <= error
             if self.weights is not None:
-                found["no weights within a bound exceed H"] = max(self.growth.values) <= self.growth.limit
+                found["no weights within a bound exceed H"] = (
+                    max(self.growth.values) <= self.growth.limit
+                )
         if self.gained is not None and self.gain_slope is not None:
             grown = f"found: R^{self.gained.exponent:.3g}, allowed error {LINEAR:g}"
             if not self.rank_deficient:
-                found[f"with gains trained, the value grows like R^1 ({grown})"] = abs(self.gained.exponent - 1) <= LINEAR
+                found[f"with gains trained, the value grows like R^1 ({grown})"] = (
+                    abs(self.gained.exponent - 1) <= LINEAR
+                )
             pairs = zip(self.gained.radii, self.gained.values, strict=True)
-            share = max((value - self.gained.base) / (radius * self.gain_slope.upper) for radius, value in pairs)
-            words = f"no weights and gains within R exceed the proven slope times R (found: {share:.6g} of it)"
+            share = max(
+                (value - self.gained.base) / (radius * self.gain_slope.upper)
+                for radius, value in pairs
+            )
+            words = (
+                f"no weights and gains within R exceed the proven slope times R (found: {share:.6g}"
+                " of it)"
+            )
             found[words] = share <= 1 + small
         if self.witness is not None:
             found["the witness velocities are admissible"] = self.witness.residual <= small
@@ -176,14 +231,19 @@ def certify(
     """
     if isinstance(admissible, str):
         if norm is None or isinstance(norm, str):
-            norm = look_up("norm", norm or "layernorm", NORMS)(P.shape[-1]).to(P).requires_grad_(False)
+            norm = (
+                look_up("norm", norm or "layernorm", NORMS)(P.shape[-1]).to(P).requires_grad_(False)
+            )
         admissible = admissible_set(norm, admissible, state=state)
     elif norm is not None or state is not None:
         raise ConfigError(
-            "norm and state describe a placement's set: leave them out, or give the placement's name instead of a set"
+            "norm and state describe a placement's set: leave them out, or give the placement's"
+            " name instead of a set"
         )
     if exponent := _out_of_range(admissible, P):
-        evidence = certify(admissible, _times(P, -exponent), features=features, pairs=pairs, seed=seed)
+        evidence = certify(
+            admissible, _times(P, -exponent), features=features, pairs=pairs, seed=seed
+        )
         scaled: Certificate = _scaled(evidence, exponent)
         return scaled
     chart = admissible.chart(P)
@@ -194,7 +254,9 @@ def certify(
     else:
         attained = None
     eps = torch.finfo(P.dtype).eps
-    summary = Certificate(admissible.words, admissible.verdict, value, int(ties.sum()), eps, attained=attained)
+    summary = Certificate(
+        admissible.words, admissible.verdict, value, int(ties.sum()), eps, attained=attained
+    )
     generator = torch.Generator().manual_seed(int(seed))
     last_map = None
     if features is not None and chart.degree is not None:
@@ -217,7 +279,9 @@ def certify(
     else:
         idle = not P.any()
     still = idle and not admissible.gains_tie(P)
-    velocities, likely = climb_velocities(chart, value, scale, ties, pairs, generator, steps=0 if still else STEPS)
+    velocities, likely = climb_velocities(
+        chart, value, scale, ties, pairs, generator, steps=0 if still else STEPS
+    )
     summary = replace(
         summary,
         scale=scale,
@@ -270,7 +334,10 @@ def _scaled(evidence: Any, exponent: int) -> Any:
         if is_dataclass(value):
             scaled[field.name] = _scaled(value, exponent)
         elif field.name in VALUES and value is not None:
-            each = [number * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2) for number in np.atleast_1d(value)]
+            each = [
+                number * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2)
+                for number in np.atleast_1d(value)
+            ]
             if isinstance(value, tuple):
                 scaled[field.name] = tuple(map(float, each))
             else:
@@ -295,7 +362,9 @@ def _with_weights(
     scale = summary.scale
     weights = climb_weights(chart, last_map, value, pairs, generator, likely, scale=scale)
     if isinstance(admissible, SphereImage):
-        weights = replace(weights, proven=share_of(gap_of_rank(admissible.norm, P, last_map), scale))
+        weights = replace(
+            weights, proven=share_of(gap_of_rank(admissible.norm, P, last_map), scale)
+        )
     limit = value + math.sqrt(summary.eps) * (scale or 1.0)
     best = admissible.maximizer(P)
     found = growth(chart, last_map, best, generator, likely=likely, base=admissible.base(P))
@@ -330,13 +399,23 @@ def weakest(certificates: Iterable[Certificate]) -> dict[str, float | None]:
       trained gains
     """
     given = list(certificates)
-    grown = [(c.growth.exponent, 0.0 if math.isfinite(c.hamiltonian) else 1.0) for c in given if c.growth is not None]
+    grown = [
+        (c.growth.exponent, 0.0 if math.isfinite(c.hamiltonian) else 1.0)
+        for c in given
+        if c.growth is not None
+    ]
     gained = [c.gained.exponent for c in given if c.gained is not None]
     return {
-        "gap": max((c.velocities.gap for c in given if c.velocities is not None), key=abs, default=None),
-        "weights": max((c.weights.gap for c in given if c.weights is not None), key=abs, default=None),
+        "gap": max(
+            (c.velocities.gap for c in given if c.velocities is not None), key=abs, default=None
+        ),
+        "weights": max(
+            (c.weights.gap for c in given if c.weights is not None), key=abs, default=None
+        ),
         "kkt": max((c.kkt for c in given if c.kkt is not None), default=None),
-        "uniqueness": max((c.velocities.uniqueness for c in given if c.velocities is not None), default=None),
+        "uniqueness": max(
+            (c.velocities.uniqueness for c in given if c.velocities is not None), default=None
+        ),
         "exponent": max(grown, key=lambda pair: abs(pair[0] - pair[1]))[0] if grown else None,
         "gained": max(gained, key=lambda k: abs(k - 1), default=None),
     }

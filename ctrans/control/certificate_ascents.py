@@ -93,22 +93,31 @@ def climb_velocities(
     chart = chart.split_parts()
     start = chart.spread * _starts(chart.P, chart.shape, pairs, generator)
     if chart.guess is not None:
-        start = torch.cat([start, chart.guess(noise(start, generator, GUESSES, 1, chart.shape[-1]))])
+        start = torch.cat(
+            [start, chart.guess(noise(start, generator, GUESSES, 1, chart.shape[-1]))]
+        )
         tried = ascend(chart.payoff, start, chart.axes, chart.project, steps=min(steps, TRIED))
         start = tried.z[tried.best.topk(2 * pairs).indices]
     found = ascend(chart.payoff, start, chart.axes, chart.project, steps=steps)
     payoffs = found.best.reshape(2 * pairs, -1)
     best, first = payoffs.max(0)
     near = payoffs >= best - math.sqrt(torch.finfo(best.dtype).eps) * best.abs()
-    velocities, coordinates = (x.reshape(2 * pairs, -1, x.shape[-1]) for x in (chart.velocity(found.z), found.z))
+    velocities, coordinates = (
+        x.reshape(2 * pairs, -1, x.shape[-1]) for x in (chart.velocity(found.z), found.z)
+    )
     rows = torch.arange(velocities.shape[1], device=ties.device)
     top = velocities[first.expand(len(rows)), rows]
     # coordinates of weights (under a decay of the last map) have no rows of tokens
     by_token = coordinates.shape[1] == len(rows)
-    likely = (coordinates[first.expand(len(rows)), rows] if by_token else coordinates[first[0]]).reshape(-1, width)
+    likely = (
+        coordinates[first.expand(len(rows)), rows] if by_token else coordinates[first[0]]
+    ).reshape(-1, width)
     apart = torch.where(near, length(velocities - top), 0.0).amax(0)
     # at least the rounding of a random velocity, as the best one may be 0
-    longest = torch.maximum(length(top).amax(), torch.finfo(best.dtype).eps * length(chart.velocity(chart.project(start))).amax())
+    longest = torch.maximum(
+        length(top).amax(),
+        torch.finfo(best.dtype).eps * length(chart.velocity(chart.project(start))).amax(),
+    )
     distance = ratio(apart, longest)
     if chart.joint:  # one ascent for all tokens resolves a token only as far as its share
         distance = distance * ratio(length(chart.P), length(chart.P).amax())
@@ -151,11 +160,18 @@ def climb_weights(
     W = features.weights(features.coordinates(u @ found.z[found.best.argmax()]))
     best = float(chart.payoff(features.h @ W.mT).sum())
     return WeightAscent(
-        best, share_of(value - best, abs(value) if scale is None else scale), 0.0, features.rank, len(u), found.steps
+        best,
+        share_of(value - best, abs(value) if scale is None else scale),
+        0.0,
+        features.rank,
+        len(u),
+        found.steps,
     )
 
 
-def _starts(P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Generator) -> Float[Tensor, " starts *shape"]:
+def _starts(
+    P: Tensor, shape: tuple[int, ...], pairs: int, generator: torch.Generator
+) -> Float[Tensor, " starts *shape"]:
     half = noise(P, generator, pairs, *shape)
     return torch.cat([half, -half])
 

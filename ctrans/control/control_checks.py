@@ -16,9 +16,10 @@ CHECKS = Checks(
             "certificate's evidence that does not support its verdict",
             "broken",
             f"{OURS}: tolerances of the ascents",
-            "The verdict of this segment is not certified: an ascent ended early, or the verdict is wrong.",
-            "Compare another --seed, --batch or --context, and use --dtype float64. If the same evidence disagrees there, report it with "
-            "the command and hjb-check.json.",
+            "The verdict of this segment is not certified: an ascent ended early, or the verdict is"
+            " wrong.",
+            "Compare another --seed, --batch or --context, and use --dtype float64. If the same"
+            " evidence disagrees there, report it with the command and hjb-check.json.",
             high=0.0,
             near=None,
         ),
@@ -27,10 +28,10 @@ CHECKS = Checks(
             "sup of -<P, f> over the velocities f that the placement allows",
             "note",
             "Kan et al. 2025: training is well-posed where H is finite",
-            "The best velocity of the segment is infinite: only the size of its weights bounds it. This holds for GPT-2 and Llama. It is "
-            "no defect of the model.",
-            "To make H finite: a norm behind each sublayer (--placement peri or output), a weight decay above dt lam* (--weight-decay), or "
-            "a kinetic cost (--kinetic).",
+            "The best velocity of the segment is infinite: only the size of its weights bounds it."
+            " This holds for GPT-2 and Llama. It is no defect of the model.",
+            "To make H finite: a norm behind each sublayer (--placement peri or output), a weight"
+            " decay above dt lam* (--weight-decay), or a kinetic cost (--kinetic).",
             high=0.0,
             near=None,
         ),
@@ -40,7 +41,8 @@ CHECKS = Checks(
             "note",
             OURS,
             "Whether the best velocity of the segment is finite is not known.",
-            "Compare another --weight-decay, or a cost with a closed form (--kinetic, --last-map-decay).",
+            "Compare another --weight-decay, or a cost with a closed form (--kinetic,"
+            " --last-map-decay).",
             high=0.0,
             near=None,
         ),
@@ -56,12 +58,21 @@ def findings_of(name: str, check: ModelCheck) -> list[Finding]:
         for verdict, rule in VERDICTS.items()
     }
     met["evidence disagrees"] = [
-        Reading(float(len(segment.failures)), _place(name, segment), "; ".join(segment.failures), segment.segment)
+        Reading(
+            float(len(segment.failures)),
+            _place(name, segment),
+            "; ".join(segment.failures),
+            segment.segment,
+        )
         for segment in check.segments
         if segment.failures
     ]
     return CHECKS.ordered(
-        [CHECKS.finding(rule, places[0], places=places if len(places) > 1 else []) for rule, places in met.items() if places]
+        [
+            CHECKS.finding(rule, places[0], places=places if len(places) > 1 else [])
+            for rule, places in met.items()
+            if places
+        ]
     )
 
 
@@ -70,13 +81,21 @@ def _reading(name: str, segment: SegmentCheck) -> Reading:
     if grown is None:
         growth = ""
     else:
-        growth = f", the best value grows like R^{max(grown.exponent, 0.0):.2g} with a bound R on the weights"
+        growth = (
+            f", the best value grows like R^{max(grown.exponent, 0.0):.2g} with a bound R on the"
+            " weights"
+        )
     value = segment.hamiltonian
     if value is None:
         said = "is not known"
     else:
         said = f"= {value:.3g}"
-    return Reading(math.nan if value is None else value, _place(name, segment), f"H {said}{growth}", segment.segment)
+    return Reading(
+        math.nan if value is None else value,
+        _place(name, segment),
+        f"H {said}{growth}",
+        segment.segment,
+    )
 
 
 def _place(name: str, segment: SegmentCheck) -> str:

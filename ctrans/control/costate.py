@@ -27,7 +27,19 @@ from ctrans.measure.walk import (
     value_and_pullback,
     walk,
 )
-from solvers import ADVICE, ConfigError, Map, Method, Segment, SolveError, Stats, Status, checked, solve, unknown
+from solvers import (
+    ADVICE,
+    ConfigError,
+    Map,
+    Method,
+    Segment,
+    SolveError,
+    Stats,
+    Status,
+    checked,
+    solve,
+    unknown,
+)
 from solvers.request import check_solver
 from solvers.run import finite
 
@@ -103,7 +115,8 @@ def costate(
         return _continuous(model, tokens, targets, options)
     if options:
         raise ConfigError(
-            f"the discrete form takes the model's own steps: leave {', '.join(options)} out, or choose form 'continuous'"
+            f"the discrete form takes the model's own steps: leave {', '.join(options)} out, or"
+            " choose form 'continuous'"
         )
     found: Costate = walk(model, tokens, targets, [DiscreteCostate()])[0]
     return found
@@ -139,10 +152,16 @@ def continuous_or_discrete(
     try:
         return costate(model, tokens, targets, form="continuous", rtol=rtol, atol=atol), None
     except (ConfigError, SolveError) as error:
-        return costate(model, tokens, targets), f"there is no continuous costate, so ctrans uses the discrete model's: {error}"
+        return (
+            costate(model, tokens, targets),
+            f"there is no continuous costate, so ctrans uses the discrete model's: {error}",
+        )
 
 
-ZERO_GRADIENT = "dL/dX is 0 at every state, for example before a head of zeros: H = 0, and every velocity is optimal"
+ZERO_GRADIENT = (
+    "dL/dX is 0 at every state, for example before a head of zeros: H = 0, and every velocity is"
+    " optimal"
+)
 """The message if a loss does not depend on the depth."""
 
 
@@ -169,7 +188,9 @@ class DiscreteCostate(Instrument):
         self._starts.insert(0, at.met)
         try:
             drift = float(_drift(at.sublayer.velocity, [(at.y, at.p), at.met]))
-        except ConfigError:  # a zero gain flattens the norm's image: the ODE has no velocity, and the step needs none
+        except ConfigError:
+            # a zero gain flattens the norm's image: the ODE has no velocity, and the step needs
+            # none
             drift = math.nan
         self._drift.insert(0, drift)
 
@@ -212,7 +233,13 @@ def _continuous(model: Model, tokens: Tensor, targets: Any, options: dict[str, A
             start = x
         else:
             start = segment.enter(x)
-        steps = list(zip(forward.times[first : last + 1], [start, *forward.states[first + 1 : last + 1]], strict=True))
+        steps = list(
+            zip(
+                forward.times[first : last + 1],
+                [start, *forward.states[first + 1 : last + 1]],
+                strict=True,
+            )
+        )
         ways.append((sublayer.velocity, segment.enter, x, steps))
         states.append(forward.states[last])
         first = last
@@ -228,7 +255,16 @@ def _continuous(model: Model, tokens: Tensor, targets: Any, options: dict[str, A
         drift.insert(0, float(_drift(velocity, path)))
         stats += taken
     _check_finite(states, costates)
-    return Costate("continuous", float(loss), depth.times, tuple(states), tuple(costates), tuple(starts), tuple(drift), stats)
+    return Costate(
+        "continuous",
+        float(loss),
+        depth.times,
+        tuple(states),
+        tuple(costates),
+        tuple(starts),
+        tuple(drift),
+        stats,
+    )
 
 
 def _solve_back(
@@ -253,11 +289,20 @@ def _solve_back(
     # gradient
     size = p.square().mean().sqrt()
     size = torch.where(size == 0, 1.0, size)
-    segments = [Segment(t1, t0, field, enter=from_state(x1)) for (t0, _), (t1, x1) in pairwise(steps)]
-    solution = solve(segments[::-1], torch.stack([steps[-1][1], p / size]), save="steps", throw=False, **options)
+    segments = [
+        Segment(t1, t0, field, enter=from_state(x1)) for (t0, _), (t1, x1) in pairwise(steps)
+    ]
+    solution = solve(
+        segments[::-1], torch.stack([steps[-1][1], p / size]), save="steps", throw=False, **options
+    )
     if solution.status is not Status.SUCCESS:
-        where = f"at t = {solution.time:.6g}, on the way back from {steps[-1][0]:.6g} to {steps[0][0]:.6g}"
-        raise SolveError(f"the costate's equation failed {where}: {ADVICE[solution.status]}", solution)
+        where = (
+            f"at t = {solution.time:.6g}, on the way back from {steps[-1][0]:.6g} to"
+            f" {steps[0][0]:.6g}"
+        )
+        raise SolveError(
+            f"the costate's equation failed {where}: {ADVICE[solution.status]}", solution
+        )
     path = [(x, size * p) for x, p in solution.states]
     path[-1] = steps[0][1], path[-1][1]
     return path, path[-1][1], solution.stats
@@ -267,7 +312,9 @@ def _drift(velocity: Map, path: Sequence[Point]) -> Tensor:
     """(max - min of <P, v>)/max |P||v| over the points; 0 where P or v vanishes at all of them."""
     velocities = [velocity(x) for x, _ in path]
     products = torch.stack([(p * v).sum() for (_, p), v in zip(path, velocities, strict=True)])
-    size = torch.stack([p.norm() * v.norm() for (_, p), v in zip(path, velocities, strict=True)]).max()
+    size = torch.stack(
+        [p.norm() * v.norm() for (_, p), v in zip(path, velocities, strict=True)]
+    ).max()
     return (products.max() - products.min()) / torch.where(size == 0, 1.0, size)
 
 
@@ -278,10 +325,16 @@ def _check_finite(states: Sequence[Tensor], costates: Sequence[Tensor]) -> None:
     last = len(states) - 1
     for k, x in enumerate(states):
         if not finite(x):
-            raise SolveError(f"the hidden state became non-finite in segment {max(k - 1, 0)}: {ADVICE[Status.NON_FINITE]}")
+            raise SolveError(
+                f"the hidden state became non-finite in segment {max(k - 1, 0)}:"
+                f" {ADVICE[Status.NON_FINITE]}"
+            )
     k = next(k for k in range(last, -1, -1) if not finite(costates[k]))
     if k == last:
         where = "at the head"
     else:
         where = f"in segment {k}"
-    raise SolveError(f"the costate became non-finite {where}: take a smaller dt, smaller weights or a wider dtype")
+    raise SolveError(
+        f"the costate became non-finite {where}: take a smaller dt, smaller weights or a wider"
+        " dtype"
+    )

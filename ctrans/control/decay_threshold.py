@@ -91,7 +91,10 @@ class ValuePath:
         """
         t = torch.linalg.qr(P.mT, mode="r").R
         sharing = [[h for h, own in enumerate(self._values) if own == g] for g in set(self._values)]
-        found = max(float(torch.linalg.matrix_norm((t @ self.mixed[heads]).flatten(0, 1), 2)) for heads in sharing)
+        found = max(
+            float(torch.linalg.matrix_norm((t @ self.mixed[heads]).flatten(0, 1), 2))
+            for heads in sharing
+        )
         return found, found
 
     @property
@@ -124,13 +127,23 @@ class UnitsPath:
         shared, vt = product_svd(P, self.x)
         generator = torch.Generator().manual_seed(0)
         random = noise(P, generator, STARTS, self.x.shape[-1])
-        directions = torch.cat([vt[:STARTS], -vt[:STARTS], random, self.x[length(P).topk(min(STARTS, len(P))).indices]])
+        directions = torch.cat(
+            [vt[:STARTS], -vt[:STARTS], random, self.x[length(P).topk(min(STARTS, len(P))).indices]]
+        )
 
         def project(w: Tensor) -> Tensor:
             return ratio(w, length(w).unsqueeze(-1))
 
-        found = ascend(lambda w: length((self.x @ w.mT).clamp_min(0).mT @ P), project(directions), (-1,), project, steps=200)
-        above = (shared[0] + torch.linalg.matrix_norm(P, 2) * torch.linalg.matrix_norm(self.x, 2)) / 2
+        found = ascend(
+            lambda w: length((self.x @ w.mT).clamp_min(0).mT @ P),
+            project(directions),
+            (-1,),
+            project,
+            steps=200,
+        )
+        above = (
+            shared[0] + torch.linalg.matrix_norm(P, 2) * torch.linalg.matrix_norm(self.x, 2)
+        ) / 2
         return growth * float(found.best.amax()), growth * float(above)
 
     @property
@@ -183,7 +196,9 @@ class DecayThreshold:
     above: Climb | None = None
 
     def verdict(self, decay: float) -> Posedness:
-        """The verdict under a penalty `decay`, with attention rows, input gains and biases fixed."""
+        """The verdict under a penalty `decay`, with attention rows, input gains and biases
+        fixed.
+        """
         unproven = self.lower <= decay < self.upper
         return verdict_of(None if unproven else decay >= self.upper, rest_fixed=True)
 
@@ -195,7 +210,9 @@ class DecayThreshold:
         before, last = self.below.values[-2:]
         share = self.above.values[-1] / (self.lower * self.above.radii[-1] ** 2 / 2)
         return {
-            f"with a penalty of {BELOW} dt lam* the value grows like R^2": before > 0 and last / before >= GROWS,
+            f"with a penalty of {BELOW} dt lam* the value grows like R^2": (
+                before > 0 and last / before >= GROWS
+            ),
             f"with a penalty of {ABOVE} dt lam* it vanishes": share <= VANISHES,
         }
 
@@ -207,12 +224,17 @@ def path_of(field: object, x: SequenceRows) -> Path:
     factor.
     """
     if scaled_parts(field):
-        raise ConfigError("a scale by channel follows its last linear map: a third factor, outside the decay of the two")
+        raise ConfigError(
+            "a scale by channel follows its last linear map: a third factor, outside the decay of"
+            " the two"
+        )
     if isinstance(field, ExposesHeads):
         mixed = (field.probabilities(x) @ x.unsqueeze(-3)).transpose(0, -3).flatten(1, -2)
         values = [matrices.value for matrices in field.head_matrices()]
         places = list(dict.fromkeys(value.data_ptr() for value in values))
-        return ValuePath(mixed, len(values[0]), tuple(places.index(value.data_ptr()) for value in values))
+        return ValuePath(
+            mixed, len(values[0]), tuple(places.index(value.data_ptr()) for value in values)
+        )
     if isinstance(field, HasUnits):
         units = field.units()
     else:
@@ -220,9 +242,10 @@ def path_of(field: object, x: SequenceRows) -> Path:
     if units is not None and units.activation.degree == 1:
         return UnitsPath(x.flatten(0, -2), units.activation, min(UNITS, units.number), x.shape[-1])
     raise ConfigError(
-        f"{type(field).__name__} shows neither heads nor units, so its two decaying factors are unknown{why_not(field)}: give "
-        "it `probabilities(x)` and `heads`, or `units()` where no gate multiplies them (a gate makes three factors, and phi that grows "
-        "like a square acts as one; their gain grows like R^3 against any penalty: no such threshold)"
+        f"{type(field).__name__} shows neither heads nor units, so its two decaying factors are"
+        f" unknown{why_not(field)}: give it `probabilities(x)` and `heads`, or `units()` where no"
+        " gate multiplies them (a gate makes three factors, and phi that grows like a square acts"
+        " as one; their gain grows like R^3 against any penalty: no such threshold)"
     )
 
 
@@ -242,10 +265,14 @@ def product_svd(
 
 @torch.no_grad()
 @checked
-def decay_threshold(path: Path, P: UnbatchedRows, *, bias: bool = False, gains: bool = False) -> DecayThreshold:
+def decay_threshold(
+    path: Path, P: UnbatchedRows, *, bias: bool = False, gains: bool = False
+) -> DecayThreshold:
     """dt lam* of a path at P, dt times the costate of its output. lam* is linear in P."""
     lower, upper = path.threshold(P)
-    return DecayThreshold(lower, upper, float(P.sum(0).norm()) if bias else 0.0, gains, path.homogeneous)
+    return DecayThreshold(
+        lower, upper, float(P.sum(0).norm()) if bias else 0.0, gains, path.homogeneous
+    )
 
 
 def largest(thresholds: Sequence[DecayThreshold]) -> DecayThreshold:

@@ -19,7 +19,15 @@ from torch import Tensor
 from ctrans.base.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.control.admissible import GainSlope, check_costate, length, no_ties, ratio, rounding_of
 from ctrans.control.ascent import Chart, Map
-from ctrans.control.gains import BestGains, GainMask, GainPoints, PerGain, best_gains, gain_slope, unit
+from ctrans.control.gains import (
+    BestGains,
+    GainMask,
+    GainPoints,
+    PerGain,
+    best_gains,
+    gain_slope,
+    unit,
+)
 from ctrans.control.norm_image import NormImage
 from ctrans.control.trust_region import in_ball, on_sphere
 from ctrans.dynamics.norm import GroupRMSNorm, SphereNorm
@@ -49,7 +57,9 @@ class SphereImage(NormImage):
 
     @property
     def words(self) -> str:
-        return f"f_j = beta + gamma * u_j, |u_j|^2 = {self.norm.width}" + (", 1'u_j = 0" if self.norm.centred else "")
+        return f"f_j = beta + gamma * u_j, |u_j|^2 = {self.norm.width}" + (
+            ", 1'u_j = 0" if self.norm.centred else ""
+        )
 
     @property
     def hull(self) -> NormImage:
@@ -151,7 +161,11 @@ class SphereImage(NormImage):
         slope = self.norm.centre(gamma * (P + kinetic * f))
         # f is a difference of terms of its set's size: ignores their rounding
         rounding = torch.finfo(P.dtype).eps ** (1 / 3) * self.radius * float(gamma.square().amax())
-        return self._point(f), slope, length(gamma * P) + kinetic * length(gamma * f).clamp_min(rounding)
+        return (
+            self._point(f),
+            slope,
+            length(gamma * P) + kinetic * length(gamma * f).clamp_min(rounding),
+        )
 
     def _point(self, f: TokenRows) -> TokenRows:
         """u with f = beta + gamma * u. A zero gain hides an entry; hidden entries are those of an
@@ -173,7 +187,8 @@ class Ellipsoid(SphereImage):
     def __post_init__(self) -> None:
         if self.norm.centred:
             raise ConfigError(
-                "the image of a norm that centres, such as LayerNorm, is only a slice of the ellipsoid: use EllipsoidSlice"
+                "the image of a norm that centres, such as LayerNorm, is only a slice of the"
+                " ellipsoid: use EllipsoidSlice"
             )
 
 
@@ -186,7 +201,10 @@ class EllipsoidSlice(SphereImage):
 
     def __post_init__(self) -> None:
         if not self.norm.centred or self.norm.width < 2:
-            raise ConfigError("an ellipsoid's slice is the image of a LayerNorm of width 2 or more: use Ellipsoid for RMSNorm")
+            raise ConfigError(
+                "an ellipsoid's slice is the image of a LayerNorm of width 2 or more: use Ellipsoid"
+                " for RMSNorm"
+            )
 
 
 @checked
@@ -201,7 +219,9 @@ class EllipsoidHull(SphereImage):
 
     def __post_init__(self) -> None:
         if not self.norm.reaches_inside:
-            raise ConfigError("a norm with eps = 0 reaches no velocity inside its image: use the image itself")
+            raise ConfigError(
+                "a norm with eps = 0 reaches no velocity inside its image: use the image itself"
+            )
 
     @property
     def words(self) -> str:
@@ -240,7 +260,13 @@ class EllipsoidHull(SphereImage):
         """
         norm = self.norm
         chart = super().chart(P)
-        return replace(chart, degree=None, velocity=lambda u: norm(norm.preimage(u)), project=self._into_ball, spread=1.0)
+        return replace(
+            chart,
+            degree=None,
+            velocity=lambda u: norm(norm.preimage(u)),
+            project=self._into_ball,
+            spread=1.0,
+        )
 
     def _into_ball(self, u: Tensor) -> Tensor:
         largest = 1 - max(CLOSENESS, rounding_of(u))
@@ -272,7 +298,10 @@ class EllipsoidProduct(NormImage):
             sign = "<="
         else:
             sign = "="
-        return f"f_j = gamma * u_j, |u_jg|^2 {sign} {self.norm.each} in each of {self.norm.groups} groups"
+        return (
+            f"f_j = gamma * u_j, |u_jg|^2 {sign} {self.norm.each} in each of {self.norm.groups}"
+            " groups"
+        )
 
     @property
     def hull(self) -> NormImage:
@@ -305,8 +334,13 @@ class EllipsoidProduct(NormImage):
         """The groups' gains share one bound: sum_g r_g kappa_g over |r| = 1 is |kappa|, and
         RMSNorm's kappa_g are proven.
         """
-        slopes = [gain_slope(factor.norm, p) for factor, p in zip(self.factors, self._split(P), strict=True)]
-        gain, upper = (math.hypot(*(getattr(slope, name) for slope in slopes)) for name in ("lower", "upper"))
+        slopes = [
+            gain_slope(factor.norm, p)
+            for factor, p in zip(self.factors, self._split(P), strict=True)
+        ]
+        gain, upper = (
+            math.hypot(*(getattr(slope, name) for slope in slopes)) for name in ("lower", "upper")
+        )
         return GainSlope(gain, 0.0, gain, upper)
 
     def best_gains(self, P: TokenRows) -> BestGains:
@@ -319,7 +353,9 @@ class EllipsoidProduct(NormImage):
             for each, p in zip(best, self._split(P), strict=True)
         ]
         seen = torch.stack([gamma.abs().amax(-1) > 0 for gamma in gammas])
-        return BestGains(unit(torch.cat(gammas, -1)), (torch.stack([each.tied for each in best]) & seen).any(0))
+        return BestGains(
+            unit(torch.cat(gammas, -1)), (torch.stack([each.tied for each in best]) & seen).any(0)
+        )
 
     def points(self, P: TokenRows, gamma: PerGain) -> GainPoints:
         return torch.cat(self._each("points", P, gamma), -1)
@@ -338,7 +374,9 @@ class EllipsoidProduct(NormImage):
         charts = self._each("chart", P)
 
         def by_group(maps: list[Map]) -> Map:
-            return lambda u: torch.cat([each(part) for each, part in zip(maps, self._split(u), strict=True)], -1)
+            return lambda u: torch.cat(
+                [each(part) for each, part in zip(maps, self._split(u), strict=True)], -1
+            )
 
         velocity = by_group([each.velocity for each in charts])
         project = by_group([each.project for each in charts])

@@ -110,13 +110,17 @@ def best_gains(norm: SphereNorm, P: TokenRows) -> BestGains:
     p = ratio(P, scale).unsqueeze(-3)
     generator = torch.Generator().manual_seed(0)
     random = noise(P, generator, STARTS if norm.centred else 0, P.shape[-1])
-    gamma = unit(torch.cat([p.square().sum(-2).sqrt(), random.expand(*P.shape[:-2], *random.shape)], -2))
+    gamma = unit(
+        torch.cat([p.square().sum(-2).sqrt(), random.expand(*P.shape[:-2], *random.shape)], -2)
+    )
     for _ in range(STEPS):
         slope = _slope(norm, p, gamma)
         gamma = torch.where(length(slope).unsqueeze(-1) > 0, unit(slope), gamma)
     values = _sum(norm, p, gamma)
     first = values.argmax(-1, keepdim=True)
-    best, flat = _newton(norm, p, gamma.gather(-2, first.unsqueeze(-1).expand(*first.shape, P.shape[-1])))
+    best, flat = _newton(
+        norm, p, gamma.gather(-2, first.unsqueeze(-1).expand(*first.shape, P.shape[-1]))
+    )
     near = values >= (1 - torch.finfo(P.dtype).eps ** 0.5) * _sum(norm, p, best)
     apart = torch.minimum(length(gamma - best), length(gamma + best)) > APART
     return BestGains(best.squeeze(-2), flat.squeeze(-1) | (near & apart).any(-1))
@@ -138,7 +142,11 @@ def _newton(norm: SphereNorm, p: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]
         slope = s.sum(-2)
         value = lengths.sum(-1)
         tangent = slope - (slope * gamma).sum(-1, keepdim=True) * gamma
-        curvature = value[..., None, None] * eye - _form(norm, p, lengths) + s.mT @ ratio(s, lengths.unsqueeze(-1))
+        curvature = (
+            value[..., None, None] * eye
+            - _form(norm, p, lengths)
+            + s.mT @ ratio(s, lengths.unsqueeze(-1))
+        )
         off = eye - gamma.unsqueeze(-1) * gamma.unsqueeze(-2)
         curvature = off @ curvature @ off + value[..., None, None] * (eye - off)
         values, vectors = torch.linalg.eigh((curvature + curvature.mT) / 2)
@@ -146,14 +154,23 @@ def _newton(norm: SphereNorm, p: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]
         if (length(tangent) <= ROUNDING * eps * value).all():
             break
         softest = (ROUNDING * eps * value).unsqueeze(-1)
-        climb = (vectors @ ratio(vectors.mT @ tangent.unsqueeze(-1), values.abs().maximum(softest).unsqueeze(-1))).squeeze(-1)
+        climb = (
+            vectors
+            @ ratio(vectors.mT @ tangent.unsqueeze(-1), values.abs().maximum(softest).unsqueeze(-1))
+        ).squeeze(-1)
         climb = climb / length(climb).unsqueeze(-1).clamp_min(1)
         plain = torch.where(length(slope).unsqueeze(-1) > 0, unit(slope), gamma)
         tried = torch.stack([*(unit(gamma + share * climb) for share in SHARES), plain], -2)
         heights = _sum(norm, p.unsqueeze(-4), tried)
         # of values that are equal to rounding, the longest step has converged furthest
-        first = (heights >= (1 - ROUNDING * eps) * heights.amax(-1, keepdim=True)).to(torch.int8).argmax(-1)
-        gamma = tried.gather(-2, first[..., None, None].expand(*first.shape, 1, p.shape[-1])).squeeze(-2)
+        first = (
+            (heights >= (1 - ROUNDING * eps) * heights.amax(-1, keepdim=True))
+            .to(torch.int8)
+            .argmax(-1)
+        )
+        gamma = tried.gather(
+            -2, first[..., None, None].expand(*first.shape, 1, p.shape[-1])
+        ).squeeze(-2)
     return gamma, flat
 
 
@@ -186,7 +203,9 @@ def boxed_value(norm: SphereNorm, P: TokenRows, gain: float, offset: float = 0.0
     centres.
     """
     check_costate(P, width=norm.width)
-    return math.sqrt(norm.width) * gain * length(P).sum(-1) + float(offset) * P.sum(-2).abs().sum(-1)
+    return math.sqrt(norm.width) * gain * length(P).sum(-1) + float(offset) * P.sum(-2).abs().sum(
+        -1
+    )
 
 
 def unit(x: Tensor) -> Tensor:

@@ -105,11 +105,17 @@ def growth(
         to_raw, to_weights = (u * s.mT, torch.ones_like(s))
     unit = float(frobenius(features.coordinates(chart.raw(typical)))) or 1.0
     radii = (unit * decades(typical)).tolist()
-    ascent = BoundedAscent(lambda radius, z: chart.payoff(to_raw @ z).sum(-1), STEPS, lambda z: frobenius(to_weights * z))
+    ascent = BoundedAscent(
+        lambda radius, z: chart.payoff(to_raw @ z).sum(-1),
+        STEPS,
+        lambda z: frobenius(to_weights * z),
+    )
     directions = [to_raw.mT @ balanced(chart.P, noise(s, generator, 1, *chart.shape))]
     if likely is not None:
         # so large that neither eps nor the state that it is added to matters
-        directions.append(inverse / to_weights * (u.mT @ chart.raw(chart.velocity(likely))).unsqueeze(0))
+        directions.append(
+            inverse / to_weights * (u.mT @ chart.raw(chart.velocity(likely))).unsqueeze(0)
+        )
     climbed: list[tuple[Tensor, Tensor]] = []
     for radius in radii:
         starts = [ascent.stretched(radius, torch.cat(directions))]
@@ -120,7 +126,12 @@ def growth(
     return _improved(ascent, radii, climbed, base)
 
 
-def _improved(ascent: BoundedAscent, radii: Sequence[float], climbed: Sequence[tuple[Tensor, Tensor]], base: float) -> Growth:
+def _improved(
+    ascent: BoundedAscent,
+    radii: Sequence[float],
+    climbed: Sequence[tuple[Tensor, Tensor]],
+    base: float,
+) -> Growth:
     """The growth of the values of ascents with their ends. Each value improves if the end of an
     ascent at another bound leads to a better one.
     """
@@ -132,7 +143,9 @@ def _improved(ascent: BoundedAscent, radii: Sequence[float], climbed: Sequence[t
             value = torch.maximum(value, ascent.climb(radius, start)[0])
         values.append(value)
     found = torch.cat(values)
-    return Growth(tuple(radii), numbers(found), exponent(found.new_tensor(radii), found - base), base)
+    return Growth(
+        tuple(radii), numbers(found), exponent(found.new_tensor(radii), found - base), base
+    )
 
 
 def decayed_growth(decay: LastMapDecay, P: UnbatchedRows) -> Growth:
@@ -158,7 +171,12 @@ def witness(space: LinearSpace, P: UnbatchedRows) -> Witness:
     radii = P.numel() ** 0.5 * decades(P)
     velocities = torch.stack([space.witness(P, float(radius)) for radius in radii])
     values = -(P * velocities).sum((-2, -1))
-    return Witness(numbers(radii), numbers(values), exponent(radii, values), float(space.residual(velocities).amax()))
+    return Witness(
+        numbers(radii),
+        numbers(values),
+        exponent(radii, values),
+        float(space.residual(velocities).amax()),
+    )
 
 
 def exponent(radii: PerRadius, values: PerRadius) -> float:
@@ -186,7 +204,11 @@ def numbers(x: Tensor) -> tuple[float, ...]:
 
 
 def gained_growth(
-    chart: Chart, features: Features, typical: UnbatchedRows, likely: UnbatchedRows, generator: torch.Generator
+    chart: Chart,
+    features: Features,
+    typical: UnbatchedRows,
+    likely: UnbatchedRows,
+    generator: torch.Generator,
 ) -> Growth:
     """max of -<P, f> over |W|_F^2 + |gamma|^2 + |beta|^2 <= R^2 for growing R, f made of h W' with
     these gains.
@@ -206,11 +228,16 @@ def gained_growth(
     assert gains is not None, "only a norm's chart is asked"
     u, _, inverse, _ = features.svd
     own = torch.stack([gains.gamma, gains.has_offset * gains.beta])
-    unit = math.hypot(float(frobenius(features.coordinates(chart.raw(typical)))), float(own.norm())) or 1.0
+    unit = (
+        math.hypot(float(frobenius(features.coordinates(chart.raw(typical)))), float(own.norm()))
+        or 1.0
+    )
     radii = (unit * decades(typical, GAINED_DECADES)).tolist()
     one = torch.ones_like(gains.gamma)
     zero = torch.zeros_like(gains.gamma)
-    by_offset = -gains.has_offset * (p * (gains.velocity(likely, zero, one) - gains.velocity(likely, zero, zero))).sum(-2)
+    by_offset = -gains.has_offset * (
+        p * (gains.velocity(likely, zero, one) - gains.velocity(likely, zero, zero))
+    ).sum(-2)
 
     def size(z: Tensor) -> Tensor:
         return frobenius(inverse * z)
@@ -223,7 +250,10 @@ def gained_growth(
         if len(one) == 1:  # one gain that all channels share
             by_gain = by_gain.sum(-1, keepdim=True)
         slope = (by_gain.square().sum(-1) + by_offset.square().sum()).sqrt()
-        return -(p * fixed).sum((-2, -1)) + (radius**2 - size(z).square().squeeze((-2, -1))).sqrt() * slope
+        return (
+            -(p * fixed).sum((-2, -1))
+            + (radius**2 - size(z).square().squeeze((-2, -1))).sqrt() * slope
+        )
 
     ascent = BoundedAscent(payoff, CARRIED, size, most=MOST, shares=SHARES)
     best = (u.mT @ chart.raw(chart.velocity(likely))).unsqueeze(0)
@@ -234,7 +264,9 @@ def gained_growth(
     climbed = [ascent.climb(last, z, SEARCH)]
     for radius in reversed(radii[:-1]):
         z = climbed[-1][1]
-        carried = torch.cat([z, z * (radius / last), best, ascent.stretched(radius, torch.cat([z, best]))])
+        carried = torch.cat(
+            [z, z * (radius / last), best, ascent.stretched(radius, torch.cat([z, best]))]
+        )
         climbed.append(ascent.climb(radius, ascent.best(radius, ascent.within(radius, carried))))
         last = radius
     base = -float((p * gains.velocity(u @ climbed[0][1][0], zero, zero)).sum())

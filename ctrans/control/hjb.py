@@ -60,14 +60,19 @@ class Grid:
         width = len(self.points)
         if not 1 <= width <= LARGEST_WIDTH:
             raise ConfigError(
-                f"a grid of dimension {width}: give 1 to {LARGEST_WIDTH} dimensions, as grids have N^d points; or "
-                "use the closed form, `support` for H and `hopf_lax` for Phi"
+                f"a grid of dimension {width}: give 1 to {LARGEST_WIDTH} dimensions, as grids have"
+                " N^d points; or use the closed form, `support` for H and `hopf_lax` for Phi"
             )
         if len(self.low) != width or len(self.high) != width:
-            raise ConfigError(f"low {self.low} and high {self.high}: give one entry for each dimension of points {self.points}")
+            raise ConfigError(
+                f"low {self.low} and high {self.high}: give one entry for each dimension of points"
+                f" {self.points}"
+            )
         for low, high, count in zip(self.low, self.high, self.points, strict=True):
             if not (math.isfinite(low) and math.isfinite(high) and low < high):
-                raise ConfigError(f"an axis from {low!r} to {high!r}: give finite ends, the lower one first")
+                raise ConfigError(
+                    f"an axis from {low!r} to {high!r}: give finite ends, the lower one first"
+                )
             if count < 3:
                 raise ConfigError(f"an axis of {count} points: give at least 3")
 
@@ -75,12 +80,18 @@ class Grid:
     def axes(self) -> tuple[Float[Tensor, " _"], ...]:
         """The coordinates of the nodes along each dimension."""
         ends = zip(self.low, self.high, self.points, strict=True)
-        return tuple(torch.linspace(low, high, count, dtype=self.dtype, device=self.device) for low, high, count in ends)
+        return tuple(
+            torch.linspace(low, high, count, dtype=self.dtype, device=self.device)
+            for low, high, count in ends
+        )
 
     @property
     def spacing(self) -> tuple[float, ...]:
         """The distance between neighbouring nodes along each dimension."""
-        return tuple((high - low) / (count - 1) for low, high, count in zip(self.low, self.high, self.points, strict=True))
+        return tuple(
+            (high - low) / (count - 1)
+            for low, high, count in zip(self.low, self.high, self.points, strict=True)
+        )
 
     @property
     def nodes(self) -> Float[Tensor, "*space width"]:
@@ -112,7 +123,9 @@ class ValueFunction:
         mask = torch.ones(self.grid.points, dtype=torch.bool, device=self.grid.device)
         for axis, (nodes, speed) in enumerate(zip(self.grid.axes, self.speeds, strict=True)):
             travel = speed * (self.horizon - time)
-            inside = (nodes - travel >= self.grid.low[axis]) & (nodes + travel <= self.grid.high[axis])
+            inside = (nodes - travel >= self.grid.low[axis]) & (
+                nodes + travel <= self.grid.high[axis]
+            )
             mask &= inside.reshape([-1 if k == axis else 1 for k in range(mask.ndim)])
         return mask
 
@@ -183,7 +196,9 @@ def solve_hjb(
             report = lambda k, marks=marks: progress(marks[k + 1])
         phi = saved[end] = solve(segments, phi, method=rule.method, progress=report).x1
         taken += steps
-    return ValueFunction(grid, tuple(times), torch.stack([saved[time] for time in times]), horizon, bounds, taken)
+    return ValueFunction(
+        grid, tuple(times), torch.stack([saved[time] for time in times]), horizon, bounds, taken
+    )
 
 
 def speeds(hamiltonian: Hamiltonian, phi: OnGrid, grid: Grid) -> tuple[float, ...]:
@@ -198,11 +213,19 @@ def speeds(hamiltonian: Hamiltonian, phi: OnGrid, grid: Grid) -> tuple[float, ..
       infinite.
     """
     eye = torch.eye(phi.ndim, dtype=phi.dtype, device=phi.device)
-    slopes = torch.stack([phi.diff(dim=axis).abs().amax() / h for axis, h in enumerate(grid.spacing)])
-    corners = slopes * torch.cartesian_prod(*[slopes.new_tensor([-1, 1])] * phi.ndim).reshape(-1, phi.ndim)
+    slopes = torch.stack(
+        [phi.diff(dim=axis).abs().amax() / h for axis, h in enumerate(grid.spacing)]
+    )
+    corners = slopes * torch.cartesian_prod(*[slopes.new_tensor([-1, 1])] * phi.ndim).reshape(
+        -1, phi.ndim
+    )
     largest = slopes.amax()
-    lengths = torch.where(largest > 0, largest, 1.0) * 2.0 ** torch.arange(SECANTS, device=phi.device)
-    moves = lengths[:, None, None, None, None] * torch.stack([eye, -eye])[:, :, None, :]  # (length, sign, axis, corner, width)
+    lengths = torch.where(largest > 0, largest, 1.0) * 2.0 ** torch.arange(
+        SECANTS, device=phi.device
+    )
+    moves = (
+        lengths[:, None, None, None, None] * torch.stack([eye, -eye])[:, :, None, :]
+    )  # (length, sign, axis, corner, width)
 
     def value(p: Tensor) -> Tensor:
         return hamiltonian.support(p.unsqueeze(-2))
@@ -211,8 +234,9 @@ def speeds(hamiltonian: Hamiltonian, phi: OnGrid, grid: Grid) -> tuple[float, ..
     bound = ((value(corners + moves).amax((1, 3)) - least) / lengths[:, None]).amin(0)
     if not bool(torch.isfinite(bound).all()):
         raise ConfigError(
-            "the Hamiltonian is infinite off P = 0: the admissible velocities are unbounded and the problem is degenerate, so there is "
-            "no HJB equation to solve; cut the velocities off with velocity_ball(R), or add a running cost"
+            "the Hamiltonian is infinite off P = 0: the admissible velocities are unbounded and the"
+            " problem is degenerate, so there is no HJB equation to solve; cut the velocities off"
+            " with velocity_ball(R), or add a running cost"
         )
     return tuple(bound.tolist())
 
@@ -221,11 +245,15 @@ def _check(times: Sequence[float], horizon: float, scheme: str, cfl: float) -> N
     if scheme not in SCHEMES:
         raise unknown("scheme", scheme, SCHEMES)
     if not 0 < cfl <= 1:
-        raise ConfigError(f"cfl = {cfl!r}: give a number in (0, 1]; above 1 the scheme is not monotone")
+        raise ConfigError(
+            f"cfl = {cfl!r}: give a number in (0, 1]; above 1 the scheme is not monotone"
+        )
     if not 0 < horizon < math.inf:
         raise ConfigError(f"horizon = {horizon!r}: give a finite T > 0")
     if not times or not all(0 <= time <= horizon for time in times):
-        raise ConfigError(f"times {tuple(times)}: give at least one, each in [0, T] = [0, {horizon:g}]")
+        raise ConfigError(
+            f"times {tuple(times)}: give at least one, each in [0, T] = [0, {horizon:g}]"
+        )
 
 
 TVD_RK3 = RungeKutta(tableau(3, [[], [1], ["1/4", "1/4"]], ["1/6", "1/6", "2/3"]))
@@ -262,15 +290,20 @@ def weno5(slopes: Tensor, axis: int) -> Sides:
     bend = torch.sub(f, d).square_().mul_(13 / 12)
     # S_k of a triple that the node sees at its right end, in its middle and at its left end
     right, middle, left = (
-        torch.add(bend, z.square_(), alpha=0.25) for z in (torch.sub(d, f, alpha=3), d + f, torch.sub(f, d, alpha=3))
+        torch.add(bend, z.square_(), alpha=0.25)
+        for z in (torch.sub(d, f, alpha=3), d + f, torch.sub(f, d, alpha=3))
     )
     size = slopes.abs()
     pairs = torch.maximum(_but_last(size, axis, 1), _from(size, axis, 1))
     fours = torch.maximum(_but_last(pairs, axis, 2), _from(pairs, axis, 2))
     largest = torch.maximum(_but_last(fours, axis, 1), _from(size, axis, 4))
-    floor = largest.square_().mul_(1e-6).add_(1e-15)  # the last term only keeps a flat field's weights finite, in float32 too
+    floor = (
+        largest.square_().mul_(1e-6).add_(1e-15)
+    )  # the last term only keeps a flat field's weights finite, in float32 too
 
-    def blend(node: int, eps: int, parabolas: Sequence[tuple[Tensor, int, int, float, int, float]]) -> Tensor:
+    def blend(
+        node: int, eps: int, parabolas: Sequence[tuple[Tensor, int, int, float, int, float]]
+    ) -> Tensor:
         """s + sum_k w_k (p e_i + q e_j)/(6 sum_k w_k), of S and its place, i, p, j, q."""
         total = torch.zeros_like(at(floor, eps))
         weights = torch.zeros_like(at(floor, eps))
@@ -284,7 +317,9 @@ def weno5(slopes: Tensor, axis: int) -> Sides:
         return z.narrow(axis, k, count)
 
     below = blend(2, 0, ((right, 0, 1, 5, 0, -2), (middle, 1, 1, 1, 2, 2), (left, 2, 2, 4, 3, -1)))
-    above = blend(3, 1, ((left, 3, 3, -5, 4, 2), (middle, 2, 2, -2, 3, -1), (right, 1, 2, -4, 1, 1)))
+    above = blend(
+        3, 1, ((left, 3, 3, -5, 4, 2), (middle, 2, 2, -2, 3, -1), (right, 1, 2, -4, 1, 1))
+    )
     return below, above
 
 
@@ -317,7 +352,9 @@ SCHEMES: dict[str, UpwindScheme] = {
 }
 
 
-def one_sided(scheme: UpwindScheme, values: OnGrid, axis: int, spacing: float) -> tuple[OnGrid, OnGrid]:
+def one_sided(
+    scheme: UpwindScheme, values: OnGrid, axis: int, spacing: float
+) -> tuple[OnGrid, OnGrid]:
     """(p-, p+): the derivatives along an axis from below and from above.
 
     Beyond the edges the values continue linearly, with the slope of the outermost cell.

@@ -61,8 +61,8 @@ class PDEStudy:
 
     @property
     def mean_error(self) -> Float[Tensor, " times"]:
-        """The mean of abs(front - exact), at each time, over the nodes that no velocity takes out of
-        the grid by T.
+        """The mean of abs(front - exact), at each time, over the nodes that no velocity takes out
+        of the grid by T.
 
         At the other nodes the error is that of the extrapolation, not of the scheme. It is nan if
         there is no such node.
@@ -72,7 +72,9 @@ class PDEStudy:
     @property
     def largest_error(self) -> Float[Tensor, " times"]:
         """The largest abs(front - exact), at each time, over the same nodes."""
-        return torch.stack([error.amax() if error.numel() else error.mean() for error in self._errors()])
+        return torch.stack(
+            [error.amax() if error.numel() else error.mean() for error in self._errors()]
+        )
 
     def _errors(self) -> list[Float[Tensor, " nodes"]]:
         masks = [self.front.untouched(time) for time in self.front.times]
@@ -97,7 +99,9 @@ class PDEStudy:
         }
 
 
-def pde_study(velocities: BallImage, *, points: int = 81, radii: tuple[float, ...] = (1.0, 4.0, 8.0, 16.0)) -> PDEStudy:
+def pde_study(
+    velocities: BallImage, *, points: int = 81, radii: tuple[float, ...] = (1.0, 4.0, 8.0, 16.0)
+) -> PDEStudy:
     """Phi(x, t) on a square for the given velocities and for balls of radius R; G is the distance
     to the nearest target.
 
@@ -114,12 +118,20 @@ def pde_study(velocities: BallImage, *, points: int = 81, radii: tuple[float, ..
     """
     centre = velocities.centre
     if len(centre) != 2:
-        raise ConfigError(f"velocities of width {len(centre)}: the study is drawn in the plane, give width 2")
+        raise ConfigError(
+            f"velocities of width {len(centre)}: the study is drawn in the plane, give width 2"
+        )
     if not radii:
         raise ConfigError("no radii for the balls of velocities: give at least one")
     terminal = NearestTarget()
     times = tuple(HORIZON * k / 3 for k in (3, 2, 1, 0))
-    grid = Grid((-HALF_WIDTH,) * 2, (HALF_WIDTH,) * 2, (points,) * 2, dtype=centre.dtype, device=centre.device)
+    grid = Grid(
+        (-HALF_WIDTH,) * 2,
+        (HALF_WIDTH,) * 2,
+        (points,) * 2,
+        dtype=centre.dtype,
+        device=centre.device,
+    )
     nodes = grid.nodes
     time = 0.75 * HORIZON
 
@@ -132,7 +144,9 @@ def pde_study(velocities: BallImage, *, points: int = 81, radii: tuple[float, ..
     samples = [in_ball(1.0, reach, nodes[::STRIDE, ::STRIDE]) for reach in reaches]
     return PDEStudy(
         front=solve_hjb(velocities, terminal, grid, times, horizon=HORIZON, scheme=SCHEME),
-        exact=torch.stack([hopf_lax(terminal, nodes, HORIZON - at, velocities, starts=STARTS) for at in times]),
+        exact=torch.stack(
+            [hopf_lax(terminal, nodes, HORIZON - at, velocities, starts=STARTS) for at in times]
+        ),
         radii=radii,
         time=time,
         values=torch.stack([in_ball(radius, HORIZON - time, nodes) for radius in radii]),

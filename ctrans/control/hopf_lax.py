@@ -71,24 +71,36 @@ def velocity_hull(norm: SphereNorm) -> BallImage:
     """
     gamma = norm.gamma.detach()
     eye = torch.eye(norm.width, dtype=gamma.dtype, device=gamma.device)
-    return BallImage(norm.beta.detach(), math.sqrt(norm.width) * gamma.unsqueeze(-1) * norm.centre(eye))
+    return BallImage(
+        norm.beta.detach(), math.sqrt(norm.width) * gamma.unsqueeze(-1) * norm.centre(eye)
+    )
 
 
 def velocity_ball(
-    radius: float, width: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
+    radius: float,
+    width: int,
+    *,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
 ) -> BallImage:
     """{v : |v| <= R}: the whole space (`none`, `pre`) cut off at R. As R grows, the value function
     becomes flat (Kan, Theorem 2).
     """
     if not 0 <= radius < math.inf:
         raise ConfigError(
-            f"radius = {radius!r}: give a finite one of at least 0; in the limit, the whole space, the value is inf G"
+            f"radius = {radius!r}: give a finite one of at least 0; in the limit, the whole space,"
+            " the value is inf G"
         )
-    return BallImage(torch.zeros(width, dtype=dtype, device=device), radius * torch.eye(width, dtype=dtype, device=device))
+    return BallImage(
+        torch.zeros(width, dtype=dtype, device=device),
+        radius * torch.eye(width, dtype=dtype, device=device),
+    )
 
 
 @torch.no_grad()
-def hopf_lax(terminal: Terminal, x: Vectors, remaining: float, velocities: BallImage, *, starts: int = 8) -> PerBatch:
+def hopf_lax(
+    terminal: Terminal, x: Vectors, remaining: float, velocities: BallImage, *, starts: int = 8
+) -> PerBatch:
     """Phi(x, t) = min {G(z) : z in x + (T - t) V}, with `remaining` = T - t in depth-time.
 
     Exact to rounding, also at kinks, if one of `starts` descents begins in the basin of the global
@@ -103,14 +115,24 @@ def hopf_lax(terminal: Terminal, x: Vectors, remaining: float, velocities: BallI
     rows = (x + remaining * velocities.centre.to(x)).reshape(-1, x.shape[-1])
     reach = remaining * velocities.map.to(x)
     pieces = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
-    return torch.cat([minimise(terminal, piece, reach, starts) for piece in pieces]).reshape(x.shape[:-1])
+    return torch.cat([minimise(terminal, piece, reach, starts) for piece in pieces]).reshape(
+        x.shape[:-1]
+    )
 
 
-def _check(terminal: Terminal, x: Tensor, remaining: float, velocities: BallImage, starts: int) -> None:
+def _check(
+    terminal: Terminal, x: Tensor, remaining: float, velocities: BallImage, starts: int
+) -> None:
     if not 0 <= remaining < math.inf:
-        raise ConfigError(f"the remaining time T - t = {remaining!r} must be finite and at least 0: ask for times t up to T")
+        raise ConfigError(
+            f"the remaining time T - t = {remaining!r} must be finite and at least 0: ask for times"
+            " t up to T"
+        )
     if x.shape[-1] != len(velocities.centre):
-        raise ConfigError(f"states of width {x.shape[-1]} with velocities of width {len(velocities.centre)}: make them equal")
+        raise ConfigError(
+            f"states of width {x.shape[-1]} with velocities of width {len(velocities.centre)}: make"
+            " them equal"
+        )
     if starts < 1:
         raise ConfigError(f"starts = {starts!r}: give at least 1")
     finite_values(terminal, x)
@@ -162,16 +184,20 @@ def finite_values(cost: Terminal, x: Vectors) -> PerBatch:
     values = cost(x)
     if values.shape != x.shape[:-1]:
         raise ConfigError(
-            f"the terminal cost returned shape {tuple(values.shape)} for states {tuple(x.shape)}: it must reduce the last axis only"
+            f"the terminal cost returned shape {tuple(values.shape)} for states {tuple(x.shape)}:"
+            " it must reduce the last axis only"
         )
     if not torch.isfinite(values).all():
         raise ConfigError(
-            "the terminal cost is not finite at some of the states: give a G that is finite wherever a token can get"
+            "the terminal cost is not finite at some of the states: give a G that is finite"
+            " wherever a token can get"
         )
     return values
 
 
-def minimise(cost: Terminal, base: Float[Tensor, "rows width"], map: FromBall, starts: int) -> PerProblem:
+def minimise(
+    cost: Terminal, base: Float[Tensor, "rows width"], map: FromBall, starts: int
+) -> PerProblem:
     """min over |w| <= 1 of G(z_k + A w) for each row z_k of `base`, from `starts` starting points
     each.
     """
@@ -201,14 +227,18 @@ def starting_points(problems: Problems, starts: int) -> Float[Tensor, "rows star
     values = finite_values(problems.cost, problems.base.unsqueeze(1) + points @ problems.map.T)
     span = values.amax(-1, keepdim=True) - values.amin(-1, keepdim=True)
     minimal = values <= values[:, near].amin(-1)
-    return points[torch.where(minimal, values, values + 2 * span).topk(starts, largest=False).indices]
+    return points[
+        torch.where(minimal, values, values + 2 * span).topk(starts, largest=False).indices
+    ]
 
 
 def descend(problems: Problems, w: BallPoints) -> BallPoints:
     """Steps from w towards P(w - s grad g), s = |dw|^2/<dw, dgrad>, accepted if g falls enough
     (Armijo). Returns the lowest point found.
     """
-    resolution = torch.finfo(w.dtype).eps ** 0.6  # a smaller move changes a smooth g by less than rounding
+    resolution = (
+        torch.finfo(w.dtype).eps ** 0.6
+    )  # a smaller move changes a smooth g by less than rounding
     tiny = torch.finfo(w.dtype).tiny
     rows = torch.arange(len(w), device=w.device)
     value, slope = problems.slope(w)
@@ -228,13 +258,18 @@ def descend(problems: Problems, w: BallPoints) -> BallPoints:
         accept = trial_value <= recent.amax(-1) - ARMIJO * length2 / (fraction * size)
         secant = torch.where(curvature > 0, length2 / curvature, math.inf)
         size = torch.where(accept, secant.minimum(GROW * size), SHRINK * size)
-        w, slope = (torch.where(accept.unsqueeze(-1), new, old) for new, old in ((trial, w), (trial_slope, slope)))
+        w, slope = (
+            torch.where(accept.unsqueeze(-1), new, old)
+            for new, old in ((trial, w), (trial_slope, slope))
+        )
         value = torch.where(accept, trial_value, value)
         recent[:, step % MEMORY] = value
         better = value < lowest[rows]
         lowest[rows[better]], result[rows[better]] = value[better], w[better]
         moving = length2.sqrt() > resolution
-        rows, w, value, slope, size, recent = (part[moving] for part in (rows, w, value, slope, size, recent))
+        rows, w, value, slope, size, recent = (
+            part[moving] for part in (rows, w, value, slope, size, recent)
+        )
         if not len(rows):
             break
         problems = problems.of(moving)

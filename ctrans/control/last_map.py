@@ -256,8 +256,9 @@ def projected_field(sublayer: Sublayer) -> HasOutputProjection:
     field = sublayer.field
     if not isinstance(field, HasOutputProjection):
         raise ConfigError(
-            f"the {sublayer.kind} sublayer's {type(field).__name__} does not name its last linear map: give it `pre_projection(x)` and "
-            "`output_projection`, with field(x) = output_projection(pre_projection(x))"
+            f"the {sublayer.kind} sublayer's {type(field).__name__} does not name its last linear"
+            " map: give it `pre_projection(x)` and `output_projection`, with field(x) ="
+            " output_projection(pre_projection(x))"
         )
     return field
 
@@ -273,8 +274,9 @@ def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:
     zeros = sum(part.zeros for part in scaled_parts(field))
     if zeros:
         raise ConfigError(
-            f"the scale by channel behind the {sublayer.kind} sublayer's last linear map is 0 in {zeros} of its entries, so no weights "
-            "change these channels: prune them, or give them a small scale"
+            f"the scale by channel behind the {sublayer.kind} sublayer's last linear map is 0 in"
+            f" {zeros} of its entries, so no weights change these channels: prune them, or give"
+            " them a small scale"
         )
     h = field.pre_projection(sublayer.given(x))
     if field.output_projection.bias is not None:
@@ -289,8 +291,13 @@ def check_last_decay(sublayer: Sublayer, regularization: Regularization) -> None
 
     A cost of |W|_F^2 is no cost of |s * W|_F^2, and the set's weights are the scaled ones.
     """
-    if regularization.last_map_decay is not None and sublayer.output_norm is None and scaled_parts(sublayer.field):
+    if (
+        regularization.last_map_decay is not None
+        and sublayer.output_norm is None
+        and scaled_parts(sublayer.field)
+    ):
         raise ConfigError(
-            f"the {sublayer.kind} sublayer's last linear map is followed by a scale by channel, so a decay of that map's weights is none "
-            "of the scaled ones: leave --last-map-decay out, or fold the scale into the weights"
+            f"the {sublayer.kind} sublayer's last linear map is followed by a scale by channel, so"
+            " a decay of that map's weights is none of the scaled ones: leave --last-map-decay"
+            " out, or fold the scale into the weights"
         )

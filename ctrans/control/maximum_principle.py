@@ -70,7 +70,9 @@ NOTHING = PointwiseReading()
 @torch.no_grad()
 @leaving_as_found
 @checked
-def maximum_principle(depth: Depth, costate: Costate, *, measure: str | None = None) -> MaximumPrinciple:
+def maximum_principle(
+    depth: Depth, costate: Costate, *, measure: str | None = None
+) -> MaximumPrinciple:
     """g = H(P) + <P, v> >= 0 and a = (<P, beta> - <P, v>)/(<P, beta> + H(P)) of each segment; a =
     cos(-P, v) if H is +inf.
 
@@ -94,8 +96,12 @@ def maximum_principle(depth: Depth, costate: Costate, *, measure: str | None = N
     sublayers = list(depth.sublayers)
     skipped = dict[str, str]()
     readings = list[PointwiseReading]()
-    measures = [measure or ("gap" if sublayer.placement.output_norm else "cosine") for sublayer in sublayers]
-    for k, (name, sublayer, (x, p)) in enumerate(zip(measures, sublayers, costate.starts, strict=True)):
+    measures = [
+        measure or ("gap" if sublayer.placement.output_norm else "cosine") for sublayer in sublayers
+    ]
+    for k, (name, sublayer, (x, p)) in enumerate(
+        zip(measures, sublayers, costate.starts, strict=True)
+    ):
         try:
             v = sublayer.velocity(x)
         except ConfigError as error:
@@ -103,8 +109,12 @@ def maximum_principle(depth: Depth, costate: Costate, *, measure: str | None = N
             skipped[f"segment {k} ({sublayer.kind})"] = str(error)
             continue
         pointwise = MEASURES[name](sublayer, p, v)
-        readings.append(pointwise._replace(velocity_norm=float(v.norm()), product=float((p * v).sum())))
-    columns = {name: [getattr(each, name) for each in readings] for name in PointwiseReading._fields}
+        readings.append(
+            pointwise._replace(velocity_norm=float(v.norm()), product=float((p * v).sum()))
+        )
+    columns = {
+        name: [getattr(each, name) for each in readings] for name in PointwiseReading._fields
+    }
     return MaximumPrinciple(
         form=costate.form,
         loss=costate.loss,
@@ -122,8 +132,9 @@ def _against_maximizer(sublayer: Sublayer, p: TokenRows, v: TokenRows) -> Pointw
     norm = sublayer.output_norm
     if norm is None:
         raise ConfigError(
-            f"placement {placement.name!r} has no output norm on its {sublayer.kind} sublayer, so H(P) = +inf and no velocity "
-            "approaches it: choose the measure 'cosine', or a model of placement peri or output"
+            f"placement {placement.name!r} has no output norm on its {sublayer.kind} sublayer, so"
+            " H(P) = +inf and no velocity approaches it: choose the measure 'cosine', or a model"
+            " of placement peri or output"
         )
     allowed = admissible_set(norm, placement)
     scaled = sublayer.pulled(p)  # v = gain * W N_out f, so H(P) is the norm's at the pulled costate

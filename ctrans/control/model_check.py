@@ -17,7 +17,13 @@ from ctrans.control.costate import Costate, continuous_or_discrete, costate
 from ctrans.control.decay_threshold import DecayThreshold, largest, path_of, with_evidence
 from ctrans.control.regularization import Regularization
 from ctrans.control.residual_pullback import active_channels, costate_of_map, raw_costate
-from ctrans.control.segment_check import SegmentCheck, admissible_at, at_field, check_segment, check_step
+from ctrans.control.segment_check import (
+    SegmentCheck,
+    admissible_at,
+    at_field,
+    check_segment,
+    check_step,
+)
 from ctrans.control.tangent import LinearSpace
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.norm import RMSNorm
@@ -177,15 +183,31 @@ def check_model(
         discrete = found
     segments = []
     failed = dict[str, ConfigError | SolveError]()
-    for k, (sublayer, start, dt) in enumerate(zip(sublayers, found.starts, model.depth.lengths, strict=True)):
+    for k, (sublayer, start, dt) in enumerate(
+        zip(sublayers, found.starts, model.depth.lengths, strict=True)
+    ):
         try:
             ends = (found.states[k], found.costates[k + 1])
             time = found.times[k]
             segment = check_segment(
-                sublayer, ends, start, segment=k, time=time, dt=dt, regularization=regularization, continuous=continuous
+                sublayer,
+                ends,
+                start,
+                segment=k,
+                time=time,
+                dt=dt,
+                regularization=regularization,
+                continuous=continuous,
             )
-            if discrete is not None and (norm := sublayer.state_norm) is not None and norm.has_tangent and sublayer.image is None:
-                step = check_step(sublayer, discrete.states[k], discrete.costates[k + 1], dt, regularization)
+            if (
+                discrete is not None
+                and (norm := sublayer.state_norm) is not None
+                and norm.has_tangent
+                and sublayer.image is None
+            ):
+                step = check_step(
+                    sublayer, discrete.states[k], discrete.costates[k + 1], dt, regularization
+                )
                 segment = replace(segment, step=step)
             segments.append(segment)
         except (ConfigError, SolveError) as error:
@@ -196,7 +218,9 @@ def check_model(
         raise next(iter(failed.values()))
     skipped = {name: str(error) for name, error in failed.items()}
     names = ", ".join(sorted({sublayer.placement.name for sublayer in sublayers}))
-    check = ModelCheck(names, found.loss, tokens.numel(), tuple(segments), found.form, instead, skipped)
+    check = ModelCheck(
+        names, found.loss, tokens.numel(), tuple(segments), found.form, instead, skipped
+    )
     return _with_factor_ascents(check, model.depth, found)
 
 
@@ -216,10 +240,21 @@ def _with_factor_ascents(check: ModelCheck, depth: Depth, found: Costate) -> Mod
     dt = depth.lengths[top.segment]
     x, p = at_field(sublayer, found.starts[top.segment], found.form == "continuous")
     space = admissible_at(
-        sublayer.state_norm, sublayer.placement, x.flatten(0, -2), None, Regularization(), active_channels(sublayer)
+        sublayer.state_norm,
+        sublayer.placement,
+        x.flatten(0, -2),
+        None,
+        Regularization(),
+        active_channels(sublayer),
     )
     assert isinstance(space, LinearSpace), "a threshold is that of a linear space"
-    P = dt * sublayer.gain * raw_costate(sublayer, space, costate_of_map(sublayer, p.flatten(0, -2)))
+    P = (
+        dt
+        * sublayer.gain
+        * raw_costate(sublayer, space, costate_of_map(sublayer, p.flatten(0, -2)))
+    )
     climbed = with_evidence(top.training_threshold, path_of(sublayer.field, sublayer.given(x)), P)
-    segments = (replace(top, training_threshold=climbed) if each is top else each for each in check.segments)
+    segments = (
+        replace(top, training_threshold=climbed) if each is top else each for each in check.segments
+    )
     return replace(check, segments=tuple(segments))

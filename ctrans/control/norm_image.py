@@ -1,4 +1,6 @@
-"""The image of a norm: the set of velocities behind an output norm. It is bounded, so H is finite."""
+"""The image of a norm: the set of velocities behind an output norm. It is bounded, so H is
+finite.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ class NormImage(VelocitySet):
         """The largest (|f_i| + |beta_i|)/|gamma_i|: u = (f - beta)/gamma has entries of about 1."""
         seen = self.norm.gamma != 0
         if seen.any():
-            return float(((f.abs() + self.norm.beta.abs()) / self.norm.gamma.abs())[..., seen].max())
+            return float(
+                ((f.abs() + self.norm.beta.abs()) / self.norm.gamma.abs())[..., seen].max()
+            )
         return 1.0
 
     def chart(self, P: UnbatchedRows) -> Chart:
@@ -93,7 +97,12 @@ class NormImage(VelocitySet):
         slope = P + kinetic * f
         beta = self.norm.beta
         gap = self.norm.support(-slope) + (slope * f).sum(-1)
-        scale = self.norm.support(-P) + P @ beta + (P * beta).abs().sum(-1) + kinetic * f.square().sum(-1)
+        scale = (
+            self.norm.support(-P)
+            + P @ beta
+            + (P * beta).abs().sum(-1)
+            + kinetic * f.square().sum(-1)
+        )
         return torch.maximum(ratio(gap.clamp_min(0), scale).amax(-1), self.residual(f))
 
     @property
@@ -122,7 +131,8 @@ class NormImage(VelocitySet):
         Raises ConfigError if none is known.
         """
         raise ConfigError(
-            f"no closed form is known here for a decay of the gains of {type(self.norm).__name__}: leave gain_decay out; kinetic applies"
+            f"no closed form is known here for a decay of the gains of {type(self.norm).__name__}:"
+            " leave gain_decay out; kinetic applies"
         )
 
     def allowed_gains(self, gamma: Tensor) -> Tensor:
@@ -146,7 +156,9 @@ class NormImage(VelocitySet):
 
     @property
     def point_chart(self) -> tuple[Map, Map, float]:
-        """Coordinates of u for an ascent: their map to u, their projection, and the size of starts."""
+        """Coordinates of u for an ascent: their map to u, their projection, and the size of
+        starts.
+        """
         return self.norm.standardize, identity, self.spread
 
     @property
@@ -164,4 +176,9 @@ class NormImage(VelocitySet):
         def velocity(x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
             return gamma / scale * norm.standardize(x) + beta
 
-        return Gains(gamma, norm.beta if each else torch.zeros_like(gamma), each and has_offset(norm), velocity)
+        return Gains(
+            gamma,
+            norm.beta if each else torch.zeros_like(gamma),
+            each and has_offset(norm),
+            velocity,
+        )

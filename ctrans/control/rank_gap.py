@@ -47,7 +47,9 @@ def gap_of_rank(norm: SphereNorm, P: UnbatchedRows, features: Features) -> float
     first = features.rank + 1
     last = len(order)
     if first <= last:
-        counts = sorted({round(first + (last - first) * k / SUBSETS) for k in range(1, SUBSETS + 1)})
+        counts = sorted(
+            {round(first + (last - first) * k / SUBSETS) for k in range(1, SUBSETS + 1)}
+        )
     else:
         counts = []
     found = [_least_loss(w[order[:n]], lengths[order[:n]], basis[:n]) for n in counts]

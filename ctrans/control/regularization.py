@@ -13,7 +13,16 @@ from torch import Tensor
 
 from ctrans.base.option import Range
 from ctrans.base.shapes import BatchMask, PerBatch, TokenMask, TokenRows, UnbatchedRows
-from ctrans.control.admissible import AdmissibleSet, Posedness, Supremum, VelocitySet, check_positive, length, ratio, verdict_of
+from ctrans.control.admissible import (
+    AdmissibleSet,
+    Posedness,
+    Supremum,
+    VelocitySet,
+    check_positive,
+    length,
+    ratio,
+    verdict_of,
+)
 from ctrans.control.ascent import Chart
 from ctrans.control.gains import has_offset, unit
 from ctrans.control.norm_image import NormImage
@@ -108,7 +117,11 @@ class KineticCost(AdmissibleSet):
     def scale(self, P: UnbatchedRows) -> float:
         """|H - b| + |b| + lam/2 |f*|^2, b the base without cost."""
         base = self.velocities.base(P)
-        return abs(float(self.support(P)) - base) + abs(base) + self.kinetic / 2 * float(self.maximizer(P).square().sum())
+        return (
+            abs(float(self.support(P)) - base)
+            + abs(base)
+            + self.kinetic / 2 * float(self.maximizer(P).square().sum())
+        )
 
     def chart(self, P: UnbatchedRows) -> Chart:
         chart = self.velocities.chart(P)
@@ -142,8 +155,8 @@ class GainDecay(Supremum):
         check_positive("gain_decay", self.gain_decay)
         if self.norm.gains == "none":
             raise ConfigError(
-                f"{type(self.norm).__name__} has no gains or offsets that could decay: leave gain_decay out, as H is finite whatever is "
-                "trained"
+                f"{type(self.norm).__name__} has no gains or offsets that could decay: leave"
+                " gain_decay out, as H is finite whatever is trained"
             )
 
     @functools.cached_property
@@ -153,7 +166,10 @@ class GainDecay(Supremum):
 
     @property
     def words(self) -> str:
-        return f"{self.image.words}, any gamma and beta; running cost {self.gain_decay:g}/2 (|gamma|^2 + |beta|^2)"
+        return (
+            f"{self.image.words}, any gamma and beta; running cost {self.gain_decay:g}/2 (|gamma|^2"
+            " + |beta|^2)"
+        )
 
     @property
     def verdict(self) -> Posedness:
@@ -199,7 +215,9 @@ class GainDecay(Supremum):
         gamma, beta = self.gains(P)
         u = self.image.points(P, gamma)
         off = ratio((f - beta - gamma * u).flatten(-2).norm(dim=-1), f.flatten(-2).norm(dim=-1))
-        error = (self.gain_decay * gamma + self.image.allowed_gains((P * u).sum(-2, keepdim=True))).norm(dim=(-2, -1))
+        error = (
+            self.gain_decay * gamma + self.image.allowed_gains((P * u).sum(-2, keepdim=True))
+        ).norm(dim=(-2, -1))
         return torch.maximum(off, ratio(error, self.gain_decay * gamma.norm(dim=(-2, -1))))
 
     def chart(self, P: UnbatchedRows) -> Chart:
@@ -227,7 +245,9 @@ class GainDecay(Supremum):
         def guess(gamma: Tensor) -> Tensor:
             u = image.points(P, gamma)
             # for a token without costate any direction serves, but a norm without eps has none at 0
-            u = torch.where(length(u).unsqueeze(-1) > 0, u, image.points(-torch.ones_like(P), gamma))
+            u = torch.where(
+                length(u).unsqueeze(-1) > 0, u, image.points(-torch.ones_like(P), gamma)
+            )
             return math.sqrt(self.norm.width) * spread * unit(u)
 
         return Chart(

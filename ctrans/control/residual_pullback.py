@@ -47,7 +47,12 @@ def active_channels(sublayer: Sublayer) -> Bool[Tensor, " width"] | None:
     its W is 0.
     """
     gains = sublayer.residual.gains
-    if sublayer.state_norm is None or gains is None or has_zero_gain(sublayer) or (gains != 0).all():
+    if (
+        sublayer.state_norm is None
+        or gains is None
+        or has_zero_gain(sublayer)
+        or (gains != 0).all()
+    ):
         return None
     return gains.detach() != 0
 
@@ -62,8 +67,9 @@ def reachable_set(sublayer: Sublayer, x: UnbatchedRows, *, kinetic: bool) -> Vel
     if active is not None:
         if not isinstance(norm, SphereNorm):
             raise ConfigError(
-                "some of the residual's gains are 0, inside a norm around the state whose image is no ellipsoid: its section has no "
-                "certificate; prune these channels, or give them a small gain"
+                "some of the residual's gains are 0, inside a norm around the state whose image is"
+                " no ellipsoid: its section has no certificate; prune these channels, or give them"
+                " a small gain"
             )
         return SectionImage(norm, x, active)
     if kinetic:
@@ -96,8 +102,9 @@ def cost_factor(sublayer: Sublayer) -> float:
         return gain**2
     if residual.stretch is None:
         raise ConfigError(
-            f"the residual {type(residual).__name__} stretches velocities by direction, so a kinetic cost has no closed form: "
-            "leave --kinetic out, or choose residual plain or rezero"
+            f"the residual {type(residual).__name__} stretches velocities by direction, so a"
+            " kinetic cost has no closed form: leave --kinetic out, or choose residual plain or"
+            " rezero"
         )
     return (gain * residual.stretch) ** 2
 
@@ -124,7 +131,9 @@ def trains_gains(sublayer: Sublayer) -> bool:
 
 
 def has_unbounded_gains(sublayer: Sublayer) -> bool:
-    """Whether the residual has gains that are trained without a limit. H is proportional to them."""
+    """Whether the residual has gains that are trained without a limit. H is proportional to
+    them.
+    """
     residual = sublayer.residual
     return not residual.bounded and next(residual.parameters(), None) is not None
 
@@ -144,8 +153,9 @@ def check_gain_decay(sublayer: Sublayer, regularization: Regularization) -> None
     """
     if regularization.gain_decay is not None and has_unbounded_gains(sublayer):
         raise ConfigError(
-            f"a decay of norms' gains does not hold those of the residual {type(sublayer.residual).__name__}, which H grows with: leave "
-            "--gain-decay out, or choose residual plain"
+            "a decay of norms' gains does not hold those of the residual"
+            f" {type(sublayer.residual).__name__}, which H grows with: leave --gain-decay out, or"
+            " choose residual plain"
         )
 
 
@@ -177,9 +187,14 @@ def certify_towards_image(
     residual = sublayer.residual
     assert norm is not None, "the residual has a norm"
     assert around is not None, "its placement has a norm around the state"
-    if asked := [name for name, value in vars(regularization).items() if value is not None and name != "weight_decay"]:
+    if asked := [
+        name
+        for name, value in vars(regularization).items()
+        if value is not None and name != "weight_decay"
+    ]:
         raise ConfigError(
-            f"a residual that moves towards a norm's image already bounds its velocities: leave {', '.join(asked)} out"
+            "a residual that moves towards a norm's image already bounds its velocities: leave"
+            f" {', '.join(asked)} out"
         )
     q = residual.pull(torch.func.vjp(lambda f: around.tangent(x, f), p)[1](p)[0])
     found = certify(image_of(norm), q, features=features)
@@ -190,4 +205,10 @@ def certify_towards_image(
         ceiling = found.ceiling + offset
     velocities = found.velocities and replace(found.velocities, best=found.velocities.best + offset)
     words = f"{residual.words}, f in: {found.words}"
-    return replace(found, hamiltonian=found.hamiltonian + offset, velocities=velocities, ceiling=ceiling, words=words)
+    return replace(
+        found,
+        hamiltonian=found.hamiltonian + offset,
+        velocities=velocities,
+        ceiling=ceiling,
+        words=words,
+    )

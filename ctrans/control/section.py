@@ -79,7 +79,10 @@ class SectionImage(AtState):
 
     @property
     def words(self) -> str:
-        return f"N(y), y of X's entries in {int((~self.active).sum())} of {self.norm.width} channels, so in: {image_of(self.norm).words}"
+        return (
+            f"N(y), y of X's entries in {int((~self.active).sum())} of {self.norm.width} channels,"
+            f" so in: {image_of(self.norm).words}"
+        )
 
     @property
     def verdict(self) -> Posedness:
@@ -99,7 +102,9 @@ class SectionImage(AtState):
         centred = self.norm.centre(self.state)
         r = centred - (centred @ self._basis) @ self._basis.mT
         rounding = self.norm.width * rounding_of(r)
-        r = torch.where((length(r) > rounding * length(centred)).unsqueeze(-1), r, 0.0)  # 0 if V has full rank
+        r = torch.where(
+            (length(r) > rounding * length(centred)).unsqueeze(-1), r, 0.0
+        )  # 0 if V has full rank
         return r, (r.square().sum(-1, keepdim=True) + self.norm.width * self.norm.eps).sqrt()
 
     @property
@@ -147,7 +152,9 @@ class SectionImage(AtState):
         # absolute, as the columns are unit vectors
         inverse = torch.linalg.pinv(seen, atol=self.norm.width * rounding_of(u))
         point = (inverse @ u.unsqueeze(-1))[..., 0]
-        point = point + self._left_by(point) * _unseen(torch.eye(frame.shape[-1]).to(u) - inverse @ seen)
+        point = point + self._left_by(point) * _unseen(
+            torch.eye(frame.shape[-1]).to(u) - inverse @ seen
+        )
         return point, torch.where(hidden, 0.0, u - (frame @ point.unsqueeze(-1))[..., 0])
 
     def _left_by(self, u: Tensor) -> Tensor:
@@ -159,7 +166,11 @@ class SectionImage(AtState):
         point, rest = self._point(f)
         off_sphere = (point.square().sum(-1) / self.norm.width - 1).abs()
         below = (-point[..., -1]).clamp_min(0) / math.sqrt(self.norm.width)
-        return torch.stack([off_sphere, below, length(rest) / math.sqrt(self.norm.width)]).amax(0).amax(-1)
+        return (
+            torch.stack([off_sphere, below, length(rest) / math.sqrt(self.norm.width)])
+            .amax(0)
+            .amax(-1)
+        )
 
     def kkt(self, P: TokenRows, f: TokenRows, kinetic: float = 0.0) -> PerBatch:
         """Stationarity on the half sphere: (a, b) = eta (a_u, c_u); at its edge c_u = 0 with max(0,
@@ -169,7 +180,9 @@ class SectionImage(AtState):
         edge = u[..., -1:] <= math.sqrt(torch.finfo(P.dtype).eps * self.norm.width)
         g = torch.where(edge, self._uphill(slope), self._slope(slope))
         eta = ratio((g * u).sum(-1, keepdim=True), u.square().sum(-1, keepdim=True))
-        return torch.maximum(ratio(length(g - eta * u), length(self.norm.gamma * slope)).amax(-1), self.residual(f))
+        return torch.maximum(
+            ratio(length(g - eta * u), length(self.norm.gamma * slope)).amax(-1), self.residual(f)
+        )
 
     def base(self, P: UnbatchedRows) -> float:
         return -float((P @ self.norm.beta).sum())
@@ -179,8 +192,8 @@ class SectionImage(AtState):
 
     def nearest(self, y: TokenRows) -> TokenRows:
         raise ConfigError(
-            "a kinetic cost of a step with zero gain in some channels has no closed form: leave --kinetic out, or "
-            "give these channels a small gain"
+            "a kinetic cost of a step with zero gain in some channels has no closed form: leave"
+            " --kinetic out, or give these channels a small gain"
         )
 
     def equidistant(self, y: TokenRows) -> TokenMask:

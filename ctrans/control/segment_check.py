@@ -92,7 +92,11 @@ class SegmentCheck:
         """
         if not self.decayed:
             return self.certificate.hamiltonian
-        exact = self.training_threshold is not None and self.training_threshold.homogeneous and self.verdict != "open"
+        exact = (
+            self.training_threshold is not None
+            and self.training_threshold.homogeneous
+            and self.verdict != "open"
+        )
         if exact:
             return 0.0
         return None
@@ -107,7 +111,10 @@ class SegmentCheck:
     @property
     def failures(self) -> list[str]:
         """The findings that contradict the verdicts, each with its segment; empty if all agree."""
-        parts = {"": self.certificate.findings, ", step": {} if self.step is None else self.step.findings}
+        parts = {
+            "": self.certificate.findings,
+            ", step": {} if self.step is None else self.step.findings,
+        }
         if self.training_threshold is None:
             parts[", decay"] = {}
         else:
@@ -146,7 +153,17 @@ def check_segment(
         certificate = check_step(sublayer, *ends, dt, regularization)
         size = float(ends[1].norm())
         decay = regularization.weight_decay
-        return SegmentCheck(segment, sublayer.kind, time, size, certificate, None, None, weight_decay=decay, ode=False)
+        return SegmentCheck(
+            segment,
+            sublayer.kind,
+            time,
+            size,
+            certificate,
+            None,
+            None,
+            weight_decay=decay,
+            ode=False,
+        )
     state, p = at_field(sublayer, start, continuous)
     costate_norm = float(p.norm())
     check_gain_decay(sublayer, regularization)
@@ -156,14 +173,20 @@ def check_segment(
     p = p.flatten(0, -2)
     norm = sublayer.state_norm
     if sublayer.image is not None:
-        certificate = assuming_bounded_gains(sublayer, certify_towards_image(sublayer, x, p, h, regularization))
+        certificate = assuming_bounded_gains(
+            sublayer, certify_towards_image(sublayer, x, p, h, regularization)
+        )
         return SegmentCheck(segment, sublayer.kind, time, costate_norm, certificate, None, None)
     p = costate_of_map(sublayer, p)
     if sublayer.output_norm is not None:
         norm = sublayer.output_norm
     if regularization.kinetic is not None:
-        regularization = replace(regularization, kinetic=regularization.kinetic * cost_factor(sublayer))
-    admissible = admissible_at(norm, sublayer.placement, x, h, regularization, active_channels(sublayer))
+        regularization = replace(
+            regularization, kinetic=regularization.kinetic * cost_factor(sublayer)
+        )
+    admissible = admissible_at(
+        norm, sublayer.placement, x, h, regularization, active_channels(sublayer)
+    )
     if isinstance(admissible, LinearSpace):
         pulled = raw_costate(sublayer, admissible, p)
     else:
@@ -172,7 +195,9 @@ def check_segment(
         slope = None
     else:
         slope = float((h.mT @ pulled).norm())
-    blind = slope is not None and slope <= torch.finfo(p.dtype).eps * float(h.norm() * p.norm()) * len(p)
+    blind = slope is not None and slope <= torch.finfo(p.dtype).eps * float(
+        h.norm() * p.norm()
+    ) * len(p)
     if blind and pulled is not None:
         slope = float(pulled.norm())
     certificate = certify(admissible, p, features=None if blind else h)
@@ -189,11 +214,17 @@ def check_segment(
         costate_norm=costate_norm,
         certificate=certificate,
         slope=slope,
-        ellipsoid=float(ellipsoid_value(admissible.norm, p)) if isinstance(admissible, EllipsoidSlice) else None,
+        ellipsoid=(
+            float(ellipsoid_value(admissible.norm, p))
+            if isinstance(admissible, EllipsoidSlice)
+            else None
+        ),
         blind=blind,
-        training_threshold=None
-        if pulled is None or has_zero_gain(sublayer)
-        else threshold_at(sublayer, state, dt * sublayer.gain * pulled),
+        training_threshold=(
+            None
+            if pulled is None or has_zero_gain(sublayer)
+            else threshold_at(sublayer, state, dt * sublayer.gain * pulled)
+        ),
         weight_decay=regularization.weight_decay,
     )
 
@@ -222,7 +253,11 @@ def check_step(
     p = p.flatten(0, -2)
     kinetic = regularization.kinetic
     velocities = StepImage(reachable_set(sublayer, state, kinetic=kinetic is not None), state, dt)
-    return certify(velocities if kinetic is None else KineticCost(velocities, kinetic), p, features=h.flatten(0, -2))
+    return certify(
+        velocities if kinetic is None else KineticCost(velocities, kinetic),
+        p,
+        features=h.flatten(0, -2),
+    )
 
 
 def threshold_at(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThreshold | None:
@@ -252,7 +287,9 @@ def admissible_at(
         placement,
         state=x if placement.state_norm else None,
         active_channels=active,
-        features=None if last_map_decay is None or placement.output_norm or placement.state_norm else h,
+        features=(
+            None if last_map_decay is None or placement.output_norm or placement.state_norm else h
+        ),
         last_map_decay=last_map_decay,
         gain_decay=regularization.gain_decay,
         kinetic=regularization.kinetic,

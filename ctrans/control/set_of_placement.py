@@ -62,7 +62,10 @@ def admissible_set(
     weights = {"features": features, "radius": radius, "last_map_decay": last_map_decay}
     _check_options(placement, state, weights, gain_decay, kinetic)
     if last_map_decay is not None:
-        return LastMapDecay(_given(placement, features, "features, the input of its last linear map"), last_map_decay)
+        return LastMapDecay(
+            _given(placement, features, "features, the input of its last linear map"),
+            last_map_decay,
+        )
     if gain_decay is not None:
         return GainDecay(_given(placement, norm, "norm, its output norm"), gain_decay)
     velocities: VelocitySet
@@ -80,7 +83,9 @@ def admissible_set(
         else:
             velocities = TangentSection(norm, x, active_channels)
     elif radius is not None:
-        velocities = FrobeniusBall(_given(placement, features, "features, the input of its last linear map"), radius)
+        velocities = FrobeniusBall(
+            _given(placement, features, "features, the input of its last linear map"), radius
+        )
     else:
         velocities = WholeSpace()
     if kinetic is None:
@@ -95,39 +100,63 @@ def _given(placement: Placement, value: Given | None, what: str) -> Given:
 
 
 def _check_options(
-    placement: Placement, state: Tensor | None, weights: Mapping[str, object], gain_decay: float | None, kinetic: float | None
+    placement: Placement,
+    state: Tensor | None,
+    weights: Mapping[str, object],
+    gain_decay: float | None,
+    kinetic: float | None,
 ) -> None:
     """Raises ConfigError for the first contradiction."""
     given = [name for name, value in weights.items() if value is not None]
     contradictions = (
         (
             placement.output_norm and placement.state_norm,
-            "has an output norm and a state norm, for which no closed form is known: choose one with at most one of them",
+            (
+                "has an output norm and a state norm, for which no closed form is known: choose one"
+                " with at most one of them"
+            ),
         ),
-        (state is not None and not placement.state_norm, "allows the same velocities at every state: leave state out"),
+        (
+            state is not None and not placement.state_norm,
+            "allows the same velocities at every state: leave state out",
+        ),
         (
             bool(given) and placement.output_norm,
-            f"has an output norm, which removes the scale of the last linear map: leave {', '.join(given)} out; gain_decay and "
-            "kinetic apply",
+            (
+                "has an output norm, which removes the scale of the last linear map: leave"
+                f" {', '.join(given)} out; gain_decay and kinetic apply"
+            ),
         ),
         (
             bool(given) and placement.state_norm,
-            f"projects the output of its last linear map on a tangent space: leave {', '.join(given)} out; kinetic applies",
+            (
+                "projects the output of its last linear map on a tangent space: leave"
+                f" {', '.join(given)} out; kinetic applies"
+            ),
         ),
-        (given == ["features"], "got features without a bound on their map: add radius or last_map_decay"),
+        (
+            given == ["features"],
+            "got features without a bound on their map: add radius or last_map_decay",
+        ),
         (
             "radius" in given and "last_map_decay" in given,
             "got both radius and last_map_decay: choose one",
         ),
         (
             gain_decay is not None and not placement.output_norm,
-            "has no output norm whose gains could decay (a state norm's are not covered): leave gain_decay out; kinetic applies",
+            (
+                "has no output norm whose gains could decay (a state norm's are not covered): leave"
+                " gain_decay out; kinetic applies"
+            ),
         ),
         (
             "last_map_decay" in given and kinetic is not None,
             "got two running costs, last_map_decay and kinetic: choose one",
         ),
-        (gain_decay is not None and kinetic is not None, "got two running costs, gain_decay and kinetic: choose one"),
+        (
+            gain_decay is not None and kinetic is not None,
+            "got two running costs, gain_decay and kinetic: choose one",
+        ),
     )
     for found, message in contradictions:
         if found:

@@ -9,7 +9,13 @@ import dataclasses
 from torch import Tensor
 
 from ctrans.base.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
-from ctrans.control.admissible import GainSlope, Posedness, VelocitySet, check_costate, check_positive
+from ctrans.control.admissible import (
+    GainSlope,
+    Posedness,
+    VelocitySet,
+    check_costate,
+    check_positive,
+)
 from ctrans.control.ascent import Chart
 from solvers import checked
 
@@ -101,7 +107,10 @@ class StepImage(VelocitySet):
         gains = chart.gains
         if gains is not None:
             inner = gains.velocity
-            gains = dataclasses.replace(gains, velocity=lambda r, gamma, beta: self._from_next(inner(self._next(r), gamma, beta)))
+            gains = dataclasses.replace(
+                gains,
+                velocity=lambda r, gamma, beta: self._from_next(inner(self._next(r), gamma, beta)),
+            )
         return dataclasses.replace(
             chart,
             velocity=lambda r: self._from_next(chart.velocity(self._next(r))),

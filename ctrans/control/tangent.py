@@ -14,7 +14,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.base.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
-from ctrans.control.admissible import Posedness, VelocitySet, check_costate, length, ratio, rounding_of, verdict_of
+from ctrans.control.admissible import (
+    Posedness,
+    VelocitySet,
+    check_costate,
+    length,
+    ratio,
+    rounding_of,
+    verdict_of,
+)
 from ctrans.control.ascent import Chart
 from ctrans.dynamics.norm import Norm
 from solvers import ConfigError, checked
@@ -47,8 +55,9 @@ class LinearSpace(VelocitySet):
     def maximizer(self, P: TokenRows) -> TokenRows:
         if not self.ties(P).all():
             raise ConfigError(
-                f"no velocity attains H(P) = +inf over the set of {self.words}: use `witness(P, R)` for velocities along "
-                "which -<P, f> grows, or make the problem well-posed with kinetic, weight_decay or radius"
+                f"no velocity attains H(P) = +inf over the set of {self.words}: use `witness(P, R)`"
+                " for velocities along which -<P, f> grows, or make the problem well-posed with"
+                " kinetic, weight_decay or radius"
             )
         return torch.zeros_like(P)
 
@@ -126,8 +135,9 @@ class TangentSpace(LinearSpace, AtState):
         bad = self.norm.outside_domain(self.state)
         if bad.any():
             raise ConfigError(
-                f"{int(bad.sum())} tokens of the state are on no scaled copy of the norm's image, so nothing is tangent there: "
-                "pass a state that the norm has been applied to, or norm.retract(state)"
+                f"{int(bad.sum())} tokens of the state are on no scaled copy of the norm's image,"
+                " so nothing is tangent there: pass a state that the norm has been applied to, or"
+                " norm.retract(state)"
             )
 
     @property

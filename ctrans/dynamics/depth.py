@@ -64,10 +64,14 @@ class Depth(nn.Module):
         self.per_block = per_block
         self.shared = shared
         if sum(self.spans) * Fraction(self.dt) > sys.float_info.max:
-            raise ConfigError(f"dt = {dt:g} times {len(self.sublayers)} sublayers is no finite depth-time: lower dt")
+            raise ConfigError(
+                f"dt = {dt:g} times {len(self.sublayers)} sublayers is no finite depth-time:"
+                " lower dt"
+            )
         if not self.sublayers or len(self.sublayers) % per_block:
             raise ConfigError(
-                f"{len(self.sublayers)} sublayers do not make blocks of {per_block}: give whole blocks, at least one"
+                f"{len(self.sublayers)} sublayers do not make blocks of {per_block}: give whole"
+                " blocks, at least one"
             )
 
     def forward(self, x: TokenRows) -> TokenRows:
@@ -140,7 +144,9 @@ class Depth(nn.Module):
         old = [Sublayers(block) for block in self._blocks()]
         parameters = [dict(block.named_parameters()) for block in old]
         coefficients = {key: deepcopy(c) for key, c in coefficients_of(old).items()}
-        free = [name for name, parameter in parameters[0].items() if id(parameter) not in coefficients]
+        free = [
+            name for name, parameter in parameters[0].items() if id(parameter) not in coefficients
+        ]
         new: list[Sublayer] = []
         for j in range(blocks):
             sources = sampler(Fraction(j, blocks), Fraction(j + 1, blocks), len(old))
@@ -150,23 +156,41 @@ class Depth(nn.Module):
                 for name in free:
                     # relative to the first source, so that the mean of equal weights is exact
                     first = parameters[sources[0][0]][name]
-                    own[name].copy_(first + sum(float(weight) * (parameters[i][name] - first) for i, weight in sources[1:]))
+                    own[name].copy_(
+                        first
+                        + sum(
+                            float(weight) * (parameters[i][name] - first)
+                            for i, weight in sources[1:]
+                        )
+                    )
             new.extend(block)
         return self._over_same_time(new, blocks)
 
     def _over_same_time(self, sublayers: Sequence[Sublayer], blocks: int) -> Depth:
         dt = float(Fraction(self.dt) * Fraction(self.blocks, blocks))
-        return Depth(sublayers, dt, spans=self._resampled_spans(blocks), per_block=self.per_block, shared=self.shared)
+        return Depth(
+            sublayers,
+            dt,
+            spans=self._resampled_spans(blocks),
+            per_block=self.per_block,
+            shared=self.shared,
+        )
 
     def symmetric(self) -> Depth:
         """Blocks of half FFN, attention, half FFN with the same weights (Strang splitting; Lu et
         al. 2020). The FFN halves share weights. Raises ConfigError for other blocks than attention
         and FFN.
         """
-        if self.per_block != 2 or any(pair[0].kind != "attention" or pair[1].kind != "ffn" for pair in self._blocks()):
-            raise ConfigError("only a depth of attention-FFN blocks has a symmetric form: leave out symmetric()")
+        if self.per_block != 2 or any(
+            pair[0].kind != "attention" or pair[1].kind != "ffn" for pair in self._blocks()
+        ):
+            raise ConfigError(
+                "only a depth of attention-FFN blocks has a symmetric form: leave out symmetric()"
+            )
         sublayers = [part for attention, ffn in self._blocks() for part in (ffn, attention, ffn)]
-        return Depth(sublayers, self.dt, spans=[Fraction(1, 2), 1, Fraction(1, 2)] * self.blocks, per_block=3)
+        return Depth(
+            sublayers, self.dt, spans=[Fraction(1, 2), 1, Fraction(1, 2)] * self.blocks, per_block=3
+        )
 
     def _resampled_spans(self, blocks: int) -> list[Fraction]:
         """The spans of `blocks` blocks: each is the mean over the old blocks in its place, so that
@@ -176,7 +200,12 @@ class Depth(nn.Module):
         for j in range(blocks):
             parts = _average(Fraction(j, blocks), Fraction(j + 1, blocks), self.blocks)
             for k in range(self.per_block):
-                new.append(sum((share * self.spans[i * self.per_block + k] for i, share in parts), Fraction(0)))
+                new.append(
+                    sum(
+                        (share * self.spans[i * self.per_block + k] for i, share in parts),
+                        Fraction(0),
+                    )
+                )
         return new
 
     def _times(self) -> list[Fraction]:
@@ -195,7 +224,10 @@ def _average(start: Fraction, end: Fraction, blocks: int) -> Sources:
     """Piecewise constant theta, averaged over [start, end]."""
     first = math.floor(start * blocks)
     last = math.ceil(end * blocks)
-    overlap = [(i, min(end, Fraction(i + 1, blocks)) - max(start, Fraction(i, blocks))) for i in range(first, last)]
+    overlap = [
+        (i, min(end, Fraction(i + 1, blocks)) - max(start, Fraction(i, blocks)))
+        for i in range(first, last)
+    ]
     return [(i, share / (end - start)) for i, share in overlap]
 
 
@@ -206,14 +238,18 @@ def _midpoint(start: Fraction, end: Fraction, blocks: int) -> Sources:
     return [(i, 1 - place + i)] + ([(i + 1, place - i)] if place > i else [])
 
 
-SAMPLERS: dict[str, Callable[[Fraction, Fraction, int], Sources]] = {"constant": _average, "linear": _midpoint}
+SAMPLERS: dict[str, Callable[[Fraction, Fraction, int], Sources]] = {
+    "constant": _average,
+    "linear": _midpoint,
+}
 
 
 def _check_spans(spans: Sequence[Fraction | int] | None, count: int) -> tuple[Fraction, ...]:
     given = [1] * count if spans is None else list(spans)
     if len(given) != count or not all(isinstance(span, Rational) and span > 0 for span in given):
         raise ConfigError(
-            f"{count} sublayers need as many positive spans, as whole numbers or fractions of dt, not {shown(given)}"
+            f"{count} sublayers need as many positive spans, as whole numbers or fractions of dt,"
+            f" not {shown(given)}"
         )
     return tuple(Fraction(span) for span in given)
 
@@ -226,7 +262,9 @@ def spread(count: int, wanted: int) -> list[int]:
 def check_dt(dt: float) -> float:
     """dt as a float. Raises ConfigError unless it is positive and finite."""
     given = float(dt) if isinstance(dt, Fraction) else dt
-    Range(SMALLEST, WEIGHT.high, "a positive residual scale of at most 1e37, such as 1 or 0.1").check("dt", given)
+    Range(
+        SMALLEST, WEIGHT.high, "a positive residual scale of at most 1e37, such as 1 or 0.1"
+    ).check("dt", given)
     return float(dt)
 
 
@@ -245,4 +283,6 @@ def check_matches(name: str, x: Tensor, weights: Iterable[Tensor]) -> None:
         kinds |= {(x.dtype, device) for _, device in kinds}
     if kinds and (x.dtype, x.device) not in kinds:
         has = " and ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        raise ConfigError(f"{name} is {x.dtype} on {x.device} and the weights are {has}: move one to the other")
+        raise ConfigError(
+            f"{name} is {x.dtype} on {x.device} and the weights are {has}: move one to the other"
+        )

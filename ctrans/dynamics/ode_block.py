@@ -41,7 +41,10 @@ def in_context(depth: Depth, context: Mapping[str, Any]) -> Depth:
     """
     if not context:
         return depth
-    sublayers = [part.with_field(Called(part.field, context)) if part.kind != "ffn" else part for part in depth.sublayers]
+    sublayers = [
+        part.with_field(Called(part.field, context)) if part.kind != "ffn" else part
+        for part in depth.sublayers
+    ]
     return Depth(sublayers, depth.dt, spans=depth.spans, per_block=depth.per_block)
 
 
@@ -95,7 +98,9 @@ class ODEBlock(nn.Module):
             if not wanted:
                 return None
             if width is None:
-                raise ConfigError(f"placement {placement!r} has norms, which need the width: give width")
+                raise ConfigError(
+                    f"placement {placement!r} has norms, which need the width: give width"
+                )
             return norm_class(width, eps)
 
         def sublayer(field: nn.Module, kind: Kind) -> Sublayer:
@@ -121,6 +126,7 @@ class ODEBlock(nn.Module):
         """
         if self.width is not None and x.shape[-1:] != (self.width,):
             raise ConfigError(
-                f"the state is {tuple(x.shape)}, but the block's width is {self.width}: give (*batch, tokens, {self.width})"
+                f"the state is {tuple(x.shape)}, but the block's width is {self.width}: give"
+                f" (*batch, tokens, {self.width})"
             )
         return self.scheme.solve(in_context(self.depth, context), x).x1

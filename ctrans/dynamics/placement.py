@@ -54,12 +54,34 @@ class Placement:
 PLACEMENTS: dict[str, Placement] = {
     placement.name: placement
     for placement in (
-        Placement("none", False, False, False, "f(X)", "X + dt v", "no normalisation", "#999933", "o"),
-        Placement("pre", True, False, False, "f(N_in X)", "X + dt v", "GPT-2, Llama", "#0077bb", "s"),
-        Placement("peri", True, True, False, "N_out f(N_in X)", "X + dt v", "Gemma 2 and 3", "#009988", "D"),
+        Placement(
+            "none", False, False, False, "f(X)", "X + dt v", "no normalisation", "#999933", "o"
+        ),
+        Placement(
+            "pre", True, False, False, "f(N_in X)", "X + dt v", "GPT-2, Llama", "#0077bb", "s"
+        ),
+        Placement(
+            "peri",
+            True,
+            True,
+            False,
+            "N_out f(N_in X)",
+            "X + dt v",
+            "Gemma 2 and 3",
+            "#009988",
+            "D",
+        ),
         Placement("output", False, True, False, "N_out f(X)", "X + dt v", "OLMo 2", "#ee7733", "^"),
         Placement(
-            "post", False, False, True, "tangent part of f(X)", "N(X + dt f(X))", "original Transformer, BERT", "#cc3311", "v"
+            "post",
+            False,
+            False,
+            True,
+            "tangent part of f(X)",
+            "N(X + dt f(X))",
+            "original Transformer, BERT",
+            "#cc3311",
+            "v",
         ),
         Placement(
             "pre_post",
@@ -88,18 +110,25 @@ PLACEMENTS: dict[str, Placement] = {
 }
 
 
-def placement_with(input_norm: bool, output_norm: bool, state_norm: bool, *, gain: bool = False) -> Placement:
+def placement_with(
+    input_norm: bool, output_norm: bool, state_norm: bool, *, gain: bool = False
+) -> Placement:
     """The placement with exactly these norms; `gain` chooses between those with and without a
     residual gain.
 
     Raises ConfigError with the norms if `PLACEMENTS` has no such entry.
     """
     norms = (input_norm, output_norm, state_norm)
-    matching = [p for p in PLACEMENTS.values() if (p.input_norm, p.output_norm, p.state_norm) == norms]
+    matching = [
+        p for p in PLACEMENTS.values() if (p.input_norm, p.output_norm, p.state_norm) == norms
+    ]
     if not matching:
         words = ("an input norm", "an output norm", "a norm around the state")
         on = " and ".join(word for word, there in zip(words, norms, strict=True) if there)
-        raise ConfigError(f"a sublayer has {on}, and no placement does: leave one out, or add an entry to PLACEMENTS")
+        raise ConfigError(
+            f"a sublayer has {on}, and no placement does: leave one out, or add an entry to"
+            " PLACEMENTS"
+        )
     return min(matching, key=lambda p: p.residual_gain != gain)
 
 
@@ -138,17 +167,22 @@ def spell(given: Spelling) -> str:
         text = given
     elif isinstance(given, tuple) and _is_pair(given):
         text = "/".join(given)
-    elif isinstance(given, list) and given and all(isinstance(entry, str) or _is_pair(entry) for entry in given):
+    elif (
+        isinstance(given, list)
+        and given
+        and all(isinstance(entry, str) or _is_pair(entry) for entry in given)
+    ):
         each = [entry if isinstance(entry, str) else "/".join(entry) for entry in given]
         if counted := next((name for name in each if set("*+") & set(name)), None):
             raise ConfigError(
-                f"placement {shown(counted)} is an entry of a list, which has one entry for each block: leave the count out"
+                f"placement {shown(counted)} is an entry of a list, which has one entry for each"
+                " block: leave the count out"
             )
         text = "+".join(f"{name}*{len(list(same))}" for name, same in itertools.groupby(each))
     else:
         raise ConfigError(
-            f"placement = {shown(given)}: give a name for all blocks, a tuple of two names for attention and FFN, or a list with one of "
-            "these for each block"
+            f"placement = {shown(given)}: give a name for all blocks, a tuple of two names for"
+            " attention and FFN, or a list with one of these for each block"
         )
     return "+".join(_spelt(*run) for run in _runs(text))
 
@@ -184,7 +218,10 @@ def check_arrangement(text: str, blocks: int) -> None:
     if len(pairs) == 1:
         fix += f", or give {pairs[0]!r} for all blocks"
     elif described == 2 and "/" not in text:
-        fix += f", or give {'/'.join(pairs)!r} for attention and FFN (in Python the tuple {tuple(pairs)}; a list goes by blocks)"
+        fix += (
+            f", or give {'/'.join(pairs)!r} for attention and FFN (in Python the tuple"
+            f" {tuple(pairs)}; a list goes by blocks)"
+        )
     if described == 1:
         number = "1 block"
     else:
@@ -194,11 +231,17 @@ def check_arrangement(text: str, blocks: int) -> None:
 
 def placements_in(text: str) -> list[Placement]:
     """The different placements of a text, in order."""
-    return list({placement.name: placement for pair, _ in _runs(text) for placement in pair}.values())
+    return list(
+        {placement.name: placement for pair, _ in _runs(text) for placement in pair}.values()
+    )
 
 
 def _is_pair(value: object) -> bool:
-    return isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(name, str) for name in value)
+    return (
+        isinstance(value, (tuple, list))
+        and len(value) == 2
+        and all(isinstance(name, str) for name in value)
+    )
 
 
 def _spelt(pair: BlockPlacement, count: int | None) -> str:
@@ -222,7 +265,8 @@ def _runs(text: str) -> list[tuple[BlockPlacement, int | None]]:
         match = re.fullmatch(r"([^*/]+)(?:/([^*/]+))?(?:\*([^*/]*))?", part)
         if match is None:
             raise ConfigError(
-                f"placement {shown(text)}: give a name, two as post/pre for attention and FFN, or blocks as post*3+pre*9"
+                f"placement {shown(text)}: give a name, two as post/pre for attention and FFN, or"
+                " blocks as post*3+pre*9"
             )
         attention, ffn, counted = match.groups()
         pair = BlockPlacement(get_placement(attention), get_placement(ffn or attention))
@@ -234,13 +278,16 @@ def _runs(text: str) -> list[tuple[BlockPlacement, int | None]]:
             counted = counted
         if not re.fullmatch(r"0*[1-9][0-9]{0,5}", counted):
             raise ConfigError(
-                f"placement {shown(text)}: {shown('*' + counted)} is no number of blocks: give a whole number from 1 to {MOST_BLOCKS} "
-                "after each *"
+                f"placement {shown(text)}: {shown('*' + counted)} is no number of blocks: give a"
+                f" whole number from 1 to {MOST_BLOCKS} after each *"
             )
         count = int(counted)
         if runs and runs[-1][0] == pair:
             count += runs.pop()[1] or 0
         runs.append((pair, count))
     if sum(count or 0 for _, count in runs) > MOST_BLOCKS:
-        raise ConfigError(f"placement {shown(text)} counts more than {MOST_BLOCKS} blocks: give a name for all blocks, or fewer")
+        raise ConfigError(
+            f"placement {shown(text)} counts more than {MOST_BLOCKS} blocks: give a name for all"
+            " blocks, or fewer"
+        )
     return runs

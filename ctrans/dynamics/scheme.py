@@ -12,7 +12,18 @@ import torch
 
 from ctrans.base.shapes import TokenRows
 from ctrans.dynamics.depth import Depth, check_count
-from solvers import METHODS, Gradient, Method, Norm, Segment, Solution, StepControl, checked, get_norm, solve
+from solvers import (
+    METHODS,
+    Gradient,
+    Method,
+    Norm,
+    Segment,
+    Solution,
+    StepControl,
+    checked,
+    get_norm,
+    solve,
+)
 from solvers.gradients import get_gradient
 from solvers.methods import get_method
 from solvers.request import check_solver
@@ -66,7 +77,9 @@ class Scheme:
 
     @property
     def evaluates_once(self) -> bool:
-        """Whether each field is evaluated exactly once, which a field that writes to a cache needs."""
+        """Whether each field is evaluated exactly once, which a field that writes to a cache
+        needs.
+        """
         return self.discrete and self.gradient == "backprop"
 
     @checked
@@ -94,7 +107,12 @@ class Scheme:
     def request(self, max_steps: int | None = None) -> dict[str, Any]:
         """The arguments of `solvers.solve` for this scheme."""
         control = StepControl(self.rtol, self.atol, self.norm, max_steps=max_steps)
-        return {"method": self.method, "steps": self.steps, "gradient": self.gradient, "step_control": control}
+        return {
+            "method": self.method,
+            "steps": self.steps,
+            "gradient": self.gradient,
+            "step_control": control,
+        }
 
     @checked
     def solve(self, depth: Depth, x0: TokenRows) -> Solution:
@@ -137,4 +155,6 @@ def trajectory(
     """
     scheme = Scheme(method, steps, rtol, atol, gradient, norm)
     segments = scheme.segments(depth, continuous)
-    return solve(segments, x0, **scheme.request(max_steps), save="segments", throw=throw, progress=progress)
+    return solve(
+        segments, x0, **scheme.request(max_steps), save="segments", throw=throw, progress=progress
+    )

@@ -56,8 +56,14 @@ class Sublayer(nn.Module):
         self.input_norm = input_norm
         self.output_norm = output_norm
         self.state_norm = state_norm
-        if placement is not None and self._norms != (placement.input_norm, placement.output_norm, placement.state_norm):
-            raise ConfigError(f"placement {placement.name!r} has other norms than this sublayer: make them agree")
+        if placement is not None and self._norms != (
+            placement.input_norm,
+            placement.output_norm,
+            placement.state_norm,
+        ):
+            raise ConfigError(
+                f"placement {placement.name!r} has other norms than this sublayer: make them agree"
+            )
         self.residual = residual or Residual()
 
     def with_field(self, field: nn.Module) -> Sublayer:
@@ -87,7 +93,11 @@ class Sublayer(nn.Module):
     @property
     def _norms(self) -> tuple[bool, bool, bool]:
         """Which of the three norms it has."""
-        return (self.input_norm is not None, self.output_norm is not None, self.state_norm is not None)
+        return (
+            self.input_norm is not None,
+            self.output_norm is not None,
+            self.state_norm is not None,
+        )
 
     def forward(self, x: TokenRows) -> TokenRows:
         """The raw velocity r(X). Raises ConfigError for a map that changes its input's shape."""

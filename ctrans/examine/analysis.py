@@ -51,7 +51,9 @@ def diagnose(
     Raises ConfigError for a model that cannot be opened, as `open_model` does, and for a weight
     decay that is negative or not finite.
     """
-    return diagnosis.diagnose(_opened(model, tokens, loss), tokens, targets, weight_decay=weight_decay, progress=progress)
+    return diagnosis.diagnose(
+        _opened(model, tokens, loss), tokens, targets, weight_decay=weight_decay, progress=progress
+    )
 
 
 @checked
@@ -86,7 +88,9 @@ def screen(
     differ in shape, and for an unknown effort.
     """
     model = _opened(model, tokens, loss)
-    return screening.screen(model, tokens, targets, effort, other=other, seed=seed, trained=trained, progress=progress)
+    return screening.screen(
+        model, tokens, targets, effort, other=other, seed=seed, trained=trained, progress=progress
+    )
 
 
 def _opening(
@@ -97,7 +101,9 @@ def _opening(
     """
 
     @functools.wraps(analysis)
-    def analysis_of_any(model: Any, tokens: Tensor, *args: Options.args, **options: Options.kwargs) -> Result:
+    def analysis_of_any(
+        model: Any, tokens: Tensor, *args: Options.args, **options: Options.kwargs
+    ) -> Result:
         return analysis(_opened(model, tokens, None), tokens, *args, **options)
 
     return analysis_of_any  # type: ignore[return-value]  # mypy takes names of arguments for a difference
@@ -120,8 +126,8 @@ def _opened(model: Any, tokens: Any, loss: str | Loss | None) -> Any:
     """
     if isinstance(tokens, Mapping):
         raise ConfigError(
-            f"the inputs are a {type(tokens).__name__}: open the module first, open_model(module, example=inputs, loss=..), then pass the "
-            "tensor of its first argument alone"
+            f"the inputs are a {type(tokens).__name__}: open the module first, open_model(module,"
+            " example=inputs, loss=..), then pass the tensor of its first argument alone"
         )
     if isinstance(getattr(model, "depth", None), Depth) and loss is None:
         return model

@@ -60,9 +60,17 @@ def read_anatomy(path: Path) -> Anatomy:
     for name, value in entries.items():
         if name not in known:
             raise unknown(f"entry of {str(path)!r}", name, known)
-        several = isinstance(value, list) and name != "blocks" and all(isinstance(each, str) for each in value) and value
+        several = (
+            isinstance(value, list)
+            and name != "blocks"
+            and all(isinstance(each, str) for each in value)
+            and value
+        )
         if not isinstance(value, str) and not several:
-            raise ConfigError(f'{str(path)!r}: {name} = {shown(value)} is no path of attributes: give one such as "model.layers"')
+            raise ConfigError(
+                f"{str(path)!r}: {name} = {shown(value)} is no path of attributes: give one such as"
+                ' "model.layers"'
+            )
     return Anatomy(**entries)
 
 
@@ -72,10 +80,12 @@ def fields(block: nn.Module, anatomy: Anatomy) -> tuple[ModuleChain, ModuleChain
     """
     attention, ffn = named_maps(block, anatomy)
     if attention is None or ffn is None:
-        missing = " and ".join(what for what, found in (("attention", attention), ("FFN", ffn)) if found is None)
+        missing = " and ".join(
+            what for what, found in (("attention", attention), ("FFN", ffn)) if found is None
+        )
         raise ConfigError(
-            f"no {missing} found in {type(block).__name__}, which has {parts_of(block)}: give the paths by anatomy=Anatomy(...), or "
-            "by --anatomy FILE.toml"
+            f"no {missing} found in {type(block).__name__}, which has {parts_of(block)}: give the"
+            " paths by anatomy=Anatomy(...), or by --anatomy FILE.toml"
         )
     return ModuleChain(attention), ModuleChain(ffn)
 
@@ -85,18 +95,26 @@ def parts_of(block: nn.Module) -> str:
     return ", ".join(f"{name} ({type(part).__name__})" for name, part in block.named_children())
 
 
-def named_maps(block: nn.Module, anatomy: Anatomy) -> tuple[list[nn.Module] | None, list[nn.Module] | None]:
+def named_maps(
+    block: nn.Module, anatomy: Anatomy
+) -> tuple[list[nn.Module] | None, list[nn.Module] | None]:
     """The modules of attention and of the FFN at the given or usual paths; None for a map that is
     not found.
     """
-    return _modules(block, anatomy.attention, ATTENTION_PATHS), _modules(block, anatomy.ffn, FFN_PATHS)
+    return _modules(block, anatomy.attention, ATTENTION_PATHS), _modules(
+        block, anatomy.ffn, FFN_PATHS
+    )
 
 
-def _modules(block: nn.Module, given: str | Sequence[str] | None, known: tuple[tuple[str, ...], ...]) -> list[nn.Module] | None:
+def _modules(
+    block: nn.Module, given: str | Sequence[str] | None, known: tuple[tuple[str, ...], ...]
+) -> list[nn.Module] | None:
     """The modules at the given paths, or at the first row of usual paths that the block has."""
     if given is None:
         rows = known
     else:
         rows = ((given,) if isinstance(given, str) else tuple(given),)
     parts = dict(block.named_modules())
-    return next(([parts[path] for path in row] for row in rows if all(path in parts for path in row)), None)
+    return next(
+        ([parts[path] for path in row] for row in rows if all(path in parts for path in row)), None
+    )

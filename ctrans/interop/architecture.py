@@ -72,8 +72,22 @@ PRESETS: dict[str, dict[str, Any]] = {
     "llama3-8b": _gated("llama", 32, 4096, 32, 8, 14336, 128256, 5e5, 8192, rms_norm_eps=1e-5),
     "llama3-70b": _gated("llama", 80, 8192, 64, 8, 28672, 128256, 5e5, 8192, rms_norm_eps=1e-5),
     "qwen2.5-7b": _gated("qwen2", 28, 3584, 28, 4, 18944, 152064, 1e6, 131072, rms_norm_eps=1e-6),
-    "gemma2-9b": _gated("gemma2", 42, 3584, 16, 8, 14336, 256000, 1e4, 8192, head_dim=256, query_pre_attn_scalar=256),
-    "gemma2-27b": _gated("gemma2", 46, 4608, 32, 16, 36864, 256000, 1e4, 8192, head_dim=128, query_pre_attn_scalar=144),
+    "gemma2-9b": _gated(
+        "gemma2", 42, 3584, 16, 8, 14336, 256000, 1e4, 8192, head_dim=256, query_pre_attn_scalar=256
+    ),
+    "gemma2-27b": _gated(
+        "gemma2",
+        46,
+        4608,
+        32,
+        16,
+        36864,
+        256000,
+        1e4,
+        8192,
+        head_dim=128,
+        query_pre_attn_scalar=144,
+    ),
     "olmo2-7b": _gated("olmo2", 32, 4096, 32, 32, 11008, 100352, 5e5, 4096, rms_norm_eps=1e-6),
     "olmo2-13b": _gated("olmo2", 40, 5120, 40, 40, 13824, 100352, 5e5, 4096, rms_norm_eps=1e-6),
 }
@@ -123,7 +137,11 @@ def from_architecture(
 
 
 def skeleton(
-    architecture: Description, *, seed: int = 0, blocks: int | None = None, dtype: torch.dtype = torch.float32
+    architecture: Description,
+    *,
+    seed: int = 0,
+    blocks: int | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> nn.Module:
     """The library's model of that architecture without its matrices, in eval mode. Options and
     errors as in `from_architecture`.

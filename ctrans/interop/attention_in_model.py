@@ -13,7 +13,15 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ctrans.base.shapes import AttentionRows, TokenRows
-from ctrans.dynamics.fields import HasReferenceKernel, HeadMatrices, Matrix, Role, TokenBound, norm_of_product, spectral_norm
+from ctrans.dynamics.fields import (
+    HasReferenceKernel,
+    HeadMatrices,
+    Matrix,
+    Role,
+    TokenBound,
+    norm_of_product,
+    spectral_norm,
+)
 from ctrans.dynamics.fields.joined_heads import for_each_head, matrices_by_head
 from ctrans.interop.attention_reading import AttentionReading
 from ctrans.interop.attention_rows import seeing_rows, showing_rows
@@ -56,7 +64,9 @@ class AttentionWithValues(AttentionInModel):
     g is the group of head h.
     """
 
-    def __init__(self, chain: ModuleChain, block: int, adapter: ModelAdapter, reading: AttentionReading):
+    def __init__(
+        self, chain: ModuleChain, block: int, adapter: ModelAdapter, reading: AttentionReading
+    ):
         super().__init__(chain, block, adapter, reading.why_not)
         self.reading = reading
 
@@ -91,7 +101,11 @@ class AttentionWithValues(AttentionInModel):
         outs = out.chunk(self.heads, dim=1)
         each = sum(norm_of_product(*pair) for pair in zip(outs, values, strict=True))
         gain = min(
-            each, spectral_norm(out) * math.sqrt(sum(square for square in squares for _ in range(self.heads // reading.groups)))
+            each,
+            spectral_norm(out)
+            * math.sqrt(
+                sum(square for square in squares for _ in range(self.heads // reading.groups))
+            ),
         )
         offsets = []
         bias, last = reading.value.bias(self), reading.out.bias(self)
@@ -110,7 +124,9 @@ class AttentionWithValues(AttentionInModel):
         """The rows a_h as the library returns them."""
         states = x.reshape(-1, *x.shape[-2:])
         with showing_rows(self.adapter.model):
-            context = self.adapter.block_context(self.block, states)  # may run the model, which must not be recorded
+            context = self.adapter.block_context(
+                self.block, states
+            )  # may run the model, which must not be recorded
             with seeing_rows(self.stages[0]) as shown:
                 self.stages[0](states, **context)
         rows = shown()

@@ -74,7 +74,9 @@ class _UnreadableError(Exception):
     """The reason why an attention cannot be read."""
 
 
-def read_attention(chain: ModuleChain, x: Tensor, expected: Tensor, context: Mapping[str, Any]) -> AttentionReading | str:
+def read_attention(
+    chain: ModuleChain, x: Tensor, expected: Tensor, context: Mapping[str, Any]
+) -> AttentionReading | str:
     """The reading of an attention whose output at the states x is `expected`; or the reason why
     there is none.
 
@@ -89,7 +91,9 @@ def read_attention(chain: ModuleChain, x: Tensor, expected: Tensor, context: Map
         return f"it does not run in the mode that returns its rows ({named_error(error)})"
 
 
-def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, Any]) -> AttentionReading:
+def _read(
+    chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, Any]
+) -> AttentionReading:
     first = chain.stages[0]
     close = tolerance(x.dtype)
     with watched(chain.linear_maps()) as seen, seeing_rows(first) as shown:
@@ -109,11 +113,20 @@ def _read(chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, An
     if features % heads:
         raise _UnreadableError(f"its {features} features do not divide into {heads} equal heads")
     candidates = list(_candidates(inner, x, heads, head))
-    reading = [each for each in candidates if difference(_averages(chain, each[2], x, rows, head), last.x) <= close]
+    reading = [
+        each
+        for each in candidates
+        if difference(_averages(chain, each[2], x, rows, head), last.x) <= close
+    ]
     if not reading:
         raise _UnreadableError(_no_values(inner, x, heads, bool(candidates)))
     cap = next(
-        (float(cap) for name in SOFT_CAPS if isinstance(cap := getattr(own_module(first), name, None), (int, float))), None
+        (
+            float(cap)
+            for name in SOFT_CAPS
+            if isinstance(cap := getattr(own_module(first), name, None), (int, float))
+        ),
+        None,
     )
     scores = _Scores(chain, x, _at_one_position(context), rows > 0, head, cap)
     fits = ((each, scale) for each in reading if (scale := scores.scale(*each[:2])) is not None)
@@ -138,12 +151,20 @@ def _no_values(inner: Sequence[RecordedCall], x: Tensor, heads: int, fitting: bo
     """Why the linear maps before the last are not queries, keys and values."""
     if fitting:
         return "its heads' averages are not averages of values that are linear in its input"
-    others = dict.fromkeys(part.path.rpartition(".")[2] for part in inner if not torch.equal(part.x, x))
+    others = dict.fromkeys(
+        part.path.rpartition(".")[2] for part in inner if not torch.equal(part.x, x)
+    )
     if others:
-        why = f"; not applied to the state: {', '.join(others)} (relative positions, or a map between)"
+        why = (
+            f"; not applied to the state: {', '.join(others)} (relative positions, or a map"
+            " between)"
+        )
     else:
         why = ""
-    return f"its {len(inner)} linear maps before the last are not queries, keys and values of {heads} heads{why}"
+    return (
+        f"its {len(inner)} linear maps before the last are not queries, keys and values of {heads}"
+        f" heads{why}"
+    )
 
 
 def _candidates(
@@ -166,7 +187,9 @@ def _candidates(
     elif len(wholes) == 2:
         for query, both in itertools.permutations(wholes):
             groups, odd = divmod(both.rows // head, 2)
-            for sizes, parts in _layouts(heads, groups, head) if query.rows == heads * head and not odd else ():
+            for sizes, parts in (
+                _layouts(heads, groups, head) if query.rows == heads * head and not odd else ()
+            ):
                 first, second = both.cut(sizes[1:], parts)
                 yield from ((query, first, second), (query, second, first))
     elif len(wholes) == 3:
@@ -217,20 +240,29 @@ class _Scores:
         larger states. A factor that the module states is used if it fits. Otherwise the fit is
         rounded up, so that bounds remain valid.
         """
-        small, large = (self._state_size(query, key, target * math.sqrt(self.head)) for target in (FAINT, STRONG))
+        small, large = (
+            self._state_size(query, key, target * math.sqrt(self.head))
+            for target in (FAINT, STRONG)
+        )
         if not 0 < small < large < math.inf:
             return None
         close = tolerance(self.x.dtype)
         faint = self._centred(self._products(query, key, small))
         by_place = self._observed(0.0)
         fitted = float((faint * (self._observed(small) - by_place)).sum() / faint.square().sum())
-        scale = max((said for said in self._said() if abs(said - fitted) <= close * said), default=fitted * (1 + close))
+        scale = max(
+            (said for said in self._said() if abs(said - fitted) <= close * said),
+            default=fitted * (1 + close),
+        )
         scores = scale * self._products(query, key, large)
         if self.cap is None:
             capped = scores
         else:
             capped = self.cap * torch.tanh(scores / self.cap)
-        if scale > 0 and difference(self._centred(capped), self._observed(large) - by_place) <= 2 * close:
+        if (
+            scale > 0
+            and difference(self._centred(capped), self._observed(large) - by_place) <= 2 * close
+        ):
             return scale
         return None
 
@@ -239,7 +271,11 @@ class _Scores:
         squared length of the rotary tables.
         """
         said = [getattr(own_module(self.chain.stages[0]), name, None) for name in SCALES]
-        factors = [float(each) for each in said if isinstance(each, (int, float)) and not isinstance(each, bool)]
+        factors = [
+            float(each)
+            for each in said
+            if isinstance(each, (int, float)) and not isinstance(each, bool)
+        ]
         stretch = 1.0
         if isinstance(self.context.get(ROTARY), tuple):
             cosines, sines = self.context[ROTARY]
@@ -279,7 +315,11 @@ class _Scores:
     def _centred(self, scores: Tensor) -> Tensor:
         """Scores minus their mean over the tokens that a row reads; 0 elsewhere."""
         kept = torch.where(self.visible, scores, 0.0)
-        return torch.where(self.visible, scores - kept.sum(-1, keepdim=True) / self.visible.sum(-1, keepdim=True), 0.0)
+        return torch.where(
+            self.visible,
+            scores - kept.sum(-1, keepdim=True) / self.visible.sum(-1, keepdim=True),
+            0.0,
+        )
 
 
 def _at_one_position(context: dict[str, Any]) -> dict[str, Any]:
@@ -287,7 +327,10 @@ def _at_one_position(context: dict[str, Any]) -> dict[str, Any]:
     if ROTARY not in context:
         return context
     given = context[ROTARY]
-    last = [part[..., -1:, :].expand_as(part) for part in ([given] if isinstance(given, Tensor) else given)]
+    last = [
+        part[..., -1:, :].expand_as(part)
+        for part in ([given] if isinstance(given, Tensor) else given)
+    ]
     return context | {ROTARY: last[0] if isinstance(given, Tensor) else tuple(last)}
 
 
@@ -295,7 +338,11 @@ def _other_parameters(chain: nn.Module) -> bool:
     """Whether it has weights, such as sinks, that are no part of a linear map, a norm or a table of
     positions.
     """
-    parts = [part for part in chain.modules() if isinstance(part, nn.Embedding) or is_linear(part) or as_norm(part) is not None]
+    parts = [
+        part
+        for part in chain.modules()
+        if isinstance(part, nn.Embedding) or is_linear(part) or as_norm(part) is not None
+    ]
     known = {p for part in parts for p in part.parameters()}
     return any(parameter not in known for parameter in chain.parameters())
 
@@ -304,10 +351,18 @@ def _why_not(chain: ModuleChain, sums_to_one: bool, missing: float, scale: float
     if not sums_to_one and missing > tolerance(next(chain.parameters()).dtype):
         return f"a sink takes up to {missing:.2g} of a row, but theta needs rows that sum to 1"
     if not sums_to_one:
-        return "it has weights of unknown effect (such as a sink, or a bias of its rows), but theta needs known rows"
+        return (
+            "it has weights of unknown effect (such as a sink, or a bias of its rows), but theta"
+            " needs known rows"
+        )
     if scale is not None:
         return ""
-    norms = [path.rpartition(".")[2] for path, part in chain.named_modules() if as_norm(part) is not None]
+    norms = [
+        path.rpartition(".")[2] for path, part in chain.named_modules() if as_norm(part) is not None
+    ]
     if norms:
         return f"norms act on its queries and keys ({', '.join(norms)})"
-    return "its scores are not a number times <Q x, K x>: positions may rotate queries and keys, or another function may act on the scores"
+    return (
+        "its scores are not a number times <Q x, K x>: positions may rotate queries and keys, or"
+        " another function may act on the scores"
+    )

@@ -45,7 +45,11 @@ class _SoftmaxRows(TorchFunctionMode):
 @contextmanager
 def showing_rows(model: nn.Module) -> Iterator[None]:
     """Inside, the library uses the attention kernel that also returns the rows."""
-    parts = {id(config): config for part in model.modules() if hasattr(config := getattr(part, "config", None), IMPLEMENTATION)}
+    parts = {
+        id(config): config
+        for part in model.modules()
+        if hasattr(config := getattr(part, "config", None), IMPLEMENTATION)
+    }
     before = [(config, getattr(config, IMPLEMENTATION)) for config in parts.values()]
     try:
         for config, _ in before:
@@ -64,7 +68,11 @@ def _returned(output: Any) -> Tensor | None:
         returned = output[1:]
     else:
         returned = ()
-    square = (each for each in returned if isinstance(each, Tensor) and each.dim() == 4 and each.shape[2] == each.shape[3])
+    square = (
+        each
+        for each in returned
+        if isinstance(each, Tensor) and each.dim() == 4 and each.shape[2] == each.shape[3]
+    )
     return next((each for each in square if (each >= 0).all()), None)
 
 
@@ -96,5 +104,7 @@ def _rows(
     **more: Any,
 ) -> Tensor:
     """softmax(s q k' + mask): the output for the unit matrix as values, without dropout."""
-    one = torch.eye(value.shape[-2], dtype=value.dtype, device=value.device).expand(*value.shape[:-1], -1)
+    one = torch.eye(value.shape[-2], dtype=value.dtype, device=value.device).expand(
+        *value.shape[:-1], -1
+    )
     return F.scaled_dot_product_attention(query, key, one, attn_mask, is_causal=is_causal, **more)

@@ -43,7 +43,10 @@ class Call:
     @property
     def others(self) -> dict[str, Any]:
         """All arguments of the block except the state, by name."""
-        return {**self.context, **{name: value for name, value in (self.around or {}).items() if name != self.key}}
+        return {
+            **self.context,
+            **{name: value for name, value in (self.around or {}).items() if name != self.key},
+        }
 
 
 def bind(kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -98,7 +101,9 @@ class StateForm:
         if self.others is not None:
             output = (None,) * self.others
         if isinstance(output, (tuple, list)):
-            return type(output)(self.turned(x) if i == self.part else each for i, each in enumerate(output))
+            return type(output)(
+                self.turned(x) if i == self.part else each for i, each in enumerate(output)
+            )
         return {**output, self.part: self.turned(x)}
 
 
@@ -117,7 +122,9 @@ def form_of(output: Any, x: Tensor) -> StateForm | None:
     fitting = [key for key, value in parts.items() if is_state(value) and value.shape == x.shape]
     if len(fitting) != 1:
         return None
-    alone = isinstance(output, tuple) and all(value is None for key, value in parts.items() if key != fitting[0])
+    alone = isinstance(output, tuple) and all(
+        value is None for key, value in parts.items() if key != fitting[0]
+    )
     return StateForm(fitting[0], others=len(parts) if alone else None)
 
 
@@ -136,7 +143,10 @@ class Running:
         named = self.call.context
         kind = type(self.block)
         parameter = inspect.signature(kind.forward).parameters[self.call.argument]
-        first = self.call.argument == _arguments(kind)[0] and parameter.kind is not parameter.KEYWORD_ONLY  # type: ignore[arg-type]  # a class is hashable
+        first = (
+            self.call.argument == _arguments(kind)[0]
+            and parameter.kind is not parameter.KEYWORD_ONLY
+        )  # type: ignore[arg-type]  # a class is hashable
         given = self.call.given(x.clone())  # a block may change its input in place
         if first:
             output = self.block(given, **named)
@@ -160,8 +170,9 @@ def own_context(call: Call, cached: bool) -> dict[str, Any]:
     """
     if not cached and any(call.context.get(key) is not None for key in CACHES):
         raise ConfigError(
-            "a cache of keys and values holds one evaluation of each attention, but this ODE block makes several: "
-            "pass use_cache=False (to generate() too), or use method='euler', steps=1, gradient='backprop'"
+            "a cache of keys and values holds one evaluation of each attention, but this ODE block"
+            " makes several: pass use_cache=False (to generate() too), or use method='euler',"
+            " steps=1, gradient='backprop'"
         )
     if call.context.get("encoder_hidden_states") is not None:
         raise ConfigError("cross-attention is not supported: leave encoder_hidden_states out")
@@ -169,15 +180,21 @@ def own_context(call: Call, cached: bool) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def intercepted(blocks: Sequence[nn.Module], instead: Callable[[int, Call], Tensor], form: StateForm) -> Iterator[None]:
+def intercepted(
+    blocks: Sequence[nn.Module], instead: Callable[[int, Call], Tensor], form: StateForm
+) -> Iterator[None]:
     """Inside, block i returns instead(i, call) in place of the state that it would compute."""
 
     def stand_in(i: int, block: nn.Module) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             call = bind(type(block), args, kwargs)
-            x = instead(i, replace(call, x=form.turned(call.x) if isinstance(call.x, Tensor) else call.x))
+            x = instead(
+                i, replace(call, x=form.turned(call.x) if isinstance(call.x, Tensor) else call.x)
+            )
             output = None
-            if form.part is not None and form.others is None:  # the block computes what it returns besides the state
+            if (
+                form.part is not None and form.others is None
+            ):  # the block computes what it returns besides the state
                 with torch.no_grad():
                     output = type(block).forward(block, *args, **kwargs)
             return form.put(output, x)
@@ -196,7 +213,9 @@ def intercepted(blocks: Sequence[nn.Module], instead: Callable[[int, Call], Tens
                 block.forward = own
 
 
-def recorded(blocks: Sequence[nn.Module], run: Callable[[], object], form: StateForm = StateForm()) -> list[Call]:
+def recorded(
+    blocks: Sequence[nn.Module], run: Callable[[], object], form: StateForm = StateForm()
+) -> list[Call]:
     """The call that `run` makes of each block, where each block returns its state unchanged. Calls
     have no caches.
 
@@ -207,7 +226,10 @@ def recorded(blocks: Sequence[nn.Module], run: Callable[[], object], form: State
 
     def note(i: int, call: Call) -> Tensor:
         if i in calls:
-            raise ConfigError(f"block {i} is called more than once in a forward pass: such models are not supported")
+            raise ConfigError(
+                f"block {i} is called more than once in a forward pass: such models are not"
+                " supported"
+            )
         calls[i] = without_cache(call)
         return call.x
 
@@ -220,36 +242,48 @@ def recorded(blocks: Sequence[nn.Module], run: Callable[[], object], form: State
             if not calls:  # the error is not from a block
                 raise
             raise ConfigError(
-                f"the model does not run with blocks that return the state alone: its {type(blocks[0]).__name__}s return tuples, or do "
-                f"more than change the state ({named_error(error)})"
+                "the model does not run with blocks that return the state alone: its"
+                f" {type(blocks[0]).__name__}s return tuples, or do more than change the state"
+                f" ({named_error(error)})"
             ) from error
     if len(calls) < len(blocks):
-        raise ConfigError(f"{len(blocks) - len(calls)} of {len(blocks)} blocks are not called in a forward pass")
+        raise ConfigError(
+            f"{len(blocks) - len(calls)} of {len(blocks)} blocks are not called in a forward pass"
+        )
     for i, call in sorted(calls.items()):
         if not isinstance(call.x, Tensor) or call.x.dim() != 3:
             if isinstance(call.x, Tensor):
                 what = f"of shape {tuple(call.x.shape)}"
             else:
                 what = type(call.x).__name__
-            raise ConfigError(f"block {i} gets a state {what}: states must be (batch, tokens, width)")
+            raise ConfigError(
+                f"block {i} gets a state {what}: states must be (batch, tokens, width)"
+            )
         if not torch.equal(call.x, calls[0].x):
             raise ConfigError(
-                f"the model changes the state before block {i}: each block must get the output of the one before it"
+                f"the model changes the state before block {i}: each block must get the output of"
+                " the one before it"
             )
     return [calls[i] for i in range(len(blocks))]
 
 
 def without_cache(call: Call) -> Call:
     """The same call without keys and values of an earlier call."""
-    return replace(call, context={**call.context, **{key: None for key in CACHES if key in call.context}})
+    return replace(
+        call, context={**call.context, **{key: None for key in CACHES if key in call.context}}
+    )
 
 
 class Seen(BaseException):  # a model that catches every Exception must not catch it
     """Ends a forward pass early."""
 
 
-def recorded_until(blocks: Sequence[nn.Module], last: int, run: Callable[[], object], form: StateForm) -> list[Call]:
-    """The calls that `run` makes of blocks 0 .. last, as `recorded`. The forward pass ends there."""
+def recorded_until(
+    blocks: Sequence[nn.Module], last: int, run: Callable[[], object], form: StateForm
+) -> list[Call]:
+    """The calls that `run` makes of blocks 0 .. last, as `recorded`. The forward pass ends
+    there.
+    """
     calls: list[Call] = []
 
     def note(i: int, call: Call) -> Tensor:
@@ -274,7 +308,9 @@ def observed(
         run()
     for call in calls:
         given = call.args or call.kwargs
-        found[call.module].append((bind(type(call.module), call.args, call.kwargs).x if given else None, call.output))
+        found[call.module].append(
+            (bind(type(call.module), call.args, call.kwargs).x if given else None, call.output)
+        )
     return found
 
 

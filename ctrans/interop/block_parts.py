@@ -81,7 +81,11 @@ class BlockRun:
 
 def run_of(running: Running, x: Tensor) -> BlockRun:
     """Runs the block on the state x."""
-    parts = {path: part for path, part in running.block.named_modules() if path and "parametrizations" not in path}
+    parts = {
+        path: part
+        for path, part in running.block.named_modules()
+        if path and "parametrizations" not in path
+    }
     with watched(parts) as calls:
         y = running(x)
     return BlockRun(running, x, y, [call for call in calls if call.x is not None])
@@ -94,7 +98,9 @@ def named_parts(run: BlockRun, anatomy: Anatomy) -> Parts | None:
     maps = named_maps(run.block, anatomy)
     if None in maps:
         return None
-    attention, ffn = (Part(ModuleChain(modules), tuple(modules)) for modules in maps if modules is not None)
+    attention, ffn = (
+        Part(ModuleChain(modules), tuple(modules)) for modules in maps if modules is not None
+    )
     return Parts(attention, ffn, run.running.call.context, called=None)
 
 
@@ -106,9 +112,15 @@ def seen_parts(run: BlockRun, anatomy: Anatomy, *, own_calls: bool) -> Parts:
     not found and for blocks with more or fewer than these two maps.
     """
     named = named_maps(run.block, anatomy)
-    for what, path, found in (("attention", anatomy.attention, named[0]), ("FFN", anatomy.ffn, named[1])):
+    for what, path, found in (
+        ("attention", anatomy.attention, named[0]),
+        ("FFN", anatomy.ffn, named[1]),
+    ):
         if path is not None and found is None:
-            raise ConfigError(f"no {what} found in {run.kind}, which has {parts_of(run.block)}: it has nothing at {path!r}")
+            raise ConfigError(
+                f"no {what} found in {run.kind}, which has {parts_of(run.block)}: it has nothing at"
+                f" {path!r}"
+            )
     own_calls = own_calls or named[0] is None
     if own_calls:
         attention, context = _attention(run, None if anatomy.attention is None else named[0])
@@ -134,22 +146,24 @@ def check_roles(run: BlockRun, anatomy: Anatomy) -> None:
     attention, ffn = (set(part or ()) for part in named_maps(run.block, anatomy))
     mixing = _mixing(run)
     attention_mixes, ffn_mixes = (
-        any(call.module in module.modules() for call in mixing for module in own) for own in (attention, ffn)
+        any(call.module in module.modules() for call in mixing for module in own)
+        for own in (attention, ffn)
     )
     if anatomy.attention is not None and attention and mixing and not attention_mixes:
         if anatomy.ffn is not None and ffn_mixes:
             raise ConfigError(
-                f"attention= and ffn= are swapped: in {run.kind} {_path(anatomy.ffn)} mixes tokens and {_path(anatomy.attention)} does "
-                f"not; give attention={anatomy.ffn!r}, ffn={anatomy.attention!r}"
+                f"attention= and ffn= are swapped: in {run.kind} {_path(anatomy.ffn)} mixes tokens"
+                f" and {_path(anatomy.attention)} does not; give attention={anatomy.ffn!r},"
+                f" ffn={anatomy.attention!r}"
             )
         raise ConfigError(
-            f"attention=: {_path(anatomy.attention)} of {run.kind} mixes no tokens, but {mixing[0].path} does: give "
-            f"attention={mixing[0].path!r}, or leave it out"
+            f"attention=: {_path(anatomy.attention)} of {run.kind} mixes no tokens, but"
+            f" {mixing[0].path} does: give attention={mixing[0].path!r}, or leave it out"
         )
     if anatomy.ffn is not None and ffn_mixes and (not attention_mixes or attention & ffn):
         raise ConfigError(
-            f"ffn=: {_path(anatomy.ffn)} of {run.kind} mixes tokens, as attention does: pass it as attention=, and as ffn= the module "
-            "that acts on each token alone, or leave both out"
+            f"ffn=: {_path(anatomy.ffn)} of {run.kind} mixes tokens, as attention does: pass it as"
+            " attention=, and as ffn= the module that acts on each token alone, or leave both out"
         )
 
 
@@ -177,31 +191,44 @@ def _attention(run: BlockRun, given: Sequence[nn.Module] | None) -> tuple[Part, 
     first: nn.Module = CalledAs(call.module, tokens_first)
     if unfolds(call.module, call.template):
         first = UnfoldedAttention(call.module, tokens_first)  # type: ignore[arg-type]  # it is of that class
-    return Part(ModuleChain([first, *stages[1:]]), tuple(stages)), {"call": call.template.alone(call.x)}
+    return Part(ModuleChain([first, *stages[1:]]), tuple(stages)), {
+        "call": call.template.alone(call.x)
+    }
 
 
 def _no_attention(run: BlockRun, mixing: Sequence[RecordedCall]) -> str:
     if mixing:
         found = ", ".join(f"{call.path} ({type(call.module).__name__})" for call in mixing)
         return (
-            f"attention=: several modules of {run.kind} mix tokens, {found}: a block must have one attention and one FFN (no "
-            "cross-attention, no convolution next to attention); name one only if the others do nothing"
+            f"attention=: several modules of {run.kind} mix tokens, {found}: a block must have one"
+            " attention and one FFN (no cross-attention, no convolution next to attention); name"
+            " one only if the others do nothing"
         )
     return (
-        f"no module of {run.kind} mixes tokens, so its own forward does: move attention, from the input projections to the output "
-        f"projection, into a module that forward calls; {run.kind} has {parts_of(run.block)}"
+        f"no module of {run.kind} mixes tokens, so its own forward does: move attention, from the"
+        f" input projections to the output projection, into a module that forward calls; {run.kind}"
+        f" has {parts_of(run.block)}"
     )
 
 
 def _mixing(run: BlockRun) -> list[RecordedCall]:
     """The smallest modules that mix tokens, each once."""
     modules = {call.module: call for call in run.calls if _mixes(call, run.running)}
-    return [call for module, call in modules.items() if not any(other in modules for other in list(module.modules())[1:])]
+    return [
+        call
+        for module, call in modules.items()
+        if not any(other in modules for other in list(module.modules())[1:])
+    ]
 
 
 def _mixes(call: RecordedCall, running: Running) -> bool:
     """Whether a change of one token of the module's input changes its output at another token."""
-    if is_linear(call.module) or not is_state(call.x) or not is_state(call.y) or call.x.shape[:2] != call.y.shape[:2]:
+    if (
+        is_linear(call.module)
+        or not is_state(call.x)
+        or not is_state(call.y)
+        or call.x.shape[:2] != call.y.shape[:2]
+    ):
         return False
     turned = running.form.turned
     if turned(call.x).shape[:2] != running.call.x.shape[:2]:
@@ -227,7 +254,9 @@ def token_axis_is_first(block: Running, x: Tensor) -> bool:
     """Whether tokens are the first axis of the block's state and not the second: it mixes along the
     first alone.
     """
-    return not mixes_tokens(block, x) and mixes_tokens(lambda z: block(z.transpose(0, 1)).transpose(0, 1), x.transpose(0, 1))
+    return not mixes_tokens(block, x) and mixes_tokens(
+        lambda z: block(z.transpose(0, 1)).transpose(0, 1), x.transpose(0, 1)
+    )
 
 
 def _extended(call: RecordedCall, run: BlockRun) -> list[nn.Module]:
@@ -236,7 +265,11 @@ def _extended(call: RecordedCall, run: BlockRun) -> list[nn.Module]:
     y = call.y
     found = [call.module]
     for later in _leaves(run.calls[run.calls.index(call) + 1 :]):
-        if later.module not in inside and later.x is y and as_norm(later.module, later.x.shape[-1]) is None:
+        if (
+            later.module not in inside
+            and later.x is y
+            and as_norm(later.module, later.x.shape[-1]) is None
+        ):
             found.append(later.module)
             y = later.y
     return found
@@ -250,14 +283,18 @@ def _ffn(run: BlockRun, attention: Part) -> Part | None:
     calls = run.calls
     start = next(i for i, call in enumerate(calls) if call.module is attention.own[0])
     leaves = [call for call in _leaves(calls) if call.module not in attention.inside]
-    weighty = [call for call in leaves if has_matrix(call.module) and as_norm(call.module, call.x.shape[-1]) is None]
+    weighty = [
+        call
+        for call in leaves
+        if has_matrix(call.module) and as_norm(call.module, call.x.shape[-1]) is None
+    ]
     if not weighty:
         return None
     early = next((call for call in weighty if calls.index(call) < start), None)
     if early is not None:
         raise ConfigError(
-            f"{early.path} ({type(early.module).__name__}) acts before attention in {run.kind}: a block must be attention and then "
-            "an FFN"
+            f"{early.path} ({type(early.module).__name__}) acts before attention in {run.kind}: a"
+            " block must be attention and then an FFN"
         )
     holder = _holder(run, [call.path for call in weighty], attention)
     if holder is not None:
@@ -287,10 +324,21 @@ def _holder(run: BlockRun, paths: Sequence[str], attention: Part) -> RecordedCal
     if len(paths) > 1:
         parent = posixpath.commonpath([path.replace(".", "/") for path in paths]).replace("/", ".")
     found = next((call for call in run.calls if call.path == parent), None)
-    if found is None or attention.own[0] in set(found.module.modules()) or found.y is None or found.y.shape != found.x.shape:
+    if (
+        found is None
+        or attention.own[0] in set(found.module.modules())
+        or found.y is None
+        or found.y.shape != found.x.shape
+    ):
         return None
-    first = next((call for call in _leaves(run.calls) if call.path.startswith(f"{found.path}.")), None)
-    if first is not None and first.x is found.x and as_norm(first.module, first.x.shape[-1]) is not None:
+    first = next(
+        (call for call in _leaves(run.calls) if call.path.startswith(f"{found.path}.")), None
+    )
+    if (
+        first is not None
+        and first.x is found.x
+        and as_norm(first.module, first.x.shape[-1]) is not None
+    ):
         return None
     return found
 
@@ -299,7 +347,11 @@ def _line(kind: str, leaves: Sequence[RecordedCall], weighty: Sequence[RecordedC
     """The maps in sequence, with the functions that the block applies between them."""
     heads = [call for call in weighty if call.x is weighty[0].x]
     behind = leaves[leaves.index(heads[-1]) + 1 :]
-    rest = [call for call in behind if call not in heads and as_norm(call.module, call.x.shape[-1]) is None]
+    rest = [
+        call
+        for call in behind
+        if call not in heads and as_norm(call.module, call.x.shape[-1]) is None
+    ]
     own = [call.module for call in heads]
     stages: list[nn.Module]
     if len(heads) == 2 and rest:
@@ -326,7 +378,9 @@ def _line(kind: str, leaves: Sequence[RecordedCall], weighty: Sequence[RecordedC
     return Part(ModuleChain(stages), tuple(own))
 
 
-def _gate(first: RecordedCall, second: RecordedCall, rest: Sequence[RecordedCall]) -> tuple[GatedUnits, int] | None:
+def _gate(
+    first: RecordedCall, second: RecordedCall, rest: Sequence[RecordedCall]
+) -> tuple[GatedUnits, int] | None:
     """phi(first) * second or phi(second) * first, whichever is the input of a later map; and the
     index of that map.
     """
@@ -341,6 +395,7 @@ def _gate(first: RecordedCall, second: RecordedCall, rest: Sequence[RecordedCall
 
 def _between(kind: str, first: RecordedCall, then: RecordedCall) -> str:
     return (
-        f"ffn=: between {first.path} and {then.path} of {kind} acts none of {', '.join(KNOWN)}: put the FFN into its own module and pass "
-        "its path as ffn=. A block with a third map, such as cross-attention, is not read"
+        f"ffn=: between {first.path} and {then.path} of {kind} acts none of {', '.join(KNOWN)}: put"
+        " the FFN into its own module and pass its path as ffn=. A block with a third map, such as"
+        " cross-attention, is not read"
     )

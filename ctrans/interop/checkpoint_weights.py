@@ -26,25 +26,40 @@ from solvers import ConfigError
 SAFETENSORS, PICKLED = ".safetensors", (".bin", ".pt", ".pth")
 BLOCK = 128
 """Rows and columns that share a scale of fp8."""
-PACKED = re.compile(r"(qweight|qzeros|weight_packed|weight_shape|_blocks|quant_map|absmax|quant_state\S*|zero_point)$")
+PACKED = re.compile(
+    r"(qweight|qzeros|weight_packed|weight_shape|_blocks|quant_map|absmax|quant_state\S*|zero_point)$"
+)
 """Names of codes that several formats pack in ways of their own."""
-ONE_PLUS = re.compile(r"gemma[23]?(_text)?|recurrent_gemma|t5gemma2?|vaultgemma|nemotron|qwen3_(next|5)\w*")
+ONE_PLUS = re.compile(
+    r"gemma[23]?(_text)?|recurrent_gemma|t5gemma2?|vaultgemma|nemotron|qwen3_(next|5)\w*"
+)
 """Families that store a norm's gain less 1."""
 
 
-def checkpoint_weights(path: Path, *, allow_pickle: bool = False) -> dict[str, Callable[[], Tensor]]:
+def checkpoint_weights(
+    path: Path, *, allow_pickle: bool = False
+) -> dict[str, Callable[[], Tensor]]:
     """By name, a function that reads the weight.
 
     Codes of fp8 and of 8 bits with scales become numbers. Gains that a family stores less 1 become
     gains. Raises ConfigError for a path without weights, and for other quantised weights.
     """
-    stored = {name: weight for name, weight in _stored(path, allow_pickle).items() if not re.search("|".join(NO_WEIGHTS), name)}
-    less_one = gains_less_one(path) if os.path.isfile(path / METADATA) else ONE_PLUS.fullmatch(_family(path))
+    stored = {
+        name: weight
+        for name, weight in _stored(path, allow_pickle).items()
+        if not re.search("|".join(NO_WEIGHTS), name)
+    }
+    less_one = (
+        gains_less_one(path)
+        if os.path.isfile(path / METADATA)
+        else ONE_PLUS.fullmatch(_family(path))
+    )
     found: dict[str, Callable[[], Tensor]] = {}
     for name, weight in stored.items():
         if PACKED.search(name):
             raise ConfigError(
-                f"{str(weight.path)!r} holds {name}, codes of a quantisation that ctrans does not read: save it unquantised"
+                f"{str(weight.path)!r} holds {name}, codes of a quantisation that ctrans does not"
+                " read: save it unquantised"
             )
         if weight.dtype in CODES:
             found[name] = _dequantised(name, weight, stored)
@@ -56,9 +71,15 @@ def checkpoint_weights(path: Path, *, allow_pickle: bool = False) -> dict[str, C
                 found[name] = partial(read_weight, weight)
         elif name.endswith("weight"):
             raise ConfigError(
-                f"{str(weight.path)!r} holds {name} as {weight.dtype}, and ctrans reads {', '.join(FLOATS | CODES)}: save it so"
+                f"{str(weight.path)!r} holds {name} as {weight.dtype}, and ctrans reads"
+                f" {', '.join(FLOATS | CODES)}: save it so"
             )
-    scales = {each for name, weight in stored.items() if weight.dtype in CODES for each in _scales_of(name)}
+    scales = {
+        each
+        for name, weight in stored.items()
+        if weight.dtype in CODES
+        for each in _scales_of(name)
+    }
     return {name: read for name, read in found.items() if name not in scales}
 
 
@@ -74,7 +95,10 @@ def _stored(path: Path, allow_pickle: bool) -> Mapping[str, Stored]:
         return stored_weights([path])
     if os.path.isfile(path) and path.suffix in PICKLED:
         if not allow_pickle:
-            raise ConfigError(f"{str(path)!r} is a pickle and is not read: give safetensors, or allow it (--allow-pickle)")
+            raise ConfigError(
+                f"{str(path)!r} is a pickle and is not read: give safetensors, or allow it"
+                " (--allow-pickle)"
+            )
         return pickled_weights(path)
     if os.path.isfile(path / METADATA):
         return distributed_weights(path)
@@ -82,7 +106,8 @@ def _stored(path: Path, allow_pickle: bool) -> Mapping[str, Stored]:
         run = os.path.lexists(path / BEST) or os.path.lexists(path / LAST)
         return directory_weights(find_model(path) if run else path, allow_pickle)
     raise ConfigError(
-        f"{str(path)!r} holds no weights: give a directory of Hugging Face or ctrans, a distributed checkpoint, or a {SAFETENSORS} file"
+        f"{str(path)!r} holds no weights: give a directory of Hugging Face or ctrans, a distributed"
+        f" checkpoint, or a {SAFETENSORS} file"
     )
 
 
@@ -108,7 +133,9 @@ def _dequantised(name: str, codes: Stored, stored: Mapping[str, Stored]) -> Call
     """
     scale = next((stored[each] for each in _scales_of(name) if each in stored), None)
     if scale is None and codes.dtype == "I8":
-        raise ConfigError(f"{str(codes.path)!r} holds {name} as I8 without scales: save it unquantised")
+        raise ConfigError(
+            f"{str(codes.path)!r} holds {name} as I8 without scales: save it unquantised"
+        )
     if scale is None:
         return partial(read_weight, codes)
     rows, columns = (*codes.shape, 1, 1)[:2]
@@ -121,7 +148,8 @@ def _dequantised(name: str, codes: Stored, stored: Mapping[str, Stored]) -> Call
         block = 1, columns // many[1]
     else:
         raise ConfigError(
-            f"{str(codes.path)!r} holds {name} {codes.shape} with scales {many}, which do not fit: save it unquantised"
+            f"{str(codes.path)!r} holds {name} {codes.shape} with scales {many}, which do not fit:"
+            " save it unquantised"
         )
     return partial(_multiplied, codes, scale, block, 127.0 if scale.name.endswith("SCB") else 1.0)
 
@@ -132,5 +160,7 @@ def _multiplied(codes: Stored, scale: Stored, block: tuple[int, int], unit: floa
         factors = factors.unsqueeze(1)
     numbers = read_weight(codes).float()
     if factors.dim() == 2 and factors.numel() > 1:
-        factors = factors.repeat_interleave(block[0], 0)[: len(numbers)].repeat_interleave(block[1], 1)[:, : numbers.shape[1]]
+        factors = factors.repeat_interleave(block[0], 0)[: len(numbers)].repeat_interleave(
+            block[1], 1
+        )[:, : numbers.shape[1]]
     return numbers.mul_(factors)

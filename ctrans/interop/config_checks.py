@@ -59,10 +59,19 @@ def check_settings(where: str, config: Mapping[str, Any]) -> None:
                 raise ConfigError(f"{where} says {name} = {value}: it must be at least 1")
             most = min((most for word, most in MOST_BY_WORD.items() if word in name), default=value)
             if value > most:
-                raise ConfigError(f"{where} says {name} = {_short(value)}: the largest allowed number is {most:,}")
+                raise ConfigError(
+                    f"{where} says {name} = {_short(value)}: the largest allowed number is {most:,}"
+                )
 
 
-def check_size(where: str, make: Callable[[], nn.Module], dtype: torch.dtype, *, held: int | None, on_demand: bool) -> None:
+def check_size(
+    where: str,
+    make: Callable[[], nn.Module],
+    dtype: torch.dtype,
+    *,
+    held: int | None,
+    on_demand: bool,
+) -> None:
     """Raises ConfigError if the model has too many numbers for the memory, or for the `held`
     numbers in its weight files.
 
@@ -71,15 +80,24 @@ def check_size(where: str, make: Callable[[], nn.Module], dtype: torch.dtype, *,
     """
     with torch.device("meta"):
         model = make()
-    check_fits(sum(buffer.nbytes for buffer in model.buffers()), f"lower the sizes in {where}", "the buffers need")
+    check_fits(
+        sum(buffer.nbytes for buffer in model.buffers()),
+        f"lower the sizes in {where}",
+        "the buffers need",
+    )
     sizes = [parameter.numel() for parameter in model.parameters()]
     total = sum(sizes)
     if held is not None and total > SLACK * held + SPARE:
-        raise ConfigError(f"{where} describes a model of {total:,} numbers, but its weight files hold {held:,}")
+        raise ConfigError(
+            f"{where} describes a model of {total:,} numbers, but its weight files hold {held:,}"
+        )
     if not on_demand:
         return
     if total > MOST_WEIGHTS:
-        raise ConfigError(f"{where} describes a model of {total:,} numbers: the largest allowed number is {MOST_WEIGHTS:,}")
+        raise ConfigError(
+            f"{where} describes a model of {total:,} numbers: the largest allowed number is"
+            f" {MOST_WEIGHTS:,}"
+        )
     if max(sizes, default=0) * dtype.itemsize > memory() // 4:
         check_fits(4 * max(sizes) * dtype.itemsize, "lower its width or its vocabulary")
 
@@ -122,8 +140,8 @@ def _check_kernels(where: str, name: str, value: Any) -> None:
     for kernel in value.values() if isinstance(value, Mapping) else [value]:
         if kernel not in KERNELS:
             raise ConfigError(
-                f"{where} asks for {name} {kernel!r}, which may be downloaded code, or lack float64 and second derivatives: set it "
-                'to "sdpa" or "eager"'
+                f"{where} asks for {name} {kernel!r}, which may be downloaded code, or lack float64"
+                ' and second derivatives: set it to "sdpa" or "eager"'
             )
 
 

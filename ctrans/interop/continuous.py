@@ -33,7 +33,9 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclasses.dataclass(frozen=True)
 class Flow:
-    """What a continuous block computes, and its original class. `depth` shares the block's modules."""
+    """What a continuous block computes, and its original class. `depth` shares the block's
+    modules.
+    """
 
     depth: Depth
     scheme: Scheme
@@ -89,7 +91,9 @@ def continuize(
         depths = {i: recognise(blocks[i], calls[i], anatomy, StateForm()).depth(dt) for i in chosen}
     for depth in depths.values():
         scheme.check(depth)
-    used_cache = not scheme.evaluates_once and bool(getattr(getattr(model, "config", None), "use_cache", False))
+    used_cache = not scheme.evaluates_once and bool(
+        getattr(getattr(model, "config", None), "use_cache", False)
+    )
     if used_cache:
         _use_cache(model, False)
     for i, depth in depths.items():
@@ -133,12 +137,20 @@ def _continuous(discrete: type[Any]) -> type[Any]:
 
 def _chosen(layers: int | Iterable[int] | None, blocks: list[nn.Module]) -> list[int]:
     """The indices of the blocks to change, sorted and without repetition."""
-    wanted = range(len(blocks)) if layers is None else [layers] if isinstance(layers, int) else list(layers)
+    wanted = (
+        range(len(blocks))
+        if layers is None
+        else [layers]
+        if isinstance(layers, int)
+        else list(layers)
+    )
     for i in wanted:
         if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < len(blocks):
             raise ConfigError(f"layer {i!r}: the model has blocks 0 to {len(blocks) - 1}")
     if not wanted:
-        raise ConfigError(f"no layers given: give some of 0 to {len(blocks) - 1}, or leave layers out for all")
+        raise ConfigError(
+            f"no layers given: give some of 0 to {len(blocks) - 1}, or leave layers out for all"
+        )
     return sorted(set(wanted))
 
 

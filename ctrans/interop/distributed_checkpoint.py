@@ -32,12 +32,15 @@ LARGEST_METADATA = 32 << 20
 SETTINGS = ("common.pt", "run_config.yaml", "../context/model.yaml")
 """Where the model's settings are: with Megatron, Megatron Bridge and NeMo."""
 LESS_ONE = re.compile(
-    rb"apply_layernorm_1p(q.|r....|\x94)?\x88|^[ \t]*layernorm_zero_centered_gamma:[ \t]*true\s*$", re.M | re.S | re.I
+    rb"apply_layernorm_1p(q.|r....|\x94)?\x88|^[ \t]*layernorm_zero_centered_gamma:[ \t]*true\s*$",
+    re.M | re.S | re.I,
 )
-"""The setting of a model that stores gains less 1: in a pickle its name, what remembers the name, and
-True; or a line of YAML.
+"""The setting of a model that stores gains less 1: in a pickle its name, what remembers the name,
+and True; or a line of YAML.
 """
-NOT_MODEL = re.compile(r"(^|\.)(optim\w*|lr_scheduler|dataloader|rng_state\w*|_extra_state\w*)(\.|$)")
+NOT_MODEL = re.compile(
+    r"(^|\.)(optim\w*|lr_scheduler|dataloader|rng_state\w*|_extra_state\w*)(\.|$)"
+)
 """Names of what a training keeps next to the weights."""
 STACKED = re.compile(r"(^|\.)(layers|blocks|h)\.(?!\d)")
 """Names of a weight whose first axis is the number of the block, as Megatron stacks them."""
@@ -65,11 +68,15 @@ def inert(path: Path) -> Any:
     data = read_file(path, LARGEST_METADATA)
     try:
         for code, argument, _ in pickletools.genops(data):
-            if "PUT" in code.name and isinstance(argument, int) and argument > len(data):  # would reserve memory
+            if (
+                "PUT" in code.name and isinstance(argument, int) and argument > len(data)
+            ):  # would reserve memory
                 raise ValueError(f"it keeps object {argument}")
         return _Inert(io.BytesIO(data)).load()
     except Exception as error:  # damaged bytes lead to errors of many kinds
-        raise ConfigError(f"{str(path)!r} is no metadata of a checkpoint: {one_line(error)}") from None
+        raise ConfigError(
+            f"{str(path)!r} is no metadata of a checkpoint: {one_line(error)}"
+        ) from None
 
 
 def distributed_weights(directory: Path) -> dict[str, Stored]:
@@ -87,20 +94,28 @@ def distributed_weights(directory: Path) -> dict[str, Stored]:
         else:
             backend = None
         if backend not in ("torch_dist", None):
-            raise ConfigError(f"{str(directory)!r} has the backend {backend!r} of Megatron: save it as torch_dist")
+            raise ConfigError(
+                f"{str(directory)!r} has the backend {backend!r} of Megatron: save it as torch_dist"
+            )
     try:
         return _weights(directory, vars(inert(path))["state"])
     except ConfigError:
         raise
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-        raise ConfigError(f"{str(path)!r} is no metadata of a checkpoint ({type(error).__name__}: {error})") from None
+        raise ConfigError(
+            f"{str(path)!r} is no metadata of a checkpoint ({type(error).__name__}: {error})"
+        ) from None
 
 
 def gains_less_one(directory: Path) -> bool:
     """Whether Megatron's settings next to the weights say that it stored a norm's gains less 1. It
     looks at their bytes and unpickles nothing.
     """
-    return any(LESS_ONE.search(read_file(path)) for name in SETTINGS if (path := directory / name).is_file())
+    return any(
+        LESS_ONE.search(read_file(path))
+        for name in SETTINGS
+        if (path := directory / name).is_file()
+    )
 
 
 def _weights(directory: Path, metadata: Mapping[str, Any]) -> dict[str, Stored]:
@@ -111,10 +126,14 @@ def _weights(directory: Path, metadata: Mapping[str, Any]) -> dict[str, Stored]:
         at = _fields(info)
         name = str(at["relative_path"])
         if name != Path(name).name or name in ("", ".."):
-            raise ConfigError(f"{str(directory / METADATA)!r} names {name!r}: parts must be files in the same directory")
+            raise ConfigError(
+                f"{str(directory / METADATA)!r} names {name!r}: parts must be files in the same"
+                " directory"
+            )
         if at.get("transform_descriptors"):
             raise ConfigError(
-                f"{str(directory)!r} has parts that are transformed by {at['transform_descriptors']!r}: save them plain"
+                f"{str(directory)!r} has parts that are transformed by"
+                f" {at['transform_descriptors']!r}: save them plain"
             )
         if name not in sizes:
             sizes[name] = check_file(directory / name)
@@ -122,7 +141,8 @@ def _weights(directory: Path, metadata: Mapping[str, Any]) -> dict[str, Stored]:
         length = int(at["length"])
         if not 0 <= start <= start + length <= sizes[name]:
             raise ConfigError(
-                f"{str(directory / name)!r} is not whole: it has {sizes[name]:,} bytes, and a part ends at {start + length:,}"
+                f"{str(directory / name)!r} is not whole: it has {sizes[name]:,} bytes, and a part"
+                f" ends at {start + length:,}"
             )
         places[str(own["fqn"]), _shape(own.get("offset"))] = directory / name, start, length
     found: dict[str, Stored] = {}
@@ -142,7 +162,9 @@ def _weights(directory: Path, metadata: Mapping[str, Any]) -> dict[str, Stored]:
         else:
             like = None
         if like is None:
-            raise ConfigError(f"{str(directory)!r} holds {name} in a dtype that this torch does not have")
+            raise ConfigError(
+                f"{str(directory)!r} holds {name} in a dtype that this torch does not have"
+            )
         if len(size) > 1:
             stacked = STACKED.search(name)
         else:
@@ -155,7 +177,10 @@ def _weights(directory: Path, metadata: Mapping[str, Any]) -> dict[str, Stored]:
             make = partial(_assembled, name, size, like.dtype, parts, block)
             found[one] = stored_tensor(directory, one, like if block is None else like[0], make)
     if not found:
-        raise ConfigError(f"{str(directory)!r} holds no weights of a model: give the directory of a distributed checkpoint")
+        raise ConfigError(
+            f"{str(directory)!r} holds no weights of a model: give the directory of a distributed"
+            " checkpoint"
+        )
     return found
 
 
@@ -184,11 +209,14 @@ def _check_parts(directory: Path, name: str, size: tuple[int, ...], parts: list[
     bytes_ = sum(length for *_, length in parts)
     if not inside or numbers != math.prod(size) or numbers > bytes_:
         raise ConfigError(
-            f"{str(directory)!r} does not hold all of {name}: its parts have {numbers:,} of {math.prod(size):,} numbers"
+            f"{str(directory)!r} does not hold all of {name}: its parts have {numbers:,} of"
+            f" {math.prod(size):,} numbers"
         )
 
 
-def _assembled(name: str, size: tuple[int, ...], dtype: torch.dtype, parts: list[Any], block: int | None) -> Tensor:
+def _assembled(
+    name: str, size: tuple[int, ...], dtype: torch.dtype, parts: list[Any], block: int | None
+) -> Tensor:
     """The weight, or its slice for a block, from the parts that it needs."""
     whole = torch.empty(size if block is None else size[1:], dtype=dtype)
     for offsets, sizes, path, start, length in parts:
@@ -199,9 +227,13 @@ def _assembled(name: str, size: tuple[int, ...], dtype: torch.dtype, parts: list
                 file.seek(start)
                 part = load_pickled(path, file.read(length))
         except OSError as error:
-            raise ConfigError(f"cannot read {str(path)!r}, which was readable before: {error}") from None
+            raise ConfigError(
+                f"cannot read {str(path)!r}, which was readable before: {error}"
+            ) from None
         if not is_dense(part) or tuple(part.shape) != sizes or part.dtype != dtype:
-            raise ConfigError(f"{str(path)!r} does not hold the part of {name} that its {METADATA} describes")
+            raise ConfigError(
+                f"{str(path)!r} does not hold the part of {name} that its {METADATA} describes"
+            )
         inside = tuple(slice(a, a + n) for a, n in zip(offsets, sizes, strict=True))
         if block is None:
             whole[inside] = part

@@ -16,7 +16,9 @@ def main_input(model: nn.Module) -> str:
     """The name of the argument for the tokens or the image: `main_input_name`, or the first
     argument of forward.
     """
-    return getattr(model, "main_input_name", next(iter(inspect.signature(model.forward).parameters), ""))
+    return getattr(
+        model, "main_input_name", next(iter(inspect.signature(model.forward).parameters), "")
+    )
 
 
 def example_of(model: nn.Module) -> dict[str, Any]:
@@ -27,8 +29,8 @@ def example_of(model: nn.Module) -> dict[str, Any]:
     if name not in EXAMPLES:
         known = ", ".join(sorted(EXAMPLES))
         raise ConfigError(
-            f"{type(model).__name__} takes {name!r} first, which is not one of {known}: give example=dict(...), "
-            "the keyword arguments of one forward pass"
+            f"{type(model).__name__} takes {name!r} first, which is not one of {known}: give"
+            " example=dict(...), the keyword arguments of one forward pass"
         )
     weight = next(model.parameters())
     made = EXAMPLES[name](model)

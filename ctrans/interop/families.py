@@ -23,11 +23,22 @@ Settings = Mapping[str, Any]
 """Settings of a configuration, by name."""
 VOCABULARY, WIDTH, WINDOW, IMAGE = 31, 32, 4, 8
 """Sizes of the small models: tokens, channels, a sliding window, pixels per side."""
-SIZES: Settings = {"hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+SIZES: Settings = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
 WORDS: Settings = {**SIZES, "vocab_size": VOCABULARY}
 """Also of families with other names of these sizes: their configurations take both."""
 TEXT: Settings = {**WORDS, "max_position_embeddings": 32}
-CAUSAL: Settings = {**TEXT, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+CAUSAL: Settings = {
+    **TEXT,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 IMAGES: Settings = {**SIZES, "image_size": IMAGE, "patch_size": 4}
 ENDS: Settings = {"bos_token_id": 1, "eos_token_id": 2}
 ENCODER: Settings = {
@@ -75,12 +86,25 @@ _classifier = partial(_family, "ForImageClassification", IMAGES)
 
 def _gemma(**more: Any) -> dict[str, Any]:
     layers = {"num_hidden_layers": 4, "layer_types": ALTERNATING * 2}
-    return {**CAUSAL, "head_dim": 12, "sliding_window": WINDOW, "query_pre_attn_scalar": 12, **layers, **more}
+    return {
+        **CAUSAL,
+        "head_dim": 12,
+        "sliding_window": WINDOW,
+        "query_pre_attn_scalar": 12,
+        **layers,
+        **more,
+    }
 
 
 FAMILIES: dict[str, Family] = {
     "gpt2": Family("GPT2LMHeadModel", "GPT2Config", {**TEXT, **ENDS}),
-    "gpt_neo": _text("GPTNeo", num_hidden_layers=2, window_size=WINDOW, attention_types=[[["global", "local"], 1]], **ENDS),
+    "gpt_neo": _text(
+        "GPTNeo",
+        num_hidden_layers=2,
+        window_size=WINDOW,
+        attention_types=[[["global", "local"], 1]],
+        **ENDS,
+    ),
     "gptj": _text("GPTJ", rotary_dim=4, **ENDS),
     "gpt_neox": _text("GPTNeoX", **ENDS),
     "gpt_oss": _causal(
@@ -143,7 +167,9 @@ FAMILIES: dict[str, Family] = {
     "cohere2": _causal("Cohere2", sliding_window=WINDOW),
     "mixtral": _causal("Mixtral", num_local_experts=4),
     "granitemoe": _causal("GraniteMoe", residual_multiplier=0.22, num_local_experts=4),
-    "qwen3_moe": _causal("Qwen3Moe", **FOUR_EXPERTS, moe_intermediate_size=24, head_dim=8, mlp_only_layers=[1]),
+    "qwen3_moe": _causal(
+        "Qwen3Moe", **FOUR_EXPERTS, moe_intermediate_size=24, head_dim=8, mlp_only_layers=[1]
+    ),
     "olmoe": _causal("Olmoe", **FOUR_EXPERTS),
     "deepseek_v3": _causal(
         "DeepseekV3",
@@ -182,10 +208,14 @@ FAMILIES: dict[str, Family] = {
         share_att_key=True,
         position_biased_input=False,
     ),
-    "modernbert": _masked("ModernBert", pad_token_id=0, cls_token_id=1, sep_token_id=2, local_attention=WINDOW, **ENDS),
+    "modernbert": _masked(
+        "ModernBert", pad_token_id=0, cls_token_id=1, sep_token_id=2, local_attention=WINDOW, **ENDS
+    ),
     "albert": _masked("Albert", embedding_size=16, refused="is called 3 times"),
     "t5": Family("T5EncoderModel", "T5Config", {**WORDS, "d_kv": 8, "d_ff": 48}),
-    "bart": Family("BartModel", "BartConfig", {**ENCODER, "max_position_embeddings": 32}, part="encoder"),
+    "bart": Family(
+        "BartModel", "BartConfig", {**ENCODER, "max_position_embeddings": 32}, part="encoder"
+    ),
     "whisper": Family(
         "WhisperModel",
         "WhisperConfig",
@@ -277,7 +307,10 @@ def found_family(family: str) -> FoundFamily:
     return FoundFamily(
         **about,
         supported=True,
-        **{name: getattr(config, name) for name in ("placement", "norm", "attention", "ffn", "parallel", "lengths", "unread")},
+        **{
+            name: getattr(config, name)
+            for name in ("placement", "norm", "attention", "ffn", "parallel", "lengths", "unread")
+        },
         theta=len(heads) == attentions and not any(each.normalised_scores for each in heads),
         bounds=all(isinstance(each, HasBound) for each in maps),
         matrices=all(isinstance(each, ExposesWeights) for each in maps),

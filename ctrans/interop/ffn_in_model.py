@@ -1,4 +1,6 @@
-"""A foreign model's FFN as a map that exposes its matrices and bounds: a plain FFN or a gated one."""
+"""A foreign model's FFN as a map that exposes its matrices and bounds: a plain FFN or a gated
+one.
+"""
 
 from __future__ import annotations
 
@@ -159,7 +161,9 @@ def _seen(chain: ModuleChain, x: Tensor) -> tuple[list[RecordedCall], RecordedCa
     return seen[:-1], seen[-1]
 
 
-def _candidates(inner: list[RecordedCall], hidden: int) -> Iterator[tuple[Projection | None, Projection]]:
+def _candidates(
+    inner: list[RecordedCall], hidden: int
+) -> Iterator[tuple[Projection | None, Projection]]:
     """Pairs (gate, up) that fit the shapes."""
     parts = [Projection(part.path, 0, part.y.shape[-1]) for part in inner]
     if len(parts) == 1 and parts[0].stop == 2 * hidden:

@@ -41,25 +41,32 @@ def block_list_by_name(model: nn.Module, anatomy: Anatomy) -> str:
     lists = _lists(model)
     if anatomy.blocks is not None:
         if anatomy.blocks not in lists:
-            raise ConfigError(f"the model has no list of modules {anatomy.blocks!r}: it has {_described(lists)}")
+            raise ConfigError(
+                f"the model has no list of modules {anatomy.blocks!r}: it has {_described(lists)}"
+            )
         return anatomy.blocks
     maps = {name: [named_maps(block, anatomy) for block in part] for name, part in lists.items()}
     fitting = [name for name, each in maps.items() if all(None not in pair for pair in each)]
     # an FFN without a known name is found when the block runs
-    fitting = fitting or [name for name, each in maps.items() if all(attention is not None for attention, _ in each)]
+    fitting = fitting or [
+        name for name, each in maps.items() if all(attention is not None for attention, _ in each)
+    ]
     if len(fitting) != 1:
         if fitting:
             found = "several lists"
         else:
             found = "no list"
         raise ConfigError(
-            f"{type(model).__name__} has {found} of blocks with an attention and an FFN of a known name; its lists are "
-            f"{_described(lists)}: give paths by anatomy=Anatomy(blocks=..., attention=..., ffn=...), or by --anatomy FILE.toml"
+            f"{type(model).__name__} has {found} of blocks with an attention and an FFN of a known"
+            f" name; its lists are {_described(lists)}: give paths by anatomy=Anatomy(blocks=...,"
+            " attention=..., ffn=...), or by --anatomy FILE.toml"
         )
     return fitting[0]
 
 
-def block_list_by_calls(model: nn.Module, run: Callable[[], object], path: str | None) -> tuple[str, StateForm]:
+def block_list_by_calls(
+    model: nn.Module, run: Callable[[], object], path: str | None
+) -> tuple[str, StateForm]:
     """The path of the list that holds the blocks, and how they return their state. The model must
     be in eval mode.
 
@@ -69,7 +76,9 @@ def block_list_by_calls(model: nn.Module, run: Callable[[], object], path: str |
     """
     lists = _lists(model)
     if path is not None and path not in lists:
-        raise ConfigError(f"blocks=: the model has no list of modules {path!r}: it has {_described(lists)}")
+        raise ConfigError(
+            f"blocks=: the model has no list of modules {path!r}: it has {_described(lists)}"
+        )
     if path is None:
         wanted = lists
     else:
@@ -82,12 +91,19 @@ def block_list_by_calls(model: nn.Module, run: Callable[[], object], path: str |
             raise ConfigError(f"blocks=: {path!r} is no sequence of blocks: {found[path]}")
         return path, forms[path]
     # a block has at least two modules with a matrix
-    fitting = {name: lists[name] for name in forms if all(sum(map(has_matrix, block.modules())) > 1 for block in lists[name])}
-    fitting = {name: part for name, part in fitting.items() if not _within_larger(name, part, fitting)}
+    fitting = {
+        name: lists[name]
+        for name in forms
+        if all(sum(map(has_matrix, block.modules())) > 1 for block in lists[name])
+    }
+    fitting = {
+        name: part for name, part in fitting.items() if not _within_larger(name, part, fitting)
+    }
     if len(fitting) != 1:
         if fitting:
             raise ConfigError(
-                f"blocks=: give the path of the list of blocks: several lists could be; candidates: {_described(fitting)}"
+                "blocks=: give the path of the list of blocks: several lists could be; candidates:"
+                f" {_described(fitting)}"
             )
         reasons = [f"{name!r}: {form}" for name, form in found.items() if isinstance(form, str)]
         if reasons:
@@ -95,8 +111,9 @@ def block_list_by_calls(model: nn.Module, run: Callable[[], object], path: str |
         else:
             why = ""
         raise ConfigError(
-            f"{type(model).__name__} has no list of modules that act in sequence on one state{why}, so no blocks= can name one; its lists "
-            f"are {_described(lists)}: make each step of its forward pass a module of one list, which gets what the one before returned"
+            f"{type(model).__name__} has no list of modules that act in sequence on one state{why},"
+            f" so no blocks= can name one; its lists are {_described(lists)}: make each step of its"
+            " forward pass a module of one list, which gets what the one before returned"
         )
     (name,) = fitting
     return name, forms[name]
@@ -109,7 +126,9 @@ def form_of_blocks(run: Callable[[], object], blocks: Sequence[nn.Module]) -> St
     return _form(blocks, observed(blocks, run))
 
 
-def _form(blocks: Sequence[nn.Module], calls: Mapping[nn.Module, Sequence[tuple[Any, Any]]]) -> StateForm | str:
+def _form(
+    blocks: Sequence[nn.Module], calls: Mapping[nn.Module, Sequence[tuple[Any, Any]]]
+) -> StateForm | str:
     """How they return their state; or why they do not act in sequence."""
     state: Tensor | None = None
     form: StateForm | None = None
@@ -143,7 +162,9 @@ def _within_larger(name: str, part: Blocks, others: Mapping[str, Blocks]) -> boo
     for other, blocks in others.items():
         inside = other.startswith(f"{name}.") or name == ""
         around = name.startswith(f"{other}.") or other == ""
-        if other != name and ((inside and len(blocks) > len(part)) or (around and len(blocks) >= len(part))):
+        if other != name and (
+            (inside and len(blocks) > len(part)) or (around and len(blocks) >= len(part))
+        ):
             return True
     return False
 

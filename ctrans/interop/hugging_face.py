@@ -23,15 +23,32 @@ from ctrans.interop.config_checks import check_settings, check_size, neutral
 from ctrans.interop.families import FAMILIES
 from ctrans.interop.imported import Imported
 from ctrans.interop.pickled import pickled_weights
-from ctrans.interop.streamed import Stored, check_floating, check_tied, put_model_on_demand, read, stored_dtype, stored_weights
+from ctrans.interop.streamed import (
+    Stored,
+    check_floating,
+    check_tied,
+    put_model_on_demand,
+    read,
+    stored_dtype,
+    stored_weights,
+)
 from ctrans.interop.transformers_library import import_transformers, reading
 from solvers import ConfigError, checked, unknown
 
-CONFIG, WEIGHTS, INDEX, ADAPTER = "config.json", "model.safetensors", "model.safetensors.index.json", "adapter_config.json"
+CONFIG, WEIGHTS, INDEX, ADAPTER = (
+    "config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "adapter_config.json",
+)
 PICKLES = "pytorch_model.bin", "pytorch_model.bin.index.json"
 """The file of weights, and the index of shards, of a model that was saved as a pickle."""
 
-NO_WEIGHTS = r"rotary_emb\w*\.(original_)?inv_freq$", r"(^|\.)position_ids$", r"(attn|attention)\.(bias|masked_bias|causal_mask)$"
+NO_WEIGHTS = (
+    r"rotary_emb\w*\.(original_)?inv_freq$",
+    r"(^|\.)position_ids$",
+    r"(attn|attention)\.(bias|masked_bias|causal_mask)$",
+)
 """Patterns of buffers that older versions of the library stored and the newer ones compute."""
 TOWERS = ("vision_model", "text_model")
 """Attributes of models that compare images and texts."""
@@ -57,7 +74,8 @@ def from_transformers(
     - `anatomy`: paths of the parts of a model whose names are not known
     - `dtype`: to load in. Default: the dtype of the config, or of the files
     - `on_demand`: reads matrices by memory map when they are used and drops them afterwards. The
-      numbers are the same, and only one sublayer is in memory (see `ctrans.dynamics.weights.on_demand`)
+      numbers are the same, and only one sublayer is in memory (see
+      `ctrans.dynamics.weights.on_demand`)
     - `allow_pickle`: also reads `pytorch_model.bin`, by torch's restricted unpickler
     - `images`: of a model with two towers (CLIP, SigLIP), the image tower or the text tower
 
@@ -75,8 +93,8 @@ def from_transformers(
             model = load_local(model, dtype, allow_pickle)
     elif dtype is not None or on_demand:
         raise ConfigError(
-            f"dtype = {dtype} and on_demand = {on_demand} are only for models loaded from a directory: convert this one by "
-            "model.to(dtype)"
+            f"dtype = {dtype} and on_demand = {on_demand} are only for models loaded from a"
+            " directory: convert this one by model.to(dtype)"
         )
     check_not_quantised(model)
     stack = one_stack(model, images=images)
@@ -84,7 +102,8 @@ def from_transformers(
     if stack is not model:
         path = next(path for path, part in model.named_modules() if part is stack)
         imported.config = dataclasses.replace(
-            imported.config, model=f"{imported.config.model}, only the {path} of {type(model).__name__}"
+            imported.config,
+            model=f"{imported.config.model}, only the {path} of {type(model).__name__}",
         )
     return imported
 
@@ -98,7 +117,9 @@ def one_stack(model: nn.Module, *, images: bool | None = None) -> nn.Module:
     base: Any = getattr(model, getattr(model, "base_model_prefix", "") or "-", model)
     if all(isinstance(getattr(base, name, None), nn.Module) for name in TOWERS):
         if images is None:
-            raise ConfigError(f"{type(model).__name__} has two towers: give its {' or its '.join(TOWERS)}")
+            raise ConfigError(
+                f"{type(model).__name__} has two towers: give its {' or its '.join(TOWERS)}"
+            )
         tower: nn.Module = getattr(base, TOWERS[not images])
         return tower
     both = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and isinstance(
@@ -108,7 +129,9 @@ def one_stack(model: nn.Module, *, images: bool | None = None) -> nn.Module:
     return encoder
 
 
-def load_local(directory: str | Path, dtype: torch.dtype | None = None, allow_pickle: bool = False) -> nn.Module:
+def load_local(
+    directory: str | Path, dtype: torch.dtype | None = None, allow_pickle: bool = False
+) -> nn.Module:
     """The model saved in that directory, of the class that its config names, in eval mode. Errors
     as `from_transformers`.
     """
@@ -116,7 +139,9 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None, allow_pi
     transformers = import_transformers()
     settings, config, stored, _ = _checked(directory, dtype, allow_pickle, on_demand=False)
     with reading(f"cannot load {str(directory)!r}"):
-        model, seen = (model_class(settings, transformers) or transformers.AutoModel).from_pretrained(
+        model, seen = (
+            model_class(settings, transformers) or transformers.AutoModel
+        ).from_pretrained(
             directory,
             config=config,
             local_files_only=True,
@@ -126,23 +151,34 @@ def load_local(directory: str | Path, dtype: torch.dtype | None = None, allow_pi
             ignore_mismatched_sizes=True,  # an error below names them
             dtype=dtype or "auto",
         )
-    # the library casts without a word; buffers may be whole numbers, and some families rename what stands before the last two parts
-    whole = {_ending(name) for name, buffer in model.named_buffers() if not buffer.is_floating_point()}
+    # the library casts without a word; buffers may be whole numbers, and some families rename what
+    # stands before the last two parts
+    whole = {
+        _ending(name) for name, buffer in model.named_buffers() if not buffer.is_floating_point()
+    }
     for name in sorted(stored.keys() - seen["unexpected_keys"]):
         if _ending(name) not in whole and not ignored(model, name):
             check_floating(stored[name])
     if seen["missing_keys"]:
         names = sorted(map(str, seen["missing_keys"]))
-        raise ConfigError(f"{str(directory)!r} is not complete: {len(names)} weights are missing, such as {names[0]}")
+        raise ConfigError(
+            f"{str(directory)!r} is not complete: {len(names)} weights are missing, such as"
+            f" {names[0]}"
+        )
     for name, have, want in sorted(seen["mismatched_keys"]):
-        raise ConfigError(f"{str(directory)!r} does not fit its {CONFIG}: {name} is {tuple(have)}, expected {tuple(want)}")
+        raise ConfigError(
+            f"{str(directory)!r} does not fit its {CONFIG}: {name} is {tuple(have)}, expected"
+            f" {tuple(want)}"
+        )
     check_unused(directory, model, seen["unexpected_keys"])
     check_tied(model, stored)
     evaluated: nn.Module = model.eval()
     return evaluated
 
 
-def open_local(directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | None, allow_pickle: bool) -> nn.Module:
+def open_local(
+    directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | None, allow_pickle: bool
+) -> nn.Module:
     """The model saved in that directory with matrices read on demand, in eval mode and without
     gradients. Errors as `from_transformers`.
     """
@@ -173,7 +209,11 @@ def _checked(
     stored = directory_weights(directory, allow_pickle)
     with reading(f"cannot load {str(directory)!r}"):
         # runs no code of the directory and does not ask whether to
-        config = neutral(transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False))
+        config = neutral(
+            transformers.AutoConfig.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False
+            )
+        )
         kept = dtype or getattr(config, "dtype", None) or stored_dtype(stored)
         make = partial(build, settings, config, transformers.AutoModel, kept)
         held = sum(math.prod(weight.shape) for weight in stored.values())
@@ -215,8 +255,8 @@ def check_unused(directory: Path, model: nn.Module, unused: Iterable[str]) -> No
                 if inner not in parts:
                     if isinstance(blocks, nn.ModuleList) and step.isdecimal():
                         raise ConfigError(
-                            f"{str(directory)!r} holds weights of {inner}, but its {CONFIG} says {len(blocks)} blocks: fix the "
-                            "number there"
+                            f"{str(directory)!r} holds weights of {inner}, but its {CONFIG} says"
+                            f" {len(blocks)} blocks: fix the number there"
                         )
                     break
                 path = inner
@@ -228,8 +268,9 @@ def check_unused(directory: Path, model: nn.Module, unused: Iterable[str]) -> No
                 lost |= {}
     if lost:
         raise ConfigError(
-            f"{str(directory)!r} holds weights that a model of its {CONFIG} does not use ({len(lost)}), such as "
-            f"{', '.join(list(lost)[:3])}: fix the {CONFIG}, or save the model without them"
+            f"{str(directory)!r} holds weights that a model of its {CONFIG} does not use"
+            f" ({len(lost)}), such as {', '.join(list(lost)[:3])}: fix the {CONFIG}, or save the"
+            " model without them"
         )
 
 
@@ -263,21 +304,30 @@ def check_not_quantised(model: nn.Module) -> None:
     weights have no derivative.
     """
     kept = getattr(getattr(model, "config", None), "quantization_config", None)
-    whole = [name for name, parameter in model.named_parameters() if not parameter.is_floating_point()]
+    whole = [
+        name for name, parameter in model.named_parameters() if not parameter.is_floating_point()
+    ]
     if kept is not None or whole:
         if whole:
             what = f"such as {whole[0]}"
         else:
             what = "according to its config"
-        raise ConfigError(f"{type(model).__name__} has quantised weights, {what}: load it unquantised")
+        raise ConfigError(
+            f"{type(model).__name__} has quantised weights, {what}: load it unquantised"
+        )
 
 
 def read_config(directory: Path) -> dict[str, Any]:
     """The config of a directory. Raises ConfigError if there is none."""
     if not os.path.isdir(directory):
-        raise ConfigError(f"{str(directory)!r} is no directory: give one with {CONFIG} and {WEIGHTS} (nothing is downloaded)")
+        raise ConfigError(
+            f"{str(directory)!r} is no directory: give one with {CONFIG} and {WEIGHTS} (nothing is"
+            " downloaded)"
+        )
     if not os.path.isfile(directory / CONFIG):
-        raise ConfigError(f"{str(directory)!r} has no {CONFIG}: give a directory written by save_pretrained()")
+        raise ConfigError(
+            f"{str(directory)!r} has no {CONFIG}: give a directory written by save_pretrained()"
+        )
     return read_settings(directory / CONFIG)
 
 
@@ -296,11 +346,17 @@ def check_family(where: str, config: Mapping[str, Any], transformers: Any) -> No
     read.
     """
     if not isinstance(config.get("model_type"), str):
-        raise ConfigError(f"{where} has no model_type, the family of the model: give a directory written by save_pretrained()")
+        raise ConfigError(
+            f"{where} has no model_type, the family of the model: give a directory written by"
+            " save_pretrained()"
+        )
     family = config["model_type"]
     if family not in transformers.CONFIG_MAPPING:
         if "auto_map" in config:
-            raise ConfigError(f"{where} names code of its own, which is never run: its family {family!r} is not built in")
+            raise ConfigError(
+                f"{where} names code of its own, which is never run: its family {family!r} is not"
+                " built in"
+            )
         raise unknown(f"model_type of {where}", family, list(FAMILIES))
     check_settings(where, config)
 
@@ -323,15 +379,22 @@ def weight_map(directory: Path, names: tuple[str, str] = (WEIGHTS, INDEX)) -> di
     index = read_json(path)
     for key in ("metadata", "weight_map"):  # the library writes into the metadata
         if not isinstance(index, dict) or not isinstance(index.get(key), dict):
-            raise ConfigError(f"{str(path)!r} is no index of shards: its {key} must be a JSON object")
+            raise ConfigError(
+                f"{str(path)!r} is no index of shards: its {key} must be a JSON object"
+            )
     files: dict[str, str] = index["weight_map"]
     if not files:
         raise ConfigError(f"{str(path)!r} is no index of shards: its weight_map names no weights")
     for name, shard in files.items():
         if not isinstance(shard, str):
-            raise ConfigError(f"{str(path)!r} is no index of shards: its weight_map must give {name!r} the name of a file")
+            raise ConfigError(
+                f"{str(path)!r} is no index of shards: its weight_map must give {name!r} the name"
+                " of a file"
+            )
         if shard != Path(shard).name or shard in ("", ".."):
-            raise ConfigError(f"{str(path)!r} names {shard!r}: shards must be files in the same directory")
+            raise ConfigError(
+                f"{str(path)!r} names {shard!r}: shards must be files in the same directory"
+            )
     return files
 
 
@@ -340,7 +403,9 @@ def directory_weights(directory: Path, allow_pickle: bool) -> dict[str, Stored]:
     unless all files exist and are complete.
     """
     if os.path.exists(directory / ADAPTER):
-        raise ConfigError(f"{str(directory)!r} holds an adapter for another model: merge them and save the result")
+        raise ConfigError(
+            f"{str(directory)!r} holds an adapter for another model: merge them and save the result"
+        )
     shards = weight_files(directory)
     missing = [name for name in shards if not os.path.isfile(directory / name)]
     if missing and allow_pickle:
@@ -348,9 +413,15 @@ def directory_weights(directory: Path, allow_pickle: bool) -> dict[str, Stored]:
     else:
         others = []
     if others and all(os.path.isfile(directory / name) for name in others):
-        return {name: weight for file in others for name, weight in pickled_weights(directory / file).items()}
+        return {
+            name: weight
+            for file in others
+            for name, weight in pickled_weights(directory / file).items()
+        }
     if missing:
-        found = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
+        found = sorted(
+            path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern)
+        )
         if found:
             hint = f"; {found[0]} is a pickle and is not read: save with safe_serialization=True"
         else:
@@ -359,5 +430,8 @@ def directory_weights(directory: Path, allow_pickle: bool) -> dict[str, Stored]:
             hint += ", or allow it (--allow-pickle)"
         else:
             hint += ""
-        raise ConfigError(f"{str(directory)!r} lacks {len(missing)} of {len(shards)} weight files, such as {missing[0]}{hint}")
+        raise ConfigError(
+            f"{str(directory)!r} lacks {len(missing)} of {len(shards)} weight files, such as"
+            f" {missing[0]}{hint}"
+        )
     return stored_weights([directory / name for name in shards], weight_map(directory))

@@ -68,7 +68,8 @@ class Images:
         whole = read_images(self.path)
         if whole.shape[1:] != self.shape:
             raise ConfigError(
-                f"{str(self.path)!r} has shape {whole.shape}, but the model reads (count, {', '.join(map(str, self.shape))})"
+                f"{str(self.path)!r} has shape {whole.shape}, but the model reads (count,"
+                f" {', '.join(map(str, self.shape))})"
             )
         x = torch.from_numpy(np.ascontiguousarray(whole[spread(len(whole), count, self.path)]))
         if not x.is_floating_point():
@@ -80,10 +81,13 @@ class Images:
     def _of_files(self, count: int) -> Tensor:
         if len(self.shape) != 3:
             raise ConfigError(
-                f"{str(self.path)!r}: the model reads arrays {self.shape} and not images: give an .npy file of them"
+                f"{str(self.path)!r}: the model reads arrays {self.shape} and not images: give an"
+                " .npy file of them"
             )
         files = image_files(self.path)
-        return self._scaled(torch.stack([self._image(files[i]) for i in spread(len(files), count, self.path)]))
+        return self._scaled(
+            torch.stack([self._image(files[i]) for i in spread(len(files), count, self.path)])
+        )
 
     def _image(self, path: Path) -> Tensor:
         """An image resized to the model's size, as bytes (channels, height, width)."""
@@ -91,17 +95,28 @@ class Images:
 
         size = check_file(path)
         if size > LARGEST_FILE:
-            raise ConfigError(f"{str(path)!r} has {size:,} bytes: the largest allowed image has {LARGEST_FILE:,}")
+            raise ConfigError(
+                f"{str(path)!r} has {size:,} bytes: the largest allowed image has {LARGEST_FILE:,}"
+            )
         channels, height, width = self.shape
         if channels not in (1, 3):
-            raise ConfigError(f"the model reads {channels} channels, and image files have 1 or 3: give an .npy array")
+            raise ConfigError(
+                f"the model reads {channels} channels, and image files have 1 or 3: give an .npy"
+                " array"
+            )
         try:
-            with warnings.catch_warnings(action="ignore"), Image.open(path, formats=tuple(set(FORMATS.values()))) as image:
+            with (
+                warnings.catch_warnings(action="ignore"),
+                Image.open(path, formats=tuple(set(FORMATS.values()))) as image,
+            ):
                 if image.width * image.height > MOST_PIXELS:
                     raise ConfigError(
-                        f"{str(path)!r} is {image.width} x {image.height}: the largest allowed image has {MOST_PIXELS:,} pixels"
+                        f"{str(path)!r} is {image.width} x {image.height}: the largest allowed"
+                        f" image has {MOST_PIXELS:,} pixels"
                     )
-                small = image.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
+                small = image.convert("L" if channels == 1 else "RGB").resize(
+                    (width, height), Image.Resampling.BILINEAR
+                )
                 pixels = np.asarray(small).reshape(height, width, channels)
         except ConfigError:
             raise
@@ -112,11 +127,15 @@ class Images:
     def _scaled(self, x: Tensor) -> Tensor:
         """(x/255 - mean)/deviation for each channel."""
         shape = (-1, *(1,) * (x.dim() - 2))
-        mean, deviation = (torch.tensor(each, dtype=self.dtype).view(shape) for each in (self.mean, self.deviation))
+        mean, deviation = (
+            torch.tensor(each, dtype=self.dtype).view(shape) for each in (self.mean, self.deviation)
+        )
         return (x.to(self.dtype) / 255 - mean) / deviation
 
 
-def images_for(path: Path, shape: Sequence[int], dtype: torch.dtype, directory: Path | None = None) -> Images:
+def images_for(
+    path: Path, shape: Sequence[int], dtype: torch.dtype, directory: Path | None = None
+) -> Images:
     """The images at `path`, each of that shape, normalised as the model in `directory` expects.
     Raises ConfigError for damaged settings.
     """
@@ -125,11 +144,15 @@ def images_for(path: Path, shape: Sequence[int], dtype: torch.dtype, directory: 
         entries = read_json(directory / PREPARED)
         if not isinstance(entries, dict):
             raise ConfigError(f"{str(directory / PREPARED)!r} must hold a JSON object")
-    mean, deviation = (_by_channel(entries, name, shape[0], directory) for name in ("image_mean", "image_std"))
+    mean, deviation = (
+        _by_channel(entries, name, shape[0], directory) for name in ("image_mean", "image_std")
+    )
     return Images(path, tuple(shape), mean, deviation, dtype)
 
 
-def _by_channel(entries: dict[str, Any], name: str, channels: int, directory: Path | None) -> tuple[float, ...]:
+def _by_channel(
+    entries: dict[str, Any], name: str, channels: int, directory: Path | None
+) -> tuple[float, ...]:
     found = entries.get(name)
     if found is None:
         return (HALF,) * channels
@@ -140,14 +163,16 @@ def _by_channel(entries: dict[str, Any], name: str, channels: int, directory: Pa
     fits = isinstance(numbers, list) and len(numbers) == channels and all(map(_is_level, numbers))
     if not fits or (name == "image_std" and min(numbers) <= 0):
         raise ConfigError(
-            f"{str(Path(directory or '') / PREPARED)!r} says {name} = {shown(found)}: give {channels} finite numbers"
-            + (" above 0" if name == "image_std" else "")
+            f"{str(Path(directory or '') / PREPARED)!r} says {name} = {shown(found)}: give"
+            f" {channels} finite numbers" + (" above 0" if name == "image_std" else "")
         )
     return tuple(map(float, numbers))
 
 
 def _is_level(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < WEIGHT.high
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < WEIGHT.high
+    )
 
 
 def read_images(path: Path) -> Any:
@@ -160,20 +185,29 @@ def read_images(path: Path) -> Any:
 
 
 def image_files(path: Path) -> list[Path]:
-    """The images of a folder, sorted by name, or the one file. Raises ConfigError if there is none."""
+    """The images of a folder, sorted by name, or the one file. Raises ConfigError if there is
+    none.
+    """
     if path.is_dir():
         entries = []
         for entry in path.iterdir():
             entries.append(entry)
             if len(entries) > MOST_FILES:
-                raise ConfigError(f"{str(path)!r} has more than {MOST_FILES:,} entries: give a smaller folder")
+                raise ConfigError(
+                    f"{str(path)!r} has more than {MOST_FILES:,} entries: give a smaller folder"
+                )
         files = sorted(entry for entry in entries if entry.suffix.lower() in FORMATS)
         if not files:
-            raise ConfigError(f"{str(path)!r} has no images: give files that end in {', '.join(FORMATS)}")
+            raise ConfigError(
+                f"{str(path)!r} has no images: give files that end in {', '.join(FORMATS)}"
+            )
         return files
     check_file(path)
     if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"{str(path)!r} is no image: give a folder of files that end in {', '.join(FORMATS)}, or an .npy array")
+        raise ConfigError(
+            f"{str(path)!r} is no image: give a folder of files that end in {', '.join(FORMATS)},"
+            " or an .npy array"
+        )
     return [path]
 
 
@@ -181,6 +215,7 @@ def spread(there: int, wanted: int, path: Path) -> list[int]:
     """`wanted` evenly spaced indices below `there`. Raises ConfigError if there are fewer."""
     if there < check_count("batch", wanted):
         raise ConfigError(
-            f"{str(path)!r} holds {there} image{'s' * (there != 1)}, but {wanted} are needed: give more, or lower --batch"
+            f"{str(path)!r} holds {there} image{'s' * (there != 1)}, but {wanted} are needed: give"
+            " more, or lower --batch"
         )
     return [i * there // wanted for i in range(wanted)]

@@ -79,10 +79,11 @@ class Architecture:
         else:
             what = "block"
         return (
-            f"{self.model} ({self.family}): {self.blocks} {what}{'s' * (self.blocks != 1)} of width {self.width}, "
-            f"placement {self.placement}{self._lengths()}, attention {self.attention}, FFN {self.ffn}"
-            f"{' in parallel, one segment for both' if self.parallel else ''}, norms {', '.join(self.norms) or 'none'}"
-            f"{''.join(f'; {said}' for said in self.unread)}"
+            f"{self.model} ({self.family}): {self.blocks} {what}{'s' * (self.blocks != 1)} of width"
+            f" {self.width}, placement {self.placement}{self._lengths()}, attention"
+            f" {self.attention}, FFN"
+            f" {self.ffn}{' in parallel, one segment for both' if self.parallel else ''}, norms"
+            f" {', '.join(self.norms) or 'none'}{''.join(f'; {said}' for said in self.unread)}"
         )
 
     def _lengths(self) -> str:
@@ -104,13 +105,22 @@ class Imported(nn.Module):
 
     model: Any  # a module of the library, whose methods nn.Module does not know
 
-    def __init__(self, model: nn.Module, *, dt: float = 1.0, anatomy: Anatomy | None = None, adapter: ModelAdapter | None = None):
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        dt: float = 1.0,
+        anatomy: Anatomy | None = None,
+        adapter: ModelAdapter | None = None,
+    ):
         super().__init__()
         self.model = model
         self.adapter: ModelAdapter = adapter or TransformersAdapter(model, anatomy or Anatomy())
         with as_found(model), torch.no_grad():
             structures, like = self.adapter.structures()
-            _say_what_they_are(self.adapter, structures, like, each=not has_weights_on_demand(model))
+            _say_what_they_are(
+                self.adapter, structures, like, each=not has_weights_on_demand(model)
+            )
             self.adapter.check(depth_of(structures, 1.0))
         self.depth = depth_of(structures, check_dt(dt))
         self.config = _architecture(self.adapter, structures, like.shape[-1], self.depth)
@@ -121,7 +131,9 @@ class Imported(nn.Module):
         """
         self.adapter.forget()
 
-    def forward(self, tokens: Tensor, targets: TokenIds | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, tokens: Tensor, targets: TokenIds | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """The logits, and with `targets` their mean cross-entropy in nats, without targets of -1.
         Raises ConfigError if all targets are -1.
         """
@@ -137,7 +149,8 @@ class Imported(nn.Module):
         """
         if not isinstance(tokens, Tensor):
             raise ConfigError(
-                f"the inputs are a {type(tokens).__name__}: give the tensor that is the first argument in example=, without the others"
+                f"the inputs are a {type(tokens).__name__}: give the tensor that is the first"
+                " argument in example=, without the others"
             )
         if self.vocabulary:
             self._check_tokens(tokens)
@@ -157,13 +170,14 @@ class Imported(nn.Module):
             else:
                 names = type(output).__name__
             raise ConfigError(
-                f"{self.config.model} returns {names}, not one of {', '.join(OUTPUTS)}: use the family's class with a "
-                "language-model head, or the one without a head"
+                f"{self.config.model} returns {names}, not one of {', '.join(OUTPUTS)}: use the"
+                " family's class with a language-model head, or the one without a head"
             )
         if len(result) != x.shape[:-2].numel():
             raise ConfigError(
-                f"the output {tuple(result.shape)} of {self.config.model} is not for {x.shape[:-2].numel()} sequences: return them along "
-                "its first axis, or read outputs(x)"
+                f"the output {tuple(result.shape)} of {self.config.model} is not for"
+                f" {x.shape[:-2].numel()} sequences: return them along its first axis, or read"
+                " outputs(x)"
             )
         return result.reshape(*x.shape[:-2], *result.shape[1:])
 
@@ -190,11 +204,13 @@ class Imported(nn.Module):
         """
         if not isinstance(self.adapter, TransformersAdapter) or not self.vocabulary:
             raise ConfigError(
-                f"{self.config.model} takes no padding mask here: pass it in example=, with the other arguments of its forward"
+                f"{self.config.model} takes no padding mask here: pass it in example=, with the"
+                " other arguments of its forward"
             )
         if mask.dim() != 2 or not ((mask == 0) | (mask == 1)).all() or not mask.any(1).all():
             raise ConfigError(
-                "a padding mask is (batch, tokens), 1 for tokens and 0 for padding, with at least one token in each row"
+                "a padding mask is (batch, tokens), 1 for tokens and 0 for padding, with at least"
+                " one token in each row"
             )
         before, self.adapter.padding = self.adapter.padding, mask.long()
         try:
@@ -217,14 +233,22 @@ class Imported(nn.Module):
 
     def _check_tokens(self, tokens: Tensor) -> None:
         if tokens.dtype not in (torch.int64, torch.int32) or tokens.dim() == 0:
-            raise ConfigError(f"the tokens are {tuple(tokens.shape)} of {tokens.dtype}: give int64 or int32 (*batch, tokens)")
+            raise ConfigError(
+                f"the tokens are {tuple(tokens.shape)} of {tokens.dtype}: give int64 or int32"
+                " (*batch, tokens)"
+            )
         longest = self.config.context
         if longest is not None and tokens.shape[-1] > longest:
-            raise ConfigError(f"{tokens.shape[-1]} tokens exceed the model's context of {longest}: shorten the text")
+            raise ConfigError(
+                f"{tokens.shape[-1]} tokens exceed the model's context of {longest}: shorten the"
+                " text"
+            )
         check_range("tokens", tokens, self.vocabulary)
 
 
-def _say_what_they_are(adapter: ModelAdapter, structures: list[Structure], like: Tensor, *, each: bool) -> None:
+def _say_what_they_are(
+    adapter: ModelAdapter, structures: list[Structure], like: Tensor, *, each: bool
+) -> None:
     """Replaces the blocks' modules by maps that expose their matrices and bounds. `each`: each
     block is read; otherwise one block of each build is read.
     """
@@ -242,7 +266,10 @@ def _say_what_they_are(adapter: ModelAdapter, structures: list[Structure], like:
                 ffn_seen = ""
             output = chains[0](x, **adapter.block_context(i, x))
             with showing_rows(adapter.model):
-                known[key] = read_attention(chains[0], x, output, adapter.block_context(i, x)), ffn_seen
+                known[key] = (
+                    read_attention(chains[0], x, output, adapter.block_context(i, x)),
+                    ffn_seen,
+                )
         read_as, ffn_read_as = known[key]
         attention = attention_in_model(chains[0], i, adapter, read_as)
         if len(chains) == 1:
@@ -256,11 +283,23 @@ def _say_what_they_are(adapter: ModelAdapter, structures: list[Structure], like:
             first.field, structure.sublayers[1].field = attention, ffn
 
 
-def _architecture(adapter: ModelAdapter, structures: list[Structure], width: int, depth: Depth) -> Architecture:
+def _architecture(
+    adapter: ModelAdapter, structures: list[Structure], width: int, depth: Depth
+) -> Architecture:
     sublayers = [part for structure in structures for part in structure.sublayers]
-    norms = list(dict.fromkeys(norm for part in sublayers for role in ROLES if (norm := getattr(part, role)) is not None))
+    norms = list(
+        dict.fromkeys(
+            norm
+            for part in sublayers
+            for role in ROLES
+            if (norm := getattr(part, role)) is not None
+        )
+    )
     part = sublayers[0].kind == "part"
-    maps = [dict(zip(("part",) if part else ("attention", "FFN"), each.chains, strict=False)) for each in structures]
+    maps = [
+        dict(zip(("part",) if part else ("attention", "FFN"), each.chains, strict=False))
+        for each in structures
+    ]
     stages = {what: "+".join(map(_said, each.stages)) for what, each in maps[0].items()}
     # by channel, or by a number that is no length
     scaled = dict.fromkeys(
@@ -269,12 +308,15 @@ def _architecture(adapter: ModelAdapter, structures: list[Structure], width: int
         for what, part in each.items()
         if part.scale_path is not None or isinstance(part.stages[-1], ScaledOutput)
     )
-    unread = [f"{what}: {part.why_not}" for each in maps for what, part in each.items() if part.why_not]
+    unread = [
+        f"{what}: {part.why_not}" for each in maps for what, part in each.items() if part.why_not
+    ]
     return Architecture(
         model=type(adapter.model).__name__,
         family=adapter.family,
         placement=", ".join(dict.fromkeys(structure.placement for structure in structures)),
-        norm="/".join(sorted({"layernorm" if norm.centred else "rmsnorm" for norm in norms})) or ("none", UNKNOWN)[part],
+        norm="/".join(sorted({"layernorm" if norm.centred else "rmsnorm" for norm in norms}))
+        or ("none", UNKNOWN)[part],
         norms=(UNKNOWN,) if part else tuple(sorted({_described(norm) for norm in norms})),
         attention=stages.get("attention", UNKNOWN),
         ffn=stages.get("FFN", ("none", UNKNOWN)[part]),
@@ -286,7 +328,8 @@ def _architecture(adapter: ModelAdapter, structures: list[Structure], width: int
         parallel=sublayers[0].kind == "parallel",
         unread=(
             *(
-                f"the model scales the output of its {what}: the scale is folded into the last weights of that map"
+                f"the model scales the output of its {what}: the scale is folded into the last"
+                " weights of that map"
                 for what in scaled
             ),
             *dict.fromkeys(unread),

@@ -31,7 +31,10 @@ AnyModel = GPT | OTTransformer | Imported
 Tensors = Callable[[Any], Tensor | None]
 """From all that a model returns to its main tensor."""
 LOSS_NAMES: dict[str, str] = {
-    "next": "cross-entropy of each next token, with products with the embeddings as logits if there is no head",
+    "next": (
+        "cross-entropy of each next token, with products with the embeddings as logits if there is"
+        " no head"
+    ),
     "mlm": "the same of every seventh token, which is hidden",
     "mean": "the mean of the output, a stand-in",
     "random": "the mean product of the output with fixed Gaussian numbers, a stand-in",
@@ -98,8 +101,8 @@ class ModelWithLoss(ModelAround):
             raise
         except FOREIGN_ERRORS as error:
             raise ConfigError(
-                f"loss=: it does not run on {len(x)} sequences of {x.shape[-2]} tokens ({named_error(error)}): give a loss for batches "
-                "of any size"
+                f"loss=: it does not run on {len(x)} sequences of {x.shape[-2]} tokens"
+                f" ({named_error(error)}): give a loss for batches of any size"
             ) from error
         if not isinstance(value, Tensor) or value.numel() != 1:
             if isinstance(value, Tensor):
@@ -116,8 +119,9 @@ class _Apart(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise ConfigError(
-            "loss=: it reads an output of the model that is no function of the last state alone, such as the auxiliary loss of "
-            "experts, so its gradients along the depth are unknown: give a loss of the other outputs"
+            "loss=: it reads an output of the model that is no function of the last state alone,"
+            " such as the auxiliary loss of experts, so its gradients along the depth are unknown:"
+            " give a loss of the other outputs"
         )
 
 
@@ -126,7 +130,10 @@ def _of_last_state(loss: Loss, apart: Collection[int]) -> Loss:
 
     def own(outputs: Any, targets: Any) -> Tensor:
         unknown = {id(x) for i, x in enumerate(tensors_in(outputs)) if i in apart}
-        return loss(tree_map(lambda x: x.detach().as_subclass(_Apart) if id(x) in unknown else x, outputs), targets)
+        return loss(
+            tree_map(lambda x: x.detach().as_subclass(_Apart) if id(x) in unknown else x, outputs),
+            targets,
+        )
 
     return own
 
@@ -139,7 +146,9 @@ def _stand_in(tensor: Tensors, *, random: bool) -> Loss:
     def loss(outputs: Any, targets: Any) -> Tensor:
         y = tensor(outputs)
         if y is None:
-            raise ConfigError(f"the model returns a {type(outputs).__name__} without a known tensor: give loss=")
+            raise ConfigError(
+                f"the model returns a {type(outputs).__name__} without a known tensor: give loss="
+            )
         return (random_states(y) * y if random else y).mean()
 
     return loss
@@ -159,15 +168,19 @@ def _tied_cross_entropy(tensor: Tensors, table: nn.Embedding) -> Loss:
             else:
                 shape = tuple(y.shape)
             raise ConfigError(
-                f"the model's output {shape} cannot be multiplied with the embeddings {tuple(weight.shape)} for each token: choose the "
-                "loss mean or random"
+                f"the model's output {shape} cannot be multiplied with the embeddings"
+                f" {tuple(weight.shape)} for each token: choose the loss mean or random"
             )
-        return F.cross_entropy((y @ weight.T).flatten(0, -2), counted(targets).flatten(), ignore_index=-1)
+        return F.cross_entropy(
+            (y @ weight.T).flatten(0, -2), counted(targets).flatten(), ignore_index=-1
+        )
 
     return loss
 
 
-def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causal: bool) -> tuple[AnyModel | ModelWithLoss, str]:
+def with_loss(
+    model: AnyModel, loss: str | Loss | None, *, predicts: bool, causal: bool
+) -> tuple[AnyModel | ModelWithLoss, str]:
     """The model with that loss, and the loss's name. `loss` is a name in `LOSS_NAMES`, or a
     function of outputs and targets, named "given".
 
@@ -188,7 +201,10 @@ def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causa
             loss = _of_last_state(loss, model.adapter.apart)
         return ModelWithLoss(model, loss), "given"
     if loss not in LOSS_NAMES:
-        raise ConfigError(f"loss {loss!r} is not known: choose one of {', '.join(LOSS_NAMES)}, or in Python give a function")
+        raise ConfigError(
+            f"loss {loss!r} is not known: choose one of {', '.join(LOSS_NAMES)}, or in Python give"
+            " a function"
+        )
     if isinstance(model, Imported):
         tensor = model.adapter.tensor
     else:
@@ -207,9 +223,10 @@ def with_loss(model: AnyModel, loss: str | Loss | None, *, predicts: bool, causa
             else:
                 shape = f"{tuple(y.shape)} for one sequence"
             raise ConfigError(
-                f"loss {loss!r} needs logits (sequences, tokens, {table.num_embeddings}) or states (sequences, tokens, "
-                f"{table.embedding_dim}), but the model returns {shape}: return one of these, choose the loss mean or random, or in "
-                "Python give a function of its output"
+                f"loss {loss!r} needs logits (sequences, tokens, {table.num_embeddings}) or states"
+                f" (sequences, tokens, {table.embedding_dim}), but the model returns {shape}:"
+                " return one of these, choose the loss mean or random, or in Python give a"
+                " function of its output"
             )
     return ModelWithLoss(model, _tied_cross_entropy(tensor, table)), loss
 
@@ -224,6 +241,7 @@ def _embeddings(model: AnyModel) -> nn.Embedding:
     found = next((part for part in tables if size and part.num_embeddings == size), None)
     if found is None:
         raise ConfigError(
-            "the model embeds no tokens, so it cannot predict any: choose the loss mean or random, or give a function"
+            "the model embeds no tokens, so it cannot predict any: choose the loss mean or random,"
+            " or give a function"
         )
     return found

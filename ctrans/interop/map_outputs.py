@@ -35,7 +35,11 @@ class MapOutput:
     def velocity(self, args: Sequence[Any], y: Tensor) -> Tensor:
         """The part of r where the module got `args` and returned y."""
         if self.adds:
-            given = [x for x in args if isinstance(x, Tensor) and x.is_floating_point() and x.shape == y.shape]
+            given = [
+                x
+                for x in args
+                if isinstance(x, Tensor) and x.is_floating_point() and x.shape == y.shape
+            ]
             other = next((x for x in given if x is not given[0]), None)
             if other is None:
                 y = y
@@ -50,8 +54,16 @@ def map_outputs(chain: Any, own: Set[nn.Module]) -> list[MapOutput]:
     """
     scaled = [stage for stage in chain.stages if isinstance(stage, ScaledOutput)]
     tail = scaled[0] if scaled else itself
-    stages = [(stage, _own_within(stage, own)) for stage in chain.stages if not isinstance(stage, ScaledOutput)]
-    return [MapOutput(part, tail, isinstance(stage, CalledAs)) for stage, part in stages if part is not None]
+    stages = [
+        (stage, _own_within(stage, own))
+        for stage in chain.stages
+        if not isinstance(stage, ScaledOutput)
+    ]
+    return [
+        MapOutput(part, tail, isinstance(stage, CalledAs))
+        for stage, part in stages
+        if part is not None
+    ]
 
 
 def _own_within(stage: nn.Module, own: Set[nn.Module]) -> nn.Module | None:
@@ -73,5 +85,12 @@ def router_in(maps: Sequence[nn.Module]) -> nn.Module | None:
     """
     for part in (inner for each in maps for inner in each.modules()):
         if hasattr(part, "experts"):
-            return next((router for name in ROUTER_NAMES if isinstance(router := getattr(part, name, None), nn.Module)), None)
+            return next(
+                (
+                    router
+                    for name in ROUTER_NAMES
+                    if isinstance(router := getattr(part, name, None), nn.Module)
+                ),
+                None,
+            )
     return None

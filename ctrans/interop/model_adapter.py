@@ -67,7 +67,9 @@ class ModelAdapter(ABC):
 
     @abstractmethod
     def outputs(self, x: Tensor) -> Any:
-        """All that the model returns if the state after its last block is x (batch, tokens, width)."""
+        """All that the model returns if the state after its last block is x (batch, tokens,
+        width).
+        """
 
     @abstractmethod
     def run_like(self, x: Tensor) -> object:
@@ -94,7 +96,9 @@ class ModelAdapter(ABC):
         known: dict[object, tuple[nn.Module, Structure]] = {}
         with without_fast_path():
             calls = self.block_calls()
-            each = not has_weights_on_demand(self.model)  # running a block on demand is slow: only the first of each build
+            each = not has_weights_on_demand(
+                self.model
+            )  # running a block on demand is slow: only the first of each build
             for i, (block, call) in enumerate(zip(self.blocks(), calls, strict=True)):
                 key = i if each else make_of(block)
                 if key in known:
@@ -103,7 +107,11 @@ class ModelAdapter(ABC):
                 try:
                     found.append(recognise(block, call, self.anatomy, self.form, self.own_calls))
                 except ConfigError as error:
-                    raise error if not i else ConfigError(f"block {i} differs from the blocks before it: {error}") from None
+                    raise (
+                        error
+                        if not i
+                        else ConfigError(f"block {i} differs from the blocks before it: {error}")
+                    ) from None
                 known[key] = block, found[-1]
         self._called = tuple(
             next((path for path, part in block.named_modules() if part is structure.called), None)
@@ -130,7 +138,9 @@ class ModelAdapter(ABC):
         """What the model gives that block besides its state x (batch, tokens, width), such as masks
         and rotary embeddings: keyword arguments of its attention.
         """
-        kernel = getattr(getattr(self.model, "config", None), IMPLEMENTATION, None)  # kernels get different masks
+        kernel = getattr(
+            getattr(self.model, "config", None), IMPLEMENTATION, None
+        )  # kernels get different masks
         key = (x.shape, x.dtype, x.device, kernel, self.padding)
         if key not in self._contexts:
             found = self._contexts_for(x)
@@ -148,7 +158,11 @@ class ModelAdapter(ABC):
         arguments of the block itself.
         """
         blocks = self.blocks()
-        called = {i: block.get_submodule(path) for i, (block, path) in enumerate(zip(blocks, self._called, strict=True)) if path}
+        called = {
+            i: block.get_submodule(path)
+            for i, (block, path) in enumerate(zip(blocks, self._called, strict=True))
+            if path
+        }
         contexts: list[dict[str, Any]] = [{} for _ in blocks]
         with as_found(self.model), torch.no_grad():
             if called:
@@ -157,8 +171,12 @@ class ModelAdapter(ABC):
                 for call in calls:
                     contexts[int(call.path)] = {"call": call.template.alone(call.x)}
             if len(called) < len(blocks):
-                of_blocks = recorded_until(blocks, len(blocks) - 1, lambda: self.run_like(x), self.form)
-                contexts = [own or call.context for own, call in zip(contexts, of_blocks, strict=True)]
+                of_blocks = recorded_until(
+                    blocks, len(blocks) - 1, lambda: self.run_like(x), self.form
+                )
+                contexts = [
+                    own or call.context for own, call in zip(contexts, of_blocks, strict=True)
+                ]
         return contexts
 
     def padding_for(self, x: Tensor) -> dict[str, Tensor]:
@@ -173,14 +191,14 @@ class ModelAdapter(ABC):
         copies, rest = divmod(len(x), len(mask))
         if rest or x.shape[1] != mask.shape[1]:
             raise ConfigError(
-                f"the padding mask is for {len(mask)} sequences of {mask.shape[1]} tokens, but the model reads {len(x)} of "
-                f"{x.shape[1]}: give one row for each"
+                f"the padding mask is for {len(mask)} sequences of {mask.shape[1]} tokens, but the"
+                f" model reads {len(x)} of {x.shape[1]}: give one row for each"
             )
         return {"attention_mask": mask.to(x.device).repeat(copies, 1)}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelAdapter:
-        """The same adapter if a field is copied alone; an adapter around the copy if the model itself
-        is copied.
+        """The same adapter if a field is copied alone; an adapter around the copy if the model
+        itself is copied.
         """
         model = memo.get(id(self.model))
         if model is None:

@@ -14,7 +14,16 @@ from torch import Tensor, nn
 
 from ctrans.dynamics.depth import Depth
 from ctrans.interop.anatomy import Anatomy
-from ctrans.interop.block_calls import Call, Running, StateForm, intercepted, observed, recorded_until, tensors_in, without_cache
+from ctrans.interop.block_calls import (
+    Call,
+    Running,
+    StateForm,
+    intercepted,
+    observed,
+    recorded_until,
+    tensors_in,
+    without_cache,
+)
 from ctrans.interop.block_parts import token_axis_is_first
 from ctrans.interop.find_blocks import block_list_by_calls
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
@@ -41,12 +50,21 @@ class ModuleAdapter(ModelAdapter):
     own_calls = (True,)
 
     def __init__(
-        self, model: nn.Module, anatomy: Anatomy, example: Example, embed: Embed | None = None, head: Head | None = None
+        self,
+        model: nn.Module,
+        anatomy: Anatomy,
+        example: Example,
+        embed: Embed | None = None,
+        head: Head | None = None,
     ):
         super().__init__(model, anatomy)
         self.own_embed = embed
         self.own_head = head
-        if isinstance(example, Mapping) and len(example) == 1 and isinstance(inner := next(iter(example.values())), Mapping):
+        if (
+            isinstance(example, Mapping)
+            and len(example) == 1
+            and isinstance(inner := next(iter(example.values())), Mapping)
+        ):
             example = inner  # the one argument is a mapping
         self.named = dict(example) if isinstance(example, Mapping) else None
         self.as_one = self.named is not None and not _fits(model, self.named)
@@ -56,8 +74,9 @@ class ModuleAdapter(ModelAdapter):
             main = example
         if not isinstance(main, Tensor) or main.dim() < 2:
             raise ConfigError(
-                f"example=: {shown(main)} is no batch of inputs: give a tensor whose first axis counts sequences or images, or "
-                "the keyword arguments of a forward pass with such a tensor first. One sequence is a batch as example[None]"
+                f"example=: {shown(main)} is no batch of inputs: give a tensor whose first axis"
+                " counts sequences or images, or the keyword arguments of a forward pass with such"
+                " a tensor first. One sequence is a batch as example[None]"
             )
         self.example = main
         self.tokens_first = False
@@ -70,7 +89,9 @@ class ModuleAdapter(ModelAdapter):
 
     def _find(self) -> None:
         """Finds its blocks and the axes of its states."""
-        self.blocks_path, self.form = block_list_by_calls(self.model, lambda: self.run(self.example), self.anatomy.blocks)
+        self.blocks_path, self.form = block_list_by_calls(
+            self.model, lambda: self.run(self.example), self.anatomy.blocks
+        )
         self._find_axes()
 
     def predicts(self) -> bool:
@@ -98,7 +119,10 @@ class ModuleAdapter(ModelAdapter):
             with without_fast_path():
                 if self.named is None:
                     return self.model(given)
-                rest = {name: self._like_the_weights(self._as_many(self.named[name], len(tokens))) for name in others}
+                rest = {
+                    name: self._like_the_weights(self._as_many(self.named[name], len(tokens)))
+                    for name in others
+                }
                 arguments = {next(iter(self.named)): given, **rest}
                 if self.as_one:
                     return self.model(arguments)
@@ -112,8 +136,8 @@ class ModuleAdapter(ModelAdapter):
             else:
                 beside = ""
             raise ConfigError(
-                f"example=: {type(self.model).__name__} does not run on {read}{beside} ({named_error(error)}): give an input "
-                "that it accepts"
+                f"example=: {type(self.model).__name__} does not run on {read}{beside}"
+                f" ({named_error(error)}): give an input that it accepts"
             ) from error
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -149,15 +173,20 @@ class ModuleAdapter(ModelAdapter):
             return rows
         for axis in range(1, rows.dim()):
             length = rows.shape[axis]
-            for wanted in dict.fromkeys((tokens + length - self.tokens, round(tokens * length / self.tokens))):
+            for wanted in dict.fromkeys(
+                (tokens + length - self.tokens, round(tokens * length / self.tokens))
+            ):
                 if wanted > 0:
-                    cut: Tensor = rows.index_select(axis, torch.arange(wanted, device=rows.device) % length)
+                    cut: Tensor = rows.index_select(
+                        axis, torch.arange(wanted, device=rows.device) % length
+                    )
                     state = self._first_state(cut)
                     if state is not None and state.shape[-2] == tokens:
                         return cut
         raise ConfigError(
-            f"{type(self.model).__name__} reads its example as {self.tokens} tokens, and the example cannot be cut or repeated to "
-            f"{tokens} tokens: give states, or an example=, of that length"
+            f"{type(self.model).__name__} reads its example as {self.tokens} tokens, and the"
+            f" example cannot be cut or repeated to {tokens} tokens: give states, or an example=,"
+            " of that length"
         )
 
     def check(self, depth: Depth) -> None:
@@ -185,8 +214,8 @@ class ModuleAdapter(ModelAdapter):
             y = self.form.read(output)
             if before is not None and not torch.equal(x, before):
                 raise ConfigError(
-                    f"blocks=: {type(self.model).__name__} changes the state between block {i - 1} and block {i}: make the change a part "
-                    "of a block"
+                    f"blocks=: {type(self.model).__name__} changes the state between block {i - 1}"
+                    f" and block {i}: make the change a part of a block"
                 )
             before = y
             rebuilt = x
@@ -195,24 +224,33 @@ class ModuleAdapter(ModelAdapter):
             miss = difference(rebuilt, y)
             if not miss <= tolerance(y.dtype):
                 raise ConfigError(
-                    f"blocks=: block {i} ({type(block).__name__}) returns another state than the maps found in it (relative difference "
-                    f"{miss:.1g}). It may limit large states, skip some tokens, or get an argument computed from the input, such as a "
-                    "padding mask: its maps must depend on the state alone"
+                    f"blocks=: block {i} ({type(block).__name__}) returns another state than the"
+                    f" maps found in it (relative difference {miss:.1g}). It may limit large"
+                    " states, skip some tokens, or get an argument computed from the input, such"
+                    " as a padding mask: its maps must depend on the state alone"
                 )
 
     def _check_output(self, depth: Depth, tokens: Tensor) -> None:
         outputs = self.run(tokens), self.outputs(depth(self.embed(tokens)))
         whole, rebuilt = map(self.tensor, outputs)
-        if whole is None or rebuilt is None or self.own_embed is not None or self.own_head is not None:
+        if (
+            whole is None
+            or rebuilt is None
+            or self.own_embed is not None
+            or self.own_head is not None
+        ):
             return  # the user's embed or head may differ from the module's
         miss = difference(rebuilt, whole)
         if not miss <= tolerance(whole.dtype):
             raise ConfigError(
-                f"head=: the output of {type(self.model).__name__} does not depend on its last block's state alone (relative difference "
-                f"{miss:.1g}), as when a head reads the input again: give head=, a function of that state"
+                f"head=: the output of {type(self.model).__name__} does not depend on its last"
+                f" block's state alone (relative difference {miss:.1g}), as when a head reads the"
+                " input again: give head=, a function of that state"
             )
         for i, (x, y) in enumerate(zip(*map(tensors_in, outputs), strict=False)):
-            if not (torch.equal(x, y) or difference(x.double(), y.double()) <= tolerance(whole.dtype)):
+            if not (
+                torch.equal(x, y) or difference(x.double(), y.double()) <= tolerance(whole.dtype)
+            ):
                 self.apart = {*self.apart, i}
 
     def _calls(self, tokens: Tensor) -> list[Call]:
@@ -232,9 +270,10 @@ class ModuleAdapter(ModelAdapter):
                 expected = tensors_in(like.others.get(name))
                 if len(found) != len(expected) or not all(map(torch.equal, found, expected)):
                     raise ConfigError(
-                        f"{type(self.model).__name__} gives its blocks another {name} for these inputs than for its example, as when it "
-                        "computes a padding mask from the tokens. Its maps are known only for the example's arguments: give similar "
-                        "inputs, such as inputs without padding"
+                        f"{type(self.model).__name__} gives its blocks another {name} for these"
+                        " inputs than for its example, as when it computes a padding mask from the"
+                        " tokens. Its maps are known only for the example's arguments: give"
+                        " similar inputs, such as inputs without padding"
                     )
 
     def _vocabulary(self) -> int:
@@ -244,25 +283,39 @@ class ModuleAdapter(ModelAdapter):
         tables = [part for part in self.model.modules() if isinstance(part, nn.Embedding)]
         with torch.no_grad():
             first, second = (
-                observed(tables, partial(self.run, ids), copies=True) for ids in (self.example, self.example.roll(1, -1))
+                observed(tables, partial(self.run, ids), copies=True)
+                for ids in (self.example, self.example.roll(1, -1))
             )
         ids = self.example.sort(-1).values
         read = []
         changed = []
         for table in tables:
             given, other = ([x for x, _ in calls[table]] for calls in (first, second))
-            if any(x.shape == ids.shape and torch.equal(x.sort(-1).values.to(ids), ids) for x in given):
+            if any(
+                x.shape == ids.shape and torch.equal(x.sort(-1).values.to(ids), ids) for x in given
+            ):
                 read.append(table)
-            if any(x.shape == y.shape and not torch.equal(x, y) for x, y in zip(given, other, strict=False)):
+            if any(
+                x.shape == y.shape and not torch.equal(x, y)
+                for x, y in zip(given, other, strict=False)
+            ):
                 changed.append(table)
-        return max((part.num_embeddings for part in [part for part in changed if part in read] or changed or read), default=0)
+        return max(
+            (
+                part.num_embeddings
+                for part in [part for part in changed if part in read] or changed or read
+            ),
+            default=0,
+        )
 
     def _find_axes(self) -> None:
         """Finds the order of the states' axes, by the axis along which the first block mixes; and
         puts sequences first in the example.
         """
         block = self.blocks()[0]
-        call = without_cache(recorded_until([block], 0, lambda: self.run(self.example), self.form)[0])
+        call = without_cache(
+            recorded_until([block], 0, lambda: self.run(self.example), self.form)[0]
+        )
         with without_fast_path():
             first = token_axis_is_first(Running(block, call, self.form), call.x)
         self.form = StateForm(self.form.part, tokens_first=first)

@@ -37,7 +37,12 @@ class ModuleChain(nn.Module):
     `ScaledLinear`.
     """
 
-    def __init__(self, stages: Sequence[nn.Module], output_path: str | None = None, scale_path: str | None = None):
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        output_path: str | None = None,
+        scale_path: str | None = None,
+    ):
         super().__init__()
         self.stages = nn.ModuleList(stages)
         self.output_path = output_path
@@ -60,11 +65,17 @@ class ModuleChain(nn.Module):
         """
         linear: Any = self.get_submodule(self._require_output_path())
         linear = _as_linear(linear) if isinstance(linear, TransposedLinear) else linear
-        return linear if self.scale_path is None else ScaledLinear(linear, numbers_at(self, self.scale_path))
+        return (
+            linear
+            if self.scale_path is None
+            else ScaledLinear(linear, numbers_at(self, self.scale_path))
+        )
 
     def pre_projection(self, x: Tensor, **context: Any) -> Tensor:
         """The input of the last linear map. Raises ConfigError as `output_projection` does."""
-        with watched({self._require_output_path(): self.get_submodule(self._require_output_path())}) as seen:
+        with watched(
+            {self._require_output_path(): self.get_submodule(self._require_output_path())}
+        ) as seen:
             self(x, **context)
         features: Tensor = seen[-1].x
         return features
@@ -84,7 +95,11 @@ class ModuleChain(nn.Module):
         elif y.shape == output.shape:
             shapes = ((), (1,), y.shape[-1:])  # one number, or one for each channel
             for name, scale in (*self.named_parameters(), *self.named_buffers()):
-                if scale.is_floating_point() and scale.shape in shapes and torch.equal(scale.to(y) * y, output):
+                if (
+                    scale.is_floating_point()
+                    and scale.shape in shapes
+                    and torch.equal(scale.to(y) * y, output)
+                ):
                     self.output_path = path
                     self.scale_path = name
                     return
@@ -97,14 +112,15 @@ class ModuleChain(nn.Module):
         if self.output_path is None:
             names = " then ".join(type(stage).__name__ for stage in self.stages)
             raise ConfigError(
-                f"{names} does not end in one linear map (experts, or a gate after it), so it has no output projection"
+                f"{names} does not end in one linear map (experts, or a gate after it), so it has"
+                " no output projection"
             )
         return self.output_path
 
 
 class MapInModel(ModuleChain):
-    """f(x): a map of a model for any leading dimensions of x. The model's modules get states (batch,
-    tokens, width).
+    """f(x): a map of a model for any leading dimensions of x. The model's modules get states
+    (batch, tokens, width).
 
     `why_not` says why the map exposes nothing more, or is "".
     """
@@ -131,7 +147,9 @@ def has_matrix(module: nn.Module) -> bool:
     """
     if isinstance(module, ParametrizationList):  # its matrix is that of the module around it
         return False
-    kept = any(buffer.dim() > 1 and buffer.dtype in BYTES for buffer in module.buffers(recurse=False))
+    kept = any(
+        buffer.dim() > 1 and buffer.dtype in BYTES for buffer in module.buffers(recurse=False)
+    )
     return kept or any(weight.dim() > 1 for weight in module.parameters(recurse=is_leaf(module)))
 
 
@@ -188,7 +206,11 @@ class Projection:
     def matrix(self, chain: nn.Module, role: Role) -> Matrix:
         """W with its role, as a map exposes it."""
         own: Any = chain.get_submodule(self.path)
-        return Matrix(self.weight(chain), role, own.weight if self.parts > 1 or self.scale_path is not None else None)
+        return Matrix(
+            self.weight(chain),
+            role,
+            own.weight if self.parts > 1 or self.scale_path is not None else None,
+        )
 
     def bias(self, chain: nn.Module) -> Float[Tensor, " out"] | None:
         """b: a view, or a differentiable copy if it has several parts or a scale; None if the map
@@ -218,12 +240,19 @@ class Projection:
         cut into these sizes.
         """
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-        return [Projection(self.path, end - size, end, parts) for size, end in zip(sizes, ends, strict=True)]
+        return [
+            Projection(self.path, end - size, end, parts)
+            for size, end in zip(sizes, ends, strict=True)
+        ]
 
 
 def _as_linear(module: Any) -> nn.Linear:
-    """The same map as an `nn.Linear`. Its weight and bias are views, so changes of one change both."""
+    """The same map as an `nn.Linear`. Its weight and bias are views, so changes of one change
+    both.
+    """
     linear = nn.Linear(module.nx, module.nf, bias=False, device="meta")
-    linear.weight = nn.Parameter(module.weight.detach().T, requires_grad=module.weight.requires_grad)
+    linear.weight = nn.Parameter(
+        module.weight.detach().T, requires_grad=module.weight.requires_grad
+    )
     linear.bias = nn.Parameter(module.bias.detach(), requires_grad=module.bias.requires_grad)
     return linear

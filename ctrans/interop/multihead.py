@@ -35,7 +35,10 @@ class UnfoldedAttention(nn.Module):
         self.out = module.out_proj
 
     def forward(self, x: Tensor, call: Template | None = None) -> Tensor:
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
         if call is None:
             mask, causal = (None, False)
         else:
@@ -52,7 +55,10 @@ class UnfoldedAttention(nn.Module):
         mask = given.get("attn_mask")
         padding = given.get("key_padding_mask")
         if padding is not None:
-            raise ConfigError("padding masks are not supported: give sequences of one length, without a padding mask")
+            raise ConfigError(
+                "padding masks are not supported: give sequences of one length, without a padding"
+                " mask"
+            )
         if mask is None:
             return None, False
         if mask.dtype.is_floating_point is False:
@@ -68,7 +74,12 @@ def unfolds(module: nn.Module, call: Template) -> bool:
         return False
     given = arguments(call)
     alike = all(given.get(name) is STATE for name in ("query", "key", "value"))
-    return alike and module.in_proj_weight is not None and module.bias_k is None and not module.add_zero_attn
+    return (
+        alike
+        and module.in_proj_weight is not None
+        and module.bias_k is None
+        and not module.add_zero_attn
+    )
 
 
 def arguments(call: Template) -> dict[str, Any]:

@@ -76,7 +76,9 @@ def from_nanogpt(source: str | Path | Settings, *, heads: int | None = None) -> 
     return model
 
 
-def read_nanogpt(source: str | Path | Settings, *, heads: int | None = None) -> tuple[GPT | OTTransformer, tuple[str, ...]]:
+def read_nanogpt(
+    source: str | Path | Settings, *, heads: int | None = None
+) -> tuple[GPT | OTTransformer, tuple[str, ...]]:
     """`from_nanogpt`, with notes on settings that the model does not have in place of warnings."""
     if isinstance(source, (str, Path)):
         named = str(source)
@@ -93,7 +95,8 @@ def read_nanogpt(source: str | Path | Settings, *, heads: int | None = None) -> 
         arguments = checkpoint.get("model_args", {})
     if not isinstance(arguments, Mapping):
         raise ConfigError(
-            f"{named!r} holds no nanoGPT model: its model_args are a {type(arguments).__name__} and not a dict of settings"
+            f"{named!r} holds no nanoGPT model: its model_args are a {type(arguments).__name__} and"
+            " not a dict of settings"
         )
     _check_arguments(named, arguments)
     weights = _weights(named, weights)
@@ -102,22 +105,34 @@ def read_nanogpt(source: str | Path | Settings, *, heads: int | None = None) -> 
     else:
         heads = heads
     if heads is None:
-        raise ConfigError(f"{named!r} is a bare state dict, which does not state the number of heads: give heads=... (--heads)")
+        raise ConfigError(
+            f"{named!r} is a bare state dict, which does not state the number of heads: give"
+            " heads=... (--heads)"
+        )
     config = _config(named, weights, heads, arguments)
-    model = GPT(config).to(functools.reduce(torch.promote_types, (value.dtype for value in weights.values())))
+    model = GPT(config).to(
+        functools.reduce(torch.promote_types, (value.dtype for value in weights.values()))
+    )
     if not _ot(arguments, "lnf_on"):
         model.final_norm = nn.Identity()
     _load(model, named, weights)
-    notes = tuple(f"trained with dropout {p:g}, which is off here" for p in [arguments.get("dropout")] if p)
+    notes = tuple(
+        f"trained with dropout {p:g}, which is off here" for p in [arguments.get("dropout")] if p
+    )
     if not _ot(arguments, "cts"):
         return model, notes
-    return OTTransformer(model, _ot(arguments, "steps"), kinetic=float(_ot(arguments, "lmbda"))), notes
+    return (
+        OTTransformer(model, _ot(arguments, "steps"), kinetic=float(_ot(arguments, "lmbda"))),
+        notes,
+    )
 
 
 def _file(path: Path) -> Path:
     """The checkpoint at that path, or in that directory. Raises ConfigError if there is none."""
     if os.path.isdir(path) and not os.path.isfile(path / CHECKPOINT):
-        raise ConfigError(f"{str(path)!r} holds no {CHECKPOINT}: give nanoGPT's out directory, or the file")
+        raise ConfigError(
+            f"{str(path)!r} holds no {CHECKPOINT}: give nanoGPT's out directory, or the file"
+        )
     if os.path.isdir(path):
         return path / CHECKPOINT
     return path
@@ -130,19 +145,38 @@ def _check_arguments(named: str, arguments: Settings) -> None:
     known = [*SETTINGS.values(), *OT, *OTHER]
     for name, value in arguments.items():
         if name not in known:
-            raise unknown(f"setting in the model_args of {named!r}", name if isinstance(name, str) else shown(name), known)
-        if name in OT and type(value) is not type(OT[name]) and not (name == "lmbda" and type(value) is int):
-            raise ConfigError(f"{named!r} has {name} = {shown(value)}: it must be of type {type(OT[name]).__name__}")
+            raise unknown(
+                f"setting in the model_args of {named!r}",
+                name if isinstance(name, str) else shown(name),
+                known,
+            )
+        if (
+            name in OT
+            and type(value) is not type(OT[name])
+            and not (name == "lmbda" and type(value) is int)
+        ):
+            raise ConfigError(
+                f"{named!r} has {name} = {shown(value)}: it must be of type"
+                f" {type(OT[name]).__name__}"
+            )
         if value is not None and not isinstance(value, (Real, str)):
-            raise ConfigError(f"{named!r} has {name} = {shown(value)}: it must be a number or a text")
+            raise ConfigError(
+                f"{named!r} has {name} = {shown(value)}: it must be a number or a text"
+            )
     dropout = arguments.get("dropout", 0.0)
     kinetic = _ot(arguments, "lmbda")
     if not isinstance(dropout, (int, float)) or not 0 <= dropout <= 1:
         raise ConfigError(f"{named!r} has dropout = {shown(dropout)}: it must be between 0 and 1")
     if not 0 <= kinetic <= sys.float_info.max:
-        raise ConfigError(f"{named!r} has lmbda = {shown(kinetic)}: it must be at least 0 and at most {sys.float_info.max:.3g}")
+        raise ConfigError(
+            f"{named!r} has lmbda = {shown(kinetic)}: it must be at least 0 and at most"
+            f" {sys.float_info.max:.3g}"
+        )
     if not _ot(arguments, "cts") and not _ot(arguments, "lnf_on"):
-        raise ConfigError(f"{named!r} has no norm before its head (lnf_on = False without cts): ctrans has no such GPT")
+        raise ConfigError(
+            f"{named!r} has no norm before its head (lnf_on = False without cts): ctrans has no"
+            " such GPT"
+        )
 
 
 def _ot(arguments: Settings, name: str) -> Any:
@@ -155,13 +189,21 @@ def _load(model: GPT, named: str, weights: dict[str, Tensor]) -> None:
     table = weights["transformer.wte.weight"]
     if tied is not None and not (
         (tied.shape, tied.dtype) == (table.shape, table.dtype)
-        and torch.equal(*(each.contiguous().view(torch.uint8) for each in (tied, table)))  # bits: nan equals itself
+        and torch.equal(
+            *(each.contiguous().view(torch.uint8) for each in (tied, table))
+        )  # bits: nan equals itself
     ):
-        raise ConfigError(f"{named!r} has an untied head ({TIED} differs from transformer.wte.weight): nanoGPT's head is tied")
+        raise ConfigError(
+            f"{named!r} has an untied head ({TIED} differs from transformer.wte.weight): nanoGPT's"
+            " head is tied"
+        )
     ours = {GPT2_NAMES.of(name): name for name in model.state_dict()}
     expected = {name: tuple(model.state_dict()[own].shape) for name, own in ours.items()}
     for name in sorted(expected.keys() | weights.keys()):
-        have, want = tuple(weights[name].shape) if name in weights else "absent", expected.get(name, "absent")
+        have, want = (
+            tuple(weights[name].shape) if name in weights else "absent",
+            expected.get(name, "absent"),
+        )
         if have != want:
             raise ConfigError(f"{named!r} is no nanoGPT model: {name!r} is {have}, expected {want}")
     model.load_state_dict({ours[name]: value for name, value in weights.items()})
@@ -180,8 +222,13 @@ def to_nanogpt(model: GPT) -> dict[str, Any]:
         if field.name == "ffn_width" and value == 4 * model.config.width:
             value = None
         if field.name not in FREE and value != built_in:
-            raise ConfigError(f"{field.name} = {value!r}: nanoGPT has only {built_in!r}, so this model cannot be exported")
-    weights = {GPT2_NAMES.of(name): value.detach().clone() for name, value in model.state_dict().items()}
+            raise ConfigError(
+                f"{field.name} = {value!r}: nanoGPT has only {built_in!r}, so this model cannot be"
+                " exported"
+            )
+    weights = {
+        GPT2_NAMES.of(name): value.detach().clone() for name, value in model.state_dict().items()
+    }
     weights[TIED] = weights["transformer.wte.weight"]
     arguments = {theirs: getattr(model.config, ours) for ours, theirs in SETTINGS.items()}
     return {"model": weights, "model_args": {**arguments, "dropout": 0.0}}
@@ -190,9 +237,14 @@ def to_nanogpt(model: GPT) -> dict[str, Any]:
 def _read(path: Path) -> Settings:
     checkpoint = load_pickled(path)
     if not isinstance(checkpoint, dict):
-        raise ConfigError(f"{str(path)!r} holds {type(checkpoint).__name__}, not a nanoGPT checkpoint")
+        raise ConfigError(
+            f"{str(path)!r} holds {type(checkpoint).__name__}, not a nanoGPT checkpoint"
+        )
     # without attributes of dictionaries, which a file may set
-    return {name: dict(dict.items(value)) if isinstance(value, dict) else value for name, value in dict.items(checkpoint)}
+    return {
+        name: dict(dict.items(value)) if isinstance(value, dict) else value
+        for name, value in dict.items(checkpoint)
+    }
 
 
 def _weights(named: str, given: Settings) -> dict[str, Tensor]:
@@ -206,29 +258,43 @@ def _weights(named: str, given: Settings) -> dict[str, Tensor]:
         else:
             plain = ""
         if plain in found:
-            raise ConfigError(f"{named!r} is no nanoGPT model: it has {plain!r} twice, once with the prefix {COMPILED!r}")
+            raise ConfigError(
+                f"{named!r} is no nanoGPT model: it has {plain!r} twice, once with the prefix"
+                f" {COMPILED!r}"
+            )
         if IGNORED.fullmatch(plain):
             continue
         if isinstance(value, Tensor):
             weight = Tensor.detach(value)
         else:
             weight = value
-        if not plain or not is_dense(weight) or not weight.is_floating_point() or weight.itemsize < 2:
+        if (
+            not plain
+            or not is_dense(weight)
+            or not weight.is_floating_point()
+            or weight.itemsize < 2
+        ):
             raise ConfigError(
-                f"{named!r} holds no nanoGPT model: some entries are not weights, which are dense floating-point tensors of at "
-                f"least two bytes a number, such as {shown(name)} = {shown(value)}"
+                f"{named!r} holds no nanoGPT model: some entries are not weights, which are dense"
+                f" floating-point tensors of at least two bytes a number, such as {shown(name)} ="
+                f" {shown(value)}"
             )
         found[plain] = weight
     return found
 
 
-def _config(named: str, weights: Mapping[str, Tensor], heads: int, arguments: Settings) -> GPTConfig:
+def _config(
+    named: str, weights: Mapping[str, Tensor], heads: int, arguments: Settings
+) -> GPTConfig:
     """The architecture, read from the shapes. Raises ConfigError if the settings differ from it."""
     try:
         vocab_size, width = weights["transformer.wte.weight"].shape
         context = weights["transformer.wpe.weight"].shape[0]
     except (KeyError, ValueError, IndexError):
-        raise ConfigError(f"{named!r} is no nanoGPT model: it lacks the embeddings transformer.wte and transformer.wpe") from None
+        raise ConfigError(
+            f"{named!r} is no nanoGPT model: it lacks the embeddings transformer.wte and"
+            " transformer.wpe"
+        ) from None
     found: dict[str, Any] = {
         "vocab_size": vocab_size,
         "context": context,
@@ -241,7 +307,8 @@ def _config(named: str, weights: Mapping[str, Tensor], heads: int, arguments: Se
         said = arguments.get(theirs, found[ours])
         if said != found[ours]:
             raise ConfigError(
-                f"{named!r} is no nanoGPT model: it has {theirs} = {shown(said)}, but its weights give {found[ours]!r}"
+                f"{named!r} is no nanoGPT model: it has {theirs} = {shown(said)}, but its weights"
+                f" give {found[ours]!r}"
             )
     attention, ffn = ("pre" if _ot(arguments, name) else "none" for name in ("ln1_on", "ln2_on"))
     if attention == ffn:

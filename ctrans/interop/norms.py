@@ -89,7 +89,9 @@ class AdaptedNorm(SphereNorm):
 
     module: Any  # of any library
 
-    def __init__(self, module: nn.Module, form: Form, width: int | None = None, exact: bool = False):
+    def __init__(
+        self, module: nn.Module, form: Form, width: int | None = None, exact: bool = False
+    ):
         super().__init__()
         self.module = module
         self.form = form
@@ -185,14 +187,22 @@ def as_norm(module: nn.Module, width: int | None = None) -> AdaptedNorm | None:
     determine it.
     """
     width = _width(module) or width
-    if width is None or width < 2 or not all(_vector(weight, width) for weight in module.parameters()):
+    if (
+        width is None
+        or width < 2
+        or not all(_vector(weight, width) for weight in module.parameters())
+    ):
         return None
     with torch.no_grad():
         return _probed(module, width) or _by_attributes(module)
 
 
 def _vector(weight: Tensor, width: int) -> bool:
-    return weight.is_floating_point() and weight.numel() in (1, width) and max(weight.shape, default=1) == weight.numel()
+    return (
+        weight.is_floating_point()
+        and weight.numel() in (1, width)
+        and max(weight.shape, default=1) == weight.numel()
+    )
 
 
 def _width(module: nn.Module) -> int | None:
@@ -207,7 +217,9 @@ def _width(module: nn.Module) -> int | None:
 
 
 def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
-    """The norm that a copy with random weights computes; None if it is no norm or cannot be copied."""
+    """The norm that a copy with random weights computes; None if it is no norm or cannot be
+    copied.
+    """
     generator = torch.Generator().manual_seed(0)
     try:
         trial = copy.deepcopy(module).cpu().double()
@@ -219,7 +231,9 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
     for weight in own.values():
         weight.copy_(0.5 + torch.rand(weight.shape, generator=generator, dtype=torch.float64))
     x = torch.randn(len(SIZES), 1, width, generator=generator, dtype=torch.float64)
-    x = (x + 0.3) * x.new_tensor(SIZES).view(-1, 1, 1)  # a non-zero mean shows whether the module centres
+    x = (x + 0.3) * x.new_tensor(SIZES).view(
+        -1, 1, 1
+    )  # a non-zero mean shows whether the module centres
     try:
         plus = trial(x)
         minus = trial(-x)
@@ -229,7 +243,9 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
         return None
     odd = (plus.double() - minus) / 2
     even = (plus.double() + minus) / 2
-    offset = next((name for name, weight in own.items() if _close(even, weight.expand_as(even))), None)
+    offset = next(
+        (name for name, weight in own.items() if _close(even, weight.expand_as(even))), None
+    )
     if offset is None and not _close(even, torch.zeros_like(even)):
         return None
     gains: list[str | None] = [name for name in own if name != offset] or [None]
@@ -246,10 +262,14 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
         if not _close(each.unsqueeze(-1) * r * w, odd):
             continue
         mean_square = r.square().mean(-1).flatten()
-        for form in _fitted(trial, each.flatten(), mean_square, Form(centred, shift, 0.0, gain, offset)):
+        for form in _fitted(
+            trial, each.flatten(), mean_square, Form(centred, shift, 0.0, gain, offset)
+        ):
             miss = (_sigma(form, mean_square) * each.flatten() / form.factor - 1).abs()
             exact = bool(miss[mean_square > 0.1].max() <= EXACT)
-            norm = AdaptedNorm(module, _in_its_dtype(module, trial, x[1:2], r[1:2] * w, form), width, exact)
+            norm = AdaptedNorm(
+                module, _in_its_dtype(module, trial, x[1:2], r[1:2] * w, form), width, exact
+            )
             like = next(module.parameters(), None)
             if like is None:
                 return norm
@@ -257,7 +277,9 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
     return None
 
 
-def _in_its_dtype(module: nn.Module, trial: nn.Module, x: Tensor, scaled: Tensor, form: Form) -> Form:
+def _in_its_dtype(
+    module: nn.Module, trial: nn.Module, x: Tensor, scaled: Tensor, form: Form
+) -> Form:
     """The form with the eps of the module's own dtype: torch's RMSNorm uses the dtype's rounding if
     no eps is given.
     """
@@ -279,7 +301,9 @@ def _in_its_dtype(module: nn.Module, trial: nn.Module, x: Tensor, scaled: Tensor
 
 
 def _fitted(trial: nn.Module, each: Tensor, mean_square: Tensor, form: Form) -> Iterator[Form]:
-    """The form with a factor f and an eps that give f/sigma of each state, if such numbers exist."""
+    """The form with a factor f and an eps that give f/sigma of each state, if such numbers
+    exist.
+    """
     for power in (2, 1):  # sigma^2 = m + eps, or sigma = sqrt(m) + eps
         high, low = (1 / float(each[i]) ** power for i in (0, 1))
         m_high, m_low = (float(mean_square[i]) ** (power / 2) for i in (0, 1))
@@ -304,7 +328,9 @@ def _fitted(trial: nn.Module, each: Tensor, mean_square: Tensor, form: Form) -> 
         else:
             inside, added = (0.0, eps)
         found = replace(form, factor=factor, eps=inside, added=added)
-        if bool((_sigma(found, mean_square) * each / factor - 1).abs().max() <= 64 * unit(torch.float32)):
+        if bool(
+            (_sigma(found, mean_square) * each / factor - 1).abs().max() <= 64 * unit(torch.float32)
+        ):
             yield found
 
 
@@ -313,7 +339,12 @@ def _sigma(form: Form, mean_square: Tensor) -> Tensor:
 
 
 def _close(found: Tensor, expected: Tensor) -> bool:
-    return bool(((found - expected).abs() <= 64 * unit(torch.float32) * (1e-9 + expected.abs().amax(-1, keepdim=True))).all())
+    return bool(
+        (
+            (found - expected).abs()
+            <= 64 * unit(torch.float32) * (1e-9 + expected.abs().amax(-1, keepdim=True))
+        ).all()
+    )
 
 
 def _by_attributes(module: nn.Module) -> AdaptedNorm | None:
@@ -324,7 +355,9 @@ def _by_attributes(module: nn.Module) -> AdaptedNorm | None:
     if not isinstance(weight, Tensor) or weight.dim() != 1:
         return None
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(4, len(weight), generator=generator) * torch.tensor([[1.0], [1.0], [1e-2], [1e-3]])
+    x = torch.randn(4, len(weight), generator=generator) * torch.tensor(
+        [[1.0], [1.0], [1e-2], [1e-3]]
+    )
     x = (x + 0.3 * x.abs().amax(-1, keepdim=True)).to(weight)
     try:
         z = module(x)
@@ -333,9 +366,15 @@ def _by_attributes(module: nn.Module) -> AdaptedNorm | None:
     if not isinstance(z, Tensor) or z.shape != x.shape:
         return None
     known = [value for name in EPS_NAMES if isinstance(value := getattr(module, name, None), float)]
-    forms = [Form(centred, shift, known[0] if known else UNSAID_EPS) for centred, shift in product((True, False), (0.0, 1.0))]
+    forms = [
+        Form(centred, shift, known[0] if known else UNSAID_EPS)
+        for centred, shift in product((True, False), (0.0, 1.0))
+    ]
     norms = [AdaptedNorm(module, form) for form in forms]
-    misses = [float(((z - norm.gamma * norm.standardize(x) - norm.beta).abs() / (1 + z.abs())).max()) for norm in norms]
+    misses = [
+        float(((z - norm.gamma * norm.standardize(x) - norm.beta).abs() / (1 + z.abs())).max())
+        for norm in norms
+    ]
     # the nearest, since in low precision or with small gains several are near
     if min(misses) <= 64 * unit(z.dtype):
         return norms[misses.index(min(misses))]

@@ -93,9 +93,9 @@ def open_model(
     - `heads`: the number of heads of a nanoGPT model stored as a bare state dict
 
     A module stays as it was found. What the opened model computes, it computes with the module in
-    evaluation mode and without gradients of weights (`ctrans.base.as_found`). States are (batch, tokens,
-    width) whatever the module's own order. The rebuilt blocks are compared with the module's
-    output.
+    evaluation mode and without gradients of weights (`ctrans.base.as_found`). States are (batch,
+    tokens, width) whatever the module's own order. The rebuilt blocks are compared with the
+    module's output.
 
     >>> opened = open_model("models/gpt2", torch.float32)
     >>> screen(opened.model, *opened.pairs(windows))
@@ -109,13 +109,21 @@ def open_model(
     else:
         dt = check_dt(dt)
     anatomy = Anatomy(blocks, attention, ffn)
-    if heads is not None and (isinstance(model, nn.Module) or _find(Path(model)).suffix not in PICKLED):
-        raise ConfigError(f"heads = {shown(heads)} is only for a bare state dict of nanoGPT: leave it out (--heads)")
+    if heads is not None and (
+        isinstance(model, nn.Module) or _find(Path(model)).suffix not in PICKLED
+    ):
+        raise ConfigError(
+            f"heads = {shown(heads)} is only for a bare state dict of nanoGPT: leave it out"
+            " (--heads)"
+        )
     if isinstance(model, nn.Module):
         own = unwrap_model(model)
         module = _ready(own, dtype)
         if module is not own and (embed or head):
-            raise ConfigError(f"dtype = {dtype} copies the module, which embed= and head= use: give the module.to(dtype)")
+            raise ConfigError(
+                f"dtype = {dtype} copies the module, which embed= and head= use: give the"
+                " module.to(dtype)"
+            )
         if isinstance(module, Imported):
             inner = module.model
             shared = {id(each): each for each in (*inner.modules(), *inner.parameters())}
@@ -124,14 +132,21 @@ def open_model(
         def read() -> Imported:
             inputs = example
             try:
-                if embed is None and head is None and example is None and hasattr(getattr(module, "config", None), "model_type"):
+                if (
+                    embed is None
+                    and head is None
+                    and example is None
+                    and hasattr(getattr(module, "config", None), "model_type")
+                ):
                     inputs = example_of(module)
                     return from_transformers(module, dt=dt, anatomy=anatomy)
                 if example is None:
                     inputs = _token_example(module)
                 else:
                     inputs = example
-                return Imported(module, dt=dt, adapter=ModuleAdapter(module, anatomy, inputs, embed, head))
+                return Imported(
+                    module, dt=dt, adapter=ModuleAdapter(module, anatomy, inputs, embed, head)
+                )
             except FOREIGN_ERRORS as error:
                 if inputs is None or embed or head or anatomy != Anatomy():
                     raise
@@ -144,13 +159,22 @@ def open_model(
             called = ": call it first"
         else:
             called = ""
-        raise ConfigError(f"the model is a {type(model).__name__}{called}: give an nn.Module or a path")
+        raise ConfigError(
+            f"the model is a {type(model).__name__}{called}: give an nn.Module or a path"
+        )
     found = _find(Path(model))
     pickled = found.suffix in PICKLED
     around = {"embed": embed, "head": head, "example": example}
-    refused = [name for name, value in (vars(anatomy) | around if pickled else around).items() if value is not None]
+    refused = [
+        name
+        for name, value in (vars(anatomy) | around if pickled else around).items()
+        if value is not None
+    ]
     if refused:
-        raise ConfigError(f"{', '.join(refused)} given for {str(model)!r}: leave them out; the files of a checkpoint define them")
+        raise ConfigError(
+            f"{', '.join(refused)} given for {str(model)!r}: leave them out; the files of a"
+            " checkpoint define them"
+        )
     kept = dtype or torch.float64
     if pickled:
         return _from_nanogpt(found, kept, loss, dt, on_demand, heads)
@@ -164,16 +188,25 @@ def _ready(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
         if why:
             raise ConfigError(f"{path or type(module).__name__} {why}")
     if isinstance(module, (GPT, OTTransformer)):
-        raise ConfigError(f"a {type(module).__name__} is already a model of ctrans: pass it to screen, simulate and the others")
-    if dtype is None or all(weight.dtype == dtype for weight in module.parameters() if weight.is_floating_point()):
+        raise ConfigError(
+            f"a {type(module).__name__} is already a model of ctrans: pass it to screen, simulate"
+            " and the others"
+        )
+    if dtype is None or all(
+        weight.dtype == dtype for weight in module.parameters() if weight.is_floating_point()
+    ):
         return module
     try:
         return deepcopy(module).to(dtype)
     except FOREIGN_ERRORS as error:
-        raise ConfigError(f"dtype = {dtype} needs a copy: give the module.to(dtype) ({named_error(error)})") from error
+        raise ConfigError(
+            f"dtype = {dtype} needs a copy: give the module.to(dtype) ({named_error(error)})"
+        ) from error
 
 
-def _open_probed(module: nn.Module, read: Callable[[], Imported], directory: Path | None, loss: str | Loss | None) -> Opened:
+def _open_probed(
+    module: nn.Module, read: Callable[[], Imported], directory: Path | None, loss: str | Loss | None
+) -> Opened:
     """Opens what `read` makes of the module, which has `probe_weights` meanwhile."""
     with probe_weights(module) as broken:
         opened = open_imported(read(), directory, loss)
@@ -204,17 +237,36 @@ def _token_example(module: nn.Module) -> Tensor:
     """Two sequences of token ids for a module that embeds tokens. Raises ConfigError for other
     modules.
     """
-    tables = [part for part in module.modules() if isinstance(part, nn.Embedding) and part.num_embeddings > 1]
-    table = min(tables, key=lambda part: part.num_embeddings, default=None)  # ids that fit each of the tables
+    tables = [
+        part
+        for part in module.modules()
+        if isinstance(part, nn.Embedding) and part.num_embeddings > 1
+    ]
+    table = min(
+        tables, key=lambda part: part.num_embeddings, default=None
+    )  # ids that fit each of the tables
     if table is None:
         raise ConfigError(
-            f"example=: {type(module).__name__} embeds no tokens, so its input is unknown: give a batch of inputs, such as "
-            "torch.zeros(2, 3, 224, 224) for images"
+            f"example=: {type(module).__name__} embeds no tokens, so its input is unknown: give a"
+            " batch of inputs, such as torch.zeros(2, 3, 224, 224) for images"
         )
     # 0 is often padding even if no table says so
-    padding = {0, *(part.padding_idx % part.num_embeddings for part in tables if part.padding_idx is not None)}
-    usable = [i for i in range(table.num_embeddings) if i not in padding or table.num_embeddings < 2 + len(padding)]
-    places = torch.randint(len(usable), (2, EXAMPLE_TOKENS), generator=torch.Generator().manual_seed(0))
+    padding = {
+        0,
+        *(
+            part.padding_idx % part.num_embeddings
+            for part in tables
+            if part.padding_idx is not None
+        ),
+    }
+    usable = [
+        i
+        for i in range(table.num_embeddings)
+        if i not in padding or table.num_embeddings < 2 + len(padding)
+    ]
+    places = torch.randint(
+        len(usable), (2, EXAMPLE_TOKENS), generator=torch.Generator().manual_seed(0)
+    )
     return torch.tensor(usable, device=table.weight.device)[places]
 
 
@@ -230,35 +282,59 @@ def _unreadable(part: nn.Module) -> str:
     if any(weight.is_meta for weight in own):
         return "is on the meta device and has no weights: load them first"
     if any(weight.is_inference() for weight in own):
-        return "was made in inference mode and has no derivatives: make it without torch.inference_mode"
+        return (
+            "was made in inference mode and has no derivatives: make it without"
+            " torch.inference_mode"
+        )
     if hasattr(part, "_orig_mod"):
         return "is compiled: open the model first, then compile its parts"
     if type(part).__module__.startswith(QUANTISED):
-        return "is quantised by torch.ao and has no derivatives: open the model before it is quantised"
+        return (
+            "is quantised by torch.ao and has no derivatives: open the model before it is quantised"
+        )
     return ""
 
 
-def open_imported(model: Imported, directory: Path | None = None, loss: str | Loss | None = None) -> Opened:
+def open_imported(
+    model: Imported, directory: Path | None = None, loss: str | Loss | None = None
+) -> Opened:
     """Opens an imported model as `open_model` opens a directory's. Its tokenizer is looked for in
     the directory.
     """
     like = model.adapter.like()
     first, *others = model.depth.sublayers
-    causal = all(_is_causal(part.field, like) for part in (first, *(others if first.kind == "part" else ())))
+    causal = all(
+        _is_causal(part.field, like) for part in (first, *(others if first.kind == "part" else ()))
+    )
     predicts = model.adapter.predicts()
     model.forget()
-    opened = Opened(model, directory, str(model.config), loss, model.vocabulary, causal=causal, predicts=predicts)
+    opened = Opened(
+        model,
+        directory,
+        str(model.config),
+        loss,
+        model.vocabulary,
+        causal=causal,
+        predicts=predicts,
+    )
     if model.adapter.apart:
         which = sorted(model.adapter.apart)
-        opened.described += f"; a loss must not read outputs {which} (from 0), which are no functions of the last state alone"
+        opened.described += (
+            f"; a loss must not read outputs {which} (from 0), which are no functions of the last"
+            " state alone"
+        )
     if model.vocabulary and not causal and opened.loss in BOTH_WAYS:
         opened.described += (
-            f"; each token also reads later tokens, {BOTH_WAYS[opened.loss]}. If this is a GPT, its causal mask is missing"
+            f"; each token also reads later tokens, {BOTH_WAYS[opened.loss]}. If this is a GPT, its"
+            " causal mask is missing"
         )
     return opened
 
 
-BOTH_WAYS = {"mlm": "so its loss is that of hidden tokens", "next": "including those that it predicts"}
+BOTH_WAYS = {
+    "mlm": "so its loss is that of hidden tokens",
+    "next": "including those that it predicts",
+}
 """By loss: the consequence for a model in which tokens read both ways."""
 
 
@@ -271,12 +347,17 @@ def _find(path: Path) -> Path:
         return path
     if is_directory and os.path.isfile(path / CHECKPOINT):
         return path / CHECKPOINT
-    wanted = f"give a directory with {CONFIG} (Hugging Face), or a {CHECKPOINT} or its directory (nanoGPT)"
+    wanted = (
+        f"give a directory with {CONFIG} (Hugging Face), or a {CHECKPOINT} or its directory"
+        " (nanoGPT)"
+    )
     if is_directory:
         raise ConfigError(f"{str(path)!r} holds neither {CONFIG} nor {CHECKPOINT}: {wanted}")
     file, _, function = str(path).rpartition(":")
     if function.isidentifier() and file.endswith(".py"):
-        raise ConfigError(f"{str(path)!r} is no directory: for a function that makes a module use --python {path}")
+        raise ConfigError(
+            f"{str(path)!r} is no directory: for a function that makes a module use --python {path}"
+        )
     if os.path.exists(path):
         what = "is no checkpoint"
     else:
@@ -285,7 +366,12 @@ def _find(path: Path) -> Path:
 
 
 def _from_nanogpt(
-    path: Path, dtype: torch.dtype, loss: str | Loss | None, dt: float, on_demand: bool | None, heads: int | None
+    path: Path,
+    dtype: torch.dtype,
+    loss: str | Loss | None,
+    dt: float,
+    on_demand: bool | None,
+    heads: int | None,
 ) -> Opened:
     if on_demand:
         raise ConfigError(f"{str(path)!r} cannot be read on demand: leave out on_demand (--stream)")
@@ -297,7 +383,10 @@ def _from_nanogpt(
     else:
         c = model.config = dataclasses.replace(model.config, dt=dt)
         model.depth = Depth(model.depth.sublayers, dt)
-        said = f"nanoGPT: {c.depth} block{'s' * (c.depth != 1)} of width {c.width}, {c.heads} heads, placement {c.placement}, {c.norm}"
+        said = (
+            f"nanoGPT: {c.depth} block{'s' * (c.depth != 1)} of width {c.width}, {c.heads} heads,"
+            f" placement {c.placement}, {c.norm}"
+        )
     own = model.config
     said = "; ".join([said, *notes])
     return Opened(model, path.parent, said, loss, own.vocab_size, causal=own.causal, predicts=True)
@@ -320,19 +409,29 @@ def _from_transformers(
     else:
         on_demand = on_demand
     if not on_demand:
-        check_fits(size, "choose a smaller --dtype, or read the weights on demand (on_demand=True, --stream)")
+        check_fits(
+            size,
+            "choose a smaller --dtype, or read the weights on demand (on_demand=True, --stream)",
+        )
     with quiet(), reading(f"cannot open {str(directory)!r}"):
         try:
             loaded: Any = (
-                open_local(directory, anatomy, dtype, allow_pickle) if on_demand else load_local(directory, dtype, allow_pickle)
+                open_local(directory, anatomy, dtype, allow_pickle)
+                if on_demand
+                else load_local(directory, dtype, allow_pickle)
             )
-            if hasattr(loaded, "set_experts_implementation"):  # fused kernels of experts have no float64
+            if hasattr(
+                loaded, "set_experts_implementation"
+            ):  # fused kernels of experts have no float64
                 loaded.set_experts_implementation("eager")
             read = partial(from_transformers, loaded, dt=dt, anatomy=anatomy, images=images)
             return _open_probed(loaded.requires_grad_(False), read, directory, loss).eval()
         except RuntimeError as error:  # some modules have kernels only for some dtypes
             kind = str(dtype).removeprefix("torch.")
-            raise ConfigError(f"{str(directory)!r} does not run in {kind}, choose another --dtype: {one_line(error)}") from None
+            raise ConfigError(
+                f"{str(directory)!r} does not run in {kind}, choose another --dtype:"
+                f" {one_line(error)}"
+            ) from None
 
 
 def _check_foreign(directory: Path) -> None:

@@ -70,7 +70,9 @@ class Opened(ModelAround):
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """The shape of one input, without the batch axis, as in the example by which it was opened."""
+        """The shape of one input, without the batch axis, as in the example by which it was
+        opened.
+        """
         return tuple(self._row.shape)
 
     @property
@@ -106,7 +108,9 @@ class Opened(ModelAround):
             most = min(wanted, said)
         if said is not None or not self.vocabulary or self._reads(most):
             return most
-        return 1 + bisect.bisect_left(range(2, most), True, key=lambda length: not self._reads(length))
+        return 1 + bisect.bisect_left(
+            range(2, most), True, key=lambda length: not self._reads(length)
+        )
 
     def _reads(self, length: int) -> bool:
         like = next(self.parameters(), torch.empty(0))
@@ -118,7 +122,9 @@ class Opened(ModelAround):
             return False
         return True
 
-    def pairs(self, windows: Int[Tensor, "batch longer"], mask: int | None = None) -> tuple[Tensor, Tensor]:
+    def pairs(
+        self, windows: Int[Tensor, "batch longer"], mask: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Tokens and their targets for its `loss`.
 
         - "next": the target is the next token
@@ -143,5 +149,7 @@ class Opened(ModelAround):
             return tokens, after
         if kind != "mlm" or mask is None:
             return tokens, tokens
-        hidden = (torch.arange(tokens.shape[1], device=tokens.device) % HIDDEN_EVERY == 0).expand_as(tokens)
+        hidden = (
+            torch.arange(tokens.shape[1], device=tokens.device) % HIDDEN_EVERY == 0
+        ).expand_as(tokens)
         return torch.where(hidden, mask, tokens), torch.where(hidden, tokens, -1)

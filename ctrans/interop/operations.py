@@ -43,7 +43,9 @@ class Operations(TorchFunctionMode):
             frame = frame.f_back
         line = frame.f_code, frame.f_lasti
         self.seen[line] += 1
-        return self.met((*line, self.seen[line]), func.__name__, (args, kwargs), func(*args, **(kwargs or {})))
+        return self.met(
+            (*line, self.seen[line]), func.__name__, (args, kwargs), func(*args, **(kwargs or {}))
+        )
 
 
 class Operation(NamedTuple):
@@ -89,7 +91,9 @@ class Graph:
         made = [x for x in found if changes or all(x is not each for each in inputs)]
         if made:
             self._add(Operation(place, name, [self.number(x) for x in inputs], output), made)
-        if not isinstance(output, Tensor):  # several outputs: each is an operation that reads the whole
+        if not isinstance(
+            output, Tensor
+        ):  # several outputs: each is an operation that reads the whole
             for i, x in enumerate(tensors_in(output)):
                 self._add(Operation((*place, i), "", [self.number(x)], x), [x])
         return output
@@ -100,13 +104,19 @@ class Graph:
             parts = [self._weights[n] for n in operation.reads]
         else:
             parts = [[own] if isinstance(own, nn.Parameter) else None]
-        self._weights.append(None if None in parts else [*dict.fromkeys(chain(*filter(None, parts)))])
+        self._weights.append(
+            None if None in parts else [*dict.fromkeys(chain(*filter(None, parts)))]
+        )
         self._made.update(dict.fromkeys(map(id, made), len(self.operations)))
         self.operations.append(operation)
 
     def weights(self, first: int, last: int) -> list[nn.Parameter]:
-        """The parameters that the operations after `first`, up to `last`, read, or slices of them."""
-        read = dict.fromkeys(n for each in self.operations[first + 1 : last + 1] for n in each.reads if n != first)
+        """The parameters that the operations after `first`, up to `last`, read, or slices of
+        them.
+        """
+        read = dict.fromkeys(
+            n for each in self.operations[first + 1 : last + 1] for n in each.reads if n != first
+        )
         return list(dict.fromkeys(weight for n in read for weight in self._weights[n] or ()))
 
     def after(self, source: int, without: int | None = None) -> set[int]:
@@ -156,7 +166,9 @@ class Graph:
         """
         before = self.before(sink)
         read = Counter(chain(*({*self.operations[n].reads} for n in before)))
-        sums = [n for n in sorted(before) if self.operations[n].name in SUMS and self._adds_map(n, read)]
+        sums = [
+            n for n in sorted(before) if self.operations[n].name in SUMS and self._adds_map(n, read)
+        ]
         return len(sums) - sum(any(x < n <= y for n in sums) for x, y in pairwise(states))
 
     def _adds_map(self, n: int, read: Mapping[int, int]) -> bool:
@@ -171,7 +183,9 @@ class Graph:
                     name = self.operations[m].name
                     if not seen.isdisjoint(reads):
                         seen.add(m)
-                        if not multiplied.isdisjoint(reads) or any(word in name for word in PRODUCTS):
+                        if not multiplied.isdisjoint(reads) or any(
+                            word in name for word in PRODUCTS
+                        ):
                             multiplied.add(m)
                 if not multiplied.isdisjoint(own.reads):
                     return True
@@ -181,8 +195,12 @@ class Graph:
         """Whether the states x and y are of one shape and y = x + .."""
         first = self.operations[x]
         last = self.operations[y]
-        return bool(first.place and first.shape and first.shape == last.shape) and self._has_term(y, x)
+        return bool(first.place and first.shape and first.shape == last.shape) and self._has_term(
+            y, x
+        )
 
     def _has_term(self, n: int, x: int) -> bool:
         own = self.operations[n]
-        return n == x or (n > x and own.name in SUMS and any(self._has_term(each, x) for each in own.reads))
+        return n == x or (
+            n > x and own.name in SUMS and any(self._has_term(each, x) for each in own.reads)
+        )

@@ -46,9 +46,10 @@ class OTConfig:
 
     def __str__(self) -> str:
         return (
-            f"OT-Transformer (nanoGPT): {self.steps} steps of dt = {self.dt:g} over one stack of {self.depth} blocks of width "
-            f"{self.width}, {self.heads} heads, placement {self.stack} in it and {self.placement} around it, {self.norm}, "
-            f"kinetic cost {self.kinetic:g}"
+            f"OT-Transformer (nanoGPT): {self.steps} steps of dt = {self.dt:g} over one stack of"
+            f" {self.depth} blocks of width {self.width}, {self.heads} heads, placement"
+            f" {self.stack} in it and {self.placement} around it, {self.norm}, kinetic cost"
+            f" {self.kinetic:g}"
         )
 
 
@@ -80,14 +81,22 @@ class OTTransformer(nn.Module):
             steps=steps,
             dt=dt,
             kinetic=kinetic,
-            **{name: getattr(c, name) for name in ("vocab_size", "context", "depth", "width", "heads", "norm", "bias")},
+            **{
+                name: getattr(c, name)
+                for name in ("vocab_size", "context", "depth", "width", "heads", "norm", "bias")
+            },
         )
 
     def with_scale(self, scale: float) -> OTTransformer:
         """The same weights with dt = scale/steps. Raises ConfigError unless `scale` is positive and
         finite.
         """
-        self.depth = Depth(self.depth.sublayers, check_dt(check_dt(scale) * (1.0 / self.config.steps)), per_block=1, shared=True)
+        self.depth = Depth(
+            self.depth.sublayers,
+            check_dt(check_dt(scale) * (1.0 / self.config.steps)),
+            per_block=1,
+            shared=True,
+        )
         self.config = replace(self.config, dt=self.depth.dt)
         return self
 
@@ -100,9 +109,12 @@ class OTTransformer(nn.Module):
         """
         c = self.config
         config = replace(self.model.config, stack_steps=c.steps, dt=c.dt)
-        if config.placements[-1].ffn.final_norm != (self.depth.sublayers[0].output_norm is not None):
+        if config.placements[-1].ffn.final_norm != (
+            self.depth.sublayers[0].output_norm is not None
+        ):
             raise ConfigError(
-                "no norm ends the velocity (lnf_on = False), but a GPT's stack of these blocks has one: use the OTTransformer"
+                "no norm ends the velocity (lnf_on = False), but a GPT's stack of these blocks has"
+                " one: use the OTTransformer"
             )
         model = GPT(config)
         model.token_embedding = self.model.token_embedding
@@ -113,7 +125,9 @@ class OTTransformer(nn.Module):
     def forward(
         self, tokens: TokenIds, targets: TokenIds | None = None
     ) -> tuple[Float[Tensor, "*batch tokens vocab"], Scalar | None]:
-        """The logits, and with `targets` their mean cross-entropy in nats. Errors as `GPT.forward`."""
+        """The logits, and with `targets` their mean cross-entropy in nats. Errors as
+        `GPT.forward`.
+        """
         logits = self.head(self.depth(self.embed(tokens)))
         return logits, None if targets is None else self.model.loss(logits, tokens, targets)
 

@@ -30,9 +30,11 @@ SECONDS, MEMORY = 15, 512 << 20
 """
 
 
-def load_pickled(path: Path, part: bytes | None = None, *, mapped: bool = False, tried: bool = False) -> Any:
-    """What the file holds, or its `part`; with `mapped`, tensors come from a memory map. It is first
-    read in a process with limits, unless that was `tried`.
+def load_pickled(
+    path: Path, part: bytes | None = None, *, mapped: bool = False, tried: bool = False
+) -> Any:
+    """What the file holds, or its `part`; with `mapped`, tensors come from a memory map. It is
+    first read in a process with limits, unless that was `tried`.
 
     Raises ConfigError for a file that holds more than weights, is not whole, exceeds the memory or
     the limits, or unpacks to more than its own size, which torch.save never writes.
@@ -49,24 +51,32 @@ def load_pickled(path: Path, part: bytes | None = None, *, mapped: bool = False,
         unpacked = _unpacked(file)
         if not tried and unpacked <= size:
             in_parts = part is None and unpacked > 0
-            run_guarded(partial(_tried, load, mmap=in_parts), seconds=SECONDS, memory=MEMORY + 2 * size)
+            run_guarded(
+                partial(_tried, load, mmap=in_parts), seconds=SECONDS, memory=MEMORY + 2 * size
+            )
             if part is not None:
                 file.seek(0)
         if unpacked <= size:
             return load(mmap=mapped)
     except ConfigError as error:
-        raise ConfigError(f"{str(path)!r} is not read: {error}; a model of its size needs less") from None
+        raise ConfigError(
+            f"{str(path)!r} is not read: {error}; a model of its size needs less"
+        ) from None
     except OSError as error:
         raise cannot_read(path, error) from None
     except pickle.UnpicklingError:
         raise ConfigError(
-            f"{str(path)!r} holds more than weights and is not read, as that may run code: save weights only"
+            f"{str(path)!r} holds more than weights and is not read, as that may run code: save"
+            " weights only"
         ) from None
     # Damaged bytes lead torch to KeyError, IndexError, TypeError, AssertionError and more.
     except Exception as error:
-        raise ConfigError(f"{str(path)!r} is no whole file of torch.save ({named_error(error)})") from None
+        raise ConfigError(
+            f"{str(path)!r} is no whole file of torch.save ({named_error(error)})"
+        ) from None
     raise ConfigError(
-        f"{str(path)!r} has {size:,} bytes and would unpack to {unpacked:,}: torch.save does not compress, so it is not read"
+        f"{str(path)!r} has {size:,} bytes and would unpack to {unpacked:,}: torch.save does not"
+        " compress, so it is not read"
     )
 
 
@@ -83,7 +93,9 @@ def _tried(load: Callable[..., Any], mmap: bool) -> None:
 
 
 def _unpacked(file: Any) -> int:
-    """The size of an archive's content; 0 for another file, for which torch.load raises the error."""
+    """The size of an archive's content; 0 for another file, for which torch.load raises the
+    error.
+    """
     try:
         if not zipfile.is_zipfile(file):
             return 0
@@ -107,7 +119,10 @@ def pickled_weights(path: Path) -> dict[str, Stored]:
         make = partial(_one, path)
     else:
         make = partial(dict.__getitem__, weights)
-    return {name: stored_tensor(path, name, value, partial(make, name)) for name, value in weights.items()}
+    return {
+        name: stored_tensor(path, name, value, partial(make, name))
+        for name, value in weights.items()
+    }
 
 
 def _weights(path: Path, mapped: bool, tried: bool = False) -> dict[str, Tensor]:
@@ -120,11 +135,15 @@ def _weights(path: Path, mapped: bool, tried: bool = False) -> dict[str, Tensor]
     else:
         tensors = {}
     if not tensors:
-        raise ConfigError(f"{str(path)!r} holds no tensors by name: give a file of weights, as pytorch_model.bin is")
+        raise ConfigError(
+            f"{str(path)!r} holds no tensors by name: give a file of weights, as"
+            " pytorch_model.bin is"
+        )
     for name, value in tensors.items():
         if not is_dense(value):
             raise ConfigError(
-                f"{str(path)!r} holds {name}, which is no dense tensor with a number for each entry: save it as one"
+                f"{str(path)!r} holds {name}, which is no dense tensor with a number for each"
+                " entry: save it as one"
             )
     return tensors
 
@@ -137,6 +156,11 @@ def is_dense(value: object) -> bool:
     """Whether it is a dense tensor whose storage holds all of its numbers; a view may repeat a few
     without end.
     """
-    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_meta or value.is_quantized:
+    if (
+        not isinstance(value, Tensor)
+        or value.layout is not torch.strided
+        or value.is_meta
+        or value.is_quantized
+    ):
         return False
     return value.numel() * value.itemsize <= value.untyped_storage().nbytes()

@@ -62,7 +62,9 @@ class Structure:
 
     @property
     def placement(self) -> str:
-        """The placement's name, or two names such as "pre/output" where attention and FFN differ."""
+        """The placement's name, or two names such as "pre/output" where attention and FFN
+        differ.
+        """
         return "/".join(dict.fromkeys(_placement(part) for part in self.sublayers))
 
     @property
@@ -83,13 +85,22 @@ def depth_of(structures: Sequence[Structure], dt: float) -> Depth:
     parts = [part for structure in structures for part in structure.sublayers]
     each = {len(structure.sublayers) for structure in structures}
     if len(each) > 1:
-        raise ConfigError("some blocks have an attention and an FFN and others have one map: all blocks must be of one kind")
+        raise ConfigError(
+            "some blocks have an attention and an FFN and others have one map: all blocks must be"
+            " of one kind"
+        )
     if len(set(lengths)) == 1:
         return Depth(parts, dt * lengths[0] if lengths[0] != 1 else dt, per_block=each.pop())
     return Depth(parts, dt, spans=[Fraction(length) for length in lengths], per_block=each.pop())
 
 
-def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm, own_calls: Sequence[bool] = (False,)) -> Structure:
+def recognise(
+    block: nn.Module,
+    call: Call,
+    anatomy: Anatomy,
+    form: StateForm,
+    own_calls: Sequence[bool] = (False,),
+) -> Structure:
     """The structure that reproduces the block in the context of that call. The model must be in
     eval mode.
 
@@ -104,7 +115,9 @@ def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm, o
     (cross-attention, several streams of states).
     """
     if "flow" in vars(block):
-        raise ConfigError(f"a {type(block).__name__} is already an ODE: call discretize(model) first")
+        raise ConfigError(
+            f"a {type(block).__name__} is already an ODE: call discretize(model) first"
+        )
     failures: list[Exception] = []
     try:
         running = Running(block, call, form)
@@ -127,7 +140,9 @@ def recognise(block: nn.Module, call: Call, anatomy: Anatomy, form: StateForm, o
     except ConfigError:
         raise
     except FOREIGN_ERRORS as error:
-        raise ConfigError(f"a {type(block).__name__} does not run alone on another state ({named_error(error)})") from None
+        raise ConfigError(
+            f"a {type(block).__name__} does not run alone on another state ({named_error(error)})"
+        ) from None
 
 
 def _fitting(run: BlockRun, parts: Parts) -> Structure:
@@ -136,11 +151,16 @@ def _fitting(run: BlockRun, parts: Parts) -> Structure:
     kind = run.kind
     order = _order(run, parts)
 
-    def fit(structures: Iterable[Structure], close: float) -> tuple[Structure | None, list[tuple[float, Structure]]]:
+    def fit(
+        structures: Iterable[Structure], close: float
+    ) -> tuple[Structure | None, list[tuple[float, Structure]]]:
         """The nearest of the structures if it is that close, and all with how far their output is
         from the block's, nearest first.
         """
-        misses = [(difference(in_context(each.depth(), each.context)(x), run.y), each) for each in structures]
+        misses = [
+            (difference(in_context(each.depth(), each.context)(x), run.y), each)
+            for each in structures
+        ]
         misses.sort(key=lambda miss: miss[0])
         return (misses[0][1] if misses and misses[0][0] <= close else None), misses
 
@@ -150,7 +170,9 @@ def _fitting(run: BlockRun, parts: Parts) -> Structure:
         scaled = (_scaled(structure, run, order) for structure in structures)
         found, _ = fit(filter(None, scaled), tolerance(x.dtype))
     for more in _with_free_norms(order, x) if found is None else ():
-        found, _ = fit(_candidates(parts, more), 64 * unit(x.dtype))  # tight enough to tell values of eps apart
+        found, _ = fit(
+            _candidates(parts, more), 64 * unit(x.dtype)
+        )  # tight enough to tell values of eps apart
         if found is not None:
             break
     if found is not None:
@@ -159,39 +181,51 @@ def _fitting(run: BlockRun, parts: Parts) -> Structure:
     unknown = [step.name for step in order if step.role is None]
     if unknown:
         raise ConfigError(
-            f"{kind}: {', '.join(unknown)} {'are' if len(unknown) > 1 else 'is'} not part of attention or FFN, and no norm "
-            f"gamma * x/sqrt(mean(x^2) + eps) + beta, centred or not. The modules act in this order: {names}. If it belongs to "
-            'attention or FFN, name both paths: attention=("attn", "its.path")'
+            f"{kind}: {', '.join(unknown)} {'are' if len(unknown) > 1 else 'is'} not part of"
+            " attention or FFN, and no norm gamma * x/sqrt(mean(x^2) + eps) + beta, centred or"
+            f" not. The modules act in this order: {names}. If it belongs to attention or FFN, name"
+            ' both paths: attention=("attn", "its.path")'
         )
-    nearest = "; ".join(f"{structure.placement!r} is off by {miss:.1g} times its output" for miss, structure in misses[:2])
+    nearest = "; ".join(
+        f"{structure.placement!r} is off by {miss:.1g} times its output"
+        for miss, structure in misses[:2]
+    )
     raise ConfigError(
-        f"{kind} is not an attention and an FFN, in sequence or in parallel, with norms in a known placement and each "
-        f"added to the state (is a sum x + f(x) missing?). Its modules act in this order: {names}{'; ' if nearest else ''}{nearest}"
+        f"{kind} is not an attention and an FFN, in sequence or in parallel, with norms in a known"
+        " placement and each added to the state (is a sum x + f(x) missing?). Its modules act in"
+        f" this order: {names}{'; ' if nearest else ''}{nearest}"
     )
 
 
 def alike(first: nn.Module, structure: Structure, block: nn.Module, anatomy: Anatomy) -> Structure:
-    """The structure of a block built like `first`, whose structure is known. The block is not run."""
+    """The structure of a block built like `first`, whose structure is known. The block is not
+    run.
+    """
     paths = {part: path for path, part in first.named_modules()}
     parts = dict(block.named_modules())
 
     def same(sublayer: Sublayer, field: ModuleChain) -> Sublayer:
         norms = {role: norm for role in ROLES if (norm := getattr(sublayer, role)) is not None}
         own: Roles = {
-            role: AdaptedNorm(parts[paths[norm.module]], norm.form, norm.width, norm.exact) for role, norm in norms.items()
+            role: AdaptedNorm(parts[paths[norm.module]], norm.form, norm.width, norm.exact)
+            for role, norm in norms.items()
         }
         field.output_path = sublayer.field.output_path
         field.scale_path = sublayer.field.scale_path
         return Sublayer(field, sublayer.kind, **own)
 
     if len(structure.sublayers) != 2 or structure.called is not None:
-        raise ConfigError(f"blocks of class {type(block).__name__} cannot be read on demand: load the whole model")
+        raise ConfigError(
+            f"blocks of class {type(block).__name__} cannot be read on demand: load the whole model"
+        )
     pairs = zip(structure.sublayers, fields(block, anatomy), strict=True)
     return replace(structure, sublayers=tuple(same(*pair) for pair in pairs))
 
 
 def make_of(block: nn.Module) -> tuple[object, ...]:
-    """The build of a block: the path and class of each module, its settings and its scalar buffers."""
+    """The build of a block: the path and class of each module, its settings and its scalar
+    buffers.
+    """
     return tuple((path, type(part), _settings(part)) for path, part in block.named_modules())
 
 
@@ -202,9 +236,15 @@ NUMBERS = ("layer_idx", "layer_id", "layer_number", "block_idx")
 
 def _settings(part: nn.Module) -> tuple[tuple[str, object], ...]:
     found: dict[str, object] = {
-        name: value for name, value in vars(part).items() if isinstance(value, PLAIN) and name not in NUMBERS
+        name: value
+        for name, value in vars(part).items()
+        if isinstance(value, PLAIN) and name not in NUMBERS
     }
-    found |= {name: float(buffer) for name, buffer in part.named_buffers(recurse=False) if buffer.numel() == 1}
+    found |= {
+        name: float(buffer)
+        for name, buffer in part.named_buffers(recurse=False)
+        if buffer.numel() == 1
+    }
     return tuple(sorted(found.items()))
 
 
@@ -218,19 +258,36 @@ def _informative_state(running: Running) -> Tensor:
     x = random_states(call.x)
     y = running(x)
     if not isinstance(y, Tensor):
-        raise ConfigError(f"{kind} returns a {type(y).__name__}: a block must return the state alone")
+        raise ConfigError(
+            f"{kind} returns a {type(y).__name__}: a block must return the state alone"
+        )
     scale = float((y - x).norm() / x.norm())
     if math.isnan(scale):
-        bad = next((name for name, weight in block.named_parameters() if not weight.isfinite().all()), "a weight on demand")
-        raise ConfigError(f"{kind} has weights that are not finite, such as {bad}: is the file damaged?")
+        bad = next(
+            (name for name, weight in block.named_parameters() if not weight.isfinite().all()),
+            "a weight on demand",
+        )
+        raise ConfigError(
+            f"{kind} has weights that are not finite, such as {bad}: is the file damaged?"
+        )
     if 0 < scale < math.inf:
         return scale * x
     hint = "does it have the weights of a trained or initialised model?"
     if scale:
-        raise ConfigError(f"{kind} changes a state by {scale:g} times its size, so its structure cannot be read: {hint}")
-    zeros = [name for name, weight in block.named_parameters() if weight.numel() == 1 and not weight.any()]
+        raise ConfigError(
+            f"{kind} changes a state by {scale:g} times its size, so its structure cannot be read:"
+            f" {hint}"
+        )
+    zeros = [
+        name
+        for name, weight in block.named_parameters()
+        if weight.numel() == 1 and not weight.any()
+    ]
     if zeros:
-        hint = f"its scale {zeros[0]} is 0, the initial value of ReZero: set it to its value after one training step"
+        hint = (
+            f"its scale {zeros[0]} is 0, the initial value of ReZero: set it to its value after one"
+            " training step"
+        )
     raise ConfigError(f"{kind} does not change any state, so its structure cannot be read: {hint}")
 
 
@@ -248,7 +305,9 @@ def _order(run: BlockRun, parts: Parts) -> list[_BlockStep]:
     """The maps of the block and what acts outside of them, in order."""
     x = run.x
     maps = [part for part in (parts.attention, parts.ffn) if part is not None]
-    kinds: dict[nn.Module, Kind] = dict(zip([part.own[0] for part in maps], ("attention", "ffn"), strict=False))
+    kinds: dict[nn.Module, Kind] = dict(
+        zip([part.own[0] for part in maps], ("attention", "ffn"), strict=False)
+    )
     inside = {module for part in maps for module in part.inside}
     roles: dict[nn.Module, AdaptedNorm | Kind | None] = {}
     for part in run.block.modules():
@@ -256,7 +315,9 @@ def _order(run: BlockRun, parts: Parts) -> list[_BlockStep]:
             roles[part] = kinds[part]
         elif part not in inside and is_leaf(part):
             norm = as_norm(part, x.shape[-1])
-            if norm is not None or next(part.parameters(), None) is not None:  # others are activations and dropouts
+            if (
+                norm is not None or next(part.parameters(), None) is not None
+            ):  # others are activations and dropouts
                 roles[part] = norm
     order = []
     for call in run.calls:
@@ -268,7 +329,9 @@ def _order(run: BlockRun, parts: Parts) -> list[_BlockStep]:
                 state = run.running.form.turned(call.x)
             else:
                 state = call.x
-            order.append(_BlockStep(f"{call.path} ({type(call.module).__name__})", roles[call.module], state))
+            order.append(
+                _BlockStep(f"{call.path} ({type(call.module).__name__})", roles[call.module], state)
+            )
     return order
 
 
@@ -280,7 +343,9 @@ def _parallel(order: Sequence[_BlockStep]) -> bool:
     if torch.equal(states["attention"], states["ffn"]):
         return True
     first, *others = order
-    return any(isinstance(each.role, AdaptedNorm) and torch.equal(each.x, first.x) for each in others)
+    return any(
+        isinstance(each.role, AdaptedNorm) and torch.equal(each.x, first.x) for each in others
+    )
 
 
 def _candidates(parts: Parts, order: Sequence[_BlockStep]) -> Iterator[Structure]:
@@ -320,7 +385,9 @@ def _scaled(structure: Structure, run: BlockRun, order: Sequence[_BlockStep]) ->
     """The structure with fitted scales s in X + s f(N X); None if no scale fits."""
     around = in_context(structure.depth(), structure.context)
     seen: dict[object, Tensor] = {step.role: step.x for step in order}
-    starts = [part.kind if part.input_norm is None else part.input_norm for part in structure.sublayers]
+    starts = [
+        part.kind if part.input_norm is None else part.input_norm for part in structure.sublayers
+    ]
     afters = [*(seen[start] for start in starts[1:]), run.y]
     state = run.x
     lengths = []
@@ -354,8 +421,14 @@ def _with_free_norms(steps: Sequence[_BlockStep], x: Tensor) -> Iterator[list[_B
     without a module.
     """
     maps = [i for i, step in enumerate(steps) if isinstance(step.role, str)]
-    gaps = [*maps, *maps[1:], len(steps)]  # two norms fit between the maps: after the first and before the second
-    chosen_gaps = dict.fromkeys(tuple(sorted(c)) for n in range(1, len(gaps) + 1) for c in combinations(gaps, n))
+    gaps = [
+        *maps,
+        *maps[1:],
+        len(steps),
+    ]  # two norms fit between the maps: after the first and before the second
+    chosen_gaps = dict.fromkeys(
+        tuple(sorted(c)) for n in range(1, len(gaps) + 1) for c in combinations(gaps, n)
+    )
     epsilons = dict.fromkeys((torch.finfo(x.dtype).eps, *FREE_EPS))
     for eps, centred in product(epsilons, (False, True)):
         for chosen in chosen_gaps:
@@ -366,7 +439,9 @@ def _with_free_norms(steps: Sequence[_BlockStep], x: Tensor) -> Iterator[list[_B
             yield order
 
 
-def _assignments(acting: Sequence[AdaptedNorm | FreeNorm | Kind | None], *kinds: Kind) -> Iterator[tuple[Roles, ...]]:
+def _assignments(
+    acting: Sequence[AdaptedNorm | FreeNorm | Kind | None], *kinds: Kind
+) -> Iterator[tuple[Roles, ...]]:
     """Each way to give the norms roles around maps of these kinds that keeps the order in which
     they act.
     """
@@ -375,12 +450,18 @@ def _assignments(acting: Sequence[AdaptedNorm | FreeNorm | Kind | None], *kinds:
     ends = [acting.index(kind) for kind in kinds]
     if ends != sorted(ends):
         return
-    stretches = [acting[start + 1 : end] for start, end in zip([-1, *ends], [*ends, len(acting)], strict=True)]
+    stretches = [
+        acting[start + 1 : end]
+        for start, end in zip([-1, *ends], [*ends, len(acting)], strict=True)
+    ]
     places = [(i, role) for i in range(len(kinds)) for role in ROLES]
     # Only its input norm acts before the first map. Between two maps: the output and state norms of
     # the first, then the input norm of the second.
     cuts = [0, *range(1, len(places), len(ROLES)), len(places)]
-    free = [combinations(places[start:end], len(part)) for part, (start, end) in zip(stretches, pairwise(cuts), strict=True)]
+    free = [
+        combinations(places[start:end], len(part))
+        for part, (start, end) in zip(stretches, pairwise(cuts), strict=True)
+    ]
     for chosen in product(*free):
         roles: tuple[Roles, ...] = tuple({} for _ in kinds)
         for (sublayer, role), norm in zip(chain(*chosen), chain(*stretches), strict=True):

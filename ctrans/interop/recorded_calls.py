@@ -33,18 +33,30 @@ class Template:
 
     def mapped(self, change: Callable[[Any], Any]) -> Template:
         """The call with `change` applied to each argument."""
-        return Template(tuple(map(change, self.args)), {name: change(value) for name, value in self.kwargs.items()})
+        return Template(
+            tuple(map(change, self.args)),
+            {name: change(value) for name, value in self.kwargs.items()},
+        )
 
     def with_state(self, x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the call with x as the state."""
-        call = self.mapped(lambda value: x if value is STATE else torch.zeros_like(x) if value is RESIDUAL else value)
+        call = self.mapped(
+            lambda value: (
+                x if value is STATE else torch.zeros_like(x) if value is RESIDUAL else value
+            )
+        )
         return call.args, call.kwargs
 
     def alone(self, state: Tensor) -> Template:
         """The call with `RESIDUAL` in place of other states of the same shape."""
 
         def freed(value: Any) -> Any:
-            other = isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3 and value.shape == state.shape
+            other = (
+                isinstance(value, Tensor)
+                and value.is_floating_point()
+                and value.dim() == 3
+                and value.shape == state.shape
+            )
             if other:
                 return RESIDUAL
             return value
@@ -70,12 +82,22 @@ class RecordedCall:
     @cached_property
     def x(self) -> Any:
         """The state: the first floating-point tensor that the module got; None if there is none."""
-        return next((v for v in (*self.args, *self.kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()), None)
+        return next(
+            (
+                v
+                for v in (*self.args, *self.kwargs.values())
+                if isinstance(v, Tensor) and v.is_floating_point()
+            ),
+            None,
+        )
 
     @cached_property
     def template(self) -> Template:
         """The call without its state."""
-        whole = Template(self.args, {name: None if name in CACHES else value for name, value in self.kwargs.items()})
+        whole = Template(
+            self.args,
+            {name: None if name in CACHES else value for name, value in self.kwargs.items()},
+        )
         return whole.mapped(lambda value: STATE if value is self.x else value)
 
     @property
@@ -90,7 +112,9 @@ class RecordedCall:
 
 
 @contextmanager
-def watched(parts: Mapping[str, nn.Module], *, copies: bool = False) -> Iterator[list[RecordedCall]]:
+def watched(
+    parts: Mapping[str, nn.Module], *, copies: bool = False
+) -> Iterator[list[RecordedCall]]:
     """Inside, records each call of the parts, in the order in which the calls begin. With `copies`,
     the tensors are cloned, because later code may change them in place.
     """
@@ -109,7 +133,10 @@ def watched(parts: Mapping[str, nn.Module], *, copies: bool = False) -> Iterator
     def after(module: nn.Module, args: Any, output: Any) -> None:
         begun.pop().output = kept(output)
 
-    handles = [part.register_forward_pre_hook(partial(before, path), with_kwargs=True) for path, part in parts.items()]
+    handles = [
+        part.register_forward_pre_hook(partial(before, path), with_kwargs=True)
+        for path, part in parts.items()
+    ]
     handles += [part.register_forward_hook(after) for part in parts.values()]
     try:
         yield calls
@@ -122,14 +149,22 @@ def first_tensor(output: Any) -> Any:
     """The output of a module if it is a tensor, or the first tensor in it."""
     if isinstance(output, Tensor):
         return output
-    parts = output if isinstance(output, (tuple, list)) else output.values() if isinstance(output, Mapping) else ()
+    parts = (
+        output
+        if isinstance(output, (tuple, list))
+        else output.values()
+        if isinstance(output, Mapping)
+        else ()
+    )
     return next((part for part in parts if isinstance(part, Tensor)), None)
 
 
 class CalledAs(nn.Module):
     """f(x): a module called as the model calls it, with x (batch, tokens, width) as its state."""
 
-    def __init__(self, module: nn.Module, tokens_first: bool = False, always: Template | None = None):
+    def __init__(
+        self, module: nn.Module, tokens_first: bool = False, always: Template | None = None
+    ):
         super().__init__()
         self.module = module
         self.tokens_first = tokens_first

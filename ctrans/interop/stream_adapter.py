@@ -1,5 +1,5 @@
-"""Any module whose forward pass is a residual stream, x_{k+1} = x_k + f_k(x_k), whatever f_k is made
-of. Blocks, attention and FFN need not be known.
+"""Any module whose forward pass is a residual stream, x_{k+1} = x_k + f_k(x_k), whatever f_k is
+made of. Blocks, attention and FFN need not be known.
 
 The map f_k is the module itself: it runs on its example, with x in place of its own k-th state.
 """
@@ -70,34 +70,48 @@ class StreamAdapter(ModuleAdapter):
             output = self._run(self.example, Operations(graph.met))
         main = self.tensor(output)
         if main is None:
-            raise ConfigError("none of its outputs is called logits: wrap it in a module that returns one tensor")
+            raise ConfigError(
+                "none of its outputs is called logits: wrap it in a module that returns one tensor"
+            )
         operations = graph.operations
         sink = graph.number(main)
         states = graph.stream(1, sink)  # 0 is the example, 1 its copy
         near = graph.after(1)
         leaves = [graph.stream(n, sink) for n, each in enumerate(operations) if each.place is None]
         leaves = [each for each in leaves if len(each) > FEWEST and each[-1] in near]
-        # the input may also be read elsewhere, or be the context of a stream that begins with weights, such as latents
+        # the input may also be read elsewhere, or be the context of a stream that begins with
+        # weights, such as latents
         for starts_near in (True, False):
-            longer = [each for each in leaves if {*states} < {*each} and (each[0] in near) is starts_near]
+            longer = [
+                each for each in leaves if {*states} < {*each} and (each[0] in near) is starts_near
+            ]
             states = max(longer, key=len, default=states)
         if len(states) <= FEWEST:
             raise ConfigError(
-                "no sums x + f(x) of its first argument follow one another such that the output depends on each of them alone"
+                "no sums x + f(x) of its first argument follow one another such that the output"
+                " depends on each of them alone"
             )
         around = graph.after(1, states[-1]) | graph.after(states[0], states[-1])
-        self.apart = {i for i, x in enumerate(tensors_in(output)) if x is not main and graph.number(x) in around}
+        self.apart = {
+            i
+            for i, x in enumerate(tensors_in(output))
+            if x is not main and graph.number(x) in around
+        }
         self._places = {operations[n].place: k for k, n in enumerate(states)}
         self.weights = [graph.weights(*ends) for ends in pairwise(states)]
         more = sum(not graph.is_sum(*ends) for ends in pairwise(states))
         if more:
-            self.because = f"{more} of {len(self.weights)} parts do more than add f(x), such as a norm of the state; "
+            self.because = (
+                f"{more} of {len(self.weights)} parts do more than add f(x), such as a norm of the"
+                " state; "
+            )
         else:
             self.because = ""
         raw: Any = operations[states[0]].shape
         if inner := graph.inner_sums(states, sink):
             self.because += (
-                f"at least {inner} of its sums x + f(x), inside these parts or beside them, are not examined by themselves; "
+                f"at least {inner} of its sums x + f(x), inside these parts or beside them, are not"
+                " examined by themselves; "
             )
         known = Counter(len(weight) for weight in self.model.parameters() if weight.dim() == 1)
         self._width = max((len(raw) - 1, 1), key=lambda axis: known[raw[axis]])
@@ -110,17 +124,24 @@ class StreamAdapter(ModuleAdapter):
             self._copies, rest = divmod(raw[self._batch], len(self.example))
             if self._batch != self._width and not rest and self._is_alone():
                 return
-        raise ConfigError(f"no axis of its states {tuple(raw)} counts the sequences of its example {tuple(example.shape)}")
+        raise ConfigError(
+            f"no axis of its states {tuple(raw)} counts the sequences of its example"
+            f" {tuple(example.shape)}"
+        )
 
     def _is_alone(self) -> bool:
-        """Whether the last state of each sequence but the first is the same for another first one."""
+        """Whether the last state of each sequence but the first is the same for another first
+        one.
+        """
         if len(self.example) > 1:
             rows = self.example
         else:
             rows = self._as_many(self.example, 2)
         changed = torch.cat([rows[:1].flip(-1), rows[1:]])
         with torch.no_grad():
-            before, after = (self.passed(each, last=len(self.weights))[1] for each in (rows, changed))
+            before, after = (
+                self.passed(each, last=len(self.weights))[1] for each in (rows, changed)
+            )
         return torch.equal(before[1:], after[1:])
 
     def _run(self, tokens: Tensor, mode: Operations) -> Any:
@@ -128,12 +149,19 @@ class StreamAdapter(ModuleAdapter):
             return self.run(tokens.clone())
 
     def states(self, look: Callable[[int, Tensor], Tensor]) -> Operations:
-        """A mode of forward passes in which state k is look(k, x) in place of the module's own x."""
+        """A mode of forward passes in which state k is look(k, x) in place of the module's own
+        x.
+        """
 
         def met(place: CallSite, name: str, inputs: Any, output: Any) -> Any:
             if not isinstance(output, Tensor):
                 i = count()
-                return tree_map(lambda x: met((*place, next(i)), name, inputs, x) if isinstance(x, Tensor) else x, output)
+                return tree_map(
+                    lambda x: (
+                        met((*place, next(i)), name, inputs, x) if isinstance(x, Tensor) else x
+                    ),
+                    output,
+                )
             k = self._places.get(place)
             if k is None:
                 return output
@@ -150,7 +178,10 @@ class StreamAdapter(ModuleAdapter):
         return turned.reshape(len(turned) // self._copies, -1, turned.shape[-1])
 
     def passed(
-        self, tokens: Tensor, given: Mapping[int, Tensor] = MappingProxyType({}), last: int | None = None
+        self,
+        tokens: Tensor,
+        given: Mapping[int, Tensor] = MappingProxyType({}),
+        last: int | None = None,
     ) -> tuple[Any, Tensor]:
         """The output and state number `last` of a forward pass, which ends there if it is given.
         The states at `given` are replaced.
@@ -165,13 +196,21 @@ class StreamAdapter(ModuleAdapter):
             if k not in given:
                 return x
             # a copy, which the module may change in place
-            return given[k].reshape(self._turned(x).shape).movedim((0, -1), (self._batch, self._width)).clone()
+            return (
+                given[k]
+                .reshape(self._turned(x).shape)
+                .movedim((0, -1), (self._batch, self._width))
+                .clone()
+            )
 
         with contextlib.suppress(Seen):
             output = self._run(tokens, self.states(look))
             if last is None:
                 return output, found
-            raise ConfigError(f"{type(self.model).__name__} does not always compute state {last} of its residual stream")
+            raise ConfigError(
+                f"{type(self.model).__name__} does not always compute state {last} of its residual"
+                " stream"
+            )
         return None, found
 
     def blocks(self) -> list[nn.Module]:
@@ -195,10 +234,15 @@ class StreamAdapter(ModuleAdapter):
         with torch.no_grad():
             found = self.tensor(self.passed(self.shaped(given[0]), given)[0])
             expected = self.tensor(self.run(tokens))
-        if found is None or expected is None or not difference(found, expected) <= tolerance(expected.dtype):
+        if (
+            found is None
+            or expected is None
+            or not difference(found, expected) <= tolerance(expected.dtype)
+        ):
             raise ConfigError(
-                f"{type(self.model).__name__} does not see these inputs through the states of its residual stream alone: a padding "
-                "mask or another context is known only for its example, so open it with these inputs as example="
+                f"{type(self.model).__name__} does not see these inputs through the states of its"
+                " residual stream alone: a padding mask or another context is known only for its"
+                " example, so open it with these inputs as example="
             )
 
     def _embedded(self, tokens: Tensor) -> Tensor:

@@ -58,7 +58,9 @@ def put_in_place(model: nn.Module, anatomy: Anatomy, source: WeightSource) -> No
             for inner, part in module.named_modules(prefix=path):
                 for name, parameter in list(part.named_parameters(recurse=False)):
                     if parameter.is_meta and parameter not in made:
-                        made[parameter] = nn.Parameter(weights[f"{inner}.{name}"].to(parameter.dtype), parameter.requires_grad)
+                        made[parameter] = nn.Parameter(
+                            weights[f"{inner}.{name}"].to(parameter.dtype), parameter.requires_grad
+                        )
                     if parameter.is_meta:
                         setattr(part, name, made[parameter])
 
@@ -71,7 +73,9 @@ def _pieces(model: nn.Module, anatomy: Anatomy) -> Iterator[dict[str, nn.Module]
             inside |= {part for stage in chain.stages for part in stage.modules()}
             yield {paths[stage]: stage for stage in chain.stages}
     for module, path in paths.items():
-        if module not in inside and any(parameter.is_meta for parameter in module.parameters(recurse=False)):
+        if module not in inside and any(
+            parameter.is_meta for parameter in module.parameters(recurse=False)
+        ):
             yield {path: module}
 
 
@@ -82,7 +86,9 @@ def drawn(model: Any, seed: int) -> WeightSource:
     configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
 
     def source(modules: Modules) -> Callable[[], dict[str, Tensor]]:
-        return partial(make, {path: deepcopy(module, dict(configs)) for path, module in modules.items()})
+        return partial(
+            make, {path: deepcopy(module, dict(configs)) for path, module in modules.items()}
+        )
 
     def make(skeletons: Modules) -> dict[str, Tensor]:
         weights: dict[str, Tensor] = {}
@@ -92,7 +98,10 @@ def drawn(model: Any, seed: int) -> WeightSource:
                 # Drawn in float32, so that a seed gives the same weights in each dtype.
                 module = deepcopy(skeleton, dict(configs)).float().to_empty(device="cpu")
                 module.apply(model._init_weights)
-                weights |= {f"{path}.{name}": parameter.detach() for name, parameter in module.named_parameters()}
+                weights |= {
+                    f"{path}.{name}": parameter.detach()
+                    for name, parameter in module.named_parameters()
+                }
         return weights
 
     return source
@@ -127,7 +136,13 @@ NAMES = {dtype: name for name, dtype in (FLOATS | CODES).items()}
 
 def stored_tensor(path: Path, name: str, like: Tensor, make: Callable[[], Tensor]) -> Stored:
     """A weight with the dtype and shape of `like`, which `make` reads."""
-    return Stored(path, name, NAMES.get(like.dtype, str(like.dtype).removeprefix("torch.")), tuple(like.shape), make)
+    return Stored(
+        path,
+        name,
+        NAMES.get(like.dtype, str(like.dtype).removeprefix("torch.")),
+        tuple(like.shape),
+        make,
+    )
 
 
 def stored_weights(files: list[Path], index: Mapping[str, str] | None = None) -> dict[str, Stored]:
@@ -146,14 +161,22 @@ def stored_weights(files: list[Path], index: Mapping[str, str] | None = None) ->
                             said = f"expects in {index[name]}"
                         else:
                             said = "does not name"
-                        raise ConfigError(f"{str(path)!r} holds {name}, which the index of shards {said}: make them agree")
+                        raise ConfigError(
+                            f"{str(path)!r} holds {name}, which the index of shards {said}: make"
+                            " them agree"
+                        )
                     part = file.get_slice(name)
                     found[name] = Stored(path, name, part.get_dtype(), tuple(part.get_shape()))
         except (safetensors.SafetensorError, OSError) as error:
-            raise ConfigError(f"{str(path)!r} is no complete safetensors file: {one_line(error)}") from None
+            raise ConfigError(
+                f"{str(path)!r} is no complete safetensors file: {one_line(error)}"
+            ) from None
     lost = sorted((index or {}).keys() - found.keys())
     if lost:
-        raise ConfigError(f"the index of shards names {len(lost)} weights that its files do not hold, such as {lost[0]}")
+        raise ConfigError(
+            f"the index of shards names {len(lost)} weights that its files do not hold, such as"
+            f" {lost[0]}"
+        )
     return found
 
 
@@ -163,8 +186,8 @@ def check_floating(weight: Stored) -> None:
     """
     if weight.dtype not in FLOATS:
         raise ConfigError(
-            f"{str(weight.path)!r} holds {weight.name} as {weight.dtype}, and weights must be {', '.join(FLOATS)}: save the model "
-            "unquantised, in one of these"
+            f"{str(weight.path)!r} holds {weight.name} as {weight.dtype}, and weights must be"
+            f" {', '.join(FLOATS)}: save the model unquantised, in one of these"
         )
 
 
@@ -176,17 +199,27 @@ def check_tied(model: Any, stored: Mapping[str, Stored]) -> None:
     first = dict[str, Stored]()
     tied = model.get_expanded_tied_weights_keys(all_submodels=True)
     for name, source in [*((source, source) for source in tied.values()), *tied.items()]:
-        one = next((stored[each] for each in (name, base + name, name.removeprefix(base)) if each in stored), None)
+        one = next(
+            (
+                stored[each]
+                for each in (name, base + name, name.removeprefix(base))
+                if each in stored
+            ),
+            None,
+        )
         if one is not None and not same_numbers(other := first.setdefault(source, one), one):
             raise ConfigError(
-                f"{str(one.path)!r} holds {one.name} with other values than {other.name}, but its config.json ties them "
-                "(tie_word_embeddings): fix one of the two"
+                f"{str(one.path)!r} holds {one.name} with other values than {other.name}, but its"
+                " config.json ties them (tie_word_embeddings): fix one of the two"
             )
-    for name, source in tied.items():  # of a family that renames weights, the library has untied them
+    for (
+        name,
+        source,
+    ) in tied.items():  # of a family that renames weights, the library has untied them
         if model.get_parameter_or_buffer(name) is not model.get_parameter_or_buffer(source):
             raise ConfigError(
-                f"the files hold {name} with other values than {source}, but the config.json ties them (tie_word_embeddings): fix "
-                "one of the two"
+                f"the files hold {name} with other values than {source}, but the config.json ties"
+                " them (tie_word_embeddings): fix one of the two"
             )
 
 
@@ -200,7 +233,10 @@ def same_numbers(one: Stored, other: Stored) -> bool:
 
 def stored_dtype(stored: Mapping[str, Stored]) -> torch.dtype:
     """The first floating-point dtype in the files; float32 if there is none."""
-    return next((FLOATS[weight.dtype] for weight in stored.values() if weight.dtype in FLOATS), torch.float32)
+    return next(
+        (FLOATS[weight.dtype] for weight in stored.values() if weight.dtype in FLOATS),
+        torch.float32,
+    )
 
 
 def read(model: nn.Module, stored: Mapping[str, Stored]) -> tuple[WeightSource, set[str]]:
@@ -224,24 +260,29 @@ def read(model: nn.Module, stored: Mapping[str, Stored]) -> tuple[WeightSource, 
         weight = lookup(names)
         if weight is None:
             raise ConfigError(
-                f"the files hold no weight {names[0]!r}: the model is not complete, or its family renames weights when it loads them: "
-                "load it without on_demand"
+                f"the files hold no weight {names[0]!r}: the model is not complete, or its family"
+                " renames weights when it loads them: load it without on_demand"
             )
         check_floating(weight)
         if weight.shape != tuple(parameter.shape):
             raise ConfigError(
-                f"{str(weight.path)!r} does not fit its config.json: {weight.name} is {weight.shape}, expected {tuple(parameter.shape)}"
+                f"{str(weight.path)!r} does not fit its config.json: {weight.name} is"
+                f" {weight.shape}, expected {tuple(parameter.shape)}"
             )
         return weight
 
     def source(modules: Modules) -> Callable[[], dict[str, Tensor]]:
         wanted = {
-            f"{path}.{name}": find(parameter) for path, module in modules.items() for name, parameter in module.named_parameters()
+            f"{path}.{name}": find(parameter)
+            for path, module in modules.items()
+            for name, parameter in module.named_parameters()
         }
         return partial(_read, wanted)
 
     state = model.state_dict(keep_vars=True)
-    buffers = {name: lookup([name]) for name, value in state.items() if not isinstance(value, nn.Parameter)}
+    buffers = {
+        name: lookup([name]) for name, value in state.items() if not isinstance(value, nn.Parameter)
+    }
     with torch.no_grad():
         for parameter in same:
             if not parameter.is_meta:
@@ -268,7 +309,13 @@ def _read(wanted: Mapping[str, Stored]) -> dict[str, Tensor]:
     for path in dict.fromkeys(weight.path for weight in plain.values()):
         try:
             with safetensors.safe_open(path, "pt") as file:
-                weights |= {name: file.get_tensor(weight.name) for name, weight in plain.items() if weight.path == path}
+                weights |= {
+                    name: file.get_tensor(weight.name)
+                    for name, weight in plain.items()
+                    if weight.path == path
+                }
         except (safetensors.SafetensorError, OSError) as error:
-            raise ConfigError(f"cannot read {str(path)!r}, which was readable before: {error}") from None
+            raise ConfigError(
+                f"cannot read {str(path)!r}, which was readable before: {error}"
+            ) from None
     return weights

@@ -47,7 +47,9 @@ def run_guarded(act: Callable[[], Any], *, seconds: int, memory: int) -> Any:
         return json.loads(said[1:])
     if said[:1] == FAILED:
         raise ConfigError(said[1:].decode(errors="replace"))
-    raise ConfigError(f"it needs more than its limit of {seconds} seconds and {memory / 1e9:.2g} GB")
+    raise ConfigError(
+        f"it needs more than its limit of {seconds} seconds and {memory / 1e9:.2g} GB"
+    )
 
 
 def _act(act: Callable[[], Any], sender: Connection, seconds: int, memory: int) -> None:
@@ -76,4 +78,6 @@ def _act(act: Callable[[], Any], sender: Connection, seconds: int, memory: int) 
 def _limit(what: int, wanted: int) -> None:
     """Sets a limit of this process; to what the user allows (`ulimit`) if that is less."""
     hard = resource.getrlimit(what)[1]
-    resource.setrlimit(what, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    resource.setrlimit(
+        what, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+    )

@@ -81,7 +81,11 @@ class Target:
         }
         theirs = {name: values[ours] for ours, name in self.settings.items()}
         rotary = {name: theirs.pop(name) for name in OF_ROTARY if name in theirs}
-        return {**theirs, **self.fixed, **({"rope_parameters": {"rope_type": "default", **rotary}} if rotary else {})}
+        return {
+            **theirs,
+            **self.fixed,
+            **({"rope_parameters": {"rope_type": "default", **rotary}} if rotary else {}),
+        }
 
     def read(self, config: Any) -> GPTConfig:
         """Our configuration for a config of the family."""
@@ -97,7 +101,9 @@ class Target:
     def weights(self, model: GPT) -> Weights:
         """Our weights by the family's names, as views."""
         ours = model.state_dict(keep_vars=True)
-        return self.layout(model.config, {self.names.of(name): weight for name, weight in ours.items()})
+        return self.layout(
+            model.config, {self.names.of(name): weight for name, weight in ours.items()}
+        )
 
 
 def _turned_fraction(c: GPTConfig) -> float:
@@ -117,19 +123,29 @@ def _queries_keys_and_values_apart(c: GPTConfig, weights: Weights) -> Weights:
     for name, weight in weights.items():
         if "qkv_proj" in name:
             parts = weight.split([c.width, shared, shared])
-            apart |= {name.replace("qkv_proj", f"{letter}_proj"): part for letter, part in zip("qkv", parts, strict=True)}
+            apart |= {
+                name.replace("qkv_proj", f"{letter}_proj"): part
+                for letter, part in zip("qkv", parts, strict=True)
+            }
         else:
             apart[name] = weight
     return apart
 
 
 def _matrices_transposed(c: GPTConfig, weights: Weights) -> Weights:
-    return {name: weight.T if ".c_" in name and weight.dim() == 2 else weight for name, weight in weights.items()}
+    return {
+        name: weight.T if ".c_" in name and weight.dim() == 2 else weight
+        for name, weight in weights.items()
+    }
 
 
 def _each_heads_queries_keys_and_values(c: GPTConfig, weights: Weights) -> Weights:
     return {
-        name: weight.unflatten(0, (3, c.heads, -1)).transpose(0, 1) if "query_key_value" in name else weight
+        name: (
+            weight.unflatten(0, (3, c.heads, -1)).transpose(0, 1)
+            if "query_key_value" in name
+            else weight
+        )
         for name, weight in weights.items()
     }
 
@@ -144,7 +160,12 @@ COMMON = {
     "tied": "tie_word_embeddings",
     "rotary_base": "rope_theta",
 }
-OF_LLAMA = {**COMMON, "kv_heads": "num_key_value_heads", "eps": "rms_norm_eps", "head_width": "head_dim"}
+OF_LLAMA = {
+    **COMMON,
+    "kv_heads": "num_key_value_heads",
+    "eps": "rms_norm_eps",
+    "head_width": "head_dim",
+}
 OF_GRANITE = {**OF_LLAMA, "dt": "residual_multiplier", "score_scale": "attention_multiplier"}
 OF_NEOX = {**COMMON, "eps": "layer_norm_eps", "rotary_fraction": "partial_rotary_factor"}
 OF_GPT2 = {
@@ -161,12 +182,24 @@ NO_SPECIAL_TOKENS = dict.fromkeys(SPECIAL_TOKENS)
 NO_ENDS = dict.fromkeys(SPECIAL_TOKENS[:2])
 AS_LLAMA = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", **NO_SPECIAL_TOKENS}
 AS_NEOX = {"use_parallel_residual": True, "attention_bias": True, "hidden_act": "gelu", **NO_ENDS}
-AS_GPT2 = {"activation_function": "gelu", **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0), **NO_ENDS}
+AS_GPT2 = {
+    "activation_function": "gelu",
+    **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0),
+    **NO_ENDS,
+}
 TARGETS: dict[str, Target] = {
-    "llama": Target("Llama", LLAMA, OF_LLAMA, AS_LLAMA, LLAMA_NAMES, _queries_keys_and_values_apart),
-    "granite": Target("Granite", LLAMA, OF_GRANITE, AS_LLAMA, LLAMA_NAMES, _queries_keys_and_values_apart),
-    "gpt_neox": Target("GPTNeoX", GPT_NEOX, OF_NEOX, AS_NEOX, GPT_NEOX_NAMES, _each_heads_queries_keys_and_values),
-    "gpt2": Target("GPT2", GPT2, OF_GPT2, AS_GPT2, GPT2_NAMES, _matrices_transposed, readable=False),
+    "llama": Target(
+        "Llama", LLAMA, OF_LLAMA, AS_LLAMA, LLAMA_NAMES, _queries_keys_and_values_apart
+    ),
+    "granite": Target(
+        "Granite", LLAMA, OF_GRANITE, AS_LLAMA, LLAMA_NAMES, _queries_keys_and_values_apart
+    ),
+    "gpt_neox": Target(
+        "GPTNeoX", GPT_NEOX, OF_NEOX, AS_NEOX, GPT_NEOX_NAMES, _each_heads_queries_keys_and_values
+    ),
+    "gpt2": Target(
+        "GPT2", GPT2, OF_GPT2, AS_GPT2, GPT2_NAMES, _matrices_transposed, readable=False
+    ),
 }
 """Families as which our GPT can be written, by `model_type`; the first that fits is used."""
 
@@ -179,15 +212,19 @@ def target_of(config: GPTConfig) -> Target:
     for name, target in TARGETS.items():
         free = {*target.settings, *BEFORE_TRAINING}
         fields = [field.name for field in dataclasses.fields(GPTConfig) if field.name not in free]
-        lacks[name] = [field for field in fields if getattr(config, field) != getattr(target.like, field)]
+        lacks[name] = [
+            field for field in fields if getattr(config, field) != getattr(target.like, field)
+        ]
         if not lacks[name]:
             return target
     nearest = min(lacks, key=lambda name: len(lacks[name]))
     odd = ", ".join(
-        f"{field} = {getattr(config, field)!r} ({getattr(TARGETS[nearest].like, field)!r} there)" for field in lacks[nearest]
+        f"{field} = {getattr(config, field)!r} ({getattr(TARGETS[nearest].like, field)!r} there)"
+        for field in lacks[nearest]
     )
     raise ConfigError(
-        f"no known family of transformers computes this model; the nearest is {TARGETS[nearest].family}, which differs in {odd}"
+        "no known family of transformers computes this model; the nearest is"
+        f" {TARGETS[nearest].family}, which differs in {odd}"
     )
 
 
@@ -223,9 +260,14 @@ def write_transformers(model: GPT, directory: str | Path) -> str:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_durably(directory / WEIGHTS, safetensors_bytes(weights, {"format": "pt"}))
-        write_durably(directory / CONFIG, (json.dumps(config.to_diff_dict(), indent=2, sort_keys=True) + "\n").encode())
+        write_durably(
+            directory / CONFIG,
+            (json.dumps(config.to_diff_dict(), indent=2, sort_keys=True) + "\n").encode(),
+        )
     except OSError as error:
-        raise ConfigError(f"cannot write a model to {str(directory)!r}: {error.strerror or error}") from None
+        raise ConfigError(
+            f"cannot write a model to {str(directory)!r}: {error.strerror or error}"
+        ) from None
     return target.family
 
 
@@ -261,18 +303,27 @@ def to_gpt(model: nn.Module | str | Path) -> GPT:
     target = TARGETS.get(kind)
     if target is None or not target.readable or type(own).__name__ != target.model:
         able = ", ".join(each.family for each in TARGETS.values() if each.readable)
-        raise ConfigError(f"{type(own).__name__} is no {able} with a head: open it by from_transformers")
+        raise ConfigError(
+            f"{type(own).__name__} is no {able} with a head: open it by from_transformers"
+        )
     c = own.config
     rope = c.rope_parameters
     config = target.read(c)
     wanted = target.config(config)
-    said = {name: getattr(c, name, None) for name in wanted} | {"rope_parameters": {**rope, "rope_theta": config.rotary_base}}
+    said = {name: getattr(c, name, None) for name in wanted} | {
+        "rope_parameters": {**rope, "rope_theta": config.rotary_base}
+    }
     said |= {name: getattr(c, name, 1.0) for name in ("embedding_multiplier", "logits_scaling")}
     wanted |= {"embedding_multiplier": 1.0, "logits_scaling": 1.0}
-    odd = [name for name in wanted if name not in SPECIAL_TOKENS and not _alike(said[name], wanted[name])]
+    odd = [
+        name
+        for name in wanted
+        if name not in SPECIAL_TOKENS and not _alike(said[name], wanted[name])
+    ]
     if odd:
         raise ConfigError(
-            f"{type(own).__name__} has {odd[0]} = {said[odd[0]]!r}, but our GPT has {wanted[odd[0]]!r}: open it by from_transformers"
+            f"{type(own).__name__} has {odd[0]} = {said[odd[0]]!r}, but our GPT has"
+            f" {wanted[odd[0]]!r}: open it by from_transformers"
         )
     made = GPT(config).to(next(own.parameters()).dtype)
     theirs = own.state_dict()

@@ -21,7 +21,14 @@ from solvers import ConfigError
 
 WHOLE = "tokenizer.json"
 """A complete tokenizer as data."""
-TOKENIZERS = (WHOLE, "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
+TOKENIZERS = (
+    WHOLE,
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "vocab.txt",
+)
 """Files of which a directory with a tokenizer has at least one."""
 SETTINGS = "tokenizer_config.json"
 Ids = Integer[np.ndarray, " _"]
@@ -47,7 +54,9 @@ class Tokeniser:
 BYTES = Tokeniser(
     "bytes as token ids",
     lambda text: np.frombuffer(text, dtype=np.uint8),
-    words=lambda ids: [chr(i) if i < 128 else f"\\x{i:02x}" for i in ids],  # higher bytes may be parts of a character
+    words=lambda ids: [
+        chr(i) if i < 128 else f"\\x{i:02x}" for i in ids
+    ],  # higher bytes may be parts of a character
 )
 """The tokenizer of seeded models, and of models without one."""
 
@@ -65,20 +74,24 @@ def find_tokeniser(directory: Path | None, vocabulary: int) -> Tokeniser:
         return _from_files(directory)
     if directory is None and 0 < vocabulary < VOCABULARY:
         said = (
-            f"{BYTES.said}, modulo {vocabulary}, because its vocabulary has fewer than 256 tokens. The loss of a trained model is "
-            "meaningless on this text; give its own tokens by --ids FILE, or a batch by --example MODULE:FUNCTION"
+            f"{BYTES.said}, modulo {vocabulary}, because its vocabulary has fewer than 256 tokens."
+            " The loss of a trained model is meaningless on this text; give its own tokens by"
+            " --ids FILE, or a batch by --example MODULE:FUNCTION"
         )
-        return Tokeniser(said, lambda text: np.frombuffer(text, dtype=np.uint8) % np.uint8(vocabulary))
+        return Tokeniser(
+            said, lambda text: np.frombuffer(text, dtype=np.uint8) % np.uint8(vocabulary)
+        )
     if vocabulary < VOCABULARY:
         where = repr(str(directory))
         raise ConfigError(
-            f"{where} has no tokenizer, and its vocabulary of {vocabulary} is too small for bytes (256): give token ids by --ids FILE"
+            f"{where} has no tokenizer, and its vocabulary of {vocabulary} is too small for bytes"
+            " (256): give token ids by --ids FILE"
         )
     if directory is None or vocabulary == VOCABULARY:
         return BYTES
     doubt = (
-        f"; in its vocabulary of {vocabulary} these ids probably mean another text: give its own ids by --ids FILE, or put its "
-        "tokenizer into its directory"
+        f"; in its vocabulary of {vocabulary} these ids probably mean another text: give its own"
+        " ids by --ids FILE, or put its tokenizer into its directory"
     )
     return dataclasses.replace(BYTES, said=BYTES.said + doubt)
 
@@ -94,8 +107,9 @@ def read_ids(path: str | Path) -> Ids:
     if path.suffix not in IDS:
         # any file of even size can be read as pairs of bytes
         raise ConfigError(
-            f"{str(path)!r} is neither .bin (two bytes each, as nanoGPT's prepare.py writes them) nor .npy (numpy.save of a row of "
-            "integers): rename a file of ids, or give text by --file"
+            f"{str(path)!r} is neither .bin (two bytes each, as nanoGPT's prepare.py writes them)"
+            " nor .npy (numpy.save of a row of integers): rename a file of ids, or give text by"
+            " --file"
         )
     return IDS[path.suffix](path)
 
@@ -112,7 +126,9 @@ def map_tokens(path: Path) -> Ids:
     """The token ids of a file of nanoGPT, memory-mapped. Raises ConfigError for an invalid file."""
     size = check_file(path)
     if size % 2 or not size:
-        raise ConfigError(f"{str(path)!r} has {size} bytes: give a file of tokens, which take two bytes each")
+        raise ConfigError(
+            f"{str(path)!r} has {size} bytes: give a file of tokens, which take two bytes each"
+        )
     try:
         return np.memmap(path, dtype=np.dtype("<u2"), mode="r")
     except OSError as error:
@@ -145,7 +161,9 @@ def _from_files(directory: Path) -> Tokeniser:
             decoded = text.decode()
         except UnicodeDecodeError as error:
             where = f"byte {error.start} is no UTF-8"
-            raise ConfigError(f"this model reads text, but {where}: give text, or token ids by --ids") from None
+            raise ConfigError(
+                f"this model reads text, but {where}: give text, or token ids by --ids"
+            ) from None
 
         def ids() -> Any:
             return load()(decoded, add_special_tokens=False)["input_ids"]
@@ -155,7 +173,10 @@ def _from_files(directory: Path) -> Tokeniser:
     def words(found: list[int]) -> list[str]:
         def texts() -> list[str]:
             tokenizer = load()
-            return [tokenizer.convert_tokens_to_string([each]) for each in tokenizer.convert_ids_to_tokens(found)]
+            return [
+                tokenizer.convert_tokens_to_string([each])
+                for each in tokenizer.convert_ids_to_tokens(found)
+            ]
 
         made: list[str] = _attempt(directory, texts, len(found))
         return made
@@ -181,9 +202,15 @@ def _attempt(directory: Path, act: Callable[[], Any], length: int = 0) -> Any:
     """
     with quiet():
         try:
-            return run_guarded(act, seconds=SECONDS + length // BYTES_A_SECOND, memory=MEMORY + MEMORY_A_BYTE * length)
+            return run_guarded(
+                act,
+                seconds=SECONDS + length // BYTES_A_SECOND,
+                memory=MEMORY + MEMORY_A_BYTE * length,
+            )
         except ConfigError as error:
-            raise ConfigError(f"the tokenizer in {str(directory)!r} does not work: {error}") from None
+            raise ConfigError(
+                f"the tokenizer in {str(directory)!r} does not work: {error}"
+            ) from None
 
 
 def _check_settings(path: Path, *, may_name_code: bool) -> None:
@@ -198,4 +225,7 @@ def _check_settings(path: Path, *, may_name_code: bool) -> None:
             what = "names code of its own, which is never run"
         else:
             what = "holds no JSON object"
-        raise ConfigError(f"{str(path)!r} {what}: save the tokenizer as tokenizer.json alone, or give token ids by --ids FILE")
+        raise ConfigError(
+            f"{str(path)!r} {what}: save the tokenizer as tokenizer.json alone, or give token ids"
+            " by --ids FILE"
+        )

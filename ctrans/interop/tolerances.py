@@ -35,7 +35,9 @@ def difference(found: Tensor, expected: Tensor) -> float:
 def same(found: Tensor, expected: Tensor) -> bool:
     """Whether the two differ by no more than the rounding of a few operations."""
     close = 64 * unit(expected.dtype)
-    return found.shape == expected.shape and float((found - expected).norm()) <= close * float(expected.norm())
+    return found.shape == expected.shape and float((found - expected).norm()) <= close * float(
+        expected.norm()
+    )
 
 
 def likely_number(value: float, own: Iterable[float], close: float, digits: int) -> float:
@@ -44,4 +46,6 @@ def likely_number(value: float, own: Iterable[float], close: float, digits: int)
     """
     nearest = min(own, key=lambda number: abs(number - value), default=0.0)
     short = (float(f"{value:.{n}g}") for n in range(1, digits + 1))
-    return next((number for number in (nearest, *short) if abs(number - value) <= close * abs(value)), value)
+    return next(
+        (number for number in (nearest, *short) if abs(number - value) <= close * abs(value)), value
+    )

@@ -58,7 +58,9 @@ class TransformersAdapter(ModelAdapter):
         if not has_weights_on_demand(self.model):
             form = form_of_blocks(self._run, self.blocks())
             if isinstance(form, str):
-                raise ConfigError(f"the blocks of {type(self.model).__name__} do not act in sequence: {form}")
+                raise ConfigError(
+                    f"the blocks of {type(self.model).__name__} do not act in sequence: {form}"
+                )
             self.form = form
 
     def run_like(self, x: Tensor) -> object:
@@ -80,4 +82,6 @@ class TransformersAdapter(ModelAdapter):
 
     def outputs(self, x: Tensor) -> Any:
         with intercepted(self.blocks(), lambda i, call: x if i == 0 else call.x, self.form):
-            return self.model(**stand_in(self.model, x.detach()), **self.padding_for(x), return_dict=True)
+            return self.model(
+                **stand_in(self.model, x.detach()), **self.padding_for(x), return_dict=True
+            )

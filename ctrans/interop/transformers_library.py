@@ -19,7 +19,9 @@ def import_transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise ConfigError("Hugging Face models need the library transformers: pip install 'ctrans[hf]'") from None
+        raise ConfigError(
+            "Hugging Face models need the library transformers: pip install 'ctrans[hf]'"
+        ) from None
     return transformers
 
 
@@ -41,7 +43,9 @@ def reading(failure: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Inside, the library prints no warnings and no progress bars. Errors as `import_transformers`."""
+    """Inside, the library prints no warnings and no progress bars. Errors as
+    `import_transformers`.
+    """
     log = import_transformers().utils.logging
     level = log.get_verbosity()
     bars = log.is_progress_bar_enabled()

@@ -48,10 +48,18 @@ GPT2_NAMES = WeightNames(
 )
 """Names of GPT-2 and nanoGPT."""
 LLAMA_NAMES = WeightNames(
-    outside={"token_embedding": "model.embed_tokens", "final_norm": "model.norm", "unembedding": "lm_head"},
+    outside={
+        "token_embedding": "model.embed_tokens",
+        "final_norm": "model.norm",
+        "unembedding": "lm_head",
+    },
     blocks="model.layers",
     sublayers=(
-        {"input_norm": "input_layernorm", "field.qkv": "self_attn.qkv_proj", "field.out": "self_attn.o_proj"},
+        {
+            "input_norm": "input_layernorm",
+            "field.qkv": "self_attn.qkv_proj",
+            "field.out": "self_attn.o_proj",
+        },
         {
             "input_norm": "post_attention_layernorm",
             "field.gate": "mlp.gate_proj",
@@ -62,7 +70,11 @@ LLAMA_NAMES = WeightNames(
 )
 """Names of Llama. It has separate queries, keys and values, each in the place of `qkv_proj`."""
 GPT_NEOX_NAMES = WeightNames(
-    outside={"token_embedding": "gpt_neox.embed_in", "final_norm": "gpt_neox.final_layer_norm", "unembedding": "lm_head"},
+    outside={
+        "token_embedding": "gpt_neox.embed_in",
+        "final_norm": "gpt_neox.final_layer_norm",
+        "unembedding": "lm_head",
+    },
     blocks="gpt_neox.layers",
     sublayers=(
         {

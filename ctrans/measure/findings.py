@@ -82,7 +82,11 @@ class Check:
 
     def close(self, value: float) -> bool:
         """Whether a value is inside of its limits by less than the factor `near`."""
-        return self.near is not None and math.isfinite(value) and -math.log10(self.near) <= self.excess(value) <= 0
+        return (
+            self.near is not None
+            and math.isfinite(value)
+            and -math.log10(self.near) <= self.excess(value) <= 0
+        )
 
     @property
     def limit(self) -> str:
@@ -95,11 +99,15 @@ class Check:
             sides += [f"above {self.high:g}"]
         else:
             sides += []
-        return " or ".join(sides) or ", ".join(f"{name} {value:g}" for name, value in self.limits.items())
+        return " or ".join(sides) or ", ".join(
+            f"{name} {value:g}" for name, value in self.limits.items()
+        )
 
 
 def _decades(small: float, large: float) -> float:
-    """log10(small/large), above 0 if `small` exceeds `large`; the difference if they have no ratio."""
+    """log10(small/large), above 0 if `small` exceeds `large`; the difference if they have no
+    ratio.
+    """
     if math.isinf(small) or math.isinf(large):
         if small < large:
             return -math.inf
@@ -204,8 +212,8 @@ class Checks(dict[str, Check]):
     def __setitem__(self, name: str, check: Check) -> None:
         if not self.measured(check):
             raise ConfigError(
-                f"nothing measures {check.quantity!r}, the quantity of the check {name!r} of the topic {self.topic}: register its "
-                "measurement first, and use the same name"
+                f"nothing measures {check.quantity!r}, the quantity of the check {name!r} of the"
+                f" topic {self.topic}: register its measurement first, and use the same name"
             )
         super().__setitem__(name, check)
 
@@ -228,26 +236,43 @@ class Checks(dict[str, Check]):
         """The findings for readings by quantity: most severe first, then farthest outside of the
         limits first. A check is left out at the segments of another one that suppresses it.
         """
-        outside = {name: found for name, check in self.items() if (found := _outside(check, readings.get(check.quantity, ())))}
+        outside = {
+            name: found
+            for name, check in self.items()
+            if (found := _outside(check, readings.get(check.quantity, ())))
+        }
         for name in list(outside):
             segments = {reading.segment for reading in outside.get(name, [])} - {None}
             for suppressed in self[name].suppresses if segments else ():
-                left = [reading for reading in outside.pop(suppressed, []) if reading.segment not in segments]
+                left = [
+                    reading
+                    for reading in outside.pop(suppressed, [])
+                    if reading.segment not in segments
+                ]
                 if left:
                     outside |= {suppressed: left}
                 else:
                     outside |= {}
-        findings = [self.finding(name, each[0], places=each if len(each) > 1 else []) for name, each in outside.items()]
+        findings = [
+            self.finding(name, each[0], places=each if len(each) > 1 else [])
+            for name, each in outside.items()
+        ]
         return self.ordered(findings)
 
-    def near(self, readings: Mapping[str, Sequence[Reading]], found: Sequence[str]) -> dict[str, Reading]:
+    def near(
+        self, readings: Mapping[str, Sequence[Reading]], found: Sequence[str]
+    ) -> dict[str, Reading]:
         """By check, the reading closest to its limit from inside, if within the factor `Check.near`
         of it. Without checks that were found, or that these suppress.
         """
         left_out = {*found, *(suppressed for name in found for suppressed in self[name].suppresses)}
         close = {}
         for name, check in self.items():
-            each = [reading for reading in readings.get(check.quantity, ()) if check.close(reading.value)]
+            each = [
+                reading
+                for reading in readings.get(check.quantity, ())
+                if check.close(reading.value)
+            ]
             if each and name not in left_out:
                 close[name] = max(each, key=lambda reading: check.excess(reading.value))
         return close
@@ -256,7 +281,13 @@ class Checks(dict[str, Check]):
         """Findings, most severe first, then farthest outside of the limits first."""
         names = list(self)
         found = sorted(findings, key=lambda each: names.index(each.check))
-        return sorted(found, key=lambda each: (SEVERITIES.index(each.severity), -self[each.check].excess(each.value)))
+        return sorted(
+            found,
+            key=lambda each: (
+                SEVERITIES.index(each.severity),
+                -self[each.check].excess(each.value),
+            ),
+        )
 
 
 def _outside(check: Check, readings: Sequence[Reading]) -> list[Reading]:
@@ -266,7 +297,9 @@ def _outside(check: Check, readings: Sequence[Reading]) -> list[Reading]:
 
 
 def in_words(finding: Mapping[str, Any]) -> dict[str, str]:
-    """The parts of a finding (its JSON object) in words: where, figure, limit, impact, fix, also."""
+    """The parts of a finding (its JSON object) in words: where, figure, limit, impact, fix,
+    also.
+    """
     found = {
         "where": finding["place"],
         "figure": f"{finding['figure']}{_over_walks(finding)}{_in_time(finding)}",
@@ -285,13 +318,17 @@ def in_words(finding: Mapping[str, Any]) -> dict[str, str]:
 
 
 def in_a_paragraph(finding: Mapping[str, Any]) -> str:
-    """A finding (its JSON object) as one paragraph: "step 70: loss spike (serious): the loss: ..."."""
+    """A finding (its JSON object) as one paragraph: "step 70: loss spike (serious): the loss:
+    ...".
+    """
     words = in_words(finding)
     if finding["step"] is None:
         start = ""
     else:
         start = f"step {finding['step']}: "
-    said = f"{start}{finding['check']} ({finding['severity']}): {words['where']}: {words['figure']}."
+    said = (
+        f"{start}{finding['check']} ({finding['severity']}): {words['where']}: {words['figure']}."
+    )
     return f"{said} {words['impact']} Fix: {words['fix']}"
 
 
@@ -333,13 +370,17 @@ def as_object(check: Check) -> dict[str, Any]:
 
 def limits_in_words(checks: Mapping[str, Check]) -> list[str]:
     """A line for each check: the figure, the limit, and who set it."""
-    return [f"{name} ({c.severity}): {c.description}: {c.limit} ({c.source})" for name, c in checks.items()]
+    return [
+        f"{name} ({c.severity}): {c.description}: {c.limit} ({c.source})"
+        for name, c in checks.items()
+    ]
 
 
 def tried(runs: int, healed: int, harmed: int = 0) -> str:
-    """The end of a check's `source`: what its advice did to patients of `benchmarks/clinic` that did
-    not heal without it, and of which it was the first finding.
+    """The end of a check's `source`: what its advice did to patients of `benchmarks/clinic` that
+    did not heal without it, and of which it was the first finding.
     """
     return (
-        f"; its advice, carried out on {runs} run{'s' * (runs > 1)} of the clinic's open half: healed {healed}, harmed {harmed}"
+        f"; its advice, carried out on {runs} run{'s' * (runs > 1)} of the clinic's open half:"
+        f" healed {healed}, harmed {harmed}"
     )

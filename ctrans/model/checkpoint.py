@@ -5,10 +5,10 @@ Weights that several blocks share (`GPTConfig.depth_weights`) are stored once, u
 their names. The file's metadata hold a digest of the configuration, because the same weights with
 another dt are another model.
 
-A model with low-rank updates (`ctrans.dynamics.weights.low_rank`) has its A and B in `adapter.safetensors`.
-The weights that they update are in the directory `base` next to its own, once for any number of
-such models. The adapter's metadata hold the SHA-256 of the base's weights, because the same updates
-of other weights are another model.
+A model with low-rank updates (`ctrans.dynamics.weights.low_rank`) has its A and B in
+`adapter.safetensors`. The weights that they update are in the directory `base` next to its own,
+once for any number of such models. The adapter's metadata hold the SHA-256 of the base's weights,
+because the same updates of other weights are another model.
 """
 
 from __future__ import annotations
@@ -64,11 +64,17 @@ def save(model: GPT, directory: str | Path) -> None:
         else:
             _write(directory, WEIGHTS, model.config, _weights(model))
     except OSError as error:
-        raise ConfigError(f"cannot write a checkpoint to {str(directory)!r}: {error.strerror or error}") from None
+        raise ConfigError(
+            f"cannot write a checkpoint to {str(directory)!r}: {error.strerror or error}"
+        ) from None
 
 
 def _write(
-    directory: Path, name: str, config: GPTConfig, weights: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    directory: Path,
+    name: str,
+    config: GPTConfig,
+    weights: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     settings = _settings(config)
     directory.mkdir(parents=True, exist_ok=True)
@@ -80,11 +86,14 @@ def _save_base(model: GPT, directory: Path) -> str:
     """Writes the weights that the model updates unless they exist, and returns their SHA-256."""
     weights = before_updates(model)
     digest = sha256_of(weights)
-    if not os.path.exists(directory / CONFIG) and (_of_ours(directory / WEIGHTS) or not os.path.lexists(directory / WEIGHTS)):
+    if not os.path.exists(directory / CONFIG) and (
+        _of_ours(directory / WEIGHTS) or not os.path.lexists(directory / WEIGHTS)
+    ):
         _write(directory, WEIGHTS, model.config, weights)
     elif sha256_of(read_weights(directory / WEIGHTS)[0]) != digest:
         raise ConfigError(
-            f"{str(directory)!r} has other weights than those that this model updates: save it in another directory"
+            f"{str(directory)!r} has other weights than those that this model updates: save it in"
+            " another directory"
         )
     return digest
 
@@ -113,7 +122,9 @@ def _of_ours(weights: Path) -> bool:
 def _weights(model: GPT) -> dict[str, Tensor]:
     """Each weight once, under the first of its names."""
     first = _first_names(model)
-    return {name: value for name, value in model.state_dict().items() if first.get(name, name) == name}
+    return {
+        name: value for name, value in model.state_dict().items() if first.get(name, name) == name
+    }
 
 
 def _settings(config: GPTConfig) -> dict[str, Any]:
@@ -121,7 +132,11 @@ def _settings(config: GPTConfig) -> dict[str, Any]:
     read a model that does not use them.
     """
     idle = {field.name: field.default for field in fields(config) if field.name in LATER}
-    return {name: value for name, value in asdict(config).items() if name not in idle or value != idle[name]}
+    return {
+        name: value
+        for name, value in asdict(config).items()
+        if name not in idle or value != idle[name]
+    }
 
 
 def find_model(directory: str | Path) -> Path:
@@ -144,13 +159,15 @@ def find_model(directory: str | Path) -> Path:
         return directory
     if not os.path.exists(best / CONFIG):
         raise ConfigError(
-            f"{str(best)!r}, the best model of the run, {'leads nowhere' if os.path.lexists(best) else 'is missing'}: give "
-            f"another checkpoint, such as {str(last)!r}, or continue the run with ctrans train --resume"
+            f"{str(best)!r}, the best model of the run,"
+            f" {'leads nowhere' if os.path.lexists(best) else 'is missing'}: give another"
+            f" checkpoint, such as {str(last)!r}, or continue the run with ctrans train --resume"
         )
     place = best.resolve()  # a running training moves its links
     if os.path.islink(last) and os.path.islink(best) and last.resolve().parent != place.parent:
         raise ConfigError(
-            f"{str(best)!r} is of a run that was overwritten: give {str(last)!r}, or continue the run with ctrans train --resume"
+            f"{str(best)!r} is of a run that was overwritten: give {str(last)!r}, or continue the"
+            " run with ctrans train --resume"
         )
     return place
 
@@ -191,9 +208,18 @@ def load(directory: str | Path, *, merge: bool = True) -> GPT:
     check_buildable(config, seed=0)
     weights, metadata = read_weights(path)
     if metadata.get(CONFIG_DIGEST) not in (None, digest(settings)):
-        raise ConfigError(f"{str(directory / CONFIG)!r} was changed after {str(path)!r} was saved: restore the original")
-    if number_of_weights(config) > sum(weight.numel() for weight in weights.values()) and not updates:
-        raise ConfigError(f"{str(path)!r} does not fit its config.json, which describes {number_of_weights(config):,} weights")
+        raise ConfigError(
+            f"{str(directory / CONFIG)!r} was changed after {str(path)!r} was saved: restore the"
+            " original"
+        )
+    if (
+        number_of_weights(config) > sum(weight.numel() for weight in weights.values())
+        and not updates
+    ):
+        raise ConfigError(
+            f"{str(path)!r} does not fit its config.json, which describes"
+            f" {number_of_weights(config):,} weights"
+        )
     if not updates:
         return _filled(GPT(config), weights, path)
     model = update_like(_base_of(path, config, metadata.get(BASE_DIGEST)), weights, path)
@@ -209,13 +235,19 @@ def _base_of(adapter: Path, config: GPTConfig, digest: str | None) -> GPT:
     place = adapter.parent.parent / BASE
     if not os.path.exists(place / CONFIG):
         raise ConfigError(
-            f"{str(adapter)!r} updates weights that are not in {str(place)!r}: copy the directory `{BASE}` of its run there"
+            f"{str(adapter)!r} updates weights that are not in {str(place)!r}: copy the directory"
+            f" `{BASE}` of its run there"
         )
     if os.path.exists(place / ADAPTER):  # which could be this one again
-        raise ConfigError(f"{str(place)!r} has {ADAPTER} itself: restore the base of the run of {str(adapter)!r}")
+        raise ConfigError(
+            f"{str(place)!r} has {ADAPTER} itself: restore the base of the run of {str(adapter)!r}"
+        )
     base = load(place)
     if base.config != config or sha256_of(_weights(base)) != digest:
-        raise ConfigError(f"{str(adapter)!r} updates other weights than those in {str(place)!r}: restore the base of its run")
+        raise ConfigError(
+            f"{str(adapter)!r} updates other weights than those in {str(place)!r}: restore the base"
+            " of its run"
+        )
     return base
 
 
@@ -227,18 +259,25 @@ def _filled(model: GPT, weights: Mapping[str, Tensor], path: Path) -> GPT:
         have = tuple(weights[name].shape) if name in weights else "absent"
         want = expected.get(name, "absent")
         if have != want:
-            raise ConfigError(f"{str(path)!r} does not fit its config.json: {name} is {have}, expected {want}")
+            raise ConfigError(
+                f"{str(path)!r} does not fit its config.json: {name} is {have}, expected {want}"
+            )
     dtype = functools.reduce(torch.promote_types, (value.dtype for value in weights.values()))
     parameters = {name: nn.Parameter(value.to(dtype)) for name, value in weights.items()}
     # one Parameter under all its names stays shared
-    model.load_state_dict({name: parameters[first.get(name, name)] for name in model.state_dict()}, assign=True)
+    model.load_state_dict(
+        {name: parameters[first.get(name, name)] for name in model.state_dict()}, assign=True
+    )
     return model
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
     """The first name of each parameter, by all its names."""
     first: dict[int, str] = {}
-    return {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
+    return {
+        name: first.setdefault(id(p), name)
+        for name, p in model.named_parameters(remove_duplicate=False)
+    }
 
 
 def digest(settings: Mapping[str, Any]) -> str:

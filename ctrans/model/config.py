@@ -6,13 +6,37 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import ClassVar
 
-from ctrans.base.option import COUNT, FINITE, POSITIVE, SEED, WEIGHT, Range, check_options, option, part_of
+from ctrans.base.option import (
+    COUNT,
+    FINITE,
+    POSITIVE,
+    SEED,
+    WEIGHT,
+    Range,
+    check_options,
+    option,
+    part_of,
+)
 from ctrans.dynamics.depth import MOST_BLOCKS, check_count, check_dt
-from ctrans.dynamics.fields import ACTIVATIONS, ATTENTIONS, FFNS, QK_NORMS, ExpertOptions, MapSettings
+from ctrans.dynamics.fields import (
+    ACTIVATIONS,
+    ATTENTIONS,
+    FFNS,
+    QK_NORMS,
+    ExpertOptions,
+    MapSettings,
+)
 from ctrans.dynamics.fields.attention import check_temperature, qk_norm_name
 from ctrans.dynamics.fields.tables import check_maps, takes, usual_hidden_width
 from ctrans.dynamics.norm import NORMS, WITHOUT_GAINS, NormOptions, check_norm, norm_settings
-from ctrans.dynamics.placement import PLACEMENTS, BlockPlacement, Placement, arrange, placements_in, spell_for
+from ctrans.dynamics.placement import (
+    PLACEMENTS,
+    BlockPlacement,
+    Placement,
+    arrange,
+    placements_in,
+    spell_for,
+)
 from ctrans.dynamics.residual import ALIASES, RESIDUALS, check_image, check_residual, residual_name
 from ctrans.dynamics.weights.functions_of_depth import BASES
 from ctrans.model.initialisation import INITIALISATIONS
@@ -61,10 +85,18 @@ class GPTConfig(MapSettings, NormOptions):
 
     vocab_size: int = 256
     context: int = option(256, "Tokens per sequence.", limits=COUNT, flags="--context --tokens")
-    depth: int = option(6, "Blocks. Each has an attention and an FFN sublayer.", limits=Range(1, MOST_BLOCKS))
+    depth: int = option(
+        6, "Blocks. Each has an attention and an FFN sublayer.", limits=Range(1, MOST_BLOCKS)
+    )
     width: int = option(128, "Width d of a token.", limits=COUNT)
     heads: int = option(4, "Attention heads. They divide the width.", limits=COUNT)
-    placement: str = option("peri", f"Which norms act where; {MIXED}.", group="Norms", choices=PLACEMENTS, other_choices=True)
+    placement: str = option(
+        "peri",
+        f"Which norms act where; {MIXED}.",
+        group="Norms",
+        choices=PLACEMENTS,
+        other_choices=True,
+    )
     norm: str = option("layernorm", "The norm.", group="Norms", choices=NORMS)
     dt: float = option(1.0, "Residual scale: the length of a segment in depth-time.")
     attention: str = option("softmax", "Attention map.", group="Attention", choices=ATTENTIONS)
@@ -76,15 +108,23 @@ class GPTConfig(MapSettings, NormOptions):
         limits=COUNT,
         default_words="4 width; 8/3 width if gated",
     )
-    activation: str = option("gelu", "Activation of the FFN.", group="Feed-forward", choices=ACTIVATIONS)
+    activation: str = option(
+        "gelu", "Activation of the FFN.", group="Feed-forward", choices=ACTIVATIONS
+    )
     bias: bool = option(True, "Use biases of linear maps and offsets of norms.", group="Weights")
     causal: bool = True
     temperature: float = option(1.0, "Temperature tau of the attention.", group="Attention")
     qk_norm: bool | str = option(
-        False, "Norm of queries and keys.", group="Attention", choices=QK_NORMS, default_words="none; rms without a name"
+        False,
+        "Norm of queries and keys.",
+        group="Attention",
+        choices=QK_NORMS,
+        default_words="none; rms without a name",
     )
     eps: float = option(1e-5, "Constant that a norm adds to the variance.", group="Norms")
-    initialisation: str = option("gpt2", "Initial weights.", group="Weights", choices=INITIALISATIONS, flags="--init")
+    initialisation: str = option(
+        "gpt2", "Initial weights.", group="Weights", choices=INITIALISATIONS, flags="--init"
+    )
     embedding_std: float = option(
         0.02,
         "Standard deviation of the embeddings. It sets the size of X at depth 0.",
@@ -99,7 +139,10 @@ class GPTConfig(MapSettings, NormOptions):
         default_words="(2 depth)^(1/4)",
     )
     depth_weights: str = option(
-        FREE, "Weights as functions of depth; free: each block has its own.", group="Weights", choices=DEPTH_WEIGHTS
+        FREE,
+        "Weights as functions of depth; free: each block has its own.",
+        group="Weights",
+        choices=DEPTH_WEIGHTS,
     )
     knots: int | None = option(
         None,
@@ -127,7 +170,9 @@ class GPTConfig(MapSettings, NormOptions):
         group="Residual",
     )
     branch_norms: bool = option(
-        False, "With --parallel-blocks: separate input norms for attention and FFN, as in GPT-NeoX.", group="Residual"
+        False,
+        "With --parallel-blocks: separate input norms for attention and FFN, as in GPT-NeoX.",
+        group="Residual",
     )
     streams: int | None = option(
         None,
@@ -139,20 +184,31 @@ class GPTConfig(MapSettings, NormOptions):
     tied: bool = True
     stack_steps: int | None = option(
         None,
-        "Use the whole stack of blocks as one velocity with the same weights at all times (OT-Transformer), integrated in this many "
-        "steps of length --dt.",
+        "Use the whole stack of blocks as one velocity with the same weights at all times"
+        " (OT-Transformer), integrated in this many steps of length --dt.",
         group="Residual",
         limits=Range(1, MOST_STEPS),
         default_words="each sublayer is a segment with its own weights",
     )
     parametrisation: str = option(
-        STANDARD, "How initial weights, dt, logits and rates follow width and depth.", group="Weights", choices=PARAMETRISATIONS
+        STANDARD,
+        "How initial weights, dt, logits and rates follow width and depth.",
+        group="Weights",
+        choices=PARAMETRISATIONS,
     )
     base_width: int | None = option(
-        None, "Width at which the parametrisation changes nothing.", group="Weights", limits=COUNT, default_words="--width"
+        None,
+        "Width at which the parametrisation changes nothing.",
+        group="Weights",
+        limits=COUNT,
+        default_words="--width",
     )
     base_depth: int | None = option(
-        None, "Blocks at which the parametrisation changes nothing.", group="Weights", limits=COUNT, default_words="--depth"
+        None,
+        "Blocks at which the parametrisation changes nothing.",
+        group="Weights",
+        limits=COUNT,
+        default_words="--depth",
     )
 
     def __post_init__(self) -> None:
@@ -168,54 +224,68 @@ class GPTConfig(MapSettings, NormOptions):
                 "parallel block has one: give one placement, or leave out parallel_blocks"
             )
         part_of(ExpertOptions, self)  # first, since hidden_width needs valid ones
-        check_temperature(self.temperature)  # first, since a tensor has no comparison with the default
+        check_temperature(
+            self.temperature
+        )  # first, since a tensor has no comparison with the default
         check_maps(self)
         object.__setattr__(self, "qk_norm", qk_norm_name(self.qk_norm))
         check_norm(self.width, self.eps)
         norm_settings(self.norm, self, self.width, self.heads)
         self._check_branch_norms()
-        check_residual(self.residual, placements_in(self.placement), self.residual_init, self.streams)
+        check_residual(
+            self.residual, placements_in(self.placement), self.residual_init, self.streams
+        )
         check_image(self.residual, self.norm)
         if self.is_stack:
-            check_stack(placements_in(self.placement), self.state_streams, takes("ffn", self.ffn, "experts"))
+            check_stack(
+                placements_in(self.placement), self.state_streams, takes("ffn", self.ffn, "experts")
+            )
         self._check_depth_weights()
         self._check_parametrisation()
         if self.alpha is not None and not self._has_residual_gain:
             raise ConfigError(
-                f"alpha = {self.alpha} has no meaning for placement {self.placement!r}: leave it out, or choose deepnorm"
+                f"alpha = {self.alpha} has no meaning for placement {self.placement!r}: leave it"
+                " out, or choose deepnorm"
             )
 
     def _check_depth_weights(self) -> None:
         if self.depth_weights == FREE:
             if self.knots is not None:
                 raise ConfigError(
-                    f"knots = {self.knots} has no meaning for free weights: leave it out, or choose depth_weights "
-                    f"{', '.join(sorted(BASES))}"
+                    f"knots = {self.knots} has no meaning for free weights: leave it out, or choose"
+                    f" depth_weights {', '.join(sorted(BASES))}"
                 )
             return
         residual = RESIDUALS[self.residual]
         if residual.counts_blocks:
             raise ConfigError(
-                f"residual {self.residual!r} depends on the number of blocks, and weights as functions of depth do not: choose "
-                f"depth_weights {FREE}"
+                f"residual {self.residual!r} depends on the number of blocks, and weights as"
+                f" functions of depth do not: choose depth_weights {FREE}"
             )
         if residual.unit_weights:
-            raise ConfigError(f"residual {self.residual!r} puts every matrix on a sphere by itself: choose depth_weights {FREE}")
+            raise ConfigError(
+                f"residual {self.residual!r} puts every matrix on a sphere by itself: choose"
+                f" depth_weights {FREE}"
+            )
 
     def _check_parametrisation(self) -> None:
         if self.parametrisation == STANDARD:
             for name in ("base_width", "base_depth"):
                 if getattr(self, name) is not None:
                     raise ConfigError(
-                        f"{name} = {getattr(self, name)} has no meaning for parametrisation {STANDARD}: leave it out, or choose "
-                        f"{', '.join(sorted(PARAMETRISATIONS.keys() - {STANDARD}))}"
+                        f"{name} = {getattr(self, name)} has no meaning for parametrisation"
+                        f" {STANDARD}: leave it out, or choose"
+                        f" {', '.join(sorted(PARAMETRISATIONS.keys() - {STANDARD}))}"
                     )
         elif self.is_stack or RESIDUALS[self.residual].unit_weights:
             if self.is_stack:
                 odd = "stack_steps"
             else:
                 odd = f"residual {self.residual!r}"
-            raise ConfigError(f"parametrisation {self.parametrisation!r} has no rules for {odd}: choose {STANDARD}")
+            raise ConfigError(
+                f"parametrisation {self.parametrisation!r} has no rules for {odd}: choose"
+                f" {STANDARD}"
+            )
 
     @property
     def rules(self) -> Parametrisation:
@@ -245,7 +315,9 @@ class GPTConfig(MapSettings, NormOptions):
     @property
     def hidden_width(self) -> int:
         """The FFN's number of features."""
-        return self.ffn_width or usual_hidden_width(self.width, self.ffn, part_of(ExpertOptions, self))
+        return self.ffn_width or usual_hidden_width(
+            self.width, self.ffn, part_of(ExpertOptions, self)
+        )
 
     @property
     def per_block(self) -> int:
@@ -268,7 +340,9 @@ class GPTConfig(MapSettings, NormOptions):
 
     @property
     def weights_in_depth(self) -> int:
-        """The number of values of each parameter of a block: one for each block, or for each knot."""
+        """The number of values of each parameter of a block: one for each block, or for each
+        knot.
+        """
         if self.depth_weights == FREE:
             return self.depth
         return self.knots or KNOTS
@@ -306,12 +380,19 @@ class GPTConfig(MapSettings, NormOptions):
             dt = float(Fraction(self.dt) * Fraction(self.stack_steps, blocks))
             return replace(self, stack_steps=blocks, dt=dt)
         if blocks != self.depth and "+" in self.placement:
-            raise ConfigError(f"placement {self.placement!r} is for {self.depth} blocks: the model has no other depth")
+            raise ConfigError(
+                f"placement {self.placement!r} is for {self.depth} blocks: the model has no other"
+                " depth"
+            )
         if blocks != self.depth and RESIDUALS[self.residual].counts_blocks:
             raise ConfigError(
-                f"residual {self.residual!r} depends on the number of blocks, here {self.depth}: the model has no other depth"
+                f"residual {self.residual!r} depends on the number of blocks, here {self.depth}:"
+                " the model has no other depth"
             )
-        dt = float(Fraction(self.dt) * Fraction(self.depth, blocks)) * (self.depth / blocks) ** self.rules.branch
+        dt = (
+            float(Fraction(self.dt) * Fraction(self.depth, blocks))
+            * (self.depth / blocks) ** self.rules.branch
+        )
         if self._has_residual_gain:
             alpha = self._alpha
         else:
@@ -323,15 +404,19 @@ class GPTConfig(MapSettings, NormOptions):
             return
         if not self.parallel_blocks:
             raise ConfigError(
-                "branch_norms = True has no meaning for blocks of two sublayers: leave it out, or choose parallel_blocks"
+                "branch_norms = True has no meaning for blocks of two sublayers: leave it out, or"
+                " choose parallel_blocks"
             )
         if self.norm not in WITHOUT_GAINS:
             raise ConfigError(
-                f"branch_norms = True needs a norm with a gain for each channel, and {self.norm!r} has none: choose norm "
-                f"{', '.join(WITHOUT_GAINS)}"
+                f"branch_norms = True needs a norm with a gain for each channel, and {self.norm!r}"
+                f" has none: choose norm {', '.join(WITHOUT_GAINS)}"
             )
         if odd := next((p.name for p in placements_in(self.placement) if not p.input_norm), None):
-            raise ConfigError(f"branch_norms = True with placement {odd!r}, which has no input norm: leave it out, or choose pre")
+            raise ConfigError(
+                f"branch_norms = True with placement {odd!r}, which has no input norm: leave it"
+                " out, or choose pre"
+            )
 
     @property
     def _alpha(self) -> float:

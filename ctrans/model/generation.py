@@ -36,7 +36,9 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        Range(0, LARGEST, "a finite number of at least 0; 0 takes the most likely token").check("temperature", self.temperature)
+        Range(0, LARGEST, "a finite number of at least 0; 0 takes the most likely token").check(
+            "temperature", self.temperature
+        )
         if self.top_k is not None:
             check_count("top_k", self.top_k)
         check_seed(self.seed)
@@ -44,7 +46,10 @@ class Sampling:
     def check(self, vocabulary: int) -> None:
         """Raises ConfigError unless `top_k` is at most the vocabulary."""
         if self.top_k is not None and self.top_k > vocabulary:
-            raise ConfigError(f"top_k = {self.top_k} of a vocabulary of {vocabulary}: give at most {vocabulary}, or leave it out")
+            raise ConfigError(
+                f"top_k = {self.top_k} of a vocabulary of {vocabulary}: give at most {vocabulary},"
+                " or leave it out"
+            )
 
 
 DEFAULT = Sampling()
@@ -70,7 +75,9 @@ def generate(
     The model sees at most its context of the latest tokens. Raises ConfigError for an invalid
     request, and SolveError if logits are not finite or an integration fails.
     """
-    return torch.stack(list(stream(model, prompt, count, Sampling(temperature, top_k, seed), scheme)), dim=-1)
+    return torch.stack(
+        list(stream(model, prompt, count, Sampling(temperature, top_k, seed), scheme)), dim=-1
+    )
 
 
 def stream(
@@ -87,7 +94,10 @@ def stream(
     sampling.check(model.config.vocab_size)
     scheme.check(model.depth, model.token_embedding.weight.dtype)
     if not model.config.causal:
-        raise ConfigError("this model is not causal (causal = False), so it cannot continue a text: use a causal model")
+        raise ConfigError(
+            "this model is not causal (causal = False), so it cannot continue a text: use a causal"
+            " model"
+        )
     if prompt.dim() == 0 or not prompt.shape[-1]:
         raise ConfigError("the prompt is empty: give at least one token to continue")
     with torch.no_grad():
@@ -95,22 +105,33 @@ def stream(
     return _stream(model, prompt, count, sampling, scheme)
 
 
-def _stream(model: GPT, tokens: Tensor, count: int, sampling: Sampling, scheme: Scheme) -> Iterator[Tensor]:
+def _stream(
+    model: GPT, tokens: Tensor, count: int, sampling: Sampling, scheme: Scheme
+) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(sampling.seed)
     for made in range(count):
         tokens = tokens[..., -model.config.context :]
         with torch.no_grad():  # inside the loop, as the caller's code runs between the tokens
-            logits = model.head(scheme.last_state(model.depth, model.embed(tokens))[..., -1:, :])[..., 0, :].cpu().double()
+            logits = (
+                model.head(scheme.last_state(model.depth, model.embed(tokens))[..., -1:, :])[
+                    ..., 0, :
+                ]
+                .cpu()
+                .double()
+            )
         if not torch.isfinite(logits).all():
             raise SolveError(
-                f"the logits after {made} tokens are not finite: the weights have diverged; use an earlier checkpoint"
+                f"the logits after {made} tokens are not finite: the weights have diverged; use an"
+                " earlier checkpoint"
             )
         token = sample(logits, sampling, generator)
         yield token
         tokens = torch.cat([tokens, token.unsqueeze(-1).to(tokens)], dim=-1)
 
 
-def sample(logits: Float[Tensor, "*batch vocab"], sampling: Sampling, generator: torch.Generator) -> Int[Tensor, "*batch"]:
+def sample(
+    logits: Float[Tensor, "*batch vocab"], sampling: Sampling, generator: torch.Generator
+) -> Int[Tensor, "*batch"]:
     """A token drawn from softmax(logits/temperature) among the `top_k` most likely ones; the most
     likely one at temperature 0.
     """
@@ -122,4 +143,6 @@ def sample(logits: Float[Tensor, "*batch vocab"], sampling: Sampling, generator:
         values, places = scaled.topk(sampling.top_k)
         scaled = torch.full_like(scaled, -math.inf).scatter(-1, places, values)
     probabilities = scaled.softmax(-1)
-    return torch.multinomial(probabilities.reshape(-1, logits.shape[-1]), 1, generator=generator).view(logits.shape[:-1])
+    return torch.multinomial(
+        probabilities.reshape(-1, logits.shape[-1]), 1, generator=generator
+    ).view(logits.shape[:-1])

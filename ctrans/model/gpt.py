@@ -46,7 +46,8 @@ class GPT(nn.Module):
     `config.positions` sets the positional encoding. The head shares the token embedding's weights
     unless `config.tied` is False. `model.depth` is the `Depth`. With `on_demand`, the weights of
     each attention and FFN are drawn when they are used and dropped when the next map is used. They
-    are the same weights, but need the memory of one sublayer only (see `ctrans.dynamics.weights.on_demand`).
+    are the same weights, but need the memory of one sublayer only (see
+    `ctrans.dynamics.weights.on_demand`).
     """
 
     def __init__(self, config: GPTConfig, *, seed: int = 0, on_demand: bool = False):
@@ -54,7 +55,9 @@ class GPT(nn.Module):
         check_buildable(config, seed, on_demand=on_demand)
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.width)
-        self.position_embedding = nn.Embedding(config.context, config.width) if config.places.embedding else None
+        self.position_embedding = (
+            nn.Embedding(config.context, config.width) if config.places.embedding else None
+        )
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for embedding in (self.token_embedding, self.position_embedding):
@@ -65,11 +68,19 @@ class GPT(nn.Module):
         else:
             self.unembedding = nn.Linear(config.width, config.vocab_size, bias=False)
         self.depth = (drawn_depth if on_demand else make_depth)(config, generator)
-        self.final_norm = make_norm(config) if config.placements[-1].ffn.final_norm and not config.is_stack else nn.Identity()
+        self.final_norm = (
+            make_norm(config)
+            if config.placements[-1].ffn.final_norm and not config.is_stack
+            else nn.Identity()
+        )
         # nGPT's s_z: without it rows of length 1 give logits of at most 1, and the cross-entropy
         # stays near that of guessing
         on_spheres = RESIDUALS[config.residual].unit_weights
-        self.logit_scale = nn.Parameter(torch.full((config.vocab_size,), config.width**-0.5)) if on_spheres else None
+        self.logit_scale = (
+            nn.Parameter(torch.full((config.vocab_size,), config.width**-0.5))
+            if on_spheres
+            else None
+        )
         if self.unembedding is not None:
             nn.init.normal_(self.unembedding.weight, 0.0, config.embedding_std, generator=generator)
         self._normalise_embeddings()
@@ -88,19 +99,27 @@ class GPT(nn.Module):
         target and for unknown tokens.
         """
         if not is_dense(logits) or not is_dense(tokens):
-            raise ConfigError(f"logits = {shown(logits)} and tokens = {shown(tokens)}: give two dense tensors")
+            raise ConfigError(
+                f"logits = {shown(logits)} and tokens = {shown(tokens)}: give two dense tensors"
+            )
         if not is_dense(targets) or targets.dtype != torch.int64:
             if is_dense(targets):
                 what = f"of {targets.dtype}"
             else:
                 what = shown(targets)
-            raise ConfigError(f"the targets are {what}: give a tensor of int64 with the tokens' shape")
+            raise ConfigError(
+                f"the targets are {what}: give a tensor of int64 with the tokens' shape"
+            )
         if targets.shape != tokens.shape:
             raise ConfigError(
-                f"targets have shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}: give one target per token"
+                f"targets have shape {tuple(targets.shape)} and tokens {tuple(tokens.shape)}: give"
+                " one target per token"
             )
         if logits.shape[:-1] != targets.shape:
-            raise ConfigError(f"logits = {shown(logits)} for targets of shape {tuple(targets.shape)}: give one row per target")
+            raise ConfigError(
+                f"logits = {shown(logits)} for targets of shape {tuple(targets.shape)}: give one"
+                " row per target"
+            )
         self._check_device("targets", targets)
         targets = counted(targets)
         self._check_range("targets", targets.where(targets != -1, 0))
@@ -117,10 +136,15 @@ class GPT(nn.Module):
                 what = f"{tuple(tokens.shape)} of {tokens.dtype}"
             else:
                 what = shown(tokens)
-            raise ConfigError(f"the tokens are {what}: give a tensor of int64 or int32 of shape (*batch, tokens)")
+            raise ConfigError(
+                f"the tokens are {what}: give a tensor of int64 or int32 of shape (*batch, tokens)"
+            )
         length = tokens.shape[-1]
         if length > self.config.context:
-            raise ConfigError(f"{length} tokens exceed the context of {self.config.context}: shorten the text or raise context")
+            raise ConfigError(
+                f"{length} tokens exceed the context of {self.config.context}: shorten the text or"
+                " raise context"
+            )
         self._check_device("tokens", tokens)
         self._check_range("tokens", tokens)
         x0: Tensor = self.token_embedding(tokens)
@@ -134,7 +158,10 @@ class GPT(nn.Module):
     def head(self, x: StreamRows) -> Float[Tensor, "*batch tokens vocab"]:
         """Logits of the final hidden state; with several streams, of their mean."""
         if not is_dense(x) or x.shape[-1:] != (self.config.width * self.config.state_streams,):
-            raise ConfigError(f"x = {shown(x)}: give states of width {self.config.width * self.config.state_streams}")
+            raise ConfigError(
+                f"x = {shown(x)}: give states of width"
+                f" {self.config.width * self.config.state_streams}"
+            )
         check_matches("x", x, [self.head_weight()])
         if self.config.state_streams > 1:
             x = x.unflatten(-1, (self.config.state_streams, self.config.width)).mean(-2)
@@ -148,7 +175,11 @@ class GPT(nn.Module):
         weight = (self.token_embedding if self.unembedding is None else self.unembedding).weight
         if self.config.rules.logits:
             weight = weight * self.config.times_wider**self.config.rules.logits
-        return weight if self.logit_scale is None else self.logit_scale[:, None] * self.config.width**0.5 * weight
+        return (
+            weight
+            if self.logit_scale is None
+            else self.logit_scale[:, None] * self.config.width**0.5 * weight
+        )
 
     def trajectory(self, tokens: TokenIds, **options: Any) -> Solution:
         """X at depth-time 0 and at the end of each segment, from X_0 = embed(tokens). Options and
@@ -184,7 +215,10 @@ class GPT(nn.Module):
     def _check_device(self, what: str, ids: Tensor) -> None:
         device = self.token_embedding.weight.device
         if ids.device != device:
-            raise ConfigError(f"the {what} are on {ids.device} and the model is on {device}: move one to the other")
+            raise ConfigError(
+                f"the {what} are on {ids.device} and the model is on {device}: move one to the"
+                " other"
+            )
 
     def _check_range(self, what: str, ids: Tensor) -> None:
         check_range(what, ids, self.config.vocab_size)
@@ -192,12 +226,15 @@ class GPT(nn.Module):
 
 def check_range(what: str, ids: Tensor, vocabulary: int) -> None:
     """Raises ConfigError for ids outside of the vocabulary."""
-    # on an accelerator the check would wait for the device, and in a compiled graph end it; there the embedding raises
+    # on an accelerator the check would wait for the device, and in a compiled graph end it; there
+    # the embedding raises
     if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
         lowest = int(ids.min())
         highest = int(ids.max())
         if lowest < 0 or highest >= vocabulary:
-            raise ConfigError(f"{what} run from {lowest} to {highest}, the vocabulary from 0 to {vocabulary - 1}")
+            raise ConfigError(
+                f"{what} run from {lowest} to {highest}, the vocabulary from 0 to {vocabulary - 1}"
+            )
 
 
 def counted(targets: Tensor) -> Tensor:
@@ -211,7 +248,8 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Scalar:
     targets = counted(targets)
     if targets.device.type == "cpu" and not (targets != -1).any():
         raise ConfigError(
-            f"all {targets.numel()} targets are -1 or -100, so there is no loss: give at least one token to predict, or no targets"
+            f"all {targets.numel()} targets are -1 or -100, so there is no loss: give at least one"
+            " token to predict, or no targets"
         )
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
 
@@ -244,7 +282,10 @@ def make_block(config: GPTConfig, placements: BlockPlacement, block: int = 0) ->
     if config.parallel_blocks:
         return Sublayers([make_sublayer(config, "parallel", placements.attention, block)])
     each = zip(FIELDS, placements, strict=True)
-    return Sublayers(make_sublayer(config, kind, placement, 2 * block + i) for i, (kind, placement) in enumerate(each))
+    return Sublayers(
+        make_sublayer(config, kind, placement, 2 * block + i)
+        for i, (kind, placement) in enumerate(each)
+    )
 
 
 def make_map(config: GPTConfig, kind: Kind) -> nn.Module:
@@ -253,7 +294,9 @@ def make_map(config: GPTConfig, kind: Kind) -> nn.Module:
         # each map has the gains, and the offset if there is one, of the norm in front of both
         offset = config.bias and getattr(NORMS[config.norm], "has_offset", False)
         gains = [OwnGains(config.width, offset) if config.branch_norms else None for _ in FIELDS]
-        return ParallelMaps(make_map(config, "attention"), make_map(config, "ffn"), (gains[0], gains[1]))
+        return ParallelMaps(
+            make_map(config, "attention"), make_map(config, "ffn"), (gains[0], gains[1])
+        )
     return FIELDS[kind][getattr(config, kind)](config)
 
 
@@ -264,7 +307,10 @@ def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
     Raises ConfigError for placements that differ by block if the weights are functions of depth.
     """
     if config.depth_weights != FREE and "+" in config.placement:
-        raise ConfigError(f"weights that are functions of depth need one placement for all blocks, not {config.placement!r}")
+        raise ConfigError(
+            "weights that are functions of depth need one placement for all blocks, not"
+            f" {config.placement!r}"
+        )
     if config.depth_weights == FREE:
         placements = config.placements
     else:
@@ -281,7 +327,9 @@ def make_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
         norm = make_norm(config)
     else:
         norm = None
-    return stacked(Depth(parts, 1.0, per_block=config.per_block), config.segments, config.step_length, norm)
+    return stacked(
+        Depth(parts, 1.0, per_block=config.per_block), config.segments, config.step_length, norm
+    )
 
 
 def draw(parts: Sequence[Sublayer], config: GPTConfig, generator: torch.Generator) -> None:
@@ -305,14 +353,21 @@ def drawn_depth(config: GPTConfig, generator: torch.Generator) -> Depth:
     """
     if config.depth_weights != FREE:
         raise ConfigError(
-            f"depth_weights = {config.depth_weights!r} cannot be on demand, only free weights can: leave out on_demand (--stream)"
+            f"depth_weights = {config.depth_weights!r} cannot be on demand, only free weights can:"
+            " leave out on_demand (--stream)"
         )
     if config.is_stack:
-        raise ConfigError("a stack needs all its weights at once: leave out on_demand (--stream) or stack_steps")
+        raise ConfigError(
+            "a stack needs all its weights at once: leave out on_demand (--stream) or stack_steps"
+        )
     draws = _Draws(config, generator)
     shelf = Shelf()
     with skeletons():
-        parts = [part for block, each in enumerate(config.placements) for part in make_block(config, each, block)]
+        parts = [
+            part
+            for block, each in enumerate(config.placements)
+            for part in make_block(config, each, block)
+        ]
     for k, part in enumerate(parts):
         put_on_demand(part.field, Piece(f"segment {k}", partial(draws.weights, k)), shelf)
     return Depth(parts, config.step_length, per_block=config.per_block)
@@ -348,7 +403,9 @@ class _Draws:
 
 def number_of_weights(config: GPTConfig) -> int:
     """The number of entries of all weight matrices: those of embeddings and of all blocks."""
-    embedded = config.vocab_size * (1 if config.tied else 2) + (config.context if config.places.embedding else 0)
+    embedded = config.vocab_size * (1 if config.tied else 2) + (
+        config.context if config.places.embedding else 0
+    )
     return embedded * config.width + config.weights_in_depth * weights_of_block(config)
 
 
@@ -379,7 +436,9 @@ class _Largest(TorchFunctionMode):
         else:
             made = func(*args, **(kwargs or {}))
         if isinstance(made, Tensor):
-            self.size = max(self.size, made.untyped_storage().nbytes())  # a view has those of its base
+            self.size = max(
+                self.size, made.untyped_storage().nbytes()
+            )  # a view has those of its base
         return made
 
 
@@ -391,7 +450,9 @@ def first_activations(config: GPTConfig, sequences: int, tokens: int, dtype: tor
     with largest, contextlib.suppress(RuntimeError, NotImplementedError):  # what numbers decide
         x = torch.empty(sequences, tokens, config.width, dtype=dtype, device="meta")
         with torch.device("meta"):
-            maps = [table[getattr(config, kind)](config).to(dtype) for kind, table in FIELDS.items()]
+            maps = [
+                table[getattr(config, kind)](config).to(dtype) for kind, table in FIELDS.items()
+            ]
         for made in maps:
             made(x)
     return largest.size
@@ -420,8 +481,16 @@ def check_buildable(
     check_fits(weights * dtype.itemsize, f"lower width, depth or context{less}")
     if (
         shape is not None
-        and math.prod(shape) * (shape[1] * config.heads + config.hidden_width) * dtype.itemsize * SHARE > memory()
+        and math.prod(shape)
+        * (shape[1] * config.heads + config.hidden_width)
+        * dtype.itemsize
+        * SHARE
+        > memory()
     ):
         read = "{:,} sequences of {:,} tokens".format(*shape)
         needed = weights * dtype.itemsize + first_activations(config, *shape, dtype)
-        check_fits(needed, "lower --batch, --context or --width", f"the weights and one sublayer's activations for {read} need")
+        check_fits(
+            needed,
+            "lower --batch, --context or --width",
+            f"the weights and one sublayer's activations for {read} need",
+        )

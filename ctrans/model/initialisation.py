@@ -32,7 +32,9 @@ the other matrices make the product O(1/N) without it.
 
 
 def _residual(role: Role, blocks: float) -> float:
-    """(2 N)^(-1/2) for matrices that write to the residual stream: N blocks add 2 N terms (GPT-2)."""
+    """(2 N)^(-1/2) for matrices that write to the residual stream: N blocks add 2 N terms
+    (GPT-2).
+    """
     return (2 * blocks) ** -0.5 if role in ("out", "down") else 1.0
 
 
@@ -44,7 +46,9 @@ def _deepnorm(role: Role, blocks: float) -> float:
 
 
 def _path_length(role: Role, blocks: float) -> float:
-    """N^(-1/m), m maps in the path, so that a block's sensitivity is O(1/N) (Emadi, theorem 6.2)."""
+    """N^(-1/m), m maps in the path, so that a block's sensitivity is O(1/N) (Emadi, theorem
+    6.2).
+    """
     return float(blocks ** (-1 / PATH_LENGTH[role]))
 
 
@@ -93,7 +97,9 @@ INITIALISATIONS: dict[str, Initialisation] = {
 
 
 def get_initialisation(name: str) -> Initialisation:
-    """The initialisation of that name. Raises ConfigError with the nearest name for an unknown one."""
+    """The initialisation of that name. Raises ConfigError with the nearest name for an unknown
+    one.
+    """
     return look_up("initialisation", name, INITIALISATIONS)
 
 
@@ -118,13 +124,16 @@ def initialise(
     rule = get_initialisation(name)
     parts = list(sublayers)
     if coefficients_of(parts):
-        raise ConfigError("these weights are functions of depth: initialise the blocks at their knots first")
+        raise ConfigError(
+            "these weights are functions of depth: initialise the blocks at their knots first"
+        )
     for sublayer in parts:
         check_present(sublayer, "initialised")
         field = sublayer.field
         if not isinstance(field, ExposesWeights):
             raise ConfigError(
-                f"cannot initialise a field of type {type(field).__name__}: it does not expose its weight matrices by `matrices()`"
+                f"cannot initialise a field of type {type(field).__name__}: it does not expose its"
+                " weight matrices by `matrices()`"
             )
         for weight, role, _ in field.matrices():
             std = rule.std(weight.shape[1] / wider, weight.shape[0] / wider) * wider**power

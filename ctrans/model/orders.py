@@ -70,11 +70,19 @@ class Convergence:
 
 def own_methods() -> list[str]:
     """The names of own explicit methods whose order can be measured in float64 (`STEPS`)."""
-    own = {name: method for name, method in METHODS.items() if isinstance(method, HasReversibleForm)}
-    return [name for name, method in own.items() if method.order in STEPS and not getattr(method, "implicit", False)]
+    own = {
+        name: method for name, method in METHODS.items() if isinstance(method, HasReversibleForm)
+    }
+    return [
+        name
+        for name, method in own.items()
+        if method.order in STEPS and not getattr(method, "implicit", False)
+    ]
 
 
-def substep_convergence(method: str, placement: str, norm: str = "layernorm", seed: int = 0) -> Convergence:
+def substep_convergence(
+    method: str, placement: str, norm: str = "layernorm", seed: int = 0
+) -> Convergence:
     """D fixed, M substeps per segment, M to infinity: a method of order p has error O(M^-p)
     (theory, section 2).
     """
@@ -87,7 +95,9 @@ def substep_convergence(method: str, placement: str, norm: str = "layernorm", se
     return Convergence("substeps", method, placement, sizes, errors, chosen.order)
 
 
-def depth_convergence(placement: str, *, symmetric: bool = False, norm: str = "layernorm", seed: int = 0) -> Convergence:
+def depth_convergence(
+    placement: str, *, symmetric: bool = False, norm: str = "layernorm", seed: int = 0
+) -> Convergence:
     """T fixed, D to infinity, weights smooth in depth: the discrete model tends to dX/dt = (v_attn
     + v_ffn)/2.
 
@@ -106,7 +116,14 @@ def depth_convergence(placement: str, *, symmetric: bool = False, norm: str = "l
         return end
 
     errors = _errors(exact, (end(n) for n in BLOCKS))
-    return Convergence("depth", "symmetric" if symmetric else "plain", placement, BLOCKS, errors, 2 if symmetric else 1)
+    return Convergence(
+        "depth",
+        "symmetric" if symmetric else "plain",
+        placement,
+        BLOCKS,
+        errors,
+        2 if symmetric else 1,
+    )
 
 
 def averaged_segments(depth: Depth) -> list[Segment]:
@@ -118,7 +135,10 @@ def averaged_segments(depth: Depth) -> list[Segment]:
     """
     attention = depth.sublayers[0]
     ffn = depth.sublayers[1]
-    weights = [[dict(sublayer.named_parameters()) for sublayer in list(depth.sublayers)[k::2]] for k in (0, 1)]
+    weights = [
+        [dict(sublayer.named_parameters()) for sublayer in list(depth.sublayers)[k::2]]
+        for k in (0, 1)
+    ]
     total = depth.times[-1]
     blocks = depth.blocks
 
@@ -134,7 +154,9 @@ def averaged_segments(depth: Depth) -> list[Segment]:
             right = knots[min(i + 1, blocks - 1)]
             now = {name: torch.lerp(left[name], right[name], place - i) for name in left}
             raw = functional_call(template, now, (x,))
-            parts.append(raw if template.state_norm is None else template.state_norm.tangent(x, raw))
+            parts.append(
+                raw if template.state_norm is None else template.state_norm.tangent(x, raw)
+            )
         return (parts[0] + parts[1]) / 2
 
     if attention.state_norm is None:
@@ -142,7 +164,10 @@ def averaged_segments(depth: Depth) -> list[Segment]:
     else:
         enter = attention.state_norm.retract
     edges = [0.0, *((i + 0.5) / blocks * total for i in range(blocks)), total]
-    return [Segment(t0, t1, velocity, enter=enter if k == 0 else None) for k, (t0, t1) in enumerate(pairwise(edges))]
+    return [
+        Segment(t0, t1, velocity, enter=enter if k == 0 else None)
+        for k, (t0, t1) in enumerate(pairwise(edges))
+    ]
 
 
 def _problem(placement: str, norm: str, seed: int) -> tuple[GPT, SequenceRows]:
@@ -179,4 +204,7 @@ def _exact(limit: str, placement: str, norm: str, seed: int) -> Tensor:
 
 @torch.no_grad()
 def _errors(exact: Tensor, ends: Iterable[Tensor]) -> tuple[float, ...]:
-    return tuple(float(torch.linalg.vector_norm(end - exact) / torch.linalg.vector_norm(exact)) for end in ends)
+    return tuple(
+        float(torch.linalg.vector_norm(end - exact) / torch.linalg.vector_norm(exact))
+        for end in ends
+    )

@@ -43,9 +43,11 @@ class Parametrisation:
     update: float = 0.0
     rates: float = 0.0
 
-    def scales(self, part: WeightGroup, wider: float, deeper: float, steps: StepGrowth) -> tuple[float, float]:
-        """The factors of the learning rate and of Adam's epsilon for a part of the weights. The weight
-        decay is divided by that of the rate, so that their product stays the same.
+    def scales(
+        self, part: WeightGroup, wider: float, deeper: float, steps: StepGrowth
+    ) -> tuple[float, float]:
+        """The factors of the learning rate and of Adam's epsilon for a part of the weights. The
+        weight decay is divided by that of the rate, so that their product stays the same.
 
         A step should have the norm l^update in the depth and 1 outside, as an operator for a
         matrix and by entry otherwise. The rate is this over the step's norm at rate 1. A gradient

@@ -54,13 +54,19 @@ class Stack(nn.Module):
     def pre_projection(self, x: Tensor) -> Tensor:
         """[h y]."""
         sublayer, _ = self._ending()
-        for before, length in zip(list(self.blocks.sublayers)[:-1], self.blocks.lengths, strict=False):
+        for before, length in zip(
+            list(self.blocks.sublayers)[:-1], self.blocks.lengths, strict=False
+        ):
             x = before.step(x, length)
         return torch.cat([sublayer.field.pre_projection(sublayer.given(x)), x], -1)
 
     def _ending(self) -> tuple[Sublayer, float]:
         sublayer = self.blocks.sublayers[-1]
-        plain = sublayer.output_norm is None and sublayer.state_norm is None and sublayer.residual.is_identity
+        plain = (
+            sublayer.output_norm is None
+            and sublayer.state_norm is None
+            and sublayer.residual.is_identity
+        )
         if not plain or not isinstance(sublayer.field, HasOutputProjection):
             raise AttributeError(f"the stack does not end in a linear map{why_not(sublayer.field)}")
         return sublayer, self.blocks.lengths[-1]
@@ -105,13 +111,16 @@ def check_stack(placements: list[Placement], streams: int, experts: bool) -> Non
     around = next((placement.name for placement in placements if placement.state_norm), None)
     if around is not None:
         raise ConfigError(
-            f"placement {around!r} has a norm around the state, and a stack as a velocity has no state of its own: choose "
-            "pre, peri, output or none, or leave out stack_steps"
+            f"placement {around!r} has a norm around the state, and a stack as a velocity has no"
+            " state of its own: choose pre, peri, output or none, or leave out stack_steps"
         )
     if streams > 1:
-        raise ConfigError("a stack as a velocity has one stream: choose another residual, or leave out stack_steps")
+        raise ConfigError(
+            "a stack as a velocity has one stream: choose another residual, or leave out"
+            " stack_steps"
+        )
     if experts:
         raise ConfigError(
-            "ffn 'moe' balances its experts by their load, which ctrans does not measure inside a stack: choose another ffn, or leave out "
-            "stack_steps"
+            "ffn 'moe' balances its experts by their load, which ctrans does not measure inside a"
+            " stack: choose another ffn, or leave out stack_steps"
         )

@@ -25,7 +25,10 @@ def default_text() -> bytes:
     try:
         from pydoc_data.topics import topics
     except ImportError:
-        raise ConfigError("this Python has no pydoc_data, the default text: give a text by --file PATH or --text '...'") from None
+        raise ConfigError(
+            "this Python has no pydoc_data, the default text: give a text by --file PATH or --text"
+            " '...'"
+        ) from None
     return "\n\n".join(topics[key] for key in sorted(topics)).encode()
 
 
@@ -39,7 +42,10 @@ def read_text(file: str | Path | None = None, text: str | None = None) -> bytes:
         try:
             return text.encode(errors="surrogateescape")
         except UnicodeEncodeError as error:
-            raise ConfigError(f"the text has half a character at place {error.start}: give text, or bytes by --file") from None
+            raise ConfigError(
+                f"the text has half a character at place {error.start}: give text, or bytes by"
+                " --file"
+            ) from None
     if file is None:
         return default_text()
     return read_file(Path(file))
@@ -59,6 +65,12 @@ def windows(ids: Integer[np.ndarray, " _"], batch: int, length: int) -> TokenBat
     if len(ids) < 2:
         raise ConfigError(f"the text has {len(ids)} tokens: give at least two tokens of text")
     length = min(length, len(ids))
-    check_fits(WORK * batch * length, "lower --batch or --context", f"{batch:,} sequences of {length:,} tokens take")
+    check_fits(
+        WORK * batch * length,
+        "lower --batch or --context",
+        f"{batch:,} sequences of {length:,} tokens take",
+    )
     starts = np.linspace(0, len(ids) - length, batch).astype(int)
-    return torch.from_numpy(np.stack([ids[start : start + length] for start in starts]).astype(np.int64))
+    return torch.from_numpy(
+        np.stack([ids[start : start + length] for start in starts]).astype(np.int64)
+    )

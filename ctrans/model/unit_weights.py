@@ -16,7 +16,9 @@ from ctrans.dynamics.sublayer import Sublayer
 
 
 @torch.no_grad()
-def put_on_spheres(sublayers: Iterable[Sublayer], embeddings: Iterable[nn.Embedding | nn.Linear] = ()) -> None:
+def put_on_spheres(
+    sublayers: Iterable[Sublayer], embeddings: Iterable[nn.Embedding | nn.Linear] = ()
+) -> None:
     """Normalises the rows of embeddings and of matrices that read the state, and the columns of
     matrices that write to it.
 

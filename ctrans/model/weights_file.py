@@ -31,7 +31,9 @@ PICKLES = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": "a pic
 def write_weights(path: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Writes the weights with their checksum. Raises OSError."""
     whole = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
-    write_durably(path, safetensors_bytes(whole, {"format": "pt", **metadata, CHECKSUM: _checksum(whole)}))
+    write_durably(
+        path, safetensors_bytes(whole, {"format": "pt", **metadata, CHECKSUM: _checksum(whole)})
+    )
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -39,7 +41,9 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     file.
     """
     data = read_file(path)
-    pickled = next((what for beginning, what in PICKLES.items() if data.startswith(beginning)), None)
+    pickled = next(
+        (what for beginning, what in PICKLES.items() if data.startswith(beginning)), None
+    )
     if not pickled:
         check_safetensors(path)
     try:
@@ -50,11 +54,15 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     length = int.from_bytes(data[:8], "little")
     metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
     if metadata.get(CHECKSUM) not in (None, _checksum(weights)):
-        raise ConfigError(f"{str(path)!r} is damaged: its weights are not those that were saved (checksum {CHECKSUM})")
+        raise ConfigError(
+            f"{str(path)!r} is damaged: its weights are not those that were saved (checksum"
+            f" {CHECKSUM})"
+        )
     for name, value in weights.items():
         if not value.is_floating_point() or value.itemsize < 2:
             raise ConfigError(
-                f"{str(path)!r} is damaged: {name} holds {value.dtype}, and weights are floating-point numbers of at least two bytes"
+                f"{str(path)!r} is damaged: {name} holds {value.dtype}, and weights are"
+                " floating-point numbers of at least two bytes"
             )
     return weights, metadata
 
@@ -69,7 +77,11 @@ def safetensors_bytes(weights: Mapping[str, Tensor], metadata: Mapping[str, str]
     end = 8 + int.from_bytes(made[:8], "little")
     header = json.loads(made[8:end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps({"__metadata__": header.pop("__metadata__"), **header}, separators=(",", ":"), ensure_ascii=False).encode()
+    text = json.dumps(
+        {"__metadata__": header.pop("__metadata__"), **header},
+        separators=(",", ":"),
+        ensure_ascii=False,
+    ).encode()
     padded = text + b" " * (-len(text) % 8)
     return b"".join((len(padded).to_bytes(8, "little"), padded, memoryview(made)[end:]))
 

@@ -51,7 +51,9 @@ def bound_style(i: int, count: int) -> tuple[float, tuple[float, float]]:
     return (-DASH * (i % several)) % (DASH * several), (DASH, DASH * (several - 1))
 
 
-def legend_below(figure: Figure, handles: Sequence[Artist], labels: Sequence[str], *, most: int = 8) -> Legend:
+def legend_below(
+    figure: Figure, handles: Sequence[Artist], labels: Sequence[str], *, most: int = 8
+) -> Legend:
     """A legend below all panels, of at most so many columns and as many as its labels leave room
     for; long ones in several lines.
     """
@@ -61,7 +63,11 @@ def legend_below(figure: Figure, handles: Sequence[Artist], labels: Sequence[str
     columns = max(1, min(most, int(room / (HANDLE + LETTER * longest))))
     rows = math.ceil(len(lines) / columns)  # filled evenly: no column of two beside columns of one
     return figure.legend(
-        list(handles), lines, loc="outside lower center", ncols=math.ceil(len(lines) / max(1, rows)), frameon=False
+        list(handles),
+        lines,
+        loc="outside lower center",
+        ncols=math.ceil(len(lines) / max(1, rows)),
+        frameon=False,
     )
 
 
@@ -97,7 +103,9 @@ def bound_styles(bounds: Sequence[Sequence[float]]) -> list[tuple[float, tuple[f
 
 
 def _coincide(one: Sequence[float], other: Sequence[float]) -> bool:
-    return len(one) == len(other) and all(math.isclose(a, b, rel_tol=NEAR) for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(
+        math.isclose(a, b, rel_tol=NEAR) for a, b in zip(one, other, strict=True)
+    )
 
 
 def mark_places(i: int, count: int) -> tuple[int, int]:

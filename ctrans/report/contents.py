@@ -56,7 +56,8 @@ def page_of(results: JSONObject) -> Page:
             command = None
         if not isinstance(command, str):
             raise ConfigError(
-                f"{name}: this is no result of a ctrans command: give a file that one has written by --json or --out"
+                f"{name}: this is no result of a ctrans command: give a file that one has written"
+                " by --json or --out"
             )
         groups.setdefault(command, {})[name] = result
     chapters: list[Chapter] = []
@@ -65,16 +66,32 @@ def page_of(results: JSONObject) -> Page:
         try:
             chapters += [*_chapters(command, group), _options(command, group)]
             asked += [_line(command, name, result) for name, result in group.items()]
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError, StopIteration, ArithmeticError) as error:
+        except (
+            KeyError,
+            TypeError,
+            AttributeError,
+            IndexError,
+            ValueError,
+            StopIteration,
+            ArithmeticError,
+        ) as error:
             raise ConfigError(
-                f"{', '.join(group)}: ctrans {command} does not write this ({type(error).__name__}: {error}): make the result anew"
+                f"{', '.join(group)}: ctrans {command} does not write this ({type(error).__name__}:"
+                f" {error}): make the result anew"
             ) from None
-    return Page(" and ".join(f"ctrans {command}" for command in groups), "; ".join(asked), chapters, dict(results))
+    return Page(
+        " and ".join(f"ctrans {command}" for command in groups),
+        "; ".join(asked),
+        chapters,
+        dict(results),
+    )
 
 
 def _chapters(command: str, group: Mapping[str, JSONObject]) -> Sequence[Chapter]:
     page = importlib.import_module(f"ctrans.report.pages.{SECTIONS.get(command, 'other')}_page")
-    models_in: Callable[[JSONObject], JSONObject] = getattr(page, "models", lambda result: {"": result})
+    models_in: Callable[[JSONObject], JSONObject] = getattr(
+        page, "models", lambda result: {"": result}
+    )
     models: dict[str, Any] = {}
     for label, result in group.items():
         for name, model in models_in(result).items():
@@ -94,8 +111,14 @@ def _options(command: str, group: Mapping[str, JSONObject]) -> Chapter:
             rows.append([key, *(cell(value, "note" if differs else "") for value in values)])
     several = len(group) > 1
     columns = ["option", *(group if several else ["value"])]
-    models = [Words(f"{name}: {words}" if several else words) for name, result in group.items() if (words := _model(result))]
-    return Chapter(f"Options and versions of {command}", [*models, table(columns, rows)], folded=True)
+    models = [
+        Words(f"{name}: {words}" if several else words)
+        for name, result in group.items()
+        if (words := _model(result))
+    ]
+    return Chapter(
+        f"Options and versions of {command}", [*models, table(columns, rows)], folded=True
+    )
 
 
 def _model(result: JSONObject) -> str:
@@ -105,16 +128,29 @@ def _model(result: JSONObject) -> str:
         return ""
     several = model.get("several")
     if isinstance(several, Mapping):
-        return "; ".join(f"{name}: {each['described']}" for name, each in several.items() if isinstance(each, Mapping))
+        return "; ".join(
+            f"{name}: {each['described']}"
+            for name, each in several.items()
+            if isinstance(each, Mapping)
+        )
     return str(model.get("described", ""))
 
 
 def _line(command: str, name: str, result: JSONObject) -> str:
     """A result in a line: which model it is about, and its size."""
     options = result.get("options") or {}
-    words = {"depth": "{} block", "width": "width {}", "heads": "{} head", "dt": "step dt = {}", "seed": "seed {}"}
+    words = {
+        "depth": "{} block",
+        "width": "width {}",
+        "heads": "{} head",
+        "dt": "step dt = {}",
+        "seed": "seed {}",
+    }
     given = {key: options[key] for key in words if options.get(key) is not None}
-    known = [words[key].format(value) + "s" * (key in ("depth", "heads") and value != 1) for key, value in given.items()]
+    known = [
+        words[key].format(value) + "s" * (key in ("depth", "heads") and value != 1)
+        for key, value in given.items()
+    ]
     named = (result.get("study") or {}).get("name") or (result.get("log") or {}).get("model")
     described = _model(result) or ", ".join(known) or str(named or "")
     if name == command:

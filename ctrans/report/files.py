@@ -34,7 +34,8 @@ def write_atomic(path: Path, data: bytes) -> None:
         write_durably(path, data)
     except (OSError, ValueError) as error:  # ValueError: no system holds such a path
         raise ConfigError(
-            f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}; choose another place"
+            f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}; choose"
+            " another place"
         ) from None
 
 
@@ -57,7 +58,8 @@ def check_writable(directory: Path) -> None:
             pass
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"cannot write to directory {str(directory)!r}: {getattr(error, 'strerror', None) or error}; choose another place"
+            f"cannot write to directory {str(directory)!r}:"
+            f" {getattr(error, 'strerror', None) or error}; choose another place"
         ) from None
 
 

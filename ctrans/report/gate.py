@@ -31,14 +31,30 @@ Baseline = Mapping[str, Any]
 
 
 def read_baseline(path: Path) -> Baseline:
-    """The models in the JSON of an earlier `ctrans diagnose`. Raises ConfigError for another file."""
+    """The models in the JSON of an earlier `ctrans diagnose`. Raises ConfigError for another
+    file.
+    """
     found = read_json(path)
-    if not isinstance(found, dict) or found.get("command") != "diagnose" or not found.get("placements"):
-        raise ConfigError(f"--baseline {str(path)!r} is no result of ctrans diagnose: give the file of its --json")
+    if (
+        not isinstance(found, dict)
+        or found.get("command") != "diagnose"
+        or not found.get("placements")
+    ):
+        raise ConfigError(
+            f"--baseline {str(path)!r} is no result of ctrans diagnose: give the file of its --json"
+        )
     page_of({str(path): found})  # raises ConfigError for what no diagnosis writes
-    for reading in (each for model in found["placements"].values() for several in model["readings"].values() for each in several):
+    for reading in (
+        each
+        for model in found["placements"].values()
+        for several in model["readings"].values()
+        for each in several
+    ):
         if not is_number(reading["value"]):
-            raise ConfigError(f"--baseline {str(path)!r} has the value {shown(reading['value'])}, and readings are numbers")
+            raise ConfigError(
+                f"--baseline {str(path)!r} has the value {shown(reading['value'])}, and readings"
+                " are numbers"
+            )
     models: Baseline = decoded(found["placements"])
     return models
 
@@ -46,15 +62,17 @@ def read_baseline(path: Path) -> Baseline:
 def of_baseline(baseline: Baseline, name: str) -> Any:
     """The model of that name, or the only one. Raises ConfigError if there is none."""
     if name not in baseline and len(baseline) > 1:
-        raise ConfigError(f"--baseline has no model {name!r}: it has {', '.join(map(repr, baseline))}")
+        raise ConfigError(
+            f"--baseline has no model {name!r}: it has {', '.join(map(repr, baseline))}"
+        )
     if name in baseline:
         return baseline[name]
     return next(iter(baseline.values()))
 
 
 def stopping(found: Diagnosis, severity: str, known: Any = None) -> list[Finding]:
-    """The findings of this severity or a worse one, except those that the model `known` of a baseline
-    has at all of their places.
+    """The findings of this severity or a worse one, except those that the model `known` of a
+    baseline has at all of their places.
     """
     names = [str(each) for each in SEVERITIES]
     if known:
@@ -71,10 +89,12 @@ def stopping(found: Diagnosis, severity: str, known: Any = None) -> list[Finding
 
 
 def sarif(found: Mapping[str, Diagnosis], paths: Mapping[str, str]) -> bytes:
-    """The findings as SARIF 2.1.0. A location is the path of the model, or of the later one of a change,
-    with the place as a logical one.
+    """The findings as SARIF 2.1.0. A location is the path of the model, or of the later one of a
+    change, with the place as a logical one.
     """
-    rules = {f"{c.topic}/{name}": c[name] for c in (each.checks for each in found.values()) for name in c}
+    rules = {
+        f"{c.topic}/{name}": c[name] for c in (each.checks for each in found.values()) for name in c
+    }
     results = [
         {
             "ruleId": f"{finding.topic}/{finding.check}",
@@ -105,18 +125,31 @@ def sarif(found: Mapping[str, Diagnosis], paths: Mapping[str, str]) -> bytes:
     ]
     driver = {"name": "ctrans", "version": __version__, "rules": about}
     return json.dumps(
-        {"$schema": SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}, indent=1
+        {
+            "$schema": SCHEMA,
+            "version": "2.1.0",
+            "runs": [{"tool": {"driver": driver}, "results": results}],
+        },
+        indent=1,
     ).encode()
 
 
 def junit(found: Mapping[str, Diagnosis], stops: Mapping[str, list[Finding]]) -> bytes:
-    """A suite for each model and change with a case for each check: failed where a finding stops the
-    gate, skipped where the check was not measured.
+    """A suite for each model and change with a case for each check: failed where a finding stops
+    the gate, skipped where the check was not measured.
     """
     root = ElementTree.Element("testsuites", name="ctrans diagnose")
     for name, each in found.items():
-        numbers = {"tests": len(each.checks), "failures": len(stops[name]), "skipped": len(each.unexamined)}
-        suite = ElementTree.SubElement(root, "testsuite", {"name": printable(name)} | {key: str(n) for key, n in numbers.items()})
+        numbers = {
+            "tests": len(each.checks),
+            "failures": len(stops[name]),
+            "skipped": len(each.unexamined),
+        }
+        suite = ElementTree.SubElement(
+            root,
+            "testsuite",
+            {"name": printable(name)} | {key: str(n) for key, n in numbers.items()},
+        )
         findings = {finding.check: finding for finding in each.findings}
         for check in each.checks:
             case = ElementTree.SubElement(suite, "testcase", classname=printable(name), name=check)
@@ -124,9 +157,9 @@ def junit(found: Mapping[str, Diagnosis], stops: Mapping[str, list[Finding]]) ->
                 ElementTree.SubElement(case, "skipped", message="not measured")
             elif findings.get(check) in stops[name]:
                 finding = findings[check]
-                ElementTree.SubElement(case, "failure", type=finding.severity, message=printable(finding.place)).text = _words(
-                    finding
-                )
+                ElementTree.SubElement(
+                    case, "failure", type=finding.severity, message=printable(finding.place)
+                ).text = _words(finding)
             elif check in findings:
                 ElementTree.SubElement(case, "system-out").text = _words(findings[check])
     made: bytes = ElementTree.tostring(root, "utf-8", xml_declaration=True)

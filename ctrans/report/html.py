@@ -70,7 +70,9 @@ def _template() -> Any:
         import jinja2
     except ImportError:
         raise ConfigError(MISSING) from None
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
     environment.filters["coded"] = _coded
     return environment.from_string(_file("page.html.j2"))
 
@@ -115,7 +117,9 @@ def _described(chart: Plot) -> str:
         if known and chart.kind != "points":
             (first, start), (last, end) = known[0], known[-1]
             name = f"{line.model}{', bound' * line.bound}"
-            lines.append(f"{name}: {digits(start)} at {digits(first)}, {digits(end)} at {digits(last)}")
+            lines.append(
+                f"{name}: {digits(start)} at {digits(first)}, {digits(end)} at {digits(last)}"
+            )
     return f"{chart.title}: {chart.y} against {chart.x}. {'; '.join(lines)}"
 
 
@@ -158,4 +162,7 @@ def _looks(charts: Sequence[Plot]) -> list[Any]:
     from matplotlib.colors import to_hex
 
     looks = looks_of((line.model, line.placement) for chart in charts for line in chart.lines)
-    return [[name, to_hex(look.colour), SYMBOLS.get(look.marker, "circle"), look.repeat] for name, look in looks.items()]
+    return [
+        [name, to_hex(look.colour), SYMBOLS.get(look.marker, "circle"), look.repeat]
+        for name, look in looks.items()
+    ]

@@ -32,7 +32,10 @@ from ctrans.report.sections import Line, Page, Plot
 
 DASHES = ("-", "--", ":", "-.")
 """Dashes that distinguish models of one colour."""
-BEYOND = (("v", 0.03, "0, below the axis (hollow)"), ("^", 0.97, "infinite, above the axis (hollow)"))
+BEYOND = (
+    ("v", 0.03, "0, below the axis (hollow)"),
+    ("^", 0.97, "infinite, above the axis (hollow)"),
+)
 """How a logarithmic axis shows 0 and infinity: mark, height in the panel, and words."""
 COLUMNS = 3
 WIDTH, HEIGHT = 4.5, 4.2
@@ -73,7 +76,13 @@ def draw(charts: Sequence[Plot], title: str) -> Figure:
         columns = min(COLUMNS, len(charts))
     rows = math.ceil(len(charts) / columns)
     maps = [len(_measured(chart)) > MOST_LINES and chart.kind == "lines" for chart in charts]
-    tallest = max(HEIGHT, *(2 + 0.2 * len(_measured(chart)) * is_map for chart, is_map in zip(charts, maps, strict=True)))
+    tallest = max(
+        HEIGHT,
+        *(
+            2 + 0.2 * len(_measured(chart)) * is_map
+            for chart, is_map in zip(charts, maps, strict=True)
+        ),
+    )
     figure = Figure(figsize=(max(7.5, WIDTH * columns), tallest * rows + 0.5), layout="constrained")
     every = figure.subplots(rows, columns, squeeze=False).flatten()
     looks = looks_of([(line.model, line.placement) for chart in charts for line in chart.lines])
@@ -103,7 +112,13 @@ def _within(chart: Plot) -> Plot:
         else:
             least = 0.0
         return [
-            v if v is None or math.isnan(v) else 0.0 if abs(v) < least else math.copysign(math.inf, v) if abs(v) > LARGEST else v
+            (
+                v
+                if v is None or math.isnan(v)
+                else (
+                    0.0 if abs(v) < least else math.copysign(math.inf, v) if abs(v) > LARGEST else v
+                )
+            )
             for v in values
         ]
 
@@ -122,14 +137,18 @@ def _within(chart: Plot) -> Plot:
         for line in chart.lines
     ]
     frames = {name: [figures(each) for each in frame] for name, frame in chart.frames.items()}
-    return replace(chart, lines=lines, frames=frames, events=[(place(x), word) for x, word in chart.events])
+    return replace(
+        chart, lines=lines, frames=frames, events=[(place(x), word) for x, word in chart.events]
+    )
 
 
 def _measured(chart: Plot) -> list[Line]:
     return [line for line in chart.lines if not line.bound]
 
 
-def _panel(figure: Figure, axes: Axes, chart: Plot, looks: Mapping[str, Look], handles: dict[str, Artist]) -> None:
+def _panel(
+    figure: Figure, axes: Axes, chart: Plot, looks: Mapping[str, Look], handles: dict[str, Artist]
+) -> None:
     """Lines, bars or points of one chart; what the legend needs is added to `handles`."""
     measured = _measured(chart)
     bounds = [line for line in chart.lines if line.bound]
@@ -149,8 +168,17 @@ def _panel(figure: Figure, axes: Axes, chart: Plot, looks: Mapping[str, Look], h
         dashes = bound_styles([[y for y in line.y if y is not None] for line in bounds])
         for line, style in zip(bounds, dashes, strict=True):
             look = looks[line.model]
-            axes.plot(line.x, _drawn(line.y, log=chart.log), linestyle=style, color=look.colour, linewidth=1.2)
-            handles.setdefault("bound (dashes without marks)", Line2D([], [], color="black", linestyle=bound_style(0, 2)))
+            axes.plot(
+                line.x,
+                _drawn(line.y, log=chart.log),
+                linestyle=style,
+                color=look.colour,
+                linewidth=1.2,
+            )
+            handles.setdefault(
+                "bound (dashes without marks)",
+                Line2D([], [], color="black", linestyle=bound_style(0, 2)),
+            )
         _scale(axes, log=chart.log)
         if not chart.log_x and all(float(x).is_integer() for line in chart.lines for x in line.x):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -159,29 +187,53 @@ def _panel(figure: Figure, axes: Axes, chart: Plot, looks: Mapping[str, Look], h
     axes.grid(alpha=0.25)
 
 
-def _line(axes: Axes, line: Line, chart: Plot, look: Look, i: int, handles: dict[str, Artist]) -> None:
+def _line(
+    axes: Axes, line: Line, chart: Plot, look: Look, i: int, handles: dict[str, Artist]
+) -> None:
     """Measured figures with marks, intervals, and marks at the ends of a logarithmic axis for 0 and
     infinity.
     """
-    style: dict[str, Any] = {"color": look.colour, "linestyle": DASHES[look.repeat % len(DASHES)], "marker": look.marker}
+    style: dict[str, Any] = {
+        "color": look.colour,
+        "linestyle": DASHES[look.repeat % len(DASHES)],
+        "marker": look.marker,
+    }
     y = _drawn(line.y, log=chart.log)
-    (drawn,) = axes.plot(line.x, y, **style, linewidth=1.4, markersize=4, markevery=mark_places(i, len(y)))
+    (drawn,) = axes.plot(
+        line.x, y, **style, linewidth=1.4, markersize=4, markevery=mark_places(i, len(y))
+    )
     handles.setdefault(line.model, drawn)
     if len(line.low) and len(line.high):
         axes.fill_between(
-            line.x, _drawn(line.low, log=chart.log), _drawn(line.high, log=chart.log), color=look.colour, alpha=0.15
+            line.x,
+            _drawn(line.low, log=chart.log),
+            _drawn(line.high, log=chart.log),
+            color=look.colour,
+            alpha=0.15,
         )
     for (mark, height, words), beyond in zip(BEYOND, (0.0, math.inf), strict=True):
-        places = [x for x, value in zip(line.x, line.y, strict=True) if value == beyond and (chart.log or beyond)]
+        places = [
+            x
+            for x, value in zip(line.x, line.y, strict=True)
+            if value == beyond and (chart.log or beyond)
+        ]
         if places:
             hollow: dict[str, Any] = {"marker": mark, "fillstyle": "none", "linestyle": ""}
-            axes.plot(places, [height] * len(places), color=look.colour, **hollow, transform=axes.get_xaxis_transform())
+            axes.plot(
+                places,
+                [height] * len(places),
+                color=look.colour,
+                **hollow,
+                transform=axes.get_xaxis_transform(),
+            )
             handles.setdefault(words, Line2D([], [], color="black", **hollow))
 
 
 def _drawn(values: Sequence[float | None], *, log: bool) -> list[float]:
     """What the axis has a place for; nan elsewhere."""
-    return [math.nan if v is None or not math.isfinite(v) or (log and v <= 0) else v for v in values]
+    return [
+        math.nan if v is None or not math.isfinite(v) or (log and v <= 0) else v for v in values
+    ]
 
 
 def _scale(axes: Axes, *, log: bool) -> None:
@@ -199,13 +251,22 @@ def _scale(axes: Axes, *, log: bool) -> None:
 def _events(axes: Axes, chart: Plot) -> None:
     for i, (place, word) in enumerate(chart.events):
         axes.axvline(place, color=PLAIN[1], linestyle=("--", ":", "-.")[i % 3], linewidth=1.2)
-        axes.annotate(word, (place, 1.0), xycoords=axes.get_xaxis_transform(), rotation=90, va="top", ha="right", fontsize=7)
+        axes.annotate(
+            word,
+            (place, 1.0),
+            xycoords=axes.get_xaxis_transform(),
+            rotation=90,
+            va="top",
+            ha="right",
+            fontsize=7,
+        )
 
 
 def _points(figure: Figure, axes: Axes, lines: Sequence[Line]) -> None:
     """Points whose colour is their `shade`."""
     x, y, shade = (
-        [value for line in lines for value in part] for part in zip(*((e.x, e.y, e.shade) for e in lines), strict=True)
+        [value for line in lines for value in part]
+        for part in zip(*((e.x, e.y, e.shade) for e in lines), strict=True)
     )
     drawn = axes.scatter(x, y, c=shade, s=6, vmin=0, cmap="viridis")
     figure.colorbar(drawn, ax=axes, label="segment")
@@ -233,10 +294,22 @@ def _rows(figure: Figure, axes: Axes, chart: Plot, looks: Mapping[str, Look]) ->
     else:
         low, high = (0.0, 1.0)
     shown = np.clip(values, low, max(high, low + 0.1))
-    image = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap="cividis", vmin=low, vmax=max(high, low + 0.1))
+    image = axes.imshow(
+        shown,
+        aspect="auto",
+        interpolation="nearest",
+        cmap="cividis",
+        vmin=low,
+        vmax=max(high, low + 0.1),
+    )
     axes.set_facecolor("0.85")
     figure.colorbar(
-        image, ax=axes, orientation="horizontal", aspect=30, label=f"{'log10 of ' * chart.log}{chart.y}", extend="both"
+        image,
+        ax=axes,
+        orientation="horizontal",
+        aspect=30,
+        label=f"{'log10 of ' * chart.log}{chart.y}",
+        extend="both",
     )
     ticks = range(0, len(at), max(1, math.ceil(len(at) / 8)))
     axes.set_xticks(list(ticks), [f"{at[k]:.3g}" for k in ticks])
@@ -258,7 +331,9 @@ def _shade(value: float | None, *, log: bool) -> float:
 
 def _moments(figure: Figure, axes: Axes, chart: Plot) -> None:
     """Moments along the axis, depth upwards, the figure as a colour."""
-    values = np.array([_drawn(frame[0], log=chart.log) for frame in chart.frames.values()], dtype=float)
+    values = np.array(
+        [_drawn(frame[0], log=chart.log) for frame in chart.frames.values()], dtype=float
+    )
     known = values[np.isfinite(values)]
     if chart.log and known.size:
         scale = LogNorm(known.min(), max(known.max(), known.min() * 1.01))
@@ -271,7 +346,9 @@ def _moments(figure: Figure, axes: Axes, chart: Plot) -> None:
         else range(len(names))
     )
     shown = np.ma.masked_invalid(values.T)
-    image = axes.pcolormesh(at, chart.lines[0].x, shown, norm=scale, shading="nearest", cmap="cividis")
+    image = axes.pcolormesh(
+        at, chart.lines[0].x, shown, norm=scale, shading="nearest", cmap="cividis"
+    )
     figure.colorbar(image, ax=axes, label=chart.y)
     axes.set(xlabel=chart.over, ylabel=chart.x)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))

@@ -39,7 +39,11 @@ def looks_of(models: Iterable[tuple[str, str | None]]) -> dict[str, Look]:
         if name in looks:
             continue
         if placement is None:
-            looks[name] = Look(COLOURS[others % len(COLOURS)], MARKERS[others % len(MARKERS)], others // len(COLOURS))
+            looks[name] = Look(
+                COLOURS[others % len(COLOURS)],
+                MARKERS[others % len(MARKERS)],
+                others // len(COLOURS),
+            )
             others += 1
         else:
             looks[name] = Look(colour(placement), marker(placement), used[placement])

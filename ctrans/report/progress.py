@@ -8,7 +8,14 @@ from contextlib import closing
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from ctrans.base.printable import printable
 
@@ -69,7 +76,9 @@ class Bar:
         return lambda *_: self(word)
 
     def __call__(self, word: str, done: int = 1) -> None:
-        self._progress.update(self._task, advance=done, description=printable(f"{self._what}: {word}"))
+        self._progress.update(
+            self._task, advance=done, description=printable(f"{self._what}: {word}")
+        )
         self._done += done
         elapsed = time.perf_counter() - self._started
         if self._first is None and done:
@@ -110,9 +119,16 @@ def bar_words(row: dict[str, Any]) -> str:
 def evaluation_line(row: dict[str, Any], iterations: int) -> str:
     """What is printed of an evaluation."""
     width = len(str(iterations))
-    parts = [f"step {row['step']:{width}d}/{iterations}", f"validation loss {row['validation_loss']:.4f}"]
+    parts = [
+        f"step {row['step']:{width}d}/{iterations}",
+        f"validation loss {row['validation_loss']:.4f}",
+    ]
     if "loss" in row:
-        parts += [f"loss {row['loss']:.4f}", f"|gradient| {row['gradient_norm']:.2g}", f"lr {row['learning_rate']:.1e}"]
+        parts += [
+            f"loss {row['loss']:.4f}",
+            f"|gradient| {row['gradient_norm']:.2g}",
+            f"lr {row['learning_rate']:.1e}",
+        ]
     parts.append(f"rms X_T/X_0 {row['growth']:.3g}")
     if "accuracy" in row:
         parts.insert(2, f"accuracy {100 * row['accuracy']:.1f} %")

@@ -91,7 +91,8 @@ class Table:
         chosen = [
             k
             for k, column in enumerate(self.columns)
-            if k == 0 or (column.detail in details and any(row[k].text not in EMPTY for row in self.rows))
+            if k == 0
+            or (column.detail in details and any(row[k].text not in EMPTY for row in self.rows))
         ]
         rows = [[row[k] for k in chosen] for row in self.rows]
         return replace(self, columns=[self.columns[k] for k in chosen], rows=rows)
@@ -118,8 +119,14 @@ class Line:
     shade: Sequence[AnyFloat] = ()
 
     def __post_init__(self) -> None:
-        figures = [*self.x, *self.shade, *(each for each in (*self.y, *self.low, *self.high) if each is not None)]
-        if len(self.x) != len(self.y) or not all(isinstance(each, (int, float)) for each in figures):
+        figures = [
+            *self.x,
+            *self.shade,
+            *(each for each in (*self.y, *self.low, *self.high) if each is not None),
+        ]
+        if len(self.x) != len(self.y) or not all(
+            isinstance(each, (int, float)) for each in figures
+        ):
             raise ConfigError(f"{self.model}: a line needs a number for each place")
         if not isinstance(self.placement, str | None):
             raise ConfigError(f"{self.model}: {shown(self.placement)} is no placement")
@@ -197,7 +204,10 @@ class Findings:
 
     def __post_init__(self) -> None:
         if len(self.found) > MOST_FINDINGS:
-            title = f"{self.title}{': ' * bool(self.title)}the first {MOST_FINDINGS:,} of {len(self.found):,}; the JSON has all"
+            title = (
+                f"{self.title}{': ' * bool(self.title)}the first {MOST_FINDINGS:,} of"
+                f" {len(self.found):,}; the JSON has all"
+            )
             object.__setattr__(self, "title", title)
             object.__setattr__(self, "found", self.found[:MOST_FINDINGS])
         for finding in self.found:
@@ -257,13 +267,16 @@ class Page:
     @property
     def answers(self) -> list[Answer]:
         """The answer of each command, in the order of the chapters."""
-        return [part for chapter in self.chapters for part in chapter.parts if isinstance(part, Answer)]
+        return [
+            part for chapter in self.chapters for part in chapter.parts if isinstance(part, Answer)
+        ]
 
 
 @checked
 def decoded(value: Any) -> Any:
-    """A JSON value with numbers in the place of the texts "inf", "-inf" and "nan" and with all other
-    text `printable`, also inside of lists and objects. Whole numbers beyond float are infinite.
+    """A JSON value with numbers in the place of the texts "inf", "-inf" and "nan" and with all
+    other text `printable`, also inside of lists and objects. Whole numbers beyond float are
+    infinite.
     """
     if isinstance(value, Mapping):
         return {printable(str(name)): decoded(each) for name, each in value.items()}
@@ -283,7 +296,11 @@ def decoded(value: Any) -> Any:
 @checked
 def finite(values: Sequence[AnyFloat | None] | None) -> list[float]:
     """The values that are finite numbers."""
-    return [value for value in (() if values is None else values) if value is not None and math.isfinite(value)]
+    return [
+        value
+        for value in (() if values is None else values)
+        if value is not None and math.isfinite(value)
+    ]
 
 
 @checked
@@ -313,18 +330,30 @@ def cell(value: Any, mark: Mark = "") -> Cell:
     if isinstance(value, (list, tuple)):
         return Cell(", ".join(cell(each).text for each in value), None, mark)
     if isinstance(value, Mapping):
-        return Cell(", ".join(f"{name}: {cell(each).text}" for name, each in value.items()), None, mark)
+        return Cell(
+            ", ".join(f"{name}: {cell(each).text}" for name, each in value.items()), None, mark
+        )
     return Cell(str(value), None, mark)
 
 
 @checked
-def table(columns: Iterable[Any], rows: Iterable[Iterable[Any]], title: str = "", meaning: str = "", **more: Any) -> Table:
+def table(
+    columns: Iterable[Any],
+    rows: Iterable[Iterable[Any]],
+    title: str = "",
+    meaning: str = "",
+    **more: Any,
+) -> Table:
     """A table of JSON values and cells. A column of which nothing is to be said is its name.
     `more` are further fields of `Table`.
     """
     headings = [Column(column) if isinstance(column, str) else column for column in columns]
     return Table(
-        title, headings, [[cell(value) for value in row] if isinstance(row, Iterable) else row for row in rows], meaning, **more
+        title,
+        headings,
+        [[cell(value) for value in row] if isinstance(row, Iterable) else row for row in rows],
+        meaning,
+        **more,
     )
 
 
@@ -359,7 +388,10 @@ def mark_of(found: Sequence[JSONObject]) -> Mark:
     return "good"
 
 
-OPTIONAL: dict[str, Any] = {"places": [], **dict.fromkeys(("step", "since", "doubling", "crossing", "seen", "texts", "values"))}
+OPTIONAL: dict[str, Any] = {
+    "places": [],
+    **dict.fromkeys(("step", "since", "doubling", "crossing", "seen", "texts", "values")),
+}
 """Fields that not every finding has."""
 
 
@@ -370,5 +402,6 @@ def finding_rows(finding: JSONObject) -> dict[str, str]:
         return in_words({**OPTIONAL, **finding})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"finding = {shown(finding)} is no finding of a ctrans command ({error!r}): give one of its results"
+            f"finding = {shown(finding)} is no finding of a ctrans command ({error!r}): give one of"
+            " its results"
         ) from None

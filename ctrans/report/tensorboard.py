@@ -14,7 +14,9 @@ from solvers import ConfigError
 def check_tensorboard() -> None:
     """Raises ConfigError if TensorBoard is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError("TensorBoard is not installed: pip install tensorboard, or leave out --tensorboard")
+        raise ConfigError(
+            "TensorBoard is not installed: pip install tensorboard, or leave out --tensorboard"
+        )
 
 
 @contextlib.contextmanager

@@ -36,7 +36,9 @@ HEADING, LONGEST_NAME = 10, 24
 """Letters of a heading's line at least, and of a row's name that is never broken."""
 
 
-def show(page: Page, console: Console, *, looked_at: str | None = None, verbose: bool = False) -> None:
+def show(
+    page: Page, console: Console, *, looked_at: str | None = None, verbose: bool = False
+) -> None:
     """Prints the page. `looked_at` is printed below the answers: which models were recognised, and
     what they read.
 
@@ -61,7 +63,11 @@ def show(page: Page, console: Console, *, looked_at: str | None = None, verbose:
         for meaning in dict.fromkeys(legend.values()):
             names = " and ".join(name for name, other in legend.items() if other == meaning)
             console.print(Text.assemble((names, "italic"), ": ", meaning))
-    folded = [each.title for each in page.chapters if each.folded and any(not isinstance(part, Plot) for part in each.parts)]
+    folded = [
+        each.title
+        for each in page.chapters
+        if each.folded and any(not isinstance(part, Plot) for part in each.parts)
+    ]
     if folded and not verbose:
         console.print(Text(f"\n--verbose also shows: {', '.join(folded)}."))
     if page.asked:
@@ -78,7 +84,9 @@ def _show(part: Section, console: Console, legend: dict[str, str], *, verbose: b
             console.print(piece)
         if part.meaning:
             console.print(Text(part.meaning))
-        meanings = {column.name: column.legend if verbose else column.meaning for column in table.columns}
+        meanings = {
+            column.name: column.legend if verbose else column.meaning for column in table.columns
+        }
         legend |= {name: meaning for name, meaning in meanings.items() if meaning}
     elif isinstance(part, ColouredText):
         console.print(Text(part.title, "bold"))
@@ -95,7 +103,11 @@ def _fitted(table: Table, width: int, *, verbose: bool) -> Iterator[RichTable]:
     """The table, or where its columns do not fit, several with the same rows: each begins with the
     table's first columns, up to the first of numbers.
     """
-    rows = [row for row in table.rows if len(row) == 1 or any(cell.text not in EMPTY for cell in row[1:])]
+    rows = [
+        row
+        for row in table.rows
+        if len(row) == 1 or any(cell.text not in EMPTY for cell in row[1:])
+    ]
     if table.rows_shown and not verbose:
         wanted = table.rows_shown
     else:
@@ -110,20 +122,38 @@ def _fitted(table: Table, width: int, *, verbose: bool) -> Iterator[RichTable]:
     for k, column in enumerate(table.columns):
         known = [row[k] for row in table.rows if row[k].text not in EMPTY]
         widest = max((len(cell.text) for cell in known), default=1)
-        headings.append("\n".join(textwrap.wrap(column.name, max(HEADING, widest), break_long_words=False)))
+        headings.append(
+            "\n".join(textwrap.wrap(column.name, max(HEADING, widest), break_long_words=False))
+        )
         figures = k > 0 and all(cell.value is not None for cell in known)
         whole = figures or (k == 0 and widest <= LONGEST_NAME)
         styles.append(
-            {"justify": "right" if figures else "left", "overflow": "ellipsis" if figures else "fold", "no_wrap": whole}
+            {
+                "justify": "right" if figures else "left",
+                "overflow": "ellipsis" if figures else "fold",
+                "no_wrap": whole,
+            }
         )
         texts = [headings[-1], *(row[k].text for row in shown)]
         needs.append(
-            max((cell_len(part) for text in texts for part in (text.splitlines() if whole else text.split())), default=0)
+            max(
+                (
+                    cell_len(part)
+                    for text in texts
+                    for part in (text.splitlines() if whole else text.split())
+                ),
+                default=0,
+            )
         )
     lead = next((k for k, style in enumerate(styles) if style["justify"] == "right"), 1)
     for i, group in enumerate(groups_of(needs, lead, width)):
         title = ", ".join(filter(None, (table.title, FURTHER if i else "")))
-        made = RichTable(title=Text(title) if title else None, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        made = RichTable(
+            title=Text(title) if title else None,
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
+        )
         made.title_style = "bold"
         made.title_justify = "left"
         made.show_edge = False
@@ -146,7 +176,12 @@ def _findings(part: Findings) -> RichTable:
     made.add_column(overflow="fold")
     for i, finding in enumerate(part.found, 1):
         style = STYLES[SEVERITY_MARKS.get(finding["severity"], "")]
-        made.add_row(f"{i}.", Text.assemble((str(finding["check"]), "bold"), " (", (str(finding["severity"]), style), ")"))
+        made.add_row(
+            f"{i}.",
+            Text.assemble(
+                (str(finding["check"]), "bold"), " (", (str(finding["severity"]), style), ")"
+            ),
+        )
         for name, text in finding_rows(finding).items():
             made.add_row(name, Text(text))
         made.add_row("", "")

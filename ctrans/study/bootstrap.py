@@ -17,7 +17,9 @@ Statistic = Callable[[np.ndarray], np.ndarray]
 """Maps samples (samples, rows, *row) to (samples,)."""
 
 
-def interval(values: Sequence[float] | np.ndarray, statistic: Statistic, *, seed: int = 0) -> tuple[float, float]:
+def interval(
+    values: Sequence[float] | np.ndarray, statistic: Statistic, *, seed: int = 0
+) -> tuple[float, float]:
     """Percentile bootstrap at `LEVEL`: the statistic of `RESAMPLES` draws of the rows with
     replacement; (nan, nan) without rows. It is too narrow for few rows.
     """
@@ -45,7 +47,9 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     if len(rows) < 2:
         return math.nan, math.nan
     low, high = interval(rows, lambda samples: samples.mean(-1))
-    from scipy.special import stdtrit  # the quantile of Student's t; here, so that other commands import no scipy
+    from scipy.special import (
+        stdtrit,
+    )  # the quantile of Student's t; here, so that other commands import no scipy
 
     half = stdtrit(len(rows) - 1, (1 + LEVEL) / 2) * rows.std(ddof=1) / math.sqrt(len(rows))
     return float(np.fmin(low, rows.mean() - half)), float(np.fmax(high, rows.mean() + half))
@@ -69,8 +73,8 @@ def rows_to_decide(values: Sequence[float] | np.ndarray) -> int | None:
 
 
 def gap_over_seeds(losses: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
-    """Is a gap between two settings normal? The gap, the spread over seeds, and how often seeds alone
-    make a gap at least as large.
+    """Is a gap between two settings normal? The gap, the spread over seeds, and how often seeds
+    alone make a gap at least as large.
 
     - gap: mean of `others` minus mean of `losses`
     - spread: the deviation over seeds, s = (sum of squares about both means/(n + m - 2))^(1/2)
@@ -85,7 +89,10 @@ def gap_over_seeds(losses: Sequence[float], others: Sequence[float]) -> tuple[fl
     n = len(losses)
     m = len(others)
     if min(n, m, n + m - 2) < 1 or not all(map(math.isfinite, [*losses, *others])):
-        raise ConfigError(f"losses {shown(losses)} and {shown(others)}: give finite ones of two settings, three or more in all")
+        raise ConfigError(
+            f"losses {shown(losses)} and {shown(others)}: give finite ones of two settings, three"
+            " or more in all"
+        )
     gap = float(np.mean(others) - np.mean(losses))
     spread = math.sqrt((n * np.var(losses) + m * np.var(others)) / (n + m - 2))
     deviation = spread * math.sqrt(1 / n + 1 / m) or math.ulp(0.0)

@@ -63,20 +63,30 @@ def prospect(study: Study, store: Store | None, *, as_begun: bool = False) -> Pr
     if not contexts <= fingerprints.keys():
         data = {context: read_source(study.source, context) for context in contexts}
         check_data(study, data)
-        fingerprints = {**{context: each.fingerprint() for context, each in data.items()}, **fingerprints}
+        fingerprints = {
+            **{context: each.fingerprint() for context, each in data.items()},
+            **fingerprints,
+        }
     by_key = {run.key(fingerprints[run.model.context]): run for run in runs}
     if store is None:
         return Prospect(study, by_key, by_key, {}, fingerprints)
     kept = store.about("name")
     if kept is not None and kept != study.name:
-        raise ConfigError(f"{str(store.path)!r} is the study {kept!r}, not {study.name!r}: choose another --out")
+        raise ConfigError(
+            f"{str(store.path)!r} is the study {kept!r}, not {study.name!r}: choose another --out"
+        )
     done = store.known(fingerprints)
     left = {key: run for key, run in by_key.items() if key not in done}
-    return Prospect(study, by_key, left, {key: done[key] for key in by_key if key in done}, fingerprints)
+    return Prospect(
+        study, by_key, left, {key: done[key] for key in by_key if key in done}, fingerprints
+    )
 
 
 def carry_out_study(
-    plan: Prospect, store: Store, engine: Engine, observe: Callable[[int, float], None] = lambda done, seconds: None
+    plan: Prospect,
+    store: Store,
+    engine: Engine,
+    observe: Callable[[int, float], None] = lambda done, seconds: None,
 ) -> bool:
     """Carries out the runs that are left, and stores them. Returns whether all runs are done,
     within the budget.
@@ -98,7 +108,11 @@ def carry_out_study(
     with contextlib.closing(engine(_within(plan.jobs, plan, store))) as results:
         for job, found in results:
             pairs = zip(job.runs, found, strict=True)
-            usable = [(keys[id(run)], run, result) for run, result in pairs if result.ending != Ending.INTERRUPTED.value]
+            usable = [
+                (keys[id(run)], run, result)
+                for run, result in pairs
+                if result.ending != Ending.INTERRUPTED.value
+            ]
             store.add(usable, commit)
             count += len(usable)
             worked += sum(map(flops_of, job.runs))
@@ -123,11 +137,17 @@ def commit_of_ctrans() -> str:
     place = Path(__file__).parent
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(place), *arguments], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["git", "-C", str(place), *arguments], capture_output=True, text=True, check=True
+        )
         return done.stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", "--", Path(__file__).name)  # an installed copy may lie in another repository
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no", "--", "../..") else "")
+        git(
+            "ls-files", "--error-unmatch", "--", Path(__file__).name
+        )  # an installed copy may lie in another repository
+        return git("rev-parse", "HEAD") + (
+            "+" if git("status", "--porcelain", "--untracked-files=no", "--", "../..") else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return ""

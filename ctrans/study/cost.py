@@ -53,9 +53,15 @@ def flops_of(run: PlannedRun) -> float:
     """
     model = run.model
     settings = run.training
-    weights = number_of_weights(model) - (model.context * model.width if model.positions == "learned" else 0)
+    weights = number_of_weights(model) - (
+        model.context * model.width if model.positions == "learned" else 0
+    )
     token = 6.0 * weights + 12.0 * model.depth * model.context * model.width
-    evaluations = 1 + settings.iterations // settings.eval_every + (settings.iterations % settings.eval_every > 0)
+    evaluations = (
+        1
+        + settings.iterations // settings.eval_every
+        + (settings.iterations % settings.eval_every > 0)
+    )
     return token * (tokens_of(run) + evaluations * settings.eval_windows * model.context / 3)
 
 
@@ -68,7 +74,11 @@ def measured_rate(run: PlannedRun, data: Data) -> float:
     """The floating-point operations per processor second of such a run here, by a short run after a
     warm-up run.
     """
-    short = replace(run, training=replace(run.training, iterations=STEPS, warmup=0, eval_every=STEPS), measure=())
+    short = replace(
+        run,
+        training=replace(run.training, iterations=STEPS, warmup=0, eval_every=STEPS),
+        measure=(),
+    )
     train_run(short, data)
     started = time.process_time()
     train_run(short, data)

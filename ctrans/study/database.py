@@ -40,11 +40,13 @@ BESIDE = ("-wal", "-journal", "-shm")
 FORMAT = 2
 SCHEMA = {
     "about": "CREATE TABLE about (name TEXT, value TEXT, digest TEXT)",
-    "runs": """CREATE TABLE runs (
+    "runs": (
+        """CREATE TABLE runs (
     key TEXT, "case" TEXT, seed INTEGER, learning_rate REAL, model TEXT, training TEXT, ending TEXT, message TEXT,
     first_loss REAL, last_loss REAL, best_loss REAL, steps INTEGER, seconds REAL,
     curve TEXT, trained TEXT, environment TEXT, "commit" TEXT, finished TEXT, digest TEXT
-)""",
+)"""
+    ),
 }
 """The tables, as SQLite keeps their definitions."""
 OBJECTS = ("model", "training", "curve", "trained", "environment")
@@ -123,7 +125,10 @@ class Store:
         stored key only. A run that failed is not known, so that it is tried again.
         """
         columns = 'key, ending, model, training, trained, "commit"'
-        last = {row[0]: row for row in self.connection.execute(f"SELECT {columns} FROM runs ORDER BY rowid")}
+        last = {
+            row[0]: row
+            for row in self.connection.execute(f"SELECT {columns} FROM runs ORDER BY rowid")
+        }
         rows = [row for row in last.values() if row[1] != FAILED]
         found = {row[0]: row[0] for row in rows}
         for key, _, *texts, commit in rows:
@@ -140,7 +145,10 @@ class Store:
 
     def begin_on(self, fingerprints: Mapping[int, str]) -> None:
         """Stores the fingerprints of data by context, except for contexts that it has."""
-        self.tell("data", {str(context): each for context, each in {**fingerprints, **self.data()}.items()})
+        self.tell(
+            "data",
+            {str(context): each for context, each in {**fingerprints, **self.data()}.items()},
+        )
 
     def spent(self, keys: Iterable[str]) -> float:
         """The processor seconds of these runs, over all tries."""
@@ -161,7 +169,9 @@ class Store:
             wanted = None
         else:
             wanted = set(keys)
-        rows = [row for row in _rows(self.connection, "runs") if wanted is None or row["key"] in wanted]
+        rows = [
+            row for row in _rows(self.connection, "runs") if wanted is None or row["key"] in wanted
+        ]
         tries = Counter(row["key"] for row in rows)
         last = {row["key"]: row for row in rows}
         found = [dataclasses.replace(_read(row), tries=tries[key]) for key, row in last.items()]
@@ -187,9 +197,13 @@ def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
         try:
             if write:
                 directory.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(lock(directory / LOCK, f"works on the study in {str(directory)!r}"))
+                stack.enter_context(
+                    lock(directory / LOCK, f"works on the study in {str(directory)!r}")
+                )
             elif not path.is_file():
-                raise ConfigError(f"there is no {FILE} in {str(directory)!r}: give the --out of a study")
+                raise ConfigError(
+                    f"there is no {FILE} in {str(directory)!r}: give the --out of a study"
+                )
             for each in (path, *(path.with_name(FILE + end) for end in BESIDE)):
                 if each.exists():
                     check_file(each)  # SQLite would wait for a pipe
@@ -206,20 +220,26 @@ def open_store(directory: Path, *, write: bool = True) -> Iterator[Store]:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
         except OSError as error:
-            raise ConfigError(f"cannot write to {str(directory)!r}: {error.strerror or error}; choose another --out") from None
+            raise ConfigError(
+                f"cannot write to {str(directory)!r}: {error.strerror or error}; choose another"
+                " --out"
+            ) from None
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"cannot use {str(path)!r} as a study: {error}; check the space on its disk, or restore the file from a copy; "
-                "if you move it away, the study begins anew"
+                f"cannot use {str(path)!r} as a study: {error}; check the space on its disk, or"
+                " restore the file from a copy; if you move it away, the study begins anew"
             ) from None
         try:
             yield store
         except sqlite3.OperationalError as error:
             raise ConfigError(
-                f"cannot use {str(path)!r}: {error}; its runs are whole: free some space, and give the same command again"
+                f"cannot use {str(path)!r}: {error}; its runs are whole: free some space, and give"
+                " the same command again"
             ) from None
         except sqlite3.DatabaseError as error:
-            raise ConfigError(f"{str(path)!r} is damaged: {error}; choose another --out, or a copy from before") from None
+            raise ConfigError(
+                f"{str(path)!r} is damaged: {error}; choose another --out, or a copy from before"
+            ) from None
 
 
 def _prepare(connection: sqlite3.Connection, write: bool) -> list[str]:
@@ -238,11 +258,18 @@ def _prepare(connection: sqlite3.Connection, write: bool) -> list[str]:
         if kept == ("1",):
             damaged = _from_format_1(connection)
         elif kept == (str(FORMAT),) and SCHEMA.items() <= tables.items():
-            damaged = [(table, row) for table in SCHEMA for row in _rows(connection, table) if not _sound(row)]
+            damaged = [
+                (table, row)
+                for table in SCHEMA
+                for row in _rows(connection, table)
+                if not _sound(row)
+            ]
             for table, row in damaged:
                 connection.execute(f"DELETE FROM {table} WHERE rowid = ?", (row["rowid"],))
         else:
-            raise sqlite3.DatabaseError(f"its format or its tables are not those of format 1 or {FORMAT}")
+            raise sqlite3.DatabaseError(
+                f"its format or its tables are not those of format 1 or {FORMAT}"
+            )
         _check(connection)
     return [_named(table, row) for table, row in damaged]
 
@@ -261,7 +288,9 @@ def _make(connection: sqlite3.Connection) -> None:
 
 
 def _from_format_1(connection: sqlite3.Connection) -> list[tuple[str, Row]]:
-    """Brings the file to this format. Returns its rows that cannot be read, which have no digest."""
+    """Brings the file to this format. Returns its rows that cannot be read, which have no
+    digest.
+    """
     rows = [(table, row) for table in SCHEMA for row in _rows(connection, table, "*")]
     for table in (*SCHEMA, "outcomes"):
         connection.execute(f"DROP TABLE IF EXISTS {table}")
@@ -305,7 +334,9 @@ def _put(connection: sqlite3.Connection, table: str, row: Row) -> None:
     """Inserts a row with its digest."""
     row = {**row, "digest": _digest(row)}
     names = ", ".join(f'"{name}"' for name in row)
-    connection.execute(f"INSERT INTO {table} ({names}) VALUES ({', '.join('?' * len(row))})", [*row.values()])
+    connection.execute(
+        f"INSERT INTO {table} ({names}) VALUES ({', '.join('?' * len(row))})", [*row.values()]
+    )
 
 
 def _digest(row: Row) -> str:
@@ -332,7 +363,9 @@ def _parses(row: Row) -> bool:
 def _named(table: str, row: Row) -> str:
     if table == "about":
         return f"{FILE} is damaged: its entry {row['name']!r:.40} is left out"
-    which = f"case {row.get('case')!s:.200}, seed {row.get('seed')!s:.20}, key {row.get('key')!s:.12}"
+    which = (
+        f"case {row.get('case')!s:.200}, seed {row.get('seed')!s:.20}, key {row.get('key')!s:.12}"
+    )
     return f"{FILE} is damaged: a run is left out, and ctrans study does it again: {which}"
 
 
@@ -385,12 +418,23 @@ def _read(row: Row) -> Finished:
     row = {name: json.loads(value) if name in OBJECTS else value for name, value in row.items()}
     asked = tuple(row["trained"].get("asked", ()))
     run = _planned(row["model"], row["training"], json.loads(row["case"]), asked, row["commit"])
-    result = RunResult(row["ending"], row["message"], row["curve"], row["seconds"], row["environment"], row["trained"])
+    result = RunResult(
+        row["ending"],
+        row["message"],
+        row["curve"],
+        row["seconds"],
+        row["environment"],
+        row["trained"],
+    )
     return Finished(row["key"], run, result, row["commit"], row["finished"])
 
 
 def _planned(
-    model: dict[str, Any], training: dict[str, Any], varied: dict[str, Any], measure: tuple[str, ...], commit: str
+    model: dict[str, Any],
+    training: dict[str, Any],
+    varied: dict[str, Any],
+    measure: tuple[str, ...],
+    commit: str,
 ) -> PlannedRun:
     """A stored run, with the fields that are newer than it. Raises ConfigError for a field that
     this ctrans does not have.
@@ -401,8 +445,8 @@ def _planned(
         gone = fields.keys() - {field.name for field in dataclasses.fields(cls)}
         if gone:
             raise ConfigError(
-                f"the study has runs with {min(gone)}, which this ctrans does not know: read it with the ctrans that wrote it"
-                + (f", commit {commit}" if commit else "")
+                f"the study has runs with {min(gone)}, which this ctrans does not know: read it"
+                " with the ctrans that wrote it" + (f", commit {commit}" if commit else "")
             )
         made[kind] = cls(**fields)
     return PlannedRun(**made, varied=varied, measure=measure)

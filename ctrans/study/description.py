@@ -85,19 +85,35 @@ class Study:
     def __post_init__(self) -> None:
         if not self.name or not all(letter.isalnum() or letter in "-_" for letter in self.name):
             raise ConfigError(f"name = {self.name!r}: give a word of letters, digits, - and _")
-        for where, given in (("base", self.base), ("vary", self.vary), *((f"case {i}", c) for i, c in enumerate(self.cases))):
+        for where, given in (
+            ("base", self.base),
+            ("vary", self.vary),
+            *((f"case {i}", c) for i, c in enumerate(self.cases)),
+        ):
             for name in given:
                 if name not in MODEL | TRAINING:
                     raise unknown(f"field in {where}", name, MODEL | TRAINING)
             if self.task is not None and (brought := given.keys() & self.task.architecture.keys()):
-                raise ConfigError(f"task {self.source['task']} fixes {min(brought)}: leave it out of {where}")
-        for name, values in (*self.vary.items(), ("learning_rates", self.learning_rates), ("seeds", self.seeds)):
+                raise ConfigError(
+                    f"task {self.source['task']} fixes {min(brought)}: leave it out of {where}"
+                )
+        for name, values in (
+            *self.vary.items(),
+            ("learning_rates", self.learning_rates),
+            ("seeds", self.seeds),
+        ):
             _check_list(name, values)
         # without a list of learning rates the base's one counts; seeds always have a list
-        for name, each, taken in (("base", [self.base], {"seed"}), ("vary", [self.vary], {*OWN}), ("cases", self.cases, {*OWN})):
+        for name, each, taken in (
+            ("base", [self.base], {"seed"}),
+            ("vary", [self.vary], {*OWN}),
+            ("cases", self.cases, {*OWN}),
+        ):
             again = {key for given in each for key in given} & taken
             if again:
-                raise ConfigError(f"{min(again)} in {name}: give the list {min(again)}s in its place")
+                raise ConfigError(
+                    f"{min(again)} in {name}: give the list {min(again)}s in its place"
+                )
         both = {key for case in self.cases for key in case} & self.vary.keys()
         if both:
             raise ConfigError(f"{min(both)} varies in cases and in vary: leave one of them out")
@@ -112,13 +128,19 @@ class Study:
         runs = self.runs()
         if len({(run.model, run.training) for run in runs}) < len(runs):
             raise ConfigError(
-                f"two cases of {self.name} have the same runs: leave out one of them, or the fields that make no difference"
+                f"two cases of {self.name} have the same runs: leave out one of them, or the fields"
+                " that make no difference"
             )
 
     @property
     def count(self) -> int:
         """The number of runs."""
-        lists = *self.vary.values(), self.cases or (None,), self.learning_rates or (None,), self.seeds
+        lists = (
+            *self.vary.values(),
+            self.cases or (None,),
+            self.learning_rates or (None,),
+            self.seeds,
+        )
         return math.prod(map(len, lists))
 
     def runs(self) -> list[PlannedRun]:
@@ -126,17 +148,27 @@ class Study:
         configuration.
         """
         rates = self.learning_rates or (self.base.get("learning_rate", TrainConfig.learning_rate),)
-        brought, usual = ({}, {}) if self.task is None else (self.task.architecture, self.task.settings)
+        brought, usual = (
+            ({}, {}) if self.task is None else (self.task.architecture, self.task.settings)
+        )
         made = []
-        grid = [dict(zip(self.vary, values, strict=True)) for values in itertools.product(*self.vary.values())]
+        grid = [
+            dict(zip(self.vary, values, strict=True))
+            for values in itertools.product(*self.vary.values())
+        ]
         for case, point in itertools.product(self.cases or ({},), grid):
             varied = {**case, **point}
             settings = {**usual, **self.base, **varied, **brought}
             model = GPTConfig(**{name: value for name, value in settings.items() if name in MODEL})
-            training = TrainConfig(**{name: value for name, value in settings.items() if name in TRAINING})
+            training = TrainConfig(
+                **{name: value for name, value in settings.items() if name in TRAINING}
+            )
             made += [
                 PlannedRun(
-                    model, dataclasses.replace(training, learning_rate=float(rate), seed=seed), varied, tuple(self.measure)
+                    model,
+                    dataclasses.replace(training, learning_rate=float(rate), seed=seed),
+                    varied,
+                    tuple(self.measure),
                 )
                 for rate in rates
                 for seed in self.seeds
@@ -157,7 +189,8 @@ def check_data(study: Study, data: Mapping[int, Data]) -> None:
     its vocabulary.
     """
     for context, vocabulary, sequences in {
-        (each.model.context, each.model.vocab_size, each.training.batch * each.training.accumulate) for each in study.runs()
+        (each.model.context, each.model.vocab_size, each.training.batch * each.training.accumulate)
+        for each in study.runs()
     }:
         data[context].check_batch(sequences)
         data[context].check_vocabulary(vocabulary)
@@ -169,7 +202,12 @@ def _check_list(name: str, values: object) -> None:
     if not values and name != "learning_rates":
         raise ConfigError(f"{name} is empty: give at least one value")
     # numbers by their value: 1 equals 1.0, True does not
-    if len({value if type(value) in (int, float) else json.dumps(value, sort_keys=True) for value in values}) < len(values):
+    if len(
+        {
+            value if type(value) in (int, float) else json.dumps(value, sort_keys=True)
+            for value in values
+        }
+    ) < len(values):
         raise ConfigError(f"{name} = {list(values)} has a value twice: give each once")
     if name in ("learning_rates", "seeds"):
         if name == "seeds":

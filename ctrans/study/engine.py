@@ -36,7 +36,9 @@ TRIES = 3
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Runs that are carried out together: one run, or a population. `source` is that of their data."""
+    """Runs that are carried out together: one run, or a population. `source` is that of their
+    data.
+    """
 
     runs: tuple[PlannedRun, ...]
     source: tuple[tuple[str, str | None], ...]
@@ -61,7 +63,9 @@ Engine = Callable[[Iterable[Job]], Generator[Done, None, None]]
 """Carries out jobs. It takes the next job when it can begin it, so that the caller can stop."""
 
 
-def in_processes(workers: int, jobs: Iterable[Job], carry_out: Work = Job.carry_out) -> Generator[Done, None, None]:
+def in_processes(
+    workers: int, jobs: Iterable[Job], carry_out: Work = Job.carry_out
+) -> Generator[Done, None, None]:
     """Yields results from `workers` processes of one thread each. The processes end with this one.
 
     At most one job per process has begun at any time. Raises SolveError if `TRIES` processes died
@@ -73,7 +77,9 @@ def in_processes(workers: int, jobs: Iterable[Job], carry_out: Work = Job.carry_
     died = Counter[int]()
     while True:
         # a death breaks the whole pool, so make a new one
-        with concurrent.futures.ProcessPoolExecutor(workers, mp_context=spawn, initializer=_begin_process) as pool:
+        with concurrent.futures.ProcessPoolExecutor(
+            workers, mp_context=spawn, initializer=_begin_process
+        ) as pool:
             under_way: dict[concurrent.futures.Future[list[RunResult]], Job] = {}
             try:
                 while True:
@@ -86,11 +92,16 @@ def in_processes(workers: int, jobs: Iterable[Job], carry_out: Work = Job.carry_
                         under_way[future] = again.popleft()
                     if not under_way:
                         return
-                    done, _ = concurrent.futures.wait(under_way, return_when=concurrent.futures.FIRST_COMPLETED)
+                    done, _ = concurrent.futures.wait(
+                        under_way, return_when=concurrent.futures.FIRST_COMPLETED
+                    )
                     for future in done:
                         results = future.result()
                         yield under_way.pop(future), results
-            except (KeyboardInterrupt, SystemExit):  # or the pool would wait for the ends of its runs
+            except (
+                KeyboardInterrupt,
+                SystemExit,
+            ):  # or the pool would wait for the ends of its runs
                 for process in multiprocessing.active_children():
                     process.kill()
                 raise
@@ -100,7 +111,8 @@ def in_processes(workers: int, jobs: Iterable[Job], carry_out: Work = Job.carry_
         worst = [job.runs[0].case for job in under_way.values() if died[id(job)] >= TRIES]
         if worst:
             raise SolveError(
-                f"{TRIES} processes died in one run, {' or '.join(worst)}: they may be out of memory: lower --workers"
+                f"{TRIES} processes died in one run, {' or '.join(worst)}: they may be out of"
+                " memory: lower --workers"
             )
 
 
@@ -123,10 +135,14 @@ def _begin_process() -> None:
 def check_ray() -> None:
     """Raises ConfigError if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError("--ray needs Ray, which is not installed: pip install 'ctrans[ray]', or leave it out")
+        raise ConfigError(
+            "--ray needs Ray, which is not installed: pip install 'ctrans[ray]', or leave it out"
+        )
 
 
-def by_ray(address: str, jobs: Iterable[Job], carry_out: Work = Job.carry_out) -> Generator[Done, None, None]:
+def by_ray(
+    address: str, jobs: Iterable[Job], carry_out: Work = Job.carry_out
+) -> Generator[Done, None, None]:
     """Yields results from the Ray cluster at that address, with one processor per job. Another node
     repeats the job of a lost node.
 
@@ -139,14 +155,18 @@ def by_ray(address: str, jobs: Iterable[Job], carry_out: Work = Job.carry_out) -
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"no Ray cluster answers at {address!r}: {_first_line(error)}; start one with: ray start --head"
+            f"no Ray cluster answers at {address!r}: {_first_line(error)}; start one with: ray"
+            " start --head"
         ) from None
     try:
         remote = ray.remote(num_cpus=1, max_retries=TRIES)(_one_thread)
         coming = iter(jobs)
         under_way = dict[Any, Job]()
         while True:
-            while len(under_way) < ray.cluster_resources().get("CPU", 1) and (job := next(coming, None)) is not None:
+            while (
+                len(under_way) < ray.cluster_resources().get("CPU", 1)
+                and (job := next(coming, None)) is not None
+            ):
                 under_way[remote.remote(carry_out, job)] = job
             if not under_way:
                 return
@@ -154,7 +174,9 @@ def by_ray(address: str, jobs: Iterable[Job], carry_out: Work = Job.carry_out) -
             try:
                 results = ray.get(ready)
             except ray.exceptions.RayError as error:
-                raise SolveError(f"Ray gave up a run, {under_way[ready].runs[0].case}: {_first_line(error)}") from None
+                raise SolveError(
+                    f"Ray gave up a run, {under_way[ready].runs[0].case}: {_first_line(error)}"
+                ) from None
             yield under_way.pop(ready), results
     finally:
         ray.shutdown()

@@ -32,7 +32,10 @@ def as_parquet(columns: Columns, rows: Rows) -> bytes:
 
     values = list(zip(*rows, strict=True)) or [() for _ in columns]
     buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table({name: list(column) for name, column in zip(columns, values, strict=True)}), buffer)
+    pyarrow.parquet.write_table(
+        pyarrow.table({name: list(column) for name, column in zip(columns, values, strict=True)}),
+        buffer,
+    )
     return buffer.getvalue()
 
 
@@ -43,14 +46,21 @@ def check_format(name: str) -> str:
     """Returns the name. Raises ConfigError for an unknown format, or if its library is missing."""
     look_up("export format", name, FORMATS)
     if name == "parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError("Parquet needs pyarrow, which is not installed: pip install 'ctrans[parquet]', or export csv")
+        raise ConfigError(
+            "Parquet needs pyarrow, which is not installed: pip install 'ctrans[parquet]', or"
+            " export csv"
+        )
     return name
 
 
 def files(name: str, store: Store, outcomes: Outcomes) -> dict[str, Callable[[], bytes]]:
     """The files of an export by name, each with the function that makes its contents."""
     make = look_up("export format", name, FORMATS)
-    rows = [(case, figure, value) for case, figures in outcomes.items() for figure, value in figures.items()]
+    rows = [
+        (case, figure, value)
+        for case, figures in outcomes.items()
+        for figure, value in figures.items()
+    ]
     return {
         f"runs.{name}": lambda: make(*store.table("runs")),
         f"outcomes.{name}": lambda: make(("case", "name", "value"), rows),

@@ -25,12 +25,17 @@ Measure = Callable[[GPT, Tensor, Tensor], Any]
 def _moments(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[float]]:
     """The mean |entry| and the variance of X at 0 and at the end of each segment."""
     found = walk(model, tokens, instruments=[States(moments)])[0]
-    return {"mean_abs": [each.mean_abs for each in found], "variance": [each.variance for each in found]}
+    return {
+        "mean_abs": [each.mean_abs for each in found],
+        "variance": [each.variance for each in found],
+    }
 
 
 def _massive(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[float]]:
     """The largest |entry| by depth, and its ratio to the median one."""
-    found = massive_activations(walk(model, tokens, instruments=[States(lambda x, kept: largest_entry(x))])[0])
+    found = massive_activations(
+        walk(model, tokens, instruments=[States(lambda x, kept: largest_entry(x))])[0]
+    )
     return {"largest": found.largest, "ratio": found.ratio}
 
 
@@ -40,7 +45,10 @@ def _attention(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[fl
     """
     layers = walk(model, tokens[:1], instruments=[AttentionByDepth()])[0]
     theta = [sum(layer.theta_mean) / len(layer.theta_mean) for layer in layers]
-    return {"theta": theta, "log_S": [math.log10(layer.S) if layer.S > 0 else math.nan for layer in layers]}
+    return {
+        "theta": theta,
+        "log_S": [math.log10(layer.S) if layer.S > 0 else math.nan for layer in layers],
+    }
 
 
 def _last_gradient(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, float]:

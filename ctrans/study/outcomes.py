@@ -78,7 +78,9 @@ def rate_by_floor(ends: Mapping[float, Sequence[float]], floor: Floor) -> Stable
     l* is the lowest mean. The rate is None if l* > (1 - DEEPER) F.
     """
     means = {
-        rate: fmean(min(loss, floor.guess) if loss < math.inf else floor.guess for loss in ends[rate])
+        rate: fmean(
+            min(loss, floor.guess) if loss < math.inf else floor.guess for loss in ends[rate]
+        )
         for rate in sorted(ends)
         if ends[rate]
     }
@@ -87,7 +89,11 @@ def rate_by_floor(ends: Mapping[float, Sequence[float]], floor: Floor) -> Stable
     best = min(means.values())
     if best > (1 - DEEPER) * floor.depth:
         return StableRate(
-            None, reason=f"the best loss {best:.3g} is less than {DEEPER:.0%} below the depthless floor {floor.depth:.3g}"
+            None,
+            reason=(
+                f"the best loss {best:.3g} is less than {DEEPER:.0%} below the depthless floor"
+                f" {floor.depth:.3g}"
+            ),
         )
     level = (best + floor.depth) / 2
     above = list(itertools.dropwhile(lambda point: point[1] > best, means.items()))
@@ -139,7 +145,9 @@ def losses(runs: FinishedRuns) -> ByCase:
     over seeds.
     """
     return {
-        case: spread("rates", {rate: list(map(end_loss, same)) for rate, same in by_rate(each).items()})
+        case: spread(
+            "rates", {rate: list(map(end_loss, same)) for rate, same in by_rate(each).items()}
+        )
         for case, each in by_case(runs).items()
     }
 
@@ -149,7 +157,12 @@ def curves(runs: FinishedRuns) -> ByCase:
     found = {}
     for case, each in by_case(runs).items():
         at: dict[int, list[float]] = {}
-        for row in (row for run in each for row in run.result.evaluations if isinstance(row["validation_loss"], float)):
+        for row in (
+            row
+            for run in each
+            for row in run.result.evaluations
+            if isinstance(row["validation_loss"], float)
+        ):
             at.setdefault(row["step"], []).append(row["validation_loss"])
         if len(by_rate(each)) == 1:
             found[case] = spread("steps", dict(sorted(at.items())))
@@ -170,10 +183,13 @@ def states(runs: FinishedRuns) -> ByCase:
 
 
 def stable_rate(runs: FinishedRuns, floor: Floor) -> StableRate:
-    """`rate_by_floor` of the runs of one case. None if one failed, whose loss is unknown, or with one
-    rate.
+    """`rate_by_floor` of the runs of one case. None if one failed, whose loss is unknown, or with
+    one rate.
     """
-    ends = {rate: [math.nan if run.last is None else run.last for run in each] for rate, each in by_rate(runs).items()}
+    ends = {
+        rate: [math.nan if run.last is None else run.last for run in each]
+        for rate, each in by_rate(runs).items()
+    }
     if failed := sum(run.result.ending == FAILED for run in runs):
         return StableRate(None, reason=f"{failed} of {len(runs)} runs failed")
     if len(ends) > 1:
@@ -187,7 +203,11 @@ def case_outcomes(runs: FinishedRuns, floor: Floor | None = None) -> dict[str, f
     """
     if floor is not None:
         found = stable_rate(runs, floor)
-        return {**_by_share(runs), "largest stable learning rate": found.rate, "at least": float(found.at_least)}
+        return {
+            **_by_share(runs),
+            "largest stable learning rate": found.rate,
+            "at least": float(found.at_least),
+        }
     return _by_share(runs)
 
 
@@ -209,18 +229,27 @@ def _by_share(runs: FinishedRuns) -> dict[str, float | None]:
     row = (rate for rate in rates if rate >= best_rate)
     most = best + SHARE * (first - best)
     stable = list(
-        itertools.takewhile(lambda rate: all(run.last is not None and end_loss(run) <= most for run in rates[rate]), row)
+        itertools.takewhile(
+            lambda rate: all(run.last is not None and end_loss(run) <= most for run in rates[rate]),
+            row,
+        )
     )
     return {
         **found,
         "best loss": best,
         "best learning rate": best_rate,
-        "sensitivity": fmean(min(mean, first) - best for mean in known.values()) if len(known) > 1 else None,
-        "largest stable learning rate": stable[-1] if stable and best < first and len(rates) > 1 else None,
+        "sensitivity": (
+            fmean(min(mean, first) - best for mean in known.values()) if len(known) > 1 else None
+        ),
+        "largest stable learning rate": (
+            stable[-1] if stable and best < first and len(rates) > 1 else None
+        ),
     }
 
 
-def outcomes_of(runs: FinishedRuns, floor: Floor | None = None) -> dict[str, dict[str, float | None]]:
+def outcomes_of(
+    runs: FinishedRuns, floor: Floor | None = None
+) -> dict[str, dict[str, float | None]]:
     """`case_outcomes` of each case."""
     return {case: case_outcomes(each, floor) for case, each in by_case(runs).items()}
 

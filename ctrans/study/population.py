@@ -34,7 +34,15 @@ from ctrans.study.description import PlannedRun
 from ctrans.study.measures import measured
 from ctrans.study.training import RunResult, begin, result_of, train_run
 from ctrans.training.data import Data
-from ctrans.training.loop import Ending, Outcome, TrainingRun, after_iteration, before_iterations, diverged, finished
+from ctrans.training.loop import (
+    Ending,
+    Outcome,
+    TrainingRun,
+    after_iteration,
+    before_iterations,
+    diverged,
+    finished,
+)
 from ctrans.training.objective import Objective
 from ctrans.training.optimiser import OPTIMISERS
 from ctrans.training.schedule import learning_rate, temperature
@@ -45,7 +53,15 @@ from solvers import ConfigError, SolveError
 OWN_MODEL = frozenset({"initialisation", "embedding_std"})
 OWN_TRAINING = frozenset(
     {
-        *("seed", "learning_rate", "min_learning_rate", "warmup", "schedule", "weight_decay", "decay_gains"),
+        *(
+            "seed",
+            "learning_rate",
+            "min_learning_rate",
+            "warmup",
+            "schedule",
+            "weight_decay",
+            "decay_gains",
+        ),
         *("beta1", "beta2", "clip", "margin", "patience"),
     }
 )
@@ -70,7 +86,9 @@ class UncheckedGPT(GPT):
 def shared(run: PlannedRun) -> str:
     """The common settings of the members of a population, as one text."""
     model = {name: value for name, value in asdict(run.model).items() if name not in OWN_MODEL}
-    training = {name: value for name, value in asdict(run.training).items() if name not in OWN_TRAINING}
+    training = {
+        name: value for name, value in asdict(run.training).items() if name not in OWN_TRAINING
+    }
     return json.dumps([model, training, run.measure], sort_keys=True)
 
 
@@ -80,11 +98,23 @@ def batches(run: PlannedRun) -> bool:
     """
     model = run.model
     training = run.training
-    plain = training.scheme.evaluates_once and training.gradient == "backprop" and not training.kinetic
-    plain = plain and model.parametrisation == STANDARD and not OPTIMISERS[training.optimiser].orthogonal
+    plain = (
+        training.scheme.evaluates_once and training.gradient == "backprop" and not training.kinetic
+    )
+    plain = (
+        plain
+        and model.parametrisation == STANDARD
+        and not OPTIMISERS[training.optimiser].orthogonal
+    )
     entries = ATTENTIONS[model.attention], FFNS[model.ffn]
     maps = all(isinstance(entry, MapEntry) and entry.batches for entry in entries)
-    return plain and maps and not training.compile and training.dtype != "bfloat16" and model.depth_weights == "free"
+    return (
+        plain
+        and maps
+        and not training.compile
+        and training.dtype != "bfloat16"
+        and model.depth_weights == "free"
+    )
 
 
 def grouped(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
@@ -113,14 +143,22 @@ def train_population(runs: Sequence[PlannedRun], data: Data) -> list[RunResult]:
     """
     started = time.process_time()
     with contextlib.ExitStack() as stack:
-        places = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ctrans-study-"))) for _ in runs]
+        places = [
+            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ctrans-study-")))
+            for _ in runs
+        ]
         try:
             members = [begin(run, data, place) for run, place in zip(runs, places, strict=True)]
         except (ConfigError, SolveError):  # each single run reports its own error
             return [train_run(run, data) for run in runs]
-        before = [measured(run.measure, member.model, data) for run, member in zip(runs, members, strict=True)]
+        before = [
+            measured(run.measure, member.model, data)
+            for run, member in zip(runs, members, strict=True)
+        ]
         outcomes = Population(members).carry_out()
-        results = [result_of(*each, started) for each in zip(runs, members, outcomes, before, strict=True)]
+        results = [
+            result_of(*each, started) for each in zip(runs, members, outcomes, before, strict=True)
+        ]
         seconds = (time.process_time() - started) / len(runs)
         return [replace(result, seconds=seconds) for result in results]
 
@@ -130,9 +168,15 @@ class Population:
 
     def __init__(self, members: Sequence[TrainingRun]):
         # gradients are views of a common tensor on purpose
-        warnings.filterwarnings("ignore", message="grad and param do not obey the gradient layout contract", category=UserWarning)
+        warnings.filterwarnings(
+            "ignore",
+            message="grad and param do not obey the gradient layout contract",
+            category=UserWarning,
+        )
         first = members[0]
-        template = UncheckedGPT(first.model.config).to(first.processes.device, first.config.weight_dtype)
+        template = UncheckedGPT(first.model.config).to(
+            first.processes.device, first.config.weight_dtype
+        )
         self.objective = Objective(template, first.config)
         self.leaves: dict[str, Tensor] = {}
         """The weights of all members by name, as views of their rows."""
@@ -143,10 +187,14 @@ class Population:
         rows: list[list[nn.Parameter]] = [[] for _ in members]
         named = [dict(member.model.named_parameters()) for member in members]
         for matrices in (True, False):
-            names = [name for name, parameter in named[0].items() if (parameter.dim() >= 2) == matrices]
+            names = [
+                name for name, parameter in named[0].items() if (parameter.dim() >= 2) == matrices
+            ]
             if not names:  # a model without gains and biases has no vectors
                 continue
-            values = torch.stack([torch.cat([each[name].detach().flatten() for name in names]) for each in named])
+            values = torch.stack(
+                [torch.cat([each[name].detach().flatten() for name in names]) for each in named]
+            )
             gradients = torch.zeros_like(values)
             start = 0
             for name in names:
@@ -159,10 +207,15 @@ class Population:
                     each[name].data = values[i, start:end].view(shape)
                 start = end
             for i, mine in enumerate(rows):
-                one = slice(i, i + 1) if matrices else i  # decay depends on the number of dimensions
+                one = (
+                    slice(i, i + 1) if matrices else i
+                )  # decay depends on the number of dimensions
                 mine.append(nn.Parameter(values[one]))
                 mine[-1].grad = gradients[one]
-        return [replace(member, optimiser=member.config.make_optimiser(mine)) for member, mine in zip(members, rows, strict=True)]
+        return [
+            replace(member, optimiser=member.config.make_optimiser(mine))
+            for member, mine in zip(members, rows, strict=True)
+        ]
 
     def carry_out(self) -> list[Outcome]:
         """Trains all members to their ends. Some may diverge before, and a signal stops all."""
@@ -172,10 +225,16 @@ class Population:
                 if wish.number or all(ended for _, ended in states):
                     break
                 losses = self.differentiate(step)
-                for i, (member, (progress, ended)) in enumerate(zip(self.members, states, strict=True)):
+                for i, (member, (progress, ended)) in enumerate(
+                    zip(self.members, states, strict=True)
+                ):
                     if ended is None:
                         states[i] = _after(member, progress, update(member, step, losses[i]))
-        left = partial(Outcome, Ending.INTERRUPTED, message="stopped", signal=wish.number) if wish.number else finished
+        left = (
+            partial(Outcome, Ending.INTERRUPTED, message="stopped", signal=wish.number)
+            if wish.number
+            else finished
+        )
         return [ended or left(progress) for progress, ended in states]
 
     def differentiate(self, step: int) -> list[float]:
@@ -185,13 +244,20 @@ class Population:
         for member in self.members:
             member.optimiser.zero_grad(set_to_none=False)
         template = self.objective.model
-        replace(self.members[0], model=template).heat(temperature(config, step, template.config.temperature))
+        replace(self.members[0], model=template).heat(
+            temperature(config, step, template.config.temperature)
+        )
         total = torch.zeros(len(self.members), device=device)
         for micro in range(config.accumulate):
-            pairs = [each.data.batch(step, micro, batch=config.batch, seed=each.config.seed) for each in self.members]
+            pairs = [
+                each.data.batch(step, micro, batch=config.batch, seed=each.config.seed)
+                for each in self.members
+            ]
             tokens, targets = (torch.stack(each).to(device) for each in zip(*pairs, strict=True))
 
-            def losses(weights: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            def losses(
+                weights: dict[str, Tensor], tokens: Tensor, targets: Tensor
+            ) -> tuple[Tensor, Tensor]:
                 found = functional_call(self.objective, weights, (tokens, targets))
                 return found.total, found.cross_entropy
 
@@ -203,7 +269,9 @@ class Population:
 
 
 def update(member: TrainingRun, step: int, loss: float) -> dict[str, float]:
-    """Makes a clipped step of one member, as `TrainingRun.iterate` does. Returns its row of the log."""
+    """Makes a clipped step of one member, as `TrainingRun.iterate` does. Returns its row of the
+    log.
+    """
     rate = learning_rate(member.config, step)
     for group in member.optimiser.param_groups:
         group["lr"] = rate
@@ -215,7 +283,9 @@ def update(member: TrainingRun, step: int, loss: float) -> dict[str, float]:
     return {"step": step + 1, "loss": loss, "learning_rate": rate, "gradient_norm": norm}
 
 
-def _after(member: TrainingRun, progress: Progress, row: dict[str, float]) -> tuple[Progress, Outcome | None]:
+def _after(
+    member: TrainingRun, progress: Progress, row: dict[str, float]
+) -> tuple[Progress, Outcome | None]:
     try:
         return after_iteration(member, progress, row)
     except SolveError as error:

@@ -36,8 +36,8 @@ WARM_UP = 0.1
 
 @dataclass(frozen=True)
 class Rung:
-    """A training of the ladder: its peak learning rate, and its loss at the end, which is inf after a loss
-    or a gradient that is not finite.
+    """A training of the ladder: its peak learning rate, and its loss at the end, which is inf after
+    a loss or a gradient that is not finite.
     """
 
     rate: float
@@ -90,7 +90,8 @@ def loss_of(model: nn.Module, batch: Any) -> Tensor:
         loss = loss
     if not _is_loss(loss):
         raise ConfigError(
-            f"the model returned {shown(made)}: give loss, a function of the model and a batch that returns a number"
+            f"the model returned {shown(made)}: give loss, a function of the model and a batch that"
+            " returns a number"
         )
     found: Tensor = loss
     return found
@@ -98,7 +99,12 @@ def loss_of(model: nn.Module, batch: Any) -> Tensor:
 
 def _is_loss(value: Any) -> bool:
     """Whether it is a number with a gradient."""
-    return isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad and value.is_floating_point()
+    return (
+        isinstance(value, Tensor)
+        and value.numel() == 1
+        and value.requires_grad
+        and value.is_floating_point()
+    )
 
 
 @checked
@@ -162,7 +168,11 @@ def largest_rate(
         reason = found.reason
     else:
         reason = "no rate ended clearly below the others"
-    above = [rung.rate for rung in rungs if found.rate is not None and not found.at_least and rung.rate > found.rate]
+    above = [
+        rung.rate
+        for rung in rungs
+        if found.rate is not None and not found.at_least and rung.rate > found.rate
+    ]
     words = ""
     if above:
         words = _first_alarm(model, optimizer, partial(train, above[0]))
@@ -171,10 +181,16 @@ def largest_rate(
 
 
 def _check(
-    model: nn.Module, batches: Iterable[Any], optimizer: torch.optim.Optimizer, ladder: Sequence[float], clip: float | None
+    model: nn.Module,
+    batches: Iterable[Any],
+    optimizer: torch.optim.Optimizer,
+    ladder: Sequence[float],
+    clip: float | None,
 ) -> None:
     if isinstance(batches, Mapping):
-        raise ConfigError(f"batches = {shown(batches)}: give a list of batches, [batch] for a single one")
+        raise ConfigError(
+            f"batches = {shown(batches)}: give a list of batches, [batch] for a single one"
+        )
     if not ladder:
         raise ConfigError("rates = []: give learning rates above 0")
     for rate in ladder:
@@ -188,13 +204,21 @@ def _check(
                 kept = "has no values yet"
             else:
                 kept = "is of inference mode"
-            raise ConfigError(f"model = {type(model).__name__}, whose {name} {kept}: give a model that can be trained")
+            raise ConfigError(
+                f"model = {type(model).__name__}, whose {name} {kept}: give a model that can be"
+                " trained"
+            )
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ConfigError(f"optimizer = {type(optimizer).__name__}, whose step needs a closure: give one that steps without")
+        raise ConfigError(
+            f"optimizer = {type(optimizer).__name__}, whose step needs a closure: give one that"
+            " steps without"
+        )
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     if not rates[0] and any(rates):
-        raise ConfigError(f"optimizer has groups with learning rates {rates}: give its first group a rate above 0")
+        raise ConfigError(
+            f"optimizer has groups with learning rates {rates}: give its first group a rate above 0"
+        )
 
 
 def _end(losses: Sequence[float], steps: int) -> float:
@@ -228,11 +252,17 @@ def _training(
             optimizer.zero_grad(set_to_none=True)
             value = loss(model, _copy(batches[step % min(steps, len(batches))]))
             if not _is_loss(value):
-                raise ConfigError(f"loss returned {shown(value)}: give a function that returns a number with a gradient")
+                raise ConfigError(
+                    f"loss returned {shown(value)}: give a function that returns a number with a"
+                    " gradient"
+                )
             losses.append(float(value.detach()))
             value.backward()
             if all(weight.grad is None for weight in weights):
-                raise ConfigError("optimizer has no weight on which the loss depends: give one of this model's weights")
+                raise ConfigError(
+                    "optimizer has no weight on which the loss depends: give one of this model's"
+                    " weights"
+                )
             if not math.isfinite(losses[-1]) or not _clipped(weights, clip):
                 return [*losses[:-1], math.inf]
             if watch(value):
@@ -242,7 +272,9 @@ def _training(
 
 
 def _first_alarm(
-    model: nn.Module, optimizer: torch.optim.Optimizer, train: Callable[[Callable[[Tensor], bool]], list[float]]
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    train: Callable[[Callable[[Tensor], bool]], list[float]],
 ) -> str:
     """The first alarm of a monitor that looks at each step."""
     alarms = list[str]()
@@ -252,7 +284,10 @@ def _first_alarm(
         return ""
 
     def watch(value: Tensor) -> bool:
-        alarms.extend(f"{alarm.check} at {alarm.place}: {alarm.figure}" for alarm in monitor.step(value, optimizer))
+        alarms.extend(
+            f"{alarm.check} at {alarm.place}: {alarm.figure}"
+            for alarm in monitor.step(value, optimizer)
+        )
         return bool(alarms)
 
     with closing(monitor):
@@ -267,7 +302,9 @@ def _clipped(weights: Sequence[Tensor], clip: float | None) -> bool:
     gradients = [weight.grad for weight in weights if weight.grad is not None]
     sparse = [gradient.coalesce().values() for gradient in gradients if gradient.is_sparse]
     if sparse and clip is not None:
-        raise ConfigError(f"clip = {clip} with sparse gradients, which torch does not clip: give None")
+        raise ConfigError(
+            f"clip = {clip} with sparse gradients, which torch does not clip: give None"
+        )
     dense = [weight for weight in weights if weight.grad is not None and not weight.grad.is_sparse]
     norm = nn.utils.clip_grad_norm_(dense, math.inf if clip is None else clip)
     return math.isfinite(float(norm)) and all(bool(values.isfinite().all()) for values in sparse)
@@ -285,18 +322,25 @@ def _copy(batch: Any) -> Any:
 
 @contextmanager
 def _restored(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """At the end weights, buffers, gradients, modes, the optimiser's state and random numbers are as
-    they were, and the same objects. Inside, gradients are on and None, and the model is in training
-    mode.
+    """At the end weights, buffers, gradients, modes, the optimiser's state and random numbers are
+    as they were, and the same objects. Inside, gradients are on and None, and the model is in
+    training mode.
     """
-    held: list[dict[str, Any]] = [table for part in model.modules() for table in (part._parameters, part._buffers)]
+    held: list[dict[str, Any]] = [
+        table for part in model.modules() for table in (part._parameters, part._buffers)
+    ]
     tables = [(table, {**table}) for table in held]
     all_of = [tensor for _, table in tables for tensor in table.values() if tensor is not None]
     all_of += [weight for group in optimizer.param_groups for weight in group["params"]]
     tensors = {id(tensor): tensor for tensor in all_of}.values()
     kept = [(tensor, tensor.detach().clone(), tensor.grad) for tensor in tensors]
     modes = [(part, part.training) for part in model.modules()]
-    with torch.inference_mode(False), torch.enable_grad(), random_numbers_kept(), _optimizer_restored(optimizer):
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        random_numbers_kept(),
+        _optimizer_restored(optimizer),
+    ):
         try:
             for tensor in tensors:
                 tensor.grad = None  # or it would be added to
@@ -340,8 +384,12 @@ def _optimizer_restored(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     state = optimizer.state
     try:
         for group, entries in groups:
-            group.update(deepcopy({name: value for name, value in entries.items() if name != "params"}))
-        optimizer.state = defaultdict(dict, {weight: deepcopy(its) for weight, its in state.items()})
+            group.update(
+                deepcopy({name: value for name, value in entries.items() if name != "params"})
+            )
+        optimizer.state = defaultdict(
+            dict, {weight: deepcopy(its) for weight, its in state.items()}
+        )
         yield
     finally:
         for group, entries in groups:

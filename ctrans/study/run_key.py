@@ -42,7 +42,12 @@ first stores. A new field needs an entry here.
 """
 
 
-def run_key(model: Mapping[str, Any], training: Mapping[str, Any], fingerprint: str, measure: tuple[str, ...]) -> str:
+def run_key(
+    model: Mapping[str, Any],
+    training: Mapping[str, Any],
+    fingerprint: str,
+    measure: tuple[str, ...],
+) -> str:
     """SHA-256 of all fields, of the data's fingerprint, and of the measures if there are any."""
     settings = {"model": model, "training": training, "data": fingerprint}
     if measure:

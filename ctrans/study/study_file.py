@@ -51,16 +51,27 @@ def read_study(path: Path) -> Study:
             raise unknown(f"key in {str(path)!r}", key, [*KEYS, *SOURCES])
         kind: Any = KEYS.get(key, str)
         if not isinstance(value, kind) or isinstance(value, bool):
-            names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
-            raise ConfigError(f"{key} = {shown(value)} in {str(path)!r}: give a value of type {names}")
+            names = " or ".join(
+                each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,))
+            )
+            raise ConfigError(
+                f"{key} = {shown(value)} in {str(path)!r}: give a value of type {names}"
+            )
     if not all(isinstance(case, dict) for case in content.get("cases", [])):
-        raise ConfigError(f"cases in {str(path)!r} has a value that is no table: write each case as [[cases]]")
+        raise ConfigError(
+            f"cases in {str(path)!r} has a value that is no table: write each case as [[cases]]"
+        )
     if len(given := [key for key in SOURCES if key in content]) > 1:
-        raise ConfigError(f"{' and '.join(given)} in {str(path)!r} exclude each other: leave one out")
+        raise ConfigError(
+            f"{' and '.join(given)} in {str(path)!r} exclude each other: leave one out"
+        )
     if "task" in content:
         source: Source = {"task": content.pop("task")}
     else:  # paths are relative to the file
-        source = {key: str((path.parent / content.pop(key)).absolute()) if key in content else None for key in PATHS}
+        source = {
+            key: str((path.parent / content.pop(key)).absolute()) if key in content else None
+            for key in PATHS
+        }
     return Study(**{"name": path.stem, **content}, source=source)
 
 
@@ -69,9 +80,13 @@ def _check_plain(value: Any, path: Path) -> None:
     if isinstance(value, (dict, list)):
         for each in value.values() if isinstance(value, dict) else value:
             _check_plain(each, path)
-    elif not isinstance(value, (str, int, float)) or (isinstance(value, int) and not -WHOLE <= value < WHOLE):
+    elif not isinstance(value, (str, int, float)) or (
+        isinstance(value, int) and not -WHOLE <= value < WHOLE
+    ):
         if not isinstance(value, int):
             said = str(value)
         else:
             said = f"a whole number of {value.bit_length()} bits"
-        raise ConfigError(f"{str(path)!r} has {said}: give texts, true or false, or numbers of at most 64 bits")
+        raise ConfigError(
+            f"{str(path)!r} has {said}: give texts, true or false, or numbers of at most 64 bits"
+        )

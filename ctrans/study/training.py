@@ -26,7 +26,16 @@ from ctrans.training.run_start import anew, check_low_rank, check_warm_up
 from solvers import ConfigError, SolveError
 
 CPU = torch.device("cpu")
-MEASURED = ("step", "loss", "gradient_norm", "validation_loss", "growth", "largest", "theta", "diverged")
+MEASURED = (
+    "step",
+    "loss",
+    "gradient_norm",
+    "validation_loss",
+    "growth",
+    "largest",
+    "theta",
+    "diverged",
+)
 """The keys of the log's rows that a study keeps."""
 FAILED = "failed"
 """The ending of a run that raised an error, which is its message."""
@@ -62,7 +71,12 @@ def environment(device: torch.device = CPU) -> dict[str, Any]:
         name = torch.cuda.get_device_name(device)
     else:
         name = platform.processor() or platform.machine()
-    return {"ctrans": __version__, "torch": torch.__version__, "device": name, "threads": torch.get_num_threads()}
+    return {
+        "ctrans": __version__,
+        "torch": torch.__version__,
+        "device": name,
+        "threads": torch.get_num_threads(),
+    }
 
 
 UNKEPT = dataclasses.replace(PARALLEL["none"], saves=False)
@@ -73,7 +87,9 @@ def begin(run: PlannedRun, data: Data, directory: Path, device: torch.device = C
     check_warm_up(run.model, run.training)
     check_low_rank(run.model, run.training)
     model = GPT(run.model, seed=run.training.seed)
-    started, _ = anew(model, run.training, data, RunDirectory(directory), UNKEPT, Processes(device), source={})
+    started, _ = anew(
+        model, run.training, data, RunDirectory(directory), UNKEPT, Processes(device), source={}
+    )
     return started
 
 
@@ -91,10 +107,18 @@ def train_run(run: PlannedRun, data: Data) -> RunResult:
                 message = str(error)
             else:
                 message = f"{type(error).__name__}: {error}"
-            return RunResult(FAILED, message, kept(Path(name)), time.process_time() - started, environment())
+            return RunResult(
+                FAILED, message, kept(Path(name)), time.process_time() - started, environment()
+            )
 
 
-def result_of(run: PlannedRun, trained: TrainingRun, outcome: Outcome, before: Mapping[str, Any], started: float) -> RunResult:
+def result_of(
+    run: PlannedRun,
+    trained: TrainingRun,
+    outcome: Outcome,
+    before: Mapping[str, Any],
+    started: float,
+) -> RunResult:
     """The result of a training that ended, with its measures and the processor time since
     `started`.
     """

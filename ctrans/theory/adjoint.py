@@ -34,7 +34,11 @@ def adjoint_growth(draw: Draw) -> Trials:
     factors = [1 + slope / sigma for slope, sigma in _slopes(made, found)]
     end = float(found.costates[-1].norm())
     return [
-        at_most(p.norm(), end * math.prod(factors[i:]), f"{described(made)}: |P_{i}| against |P_D| times the product")
+        at_most(
+            p.norm(),
+            end * math.prod(factors[i:]),
+            f"{described(made)}: |P_{i}| against |P_D| times the product",
+        )
         for i, p in enumerate(found.costates)
     ]
 
@@ -44,7 +48,9 @@ def _slopes(made: GPT, found: Costate) -> list[tuple[float, float]]:
     an input norm).
     """
     slopes = []
-    for sublayer, slope, x in zip(made.depth.sublayers, made.depth.lengths, found.states, strict=False):
+    for sublayer, slope, x in zip(
+        made.depth.sublayers, made.depth.lengths, found.states, strict=False
+    ):
         u = sublayer.given(x)
         sigma = 1.0
         if isinstance(sublayer.input_norm, Norm):
@@ -52,14 +58,17 @@ def _slopes(made: GPT, found: Costate) -> list[tuple[float, float]]:
             sigma = float(sublayer.input_norm.sigma(x).min())
         if isinstance(sublayer.output_norm, Norm):
             slope *= float(sublayer.output_norm.slope(sublayer.field(u)).max())
-        slopes.append((slope * float(torch.linalg.matrix_norm(dense_matrix(sublayer.field, u), 2)), sigma))
+        slopes.append(
+            (slope * float(torch.linalg.matrix_norm(dense_matrix(sublayer.field, u), 2)), sigma)
+        )
     return slopes
 
 
 @statement(
     "adjoint-power-law",
     "ctrans",
-    "sigma_out bounded below and sigma_in >= s + b k, k = 0 .. D-1: the product is at most (1 + c/s)(1 + b (D-1)/s)^(c/b)",
+    "sigma_out bounded below and sigma_in >= s + b k, k = 0 .. D-1: the product is at most (1 +"
+    " c/s)(1 + b (D-1)/s)^(c/b)",
     1e-9,
     0.5,
     printed=Printed("the product is polynomial in depth for any sigma_in", share=0.02),
@@ -76,13 +85,21 @@ def power_law(draw: Draw, printed: bool) -> Trials:
         c = draw.uniform(0.5, 2)
         short, long = (blocks * math.log1p(c) for blocks in (10, 1000))
         exponent = short / math.log(10)
-        return at_most(long, exponent * math.log(1000), f"sigma_in constant, c = {c:.3g}: log of the product at D = 1000")
+        return at_most(
+            long,
+            exponent * math.log(1000),
+            f"sigma_in constant, c = {c:.3g}: log of the product at D = 1000",
+        )
     c = draw.log_uniform(-2, 1)
     b = draw.log_uniform(-2, 1)
     s = draw.log_uniform(-1, 1)
     steps = int(draw.log_uniform(0, 5))
     log = float(torch.log1p(c / (s + b * torch.arange(steps, dtype=torch.float64))).sum())
-    numbers = at_most(log, _power_law(c, s, b, steps), f"c = {c:.3g}, b = {b:.3g}, s = {s:.3g}, D = {steps}: log of the product")
+    numbers = at_most(
+        log,
+        _power_law(c, s, b, steps),
+        f"c = {c:.3g}, b = {b:.3g}, s = {s:.3g}, D = {steps}: log of the product",
+    )
     made = random_model(draw, "peri", width=4, ffn_width=6, depth=2)
     found = costate(made, random_text(draw, 1, 3), random_text(draw, 1, 3))
     slopes, sigmas = zip(*_slopes(made, found), strict=True)
@@ -91,7 +108,13 @@ def power_law(draw: Draw, printed: bool) -> Trials:
     grown = math.log(float(found.costates[0].norm() / found.costates[-1].norm()))
     bound = _power_law(max(slopes), s, b, len(sigmas))
     # of logarithms: the growth itself may be below 1
-    return [numbers, Trial((grown - bound) / bound, f"{described(made)}: log |P_0|/|P_D| = {grown:.3g} against {bound:.3g}")]
+    return [
+        numbers,
+        Trial(
+            (grown - bound) / bound,
+            f"{described(made)}: log |P_0|/|P_D| = {grown:.3g} against {bound:.3g}",
+        ),
+    ]
 
 
 def _power_law(c: float, s: float, b: float, steps: int) -> float:
@@ -109,7 +132,9 @@ def _power_law(c: float, s: float, b: float, steps: int) -> float:
 )
 def isometry(draw: Draw) -> Trials:
     """a = 0 in every sublayer: X_D = X_0 and the Jacobian is the identity."""
-    made = random_model(draw, draw.choice(("none", "pre", "peri", "output")), residual="rezero", spread=0.0)
+    made = random_model(
+        draw, draw.choice(("none", "pre", "peri", "output")), residual="rezero", spread=0.0
+    )
     x = draw.of_any_size(3, 8)
     return [
         equal(made.depth(x), x, f"X_D, {described(made)}"),
@@ -120,10 +145,13 @@ def isometry(draw: Draw) -> Trials:
 @statement(
     "mixing-gain",
     "ctrans, on mHC and hyper-connections",
-    "products of doubly stochastic M have |M_k ... M_0|_2 = 1: mixing lengthens no state and no costate; M = (1 + s) I: (1 + s)^k",
+    "products of doubly stochastic M have |M_k ... M_0|_2 = 1: mixing lengthens no state and no"
+    " costate; M = (1 + s) I: (1 + s)^k",
     1e-9,
     0.1,
-    printed=Printed("20 Sinkhorn rounds make M doubly stochastic (to 1e-3, of logits near 4 I)", 1e-3),
+    printed=Printed(
+        "20 Sinkhorn rounds make M doubly stochastic (to 1e-3, of logits near 4 I)", 1e-3
+    ),
 )
 def mixing(draw: Draw, printed: bool) -> Trials:
     """Products of doubly stochastic matrices have norm 1 and keep the mean stream; free ones M = (1
@@ -132,7 +160,9 @@ def mixing(draw: Draw, printed: bool) -> Trials:
     Printed: rows of M after 20 Sinkhorn rounds from nearly the identity.
     """
     streams = 2 + draw.integer(5)
-    logits = 4 * torch.eye(streams, dtype=torch.float64) + draw.normal(1 + draw.integer(30), streams, streams)
+    logits = 4 * torch.eye(streams, dtype=torch.float64) + draw.normal(
+        1 + draw.integer(30), streams, streams
+    )
     each = sinkhorn(logits, 20 if printed else 3000)
     if printed:
         return equal(each.sum(-1), torch.ones(each.shape[:-1]), f"row sums of {streams} streams")

@@ -57,8 +57,13 @@ def all_statements() -> dict[str, Statement]:
     """Every statement by name, in the order of sections, then of `MODULES`, then of definition. A
     plugin's come last in a section.
     """
-    places = {importlib.import_module(f"ctrans.theory.{module}").__name__: place for place, module in enumerate(MODULES)}
-    ordered = sorted(STATEMENTS.values(), key=lambda each: (each.section, places.get(each.module, len(places))))
+    places = {
+        importlib.import_module(f"ctrans.theory.{module}").__name__: place
+        for place, module in enumerate(MODULES)
+    }
+    ordered = sorted(
+        STATEMENTS.values(), key=lambda each: (each.section, places.get(each.module, len(places)))
+    )
     return {each.name: each for each in ordered}
 
 
@@ -77,16 +82,23 @@ def _selected(word: str) -> list[str]:
     table = all_statements()
     if name in table:
         return [name]
-    found = [each.name for each in table.values() if name == str(each.section) or each.name.startswith(f"{name}-")]
+    found = [
+        each.name
+        for each in table.values()
+        if name == str(each.section) or each.name.startswith(f"{name}-")
+    ]
     if not found:
         near = difflib.get_close_matches(name, table, n=5, cutoff=0.3)
         raise ConfigError(
-            f"no statement or section is called {word!r}: give a section, {min(SECTIONS)} to {max(SECTIONS)}, or a name such as "
-            f"{', '.join(near or list(table)[:3])}; THEORY.md lists all"
+            f"no statement or section is called {word!r}: give a section, {min(SECTIONS)} to"
+            f" {max(SECTIONS)}, or a name such as {', '.join(near or list(table)[:3])}; THEORY.md"
+            " lists all"
         )
     return found
 
 
-def verify_all(statements: Sequence[Statement], cases: int = 200, seed: int = 0) -> Iterator[Result]:
+def verify_all(
+    statements: Sequence[Statement], cases: int = 200, seed: int = 0
+) -> Iterator[Result]:
     """The results of the statements in turn. Raises ConfigError for a number of cases below 1."""
     return (verify(each, cases, seed) for each in statements)

@@ -1,4 +1,6 @@
-"""Section 4: Hamiltonians of parallel blocks, experts, norms without gain and free attention rows."""
+"""Section 4: Hamiltonians of parallel blocks, experts, norms without gain and free attention
+rows.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def _best(P: Tensor, norms: list[SphereNorm]) -> tuple[Tensor, Tensor, float]:
     return values, best, sum(float(largest_payoff(P, f)) for f in best)
 
 
-@statement("parallel-blocks", "ctrans", "parallel sublayers with a norm behind each: H = H_1 + H_2", 1e-12)
+@statement(
+    "parallel-blocks", "ctrans", "parallel sublayers with a norm behind each: H = H_1 + H_2", 1e-12
+)
 def parallel(draw: Draw) -> Trials:
     """v = N_1 f_1 + N_2 f_2: the two maximisers attain H_1 + H_2, and 30 random pairs do not exceed
     it.
@@ -48,7 +52,8 @@ def parallel(draw: Draw) -> Trials:
 @statement(
     "experts",
     "ctrans",
-    "a mixture of experts with convex gates and a norm behind each: H = sum_j max_e H_e(p_j), one expert for each token",
+    "a mixture of experts with convex gates and a norm behind each: H = sum_j max_e H_e(p_j), one"
+    " expert for each token",
     1e-12,
 )
 def experts(draw: Draw) -> Trials:
@@ -67,14 +72,17 @@ def experts(draw: Draw) -> Trials:
     return [
         equal(payoff(P, chosen), H, f"{count} experts, the best one for each token", scale),
         none_better(P, others, H, scale, "the best of 30 mixtures against H"),
-        none_better(P, (gates * best).sum(1), H, scale, "mixtures of the experts' maximisers against H"),
+        none_better(
+            P, (gates * best).sum(1), H, scale, "mixtures of the experts' maximisers against H"
+        ),
     ]
 
 
 @statement(
     "norm-without-gain",
     "ctrans",
-    "RMSNorm without a trained gain at the output: H = sqrt(d) sum_j |p_j|, finite whatever is trained",
+    "RMSNorm without a trained gain at the output: H = sqrt(d) sum_j |p_j|, finite whatever is"
+    " trained",
     1e-12,
 )
 def without_gain(draw: Draw) -> Trials:
@@ -89,14 +97,18 @@ def without_gain(draw: Draw) -> Trials:
     return [
         equal(image_of(chosen).support(P.unsqueeze(-2)).sum(), H, "H against sqrt(d) sum_j |p_j|"),
         equal(payoff(P, best), H, "the value of -sqrt(d) p/|p|"),
-        Trial(float(payoff(P, chosen(draw.normal(30, *P.shape))).max()) / H - 1, "the best of 30 outputs"),
+        Trial(
+            float(payoff(P, chosen(draw.normal(30, *P.shape))).max()) / H - 1,
+            "the best of 30 outputs",
+        ),
     ]
 
 
 @statement(
     "free-rows",
     "ctrans",
-    "free attention rows at fixed M = O V: H = sum_i max over the j that i reads of -<p_i, M x_j>, hard attention",
+    "free attention rows at fixed M = O V: H = sum_i max over the j that i reads of -<p_i, M x_j>,"
+    " hard attention",
     1e-12,
 )
 def free_rows(draw: Draw) -> Trials:
@@ -118,6 +130,11 @@ def free_rows(draw: Draw) -> Trials:
     scores = draw.choice((1.0, 5.0)) * draw.normal(50, tokens, tokens)
     rows = scores.masked_fill(hidden, -math.inf).softmax(-1)
     return [
-        equal(best, H, f"{tokens} tokens, causal {causal}: every choice of one token for each row", scale),
+        equal(
+            best,
+            H,
+            f"{tokens} tokens, causal {causal}: every choice of one token for each row",
+            scale,
+        ),
         none_better(P, rows @ X @ M.mT, H, scale, "50 random rows against H"),
     ]

@@ -30,7 +30,13 @@ def _projected_errors(draw: Draw, plain: bool, unit: bool = False) -> list[float
         learned(draw, chosen, 0.3, signed=False)
     f = made.depth.sublayers[1].field
     x0 = chosen.retract(draw.normal(4, 6))
-    exact = solve([Segment(0, 1, lambda t, x: chosen.tangent(x, f(x)))], x0, method="tsit5", rtol=1e-10, atol=1e-12).x1
+    exact = solve(
+        [Segment(0, 1, lambda t, x: chosen.tangent(x, f(x)))],
+        x0,
+        method="tsit5",
+        rtol=1e-10,
+        atol=1e-12,
+    ).x1
     parts = [Segment(0, 1, lambda t, x: f(x), project=chosen if plain else chosen.retract)]
     return [float((solve(parts, x0, steps=m).x1 - exact).norm()) for m in STEP_COUNTS]
 
@@ -38,7 +44,9 @@ def _projected_errors(draw: Draw, plain: bool, unit: bool = False) -> list[float
 def _order_of(errors: list[float], words: str) -> Trial:
     """|p - 1|, p the order fitted to the errors."""
     slope = -log_slope(STEP_COUNTS, errors)
-    return Trial(abs(slope - 1), f"{words}: error {errors[0]:.2g} to {errors[-1]:.2g} from 50 to 200 steps")
+    return Trial(
+        abs(slope - 1), f"{words}: error {errors[0]:.2g} to {errors[-1]:.2g} from 50 to 200 steps"
+    )
 
 
 @statement(
@@ -52,13 +60,16 @@ def retraction_converges(draw: Draw) -> Trial:
     """|p - 1|, p the order of R(X + dt f(X)) to the projected ODE, 50 to 200 steps, LayerNorm with
     learned gain and offset.
     """
-    return _order_of(_projected_errors(draw, plain=False), "the retraction, learned gain and offset")
+    return _order_of(
+        _projected_errors(draw, plain=False), "the retraction, learned gain and offset"
+    )
 
 
 @statement(
     "post-ln-limit",
     "Kan, appendix J",
-    "N(X + dt f(X)) converges to the projected ODE for gamma = 1, beta = 0; learned gains and offsets leave it no such limit",
+    "N(X + dt f(X)) converges to the projected ODE for gamma = 1, beta = 0; learned gains and"
+    " offsets leave it no such limit",
     0.15,
     0.02,
     printed="the Post-LN step is the discretisation of the projected ODE",
@@ -71,15 +82,25 @@ def plain_step(draw: Draw, printed: bool) -> Trials:
     """
     if printed:
         return _order_of(_projected_errors(draw, plain=True), "N itself, learned gain and offset")
-    unit = _order_of(_projected_errors(draw, plain=True, unit=True), "N itself, gain 1 and offset 0")
+    unit = _order_of(
+        _projected_errors(draw, plain=True, unit=True), "N itself, gain 1 and offset 0"
+    )
     errors = _projected_errors(draw, plain=True)
-    return [unit, at_most(0.5 * errors[0], errors[-1], "N with learned gain and offset keeps at least half its error")]
+    return [
+        unit,
+        at_most(
+            0.5 * errors[0],
+            errors[-1],
+            "N with learned gain and offset keeps at least half its error",
+        ),
+    ]
 
 
 @statement(
     "conserved-mean",
     "ctrans",
-    "under peri and output with LayerNorm 1'Gamma^-1 x_j grows by dt 1'Gamma^-1 beta a segment, in any Runge-Kutta method",
+    "under peri and output with LayerNorm 1'Gamma^-1 x_j grows by dt 1'Gamma^-1 beta a segment, in"
+    " any Runge-Kutta method",
     1e-12,
     0.5,
 )
@@ -91,13 +112,21 @@ def conserved(draw: Draw) -> Trial:
     method = draw.choice(own_methods())
     x0 = draw.normal(2, 3, made.config.width)
     steps = 1 + draw.integer(3)
-    solution = solve(made.depth.segments(), x0, method=fixed_step(method), steps=steps, save="segments")
+    solution = solve(
+        made.depth.segments(), x0, method=fixed_step(method), steps=steps, save="segments"
+    )
     (found,) = observe(made.depth, solution.states, [DriftByDepth()])
     drift = max(known(found)[1])
     return Trial(drift, f"{method}, {described(made)}: drift {drift:.2g}")
 
 
-@statement("constant-mean", "ctrans", "with gamma = 1, beta = 0 each token's mean is constant in depth", 1e-12, 0.25)
+@statement(
+    "constant-mean",
+    "ctrans",
+    "with gamma = 1, beta = 0 each token's mean is constant in depth",
+    1e-12,
+    0.25,
+)
 def mean_is_constant(draw: Draw) -> Trial:
     """max_j |mean x_j(T) - mean x_j(0)| of the discrete model, peri or output, LayerNorm with gamma
     = 1 and beta = 0.

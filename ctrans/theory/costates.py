@@ -37,8 +37,17 @@ DRIFT = 1e-6
 
 
 def _trained(draw: Draw) -> tuple[GPT, Tensor, Tensor]:
-    """A smooth model (a solver reaches its tolerance only on a smooth one), a text and its targets."""
-    made = random_model(draw, draw.choice(PLACEMENTS), activation="gelu", dt=draw.uniform(0.1, 0.5), depth=1, eps=1e-2)
+    """A smooth model (a solver reaches its tolerance only on a smooth one), a text and its
+    targets.
+    """
+    made = random_model(
+        draw,
+        draw.choice(PLACEMENTS),
+        activation="gelu",
+        dt=draw.uniform(0.1, 0.5),
+        depth=1,
+        eps=1e-2,
+    )
     return made, random_text(draw, 1, 4), random_text(draw, 1, 4)
 
 
@@ -81,13 +90,17 @@ def continuous_costate(draw: Draw) -> Trial:
     made, tokens, targets = _trained(draw)
     with torch.enable_grad(), reference_kernels(made):
         x0 = made.embed(tokens).requires_grad_()
-        end = solve(made.depth.segments(continuous=True), x0, method=fixed_step("dopri5"), steps=12).x1
+        end = solve(
+            made.depth.segments(continuous=True), x0, method=fixed_step("dopri5"), steps=12
+        ).x1
         (exact,) = torch.autograd.grad(terminal_loss(made, end, targets), x0)
     found = _continuous(made, tokens, targets)
     return equal(found.costates[0], exact, f"P(0) against dL/dX(0) of the ODE, {described(made)}")
 
 
-@statement("conserved-product", "ctrans", "<P(t), v(X(t))> is constant on each segment", DRIFT, 0.02)
+@statement(
+    "conserved-product", "ctrans", "<P(t), v(X(t))> is constant on each segment", DRIFT, 0.02
+)
 def conserved_product(draw: Draw) -> Trial:
     """max over segments of (max - min of <P, v>)/max |P||v| along the continuous costate, at a
     tolerance of 1e-9.
@@ -116,7 +129,10 @@ def drift_is_error(draw: Draw, printed: bool) -> Trial:
     error = float((wrong.costates[0] - right.costates[0]).norm() / right.costates[0].norm())
     drift = max(wrong.drift)
     if printed:
-        return Trial(error if drift <= DRIFT else 0.0, f"drift {drift:.1g}, and the costate is wrong by {error:.0%}")
+        return Trial(
+            error if drift <= DRIFT else 0.0,
+            f"drift {drift:.1g}, and the costate is wrong by {error:.0%}",
+        )
     return Trial(drift, f"a costate wrong by {error:.0%} drifts by {drift:.1g}")
 
 
@@ -137,7 +153,9 @@ def _figures(chosen: SphereNorm, raw: Tensor, p: Tensor) -> tuple[float, ...]:
     """
     depth = Depth([Sublayer(GivenVelocity(raw), "ffn", output_norm=chosen)], 1.0, per_block=1)
     x = torch.zeros_like(p)
-    found = maximum_principle(depth, Costate("discrete", 0.0, (0.0, 1.0), (x, x), (p, p), ((x, p),), (0.0,), Stats()))
+    found = maximum_principle(
+        depth, Costate("discrete", 0.0, (0.0, 1.0), (x, x), (p, p), ((x, p),), (0.0,), Stats())
+    )
     figures = (found.hamiltonian, found.gap, found.alignment, found.product)
     return tuple(math.nan if value is None else value for (value,) in figures)
 
@@ -148,12 +166,19 @@ def _alignment(chosen: SphereNorm, raw: Tensor, p: Tensor) -> float:
 
 def _problem(draw: Draw, tokens: int) -> tuple[SphereNorm, Tensor, Tensor]:
     """A norm, its input, and a costate."""
-    chosen = random_norm(draw, eps=draw.choice(EPSILONS) if tokens > 1 else 0.0, width=3 + draw.integer(8))
+    chosen = random_norm(
+        draw, eps=draw.choice(EPSILONS) if tokens > 1 else 0.0, width=3 + draw.integer(8)
+    )
     raw, p = draw.normal(2, tokens, chosen.width)
     return chosen, raw, draw.log_uniform(-6, 6) * p
 
 
-@statement("pmp-gap", "ctrans, on Kan, eq. 58 and 99", "g = H(P) + <P, v> >= 0, and g = (1 - a)(H + <P, beta>)", 1e-12)
+@statement(
+    "pmp-gap",
+    "ctrans, on Kan, eq. 58 and 99",
+    "g = H(P) + <P, v> >= 0, and g = (1 - a)(H + <P, beta>)",
+    1e-12,
+)
 def gap(draw: Draw) -> Trials:
     """g = H + <P, v> >= 0 and g = (1 - a)(H + <P, beta>), relative to |H| + |<P, v>|, at a random
     costate and v = N(raw).
@@ -180,8 +205,13 @@ def alignment_range(draw: Draw) -> Trials:
     sharp = random_norm(draw, "layernorm" if chosen.centred else "rmsnorm", width=chosen.width)
     a = _alignment(chosen, raw, p)
     signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    ends = torch.tensor([_alignment(sharp, -sign * sharp.gamma * p, p) for sign in signs], dtype=torch.float64)
-    return [Trial(abs(a) - 1, f"a = {a:.6f}"), equal(ends, signs, "a at the maximiser and opposite")]
+    ends = torch.tensor(
+        [_alignment(sharp, -sign * sharp.gamma * p, p) for sign in signs], dtype=torch.float64
+    )
+    return [
+        Trial(abs(a) - 1, f"a = {a:.6f}"),
+        equal(ends, signs, "a at the maximiser and opposite"),
+    ]
 
 
 def _cosines(chosen: SphereNorm, raw: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,7 +222,8 @@ def _cosines(chosen: SphereNorm, raw: Tensor, p: Tensor) -> tuple[Tensor, Tensor
 @statement(
     "alignment-one-token",
     "ctrans",
-    "for one token a is the cosine between the layer's velocity and the optimal one, on the norm's sphere",
+    "for one token a is the cosine between the layer's velocity and the optimal one, on the norm's"
+    " sphere",
     1e-10,
 )
 def one_token(draw: Draw) -> Trial:
@@ -243,7 +274,8 @@ STATIONARY = 1e-7
 @statement(
     "radial-identity",
     "ctrans",
-    "dt <P, v> = <theta, dL/dtheta>, theta the last map with its bias, or the output norm's gains and offsets",
+    "dt <P, v> = <theta, dL/dtheta>, theta the last map with its bias, or the output norm's gains"
+    " and offsets",
     1e-12,
     0.05,
 )
@@ -251,13 +283,17 @@ def radial_identity(draw: Draw) -> Trial:
     """h <P, r> against <theta, dL/dtheta> of every sublayer, any placement."""
     made = random_model(draw, draw.choice(PLACEMENTS), depth=1)
     found = attained(made, random_text(draw, 1, 4), random_text(draw, 1, 4))
-    return Trial(max(found.identity), f"{described(made)}: the two differ by {max(found.identity):.1g} |P||r|")
+    return Trial(
+        max(found.identity),
+        f"{described(made)}: the two differ by {max(found.identity):.1g} |P||r|",
+    )
 
 
 @statement(
     "critical-alignment",
     "ctrans",
-    "at a critical point of L + lam/2 |theta|^2, dt <P, v> = -lam |theta|^2: without decay the alignment is 0",
+    "at a critical point of L + lam/2 |theta|^2, dt <P, v> = -lam |theta|^2: without decay the"
+    " alignment is 0",
     1e-5,
     0.02,
     printed=Printed("a trained layer's alignment with the optimal control is 1", 1e-3),
@@ -284,8 +320,14 @@ def unaligned_when_trained(draw: Draw, printed: bool) -> Trial:
     gap = known(found.pointwise_gap[-1])
     decayed = LAM * float(gamma.square().sum())
     if printed:
-        return Trial(1 - (-work / (gap - work)), f"at a critical point of the gains: alignment {-work / (gap - work):.2g}")
-    words = f"at a critical point of the gains: dt <P, v> = {work:.3g}, lam |gamma|^2 = {decayed:.3g}, dt H = {gap - work:.3g}"
+        return Trial(
+            1 - (-work / (gap - work)),
+            f"at a critical point of the gains: alignment {-work / (gap - work):.2g}",
+        )
+    words = (
+        f"at a critical point of the gains: dt <P, v> = {work:.3g}, lam |gamma|^2 = {decayed:.3g},"
+        f" dt H = {gap - work:.3g}"
+    )
     return Trial(abs(work + decayed) / (gap - work), words)
 
 
@@ -295,7 +337,9 @@ def _minimised(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     that is slow.
     """
     x = start.detach().clone().requires_grad_()
-    optimiser = torch.optim.LBFGS([x], max_iter=500, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe")
+    optimiser = torch.optim.LBFGS(
+        [x], max_iter=500, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe"
+    )
 
     def closure() -> Tensor:
         optimiser.zero_grad()
@@ -326,7 +370,8 @@ def _minimised(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
 @statement(
     "shared-principle",
     "ctrans",
-    "where a loss with decay is stationary in the last map, that map attains the mean-field principle within its norm",
+    "where a loss with decay is stationary in the last map, that map attains the mean-field"
+    " principle within its norm",
     1e-6,
     0.05,
 )
@@ -346,7 +391,9 @@ def shared_principle(draw: Draw) -> Trial:
     features = torch.cat([features, torch.ones_like(features[..., :1])], -1)
 
     def loss(theta: Tensor) -> Tensor:
-        trained = terminal_loss(made, state + h * (features @ theta.mT).reshape(state.shape), targets)
+        trained = terminal_loss(
+            made, state + h * (features @ theta.mT).reshape(state.shape), targets
+        )
         return trained + lam / 2 * theta.square().sum()
 
     theta = _minimised(loss, torch.cat([last.weight, last.bias.unsqueeze(-1)], -1))
@@ -355,4 +402,9 @@ def shared_principle(draw: Draw) -> Trial:
     P = costate(made, tokens, targets).costates[-1].flatten(0, -2)
     gained = -h * (P * (features @ theta.mT)).sum()
     best = h * theta.norm() * (P.mT @ features).norm()
-    return equal(gained, best, f"{described(made)}, decay {lam:.2g}: the trained map's gain against the best one of its norm")
+    return equal(
+        gained,
+        best,
+        f"{described(made)}, decay {lam:.2g}: the trained map's gain against the best one of its"
+        " norm",
+    )

@@ -28,7 +28,8 @@ ORDER = 0.15
 @statement(
     "discrete-step",
     "Kan, eq. 1-4 and section 5",
-    "the discrete Transformer with residual scale dt is one Euler step per segment of the switched ODE, bit for bit",
+    "the discrete Transformer with residual scale dt is one Euler step per segment of the switched"
+    " ODE, bit for bit",
     0.0,
     0.5,
     as_printed=True,
@@ -39,10 +40,19 @@ def discrete_step(draw: Draw) -> Trial:
     """
     made = random_model(draw, draw.choice(PLACEMENTS))
     x = random_state(draw, made)
-    return equal(solve(made.depth.segments(), x, method="euler", steps=1).x1, made.depth(x), described(made))
+    return equal(
+        solve(made.depth.segments(), x, method="euler", steps=1).x1, made.depth(x), described(made)
+    )
 
 
-@statement("horizon", "Kan, section 5", "D blocks of two sublayers last T = 2 D dt", 1e-15, 0.05, as_printed=True)
+@statement(
+    "horizon",
+    "Kan, section 5",
+    "D blocks of two sublayers last T = 2 D dt",
+    1e-15,
+    0.05,
+    as_printed=True,
+)
 def horizon(draw: Draw) -> Trial:
     """T = 2 D dt, with T the last of the depth's times, for 1 to 6 blocks and a random dt."""
     made = random_model(draw, "peri", depth=1 + int(draw.uniform(0, 6)))
@@ -99,7 +109,8 @@ def deepnorm_scale(draw: Draw) -> Trial:
 @statement(
     "final-norm",
     "Xiong, table 1",
-    "none, pre, peri and output have a final norm before the head; post, pre_post and deepnorm need none",
+    "none, pre, peri and output have a final norm before the head; post, pre_post and deepnorm need"
+    " none",
     1e-10,
     0.1,
     as_printed=True,
@@ -123,10 +134,18 @@ SECTION = 2
 
 def _order(found: Convergence, words: str) -> Trial:
     """|p - formal order|, p the fitted order."""
-    return Trial(abs(found.order - found.formal), f"{words}: order {found.order:.3f} against {found.formal}")
+    return Trial(
+        abs(found.order - found.formal), f"{words}: order {found.order:.3f} against {found.formal}"
+    )
 
 
-@statement("substeps-euler", "ctrans", "D fixed, M Euler substeps per segment: error O(dt/M), for every placement", ORDER, 0.005)
+@statement(
+    "substeps-euler",
+    "ctrans",
+    "D fixed, M Euler substeps per segment: error O(dt/M), for every placement",
+    ORDER,
+    0.005,
+)
 def substeps(draw: Draw) -> Trial:
     """|p - 1|, p the fitted order of Euler with M = 64 to 256 substeps per segment, D fixed, for a
     random placement.
@@ -135,7 +154,13 @@ def substeps(draw: Draw) -> Trial:
     return _order(substep_convergence("euler", placement), f"euler on {placement}")
 
 
-@statement("substeps-order-p", "ctrans", "D fixed, M substeps of a method of order p: error O((dt/M)^p)", ORDER, 0.005)
+@statement(
+    "substeps-order-p",
+    "ctrans",
+    "D fixed, M substeps of a method of order p: error O((dt/M)^p)",
+    ORDER,
+    0.005,
+)
 def higher_orders(draw: Draw) -> Trial:
     """|p - formal order|, p fitted over M substeps per segment, D fixed, for a random Runge-Kutta
     method and placement.
@@ -147,17 +172,22 @@ def higher_orders(draw: Draw) -> Trial:
 
 def _switches(draw: Draw) -> tuple[list[Segment], list[Segment], Tensor, Tensor]:
     """The ODE as segments and as one field of t, an initial state, and the exact final state."""
-    made = random_model(draw, "peri", depth=3, width=16, dt=1.0, activation="gelu", norm="layernorm")
+    made = random_model(
+        draw, "peri", depth=3, width=16, dt=1.0, activation="gelu", norm="layernorm"
+    )
     segments = made.depth.segments()
     x0 = draw.normal(1, 4, 16)
-    whole = [Segment(0, len(segments), lambda t, x: segments[min(int(t), len(segments) - 1)].field(t, x))]
+    whole = [
+        Segment(0, len(segments), lambda t, x: segments[min(int(t), len(segments) - 1)].field(t, x))
+    ]
     return segments, whole, x0, solve(segments, x0, method="tsit5", rtol=1e-12, atol=1e-13).x1
 
 
 @statement(
     "undeclared-switches",
     "ctrans",
-    "steps across switches lose the order: RK4 has order 4 with switches declared, about 1 across them",
+    "steps across switches lose the order: RK4 has order 4 with switches declared, about 1 across"
+    " them",
     0.0,
     0,
     printed=Printed("a Runge-Kutta method keeps its order on the whole depth", 0.3),
@@ -169,12 +199,16 @@ def undeclared_switches(draw: Draw, printed: bool) -> Trial:
     segments, whole, x0, exact = _switches(draw)
 
     def order(parts: list[Segment], counts: tuple[int, int]) -> float:
-        first, last = (float((solve(parts, x0, method="rk4", steps=n).x1 - exact).norm()) for n in counts)
+        first, last = (
+            float((solve(parts, x0, method="rk4", steps=n).x1 - exact).norm()) for n in counts
+        )
         return math.log(first / last) / math.log(counts[1] / counts[0])
 
     across = order(whole, (97, 385))
     if printed:
-        return Trial(abs(across - 4), f"rk4 with steps across switches: order {across:.3f} against 4")
+        return Trial(
+            abs(across - 4), f"rk4 with steps across switches: order {across:.3f} against 4"
+        )
     declared = order(segments, (16, 64))
     words = f"rk4: order {declared:.2f} with switches declared, {across:.2f} across them"
     return Trial(max(abs(declared - 4) - 0.3, across - 1.5), words)
@@ -183,7 +217,8 @@ def undeclared_switches(draw: Draw, printed: bool) -> Trial:
 @statement(
     "adaptive-switches",
     "ctrans",
-    "an adaptive solver across undeclared switches takes twice the evaluations or makes twice the error, at least",
+    "an adaptive solver across undeclared switches takes twice the evaluations or makes twice the"
+    " error, at least",
     0.0,
     0,
 )
@@ -192,10 +227,16 @@ def adaptive_switches(draw: Draw) -> Trial:
     switches.
     """
     segments, whole, x0, exact = _switches(draw)
-    declared, across = (solve(parts, x0, method="torchdiffeq:dopri5", rtol=1e-5, atol=1e-5) for parts in (segments, whole))
+    declared, across = (
+        solve(parts, x0, method="torchdiffeq:dopri5", rtol=1e-5, atol=1e-5)
+        for parts in (segments, whole)
+    )
     error, worse = (float((s.x1 - exact).norm() / exact.norm()) for s in (declared, across))
     cost = across.stats.evaluations / declared.stats.evaluations
-    words = f"dopri5 at 1e-5 across switches: {cost:.1f} times the evaluations, {worse / error:.1f} times the error"
+    words = (
+        f"dopri5 at 1e-5 across switches: {cost:.1f} times the evaluations, {worse / error:.1f}"
+        " times the error"
+    )
     return Trial(2 - max(cost, worse / error), words)
 
 
@@ -235,7 +276,8 @@ BLOCKS = (16, 32, 64, 128)
 @statement(
     "independent-blocks",
     "ctrans",
-    "weights of mean zero, independent from block to block, have a trivial limit: at fixed T, |X_D - X_0| falls like D^(-1/2)",
+    "weights of mean zero, independent from block to block, have a trivial limit: at fixed T, |X_D"
+    " - X_0| falls like D^(-1/2)",
     0.15,
     0.005,
     printed=Printed("without weights smooth in depth there is no limit", 0.0),
@@ -251,21 +293,31 @@ def independent_blocks(draw: Draw, printed: bool) -> Trial:
     ends = []
     for blocks in BLOCKS:
         models = [smooth_model(draw, blocks, 1 / blocks) for _ in range(4)]
-        squares = [float((made.depth(x0) - x0).square().sum() / x0.square().sum()) for made in models]
+        squares = [
+            float((made.depth(x0) - x0).square().sum() / x0.square().sum()) for made in models
+        ]
         ends.append(math.sqrt(sum(squares) / len(squares)))
     first = BLOCKS[0]
     last = BLOCKS[-1]
     if printed:
-        return at_most(ends[0] / ends[-1], 1.5, f"{first} to {last} independent blocks, |X_D - X_0| shrinks by a factor")
+        return at_most(
+            ends[0] / ends[-1],
+            1.5,
+            f"{first} to {last} independent blocks, |X_D - X_0| shrinks by a factor",
+        )
     slope = float(np.polyfit(np.log(BLOCKS), np.log(ends), 1)[0])
-    words = f"|X_D - X_0|/|X_0| = {ends[0]:.3g} at {first}, {ends[-1]:.3g} at {last} blocks: D^{slope:.2f}"
+    words = (
+        f"|X_D - X_0|/|X_0| = {ends[0]:.3g} at {first}, {ends[-1]:.3g} at {last} blocks:"
+        f" D^{slope:.2f}"
+    )
     return Trial(abs(slope + 0.5), words)
 
 
 @statement(
     "parallel-limit",
     "ctrans (Lie-Trotter)",
-    "at equal weights parallel and sequential blocks have one limit: at fixed T they differ by O(dt)",
+    "at equal weights parallel and sequential blocks have one limit: at fixed T they differ by"
+    " O(dt)",
     0.15,
     0.01,
 )
@@ -275,8 +327,14 @@ def parallel_limit(draw: Draw) -> Trials:
     x = draw.normal(1, 4, 8)
     config = {"depth": 1, "norm": "rmsnorm", "activation": "gelu", "causal": True, "dt": 1.0}
     one, other = (
-        random_model(Draw(seed), "pre", spread=0.0, parallel_blocks=parallel, **config).depth for parallel in (False, True)
+        random_model(Draw(seed), "pre", spread=0.0, parallel_blocks=parallel, **config).depth
+        for parallel in (False, True)
     )
-    gaps = [float((one.refine(blocks)(x) - other.refine(blocks)(x)).norm()) for blocks in (16, 32, 64)]
+    gaps = [
+        float((one.refine(blocks)(x) - other.refine(blocks)(x)).norm()) for blocks in (16, 32, 64)
+    ]
     words = f"{gaps[0]:.2g}, {gaps[1]:.2g}, {gaps[2]:.2g} apart at 16, 32 and 64 blocks"
-    return [holds_if(gaps[-1] > 0, "they differ"), Trial(abs(math.log2(gaps[1] / gaps[2]) - 1), words)]
+    return [
+        holds_if(gaps[-1] > 0, "they differ"),
+        Trial(abs(math.log2(gaps[1] / gaps[2]) - 1), words),
+    ]

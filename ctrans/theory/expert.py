@@ -28,7 +28,9 @@ def mixture(draw: Draw, *, smooth: bool = False) -> MixtureOfExperts:
     k = 1 + draw.integer(count - 1)
     router = draw.choice([name for name, rule in ROUTERS.items() if k > 1 or not rule.normalised])
     expert = draw.choice([name for name in EXPERTS if name != "reglu" or not smooth])
-    options = ExpertOptions(experts=count, top_k=k, shared_experts=draw.integer(2), router=router, expert=expert)
+    options = ExpertOptions(
+        experts=count, top_k=k, shared_experts=draw.integer(2), router=router, expert=expert
+    )
     made = MixtureOfExperts(3 + draw.integer(4), 4, options=options).double().requires_grad_(False)
     for parameter in made.parameters():
         parameter.copy_(draw.normal(*parameter.shape) / 2)
@@ -39,7 +41,10 @@ def mixture(draw: Draw, *, smooth: bool = False) -> MixtureOfExperts:
 def words(made: MixtureOfExperts) -> str:
     """The mixture in a few words, for a case."""
     options = made.options
-    return f"{options.top_k} of {options.experts} experts, {options.expert}, {options.router}, d = {made.up.in_features}"
+    return (
+        f"{options.top_k} of {options.experts} experts, {options.expert}, {options.router}, d ="
+        f" {made.up.in_features}"
+    )
 
 
 SECTION = 6
@@ -48,14 +53,17 @@ SECTION = 6
 @statement(
     "experts-bound",
     "ctrans",
-    "top-k of E experts: |f(x)| is at most the largest bound of an expert, plus the shared ones' and |b_2|, whatever the router says",
+    "top-k of E experts: |f(x)| is at most the largest bound of an expert, plus the shared ones'"
+    " and |b_2|, whatever the router says",
 )
 def bound(draw: Draw) -> Trial:
     """|f(x)| against the bound at |x|, of 50 tokens of one length."""
     made = mixture(draw)
     x = draw.normal(50, made.up.in_features)
     x = draw.log_uniform(-1, 1.5) * x / x.norm(dim=-1, keepdim=True)
-    return at_most(float(made(x).norm(dim=-1).max()), made.bound().at(float(x.norm(dim=-1).max())), words(made))
+    return at_most(
+        float(made(x).norm(dim=-1).max()), made.bound().at(float(x.norm(dim=-1).max())), words(made)
+    )
 
 
 SECTION = 9
@@ -64,7 +72,8 @@ SECTION = 9
 @statement(
     "experts-slope",
     "ctrans",
-    "between switches |df/dx| <= max_e L_e + max_e B_e max_e |w_e| + L_shared, w_e the router's rows",
+    "between switches |df/dx| <= max_e L_e + max_e B_e max_e |w_e| + L_shared, w_e the router's"
+    " rows",
     share=0.5,
     printed="the same for two tokens wherever they are",
 )
@@ -79,16 +88,23 @@ def slope(draw: Draw, printed: bool) -> Trial:
         x = (on - 1e-6 * normal).unsqueeze(0)
         y = (on + 1e-6 * normal).unsqueeze(0)
         constant = made.lipschitz_between_switches(float(torch.maximum(x.norm(), y.norm())))
-        return at_most((made(y) - made(x)).norm() / (y - x).norm(), constant, f"{words(made)}: across a switch")
+        return at_most(
+            (made(y) - made(x)).norm() / (y - x).norm(), constant, f"{words(made)}: across a switch"
+        )
     x = draw.of_any_size(1, made.up.in_features)
     jacobian = dense_jacobian(made, x)[0, :, 0]
-    return at_most(torch.linalg.matrix_norm(jacobian, 2), made.lipschitz_between_switches(float(x.norm())), words(made))
+    return at_most(
+        torch.linalg.matrix_norm(jacobian, 2),
+        made.lipschitz_between_switches(float(x.norm())),
+        words(made),
+    )
 
 
 @statement(
     "experts-distance",
     "ctrans",
-    "a token goes through the same experts up to the distance min (z_e - z_e')/|w_e - w_e'|, e chosen and e' not, and no further",
+    "a token goes through the same experts up to the distance min (z_e - z_e')/|w_e - w_e'|, e"
+    " chosen and e' not, and no further",
     0.0,
 )
 def distance(draw: Draw) -> Trials:
@@ -104,7 +120,10 @@ def distance(draw: Draw) -> Trials:
     on, normal = nearest_switch(made, x[0])
     beyond = made.route((on + 1e-9 * normal).unsqueeze(0)).chosen
     return [
-        Trial(float((made.route(around).chosen != here).any()), f"{words(made)}: another choice nearer than {far:.3g}"),
+        Trial(
+            float((made.route(around).chosen != here).any()),
+            f"{words(made)}: another choice nearer than {far:.3g}",
+        ),
         Trial(float(torch.equal(beyond, here)), f"{words(made)}: the same choice beyond {far:.3g}"),
     ]
 
@@ -151,7 +170,8 @@ SECTION = 7
 @statement(
     "experts-switch",
     "ctrans (saltation: Aizerman and Gantmakher 1958)",
-    "across a switch of experts the flow's derivative is J_+ (I + (f_+ - f_-) n'/(n'f_-)) J_-, n the switch's normal",
+    "across a switch of experts the flow's derivative is J_+ (I + (f_+ - f_-) n'/(n'f_-)) J_-, n"
+    " the switch's normal",
     1e-4,
     0.02,
     printed="J_+ J_-, the product of the pieces' derivatives",
@@ -185,4 +205,6 @@ def crossing(draw: Draw, printed: bool) -> Trial:
     step = 1e-5
     measured = (exact(start + step * direction) - exact(start - step * direction)) / (2 * step)
     error = float((found - measured).norm() / measured.norm())
-    return Trial(error, f"{words(made)}: differs from differences of the exact flow by {error:.2g} of it")
+    return Trial(
+        error, f"{words(made)}: differs from differences of the exact flow by {error:.2g} of it"
+    )

@@ -11,7 +11,15 @@ from torch import Tensor
 from ctrans.base.draw import Draw
 from ctrans.dynamics.norm import LayerNorm, SphereNorm
 from ctrans.theory.random_norms import EPSILONS, PAPERS, norm_words, random_norm
-from ctrans.theory.statement import Printed, Trial, Trials, at_most, dense_jacobian, equal, statement
+from ctrans.theory.statement import (
+    Printed,
+    Trial,
+    Trials,
+    at_most,
+    dense_jacobian,
+    equal,
+    statement,
+)
 from solvers import Segment, solve
 
 SECTION = 3
@@ -19,7 +27,9 @@ SECTION = 3
 
 def _on_sphere(x: Tensor) -> Tensor:
     """x scaled to |x|^2 = d."""
-    on_sphere: Tensor = x * (math.sqrt(x.shape[-1]) / torch.linalg.vector_norm(x, dim=-1, keepdim=True))
+    on_sphere: Tensor = x * (
+        math.sqrt(x.shape[-1]) / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    )
     return on_sphere
 
 
@@ -35,7 +45,11 @@ def on_ellipsoid(draw: Draw) -> Trial:
     chosen = random_norm(draw)
     z = chosen(draw.log_uniform(-3, 3) * draw.normal(20, chosen.width))
     square = chosen.coordinates(z).square().sum(-1)
-    return equal(square, torch.full_like(square, chosen.width), f"|Gamma^-1 (z - beta)|^2 against d, {norm_words(chosen)}")
+    return equal(
+        square,
+        torch.full_like(square, chosen.width),
+        f"|Gamma^-1 (z - beta)|^2 against d, {norm_words(chosen)}",
+    )
 
 
 @statement(
@@ -43,7 +57,9 @@ def on_ellipsoid(draw: Draw) -> Trial:
     "Kan, lemma 1 and appendix H",
     "LayerNorm's image is the slice of the ellipsoid with 1'Gamma^-1 (z - beta) = 0, all of it",
     1e-8,
-    printed=Printed("LayerNorm's outputs are the ellipsoid (as the supremum over it takes them to be)", 1e-10),
+    printed=Printed(
+        "LayerNorm's outputs are the ellipsoid (as the supremum over it takes them to be)", 1e-10
+    ),
 )
 def fills_slice(draw: Draw, printed: bool) -> Trials:
     """1'Gamma^-1 (z - beta)/d = 0 for 20 outputs z of LayerNorm, and N(u) = beta + Gamma u at a
@@ -56,11 +72,19 @@ def fills_slice(draw: Draw, printed: bool) -> Trials:
         return _fills(draw, random_norm(draw, "layernorm"), centre=False)
     chosen = random_norm(draw, "layernorm")
     z = chosen(draw.normal(20, chosen.width))
-    flat = equal(chosen.coordinates(z).sum(-1) / chosen.width, 0.0 * z[:, 0], "1'Gamma^-1 (z - beta)/d")
+    flat = equal(
+        chosen.coordinates(z).sum(-1) / chosen.width, 0.0 * z[:, 0], "1'Gamma^-1 (z - beta)/d"
+    )
     return [flat, _fills(draw, chosen, centre=True)]
 
 
-@statement("rmsnorm-image", "Kan, lemma 10", "RMSNorm's image is the whole ellipsoid", 1e-10, as_printed=True)
+@statement(
+    "rmsnorm-image",
+    "Kan, lemma 10",
+    "RMSNorm's image is the whole ellipsoid",
+    1e-10,
+    as_printed=True,
+)
 def rmsnorm_fills_ellipsoid(draw: Draw) -> Trial:
     """N(u) = beta + Gamma u under RMSNorm at a random u with |u|^2 = d: that point of the ellipsoid
     is an output.
@@ -72,13 +96,16 @@ def _fills(draw: Draw, chosen: SphereNorm, centre: bool) -> Trial:
     u = draw.normal(chosen.width)
     u = _on_sphere(u - u.mean() if centre else u)
     z = chosen.beta + chosen.gamma * u
-    return equal(chosen(u), z, f"the image point nearest to a point of the set, {norm_words(chosen)}")
+    return equal(
+        chosen(u), z, f"the image point nearest to a point of the set, {norm_words(chosen)}"
+    )
 
 
 @statement(
     "image-with-eps",
     "ctrans",
-    "with eps > 0 the image is strictly inside: |x_hat|^2 = d v/(v + eps) < d, v the token's variance",
+    "with eps > 0 the image is strictly inside: |x_hat|^2 = d v/(v + eps) < d, v the token's"
+    " variance",
     1e-10,
 )
 def inside_with_eps(draw: Draw) -> Trials:
@@ -88,7 +115,11 @@ def inside_with_eps(draw: Draw) -> Trials:
     x = draw.log_uniform(-2, 1) * draw.normal(20, chosen.width)
     variance = chosen.centre(x).square().mean(-1)
     square = chosen.coordinates(chosen(x)).square().sum(-1)
-    share = equal(square, chosen.width * variance / (variance + eps), f"|x_hat|^2 against d v/(v + eps), eps = {eps:.2g}")
+    share = equal(
+        square,
+        chosen.width * variance / (variance + eps),
+        f"|x_hat|^2 against d v/(v + eps), eps = {eps:.2g}",
+    )
     return [share, at_most(square.max(), chosen.width, f"|x_hat|^2 against d, eps = {eps:.2g}")]
 
 
@@ -117,8 +148,15 @@ def _printed_jacobian(draw: Draw, name: str | None) -> Trial:
     x = draw.normal(chosen.width)
     away = chosen.centre(x)
     sigma = chosen.sigma(x)
-    found = torch.diag(chosen.gamma) / sigma - torch.outer(chosen.gamma * away, away) / (chosen.width * sigma**3)
-    return equal(found, dense_jacobian(chosen, x), f"printed against autograd, {norm_words(chosen)}", _steepness(chosen, x))
+    found = torch.diag(chosen.gamma) / sigma - torch.outer(chosen.gamma * away, away) / (
+        chosen.width * sigma**3
+    )
+    return equal(
+        found,
+        dense_jacobian(chosen, x),
+        f"printed against autograd, {norm_words(chosen)}",
+        _steepness(chosen, x),
+    )
 
 
 @statement(
@@ -140,7 +178,9 @@ def _steepness(chosen: SphereNorm, x: Tensor) -> Tensor:
     return chosen.gamma.abs().max() / chosen.sigma(x).squeeze(-1)
 
 
-@statement("lemma-9-scale", "Kan, lemma 9", "J(c x) = J(x)/c for c > 0 and eps = 0", 1e-9, as_printed=True)
+@statement(
+    "lemma-9-scale", "Kan, lemma 9", "J(c x) = J(x)/c for c > 0 and eps = 0", 1e-9, as_printed=True
+)
 def jacobian_of_scaled(draw: Draw) -> Trial:
     """c J(c x) = J(x), both by autograd, for eps = 0 and c from 1e-3 to 1e3, relative to
     max|gamma|/sigma(x).
@@ -191,7 +231,8 @@ def printed_tangent(chosen: SphereNorm, x: Tensor, f: Tensor) -> Tensor:
 @statement(
     "tangent-part",
     "Kan, eq. 132",
-    "with u = Gamma^-1 (x - beta), q = C Gamma^-1 f, v = Gamma (q - u (u.q)/(u.u)) is tangent to the norm's image",
+    "with u = Gamma^-1 (x - beta), q = C Gamma^-1 f, v = Gamma (q - u (u.q)/(u.u)) is tangent to"
+    " the norm's image",
     1e-12,
     printed="the same without C, which leaves LayerNorm's slice",
 )
@@ -216,26 +257,39 @@ def tangent_is_tangent(draw: Draw, printed: bool) -> Trials:
         tilt = float(rate.sum(-1).abs().max() / scale)
     else:
         tilt = 0.0
-    leaves = Trial(max(off, tilt), f"{norm_words(chosen)}: leaves |u|^2 = d at rate {off:.2g}, 1'u = 0 at {tilt:.2g}")
+    leaves = Trial(
+        max(off, tilt),
+        f"{norm_words(chosen)}: leaves |u|^2 = d at rate {off:.2g}, 1'u = 0 at {tilt:.2g}",
+    )
     if printed:
         return leaves
     return [leaves, equal(chosen.tangent(x, v), v, "the tangent part of a tangent velocity")]
 
 
-@statement("prop-12", "Kan, prop. 12", "moved by eq. 132 a state stays on the ellipsoid for all t", 1e-7, 0.05, as_printed=True)
+@statement(
+    "prop-12",
+    "Kan, prop. 12",
+    "moved by eq. 132 a state stays on the ellipsoid for all t",
+    1e-7,
+    0.05,
+    as_printed=True,
+)
 def stays_on_ellipsoid(draw: Draw) -> Trial:
     """|u|^2 = d at t = 1, moved by eq. 132's part of a constant field from three image points of a
     drawn norm.
     """
     chosen, end = _moved(draw, None, printed=True)
     square = chosen.coordinates(end).square().sum(-1)
-    return equal(square, torch.full_like(square, chosen.width), f"|u|^2 at t = 1, {norm_words(chosen)}")
+    return equal(
+        square, torch.full_like(square, chosen.width), f"|u|^2 at t = 1, {norm_words(chosen)}"
+    )
 
 
 @statement(
     "prop-12-image",
     "Kan, prop. 12 and the remark before it",
-    "moved by the tangent part with C a state stays on the norm's image, so that it is Post-LN's continuous form",
+    "moved by the tangent part with C a state stays on the norm's image, so that it is Post-LN's"
+    " continuous form",
     1e-7,
     0.05,
     printed="eq. 132 is the continuous form of Post-LN, whose states are outputs of LayerNorm",
@@ -252,8 +306,8 @@ def stays_on_image(draw: Draw, printed: bool) -> Trial:
 
 
 def _moved(draw: Draw, name: str | None, printed: bool) -> tuple[SphereNorm, Tensor]:
-    """A norm, and three points of its image moved for t = 1 by the tangent part of a constant field:
-    that of eq. 132 if `printed`, else with C.
+    """A norm, and three points of its image moved for t = 1 by the tangent part of a constant
+    field: that of eq. 132 if `printed`, else with C.
     """
     chosen = random_norm(draw, name, width=3 + draw.integer(6))
     x0 = chosen(draw.normal(3, chosen.width))
@@ -266,7 +320,8 @@ def _moved(draw: Draw, name: str | None, printed: bool) -> tuple[SphereNorm, Ten
 @statement(
     "retraction",
     "ctrans",
-    "R(y) = beta + Gamma w sqrt(d)/|w|, w = C Gamma^-1 (y - beta), is on the image, and the identity there",
+    "R(y) = beta + Gamma w sqrt(d)/|w|, w = C Gamma^-1 (y - beta), is on the image, and the"
+    " identity there",
     1e-8,
 )
 def retraction(draw: Draw) -> Trials:
@@ -276,5 +331,8 @@ def retraction(draw: Draw) -> Trials:
     y = 3 * draw.normal(5, chosen.width)
     return [
         equal(chosen.retract(z), z, f"R is the identity on the image, {norm_words(chosen)}"),
-        Trial(float(chosen.constraint_violation(chosen.retract(y)).max()), f"R(y) is on the image, {norm_words(chosen)}"),
+        Trial(
+            float(chosen.constraint_violation(chosen.retract(y)).max()),
+            f"R(y) is on the image, {norm_words(chosen)}",
+        ),
     ]

@@ -18,7 +18,13 @@ from ctrans.measure.forward.moments import moments
 from ctrans.measure.forward.single_entries import data_variance, variance_over_inputs
 from ctrans.measure.walk import states_of
 from ctrans.model.gpt import GPT
-from ctrans.theory.random_models import described, random_model, random_state, random_text, smooth_model
+from ctrans.theory.random_models import (
+    described,
+    random_model,
+    random_state,
+    random_text,
+    smooth_model,
+)
 from ctrans.theory.statement import Trial, Trials, at_most, equal, known, statement
 
 SECTION = 6
@@ -29,7 +35,8 @@ OUTPUT = ("peri", "output")
 @statement(
     "norm-growth",
     "ctrans, on Kan, theorem 4",
-    "behind any output norm states grow at most linearly in depth: |X_D| <= |X_0| + sum_k dt sup|N_k|, by that norm's own bound",
+    "behind any output norm states grow at most linearly in depth: |X_D| <= |X_0| + sum_k dt"
+    " sup|N_k|, by that norm's own bound",
 )
 def growth_behind_norm(draw: Draw) -> Trial:
     """|X_D|_F <= |X_0|_F + sqrt(n) sum_k dt sup|N_k|, sup|N| the length of the farthest point of
@@ -40,9 +47,14 @@ def growth_behind_norm(draw: Draw) -> Trial:
     tokens = x0.numel() // x0.shape[-1]
     width = x0.shape[-1]
     steps = zip(made.depth.sublayers, made.depth.lengths, strict=True)
-    grown = sum(h * math.sqrt(tokens) * math.sqrt(width) * known(part.output_norm).level for part, h in steps)
+    grown = sum(
+        h * math.sqrt(tokens) * math.sqrt(width) * known(part.output_norm).level
+        for part, h in steps
+    )
     return at_most(
-        made.depth(x0).norm(), x0.norm() + grown, f"|X_D| against |X_0| + sum of the images' bounds, {described(made)}"
+        made.depth(x0).norm(),
+        x0.norm() + grown,
+        f"|X_D| against |X_0| + sum of the images' bounds, {described(made)}",
     )
 
 
@@ -72,10 +84,19 @@ def mean(draw: Draw, printed: bool) -> Trials:
     peri or output.
     """
     made, states, _ = _walk(draw, *OUTPUT)
-    x0, start, end, (levels, level) = states[0], moments(states[0]), moments(states[-1]), _levels(made)
+    x0, start, end, (levels, level) = (
+        states[0],
+        moments(states[0]),
+        moments(states[-1]),
+        _levels(made),
+    )
     words = f"MA(X_D), {described(made)}"
     if printed:
-        return at_most(end.mean_abs, float(x0.norm()) / math.sqrt(x0.numel()) + made.depth.times[-1] * level, words)
+        return at_most(
+            end.mean_abs,
+            float(x0.norm()) / math.sqrt(x0.numel()) + made.depth.times[-1] * level,
+            words,
+        )
     grown = made.config.dt * levels
     return [
         at_most(end.mean_abs, start.mean_abs + grown, words),
@@ -96,11 +117,19 @@ def variance_as_printed(draw: Draw) -> Trial:
     made, states, _ = _walk(draw, *OUTPUT)
     x0 = states[0]
     entries = states[0].numel()
-    bound = (float(x0.norm()) + made.depth.times[-1] * math.sqrt(entries) * _levels(made)[1]) ** 2 / (entries - 1)
+    bound = (
+        float(x0.norm()) + made.depth.times[-1] * math.sqrt(entries) * _levels(made)[1]
+    ) ** 2 / (entries - 1)
     return at_most(moments(states[-1]).variance, bound, f"Var(X_D), {described(made)}")
 
 
-@statement("theorem-4-attained", "ctrans", "a constant velocity of signs attains the sharper bound on the mean", 1e-12, 0.1)
+@statement(
+    "theorem-4-attained",
+    "ctrans",
+    "a constant velocity of signs attains the sharper bound on the mean",
+    1e-12,
+    0.1,
+)
 def sharper_is_attained(draw: Draw) -> Trial:
     """A constant velocity of signs: each step adds dt to the size of each entry."""
     made = random_model(draw, "peri", spread=0, norm="rmsnorm", eps=0.0)
@@ -110,15 +139,21 @@ def sharper_is_attained(draw: Draw) -> Trial:
     x0 = torch.full((1, 1, made.config.width), draw.uniform(0.1, 2), dtype=torch.float64)
     bound = forward_bounds(made.depth, [x0] * (len(made.depth.times))).mean_abs[-1]
     found = moments(made.depth(x0)).mean_abs
-    return Trial(abs(found / bound - 1), f"constant velocity: MA(X_D) = {found:.6g}, bound {bound:.6g}")
+    return Trial(
+        abs(found / bound - 1), f"constant velocity: MA(X_D) = {found:.6g}, bound {bound:.6g}"
+    )
 
 
 @statement(
     "theorem-5",
     "Kan, theorem 5",
-    "an entry's variance over data is at most max over entries of E(|x_0| + growth of a token)^2, below the printed bound",
+    "an entry's variance over data is at most max over entries of E(|x_0| + growth of a token)^2,"
+    " below the printed bound",
     share=0.5,
-    printed="an entry's variance over data is at most the mean of (|X_0| + 2 D dt sqrt(nd)(g_max + b_max))^2",
+    printed=(
+        "an entry's variance over data is at most the mean of (|X_0| + 2 D dt sqrt(nd)(g_max +"
+        " b_max))^2"
+    ),
 )
 def entries_over_data(draw: Draw, printed: bool) -> Trials:
     """max over entries of X_D of Var over 6 inputs <= max over entries of E(|x_0| + growth)^2 <=
@@ -128,9 +163,18 @@ def entries_over_data(draw: Draw, printed: bool) -> Trials:
     """
     made = random_model(draw, draw.choice(OUTPUT))
     states = states_of(made.depth, random_state(draw, made, batch=6))
-    found = data_variance(made.depth, states[0], list(map(variance_over_inputs, states)), forward_bounds(made.depth, states))
+    found = data_variance(
+        made.depth,
+        states[0],
+        list(map(variance_over_inputs, states)),
+        forward_bounds(made.depth, states),
+    )
     loose = known(found.printed_bound)[-1]
-    over_data = at_most(found.largest[-1], loose if printed else found.bound[-1], f"Var over data, {described(made)}")
+    over_data = at_most(
+        found.largest[-1],
+        loose if printed else found.bound[-1],
+        f"Var over data, {described(made)}",
+    )
     if printed:
         return over_data
     return [over_data, at_most(found.bound[-1], loose, "the sharper bound against the printed one")]
@@ -139,7 +183,8 @@ def entries_over_data(draw: Draw, printed: bool) -> Trials:
 @statement(
     "theorem-3",
     "Kan, theorem 3, eq. 82",
-    "under pre MA(X_D) <= (1 + C)^D |X_0|/sqrt(nd), with D_i = sigma(x_i) in C, which is |x_i|/sqrt(d) for RMSNorm",
+    "under pre MA(X_D) <= (1 + C)^D |X_0|/sqrt(nd), with D_i = sigma(x_i) in C, which is"
+    " |x_i|/sqrt(d) for RMSNorm",
     printed="the same with D_i = |x_i|",
 )
 def theorem_3(draw: Draw, printed: bool) -> Trials:
@@ -163,14 +208,19 @@ def theorem_3(draw: Draw, printed: bool) -> Trials:
     made, states, bounds = _walk(draw, "pre")
     return [
         at_most(after, start * (1 + dt * math.sqrt(width) / start), f"{words}: |X|"),
-        at_most(moments(states[-1]).mean_abs, known(bounds.seed_mean_abs)[-1], f"MA(X_D), {described(made)}"),
+        at_most(
+            moments(states[-1]).mean_abs,
+            known(bounds.seed_mean_abs)[-1],
+            f"MA(X_D), {described(made)}",
+        ),
     ]
 
 
 @statement(
     "pre-bound",
     "ctrans",
-    "under pre |X_{k+1}| <= |X_k| + dt |f_k(N X_k)|, the last term bounded by weights, gains and offsets alone",
+    "under pre |X_{k+1}| <= |X_k| + dt |f_k(N X_k)|, the last term bounded by weights, gains and"
+    " offsets alone",
 )
 def pre_bound(draw: Draw) -> Trials:
     """|X_k|/sqrt(nd) <= RMS bound of `forward_bounds` at every k >= 1, for a random model under
@@ -178,7 +228,10 @@ def pre_bound(draw: Draw) -> Trials:
     """
     made, states, bounds = _walk(draw, "pre")
     words = f"|X_k|/sqrt(nd), {described(made)}"
-    return [at_most(moments(x).rms, bound, words) for x, bound in zip(states[1:], bounds.rms[1:], strict=True)]
+    return [
+        at_most(moments(x).rms, bound, words)
+        for x, bound in zip(states[1:], bounds.rms[1:], strict=True)
+    ]
 
 
 @statement(
@@ -208,8 +261,15 @@ def linear_growth(draw: Draw, printed: bool) -> Trials:
         claimed.append(known(bounds.seed_mean_abs)[-1])
     if printed:
         rate, most = (math.log(v[2] / v[1]) / 16 for v in (measured, claimed))
-        return at_most(0.5 * most, rate, f"theorem 3 allows e^({most:.2g} D), states grow like e^({rate:.2g} D): half its rate")
-    words = f"8, 16, 32 blocks: |X_D| {', '.join(f'{m:.3g}' for m in measured)}, bound {', '.join(f'{s:.3g}' for s in sharp)}"
+        return at_most(
+            0.5 * most,
+            rate,
+            f"theorem 3 allows e^({most:.2g} D), states grow like e^({rate:.2g} D): half its rate",
+        )
+    words = (
+        f"8, 16, 32 blocks: |X_D| {', '.join(f'{m:.3g}' for m in measured)}, bound"
+        f" {', '.join(f'{s:.3g}' for s in sharp)}"
+    )
     return [
         Trial(abs(sharp[2] / sharp[1] - 2) - 0.2, f"{words}: doubling the depth doubles the bound"),
         Trial(measured[2] / measured[1] / 2 - 1.1, words),
@@ -219,7 +279,8 @@ def linear_growth(draw: Draw, printed: bool) -> Trials:
 @statement(
     "growing-weights",
     "ctrans",
-    "exponential growth in depth needs weight norms that grow with depth: last maps ~ 1.4^k give states ~ 1.4^k",
+    "exponential growth in depth needs weight norms that grow with depth: last maps ~ 1.4^k give"
+    " states ~ 1.4^k",
     0.15,
     0,
 )
@@ -231,7 +292,8 @@ def growing_weights(draw: Draw) -> Trial:
     sizes = [math.log(moments(x).rms) for x in states_of(made.depth, draw.normal(2, 5, 16))[1:]]
     rate = float(np.polyfit(np.arange(len(sizes) - 6), sizes[6:], 1)[0])
     return Trial(
-        abs(rate / math.log(1.4) - 1), f"weights ~ 1.4^k: the state grows like e^({rate:.3g} k), log 1.4 = {math.log(1.4):.3g}"
+        abs(rate / math.log(1.4) - 1),
+        f"weights ~ 1.4^k: the state grows like e^({rate:.3g} k), log 1.4 = {math.log(1.4):.3g}",
     )
 
 
@@ -258,15 +320,31 @@ def attention_rows(draw: Draw, printed: bool) -> Trials:
     out = attention(x)
     gain = attention.bound().gain
     if printed:
-        return at_most(out.norm(), math.sqrt(len(x)) * gain * float(x.norm()), f"|f(X)|, {len(x)} tokens")
-    bounded = at_most(out.norm(dim=-1).max(), gain * float(x.norm(dim=-1).max()), f"max |f(X)_i|, {len(x)} tokens")
+        return at_most(
+            out.norm(), math.sqrt(len(x)) * gain * float(x.norm()), f"|f(X)|, {len(x)} tokens"
+        )
+    bounded = at_most(
+        out.norm(dim=-1).max(), gain * float(x.norm(dim=-1).max()), f"max |f(X)_i|, {len(x)} tokens"
+    )
     single = _attention(draw, 1, causal=False)
-    top = torch.linalg.svd(single.out.weight @ single.qkv.weight.chunk(3)[2]).Vh[0].repeat(len(x), 1)
+    top = (
+        torch.linalg.svd(single.out.weight @ single.qkv.weight.chunk(3)[2]).Vh[0].repeat(len(x), 1)
+    )
     attained = abs(float(single(top).norm() / top.norm()) / single.bound().gain - 1)
-    return [bounded, Trial(attained, f"{len(x)} equal tokens, one head: the gain misses its bound by {attained:.1g}")]
+    return [
+        bounded,
+        Trial(
+            attained,
+            f"{len(x)} equal tokens, one head: the gain misses its bound by {attained:.1g}",
+        ),
+    ]
 
 
-@statement("ffn-bound", "ctrans, on Kan, appendix G", "FFN with abs(phi(z)) <= abs(z): |f(x)| <= |W_2|(|W_1||x| + |b_1|) + |b_2|")
+@statement(
+    "ffn-bound",
+    "ctrans, on Kan, appendix G",
+    "FFN with abs(phi(z)) <= abs(z): |f(x)| <= |W_2|(|W_1||x| + |b_1|) + |b_2|",
+)
 def feed_forward(draw: Draw) -> Trial:
     """|f(x)| <= |W_2||W_1||x| without biases, plus the terms of biases."""
     made = random_model(draw, "none", bias=draw.flag())
@@ -276,13 +354,16 @@ def feed_forward(draw: Draw) -> Trial:
     inner = spectral_norm(ffn.up.weight)
     offsets = [0.0 if b is None else float(b.norm()) for b in (ffn.up.bias, ffn.down.bias)]
     bounds = outer * (inner * x.norm(dim=-1) + offsets[0]) + offsets[1]
-    return at_most((ffn(x).norm(dim=-1) / bounds).max(), 1.0, f"|f(x)| over its bound, {ffn.activation}")
+    return at_most(
+        (ffn(x).norm(dim=-1) / bounds).max(), 1.0, f"|f(x)| over its bound, {ffn.activation}"
+    )
 
 
 @statement(
     "depth-scaled-growth",
     "ctrans, on LayerNorm scaling",
-    "pre with s_l = l^(-1/2), maps with |f(x)_i| <= a max_j |x_j|: |x_D| <= |x_0| + 4 dt a g sqrt(d D), where plain pre has D",
+    "pre with s_l = l^(-1/2), maps with |f(x)_i| <= a max_j |x_j|: |x_D| <= |x_0| + 4 dt a g sqrt(d"
+    " D), where plain pre has D",
     share=0.2,
 )
 def scaled_growth(draw: Draw) -> Trial:
@@ -290,19 +371,27 @@ def scaled_growth(draw: Draw) -> Trial:
     D), a g the largest there.
     """
     depth = 1 + draw.integer(40)
-    made = random_model(draw, "pre", residual="depth_scaled", depth=depth, bias=False, norm="rmsnorm")
+    made = random_model(
+        draw, "pre", residual="depth_scaled", depth=depth, bias=False, norm="rmsnorm"
+    )
     states = states_of(made.depth, draw.of_any_size(1, 4, 8))
-    gain = max(part.field.bound().gain * float(part.input_norm.gamma.abs().max()) for part in made.depth.sublayers)  # type: ignore[union-attr]  # maps with bounds
+    gain = max(
+        part.field.bound().gain * float(part.input_norm.gamma.abs().max())
+        for part in made.depth.sublayers
+    )  # type: ignore[union-attr]  # maps with bounds
     longest = [float(x.norm(dim=-1).max()) for x in (states[0], states[-1])]
     return at_most(
-        longest[1], longest[0] + 4 * made.config.dt * gain * math.sqrt(8 * depth), f"the longest token, {described(made)}"
+        longest[1],
+        longest[0] + 4 * made.config.dt * gain * math.sqrt(8 * depth),
+        f"the longest token, {described(made)}",
     )
 
 
 @statement(
     "mean-stream",
     "ctrans, on mHC",
-    "doubly stochastic mixing conserves the mean over the streams: it moves by dt mean(b) v a segment",
+    "doubly stochastic mixing conserves the mean over the streams: it moves by dt mean(b) v a"
+    " segment",
     1e-12,
     0.2,
 )
@@ -318,5 +407,9 @@ def mean_stream(draw: Draw) -> Trial:
         v = v
     else:
         v = sublayer.output_norm(v)
-    before, after = (part.unflatten(-1, (streams, 8)).mean(-2) for part in (x, sublayer.step(x, made.config.dt)))
-    return equal(after, before + made.config.dt * sublayer.residual.writes.mean() * v, described(made))
+    before, after = (
+        part.unflatten(-1, (streams, 8)).mean(-2) for part in (x, sublayer.step(x, made.config.dt))
+    )
+    return equal(
+        after, before + made.config.dt * sublayer.residual.writes.mean() * v, described(made)
+    )

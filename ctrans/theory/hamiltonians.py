@@ -10,13 +10,30 @@ import torch
 from torch import Tensor
 
 from ctrans.base.draw import Draw
-from ctrans.control import EllipsoidSlice, KineticCost, TangentSpace, WholeSpace, admissible_set, certify, ellipsoid_value
+from ctrans.control import (
+    EllipsoidSlice,
+    KineticCost,
+    TangentSpace,
+    WholeSpace,
+    admissible_set,
+    certify,
+    ellipsoid_value,
+)
 from ctrans.control.sets_by_norm import image_of
 from ctrans.dynamics.norm import SphereNorm
 from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.theory.payoffs import largest_payoff, none_better, payoff
 from ctrans.theory.random_norms import PAPERS, random_norm
-from ctrans.theory.statement import Printed, Trial, Trials, at_most, equal, holds_if, known, statement
+from ctrans.theory.statement import (
+    Printed,
+    Trial,
+    Trials,
+    at_most,
+    equal,
+    holds_if,
+    known,
+    statement,
+)
 
 SECTION = 4
 
@@ -31,14 +48,22 @@ def _problem(draw: Draw, name: str | None = None, eps: float = 0.0) -> tuple[Sph
 
 
 @statement(
-    "theorem-2", "Kan, theorem 2", "none and pre: H(P) = +inf for P other than 0, along f = -R P/|P|", 1e-12, as_printed=True
+    "theorem-2",
+    "Kan, theorem 2",
+    "none and pre: H(P) = +inf for P other than 0, along f = -R P/|P|",
+    1e-12,
+    as_printed=True,
 )
 def unbounded(draw: Draw) -> Trials:
     """-<P, f> = R|P| along f = -R P/|P|."""
     P = draw.normal(3, 5)
     radius = draw.log_uniform(0, 8)
     space = WholeSpace()
-    gained = equal(payoff(P, space.witness(P, radius)), radius * P.norm(), f"-<P, f> against R|P|, R = {radius:.3g}")
+    gained = equal(
+        payoff(P, space.witness(P, radius)),
+        radius * P.norm(),
+        f"-<P, f> against R|P|, R = {radius:.3g}",
+    )
     return [gained, holds_if(float(space.support(P)) == math.inf, "H(P) = +inf")]
 
 
@@ -51,7 +76,9 @@ def unbounded(draw: Draw) -> Trials:
     as_printed=True,
 )
 def unbounded_weights(draw: Draw) -> Trial:
-    """The best value over last maps with |W| = R grows like R^1, by an ascent over actual weights."""
+    """The best value over last maps with |W| = R grows like R^1, by an ascent over actual
+    weights.
+    """
     P = draw.normal(4, 6)
     h = draw.normal(4, 8)
     found = known(certify(WholeSpace(), P, features=h).growth)
@@ -80,21 +107,33 @@ def projection_decides(draw: Draw, printed: bool) -> Trials:
         P = chosen.gamma * u
         part = float(chosen.tangent(X, P).abs().max())
         gained = float(payoff(P, space.witness(P, 1.0)) / P.norm())
-        return Trial(gained, f"P = gamma*u: tangent part {part:.1g}, yet a unit tangent velocity gains {gained:.3g} |P|")
+        return Trial(
+            gained,
+            f"P = gamma*u: tangent part {part:.1g}, yet a unit tangent velocity gains"
+            f" {gained:.3g} |P|",
+        )
     P = draw.normal(*X.shape)
     normal = u / chosen.gamma
     part = float(chosen.tangent(X, normal).abs().max())
     return [
-        holds_if(float(space.support(normal)) == 0, f"P normal to the image: H = 0, though eq. 132 leaves {part:.2g} of it"),
+        holds_if(
+            float(space.support(normal)) == 0,
+            f"P normal to the image: H = 0, though eq. 132 leaves {part:.2g} of it",
+        ),
         holds_if(float(space.support(P)) == math.inf, "P not normal: H = +inf"),
-        equal((normal * chosen.tangent(X, P)).sum() / normal.norm() / P.norm(), 0.0, "tangent velocities against the normal"),
+        equal(
+            (normal * chosen.tangent(X, P)).sum() / normal.norm() / P.norm(),
+            0.0,
+            "tangent velocities against the normal",
+        ),
     ]
 
 
 @statement(
     "eq-99",
     "Kan, eq. 99-100",
-    "RMSNorm at the output: H = sum_j sqrt(d)|gamma*p_j|, attained at -sqrt(d) gamma^2 p_j/|gamma*p_j|",
+    "RMSNorm at the output: H = sum_j sqrt(d)|gamma*p_j|, attained at -sqrt(d) gamma^2"
+    " p_j/|gamma*p_j|",
     1e-12,
     as_printed=True,
 )
@@ -121,7 +160,9 @@ def layernorm_slice(draw: Draw, printed: bool) -> Trials:
     chosen, P = _problem(draw, "layernorm", eps=1e-5)
     best = known(certify(EllipsoidSlice(chosen), P).velocities)
     value = float(ellipsoid_value(chosen, P))
-    words = f"{_named(P)}: eq. 99 says {value:.6g}, the best found through LayerNorm is {best.best:.6g}"
+    words = (
+        f"{_named(P)}: eq. 99 says {value:.6g}, the best found through LayerNorm is {best.best:.6g}"
+    )
     return Trial((value - best.best) / abs(value), words)
 
 
@@ -143,14 +184,21 @@ def _attained(draw: Draw, chosen: SphereNorm, P: Tensor) -> Trials:
         equal(image.support(P), value, f"H against the formula, {words}", scale),
         equal(payoff(P, best), value, f"-<P, f*> against H, {words}", scale),
         Trial(float(image.residual(best)), f"f* is in the image, {words}"),
-        none_better(P, chosen(draw.normal(30, *P.shape)), value, scale, f"the best of 30 image points against H, {words}"),
+        none_better(
+            P,
+            chosen(draw.normal(30, *P.shape)),
+            value,
+            scale,
+            f"the best of 30 image points against H, {words}",
+        ),
     ]
 
 
 @statement(
     "eq-99-ascent",
     "ctrans",
-    "ascents through the norm's module, which know no closed form, reach H and no more, for both norms",
+    "ascents through the norm's module, which know no closed form, reach H and no more, for both"
+    " norms",
     1e-7,
     0.05,
 )
@@ -158,10 +206,17 @@ def climbed(draw: Draw) -> Trial:
     """The closed form against ascents through the module, for both norms."""
     chosen, P = _problem(draw, eps=1e-5)
     best = known(certify(image_of(chosen), P).velocities)
-    return Trial(abs(best.gap), f"{_named(P)}: the best found through the norm misses H by {best.gap:.2g}")
+    return Trial(
+        abs(best.gap), f"{_named(P)}: the best found through the norm misses H by {best.gap:.2g}"
+    )
 
 
-@statement("eq-99-bound", "ctrans", "for LayerNorm the ellipsoid's value is an upper bound, equal where 1'(gamma*p_j) = 0", 1e-11)
+@statement(
+    "eq-99-bound",
+    "ctrans",
+    "for LayerNorm the ellipsoid's value is an upper bound, equal where 1'(gamma*p_j) = 0",
+    1e-11,
+)
 def printed_value_is_a_bound(draw: Draw) -> Trials:
     """H <= eq. 99's value under LayerNorm at a random P, and H equals it at a P with 1'(gamma*p_j)
     = 0.
@@ -181,7 +236,8 @@ def printed_value_is_a_bound(draw: Draw) -> Trials:
 @statement(
     "unique-maximiser",
     "Kan, eq. 99-100",
-    "the maximiser is unique except where C(gamma*p_j) = 0, where every point of the image attains H",
+    "the maximiser is unique except where C(gamma*p_j) = 0, where every point of the image"
+    " attains H",
     1e-11,
     printed=Printed("the optimal velocity is unique", 1e-6, 0.25),
 )
@@ -203,7 +259,10 @@ def unique_maximiser(draw: Draw, printed: bool) -> Trials:
     second = _second_best(draw)
     chosen, P, best, other = _tie(draw)
     value = image_of(chosen).support(P)
-    return [second, equal(payoff(P, other), value, "at a tie, another image point", largest_payoff(P, best))]
+    return [
+        second,
+        equal(payoff(P, other), value, "at a tie, another image point", largest_payoff(P, best)),
+    ]
 
 
 def _tie(draw: Draw) -> tuple[SphereNorm, Tensor, Tensor, Tensor]:
@@ -229,16 +288,21 @@ def _second_best(draw: Draw) -> Trial:
     image = image_of(chosen)
     w = chosen.centre(chosen.gamma * P)
     other = chosen(draw.normal(20, 1, chosen.width))
-    apart = (chosen.coordinates(other) - chosen.coordinates(image.maximizer(P))).square().sum((-2, -1))
+    apart = (
+        (chosen.coordinates(other) - chosen.coordinates(image.maximizer(P))).square().sum((-2, -1))
+    )
     scale = root * w.norm() + P.norm() * chosen.beta.norm()
     lost = image.support(P) - payoff(P, other)
-    return equal(lost, w.norm() * apart / (2 * root), "H - value against |w||du|^2/(2 sqrt d)", scale)
+    return equal(
+        lost, w.norm() * apart / (2 * root), "H - value against |w||du|^2/(2 sqrt d)", scale
+    )
 
 
 @statement(
     "sampling",
     "ctrans",
-    "sampling underestimates the supremum in high dimension: 50,000 samples at d = 16 stay at least 3% below",
+    "sampling underestimates the supremum in high dimension: 50,000 samples at d = 16 stay at least"
+    " 3% below",
     0.0,
     0.01,
     printed=Printed("the supremum can be estimated by sampling", 0.01),
@@ -265,7 +329,9 @@ def stationarity(draw: Draw) -> Trial:
     """
     chosen, P = _problem(draw)
     image = image_of(chosen)
-    return Trial(float(image.kkt(P, image.maximizer(P))), f"KKT residual at the maximiser, {_named(P)}")
+    return Trial(
+        float(image.kkt(P, image.maximizer(P))), f"KKT residual at the maximiser, {_named(P)}"
+    )
 
 
 @statement(
@@ -281,7 +347,11 @@ def whole_space(draw: Draw) -> Trials:
     lam = draw.log_uniform(-3, 3)
     cost = KineticCost(WholeSpace(), lam)
     return [
-        equal(cost.support(P), P.square().sum() / (2 * lam), f"H against |P|^2/(2 lam), lam = {lam:.3g}"),
+        equal(
+            cost.support(P),
+            P.square().sum() / (2 * lam),
+            f"H against |P|^2/(2 lam), lam = {lam:.3g}",
+        ),
         equal(cost.maximizer(P), -P / lam, "the maximiser against -P/lam"),
     ]
 
@@ -289,7 +359,8 @@ def whole_space(draw: Draw) -> Trials:
 @statement(
     "kinetic-well-posed",
     "OT-Transformer; ctrans",
-    "with a kinetic cost every placement has a finite H, attained over the closure of its velocities",
+    "with a kinetic cost every placement has a finite H, attained over the closure of its"
+    " velocities",
     1e-10,
     0.03,
     as_printed=True,
@@ -309,7 +380,12 @@ def every_placement(draw: Draw) -> Trials:
     f = allowed.maximizer(P)
     scale = H.abs() + P.norm() * f.norm()
     return [
-        equal(payoff(P, f) - lam / 2 * f.square().sum(), H, f"payoff of f* against H, {placement}", scale),
+        equal(
+            payoff(P, f) - lam / 2 * f.square().sum(),
+            H,
+            f"payoff of f* against H, {placement}",
+            scale,
+        ),
         holds_if(
             math.isfinite(float(H)) and certify(allowed, P).agrees,
             f"H finite, the certificate's findings agree, {placement}",
@@ -320,8 +396,8 @@ def every_placement(draw: Draw) -> Trials:
 @statement(
     "kinetic-with-eps",
     "ctrans",
-    "with a kinetic cost and eps > 0 the admissible set is the filled ellipsoid (slice): a best velocity "
-    "inside is attained, the surface's value exceeded",
+    "with a kinetic cost and eps > 0 the admissible set is the filled ellipsoid (slice): a best"
+    " velocity inside is attained, the surface's value exceeded",
     1e-6,
     0.05,
     printed="the ellipsoid itself is the admissible set",
@@ -348,8 +424,17 @@ def with_eps(draw: Draw, printed: bool) -> Trials:
         named = f"the surface allows {value:.4g}"
     else:
         named = f"filled image {value:.4g}"
-    above = Trial((reached - value) / (abs(value) + 1), f"lam = {lam:.3g}: {named}, the norm reaches {reached:.4g}")
+    above = Trial(
+        (reached - value) / (abs(value) + 1),
+        f"lam = {lam:.3g}: {named}, the norm reaches {reached:.4g}",
+    )
     if printed:
         return above
     best = known(certify(allowed, P).velocities)
-    return [above, Trial(abs(best.gap), f"ascents through the norm miss the filled image's value by {best.gap:.2g}")]
+    return [
+        above,
+        Trial(
+            abs(best.gap),
+            f"ascents through the norm miss the filled image's value by {best.gap:.2g}",
+        ),
+    ]

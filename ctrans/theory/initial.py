@@ -16,7 +16,14 @@ from torch import Tensor
 from ctrans.base.draw import Draw
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.placement import PLACEMENTS
-from ctrans.measure.initialisation.over_seeds import STREAM, HiddenGrowth, Setting, gradient_slope, hidden_growth, interval
+from ctrans.measure.initialisation.over_seeds import (
+    STREAM,
+    HiddenGrowth,
+    Setting,
+    gradient_slope,
+    hidden_growth,
+    interval,
+)
 from ctrans.measure.initialisation.theory import SLOPES, last_layer_bound
 from ctrans.measure.walk import states_of
 from ctrans.model.initialisation import INITIALISATIONS
@@ -29,17 +36,27 @@ SMALL = Setting(width=32, tokens=6)
 SEEDS = 16
 
 
-@statement("xiong-lemma-1", "Xiong, lemma 1", "E|relu(x)|^2 = sigma^2 d/2 for x ~ N(0, sigma^2 I)", 0.0, 0.02, as_printed=True)
+@statement(
+    "xiong-lemma-1",
+    "Xiong, lemma 1",
+    "E|relu(x)|^2 = sigma^2 d/2 for x ~ N(0, sigma^2 I)",
+    0.0,
+    0.02,
+    as_printed=True,
+)
 def relu_half(draw: Draw) -> Trial:
     """E|relu(x)|^2 = sigma^2 d/2 of x ~ N(0, sigma^2), within five standard errors of 100,000
     draws.
     """
     sigma = draw.uniform(0.1, 10)
     squares = (sigma * draw.normal(100_000)).relu().square()
-    error = abs(float(squares.mean()) - sigma**2 / 2) / float(squares.std()) * math.sqrt(len(squares))
+    error = (
+        abs(float(squares.mean()) - sigma**2 / 2) / float(squares.std()) * math.sqrt(len(squares))
+    )
     return Trial(
         error - 5,
-        f"sigma = {sigma:.3g}: mean {float(squares.mean()):.4g} against {sigma**2 / 2:.4g}, {error:.1f} standard errors",
+        f"sigma = {sigma:.3g}: mean {float(squares.mean()):.4g} against {sigma**2 / 2:.4g},"
+        f" {error:.1f} standard errors",
     )
 
 
@@ -47,7 +64,10 @@ def _growth_case(growth: HiddenGrowth, words: str) -> list[Trial]:
     """Distance of the intervals over the seeds from their ranges."""
     places = zip(growth.measured, growth.low, growth.high, strict=True)
     return [
-        Trial(m.outside(low, high), f"{words}: {m.mean:.3f} in [{m.low:.3f}, {m.high:.3f}], theory [{low:.3g}, {high:.3g}]")
+        Trial(
+            m.outside(low, high),
+            f"{words}: {m.mean:.3f} in [{m.low:.3f}, {m.high:.3f}], theory [{low:.3g}, {high:.3g}]",
+        )
         for m, low, high in places
     ]
 
@@ -94,7 +114,8 @@ def post_growth(draw: Draw, printed: bool) -> Trials:
 @statement(
     "xiong-lemma-2-any",
     "Xiong, lemma 2",
-    "for every initialisation: [1 + l f, 1 + l (a + f)], a = d^2 s_V^2 s_O^2, f = d d_ff s_1^2 s_2^2/2",
+    "for every initialisation: [1 + l f, 1 + l (a + f)], a = d^2 s_V^2 s_O^2, f = d d_ff s_1^2"
+    " s_2^2/2",
     0.0,
     0.03,
     printed=Printed("[1 + l/2, 1 + 3l/2] whatever the initialisation", share=0),
@@ -107,10 +128,14 @@ def every_initialisation(draw: Draw, printed: bool) -> Trials:
     """
     if printed:
         (growth,) = hidden_growth("pre", 3, SEEDS, replace(SMALL, initialisation="he"))
-        claimed = replace(growth, low=[1 + k / 2 for k in (1, 2, 3)], high=[1 + 3 * k / 2 for k in (1, 2, 3)])
+        claimed = replace(
+            growth, low=[1 + k / 2 for k in (1, 2, 3)], high=[1 + 3 * k / 2 for k in (1, 2, 3)]
+        )
         return _growth_case(claimed, "pre, He, E|x_l|^2/d")
     name = draw.choice(INITIALISATIONS)
-    (growth,) = hidden_growth("pre", 3, SEEDS, replace(SMALL, initialisation=name, heads=2, ffn_width=64))
+    (growth,) = hidden_growth(
+        "pre", 3, SEEDS, replace(SMALL, initialisation=name, heads=2, ffn_width=64)
+    )
     return _growth_case(growth, f"pre, {name}, E|x_l|^2/d")
 
 
@@ -121,7 +146,10 @@ def _gradient_slope(placement: str) -> Trial:
     with torch.enable_grad():
         found = gradient_slope(placement, (8, 16, 32), 10, Setting(width=48, tokens=4))
     expected = SLOPES[placement]
-    words = f"{placement}: slope {found.mean:.3f} in [{found.low:.3f}, {found.high:.3f}], theory {expected}"
+    words = (
+        f"{placement}: slope {found.mean:.3f} in [{found.low:.3f}, {found.high:.3f}], theory"
+        f" {expected}"
+    )
     return Trial(abs(found.mean - expected) - 0.1, words)
 
 
@@ -164,19 +192,28 @@ def _one_token(placement: str, width: int, depth: int, seeds: int) -> Tensor:
             x = setting.inputs(seed)
             draw = Draw(seed + 2 * STREAM)
             loss = (model.final_norm(model.depth(x)) * draw.normal(width).sign()).sum()
-            weights = [part.field.output_projection.weight for part in list(model.depth.sublayers)[1::2]]
-            found.append([float(each.square().sum()) / width**2 for each in torch.autograd.grad(loss, weights)])
+            weights = [
+                part.field.output_projection.weight for part in list(model.depth.sublayers)[1::2]
+            ]
+            found.append(
+                [
+                    float(each.square().sum()) / width**2
+                    for each in torch.autograd.grad(loss, weights)
+                ]
+            )
     return torch.tensor(found, dtype=torch.float64)
 
 
 @statement(
     "xiong-gradients-by-layer",
     "Xiong, section 3.3 (extended theory)",
-    "E|dL/dW_2|^2 of layer l, for one token, W_Q = W_K = 0 and derivatives +-G of the loss: d^2 G^2/(2 + 3 l) under pre, for any "
-    "number of layers, and d^2 G^2/3 under post, for any layer",
+    "E|dL/dW_2|^2 of layer l, for one token, W_Q = W_K = 0 and derivatives +-G of the loss: d^2"
+    " G^2/(2 + 3 l) under pre, for any number of layers, and d^2 G^2/3 under post, for any layer",
     0.0,
     0,
-    printed=Printed("it decays towards the input under post, and is the same in all layers under pre"),
+    printed=Printed(
+        "it decays towards the input under post, and is the same in all layers under pre"
+    ),
 )
 def gradients_by_layer(draw: Draw, printed: bool) -> Trials:
     """Means over 200 seeds at d = 64 of 6 layers, over theory's times 1 - 2/d for what the last
@@ -190,20 +227,29 @@ def gradients_by_layer(draw: Draw, printed: bool) -> Trials:
     256 inputs it does grow with the layer under post.
     """
     found = {name: _one_token(name, 64, 6, 200) for name in ("post", "pre")}
-    first, last = ({name: float(each[:, at].mean()) for name, each in found.items()} for at in (0, -1))
+    first, last = (
+        {name: float(each[:, at].mean()) for name, each in found.items()} for at in (0, -1)
+    )
     if printed:
         return [
             at_most(
-                first["post"], last["post"] / 2, "post: the first layer's mean square gradient against half of the last one's"
+                first["post"],
+                last["post"] / 2,
+                "post: the first layer's mean square gradient against half of the last one's",
             ),
-            at_most(first["pre"], 2 * last["pre"], "pre: the first layer's against twice the last one's"),
+            at_most(
+                first["pre"], 2 * last["pre"], "pre: the first layer's against twice the last one's"
+            ),
         ]
     cases = []
     for name, each in found.items():
         for layer in range(6):
             exact = (1 - 2 / 64) / (3 if name == "post" else 5 + 3 * layer)
             mean = interval((each[:, layer] / exact).tolist(), 12)
-            words = f"{name}, layer {layer + 1}: {mean.mean:.3f} of theory in [{mean.low:.3f}, {mean.high:.3f}]"
+            words = (
+                f"{name}, layer {layer + 1}: {mean.mean:.3f} of theory in [{mean.low:.3f},"
+                f" {mean.high:.3f}]"
+            )
             slack = (2 + 2 * (5 - layer)) / 64
             cases.append(Trial(mean.outside(1 - slack, 1 + slack), words))
     return cases
@@ -212,11 +258,15 @@ def gradients_by_layer(draw: Draw, printed: bool) -> Trials:
 @statement(
     "xiong-theorem-1-scale",
     "Xiong, theorem 1",
-    "for one token, W_Q = W_K = 0 and derivatives +-G of the loss, the last layer's |dL/dW_2| is of order d G/sqrt(3) (post) and "
-    "d G/sqrt(2 + 3 L) (pre), without sqrt(ln d)",
+    "for one token, W_Q = W_K = 0 and derivatives +-G of the loss, the last layer's |dL/dW_2| is of"
+    " order d G/sqrt(3) (post) and d G/sqrt(2 + 3 L) (pre), without sqrt(ln d)",
     0.05,
     0,
-    printed=Printed("at most d sqrt(ln d) (post), d sqrt(ln d/L) (pre), with probability 0.99 - delta - e/(0.9 + e)", 0.0),
+    printed=Printed(
+        "at most d sqrt(ln d) (post), d sqrt(ln d/L) (pre), with probability 0.99 - delta - e/(0.9"
+        " + e)",
+        0.0,
+    ),
 )
 def scale_in_width(draw: Draw, printed: bool) -> Trials:
     """The root mean square gradient over d at d = 64 and 256, 1 and 3 layers, 100 seeds, against
@@ -230,21 +280,30 @@ def scale_in_width(draw: Draw, printed: bool) -> Trials:
         each = _one_token(name, width, layers, 100)[:, -1]
         words = f"{name}, d = {width}, L = {layers}"
         if printed:
-            beyond = float((each > math.log(width) / (1 if name == "post" else layers)).double().mean())
-            cases.append(Trial(beyond - (1 - 0.99 + 0.125 + 0.1), f"{words}: {beyond:.1%} beyond the bound"))
+            beyond = float(
+                (each > math.log(width) / (1 if name == "post" else layers)).double().mean()
+            )
+            cases.append(
+                Trial(beyond - (1 - 0.99 + 0.125 + 0.1), f"{words}: {beyond:.1%} beyond the bound")
+            )
         else:
             if name == "post":
                 theory = 3
             else:
                 theory = 2 + 3 * layers
-            cases.append(equal(each.mean().sqrt(), math.sqrt((1 - 2 / width) / theory), f"{words}: rms over d"))
+            cases.append(
+                equal(
+                    each.mean().sqrt(), math.sqrt((1 - 2 / width) / theory), f"{words}: rms over d"
+                )
+            )
     return cases
 
 
 @statement(
     "xiong-definition-1",
     "Xiong, definition 1",
-    "|Y|^2 of Y ~ N(0, I_d): P(|Y|^2 >= (1 + e) d) <= exp(-(1 - ln 2) d e^2/2), 0 < e <= 1, attained in the exponent",
+    "|Y|^2 of Y ~ N(0, I_d): P(|Y|^2 >= (1 + e) d) <= exp(-(1 - ln 2) d e^2/2), 0 < e <= 1,"
+    " attained in the exponent",
     printed=Printed("P(|Y|^2 >= (1 + e) d) <= exp(-d e^2/8)"),
 )
 def concentration(draw: Draw, printed: bool) -> Trial:
@@ -257,7 +316,9 @@ def concentration(draw: Draw, printed: bool) -> Trial:
     else:
         e = 1.0
     exponent = d * e * e * (1 / 8 if printed else (1 - math.log(2)) / 2)
-    return at_most(exponent, -float(stats.chi2.logsf((1 + e) * d, d)), f"d = {d}, e = {e:.3g}: exponents")
+    return at_most(
+        exponent, -float(stats.chi2.logsf((1 + e) * d, d)), f"d = {d}, e = {e:.3g}: exponents"
+    )
 
 
 @statement(
@@ -266,18 +327,24 @@ def concentration(draw: Draw, printed: bool) -> Trial:
     "|Z/EZ - 1| <= e with probability 1 - delta leaves Z >= 0.1 EZ with that probability, e <= 0.9",
     0.0,
     0.1,
-    printed=Printed("Z <= (1 + e) EZ with probability 1 - delta leaves Z >= 0.1 EZ with 1 - delta - e/(0.9 + e)", share=0.05),
+    printed=Printed(
+        "Z <= (1 + e) EZ with probability 1 - delta leaves Z >= 0.1 EZ with 1 - delta - e/(0.9"
+        " + e)",
+        share=0.05,
+    ),
 )
 def two_sided(draw: Draw, printed: bool) -> Trial:
-    """P(Z < 0.1 EZ) <= P(|Z/EZ - 1| > e) of random Z of five values, one of them 0 in half the cases,
-    e up to 0.9; at e = 0.9 and P(Z > 1.9 EZ) = 0 they are equal.
+    """P(Z < 0.1 EZ) <= P(|Z/EZ - 1| > e) of random Z of five values, one of them 0 in half the
+    cases, e up to 0.9; at e = 0.9 and P(Z > 1.9 EZ) = 0 they are equal.
 
     Printed: Z = 1/q with probability q, else 0. EZ = 1, and Z <= EZ with probability 1 - q, so that
     (e, delta) = (0.01, q) allow for q + 0.011, but P(Z = 0) = 1 - q.
     """
     q = draw.uniform(0.01, 0.2)
     if printed:
-        return at_most(1 - q, q + 0.01 / 0.91, f"Z = 1/q with probability q = {q:.3g}: P(Z < 0.1 EZ)")
+        return at_most(
+            1 - q, q + 0.01 / 0.91, f"Z = 1/q with probability q = {q:.3g}: P(Z < 0.1 EZ)"
+        )
     z = draw.unit(5) ** draw.choice((1, 10))
     p = draw.unit(5)
     p = p / p.sum()
@@ -287,7 +354,13 @@ def two_sided(draw: Draw, printed: bool) -> Trial:
     return at_most(float(p[low].sum()), float(p[far].sum()), f"e = {e:.3g}: P(Z < 0.1 EZ)")
 
 
-@statement("theorem-1-peri", "ctrans", "peri: the last layer's gradient falls like L^(-1/2), as under pre", 0.0, 0)
+@statement(
+    "theorem-1-peri",
+    "ctrans",
+    "peri: the last layer's gradient falls like L^(-1/2), as under pre",
+    0.0,
+    0,
+)
 def peri_gradient(draw: Draw) -> Trial:
     """|s + 1/2| of |dL/dW_2| ~ D^s, D = 8 to 32 peri blocks."""
     return _gradient_slope("peri")
@@ -296,7 +369,8 @@ def peri_gradient(draw: Draw) -> Trial:
 @statement(
     "kim-3.1",
     "Kim, proposition 3.1",
-    "dt = 1: |dL/dW2| <= |h||dL/do| times 1 (pre), g sqrt(d)/|C(x + a)| (post), g sqrt(d)/|C a| (peri)",
+    "dt = 1: |dL/dW2| <= |h||dL/do| times 1 (pre), g sqrt(d)/|C(x + a)| (post), g sqrt(d)/|C a|"
+    " (peri)",
     printed=Printed("the same with |a|, |x + a| under LayerNorm", share=0.05),
 )
 def last_layer(draw: Draw, printed: bool) -> Trial:
@@ -312,7 +386,9 @@ def last_layer(draw: Draw, printed: bool) -> Trial:
         sublayer.field.down.bias.fill_(offset)
         x, pull = draw.normal(2, 1, 1, made.config.width)
         found = last_layer_bound(sublayer, 1.0, x, pull)
-        return at_most(found.measured, found.printed, f"peri, LayerNorm, a = {offset:.3g} + noise: |dL/dW_2|")
+        return at_most(
+            found.measured, found.printed, f"peri, LayerNorm, a = {offset:.3g} + noise: |dL/dW_2|"
+        )
     made, x = random_block(draw, draw.choice(sorted(PLACEMENTS)))
     found = last_layer_bound(made.depth.sublayers[-1], made.depth.dt, x, draw.normal(*x.shape))
     return at_most(found.measured, found.bound, "|dL/dW_2| of the last FFN")
@@ -321,7 +397,8 @@ def last_layer(draw: Draw, printed: bool) -> Trial:
 @statement(
     "initial-variances",
     "Kim, section 4; Xiong; DeepNet; Emadi",
-    "drawn weights have the deviations of 0.02, Xavier, He, LeCun, 10/d, 1/(10 d) and their rules by depth",
+    "drawn weights have the deviations of 0.02, Xavier, He, LeCun, 10/d, 1/(10 d) and their rules"
+    " by depth",
     0.0,
     0.05,
     as_printed=True,
@@ -335,24 +412,34 @@ def deviations(draw: Draw) -> Trials:
     for sublayer in made.depth.sublayers:
         for matrix in sublayer.field.matrices():
             weight = matrix.weight
-            std = rule.gain(matrix.role, made.depth.blocks) * rule.std(weight.shape[1], weight.shape[0])
+            std = rule.gain(matrix.role, made.depth.blocks) * rule.std(
+                weight.shape[1], weight.shape[0]
+            )
             drawn = float(weight.square().mean().sqrt())
             if std:
                 error = abs(drawn / std - 1) * math.sqrt(2 * weight.numel())
             else:
                 error = float(weight.abs().max())
-            cases.append(Trial(error - 5, f"{name}, {matrix.role}: {error:.1f} standard errors from {std:.3g}"))
+            cases.append(
+                Trial(
+                    error - 5, f"{name}, {matrix.role}: {error:.1f} standard errors from {std:.3g}"
+                )
+            )
     return cases
 
 
 @statement(
     "kim-3.1-massive",
     "Kim, proposition 3.1",
-    "as h grows to c h and a = W_2 h with it, |dL/dW_2| ~ c under pre, and ~ 1 under post and peri: to at most |h||dL/do| g "
-    "sqrt(d)/|C a| (dt = 1; 0 under LayerNorm of width 2)",
+    "as h grows to c h and a = W_2 h with it, |dL/dW_2| ~ c under pre, and ~ 1 under post and peri:"
+    " to at most |h||dL/do| g sqrt(d)/|C a| (dt = 1; 0 under LayerNorm of width 2)",
     1e-3,
     0.25,
-    printed=Printed("under post it vanishes when a massive activation |h| occurs, by the factor |x + a|", 0.0, 0.02),
+    printed=Printed(
+        "under post it vanishes when a massive activation |h| occurs, by the factor |x + a|",
+        0.0,
+        0.02,
+    ),
 )
 def massive_activations(draw: Draw, printed: bool) -> Trials:
     """The exponent of |dL/dW_2| between c = 10^5 and 10^6 at the last FFN, ReLU without biases, W_1
@@ -375,11 +462,21 @@ def massive_activations(draw: Draw, printed: bool) -> Trials:
             up.copy_(c * first)
             found.append(last_layer_bound(sublayer, made.depth.dt, x, pull))
         if printed:
-            return at_most(found[2].measured, found[0].measured / 10, "post: |dL/dW_2| at c = 10^6 against a tenth of that at 1")
+            return at_most(
+                found[2].measured,
+                found[0].measured / 10,
+                "post: |dL/dW_2| at c = 10^6 against a tenth of that at 1",
+            )
         if name == "post":
             h = sublayer.field.pre_projection(x).norm(dim=-1)
             slopes = known(sublayer.state_norm).slope(sublayer.field(x))
-            cases.append(equal(found[2].bound, (h * pull.norm(dim=-1) * slopes).sum(), "post: the bound at c = 10^6, its limit"))
+            cases.append(
+                equal(
+                    found[2].bound,
+                    (h * pull.norm(dim=-1) * slopes).sum(),
+                    "post: the bound at c = 10^6, its limit",
+                )
+            )
         slope = math.log10(found[2].measured / found[1].measured)
         cases.append(Trial(abs(slope - (name == "pre")), f"{name}: |dL/dW_2| ~ c^{slope:.5f}"))
     return cases
@@ -388,8 +485,8 @@ def massive_activations(draw: Draw, printed: bool) -> Trials:
 @statement(
     "kim-variance",
     "ctrans, on Kim, sections 3 and 4.3",
-    "peri, output, eps = 0: E|x_l|^2/d = 1 + 2 l dt^2 after l blocks, whatever the initial variance: pre has 1 + l f dt^2 to 1 + l "
-    "(a + f) dt^2",
+    "peri, output, eps = 0: E|x_l|^2/d = 1 + 2 l dt^2 after l blocks, whatever the initial"
+    " variance: pre has 1 + l f dt^2 to 1 + l (a + f) dt^2",
     0.0,
     0.03,
 )
@@ -408,5 +505,10 @@ def peri_growth(draw: Draw) -> Trials:
     states = [states_of(Depth(list(model.depth.sublayers), dt), x0) for model, x0 in models]
     squares = [[float(x.square().mean()) for x in each[2::2]] for each in states]
     exact = [1.0 + 2 * block * dt**2 for block in range(1, 5)]
-    measured = [interval(each, 100) for each in zip(*squares, strict=True)]  # four blocks of any initialisation
-    return _growth_case(HiddenGrowth("after the block", measured, exact, exact), f"{placement}, {name}, dt {dt}, E|x_l|^2/d")
+    measured = [
+        interval(each, 100) for each in zip(*squares, strict=True)
+    ]  # four blocks of any initialisation
+    return _growth_case(
+        HiddenGrowth("after the block", measured, exact, exact),
+        f"{placement}, {name}, dt {dt}, E|x_l|^2/d",
+    )

@@ -30,7 +30,8 @@ is slow if a best gain is nearly 0.
 @statement(
     "norm-supports",
     "ctrans, on Kan, eq. 99",
-    "no input of a norm exceeds its support function, for gains of either sign, any eps, and ascents",
+    "no input of a norm exceeds its support function, for gains of either sign, any eps, and"
+    " ascents",
 )
 def support_is_a_bound(draw: Draw) -> Trial:
     """<p, N(x)> at 500 inputs of sizes 1e-3 to 1e3, and at the ends of ascents from 4 of them,
@@ -41,13 +42,16 @@ def support_is_a_bound(draw: Draw) -> Trial:
     x = torch.logspace(-3, 3, 500, dtype=torch.float64).unsqueeze(-1) * draw.normal(500, norm.width)
     climbed = ascend(lambda z: norm(z) @ p, x[::125], (-1,)).best
     found = torch.cat([norm(x) @ p, climbed]).max() - p @ norm.beta
-    return at_most(found, norm.support(p) - p @ norm.beta, f"best <p, N(x) - beta>, {norm_words(norm)}")
+    return at_most(
+        found, norm.support(p) - p @ norm.beta, f"best <p, N(x) - beta>, {norm_words(norm)}"
+    )
 
 
 @statement(
     "norm-closed-forms",
     "ctrans, on Kan, eq. 99",
-    "sqrt(d)|C(gamma*p)|, of groups the sum of theirs, of a box sum_i abs(gamma_i p_i), of a ball c sqrt(d)|p|; each plus <p, beta>",
+    "sqrt(d)|C(gamma*p)|, of groups the sum of theirs, of a box sum_i abs(gamma_i p_i), of a ball c"
+    " sqrt(d)|p|; each plus <p, beta>",
     1e-12,
 )
 def closed_forms(draw: Draw) -> Trial:
@@ -61,7 +65,9 @@ def closed_forms(draw: Draw) -> Trial:
     forms: dict[str, Callable[[], Tensor]] = {
         "ellipsoid": lambda: math.sqrt(d) * q.norm() + drift,
         "slice": lambda: math.sqrt(d) * (q - q.mean()).norm() + drift,
-        "ellipsoids": lambda: torch.stack([math.sqrt(len(part)) * part.norm() for part in parts]).sum(),
+        "ellipsoids": (
+            lambda: torch.stack([math.sqrt(len(part)) * part.norm() for part in parts]).sum()
+        ),
         "box": lambda: q.abs().sum() + drift,
         "ball": lambda: norm.gamma[0] * math.sqrt(d) * p.norm(),
     }
@@ -79,8 +85,13 @@ def maximiser_has_it(draw: Draw) -> Trials:
     norm = any_norm(draw)
     p = draw.normal(5, norm.width)
     best = norm.maximizer(p)
-    value = equal((p * best).sum(-1), norm.support(p), f"<p, z*> against the support, {norm_words(norm)}")
-    return [value, Trial(float(norm.constraint_violation(best).max()), f"residual of z*, {norm_words(norm)}")]
+    value = equal(
+        (p * best).sum(-1), norm.support(p), f"<p, z*> against the support, {norm_words(norm)}"
+    )
+    return [
+        value,
+        Trial(float(norm.constraint_violation(best).max()), f"residual of z*, {norm_words(norm)}"),
+    ]
 
 
 @statement(
@@ -111,9 +122,16 @@ def approached(draw: Draw) -> Trials:
     top = norm.support(p)
     scale = top - p @ norm.beta
     late = Trial(
-        float((top - best - norm.shortfall(p, radius)) / scale), f"sup less the best within {radius:.3g}, {norm_words(norm)}"
+        float((top - best - norm.shortfall(p, radius)) / scale),
+        f"sup less the best within {radius:.3g}, {norm_words(norm)}",
     )
-    return [late, Trial(float((best - top) / scale), f"the best within {radius:.3g} against sup, {norm_words(norm)}")]
+    return [
+        late,
+        Trial(
+            float((best - top) / scale),
+            f"the best within {radius:.3g} against sup, {norm_words(norm)}",
+        ),
+    ]
 
 
 def _way(norm: Norm, p: Tensor) -> Tensor:
@@ -145,13 +163,17 @@ def squashing_has_no_maximiser(draw: Draw) -> Trial:
     p = draw.normal(norm.width)
     y = 4 * (norm.gamma * p).sign()
     short = norm.support(p) - p @ norm((y - norm.shift) / norm.alpha)
-    return holds_if(float(short) > 0, f"H less the value at abs(alpha x + s) = 4: {float(short):.3g}, {norm_words(norm)}")
+    return holds_if(
+        float(short) > 0,
+        f"H less the value at abs(alpha x + s) = 4: {float(short):.3g}, {norm_words(norm)}",
+    )
 
 
 @statement(
     "norm-verdicts",
     "ctrans, on Kan, appendix E",
-    "behind every norm H is finite and certified; without bounds on gains only if the norm has no gains or offsets",
+    "behind every norm H is finite and certified; without bounds on gains only if the norm has no"
+    " gains or offsets",
     0.0,
     0.2,
 )
@@ -168,14 +190,16 @@ def verdicts(draw: Draw) -> Trial:
         verdict = "well-posed"
     failed = [words for words, holds in found.findings.items() if not holds]
     return holds_if(
-        found.verdict == verdict and not failed, f"{norm_words(norm)}: {found.verdict}, {'; '.join(failed) or 'agrees'}"
+        found.verdict == verdict and not failed,
+        f"{norm_words(norm)}: {found.verdict}, {'; '.join(failed) or 'agrees'}",
     )
 
 
 @statement(
     "norm-gain-slopes",
     "ctrans",
-    "trained gains and offsets: H grows like |(a, sum_j p_j)|, a_i = sum_j abs(p_ji), behind a box, like sum_j |p_j| with one gain",
+    "trained gains and offsets: H grows like |(a, sum_j p_j)|, a_i = sum_j abs(p_ji), behind a box,"
+    " like sum_j |p_j| with one gain",
     1e-9,
     0.5,
 )
@@ -186,7 +210,12 @@ def gain_slopes(draw: Draw) -> Trials:
     A box attains it at gamma proportional to a_i = sum_j abs(p_ji) and beta to -sum_j p_j; one
     shared gain at g = 1.
     """
-    norm = any_norm(draw, sorted(name for name in NORMS if NORMS[name](2).linear_parameters() and name != "layernorm"))
+    norm = any_norm(
+        draw,
+        sorted(
+            name for name in NORMS if NORMS[name](2).linear_parameters() and name != "layernorm"
+        ),
+    )
     P = draw.rows(norm.width)
     slope = known(image_of(norm).slope_in_gains(P))
     own = [norm.get_parameter(name) for name in norm.linear_parameters()]
@@ -211,8 +240,8 @@ def gain_slopes(draw: Draw) -> Trials:
 @statement(
     "gain-decay-norms",
     "ctrans",
-    "cost lam/2 (|gamma|^2 + |beta|^2): 2 lam H = |a|^2 + |sum_j p_j|^2 behind a box, (sum_j |p_j|)^2 for one gain, over groups "
-    "sum_g kappa_g^2",
+    "cost lam/2 (|gamma|^2 + |beta|^2): 2 lam H = |a|^2 + |sum_j p_j|^2 behind a box, (sum_j"
+    " |p_j|)^2 for one gain, over groups sum_g kappa_g^2",
     1e-8,
     0.25,
 )
@@ -233,13 +262,17 @@ def decayed_gains(draw: Draw) -> Trials:
     words = f"{norm_words(norm)}, {len(P)} tokens, lam = {lam:.3g}"
     found = [at_most(best, H, f"{words}: gains that improve step by step against H")]
     if norm.image == "box":
-        found.append(equal(H, (float(P.abs().sum(0).square().sum()) + drift) / (2 * lam), f"{words}: H"))
+        found.append(
+            equal(H, (float(P.abs().sum(0).square().sum()) + drift) / (2 * lam), f"{words}: H")
+        )
     if norm.gains == "one":
         found.append(equal(H, float(P.norm(dim=-1).sum()) ** 2 / (2 * lam), f"{words}: H"))
     return [*found, equal(best, H, f"{words}: the best gains against H")]
 
 
-def _improved(norm: Norm, P: Tensor, lam: float, own: list[torch.nn.Parameter], draw: Draw) -> float:
+def _improved(
+    norm: Norm, P: Tensor, lam: float, own: list[torch.nn.Parameter], draw: Draw
+) -> float:
     """The value after improving random gains and offsets step by step: each step takes the best
     ones for the linearised H.
     """

@@ -33,7 +33,10 @@ def jacobians(draw: Draw) -> Trials:
     words = norm_words(norm)
     return [
         equal(norm.jacobian(x), dense, f"J against autograd, {words}", slope),
-        Trial(float(torch.linalg.matrix_norm(dense, 2) - slope) / (float(slope) or 1.0), f"|J|_2 against the slope, {words}"),
+        Trial(
+            float(torch.linalg.matrix_norm(dense, 2) - slope) / (float(slope) or 1.0),
+            f"|J|_2 against the slope, {words}",
+        ),
         at_most(slope, norm.steepest, f"the slope against the steepest, {words}"),
     ]
 
@@ -41,7 +44,8 @@ def jacobians(draw: Draw) -> Trials:
 @statement(
     "norm-surfaces",
     "ctrans, on Kan, eq. 132",
-    "ellipsoids, their slices and products have tangent parts off the normals, and a retraction that agrees to second order",
+    "ellipsoids, their slices and products have tangent parts off the normals, and a retraction"
+    " that agrees to second order",
     1e-9,
 )
 def surfaces(draw: Draw) -> Trials:
@@ -60,20 +64,28 @@ def surfaces(draw: Draw) -> Trials:
     normals = norm.normals(x)
     gap = (norm.retract(x + h * f) - x - h * v).norm() / (h * length)
     return [
-        Trial(float((normals.mT @ v).abs().max() / (normals.norm() * length)), f"normals against T f, {words}"),
+        Trial(
+            float((normals.mT @ v).abs().max() / (normals.norm() * length)),
+            f"normals against T f, {words}",
+        ),
         equal(norm.tangent(x, v), v, f"T(T f) against T f, {words}", length),
         equal(norm.retract(x), x, f"R against the identity on the image, {words}"),
         Trial(
-            float(norm.constraint_violation(norm.retract(draw.log_uniform(-1, 1) * f + norm.beta))), f"residual of R(y), {words}"
+            float(norm.constraint_violation(norm.retract(draw.log_uniform(-1, 1) * f + norm.beta))),
+            f"residual of R(y), {words}",
         ),
-        Trial(1e-9 * float(gap / (100 * h * length / norm.gamma.abs().min())), f"R(x + hf) less x + h T f, {words}"),
+        Trial(
+            1e-9 * float(gap / (100 * h * length / norm.gamma.abs().min())),
+            f"R(x + hf) less x + h T f, {words}",
+        ),
     ]
 
 
 @statement(
     "norm-projected-flow",
     "ctrans, on Kan, prop. 12",
-    "a state that moves with its tangent part stays on the image of every norm that has tangent spaces",
+    "a state that moves with its tangent part stays on the image of every norm that has tangent"
+    " spaces",
     1e-6,
     0.1,
 )
@@ -84,14 +96,19 @@ def projected_flow(draw: Draw) -> Trial:
     norm = any_norm(draw, SURFACES)
     x = norm(draw.normal(3, norm.width))
     f = 0.3 * norm.gamma.abs().min() * draw.normal(norm.width)
-    x = solve([Segment(0, 1, lambda t, x: norm.tangent(x, f.expand_as(x)))], x, method="rk4", steps=200).x1
-    return Trial(float(norm.constraint_violation(x).max()), f"residual after t = 1, {norm_words(norm)}")
+    x = solve(
+        [Segment(0, 1, lambda t, x: norm.tangent(x, f.expand_as(x)))], x, method="rk4", steps=200
+    ).x1
+    return Trial(
+        float(norm.constraint_violation(x).max()), f"residual after t = 1, {norm_words(norm)}"
+    )
 
 
 @statement(
     "clipping",
     "ctrans",
-    "clipping is the projection on a closed convex set: N(N(x)) = N(x), Lipschitz with constant 1, the nearest point",
+    "clipping is the projection on a closed convex set: N(N(x)) = N(x), Lipschitz with constant 1,"
+    " the nearest point",
     1e-9,
 )
 def clipping_is_a_projection(draw: Draw) -> Trials:
@@ -106,7 +123,11 @@ def clipping_is_a_projection(draw: Draw) -> Trials:
     turn = ((x - z) * (others - z)).sum(-1).max() / (x - z).square().sum(-1).max().clamp_min(1e-12)
     return [
         equal(norm(z), z, f"N(N(x)) against N(x), {words}"),
-        at_most(((norm(x) - norm(y)).norm(dim=-1) / (x - y).norm(dim=-1)).max(), 1.0, f"|N(x) - N(y)|/|x - y|, {words}"),
+        at_most(
+            ((norm(x) - norm(y)).norm(dim=-1) / (x - y).norm(dim=-1)).max(),
+            1.0,
+            f"|N(x) - N(y)|/|x - y|, {words}",
+        ),
         Trial(float(turn), f"<x - N(x), z - N(x)>, {words}"),
     ]
 
@@ -114,8 +135,8 @@ def clipping_is_a_projection(draw: Draw) -> Trials:
 @statement(
     "squashing-around-the-state",
     "ctrans, on Zhu et al. 2025",
-    "DyT and Derf around the state have no ODE as dt goes to 0: |N(x)| <= alpha phi'(0)|x| for gamma = "
-    "1; alpha phi'(0) < 1: N alone takes it to 0",
+    "DyT and Derf around the state have no ODE as dt goes to 0: |N(x)| <= alpha phi'(0)|x| for"
+    " gamma = 1; alpha phi'(0) < 1: N alone takes it to 0",
 )
 def squashing_jumps(draw: Draw) -> Trial:
     """With gamma = 1, beta = s = 0 and alpha < 1 for DyT (0.88 for Derf), |N(x)| <= alpha
@@ -125,4 +146,8 @@ def squashing_jumps(draw: Draw) -> Trial:
     assert isinstance(norm, SquashNorm), "those are drawn"
     norm.alpha.fill_(draw.uniform(0.1, 0.8))
     x = draw.of_any_size(norm.width)
-    return at_most(norm(x).norm(), norm.steepest * x.norm(), f"|N(x)| against alpha phi'(0)|x|, {norm_words(norm)}")
+    return at_most(
+        norm(x).norm(),
+        norm.steepest * x.norm(),
+        f"|N(x)| against alpha phi'(0)|x|, {norm_words(norm)}",
+    )

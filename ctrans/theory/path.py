@@ -18,7 +18,16 @@ from ctrans.dynamics.norm import LayerNorm, Norm, RMSNorm
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.measure.walk import states_of
 from ctrans.theory.random_models import described, random_model
-from ctrans.theory.statement import Printed, Trial, Trials, at_most, dense_matrix, equal, known, statement
+from ctrans.theory.statement import (
+    Printed,
+    Trial,
+    Trials,
+    at_most,
+    dense_matrix,
+    equal,
+    known,
+    statement,
+)
 
 SECTION = 9
 
@@ -32,7 +41,9 @@ def _steps(depth: Depth, x: Tensor) -> list[tuple[Sublayer, float, Tensor]]:
 
 def _factors(depth: Depth, x: Tensor) -> list[Tensor]:
     """The dense Jacobian of each discrete step, in order."""
-    return [dense_matrix(partial(sublayer.step, dt=h), state) for sublayer, h, state in _steps(depth, x)]
+    return [
+        dense_matrix(partial(sublayer.step, dt=h), state) for sublayer, h, state in _steps(depth, x)
+    ]
 
 
 def _across(draw: Draw, gains: Sequence[float], d: int = 5) -> tuple[Depth, Tensor]:
@@ -47,18 +58,24 @@ def _across(draw: Draw, gains: Sequence[float], d: int = 5) -> tuple[Depth, Tens
     for k, c in enumerate(gains):
         field = nn.Linear(d, d, bias=False)
         field.weight = nn.Parameter(c * sigma * across)
-        parts.append(Sublayer(field, "ffn" if k % 2 else "attention", input_norm=RMSNorm(d, 0.0).double()))
+        parts.append(
+            Sublayer(field, "ffn" if k % 2 else "attention", input_norm=RMSNorm(d, 0.0).double())
+        )
     return Depth(parts, 1.0).requires_grad_(False), x
 
 
 @statement(
     "theorem-5.4",
     "Emadi, theorem 5.4",
-    "pre: J = prod (I + dt J_k), c_k = dt |J_f| slope(N): |J - I - sum dt J_k| <= prod (1 + c_k) - 1 - sum c_k, and all singular "
-    "values are between prod max(0, 1 - c_k) and prod (1 + c_k); attained",
+    "pre: J = prod (I + dt J_k), c_k = dt |J_f| slope(N): |J - I - sum dt J_k| <= prod (1 + c_k) -"
+    " 1 - sum c_k, and all singular values are between prod max(0, 1 - c_k) and prod (1 + c_k);"
+    " attained",
     share=0.25,
     printed=Printed(
-        "read as a bound: the identity term keeps gradients from decaying exponentially with depth, in any direction", 0.0, 0.02
+        "read as a bound: the identity term keeps gradients from decaying exponentially with depth,"
+        " in any direction",
+        0.0,
+        0.02,
     ),
 )
 def identity_path(draw: Draw, printed: bool) -> Trials:
@@ -74,7 +91,10 @@ def identity_path(draw: Draw, printed: bool) -> Trials:
         depth, x = _across(draw, [-0.5] * segments)
         least = torch.linalg.svdvals(dense_matrix(depth, x))[-1]
         return at_most(
-            1 / segments, least, f"pre, dt J_k = -(I - ee')/2, {segments} segments: 1/N against the least singular value"
+            1 / segments,
+            least,
+            f"pre, dt J_k = -(I - ee')/2, {segments} segments: 1/N against the least singular"
+            " value",
         )
     if draw.integer(CONSTRUCTED):
         sign = 0
@@ -86,7 +106,9 @@ def identity_path(draw: Draw, printed: bool) -> Trials:
         x = draw.log_uniform(-0.5, 1) * draw.normal(3, 4)
         words = described(made)
     else:
-        depth, x = _across(draw, [sign * draw.uniform(0.05, 0.9) for _ in range(2 + 2 * draw.integer(3))])
+        depth, x = _across(
+            draw, [sign * draw.uniform(0.05, 0.9) for _ in range(2 + 2 * draw.integer(3))]
+        )
         words = "multiples of one projection"
     c = []
     eye = torch.eye(x.numel(), dtype=x.dtype)
@@ -102,28 +124,41 @@ def identity_path(draw: Draw, printed: bool) -> Trials:
     rest = torch.linalg.matrix_norm(whole - eye - torch.stack(parts).sum(0), 2)
     above, below = equal if sign > 0 else at_most, equal if sign < 0 else at_most
     return [
-        *(at_most(torch.linalg.matrix_norm(part, 2), each, f"dt |J_k|, {words}") for part, each in zip(parts, c, strict=True)),
+        *(
+            at_most(torch.linalg.matrix_norm(part, 2), each, f"dt |J_k|, {words}")
+            for part, each in zip(parts, c, strict=True)
+        ),
         above(rest, grown - 1 - sum(c), f"|J - I - sum dt J_k|, {words}"),
         above(values[0], grown, f"the largest singular value, {words}"),
-        below(left, values[-1], f"the least value allowed against the least singular value, {words}"),
+        below(
+            left, values[-1], f"the least value allowed against the least singular value, {words}"
+        ),
     ]
 
 
-def _turning(draw: Draw, c: float, segments: int, norm: type[LayerNorm | RMSNorm], others: int) -> tuple[Depth, Tensor]:
+def _turning(
+    draw: Draw, c: float, segments: int, norm: type[LayerNorm | RMSNorm], others: int
+) -> tuple[Depth, Tensor]:
     """A post depth of constant fields b_k, |b_k| = c sqrt(d), each at right angles to the state in
     one plane: sigma(X + b_k)^2 = 1 + c^2. With the state. The norm leaves `others` directions at
     right angles to that plane; LayerNorm's plane has mean 0.
     """
     lost = int(norm is LayerNorm)
     d = lost + 2 + others
-    first, second = torch.linalg.qr(torch.cat([torch.ones(d, lost, dtype=torch.float64), draw.normal(d, 2)], 1)).Q.T[lost:]
+    first, second = torch.linalg.qr(
+        torch.cat([torch.ones(d, lost, dtype=torch.float64), draw.normal(d, 2)], 1)
+    ).Q.T[lost:]
     angle = 0.0
     parts = []
     for k in range(segments):
         field = nn.Linear(d, d)
         field.weight = nn.Parameter(torch.zeros(d, d, dtype=torch.float64))
-        field.bias = nn.Parameter(c * math.sqrt(d) * (math.cos(angle) * second - math.sin(angle) * first))
-        parts.append(Sublayer(field, "ffn" if k % 2 else "attention", state_norm=norm(d, 0.0).double()))
+        field.bias = nn.Parameter(
+            c * math.sqrt(d) * (math.cos(angle) * second - math.sin(angle) * first)
+        )
+        parts.append(
+            Sublayer(field, "ffn" if k % 2 else "attention", state_norm=norm(d, 0.0).double())
+        )
         angle += math.atan(c)
     return Depth(parts, 1.0).requires_grad_(False), math.sqrt(d) * first.reshape(1, 1, d)
 
@@ -131,13 +166,15 @@ def _turning(draw: Draw, c: float, segments: int, norm: type[LayerNorm | RMSNorm
 @statement(
     "theorem-5.5",
     "Emadi, theorem 5.5",
-    "post, eps = 0: J = prod J_N(Y_k)(I + dt J_k) has rank n (d - 2) at most (RMSNorm: d - 1) from the first norm on, and |J| <= "
-    "prod g/sigma(Y_k) |I + dt J_k|; constant vectors dt f_k of length c sqrt(d) at right angles to the state (LayerNorm: of mean 0, "
-    "as the direction) attain it at g = 1, (1 + c^2)^(-N/2), if a direction is at right angles to all Y_k; in one plane |J| is "
-    "(1 + c^2)^(1/2 - N)",
+    "post, eps = 0: J = prod J_N(Y_k)(I + dt J_k) has rank n (d - 2) at most (RMSNorm: d - 1) from"
+    " the first norm on, and |J| <= prod g/sigma(Y_k) |I + dt J_k|; constant vectors dt f_k of"
+    " length c sqrt(d) at right angles to the state (LayerNorm: of mean 0, as the direction) attain"
+    " it at g = 1, (1 + c^2)^(-N/2), if a direction is at right angles to all Y_k; in one plane |J|"
+    " is (1 + c^2)^(1/2 - N)",
     share=0.25,
     printed=Printed(
-        "the norms' Jacobians are like projections: their product decays exponentially with depth (along certain directions)",
+        "the norms' Jacobians are like projections: their product decays exponentially with depth"
+        " (along certain directions)",
         0.0,
         0.02,
     ),
@@ -158,14 +195,19 @@ def no_identity_path(draw: Draw, printed: bool) -> Trials:
         for segments in (2, 40):
             depth, x = _turning(draw, 0.0, segments, LayerNorm, 3)
             kept.append(float(torch.linalg.svdvals(dense_matrix(depth, x))[x.numel() - 3]))
-        return at_most(kept[1], kept[0] / 2, "no field: the least positive singular value of 40 norms against half of that of 2")
+        return at_most(
+            kept[1],
+            kept[0] / 2,
+            "no field: the least positive singular value of 40 norms against half of that of 2",
+        )
     made = random_model(draw, "post", width=4, eps=0.0)
     x = draw.normal(3, 4)
     bound = 1.0
     for sublayer, h, state in _steps(made.depth, x):
         before = partial(_before_norm, sublayer, h)
         bound *= float(
-            torch.linalg.matrix_norm(dense_matrix(before, state), 2) * known(sublayer.state_norm).slope(before(state)).max()
+            torch.linalg.matrix_norm(dense_matrix(before, state), 2)
+            * known(sublayer.state_norm).slope(before(state)).max()
         )
     values = torch.linalg.svdvals(dense_matrix(made.depth, x))
     if made.config.norm == "layernorm":
@@ -182,12 +224,16 @@ def no_identity_path(draw: Draw, printed: bool) -> Trials:
     else:
         factors = segments - 1 / 2
     return [
-        Trial(float(values[3 * (4 - lost)] / values[0]), f"the singular value {3 * (4 - lost) + 1} of 12, {described(made)}"),
+        Trial(
+            float(values[3 * (4 - lost)] / values[0]),
+            f"the singular value {3 * (4 - lost) + 1} of 12, {described(made)}",
+        ),
         at_most(values[0], bound, f"|J|, {described(made)}"),
         equal(
             torch.linalg.matrix_norm(dense_matrix(depth, state), 2),
             (1 + c * c) ** -factors,
-            f"|J| of constant fields, c = {c:.3g}, N = {segments}, {norm.__name__} of width {state.shape[-1]}",
+            f"|J| of constant fields, c = {c:.3g}, N = {segments}, {norm.__name__} of width"
+            f" {state.shape[-1]}",
         ),
     ]
 
@@ -200,11 +246,13 @@ def _before_norm(sublayer: Sublayer, h: float, x: Tensor) -> Tensor:
 @statement(
     "theorem-6.1",
     "Emadi, theorem 6.1",
-    "values pass two of the four maps: for one token N^(-1/2) each keeps |J| of N layers below e^c, c = |W_O W_V|/sigma of unscaled "
-    "maps, sigma the least of all layers",
+    "values pass two of the four maps: for one token N^(-1/2) each keeps |J| of N layers below e^c,"
+    " c = |W_O W_V|/sigma of unscaled maps, sigma the least of all layers",
     1e-9,
     0.1,
-    printed=Printed("N^(-1/4) each of the four maps keeps the product over N layers bounded (by e^c)", 0.0, 0.02),
+    printed=Printed(
+        "N^(-1/4) each of the four maps keeps the product over N layers bounded (by e^c)", 0.0, 0.02
+    ),
 )
 def values_path(draw: Draw, printed: bool) -> Trials:
     """One token, whose attention is W_O W_V: J_k = W_O W_V J_N(x), here c b^2 (I - ee') with b =
@@ -221,16 +269,22 @@ def values_path(draw: Draw, printed: bool) -> Trials:
     above = at_most(grown, math.exp(c), f"{words} against e^c")
     if printed:
         return above
-    return [above, at_most(math.exp(c - c * c / (2 * layers)), grown, f"e^(c - c^2/(2 N)) against {words}")]
+    return [
+        above,
+        at_most(math.exp(c - c * c / (2 * layers)), grown, f"e^(c - c^2/(2 N)) against {words}"),
+    ]
 
 
 @statement(
     "theorem-6.2-shared",
     "ctrans, on Emadi, theorem 6.2",
-    "W_Q = W_K = W stands twice in the attention's path: it scales like b^4, and N^(-1/4) is the exponent as without sharing",
+    "W_Q = W_K = W stands twice in the attention's path: it scales like b^4, and N^(-1/4) is the"
+    " exponent as without sharing",
     0.02,
     0.1,
-    printed=Printed("shared W_Q = W_K have m = 3 maps, which scale like b^3 and need N^(-1/3)", share=0.02),
+    printed=Printed(
+        "shared W_Q = W_K have m = 3 maps, which scale like b^3 and need N^(-1/3)", share=0.02
+    ),
 )
 def shared_queries(draw: Draw, printed: bool) -> Trial:
     """|s - 4| of |J(b) - b^2 J(values)| ~ b^s, b = 0.01 to 0.02 the common scale of the maps, J

@@ -36,7 +36,9 @@ def random_model(draw: Draw, placement: str, *, spread: float = 0.3, **changes: 
         "placement": placement,
         "norm": draw.choice(PAPERS),
         "dt": draw.uniform(0.05, 1.5),
-        "activation": draw.choice(sorted(name for name, phi in ACTIVATIONS.items() if phi.degree == 1)),
+        "activation": draw.choice(
+            sorted(name for name, phi in ACTIVATIONS.items() if phi.degree == 1)
+        ),
         "causal": draw.flag(),
         "initialisation": "xavier",
         "embedding_std": 1.0,
@@ -50,18 +52,26 @@ def random_model(draw: Draw, placement: str, *, spread: float = 0.3, **changes: 
                     learned(draw, part, spread)
                 else:
                     for parameter in part.parameters(recurse=False):
-                        parameter.add_(spread * draw.normal(*parameter.shape) / math.sqrt(parameter.shape[-1]))
+                        parameter.add_(
+                            spread * draw.normal(*parameter.shape) / math.sqrt(parameter.shape[-1])
+                        )
     return made
 
 
 def smooth_model(draw: Draw, depth: int, dt: float = 1.0) -> GPT:
     """A `pre` model of width 16 with LayerNorm and GELU and initial weights."""
-    return random_model(draw, "pre", spread=0, depth=depth, width=16, dt=dt, norm="layernorm", activation="gelu")
+    return random_model(
+        draw, "pre", spread=0, depth=depth, width=16, dt=dt, norm="layernorm", activation="gelu"
+    )
 
 
-def random_state(draw: Draw, made: GPT, batch: int = 1, tokens: int | None = None) -> Float[Tensor, "batch tokens width"]:
+def random_state(
+    draw: Draw, made: GPT, batch: int = 1, tokens: int | None = None
+) -> Float[Tensor, "batch tokens width"]:
     """A random hidden state for the model, with entries of size 1/10 to 10."""
-    return draw.log_uniform(-1, 1) * draw.normal(batch, tokens or 1 + draw.integer(5), made.config.width)
+    return draw.log_uniform(-1, 1) * draw.normal(
+        batch, tokens or 1 + draw.integer(5), made.config.width
+    )
 
 
 def random_text(draw: Draw, batch: int = 2, length: int = 5) -> Int[Tensor, "batch tokens"]:
@@ -72,7 +82,10 @@ def random_text(draw: Draw, batch: int = 2, length: int = 5) -> Int[Tensor, "bat
 def described(made: GPT) -> str:
     """A short description of the model."""
     config = made.config
-    return f"{config.placement}, {config.norm}, {config.depth} blocks, width {config.width}, dt {config.dt:.3g}"
+    return (
+        f"{config.placement}, {config.norm}, {config.depth} blocks, width {config.width}, dt"
+        f" {config.dt:.3g}"
+    )
 
 
 def random_block(draw: Draw, placement: str) -> tuple[GPT, Float[Tensor, "1 tokens width"]]:

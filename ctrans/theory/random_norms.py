@@ -18,7 +18,12 @@ SQUASHING = sorted(name for name, kind in NORMS.items() if isinstance(kind(2), S
 
 
 def random_norm(
-    draw: Draw, name: str | None = None, *, width: int | None = None, eps: float = 0.0, signed: bool = True
+    draw: Draw,
+    name: str | None = None,
+    *,
+    width: int | None = None,
+    eps: float = 0.0,
+    signed: bool = True,
 ) -> SphereNorm:
     """A norm of the papers with gains from 1/4 to 4 of either sign, and offsets N(0, 1/4) if it has
     them.
@@ -47,9 +52,15 @@ def any_norm(draw: Draw, names: list[str] | None = None, *, eps: float = 0.0) ->
     """A norm of the table as after training: gains of either sign, offsets, and its inner
     parameters.
     """
-    chosen = NORMS[draw.choice(names or sorted(NORMS))](2 + draw.integer(11), eps).double().requires_grad_(False)
+    chosen = (
+        NORMS[draw.choice(names or sorted(NORMS))](2 + draw.integer(11), eps)
+        .double()
+        .requires_grad_(False)
+    )
     for parameter in chosen.parameters():
-        parameter.mul_(draw.signs(*parameter.shape) * (0.5 * draw.normal(*parameter.shape).clamp(-3, 3)).exp())
+        parameter.mul_(
+            draw.signs(*parameter.shape) * (0.5 * draw.normal(*parameter.shape).clamp(-3, 3)).exp()
+        )
         if not parameter.any():
             parameter.add_(0.5 * draw.normal(*parameter.shape))
     return chosen

@@ -57,7 +57,8 @@ def _adam_moves(
 @statement(
     "adam-step",
     "ctrans, on Kingma and Ba, section 2.1",
-    "a step of Adam moves a weight by at most eta c_t, c_t by Cauchy and Schwarz: 2.35 eta in the end for betas 0.9, 0.99",
+    "a step of Adam moves a weight by at most eta c_t, c_t by Cauchy and Schwarz: 2.35 eta in the"
+    " end for betas 0.9, 0.99",
     share=0.2,
     printed=Printed("by at most eta max(1, (1 - beta1)/sqrt(1 - beta2))"),
 )
@@ -77,7 +78,10 @@ def step_of_adam(draw: Draw, printed: bool) -> Trials:
     moves = _adam_moves(draw.log_uniform(-3, 3) * draw.normal(steps), [rate] * steps, beta1, beta2)
     bounds = [adam_factor(beta1, beta2, t) for t in range(1, steps + 1)]
     each = max(
-        (at_most(float(move.abs()) / rate, bound, words) for move, bound in zip(moves, bounds, strict=True)),
+        (
+            at_most(float(move.abs()) / rate, bound, words)
+            for move, bound in zip(moves, bounds, strict=True)
+        ),
         key=lambda t: t.excess,
     )
     return [each, equal(at_worst / rate, bounds[-1], f"{words}, for the worst gradients")]
@@ -86,8 +90,9 @@ def step_of_adam(draw: Draw, printed: bool) -> Trials:
 @statement(
     "reach-of-training",
     "ctrans",
-    "behind output norms and plain sums AdamW with rates eta_t moves X_D at most T (g + b + 2 sum_t eta_t c_t) from X_0 (rms), whatever "
-    "the gradients are, for eta_t times the weight decay up to 2",
+    "behind output norms and plain sums AdamW with rates eta_t moves X_D at most T (g + b + 2 sum_t"
+    " eta_t c_t) from X_0 (rms), whatever the gradients are, for eta_t times the weight decay up"
+    " to 2",
     share=0.1,
 )
 def reach_of_training(draw: Draw) -> Trials:
@@ -103,8 +108,15 @@ def reach_of_training(draw: Draw) -> Trials:
     rates = [draw.log_uniform(-3, 0) for _ in range(1 + draw.integer(6))]
     betas = draw.choice(((0.9, 0.99), (0.9, 0.999)))
     reach = adam_reach(rates, *betas)
-    bound = sum(h * (norm.level + 2 * reach) for h, norm in zip(made.depth.lengths, norms, strict=True))
-    adam = torch.optim.AdamW(made.requires_grad_(True).parameters(), betas=betas, weight_decay=draw.choice((0.0, 0.1)), eps=0.0)
+    bound = sum(
+        h * (norm.level + 2 * reach) for h, norm in zip(made.depth.lengths, norms, strict=True)
+    )
+    adam = torch.optim.AdamW(
+        made.requires_grad_(True).parameters(),
+        betas=betas,
+        weight_decay=draw.choice((0.0, 0.1)),
+        eps=0.0,
+    )
     for rate in rates:
         adam.param_groups[0]["lr"] = rate
         for weight in made.parameters():
@@ -113,7 +125,10 @@ def reach_of_training(draw: Draw) -> Trials:
     with torch.no_grad():
         x0 = made.embed(random_text(draw))
         moved = (made.depth(x0) - x0).square().mean().sqrt()
-    return [at_most(moved, bound, f"rms(X_D - X_0) after {len(rates)} steps, {described(made)}"), _reached(draw, rates[0])]
+    return [
+        at_most(moved, bound, f"rms(X_D - X_0) after {len(rates)} steps, {described(made)}"),
+        _reached(draw, rates[0]),
+    ]
 
 
 def _reached(draw: Draw, rate: float) -> Trial:
@@ -136,8 +151,8 @@ def _reached(draw: Draw, rate: float) -> Trial:
 @statement(
     "common-step",
     "ctrans",
-    "where fields are constant and the loss is linear in X_D, Adam on the output norms' offsets moves all tokens alike, by T "
-    "sum_t eta_t (rms)",
+    "where fields are constant and the loss is linear in X_D, Adam on the output norms' offsets"
+    " moves all tokens alike, by T sum_t eta_t (rms)",
     1e-9,
     0.1,
 )
@@ -175,7 +190,8 @@ def common_step(draw: Draw) -> Trials:
 @statement(
     "common-floor",
     "ctrans",
-    "logits within delta of those of one common vector leave a mean loss of at least H(q) - 2 delta, q the frequencies of the targets",
+    "logits within delta of those of one common vector leave a mean loss of at least H(q) - 2"
+    " delta, q the frequencies of the targets",
 )
 def floor_of_common_logits(draw: Draw) -> Trials:
     """H(q) - L <= 2 delta for random logits l + delta_j, |delta_j| <= delta, and random targets.
@@ -190,20 +206,29 @@ def floor_of_common_logits(draw: Draw) -> Trials:
     all_classes = torch.arange(300)
     best = small * (2 * torch.eye(300, dtype=torch.float64) - 1)
     return [
-        at_most(_entropy(targets, classes) - cross_entropy(logits, targets), 2 * delta, f"H(q) - L, delta {delta:.3g}"),
-        at_most(2 * small * 0.99, math.log(300) - float(cross_entropy(best, all_classes)), "99% of 2 delta against H(q) - L"),
+        at_most(
+            _entropy(targets, classes) - cross_entropy(logits, targets),
+            2 * delta,
+            f"H(q) - L, delta {delta:.3g}",
+        ),
+        at_most(
+            2 * small * 0.99,
+            math.log(300) - float(cross_entropy(best, all_classes)),
+            "99% of 2 delta against H(q) - L",
+        ),
     ]
 
 
 @statement(
     "common-state-floor",
     "ctrans",
-    "behind a final RMSNorm L >= H(q) - a, a = 2 sqrt(d) max_v |gamma w_v| max_j |s_j|/(|m| + |x_j|) <= 1, for states x_j = m + s_j",
+    "behind a final RMSNorm L >= H(q) - a, a = 2 sqrt(d) max_v |gamma w_v| max_j |s_j|/(|m| +"
+    " |x_j|) <= 1, for states x_j = m + s_j",
 )
 def floor_of_common_states(draw: Draw) -> Trials:
-    """w_v are the rows of the head, R = max |gamma w_v|. By the inequality of Dunkl and Williams for
-    x/|x| each state is within a/R of m's. The loss is convex in the logits: at p = softmax of m's,
-    L >= H(q) + KL - (a/R) sum_t q_t |w_t - w_p|, w_p = sum p_v w_v. The sum is at most
+    """w_v are the rows of the head, R = max |gamma w_v|. By the inequality of Dunkl and Williams
+    for x/|x| each state is within a/R of m's. The loss is convex in the logits: at p = softmax of
+    m's, L >= H(q) + KL - (a/R) sum_t q_t |w_t - w_p|, w_p = sum p_v w_v. The sum is at most
     sqrt(R^2 + |w_q - w_p|^2), and |w_q - w_p|^2 <= 2 R^2 KL (Pinsker): L >= H(q) - a + (1 - a) KL.
 
     Two equally frequent classes with opposite rows reach the bound, to 1%.
@@ -219,17 +244,25 @@ def floor_of_common_states(draw: Draw) -> Trials:
     targets = (draw.unit(tokens) ** 3 * classes).long()
     rows = float((head * norm.gamma).norm(dim=1).max()) * math.sqrt(width)
     a = draw.uniform(0.01, 1)
-    head *= a / (2 * rows * float(((x - common).norm(dim=1) / (common.norm() + x.norm(dim=1))).max()))
+    head *= a / (
+        2 * rows * float(((x - common).norm(dim=1) / (common.norm() + x.norm(dim=1))).max())
+    )
     gained = _entropy(targets, classes) - cross_entropy(norm(x) @ head.T, targets)
     small = 1e-3
     signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    pair = torch.stack([torch.ones(2, dtype=torch.float64), small * signs], dim=1)  # m = (1, 0), s = (0, +-small)
+    pair = torch.stack(
+        [torch.ones(2, dtype=torch.float64), small * signs], dim=1
+    )  # m = (1, 0), s = (0, +-small)
     unit = RMSNorm(2, 0.0).double().requires_grad_(False)
     rows_of_pair = torch.stack([torch.zeros(2, dtype=torch.float64), signs], dim=1)
     attained = math.log(2) - cross_entropy(unit(pair) @ rows_of_pair.T, torch.arange(2))
     return [
         at_most(gained, a, f"H(q) - L, {tokens} tokens, width {width}"),
-        at_most(0.99 * 2 * math.sqrt(2) * small / (1 + math.sqrt(1 + small**2)), attained, "99% of a against H(q) - L"),
+        at_most(
+            0.99 * 2 * math.sqrt(2) * small / (1 + math.sqrt(1 + small**2)),
+            attained,
+            "99% of a against H(q) - L",
+        ),
     ]
 
 

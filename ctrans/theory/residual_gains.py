@@ -25,7 +25,8 @@ SECTION = 4
 @statement(
     "residual-pullback",
     "ctrans",
-    "velocities W v, W linear (gains by channel, streams written to): H(P) is that of the v at W'P, attained at W v*",
+    "velocities W v, W linear (gains by channel, streams written to): H(P) is that of the v at W'P,"
+    " attained at W v*",
     1e-12,
 )
 def pullback(draw: Draw) -> Trials:
@@ -50,7 +51,9 @@ def pullback(draw: Draw) -> Trials:
     ]
 
 
-def _scaled(draw: Draw, name: str, least: int = 2) -> tuple[SphereNorm, Tensor, float, list[float], float]:
+def _scaled(
+    draw: Draw, name: str, least: int = 2
+) -> tuple[SphereNorm, Tensor, float, list[float], float]:
     """A norm, P, a bound R, the values of H at g * P for all gains g_i = +-R (256 for eight
     channels), and R H(P).
     """
@@ -58,7 +61,13 @@ def _scaled(draw: Draw, name: str, least: int = 2) -> tuple[SphereNorm, Tensor, 
     P = draw.rows(chosen.width, 3)
     R = draw.log_uniform(-1, 1)
     signs = torch.cartesian_prod(*[torch.tensor([-R, R], dtype=torch.float64)] * chosen.width)
-    return chosen, P, R, _supports(chosen, [g * P for g in signs]), R * float(image_of(chosen).support(P))
+    return (
+        chosen,
+        P,
+        R,
+        _supports(chosen, [g * P for g in signs]),
+        R * float(image_of(chosen).support(P)),
+    )
 
 
 def _supports(chosen: SphereNorm, costates: list[Tensor]) -> list[float]:
@@ -69,7 +78,8 @@ def _supports(chosen: SphereNorm, costates: list[Tensor]) -> list[float]:
 @statement(
     "residual-gain",
     "ctrans, on LayerScale",
-    "gains |g_i| <= R by channel, trained behind RMSNorm: H = R H(P); behind LayerNorm at least that",
+    "gains |g_i| <= R by channel, trained behind RMSNorm: H = R H(P); behind LayerNorm at least"
+    " that",
     1e-9,
     0.2,
     printed="the same R H(P) behind LayerNorm",
@@ -82,17 +92,26 @@ def gain_by_channel(draw: Draw, printed: bool) -> Trials:
     """
     if printed:
         chosen, _, _, values, H = _scaled(draw, "layernorm", 4)
-        return at_most(max(values), H, f"LayerNorm, d = {chosen.width}: the best gains with |g_i| <= R against R H(P)")
+        return at_most(
+            max(values),
+            H,
+            f"LayerNorm, d = {chosen.width}: the best gains with |g_i| <= R against R H(P)",
+        )
     chosen, P, R, values, H = _scaled(draw, "rmsnorm")
     scale = R * float(largest_payoff(P, image_of(chosen).maximizer(P)))
     inside = [draw.uniform(-R, R) * P for _ in range(5)]
     inside += [R * (2 * draw.unit(chosen.width) - 1) * P for _ in range(25)]
     other, Q, S, corners, least = _scaled(draw, "layernorm")
-    bound = S * float(math.sqrt(other.width) * (other.gamma * Q).norm(dim=-1).sum() + (Q.sum(0).abs() * other.beta.abs()).sum())
+    bound = S * float(
+        math.sqrt(other.width) * (other.gamma * Q).norm(dim=-1).sum()
+        + (Q.sum(0).abs() * other.beta.abs()).sum()
+    )
     return [
         equal(torch.tensor(values, dtype=torch.float64), H, f"corners, d = {chosen.width}", scale),
         Trial((max(_supports(chosen, inside)) - H) / scale, "gains inside the box against R H(P)"),
-        at_most(max(corners), bound, f"LayerNorm, d = {other.width}: the best corner against the bound"),
+        at_most(
+            max(corners), bound, f"LayerNorm, d = {other.width}: the best corner against the bound"
+        ),
         Trial((least - max(corners)) / bound, "LayerNorm: R H(P) against the best corner"),
     ]
 
@@ -100,7 +119,8 @@ def gain_by_channel(draw: Draw, printed: bool) -> Trials:
 @statement(
     "residual-one-gain",
     "ctrans, on ReZero and SkipInit",
-    "one gain |a| <= R, trained behind an output norm: H = R max(H(P), H(-P)), so +inf over all a where P is not a tie",
+    "one gain |a| <= R, trained behind an output norm: H = R max(H(P), H(-P)), so +inf over all a"
+    " where P is not a tie",
     1e-12,
 )
 def one_gain(draw: Draw) -> Trials:
@@ -112,7 +132,11 @@ def one_gain(draw: Draw) -> Trials:
     R = draw.log_uniform(-1, 1)
 
     def most(bound: float) -> float:
-        return max(_supports(chosen, [a * P for a in torch.linspace(-bound, bound, 41, dtype=torch.float64)]))
+        return max(
+            _supports(
+                chosen, [a * P for a in torch.linspace(-bound, bound, 41, dtype=torch.float64)]
+            )
+        )
 
     H = R * max(_supports(chosen, [-P, P]))
     scale = R * float(largest_payoff(P, image_of(chosen).maximizer(P)))
@@ -125,7 +149,8 @@ def one_gain(draw: Draw) -> Trials:
 @statement(
     "towards-image",
     "ctrans, on nGPT",
-    "dX/dt = T_X a * (N f - X): H = H_N(Q) + <Q, X>, Q = a * T_X'P, finite for the steps a and gains as they are, and attained",
+    "dX/dt = T_X a * (N f - X): H = H_N(Q) + <Q, X>, Q = a * T_X'P, finite for the steps a and"
+    " gains as they are, and attained",
     1e-9,
     0.2,
 )
@@ -145,7 +170,9 @@ def towards_image(draw: Draw) -> Trials:
     q = sublayer.pulled(torch.func.vjp(lambda f: around.tangent(X, f), P)[1](P)[0])
     toward = image_of(image).maximizer(q)
     best = around.tangent(X, residual.pull(toward - X))
-    others = torch.stack([around.tangent(X, sublayer.joined(draw.normal(*P.shape), X)) for _ in range(30)])
+    others = torch.stack(
+        [around.tangent(X, sublayer.joined(draw.normal(*P.shape), X)) for _ in range(30)]
+    )
     scale = q.norm() * (X.norm() + toward.norm())
     return [
         equal(payoff(P, best), H, described(made), scale),
@@ -156,8 +183,9 @@ def towards_image(draw: Draw) -> Trials:
 @statement(
     "residual-section",
     "ctrans, on LayerScale with gains of 0",
-    "around the state, gains 0 in some channels: sup <p, N(X + dt g*f)> = sqrt(d)(|a|^2 + max(0, b)^2/|r|^2)^(1/2) + <p, beta>, a the "
-    "part of gamma*p in V = C span(e_i: g_i != 0), r = CX off V, b = <gamma*p, r>; the ODE's H = 0 where g*T'P = 0",
+    "around the state, gains 0 in some channels: sup <p, N(X + dt g*f)> = sqrt(d)(|a|^2 + max(0,"
+    " b)^2/|r|^2)^(1/2) + <p, beta>, a the part of gamma*p in V = C span(e_i: g_i != 0), r = CX off"
+    " V, b = <gamma*p, r>; the ODE's H = 0 where g*T'P = 0",
     1e-6,
     0.5,
 )
@@ -179,7 +207,9 @@ def section(draw: Draw) -> Trials:
     g = g[torch.randperm(d, generator=draw.generator)]
     moving = int((g != 0).sum())
     at = chosen.retract(X)
-    basis = torch.linalg.svd(chosen.centre(torch.eye(d, dtype=torch.float64)[g != 0]).T, full_matrices=False)
+    basis = torch.linalg.svd(
+        chosen.centre(torch.eye(d, dtype=torch.float64)[g != 0]).T, full_matrices=False
+    )
     V = basis.U[:, basis.S > 1e-9]
     q = chosen.gamma * p
     centred = chosen.centre(X)
@@ -198,7 +228,9 @@ def section(draw: Draw) -> Trials:
     H = math.sqrt(d) * math.sqrt(float(a @ a) + beside) + float(p @ chosen.beta)
     v = V @ a * (float(r @ r) / b if b > 0 else 1e8 * float(X.norm() / a.norm()))
     # some f has C(X + dt g * f) = v + r, as these channels span V
-    f = torch.linalg.lstsq(dt * chosen.centre(torch.diag(g)).T, (v + r - centred).unsqueeze(-1), driver="gelsd").solution[:, 0]
+    f = torch.linalg.lstsq(
+        dt * chosen.centre(torch.diag(g)).T, (v + r - centred).unsqueeze(-1), driver="gelsd"
+    ).solution[:, 0]
     raw = draw.log_uniform(-1, 5) * draw.normal(300, d)
     scale = math.sqrt(d) * float(q.norm())
     A = torch.stack([chosen.tangent(at, g * e) for e in torch.eye(d, dtype=torch.float64)], -1)
@@ -208,12 +240,18 @@ def section(draw: Draw) -> Trials:
     words = f"{type(chosen).__name__}, d = {d}, {moving} channels move"
     return [
         equal(chosen(X + dt * g * f) @ p, H, f"{words}: the best output", scale),
-        Trial((float((chosen(X + dt * g * raw) @ p).max()) - H) / scale, f"{words}: 300 outputs against the support"),
+        Trial(
+            (float((chosen(X + dt * g * raw) @ p).max()) - H) / scale,
+            f"{words}: 300 outputs against the support",
+        ),
         Trial(
             float((moved @ idle.T).abs().max()) / float(moved.norm()),
             f"{words}: a costate that T' takes to channels without gain",
         ),
-        holds_if(len(idle) >= d - moving, f"{words}: costates of H = 0, of at least as many dimensions as channels stand"),
+        holds_if(
+            len(idle) >= d - moving,
+            f"{words}: costates of H = 0, of at least as many dimensions as channels stand",
+        ),
     ]
 
 
@@ -223,21 +261,26 @@ SECTION = 5
 @statement(
     "gain-radial",
     "ctrans",
-    "dt <P, r> = <g, dL/dg> for a residual's gains g, nGPT's steps and what hyper-connections write: 0 at a critical point",
+    "dt <P, r> = <g, dL/dg> for a residual's gains g, nGPT's steps and what hyper-connections"
+    " write: 0 at a critical point",
     1e-11,
     0.2,
 )
 def radial(draw: Draw) -> Trial:
     """<g, dL/dg> by autograd against dt <P, r>, P dL/d(X + dt r) of the discrete model."""
     residual = draw.choice(("layerscale", "rezero", "ngpt", "hyper_connections"))
-    made = random_model(draw, "post" if residual == "ngpt" else draw.choice(("pre", "peri")), residual=residual)
+    made = random_model(
+        draw, "post" if residual == "ngpt" else draw.choice(("pre", "peri")), residual=residual
+    )
     ids = random_text(draw)
     targets = random_text(draw)
     k = draw.integer(4)
     sublayer = made.depth.sublayers[k]
     dt = made.depth.lengths[k]
     step = StepAt.of(sublayer, costate(made, ids, targets), k, dt, (0.0, 0.0))
-    gains = sublayer.residual.get_parameter("write_weights" if residual == "hyper_connections" else "gain")
+    gains = sublayer.residual.get_parameter(
+        "write_weights" if residual == "hyper_connections" else "gain"
+    )
     with torch.enable_grad():
         gains.requires_grad_()
         (slope,) = torch.autograd.grad(made(ids, targets)[1], gains)

@@ -73,7 +73,10 @@ def verify(statement: Statement, cases: int = 200, seed: int = 0) -> Result:
         printed = None
     if printed is None and statement.seed is not None:
         printed = find(statement.seed, statement.name, cases, seed)
-    said = {field: getattr(statement, field) for field in ("name", "section", "source", "says", "printed")}
+    said = {
+        field: getattr(statement, field)
+        for field in ("name", "section", "source", "says", "printed")
+    }
     return Result(**said, seed=printed, corrected=corrected, seconds=time.perf_counter() - start)
 
 
@@ -84,7 +87,14 @@ def find(test: CaseTest, name: str, cases: int, seed: int) -> CheckResult:
     """
     drawn = [_trial(test, draw_of(name, seed, k)) for k in range(test.count(cases))]
     found = worst(*drawn)
-    return CheckResult(found.excess <= test.tolerance, found.excess, test.tolerance, len(drawn), drawn.index(found), found.words)
+    return CheckResult(
+        found.excess <= test.tolerance,
+        found.excess,
+        test.tolerance,
+        len(drawn),
+        drawn.index(found),
+        found.words,
+    )
 
 
 def _trial(test: CaseTest, draw: Draw) -> Trial:

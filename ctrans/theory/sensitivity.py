@@ -29,9 +29,13 @@ SLOPE = 0.02
 
 def _slope(draw: Draw, placements: tuple[str, ...], expected: float) -> Trial:
     scaling = draw.choice([name for name, rule in SCALINGS.items() if rule.exact])
-    made = random_model(draw, draw.choice(placements), depth=1, activation=draw.choice(("gelu", "silu", "tanh")))
+    made = random_model(
+        draw, draw.choice(placements), depth=1, activation=draw.choice(("gelu", "silu", "tanh"))
+    )
     sublayer = made.depth.sublayers[("attention", "ffn").index(SCALINGS[scaling].kind)]
-    found = sensitivity_slope(sublayer, draw.normal(1, 5, made.config.width), scaling, tolerance=1e-5).slope
+    found = sensitivity_slope(
+        sublayer, draw.normal(1, 5, made.config.width), scaling, tolerance=1e-5
+    ).slope
     return Trial(abs(found - expected), f"{described(made)}: S ~ c^{found:.4f}, {scaling} scaled")
 
 
@@ -53,7 +57,8 @@ def pre_slope(draw: Draw) -> Trial:
 @statement(
     "prop-8",
     "Kan, prop. 8",
-    "under peri and output S does not depend on the activations' size: slope 0 (V, W, W2 scaled, eps = 0)",
+    "under peri and output S does not depend on the activations' size: slope 0 (V, W, W2 scaled,"
+    " eps = 0)",
     SLOPE,
     0.05,
     as_printed=True,
@@ -68,7 +73,8 @@ def peri_slope(draw: Draw) -> Trial:
 @statement(
     "prop-8-w1",
     "Kan, prop. 8",
-    "scaling W1 leaves S only for a positively homogeneous phi without biases (ReLU); for GELU S changes, and stays bounded",
+    "scaling W1 leaves S only for a positively homogeneous phi without biases (ReLU); for GELU S"
+    " changes, and stays bounded",
     1e-3,
     0.02,
     printed="S is invariant to the size of the activation, whatever changes it",
@@ -82,7 +88,9 @@ def first_weights(draw: Draw, printed: bool) -> Trials:
     found = {}
     for activation in ("gelu",) if printed else ("relu", "gelu"):
         made = random_model(draw, "peri", depth=1, activation=activation, bias=False)
-        found[activation] = sensitivity_slope(made.depth.sublayers[1], draw.normal(1, 5, 8), "W1", tolerance=1e-6)
+        found[activation] = sensitivity_slope(
+            made.depth.sublayers[1], draw.normal(1, 5, 8), "W1", tolerance=1e-6
+        )
     gelu = [value or math.nan for value in found["gelu"].values]
     listed = f"S = {', '.join(f'{v:.4g}' for v in gelu)}"
     if printed:
@@ -108,14 +116,19 @@ def far_below_eps(draw: Draw, printed: bool) -> Trial:
     """
     made = random_model(draw, "peri", depth=1, eps=1e-2, spread=0)
     x = draw.normal(1, 5, 8)
-    found = sensitivity_slope(made.depth.sublayers[1], x, "W2", factors=(1e-5, 1e-4), eps=None, tolerance=1e-6).slope
-    return Trial(abs(found - (0 if printed else 1)), f"eps = 0.01, small activations: S ~ c^{found:.4f}")
+    found = sensitivity_slope(
+        made.depth.sublayers[1], x, "W2", factors=(1e-5, 1e-4), eps=None, tolerance=1e-6
+    ).slope
+    return Trial(
+        abs(found - (0 if printed else 1)), f"eps = 0.01, small activations: S ~ c^{found:.4f}"
+    )
 
 
 @statement(
     "product-jacobian",
     "ctrans, on Kan, eq. 16 and 18",
-    "J_{i:D} is the product of the steps' Jacobians; its largest singular value is found without forming it",
+    "J_{i:D} is the product of the steps' Jacobians; its largest singular value is found without"
+    " forming it",
     1e-3,
     0.05,
 )
@@ -137,7 +150,13 @@ def products(draw: Draw) -> Trials:
     return cases
 
 
-@statement("sublayer-sensitivity", "ctrans", "S_k = |dv_k/dX| without forming it, against the dense singular value", 1e-3, 0.1)
+@statement(
+    "sublayer-sensitivity",
+    "ctrans",
+    "S_k = |dv_k/dX| without forming it, against the dense singular value",
+    1e-3,
+    0.1,
+)
 def sublayers(draw: Draw) -> Trial:
     """S = |dv/dX|_2 without forming dv/dX, against the dense Jacobian's largest singular value, any
     placement.
@@ -146,10 +165,18 @@ def sublayers(draw: Draw) -> Trial:
     sublayer = draw.choice(made.depth.sublayers)
     x = draw.normal(4, 6)
     exact = torch.linalg.matrix_norm(dense_matrix(sublayer.velocity, x), 2)
-    return equal(sublayer_sensitivity(sublayer, x).value or math.nan, exact, f"|dv/dX|, {described(made)}")
+    return equal(
+        sublayer_sensitivity(sublayer, x).value or math.nan, exact, f"|dv/dX|, {described(made)}"
+    )
 
 
-@statement("lyapunov", "ctrans", "T times the sum of all Lyapunov exponents by QR is log|det J_{0:D}|", 1e-8, 0.1)
+@statement(
+    "lyapunov",
+    "ctrans",
+    "T times the sum of all Lyapunov exponents by QR is log|det J_{0:D}|",
+    1e-8,
+    0.1,
+)
 def exponents(draw: Draw) -> Trial:
     """T times the sum of all exponents is log|det J|."""
     made = random_model(draw, draw.choice(("none", "pre", "peri", "output")), width=4)
@@ -157,10 +184,17 @@ def exponents(draw: Draw) -> Trial:
     found = lyapunov(made.depth, x0, count=12, generator=draw.generator)
     exact = torch.linalg.slogdet(dense_matrix(made.depth, x0)).logabsdet
     words = described(made)
-    return equal(sum(found.exponents) * found.time, exact, f"T sum of exponents against log|det J|, {words}", abs(exact) + 1)
+    return equal(
+        sum(found.exponents) * found.time,
+        exact,
+        f"T sum of exponents against log|det J|, {words}",
+        abs(exact) + 1,
+    )
 
 
-def attention_jacobian(attention: Attention, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width tokens width"]:
+def attention_jacobian(
+    attention: Attention, x: Float[Tensor, "tokens width"]
+) -> Float[Tensor, "tokens width tokens width"]:
     """df_j/dx_i = sum_h W_h (a_ji V_h + c sum_l a_jl (v_l - m_j) (ds_jl/dx_i)'), m_j = sum_l a_jl
     v_l, entry [j, :, i, :].
 
@@ -169,7 +203,10 @@ def attention_jacobian(attention: Attention, x: Float[Tensor, "tokens width"]) -
     that token precedes Q_h and K_h. `attention` has no `AttentionOptions`.
     """
     tokens, width = x.shape
-    q, k, v = (part.unflatten(-1, (attention.heads, -1)).transpose(0, 1) for part in attention.qkv(x).chunk(3, dim=-1))
+    q, k, v = (
+        part.unflatten(-1, (attention.heads, -1)).transpose(0, 1)
+        for part in attention.qkv(x).chunk(3, dim=-1)
+    )
     parts = attention.qkv.weight.chunk(3)
     to_q, to_k, to_v = (part.reshape(attention.heads, -1, part.shape[-1]) for part in parts)
     weight = attention.out.weight
@@ -186,7 +223,9 @@ def attention_jacobian(attention: Attention, x: Float[Tensor, "tokens width"]) -
     through_queries = torch.einsum("hjl,hjlk,hlm,hjmw->jhkw", a, centred, k, dq)
     values = torch.einsum("hji,hkw->jhkiw", a, to_v)
     diagonal = torch.eye(tokens, dtype=x.dtype, device=x.device)
-    inner = values + scale * (through_keys + torch.einsum("jhkw,ji->jhkiw", through_queries, diagonal))
+    inner = values + scale * (
+        through_keys + torch.einsum("jhkw,ji->jhkiw", through_queries, diagonal)
+    )
     return torch.einsum("dhk,jhkiw->jdiw", out, inner)
 
 
@@ -203,20 +242,33 @@ def _attention(draw: Draw) -> tuple[Attention, Tensor]:
     causal = draw.flag()
     temperature = draw.uniform(0.5, 2)
     qk_norm = draw.flag()
-    attention = Attention(6, heads, causal=causal, temperature=temperature, qk_norm=qk_norm).double()
+    attention = Attention(
+        6, heads, causal=causal, temperature=temperature, qk_norm=qk_norm
+    ).double()
     for parameter in attention.parameters():
         parameter.copy_(draw.normal(*parameter.shape) / 2)
     return attention.requires_grad_(False), draw.normal(4, 6)
 
 
-@statement("prop-11", "Kan, prop. 11", "attention's Jacobian in closed form, entry by entry", 1e-10, 0.5, as_printed=True)
+@statement(
+    "prop-11",
+    "Kan, prop. 11",
+    "attention's Jacobian in closed form, entry by entry",
+    1e-10,
+    0.5,
+    as_printed=True,
+)
 def proposition_11(draw: Draw) -> Trial:
     """d f(X)/dX in closed form against autograd, entry by entry: 1 to 3 heads, causal or not,
     queries and keys normalised or not.
     """
     attention, x = _attention(draw)
     exact = dense_jacobian(attention, x)
-    return equal(attention_jacobian(attention, x), exact, f"the closed form against autograd, {attention.heads} heads")
+    return equal(
+        attention_jacobian(attention, x),
+        exact,
+        f"the closed form against autograd, {attention.heads} heads",
+    )
 
 
 @statement("prop-11-linear", "Kan, prop. 11", "it is linear in W and in V", 1e-11, as_printed=True)

@@ -111,10 +111,16 @@ def statement(
 
     def register(function: Form) -> Form:
         if name in STATEMENTS:
-            raise ConfigError(f"a statement called {name!r} is registered by {STATEMENTS[name].module}: choose another name")
+            raise ConfigError(
+                f"a statement called {name!r} is registered by {STATEMENTS[name].module}: choose"
+                " another name"
+            )
         section = getattr(sys.modules.get(function.__module__), "SECTION", None)
         if not isinstance(section, int):
-            raise ConfigError(f"the statement {name!r} has no section: set SECTION in its module before, such as SECTION = 3")
+            raise ConfigError(
+                f"the statement {name!r} has no section: set SECTION in its module before, such as"
+                " SECTION = 3"
+            )
         form = function if printed is None else partial(function, printed=False)
         corrected = CaseTest(form, tolerance, share)
         seed = None
@@ -126,10 +132,16 @@ def statement(
                 theirs = Printed(printed)
             else:
                 theirs = printed
-            own = {name: value for name, value in theirs._asdict().items() if name != "words" and value is not None}
+            own = {
+                name: value
+                for name, value in theirs._asdict().items()
+                if name != "words" and value is not None
+            }
             words = theirs.words
             seed = replace(corrected, draw=partial(function, printed=True), **own)
-        STATEMENTS[name] = Statement(name, section, source, says, corrected, seed, words, function.__module__)
+        STATEMENTS[name] = Statement(
+            name, section, source, says, corrected, seed, words, function.__module__
+        )
         return function
 
     return register
@@ -146,7 +158,9 @@ def at_most(measured: float | Tensor, bound: float | Tensor, words: str) -> Tria
     return Trial(value / limit - 1 if limit else value, f"{words}: {value:.6g} against {limit:.6g}")
 
 
-def equal(found: float | Tensor, expected: float | Tensor, words: str, scale: float | Tensor | None = None) -> Trial:
+def equal(
+    found: float | Tensor, expected: float | Tensor, words: str, scale: float | Tensor | None = None
+) -> Trial:
     """The case of found = expected: the largest difference over `scale`, by default the largest
     entry expected (1 if that is 0).
     """
@@ -182,6 +196,8 @@ def dense_jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return dense
 
 
-def dense_matrix(function: Callable[[Tensor], Tensor], x: Tensor) -> Float[Tensor, "outputs inputs"]:
+def dense_matrix(
+    function: Callable[[Tensor], Tensor], x: Tensor
+) -> Float[Tensor, "outputs inputs"]:
     """`dense_jacobian` as a matrix, over all entries of the result and of x."""
     return dense_jacobian(function, x).reshape(-1, x.numel())

@@ -27,7 +27,9 @@ def findings_of(results: Sequence[Result]) -> list[Finding]:
     return [
         CHECKS.finding(
             "statement violated",
-            Reading(result.corrected.excess, f"§{result.section}, {result.name}", result.corrected.words),
+            Reading(
+                result.corrected.excess, f"§{result.section}, {result.name}", result.corrected.words
+            ),
             limit=f"above {result.corrected.tolerance:.2g}",
             source=result.source,
         )

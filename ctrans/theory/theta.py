@@ -44,7 +44,9 @@ def random_row(draw: Draw, longest: int, shortest: int = 1) -> Float[Tensor, " e
     return (logits.round(decimals=1) if draw.flag() else logits).softmax(-1)
 
 
-def softmax_jacobian(p: RowsOfEntries, temperature: float) -> Float[Tensor, "*rows entries entries"]:
+def softmax_jacobian(
+    p: RowsOfEntries, temperature: float
+) -> Float[Tensor, "*rows entries entries"]:
     """J = (diag(p) - p p')/tau, the derivative of softmax(u/tau); |J|_{inf->1} = theta(p)/tau
     (Emadi, theorem 4.2).
     """
@@ -65,13 +67,19 @@ def softmax_norm(draw: Draw) -> Trial:
     p = random_row(draw, 10)
     tau = draw.uniform(0.2, 3.0)
     measured = ((2 * all_subsets(len(p)) - 1) @ softmax_jacobian(p, tau)).abs().sum(-1).amax()
-    return equal(measured, float(balanced_mass(p).upper) / tau, "|J|_{inf->1} over all sign vectors against theta/tau", 1.0)
+    return equal(
+        measured,
+        float(balanced_mass(p).upper) / tau,
+        "|J|_{inf->1} over all sign vectors against theta/tau",
+        1.0,
+    )
 
 
 @statement(
     "theta-partition",
     "ctrans, on Emadi, definition 4.1",
-    "theta = 1 - delta^2, delta the smallest difference between two halves: meeting in the middle finds it",
+    "theta = 1 - delta^2, delta the smallest difference between two halves: meeting in the middle"
+    " finds it",
     ROUNDING,
 )
 def partition(draw: Draw) -> Trial:
@@ -79,13 +87,16 @@ def partition(draw: Draw) -> Trial:
     entries = 1 + draw.integer(12)
     spread = draw.log_uniform(-2, 1)
     p = (spread * draw.normal(entries)).softmax(-1)
-    return equal(balanced_mass(p).lower, theta_of_subsets(p), f"theta against all subsets, L = {len(p)}", 1.0)
+    return equal(
+        balanced_mass(p).lower, theta_of_subsets(p), f"theta against all subsets, L = {len(p)}", 1.0
+    )
 
 
 @statement(
     "theta-bracket",
     "ctrans",
-    "beyond 30 entries theta is bracketed: any partition from below, mass that cannot be balanced from above",
+    "beyond 30 entries theta is bracketed: any partition from below, mass that cannot be balanced"
+    " from above",
     share=0.5,
 )
 def bracket(draw: Draw) -> Trial:
@@ -187,7 +198,14 @@ def uniform(draw: Draw, printed: bool) -> Trials:
     return cases
 
 
-@statement("corollary-4.3-one-hot", "Emadi, corollary 4.3(2)", "a one-hot row has theta = 0", 0.0, 0.1, as_printed=True)
+@statement(
+    "corollary-4.3-one-hot",
+    "Emadi, corollary 4.3(2)",
+    "a one-hot row has theta = 0",
+    0.0,
+    0.1,
+    as_printed=True,
+)
 def one_hot(draw: Draw) -> Trial:
     """theta = 0 for every one-hot row of a length from 1 to 40."""
     p = torch.eye(1 + draw.integer(40), dtype=torch.float64)
@@ -219,7 +237,11 @@ def peaked(draw: Draw, printed: bool) -> Trial:
         spread = draw.uniform(0.1, 3)
         p = (spread * draw.normal(entries)).softmax(-1)
         kappa = 1 - float(p.max())
-        return at_most(balanced_mass(p).lower, 4 * kappa * (1 - kappa), f"kappa = {kappa:.3g}: theta against 4 kappa (1 - kappa)")
+        return at_most(
+            balanced_mass(p).lower,
+            4 * kappa * (1 - kappa),
+            f"kappa = {kappa:.3g}: theta against 4 kappa (1 - kappa)",
+        )
     p = random_row(draw, 12)
     p[p.argmax()] += 1  # at least half of the mass
     p = p / p.sum()
@@ -239,7 +261,12 @@ def top_k(draw: Draw) -> Trial:
     entries = 1 + draw.integer(30)
     k = 1 + draw.integer(entries)
     p = (torch.arange(entries) < k).double() / k
-    return equal(balanced_mass(p).lower, 1 - (1 - 2 * (k // 2) / k) ** 2, f"mass 1/{k} on {k} of {entries} tokens", 1.0)
+    return equal(
+        balanced_mass(p).lower,
+        1 - (1 - 2 * (k // 2) / k) ** 2,
+        f"mass 1/{k} on {k} of {entries} tokens",
+        1.0,
+    )
 
 
 def _total_variation(p: Tensor, q: Tensor) -> Tensor:
@@ -262,13 +289,18 @@ def first_order_variation(draw: Draw) -> Trial:
     h = 1e-4
     x = 2 * draw.unit(len(u)) - 1
     moved = _total_variation(*(((u + sign * h / 2 * x) / tau).softmax(-1) for sign in (1, -1)))
-    return equal(2 * moved / h, (softmax_jacobian((u / tau).softmax(-1), tau) @ x).abs().sum(), "2 TV/h against |J x|_1")
+    return equal(
+        2 * moved / h,
+        (softmax_jacobian((u / tau).softmax(-1), tau) @ x).abs().sum(),
+        "2 TV/h against |J x|_1",
+    )
 
 
 @statement(
     "total-variation",
     "ctrans, on Emadi, remark B.1",
-    "logits that move by at most r move a row by a total variation of at most tanh(r/(2 tau)), attained",
+    "logits that move by at most r move a row by a total variation of at most tanh(r/(2 tau)),"
+    " attained",
 )
 def finite_variation(draw: Draw) -> Trials:
     """The largest TV over all sign vectors times r against tanh(r/(2 tau)); equal for two entries
@@ -285,8 +317,15 @@ def finite_variation(draw: Draw) -> Trials:
     moved = ((u + r * (2 * all_subsets(len(u)) - 1)) / tau).softmax(-1)
     pair = torch.tensor([r / 2, -r / 2], dtype=torch.float64) / tau
     return [
-        within((moved - row).abs().sum(-1).max() / 2, most, f"L = {len(u)}, r/tau = {r / tau:.3g}: TV"),
-        equal(_total_variation(pair.softmax(-1), (-pair).softmax(-1)), most, "two entries that swap", max(most, 1e-3)),
+        within(
+            (moved - row).abs().sum(-1).max() / 2, most, f"L = {len(u)}, r/tau = {r / tau:.3g}: TV"
+        ),
+        equal(
+            _total_variation(pair.softmax(-1), (-pair).softmax(-1)),
+            most,
+            "two entries that swap",
+            max(most, 1e-3),
+        ),
     ]
 
 

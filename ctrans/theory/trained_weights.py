@@ -10,7 +10,16 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from ctrans.base.draw import Draw
-from ctrans.control import FrobeniusBall, GainDecay, LastMapDecay, StepImage, boxed_value, certify, gain_slope, gap_of_rank
+from ctrans.control import (
+    FrobeniusBall,
+    GainDecay,
+    LastMapDecay,
+    StepImage,
+    boxed_value,
+    certify,
+    gain_slope,
+    gap_of_rank,
+)
 from ctrans.control.ascent import ascend
 from ctrans.control.certificate_ascents import climb_weights
 from ctrans.control.last_map import Features
@@ -19,12 +28,26 @@ from ctrans.control.tangent import TangentSpace
 from ctrans.dynamics.norm import SphereNorm
 from ctrans.theory.payoffs import largest_payoff, payoff
 from ctrans.theory.random_norms import EPSILONS, PAPERS, norm_words, random_norm
-from ctrans.theory.statement import Printed, Trial, Trials, at_most, equal, holds_if, known, statement
+from ctrans.theory.statement import (
+    Printed,
+    Trial,
+    Trials,
+    at_most,
+    equal,
+    holds_if,
+    known,
+    statement,
+)
 
 SECTION = 4
 
 
-@statement("frobenius-ball", "ctrans", "pre with the last map in a ball |W| <= R: H = R|h'P|, attained at -R P'h/|h'P|", 1e-12)
+@statement(
+    "frobenius-ball",
+    "ctrans",
+    "pre with the last map in a ball |W| <= R: H = R|h'P|, attained at -R P'h/|h'P|",
+    1e-12,
+)
 def ball(draw: Draw) -> Trials:
     """H = R|h'P|, attained at W = -R P'h/|h'P|; none of 30 random W with |W| = R exceeds it."""
     h = draw.normal(4, 6)
@@ -39,14 +62,17 @@ def ball(draw: Draw) -> Trials:
         equal(allowed.support(P), value, f"H against R|h'P|, R = {radius:.3g}"),
         equal(allowed.weights(P), best, "the maximiser against -R P'h/|h'P|"),
         equal(payoff(P, h @ best.mT), value, "its value"),
-        Trial(float(payoff(P, h @ others.mT).max() / value) - 1, "the best of 30 weights of norm R"),
+        Trial(
+            float(payoff(P, h @ others.mT).max() / value) - 1, "the best of 30 weights of norm R"
+        ),
     ]
 
 
 @statement(
     "last-map-decay",
     "ctrans, on Kan, section 3.2",
-    "pre with cost lam/2 |W|^2 of the last map, its features fixed: H = |h'P|^2/(2 lam), attained at -P'h/lam",
+    "pre with cost lam/2 |W|^2 of the last map, its features fixed: H = |h'P|^2/(2 lam), attained"
+    " at -P'h/lam",
     1e-12,
 )
 def decay(draw: Draw) -> Trials:
@@ -58,7 +84,9 @@ def decay(draw: Draw) -> Trials:
     H = allowed.support(P)
     best = -P.mT @ h / lam
     return [
-        equal(H, (h.mT @ P).square().sum() / (2 * lam), f"H against |h'P|^2/(2 lam), lam = {lam:.3g}"),
+        equal(
+            H, (h.mT @ P).square().sum() / (2 * lam), f"H against |h'P|^2/(2 lam), lam = {lam:.3g}"
+        ),
         equal(allowed.weights(P), best, "the maximiser against -P'h/lam"),
         equal(payoff(P, h @ best.mT) - lam / 2 * best.square().sum(), H, "its value"),
     ]
@@ -84,7 +112,8 @@ def full_rank(draw: Draw) -> Trial:
 @statement(
     "fewer-features",
     "ctrans",
-    "rank(h) < n keeps weights strictly below H if (n - rank)(d - 1) >= n (RMSNorm: d for d - 1), not in narrower layers",
+    "rank(h) < n keeps weights strictly below H if (n - rank)(d - 1) >= n (RMSNorm: d for d - 1),"
+    " not in narrower layers",
     0.0,
     0.03,
     printed="with fewer features than tokens the supremum over weights is strictly smaller",
@@ -116,7 +145,9 @@ def fewer_features(draw: Draw, printed: bool) -> Trial:
     return Trial(1e-6 - gap, f"{_shape(P, h)}: weights attain H to {gap:.1g}")
 
 
-@statement("weights-bounded", "ctrans", "for any rank, no weights exceed the non-parametric value", 1e-12)
+@statement(
+    "weights-bounded", "ctrans", "for any rank, no weights exceed the non-parametric value", 1e-12
+)
 def never_above(draw: Draw) -> Trial:
     """Any weights, any gains (zero or of either sign), any eps."""
     name = draw.choice(PAPERS)
@@ -136,11 +167,16 @@ def never_above(draw: Draw) -> Trial:
 
 def _gap(chosen: SphereNorm, P: Tensor, h: Tensor, draw: Draw) -> float:
     image = image_of(chosen)
-    return climb_weights(image.chart(P), Features(h), float(image.support(P)), 2, draw.generator).gap
+    return climb_weights(
+        image.chart(P), Features(h), float(image.support(P)), 2, draw.generator
+    ).gap
 
 
 def _shape(P: Tensor, h: Tensor) -> str:
-    return f"n = {P.shape[0]}, d = {P.shape[1]}, rank {min(int(torch.linalg.matrix_rank(h)), *h.shape)}"
+    return (
+        f"n = {P.shape[0]}, d = {P.shape[1]}, rank"
+        f" {min(int(torch.linalg.matrix_rank(h)), *h.shape)}"
+    )
 
 
 def _problem(draw: Draw, tokens: int | None = None) -> tuple[SphereNorm, Tensor]:
@@ -151,10 +187,15 @@ def _problem(draw: Draw, tokens: int | None = None) -> tuple[SphereNorm, Tensor]
 @statement(
     "bounded-gains",
     "Kan, section 3.3 and eq. 99",
-    "behind an output norm H is finite for bounded gains: R sqrt(kappa^2 + |sum_j p_j|^2) over |gamma|^2 + |beta|^2 <= R^2",
+    "behind an output norm H is finite for bounded gains: R sqrt(kappa^2 + |sum_j p_j|^2) over"
+    " |gamma|^2 + |beta|^2 <= R^2",
     1e-9,
     0.25,
-    printed=Printed("the output norm bounds velocities, whatever training does (gamma and beta are trainable)", 1e-6, 0.05),
+    printed=Printed(
+        "the output norm bounds velocities, whatever training does (gamma and beta are trainable)",
+        1e-6,
+        0.05,
+    ),
 )
 def bounded_gains(draw: Draw, printed: bool) -> Trials:
     """30 gains of norm R, by an ascent of their own, reach R sqrt(kappa^2 + |sum p|^2) and do not
@@ -166,7 +207,9 @@ def bounded_gains(draw: Draw, printed: bool) -> Trials:
     chosen, P = _problem(draw)
     if printed:
         before, after = (_without_offset(chosen, P, factor) for factor in (1, 1000))
-        return at_most(after, before, f"{norm_words(chosen)}: H with trained gains against H with frozen ones")
+        return at_most(
+            after, before, f"{norm_words(chosen)}: H with trained gains against H with frozen ones"
+        )
     slope = gain_slope(chosen, P)
     radius = draw.log_uniform(-2, 3)
     gamma = draw.normal(30, 1, chosen.width)
@@ -178,11 +221,23 @@ def bounded_gains(draw: Draw, printed: bool) -> Trials:
     best = radius * math.hypot(found, slope.offset)
     words = f"{norm_words(chosen)}, {len(P)} tokens"
     return [
-        at_most(best, radius * slope.upper, f"{words}: gains within {radius:.3g} against the proven bound"),
-        at_most(radius * slope.lower, radius * slope.upper, f"{words}: the attained slope against the proven one"),
-        at_most(best, radius * slope.lower, f"{words}: gains of another ascent against those found"),
         at_most(
-            slope.lower if chosen.centred else slope.upper, slope.lower, f"{words}: the proven slope against the attained one"
+            best,
+            radius * slope.upper,
+            f"{words}: gains within {radius:.3g} against the proven bound",
+        ),
+        at_most(
+            radius * slope.lower,
+            radius * slope.upper,
+            f"{words}: the attained slope against the proven one",
+        ),
+        at_most(
+            best, radius * slope.lower, f"{words}: gains of another ascent against those found"
+        ),
+        at_most(
+            slope.lower if chosen.centred else slope.upper,
+            slope.lower,
+            f"{words}: the proven slope against the attained one",
         ),
     ]
 
@@ -196,7 +251,8 @@ def _without_offset(chosen: SphereNorm, P: Tensor, factor: float) -> float:
 @statement(
     "gain-decay",
     "ctrans",
-    "cost lam/2 (|gamma|^2 + |beta|^2) behind an output norm: H = (kappa^2 + |sum_j p_j|^2)/(2 lam), any gains",
+    "cost lam/2 (|gamma|^2 + |beta|^2) behind an output norm: H = (kappa^2 + |sum_j p_j|^2)/(2"
+    " lam), any gains",
     1e-8,
     0.05,
 )
@@ -211,7 +267,11 @@ def gain_decay(draw: Draw) -> Trials:
     found = known(certify(decay, P, pairs=1).velocities)
     words = norm_words(chosen)
     return [
-        equal(H, gain_slope(chosen, P).lower ** 2 / (2 * lam), f"{words}: H against kappa, lam = {lam:.3g}"),
+        equal(
+            H,
+            gain_slope(chosen, P).lower ** 2 / (2 * lam),
+            f"{words}: H against kappa, lam = {lam:.3g}",
+        ),
         at_most(found.best, decay.ceiling(P), f"{words}: the best found against the bound"),
         equal(found.best, H, f"{words}: the best found against H"),
         Trial(float(decay.kkt(P, decay.maximizer(P))), f"{words}: stationary gains"),
@@ -221,7 +281,8 @@ def gain_decay(draw: Draw) -> Trials:
 @statement(
     "gain-box",
     "ctrans",
-    "|gamma_i| <= g, |beta_i| <= b: H <= sqrt(d) g sum_j |p_j| + b |sum_j p_j|_1, attained by RMSNorm",
+    "|gamma_i| <= g, |beta_i| <= b: H <= sqrt(d) g sum_j |p_j| + b |sum_j p_j|_1, attained by"
+    " RMSNorm",
     1e-12,
 )
 def gain_box(draw: Draw) -> Trials:
@@ -240,7 +301,11 @@ def gain_box(draw: Draw) -> Trials:
         chosen.gamma.copy_(g * draw.normal(chosen.width).clamp(-1, 1))
         if chosen.centred:
             chosen.beta.copy_(b * draw.normal(chosen.width).clamp(-1, 1))
-        cases.append(at_most(float(image_of(chosen).support(P)), bound, f"{norm_words(chosen)}, gains in a box"))
+        cases.append(
+            at_most(
+                float(image_of(chosen).support(P)), bound, f"{norm_words(chosen)}, gains in a box"
+            )
+        )
     chosen.gamma.fill_(g)
     if not chosen.centred:
         cases.append(equal(image_of(chosen).support(P), bound, "RMSNorm at the box's corner"))
@@ -250,7 +315,8 @@ def gain_box(draw: Draw) -> Trials:
 @statement(
     "rank-gap",
     "ctrans",
-    "rank(h) < n: no weights come nearer to H than sqrt(d)/2 min_j |w_j|/(G^-1)_jj, G = (I - hh^+) * (U* U*')",
+    "rank(h) < n: no weights come nearer to H than sqrt(d)/2 min_j |w_j|/(G^-1)_jj, G = (I - hh^+)"
+    " * (U* U*')",
     1e-9,
 )
 def rank_gap(draw: Draw) -> Trials:
@@ -269,8 +335,12 @@ def rank_gap(draw: Draw) -> Trials:
         P = -chosen.centre(made + draw.log_uniform(-1.5, 0) * draw.normal(*P.shape)) / chosen.gamma
     H = float(image_of(chosen).support(P))
     proven = gap_of_rank(chosen, P, Features(h))
-    starts = torch.cat([draw.normal(4, rank, chosen.width), -(u.mT @ chosen.centre(chosen.gamma * P)).unsqueeze(0)])
-    lost = H - float(ascend(lambda z: payoff(P, chosen(u @ z)), starts, (-2, -1), steps=300).best.max())
+    starts = torch.cat(
+        [draw.normal(4, rank, chosen.width), -(u.mT @ chosen.centre(chosen.gamma * P)).unsqueeze(0)]
+    )
+    lost = H - float(
+        ascend(lambda z: payoff(P, chosen(u @ z)), starts, (-2, -1), steps=300).best.max()
+    )
     if chosen.centred:
         free = chosen.width - 1
     else:
@@ -278,15 +348,21 @@ def rank_gap(draw: Draw) -> Trials:
     words = f"{norm_words(chosen)}, {len(P)} tokens, rank {rank}"
     scale = float(largest_payoff(P, chosen.maximizer(-P)))
     return [
-        Trial((proven - lost) / scale, f"{words}: the best weights lose {lost:.6g}, at least {proven:.6g}"),
-        holds_if(proven > 0 or (len(P) - rank) * free < 2 * len(P), f"{words}: a gap of {proven:.2g}"),
+        Trial(
+            (proven - lost) / scale,
+            f"{words}: the best weights lose {lost:.6g}, at least {proven:.6g}",
+        ),
+        holds_if(
+            proven > 0 or (len(P) - rank) * free < 2 * len(P), f"{words}: a gap of {proven:.2g}"
+        ),
     ]
 
 
 @statement(
     "discrete-hamiltonian",
     "ctrans, on Kan, appendix J",
-    "post, pre_post, deepnorm: of the step N(X + dt r), H = (sum_j sqrt(d)|C(gamma*p_j)| - <p_j, beta> + <P, X>)/dt",
+    "post, pre_post, deepnorm: of the step N(X + dt r), H = (sum_j sqrt(d)|C(gamma*p_j)| - <p_j,"
+    " beta> + <P, X>)/dt",
     1e-9,
 )
 def step(draw: Draw) -> Trials:
@@ -312,7 +388,8 @@ def step(draw: Draw) -> Trials:
 @statement(
     "discrete-hamiltonian-limit",
     "ctrans",
-    "as dt goes to 0, for X on the image, it goes to +inf like 1/dt, unless X is the lowest point for P: there it is 0, as the ODE's",
+    "as dt goes to 0, for X on the image, it goes to +inf like 1/dt, unless X is the lowest point"
+    " for P: there it is 0, as the ODE's",
     1e-9,
 )
 def step_limit(draw: Draw) -> Trials:
@@ -339,6 +416,8 @@ def step_limit(draw: Draw) -> Trials:
     tangent = TangentSpace(chosen, X)
     return [
         *cases,
-        holds_if(float(tangent.support(lowest)) == 0, "the ODE's H is 0 where X is the lowest point"),
+        holds_if(
+            float(tangent.support(lowest)) == 0, "the ODE's H is 0 where X is the lowest point"
+        ),
         holds_if(math.isinf(float(tangent.support(P))), "the ODE's H is infinite at another P"),
     ]

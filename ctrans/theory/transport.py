@@ -1,4 +1,6 @@
-"""Section 8: transport of uncertainty in Wasserstein distance, and rates in the data's dimension."""
+"""Section 8: transport of uncertainty in Wasserstein distance, and rates in the data's
+dimension.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,16 @@ from ctrans.measure.transport.transport import printed_transport_bound, transpor
 from ctrans.measure.transport.wasserstein import wasserstein
 from ctrans.model.gpt import GPT
 from ctrans.theory.random_models import described, random_model
-from ctrans.theory.statement import Printed, Trial, Trials, at_most, equal, holds_if, known, statement
+from ctrans.theory.statement import (
+    Printed,
+    Trial,
+    Trials,
+    at_most,
+    equal,
+    holds_if,
+    known,
+    statement,
+)
 
 SECTION = 8
 
@@ -27,7 +38,8 @@ SECTION = 8
 @statement(
     "dyadic-wasserstein",
     "Weed and Bach 2019, proposition 1",
-    "W_1 of two samples is at most the sum over dyadic levels of diameter times the mass that cells differ by, in k dimensions",
+    "W_1 of two samples is at most the sum over dyadic levels of diameter times the mass that cells"
+    " differ by, in k dimensions",
     1e-9,
     0.5,
 )
@@ -41,25 +53,35 @@ def dyadic(draw: Draw) -> Trial:
     x, y = (draw.unit(count, dimensions) for _ in range(2))
     frame = torch.linalg.qr(draw.normal(ambient, dimensions)).Q
     # in the Euclidean distance, in which a cell's diameter is total/2^level
-    cost = torch.cdist(x @ frame.mT, y @ frame.mT, compute_mode="donot_use_mm_for_euclid_dist").numpy()
+    cost = torch.cdist(
+        x @ frame.mT, y @ frame.mT, compute_mode="donot_use_mm_for_euclid_dist"
+    ).numpy()
     measured = float(cost[linear_sum_assignment(cost)].mean())
     bound = 0.0
     levels = 6
     total = math.sqrt(dimensions)
     for level in range(1, levels + 1):
         places = (2**level) ** torch.arange(dimensions)
-        cells = [((2**level * points).floor().clamp(max=2**level - 1).long() * places).sum(-1) for points in (x, y)]
-        first, second = (torch.bincount(codes, minlength=2 ** (level * dimensions)) for codes in cells)
+        cells = [
+            ((2**level * points).floor().clamp(max=2**level - 1).long() * places).sum(-1)
+            for points in (x, y)
+        ]
+        first, second = (
+            torch.bincount(codes, minlength=2 ** (level * dimensions)) for codes in cells
+        )
         # the difference between sibling cells moves within their parent
         bound += 2.0 ** (1 - level) * total * float((first - second).abs().sum()) / count
     bound += total * 2.0**-levels
-    return at_most(measured, bound, f"{count} points of a {dimensions}-cube in {ambient} dimensions: W_1")
+    return at_most(
+        measured, bound, f"{count} points of a {dimensions}-cube in {ambient} dimensions: W_1"
+    )
 
 
 @statement(
     "intrinsic-rate",
     "Weed and Bach 2019; Kan, eq. 128",
-    "r(N) ~ N^(-1/k) for data of intrinsic dimension k > 2, whatever nd is: slopes from N = 32 to 512",
+    "r(N) ~ N^(-1/k) for data of intrinsic dimension k > 2, whatever nd is: slopes from N = 32"
+    " to 512",
     0.15,
     0.04,
     printed=Printed("r(N) ~ N^(-1/(nd))", 0.25, 0.01),
@@ -72,7 +94,10 @@ def intrinsic_rate(draw: Draw, printed: bool) -> Trials:
     """
     if printed:
         slope = _slope(draw, 3, 64)
-        return Trial(abs(slope + 1 / 64) / (1 / 64), f"a 3-cube in 64 dimensions: W_1 ~ N^{slope:.3f}, not N^-0.016")
+        return Trial(
+            abs(slope + 1 / 64) / (1 / 64),
+            f"a 3-cube in 64 dimensions: W_1 ~ N^{slope:.3f}, not N^-0.016",
+        )
     k = 3 + draw.integer(2)
     ambient = draw.choice((8, 16, 64, 128))
     seed = draw.seed()
@@ -80,7 +105,9 @@ def intrinsic_rate(draw: Draw, printed: bool) -> Trials:
     inside, outside = (_slope(Draw(seed), k, m, pairs=6) for m in (k, ambient))
     return [
         Trial(abs(outside + 1 / k) * k, f"{words}: W_1 ~ N^{outside:.3f}"),
-        Trial(abs(outside - inside) * k, f"{words}: W_1 ~ N^{outside:.3f}, and N^{inside:.3f} in {k}"),
+        Trial(
+            abs(outside - inside) * k, f"{words}: W_1 ~ N^{outside:.3f}, and N^{inside:.3f} in {k}"
+        ),
     ]
 
 
@@ -92,7 +119,9 @@ def _slope(draw: Draw, dimensions: int, ambient: int, pairs: int = 2) -> float:
     means = {}
     for count in (32, 512):
         points = [draw.unit(2, count, dimensions) for _ in range(512 // count * pairs)]
-        means[count] = sum(wasserstein(x @ frame.mT, y @ frame.mT, 1) for x, y in points) / len(points)
+        means[count] = sum(wasserstein(x @ frame.mT, y @ frame.mT, 1) for x, y in points) / len(
+            points
+        )
     return math.log(means[512] / means[32]) / math.log(512 / 32)
 
 
@@ -106,7 +135,9 @@ def diverging(draw: Draw, d: int = 8) -> tuple[Depth, Tensor, Tensor]:
     w = w - s * (w @ s) / d + s / d  # so that the fields push on in the direction they have begun
     field = nn.Linear(d, d, bias=False)
     field.weight = nn.Parameter(torch.outer(s, w))
-    parts = [Sublayer(field, kind, output_norm=RMSNorm(d, 0.0).double()) for kind in ("attention", "ffn")]
+    parts = [
+        Sublayer(field, kind, output_norm=RMSNorm(d, 0.0).double()) for kind in ("attention", "ffn")
+    ]
     x = (1e-5 * w / w.norm()).reshape(1, 1, d)
     return Depth(parts, 1.0).requires_grad_(False), x, -x
 
@@ -121,8 +152,12 @@ def _two_samples(draw: Draw) -> tuple[GPT, Tensor, Tensor]:
 @statement(
     "theorem-6",
     "Kan, theorem 6, eq. 17",
-    "behind output norms W_p(mu_D, nu_D) <= W_p(mu_0, nu_0) + 2 dt sqrt(nd) m_p sum_k g_k, m_p = (nd)^max(0, 1/p - 1/2)",
-    printed=Printed("W_p(mu_D, nu_D) <= 2^((p-1)/p) (C W_p(mu_0, nu_0) + 4 dt D sqrt(nd) g_max), at p = 1 too", share=0.05),
+    "behind output norms W_p(mu_D, nu_D) <= W_p(mu_0, nu_0) + 2 dt sqrt(nd) m_p sum_k g_k, m_p ="
+    " (nd)^max(0, 1/p - 1/2)",
+    printed=Printed(
+        "W_p(mu_D, nu_D) <= 2^((p-1)/p) (C W_p(mu_0, nu_0) + 4 dt D sqrt(nd) g_max), at p = 1 too",
+        share=0.05,
+    ),
 )
 def theorem_6(draw: Draw, printed: bool) -> Trials:
     """W_p of the ends is at most the bound, for any placement with a bound, any samples, p = 1 and
@@ -134,7 +169,9 @@ def theorem_6(draw: Draw, printed: bool) -> Trials:
     if printed:
         depth, x, y = diverging(draw)
         bound = known(printed_transport_bound(depth, 1, wasserstein(x, y, 1), 1))
-        return at_most(wasserstein(depth(x), depth(y), 1), bound, "n = 1, d = 8, D = 1: W_1 of the ends")
+        return at_most(
+            wasserstein(depth(x), depth(y), 1), bound, "n = 1, d = 8, D = 1: W_1 of the ends"
+        )
     made, x, y = _two_samples(draw)
     ends = (made.depth(x), made.depth(y))
     cases = []
@@ -147,7 +184,8 @@ def theorem_6(draw: Draw, printed: bool) -> Trials:
 @statement(
     "theorem-6-attained",
     "ctrans",
-    "for fields s(w.X) on either side of w.X = 0 it is attained, at p = 1 (32 = 4 D n d) and p = 2 (4 D sqrt(nd))",
+    "for fields s(w.X) on either side of w.X = 0 it is attained, at p = 1 (32 = 4 D n d) and p = 2"
+    " (4 D sqrt(nd))",
     1e-3,
     0.05,
 )
@@ -160,14 +198,18 @@ def theorem_6_attained(draw: Draw) -> Trials:
     for p, exact in ((1, 32.0), (2, 4 * math.sqrt(8))):
         found = wasserstein(depth(x), depth(y), p)
         bound = transport_bound(depth, 1, wasserstein(x, y, p), p)
-        cases += [equal(found, exact, f"W_{p} of the ends"), equal(found, bound or math.nan, f"W_{p} against its bound")]
+        cases += [
+            equal(found, exact, f"W_{p} of the ends"),
+            equal(found, bound or math.nan, f"W_{p} against its bound"),
+        ]
     return cases
 
 
 @statement(
     "wasserstein",
     "ctrans",
-    "between equal numbers of samples W_p is an assignment problem: the linear programme over all plans has the same optimum",
+    "between equal numbers of samples W_p is an assignment problem: the linear programme over all"
+    " plans has the same optimum",
     1e-9,
     0.25,
 )
@@ -179,8 +221,17 @@ def assignment(draw: Draw) -> Trial:
     cost = ((a.unsqueeze(1) - b.unsqueeze(0)).abs() ** p).sum(-1).numpy()
     rows = np.kron(np.eye(count), np.ones(count))
     columns = np.kron(np.ones(count), np.eye(count))
-    plan = linprog(cost.ravel(), A_eq=np.vstack([rows, columns]), b_eq=np.full(2 * count, 1 / count), method="highs")
-    return equal(wasserstein(a, b, p), float(plan.fun) ** (1 / p), f"W_{p} of {count} samples against the linear programme")
+    plan = linprog(
+        cost.ravel(),
+        A_eq=np.vstack([rows, columns]),
+        b_eq=np.full(2 * count, 1 / count),
+        method="highs",
+    )
+    return equal(
+        wasserstein(a, b, p),
+        float(plan.fun) ** (1 / p),
+        f"W_{p} of {count} samples against the linear programme",
+    )
 
 
 @statement(
@@ -201,20 +252,23 @@ def radius_at_real_size(draw: Draw, printed: bool) -> Trials:
     if printed:
         return at_most(found.shrinkage, 0.5, f"{words} of one")
     vacuous = found.vacuous and not generalisation_radius(1000, 1, 2).vacuous
-    return [at_most(0.99, found.shrinkage, words), holds_if(vacuous, "said to be vacuous there, not in 2 dimensions")]
+    return [
+        at_most(0.99, found.shrinkage, words),
+        holds_if(vacuous, "said to be vacuous there, not in 2 dimensions"),
+    ]
 
 
 @statement(
     "eq-127",
     "Kan, eq. 124-127",
-    "behind output norms E_nu G(X_D) <= E_mu G(X_D) + L (r + 2 dt nd sum_k g_k) where W_1(mu, nu) <= r, L Lipschitz in the same "
-    "entrywise 1-norm; attained",
+    "behind output norms E_nu G(X_D) <= E_mu G(X_D) + L (r + 2 dt nd sum_k g_k) where W_1(mu, nu)"
+    " <= r, L Lipschitz in the same entrywise 1-norm; attained",
     share=0.5,
     printed=Printed("the same with 4 D sqrt(nd) g_max for 2 dt nd sum_k g_k", share=0.05),
 )
 def robust_loss(draw: Draw, printed: bool) -> Trials:
-    """G(X) = L|X - Y|_1, which is L-Lipschitz, over random samples of any placement, each with its own
-    `transport_bound`.
+    """G(X) = L|X - Y|_1, which is L-Lipschitz, over random samples of any placement, each with its
+    own `transport_bound`.
 
     In one case of 4, and as printed, the diverging fields, with Y the end of the other input: they
     attain the bound, up to their inputs' distance.
@@ -228,8 +282,14 @@ def robust_loss(draw: Draw, printed: bool) -> Trials:
         made, x, y = _two_samples(draw)
         depth = made.depth
         target = draw.normal(1, *x.shape[1:])
-    mean, other = (float(slope * (depth(each) - target).abs().sum((1, 2)).mean()) for each in (x, y))
-    bounded = known((printed_transport_bound if printed else transport_bound)(depth, x.shape[1], wasserstein(x, y, 1), 1))
+    mean, other = (
+        float(slope * (depth(each) - target).abs().sum((1, 2)).mean()) for each in (x, y)
+    )
+    bounded = known(
+        (printed_transport_bound if printed else transport_bound)(
+            depth, x.shape[1], wasserstein(x, y, 1), 1
+        )
+    )
     bound = mean + slope * bounded
     words = f"the mean loss over nu, L = {slope:.3g}"
     above = at_most(other, bound, words)
@@ -241,11 +301,14 @@ def robust_loss(draw: Draw, printed: bool) -> Trials:
 @statement(
     "eq-129",
     "Kan, eq. 129",
-    "for no number N of samples does the bound tend to the mean loss: it stays L 2 dt nd sum_k g_k above. For a fixed network and "
-    "0 <= G <= M the excess is at most M sqrt(log(1/delta)/(2 N)) with probability 1 - delta (Hoeffding)",
+    "for no number N of samples does the bound tend to the mean loss: it stays L 2 dt nd sum_k g_k"
+    " above. For a fixed network and 0 <= G <= M the excess is at most M sqrt(log(1/delta)/(2 N))"
+    " with probability 1 - delta (Hoeffding)",
     0.0,
     0.05,
-    printed=Printed("the bound tells how the network generalises: it tends to the mean loss", share=0.02),
+    printed=Printed(
+        "the bound tells how the network generalises: it tends to the mean loss", share=0.02
+    ),
 )
 def generalisation_bound(draw: Draw, printed: bool) -> Trials:
     """The excess of the true mean of a loss over that of N samples, in 400 draws of a fair coin's
@@ -270,7 +333,10 @@ def generalisation_bound(draw: Draw, printed: bool) -> Trials:
     # five standard errors of a share of 400 draws
     return [
         Trial(
-            missed - delta - 5 * math.sqrt(delta * (1 - delta) / 400), f"N = {samples}: {missed:.1%} beyond, delta = {delta:.2f}"
+            missed - delta - 5 * math.sqrt(delta * (1 - delta) / 400),
+            f"N = {samples}: {missed:.1%} beyond, delta = {delta:.2f}",
         ),
-        at_most(float(excess.max()), constant, "the largest excess against the bound's constant part"),
+        at_most(
+            float(excess.max()), constant, "the largest excess against the bound's constant part"
+        ),
     ]

@@ -30,7 +30,8 @@ def _smooth(x: Tensor) -> Tensor:
 @statement(
     "hopf-lax",
     "Kan, eq. 56; Hopf-Lax",
-    "Phi(x, t) = min of G over the set reachable in T - t solves -dPhi/dt + H(grad Phi) = 0 behind an output norm",
+    "Phi(x, t) = min of G over the set reachable in T - t solves -dPhi/dt + H(grad Phi) = 0 behind"
+    " an output norm",
     1e-4,
     0.05,
     as_printed=True,
@@ -47,14 +48,22 @@ def solves_hjb(draw: Draw) -> Trial:
         return hopf_lax(_smooth, points, time_to_go, hull)
 
     steps = h * torch.eye(2, dtype=torch.float64)
-    gradient = torch.stack([(phi(x + step, remaining) - phi(x - step, remaining)) / (2 * h) for step in steps], -1)
-    rate = (phi(x, remaining + h) - phi(x, remaining - h)) / (2 * h)  # -dPhi/dt, as t = T - remaining
+    gradient = torch.stack(
+        [(phi(x + step, remaining) - phi(x - step, remaining)) / (2 * h) for step in steps], -1
+    )
+    rate = (phi(x, remaining + h) - phi(x, remaining - h)) / (
+        2 * h
+    )  # -dPhi/dt, as t = T - remaining
     H = image_of(chosen).support(gradient.unsqueeze(-2))
-    return equal(H, -rate, f"{norm_words(chosen)}, T - t = {remaining:.2f}: H(grad Phi) against dPhi/dt")
+    return equal(
+        H, -rate, f"{norm_words(chosen)}, T - t = {remaining:.2f}: H(grad Phi) against dPhi/dt"
+    )
 
 
 def _slow(draw: Draw) -> SphereNorm:
-    """A norm of width 2 whose velocities are too slow to join two basins of G, so Phi has no kinks."""
+    """A norm of width 2 whose velocities are too slow to join two basins of G, so Phi has no
+    kinks.
+    """
     chosen = random_norm(draw, width=2, signed=False)
     chosen.gamma.clamp_(0.5, 1)
     chosen.beta.clamp_(-0.3, 0.3)
@@ -64,7 +73,8 @@ def _slow(draw: Draw) -> SphereNorm:
 @statement(
     "reachable-set",
     "ctrans",
-    "RMSNorm at the output reaches |Gamma^-1 (z - x)| <= sqrt(d) (T - t), the inside too, and no more",
+    "RMSNorm at the output reaches |Gamma^-1 (z - x)| <= sqrt(d) (T - t), the inside too, and no"
+    " more",
     1e-9,
     0.1,
 )
@@ -75,12 +85,15 @@ def reachable(draw: Draw) -> Trials:
     u = draw.normal(chosen.width)
     edge = remaining * math.sqrt(chosen.width) * chosen.gamma * u / u.norm()
     target = NearestTarget(((0.0,) * chosen.width,))
-    inside, outside = hopf_lax(target, torch.stack([0.99 * edge, 1.01 * edge]), remaining, velocity_hull(chosen))
+    inside, outside = hopf_lax(
+        target, torch.stack([0.99 * edge, 1.01 * edge]), remaining, velocity_hull(chosen)
+    )
     missed = 1e-4 * remaining * float(chosen.gamma.abs().min())
     return [
         Trial(
             float(inside) / float(edge.norm()),
-            f"{norm_words(chosen)}: from 0.99 of the edge the target is missed by {float(inside):.2g}",
+            f"{norm_words(chosen)}: from 0.99 of the edge the target is missed by"
+            f" {float(inside):.2g}",
         ),
         at_most(missed, outside, "from 1.01 of the edge it is missed by at least"),
     ]
@@ -105,7 +118,9 @@ def layernorm_value(draw: Draw, printed: bool) -> Trial:
     speed = math.sqrt(chosen.width if printed else chosen.width - 1) * chosen.gamma[0].abs()
     expected = x[:, 0] + remaining * (chosen.beta[0] - speed)
     words = f"Phi for G = z_1, {norm_words(chosen)}{', by the ellipsoid' if printed else ''}"
-    return equal(hopf_lax(lambda z: z[..., 0], x, remaining, velocity_hull(chosen)), expected, words)
+    return equal(
+        hopf_lax(lambda z: z[..., 0], x, remaining, velocity_hull(chosen)), expected, words
+    )
 
 
 @statement(
@@ -125,16 +140,19 @@ def flat(draw: Draw) -> Trials:
     hull = velocity_ball(20 / remaining, 2)
     most = float(hopf_lax(terminal, x, remaining, hull).amax())
     G = terminal(x)
-    words = f"T - t = {remaining:.1g}: Phi is at most {most:.1g} where G is up to {float(G.amax()):.2g}"
+    words = (
+        f"T - t = {remaining:.1g}: Phi is at most {most:.1g} where G is up to {float(G.amax()):.2g}"
+    )
     return [Trial(most, words), equal(hopf_lax(terminal, x, 0.0, hull), G, "Phi at T against G")]
 
 
 @statement(
     "theorem-2-optimum",
     "Kan, theorem 2",
-    "where G has a least point z, optimal fields have every sup|f| >= |z - X_0|/T, and none less; under cross-entropy without a "
-    "final norm none is optimal where w_y is no weighted mean of the other rows: a loss of e takes T sup|f| >= "
-    "log((V - 1)/(exp(e) - 1))/max_v |w_y - w_v| - |X_0|, attained",
+    "where G has a least point z, optimal fields have every sup|f| >= |z - X_0|/T, and none less;"
+    " under cross-entropy without a final norm none is optimal where w_y is no weighted mean of the"
+    " other rows: a loss of e takes T sup|f| >= log((V - 1)/(exp(e) - 1))/max_v |w_y - w_v| -"
+    " |X_0|, attained",
     1e-9,
     0.25,
     printed=Printed("the optimal velocity is unbounded in magnitude", share=0.05),
@@ -159,12 +177,19 @@ def optimal_fields(draw: Draw, printed: bool) -> Trials:
     detour = size * e / e.norm()
 
     def end(radius: float) -> Tensor:
-        segment = Segment(0.0, horizon, lambda t, x: straight + radius * math.cos(2 * math.pi * t / horizon) * detour)
+        segment = Segment(
+            0.0,
+            horizon,
+            lambda t, x: straight + radius * math.cos(2 * math.pi * t / horizon) * detour,
+        )
         return solve([segment], x0, method="rk4", steps=8).x1
 
     if printed:
         missed = float((end(0.0) - z).norm())
-        return Trial(1.0 - missed, f"sup|f| = {float(straight.norm()):.3g} misses the least point of G by {missed:.1g}")
+        return Trial(
+            1.0 - missed,
+            f"sup|f| = {float(straight.norm()):.3g} misses the least point of G by {missed:.1g}",
+        )
     if draw.flag():
         classes = 2
     else:
@@ -180,10 +205,22 @@ def optimal_fields(draw: Draw, printed: bool) -> Trials:
     return [
         equal(end(0.0), z, "the straight field's end"),
         equal(end(1.0), z, f"the end of a field with a detour of {size:.3g}", size),
-        at_most(needed, x.norm(), f"{classes} classes, loss {float(loss):.3g}: the length needed against |X(T)|"),
-        equal(x.norm() if classes == 2 else needed, needed, "two classes, straight: |X(T)| against the length needed"),
+        at_most(
+            needed,
+            x.norm(),
+            f"{classes} classes, loss {float(loss):.3g}: the length needed against |X(T)|",
+        ),
+        equal(
+            x.norm() if classes == 2 else needed,
+            needed,
+            "two classes, straight: |X(T)| against the length needed",
+        ),
         equal(behind[1], behind[0], "behind a final norm, the loss of 1000 x against that of x"),
-        at_most(math.log(3), _entropy(torch.stack([0 * x, w[1], -w[1]]) @ x), "w_y = 0 between w and -w: log 3 against the loss"),
+        at_most(
+            math.log(3),
+            _entropy(torch.stack([0 * x, w[1], -w[1]]) @ x),
+            "w_y = 0 between w and -w: log 3 against the loss",
+        ),
     ]
 
 
@@ -192,7 +229,9 @@ def _entropy(logits: Tensor) -> Tensor:
     return (logits[1:] - logits[0]).exp().sum().log1p()
 
 
-@statement("grid-solution", "ctrans", "a grid solver of the PDE converges to Hopf-Lax in the plane", 0.0, 0)
+@statement(
+    "grid-solution", "ctrans", "a grid solver of the PDE converges to Hopf-Lax in the plane", 0.0, 0
+)
 def grid_agrees(draw: Draw) -> Trial:
     """WENO on a grid against Hopf-Lax, at the nodes that the edges do not affect."""
     chosen = _slow(draw)
@@ -201,9 +240,22 @@ def grid_agrees(draw: Draw) -> Trial:
     errors = []
     for points in (21, 41):
         grid = Grid((-1.5, -1.5), (1.5, 1.5), (points, points))
-        solution = solve_hjb(image_of(chosen), _smooth, grid, [0.0], horizon=horizon, scheme="weno5")
+        solution = solve_hjb(
+            image_of(chosen), _smooth, grid, [0.0], horizon=horizon, scheme="weno5"
+        )
         mask = solution.untouched(0.0)
         errors.append(
-            float((solution.values[0][mask] - hopf_lax(_smooth, grid.nodes[mask], horizon, hull, starts=4)).abs().mean())
+            float(
+                (
+                    solution.values[0][mask]
+                    - hopf_lax(_smooth, grid.nodes[mask], horizon, hull, starts=4)
+                )
+                .abs()
+                .mean()
+            )
         )
-    return at_most(errors[1], errors[0] / 2, f"{norm_words(chosen)}: the grid's error at 41 x 41 against half of that at 21 x 21")
+    return at_most(
+        errors[1],
+        errors[0] / 2,
+        f"{norm_words(chosen)}: the grid's error at 41 x 41 against half of that at 21 x 21",
+    )

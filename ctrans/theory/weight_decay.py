@@ -8,10 +8,25 @@ from torch import Tensor
 
 from ctrans.base.draw import Draw
 from ctrans.control import LastMapDecay
-from ctrans.control.decay_threshold import UnitsPath, ValuePath, climb_factors, decay_threshold, with_evidence
+from ctrans.control.decay_threshold import (
+    UnitsPath,
+    ValuePath,
+    climb_factors,
+    decay_threshold,
+    with_evidence,
+)
 from ctrans.dynamics.fields import ACTIVATIONS
 from ctrans.theory.payoffs import payoff
-from ctrans.theory.statement import Printed, Trial, Trials, at_most, equal, holds_if, known, statement
+from ctrans.theory.statement import (
+    Printed,
+    Trial,
+    Trials,
+    at_most,
+    equal,
+    holds_if,
+    known,
+    statement,
+)
 
 SECTION = 4
 
@@ -19,7 +34,8 @@ SECTION = 4
 @statement(
     "weight-decay",
     "Kan, section 3.2",
-    "running cost lam/2 (|V|^2 + |O|^2): H = 0 for lam >= lam*, else infinite; |(A X)'P|_2 of values, max |P'relu(X w)| of units",
+    "running cost lam/2 (|V|^2 + |O|^2): H = 0 for lam >= lam*, else infinite; |(A X)'P|_2 of"
+    " values, max |P'relu(X w)| of units",
     1e-9,
     0.1,
     printed=Printed("with weight decay the Hamiltonian exists (whatever the decay)", 0.0, 0.02),
@@ -49,14 +65,19 @@ def decayed_path(draw: Draw, printed: bool) -> Trials:
     words = f"{words}, lam* = {threshold.lower:.3g}"
     return [
         *(holds_if(holds, f"{words}: {finding}") for finding, holds in threshold.findings.items()),
-        at_most(value, radius**2 / 2 * (threshold.upper - 0.9 * threshold.lower), f"{words}: value against R^2/2 (lam* - lam)"),
+        at_most(
+            value,
+            radius**2 / 2 * (threshold.upper - 0.9 * threshold.lower),
+            f"{words}: value against R^2/2 (lam* - lam)",
+        ),
     ]
 
 
 @statement(
     "weight-decay-features",
     "ctrans",
-    "one decayed map at fixed features h has H = |h'P|^2/(2 lam), which grows like |h|^2 where h is trained",
+    "one decayed map at fixed features h has H = |h'P|^2/(2 lam), which grows like |h|^2 where h is"
+    " trained",
     1e-10,
     0.25,
 )
@@ -85,7 +106,8 @@ def one_map_decayed(draw: Draw) -> Trials:
 @statement(
     "weight-decay-three",
     "ctrans",
-    "three decayed factors (input gains, V, O): the value grows like R^3, so that H is infinite for every lam",
+    "three decayed factors (input gains, V, O): the value grows like R^3, so that H is infinite for"
+    " every lam",
     0.05,
     0.25,
 )
@@ -107,7 +129,9 @@ def three_factors(draw: Draw) -> Trials:
     values = []
     for radius in (1e9, 1e10):
         r = radius / unit
-        values.append(float(payoff(P, (r * gamma * x) @ (r * V).mT @ (r * out).mT)) - decay / 2 * radius**2)
+        values.append(
+            float(payoff(P, (r * gamma * x) @ (r * V).mT @ (r * out).mT)) - decay / 2 * radius**2
+        )
     rate = math.log10(values[1] / values[0])
     above = holds_if(values[0] > 0, "ten times lam* is exceeded")
     return [above, Trial(abs(rate - 3), f"the value grows like R^{rate:.4f}")]

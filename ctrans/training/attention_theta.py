@@ -36,9 +36,14 @@ class MeanTheta(Instrument):
         if attention is None:
             return
         if not isinstance(attention.field, ExposesHeads):
-            raise ConfigError(f"attention of type {type(attention.field).__name__} does not expose its rows: leave out --theta")
+            raise ConfigError(
+                f"attention of type {type(attention.field).__name__} does not expose its rows:"
+                " leave out --theta"
+            )
         u = attention.given(sublayer.given(at.entered))
-        self._means.append(balanced_mass(attention.field.probabilities(u), tolerance=TOLERANCE).lower.mean())
+        self._means.append(
+            balanced_mass(attention.field.probabilities(u), tolerance=TOLERANCE).lower.mean()
+        )
 
     def figures(self) -> float:
         return float(torch.stack(self._means).mean())

@@ -79,7 +79,9 @@ class PlaceGrowth:
 
 @dataclass(frozen=True)
 class Transfer:
-    """What a check over widths and depths found. `growths` has the places in the order of the pass."""
+    """What a check over widths and depths found. `growths` has the places in the order of the
+    pass.
+    """
 
     sizes: dict[str, list[int]]
     rates: list[float]
@@ -115,7 +117,11 @@ class _AttentionLogits(TorchFunctionMode):
             else:
                 k = k
             self.keep(LOGITS, (q @ k.mT) * (given.get("scale") or q.shape[-1] ** -0.5))
-        elif func in (F.softmax, torch.softmax, Tensor.softmax) and args[0].dim() > 2 and args[0].shape[-1] == args[0].shape[-2]:
+        elif (
+            func in (F.softmax, torch.softmax, Tensor.softmax)
+            and args[0].dim() > 2
+            and args[0].shape[-1] == args[0].shape[-2]
+        ):
             self.keep(LOGITS, args[0].where(args[0] > MASKED, 0.0))
         return func(*args, **given)
 
@@ -131,8 +137,21 @@ def _outputs(module: nn.Module, loss: Callable[[nn.Module], Tensor]) -> dict[str
     found: dict[str, list[Tensor]] = {}
 
     def keep(name: str, output: Any) -> None:
-        parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else (output,)
-        first = next((each for each in parts if isinstance(each, Tensor) and each.is_floating_point() and each.dim()), None)
+        parts = (
+            output.values()
+            if isinstance(output, Mapping)
+            else output
+            if isinstance(output, (tuple, list))
+            else (output,)
+        )
+        first = next(
+            (
+                each
+                for each in parts
+                if isinstance(each, Tensor) and each.is_floating_point() and each.dim()
+            ),
+            None,
+        )
         if first is not None:
             found.setdefault(name, []).append(first.detach().double())
 
@@ -145,12 +164,14 @@ def _outputs(module: nn.Module, loss: Callable[[nn.Module], Tensor]) -> dict[str
         stack.enter_context(_AttentionLogits(keep))
         value = loss(module)
     rescaled = {name for name, after in pairwise(found) if _proportional(found[name], found[after])}
-    return {name: each for name, each in found.items() if name not in rescaled} | {LOSS: [value.detach().double()]}
+    return {name: each for name, each in found.items() if name not in rescaled} | {
+        LOSS: [value.detach().double()]
+    }
 
 
 def _proportional(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    """Whether the second outputs are the first ones times a number: their place alone counts then, as
-    behind a multiplier of logits.
+    """Whether the second outputs are the first ones times a number: their place alone counts then,
+    as behind a multiplier of logits.
     """
     if [each.shape for each in first] != [each.shape for each in second]:
         return False
@@ -163,7 +184,10 @@ def _mean(parts: Sequence[Tensor]) -> float:
 
 
 def _measure(
-    module: nn.Module, optimiser: torch.optim.Optimizer, loss: Callable[[nn.Module], Tensor], updates: int
+    module: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    loss: Callable[[nn.Module], Tensor],
+    updates: int,
 ) -> dict[str, tuple[float, float]]:
     """The mean |change| after the updates, and the mean size before, by place."""
     names = {id(parameter): _alike(name) for name, parameter in module.named_parameters()}
@@ -182,7 +206,10 @@ def _measure(
         if group.get("weight_decay")
     }
     return decay | {
-        place: (_mean([b - a for a, b in zip(before[place], after[place], strict=True)]), _mean(before[place]))
+        place: (
+            _mean([b - a for a, b in zip(before[place], after[place], strict=True)]),
+            _mean(before[place]),
+        )
         for place in before
         if place in after
     }
@@ -215,12 +242,22 @@ def transfer_check(
     """
     widths = list(dict.fromkeys(widths))
     depths = list(dict.fromkeys(depths))
-    if not widths or not depths or len(widths) == len(depths) == 1 or not rates or seeds < 1 or updates < 1:
+    if (
+        not widths
+        or not depths
+        or len(widths) == len(depths) == 1
+        or not rates
+        or seeds < 1
+        or updates < 1
+    ):
         raise ConfigError(
-            f"widths = {widths}, depths = {depths}, rates = {list(rates)}, seeds = {seeds}, updates = {updates}: give at least two "
-            "widths or two depths, and at least one of the others"
+            f"widths = {widths}, depths = {depths}, rates = {list(rates)}, seeds = {seeds}, updates"
+            f" = {updates}: give at least two widths or two depths, and at least one of the others"
         )
-    axes = {"width": [(width, depths[0]) for width in widths], "depth": [(widths[0], depth) for depth in depths]}
+    axes = {
+        "width": [(width, depths[0]) for width in widths],
+        "depth": [(widths[0], depth) for depth in depths],
+    }
     axes = {axis: sizes for axis, sizes in axes.items() if len(sizes) > 1}
     found: dict[tuple[int, int], list[dict[str, tuple[float, float]]]] = {}
     for size in dict.fromkeys(each for sizes in axes.values() for each in sizes):
@@ -244,7 +281,9 @@ def transfer_check(
     return Transfer(sizes, list(rates), seeds, updates, growths)
 
 
-def _growth(axis: str, place: str, sizes: Sequence[int], runs: Sequence[Sequence[tuple[float, float]]]) -> PlaceGrowth:
+def _growth(
+    axis: str, place: str, sizes: Sequence[int], runs: Sequence[Sequence[tuple[float, float]]]
+) -> PlaceGrowth:
     changes, starts = ([[run[k] for run in each] for each in runs] for k in range(2))
     slopes = [log_slope(sizes, each) for each in zip(*changes, strict=True)]
     finite = not any(map(math.isnan, slopes))
@@ -255,7 +294,9 @@ def _growth(axis: str, place: str, sizes: Sequence[int], runs: Sequence[Sequence
     else:
         error = math.nan
     means = [statistics.geometric_mean(each) if finite else math.nan for each in changes]
-    return PlaceGrowth(axis, place, means, fmean(slopes), error, log_slope(sizes, [fmean(each) for each in starts]))
+    return PlaceGrowth(
+        axis, place, means, fmean(slopes), error, log_slope(sizes, [fmean(each) for each in starts])
+    )
 
 
 def coordinate_check(
@@ -277,7 +318,11 @@ def coordinate_check(
     head = config.width // config.heads
     if any(width < 1 or width % head for width in widths):
         raise ConfigError(f"widths = {list(widths)}: give multiples of a head's width {head}")
-    base: dict[str, Any] = {} if config.parametrisation == STANDARD else {"base_width": config.width, "base_depth": config.depth}
+    base: dict[str, Any] = (
+        {}
+        if config.parametrisation == STANDARD
+        else {"base_width": config.width, "base_depth": config.depth}
+    )
     base = {name: getattr(config, name) or value for name, value in base.items()}
     tokens, targets = data.batch(0, 0, batch=settings.batch, seed=settings.seed)
 
@@ -290,6 +335,14 @@ def coordinate_check(
 
     def optimiser(module: nn.Module, rate: float) -> torch.optim.Optimizer:
         assert isinstance(module, GPT)
-        return replace(settings, learning_rate=rate).make_optimiser(module.parameters(), model=module)
+        return replace(settings, learning_rate=rate).make_optimiser(
+            module.parameters(), model=module
+        )
 
-    return transfer_check(build, optimiser, lambda module: next_token_loss(module(tokens)[0], targets), widths=widths, **options)
+    return transfer_check(
+        build,
+        optimiser,
+        lambda module: next_token_loss(module(tokens)[0], targets),
+        widths=widths,
+        **options,
+    )

@@ -57,8 +57,8 @@ class Data:
         for what, tokens in self._splits.items():
             if len(tokens) <= self.context:
                 raise ConfigError(
-                    f"{self.name} has {len(tokens)} tokens for {what} and a sequence needs {self.context + 1}: "
-                    "lower context, or give more text"
+                    f"{self.name} has {len(tokens)} tokens for {what} and a sequence needs"
+                    f" {self.context + 1}: lower context, or give more text"
                 )
             limits = np.iinfo(tokens.dtype)
             if limits.min < 0 or limits.max >= MOST_IDS:
@@ -70,7 +70,14 @@ class Data:
 
     @checked
     def batch(
-        self, step: Index, micro: Index, *, batch: Count, seed: Seed, rank: Index = 0, world: Count = 1
+        self,
+        step: Index,
+        micro: Index,
+        *,
+        batch: Count,
+        seed: Seed,
+        rank: Index = 0,
+        world: Count = 1,
     ) -> tuple[Int[Tensor, "share context"], Int[Tensor, "share context"]]:
         """The tokens and targets of a micro-batch for this process. Sequences start at floor(u (N -
         n)), u uniform in [0, 1).
@@ -86,19 +93,24 @@ class Data:
         return self._windows(self.train, starts[rank * share : (rank + 1) * share])
 
     @checked
-    def validation_windows(self, count: Count) -> tuple[Int[Tensor, "windows context"], Int[Tensor, "windows context"]]:
+    def validation_windows(
+        self, count: Count
+    ) -> tuple[Int[Tensor, "windows context"], Int[Tensor, "windows context"]]:
         """At most `count` sequences of the validation split and their targets, evenly spaced and
         fixed.
         """
         last = len(self.validation) - self.context - 1
-        return self._windows(self.validation, np.unique(np.linspace(0, last, min(count, last + 1)).astype(np.int64)))
+        return self._windows(
+            self.validation, np.unique(np.linspace(0, last, min(count, last + 1)).astype(np.int64))
+        )
 
     def check_batch(self, sequences: int) -> None:
         """Raises ConfigError if an iteration has more tokens than the training split."""
         if sequences * self.context > len(self.train):
             raise ConfigError(
-                f"{sequences} sequences of {self.context} tokens an iteration are more than the {len(self.train)} training tokens "
-                f"of {self.name}: lower batch, accumulate or context, or give more text"
+                f"{sequences} sequences of {self.context} tokens an iteration are more than the"
+                f" {len(self.train)} training tokens of {self.name}: lower batch, accumulate or"
+                " context, or give more text"
             )
 
     def check_vocabulary(self, size: int) -> None:
@@ -108,15 +120,18 @@ class Data:
                 highest = int(tokens[start : start + PIECE].max())
                 lowest = int(tokens[start : start + PIECE].min())
                 if lowest < 0:
-                    raise ConfigError(f"{self.name} has token {lowest} in its {what} tokens: give ids from 0")
+                    raise ConfigError(
+                        f"{self.name} has token {lowest} in its {what} tokens: give ids from 0"
+                    )
                 if highest >= size:
                     if highest < MOST_IDS:
                         fix = f"--vocab-size {highest + 1} or more, or other data"
                     else:
                         fix = f"ids below {MOST_IDS}"
                     raise ConfigError(
-                        f"{self.name} has token {highest} in its {what} tokens {start} to {min(start + PIECE, len(tokens)) - 1} "
-                        f"and the vocabulary ends at {size - 1}: give {fix}"
+                        f"{self.name} has token {highest} in its {what} tokens {start} to"
+                        f" {min(start + PIECE, len(tokens)) - 1} and the vocabulary ends at"
+                        f" {size - 1}: give {fix}"
                     )
 
     def fingerprint(self) -> str:
@@ -165,11 +180,16 @@ class Data:
 
     def floors(self) -> dict[str, float]:
         """The frequencies' and the depthless loss, by their names in results."""
-        return {"frequencies_loss": self.frequencies_loss(), "depthless_loss": self.depthless_loss()}
+        return {
+            "frequencies_loss": self.frequencies_loss(),
+            "depthless_loss": self.depthless_loss(),
+        }
 
     def _counted(self) -> tuple[tuple[Tokens, Tokens], tuple[Tokens, Tokens], int]:
         """`_pairs` of the start of each split, and 1 + the largest target."""
-        train, validation = (self._pairs(tokens[:COUNTED].astype(np.int64)) for tokens in self._splits.values())
+        train, validation = (
+            self._pairs(tokens[:COUNTED].astype(np.int64)) for tokens in self._splits.values()
+        )
         return train, validation, 1 + max(int(targets.max()) for _, targets in (train, validation))
 
     def _pairs(self, tokens: Tokens) -> tuple[Tokens, Tokens]:
@@ -180,8 +200,14 @@ class Data:
         """The starts of sequences, for u in [0, 1)."""
         return (u * (len(self.train) - self.context)).astype(np.int64)
 
-    def _windows(self, tokens: Tokens, starts: Integer[np.ndarray, " windows"]) -> tuple[Tensor, Tensor]:
-        windows = torch.from_numpy(np.stack([tokens[start : start + self.context + 1] for start in starts]).astype(np.int64))
+    def _windows(
+        self, tokens: Tokens, starts: Integer[np.ndarray, " windows"]
+    ) -> tuple[Tensor, Tensor]:
+        windows = torch.from_numpy(
+            np.stack([tokens[start : start + self.context + 1] for start in starts]).astype(
+                np.int64
+            )
+        )
         return windows[:, :-1], windows[:, 1:]
 
 
@@ -199,13 +225,18 @@ def share_of(batch: Count, world: Count) -> int:
     """
     share, rest = divmod(int(batch), int(world))
     if rest:
-        raise ConfigError(f"a batch of {batch} sequences cannot be shared by {world} processes: make it a multiple of {world}")
+        raise ConfigError(
+            f"a batch of {batch} sequences cannot be shared by {world} processes: make it a"
+            f" multiple of {world}"
+        )
     return share
 
 
 @checked
 def from_text(text: bytes, context: Count, name: str = "the text") -> Data:
-    """The bytes as tokens. The last tenth is for validation, and no training sequence overlaps it."""
+    """The bytes as tokens. The last tenth is for validation, and no training sequence overlaps
+    it.
+    """
     tokens = np.frombuffer(text, dtype=np.uint8)
     cut = len(tokens) - len(tokens) // SHARE
     return Data(tokens[:cut], tokens[cut:], context, name)

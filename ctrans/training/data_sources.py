@@ -34,7 +34,10 @@ def source_of(given: Given, context: int) -> tuple[dict[str, str | None], Data]:
     else:
         path = Path(given).absolute()
     is_text = path is None or not os.path.isdir(path)
-    source = {"file": str(path) if path and is_text else None, "bin": None if is_text else str(path)}
+    source = {
+        "file": str(path) if path and is_text else None,
+        "bin": None if is_text else str(path),
+    }
     return source, read_source(source, context)
 
 
@@ -45,7 +48,10 @@ def read_source(source: Source, context: int) -> Data:
     if source.get("task") is not None:
         return look_up("task", str(source["task"]), TASKS).data()
     if not source:
-        raise ConfigError("a program gave the run its data: give them again, with --file or --bin if they are in files")
+        raise ConfigError(
+            "a program gave the run its data: give them again, with --file or --bin if they are in"
+            " files"
+        )
     directory = source.get("bin")
     file = source.get("file")
     if directory is not None:

@@ -27,8 +27,8 @@ ROWS, HELD_OUT = 40_000, 1_000
 
 
 def recall() -> Labelled:
-    """Associative recall: `PAIRS` keys with values, then the same keys in another order, each followed
-    by its value.
+    """Associative recall: `PAIRS` keys with values, then the same keys in another order, each
+    followed by its value.
 
     Row: k_1 v_1 ... k_n v_n q_1 a_1 ... q_n a_n. The keys of a row differ, its values are
     independent and uniform. The targets are the answers. Given the current token, the answer is
@@ -59,16 +59,21 @@ def modular() -> Labelled:
 
 
 def counting() -> Labelled:
-    """Counting: `SYMBOLS_OF_ROW` symbols, and for each how often it came before, modulo `COUNTED_TO`.
+    """Counting: `SYMBOLS_OF_ROW` symbols, and for each how often it came before, modulo
+    `COUNTED_TO`.
 
     The symbols are independent and uniform. The answers are no tokens of the row. At place i the
     count is binomial (i, 1/SYMBOLS), whatever the symbol. So no function of the token and its
     position has less than the mean over places of the entropy of that count, modulo `COUNTED_TO`.
     """
-    symbols = (_uniform(np.random.Philox(key=3), ROWS + HELD_OUT, SYMBOLS_OF_ROW) * SYMBOLS).astype(np.int64)
+    symbols = (_uniform(np.random.Philox(key=3), ROWS + HELD_OUT, SYMBOLS_OF_ROW) * SYMBOLS).astype(
+        np.int64
+    )
     came = np.cumsum(symbols[:, :, None] == np.arange(SYMBOLS), axis=1)  # with the symbol itself
     before = np.take_along_axis(came, symbols[:, :, None], axis=2)[:, :, 0] - 1
-    return _split(symbols, SYMBOLS + before % COUNTED_TO, tuple(range(SYMBOLS_OF_ROW)), "the counting task")
+    return _split(
+        symbols, SYMBOLS + before % COUNTED_TO, tuple(range(SYMBOLS_OF_ROW)), "the counting task"
+    )
 
 
 def sorting() -> Labelled:
@@ -77,7 +82,9 @@ def sorting() -> Labelled:
     The targets are the sorted symbols. The first answer is the smallest symbol of the row; each
     later one follows a known smaller one, so a table of tokens and places knows a part of it.
     """
-    drawn = (_uniform(np.random.Philox(key=4), ROWS + HELD_OUT, ORDERED) * OF_SYMBOLS).astype(np.int64)
+    drawn = (_uniform(np.random.Philox(key=4), ROWS + HELD_OUT, ORDERED) * OF_SYMBOLS).astype(
+        np.int64
+    )
     rows = np.concatenate([drawn, np.sort(drawn, axis=1)], axis=1)
     return _next(rows, tuple(range(ORDERED - 1, 2 * ORDERED - 1)), "the sorting task")
 
@@ -93,7 +100,10 @@ def _next(rows: Integer[np.ndarray, "rows tokens"], asked: tuple[int, ...], name
 
 
 def _split(
-    tokens: Integer[np.ndarray, "rows context"], targets: Integer[np.ndarray, "rows asked"], asked: tuple[int, ...], name: str
+    tokens: Integer[np.ndarray, "rows context"],
+    targets: Integer[np.ndarray, "rows asked"],
+    asked: tuple[int, ...],
+    name: str,
 ) -> Labelled:
     flat = np.concatenate([tokens, targets], axis=1).astype(np.uint8)
     return Labelled(flat[:ROWS].reshape(-1), flat[ROWS:].reshape(-1), tokens.shape[1], name, asked)

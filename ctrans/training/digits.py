@@ -29,7 +29,9 @@ def digits() -> Labelled:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise ConfigError("the task digits needs scikit-learn, which has the images: pip install 'ctrans[digits]'") from None
+        raise ConfigError(
+            "the task digits needs scikit-learn, which has the images: pip install 'ctrans[digits]'"
+        ) from None
     found = load_digits()
     pixels = found.data.astype(np.int64)
     classes = found.target.astype(np.int64)

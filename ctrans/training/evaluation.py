@@ -13,7 +13,9 @@ from ctrans.training.processes import Processes
 
 
 @torch.no_grad()
-def evaluate(module: nn.Module, data: Data, windows: int, size: int, processes: Processes) -> dict[str, float]:
+def evaluate(
+    module: nn.Module, data: Data, windows: int, size: int, processes: Processes
+) -> dict[str, float]:
     """Evaluates on fixed windows, `size` at a time over all processes. All processes make the same
     number of calls.
 
@@ -26,12 +28,16 @@ def evaluate(module: nn.Module, data: Data, windows: int, size: int, processes: 
     sums = torch.zeros(5, dtype=torch.float64, device=processes.device)
     largest = torch.zeros((), dtype=torch.float64, device=processes.device)
     module.eval()
-    for mine in shares(len(tokens), max(1, size // processes.world), processes.rank, processes.world):
+    for mine in shares(
+        len(tokens), max(1, size // processes.world), processes.rank, processes.world
+    ):
         # a process without windows still takes part in collective operations
         rows = mine or [0]
         losses = module(tokens[rows].to(processes.device), targets[rows].to(processes.device))
         means = [losses.cross_entropy, losses.first_square, losses.last_square, losses.accuracy]
-        sums += len(mine) * torch.stack([each.double() for each in (*means, torch.ones_like(losses.cross_entropy))])
+        sums += len(mine) * torch.stack(
+            [each.double() for each in (*means, torch.ones_like(losses.cross_entropy))]
+        )
         largest = torch.maximum(largest, losses.largest.double())
     module.train()
     loss, first, last, right, count = processes.sum(sums).tolist()

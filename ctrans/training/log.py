@@ -57,7 +57,9 @@ def writing(path: Path, advice: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"cannot write {str(path)!r}: {error.strerror or error}; free some space, {advice}") from None
+        raise ConfigError(
+            f"cannot write {str(path)!r}: {error.strerror or error}; free some space, {advice}"
+        ) from None
 
 
 def read(directory: Path) -> Iterator[Row]:
@@ -72,7 +74,9 @@ def curves(rows: Iterable[Row]) -> dict[str, list[tuple[float, float]]]:
     stretches of equal length.
     """
     rows = list(rows)
-    steps, evaluations = ([row for row in rows if row.keys() >= {*each.values()}] for each in (ITERATION, EVALUATION))
+    steps, evaluations = (
+        [row for row in rows if row.keys() >= {*each.values()}] for each in (ITERATION, EVALUATION)
+    )
     stretch = max(1, len(steps) // SMOOTH)
     parts = [steps[i : i + stretch] for i in range(0, len(steps) - stretch + 1, stretch)]
     found = {}
@@ -96,7 +100,11 @@ def cut(directory: Path, step: int) -> None:
     """Removes the rows after the checkpoint of that iteration. Raises ConfigError, and changes
     nothing, if it cannot write.
     """
-    kept = [row for row in read(directory) if row["step"] < step or (row["step"] == step and "settings" not in row)]
+    kept = [
+        row
+        for row in read(directory)
+        if row["step"] < step or (row["step"] == step and "settings" not in row)
+    ]
     text = "".join(json.dumps(row) + "\n" for row in kept if "diverged" not in row)
     with writing(directory / LOG, RESUME):
         write_durably(directory / LOG, text.encode())

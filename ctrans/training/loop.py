@@ -52,7 +52,9 @@ class Advice:
 class Watcher:
     """Watches the iterations of a run, as a monitor does. This one does nothing."""
 
-    def before_step(self, loss: Tensor, norm: Tensor, optimiser: torch.optim.Optimizer, tokens: Tensor) -> Advice:
+    def before_step(
+        self, loss: Tensor, norm: Tensor, optimiser: torch.optim.Optimizer, tokens: Tensor
+    ) -> Advice:
         """Called in each iteration with the loss, the gradient's norm, the optimiser and the last
         tokens.
         """
@@ -91,7 +93,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Passed:
-    """An iteration after its passes and before its step: the row so far, and what the step needs."""
+    """An iteration after its passes and before its step: the row so far, and what the step
+    needs.
+    """
 
     row: log.Row
     loads: list[Tensor]
@@ -122,7 +126,9 @@ class TrainingRun:
         return self.update(self.passes(step))
 
     def passes(self, step: int) -> Passed:
-        """Computes the gradients of `accumulate` micro-batches, asks the watcher, and clips them."""
+        """Computes the gradients of `accumulate` micro-batches, asks the watcher, and clips
+        them.
+        """
         config = self.config
         started = time.perf_counter()
         rate = learning_rate(config, step)
@@ -135,11 +141,18 @@ class TrainingRun:
         loads: list[Tensor] = []
         for micro in range(config.accumulate):
             tokens, targets = self.data.batch(
-                step, micro, batch=config.batch, seed=config.seed, rank=self.processes.rank, world=self.processes.world
+                step,
+                micro,
+                batch=config.batch,
+                seed=config.seed,
+                rank=self.processes.rank,
+                world=self.processes.world,
             )
             with self.parallel.micro_batch(self.module, micro == config.accumulate - 1):
                 with self.precision():
-                    losses = self.module(tokens.to(self.processes.device), targets.to(self.processes.device))
+                    losses = self.module(
+                        tokens.to(self.processes.device), targets.to(self.processes.device)
+                    )
                 (losses.total / config.accumulate).backward()
             loss += losses.cross_entropy / config.accumulate
             for name, value in losses.auxiliary:
@@ -148,17 +161,24 @@ class TrainingRun:
                 loads = [a + b for a, b in zip(loads, losses.loads, strict=True)]
             else:
                 loads = list(losses.loads)
-        total = nn.utils.get_total_norm([weight.grad for weight in self.weights if weight.grad is not None])
+        total = nn.utils.get_total_norm(
+            [weight.grad for weight in self.weights if weight.grad is not None]
+        )
         norm = full(total)
         advice = self.watch.before_step(loss, norm, self.optimiser, tokens)  # before clipping
-        nn.utils.clip_grads_with_norm_(self.weights, config.clip, total)  # queued before the numbers below wait for a device
+        nn.utils.clip_grads_with_norm_(
+            self.weights, config.clip, total
+        )  # queued before the numbers below wait for a device
         row = {
             "step": step + 1,
             "loss": float(self.processes.sum(loss)) / self.processes.world,
             "learning_rate": rate,
             "gradient_norm": float(norm),
             "temperature": tau,
-            **{name: float(self.processes.sum(value)) / self.processes.world for name, value in terms.items()},
+            **{
+                name: float(self.processes.sum(value)) / self.processes.world
+                for name, value in terms.items()
+            },
             **({"skipped": True} if advice.skip else {}),
         }
         return Passed(row, loads, advice, started)
@@ -169,7 +189,11 @@ class TrainingRun:
         """
         config = self.config
         row = passed.row
-        if math.isfinite(row["loss"]) and math.isfinite(row["gradient_norm"]) and not passed.advice.skip:
+        if (
+            math.isfinite(row["loss"])
+            and math.isfinite(row["gradient_norm"])
+            and not passed.advice.skip
+        ):
             self.optimiser.step()
             self.model.after_step()
             self.rebalance(passed.loads)
@@ -180,20 +204,33 @@ class TrainingRun:
         """Returns the progress with one more validation loss, and the figures of the evaluation."""
         self.heat(self.model.config.temperature)
         with self.precision():
-            row = evaluate(self.module, self.data, self.config.eval_windows, self.config.batch, self.processes)
+            row = evaluate(
+                self.module, self.data, self.config.eval_windows, self.config.batch, self.processes
+            )
         if not isinstance(self.data, Labelled):
             del row["accuracy"]
         if self.config.theta:
-            row["theta"] = mean_theta(self.model, self.data.validation_windows(1)[0].to(self.processes.device))
+            row["theta"] = mean_theta(
+                self.model, self.data.validation_windows(1)[0].to(self.processes.device)
+            )
         return progress.evaluated(row["validation_loss"], self.config.margin), row
 
     def save(self, progress: Progress, files: Mapping[str, str] | None = None) -> None:
         """Saves a checkpoint with the watcher's files. The link `last`, and `best` for the best
         one, then point to it.
         """
-        state = replace(self.state, progress=progress, beside=self.watch.files() if files is None else files)
+        state = replace(
+            self.state, progress=progress, beside=self.watch.files() if files is None else files
+        )
         if self.parallel.saves:
-            save_checkpoint(self.store, state, self.model, self.optimiser, self.processes, sharded=self.parallel.sharded)
+            save_checkpoint(
+                self.store,
+                state,
+                self.model,
+                self.optimiser,
+                self.processes,
+                sharded=self.parallel.sharded,
+            )
 
     def report(self, row: log.Row) -> None:
         """Adds the row to the log and calls the observer."""
@@ -206,7 +243,11 @@ class TrainingRun:
         iteration, in every process alike.
         """
         if loads:
-            each = [branch.field for sublayer in self.model.depth.sublayers for branch in sublayer.branches.values()]
+            each = [
+                branch.field
+                for sublayer in self.model.depth.sublayers
+                for branch in sublayer.branches.values()
+            ]
             maps = [field for field in each if isinstance(field, Balances)]
             for field, load in zip(maps, loads, strict=True):
                 field.rebalance(self.processes.sum(load), self.config.bias_rate)
@@ -219,7 +260,9 @@ class TrainingRun:
 
     @cached_property
     def heated(self) -> list[HasTemperature]:
-        """The maps with a temperature. To ask each module takes longer than a small model's step."""
+        """The maps with a temperature. To ask each module takes longer than a small model's
+        step.
+        """
         return [part for part in self.model.modules() if isinstance(part, HasTemperature)]
 
     @cached_property
@@ -257,20 +300,39 @@ def carry_out(run: TrainingRun, progress: Progress) -> Outcome:
                     log.bring_back(run.store.directory, run.store.checkpoints.name)
             while progress.step < config.iterations:
                 passed = run.passes(progress.step)
-                if passed.advice.save is not None and progress.above == 0 and progress.step not in run.store.steps():
+                if (
+                    passed.advice.save is not None
+                    and progress.above == 0
+                    and progress.step not in run.store.steps()
+                ):
                     run.save(progress, passed.advice.save)
                 progress, ended = after_iteration(run, progress, run.update(passed))
                 if ended is not None:
                     return ended
                 last = progress.step == config.iterations
-                asked = int(run.processes.max(torch.tensor(wish.number, device=run.processes.device)))
-                due = last or progress.step % config.save_every == 0 or progress.step == progress.best_step
+                asked = int(
+                    run.processes.max(torch.tensor(wish.number, device=run.processes.device))
+                )
+                due = (
+                    last
+                    or progress.step % config.save_every == 0
+                    or progress.step == progress.best_step
+                )
                 if asked or ((due or passed.advice.stop) and progress.above == 0):
                     run.save(progress)
                 if passed.advice.stop:
-                    return Outcome(Ending.STOPPED, progress, f"stopped after iteration {progress.step}: {passed.advice.stop}")
+                    return Outcome(
+                        Ending.STOPPED,
+                        progress,
+                        f"stopped after iteration {progress.step}: {passed.advice.stop}",
+                    )
                 if asked:
-                    return Outcome(Ending.INTERRUPTED, progress, f"stopped after iteration {progress.step} and saved", asked)
+                    return Outcome(
+                        Ending.INTERRUPTED,
+                        progress,
+                        f"stopped after iteration {progress.step} and saved",
+                        asked,
+                    )
         except SolveError as error:
             return diverged(run, progress, f"iteration {progress.step + 1}: {error}")
     return finished(progress)
@@ -284,27 +346,35 @@ def before_iterations(run: TrainingRun, progress: Progress) -> tuple[Progress, O
     run.report({"step": 0, **row})
     if math.isfinite(row["validation_loss"]):
         return progress, None
-    return progress, diverged(run, progress, "the validation loss is not finite before the first iteration")
+    return progress, diverged(
+        run, progress, "the validation loss is not finite before the first iteration"
+    )
 
 
-def after_iteration(run: TrainingRun, progress: Progress, row: log.Row) -> tuple[Progress, Outcome | None]:
+def after_iteration(
+    run: TrainingRun, progress: Progress, row: log.Row
+) -> tuple[Progress, Outcome | None]:
     """Reports the row of an iteration, with an evaluation if one is due. Returns the progress, and
     the outcome if the run has diverged.
     """
     for what in ("loss", "gradient_norm"):
         if not math.isfinite(row[what]) and not row.get("skipped"):
             run.report(row)
-            return progress, diverged(run, progress, f"{what.replace('_', ' ')} {row[what]} in iteration {row['step']}")
+            return progress, diverged(
+                run, progress, f"{what.replace('_', ' ')} {row[what]} in iteration {row['step']}"
+            )
     progress = replace(progress, step=row["step"])
     if progress.step == run.config.iterations or progress.step % run.config.eval_every == 0:
         progress, measured = run.evaluate(progress)
         row = row | measured
     run.report(row)
     # at an evaluation: a resumed run may have a lower patience
-    if "validation_loss" in row and (progress.above >= run.config.patience or not math.isfinite(row["validation_loss"])):
+    if "validation_loss" in row and (
+        progress.above >= run.config.patience or not math.isfinite(row["validation_loss"])
+    ):
         above = (
-            f"validation loss {row['validation_loss']:.4g} at step {progress.step}, above the first ({progress.first:.4g}) by more than "
-            f"the margin for {progress.above} evaluations"
+            f"validation loss {row['validation_loss']:.4g} at step {progress.step}, above the first"
+            f" ({progress.first:.4g}) by more than the margin for {progress.above} evaluations"
         )
         return progress, diverged(run, progress, above)
     return progress, None
@@ -332,14 +402,18 @@ def explaining(config: TrainConfig, context: int) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         # torch has no error type for its CPU allocator, and many for its compiler
-        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
+        if isinstance(
+            error, (MemoryError, torch.OutOfMemoryError)
+        ) or "can't allocate memory" in str(error):
             raise ConfigError(
-                f"out of memory with a batch of {config.batch} sequences and a context of {context}: lower --batch and raise "
-                f"--accumulate by as much, use --gradient checkpoint, or lower --context"
+                f"out of memory with a batch of {config.batch} sequences and a context of"
+                f" {context}: lower --batch and raise --accumulate by as much, use --gradient"
+                " checkpoint, or lower --context"
             ) from None
         if type(error).__module__.startswith(COMPILER):
             reason = next(iter(str(error).splitlines()), "it failed")
             raise ConfigError(
-                f"cannot compile the model here: {reason}; leave out --compile, or install a C++ compiler"
+                f"cannot compile the model here: {reason}; leave out --compile, or install a C++"
+                " compiler"
             ) from None
         raise

@@ -58,7 +58,9 @@ class Objective(nn.Module):
         self.scheme = config.scheme
         self.scheme.check(model.depth)
         self.has_terms = any(
-            isinstance(branch.field, HasAuxiliary) for part in model.depth.sublayers for branch in part.branches.values()
+            isinstance(branch.field, HasAuxiliary)
+            for part in model.depth.sublayers
+            for branch in part.branches.values()
         )
 
     def forward(self, tokens: TokenBatch, targets: TokenBatch) -> Losses:
@@ -78,8 +80,15 @@ class Objective(nn.Module):
                 terms = {}
             for name, values in terms.items():
                 total = total + getattr(self.config, name, 1.0) * torch.stack(values).sum()
-            means = tuple((name, torch.stack(values).mean().detach()) for name, values in terms.items())
-            return Losses(total, cross_entropy.detach(), means, self._loads(states) if self.config.bias_rate else ())
+            means = tuple(
+                (name, torch.stack(values).mean().detach()) for name, values in terms.items()
+            )
+            return Losses(
+                total,
+                cross_entropy.detach(),
+                means,
+                self._loads(states) if self.config.bias_rate else (),
+            )
         first, last = (state.square().mean() for state in (x, states[-1]))
         largest = torch.stack([state.abs().max() for state in states]).max()
         counted = targets.flatten() != -1
@@ -143,7 +152,11 @@ def kinetic_segment(segment: Segment, width: int) -> Segment:
         return torch.cat([v, v.square().sum(-1, keepdim=True) / 2], dim=-1)
 
     return Segment(
-        segment.t0, segment.t1, field, project=_on_state(segment.project, width), enter=_on_state(segment.enter, width)
+        segment.t0,
+        segment.t1,
+        field,
+        project=_on_state(segment.project, width),
+        enter=_on_state(segment.enter, width),
     )
 
 

@@ -23,7 +23,9 @@ Groups = list[dict[str, Any]]
 Make = Callable[[Groups, float, tuple[float, float]], torch.optim.Optimizer]
 
 
-def adamw(groups: Groups, learning_rate: float, betas: tuple[float, float]) -> torch.optim.Optimizer:
+def adamw(
+    groups: Groups, learning_rate: float, betas: tuple[float, float]
+) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter, 2019), fused if torch can."""
     fused = all(weight.device.type in FUSED for group in groups for weight in group["params"])
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=fused)
@@ -53,13 +55,15 @@ def orthogonalised(matrix: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon (Jordan et al., 2024) for groups with `orthogonal`: W - r (max(1, rows/columns))^(1/2) U V'
-    of the Nesterov momentum by the first beta, with decoupled decay. Other groups take steps of
+    """Muon (Jordan et al., 2024) for groups with `orthogonal`: W - r (max(1, rows/columns))^(1/2) U
+    V' of the Nesterov momentum by the first beta, with decoupled decay. Other groups take steps of
     AdamW.
     """
 
     def __init__(self, groups: Groups, lr: float, betas: tuple[float, float]):
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": EPS, "weight_decay": 0.0, "orthogonal": False})
+        super().__init__(
+            groups, {"lr": lr, "betas": betas, "eps": EPS, "weight_decay": 0.0, "orthogonal": False}
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -77,12 +81,22 @@ class Muon(torch.optim.Optimizer):
                 state = self.state[weight]
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
                 if group["orthogonal"]:
-                    momentum = state.setdefault("momentum_buffer", torch.zeros_like(weight)).mul_(first).add_(weight.grad)
+                    momentum = (
+                        state.setdefault("momentum_buffer", torch.zeros_like(weight))
+                        .mul_(first)
+                        .add_(weight.grad)
+                    )
                     size = math.sqrt(max(1.0, weight.shape[-2] / weight.shape[-1]))
-                    weight.add_(orthogonalised(weight.grad + first * momentum), alpha=-group["lr"] * size)
+                    weight.add_(
+                        orthogonalised(weight.grad + first * momentum), alpha=-group["lr"] * size
+                    )
                     continue
-                step = state.setdefault("step", torch.zeros(())).add_(1).item()  # a tensor, which checkpoints keep
-                mean = state.setdefault("exp_avg", torch.zeros_like(weight)).lerp_(weight.grad, 1 - first)
+                step = (
+                    state.setdefault("step", torch.zeros(())).add_(1).item()
+                )  # a tensor, which checkpoints keep
+                mean = state.setdefault("exp_avg", torch.zeros_like(weight)).lerp_(
+                    weight.grad, 1 - first
+                )
                 square = state.setdefault("exp_avg_sq", torch.zeros_like(weight)).mul_(second)
                 square.addcmul_(weight.grad, weight.grad, value=1 - second)
                 spread = (square / (1 - second**step)).sqrt_().add_(group["eps"])

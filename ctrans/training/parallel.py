@@ -34,20 +34,31 @@ class Parallel:
 
 
 def _replicate(objective: Objective, device: torch.device) -> nn.Module:
-    return DistributedDataParallel(objective, device_ids=[device.index] if device.type == "cuda" else None)
+    return DistributedDataParallel(
+        objective, device_ids=[device.index] if device.type == "cuda" else None
+    )
 
 
 def _shard(objective: Objective, device: torch.device) -> nn.Module:
     """Makes each map a unit. The root, which stays whole during a pass, has norms and embeddings,
     which are used outside of a module's call, and maps that share coefficients in depth.
     """
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method  # the import takes a second
+    from torch.distributed.fsdp import (
+        fully_shard,
+        register_fsdp_forward_method,
+    )  # the import takes a second
 
     # the solver adds velocities out of place, so views are safe
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning)
+    warnings.filterwarnings(
+        "ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning
+    )
     sublayers = objective.model.depth.sublayers
     for sublayer in sublayers:
-        for field in [] if coefficients_of([sublayer]) else [branch.field for branch in sublayer.branches.values()]:
+        for field in (
+            []
+            if coefficients_of([sublayer])
+            else [branch.field for branch in sublayer.branches.values()]
+        ):
             fully_shard(field)
             for method in ("auxiliary", "load"):  # they use weights outside of a forward pass
                 if hasattr(field, method):
@@ -81,11 +92,16 @@ def get_parallel(name: str, config: TrainConfig) -> Parallel:
     parallel = look_up("kind of parallelism", name, PARALLEL)
     if parallel.sharded and GRADIENTS[config.gradient].detached:
         raise ConfigError(
-            f"{name} frees weights between the passes, when gradient {config.gradient!r} uses them: "
-            f"choose gradient {attached_gradients()}, or --parallel ddp"
+            f"{name} frees weights between the passes, when gradient {config.gradient!r} uses them:"
+            f" choose gradient {attached_gradients()}, or --parallel ddp"
         )
     if parallel.sharded and config.low_rank:
-        raise ConfigError(f"{name} shards weights, and low-rank updates need whole ones: leave out --low-rank, or use ddp")
+        raise ConfigError(
+            f"{name} shards weights, and low-rank updates need whole ones: leave out --low-rank, or"
+            " use ddp"
+        )
     if parallel.sharded and config.theta:
-        raise ConfigError(f"{name} shards weights, and theta needs whole ones: leave out --theta, or use ddp")
+        raise ConfigError(
+            f"{name} shards weights, and theta needs whole ones: leave out --theta, or use ddp"
+        )
     return parallel

@@ -75,21 +75,28 @@ def processes(name: str, device: torch.device) -> Iterator[Processes]:
         yield Processes(device)
         return
     if "RANK" not in os.environ:
-        raise ConfigError(f"--parallel {name} needs processes: torchrun --nproc-per-node 2 -m ctrans train --parallel {name} ...")
+        raise ConfigError(
+            f"--parallel {name} needs processes: torchrun --nproc-per-node 2 -m ctrans train"
+            f" --parallel {name} ..."
+        )
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     place, rank, world = next(rendezvous("env://"))
     # torchrun may keep its store over restarts, with addresses of ended processes
     place = PrefixStore(f"attempt {os.environ.get(RESTARTS, '0')}", place)
-    dist.init_process_group(BACKENDS.get(device.type, "gloo"), store=place, rank=rank, world_size=world)
+    dist.init_process_group(
+        BACKENDS.get(device.type, "gloo"), store=place, rank=rank, world_size=world
+    )
     try:
         yield Processes(device, dist.get_rank(), dist.get_world_size())
         dist.barrier()  # a process that leaves early would interrupt the others
     except RuntimeError as error:
         if "by peer" not in str(error):  # gloo has no error type
             raise
-        raise SolveError("another process of this run ended, so this one stops: see the message of that process") from None
+        raise SolveError(
+            "another process of this run ended, so this one stops: see the message of that process"
+        ) from None
     finally:
         dist.destroy_process_group()
 
@@ -99,9 +106,16 @@ def get_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, ImportError, ValueError, TypeError):  # backends raise different ones
+    except (
+        RuntimeError,
+        AssertionError,
+        ImportError,
+        ValueError,
+        TypeError,
+    ):  # backends raise different ones
         raise ConfigError(
-            f"device {name!r} is not available here: use --device cpu, or install a torch that supports it"
+            f"device {name!r} is not available here: use --device cpu, or install a torch that"
+            " supports it"
         ) from None
     if device.type == "meta":
         raise ConfigError("device 'meta' holds no numbers: use --device cpu")

@@ -41,14 +41,22 @@ class Labelled(Data):
         return known.reshape(-1), rows[:, self.context :].reshape(-1)
 
     @checked
-    def validation_windows(self, count: Count) -> tuple[Int[Tensor, "rows context"], Int[Tensor, "rows context"]]:
-        """At most `count` rows of the validation split and their targets, evenly spaced and fixed."""
+    def validation_windows(
+        self, count: Count
+    ) -> tuple[Int[Tensor, "rows context"], Int[Tensor, "rows context"]]:
+        """At most `count` rows of the validation split and their targets, evenly spaced and
+        fixed.
+        """
         rows = len(self.validation) // self._row
         chosen = np.unique(np.linspace(0, rows - 1, min(count, rows)).astype(np.int64))
         return self._windows(self.validation, chosen * self._row)
 
-    def _windows(self, tokens: Tokens, starts: Integer[np.ndarray, " windows"]) -> tuple[Tensor, Tensor]:
-        rows = torch.from_numpy(np.stack([tokens[start : start + self._row] for start in starts]).astype(np.int64))
+    def _windows(
+        self, tokens: Tokens, starts: Integer[np.ndarray, " windows"]
+    ) -> tuple[Tensor, Tensor]:
+        rows = torch.from_numpy(
+            np.stack([tokens[start : start + self._row] for start in starts]).astype(np.int64)
+        )
         read = rows[:, : self.context]
         targets = torch.full_like(read, -1)
         targets[:, self._asked] = rows[:, self.context :]

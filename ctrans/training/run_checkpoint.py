@@ -36,7 +36,13 @@ depth.sublayers.0.field.qkv.weight:exp_avg.
 
 
 def save_checkpoint(
-    store: RunDirectory, state: State, model: GPT, optimiser: torch.optim.Optimizer, processes: Processes, *, sharded: bool
+    store: RunDirectory,
+    state: State,
+    model: GPT,
+    optimiser: torch.optim.Optimizer,
+    processes: Processes,
+    *,
+    sharded: bool,
 ) -> None:
     """Writes the checkpoint of the state's step. With `sharded`, each process writes its part of
     the optimiser.
@@ -48,7 +54,9 @@ def save_checkpoint(
         wait = processes.wait
     else:
         wait = lambda: None
-    with store.saving(progress.step, best=progress.best_step, good=progress.good, first=processes.first, wait=wait) as directory:
+    with store.saving(
+        progress.step, best=progress.best_step, good=progress.good, first=processes.first, wait=wait
+    ) as directory:
         tensors = optimiser_tensors(model, optimiser)
         if sharded and tensors:
             _write_shards(directory / SHARDS, tensors)
@@ -59,7 +67,9 @@ def save_checkpoint(
         if processes.first:
             checkpoint.save(whole, directory)
             if not (sharded and tensors):
-                one_file = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+                one_file = {
+                    name: value.detach().cpu().contiguous() for name, value in tensors.items()
+                }
                 safetensors.torch.save_file(one_file, directory / OPTIMISER)
             state.write(directory)
 
@@ -74,22 +84,34 @@ def restore(directory: Path, model: GPT, optimiser: torch.optim.Optimizer) -> No
     else:
         tensors = _read_whole(directory, model)
     parameters = dict(model.named_parameters())
-    order = {parameter: i for i, parameter in enumerate(p for group in optimiser.param_groups for p in group["params"])}
+    order = {
+        parameter: i
+        for i, parameter in enumerate(
+            p for group in optimiser.param_groups for p in group["params"]
+        )
+    }
     state: dict[int, dict[str, Tensor]] = {}
     for full_name, value in tensors.items():
         name = parameter_of(full_name)
         key = full_name.rpartition(NAME_END)[2]
         if name not in parameters or (value.dim() and value.shape != parameters[name].shape):
             raise ConfigError(
-                f"the optimiser's {full_name} has shape {tuple(value.shape)} and fits no weight of this model: use the checkpoint's model"
+                f"the optimiser's {full_name} has shape {tuple(value.shape)} and fits no weight of"
+                " this model: use the checkpoint's model"
             )
         state.setdefault(order[parameters[name]], {})[key] = value
-    wanted = [names for group in optimiser.param_groups for names in [_quantities(optimiser, group)] * len(group["params"])]
+    wanted = [
+        names
+        for group in optimiser.param_groups
+        for names in [_quantities(optimiser, group)] * len(group["params"])
+    ]
     for number, held in state.items():
         if held.keys() != wanted[number]:
             raise ConfigError(
-                f"{str(directory)!r} has {', '.join(map(printable, sorted(held)))} of the optimiser for weight {number}, and "
-                f"{type(optimiser).__name__} needs {', '.join(sorted(wanted[number]))}: use the checkpoint's settings, or an earlier one"
+                f"{str(directory)!r} has {', '.join(map(printable, sorted(held)))} of the optimiser"
+                f" for weight {number}, and {type(optimiser).__name__} needs"
+                f" {', '.join(sorted(wanted[number]))}: use the checkpoint's settings, or an"
+                " earlier one"
             )
     optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
 
@@ -100,7 +122,8 @@ def _quantities(optimiser: torch.optim.Optimizer, group: dict[str, Any]) -> set[
     weight.grad = torch.ones_like(weight)
     takes = inspect.signature(type(optimiser)).parameters
     other = type(optimiser)(
-        [{**group, "params": [weight]}], **{name: value for name, value in optimiser.defaults.items() if name in takes}
+        [{**group, "params": [weight]}],
+        **{name: value for name, value in optimiser.defaults.items() if name in takes},
     )
     other.step()
     return {name for name, value in other.state[weight].items() if isinstance(value, Tensor)}
@@ -125,7 +148,9 @@ def _write_shards(directory: Path, tensors: dict[str, Tensor]) -> None:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    save(tensors, storage_writer=HuggingFaceStorageWriter(path=str(directory), save_distributed=True))
+    save(
+        tensors, storage_writer=HuggingFaceStorageWriter(path=str(directory), save_distributed=True)
+    )
 
 
 def _read_whole(directory: Path, model: GPT) -> dict[str, Tensor]:
@@ -136,7 +161,9 @@ def _read_whole(directory: Path, model: GPT) -> dict[str, Tensor]:
         tensors = safetensors.torch.load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise ConfigError(f"{str(path)!r} is no complete safetensors file: {error}") from None
-    return {name: _spread(value, parameters.get(parameter_of(name))) for name, value in tensors.items()}
+    return {
+        name: _spread(value, parameters.get(parameter_of(name))) for name, value in tensors.items()
+    }
 
 
 def _spread(value: Tensor, parameter: Tensor | None) -> Tensor:
@@ -146,7 +173,9 @@ def _spread(value: Tensor, parameter: Tensor | None) -> Tensor:
         return value
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(value.to(parameter.device), mesh, parameter.placements, src_data_rank=None)  # type: ignore[attr-defined]  # a DTensor
+    return distribute_tensor(
+        value.to(parameter.device), mesh, parameter.placements, src_data_rank=None
+    )  # type: ignore[attr-defined]  # a DTensor
 
 
 def _read_shards(directory: Path, model: GPT) -> dict[str, Tensor]:
@@ -172,7 +201,9 @@ def _read_shards(directory: Path, model: GPT) -> dict[str, Tensor]:
 def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimiser's tensors, by parameter and quantity."""
     named = dict(model.named_parameters())
-    assert optimiser.state.keys() <= set(named.values()), "a checkpoint has the tensors of the model's parameters only"
+    assert optimiser.state.keys() <= set(named.values()), (
+        "a checkpoint has the tensors of the model's parameters only"
+    )
     return {
         f"{name}{NAME_END}{key}": value
         for name, parameter in named.items()

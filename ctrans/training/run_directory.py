@@ -60,7 +60,9 @@ class RunDirectory:
     @property
     def exists(self) -> bool:
         """Whether there is a run: a checkpoint, or a `last`, even a broken one."""
-        return bool(self.steps()) or (self.generation is None and os.path.lexists(self.directory / LAST))
+        return bool(self.steps()) or (
+            self.generation is None and os.path.lexists(self.directory / LAST)
+        )
 
     @property
     def checkpoints(self) -> Path:
@@ -74,7 +76,10 @@ class RunDirectory:
                 name = Path(os.readlink(self.directory / link)).parent.name
                 if name in GENERATIONS:
                     return name
-        return next((name for name in GENERATIONS if any((self.directory / name).glob(STEP))), GENERATIONS[0])
+        return next(
+            (name for name in GENERATIONS if any((self.directory / name).glob(STEP))),
+            GENERATIONS[0],
+        )
 
     def beside(self) -> RunDirectory:
         """The directory of a new run in the same place. The old run stays until the new one has a
@@ -84,7 +89,9 @@ class RunDirectory:
         """
         for path in self._copies():
             if not (path / SUMS).is_file():
-                raise ConfigError(f"{str(path)!r} was not made by a run: move it away, or choose another --out")
+                raise ConfigError(
+                    f"{str(path)!r} was not made by a run: move it away, or choose another --out"
+                )
         if self.exists:
             current = self.checkpoints.name
         else:
@@ -93,7 +100,9 @@ class RunDirectory:
 
     @property
     def last(self) -> Path:
-        """The link `last`, or the first checkpoint if the run was killed before it made the link."""
+        """The link `last`, or the first checkpoint if the run was killed before it made the
+        link.
+        """
         link = self.directory / LAST
         if self.steps() == [0] and not os.path.lexists(link):
             return self.step_directory(0)
@@ -126,7 +135,13 @@ class RunDirectory:
 
     @contextmanager
     def saving(
-        self, step: int, *, best: int | None, good: int, first: bool = True, wait: Callable[[], None] = lambda: None
+        self,
+        step: int,
+        *,
+        best: int | None,
+        good: int,
+        first: bool = True,
+        wait: Callable[[], None] = lambda: None,
     ) -> Iterator[Path]:
         """Makes a directory into which the caller writes a checkpoint, and then commits it. The
         link `best` points to step `best`, and the newest checkpoint up to step `good` is kept.
@@ -207,7 +222,9 @@ class RunDirectory:
                     (self.directory / name).rmdir()
 
     def forget_base(self) -> None:
-        """Removes the base weights of low-rank updates. A directory of that name by others stays."""
+        """Removes the base weights of low-rank updates. A directory of that name by others
+        stays.
+        """
         remove_base(self.checkpoints / BASE)
 
     def check_writable(self) -> None:
@@ -224,8 +241,9 @@ class RunDirectory:
             yield
         except OSError as error:
             raise ConfigError(
-                f"cannot write to directory {str(self.directory)!r}: {error.strerror or error}; "
-                f"{self._what_is_left() + '; ' if self.exists else ''}free some space, or choose another place"
+                f"cannot write to directory {str(self.directory)!r}: {error.strerror or error};"
+                f" {self._what_is_left() + '; ' if self.exists else ''}free some space, or choose"
+                " another place"
             ) from None
 
     @contextmanager
@@ -239,8 +257,8 @@ class RunDirectory:
             shutil.rmtree(self.temporary(step), ignore_errors=True)
             reason = (error.strerror if isinstance(error, OSError) else None) or error
             raise ConfigError(
-                f"cannot save step {step} in {str(self.directory)!r}: {reason}; {self._what_is_left()}; "
-                "free some space, then go on with --resume"
+                f"cannot save step {step} in {str(self.directory)!r}: {reason};"
+                f" {self._what_is_left()}; free some space, then go on with --resume"
             ) from None
 
     def _what_is_left(self) -> str:
@@ -255,17 +273,33 @@ class RunDirectory:
         """
         if not self.exists:
             raise ConfigError(
-                f"there is no run in {str(self.directory)!r} to resume: give the --out of one, or leave out --resume"
+                f"there is no run in {str(self.directory)!r} to resume: give the --out of one, or"
+                " leave out --resume"
             )
         copies = self._copies()
-        fault = f"{str(copies[0])!r} is no link, as after a copy that follows links" if copies else damage(self.last)
+        fault = (
+            f"{str(copies[0])!r} is no link, as after a copy that follows links"
+            if copies
+            else damage(self.last)
+        )
         if fault is None:
             return self.last
-        good = next((step for step in reversed(self.steps()) if damage(self.step_directory(step)) is None), None)
+        good = next(
+            (step for step in reversed(self.steps()) if damage(self.step_directory(step)) is None),
+            None,
+        )
         if good is None:
-            raise ConfigError(f"{fault}; no other checkpoint of this run is whole: start again with --overwrite")
-        aside = "".join(f"mv {shlex.quote(str(path))} {shlex.quote(_free(f'{path}.copy'))} && " for path in copies)
-        link = f"ln -sfn {self.step_directory(good).relative_to(self.directory)} {shlex.quote(str(self.directory / LAST))}"
+            raise ConfigError(
+                f"{fault}; no other checkpoint of this run is whole: start again with --overwrite"
+            )
+        aside = "".join(
+            f"mv {shlex.quote(str(path))} {shlex.quote(_free(f'{path}.copy'))} && "
+            for path in copies
+        )
+        link = (
+            f"ln -sfn {self.step_directory(good).relative_to(self.directory)}"
+            f" {shlex.quote(str(self.directory / LAST))}"
+        )
         raise ConfigError(f"{fault}; to go on from step {good}: {aside}{link}")
 
     def _copies(self) -> list[Path]:
@@ -294,11 +328,15 @@ def lock(path: Path, other: str) -> IO[bytes]:
         file = stack.enter_context(open(handle, "r+b", buffering=0))
         what = no_regular_file(os.fstat(handle).st_mode)
         if what:
-            raise ConfigError(f"cannot lock {str(path)!r}: it is {what}, and no regular file: move it away")
+            raise ConfigError(
+                f"cannot lock {str(path)!r}: it is {what}, and no regular file: move it away"
+            )
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"another process {other}: wait for its end, or choose another --out") from None
+            raise ConfigError(
+                f"another process {other}: wait for its end, or choose another --out"
+            ) from None
         except OSError:
             pass  # a file system without locks
         stack.pop_all()

@@ -59,7 +59,11 @@ def anew(
             store.forget_base()  # of a run that was killed before its first checkpoint
             if overwrite:
                 store.prune(-1, set())  # of a run that was killed before it overwrote this one
-                log.set_aside(store.directory, RunDirectory(store.directory).checkpoints.name, store.checkpoints.name)
+                log.set_aside(
+                    store.directory,
+                    RunDirectory(store.directory).checkpoints.name,
+                    store.checkpoints.name,
+                )
             (store.directory / log.LOG).unlink(missing_ok=True)
     return run, state.progress
 
@@ -68,18 +72,26 @@ def check_free(store: RunDirectory) -> None:
     """Raises ConfigError if a run would replace another run, or other files of the same names."""
     if store.exists:
         raise ConfigError(
-            f"{str(store.directory)!r} has a run already: continue it with --resume, remove it with --overwrite, or choose another --out"
+            f"{str(store.directory)!r} has a run already: continue it with --resume, remove it with"
+            " --overwrite, or choose another --out"
         )
     for path in (store.directory / BEST, store.directory / log.LOG):
-        if os.path.lexists(path) and not (path.name == log.LOG and path.is_file() and log.unsaved(path.parent)):
-            raise ConfigError(f"a run would replace {str(path)!r}: move it away, or choose another --out")
+        if os.path.lexists(path) and not (
+            path.name == log.LOG and path.is_file() and log.unsaved(path.parent)
+        ):
+            raise ConfigError(
+                f"a run would replace {str(path)!r}: move it away, or choose another --out"
+            )
 
 
 def check_warm_up(architecture: GPTConfig, config: TrainConfig) -> None:
     """Raises ConfigError for a temperature warm-up of attention without a temperature."""
-    if config.temperature_start is not None and not takes("attention", architecture.attention, "temperature"):
+    if config.temperature_start is not None and not takes(
+        "attention", architecture.attention, "temperature"
+    ):
         raise ConfigError(
-            f"temperature_start = {config.temperature_start}: attention {architecture.attention!r} has no temperature, leave it out"
+            f"temperature_start = {config.temperature_start}: attention {architecture.attention!r}"
+            " has no temperature, leave it out"
         )
 
 
@@ -90,7 +102,8 @@ def check_experts(architecture: GPTConfig, config: TrainConfig) -> None:
         for name in OF_EXPERTS:
             if getattr(config, name) != defaults[name]:
                 raise ConfigError(
-                    f"{name} = {getattr(config, name):g} has no meaning for ffn {architecture.ffn!r}: leave it out, or choose ffn moe"
+                    f"{name} = {getattr(config, name):g} has no meaning for ffn"
+                    f" {architecture.ffn!r}: leave it out, or choose ffn moe"
                 )
 
 
@@ -100,10 +113,14 @@ def check_low_rank(model: GPT | GPTConfig, config: TrainConfig) -> None:
         return
     begins = f"low_rank = {config.low_rank}"
     if not isinstance(model, GPT):
-        raise ConfigError(f"{begins} updates a trained model: give one (--from RUN), or leave it out to train all weights")
+        raise ConfigError(
+            f"{begins} updates a trained model: give one (--from RUN), or leave it out to train all"
+            " weights"
+        )
     if RESIDUALS[model.config.residual].unit_weights:
         raise ConfigError(
-            f"{begins}: residual {model.config.residual!r} keeps weights on spheres, which updates would leave; leave it out"
+            f"{begins}: residual {model.config.residual!r} keeps weights on spheres, which updates"
+            " would leave; leave it out"
         )
 
 
@@ -128,12 +145,17 @@ def resumed(
     """
     progress, directory = state.progress, store.step_directory(state.progress.step)
     if store.last.resolve() != directory.resolve():
-        raise ConfigError(f"the run in {str(store.directory)!r} has continued since it was read: try again")
+        raise ConfigError(
+            f"the run in {str(store.directory)!r} has continued since it was read: try again"
+        )
     if data.fingerprint() != state.fingerprint:
-        raise ConfigError(f"the data differ from those of the run in {str(store.directory)!r}: give the same data")
+        raise ConfigError(
+            f"the data differ from those of the run in {str(store.directory)!r}: give the same data"
+        )
     if state.config.iterations < progress.step:
         raise ConfigError(
-            f"iterations = {state.config.iterations}, and the run has made {progress.step}: give more, or start again with --overwrite"
+            f"iterations = {state.config.iterations}, and the run has made {progress.step}: give"
+            " more, or start again with --overwrite"
         )
     model = load(directory, merge=False)
     check_data(model, state.config, data, processes)
@@ -154,7 +176,14 @@ def resumed(
     return run, progress
 
 
-def assemble(model: GPT, state: State, data: Data, store: RunDirectory, parallel: Parallel, processes: Processes) -> TrainingRun:
+def assemble(
+    model: GPT,
+    state: State,
+    data: Data,
+    store: RunDirectory,
+    parallel: Parallel,
+    processes: Processes,
+) -> TrainingRun:
     """Makes a run of its parts: moves the model to its device, compiles and wraps its objective,
     and makes an optimiser.
     """
@@ -165,7 +194,9 @@ def assemble(model: GPT, state: State, data: Data, store: RunDirectory, parallel
             what = f"optimiser {config.optimiser!r}"
         else:
             what = f"residual {model.config.residual!r}"
-        raise ConfigError(f"{what} normalises whole matrices, and no process has them: choose --parallel ddp")
+        raise ConfigError(
+            f"{what} normalises whole matrices, and no process has them: choose --parallel ddp"
+        )
     model = model.to(device=processes.device, dtype=config.weight_dtype)
     objective = Objective(model, config)
     if config.compile:
@@ -175,15 +206,17 @@ def assemble(model: GPT, state: State, data: Data, store: RunDirectory, parallel
     return TrainingRun(model, module, optimiser, data, config, store, state, parallel, processes)
 
 
-def check_continues(saved: Mapping[str, Any], given: Mapping[str, Any], flags: Mapping[str, str]) -> None:
+def check_continues(
+    saved: Mapping[str, Any], given: Mapping[str, Any], flags: Mapping[str, str]
+) -> None:
     """Raises ConfigError for a setting that contradicts the saved one. `flags` are its options by
     setting.
     """
     for name, value in given.items():
         if name not in MAY_CHANGE and saved[name] != value:
             raise ConfigError(
-                f"{flags.get(name, name)} {value} contradicts the run to resume, which has {saved[name]}: "
-                "leave the option out, or start another run with another --out"
+                f"{flags.get(name, name)} {value} contradicts the run to resume, which has"
+                f" {saved[name]}: leave the option out, or start another run with another --out"
             )
 
 

@@ -16,7 +16,9 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     if step >= config.iterations:
         return config.lowest
     share = (step - config.warmup) / (config.iterations - config.warmup)
-    return config.lowest + (config.learning_rate - config.lowest) * 0.5 * (1 + math.cos(math.pi * share))
+    return config.lowest + (config.learning_rate - config.lowest) * 0.5 * (
+        1 + math.cos(math.pi * share)
+    )
 
 
 def temperature(config: TrainConfig, step: int, final: float) -> float:

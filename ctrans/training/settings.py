@@ -9,7 +9,16 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ctrans.base.option import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, SEED, Range, check_options, option
+from ctrans.base.option import (
+    BELOW_ONE,
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SEED,
+    Range,
+    check_options,
+    option,
+)
 from ctrans.dynamics.fields.attention import check_temperature
 from ctrans.dynamics.scheme import METHOD_WORDS, Scheme
 from ctrans.model.gpt import GPT
@@ -57,30 +66,46 @@ class TrainConfig:
     iterations: int = option(2500, "Updates of the weights.", limits=COUNT)
     optimiser: str = option("adamw", "The optimiser.", choices=OPTIMISERS)
     learning_rate: float = option(3e-3, "Peak of the learning rate.", limits=POSITIVE)
-    min_learning_rate: float | None = option(None, "Learning rate at the end of the cosine.", default_words="a tenth of the peak")
-    warmup: int = option(100, "Iterations in which the learning rate grows linearly.", limits=ITERATIONS)
+    min_learning_rate: float | None = option(
+        None, "Learning rate at the end of the cosine.", default_words="a tenth of the peak"
+    )
+    warmup: int = option(
+        100, "Iterations in which the learning rate grows linearly.", limits=ITERATIONS
+    )
     schedule: str = option(
         "cosine",
-        "How the learning rate grows. nanoGPT's first of w steps is 1/(w + 1) of the peak, ours 1/w.",
+        "How the learning rate grows. nanoGPT's first of w steps is 1/(w + 1) of the peak, ours"
+        " 1/w.",
         choices=SCHEDULES,
     )
-    weight_decay: float = option(0.1, "Weight decay of matrices; with --decay-gains of all weights.", limits=NOT_NEGATIVE)
+    weight_decay: float = option(
+        0.1, "Weight decay of matrices; with --decay-gains of all weights.", limits=NOT_NEGATIVE
+    )
     decay_gains: bool = option(
         False,
-        "Apply weight decay to gains and offsets of norms and to biases, too. A finite H behind an output norm needs it.",
+        "Apply weight decay to gains and offsets of norms and to biases, too. A finite H behind an"
+        " output norm needs it.",
     )
-    beta1: float = option(0.9, "Decay of the first moment, or the momentum of sgd.", limits=BELOW_ONE)
+    beta1: float = option(
+        0.9, "Decay of the first moment, or the momentum of sgd.", limits=BELOW_ONE
+    )
     beta2: float = option(0.99, "Decay of the second moment.", limits=BELOW_ONE)
     clip: float = option(1.0, "Largest norm of the gradient.", limits=POSITIVE)
-    temperature_start: float | None = option(None, "Attention's temperature at the start. It decays to --temperature.")
+    temperature_start: float | None = option(
+        None, "Attention's temperature at the start. It decays to --temperature."
+    )
     temperature_steps: int = option(0, "Iterations of that decay.", limits=ITERATIONS)
-    kinetic: float = option(0.0, "Weight lam of the running cost lam/2 int |v|^2 dt.", limits=NOT_NEGATIVE)
+    kinetic: float = option(
+        0.0, "Weight lam of the running cost lam/2 int |v|^2 dt.", limits=NOT_NEGATIVE
+    )
     balance: float = option(
         0.01,
         "Weight of the load-balancing loss of a mixture of experts, summed over FFNs.",
         limits=NOT_NEGATIVE,
     )
-    router_z: float = option(0.001, "Weight of the router's z-loss, summed over FFNs.", limits=NOT_NEGATIVE)
+    router_z: float = option(
+        0.001, "Weight of the router's z-loss, summed over FFNs.", limits=NOT_NEGATIVE
+    )
     bias_rate: float = option(
         0.0,
         "How much each update moves the biases that balance experts without a loss; 0 leaves them.",
@@ -88,21 +113,42 @@ class TrainConfig:
     )
     low_rank: int = option(
         0,
-        "Rank r: train W + B A for each linear map W of the model of --from, with A and B alone; 0 trains all weights.",
+        "Rank r: train W + B A for each linear map W of the model of --from, with A and B alone; 0"
+        " trains all weights.",
         limits=ITERATIONS,
     )
-    method: str = option("euler", f"Method of integration: {METHOD_WORDS}.", group="Solver", metavar="NAME")
+    method: str = option(
+        "euler", f"Method of integration: {METHOD_WORDS}.", group="Solver", metavar="NAME"
+    )
     steps: int = option(1, "Steps per segment of a fixed-step method.", group="Solver")
-    rtol: float | None = option(None, "Relative tolerance of an adaptive method.", group="Solver", default_words="1e-6")
-    atol: float | None = option(None, "Absolute tolerance of an adaptive method.", group="Solver", default_words="1e-8")
-    gradient: str = option("backprop", "How gradients are computed.", group="Solver", choices=GRADIENTS)
-    dtype: str = option("float32", "Type of the numbers. bfloat16 is autocast.", group="Solver", choices=PRECISIONS)
+    rtol: float | None = option(
+        None, "Relative tolerance of an adaptive method.", group="Solver", default_words="1e-6"
+    )
+    atol: float | None = option(
+        None, "Absolute tolerance of an adaptive method.", group="Solver", default_words="1e-8"
+    )
+    gradient: str = option(
+        "backprop", "How gradients are computed.", group="Solver", choices=GRADIENTS
+    )
+    dtype: str = option(
+        "float32", "Type of the numbers. bfloat16 is autocast.", group="Solver", choices=PRECISIONS
+    )
     compile: bool = option(False, "Compile the model.", group="Solver")
     eval_every: int = option(100, "Iterations between validation losses.", limits=COUNT)
-    eval_windows: int = option(64, "Validation sequences, evenly spaced, always the same.", limits=COUNT)
-    save_every: int = option(100, "Iterations between checkpoints. The best is always kept.", limits=COUNT)
-    theta: bool = option(False, "Measure attention's balanced-mass factor with every validation loss.")
-    margin: float = option(1.0, "Nats above the first validation loss from which a run counts as diverging.", limits=POSITIVE)
+    eval_windows: int = option(
+        64, "Validation sequences, evenly spaced, always the same.", limits=COUNT
+    )
+    save_every: int = option(
+        100, "Iterations between checkpoints. The best is always kept.", limits=COUNT
+    )
+    theta: bool = option(
+        False, "Measure attention's balanced-mass factor with every validation loss."
+    )
+    margin: float = option(
+        1.0,
+        "Nats above the first validation loss from which a run counts as diverging.",
+        limits=POSITIVE,
+    )
     patience: int = option(3, "Validation losses in a row above it that end the run.", limits=COUNT)
     seed: int = option(0, "Seed of the weights and the batches.", group="Weights", limits=SEED)
 
@@ -116,20 +162,25 @@ class TrainConfig:
         steps = self.temperature_steps
         if (start is None) != (steps == 0):
             raise ConfigError(
-                f"temperature_start = {shown(start)} with temperature_steps = {steps}: a temperature warm-up needs both, or neither"
+                f"temperature_start = {shown(start)} with temperature_steps = {steps}: a"
+                " temperature warm-up needs both, or neither"
             )
         if start is not None:
             check_temperature(start)
         if start is not None and self.compile:
             raise ConfigError(
-                "a temperature warm-up changes a constant of the compiled model at each step: leave out one of them"
+                "a temperature warm-up changes a constant of the compiled model at each step: leave"
+                " out one of them"
             )
         if self.compile and GRADIENTS[self.gradient].detached:
             raise ConfigError(
-                f"gradient {self.gradient!r} cannot be compiled: choose {attached_gradients()}, or leave out compile"
+                f"gradient {self.gradient!r} cannot be compiled: choose {attached_gradients()}, or"
+                " leave out compile"
             )
 
-    def make_optimiser(self, parameters: Iterable[nn.Parameter], *, model: GPT | None = None) -> torch.optim.Optimizer:
+    def make_optimiser(
+        self, parameters: Iterable[nn.Parameter], *, model: GPT | None = None
+    ) -> torch.optim.Optimizer:
         """The optimiser of these settings for the parameters that need a gradient, at the peak
         learning rate. Muon and parametrisations need the `model`. A group whose rate they scale has
         the key "scale".
@@ -141,9 +192,12 @@ class TrainConfig:
         optimiser = OPTIMISERS[self.optimiser]
         if optimiser.orthogonal and model is None:
             raise ConfigError(
-                f"optimiser {self.optimiser!r} treats the matrices of a GPT's depth apart: give the model, or choose adamw"
+                f"optimiser {self.optimiser!r} treats the matrices of a GPT's depth apart: give the"
+                " model, or choose adamw"
             )
-        apart = model is not None and (optimiser.orthogonal or model.config.parametrisation != STANDARD)
+        apart = model is not None and (
+            optimiser.orthogonal or model.config.parametrisation != STANDARD
+        )
         inside = {id(p) for p in model.depth.parameters()} if model is not None and apart else ()
         members: dict[tuple[bool, bool], list[nn.Parameter]] = {}
         for p in parameters:
@@ -151,11 +205,16 @@ class TrainConfig:
                 members.setdefault((p.dim() < 2, id(p) in inside), []).append(p)
         groups = []
         for (vectors, within), each in sorted(members.items(), key=lambda item: item[0]):
-            group: dict[str, Any] = {"params": each, "weight_decay": self.weight_decay * (self.decay_gains if vectors else 1)}
+            group: dict[str, Any] = {
+                "params": each,
+                "weight_decay": self.weight_decay * (self.decay_gains if vectors else 1),
+            }
             part: WeightGroup = ("vectors" if vectors else "matrices") if within else "ends"
             if model is not None and apart:
                 config = model.config
-                rate, eps = config.rules.scales(part, config.times_wider, config.times_deeper, optimiser.steps)
+                rate, eps = config.rules.scales(
+                    part, config.times_wider, config.times_deeper, optimiser.steps
+                )
                 group["weight_decay"] /= rate
                 group |= {"scale": rate, "lr": self.learning_rate * rate, "eps": EPS * eps}
                 group["orthogonal"] = optimiser.orthogonal and part == "matrices"
@@ -185,7 +244,15 @@ class TrainConfig:
 MAY_CHANGE = frozenset(
     {
         *("iterations", "save_every", "eval_every", "eval_windows", "theta", "margin", "patience"),
-        *("learning_rate", "min_learning_rate", "warmup", "schedule", "weight_decay", "decay_gains", "clip"),
+        *(
+            "learning_rate",
+            "min_learning_rate",
+            "warmup",
+            "schedule",
+            "weight_decay",
+            "decay_gains",
+            "clip",
+        ),
     }
 )
 """The settings that a resumed run may change: those that do not affect weights, and those that help
@@ -204,7 +271,9 @@ def from_saved(settings: Mapping[str, Any]) -> TrainConfig:
     return TrainConfig(**settings)
 
 
-def check_names(given: Iterable[str], kind: type = TrainConfig, what: str = "training setting") -> None:
+def check_names(
+    given: Iterable[str], kind: type = TrainConfig, what: str = "training setting"
+) -> None:
     """Raises ConfigError with the nearest name for a name that is no field of the dataclass."""
     names = [field.name for field in dataclasses.fields(kind)]
     for name in given:

@@ -31,7 +31,9 @@ def stopping() -> Iterator[Wish]:
         yield wish
         return
     handlers = {number: signal.getsignal(number) for number in STOPPING}
-    before = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+    before = {
+        number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN
+    }
     told = signal.set_wakeup_fd(-1)  # nobody ends the process for the first signal
 
     def restore() -> None:

@@ -30,8 +30,8 @@ def start_from(path: str | Path, given: Mapping[str, Any]) -> GPT:
     for name, value in given.items():
         if name in own and name != other and own[name] != value:
             raise ConfigError(
-                f"{name} = {value!r} contradicts the model to start from, which has {own[name]!r}: leave the option out; "
-                f"only its {other} may change"
+                f"{name} = {value!r} contradicts the model to start from, which has {own[name]!r}:"
+                f" leave the option out; only its {other} may change"
             )
     blocks = given.get(other, own[other])
     return (model if blocks == own[other] else model.at_depth(blocks)).requires_grad_(True)

@@ -53,7 +53,9 @@ TASKS: dict[str, Task] = {
         {"batch": 32, "iterations": 500, "warmup": 50, "eval_every": 50, "eval_windows": 360},
     ),
     "recall": Task(recall, {"vocab_size": KEYS + VALUES, "context": 4 * PAIRS - 1}, OF_ROWS),
-    "counting": Task(counting, {"vocab_size": SYMBOLS + COUNTED_TO, "context": SYMBOLS_OF_ROW}, OF_ROWS),
+    "counting": Task(
+        counting, {"vocab_size": SYMBOLS + COUNTED_TO, "context": SYMBOLS_OF_ROW}, OF_ROWS
+    ),
     "modular": Task(modular, {"vocab_size": MODULUS + 1, "context": 4 * SUMS - 1}, OF_ROWS),
     "sorting": Task(sorting, {"vocab_size": OF_SYMBOLS, "context": 2 * ORDERED - 1}, OF_ROWS),
 }

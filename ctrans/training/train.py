@@ -25,7 +25,15 @@ from ctrans.training.loop import Ending, Observer, Outcome, TrainingRun, carry_o
 from ctrans.training.parallel import get_parallel
 from ctrans.training.processes import Processes, get_device, processes
 from ctrans.training.run_directory import RunDirectory
-from ctrans.training.run_start import anew, check_continues, check_experts, check_low_rank, check_warm_up, resumed, with_settings
+from ctrans.training.run_start import (
+    anew,
+    check_continues,
+    check_experts,
+    check_low_rank,
+    check_warm_up,
+    resumed,
+    with_settings,
+)
 from ctrans.training.settings import TrainConfig, check_names
 from ctrans.training.training_state import Progress, read_state
 from solvers import checked
@@ -136,7 +144,13 @@ def resume(
 
 
 def plan(
-    model: GPTConfig | GPT, config: TrainConfig, data: Given, *, out: str | Path, overwrite: bool = False, parallel: str = "none"
+    model: GPTConfig | GPT,
+    config: TrainConfig,
+    data: Given,
+    *,
+    out: str | Path,
+    overwrite: bool = False,
+    parallel: str = "none",
 ) -> Plan:
     """Plans a new run. Arguments and errors are those of `train`."""
     if isinstance(model, GPT):
@@ -156,8 +170,15 @@ def plan(
     else:
         weights = GPT(architecture, seed=config.seed)
     if config.low_rank:
-        adapt(weights, [sublayer.field for sublayer in weights.depth.sublayers], config.low_rank, seed=config.seed)
-    begin = partial(anew, weights, config, tokens, directory, way, source=source, overwrite=overwrite)
+        adapt(
+            weights,
+            [sublayer.field for sublayer in weights.depth.sublayers],
+            config.low_rank,
+            seed=config.seed,
+        )
+    begin = partial(
+        anew, weights, config, tokens, directory, way, source=source, overwrite=overwrite
+    )
     return Plan(architecture, config, directory, parallel, begin)
 
 
@@ -179,7 +200,9 @@ def plan_to_resume(
     state = read_state(directory)
     architecture = load_config(directory)
     known = {**asdict(architecture), **asdict(state.config)}
-    check_continues(known, {name: value for name, value in given.items() if name in known}, flags or {})
+    check_continues(
+        known, {name: value for name, value in given.items() if name in known}, flags or {}
+    )
     state = with_settings(state, given)
     check_warm_up(architecture, state.config)
     if data is None:

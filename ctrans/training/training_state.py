@@ -46,7 +46,11 @@ class Progress:
             above, good = (0, self.step)
         else:
             above, good = (self.above + 1, self.good)
-        best = (loss, self.step) if self.best is None or loss < self.best else (self.best, self.best_step)
+        best = (
+            (loss, self.step)
+            if self.best is None or loss < self.best
+            else (self.best, self.best_step)
+        )
         return Progress(self.step, first, *best, above, good)
 
 
@@ -91,14 +95,24 @@ def read_state(directory: Path) -> State:
         raise ConfigError(f"{str(path)!r} is no training state of ctrans") from None
     check_names(progress, Progress, f"key in {STATE}")
     for name, value in progress.items():
-        if not (_is_loss(value) if name in LOSSES else is_step(value) or (name == "best_step" and value is None)):
+        if not (
+            _is_loss(value)
+            if name in LOSSES
+            else is_step(value) or (name == "best_step" and value is None)
+        ):
             if name in LOSSES:
                 wanted = "a number or null"
             else:
                 wanted = "a step"
-            raise ConfigError(f"{name} = {shown(value)} in {str(path)!r}: give {wanted}, or restore the file")
-    if not isinstance(source, dict) or not all(isinstance(value, str | None) for value in source.values()):
-        raise ConfigError(f"source = {shown(source)} in {str(path)!r}: give names and paths, or restore the file")
+            raise ConfigError(
+                f"{name} = {shown(value)} in {str(path)!r}: give {wanted}, or restore the file"
+            )
+    if not isinstance(source, dict) or not all(
+        isinstance(value, str | None) for value in source.values()
+    ):
+        raise ConfigError(
+            f"source = {shown(source)} in {str(path)!r}: give names and paths, or restore the file"
+        )
     return State(Progress(**progress), from_saved(settings), source, fingerprint)
 
 

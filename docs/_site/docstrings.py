@@ -1,4 +1,6 @@
-"""Docstrings are plain text with formulas: what Markdown would take for tags, emphasis or tables stands as it is."""
+"""Docstrings are plain text with formulas: what Markdown would take for tags, emphasis or tables
+stands as it is.
+"""
 
 import re
 
@@ -16,4 +18,7 @@ class PlainDocstrings(griffe.Extension):
 def escaped(text: str) -> str:
     """The text with <, >, *, _, [ and ] as themselves, code and doctests left alone."""
     parts = re.split(r"(`[^`\n]*`)", text)
-    return "".join(part if part.startswith("`") else re.sub(r"([*_\[\]])", r"\\\1", part.replace("<", "&lt;")) for part in parts)
+    return "".join(
+        part if part.startswith("`") else re.sub(r"([*_\[\]])", r"\\\1", part.replace("<", "&lt;"))
+        for part in parts
+    )

@@ -1,4 +1,6 @@
-"""What the built site adds and leaves out: README's pictures are in it, and nothing is fetched from a network."""
+"""What the built site adds and leaves out: README's pictures are in it, and nothing is fetched from
+a network.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -17,5 +19,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_post_page(output: str, page: Any, **kwargs: object) -> str:
-    """The page with our script in place of the theme's from a server: searching from files works by it."""
-    return output.replace(SERVED, f'<script src="{"../" * page.url.count("/")}assets/search-from-files.js"></script>')
+    """The page with our script in place of the theme's from a server: searching from files works by
+    it.
+    """
+    return output.replace(
+        SERVED, f'<script src="{"../" * page.url.count("/")}assets/search-from-files.js"></script>'
+    )

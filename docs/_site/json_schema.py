@@ -30,8 +30,8 @@ SIMPLE: dict[Any, Schema] = {
 
 
 def schema_of(kind: Any, /, **instead: Any) -> Schema:
-    """What `ctrans.base.json_values.plain` makes of a value of that type. `instead` has types or schemas
-    in the place of fields' own.
+    """What `ctrans.base.json_values.plain` makes of a value of that type. `instead` has types or
+    schemas in the place of fields' own.
 
     A dataclass is an object with exactly its fields, described by its docstring; None is null, an
     enum its member's name in small letters. A schema stays as it is.
@@ -104,7 +104,9 @@ def with_definitions(schema: Schema) -> Schema:
         if made.get("type") != "object" or not isinstance(made.get("title"), str):
             return made
         name = made["title"]
-        while definitions.setdefault(name, made) != made:  # the same class with other fields in their place
+        while (
+            definitions.setdefault(name, made) != made
+        ):  # the same class with other fields in their place
             name += "_"
         return {"$ref": f"#/$defs/{name}"}
 

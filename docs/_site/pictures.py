@@ -1,4 +1,5 @@
-"""Draws the pictures of README and site anew, each by the command that anybody can type: `make pictures`, or NAME ... for some.
+"""Draws the pictures of README and site anew, each by the command that anybody can type: `make
+pictures`, or NAME ... for some.
 
 python docs/_site/pictures.py [NAME ...]
 
@@ -19,8 +20,14 @@ ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "examples" / "pictures"
 PICTURES = {
     "simulate": ("-m ctrans simulate --placement all --dt 0.1 --out it", "it/simulate.png"),
-    "screen": ("-m ctrans screen --compare placement=none,pre,peri,post --quick --out it", "it/screen.png"),
-    "hjb-check": ("-m ctrans hjb-check --depth 4 --width 64 --context 32 --out it", "it/hjb-check.png"),
+    "screen": (
+        "-m ctrans screen --compare placement=none,pre,peri,post --quick --out it",
+        "it/screen.png",
+    ),
+    "hjb-check": (
+        "-m ctrans hjb-check --depth 4 --width 64 --context 32 --out it",
+        "it/hjb-check.png",
+    ),
     "monitor": (f"{ROOT}/examples/monitor_trainer.py it; -m ctrans watch it", "it/watch.png"),
     "prediction": ("-m benchmarks.prediction --kept --stage sealed --out it", "it/study.png"),
     "clinic": ("-m benchmarks.clinic --half sealed --report --picture it.png", "it.png"),
@@ -35,14 +42,22 @@ def main(names: list[str]) -> None:
     """Those pictures, or all of them."""
     unknown = set(names) - set(PICTURES)
     if unknown:
-        raise SystemExit(f"no such picture: {', '.join(sorted(unknown))}; there are {', '.join(PICTURES)}")
+        raise SystemExit(
+            f"no such picture: {', '.join(sorted(unknown))}; there are {', '.join(PICTURES)}"
+        )
     for name in names or PICTURES:
         commands, made = PICTURES[name]
         print(f"{name}: {commands}", flush=True)
         with tempfile.TemporaryDirectory() as place:
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
             for command in commands.split(";"):
-                subprocess.run([sys.executable, *shlex.split(command)], cwd=place, env=environment, check=True, stdout=sys.stderr)
+                subprocess.run(
+                    [sys.executable, *shlex.split(command)],
+                    cwd=place,
+                    env=environment,
+                    check=True,
+                    stdout=sys.stderr,
+                )
             shutil.copyfile(Path(place) / made, KEPT / f"{name}.png")
 
 

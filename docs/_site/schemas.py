@@ -38,22 +38,36 @@ from ctrans.training.coordinate_check import PlaceGrowth
 from ctrans.training.monitor.log_lines import Header
 from ctrans.training.monitor.post_mortem import PostMortem
 from ctrans.training.settings import TrainConfig
-from docs._site.json_schema import Schema, a_map, an_object, described, list_of, schema_of, with_definitions
+from docs._site.json_schema import (
+    Schema,
+    a_map,
+    an_object,
+    described,
+    list_of,
+    schema_of,
+    with_definitions,
+)
 
 DOCUMENTS = Path(__file__).parents[1] / "schemas"
 OBJECT: Schema = {"type": "object"}
 OBJECT_OR_NULL: Schema = {"type": ["object", "null"]}
-OPTIONS = described("The command's options by name, with the values that the model or its size decided.", OBJECT)
-ENVIRONMENT = described("What else the result depends on: versions, device, threads, plugins.", OBJECT)
+OPTIONS = described(
+    "The command's options by name, with the values that the model or its size decided.", OBJECT
+)
+ENVIRONMENT = described(
+    "What else the result depends on: versions, device, threads, plugins.", OBJECT
+)
 MODEL = described(
-    "What ctrans recognised in an imported model, and what the model read; null for a GPT of ctrans. Of several named models, "
-    "`several` has each by name.",
+    "What ctrans recognised in an imported model, and what the model read; null for a GPT of"
+    " ctrans. Of several named models, `several` has each by name.",
     OBJECT_OR_NULL,
 )
 EVIDENCE = a_map(
-    "The weakest evidence of all segments; null if it does not apply. gap: (H - best)/|H| of the ascent over velocities. weights: the "
-    "same over the last map's weights. kkt: residual of the closed form's maximiser. uniqueness: distance between maximisers from "
-    "different starts. exponent: the k in value ~ R^k that is farthest from its verdict's. gained: the same with trained gains.",
+    "The weakest evidence of all segments; null if it does not apply. gap: (H - best)/|H| of the"
+    " ascent over velocities. weights: the same over the last map's weights. kkt: residual of the"
+    " closed form's maximiser. uniqueness: distance between maximisers from different starts."
+    " exponent: the k in value ~ R^k that is farthest from its verdict's. gained: the same with"
+    " trained gains.",
     float | None,
 )
 RESULTS: dict[str, type] = {
@@ -74,7 +88,9 @@ def _checks() -> Schema:
     segment = schema_of(
         SegmentCheck,
         verdict=described("Of the ODE, with the weight decay if one is given.", str),
-        hamiltonian=described("H under the verdict's assumptions; null if its size is unknown.", float | None),
+        hamiltonian=described(
+            "H under the verdict's assumptions; null if its size is unknown.", float | None
+        ),
     )
     check = schema_of(
         ModelCheck,
@@ -86,7 +102,11 @@ def _checks() -> Schema:
         evidence=EVIDENCE,
         step_evidence={"anyOf": [EVIDENCE, {"type": "null"}]},
         training_threshold=DecayThreshold | None,
-        held=described("Parameters that a weight decay does not bound and that must stay fixed: biases, gains.", list[str]),
+        held=described(
+            "Parameters that a weight decay does not bound and that must stay fixed: biases,"
+            " gains.",
+            list[str],
+        ),
         largest=described("The segment with the largest costate.", int),
     )
     return {
@@ -113,7 +133,8 @@ def _screenings() -> Schema:
     }
     return {
         "quantities": a_map(
-            "The measured quantities, with their limits and the words beyond them.", schema_of(Quantity, **sides)
+            "The measured quantities, with their limits and the words beyond them.",
+            schema_of(Quantity, **sides),
         ),
         "models": a_map("By model: its placement, or its own settings.", screening),
     }
@@ -128,12 +149,13 @@ PAIRS = list[list[float]]
 FIGURES = a_map("Figures by name; null if unknown.", float | None)
 FLOORS = {
     "frequencies_loss": described(
-        "The loss in nats per target of a model that knows only how often each target comes; null if the data are not known.",
+        "The loss in nats per target of a model that knows only how often each target comes; null"
+        " if the data are not known.",
         {"type": ["number", "null"]},
     ),
     "depthless_loss": described(
-        "The loss of a table that knows only the current token and, for a task's rows, its place, as a model without depth does; null if "
-        "the data are not known.",
+        "The loss of a table that knows only the current token and, for a task's rows, its place,"
+        " as a model without depth does; null if the data are not known.",
         {"type": ["number", "null"]},
     ),
 }
@@ -151,20 +173,25 @@ RESULT_KEYS: dict[str, Schema] = {
     "convergence": {"results": list_of(schema_of(Convergence, order=float))},
     "hjb-check": _checks(),
     "control": {
-        "placements": a_map("By placement: the maximum principle token by token.", MaximumPrinciple),
-        "attained": a_map("By placement: what training attains, or why that is unknown.", Attained | str),
+        "placements": a_map(
+            "By placement: the maximum principle token by token.", MaximumPrinciple
+        ),
+        "attained": a_map(
+            "By placement: what training attains, or why that is unknown.", Attained | str
+        ),
         "instead": a_map("By placement: why the costate is the discrete model's, if it is.", str),
     },
     "diagnose": {
         "checks": a_map("The checks by name.", _without(schema_of(Check, measure=str), "measure")),
         "placements": a_map("By placement, or by the name of a model.", Diagnosis),
         "changes": a_map(
-            "What changed from one of two models, or from the baseline, to another, and what weights would lose in a format. `segment` is "
-            "the block where only weights were read.",
+            "What changed from one of two models, or from the baseline, to another, and what"
+            " weights would lose in a format. `segment` is the block where only weights were read.",
             Diagnosis,
         ),
         "treatment": described(
-            "With --treat, lines that say what was changed in the copy, and for which findings no treatment is proven; else empty.",
+            "With --treat, lines that say what was changed in the copy, and for which findings no"
+            " treatment is proven; else empty.",
             list[str],
         ),
     },
@@ -183,39 +210,60 @@ RESULT_KEYS: dict[str, Schema] = {
         "model": GPTConfig,
         "training": TrainConfig,
         "parameters": int,
-        "trained_parameters": described("The number of trained parameters: fewer with low-rank adapters.", int),
+        "trained_parameters": described(
+            "The number of trained parameters: fewer with low-rank adapters.", int
+        ),
         "first_validation_loss": float | None,
         "validation_loss": float | None,
         "best_validation_loss": float | None,
         "best_step": int | None,
-        "accuracy": described("The share of correct held-out answers; null for a task without answers.", float | None),
+        "accuracy": described(
+            "The share of correct held-out answers; null for a task without answers.", float | None
+        ),
         "losses": an_object("Pairs of a step and a loss.", training=PAIRS, validation=PAIRS),
         "curves": an_object(
-            "Pairs of a step and a figure.", learning_rate=PAIRS, gradient_norm=PAIRS, growth=PAIRS, largest=PAIRS
+            "Pairs of a step and a figure.",
+            learning_rate=PAIRS,
+            gradient_norm=PAIRS,
+            growth=PAIRS,
+            largest=PAIRS,
         ),
         "other_depths": a_map("Validation loss by number of blocks.", float),
         **FLOORS,
         "seconds": float,
     },
     "study": {
-        "study": described("The description: base configuration, what varies, learning rates, seeds, data.", OBJECT),
+        "study": described(
+            "The description: base configuration, what varies, learning rates, seeds, data.", OBJECT
+        ),
         "runs": described("The number of runs.", int),
         "done": described("The number of finished runs.", int),
-        "failed": described("The number of runs that failed. The same command tries them again.", int),
-        "cost": described("With --dry-run, the remaining runs and their cost on this machine.", OBJECT_OR_NULL),
+        "failed": described(
+            "The number of runs that failed. The same command tries them again.", int
+        ),
+        "cost": described(
+            "With --dry-run, the remaining runs and their cost on this machine.", OBJECT_OR_NULL
+        ),
         "outcomes": a_map("By case, as JSON text of what varies.", FIGURES),
         "losses": a_map(
-            "By case: its learning rates, and over seeds the mean, lowest and highest final loss. A run that diverged counts with its "
-            "loss before the first step.",
+            "By case: its learning rates, and over seeds the mean, lowest and highest final loss. A"
+            " run that diverged counts with its loss before the first step.",
             SPREAD,
         ),
-        "curves": a_map("By case with one learning rate: iterations, and over its runs the validation loss.", SPREAD),
-        "states": a_map("By case that measured moments: segments, and over its trained models the mean |x|.", SPREAD),
+        "curves": a_map(
+            "By case with one learning rate: iterations, and over its runs the validation loss.",
+            SPREAD,
+        ),
+        "states": a_map(
+            "By case that measured moments: segments, and over its trained models the mean |x|.",
+            SPREAD,
+        ),
         "verdict": Verdict | None,
         **FLOORS,
         "stable_rule": described(
-            "The rule of the largest stable learning rates, its depthless floor and the loss of a guess in nats per target, and by case "
-            "why it has no such rate; null before the first run.",
+            "The rule of the largest stable learning rates, its depthless floor and the loss of a"
+            " guess in nats per target, and by case why it has no such rate; null before the first"
+            " run.",
             OBJECT_OR_NULL,
         ),
     },
@@ -248,16 +296,24 @@ RESULT_KEYS: dict[str, Schema] = {
         "ended": described("How the run ended; empty for a run that continues or was killed.", str),
         "steps": described("The steps of the reports.", list[int]),
         "loss": list[float],
-        "last": a_map("The last report's figures by gauge; lists are by depth.", float | list[float]),
+        "last": a_map(
+            "The last report's figures by gauge; lists are by depth.", float | list[float]
+        ),
         "history": an_object(
-            "Over time: figures of the run at every report, and by depth at `steps`, which are evenly chosen if there are many.",
+            "Over time: figures of the run at every report, and by depth at `steps`, which are"
+            " evenly chosen if there are many.",
             over_time=a_map("By gauge, at every report.", list[float]),
             steps=list[int],
             by_depth=a_map("By gauge, a list for each of `steps`.", list[list[float]]),
         ),
-        "why": described("With --why, what left its past, and when the loss and the 6-sigma rule did.", PostMortem | None),
+        "why": described(
+            "With --why, what left its past, and when the loss and the 6-sigma rule did.",
+            PostMortem | None,
+        ),
         "findings": described("In the order in which they were reported.", list[Finding]),
-        "probes": described("Figures of each pass over the fixed batch, with its step.", list_of(OBJECT)),
+        "probes": described(
+            "Figures of each pass over the fixed batch, with its step.", list_of(OBJECT)
+        ),
         "unknown": a_map("What the last report could not measure, and why.", str),
     },
     "generate": {
@@ -277,14 +333,21 @@ OF_MODELS = ("simulate", "hjb-check", "control", "diagnose", "screen")
 
 def schema(command: str) -> Schema:
     """The schema of that command's result."""
-    begins: dict[str, Schema] = {"command": {"const": command}, "options": OPTIONS, "environment": ENVIRONMENT}
+    begins: dict[str, Schema] = {
+        "command": {"const": command},
+        "options": OPTIONS,
+        "environment": ENVIRONMENT,
+    }
     begins |= {"model": MODEL} if command in OF_MODELS else {}
     says = (
-        f"{COMMANDS[command]} Numbers that JSON lacks are the texts inf, -inf and nan. null means that a figure does not apply or is "
-        "unknown."
+        f"{COMMANDS[command]} Numbers that JSON lacks are the texts inf, -inf and nan. null means"
+        " that a figure does not apply or is unknown."
     )
     made = an_object(says, **begins, **RESULT_KEYS[command])
-    start = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"ctrans {command}"}
+    start = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"ctrans {command}",
+    }
     return with_definitions({**start, **made})
 
 

@@ -1,4 +1,6 @@
-"""Writes the tables of checks and verdicts into their pages: `python -m docs._site.tables`, after a change of a check's words."""
+"""Writes the tables of checks and verdicts into their pages: `python -m docs._site.tables`, after a
+change of a check's words.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,18 +22,30 @@ def limits_table(checks: Mapping[str, Check]) -> str:
     """The checks as a table in Markdown."""
     cells = [[name, c.severity, c.description, c.limit, c.source] for name, c in checks.items()]
     rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
-    return "\n".join(["| finding | severity | what is measured | limit | source |", "| --- | --- | --- | --- | --- |", *rows])
+    return "\n".join(
+        [
+            "| finding | severity | what is measured | limit | source |",
+            "| --- | --- | --- | --- | --- |",
+            *rows,
+        ]
+    )
 
 
 def verdicts_table() -> str:
     """What every verdict of a screening means, as a table in Markdown."""
-    rows = [f"| *{word}* | {meaning.replace('|', chr(92) + '|')} |" for word, meaning in verdicts().items()]
+    rows = [
+        f"| *{word}* | {meaning.replace('|', chr(92) + '|')} |"
+        for word, meaning in verdicts().items()
+    ]
     return "\n".join(["| verdict | what it means |", "| --- | --- |", *rows])
 
 
 def gauges_table() -> str:
     """What the monitor measures, as a table in Markdown."""
-    rows = [f"| `{name}` | {gauge.description.replace('|', chr(92) + '|')} |" for name, gauge in GAUGES.items()]
+    rows = [
+        f"| `{name}` | {gauge.description.replace('|', chr(92) + '|')} |"
+        for name, gauge in GAUGES.items()
+    ]
     return "\n".join(["| name | what is measured |", "| --- | --- |", *rows])
 
 

@@ -1,4 +1,6 @@
-"""Puts the statements of `ctrans verify` into THEORY.md, between its marker comments: `python -m docs._site.theory`, after that command."""
+"""Puts the statements of `ctrans verify` into THEORY.md, between its marker comments: `python -m
+docs._site.theory`, after that command.
+"""
 
 import json
 import re
@@ -13,7 +15,9 @@ VERDICTS = ("new", "as printed", "sharpened", "corrected", "violated")
 
 
 def markdown_table(statements: Mapping[str, Any]) -> str:
-    """The statements of verify.json as a Markdown table, without times, so that it changes only when a finding does."""
+    """The statements of verify.json as a Markdown table, without times, so that it changes only
+    when a finding does.
+    """
     rows = [
         "| § | statement | source | what holds | printed form | reached | tolerance | cases |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -24,7 +28,11 @@ def markdown_table(statements: Mapping[str, Any]) -> str:
             str(each["section"]),
             f"`{name}`",
             _literal(each["source"]),
-            _literal(each["says"]) if found["holds"] else f"{_literal(each['says'])}. **Violated:** {_literal(found['words'])}",
+            (
+                _literal(each["says"])
+                if found["holds"]
+                else f"{_literal(each['says'])}. **Violated:** {_literal(found['words'])}"
+            ),
             _printed(each),
             f"{found['excess']:.1e}",
             f"{found['tolerance']:.2g}",
@@ -60,5 +68,11 @@ def between_markers(text: str, table: str) -> str:
 
 
 if __name__ == "__main__":
-    page, result = ROOT / "THEORY.md", json.loads((ROOT / "out" / "verify" / "verify.json").read_text(encoding="utf-8"))
-    page.write_text(between_markers(page.read_text(encoding="utf-8"), markdown_table(result["statements"])), encoding="utf-8")
+    page, result = (
+        ROOT / "THEORY.md",
+        json.loads((ROOT / "out" / "verify" / "verify.json").read_text(encoding="utf-8")),
+    )
+    page.write_text(
+        between_markers(page.read_text(encoding="utf-8"), markdown_table(result["statements"])),
+        encoding="utf-8",
+    )

@@ -1,4 +1,6 @@
-"""Whoever looks at a model leaves it as it was found: `tests.guests` says what that is, and asserts it in all other tests too."""
+"""Whoever looks at a model leaves it as it was found: `tests.guests` says what that is, and asserts
+it in all other tests too.
+"""
 
 import copy
 import random
@@ -48,7 +50,9 @@ class Habits(LanguageModel):
 
 
 def guest(kind=Habits):
-    """A model in the middle of its training: gradients, frozen weights, parts in evaluation mode, a map of zeros, hooks of all kinds."""
+    """A model in the middle of its training: gradients, frozen weights, parts in evaluation mode, a
+    map of zeros, hooks of all kinds.
+    """
     torch.manual_seed(0)
     model = kind()
     F.cross_entropy(model(TOKENS).flatten(0, 1), TARGETS.flatten()).backward()
@@ -120,7 +124,9 @@ def test_a_look_leaves_the_model_as_it_was_found(look):
 @pytest.mark.cases(6)
 @pytest.mark.parametrize("look", [look for look in LOOKS if look != "continuize, refused"])
 def test_a_look_that_fails_leaves_the_model_as_it_was_found(look, monkeypatch):
-    """The model raises at its first pass, and in the middle of the passes of a look that succeeds."""
+    """The model raises at its first pass, and in the middle of the passes of a look that
+    succeeds.
+    """
     model, count = guest(), [0]
     forward = FailingBlock.forward_of(type(model.stack[0].mix), count)
     monkeypatch.setattr(type(model.stack[0].mix), "forward", forward)
@@ -153,7 +159,11 @@ class FailingBlock:
 
 
 def test_a_refused_module_is_left_as_it_was_found():
-    for model, options in ((guest(), {"blocks": "nowhere"}), (guest(), {"loss": "none such"}), (nn.Linear(2, 2), {})):
+    for model, options in (
+        (guest(), {"blocks": "nowhere"}),
+        (guest(), {"loss": "none such"}),
+        (nn.Linear(2, 2), {}),
+    ):
         with left_as_found(model), pytest.raises(ConfigError):
             ctrans.open_model(model, **options)
     for placement in ("pre", "peri"):
@@ -166,7 +176,9 @@ def test_threads_find_the_same_and_leave_the_model_as_it_was_found():
     model = guest()
     alone = str(ctrans.diagnose(copy.deepcopy(model), TOKENS, TARGETS, loss="next"))
     with left_as_found(model), ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: str(ctrans.diagnose(model, TOKENS, TARGETS, loss="next")), range(4)))
+        found = list(
+            pool.map(lambda _: str(ctrans.diagnose(model, TOKENS, TARGETS, loss="next")), range(4))
+        )
     assert found == [alone] * 4
 
 
@@ -222,14 +234,21 @@ def test_a_model_that_was_looked_at_trains_to_the_same_bits(place):
 
         if place == "between steps":
             look()
-        losses.append([step(model, optimizer, look if place != "between steps" else lambda: None) for _ in range(2)])
+        losses.append(
+            [
+                step(model, optimizer, look if place != "between steps" else lambda: None)
+                for _ in range(2)
+            ]
+        )
         losses[-1] += [float(weight.detach().double().sum()) for weight in model.parameters()]
     assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize("gradient", ["backprop", "checkpoint", "adjoint"])
 def test_an_opened_model_computes_without_dropout_and_without_gradients_of_weights(gradient):
-    """As a twin in evaluation mode whose weights need none, whatever the module's mode, also where a backward pass computes again."""
+    """As a twin in evaluation mode whose weights need none, whatever the module's mode, also where
+    a backward pass computes again.
+    """
     model = guest()
     twin, found = copy.deepcopy(model).eval().requires_grad_(False), []
     for each in (model, twin):
@@ -238,9 +257,14 @@ def test_an_opened_model_computes_without_dropout_and_without_gradients_of_weigh
             x = opened.embed(TOKENS)
             assert not x.requires_grad
             x.requires_grad_()
-            y = ctrans.dynamics.scheme.trajectory(opened.depth, x, method="rk4", gradient=gradient).x1
+            y = ctrans.dynamics.scheme.trajectory(
+                opened.depth, x, method="rk4", gradient=gradient
+            ).x1
             z, rows = opened.depth(x), opened.depth.sublayers[0].field.rows(x)
-            loss = F.cross_entropy(opened.head(y).flatten(0, 1), TARGETS.flatten()) + opened(TOKENS, TARGETS)[1]
+            loss = (
+                F.cross_entropy(opened.head(y).flatten(0, 1), TARGETS.flatten())
+                + opened(TOKENS, TARGETS)[1]
+            )
             (loss + z.square().mean() + rows.square().sum()).backward()
             found.append([part.detach() for part in (x, y, z, rows, x.grad)])
     assert all(map(torch.equal, *found))
@@ -253,11 +277,15 @@ def test_another_dtype_is_that_of_a_copy():
     assert opened.embed(TOKENS).dtype == torch.float64
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     same = ctrans.open_model(model, torch.float32)
-    assert {id(weight) for weight in same.depth.parameters()} <= {id(weight) for weight in model.parameters()}
+    assert {id(weight) for weight in same.depth.parameters()} <= {
+        id(weight) for weight in model.parameters()
+    }
 
 
 def test_an_imported_model_is_still_one_to_differentiate():
-    """`from_transformers` gives the model as it is; what `open_model` makes of it has the same weights and leaves it as it was."""
+    """`from_transformers` gives the model as it is; what `open_model` makes of it has the same
+    weights and leaves it as it was.
+    """
     imported = from_transformers(small_family("gpt2").train().requires_grad_())
     assert isinstance(imported, Imported)
     tokens = TOKENS % 16
@@ -266,7 +294,9 @@ def test_an_imported_model_is_still_one_to_differentiate():
         assert not opened.depth(opened.embed(tokens)).requires_grad
         ctrans.diagnose(opened, tokens, tokens)
     assert imported.depth(imported.embed(tokens)).requires_grad
-    assert {id(weight) for weight in opened.parameters()} >= {id(weight) for weight in imported.model.parameters()}
+    assert {id(weight) for weight in opened.parameters()} >= {
+        id(weight) for weight in imported.model.parameters()
+    }
 
 
 def test_the_assertion_sees_every_kind_of_change():
@@ -302,7 +332,10 @@ class Unruly(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.weight, self.generator = nn.Parameter(torch.ones(2), requires_grad=False), torch.Generator()
+        self.weight, self.generator = (
+            nn.Parameter(torch.ones(2), requires_grad=False),
+            torch.Generator(),
+        )
         self.register_buffer("uses", torch.zeros(2))
         self.register_buffer("wide", torch.zeros(1).expand(3))
 
@@ -319,7 +352,11 @@ def test_changes_that_torch_does_not_count_are_undone():
     state = module.generator.get_state()
     with as_found(module):
         module(TOKENS)
-    assert (module.uses.tolist(), module.wide.tolist(), module.weight.requires_grad) == ([0, 0], [0, 0, 0], False)
+    assert (module.uses.tolist(), module.wide.tolist(), module.weight.requires_grad) == (
+        [0, 0],
+        [0, 0, 0],
+        False,
+    )
     assert torch.equal(module.generator.get_state(), state)
 
 

@@ -18,9 +18,13 @@ ATTENTIONS = [Attention, LinearAttention, GatedLinearAttention, DifferentialAtte
 FFNS = [FeedForward, GatedLinearUnits, MixtureOfExperts]
 
 
-@pytest.mark.parametrize(("kind", "size"), [*((kind, 2) for kind in ATTENTIONS), *((kind, 32) for kind in FFNS)])
+@pytest.mark.parametrize(
+    ("kind", "size"), [*((kind, 2) for kind in ATTENTIONS), *((kind, 32) for kind in FFNS)]
+)
 def test_matrices_that_exceed_the_memory_are_refused(kind, size, monkeypatch):
-    """Either side of the threshold, which small matrices, as those of a router or of gates, may move by a tenth."""
+    """Either side of the threshold, which small matrices, as those of a router or of gates, may
+    move by a tenth.
+    """
     entries = sum(weight.numel() for weight in kind(16, size).parameters() if weight.dim() > 1)
     monkeypatch.setattr("ctrans.base.memory.memory", lambda: 4 * entries)
     kind(16, size)

@@ -8,12 +8,19 @@ import pytest
 
 from ctrans.base.old_names import MOVED, OldNames, name_of_today
 
-DEEP = ("ctrans.fields.attention", "ctrans.stability.diagnosis.diagnose", "ctrans.stability.forward.bounds", "ctrans.walk.passes")
+DEEP = (
+    "ctrans.fields.attention",
+    "ctrans.stability.diagnosis.diagnose",
+    "ctrans.stability.forward.bounds",
+    "ctrans.walk.passes",
+)
 
 
 @pytest.mark.parametrize("old", [*MOVED, *DEEP])
 def test_an_old_name_gives_the_module_of_today_with_a_warning(old, monkeypatch):
-    monkeypatch.setattr(sys, "meta_path", [OldNames(), *sys.meta_path])  # the tests' type checker has a hook of its own in front
+    monkeypatch.setattr(
+        sys, "meta_path", [OldNames(), *sys.meta_path]
+    )  # the tests' type checker has a hook of its own in front
     new = importlib.import_module(name_of_today(old))
     spec = new.__spec__
     for name in [name for name in sys.modules if name == old or name.startswith(f"{old}.")]:

@@ -21,7 +21,12 @@ with open("/proc/self/smaps") as smaps:
 
 
 @pytest.mark.parametrize(
-    ("says", "expected"), [("always [madvise] never", "1"), ("[always] madvise never", None), ("always madvise [never]", None)]
+    ("says", "expected"),
+    [
+        ("always [madvise] never", "1"),
+        ("[always] madvise never", None),
+        ("always madvise [never]", None),
+    ],
 )
 def test_asked_for_where_the_system_gives_them_on_request(says, expected, tmp_path, monkeypatch):
     monkeypatch.delenv(pages.SWITCH, raising=False)
@@ -47,7 +52,9 @@ def test_a_system_that_does_not_say_is_left_alone(tmp_path, monkeypatch):
 )
 def test_a_large_tensor_lies_on_huge_pages():
     """64 MiB, most of which the system says are huge pages."""
-    done = subprocess.run([sys.executable, "-c", TELL, str(pages.SETTING)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", TELL, str(pages.SETTING)], capture_output=True, text=True, check=True
+    )
     switch, kilobytes = done.stdout.split()
     assert switch == "1"
     assert int(kilobytes) > 32 << 10

@@ -1,4 +1,6 @@
-"""How threads wait is set before torch is imported, and their number follows from the size of the work."""
+"""How threads wait is set before torch is imported, and their number follows from the size of the
+work.
+"""
 
 import ast
 import os
@@ -17,7 +19,9 @@ from ctrans.base import threads
 from tests.helpers import NAMES, small_model, tokens
 
 ROOT = Path(__file__).parents[2]
-BENCHMARKS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text())
+BENCHMARKS = sorted(
+    path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()
+)
 VARIABLES = (*threads.USERS, "OMP_NUM_THREADS")
 TELL = """
 import os, sys
@@ -33,7 +37,9 @@ main(["simulate", "--help"])
 
 @pytest.fixture
 def nothing_set(monkeypatch):
-    """The variables as on a machine whose user said nothing; and torch's threads given back after."""
+    """The variables as on a machine whose user said nothing; and torch's threads given back
+    after.
+    """
     before = torch.get_num_threads()
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
@@ -43,7 +49,13 @@ def nothing_set(monkeypatch):
 
 def at_import(**environment):
     kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    done = subprocess.run([sys.executable, "-c", TELL], env={**kept, **environment}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", TELL],
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.splitlines()[0]
 
 
@@ -72,15 +84,23 @@ def test_a_benchmark_imports_torch_after_it_set_how_threads_wait(path):
         pytest.skip("sets it for the processes that it starts")
     lines = {}
     for node in ast.parse(path.read_text()).body:
-        called = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func)
+        called = (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Call)
+            and ast.unparse(node.value.func)
+        )
         names = (
-            [alias.name for alias in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or called]
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [getattr(node, "module", None) or called]
         )
         for name in names:
             lines.setdefault(str(name).split(".")[0], node.lineno)
     if not lines.keys() & {"torch", "benchmarks", "ctrans", "solvers"}:
         return  # nothing of it imports torch
-    assert lines["wait_passively"] < lines.get("torch", lines.get("benchmarks"))  # whose record imports it
+    assert lines["wait_passively"] < lines.get(
+        "torch", lines.get("benchmarks")
+    )  # whose record imports it
 
 
 @pytest.mark.parametrize("placement", NAMES)
@@ -95,7 +115,9 @@ def test_flops_are_what_torch_counts(placement):
 @given(st.floats(0, 1e15), st.floats(0, 1e15), st.sampled_from([2, 4, 8]))
 def test_more_work_has_as_many_threads_or_more(some, more, itemsize):
     few, many = sorted((some, more))
-    assert 1 <= threads.worth(few, itemsize) <= threads.worth(many, itemsize) <= threads.worth(many, 8)
+    assert (
+        1 <= threads.worth(few, itemsize) <= threads.worth(many, itemsize) <= threads.worth(many, 8)
+    )
 
 
 def test_a_small_model_has_one_thread_and_a_large_one_all_there_are(nothing_set):

@@ -14,19 +14,45 @@ from benchmarks.bench.parts import PARTS, QUICK
 
 
 def result_of(rows):
-    part = {"rows": rows, "failure": "", "seconds": 1.0, "load": [0.0, 0.0], "threads": 1, "quick": True, "commit": "abc"}
-    about = {"date": "2026-01-01", "words": "", "processor": "P", "processors": 2, "python": "3", "torch": "2"}
+    part = {
+        "rows": rows,
+        "failure": "",
+        "seconds": 1.0,
+        "load": [0.0, 0.0],
+        "threads": 1,
+        "quick": True,
+        "commit": "abc",
+    }
+    about = {
+        "date": "2026-01-01",
+        "words": "",
+        "processor": "P",
+        "processors": 2,
+        "python": "3",
+        "torch": "2",
+    }
     return {**about, "parts": {"hjb": part}}
 
 
 def a_row():
-    found = [(Sample(2.0, 3.0), Sample(1.0, 1.0)), (Sample(4.0, 8.0), Sample(1.0, 2.0)), (Sample(3.0, 6.0), Sample(1.0, 2.0))]
-    return dataclasses.asdict(row_of_pairs("task", "peer", found, limit=1.5, limit_is="its least", aim=1.0))
+    found = [
+        (Sample(2.0, 3.0), Sample(1.0, 1.0)),
+        (Sample(4.0, 8.0), Sample(1.0, 2.0)),
+        (Sample(3.0, 6.0), Sample(1.0, 2.0)),
+    ]
+    return dataclasses.asdict(
+        row_of_pairs("task", "peer", found, limit=1.5, limit_is="its least", aim=1.0)
+    )
 
 
 def test_a_row_has_the_medians_of_pairs():
     row = a_row()
-    assert (row["seconds"], row["peer_seconds"], row["ratio"][1], row["processor_ratio"][1]) == (3.0, 1.0, 3.0, 3.0)
+    assert (row["seconds"], row["peer_seconds"], row["ratio"][1], row["processor_ratio"][1]) == (
+        3.0,
+        1.0,
+        3.0,
+        3.0,
+    )
     assert row["ratio"] == (2.5, 3.0, 3.5)
 
 
@@ -42,7 +68,9 @@ def test_products_are_those_of_the_work_forward_and_back():
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.5])
 def test_the_exponent_of_a_power_is_found(power):
     sizes = (2, 4, 8, 16)
-    assert growth.slope(sizes, [3.0 * size**power for size in sizes]) == pytest.approx(power, abs=1e-12)
+    assert growth.slope(sizes, [3.0 * size**power for size in sizes]) == pytest.approx(
+        power, abs=1e-12
+    )
 
 
 def test_a_result_is_kept_as_json_text_and_page(tmp_path):
@@ -53,7 +81,9 @@ def test_a_result_is_kept_as_json_text_and_page(tmp_path):
     assert "limit 1.5 s (its least), ours 2.00 times it" in shown
     assert path.with_suffix(".png").stat().st_size > 1000
     assert report.newest(tmp_path) == json.loads(path.read_text())
-    assert "| task | 3 s | peer: 1 s | 3.00 (2.50 to 3.50) | 1.5 s, its least |" in report.table(report.newest(tmp_path))
+    assert "| task | 3 s | peer: 1 s | 3.00 (2.50 to 3.50) | 1.5 s, its least |" in report.table(
+        report.newest(tmp_path)
+    )
 
 
 def test_a_whole_result_goes_before_a_later_quick_one(tmp_path):

@@ -17,7 +17,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def kept(name):
-    return [json.loads(line) for line in (ROOT / "benchmarks" / "results" / "clinic" / name).read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (ROOT / "benchmarks" / "results" / "clinic" / name).read_text().splitlines()
+    ]
 
 
 def outcomes():
@@ -32,9 +35,14 @@ def outcomes():
 def test_each_check_says_how_often_its_advice_healed():
     said = {}
     for name, check in {**CHECKS, **ALARMS}.items():
-        if counts := re.search(r"carried out on (\d+) runs? of the clinic's open half: healed (\d+), harmed (\d+)", check.source):
+        if counts := re.search(
+            r"carried out on (\d+) runs? of the clinic's open half: healed (\d+), harmed (\d+)",
+            check.source,
+        ):
             said[name] = [int(count) for count in counts.groups()]
-    assert said == {name: [len(own), own.count("healed"), own.count("harm")] for name, own in outcomes().items()}
+    assert said == {
+        name: [len(own), own.count("healed"), own.count("harm")] for name, own in outcomes().items()
+    }
 
 
 @pytest.mark.parametrize("runs", [1, 3])
@@ -49,10 +57,17 @@ def test_each_check_and_each_alarm_has_a_treatment():
 
 def test_readme_and_page_say_what_the_sealed_rows_say():
     rows = [row for row in kept("sealed.jsonl") if row["fault"] and row["ending"] != "does not fit"]
-    told = [outcome_of(row, "advice") for row in rows if row["arms"] and found(row) and needs_cure(row)]
+    told = [
+        outcome_of(row, "advice") for row in rows if row["arms"] and found(row) and needs_cure(row)
+    ]
     missed = sum(not found(row) for row in rows)
-    readme, page = (" ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/why/clinic.md"))
+    readme, page = (
+        " ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/why/clinic.md")
+    )
     assert f"{missed} of {len(rows)} were missed" in readme
-    assert f"Of the {len(told)} found ones that needed a fix, the advice fixed {told.count('healed')}" in readme
+    assert (
+        f"Of the {len(told)} found ones that needed a fix, the advice fixed {told.count('healed')}"
+        in readme
+    )
     assert f"| found | at least 97% | {count(rows, found)} |" in page
     assert f"the advice fixed {told.count('healed')} and made {told.count('harm')} worse" in page

@@ -1,4 +1,6 @@
-"""The study of largest stable learning rates: its own loop for remedies is the loop of `ctrans train`."""
+"""The study of largest stable learning rates: its own loop for remedies is the loop of `ctrans
+train`.
+"""
 
 import math
 
@@ -25,14 +27,23 @@ def test_plain_training_is_that_of_the_study(monkeypatch):
     monkeypatch.setattr(remedies, "SETTINGS", SHORT)
     run = PlannedRun(config(placement="pre"), TrainConfig(**SHORT, learning_rate=0.03, seed=10), {})
     expected = train_planned(("recall", "plain", run))["loss"]
-    assert remedies.train(("recall", f"{remedies.PLAIN} pre dt=1", 0.03, 10))["loss"] == pytest.approx(expected, rel=1e-5)
-    assert not math.isclose(remedies.train(("recall", f"{remedies.PLAIN} pre dt=1", 0.03, 11))["loss"], expected, rel_tol=1e-3)
+    assert remedies.train(("recall", f"{remedies.PLAIN} pre dt=1", 0.03, 10))[
+        "loss"
+    ] == pytest.approx(expected, rel=1e-5)
+    assert not math.isclose(
+        remedies.train(("recall", f"{remedies.PLAIN} pre dt=1", 0.03, 11))["loss"],
+        expected,
+        rel_tol=1e-3,
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in remedies.REMEDIES if name != remedies.PLAIN])
 def test_each_remedy_changes_the_training(name, monkeypatch):
     monkeypatch.setattr(remedies, "SETTINGS", SHORT)
-    plain, other = (remedies.train(("recall", f"{each} pre dt=1", 0.1, 10))["loss"] for each in (remedies.PLAIN, name))
+    plain, other = (
+        remedies.train(("recall", f"{each} pre dt=1", 0.1, 10))["loss"]
+        for each in (remedies.PLAIN, name)
+    )
     assert abs(plain - other) > 1e-5
 
 
@@ -55,4 +66,6 @@ def test_weights_are_held():
     remedies.hold(model)
     for weight in model.depth.parameters():
         most = remedies.HELD if weight.dim() >= 2 else 1.0
-        assert float(weight.detach().norm()) == pytest.approx(most * weight.shape[0] ** 0.5, rel=1e-5)
+        assert float(weight.detach().norm()) == pytest.approx(
+            most * weight.shape[0] ** 0.5, rel=1e-5
+        )

@@ -1,6 +1,8 @@
-"""A disk that fails: an error of reading or writing, or no space, at one file operation of a command, once or from there on.
+"""A disk that fails: an error of reading or writing, or no space, at one file operation of a
+command, once or from there on.
 
-The command then says so in a line, or does all that it would have done; and a run goes on to the bits of one that nobody disturbed.
+The command then says so in a line, or does all that it would have done; and a run goes on to the
+bits of one that nobody disturbed.
 """
 
 import contextlib
@@ -20,7 +22,11 @@ from tests.campaigns.kills import bits, remains
 
 ERRORS = (errno.EIO, errno.ENOSPC)
 RUN = "run"
-OPTIONS = [word for name, value in {**MODEL, **SETTINGS}.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+OPTIONS = [
+    word
+    for name, value in {**MODEL, **SETTINGS}.items()
+    for word in (f"--{name.replace('_', '-')}", str(value))
+]
 NEW = ["train", *OPTIONS, "--file", "text", "--out", RUN]
 RESUMED = ["train", "--resume", "--out", RUN]
 REQUESTS = {
@@ -28,14 +34,30 @@ REQUESTS = {
     "a run that overwrites another": (True, [*NEW, "--overwrite"]),
     "a run gone on with": (True, RESUMED),
     "a text": (True, ["generate", "--checkpoint", RUN, "--tokens", "2", "--prompt", "a"]),
-    "a picture": (True, ["simulate", "--checkpoint", RUN, "--file", "text", "--batch", "1", "--no-reference", "--out", "seen"]),
+    "a picture": (
+        True,
+        [
+            "simulate",
+            "--checkpoint",
+            RUN,
+            "--file",
+            "text",
+            "--batch",
+            "1",
+            "--no-reference",
+            "--out",
+            "seen",
+        ],
+    ),
 }
 """What is asked, and whether it finds a run that is half done."""
 
 
 @mock.patch.object(Figure, "savefig", new=mock.Mock())  # most of the time, and nothing on the disk
 def faulty(place, part):
-    """How often an operation was failed, and what was found wrong, in words. `place` is the working directory."""
+    """How often an operation was failed, and what was found wrong, in words. `place` is the working
+    directory.
+    """
     (place / "text").write_bytes(TEXT)
     half = _half_done(place)
     random, failed, faults, expected, met = part.random, 0, [], None, set()
@@ -47,22 +69,31 @@ def faulty(place, part):
             if args[0] == "train":
                 ends = bits(place / RUN)
                 expected = expected or ends
-                assert ends == expected, "however often a run is disturbed, it ends in the same bits"
+                assert ends == expected, (
+                    "however often a run is disturbed, it ends in the same bits"
+                )
         for number in sorted(part.among(range(1, disk.count + 1))):
             error, lasting = random.choice(ERRORS), random.random() < 0.5
-            which = f"{what}, {os.strerror(error)} at operation {number}{' and all after it' * lasting}"
+            which = (
+                f"{what}, {os.strerror(error)} at operation {number}{' and all after it' * lasting}"
+            )
             with _fresh(place, half if begun else None):
                 with BrokenDisk(place, number, raising(error), lasting=lasting):
                     answer = ask(args)
                 failed += 1
-                faults += [f"{which}: {fault}" for fault in _wrong(place, args, answer, right, expected, met)]
+                faults += [
+                    f"{which}: {fault}"
+                    for fault in _wrong(place, args, answer, right, expected, met)
+                ]
     return failed, faults
 
 
 def _wrong(place, args, answer, right, expected, met):
-    """What is wrong after a request on a broken disk: with its answer, or with the run that is left and gone on with.
+    """What is wrong after a request on a broken disk: with its answer, or with the run that is left
+    and gone on with.
 
-    `met` are the remains that were gone on with before."""
+    `met` are the remains that were gone on with before.
+    """
     if answer.faults:
         yield answer.said
     if args[0] != "train":

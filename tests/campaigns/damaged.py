@@ -1,4 +1,6 @@
-"""Damaged checkpoints of training runs: a flipped bit, files of another run, links that lead elsewhere. Every reader refuses each."""
+"""Damaged checkpoints of training runs: a flipped bit, files of another run, links that lead
+elsewhere. Every reader refuses each.
+"""
 
 import itertools
 import os
@@ -14,13 +16,22 @@ from solvers import ConfigError
 
 TEXT = bytes(range(32, 127)) * 30
 MODEL = {"width": 8, "heads": 2, "depth": 1, "context": 8, "dt": 0.5}
-SETTINGS = {"batch": 2, "iterations": 6, "eval_every": 2, "save_every": 2, "eval_windows": 2, "warmup": 1}
+SETTINGS = {
+    "batch": 2,
+    "iterations": 6,
+    "eval_every": 2,
+    "save_every": 2,
+    "eval_windows": 2,
+    "warmup": 1,
+}
 
 
 def make_run(place, **changes):
     """A short run; the changes are settings of the training."""
     (place.parent / "text").write_bytes(TEXT)
-    train(GPTConfig(**MODEL), TrainConfig(**{**SETTINGS, **changes}), place.parent / "text", out=place)
+    train(
+        GPTConfig(**MODEL), TrainConfig(**{**SETTINGS, **changes}), place.parent / "text", out=place
+    )
     return RunDirectory(place)
 
 
@@ -62,13 +73,21 @@ def flips(store, count, random):
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
         try:
-            yield f"{path.name}, bit {bit}", [*accepted_by(place), *accepted_by(store.directory, {"resume": as_resume})]
+            yield (
+                f"{path.name}, bit {bit}",
+                [
+                    *accepted_by(place),
+                    *accepted_by(store.directory, {"resume": as_resume}),
+                ],
+            )
         finally:
             path.write_bytes(whole)
 
 
 def exchanges(first, second):
-    """Every proper part of a checkpoint's files replaced by those of another run's: what reads it."""
+    """Every proper part of a checkpoint's files replaced by those of another run's: what reads
+    it.
+    """
     one, other = first.last.resolve(), second.last.resolve()
     names = sorted(path.name for path in one.iterdir())
     differ = [name for name in names if (one / name).read_bytes() != (other / name).read_bytes()]
@@ -78,7 +97,13 @@ def exchanges(first, second):
             for name in chosen:
                 shutil.copyfile(other / name, one / name)
             try:
-                yield ", ".join(chosen), [*accepted_by(one), *accepted_by(first.directory, {"resume": as_resume})]
+                yield (
+                    ", ".join(chosen),
+                    [
+                        *accepted_by(one),
+                        *accepted_by(first.directory, {"resume": as_resume}),
+                    ],
+                )
             finally:
                 for name, content in whole.items():
                     (one / name).write_bytes(content)

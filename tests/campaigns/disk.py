@@ -1,7 +1,8 @@
 """A disk that can be told to fail at one file operation.
 
-What Python asks of the system is counted: files opened, read, written and flushed, directories listed, names looked up and changed. What
-a library does by itself, as safetensors when it maps a file into memory, is not.
+What Python asks of the system is counted: files opened, read, written and flushed, directories
+listed, names looked up and changed. What a library does by itself, as safetensors when it maps a
+file into memory, is not.
 """
 
 import builtins
@@ -9,7 +10,19 @@ import io
 import os
 
 BY_NAME = (
-    *("open", "listdir", "scandir", "stat", "lstat", "readlink", "mkdir", "rename", "replace", "link", "symlink"),
+    *(
+        "open",
+        "listdir",
+        "scandir",
+        "stat",
+        "lstat",
+        "readlink",
+        "mkdir",
+        "rename",
+        "replace",
+        "link",
+        "symlink",
+    ),
     *("unlink", "remove", "rmdir", "chmod", "truncate"),
 )
 """The operations of `os` that are told a path."""
@@ -17,15 +30,24 @@ OPEN = io.open
 
 
 class BrokenDisk:
-    """Counts the file operations beneath a directory. `fail(path)` is called at the one of that number (none for 0), and at all after it
-    where the fault is `lasting`."""
+    """Counts the file operations beneath a directory. `fail(path)` is called at the one of that
+    number (none for 0), and at all after it where the fault is `lasting`.
+    """
 
     def __init__(self, place, number=0, fail=None, *, lasting=False):
-        self.place, self.number, self.fail, self.lasting, self.count = str(place), number, fail, lasting, 0
+        self.place, self.number, self.fail, self.lasting, self.count = (
+            str(place),
+            number,
+            fail,
+            lasting,
+            0,
+        )
 
     def __enter__(self):
         watched = {(os, name): self._by_path(getattr(os, name)) for name in BY_NAME}
-        watched |= {(module, "open"): self._open for module in (io, builtins)} | {(os, "fsync"): self._of_handle(os.fsync)}
+        watched |= {(module, "open"): self._open for module in (io, builtins)} | {
+            (os, "fsync"): self._of_handle(os.fsync)
+        }
         self._before = {(module, name): getattr(module, name) for module, name in watched}
         self._put(watched)
         return self
@@ -40,7 +62,9 @@ class BrokenDisk:
     def operation(self, path=None):
         """Counts one, and fails where it is to."""
         self.count += 1
-        if self.number and (self.count == self.number or (self.lasting and self.count > self.number)):
+        if self.number and (
+            self.count == self.number or (self.lasting and self.count > self.number)
+        ):
             self.fail(path)
 
     def _mine(self, path):
@@ -61,14 +85,26 @@ class BrokenDisk:
 
         return operation
 
-    def _open(self, path, mode="r", buffering=-1, encoding=None, errors=None, newline=None, **kwargs):
+    def _open(
+        self, path, mode="r", buffering=-1, encoding=None, errors=None, newline=None, **kwargs
+    ):
         """As the built-in one, every reading and writing of the file an operation."""
         if not self._mine(path):
             return OPEN(path, mode, buffering, encoding, errors, newline, **kwargs)
         self.operation(os.fspath(path))
         raw = File(self, path, mode.replace("b", "").replace("t", ""), **kwargs)
-        kind = io.BufferedRandom if "+" in mode else io.BufferedReader if "r" in mode else io.BufferedWriter
-        return kind(raw) if "b" in mode else io.TextIOWrapper(kind(raw), io.text_encoding(encoding), errors, newline)
+        kind = (
+            io.BufferedRandom
+            if "+" in mode
+            else io.BufferedReader
+            if "r" in mode
+            else io.BufferedWriter
+        )
+        return (
+            kind(raw)
+            if "b" in mode
+            else io.TextIOWrapper(kind(raw), io.text_encoding(encoding), errors, newline)
+        )
 
 
 class File(io.FileIO):

@@ -1,7 +1,9 @@
-"""Parsers to fuzz: table TARGETS. A new parser is one entry: what reads the bytes, and the first bytes to change.
+"""Parsers to fuzz: table TARGETS. A new parser is one entry: what reads the bytes, and the first
+bytes to change.
 
-A reading may end well or in ConfigError or SolveError. A fault is any other exception, over `SECONDS` or `BYTES`, raw control characters in
-what is printed, or an answer that differs from an independent reader's (an assertion). `fuzzing.py` drives them, by coverage.
+A reading may end well or in ConfigError or SolveError. A fault is any other exception, over
+`SECONDS` or `BYTES`, raw control characters in what is printed, or an answer that differs from an
+independent reader's (an assertion). `fuzzing.py` drives them, by coverage.
 """
 
 import contextlib
@@ -80,8 +82,10 @@ MODEL = GPTConfig(width=8, heads=2, depth=1, context=8, vocab_size=16)
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A parser. `read(data, place)` reads the bytes, by files that it writes to the place, which stays the same. `seeds` makes the first
-    bytes. `form` is what they hold: json, lines (of JSON), header (safetensors), text or bytes."""
+    """A parser. `read(data, place)` reads the bytes, by files that it writes to the place, which
+    stays the same. `seeds` makes the first bytes. `form` is what they hold: json, lines (of JSON),
+    header (safetensors), text or bytes.
+    """
 
     read: Callable[[bytes, Path], object]
     seeds: Callable[[], list]
@@ -94,7 +98,9 @@ TARGETS = {}
 def target(form, seeds):
     def enrol(read):
         TARGETS[read.__name__] = Target(
-            read, lambda: [each if isinstance(each, bytes) else each.encode() for each in seeds()], form
+            read,
+            lambda: [each if isinstance(each, bytes) else each.encode() for each in seeds()],
+            form,
         )
         return read
 
@@ -102,20 +108,39 @@ def target(form, seeds):
 
 
 def fault_of(name, data, place):
-    """What is wrong with the reading of these bytes, in words that are the same for the same fault; None for nothing."""
+    """What is wrong with the reading of these bytes, in words that are the same for the same fault;
+    None for nothing.
+    """
     started, printed = time.process_time(), io.StringIO()
     try:
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), warnings.catch_warnings(action="ignore"):
+        with (
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(printed),
+            warnings.catch_warnings(action="ignore"),
+        ):
             TARGETS[name].read(data, place)
     except (ConfigError, SolveError, click.ClickException) as error:
-        if not str(error if not isinstance(error, click.ClickException) else error.format_message()).strip():
+        if not str(
+            error if not isinstance(error, click.ClickException) else error.format_message()
+        ).strip():
             return "an error without words"
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if "/ctrans/" in frame.filename or "/solvers/" in frame.filename]
+        own = [
+            frame
+            for frame in frames
+            if "/ctrans/" in frame.filename or "/solvers/" in frame.filename
+        ]
         where = (own or frames)[-1]
-        said = re.sub(r"[\d.]+", "N", str(error).partition("\n")[0][-200:]) if isinstance(error, AssertionError) else ""
-        return f"{type(error).__name__}: {said} at {Path(where.filename).name}, {where.name}: {where.line}"
+        said = (
+            re.sub(r"[\d.]+", "N", str(error).partition("\n")[0][-200:])
+            if isinstance(error, AssertionError)
+            else ""
+        )
+        return (
+            f"{type(error).__name__}: {said} at {Path(where.filename).name}, {where.name}:"
+            f" {where.line}"
+        )
     if time.process_time() - started > SECONDS:
         return f"over {SECONDS} seconds"
     return "control characters are printed" if UNSAFE.search(printed.getvalue()) else None
@@ -142,12 +167,24 @@ def weights_bytes():
 
 
 def settings_of(cls, **changes):
-    return json.dumps({**{f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}, **changes})
+    return json.dumps(
+        {
+            **{
+                f.name: f.default
+                for f in dataclasses.fields(cls)
+                if f.default is not dataclasses.MISSING
+            },
+            **changes,
+        }
+    )
 
 
 @target(
     "json",
-    lambda: [json.dumps(dataclasses.asdict(dataclasses.replace(MODEL, **c))) for c in ({}, {"norm": "rmsnorm", "dt": 0.1})],
+    lambda: [
+        json.dumps(dataclasses.asdict(dataclasses.replace(MODEL, **c)))
+        for c in ({}, {"norm": "rmsnorm", "dt": 0.1})
+    ],
 )
 def config(data, place):
     """Our config.json."""
@@ -202,7 +239,13 @@ def family_configs():
         "num_attention_heads": 2,
         "n_head": 2,
     }
-    other = {"intermediate_size": 8, "num_key_value_heads": 2, "max_position_embeddings": 16, "head_dim": 4, "pad_token_id": 0}
+    other = {
+        "intermediate_size": 8,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 16,
+        "head_dim": 4,
+        "pad_token_id": 0,
+    }
     own = {
         "gpt_neo": {"num_layers": 1, "num_heads": 2, "attention_types": [[["global"], 1]]},
         "t5": {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2},
@@ -216,7 +259,9 @@ def family_configs():
         "opt": {"ffn_dim": 8, "word_embed_proj_dim": 8},
         "gptj": {"rotary_dim": 2},
     }
-    return [json.dumps({"model_type": name, **small, **other, **own.get(name, {})}) for name in FAMILIES]
+    return [
+        json.dumps({"model_type": name, **small, **other, **own.get(name, {})}) for name in FAMILIES
+    ]
 
 
 @target("json", family_configs)
@@ -233,22 +278,42 @@ def family(data, place):
 
 
 def headers():
-    half = {"a": torch.arange(3.0).half(), "b.c": torch.eye(2, dtype=torch.bfloat16), "d": torch.zeros(0, 2, dtype=torch.float64)}
-    return [weights_bytes(), safetensors.torch.save(half, {"format": "pt"}), safetensors.torch.save({"n": torch.arange(3)})]
+    half = {
+        "a": torch.arange(3.0).half(),
+        "b.c": torch.eye(2, dtype=torch.bfloat16),
+        "d": torch.zeros(0, 2, dtype=torch.float64),
+    }
+    return [
+        weights_bytes(),
+        safetensors.torch.save(half, {"format": "pt"}),
+        safetensors.torch.save({"n": torch.arange(3)}),
+    ]
 
 
 def plainly(data):
-    """The tensors of a safetensors file by the format's words alone: name to dtype, shape and bytes."""
+    """The tensors of a safetensors file by the format's words alone: name to dtype, shape and
+    bytes.
+    """
     end = 8 + int.from_bytes(data[:8], "little")
     entries = json.loads(data[8:end])
     entries.pop("__metadata__", None)
     return {
-        name: (each["dtype"], tuple(each["shape"]), data[end + each["data_offsets"][0] : end + each["data_offsets"][1]])
+        name: (
+            each["dtype"],
+            tuple(each["shape"]),
+            data[end + each["data_offsets"][0] : end + each["data_offsets"][1]],
+        )
         for name, each in entries.items()
     }
 
 
-NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float8_e4m3fn: "F8_E4M3"}
+NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+}
 
 
 @target("header", headers)
@@ -269,7 +334,17 @@ def weights(data, place):
         assert value.contiguous().flatten().view(torch.uint8).numpy().tobytes() == content
 
 
-@target("json", lambda: [json.dumps({"metadata": {"total_size": 9}, "weight_map": {"a": "a.safetensors", "b": "b.safetensors"}})])
+@target(
+    "json",
+    lambda: [
+        json.dumps(
+            {
+                "metadata": {"total_size": 9},
+                "weight_map": {"a": "a.safetensors", "b": "b.safetensors"},
+            }
+        )
+    ],
+)
 def index(data, place):
     """An index of shards: what it names are files here."""
     written(place, "model.safetensors.index.json", data)
@@ -338,13 +413,22 @@ def study(data, place):
 def anatomy(data, place):
     """The TOML of --anatomy."""
     made = read_anatomy(written(place, "a.toml", data))
-    assert {name: value for name, value in dataclasses.asdict(made).items() if value is not None} == tomllib.loads(data.decode())
+    assert {
+        name: value for name, value in dataclasses.asdict(made).items() if value is not None
+    } == tomllib.loads(data.decode())
 
 
 def rows_of_log():
     rows = [
         {"step": 0, "validation_loss": 3.5, "growth": 1.0, "largest": 2.0},
-        {"step": 1, "loss": 3.0, "learning_rate": 1e-3, "gradient_norm": 1.0, "temperature": 1.0, "tokens_per_second": 9.0},
+        {
+            "step": 1,
+            "loss": 3.0,
+            "learning_rate": 1e-3,
+            "gradient_norm": 1.0,
+            "temperature": 1.0,
+            "tokens_per_second": 9.0,
+        },
         {"step": 1, "settings": {"iterations": 9}},
         {
             "step": 2,
@@ -357,11 +441,16 @@ def rows_of_log():
         },
         {"step": 3, "diverged": "loss nan"},
     ]
-    return ["".join(json.dumps(row) + "\n" for row in rows), '{"step": 0, "validation_loss": 3}\n{"st']
+    return [
+        "".join(json.dumps(row) + "\n" for row in rows),
+        '{"step": 0, "validation_loss": 3}\n{"st',
+    ]
 
 
 def shown(page):
-    """The page in a terminal and as HTML, which has no raw control character, and no tag or attribute from data."""
+    """The page in a terminal and as HTML, which has no raw control character, and no tag or
+    attribute from data.
+    """
     terminal = io.StringIO()
     show(page, Console(file=terminal, width=100), verbose=True)
     assert not UNSAFE.search(terminal.getvalue()), "control characters in the terminal"
@@ -373,7 +462,9 @@ def shown(page):
 class Tags(html.parser.HTMLParser):
     """The elements and attributes of a page that our pages do not have."""
 
-    ELEMENTS = frozenset(re.findall(r"<([a-z]\w*)", (ROOT / "ctrans" / "report" / "page.html.j2").read_text())) | {"code"}
+    ELEMENTS = frozenset(
+        re.findall(r"<([a-z]\w*)", (ROOT / "ctrans" / "report" / "page.html.j2").read_text())
+    ) | {"code"}
 
     def __init__(self, page):
         super().__init__()
@@ -381,8 +472,16 @@ class Tags(html.parser.HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag, attrs):
-        names = {name for name, _ in attrs if name.startswith("on") or name in ("src", "srcset", "formaction", "srcdoc")}
-        links = {value for name, value in attrs if name == "href" and not (value or "").startswith(("#", "data:,"))}
+        names = {
+            name
+            for name, _ in attrs
+            if name.startswith("on") or name in ("src", "srcset", "formaction", "srcdoc")
+        }
+        links = {
+            value
+            for name, value in attrs
+            if name == "href" and not (value or "").startswith(("#", "data:,"))
+        }
         self.odd |= names | links | ({tag} - self.ELEMENTS)
 
 
@@ -410,19 +509,53 @@ def same(a, b):
 
 def monitor_logs():
     with tempfile.TemporaryDirectory() as place:
-        writer = LogWriter(Path(place), Header("a model, 1 block", ["0 attention", "0 ffn"], ["attention", "ffn"], [2, 0], 1, 9))
+        writer = LogWriter(
+            Path(place),
+            Header(
+                "a model, 1 block", ["0 attention", "0 ffn"], ["attention", "ffn"], [2, 0], 1, 9
+            ),
+        )
         for step in (1, 2):
             writer.report(
-                Report(step, {"loss": 3.0, "gradient_norm": 1.0, "rms": [1.0, 2.0], "update_ratio": [0.1, 0.2]}, {"0": "why"})
+                Report(
+                    step,
+                    {
+                        "loss": 3.0,
+                        "gradient_norm": 1.0,
+                        "rms": [1.0, 2.0],
+                        "update_ratio": [0.1, 0.2],
+                    },
+                    {"0": "why"},
+                )
             )
         fields = {field.name: "x" for field in dataclasses.fields(Finding)}
-        finding = {**fields, "severity": "serious", "value": 3.0, "places": [], "since": 1, "doubling": 2.0, "crossing": 3}
+        finding = {
+            **fields,
+            "severity": "serious",
+            "value": 3.0,
+            "places": [],
+            "since": 1,
+            "doubling": 2.0,
+            "crossing": 3,
+        }
         writer._add({"step": 2, "finding": finding})
         writer.probe(2, {"sharpness": 2.0, "unknown": {"a": "b"}})
         writer.end(2, "finished")
         made = (Path(place) / "monitor.jsonl").read_bytes()
-    old = {"rule": "x", "grade": "danger", "says": "loss", "value": 3.0, "limit": 2.0, "place": "0", "does": "d", "helps": "h"}
-    return [made, made.splitlines(keepends=True)[0] + json.dumps({"step": 3, "alarm": old}).encode() + b"\n"]
+    old = {
+        "rule": "x",
+        "grade": "danger",
+        "says": "loss",
+        "value": 3.0,
+        "limit": 2.0,
+        "place": "0",
+        "does": "d",
+        "helps": "h",
+    }
+    return [
+        made,
+        made.splitlines(keepends=True)[0] + json.dumps({"step": 3, "alarm": old}).encode() + b"\n",
+    ]
 
 
 @target("lines", monitor_logs)
@@ -436,7 +569,20 @@ def monitor_log(data, place):
     assert read_log(place).steps[-1:] == [3]
 
 
-SMALL = ["--width", "8", "--heads", "2", "--depth", "1", "--context", "4", "--batch", "1", "--json", "-"]
+SMALL = [
+    "--width",
+    "8",
+    "--heads",
+    "2",
+    "--depth",
+    "1",
+    "--context",
+    "4",
+    "--batch",
+    "1",
+    "--json",
+    "-",
+]
 
 
 def results():
@@ -444,7 +590,18 @@ def results():
         *([command, *SMALL] for command in ("simulate", "diagnose", "control", "hjb-check")),
         ["screen", "--quick", *SMALL],
         ["rate", "--rates", "0.01", "--iterations", "40", *SMALL[2:8], "--json", "-"],
-        ["coordinate-check", "--widths", "8", "--widths", "16", "--updates", "1", *SMALL[2:8], "--json", "-"],
+        [
+            "coordinate-check",
+            "--widths",
+            "8",
+            "--widths",
+            "16",
+            "--updates",
+            "1",
+            *SMALL[2:8],
+            "--json",
+            "-",
+        ],
         ["verify", "--cases", "1", "--only", "lemma-1", "--json", "-"],
     ]
     said = [ask(args).out for args in asked]
@@ -459,8 +616,18 @@ def result(data, place):
 
 def stored_runs():
     run = PlannedRun(MODEL, TrainConfig(iterations=2), {"placement": "pre"})
-    curve = [{"step": 0, "validation_loss": 3.0}, {"step": 2, "loss": 2.0, "gradient_norm": 1.0, "validation_loss": 2.5}]
-    done = RunResult("finished", "2 iterations done", curve, 1.0, {"torch": "2"}, {"asked": [], "before": {}, "after": {}})
+    curve = [
+        {"step": 0, "validation_loss": 3.0},
+        {"step": 2, "loss": 2.0, "gradient_norm": 1.0, "validation_loss": 2.5},
+    ]
+    done = RunResult(
+        "finished",
+        "2 iterations done",
+        curve,
+        1.0,
+        {"torch": "2"},
+        {"asked": [], "before": {}, "after": {}},
+    )
     return run, done
 
 
@@ -473,13 +640,20 @@ def make_store(directory):
 
 
 def used(directory):
-    """All that is read of a store, which no command lets pass without a word on each damaged row."""
+    """All that is read of a store, which no command lets pass without a word on each damaged
+    row.
+    """
     with database.open_store(directory, write=False) as store:
         for each in store.runs():
             assert each.losses is not None, each.best
             assert each.run.case is not None
         keys = [each.key for each in store.runs()]
-        store.known(store.data()), store.spent(keys), store.about("study"), as_csv(*store.table("runs"))
+        (
+            store.known(store.data()),
+            store.spent(keys),
+            store.about("study"),
+            as_csv(*store.table("runs")),
+        )
 
 
 def database_rows():
@@ -489,15 +663,23 @@ def database_rows():
             held.row_factory = sqlite3.Row
             (row,) = [dict(row) for row in held.execute("SELECT * FROM runs")]
     row.pop("digest")
-    return [json.dumps({**row, "data": "{}"}), json.dumps({**row, "data": '{"8": "f"}', "learning_rate": None, "message": "x"})]
+    return [
+        json.dumps({**row, "data": "{}"}),
+        json.dumps({**row, "data": '{"8": "f"}', "learning_rate": None, "message": "x"}),
+    ]
 
 
 @target("json", database_rows)
 def study_row(data, place):
-    """The columns of a run and the fingerprints of the data, as a store of format 1 has them, without digests."""
+    """The columns of a run and the fingerprints of the data, as a store of format 1 has them,
+    without digests.
+    """
     try:
         row = json.loads(data)
-        row = {name: json.dumps(value) if isinstance(value, (list, dict)) else value for name, value in row.items()}
+        row = {
+            name: json.dumps(value) if isinstance(value, (list, dict)) else value
+            for name, value in row.items()
+        }
     except (ValueError, RecursionError, AttributeError):
         return
     (place / database.FILE).unlink(missing_ok=True)
@@ -508,7 +690,9 @@ def study_row(data, place):
             held.execute("CREATE TABLE about (name, value)")
             held.execute(f"CREATE TABLE runs ({', '.join(quoted.values()) or 'x'})")
             held.execute("INSERT INTO about VALUES ('format', '1'), ('data', ?)", (fingerprints,))
-            held.execute(f"INSERT INTO runs VALUES ({', '.join('?' * len(row)) or 'NULL'})", [*row.values()])
+            held.execute(
+                f"INSERT INTO runs VALUES ({', '.join('?' * len(row)) or 'NULL'})", [*row.values()]
+            )
         except (sqlite3.Error, UnicodeEncodeError, OverflowError):
             return  # SQLite itself has no such row
     used(place)
@@ -539,7 +723,12 @@ def state(data, place):
 
 def state_bytes():
     with tempfile.TemporaryDirectory() as place:
-        State(Progress(2, 3.0, 2.5, 2, 0, 2), TrainConfig(iterations=4), {"file": "b", "bin": None}, "f").write(Path(place))
+        State(
+            Progress(2, 3.0, 2.5, 2, 0, 2),
+            TrainConfig(iterations=4),
+            {"file": "b", "bin": None},
+            "f",
+        ).write(Path(place))
         return (Path(place) / "train.json").read_bytes()
 
 
@@ -582,11 +771,20 @@ def option_texts():
         command = importlib.import_module(f"ctrans.cli.{name.replace('-', '_')}").command
         options = [option for option in command.params if isinstance(option, click.Option)]
         values = {
-            option.opts[0]: option.default if isinstance(option.default, str) else 1 for option in options if not option.is_flag
+            option.opts[0]: option.default if isinstance(option.default, str) else 1
+            for option in options
+            if not option.is_flag
         }
         kept.append("\n".join([name, *(f"{flag}={value}" for flag, value in values.items())]))
         kept += [f"{name}\n{flag}=1" for flag in values]
-    texts = ["placement=post/pre", "post*3+pre*9", "dt=1,0.1", "llama:dt=0.1", "norm=rmsnorm,layernorm", "width=8,none"]
+    texts = [
+        "placement=post/pre",
+        "post*3+pre*9",
+        "dt=1,0.1",
+        "llama:dt=0.1",
+        "norm=rmsnorm,layernorm",
+        "width=8,none",
+    ]
     return kept + [f"screen\n--compare={text}\n--placement={text}" for text in texts]
 
 
@@ -605,7 +803,9 @@ def options(data, place):
     with command.make_context(name, args, max_content_width=100) as context:
         request = request_of(held["kind"], context)
     if isinstance(getattr(request, "config", None), dict):
-        known = {name: value for name, value in request.config.items() if name in options_of(GPTConfig)}
+        known = {
+            name: value for name, value in request.config.items() if name in options_of(GPTConfig)
+        }
         GPTConfig(**known)
     compared = getattr(request, "compare", ())
     axes_of(compared), architectures_of(compared, 2)
@@ -614,14 +814,33 @@ def options(data, place):
             assert spell(spell(text)) == spell(text)
 
 
-@target("text", lambda: ["my.py", "a/b.py:f", "os.path:join", "json:loads", "none_such.part:f", "x:y:z", ":f", "a:"])
+@target(
+    "text",
+    lambda: [
+        "my.py",
+        "a/b.py:f",
+        "os.path:join",
+        "json:loads",
+        "none_such.part:f",
+        "x:y:z",
+        ":f",
+        "a:",
+    ],
+)
 def plugin(data, place):
-    """Names of plugins and of functions. Of what is installed, only modules without effects are imported."""
+    """Names of plugins and of functions. Of what is installed, only modules without effects are
+    imported.
+    """
     once(place, "my.py", lambda path: path.write_text("def f():\n    return 1\n"))
     text = data.decode(errors="surrogateescape")
     top = text.split(":")[0].split(".")[0]
     try:
-        installed = bool(top) and "/" not in top and "\0" not in top and importlib.util.find_spec(top) is not None
+        installed = (
+            bool(top)
+            and "/" not in top
+            and "\0" not in top
+            and importlib.util.find_spec(top) is not None
+        )
     except (ValueError, ImportError, OSError):
         installed = False
     if installed and top not in ("json", "os"):
@@ -634,7 +853,11 @@ def plugin(data, place):
 
 def checkpoints_of_nanogpt():
     made = []
-    for args in ({"n_head": 2}, {"n_head": 2, "dropout": 0.1}, {"n_head": 2, "cts": True, "steps": 3}):
+    for args in (
+        {"n_head": 2},
+        {"n_head": 2, "dropout": 0.1},
+        {"n_head": 2, "cts": True, "steps": 3},
+    ):
         held = io.BytesIO()
         torch.save({"model": plain_nanogpt.weights(), "model_args": args}, held)
         made.append(held.getvalue())
@@ -649,7 +872,12 @@ def nanogpt(data, place):
 
 def arrays():
     made = []
-    for array in (np.arange(5), np.arange(4, dtype="<u2"), np.zeros((2, 3, 4, 4), "u1"), np.zeros((2, 3, 4, 4), "f4")):
+    for array in (
+        np.arange(5),
+        np.arange(4, dtype="<u2"),
+        np.zeros((2, 3, 4, 4), "u1"),
+        np.zeros((2, 3, 4, 4), "f4"),
+    ):
         held = io.BytesIO()
         np.save(held, array)
         made.append(held.getvalue())
@@ -669,7 +897,14 @@ def pictures():
     from PIL import Image
 
     made = []
-    for kind, mode in (("png", "RGB"), ("png", "L"), ("png", "P"), ("jpeg", "RGB"), ("bmp", "RGB"), ("webp", "RGB")):
+    for kind, mode in (
+        ("png", "RGB"),
+        ("png", "L"),
+        ("png", "P"),
+        ("jpeg", "RGB"),
+        ("bmp", "RGB"),
+        ("webp", "RGB"),
+    ):
         held = io.BytesIO()
         Image.new(mode, (5, 3)).save(held, kind)
         made.append(held.getvalue())
@@ -697,5 +932,7 @@ def prepared(data, place):
     said = json.loads(data)
     mean = said.get("image_mean") if said.get("image_mean") is not None else 0.5
     deviation = said.get("image_std") if said.get("image_std") is not None else 0.5
-    expected = (1 / 255 - np.broadcast_to(mean, 3).astype(float)) / np.broadcast_to(deviation, 3).astype(float)
+    expected = (1 / 255 - np.broadcast_to(mean, 3).astype(float)) / np.broadcast_to(
+        deviation, 3
+    ).astype(float)
     assert np.allclose(x[0, :, 0, 0], expected, equal_nan=True)

@@ -1,8 +1,9 @@
-"""Coverage-guided fuzzing of the parsers in `fuzz.TARGETS`: `make fuzz MINUTES=60`, or `python -m tests.campaigns.fuzzing --only config`.
+"""Coverage-guided fuzzing of the parsers in `fuzz.TARGETS`: `make fuzz MINUTES=60`, or `python -m
+tests.campaigns.fuzzing --only config`.
 
-Each target has a process of its own, driven by atheris (libFuzzer). It begins with the target's corpus: inputs that together reach all
-lines reached so far. Afterwards the corpus has what is new. Counts are printed and kept in benchmarks/results. The exit code is 1 after a
-fault.
+Each target has a process of its own, driven by atheris (libFuzzer). It begins with the target's
+corpus: inputs that together reach all lines reached so far. Afterwards the corpus has what is new.
+Counts are printed and kept in benchmarks/results. The exit code is 1 after a fault.
 """
 
 import argparse
@@ -44,9 +45,35 @@ ODD = [
         10**30,
         -(10**30),
     ),
-    *("", "x", "nan", "inf", "0", "1e3", "a b", "\x1b[2J\x07", "\u202e\ud800", "<img src=x onerror=alert(1)>"),
+    *(
+        "",
+        "x",
+        "nan",
+        "inf",
+        "0",
+        "1e3",
+        "a b",
+        "\x1b[2J\x07",
+        "\u202e\ud800",
+        "<img src=x onerror=alert(1)>",
+    ),
     *("\"'`</script>", "../x", "/x"),
-    *([], [[]], [0], ["x"], [None], {}, {"x": 0}, {"": ""}, [1.5, "x"], "n" * 300, "[red]x[/red]", "$\\frac$", "a\nb", "é"),
+    *(
+        [],
+        [[]],
+        [0],
+        ["x"],
+        [None],
+        {},
+        {"x": 0},
+        {"": ""},
+        [1.5, "x"],
+        "n" * 300,
+        "[red]x[/red]",
+        "$\\frac$",
+        "a\nb",
+        "é",
+    ),
 ]
 """Values that are put in the place of others."""
 
@@ -69,13 +96,16 @@ def keep_corpus(name, inputs):
 
 
 def unpacked(data, form):
-    """The value that the bytes hold, and how it becomes bytes again; ValueError for bytes that hold none."""
+    """The value that the bytes hold, and how it becomes bytes again; ValueError for bytes that hold
+    none.
+    """
     if form == "json":
         return json.loads(data), lambda value: json.dumps(value).encode()
     if form == "lines":
         lines = [json.loads(line) for line in data.splitlines()]
         return lines, lambda value: b"".join(
-            json.dumps(each).encode() + b"\n" for each in (value if isinstance(value, list) else [value])
+            json.dumps(each).encode() + b"\n"
+            for each in (value if isinstance(value, list) else [value])
         )
     if form == "header":
         end = 8 + int.from_bytes(data[:8], "little")
@@ -90,7 +120,13 @@ def unpacked(data, form):
 
 def places(value):
     """Where an entry may be changed: containers and keys."""
-    entries = list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
+    entries = (
+        list(value.items())
+        if isinstance(value, dict)
+        else list(enumerate(value))
+        if isinstance(value, list)
+        else []
+    )
     for key, entry in entries:
         yield value, key
         yield from places(entry)
@@ -157,7 +193,13 @@ def flipped(draw):
         if not data:
             return bytes([draw.randrange(256)])
         at = draw.randrange(len(data))
-        return draw.choice([data[:at], data[:at] + bytes([draw.randrange(256)]) + data[at + 1 :], data[:at] + data[at // 2 :]])
+        return draw.choice(
+            [
+                data[:at],
+                data[:at] + bytes([draw.randrange(256)]) + data[at + 1 :],
+                data[:at] + data[at // 2 :],
+            ]
+        )
 
     return plainly
 
@@ -193,7 +235,9 @@ def lines_reached(name, inputs, place):
 
 
 def least(name, inputs, place):
-    """The inputs that reach lines which shorter ones do not; and how many pairs of lines all reach."""
+    """The inputs that reach lines which shorter ones do not; and how many pairs of lines all
+    reach.
+    """
     kept, met = [], set()
     inputs = sorted(set(inputs), key=lambda data: (len(data), data))
     for data, reached in zip(inputs, lines_reached(name, inputs, place), strict=True):
@@ -227,10 +271,18 @@ def drive(name, seconds, seed, place):
             (place / f"count-{os.getpid()}").write_text(f"{count} {time.process_time():.0f}")
 
     def mutate(data, most, seed):
-        return mutated(data, form, random.Random(seed), lambda data: atheris.Mutate(data, most))[:most]
+        return mutated(data, form, random.Random(seed), lambda data: atheris.Mutate(data, most))[
+            :most
+        ]
 
     longest = max([LONGEST, *(path.stat().st_size for path in held.iterdir())])
-    flags = [f"-max_total_time={seconds}", f"-seed={seed}", "-timeout=60", "-rss_limit_mb=3000", f"-max_len={longest}"]
+    flags = [
+        f"-max_total_time={seconds}",
+        f"-seed={seed}",
+        "-timeout=60",
+        "-rss_limit_mb=3000",
+        f"-max_len={longest}",
+    ]
     flags += ["-report_slow_units=600", f"-artifact_prefix={place}/died-"]
     atheris.Setup([sys.argv[0], *flags, str(held)], one, custom_mutator=mutate)
     atheris.Fuzz()
@@ -245,26 +297,49 @@ def fuzz(name, seconds, seed):
         for i, data in enumerate(begun):
             (place / "held" / f"begun-{i}").write_bytes(data)
         end, covered = time.monotonic() + seconds, 0
-        while time.monotonic() < end - 1 or not list(place.glob("count-*")):  # a process that dies is begun anew
+        while time.monotonic() < end - 1 or not list(
+            place.glob("count-*")
+        ):  # a process that dies is begun anew
             rest = max(2, round(end - time.monotonic()))
             args = [f"--drive={place}", f"--only={name}", f"--seconds={rest}", f"--seed={seed}"]
             command = [sys.executable, "-m", "tests.campaigns.fuzzing", *args]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, errors="replace")
+            done = subprocess.run(
+                command, cwd=ROOT, capture_output=True, text=True, check=False, errors="replace"
+            )
             covered = max([covered, *map(int, re.findall(r"cov: (\d+)", done.stderr))])
             seed += 1
             if not list(place.glob("count-*")):
                 raise RuntimeError(done.stderr[-3000:])
         counts = [path.read_text().split() for path in place.glob("count-*")]
-        executions, processor = sum(int(count) for count, _ in counts), sum(float(used) for _, used in counts)
-        told = (place / "found.jsonl").read_text().splitlines() if (place / "found.jsonl").exists() else []
+        executions, processor = (
+            sum(int(count) for count, _ in counts),
+            sum(float(used) for _, used in counts),
+        )
+        told = (
+            (place / "found.jsonl").read_text().splitlines()
+            if (place / "found.jsonl").exists()
+            else []
+        )
         faults = dict(map(json.loads, told))
         found = [data.encode("latin-1") for data in faults.values()]
-        faults |= {f"the process died: {path.name}": path.read_bytes().decode("latin-1") for path in place.glob("died-*")}
+        faults |= {
+            f"the process died: {path.name}": path.read_bytes().decode("latin-1")
+            for path in place.glob("died-*")
+        }
         (place / "again").mkdir()
-        short = [data for path in (place / "held").iterdir() if len(data := path.read_bytes()) <= LONGEST or data in begun]
+        short = [
+            data
+            for path in (place / "held").iterdir()
+            if len(data := path.read_bytes()) <= LONGEST or data in begun
+        ]
         kept, reached = least(name, short, place / "again")
-        keep_corpus(name, sorted({*kept, *found}, key=len))  # so that the replay fails until a fault is mended
-        said = f"{name}: {executions} readings in {processor:.0f} s, coverage {covered}, {reached} steps of lines by {len(kept)} inputs"
+        keep_corpus(
+            name, sorted({*kept, *found}, key=len)
+        )  # so that the replay fails until a fault is mended
+        said = (
+            f"{name}: {executions} readings in {processor:.0f} s, coverage {covered}, {reached}"
+            f" steps of lines by {len(kept)} inputs"
+        )
         return said, processor, executions, faults
 
 
@@ -288,12 +363,21 @@ def main():
         lines.append(f"{said}; {len(found)} faults")
         executions, processor = executions + count, processor + used
         faults |= {f"{name}: {fault}": data for fault, data in found.items()}
-        print(lines[-1], *(f"  {fault}\n    {data[:300]!r}" for fault, data in found.items()), sep="\n", flush=True)
+        print(
+            lines[-1],
+            *(f"  {fault}\n    {data[:300]!r}" for fault, data in found.items()),
+            sep="\n",
+            flush=True,
+        )
     whole = (
-        f"seed {options.seed}: {executions} readings of {len(names)} parsers in {processor / 60:.0f} minutes of processor time"
+        f"seed {options.seed}: {executions} readings of {len(names)} parsers in"
+        f" {processor / 60:.0f} minutes of processor time"
     )
     said = [f"{fault}: {data[:300]!r}" for fault, data in faults.items()]
-    keep("fuzz" if options.only is None else f"fuzz-{'-'.join(names)}", [whole, "", *lines, "", *said])
+    keep(
+        "fuzz" if options.only is None else f"fuzz-{'-'.join(names)}",
+        [whole, "", *lines, "", *said],
+    )
     return 1 if faults else 0
 
 

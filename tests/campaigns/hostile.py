@@ -1,4 +1,6 @@
-"""Files made to harm: each with the request that reads it, which has to be refused in a line, at once, with nothing run or read outside."""
+"""Files made to harm: each with the request that reads it, which has to be refused in a line, at
+once, with nothing run or read outside.
+"""
 
 import json
 import os
@@ -63,7 +65,9 @@ def own_code(named, **changes):
         directory, args = foreign(place)
         (directory / "own.py").write_text(CODE.format(marker=str(place / "was_run")))
         kept = json.loads((directory / "config.json").read_text()) | {"auto_map": named, **changes}
-        (directory / "config.json").write_text(json.dumps({name: value for name, value in kept.items() if value is not None}))
+        (directory / "config.json").write_text(
+            json.dumps({name: value for name, value in kept.items() if value is not None})
+        )
         return args
 
     return make
@@ -76,7 +80,9 @@ def index(*names):
         directory, args = foreign(place)
         (directory / "model.safetensors").rename(place / "outside.safetensors")
         weights = {f"weight.{i}": name.format(place=place) for i, name in enumerate(names)}
-        (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weights}))
+        (directory / "model.safetensors.index.json").write_text(
+            json.dumps({"metadata": {}, "weight_map": weights})
+        )
         return args
 
     return make
@@ -89,7 +95,9 @@ def tokenizer(**parts):
         directory, args = foreign(place)
         words = {"[UNK]": 0, "a": 1}
         model = {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"}
-        none = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"))
+        none = dict.fromkeys(
+            ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+        )
         (directory / "tokenizer.json").write_text(
             json.dumps({"version": "1.0", "added_tokens": [], **none, "model": model, **parts})
         )
@@ -100,10 +108,20 @@ def tokenizer(**parts):
 
 def doubling(times):
     """A rule that makes every letter 2^times letters."""
-    return {"type": "Sequence", "normalizers": times * [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}]}
+    return {
+        "type": "Sequence",
+        "normalizers": times * [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}],
+    }
 
 
-BACKTRACKING = ("(a+)+$", "(a|a)*$", "(a|aa)+$", "^(([a-z])+.)+[A-Z]([a-z])+$", "(.*a){30}$", "(?:a{0,4000}){0,4000}$")
+BACKTRACKING = (
+    "(a+)+$",
+    "(a|a)*$",
+    "(a|aa)+$",
+    "^(([a-z])+.)+[A-Z]([a-z])+$",
+    "(.*a){30}$",
+    "(?:a{0,4000}){0,4000}$",
+)
 
 
 def file_in(name, write):
@@ -142,7 +160,11 @@ def ours_says(**changes):
 
 
 def pickled(name, protocol=2):
-    return lambda path: torch.save(Runs(path.parent / "was_run"), path) if protocol is None else plain(path, protocol)
+    return lambda path: (
+        torch.save(Runs(path.parent / "was_run"), path)
+        if protocol is None
+        else plain(path, protocol)
+    )
 
 
 def plain(path, protocol):
@@ -165,7 +187,9 @@ def bomb(size, entries=1):
     """A torch.save archive whose contents are packed zeros."""
 
     def make(place):
-        torch.save({"model": plain_nanogpt.weights(), "model_args": {"n_head": 2}}, place / "whole.pt")
+        torch.save(
+            {"model": plain_nanogpt.weights(), "model_args": {"n_head": 2}}, place / "whole.pt"
+        )
         with (
             zipfile.ZipFile(place / "whole.pt") as whole,
             zipfile.ZipFile(place / "ckpt.pt", "w", zipfile.ZIP_DEFLATED) as packed,
@@ -217,7 +241,9 @@ def train(write, *names):
 
     def make(place):
         for name in ("train.bin", "val.bin"):
-            (write if name in names else lambda path: np.arange(500).astype("<u2").tofile(path))(place / name)
+            (write if name in names else lambda path: np.arange(500).astype("<u2").tofile(path))(
+                place / name
+            )
         return [
             "train",
             "--bin",
@@ -251,18 +277,32 @@ HOSTILE = {
     "model code, own family": own_code(
         {"AutoModel": "own.Own", "AutoConfig": "own.Own"}, model_type="own", architectures=["Own"]
     ),
-    "model code, no family": own_code({"AutoConfig": "own.Own"}, model_type=None, architectures=None),
+    "model code, no family": own_code(
+        {"AutoConfig": "own.Own"}, model_type=None, architectures=None
+    ),
     "kernels from elsewhere": config(attn_implementation="kernels-community/flash-attn"),
     "kernels in a part": config(text_config={"_attn_implementation": "someone/else"}),
     "own tokenizer code": file_in(
-        "tokenizer_config.json", lambda p: p.write_text('{"auto_map": {"AutoTokenizer": ["own.Own", null]}}')
+        "tokenizer_config.json",
+        lambda p: p.write_text('{"auto_map": {"AutoTokenizer": ["own.Own", null]}}'),
     ),
-    **{f"pickled weights of ours {p}": ours_in("model.safetensors", pickled("model", p)) for p in (None, 2, 4)},
-    **{f"pickled config of ours {p}": ours_in("config.json", pickled("config", p)) for p in (None, 2)},
-    **{f"pickled foreign weights {p}": file_in("model.safetensors", pickled("model", p)) for p in (None, 2, 4)},
+    **{
+        f"pickled weights of ours {p}": ours_in("model.safetensors", pickled("model", p))
+        for p in (None, 2, 4)
+    },
+    **{
+        f"pickled config of ours {p}": ours_in("config.json", pickled("config", p))
+        for p in (None, 2)
+    },
+    **{
+        f"pickled foreign weights {p}": file_in("model.safetensors", pickled("model", p))
+        for p in (None, 2, 4)
+    },
     "nanoGPT with code": nanogpt(lambda c: c.update(model=Runs("was_run"))),
     "nanoGPT arguments with code": nanogpt(lambda c: c.update(model_args=Runs("was_run"))),
-    "pickled ids": text("--ids", lambda p: np.save(p, np.array([{}], dtype=object), allow_pickle=True), "ids.npy"),
+    "pickled ids": text(
+        "--ids", lambda p: np.save(p, np.array([{}], dtype=object), allow_pickle=True), "ids.npy"
+    ),
     # places outside
     "index above": index("../outside.safetensors"),
     "index far above": index("../../../../../../etc/passwd"),
@@ -272,13 +312,34 @@ HOSTILE = {
     "index of the directory": index("."),
     "index of no name": index(""),
     # no regular files
-    **{f"foreign {name} is a pipe": file_in(name, os.mkfifo) for name in ("config.json", "model.safetensors")},
-    **{f"our {name} is a pipe": ours_in(name, os.mkfifo) for name in ("config.json", "model.safetensors")},
-    **{f"foreign {name} is a loop": file_in(name, loop) for name in ("config.json", "model.safetensors")},
-    **{f"our {name} is a loop": ours_in(name, loop) for name in ("config.json", "model.safetensors")},
-    **{f"our {name} is a directory": ours_in(name, os.mkdir) for name in ("config.json", "model.safetensors")},
-    **{f"{option} is a pipe": text(option, os.mkfifo, "a.npy") for option in ("--file", "--ids", "--checkpoint", "--model")},
-    "--architecture is a pipe": lambda place: (os.mkfifo(place / "c.json"), [*LOOK, "--architecture", place / "c.json"])[1],
+    **{
+        f"foreign {name} is a pipe": file_in(name, os.mkfifo)
+        for name in ("config.json", "model.safetensors")
+    },
+    **{
+        f"our {name} is a pipe": ours_in(name, os.mkfifo)
+        for name in ("config.json", "model.safetensors")
+    },
+    **{
+        f"foreign {name} is a loop": file_in(name, loop)
+        for name in ("config.json", "model.safetensors")
+    },
+    **{
+        f"our {name} is a loop": ours_in(name, loop)
+        for name in ("config.json", "model.safetensors")
+    },
+    **{
+        f"our {name} is a directory": ours_in(name, os.mkdir)
+        for name in ("config.json", "model.safetensors")
+    },
+    **{
+        f"{option} is a pipe": text(option, os.mkfifo, "a.npy")
+        for option in ("--file", "--ids", "--checkpoint", "--model")
+    },
+    "--architecture is a pipe": lambda place: (
+        os.mkfifo(place / "c.json"),
+        [*LOOK, "--architecture", place / "c.json"],
+    )[1],
     "--file is endless": lambda place: [*LOOK, "--file", "/dev/zero"],
     "nanoGPT is a pipe": lambda place: (os.mkfifo(place / "ckpt.pt"), [*LOOK, "--model", place])[1],
     **{f"{name} is a pipe": train(os.mkfifo, name) for name in ("train.bin", "val.bin")},
@@ -287,7 +348,11 @@ HOSTILE = {
     "file of a petabyte": text("--file", sparse(10**15 // 4096)),
     "packed checkpoint": bomb(256 << 20),
     "packed checkpoint of many parts": bomb(8 << 20, entries=40),
-    **{f"foreign {name} = 10^{e}": config(**{name: 10**e}) for name in ("n_layer", "n_embd", "vocab_size") for e in (6, 12, 40)},
+    **{
+        f"foreign {name} = 10^{e}": config(**{name: 10**e})
+        for name in ("n_layer", "n_embd", "vocab_size")
+        for e in (6, 12, 40)
+    },
     **{
         f"{name} = 10^{e}, no weights": architecture(**{name: 10**e})
         for name in ("n_layer", "n_embd", "vocab_size")
@@ -300,7 +365,9 @@ HOSTILE = {
         for e in (7, 40)
     },
     "our heads = 10^12": ours_says(heads=10**12),
-    "a view of one number as 10^12": nanogpt(lambda c: c["model"].update({"lm_head.weight": torch.ones(1).expand(10**6, 10**6)})),
+    "a view of one number as 10^12": nanogpt(
+        lambda c: c["model"].update({"lm_head.weight": torch.ones(1).expand(10**6, 10**6)})
+    ),
     "token table of 10^12 views": nanogpt(
         lambda c: c["model"].update({"transformer.wte.weight": torch.ones(1).expand(10**8, 16)})
     ),
@@ -310,13 +377,19 @@ HOSTILE = {
         for name in ("n_head", "vocab_size", "n_layer", "n_embd")
         for value in (0, -1)
     },
-    **{f"{name} = 0, no weights": architecture(**{name: 0}) for name in ("n_head", "vocab_size", "n_embd")},
+    **{
+        f"{name} = 0, no weights": architecture(**{name: 0})
+        for name in ("n_head", "vocab_size", "n_embd")
+    },
     **{
         f"our {name} = {value!r}": ours_says(**{name: value})
         for name in ("heads", "depth", "dt")
         for value in (0, -1, "x", None, [])
     },
-    **{f"nanoGPT heads {value!r}": nanogpt(lambda c: None, n_head=value) for value in (0, -2, 3, "two", None, [], 10**40, 1.5)},
+    **{
+        f"nanoGPT heads {value!r}": nanogpt(lambda c: None, n_head=value)
+        for value in (0, -2, 3, "two", None, [], 10**40, 1.5)
+    },
     # nesting
     **{
         f"{what} nested {depth}": make("config.json", nested(depth))
@@ -324,7 +397,11 @@ HOSTILE = {
         for depth in (900, 10**5, 10**6)
     },
     "config of nested objects": file_in("config.json", nested(5000, '{"a":', "}")),
-    "tokenizer nested": lambda place: [*file_in("tokenizer.json", nested(10**5))(place)[:-2], "--text", "abc"],
+    "tokenizer nested": lambda place: [
+        *file_in("tokenizer.json", nested(10**5))(place)[:-2],
+        "--text",
+        "abc",
+    ],
     # safetensors
     **{
         f"{what} weights: {name}": make("model.safetensors", safetensors_header(header))
@@ -334,23 +411,34 @@ HOSTILE = {
             ("metadata alone", {"__metadata__": {"crc32": "0"}}),
             ("a list", []),
             ("empty", b""),
-            ("beyond the end", {"a": {"dtype": "F32", "shape": [10**9], "data_offsets": [0, 4 * 10**9]}}),
+            (
+                "beyond the end",
+                {"a": {"dtype": "F32", "shape": [10**9], "data_offsets": [0, 4 * 10**9]}},
+            ),
             ("negative", b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}'),
             ("nested", 10**5 * b"[" + 10**5 * b"]"),
         )
     },
-    "our weights' header of 2^63": ours_in("model.safetensors", lambda p: p.write_bytes(b"\xff" * 8 + b"{}")),
+    "our weights' header of 2^63": ours_in(
+        "model.safetensors", lambda p: p.write_bytes(b"\xff" * 8 + b"{}")
+    ),
     # tokenizers
     **{f"rule that doubles {n} times": tokenizer(normalizer=doubling(n)) for n in (30, 60)},
     **{
-        f"pattern {pattern}": tokenizer(normalizer={"type": "Replace", "pattern": {"Regex": pattern}, "content": "b"})
+        f"pattern {pattern}": tokenizer(
+            normalizer={"type": "Replace", "pattern": {"Regex": pattern}, "content": "b"}
+        )
         for pattern in BACKTRACKING
     },
-    "pattern that is none": tokenizer(normalizer={"type": "Replace", "pattern": {"Regex": "(" * 50}, "content": "b"}),
+    "pattern that is none": tokenizer(
+        normalizer={"type": "Replace", "pattern": {"Regex": "(" * 50}, "content": "b"}
+    ),
     "tokenizer of another kind": tokenizer(model={"type": "Own"}),
 }
 MAY_BE_READ = {*(name for name in HOSTILE if name.startswith("pattern ")), "own tokenizer code"}
-"""What may also be read rightly: a pattern that is worked through in time, code that nothing asks for."""
+"""What may also be read rightly: a pattern that is worked through in time, code that nothing asks
+for.
+"""
 
 
 def made_in(name, place):

@@ -1,6 +1,8 @@
-"""Runs that are killed, at random moments or at a file operation, and taken up again: they end in the bits of one that nobody disturbs.
+"""Runs that are killed, at random moments or at a file operation, and taken up again: they end in
+the bits of one that nobody disturbs.
 
-Each run is a copy of this process, so that a kill costs no import; this process itself never differentiates, as its copies do.
+Each run is a copy of this process, so that a kill costs no import; this process itself never
+differentiates, as its copies do.
 """
 
 import os
@@ -30,7 +32,9 @@ assert torch._dynamo, "what a first step imports for seconds is here before any 
 
 
 def in_a_copy(act, kill_after=None):
-    """The exit code of a copy of this process that runs it, None where it was killed before it ended; and the seconds."""
+    """The exit code of a copy of this process that runs it, None where it was killed before it
+    ended; and the seconds.
+    """
     started = time.monotonic()
     with warnings.catch_warnings(action="ignore"):
         process = os.fork()
@@ -59,21 +63,30 @@ def beginning(place, seed, *, overwrite=False):
     """What begins the run of that seed."""
     text = place.parent / "text"
     text.write_bytes(TEXT)
-    return lambda: train(GPTConfig(**MODEL), TrainConfig(**SETTINGS, seed=seed), text, out=place, overwrite=overwrite)
+    return lambda: train(
+        GPTConfig(**MODEL), TrainConfig(**SETTINGS, seed=seed), text, out=place, overwrite=overwrite
+    )
 
 
 def bits(place):
-    """All that the last checkpoint says, bit for bit: tensors as bytes, since the order in a file's header is drawn by its writer.
-    And what the log says of each iteration, but for its time."""
+    """All that the last checkpoint says, bit for bit: tensors as bytes, since the order in a file's
+    header is drawn by its writer. And what the log says of each iteration, but for its time.
+    """
     last = RunDirectory(place).last.resolve()
     tensors = {path.name: safetensors.torch.load_file(path) for path in last.glob("*.safetensors")}
-    found = {(file, name): value.numpy().tobytes() for file, held in tensors.items() for name, value in held.items()}
+    found = {
+        (file, name): value.numpy().tobytes()
+        for file, held in tensors.items()
+        for name, value in held.items()
+    }
     rows = [(row["step"], row.get("loss"), row.get("validation_loss")) for row in log.read(place)]
     return found | {path.name: path.read_bytes() for path in last.glob("*.json")} | {log.LOG: rows}
 
 
 def killed_and_resumed(place, expected, count, random, seconds):
-    """Kills of runs, until there are so many: how many there were, and what was found wrong, in words."""
+    """Kills of runs, until there are so many: how many there were, and what was found wrong, in
+    words.
+    """
     kills, faults, number = 0, [], 0
     while kills < count:
         number += 1
@@ -101,7 +114,9 @@ def killed_and_resumed(place, expected, count, random, seconds):
 
 
 def killed_while_overwriting(place, old, new, count, random, seconds):
-    """Runs that are to overwrite one that is done, killed: the one or the other is there, and whole."""
+    """Runs that are to overwrite one that is done, killed: the one or the other is there, and
+    whole.
+    """
     kills, faults, number = 0, [], 0
     while kills < count:
         number += 1
@@ -121,16 +136,22 @@ def killed_while_overwriting(place, old, new, count, random, seconds):
 
 
 def remains(directory):
-    """The names and links of a run, and how many lines its logs have: whole checkpoints of the same names hold the same."""
-    names = sorted((str(path), path.is_symlink() and os.readlink(path)) for path in directory.rglob("*"))
+    """The names and links of a run, and how many lines its logs have: whole checkpoints of the same
+    names hold the same.
+    """
+    names = sorted(
+        (str(path), path.is_symlink() and os.readlink(path)) for path in directory.rglob("*")
+    )
     logs = [directory / log.LOG, *sorted(directory.glob(f".*.{log.LOG}"))]
     return *names, *(path.read_bytes().count(b"\n") if path.exists() else 0 for path in logs)
 
 
 def killed_at_operations(place, old, new, part):
-    """Runs that begin, and that overwrite another, killed at those file operations that the part has: how many, and what was wrong.
+    """Runs that begin, and that overwrite another, killed at those file operations that the part
+    has: how many, and what was wrong.
 
-    What is left is gone on with, unless the same was before."""
+    What is left is gone on with, unless the same was before.
+    """
     run, kept, count, faults, met = place / "operations", place / "kept", 0, [], set()
     in_a_copy(beginning(kept, 1))
     for what, before in {"beginning": None, "overwriting": kept}.items():
@@ -148,11 +169,23 @@ def killed_at_operations(place, old, new, part):
                 met.add(left)
                 again = partial(resume, run) if store.exists else beginning(run, 0)
                 _placed(place / "left", run)
-                if in_a_copy(again)[0] != 0 or bits(run) not in ((new,) if before is None else (old, new)):
-                    faults.append(f"{what}, killed at operation {number}: it could not be gone on with to the same bits")
-                _placed(run, place / "left")  # and a run that overwrites what is left is as one that finds nothing
-                if before is not None and (in_a_copy(beginning(run, 0, overwrite=True))[0] != 0 or bits(run) != new):
-                    faults.append(f"{what}, killed at operation {number}: overwritten once more, it ended in other bits")
+                if in_a_copy(again)[0] != 0 or bits(run) not in (
+                    (new,) if before is None else (old, new)
+                ):
+                    faults.append(
+                        f"{what}, killed at operation {number}: it could not be gone on with to the"
+                        " same bits"
+                    )
+                _placed(
+                    run, place / "left"
+                )  # and a run that overwrites what is left is as one that finds nothing
+                if before is not None and (
+                    in_a_copy(beginning(run, 0, overwrite=True))[0] != 0 or bits(run) != new
+                ):
+                    faults.append(
+                        f"{what}, killed at operation {number}: overwritten once more, it ended in"
+                        " other bits"
+                    )
     return count, faults
 
 

@@ -1,4 +1,5 @@
-"""Commands in strange environments, and commands that signals end: what they say, how they exit, and what is left of a training.
+"""Commands in strange environments, and commands that signals end: what they say, how they exit,
+and what is left of a training.
 
 Each is a process of its own, as a user, a pipe or a scheduler begins it.
 """
@@ -32,12 +33,16 @@ SECONDS = 300
 """After so many seconds a process hangs."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SIGNALS, REPEATED, GAPS = 200, 0.4, (0.0, 0.001, 0.02, 0.2)
-"""How many signals are the whole; the share of them that another one follows, and after how many seconds."""
+"""How many signals are the whole; the share of them that another one follows, and after how many
+seconds.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """The redirections of a shell, variables (None: unset), what runs before, and the exit codes by command, or for all of them."""
+    """The redirections of a shell, variables (None: unset), what runs before, and the exit codes by
+    command, or for all of them.
+    """
 
     redirected: str = ""
     variables: dict[str, str | None] = dataclasses.field(default_factory=dict)
@@ -58,7 +63,12 @@ ENVIRONMENTS = {
     "both full": Environment(">/dev/full 2>&1", codes={"simulate": 2, "json": 2, "help": 2}),
     "a reader who leaves": Environment("| head -1", codes={"simulate": 141}),
     "locale C without UTF-8": Environment(
-        variables={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+        variables={
+            "LC_ALL": "C",
+            "PYTHONUTF8": "0",
+            "PYTHONCOERCECLOCALE": "0",
+            "PYTHONIOENCODING": "ascii",
+        }
     ),
     "no TERM": Environment(variables={"TERM": None}),
     "a dumb terminal": Environment(variables={"TERM": "dumb", "FORCE_COLOR": "1"}),
@@ -69,8 +79,12 @@ ENVIRONMENTS = {
     "24 files": Environment(before="ulimit -n 24"),
     "warnings are errors": Environment(variables={"PYTHONWARNINGS": "error"}),
     "no asserts": Environment(variables={"PYTHONOPTIMIZE": "2"}),
-    "a directory that is gone": Environment(before='rmdir "$PWD"', codes={"simulate": 2, "json": 2, "train": 2}),
-    "a directory that cannot be written": Environment(before="cd /proc", codes={"simulate": 2, "train": 2}),
+    "a directory that is gone": Environment(
+        before='rmdir "$PWD"', codes={"simulate": 2, "json": 2, "train": 2}
+    ),
+    "a directory that cannot be written": Environment(
+        before="cd /proc", codes={"simulate": 2, "train": 2}
+    ),
 }
 PRINTS = {"simulate", "train", "help"}
 
@@ -87,21 +101,37 @@ class End:
     def faults(self):
         """In words what no process may do."""
         hangs = [f"it hangs after {SECONDS} s"] if self.code == 128 + signal.SIGKILL else []
-        traced = ["a traceback"] if "Traceback" in self.error or "Exception ignored" in self.error else []
-        return hangs + traced + (["an error that ctrans did not expect"] if self.code == UNEXPECTED else [])
+        traced = (
+            ["a traceback"]
+            if "Traceback" in self.error or "Exception ignored" in self.error
+            else []
+        )
+        return (
+            hangs
+            + traced
+            + (["an error that ctrans did not expect"] if self.code == UNEXPECTED else [])
+        )
 
 
 def begun(args, place, environment=Environment()):
-    """The process of a command in that directory and environment, whose exit code the file `code` beside it gets."""
+    """The process of a command in that directory and environment, whose exit code the file `code`
+    beside it gets.
+    """
     place.mkdir(parents=True)
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment.variables, "PYTHONPATH": os.pathsep.join(sys.path)}
+    variables = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        **environment.variables,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     run = f'{environment.before}; "$@" {environment.redirected}; echo ${{PIPESTATUS[0]}} > "$CODE"'
     plain = environment == Environment()
     command = [sys.executable, "-m", "ctrans", *args]
     return subprocess.Popen(
         command if plain else ["/bin/bash", "-c", run, "bash", *command],
         cwd=place,
-        env={name: value for name, value in variables.items() if value is not None} | {"CODE": f"{place}.code"},
+        env={name: value for name, value in variables.items() if value is not None}
+        | {"CODE": f"{place}.code"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -117,8 +147,14 @@ def ended(process, place):
         os.killpg(process.pid, signal.SIGKILL)
         out, error = process.communicate()
     told = Path(f"{place}.code")
-    code = process.returncode if process.returncode < 0 or not told.exists() else int(told.read_text())
-    return End(128 - code if code < 0 else code, out.decode(errors="replace"), error.decode(errors="replace"))
+    code = (
+        process.returncode if process.returncode < 0 or not told.exists() else int(told.read_text())
+    )
+    return End(
+        128 - code if code < 0 else code,
+        out.decode(errors="replace"),
+        error.decode(errors="replace"),
+    )
 
 
 def in_environment(name, command, place):
@@ -140,8 +176,12 @@ def in_environment(name, command, place):
 
 
 def signalled(place, draws):
-    """What is wrong with how a training ends by a signal or two at a random moment, in words, and whether the first one ended it."""
-    process = begun(("train", *SMALL, "--iterations", "200", "--save-every", "5", "--out", "run"), place)
+    """What is wrong with how a training ends by a signal or two at a random moment, in words, and
+    whether the first one ended it.
+    """
+    process = begun(
+        ("train", *SMALL, "--iterations", "200", "--save-every", "5", "--out", "run"), place
+    )
     first, then = draws.choice(ENDING), draws.choice(ENDING) if draws.random() < REPEATED else None
     after = draws.choice((draws.uniform(0, 1), draws.uniform(0, 6), draws.uniform(0, 12)))
     try:
@@ -153,14 +193,20 @@ def signalled(place, draws):
             process.send_signal(then)
     end, run = ended(process, place), RunDirectory(place / "run")
     allowed = {0, *(128 + each for each in (first, then) if each is not None)}
-    faults = [*end.faults, *([] if end.code in allowed else [f"exit code {end.code} is none of {allowed}"])]
+    faults = [
+        *end.faults,
+        *([] if end.code in allowed else [f"exit code {end.code} is none of {allowed}"]),
+    ]
     if end.error.count("ctrans: ") > 1:
         faults.append("more than a line")
     if run.exists and damage(run.last) is not None:
         faults.append(damage(run.last))
     elif run.exists and end.code != 0:
         more = place.parent / f"{place.name}-resumed"
-        again = ended(begun(("train", "--resume", "--iterations", "200", "--out", str(place / "run")), more), more)
+        again = ended(
+            begun(("train", "--resume", "--iterations", "200", "--out", str(place / "run")), more),
+            more,
+        )
         faults += [] if again.code == 0 else [f"not resumed: {again.code}, {again.error[-300:]}"]
     words = f"train, {first.name}, {then and then.name} after {after:.2f} s: exit code {end.code}"
     return [f"{words}: {fault}; {end.error[-300:]!r}" for fault in faults], end.code != 0
@@ -169,12 +215,16 @@ def signalled(place, draws):
 def lived(place, part):
     """What a part of the campaign did, by its kinds, and what it found wrong in words."""
     faults, done, draws = [], Counter(), part.random
-    for number, (name, command) in enumerate(part.among([(name, command) for name in ENVIRONMENTS for command in COMMANDS])):
+    for number, (name, command) in enumerate(
+        part.among([(name, command) for name in ENVIRONMENTS for command in COMMANDS])
+    ):
         faults += in_environment(name, command, place / f"environment-{number}")
         shutil.rmtree(place / f"environment-{number}", ignore_errors=True)
         done["commands in strange environments"] += 1
     for number in range(part.of(SIGNALS)):
         found, by_signal = signalled(place / f"signal-{number}", draws)
         faults += found
-        done["trainings that a signal ended" if by_signal else "trainings that a signal met too late"] += 1
+        done[
+            "trainings that a signal ended" if by_signal else "trainings that a signal met too late"
+        ] += 1
     return done, faults

@@ -1,7 +1,8 @@
-"""Whole files of every kind that ctrans reads, each damaged in one way. Each gets a line or an answer.
+"""Whole files of every kind that ctrans reads, each damaged in one way. Each gets a line or an
+answer.
 
-A value is of another type, a key is removed or doubled; nesting, huge numbers and texts, characters that control a terminal or a page,
-flipped bytes, a link or a pipe in the file's place.
+A value is of another type, a key is removed or doubled; nesting, huge numbers and texts, characters
+that control a terminal or a page, flipped bytes, a link or a pipe in the file's place.
 """
 
 import dataclasses
@@ -35,7 +36,8 @@ from tests.campaigns.hostile import LOOK, foreign
 from tests.interop import plain_nanogpt
 
 MARKUP = (
-    "\x1b]0;pwned\x07\x1b[2J\x9b31m\u202e<img src=x onerror=alert(1)>\"'</script><script>alert(2)</script>`[red]$\\frac{{ 7*7 }}"
+    "\x1b]0;pwned\x07\x1b[2J\x9b31m\u202e<img src=x"
+    " onerror=alert(1)>\"'</script><script>alert(2)</script>`[red]$\\frac{{ 7*7 }}"
 )
 RAW = "@raw@"
 NESTED = 400
@@ -78,14 +80,22 @@ ODD = {
 
 def entries(value, path=()):
     """The paths of all entries of a JSON value, of long lists the first three."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
+    inside = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value[:3])
+        if isinstance(value, list)
+        else ()
+    )
     for key, entry in inside:
         yield (*path, key)
         yield from entries(entry, (*path, key))
 
 
 def changed(value, draw):
-    """The text of a JSON value in which one entry is another, removed, doubled or renamed, and what was done in words."""
+    """The text of a JSON value in which one entry is another, removed, doubled or renamed, and what
+    was done in words.
+    """
     paths = list(entries(value))
     if not paths or draw.random() < 0.03:
         what = draw.choice(list(ODD))
@@ -99,7 +109,10 @@ def changed(value, draw):
     what = draw.choice(list(ODD))
     if how == "replaced" or isinstance(at, list):
         at[last] = RAW
-        return json.dumps(value).replace(json.dumps(RAW), ODD[what], 1), f"{where} replaced by {what}"
+        return (
+            json.dumps(value).replace(json.dumps(RAW), ODD[what], 1),
+            f"{where} replaced by {what}",
+        )
     if how == "removed":
         del at[last]
         return json.dumps(value), f"{where} removed"
@@ -107,8 +120,15 @@ def changed(value, draw):
         at[MARKUP] = at.pop(last)
         return json.dumps(value), f"{where} renamed"
     at[RAW] = 0
-    name = last if how == "doubled" else draw.choice([MARKUP, "", "x", 5000 * "k", "__class__", "\ud800"])
-    return json.dumps(value).replace(f"{json.dumps(RAW)}: 0", f"{json.dumps(name)}: {ODD[what]}", 1), f"{where} {how} as {what}"
+    name = (
+        last
+        if how == "doubled"
+        else draw.choice([MARKUP, "", "x", 5000 * "k", "__class__", "\ud800"])
+    )
+    return (
+        json.dumps(value).replace(f"{json.dumps(RAW)}: 0", f"{json.dumps(name)}: {ODD[what]}", 1),
+        f"{where} {how} as {what}",
+    )
 
 
 def of_json(data, draw):
@@ -141,7 +161,9 @@ def of_header(data, draw):
     length = int.from_bytes(data[:8], "little")
     text, what = changed(json.loads(data[8 : 8 + length]), draw)
     header = text.encode()
-    size = len(header) if draw.random() < 0.8 else draw.choice([0, 2**62, len(data), len(header) + 1])
+    size = (
+        len(header) if draw.random() < 0.8 else draw.choice([0, 2**62, len(data), len(header) + 1])
+    )
     return struct.pack("<Q", size) + header + data[8 + length :], f"header of {size}: {what}"
 
 
@@ -162,7 +184,9 @@ def of_toml(data, draw):
     elif how == "renamed":
         lines[k] = f"{json.dumps(MARKUP)} = 1"
     else:
-        lines[k if how == "replaced" else slice(k, k)] = f"{name} = {value}" if how == "replaced" else [f"x{k} = {value}"]
+        lines[k if how == "replaced" else slice(k, k)] = (
+            f"{name} = {value}" if how == "replaced" else [f"x{k} = {value}"]
+        )
     return "\n".join(lines).encode(errors="surrogatepass"), f"{name} {how} by {what}"
 
 
@@ -194,7 +218,17 @@ def of_bytes(data, draw):
         for _ in range(20):
             made[draw.randrange(len(made))] = draw.randrange(256)
     elif how == "inserted":
-        made[at:at] = draw.choice([b"\0", b"\x1b[2J", "\u202e".encode(), b"\xff\xfe", b"<script>", 10_000 * b"9", 5000 * b"["])
+        made[at:at] = draw.choice(
+            [
+                b"\0",
+                b"\x1b[2J",
+                "\u202e".encode(),
+                b"\xff\xfe",
+                b"<script>",
+                10_000 * b"9",
+                5000 * b"[",
+            ]
+        )
     elif how == "doubled":
         made += bytes(made)
     elif how == "zeros":
@@ -204,7 +238,11 @@ def of_bytes(data, draw):
         made[at : at + 64], made[other : other + 64] = made[other : other + 64], made[at : at + 64]
     else:
         text = data.decode("latin-1" if how == "latin-1" else "utf-8", "replace")
-        made = text.replace("e", "\xe9").encode(how, "replace") if how == "latin-1" else text.encode(how, "replace")
+        made = (
+            text.replace("e", "\xe9").encode(how, "replace")
+            if how == "latin-1"
+            else text.encode(how, "replace")
+        )
     return bytes(made), f"{how} at {at}"
 
 
@@ -241,7 +279,9 @@ INSTEAD = {
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """Files that ctrans reads: `make` writes whole ones beneath a directory, of which `name` is damaged; `args` read them."""
+    """Files that ctrans reads: `make` writes whole ones beneath a directory, of which `name` is
+    damaged; `args` read them.
+    """
 
     name: str
     make: Callable[[Path], None]
@@ -257,7 +297,9 @@ def others(family):
     def make(place):
         foreign(place, family)
         words = {"[UNK]": 0, **{letter: k + 1 for k, letter in enumerate("abcdefghij .")}}
-        none = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"))
+        none = dict.fromkeys(
+            ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+        )
         made = {"type": "WordLevel", "vocab": words, "unk_token": "[UNK]"}
         added = [
             {
@@ -270,8 +312,19 @@ def others(family):
                 "normalized": False,
             }
         ]
-        splits = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
-        tokens = {"version": "1.0", "added_tokens": added, **none, "pre_tokenizer": splits, "model": made}
+        splits = {
+            "type": "Split",
+            "pattern": {"Regex": "."},
+            "behavior": "Isolated",
+            "invert": False,
+        }
+        tokens = {
+            "version": "1.0",
+            "added_tokens": added,
+            **none,
+            "pre_tokenizer": splits,
+            "model": made,
+        }
         (place / "model/tokenizer.json").write_text(json.dumps(tokens))
         about = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -294,7 +347,13 @@ def shape(family):
         entry = FAMILIES[family]
         config = getattr(transformers, entry.config)(**entry.settings)
         (place / "config.json").write_text(
-            json.dumps({**config.to_dict(), "model_type": config.model_type, "architectures": [entry.model]})
+            json.dumps(
+                {
+                    **config.to_dict(),
+                    "model_type": config.model_type,
+                    "architectures": [entry.model],
+                }
+            )
         )
         np.save(place / "ids.npy", np.arange(1, 13))
 
@@ -329,7 +388,9 @@ def toml(place):
 
 def anatomy(place):
     foreign(place)
-    (place / "parts.toml").write_text('blocks = "transformer.h"\nattention = "attn"\nffn = ["mlp"]\n')
+    (place / "parts.toml").write_text(
+        'blocks = "transformer.h"\nattention = "attn"\nffn = ["mlp"]\n'
+    )
 
 
 def trained(place):
@@ -337,7 +398,11 @@ def trained(place):
     place = place.resolve()
     (place / "text").write_bytes(TEXT)
     settings = {**MODEL, **SETTINGS, "file": place / "text", "out": place / "run"}
-    options = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    options = [
+        word
+        for name, value in settings.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
     answer = ask(["train", *options, "--monitor", "--every", "2"])
     assert answer.code == 0, answer.said
 
@@ -367,7 +432,10 @@ def result(*args):
 
 
 def verified(place):
-    assert ask(["verify", "--cases", "1", "--only", "lemma-1", "--json", str(place / "r.json")]).code == 0
+    assert (
+        ask(["verify", "--cases", "1", "--only", "lemma-1", "--json", str(place / "r.json")]).code
+        == 0
+    )
 
 
 def nanogpt(place):
@@ -385,7 +453,15 @@ def reported(place):
 
 
 def watched(place):
-    return ["watch", place / "run", "--once", "--out", place / "seen", "--html", place / "seen.html"]
+    return [
+        "watch",
+        place / "run",
+        "--once",
+        "--out",
+        place / "seen",
+        "--html",
+        place / "seen.html",
+    ]
 
 
 def resumed(place):
@@ -407,15 +483,36 @@ def own(place):
 KINDS = [
     Kind("own/config.json", ours, own, of_json),
     Kind("own/model.safetensors", ours, own, of_header),
-    *(Kind("model/config.json", others(name), with_text, of_json) for name in ("gpt2", "llama", "bert")),
+    *(
+        Kind("model/config.json", others(name), with_text, of_json)
+        for name in ("gpt2", "llama", "bert")
+    ),
     Kind("model/model.safetensors", others("gpt2"), with_text, of_header),
     Kind("model/generation_config.json", others("gpt2"), with_text, of_json),
-    *(Kind(f"model/{name}", others("gpt2"), with_text, of_json) for name in ("tokenizer.json", "tokenizer_config.json")),
+    *(
+        Kind(f"model/{name}", others("gpt2"), with_text, of_json)
+        for name in ("tokenizer.json", "tokenizer_config.json")
+    ),
     *(Kind("config.json", shape(family), of_shape, of_json) for family in FAMILIES),
-    Kind("small.toml", toml, lambda place: ["study", place / "small.toml", "--report", "--out", place / "study"], of_toml),
-    Kind("parts.toml", anatomy, lambda place: [*foreign_look(place), "--anatomy", place / "parts.toml"], of_toml),
+    Kind(
+        "small.toml",
+        toml,
+        lambda place: ["study", place / "small.toml", "--report", "--out", place / "study"],
+        of_toml,
+    ),
+    Kind(
+        "parts.toml",
+        anatomy,
+        lambda place: [*foreign_look(place), "--anatomy", place / "parts.toml"],
+        of_toml,
+    ),
     Kind(f"run/{LOG}", trained, resumed, of_lines),
-    Kind("run/train.json", trained, lambda place: ["report", place / "run/train.json", "--out", place / "page"], of_json),
+    Kind(
+        "run/train.json",
+        trained,
+        lambda place: ["report", place / "run/train.json", "--out", place / "page"],
+        of_json,
+    ),
     Kind(f"run/{MONITORED}", trained, watched, of_lines),
     Kind(f"run/{MONITORED}", trained, watched, of_lines),
     *(
@@ -429,8 +526,18 @@ KINDS = [
         )
     ),
     Kind("r.json", verified, reported, of_json),
-    Kind("ckpt.pt", nanogpt, lambda place: [*LOOK, "--model", place, "--ids", place / "ids.npy"], of_bytes),
-    Kind("ids.npy", arrays, lambda place: [*LOOK, "--checkpoint", place / "own", "--ids", place / "ids.npy"], of_bytes),
+    Kind(
+        "ckpt.pt",
+        nanogpt,
+        lambda place: [*LOOK, "--model", place, "--ids", place / "ids.npy"],
+        of_bytes,
+    ),
+    Kind(
+        "ids.npy",
+        arrays,
+        lambda place: [*LOOK, "--checkpoint", place / "own", "--ids", place / "ids.npy"],
+        of_bytes,
+    ),
 ]
 WIDE = [kind for kind in KINDS if kind.name != "config.json"]
 """Kinds that are drawn half of the time; the families' configs are the other half."""
@@ -441,7 +548,9 @@ def foreign_look(place):
 
 
 def drawn(count, seed):
-    """So many cases: a kind, and the number of its damage. Each kind comes with everything that may stand in its file's place."""
+    """So many cases: a kind, and the number of its damage. Each kind comes with everything that may
+    stand in its file's place.
+    """
     draw = random.Random(seed)
     instead = list(itertools.product(range(len(KINDS)), INSTEAD))
     draw.shuffle(instead)
@@ -454,11 +563,16 @@ def drawn(count, seed):
 
 @functools.cache
 def whole():
-    """A directory of this process with whole files of every kind, and the names of tags and the most scripts of whole pages.
+    """A directory of this process with whole files of every kind, and the names of tags and the
+    most scripts of whole pages.
 
-    A copy of this process makes them, which differentiates."""
+    A copy of this process makes them, which differentiates.
+    """
     kept = tempfile.TemporaryDirectory()
-    makes = [functools.partial(_made, kind, Path(kept.name) / str(number)) for number, kind in enumerate(KINDS)]
+    makes = [
+        functools.partial(_made, kind, Path(kept.name) / str(number))
+        for number, kind in enumerate(KINDS)
+    ]
     for (_, how, said), kind in zip(apart(makes, seconds=600), KINDS, strict=True):
         assert how is None, f"{kind.name}: {how}: {said}"
     pages = [Tags(path.read_text()) for path in Path(kept.name).rglob("*.html")]
@@ -475,7 +589,9 @@ def _made(kind, place):
 
 
 def made_in(case, seed, place):
-    """The request that reads that case's files, which are made there from whole ones, and the damage in words."""
+    """The request that reads that case's files, which are made there from whole ones, and the
+    damage in words.
+    """
     number, which = case
     kind = KINDS[number]
     shutil.copytree(Path(whole()[0].name) / str(number), place, symlinks=True)
@@ -492,7 +608,9 @@ def made_in(case, seed, place):
         change = kind.change if draw.random() < 0.75 else of_bytes
         data, what = change(data, draw)
         path.write_bytes(data)
-    return [str(arg) for arg in kind.args(place)], f"{kind.name} of kind {number}, case {which}, {what}"
+    return [
+        str(arg) for arg in kind.args(place)
+    ], f"{kind.name} of kind {number}, case {which}, {what}"
 
 
 class Tags(html.parser.HTMLParser):

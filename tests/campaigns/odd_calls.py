@@ -1,7 +1,8 @@
 """Calls of every public function and class with odd values, generated from the signatures.
 
-Public is what `__all__` of solvers, ctrans and its packages and the pages of docs/api name, and the helpers of `ALSO`. A new one is
-called without an entry here; `GOOD` has what its required arguments may be, by their names.
+Public is what `__all__` of solvers, ctrans and its packages and the pages of docs/api name, and the
+helpers of `ALSO`. A new one is called without an entry here; `GOOD` has what its required arguments
+may be, by their names.
 """
 
 import contextlib
@@ -82,17 +83,36 @@ def resolved(path):
 
 def public():
     """Each public function and class that can be called, by its name."""
-    packages = [importlib.import_module(each.name) for each in pkgutil.walk_packages(ctrans.__path__, "ctrans.") if each.ispkg]
-    listed = [(module, name) for module in (ctrans, solvers, *packages) for name in getattr(module, "__all__", ())]
+    packages = [
+        importlib.import_module(each.name)
+        for each in pkgutil.walk_packages(ctrans.__path__, "ctrans.")
+        if each.ispkg
+    ]
+    listed = [
+        (module, name)
+        for module in (ctrans, solvers, *packages)
+        for name in getattr(module, "__all__", ())
+    ]
     named = {f"{module.__name__}.{name}": getattr(module, name) for module, name in listed}
     pages = [page.read_text() for page in sorted((ROOT / "docs" / "api").glob("*.md"))]
-    for path in [*ALSO, *(path for page in pages for path in re.findall(r"^::: (\S+)", page, re.M))]:
+    for path in [
+        *ALSO,
+        *(path for page in pages for path in re.findall(r"^::: (\S+)", page, re.M)),
+    ]:
         found = resolved(path)
         if isinstance(found, types.ModuleType):
-            named |= {f"{path}.{name}": each for name, each in vars(found).items() if name[0] != "_" and in_module(each, found)}
+            named |= {
+                f"{path}.{name}": each
+                for name, each in vars(found).items()
+                if name[0] != "_" and in_module(each, found)
+            }
         else:
             named[path] = found
-    once = {id(found): name for name, found in reversed(named.items()) if callable(found) and not abstract(found)}
+    once = {
+        id(found): name
+        for name, found in reversed(named.items())
+        if callable(found) and not abstract(found)
+    }
     return {name: named[name] for name in sorted(once.values())}
 
 
@@ -101,10 +121,20 @@ def in_module(found, module):
 
 
 def abstract(found):
-    """Whether it is no call to check: a type alias, a protocol, an abstract class, an enumeration, an error or what makes one."""
+    """Whether it is no call to check: a type alias, a protocol, an abstract class, an enumeration,
+    an error or what makes one.
+    """
     if not isinstance(found, type):
-        return not inspect.isroutine(found) or found in (solvers.look_up, solvers.unknown, solvers.checked)
-    return inspect.isabstract(found) or getattr(found, "_is_protocol", False) or issubclass(found, (BaseException, enum.Enum))
+        return not inspect.isroutine(found) or found in (
+            solvers.look_up,
+            solvers.unknown,
+            solvers.checked,
+        )
+    return (
+        inspect.isabstract(found)
+        or getattr(found, "_is_protocol", False)
+        or issubclass(found, (BaseException, enum.Enum))
+    )
 
 
 NUMBER = itertools.count()
@@ -113,7 +143,9 @@ GOOD = {
     "config": lambda: small_config("peri", depth=1, width=8),
     "model": lambda: GPT(small_config("peri", depth=1, width=8)),
     "depth": lambda: GPT(small_config("peri", depth=1, width=8)).depth,
-    "costate": lambda: ctrans.costate(GPT(small_config("peri", depth=1, width=8)), tokens(), tokens()),
+    "costate": lambda: ctrans.costate(
+        GPT(small_config("peri", depth=1, width=8)), tokens(), tokens()
+    ),
     "admissible": lambda: "peri",
     "P": lambda: P,
     "norm": lambda: RMSNorm(8),
@@ -134,7 +166,13 @@ GOOD = {
     "out": lambda: f"run{next(NUMBER)}",
     "directory": lambda: f"model{next(NUMBER)}",
     "source": lambda: "nowhere",
-    "architecture": lambda: {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 9},
+    "architecture": lambda: {
+        "model_type": "gpt2",
+        "n_layer": 1,
+        "n_embd": 8,
+        "n_head": 2,
+        "vocab_size": 9,
+    },
     "segments": lambda: [solvers.Segment(0, 1, lambda t, x: -x)],
     "x0": lambda: torch.ones(2, 3),
     "x": lambda: torch.ones(2, 3),
@@ -202,12 +240,61 @@ def states():
 
 
 OWN = {
-    **{f"ctrans.measure.walk.{name}": {"x": states, "x0": states, "function": lambda: lambda x: x.sum()} for name in WALKS},
-    "ctrans.train": {"config": lambda: TrainConfig(iterations=1, batch=2, eval_every=1, eval_windows=1, save_every=1, warmup=0)},
+    **{
+        f"ctrans.measure.walk.{name}": {
+            "x": states,
+            "x0": states,
+            "function": lambda: lambda x: x.sum(),
+        }
+        for name in WALKS
+    },
+    "ctrans.train": {
+        "config": lambda: TrainConfig(
+            iterations=1, batch=2, eval_every=1, eval_windows=1, save_every=1, warmup=0
+        )
+    },
 }
-NUMBERS = [0, -1, 1, 2, 1.5, 10**40, 10**5000, -(10**400), math.nan, math.inf, -math.inf, 1e39, 1e-320, True, Fraction(1, 3), 1j]
-TEXTS = ["", "x", "n" * 300, "\udcff", "\0", "\x1b[2J", "peri", "rms", "euler", b"bytes", Path("nowhere"), Path("/dev/null")]
-DTYPES = [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.float64, torch.complex64]
+NUMBERS = [
+    0,
+    -1,
+    1,
+    2,
+    1.5,
+    10**40,
+    10**5000,
+    -(10**400),
+    math.nan,
+    math.inf,
+    -math.inf,
+    1e39,
+    1e-320,
+    True,
+    Fraction(1, 3),
+    1j,
+]
+TEXTS = [
+    "",
+    "x",
+    "n" * 300,
+    "\udcff",
+    "\0",
+    "\x1b[2J",
+    "peri",
+    "rms",
+    "euler",
+    b"bytes",
+    Path("nowhere"),
+    Path("/dev/null"),
+]
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.float64,
+    torch.complex64,
+]
 TENSORS = [
     torch.tensor(3.0),
     torch.tensor(math.nan),
@@ -301,44 +388,83 @@ KINDS = {
 
 def pool(parameter):
     """Odd values for a parameter: those near to its annotation, and at times any other."""
-    near = [value for word, values in KINDS.items() if word in str(parameter.annotation) for value in values]
+    near = [
+        value
+        for word, values in KINDS.items()
+        if word in str(parameter.annotation)
+        for value in values
+    ]
     return st.one_of(st.sampled_from(near or ODD), st.sampled_from(ODD))
 
 
 CALLED = public()
 MANY = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 PARAMETERS = {
-    name: {each.name: each for each in inspect.signature(found).parameters.values() if each.kind not in MANY}
+    name: {
+        each.name: each
+        for each in inspect.signature(found).parameters.values()
+        if each.kind not in MANY
+    }
     for name, found in CALLED.items()
 }
 
 
 @st.composite
 def calls(draw):
-    """A public name with arguments: good ones where the call needs them, and one to three odd ones."""
+    """A public name with arguments: good ones where the call needs them, and one to three odd
+    ones.
+    """
     name = draw(st.sampled_from([name for name in CALLED if PARAMETERS[name]]))
     parameters = PARAMETERS[name]
     good = {**GOOD, **OWN.get(name, {})}
     needed = [
-        each.name for each in parameters.values() if each.default is inspect.Parameter.empty or each.name in OWN.get(name, {})
+        each.name
+        for each in parameters.values()
+        if each.default is inspect.Parameter.empty or each.name in OWN.get(name, {})
     ]
-    odd = draw(st.lists(st.sampled_from(sorted(parameters)), min_size=1, max_size=min(3, len(parameters)), unique=True))
+    odd = draw(
+        st.lists(
+            st.sampled_from(sorted(parameters)),
+            min_size=1,
+            max_size=min(3, len(parameters)),
+            unique=True,
+        )
+    )
     chosen = {argument: draw(pool(parameters[argument])) for argument in odd}
-    return name, {**{each: good[each]() if each in good else draw(pool(parameters[each])) for each in needed}, **chosen}, odd
+    return (
+        name,
+        {
+            **{
+                each: good[each]() if each in good else draw(pool(parameters[each]))
+                for each in needed
+            },
+            **chosen,
+        },
+        odd,
+    )
 
 
 def has_nan(value, depth=3):
     """Whether there is a nan in the numbers of a value."""
     if isinstance(value, torch.Tensor):
-        numbers = value.layout is torch.strided and not (value.is_meta or value.is_nested or value.is_quantized)
+        numbers = value.layout is torch.strided and not (
+            value.is_meta or value.is_nested or value.is_quantized
+        )
         return numbers and value.is_floating_point() and bool(value.isnan().any())
     if isinstance(value, float):
         return math.isnan(value)
     if depth and dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return any(has_nan(getattr(value, field.name, None), depth - 1) for field in dataclasses.fields(value))
+        return any(
+            has_nan(getattr(value, field.name, None), depth - 1)
+            for field in dataclasses.fields(value)
+        )
     if depth and isinstance(value, (list, tuple)):
         return any(has_nan(each, depth - 1) for each in value)
-    return depth > 0 and isinstance(value, Mapping) and any(has_nan(each, depth - 1) for each in value.values())
+    return (
+        depth > 0
+        and isinstance(value, Mapping)
+        and any(has_nan(each, depth - 1) for each in value.values())
+    )
 
 
 MAY_BE_NAN = ("ctrans.measure.walk.states_of", "ctrans.measure.walk.walk_depth")
@@ -362,25 +488,43 @@ def fault_of(name, arguments, answer):
 
 
 def raised_by(error, function):
-    """Whether a module of torch, given as the function, raised it: a user's own function, whose error comes through unchanged."""
-    own = inspect.getfile(type(function)) if type(function).__module__.startswith("torch.nn") else None
-    return own is not None and any(frame.filename == own for frame in traceback.extract_tb(error.__traceback__))
+    """Whether a module of torch, given as the function, raised it: a user's own function, whose
+    error comes through unchanged.
+    """
+    own = (
+        inspect.getfile(type(function))
+        if type(function).__module__.startswith("torch.nn")
+        else None
+    )
+    return own is not None and any(
+        frame.filename == own for frame in traceback.extract_tb(error.__traceback__)
+    )
 
 
 def ended(name, arguments, odd, found):
     """Whether a call is "answered" or "refused"; `found` gets what is neither, in words."""
     given = dict(arguments)
-    first = [given.pop(each.name) for each in PARAMETERS[name].values() if each.kind is inspect.Parameter.POSITIONAL_ONLY]
+    first = [
+        given.pop(each.name)
+        for each in PARAMETERS[name].values()
+        if each.kind is inspect.Parameter.POSITIONAL_ONLY
+    ]
     try:
         answer = CALLED[name](*first, **given)
     except Mine:
         return "answered"
     except NotImplementedError as error:
-        wrong = None if "forward" in str(error) else str(error)[:200]  # of a user's module without one
+        wrong = (
+            None if "forward" in str(error) else str(error)[:200]
+        )  # of a user's module without one
     except (solvers.ConfigError, solvers.SolveError):
         return "refused"
     except Exception as error:  # whatever is no refusal is what a campaign looks for
-        wrong = None if raised_by(error, arguments.get("function")) else f"{type(error).__name__}: {str(error)[:200]}"
+        wrong = (
+            None
+            if raised_by(error, arguments.get("function"))
+            else f"{type(error).__name__}: {str(error)[:200]}"
+        )
     else:
         wrong = fault_of(name, arguments, answer)
     if wrong is not None:

@@ -1,7 +1,9 @@
-"""Studies whose study.sqlite is damaged, cut, of another schema, on a disk that fails, or used by two processes; and that are killed.
+"""Studies whose study.sqlite is damaged, cut, of another schema, on a disk that fails, or used by
+two processes; and that are killed.
 
-The command says so in a line, or shows no figure but those of whole runs; and the same command then does the rest of the study, to the
-outcomes of one that nobody disturbed. No run is trained here but those of that one: an engine gives their results again.
+The command says so in a line, or shows no figure but those of whole runs; and the same command then
+does the rest of the study, to the outcomes of one that nobody disturbed. No run is trained here but
+those of that one: an engine gives their results again.
 """
 
 import contextlib
@@ -86,9 +88,14 @@ SCHEMAS = {
     "an index": 'CREATE INDEX it ON runs ("case")',
     "a table more": "CREATE TABLE it (a)",
     "a view instead": "ALTER TABLE runs RENAME TO it; CREATE VIEW runs AS SELECT * FROM it",
-    "a trigger that raises": "CREATE TRIGGER it BEFORE INSERT ON runs BEGIN SELECT RAISE(ABORT, 'no'); END; DELETE FROM runs",
+    "a trigger that raises": (
+        "CREATE TRIGGER it BEFORE INSERT ON runs BEGIN SELECT RAISE(ABORT, 'no'); END; DELETE FROM"
+        " runs"
+    ),
     "a run twice": "INSERT INTO runs SELECT * FROM runs WHERE rowid = 1",
-    "runs exchanged": "UPDATE runs SET curve = (SELECT curve FROM runs AS it WHERE it.rowid = 5 - runs.rowid)",
+    "runs exchanged": (
+        "UPDATE runs SET curve = (SELECT curve FROM runs AS it WHERE it.rowid = 5 - runs.rowid)"
+    ),
     "a later format": "UPDATE about SET value = '3' WHERE name = 'format'",
     "an earlier format": "UPDATE about SET value = '1' WHERE name = 'format'",
     "UTF-16": "PRAGMA encoding = 'UTF-16'; VACUUM",
@@ -106,11 +113,14 @@ FILES = {
 }
 LIBRARY = Path(__file__).with_name("library_disk.c")
 FLIPS, CUTS, TOGETHER = 1_500, 100, 20
-"""How much of each is the whole; of odd values, of schemas and of operations of the disk it is all."""
+"""How much of each is the whole; of odd values, of schemas and of operations of the disk it is all.
+"""
 
 
 class Undisturbed:
-    """A study that ended, in a directory `place` that is also the working one: its file, runs and outcomes."""
+    """A study that ended, in a directory `place` that is also the working one: its file, runs and
+    outcomes.
+    """
 
     def __init__(self, place, act=lambda act: kills.in_a_copy(act)[0]):
         """`act` trains: in a copy of this process, which then never differentiates itself."""
@@ -124,7 +134,9 @@ class Undisturbed:
             self.runs = store.runs()
         assert len(self.runs) == 4
         sizes = range(len(self.runs) + 1)
-        self.parts = [list(part) for size in sizes for part in itertools.combinations(self.runs, size)]
+        self.parts = [
+            list(part) for size in sizes for part in itertools.combinations(self.runs, size)
+        ]
         self.placed(self.whole)
         to_format_1(self.path)
         self.old = self.path.read_bytes()
@@ -144,7 +156,9 @@ class Undisturbed:
         """Gives the results that there were, and notes how many were stored."""
 
         def known(jobs):
-            given = {(each.run.case, each.run.training.learning_rate): each.result for each in self.runs}
+            given = {
+                (each.run.case, each.run.training.learning_rate): each.result for each in self.runs
+            }
             for job in jobs:
                 time.sleep(self.pause)
                 yield job, [given[run.case, run.training.learning_rate] for run in job.runs]
@@ -164,7 +178,9 @@ class Undisturbed:
         """All values of the file."""
         with contextlib.closing(sqlite3.connect(self.path)) as connection:
             connection.text_factory = bytes
-            return [connection.execute(f"SELECT *, rowid FROM {table}").fetchall() for table in SCHEMA]
+            return [
+                connection.execute(f"SELECT *, rowid FROM {table}").fetchall() for table in SCHEMA
+            ]
 
     def placed(self, content):
         """The study's directory has this file and nothing else."""
@@ -175,24 +191,40 @@ class Undisturbed:
 
     def ask(self, args):
         """The answer, with the engine that trains nothing, and without pictures."""
-        with mock.patch.object(command, "engine", self.engine), mock.patch.object(Figure, "savefig", mock.Mock()):
+        with (
+            mock.patch.object(command, "engine", self.engine),
+            mock.patch.object(Figure, "savefig", mock.Mock()),
+        ):
             answer = ask(args)
-        named = [line for line in answer.error.splitlines() if line.startswith(f"ctrans: {FILE} is damaged: ")]
-        if answer.code == 2 and len(named) + 1 == answer.error.count("\n"):  # one line for each damaged row, and one for the end
+        named = [
+            line
+            for line in answer.error.splitlines()
+            if line.startswith(f"ctrans: {FILE} is damaged: ")
+        ]
+        if answer.code == 2 and len(named) + 1 == answer.error.count(
+            "\n"
+        ):  # one line for each damaged row, and one for the end
             answer.faults = [fault for fault in answer.faults if fault != "more than a line"]
         return answer
 
     def wrong(self, *, silent=False, figures=True, stored=0):
-        """What is wrong with the study as it lies there, in words, and how it was taken: "whole", "repaired" or "refused".
+        """What is wrong with the study as it lies there, in words, and how it was taken: "whole",
+        "repaired" or "refused".
 
-        `silent`: runs may lack without a word. `figures`: whether damage can be seen, which in format 1 it mostly cannot.
-        `stored`: so many runs have to be there."""
+        `silent`: runs may lack without a word. `figures`: whether damage can be seen, which in
+        format 1 it mostly cannot. `stored`: so many runs have to be there.
+        """
         alone, faults = [path.name for path in self.directory.glob(f"{FILE}*")] == [FILE], []
         before = self.path.read_bytes() if alone else b""
         report = self.ask(REPORT)
         faults += [f"--report: {report.said}"] if report.faults else []
         left = self.shown(report, faults, figures) if report.code == 0 else []
-        if report.code == 0 and len(left) < len(self.runs) and "damaged" not in report.error and not silent:
+        if (
+            report.code == 0
+            and len(left) < len(self.runs)
+            and "damaged" not in report.error
+            and not silent
+        ):
             faults.append(f"--report leaves {len(self.runs) - len(left)} runs out without a word")
         if stored and len(left) < stored:
             faults.append(f"{stored} runs were stored, and --report has {len(left)}: {report.said}")
@@ -206,7 +238,9 @@ class Undisturbed:
         if not figures:
             return faults, "read"
         if report.code == 0 and self.trained != len(self.runs) - len(left):
-            faults.append(f"{self.trained} runs were repeated, and {len(self.runs) - len(left)} were left out")
+            faults.append(
+                f"{self.trained} runs were repeated, and {len(self.runs) - len(left)} were left out"
+            )
         repeated, last = self.trained, self.ask(REPORT)
         if last.code != 0 or last.error or len(self.shown(last, faults, figures)) != len(self.runs):
             faults.append(f"the study did not end, or not for good: {again.said}, {last.said}")
@@ -221,21 +255,32 @@ class Undisturbed:
             return []
         found = json.loads(answer.out) if isinstance(answer, Answer) else answer
         rule = found["stable_rule"] or {}
-        floor = Floor(rule["depthless_loss"], rule["guess_loss"]) if rule.get("depthless_loss") is not None else None
+        floor = (
+            Floor(rule["depthless_loss"], rule["guess_loss"])
+            if rule.get("depthless_loss") is not None
+            else None
+        )
         for part in self.parts:
-            if len(part) == found["done"] and (outcomes_of(part, floor) == found["outcomes"] or not figures):
+            if len(part) == found["done"] and (
+                outcomes_of(part, floor) == found["outcomes"] or not figures
+            ):
                 return part
         faults.append(f"figures of no runs that there were: {str(found['outcomes'])[:2000]}")
         return []
 
 
 def flipped(content, draws):
-    """The content with one flipped bit, of any byte or of those with which a page begins; and where it is."""
+    """The content with one flipped bit, of any byte or of those with which a page begins; and where
+    it is.
+    """
     place = draws.randrange(len(content))
     if draws.random() < 0.3:
         place = place // 4096 * 4096 + draws.randrange(120)
     bit = draws.randrange(8)
-    return content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :], f"bit {bit} of byte {place}"
+    return (
+        content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :],
+        f"bit {bit} of byte {place}",
+    )
 
 
 def odd_values(study):
@@ -245,14 +290,20 @@ def odd_values(study):
         with contextlib.closing(sqlite3.connect(":memory:")) as connection:
             connection.execute(SCHEMA[table])
             names = [each[1] for each in connection.execute(f"PRAGMA table_info({table})")]
-            literals = [connection.execute("SELECT quote(?)", (value,)).fetchone()[0] for value in ODD]
+            literals = [
+                connection.execute("SELECT quote(?)", (value,)).fetchone()[0] for value in ODD
+            ]
         for name, literal in itertools.product(names, [*literals, UNREADABLE]):
-            made[f"{table}.{name} = {literal} in row {row}"] = f'UPDATE {table} SET "{name}" = {literal} WHERE rowid = {row}'
+            made[f"{table}.{name} = {literal} in row {row}"] = (
+                f'UPDATE {table} SET "{name}" = {literal} WHERE rowid = {row}'
+            )
     return made
 
 
 def damages(study, part):
-    """Damaged files, each with its name and how `wrong` takes it: bits that are flipped, ends cut off, odd values, other schemas."""
+    """Damaged files, each with its name and how `wrong` takes it: bits that are flipped, ends cut
+    off, odd values, other schemas.
+    """
     draws, scripts = part.random, odd_values(study)
     for _ in range(part.of(FLIPS)):
         content, where = flipped(study.whole, draws)
@@ -261,7 +312,9 @@ def damages(study, part):
         content, where = flipped(study.old, draws)
         yield f"format 1, {where}", content, {"silent": True, "figures": False}
     for _ in range(part.of(CUTS)):
-        size = draws.choice([draws.randrange(len(study.whole)), draws.randrange(len(study.whole) // 512) * 512])
+        size = draws.choice(
+            [draws.randrange(len(study.whole)), draws.randrange(len(study.whole) // 512) * 512]
+        )
         yield f"cut at {size} bytes", study.whole[:size], {"silent": size == 0}
     for name in part.among(scripts):
         yield name, study.changed(scripts[name]), {}
@@ -272,13 +325,19 @@ def damages(study, part):
 
 
 def answering(study, args, name):
-    """A request by a copy of this process, which writes how it ended into a file next to the study."""
+    """A request by a copy of this process, which writes how it ended into a file next to the
+    study.
+    """
     answer = study.ask(args)
-    (study.place / name).write_text(json.dumps([answer.code, answer.said if answer.faults else "", answer.out]))
+    (study.place / name).write_text(
+        json.dumps([answer.code, answer.said if answer.faults else "", answer.out])
+    )
 
 
 def together(study, count):
-    """Two processes with the same command at once, so many times, and reports meanwhile: their number, and the faults."""
+    """Two processes with the same command at once, so many times, and reports meanwhile: their
+    number, and the faults.
+    """
     faults, reports, study.pause = [], 0, 0.05
     for _ in range(count):
         study.placed(None)
@@ -294,7 +353,9 @@ def together(study, count):
         if sorted(code for code, *_ in answers) not in ([0, 0], [0, 2]):
             faults.append(f"two at once ended in {answers}")
         found, how = study.wrong()
-        faults += [f"after two at once, {fault}" for fault in found] + ["after two at once, runs lack"] * (how != "whole")
+        faults += [f"after two at once, {fault}" for fault in found] + [
+            "after two at once, runs lack"
+        ] * (how != "whole")
     study.pause = 0.0
     return reports, faults
 
@@ -311,13 +372,19 @@ def _begun(act):
 
 
 def on_a_broken_disk(study, library, part):
-    """Kills and errors at the file operations of Python and SQLite: operations, kills, errors, and the faults."""
+    """Kills and errors at the file operations of Python and SQLite: operations, kills, errors, and
+    the faults.
+    """
     disk = ctypes.CDLL(str(library))
     disk.arm.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
     begins = {
         "a new study": (STUDY, None, 0),
         "the rest of a study": (STUDY, study.changed("DELETE FROM runs WHERE rowid > 2"), 2),
-        "the rest of a damaged study": (STUDY, study.changed("UPDATE runs SET curve = 'x' WHERE rowid IN (1, 4)"), 2),
+        "the rest of a damaged study": (
+            STUDY,
+            study.changed("UPDATE runs SET curve = 'x' WHERE rowid IN (1, 4)"),
+            2,
+        ),
         "a study of format 1": (STUDY, study.old, 4),
         "a report": (REPORT, study.whole, 4),
     }
@@ -330,10 +397,15 @@ def on_a_broken_disk(study, library, part):
         for number in sorted(part.among(range(1, operations + 1))):
             for error in (0, draws.choice([errno.EIO, errno.ENOSPC])):
                 lasting = error != 0 and draws.random() < 0.5
-                which = f"{what}, {os.strerror(error) if error else 'killed'} at operation {number}{' and after it' * lasting}"
+                which = (
+                    f"{what}, {os.strerror(error) if error else 'killed'} at operation"
+                    f" {number}{' and after it' * lasting}"
+                )
                 study.placed(content)
                 (study.place / "stored").write_text("0")
-                code, _ = kills.in_a_copy(partial(_on_disk, study, disk, args, number, error, lasting))
+                code, _ = kills.in_a_copy(
+                    partial(_on_disk, study, disk, args, number, error, lasting)
+                )
                 counts[f"{'errors' if error else 'kills'} at file operations"] += 1
                 if error and code == 0:
                     ended, said, out = json.loads((study.place / "answer").read_text())
@@ -342,7 +414,9 @@ def on_a_broken_disk(study, library, part):
                         faults.append(f"{which}: it ended well without all runs")
                 elif code is not None:
                     faults.append(f"{which}: exit code {code}")
-                found, _ = study.wrong(silent=True, stored=begun + int((study.place / "stored").read_text()))
+                found, _ = study.wrong(
+                    silent=True, stored=begun + int((study.place / "stored").read_text())
+                )
                 faults += [f"{which}: {fault}" for fault in found]
     return counts, faults
 
@@ -378,7 +452,13 @@ def on_a_disk_of_its_own(study, part):
     study.placed(study.whole)
     root = str(Path(__file__).parents[2])
     done = subprocess.run(
-        [sys.executable, "-m", "tests.campaigns.studies", library, json.dumps(dataclasses.asdict(part))],
+        [
+            sys.executable,
+            "-m",
+            "tests.campaigns.studies",
+            library,
+            json.dumps(dataclasses.asdict(part)),
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -389,4 +469,8 @@ def on_a_disk_of_its_own(study, part):
 
 
 if __name__ == "__main__":
-    print(json.dumps(on_a_broken_disk(Undisturbed(Path.cwd()), sys.argv[1], Part(**json.loads(sys.argv[2])))))
+    print(
+        json.dumps(
+            on_a_broken_disk(Undisturbed(Path.cwd()), sys.argv[1], Part(**json.loads(sys.argv[2])))
+        )
+    )

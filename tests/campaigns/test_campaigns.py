@@ -1,4 +1,6 @@
-"""A small draw of every campaign; `make campaign` is the whole. Each day another draw: the seed is in the message."""
+"""A small draw of every campaign; `make campaign` is the whole. Each day another draw: the seed is
+in the message.
+"""
 
 import ast
 import random
@@ -22,8 +24,19 @@ SECURITY = [
         "our model.safetensors is a pipe",
         "foreign config.json is a pipe",
     ),
-    *("index above", "absolute index", "packed checkpoint of many parts", "foreign n_layer = 10^6", "pickled weights of ours 2"),
-    *("our weights: null metadata", "our config nested 100000", "foreign n_head = 0", "foreign vocab_size = 0"),
+    *(
+        "index above",
+        "absolute index",
+        "packed checkpoint of many parts",
+        "foreign n_layer = 10^6",
+        "pickled weights of ours 2",
+    ),
+    *(
+        "our weights: null metadata",
+        "our config nested 100000",
+        "foreign n_head = 0",
+        "foreign vocab_size = 0",
+    ),
 ]
 
 
@@ -51,25 +64,45 @@ def test_limits_are_said_with_the_number_that_exceeds_them(tmp_path):
 
 @pytest.mark.slow
 def test_damaged_checkpoints_are_read_by_nobody(tmp_path):
-    first, second = damaged.make_run(tmp_path / "first"), damaged.make_run(tmp_path / "second", seed=1)
+    first, second = (
+        damaged.make_run(tmp_path / "first"),
+        damaged.make_run(tmp_path / "second", seed=1),
+    )
     draws = random.Random(SEED)
-    for what, accepted in [*damaged.flips(first, 40, draws), *damaged.exchanges(first, second), *damaged.links(first)]:
+    for what, accepted in [
+        *damaged.flips(first, 40, draws),
+        *damaged.exchanges(first, second),
+        *damaged.links(first),
+    ]:
         assert not accepted, f"seed {SEED}: {what} is read by {accepted}"
 
 
-SHARES = {"kills": 0.01, "broken_disk": 0.002, "hostile_files": 0.05, "requests": 0.005, "calls": 0.02, "odd_calls": 0.02}
-"""How much of a campaign is a draw of it, in the order in which one process carries them out: kills come first (`CAMPAIGNS`)."""
+SHARES = {
+    "kills": 0.01,
+    "broken_disk": 0.002,
+    "hostile_files": 0.05,
+    "requests": 0.005,
+    "calls": 0.02,
+    "odd_calls": 0.02,
+}
+"""How much of a campaign is a draw of it, in the order in which one process carries them out: kills
+come first (`CAMPAIGNS`).
+"""
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_draw_of_every_campaign_finds_nothing(times):
-    """In a process of its own: copies of it that are killed must find one that has differentiated nothing, and users check no types."""
+    """In a process of its own: copies of it that are killed must find one that has differentiated
+    nothing, and users check no types.
+    """
     shares = {name: times * share for name, share in SHARES.items()}
     code = (
         "from tests.campaigns import __main__ as c; from tests.campaigns.harness import Part; "
         f"print({{n: c.carry_out(n, Part({SEED}, s))['faults'] for n, s in {shares}.items()}})"
     )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, f"seed {SEED}: {done.stderr}"
     found = ast.literal_eval(done.stdout.splitlines()[-1])
     assert {name: faults for name, faults in found.items() if faults} == {}, f"seed {SEED}"

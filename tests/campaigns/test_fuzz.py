@@ -1,4 +1,5 @@
-"""Each parser on its corpus, the inputs by which coverage-guided fuzzing reached its lines, and on some that are changed anew.
+"""Each parser on its corpus, the inputs by which coverage-guided fuzzing reached its lines, and on
+some that are changed anew.
 
 `make fuzz` looks for more.
 """
@@ -29,7 +30,9 @@ def _as_users_call_it():
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_parser_reads_its_corpus_or_refuses_it(name, tmp_path):
     inputs, draws = corpus(name), random.Random(0)
-    assert (fuzzing.CORPORA / f"{name}.json.z").exists(), "a corpus is kept by: python -m tests.campaigns.fuzzing --only NAME"
+    assert (fuzzing.CORPORA / f"{name}.json.z").exists(), (
+        "a corpus is kept by: python -m tests.campaigns.fuzzing --only NAME"
+    )
     end = time.process_time() + SECONDS
     for data in inputs[: len(inputs) if name != "family" else 1]:
         assert fault_of(name, data, tmp_path) is None, data
@@ -55,19 +58,33 @@ def reads(data, place):
 
 
 def test_faults_are_found_and_named_once(tmp_path, monkeypatch):
-    monkeypatch.setitem(TARGETS, "made", Target(reads, lambda: [b'{"depth": 1, "width": [2, 3]}'], "json"))
+    monkeypatch.setitem(
+        TARGETS, "made", Target(reads, lambda: [b'{"depth": 1, "width": [2, 3]}'], "json")
+    )
     draws, found = random.Random(0), set()
     for _ in range(3000):
         data = mutated(b'{"depth": 1, "width": [2, 3]}', "json", draws, flipped(draws))
         found.add(fault_of("made", data, tmp_path))
     assert {None, "control characters are printed"} < found
-    assert {words.split(":")[0] for words in found - {None, "control characters are printed"}} == {"KeyError", "AssertionError"}
+    assert {words.split(":")[0] for words in found - {None, "control characters are printed"}} == {
+        "KeyError",
+        "AssertionError",
+    }
     assert len(found) == 4
 
 
 def test_a_corpus_has_the_shortest_inputs_that_reach_all_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(fuzzing, "CORPORA", tmp_path / "corpora")
-    inputs = [b"{", b"{}", b'{"x": 1}', b"[]", b'{"image_mean": 0.5}', b'{"image_mean": 0.25}', b'{"image_mean": "x"}', b"\xff"]
+    inputs = [
+        b"{",
+        b"{}",
+        b'{"x": 1}',
+        b"[]",
+        b'{"image_mean": 0.5}',
+        b'{"image_mean": 0.25}',
+        b'{"image_mean": "x"}',
+        b"\xff",
+    ]
     kept, count = least("prepared", inputs, tmp_path)
     assert b'{"image_mean": 0.25}' not in kept
     assert {b'{"image_mean": 0.5}', b'{"image_mean": "x"}'} <= set(kept)
@@ -85,7 +102,14 @@ def test_a_corpus_has_the_shortest_inputs_that_reach_all_lines(tmp_path, monkeyp
         ({"seconds": "x"}, ()),
     ],
 )
-def test_a_row_of_a_study_of_format_1_that_lacks_something_is_read_or_refused_in_a_line(change, without, tmp_path):
+def test_a_row_of_a_study_of_format_1_that_lacks_something_is_read_or_refused_in_a_line(
+    change, without, tmp_path
+):
     row = {**json.loads(database_rows()[0]), **change}
     with contextlib.suppress(ConfigError):
-        study_row(json.dumps({name: value for name, value in row.items() if name not in without}).encode(), tmp_path)
+        study_row(
+            json.dumps(
+                {name: value for name, value in row.items() if name not in without}
+            ).encode(),
+            tmp_path,
+        )

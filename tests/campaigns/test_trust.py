@@ -1,4 +1,6 @@
-"""What a hostile or strange file may do: cost little, be refused in a line, and write nothing raw to a terminal or a page."""
+"""What a hostile or strange file may do: cost little, be refused in a line, and write nothing raw
+to a terminal or a page.
+"""
 
 import ast
 import dataclasses
@@ -36,11 +38,24 @@ from ctrans.report.html import render
 from ctrans.report.terminal import show
 from solvers import ConfigError
 from tests.campaigns.harness import ask
-from tests.campaigns.hostile import LOOK, architecture, config, edit, file_in, ours_in, safetensors_header
+from tests.campaigns.hostile import (
+    LOOK,
+    architecture,
+    config,
+    edit,
+    file_in,
+    ours_in,
+    safetensors_header,
+)
 
 ROOT = Path(__file__).parents[2]
-HOSTILE = "\x1b]0;pwned\x07\x1b[2J\x9b31m\u202e<img src=x onerror=alert(1)>\"'</script>`[red]$\\frac\ud800"
-HUGE_HEADER = {f"w{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(20_000)}
+HOSTILE = (
+    "\x1b]0;pwned\x07\x1b[2J\x9b31m\u202e<img src=x"
+    " onerror=alert(1)>\"'</script>`[red]$\\frac\ud800"
+)
+HUGE_HEADER = {
+    f"w{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(20_000)
+}
 
 
 def refused(make, place):
@@ -56,10 +71,14 @@ def refused(make, place):
 
 
 @pytest.mark.parametrize("make", [config, architecture])
-@pytest.mark.parametrize("entries", [{"num_labels": 3 * 10**8}, {"text_config": {"num_labels": 3 * 10**8}}])
+@pytest.mark.parametrize(
+    "entries", [{"num_labels": 3 * 10**8}, {"text_config": {"num_labels": 3 * 10**8}}]
+)
 def test_a_config_of_many_labels_is_refused_before_they_are_named(make, entries, tmp_path):
     importlib.import_module("ctrans.cli.simulate")
-    assert "num_labels = 300,000,000: the largest allowed number is 100,000" in refused(make(**entries), tmp_path)
+    assert "num_labels = 300,000,000: the largest allowed number is 100,000" in refused(
+        make(**entries), tmp_path
+    )
 
 
 @pytest.mark.parametrize("what", [ours_in, file_in])
@@ -85,32 +104,63 @@ def test_a_config_of_more_weights_than_its_file_has_makes_no_model(name, tmp_pat
     (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(weights, {}))
     load(tmp_path)
     edit(tmp_path / "config.json", **{name: 8192})
-    with pytest.raises(ConfigError, match=r"does not fit its config.json, which describes [\d,]+ weights"):
+    with pytest.raises(
+        ConfigError, match=r"does not fit its config.json, which describes [\d,]+ weights"
+    ):
         load(tmp_path)
 
 
 def test_buffers_count_as_memory(tmp_path):
-    entries = {"model_type": "gpt_neo", "num_layers": 2, "attention_types": [[["global"], 2]], "hidden_size": 8, "num_heads": 2}
-    (tmp_path / "a.json").write_text(json.dumps({**entries, "vocab_size": 9, "max_position_embeddings": 10**6}))
+    entries = {
+        "model_type": "gpt_neo",
+        "num_layers": 2,
+        "attention_types": [[["global"], 2]],
+        "hidden_size": 8,
+        "num_heads": 2,
+    }
+    (tmp_path / "a.json").write_text(
+        json.dumps({**entries, "vocab_size": 9, "max_position_embeddings": 10**6})
+    )
     error = refused(lambda place: [*LOOK, "--architecture", place / "a.json"], tmp_path)
     assert "the buffers need" in error
 
 
-@pytest.mark.parametrize("options", [["--window", "100"], ["--positions", "alibi"], ["--softcap", "30"]])
+@pytest.mark.parametrize(
+    "options", [["--window", "100"], ["--positions", "alibi"], ["--softcap", "30"]]
+)
 def test_a_request_is_refused_before_more_than_the_memory_is_allocated(options, tmp_path):
     """The masks and scores of 450,000 tokens have 200 GB and more."""
-    small = ["simulate", "--context", "3000000", "--depth", "1", "--width", "16", "--positions", "rotary", *options]
-    assert "the weights and one sublayer's activations for 4 sequences of" in refused(lambda place: small, tmp_path)
+    small = [
+        "simulate",
+        "--context",
+        "3000000",
+        "--depth",
+        "1",
+        "--width",
+        "16",
+        "--positions",
+        "rotary",
+        *options,
+    ]
+    assert "the weights and one sublayer's activations for 4 sequences of" in refused(
+        lambda place: small, tmp_path
+    )
 
 
 def test_what_is_refused_is_what_does_not_fit(tmp_path, monkeypatch):
-    """Either side of the threshold: the mask of 2,000 tokens as scores of 8 bytes for 2 heads, and the weights."""
+    """Either side of the threshold: the mask of 2,000 tokens as scores of 8 bytes for 2 heads, and
+    the weights.
+    """
     config = GPTConfig(width=8, heads=2, depth=1, context=2000, softcap=30.0)
     size = number_of_weights(config) * 8 + 3 * 2 * 2000**2 * 8
     for there, fits in ((size - 1, False), (size, True)):
         monkeypatch.setattr("ctrans.base.memory.memory", lambda there=there: there)
         monkeypatch.setattr("ctrans.model.gpt.memory", lambda there=there: there)
-        with nullcontext() if fits else pytest.raises(ConfigError, match="lower --batch, --context or --width"):
+        with (
+            nullcontext()
+            if fits
+            else pytest.raises(ConfigError, match="lower --batch, --context or --width")
+        ):
             check_buildable(config, 0, shape=(3, 2000), dtype=torch.float64)
 
 
@@ -125,33 +175,109 @@ def test_the_limit_of_a_control_group_counts_as_memory(limit, tmp_path, monkeypa
 def test_a_file_is_read_within_the_address_space_that_a_process_has():
     """Half of the machine's memory was reserved to read a few bytes."""
     code = (
-        "import resource; from pathlib import Path; from ctrans.base.given_files import read_file; from ctrans.base.memory import memory\n"
-        "pages = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize() + (64 << 20)\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (pages, resource.RLIM_INFINITY)); assert memory() == pages\n"
-        f"print(len(read_file(Path({str(ROOT / 'README.md')!r}))))"
+        "import resource; from pathlib import Path; from ctrans.base.given_files import read_file;"
+        " from ctrans.base.memory import memory\npages ="
+        " int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize() + (64 <<"
+        " 20)\nresource.setrlimit(resource.RLIMIT_AS, (pages, resource.RLIM_INFINITY)); assert"
+        f" memory() == pages\nprint(len(read_file(Path({str(ROOT / 'README.md')!r}))))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
+    )
     assert done.stdout.strip() == str((ROOT / "README.md").stat().st_size), done.stderr
 
 
-VALUES = [None, True, False, 0, 1, -1, 3, 1.5, 10**30, float("nan"), "", "x", HOSTILE, [], [0], [[1]], {}, {"0": [0]}, "float64"]
+VALUES = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    3,
+    1.5,
+    10**30,
+    float("nan"),
+    "",
+    "x",
+    HOSTILE,
+    [],
+    [0],
+    [[1]],
+    {},
+    {"0": [0]},
+    "float64",
+]
 """Values of wrong and unusual types for a config's entries."""
 ENTRIES = [
-    *("return_dict", "output_attentions", "output_hidden_states", "torchscript", "use_cache", "chunk_size_feed_forward"),
-    *("is_encoder_decoder", "architectures", "id2label", "label2id", "num_labels", "problem_type", "dtype", "torch_dtype"),
-    *("tie_word_embeddings", "pruned_heads", "name_or_path", "_name_or_path", "transformers_version", "per_layer_config"),
-    *("use_return_dict", "is_decoder", "add_cross_attention", "cross_attention_hidden_size", "tokenizer_class", "prefix"),
-    *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "task_specific_params"),
-    *("rope_scaling", "rope_parameters", "gradient_checkpointing", "attn_implementation", "finetuning_task", "sub_configs"),
+    *(
+        "return_dict",
+        "output_attentions",
+        "output_hidden_states",
+        "torchscript",
+        "use_cache",
+        "chunk_size_feed_forward",
+    ),
+    *(
+        "is_encoder_decoder",
+        "architectures",
+        "id2label",
+        "label2id",
+        "num_labels",
+        "problem_type",
+        "dtype",
+        "torch_dtype",
+    ),
+    *(
+        "tie_word_embeddings",
+        "pruned_heads",
+        "name_or_path",
+        "_name_or_path",
+        "transformers_version",
+        "per_layer_config",
+    ),
+    *(
+        "use_return_dict",
+        "is_decoder",
+        "add_cross_attention",
+        "cross_attention_hidden_size",
+        "tokenizer_class",
+        "prefix",
+    ),
+    *(
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "sep_token_id",
+        "decoder_start_token_id",
+        "task_specific_params",
+    ),
+    *(
+        "rope_scaling",
+        "rope_parameters",
+        "gradient_checkpointing",
+        "attn_implementation",
+        "finetuning_task",
+        "sub_configs",
+    ),
 ]
-"""Entries that every config of `transformers` may have, now or in an earlier version, beside those of the installed one."""
+"""Entries that every config of `transformers` may have, now or in an earlier version, beside those
+of the installed one.
+"""
 
 
 def entries_of_any_config():
     from transformers import PretrainedConfig
 
-    here = {*vars(PretrainedConfig()), *(field.name for field in dataclasses.fields(PretrainedConfig))}
-    properties = {name for name in dir(PretrainedConfig) if isinstance(getattr(PretrainedConfig, name), property)}
+    here = {
+        *vars(PretrainedConfig()),
+        *(field.name for field in dataclasses.fields(PretrainedConfig)),
+    }
+    properties = {
+        name
+        for name in dir(PretrainedConfig)
+        if isinstance(getattr(PretrainedConfig, name), property)
+    }
     return sorted({*ENTRIES, *here, *properties})
 
 
@@ -169,20 +295,36 @@ def test_an_entry_of_any_type_gets_a_line_or_an_answer(count, tmp_path, capfd):
 
 def test_a_config_that_changes_how_outputs_are_returned_changes_no_figure(tmp_path):
     plain = json.loads(ask([str(arg) for arg in config()(tmp_path)]).out)["placements"]
-    odd = json.loads(ask([str(arg) for arg in config(return_dict=False, output_attentions=True)(tmp_path)]).out)["placements"]
+    odd = json.loads(
+        ask([str(arg) for arg in config(return_dict=False, output_attentions=True)(tmp_path)]).out
+    )["placements"]
     (one,), (other,) = plain.values(), odd.values()
     assert one["rms"] == other["rms"]
 
 
 @pytest.mark.parametrize(
-    "entries", [{"num_key_value_heads": 3}, {"model_type": "mistral", "sliding_window": 0}, {"sliding_window": 10**30}]
+    "entries",
+    [
+        {"num_key_value_heads": 3},
+        {"model_type": "mistral", "sliding_window": 0},
+        {"sliding_window": 10**30},
+    ],
 )
 def test_an_architecture_that_does_not_run_gets_a_line(entries, tmp_path):
-    own = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    own = {
+        "model_type": "llama",
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     kind = {"model_type": "mistral"} if "sliding_window" in entries else {}
     (tmp_path / "a.json").write_text(json.dumps({**own, **kind, "vocab_size": 256, **entries}))
     (tmp_path / "ids.txt").write_text(" ".join(map(str, range(20))))
-    answer = ask([*LOOK, "--architecture", str(tmp_path / "a.json"), "--ids", str(tmp_path / "ids.txt")], refused=True)
+    answer = ask(
+        [*LOOK, "--architecture", str(tmp_path / "a.json"), "--ids", str(tmp_path / "ids.txt")],
+        refused=True,
+    )
     assert not answer.faults, answer.said
     assert answer.code == 2
     assert "does not run" in answer.error or "makes no model" in answer.error
@@ -200,7 +342,8 @@ def test_commands_print_by_one_function():
         str(path.relative_to(ROOT))
         for path in (ROOT / "ctrans").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "click.echo", "click.secho", "sys.stdout.write")
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("print", "click.echo", "click.secho", "sys.stdout.write")
     }
     assert printing == {"ctrans/cli/say.py"}
 
@@ -209,7 +352,10 @@ def test_names_in_weights_reach_no_terminal_raw(tmp_path):
     held = {HOSTILE.replace("\ud800", ""): {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}
     text = json.dumps(held).encode()
     for what in (ours_in, file_in):
-        args = what("model.safetensors", lambda path: path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(8)))(tmp_path)
+        args = what(
+            "model.safetensors",
+            lambda path: path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(8)),
+        )(tmp_path)
         answer = ask([str(arg) for arg in args], refused=True)
         assert not answer.faults, answer.said
         assert not UNSAFE.search(answer.error)
@@ -234,11 +380,14 @@ def with_text(value, change):
     """The JSON value with all its own text changed, except what ctrans itself looks up."""
     if isinstance(value, dict):
         return {
-            name: each if name in ("command", "status", "severity") else with_text(each, change) for name, each in value.items()
+            name: each if name in ("command", "status", "severity") else with_text(each, change)
+            for name, each in value.items()
         }
     if isinstance(value, list):
         return [with_text(each, change) for each in value]
-    return change(value) if isinstance(value, str) and value not in ("inf", "-inf", "nan") else value
+    return (
+        change(value) if isinstance(value, str) and value not in ("inf", "-inf", "nan") else value
+    )
 
 
 @pytest.mark.parametrize("command", ["simulate", "other"])
@@ -247,12 +396,16 @@ def test_a_page_of_hostile_text_has_the_tags_of_the_same_page_with_plain_text(co
     result = {**json.loads(ask(["simulate", *small, "--json", "-"]).out), "command": command}
     pages = []
     for text in ("plain", HOSTILE.replace("`", "")):
-        changed = with_text(result, lambda old, text=text: old if old.startswith(("peri", "pre")) else text)
+        changed = with_text(
+            result, lambda old, text=text: old if old.startswith(("peri", "pre")) else text
+        )
         changed["options"][text] = [1, text]
         changed["environment"] = {text: text}
         pages.append(render(page_of({f"{text}.json": changed})))
         (tmp_path / "r.json").write_text(json.dumps(changed))
-        answer = ask(["report", str(tmp_path / "r.json"), "--out", str(tmp_path / "report"), "--verbose"])
+        answer = ask(
+            ["report", str(tmp_path / "r.json"), "--out", str(tmp_path / "report"), "--verbose"]
+        )
         assert not answer.faults, answer.said
         assert answer.code == 0
         assert not UNSAFE.search(answer.out)
@@ -266,11 +419,15 @@ def test_a_page_of_hostile_text_has_the_tags_of_the_same_page_with_plain_text(co
     assert "unsafe-inline" not in hostile.policy.partition("script-src")[2]
 
 
-@pytest.mark.parametrize("text", ["a = " + 5_000 * "[", 5_000 * "a.", "a = 1" + 9_000_000 * " ", "\x00", "a = \ud800"])
+@pytest.mark.parametrize(
+    "text", ["a = " + 5_000 * "[", 5_000 * "a.", "a = 1" + 9_000_000 * " ", "\x00", "a = \ud800"]
+)
 def test_a_hostile_toml_is_refused_in_a_line(text, tmp_path):
     path = tmp_path / "hostile.toml"
     path.write_text(text, errors="surrogatepass")
-    with pytest.raises(ConfigError, match=r"is no TOML|it has 9,000,005 bytes|is nested more than 100 deep") as refusal:
+    with pytest.raises(
+        ConfigError, match=r"is no TOML|it has 9,000,005 bytes|is nested more than 100 deep"
+    ) as refusal:
         read_toml(path)
     assert "\n" not in str(refusal.value)
 
@@ -288,7 +445,23 @@ def test_a_hostile_toml_is_refused_in_a_line(text, tmp_path):
     ],
 )
 def test_a_report_of_odd_json_has_a_line_or_a_page(changes, tmp_path):
-    result = json.loads(ask(["simulate", "--width", "8", "--heads", "2", "--depth", "1", "--context", "8", "--json", "-"]).out)
+    result = json.loads(
+        ask(
+            [
+                "simulate",
+                "--width",
+                "8",
+                "--heads",
+                "2",
+                "--depth",
+                "1",
+                "--context",
+                "8",
+                "--json",
+                "-",
+            ]
+        ).out
+    )
     (tmp_path / "r.json").write_text(json.dumps({**result, **changes}))
     answer = ask(["report", str(tmp_path / "r.json"), "--out", str(tmp_path / "out")])
     assert not answer.faults, answer.said
@@ -301,20 +474,45 @@ STRANGE_VALUES = ("inf", "nan", "x", True, None, {}, [], {"a": 1}, ["x"], "1e3",
 def leaves(value, path=()):
     """The paths of all entries, of lists the first two."""
     yield path
-    entries = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    entries = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value[:2])
+        if isinstance(value, list)
+        else ()
+    )
     for key, entry in entries:
         yield from leaves(entry, (*path, key))
 
 
 @pytest.mark.parametrize("command", ["simulate", "diagnose", "hjb-check", "control"])
 def test_a_result_with_one_strange_value_is_refused_or_shown(command):
-    """Random entries of a result have a value of another type. `page_of` refuses what no page and no terminal can show."""
-    small = ["--placement", "pre", "--width", "8", "--heads", "2", "--depth", "1", "--context", "8", "--batch", "1"]
+    """Random entries of a result have a value of another type. `page_of` refuses what no page and
+    no terminal can show.
+    """
+    small = [
+        "--placement",
+        "pre",
+        "--width",
+        "8",
+        "--heads",
+        "2",
+        "--depth",
+        "1",
+        "--context",
+        "8",
+        "--batch",
+        "1",
+    ]
     written = ask([command, *small, "--json", "-"]).out
     paths = [path for path in leaves(json.loads(written)) if path and path[0] != "environment"]
     drawn = random.Random(0)
     for _ in range(40):
-        result, (*above, last), value = json.loads(written), drawn.choice(paths), drawn.choice(STRANGE_VALUES)
+        result, (*above, last), value = (
+            json.loads(written),
+            drawn.choice(paths),
+            drawn.choice(STRANGE_VALUES),
+        )
         functools.reduce(operator.getitem, above, result)[last] = value
         try:
             page = page_of({"r": result})
@@ -326,7 +524,21 @@ def test_a_result_with_one_strange_value_is_refused_or_shown(command):
 
 def test_a_step_that_its_dtype_cannot_hold_ends_in_a_line():
     answer = ask(
-        ["control", "--placement", "peri", "--dtype", "float32", "--dt", "1e39", "--width", "8", "--depth", "1", "--json", "-"]
+        [
+            "control",
+            "--placement",
+            "peri",
+            "--dtype",
+            "float32",
+            "--dt",
+            "1e39",
+            "--width",
+            "8",
+            "--depth",
+            "1",
+            "--json",
+            "-",
+        ]
     )
     assert not answer.faults, answer.said
     assert answer.code in (0, 1, 2)
@@ -349,7 +561,11 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
-        self.tokens, self.blocks, self.head = nn.Embedding(20, 8), nn.ModuleList([layer]), nn.Linear(8, 20)
+        self.tokens, self.blocks, self.head = (
+            nn.Embedding(20, 8),
+            nn.ModuleList([layer]),
+            nn.Linear(8, 20),
+        )
 
     def forward(self, x):
         return self.head(self.blocks[0](self.tokens(x)))
@@ -373,12 +589,17 @@ print(*map(line, (meta, inference, cyclic)), sep="\\n")
 
 
 def test_modules_without_numbers_or_ends_get_a_line():
-    """In a process of its own: the suite's look at models before and after knows no such modules."""
+    """In a process of its own: the suite's look at models before and after knows no such
+    modules.
+    """
     begin = (
-        "import torch\nfrom torch import nn\nfrom ctrans.interop.open_model import open_model\nfrom solvers import ConfigError\n"
+        "import torch\nfrom torch import nn\nfrom ctrans.interop.open_model import open_model\nfrom"
+        " solvers import ConfigError\n"
     )
     code = begin + inspect.getsource(Model) + STRANGE_MODULES
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
     meta, inference, _ = done.stdout.splitlines()
     assert "on the meta device" in meta
@@ -386,7 +607,10 @@ def test_modules_without_numbers_or_ends_get_a_line():
 
 
 def test_a_training_whose_stdout_is_closed_goes_on(tmp_path):
-    options = "--depth 1 --width 16 --heads 2 --context 8 --iterations 90 --warmup 5 --eval-every 45 --eval-windows 1 --out run"
+    options = (
+        "--depth 1 --width 16 --heads 2 --context 8 --iterations 90 --warmup 5 --eval-every 45"
+        " --eval-windows 1 --out run"
+    )
     done = closed(f"train {options}", tmp_path, begin="ulimit -n 64; ")
     assert (done.returncode, done.stderr.count("ctrans:")) == (0, 0), done.stderr
     assert json.loads((tmp_path / "run/train.json").read_text())["step"] == 90
@@ -395,7 +619,10 @@ def test_a_training_whose_stdout_is_closed_goes_on(tmp_path):
 def test_a_closed_stdout_gets_a_line(tmp_path):
     save(GPT(GPTConfig(width=8, heads=2, depth=1, context=8)), tmp_path / "own")
     done = closed("generate --checkpoint own --tokens 3", tmp_path)
-    assert (done.returncode, done.stderr) == (2, "ctrans: stdout is closed: redirect it to a file or a pipe\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "ctrans: stdout is closed: redirect it to a file or a pipe\n",
+    )
 
 
 def closed(command, directory, begin=""):

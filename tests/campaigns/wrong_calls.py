@@ -1,4 +1,6 @@
-"""Calls of the public Python API that make no sense: each raises ConfigError or SolveError, or gives numbers of the right shape."""
+"""Calls of the public Python API that make no sense: each raises ConfigError or SolveError, or
+gives numbers of the right shape.
+"""
 
 import math
 
@@ -17,7 +19,22 @@ from tests.campaigns.harness import draw_all
 from tests.helpers import small_config, tokens
 from tests.interop import plain_nanogpt
 
-NUMBERS = [0, -1, 1, 2, 1.5, 10**40, -(10**40), math.nan, math.inf, -math.inf, 1e39, 1e-320, True, None]
+NUMBERS = [
+    0,
+    -1,
+    1,
+    2,
+    1.5,
+    10**40,
+    -(10**40),
+    math.nan,
+    math.inf,
+    -math.inf,
+    1e39,
+    1e-320,
+    True,
+    None,
+]
 NAMES = ["", "x", "n" * 300, "\udcff", "peri", "softmax", 3, None]
 TOKENS = [
     tokens(),
@@ -34,23 +51,84 @@ TOKENS = [
 ]
 MODEL = GPT(small_config("peri"))
 CONFIG = {
-    **dict.fromkeys(("vocab_size", "context", "depth", "width", "heads", "dt", "temperature", "eps", "alpha", "knots"), NUMBERS),
+    **dict.fromkeys(
+        (
+            "vocab_size",
+            "context",
+            "depth",
+            "width",
+            "heads",
+            "dt",
+            "temperature",
+            "eps",
+            "alpha",
+            "knots",
+        ),
+        NUMBERS,
+    ),
     **dict.fromkeys(("norm_groups", "norm_alpha", "norm_radius"), NUMBERS),
     **dict.fromkeys(("ffn_width", "embedding_std", "bias", "causal", "qk_norm"), NUMBERS),
-    **dict.fromkeys(("rotary_base", "rotary_fraction", "kv_heads", "window", "softcap", "sinks", "gated_output"), NUMBERS),
     **dict.fromkeys(
-        ("placement", "norm", "attention", "ffn", "activation", "initialisation", "depth_weights", "positions"), NAMES
+        (
+            "rotary_base",
+            "rotary_fraction",
+            "kv_heads",
+            "window",
+            "softcap",
+            "sinks",
+            "gated_output",
+        ),
+        NUMBERS,
+    ),
+    **dict.fromkeys(
+        (
+            "placement",
+            "norm",
+            "attention",
+            "ffn",
+            "activation",
+            "initialisation",
+            "depth_weights",
+            "positions",
+        ),
+        NAMES,
     ),
 }
 TRAINING = {
     **dict.fromkeys(
-        ("batch", "accumulate", "iterations", "learning_rate", "min_learning_rate", "warmup", "weight_decay"), NUMBERS
+        (
+            "batch",
+            "accumulate",
+            "iterations",
+            "learning_rate",
+            "min_learning_rate",
+            "warmup",
+            "weight_decay",
+        ),
+        NUMBERS,
     ),
-    **dict.fromkeys(("beta1", "beta2", "clip", "temperature_start", "temperature_steps", "kinetic", "steps", "rtol"), NUMBERS),
-    **dict.fromkeys(("eval_every", "eval_windows", "save_every", "margin", "patience", "seed"), NUMBERS),
+    **dict.fromkeys(
+        (
+            "beta1",
+            "beta2",
+            "clip",
+            "temperature_start",
+            "temperature_steps",
+            "kinetic",
+            "steps",
+            "rtol",
+        ),
+        NUMBERS,
+    ),
+    **dict.fromkeys(
+        ("eval_every", "eval_windows", "save_every", "margin", "patience", "seed"), NUMBERS
+    ),
     **dict.fromkeys(("optimiser", "method", "gradient", "dtype", "schedule"), NAMES),
 }
-ARGUMENTS = dict.fromkeys(("n_head", "n_layer", "steps", "lmbda", "dropout", "cts", "lnf_on", "block_size", "other"), NUMBERS)
+ARGUMENTS = dict.fromkeys(
+    ("n_head", "n_layer", "steps", "lmbda", "dropout", "cts", "lnf_on", "block_size", "other"),
+    NUMBERS,
+)
 
 
 def forward(x, targets):
@@ -64,7 +142,9 @@ def nanogpt(**arguments):
 
 
 def gpt2(**changes):
-    from_architecture({"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 9, **changes})
+    from_architecture(
+        {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 9, **changes}
+    )
 
 
 CALLS = {
@@ -74,26 +154,53 @@ CALLS = {
         lambda **given: Scheme(**given),
         {"method": NAMES, "steps": NUMBERS, "rtol": NUMBERS, "atol": NUMBERS, "gradient": NAMES},
     ),
-    "GPT": (lambda x=TOKENS[0], targets=None: forward(x, targets), {"x": TOKENS, "targets": TOKENS}),
+    "GPT": (
+        lambda x=TOKENS[0], targets=None: forward(x, targets),
+        {"x": TOKENS, "targets": TOKENS},
+    ),
     "at_depth": (
         lambda blocks=2, weights="linear": MODEL.at_depth(blocks, weights),
         {"blocks": [*NUMBERS[:2], 3, 10**40, None], "weights": NAMES},
     ),
     "generate": (
         lambda prompt=TOKENS[0], count=1, **given: generate(MODEL, prompt, count, **given),
-        {"prompt": TOKENS, "count": [0, -1, 1, 1.5, 10**40, None], "temperature": NUMBERS, "top_k": NUMBERS, "seed": NUMBERS},
+        {
+            "prompt": TOKENS,
+            "count": [0, -1, 1, 1.5, 10**40, None],
+            "temperature": NUMBERS,
+            "top_k": NUMBERS,
+            "seed": NUMBERS,
+        },
     ),
     "trajectory": (
         lambda x=TOKENS[0], **given: MODEL.trajectory(x, **given),
-        {"x": TOKENS, "method": NAMES, "steps": [0, -1, 1.5, True, None, "x"], "rtol": NUMBERS[6:9], "gradient": NAMES},
+        {
+            "x": TOKENS,
+            "method": NAMES,
+            "steps": [0, -1, 1.5, True, None, "x"],
+            "rtol": NUMBERS[6:9],
+            "gradient": NAMES,
+        },
     ),
-    "costate": (lambda x=TOKENS[0], targets=TOKENS[0]: costate(MODEL, x, targets), {"x": TOKENS, "targets": TOKENS}),
+    "costate": (
+        lambda x=TOKENS[0], targets=TOKENS[0]: costate(MODEL, x, targets),
+        {"x": TOKENS, "targets": TOKENS},
+    ),
     "from_nanogpt": (nanogpt, ARGUMENTS),
     "from_architecture": (
         gpt2,
-        {"n_layer": NUMBERS, "n_embd": NUMBERS, "n_head": NUMBERS, "vocab_size": NUMBERS, "model_type": NAMES},
+        {
+            "n_layer": NUMBERS,
+            "n_embd": NUMBERS,
+            "n_head": NUMBERS,
+            "vocab_size": NUMBERS,
+            "model_type": NAMES,
+        },
     ),
-    "load": (lambda path="x": load(path), {"path": ["", "n" * 300, "\udcff", "\0", "/", "/dev/null", "/proc/self/mem"]}),
+    "load": (
+        lambda path="x": load(path),
+        {"path": ["", "n" * 300, "\udcff", "\0", "/", "/dev/null", "/proc/self/mem"]},
+    ),
     "open_model": (
         lambda path="x", **given: open_model(path, **given),
         {"path": ["", "n" * 300, "\udcff", "\0", "/"], "dt": NUMBERS},
@@ -112,7 +219,9 @@ def calls(draw):
 
 
 def campaign(count, seed, check):
-    """So many calls: `check(name, arguments, error)` with what came of each, None where it was answered."""
+    """So many calls: `check(name, arguments, error)` with what came of each, None where it was
+    answered.
+    """
 
     def make(call):
         name, arguments = call

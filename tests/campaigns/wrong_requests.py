@@ -1,4 +1,6 @@
-"""Requests that make no sense, drawn from every option of every command: each is refused in a line, or answered."""
+"""Requests that make no sense, drawn from every option of every command: each is refused in a line,
+or answered.
+"""
 
 import functools
 import importlib
@@ -10,7 +12,23 @@ from ctrans.cli import COMMANDS
 from tests.campaigns.harness import draw_all
 
 LONG, HUGE = "n" * 300, "9" * 40
-ODD = ["", " ", "\udcff", "\ud800name", LONG, "name\nname", "a/b", "../x", "-", "\u202e", "all", "0", "nan", "[red]", "é" * 130]
+ODD = [
+    "",
+    " ",
+    "\udcff",
+    "\ud800name",
+    LONG,
+    "name\nname",
+    "a/b",
+    "../x",
+    "-",
+    "\u202e",
+    "all",
+    "0",
+    "nan",
+    "[red]",
+    "é" * 130,
+]
 WHOLE = ["0", "-1", "1.5", "x", "", HUGE, "-" + HUGE, "1e3", "nan", "١", "0x10", "9" * 5000]
 REAL = ["nan", "inf", "-inf", "0", "-1", "1e39", "1e-320", "1e400", "x", "", "-0.0", HUGE, "1e308"]
 PATHS = [
@@ -36,7 +54,16 @@ QUICK = {
     "screen": [*SMALL, "--quick"],
     "diagnose": SMALL,
     "rate": [*SMALL, "--rates", "0.01", "--rates", "0.1", "--iterations", "40"],
-    "coordinate-check": [*SMALL[:2], *SMALL[4:8], "--widths", "8", "--widths", "16", "--updates", "1"],
+    "coordinate-check": [
+        *SMALL[:2],
+        *SMALL[4:8],
+        "--widths",
+        "8",
+        "--widths",
+        "16",
+        "--updates",
+        "1",
+    ],
     "verify": ["--cases", "1", "--only", "lemma-1"],
     "train": [*SMALL, "--iterations", "1", "--eval-windows", "1"],
     "generate": ["--tokens", "1", "--checkpoint", "/proc/none"],
@@ -47,15 +74,29 @@ QUICK = {
     "export": ["--checkpoint", "/proc/none"],
 }
 """What keeps the answer to a request that is right after all short."""
-SLOW = {"convergence", "verify", "coordinate-check", "rate", "hjb-check", "control", "screen", "diagnose"}
-"""Commands whose answers take seconds or minutes: what is drawn for them has nowhere to be written."""
+SLOW = {
+    "convergence",
+    "verify",
+    "coordinate-check",
+    "rate",
+    "hjb-check",
+    "control",
+    "screen",
+    "diagnose",
+}
+"""Commands whose answers take seconds or minutes: what is drawn for them has nowhere to be written.
+"""
 
 
 @functools.cache
 def parameters(command):
     """The options of a command, but for the one that makes a right answer take minutes."""
     found = importlib.import_module(f"ctrans.cli.{command.replace('-', '_')}").command
-    return [parameter for parameter in found.params if isinstance(parameter, click.Option) and parameter.name != "compile"]
+    return [
+        parameter
+        for parameter in found.params
+        if isinstance(parameter, click.Option) and parameter.name != "compile"
+    ]
 
 
 def values(parameter):
@@ -75,7 +116,9 @@ def requests(draw):
     command = draw(st.sampled_from(list(COMMANDS)))
     options = parameters(command)
     args = [command, *QUICK[command]]
-    for parameter in draw(st.lists(st.sampled_from(options), min_size=1, max_size=3, unique_by=lambda p: p.name)):
+    for parameter in draw(
+        st.lists(st.sampled_from(options), min_size=1, max_size=3, unique_by=lambda p: p.name)
+    ):
         flag = draw(st.sampled_from([*parameter.opts, *parameter.secondary_opts]))
         args += [flag] if parameter.is_flag else [flag, draw(st.sampled_from(values(parameter)))]
     if command in SLOW:

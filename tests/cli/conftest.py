@@ -1,4 +1,6 @@
-"""Commands in tests do not say how long they will take: that depends on what else the machine does."""
+"""Commands in tests do not say how long they will take: that depends on what else the machine
+does.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""--python, --anatomy, --loss and --heads as users type them, and the one line that each mistake gets."""
+"""--python, --anatomy, --loss and --heads as users type them, and the one line that each mistake
+gets.
+"""
 
 import json
 import sys
@@ -78,14 +80,20 @@ def there(tmp_path_factory):
     encoder = transformers.BertModel(transformers.BertConfig(**SMALL, max_position_embeddings=32))
     learned(encoder.eval(), 0.1).save_pretrained(root / "encoder")
     made("llama").save_pretrained(root / "llama")
-    granite = transformers.GraniteForCausalLM(transformers.GraniteConfig(**TEXT, residual_multiplier=0.22))
+    granite = transformers.GraniteForCausalLM(
+        transformers.GraniteConfig(**TEXT, residual_multiplier=0.22)
+    )
     learned(granite.eval(), 0.1).save_pretrained(root / "granite")
-    (root / "llama.toml").write_text('blocks = "model.layers"\nattention = "self_attn"\nffn = ["mlp"]\n')
+    (root / "llama.toml").write_text(
+        'blocks = "model.layers"\nattention = "self_attn"\nffn = ["mlp"]\n'
+    )
     (root / "wrong.toml").write_text('layers = "model.layers"\n')
     (root / "other.toml").write_text('blocks = "model.blocks"\n')
     (root / "number.toml").write_text("blocks = 3\n")
     (root / "none.toml").write_text("blocks =\n")
-    config = GPTConfig(vocab_size=VOCABULARY, placement="pre", width=16, depth=2, heads=2, context=16)
+    config = GPTConfig(
+        vocab_size=VOCABULARY, placement="pre", width=16, depth=2, heads=2, context=16
+    )
     torch.save(to_nanogpt(GPT(config))["model"], root / "weights.pt")
     np.save(root / "ids.npy", np.random.default_rng(0).integers(0, VOCABULARY, 500))
     return root
@@ -96,13 +104,17 @@ def there(tmp_path_factory):
 def test_every_command_looks_at_what_a_function_returns(name, there):
     result = found(name, "--python", f"{there / 'mine.py'}:model", "--ids", there / "ids.npy", *FEW)
     assert result["model"]["architecture"]["family"] == "module"
-    assert result["model"]["described"].startswith("LanguageModel (module): 3 blocks of width 32, placement pre")
+    assert result["model"]["described"].startswith(
+        "LanguageModel (module): 3 blocks of width 32, placement pre"
+    )
     assert result["options"]["python"] == f"{there / 'mine.py'}:model"
 
 
 def test_help_says_that_python_runs_code():
     for name in COMMANDS:
-        assert "This runs the code of the Python module" in " ".join(run(name, "--help").stdout.split())
+        assert "This runs the code of the Python module" in " ".join(
+            run(name, "--help").stdout.split()
+        )
 
 
 @pytest.mark.cases(1)
@@ -115,8 +127,14 @@ def test_every_command_looks_at_a_model_without_a_head(name, there):
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["mlm", "next", "mean", "random"])
 def test_the_loss_is_the_one_asked_for(loss, there):
-    result = found("control", "--model", there / "encoder", "--ids", there / "ids.npy", "--loss", loss, *FEW)
-    (one,) = result["placements"].values() if isinstance(result["placements"], dict) else result["placements"]
+    result = found(
+        "control", "--model", there / "encoder", "--ids", there / "ids.npy", "--loss", loss, *FEW
+    )
+    (one,) = (
+        result["placements"].values()
+        if isinstance(result["placements"], dict)
+        else result["placements"]
+    )
     assert result["options"]["loss"] == loss
     assert np.isfinite(one["loss"])
     assert (one["loss"] > 1) == (loss in ("mlm", "next"))  # nats, near log 31
@@ -124,8 +142,13 @@ def test_the_loss_is_the_one_asked_for(loss, there):
 
 @pytest.mark.slow
 def test_without_a_loss_the_screening_leaves_out_what_needs_one(there):
-    result = found("screen", "--model", there / "encoder", "--ids", there / "ids.npy", "--loss", "none", *FEW)
-    verdicts = {step: finding["verdict"] for step, finding in next(iter(result["models"].values()))["findings"].items()}
+    result = found(
+        "screen", "--model", there / "encoder", "--ids", there / "ids.npy", "--loss", "none", *FEW
+    )
+    verdicts = {
+        step: finding["verdict"]
+        for step, finding in next(iter(result["models"].values()))["findings"].items()
+    }
     assert verdicts["well-posedness"] == verdicts["updates"] == "n/a"
     assert verdicts["forward"] != "n/a"
     assert verdicts["backward"] != "n/a"
@@ -135,11 +158,22 @@ def test_without_a_loss_the_screening_leaves_out_what_needs_one(there):
 def test_a_residual_multiplier_is_the_models_dt_and_dt_scales_it(there):
     options = ["--model", there / "granite", "--ids", there / "ids.npy", *FEW]
     assert found("simulate", *options)["placements"]["pre"]["times"][-1] == pytest.approx(6 * 0.22)
-    assert found("simulate", *options, "--dt", "0.5")["placements"]["pre"]["times"][-1] == pytest.approx(6 * 0.11)
+    assert found("simulate", *options, "--dt", "0.5")["placements"]["pre"]["times"][
+        -1
+    ] == pytest.approx(6 * 0.11)
 
 
 def test_an_anatomy_names_the_parts(there):
-    result = found("simulate", "--model", there / "llama", "--anatomy", there / "llama.toml", "--ids", there / "ids.npy", *FEW)
+    result = found(
+        "simulate",
+        "--model",
+        there / "llama",
+        "--anatomy",
+        there / "llama.toml",
+        "--ids",
+        there / "ids.npy",
+        *FEW,
+    )
     assert result["model"]["architecture"]["attention"] == "LlamaAttention"
 
 
@@ -153,7 +187,10 @@ def test_a_bare_state_dict_is_read_with_its_heads(there):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--model", "encoder", "--loss", "mse"], "loss 'mse' is not known: choose one of next, mlm, mean, random, none"),
+        (
+            ["--model", "encoder", "--loss", "mse"],
+            "loss 'mse' is not known: choose one of next, mlm, mean, random, none",
+        ),
         (["--loss", "mlm"], "--loss is for a model of another library"),
         (["--anatomy", "llama.toml"], "--anatomy is for a model of another library"),
         (["--model", "llama", "--anatomy", "wrong.toml"], "layers"),
@@ -164,9 +201,18 @@ def test_a_bare_state_dict_is_read_with_its_heads(there):
         (["--model", "llama", "--heads", "4"], "only for a bare state dict of nanoGPT"),
         (["--model", "weights.pt"], "give heads=... (--heads)"),
         (["--python", "mine.py"], "is no module:function"),
-        (["--python", "mine.py:absent"], "has no function 'absent'; its functions: model, images, number, wanting, turned"),
-        (["--python", "mine.py:wanting"], "is called without arguments: missing a required argument: 'width'"),
-        (["--python", "mine.py:turned", "--loss", "next"], "loss 'next' needs logits (sequences, tokens, "),
+        (
+            ["--python", "mine.py:absent"],
+            "has no function 'absent'; its functions: model, images, number, wanting, turned",
+        ),
+        (
+            ["--python", "mine.py:wanting"],
+            "is called without arguments: missing a required argument: 'width'",
+        ),
+        (
+            ["--python", "mine.py:turned", "--loss", "next"],
+            "loss 'next' needs logits (sequences, tokens, ",
+        ),
         (["--python", "mine.py:ramped"], "if its code makes float32 tensors, give --dtype float32"),
         (["mine.py:model"], "is no directory: for a function that makes a module use --python"),
         (["--python", "mine.py:number"], "returned int: return an nn.Module"),
@@ -177,7 +223,14 @@ def test_a_bare_state_dict_is_read_with_its_heads(there):
     ],
 )
 def test_a_wrong_request_gets_a_line_and_exit_code_2(args, words, there):
-    resolved = [str(there / each) if (there / each.split(":")[0]).exists() or each == "absent.toml" else each for each in args]
+    resolved = [
+        (
+            str(there / each)
+            if (there / each.split(":")[0]).exists() or each == "absent.toml"
+            else each
+        )
+        for each in args
+    ]
     result = run("simulate", *resolved, "--ids", there / "ids.npy", *FEW)
     assert result.exit_code == 2, result.output
     assert words in " ".join(result.stderr.split()), result.stderr
@@ -189,10 +242,23 @@ def test_a_wrong_request_gets_a_line_and_exit_code_2(args, words, there):
 def test_a_file_imports_what_lies_beside_it_and_its_context_is_found(tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
-    (folder / "beside_me.py").write_text("from tests.interop.plain_modules import LanguageModel as Made\n")
-    (folder / "model.py").write_text("from beside_me import Made\n\n\ndef build():\n    return Made()\n")
+    (folder / "beside_me.py").write_text(
+        "from tests.interop.plain_modules import LanguageModel as Made\n"
+    )
+    (folder / "model.py").write_text(
+        "from beside_me import Made\n\n\ndef build():\n    return Made()\n"
+    )
     np.save(tmp_path / "ids.npy", np.arange(400) % 31)
-    result = run("screen", "--python", f"{folder / 'model.py'}:build", "--ids", tmp_path / "ids.npy", "--quick", "--json", "-")
+    result = run(
+        "screen",
+        "--python",
+        f"{folder / 'model.py'}:build",
+        "--ids",
+        tmp_path / "ids.npy",
+        "--quick",
+        "--json",
+        "-",
+    )
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert list(found["models"]) == ["model.py:build"]
@@ -204,19 +270,36 @@ def test_a_file_imports_what_lies_beside_it_and_its_context_is_found(tmp_path):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_a_module_reads_and_its_loss_are_functions_of_the_users(name, there):
     mine = there / "mine.py"
-    args = ["--python", f"{mine}:images", "--example", f"{mine}:labelled", "--loss", f"{mine}:loss", "--json", "-"]
+    args = [
+        "--python",
+        f"{mine}:images",
+        "--example",
+        f"{mine}:labelled",
+        "--loss",
+        f"{mine}:loss",
+        "--json",
+        "-",
+    ]
     result = found(name, *args, *(["--quick"] if name == "screen" else []))
     assert result["model"]["text"] == f"the batch of {mine}:labelled"
     smaller = {"hjb-check": 1, "control": 2, "screen": 2}
-    assert result["model"]["sequences"] == smaller.get(name, 4)  # of five rows; a screening holds as many beside
+    assert result["model"]["sequences"] == smaller.get(
+        name, 4
+    )  # of five rows; a screening holds as many beside
 
 
 @pytest.mark.cases(6)
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--python", "mine.py:images", "--example", "mine.py:number"], "returns a int: return a tensor"),
-        (["--python", "mine.py:images", "--example", "mine.py:unlike"], "returns 5 rows and targets (1,): give as many targets"),
+        (
+            ["--python", "mine.py:images", "--example", "mine.py:number"],
+            "returns a int: return a tensor",
+        ),
+        (
+            ["--python", "mine.py:images", "--example", "mine.py:unlike"],
+            "returns 5 rows and targets (1,): give as many targets",
+        ),
         (
             ["--python", "mine.py:images", "--example", "mine.py:batch", "--batch", "6"],
             "has 5 rows, and 6 are wanted: give more, or lower",
@@ -225,7 +308,10 @@ def test_what_a_module_reads_and_its_loss_are_functions_of_the_users(name, there
             ["--python", "mine.py:images", "--example", "mine.py:labelled", "--text", "a"],
             "gives a batch with targets, and --text another",
         ),
-        (["--model", "llama", "--example", "mine.py:batch"], "--example is for the module of --python"),
+        (
+            ["--model", "llama", "--example", "mine.py:batch"],
+            "--example is for the module of --python",
+        ),
         (["--python", "mine.py:model", "--loss", "mine.py:none"], "has no function 'none'"),
         (["llama", "llama"], "'llama' is named twice: name each model once"),
         (["llama", "--checkpoint", "llama"], "2 models are given"),
@@ -242,7 +328,9 @@ def test_a_wrong_example_or_a_second_model_is_a_line(args, words, there, monkeyp
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_model_is_an_argument_of_every_command_that_looks_at_one(name, there):
     args = ["--ids", there / "ids.npy", *FEW, *(["--quick"] if name == "screen" else [])]
-    one, other = (found(name, *form, *args) for form in ([there / "llama"], ["--model", there / "llama"]))
+    one, other = (
+        found(name, *form, *args) for form in ([there / "llama"], ["--model", there / "llama"])
+    )
     assert one["model"] == other["model"]
     assert one["options"]["named"] == [str(there / "llama")]
 
@@ -258,13 +346,30 @@ def ids():
 
 def test_token_ids_of_an_example_are_what_is_looked_at(there):
     (there / "ids.py").write_text(IDS)
-    result = found("simulate", "--python", f"{there / 'mine.py'}:model", "--example", f"{there / 'ids.py'}:ids", "--json", "-")
+    result = found(
+        "simulate",
+        "--python",
+        f"{there / 'mine.py'}:model",
+        "--example",
+        f"{there / 'ids.py'}:ids",
+        "--json",
+        "-",
+    )
     assert (result["model"]["sequences"], result["model"]["tokens"]) == (3, 8)
     assert result["model"]["text"] == f"the batch of {there / 'ids.py'}:ids"
 
 
 def test_a_module_of_few_tokens_reads_a_text_modulo_its_vocabulary_and_says_so(there):
-    result = found("simulate", "--python", f"{there / 'mine.py'}:model", "--context", "8", "--no-reference", "--json", "-")
+    result = found(
+        "simulate",
+        "--python",
+        f"{there / 'mine.py'}:model",
+        "--context",
+        "8",
+        "--no-reference",
+        "--json",
+        "-",
+    )
     size = result["model"]["vocabulary"]
     assert size < 256
     assert result["model"]["text"].startswith(f"bytes as token ids, modulo {size}")
@@ -272,10 +377,21 @@ def test_a_module_of_few_tokens_reads_a_text_modulo_its_vocabulary_and_says_so(t
 
 def test_a_screening_of_too_few_rows_says_what_they_are_for(there):
     (there / "ids.py").write_text(IDS)
-    args = ["--python", f"{there / 'mine.py'}:model", "--example", f"{there / 'ids.py'}:ids", "--batch", "2", "--quick"]
+    args = [
+        "--python",
+        f"{there / 'mine.py'}:model",
+        "--example",
+        f"{there / 'ids.py'}:ids",
+        "--batch",
+        "2",
+        "--quick",
+    ]
     result = run("screen", *args)
     assert result.exit_code == 2
-    words = "has 3 rows, and 4 are wanted (2 for the model, and as many for comparison): give more, or lower --batch to 1"
+    words = (
+        "has 3 rows, and 4 are wanted (2 for the model, and as many for comparison): give more, or"
+        " lower --batch to 1"
+    )
     assert words in " ".join(result.stderr.split())
 
 
@@ -303,7 +419,16 @@ def test_a_screening_reads_an_example_whose_other_inputs_are_a_context(there):
     """What a row reads besides its state is known for the first rows of the example."""
     reader = there / "reader.py"
     reader.write_text(READER)
-    result = found("screen", "--python", f"{reader}:Reader", "--example", f"{reader}:points", "--quick", "--json", "-")
+    result = found(
+        "screen",
+        "--python",
+        f"{reader}:Reader",
+        "--example",
+        f"{reader}:points",
+        "--quick",
+        "--json",
+        "-",
+    )
     assert result["model"]["sequences"] == 2
     assert result["models"]["reader.py:Reader"]["steps"]["updates"]["verdict"] == "moves"
 
@@ -311,7 +436,9 @@ def test_a_screening_reads_an_example_whose_other_inputs_are_a_context(there):
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["control", "hjb-check"])
 def test_without_a_loss_there_is_no_costate(name, there):
-    result = run(name, "--model", there / "encoder", "--ids", there / "ids.npy", "--loss", "none", *FEW)
+    result = run(
+        name, "--model", there / "encoder", "--ids", there / "ids.npy", "--loss", "none", *FEW
+    )
     assert result.exit_code == 2
     assert f"--loss none leaves {name} without a result" in " ".join(result.stderr.split())
 

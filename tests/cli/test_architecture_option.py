@@ -1,4 +1,6 @@
-"""`--architecture` and `--stream` as users type them: fresh weights of any shape, and the same results with weights on demand."""
+"""`--architecture` and `--stream` as users type them: fresh weights of any shape, and the same
+results with weights on demand.
+"""
 
 import json
 
@@ -34,8 +36,13 @@ def config(tmp_path_factory):
 
 def figures(result):
     """All but what a run is called and how long it took."""
-    text = json.dumps({key: value for key, value in result.items() if key not in ("options", "environment")})
-    return json.loads(text, object_hook=lambda entry: {key: value for key, value in entry.items() if key != "seconds"})
+    text = json.dumps(
+        {key: value for key, value in result.items() if key not in ("options", "environment")}
+    )
+    return json.loads(
+        text,
+        object_hook=lambda entry: {key: value for key, value in entry.items() if key != "seconds"},
+    )
 
 
 @pytest.mark.cases(1)
@@ -51,8 +58,14 @@ def test_every_command_looks_at_a_config_file(name, config):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["simulate", "hjb-check", "control"])
 def test_results_are_the_same_with_weights_on_demand(name, config):
-    whole, streamed = (found(name, "--architecture", config, choice, *FEW) for choice in ("--no-stream", "--stream"))
-    attained = streamed.pop("attained", None), whole.pop("attained", None)  # of `control`: it trains, so to speak, all weights
+    whole, streamed = (
+        found(name, "--architecture", config, choice, *FEW)
+        for choice in ("--no-stream", "--stream")
+    )
+    attained = (
+        streamed.pop("attained", None),
+        whole.pop("attained", None),
+    )  # of `control`: it trains, so to speak, all weights
     if name == "control":
         (refused,), (kept,) = (each.values() for each in attained)
         assert "made for one pass" in refused
@@ -61,14 +74,19 @@ def test_results_are_the_same_with_weights_on_demand(name, config):
 
 
 @pytest.mark.slow
-def test_screening_with_weights_on_demand_leaves_out_what_needs_all_of_them_and_nothing_else(config):
+def test_screening_with_weights_on_demand_leaves_out_what_needs_all_of_them_and_nothing_else(
+    config,
+):
     whole, streamed = (
         next(iter(found("screen", "--architecture", config, choice, *FEW)["models"].values()))
         for choice in ("--no-stream", "--stream")
     )
     # a step that is wholly about all weights at once says so
     assert streamed["steps"]["backward"]["quantities"]["condition"] == "nan"
-    assert (streamed["steps"]["updates"]["verdict"], whole["steps"]["updates"]["verdict"]) == ("n/a", "moves")
+    assert (streamed["steps"]["updates"]["verdict"], whole["steps"]["updates"]["verdict"]) == (
+        "n/a",
+        "moves",
+    )
     assert "needs all weights at once" in streamed["steps"]["updates"]["why"]
     assert streamed["steps"]["attention"]["quantities"] == whole["steps"]["attention"]["quantities"]
     assert any("made on demand" in note for note in streamed["steps"]["backward"]["notes"])
@@ -81,13 +99,19 @@ def test_screening_with_weights_on_demand_leaves_out_what_needs_all_of_them_and_
 
 def test_seeded_models_are_the_same_with_weights_on_demand():
     size = ["--depth", "2", "--width", "16", "--heads", "2"]
-    whole, streamed = (found("simulate", *size, choice, *FEW) for choice in ("--no-stream", "--stream"))
+    whole, streamed = (
+        found("simulate", *size, choice, *FEW) for choice in ("--no-stream", "--stream")
+    )
     assert figures(streamed) == figures(whole)
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("size", [["--architecture"], ["--depth", "2", "--width", "16", "--heads", "2"]])
-@pytest.mark.parametrize(("choice", "decided"), [([], False), (["--stream"], True), (["--no-stream"], False)])
+@pytest.mark.parametrize(
+    "size", [["--architecture"], ["--depth", "2", "--width", "16", "--heads", "2"]]
+)
+@pytest.mark.parametrize(
+    ("choice", "decided"), [([], False), (["--stream"], True), (["--no-stream"], False)]
+)
 def test_json_says_whether_weights_were_made_on_demand(size, choice, decided, config):
     source = [*size, config] if size == ["--architecture"] else size
     assert found("simulate", *source, *choice, *FEW)["options"]["stream"] is decided
@@ -118,13 +142,25 @@ def test_without_a_reference_there_are_no_distances(config):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["simulate", "--architecture", "llama-7"], "did you mean 'llama-70b'|did you mean 'llama-7b'"),
-        (["simulate", "--architecture", "gpt2", "--placement", "peri"], "--architecture brings its own placements"),
+        (
+            ["simulate", "--architecture", "llama-7"],
+            "did you mean 'llama-70b'|did you mean 'llama-7b'",
+        ),
+        (
+            ["simulate", "--architecture", "gpt2", "--placement", "peri"],
+            "--architecture brings its own placements",
+        ),
         (
             ["simulate", "--architecture", "gpt2", "--model", "x"],
-            "2 models are given, --model 'x', --architecture 'gpt2', but this command takes one: choose one",
+            (
+                "2 models are given, --model 'x', --architecture 'gpt2', but this command takes"
+                " one: choose one"
+            ),
         ),
-        (["screen", "--architecture", "gpt2", "--compare", "dt=1,2"], "--architecture brings its own architecture"),
+        (
+            ["screen", "--architecture", "gpt2", "--compare", "dt=1,2"],
+            "--architecture brings its own architecture",
+        ),
         (["screen", "--architecture", "gpt2", "--depth", "0"], "blocks = 0"),
         (["simulate", "--checkpoint", "x", "--stream"], "leave out --stream"),
         (
@@ -142,8 +178,15 @@ def test_what_cannot_be_is_said_in_a_line(arguments, words):
 
 
 def test_a_model_of_images_without_images_is_refused_before_it_is_opened(tmp_path, monkeypatch):
-    monkeypatch.setattr("ctrans.cli.model_sources.from_architecture", None)  # which passes an image of 224 by 224
-    config = {"model_type": "deit", "architectures": ["DeiTForImageClassification"], "hidden_size": 32, "num_hidden_layers": 1}
+    monkeypatch.setattr(
+        "ctrans.cli.model_sources.from_architecture", None
+    )  # which passes an image of 224 by 224
+    config = {
+        "model_type": "deit",
+        "architectures": ["DeiTForImageClassification"],
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+    }
     config |= {"num_attention_heads": 2, "intermediate_size": 64, "patch_size": 4}
     (tmp_path / "config.json").write_text(json.dumps(config))
     result = run("simulate", "--architecture", tmp_path / "config.json", "--batch", 1)

@@ -1,4 +1,6 @@
-"""Commands as users type them: what they print and write, and the one line that each mistake gets."""
+"""Commands as users type them: what they print and write, and the one line that each mistake
+gets.
+"""
 
 import json
 import os
@@ -53,16 +55,25 @@ def test_shells_are_given_a_completion_script(shell):
 
 @pytest.mark.parametrize(
     ("typed", "offered"),
-    [("ctrans si", ["simulate"]), ("ctrans --v", ["--version"]), ("ctrans ", list(COMMANDS)), ("ctrans x", [])],
+    [
+        ("ctrans si", ["simulate"]),
+        ("ctrans --v", ["--version"]),
+        ("ctrans ", list(COMMANDS)),
+        ("ctrans x", []),
+    ],
 )
 def test_commands_are_completed_without_importing_torch(typed, offered):
-    said = completed(_CTRANS_COMPLETE="bash_complete", COMP_WORDS=typed, COMP_CWORD="1").splitlines()
+    said = completed(
+        _CTRANS_COMPLETE="bash_complete", COMP_WORDS=typed, COMP_CWORD="1"
+    ).splitlines()
     assert [line.removeprefix("plain,") for line in said if line] == [*offered, "no torch"]
 
 
 @pytest.mark.slow
 def test_what_few_commands_need_is_not_imported_by_all(tmp_path):
-    """scipy, which torchdiffeq imports too, takes as long as a quarter of torch, jax a third; the compiler twice as long."""
+    """scipy, which torchdiffeq imports too, takes as long as a quarter of torch, jax a third; the
+    compiler twice as long.
+    """
     (tmp_path / "jax.py").touch()
     code = f"""
 import contextlib, sys, ctrans.cli
@@ -75,14 +86,25 @@ few = {{"jax", "scipy", "torchdiffeq", "matplotlib.pyplot", "torch._dynamo", "tr
 print(few & set(sys.modules))
 """
     path = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=path, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=path,
+        cwd=tmp_path,
+    )
     assert (tmp_path / "out" / "simulate.png").exists()
     assert done.stdout.splitlines()[-2:] == ["set()", "set()"], done.stdout
 
 
 @pytest.mark.slow
 def test_placements_are_completed():
-    asked = {"_CTRANS_COMPLETE": "bash_complete", "COMP_WORDS": "ctrans simulate --placement pe", "COMP_CWORD": "3"}
+    asked = {
+        "_CTRANS_COMPLETE": "bash_complete",
+        "COMP_WORDS": "ctrans simulate --placement pe",
+        "COMP_CWORD": "3",
+    }
     said = CliRunner().invoke(main, prog_name="ctrans", env=asked).stdout
     assert "plain,peri" in said.splitlines()
 
@@ -98,7 +120,11 @@ finally:
     print("" if "torch" in sys.modules else "no torch")
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
     )
     assert done.returncode in (0, 1), done.stderr
     return done.stdout
@@ -120,8 +146,12 @@ def test_simulate_writes_table_json_and_picture(tmp_path):
     assert len(kept["placements"]["peri"]["mean_abs"]) == 5
     assert kept["options"]["dt"] == 0.1
     assert (tmp_path / "simulate.png").read_bytes().startswith(b"\x89PNG")
-    assert result.stdout.startswith("Through the depth the hidden states change in size by a factor of")
-    assert "peri: X + dt v" in run("simulate", *QUICK, "--placement", "peri", "--out", tmp_path).stdout
+    assert result.stdout.startswith(
+        "Through the depth the hidden states change in size by a factor of"
+    )
+    assert (
+        "peri: X + dt v" in run("simulate", *QUICK, "--placement", "peri", "--out", tmp_path).stdout
+    )
     assert result.stderr == ""
 
 
@@ -161,7 +191,9 @@ def test_json_to_a_file_is_the_same_object(tmp_path):
 @pytest.mark.slow
 def test_a_name_is_printed_as_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = run("simulate", "--depth", 1, "--width", 16, "--context", 8, "--out", "a[b]c:smile:[/]")
+    result = run(
+        "simulate", "--depth", 1, "--width", 16, "--context", 8, "--out", "a[b]c:smile:[/]"
+    )
     assert "Written: a[b]c:smile:[/]/simulate.json" in result.stdout, result.stdout
     assert (tmp_path / "a[b]c:smile:[" / "]" / "simulate.json").is_file()
 
@@ -174,11 +206,16 @@ def test_json_may_go_to_the_directory_that_out_makes(tmp_path):
 
 @pytest.mark.slow
 def test_one_block_is_no_blocks(tmp_path):
-    assert "1 block, width 16" in run("simulate", *QUICK, "--depth", 1, "--placement", "pre", "--out", tmp_path).stdout
+    assert (
+        "1 block, width 16"
+        in run("simulate", *QUICK, "--depth", 1, "--placement", "pre", "--out", tmp_path).stdout
+    )
 
 
 def test_the_same_seed_gives_the_same_figures():
-    first, second = (strict(run("simulate", *QUICK, "--seed", 3, "--json", "-").stdout) for _ in range(2))
+    first, second = (
+        strict(run("simulate", *QUICK, "--seed", 3, "--json", "-").stdout) for _ in range(2)
+    )
     for result in (first, second):
         result["placements"]["peri"].pop("seconds")
     assert first == second
@@ -187,14 +224,29 @@ def test_the_same_seed_gives_the_same_figures():
 def test_a_method_and_a_users_bytes(tmp_path):
     path = tmp_path / "bytes"
     path.write_bytes(bytes(range(256)))
-    result = run("simulate", *QUICK, "--file", path, "--method", "tsit5", "--rtol", "1e-5", "--json", "-")
+    result = run(
+        "simulate", *QUICK, "--file", path, "--method", "tsit5", "--rtol", "1e-5", "--json", "-"
+    )
     peri = strict(result.stdout)["placements"]["peri"]
     assert peri["distance"][-1] < 1e-4 < peri["discrete_distance"][-1]
 
 
 @pytest.mark.slow
 def test_a_state_that_overflows_exits_1_says_where_and_keeps_what_it_had(tmp_path):
-    args = ["simulate", "--placement", "none", "--placement", "peri", *QUICK, "--depth", "6", "--dt", "1e37", "--init", "large"]
+    args = [
+        "simulate",
+        "--placement",
+        "none",
+        "--placement",
+        "peri",
+        *QUICK,
+        "--depth",
+        "6",
+        "--dt",
+        "1e37",
+        "--init",
+        "large",
+    ]
     args += ["--no-reference", "--out", tmp_path]
     result = run(*args)
     assert result.exit_code == 1
@@ -206,30 +258,56 @@ def test_a_state_that_overflows_exits_1_says_where_and_keeps_what_it_had(tmp_pat
 
 
 def test_a_state_of_zeros_is_no_error():
-    peri = strict(run("simulate", *QUICK, "--placement", "pre", "--embedding-std", "1e-50", "--json", "-").stdout)["placements"][
-        "pre"
-    ]
+    peri = strict(
+        run(
+            "simulate", *QUICK, "--placement", "pre", "--embedding-std", "1e-50", "--json", "-"
+        ).stdout
+    )["placements"]["pre"]
     assert peri["used"][0] == "nan"
 
 
 @pytest.mark.slow
 def test_a_method_above_the_bound_of_the_exact_solution_is_said_to_be(tmp_path):
-    args = ["simulate", *QUICK, "--placement", "post", "--method", "midpoint", "--init", "large", "--out", tmp_path]
+    args = [
+        "simulate",
+        *QUICK,
+        "--placement",
+        "post",
+        "--method",
+        "midpoint",
+        "--init",
+        "large",
+        "--out",
+        tmp_path,
+    ]
     assert "exceeds the bound of the exact solution" in " ".join(run(*args).stdout.split())
 
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["simulate", "hjb-check", "control"])
 def test_a_saved_model_is_looked_at_in_place_of_a_seeded_one(name, tmp_path):
-    config = GPTConfig(depth=1, width=16, heads=2, context=12, placement="output", norm="rmsnorm", initialisation="xavier")
+    config = GPTConfig(
+        depth=1,
+        width=16,
+        heads=2,
+        context=12,
+        placement="output",
+        norm="rmsnorm",
+        initialisation="xavier",
+    )
     save(learned(GPT(config, seed=5)), tmp_path)
     result = strict(run(name, "--checkpoint", tmp_path, "--context", 8, "--json", "-").stdout)
     assert result["options"]["width"] == 16
     assert result["options"]["context"] == 8
     assert result["options"]["norm"] == "rmsnorm"
-    assert "output" in json.dumps(result["placements"] if name != "hjb-check" else result["checks"]["rmsnorm"])
+    assert "output" in json.dumps(
+        result["placements"] if name != "hjb-check" else result["checks"]["rmsnorm"]
+    )
     refused = run(name, "--checkpoint", tmp_path, "--placement", "peri", "--width", 32)
-    assert (refused.exit_code, "--checkpoint brings its own placements and width" in refused.stderr) == (2, True)
+    assert (
+        refused.exit_code,
+        "--checkpoint brings its own placements and width" in refused.stderr,
+    ) == (2, True)
     (tmp_path / "model.safetensors").write_bytes(b"broken")
     broken = run(name, "--checkpoint", tmp_path, "--json", "-")
     assert (broken.exit_code, "no complete safetensors file" in broken.stderr) == (2, True)
@@ -260,10 +338,16 @@ def test_a_saved_model_is_looked_at_in_place_of_a_seeded_one(name, tmp_path):
         (["simulate", "--method", "tsit5", "--rtol", "0"], "rtol = 0.0"),
         (["simulate", "--method", "tsit5", "--steps", "3"], "takes no --steps"),
         (["simulate", "--method", "rk4", "--rtol", "1e-3"], "takes no rtol"),
-        (["simulate", "--method", "tsit5", "--rtol", "1e-9", "--dtype", "float32"], "float32 resolves"),
+        (
+            ["simulate", "--method", "tsit5", "--rtol", "1e-9", "--dtype", "float32"],
+            "float32 resolves",
+        ),
         (["simulate", "--steps", "0"], "steps = 0"),
         (["simulate", "--seed", "99999999999999999999"], "seed = 9999"),
-        (["simulate", "--dt", "1e308"], "dt = 1e+308: give a positive residual scale of at most 1e37"),
+        (
+            ["simulate", "--dt", "1e308"],
+            "dt = 1e+308: give a positive residual scale of at most 1e37",
+        ),
         (["simulate", "--text", "x"], "at least two tokens"),
         (["simulate", "--text", ""], "at least two tokens"),
         (["simulate", "--text", "ab", "--file", "x"], "choose one of"),
@@ -277,20 +361,34 @@ def test_a_saved_model_is_looked_at_in_place_of_a_seeded_one(name, tmp_path):
             "--json '/does/not/exist/x.json': there is no directory '/does/not/exist'",
         ),
         (["simulate", "--json", "new/x.json"], "there is no directory 'new'; make it"),
-        (["simulate", "--json", "/proc"], "--json '/proc' is a directory: give a file in it, as '/proc/simulate.json'"),
+        (
+            ["simulate", "--json", "/proc"],
+            "--json '/proc' is a directory: give a file in it, as '/proc/simulate.json'",
+        ),
         (["simulate", "--json", "/proc/x.json"], "cannot write to directory '/proc'"),
-        (["simulate", "--checkpoint", "nodir"], "there is no checkpoint 'nodir' that can be read: give one that ctrans saved"),
-        (["simulate", "--checkpoint", "/proc/sys"], "'/proc/sys' holds no model of ctrans: give one that"),
+        (
+            ["simulate", "--checkpoint", "nodir"],
+            "there is no checkpoint 'nodir' that can be read: give one that ctrans saved",
+        ),
+        (
+            ["simulate", "--checkpoint", "/proc/sys"],
+            "'/proc/sys' holds no model of ctrans: give one that",
+        ),
         (["generate", "--checkpoint", "nodir"], "there is no checkpoint 'nodir'"),
         (["simulate", "--method", "foo"], "midpoint, rk4, torchdiffeq:NAME ("),
         (["simulate", "--width", "40000000", "--heads", "1"], "GB and this machine has"),
         (["convergence", "--method", "torchdiffeq:dopri5"], "only runs with adaptive steps"),
         (["convergence", "--limit", "width"], "unknown limit 'width'"),
-        (["convergence", "--limit", "depth", "--method", "rk4"], "--method applies to the substeps limit only"),
+        (
+            ["convergence", "--limit", "depth", "--method", "rk4"],
+            "--method applies to the substeps limit only",
+        ),
         (["convergence", "--norm", "batch"], "unknown norm 'batch'"),
     ],
 )
-def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_written(args, words, tmp_path, monkeypatch):
+def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_written(
+    args, words, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     result = run(*args)
     assert result.exit_code == 2, result.output
@@ -310,7 +408,17 @@ def test_an_empty_file_is_named(tmp_path):
 
 @pytest.mark.slow
 def test_convergence_measures_and_writes(tmp_path):
-    result = run("convergence", "--method", "heun", "--placement", "peri", "--limit", "substeps", "--out", tmp_path)
+    result = run(
+        "convergence",
+        "--method",
+        "heun",
+        "--placement",
+        "peri",
+        "--limit",
+        "substeps",
+        "--out",
+        tmp_path,
+    )
     assert result.exit_code == 0, result.output
     (row,) = strict((tmp_path / "convergence.json").read_text())["results"]
     assert row["order"] == pytest.approx(2, abs=0.05)

@@ -7,7 +7,20 @@ import pytest
 from ctrans.cli import hjb_check
 from tests.cli.test_commands import run, strict
 
-SMALL = ["--depth", "1", "--width", "16", "--heads", "2", "--context", "8", "--batch", "1", "--dt", "0.1"]
+SMALL = [
+    "--depth",
+    "1",
+    "--width",
+    "16",
+    "--heads",
+    "2",
+    "--context",
+    "8",
+    "--batch",
+    "1",
+    "--dt",
+    "0.1",
+]
 PICTURE = b"\x89PNG"
 
 
@@ -20,24 +33,32 @@ def test_hjb_check_writes_table_json_and_picture(tmp_path):
     assert not (tmp_path / "hjb-pde.png").exists()
     for norm in ("layernorm", "rmsnorm"):
         verdicts = {name: check["verdict"] for name, check in kept["checks"][norm].items()}
-        assert [name for name, verdict in verdicts.items() if verdict == "well-posed for bounded gains"] == ["peri", "output"]
+        assert [
+            name for name, verdict in verdicts.items() if verdict == "well-posed for bounded gains"
+        ] == ["peri", "output"]
         assert len(verdicts) == 7
         steps = {name: check["step_verdict"] for name, check in kept["checks"][norm].items()}
-        assert [name for name, verdict in steps.items() if verdict == "degenerate"] == ["none", "pre"]
+        assert [name for name, verdict in steps.items() if verdict == "degenerate"] == [
+            "none",
+            "pre",
+        ]
     peri = kept["checks"]["layernorm"]["peri"]
     certificate = peri["segments"][0]["certificate"]
     assert certificate["velocities"]["best"] == pytest.approx(certificate["hamiltonian"], rel=1e-8)
     assert certificate["weights"]["best"] <= certificate["hamiltonian"]
     assert kept["checks"]["layernorm"]["none"]["segments"][0]["certificate"]["hamiltonian"] == "inf"
-    assert "the best outputs of none, pre are finite only with a bound or a penalty on the weights" in " ".join(
-        result.stdout.split()
+    assert (
+        "the best outputs of none, pre are finite only with a bound or a penalty on the weights"
+        in " ".join(result.stdout.split())
     )
     verbose = run("hjb-check", *SMALL, "--norm", "layernorm", "--verbose", "--out", tmp_path).stdout
     assert "degenerate" in verbose
     assert "peri, output: f_j = beta + gamma * u_j, |u_j|^2 = 16, 1'u_j = 0" in verbose
     assert "Hamiltonian is infinite" in verbose
     assert {each["check"] for each in kept["findings"]} == {"Hamiltonian is infinite"}
-    assert "Evidence that disagrees" not in result.stdout + verbose, "notes are no evidence against a verdict"
+    assert "Evidence that disagrees" not in result.stdout + verbose, (
+        "notes are no evidence against a verdict"
+    )
     assert len(result.stdout.splitlines()) <= 30
     assert result.stderr == ""
     assert max(map(len, result.stdout.split("Written")[0].splitlines())) <= 80
@@ -45,17 +66,43 @@ def test_hjb_check_writes_table_json_and_picture(tmp_path):
 
 
 def test_hjb_check_says_for_which_placements_a_remedy_means_nothing():
-    result = run("hjb-check", "--placement", "pre", "--placement", "peri", "--last-map-decay", "0.1", *SMALL, "--json", "-")
+    result = run(
+        "hjb-check",
+        "--placement",
+        "pre",
+        "--placement",
+        "peri",
+        "--last-map-decay",
+        "0.1",
+        *SMALL,
+        "--json",
+        "-",
+    )
     kept = strict(result.stdout)
     (row,) = kept["checks"]["rmsnorm"].values()
-    assert (result.exit_code, row["placement"], row["verdict"]) == (0, "pre", "well-posed, the rest fixed")
+    assert (result.exit_code, row["placement"], row["verdict"]) == (
+        0,
+        "pre",
+        "well-posed, the rest fixed",
+    )
     assert "kinetic apply" in kept["not_applicable"]["peri"]
 
 
 @pytest.mark.slow
 def test_weight_decay_as_trained_is_compared_with_its_threshold(tmp_path):
     small, large = (
-        run("hjb-check", "--placement", "pre", "--norm", "rmsnorm", "--weight-decay", decay, *SMALL, "--out", tmp_path)
+        run(
+            "hjb-check",
+            "--placement",
+            "pre",
+            "--norm",
+            "rmsnorm",
+            "--weight-decay",
+            decay,
+            *SMALL,
+            "--out",
+            tmp_path,
+        )
         for decay in ("0.1", "1e4")
     )
     assert (small.exit_code, large.exit_code) == (0, 0)
@@ -71,10 +118,23 @@ def test_weight_decay_as_trained_is_compared_with_its_threshold(tmp_path):
 
 @pytest.mark.slow
 def test_decay_of_gains_makes_peri_well_posed_without_a_condition():
-    result = run("hjb-check", "--placement", "peri", "--placement", "pre", "--gain-decay", "0.1", *SMALL, "--json", "-")
+    result = run(
+        "hjb-check",
+        "--placement",
+        "peri",
+        "--placement",
+        "pre",
+        "--gain-decay",
+        "0.1",
+        *SMALL,
+        "--json",
+        "-",
+    )
     kept = strict(result.stdout)
     assert result.exit_code == 0, result.stderr
-    assert [row["verdict"] for rows in kept["checks"].values() for row in rows.values()] == ["well-posed"] * 2
+    assert [row["verdict"] for rows in kept["checks"].values() for row in rows.values()] == [
+        "well-posed"
+    ] * 2
     assert "gains could decay" in kept["not_applicable"]["pre"]
 
 
@@ -87,9 +147,24 @@ def test_a_table_shows_a_refused_remedy_as_not_applicable(tmp_path):
 
 @pytest.mark.slow
 def test_a_kinetic_cost_makes_h_finite_again():
-    args = ["hjb-check", "--placement", "none", "--placement", "post", "--norm", "layernorm", *SMALL, "--json", "-"]
+    args = [
+        "hjb-check",
+        "--placement",
+        "none",
+        "--placement",
+        "post",
+        "--norm",
+        "layernorm",
+        *SMALL,
+        "--json",
+        "-",
+    ]
     without, with_cost = strict(run(*args).stdout), strict(run(*args, "--kinetic", "0.1").stdout)
-    for before, after in zip(without["checks"]["layernorm"].values(), with_cost["checks"]["layernorm"].values(), strict=True):
+    for before, after in zip(
+        without["checks"]["layernorm"].values(),
+        with_cost["checks"]["layernorm"].values(),
+        strict=True,
+    ):
         assert before["segments"][0]["certificate"]["hamiltonian"] == "inf"
         assert 0 < after["segments"][0]["certificate"]["hamiltonian"] < 1e9
 
@@ -101,7 +176,9 @@ def test_evidence_against_a_verdict_exits_1_and_names_the_finding(tmp_path, monk
     def with_a_wrong_residual(*args, **kwargs):
         result = check_model(*args, **kwargs)
         first = result.segments[0]
-        wrong = dataclasses.replace(first, certificate=dataclasses.replace(first.certificate, kkt=1.0))
+        wrong = dataclasses.replace(
+            first, certificate=dataclasses.replace(first.certificate, kkt=1.0)
+        )
         return dataclasses.replace(result, segments=(wrong, *result.segments[1:]))
 
     monkeypatch.setattr(hjb_check, "check_model", with_a_wrong_residual)
@@ -113,7 +190,10 @@ def test_evidence_against_a_verdict_exits_1_and_names_the_finding(tmp_path, monk
     assert "gains?" in result.stdout
     assert "Evidence that disagrees" in result.stdout
     assert result.stdout.startswith("The numerical evidence disagrees with the verdict for peri.")
-    assert strict((tmp_path / "hjb-check.json").read_text())["checks"]["rmsnorm"]["peri"]["agrees"] is False
+    assert (
+        strict((tmp_path / "hjb-check.json").read_text())["checks"]["rmsnorm"]["peri"]["agrees"]
+        is False
+    )
 
 
 @pytest.mark.slow
@@ -134,7 +214,9 @@ def test_control_writes_table_json_and_picture(tmp_path):
 @pytest.mark.slow
 def test_a_tighter_tolerance_drifts_less():
     loose, tight = (
-        strict(run("control", *SMALL, "--dt", "1", "--rtol", rtol, "--json", "-").stdout)["placements"]["peri"]["drift"]
+        strict(run("control", *SMALL, "--dt", "1", "--rtol", rtol, "--json", "-").stdout)[
+            "placements"
+        ]["peri"]["drift"]
         for rtol in ("1e-3", "1e-9")
     )
     assert max(tight) < max(loose)
@@ -161,9 +243,26 @@ def test_json_to_stdout_is_alone_there(name, tmp_path, monkeypatch):
         (["hjb-check", "--kinetic", "much"], "'much' is not a valid float"),
         (["hjb-check", "--kinetic", "1", "--last-map-decay", "1"], "two running costs"),
         (["hjb-check", "--placement", "peri", "--last-map-decay", "1"], "kinetic apply"),
-        (["hjb-check", "--placement", "pre", "--gain-decay", "1"], "no output norm whose gains could decay"),
-        (["hjb-check", "--placement", "peri", "--kinetic", "1", "--gain-decay", "1"], "two running costs"),
-        (["hjb-check", "--placement", "post", "--placement", "deepnorm", "--last-map-decay", "1"], "tangent space"),
+        (
+            ["hjb-check", "--placement", "pre", "--gain-decay", "1"],
+            "no output norm whose gains could decay",
+        ),
+        (
+            ["hjb-check", "--placement", "peri", "--kinetic", "1", "--gain-decay", "1"],
+            "two running costs",
+        ),
+        (
+            [
+                "hjb-check",
+                "--placement",
+                "post",
+                "--placement",
+                "deepnorm",
+                "--last-map-decay",
+                "1",
+            ],
+            "tangent space",
+        ),
         (["hjb-check", "--pde", "--json", "-"], "add --out DIRECTORY"),
         (["hjb-check", "--text", "x"], "at least two tokens"),
         (["hjb-check", "--text", "ab", "--file", "x"], "choose one of"),
@@ -184,10 +283,15 @@ def test_json_to_stdout_is_alone_there(name, tmp_path, monkeypatch):
         (["control", "--text", ""], "at least two tokens"),
         (["control", "--batch", "-1"], "batch = -1"),
         (["control", "--device", "gpu"], "device 'gpu' is not available"),
-        (["control", "--json", "/proc/nothing/x.json", *SMALL], "there is no directory '/proc/nothing'"),
+        (
+            ["control", "--json", "/proc/nothing/x.json", *SMALL],
+            "there is no directory '/proc/nothing'",
+        ),
     ],
 )
-def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_written(args, words, tmp_path, monkeypatch):
+def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_written(
+    args, words, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     result = run(*args)
     assert result.exit_code == 2, result.output

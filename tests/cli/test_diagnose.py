@@ -13,7 +13,17 @@ SMALL = ["--depth", "2", "--width", "16", "--heads", "2", "--context", "12", "--
 
 @pytest.fixture
 def dying(tmp_path):
-    model = GPT(GPTConfig(depth=2, width=16, heads=2, context=12, placement="post", embedding_std=0.2, initialisation="xavier"))
+    model = GPT(
+        GPTConfig(
+            depth=2,
+            width=16,
+            heads=2,
+            context=12,
+            placement="post",
+            embedding_std=0.2,
+            initialisation="xavier",
+        )
+    )
     model.depth.sublayers[3].state_norm.weight.data[5] = 4.8e-33
     save(model, tmp_path / "model")
     return tmp_path / "model"
@@ -27,12 +37,15 @@ def test_the_dead_gain_is_named_first_with_place_and_figure(dying, columns, tmp_
     assert result.exit_code == 0, result.output
     page = result.stdout.partition("Written: ")[0]
     words = " ".join(page.split())
-    assert "1. dead gain around the state (serious) where block 1, FFN (segment 3), the norm around the state figure" in words
+    assert (
+        "1. dead gain around the state (serious) where block 1, FFN (segment 3), the norm around"
+        " the state figure" in words
+    )
     assert "|gamma| = 4.8e-33 in channel 5" in words
     assert "fix Set the gain to the norm's median" in words
     assert max(map(len, page.splitlines())) <= columns
     kept = strict((tmp_path / "out" / "diagnose.json").read_text())
-    (first, *_) = kept["placements"]["post"]["findings"]
+    first, *_ = kept["placements"]["post"]["findings"]
     assert (first["check"], "(segment 3)" in first["place"]) == ("dead gain around the state", True)
     assert kept["checks"].keys() == CHECKS.keys()
     assert (tmp_path / "out" / "diagnose.png").read_bytes().startswith(b"\x89PNG")
@@ -41,7 +54,18 @@ def test_the_dead_gain_is_named_first_with_place_and_figure(dying, columns, tmp_
 
 @pytest.mark.slow
 def test_a_healthy_model_says_so_for_each_placement(tmp_path):
-    result = run("diagnose", *SMALL, "--placement", "pre", "--placement", "peri", "--init", "xavier", "--out", tmp_path)
+    result = run(
+        "diagnose",
+        *SMALL,
+        "--placement",
+        "pre",
+        "--placement",
+        "peri",
+        "--init",
+        "xavier",
+        "--out",
+        tmp_path,
+    )
     assert result.exit_code == 0, result.output
     assert "pre: nothing found in single parts; " in result.stdout
     assert "peri: nothing found in single parts; " in result.stdout
@@ -49,11 +73,24 @@ def test_a_healthy_model_says_so_for_each_placement(tmp_path):
 
 @pytest.mark.slow
 def test_seeds_give_error_bars_of_other_texts_and_weights():
-    args = ["diagnose", *SMALL, "--placement", "none", "--init", "xavier", "--embedding-std", "2", "--seeds", "3"]
+    args = [
+        "diagnose",
+        *SMALL,
+        "--placement",
+        "none",
+        "--init",
+        "xavier",
+        "--embedding-std",
+        "2",
+        "--seeds",
+        "3",
+    ]
     found = strict(run(*args, "--json", "-").stdout)["placements"]["none"]
     worse = next(s for s in found["findings"] if s["check"] == "worse than guessing")
     assert (worse["seen"], worse["texts"], len(set(worse["values"]))) == (3, 3, 3)
-    assert "seen in 3 of 3 walks, loss over guessing " in " ".join(run(*args, "--json", "/dev/null").stdout.split())
+    assert "seen in 3 of 3 walks, loss over guessing " in " ".join(
+        run(*args, "--json", "/dev/null").stdout.split()
+    )
 
 
 @pytest.mark.slow
@@ -70,7 +107,9 @@ def test_other_commands_certify_what_they_can_and_say_what_serves_instead(dying,
     seen = run("screen", "--checkpoint", dying, "--quick", "--batch", 1, "--out", tmp_path / "c")
     assert seen.exit_code == 0, seen.output
     assert seen.stdout.startswith("diagnosis, the most severe first")
-    assert seen.stdout.splitlines()[1].startswith("1. dead gain around the state (serious): block 1, FFN (segment 3)")
+    assert seen.stdout.splitlines()[1].startswith(
+        "1. dead gain around the state (serious): block 1, FFN (segment 3)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,8 +122,14 @@ def test_other_commands_certify_what_they_can_and_say_what_serves_instead(dying,
         (["--weight-decay", "-1", *SMALL], "weight_decay = -1.0"),
     ],
 )
-def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_written(args, words, tmp_path, monkeypatch):
+def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_written(
+    args, words, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     result = run("diagnose", *args)
-    assert (result.exit_code, result.stderr.count("\n"), words in result.stderr) == (2, 1, True), result.output
+    assert (result.exit_code, result.stderr.count("\n"), words in result.stderr) == (
+        2,
+        1,
+        True,
+    ), result.output
     assert list(tmp_path.iterdir()) == []

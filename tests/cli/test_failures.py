@@ -27,11 +27,14 @@ def faulty(monkeypatch):
 
 
 @pytest.mark.parametrize("wanted", [(), ("--json", "-")])
-def test_a_fault_of_ours_is_a_line_with_a_code_of_its_own_and_keeps_its_traceback(wanted, faulty, kept):
+def test_a_fault_of_ours_is_a_line_with_a_code_of_its_own_and_keeps_its_traceback(
+    wanted, faulty, kept
+):
     result = run("simulate", *SMALL, *wanted)
     assert (result.exit_code, result.stdout) == (UNEXPECTED, "")
     said = re.fullmatch(
-        r"ctrans: ctrans did not expect this error, please report it: KeyError: .*; the traceback is in (.*) \(.*\)\n",
+        r"ctrans: ctrans did not expect this error, please report it: KeyError: .*; the traceback"
+        r" is in (.*) \(.*\)\n",
         result.stderr,
     )
     assert said, result.stderr
@@ -43,7 +46,9 @@ def test_a_fault_of_ours_is_a_line_with_a_code_of_its_own_and_keeps_its_tracebac
 
 
 @pytest.mark.parametrize("way", ["asked for", "no place"])
-def test_a_traceback_is_printed_if_it_is_asked_for_or_no_file_can_have_it(way, faulty, kept, monkeypatch):
+def test_a_traceback_is_printed_if_it_is_asked_for_or_no_file_can_have_it(
+    way, faulty, kept, monkeypatch
+):
     if way == "asked for":
         monkeypatch.setenv(SHOWN, "1")
     else:
@@ -57,7 +62,9 @@ def test_a_traceback_is_printed_if_it_is_asked_for_or_no_file_can_have_it(way, f
 
 
 @pytest.mark.parametrize("error", ["KeyError", "OSError", "AssertionError"])
-def test_an_error_of_a_plugin_in_a_command_names_its_file_and_line(error, kept, tmp_path, monkeypatch):
+def test_an_error_of_a_plugin_in_a_command_names_its_file_and_line(
+    error, kept, tmp_path, monkeypatch
+):
     plugin = tmp_path / "plugin.py"
     plugin.write_text(f"def embed(*given):\n    print('loud')\n    raise {error}('theirs')\n")
     monkeypatch.setattr(GPT, "embed", import_named(str(plugin)).embed)
@@ -67,14 +74,18 @@ def test_an_error_of_a_plugin_in_a_command_names_its_file_and_line(error, kept, 
     assert len(list(kept.iterdir())) == 1
 
 
-def test_the_traceback_of_a_plugin_that_cannot_be_imported_is_printed_if_it_is_asked_for(tmp_path, monkeypatch):
+def test_the_traceback_of_a_plugin_that_cannot_be_imported_is_printed_if_it_is_asked_for(
+    tmp_path, monkeypatch
+):
     (tmp_path / "plugin.py").write_text("def deep():\n    return 1 / 0\n\ndeep()\n")
     assert run("--plugin", tmp_path / "plugin.py", "simulate", *SMALL).stderr.count("\n") == 1
     monkeypatch.setenv(SHOWN, "1")
     assert "in deep" in run("--plugin", tmp_path / "plugin.py", "simulate", *SMALL).stderr
 
 
-@pytest.mark.parametrize("args", [("--json", "\ud800name"), ("--html", "\ud800name"), ("--json", "a\0b"), ("a\0b",)])
+@pytest.mark.parametrize(
+    "args", [("--json", "\ud800name"), ("--html", "\ud800name"), ("--json", "a\0b"), ("a\0b",)]
+)
 def test_a_path_that_no_system_holds_is_an_error_of_the_user(args):
     result = run("simulate", *(SMALL if args[0].startswith("--") else ()), *args)
     assert result.exit_code == 2, result.stderr

@@ -1,4 +1,6 @@
-"""The gate of `ctrans diagnose`: exit codes, SARIF and JUnit, a baseline, and what changed between two checkpoints."""
+"""The gate of `ctrans diagnose`: exit codes, SARIF and JUnit, a baseline, and what changed between
+two checkpoints.
+"""
 
 import importlib
 import json
@@ -34,7 +36,14 @@ def altered(source, target, change):
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     root = tmp_path_factory.mktemp("gate")
-    save(GPT(GPTConfig(depth=2, width=16, heads=2, context=12, placement="pre", initialisation="xavier")), root / "healthy")
+    save(
+        GPT(
+            GPTConfig(
+                depth=2, width=16, heads=2, context=12, placement="pre", initialisation="xavier"
+            )
+        ),
+        root / "healthy",
+    )
     altered(root / "healthy", root / "dead", lambda w: w[GAIN].__setitem__(5, 1e-9))
     healthy = run("diagnose", root / "healthy", "--weights-only", "--out", root / "out")
     assert healthy.exit_code == 0, healthy.output
@@ -50,10 +59,18 @@ def test_the_exit_code_follows_the_severity(places, tmp_path):
     assert gate(places / "healthy").exit_code == 0
     stopped = gate(places / "dead")
     assert stopped.exit_code == 3
-    assert stopped.stderr.splitlines()[-1] == "ctrans: 1 finding of severity serious or worse (--fail-on)"
+    assert (
+        stopped.stderr.splitlines()[-1]
+        == "ctrans: 1 finding of severity serious or worse (--fail-on)"
+    )
     (finding,) = strict(stopped.stdout)["placements"]["dead"]["findings"]
     assert (finding["check"], finding["place"]) == ("dead gain", f"block 1: the weight {GAIN}")
-    assert run("diagnose", places / "dead", "--weights-only", "--fail-on", "broken", "--out", tmp_path).exit_code == 0
+    assert (
+        run(
+            "diagnose", places / "dead", "--weights-only", "--fail-on", "broken", "--out", tmp_path
+        ).exit_code
+        == 0
+    )
     assert run("diagnose", places / "dead", "--weights-only", "--out", tmp_path).exit_code == 0
 
 
@@ -92,7 +109,9 @@ KEYS = {
     "region": ({"startLine"}, set()),
     "logicalLocations": (set(), {"fullyQualifiedName"}),
 }
-"""Of each object that we write: the keys that SARIF 2.1.0 requires, and others that it allows and we use."""
+"""Of each object that we write: the keys that SARIF 2.1.0 requires, and others that it allows and
+we use.
+"""
 
 
 def objects(value, name=""):
@@ -104,13 +123,19 @@ def objects(value, name=""):
 
 
 def check_sarif(path):
-    """That a file is SARIF 2.1.0: by hand, and by the official schema where a package that ships it is installed."""
+    """That a file is SARIF 2.1.0: by hand, and by the official schema where a package that ships it
+    is installed.
+    """
     made = strict(path.read_text())
     assert made["version"] == "2.1.0"
     for name, each in objects(made):
         required, allowed = KEYS[name]
         assert required <= each.keys() <= required | allowed
-        assert all(isinstance(text, str) for key, text in each.items() if key not in KEYS | {"runs": 0, "startLine": 0})
+        assert all(
+            isinstance(text, str)
+            for key, text in each.items()
+            if key not in KEYS | {"runs": 0, "startLine": 0}
+        )
         assert each.get("level", "note") in ("none", "note", "warning", "error")
     (done,) = made["runs"]
     names = [rule["id"] for rule in done["tool"]["driver"]["rules"]]
@@ -121,7 +146,9 @@ def check_sarif(path):
     return done["results"]
 
 
-def test_sarif_is_as_its_schema_requires_with_and_without_findings_and_for_a_change(places, tmp_path):
+def test_sarif_is_as_its_schema_requires_with_and_without_findings_and_for_a_change(
+    places, tmp_path
+):
     file = tmp_path / "it.sarif"
     gate(places / "healthy", "--sarif", file)
     assert check_sarif(file) == []
@@ -166,15 +193,23 @@ def test_a_baseline_of_a_diagnosis_on_a_text_is_compared_by_place(places, tmp_pa
     same = run("diagnose", places / "healthy", *words, "-", "--baseline", tmp_path / "it.json")
     found = strict(same.stdout)["changes"]["baseline to pre"]
     assert found["findings"] == []
-    assert {reading["value"] for each in found["readings"].values() for reading in each} <= {0.0, 1.0}
+    assert {reading["value"] for each in found["readings"].values() for reading in each} <= {
+        0.0,
+        1.0,
+    }
     assert len(found["readings"]["change of another figure"]) > 10
 
 
 def test_two_checkpoints_are_compared_block_by_block_in_words(places, tmp_path):
-    result = run("diagnose", places / "healthy", places / "dead", "--weights-only", "--out", tmp_path)
+    result = run(
+        "diagnose", places / "healthy", places / "dead", "--weights-only", "--out", tmp_path
+    )
     assert result.exit_code == 0, result.output
     words = " ".join(result.stdout.split())
-    assert f"healthy to dead: 1 finding (1 serious); most in block 1: the weight {GAIN}: it moved by 0.25 times its size" in words
+    assert (
+        f"healthy to dead: 1 finding (1 serious); most in block 1: the weight {GAIN}: it moved by"
+        " 0.25 times its size" in words
+    )
     assert "- block 0: no weight changed" in words
     assert "- block 1: the weight depth.sublayers.3.input_norm.weight: it moved by" in words
     assert "dt = 1" not in words
@@ -188,11 +223,25 @@ def test_two_checkpoints_are_compared_block_by_block_in_words(places, tmp_path):
 @pytest.mark.slow
 def test_two_models_on_a_text_are_compared_too_and_strangers_say_why_not(places, tmp_path):
     words = ["--batch", "1", "--context", "8", "--json", "-"]
-    found = strict(run("diagnose", places / "healthy", places / "dead", *words).stdout)["changes"]["healthy to dead"]
+    found = strict(run("diagnose", places / "healthy", places / "dead", *words).stdout)["changes"][
+        "healthy to dead"
+    ]
     assert "gains moved" in [each["check"] for each in found["findings"]]
-    assert {"update over weight", "change of another figure", "growth of the spectral norm"} <= found["readings"].keys()
-    of_model = [each for several in found["readings"].values() for each in several if "(segment " in each["place"]]
-    assert {each["segment"] for each in of_model} == {0, 1}  # the blocks, and no segment, of which there are four
+    assert {
+        "update over weight",
+        "change of another figure",
+        "growth of the spectral norm",
+    } <= found["readings"].keys()
+    of_model = [
+        each
+        for several in found["readings"].values()
+        for each in several
+        if "(segment " in each["place"]
+    ]
+    assert {each["segment"] for each in of_model} == {
+        0,
+        1,
+    }  # the blocks, and no segment, of which there are four
     save_file({"other": torch.ones(3)}, tmp_path / "it.safetensors")
     result = gate(places / "healthy", tmp_path / "it.safetensors")
     (found,) = strict(result.stdout)["changes"].values()
@@ -200,7 +249,11 @@ def test_two_models_on_a_text_are_compared_too_and_strangers_say_why_not(places,
 
 
 def test_formats_of_low_precision_are_diagnosed_like_a_change_and_gated(places, tmp_path):
-    weights = {"layers.0.w": 1e5 * torch.randn(20, 20), "layers.1.norm.weight": torch.ones(20), "ids": torch.arange(3)}
+    weights = {
+        "layers.0.w": 1e5 * torch.randn(20, 20),
+        "layers.1.norm.weight": torch.ones(20),
+        "ids": torch.arange(3),
+    }
     save_file(weights, path := tmp_path / "it.safetensors")
     files = ["--sarif", tmp_path / "it.sarif", "--junit", tmp_path / "it.xml"]
     result = gate(path, "--precision", "bf16, fp16,e4m3:tensor", *files)
@@ -218,9 +271,14 @@ def test_formats_of_low_precision_are_diagnosed_like_a_change_and_gated(places, 
     (one,) = check_sarif(tmp_path / "it.sarif")
     assert one["ruleId"] == "precision/overflow"
     assert one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == str(path)
-    suites = {suite.get("name"): suite.get("failures") for suite in ElementTree.parse(tmp_path / "it.xml").getroot()}
+    suites = {
+        suite.get("name"): suite.get("failures")
+        for suite in ElementTree.parse(tmp_path / "it.xml").getroot()
+    }
     assert suites["it.safetensors to fp16"] == "1"
-    shown = run("diagnose", path, "--weights-only", "--precision", "fp16", "--out", tmp_path / "out")
+    shown = run(
+        "diagnose", path, "--weights-only", "--precision", "fp16", "--out", tmp_path / "out"
+    )
     words = " ".join(shown.stdout.split())
     assert "it.safetensors to fp16: 1 finding (1 broken)" in words
     assert "relative error" in words
@@ -230,10 +288,21 @@ def test_names_of_weights_with_control_characters_do_not_reach_the_files(tmp_pat
     weight = torch.ones(20, 20)
     weight[3] = 0
     save_file({"layers.0.\x1b[31m\x00w": weight}, tmp_path / "it.safetensors")
-    gate(tmp_path / "it.safetensors", "--sarif", tmp_path / "it.sarif", "--junit", tmp_path / "it.xml")
+    gate(
+        tmp_path / "it.safetensors",
+        "--sarif",
+        tmp_path / "it.sarif",
+        "--junit",
+        tmp_path / "it.xml",
+    )
     (suite,) = ElementTree.parse(tmp_path / "it.xml").getroot()
     assert int(suite.get("failures")) == 1
-    assert "\\x1b[31m\\x00w" in json.loads((tmp_path / "it.sarif").read_text())["runs"][0]["results"][0]["message"]["text"]
+    assert (
+        "\\x1b[31m\\x00w"
+        in json.loads((tmp_path / "it.sarif").read_text())["runs"][0]["results"][0]["message"][
+            "text"
+        ]
+    )
 
 
 @pytest.mark.parametrize(
@@ -254,7 +323,11 @@ def test_names_of_weights_with_control_characters_do_not_reach_the_files(tmp_pat
 )
 def test_wrong_requests_get_one_line_and_exit_code_2(words, said, places):
     result = run(
-        "diagnose", *(word.replace("HEALTHY", str(places / "healthy")) for word in words), "--weights-only", "--json", "-"
+        "diagnose",
+        *(word.replace("HEALTHY", str(places / "healthy")) for word in words),
+        "--weights-only",
+        "--json",
+        "-",
     )
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1

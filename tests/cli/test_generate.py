@@ -24,8 +24,18 @@ SIZES = {"depth": 1, "width": 16, "heads": 2, "context": 12}
 
 
 def speaker(says, vocabulary=256, **changes):
-    """A model that says the same bytes over and over: each token's embedding is its own, the last FFN maps it to the next."""
-    config = GPTConfig(vocab_size=vocabulary, depth=1, width=vocabulary, heads=1, context=8, placement="none", **changes)
+    """A model that says the same bytes over and over: each token's embedding is its own, the last
+    FFN maps it to the next.
+    """
+    config = GPTConfig(
+        vocab_size=vocabulary,
+        depth=1,
+        width=vocabulary,
+        heads=1,
+        context=8,
+        placement="none",
+        **changes,
+    )
     model = GPT(config).requires_grad_(False)
     for parameter in model.parameters():
         parameter.zero_()
@@ -50,7 +60,9 @@ def spoken(tmp_path):
 
 def test_text_is_continued_in_utf_8(spoken):
     place = spoken("né".encode() + b" \n")
-    result = run("generate", "--checkpoint", place, "--prompt", "n", "--tokens", "9", "--temperature", "0")
+    result = run(
+        "generate", "--checkpoint", place, "--prompt", "n", "--tokens", "9", "--temperature", "0"
+    )
     assert result.exit_code == 0, result.output
     assert result.stdout == "né \nné \n\n"
     assert result.stderr == ""
@@ -58,9 +70,23 @@ def test_text_is_continued_in_utf_8(spoken):
 
 def test_bytes_that_are_no_utf_8_or_would_steer_a_terminal_are_shown_harmless(spoken):
     place = spoken(b"a\xff\x1b\tb\xc3")
-    result = run("generate", "--checkpoint", place, "--prompt", "a", "--tokens", "5", "--temperature", "0")
+    result = run(
+        "generate", "--checkpoint", place, "--prompt", "a", "--tokens", "5", "--temperature", "0"
+    )
     assert result.stdout == "a�\\x1b\tb�\n"
-    kept = run("generate", "--checkpoint", place, "--prompt", "a", "--tokens", "5", "--temperature", "0", "--json", "-")
+    kept = run(
+        "generate",
+        "--checkpoint",
+        place,
+        "--prompt",
+        "a",
+        "--tokens",
+        "5",
+        "--temperature",
+        "0",
+        "--json",
+        "-",
+    )
     (sample,) = strict(kept.stdout)["samples"]
     assert sample["tokens"] == [0xFF, 0x1B, 0x09, ord("b"), 0xC3]
     assert sample["text"] == "�\x1b\tb�"
@@ -69,25 +95,51 @@ def test_bytes_that_are_no_utf_8_or_would_steer_a_terminal_are_shown_harmless(sp
 def test_samples_are_those_of_consecutive_seeds(tmp_path):
     model = learned(GPT(GPTConfig(**SIZES)), 0.3).requires_grad_(False)
     save(model, tmp_path)
-    common = ("generate", "--checkpoint", tmp_path, "--prompt", "ab", "--tokens", "15", "--top-k", "40", "--json", "-")
+    common = (
+        "generate",
+        "--checkpoint",
+        tmp_path,
+        "--prompt",
+        "ab",
+        "--tokens",
+        "15",
+        "--top-k",
+        "40",
+        "--json",
+        "-",
+    )
     both = strict(run(*common, "--seed", "5", "--samples", "2").stdout)
     assert [sample["seed"] for sample in both["samples"]] == [5, 6]
     for sample in both["samples"]:
         alone = strict(run(*common, "--seed", sample["seed"]).stdout)["samples"][0]
         assert alone["tokens"] == sample["tokens"]
-        expected = generate(model, torch.tensor([97, 98]), 15, temperature=0.8, top_k=40, seed=sample["seed"])
+        expected = generate(
+            model, torch.tensor([97, 98]), 15, temperature=0.8, top_k=40, seed=sample["seed"]
+        )
         assert sample["tokens"] == expected.tolist()
     assert both["prompt"] == [97, 98]
 
 
 def test_an_empty_prompt_is_a_new_line(tmp_path):
     save(GPT(GPTConfig(**SIZES)), tmp_path)
-    assert strict(run("generate", "--checkpoint", tmp_path, "--tokens", "2", "--json", "-").stdout)["prompt"] == [10]
+    assert strict(run("generate", "--checkpoint", tmp_path, "--tokens", "2", "--json", "-").stdout)[
+        "prompt"
+    ] == [10]
 
 
 def test_a_vocabulary_that_is_not_bytes_is_asked_for_and_shown_as_token_ids(spoken):
     place = spoken([3, 9, 27], vocabulary=300)
-    result = run("generate", "--checkpoint", place, "--prompt", "27, 3", "--tokens", "4", "--temperature", "0")
+    result = run(
+        "generate",
+        "--checkpoint",
+        place,
+        "--prompt",
+        "27, 3",
+        "--tokens",
+        "4",
+        "--temperature",
+        "0",
+    )
     assert result.stdout == "27 3 9 27 3 9\n"
     for prompt in ("", "x", "300", "-1"):
         with pytest.raises(ConfigError, match="token ids from 0 to 299"):
@@ -99,13 +151,19 @@ def test_a_run_directory_gives_its_best_model(tmp_path):
     save(speaker(b"yes"), tmp_path / "2")
     (tmp_path / "last").symlink_to("1")
     (tmp_path / "best").symlink_to("2")
-    said = run("generate", "--checkpoint", tmp_path, "--prompt", "y", "--tokens", "2", "--temperature", "0")
+    said = run(
+        "generate", "--checkpoint", tmp_path, "--prompt", "y", "--tokens", "2", "--temperature", "0"
+    )
     assert said.stdout == "yes\n"
 
 
 def trained(directory, **settings):
-    """The directory of a run of one iteration, with weights big enough that methods disagree on the text."""
-    begun, progress = training.start(directory, {"dt": 1.0, "placement": "pre"}, iterations=1, **settings)
+    """The directory of a run of one iteration, with weights big enough that methods disagree on the
+    text.
+    """
+    begun, progress = training.start(
+        directory, {"dt": 1.0, "placement": "pre"}, iterations=1, **settings
+    )
     learned(begun.model, 0.5)
     carry_out(begun, progress)
     return directory
@@ -124,17 +182,35 @@ def trained(directory, **settings):
 )
 def test_a_runs_model_is_integrated_as_it_was_trained_and_says_so(settings, scheme, said, tmp_path):
     place = trained(tmp_path, **settings)
-    result = run("generate", "--checkpoint", place, "--prompt", "ab", "--tokens", "8", "--temperature", "0", "--json", "-")
-    assert result.stderr == ("" if said is None else f"ctrans: integrated as it was trained, {said}\n")
+    result = run(
+        "generate",
+        "--checkpoint",
+        place,
+        "--prompt",
+        "ab",
+        "--tokens",
+        "8",
+        "--temperature",
+        "0",
+        "--json",
+        "-",
+    )
+    assert result.stderr == (
+        "" if said is None else f"ctrans: integrated as it was trained, {said}\n"
+    )
     kept = strict(result.stdout)
     assert kept["scheme"] == dataclasses.asdict(scheme)
     model, prompt = load(place), torch.tensor([97, 98])
-    expected, discrete = (generate(model, prompt, 8, temperature=0.0, **how) for how in ({"scheme": scheme}, {}))
+    expected, discrete = (
+        generate(model, prompt, 8, temperature=0.0, **how) for how in ({"scheme": scheme}, {})
+    )
     assert kept["samples"][0]["tokens"] == expected.tolist()
     assert torch.equal(expected, discrete) == (scheme == Scheme())
 
 
-@pytest.mark.parametrize("state", ["{", "[]", '{"progress": 3, "config": {}, "source": {}, "fingerprint": ""}'])
+@pytest.mark.parametrize(
+    "state", ["{", "[]", '{"progress": 3, "config": {}, "source": {}, "fingerprint": ""}']
+)
 def test_a_runs_state_that_cannot_be_read_is_named(state, tmp_path):
     place = trained(tmp_path, method="rk4")
     (place / "best" / "train.json").write_text(state)
@@ -143,7 +219,9 @@ def test_a_runs_state_that_cannot_be_read_is_named(state, tmp_path):
     (place / "best" / SUMS).write_bytes(sums(place / "best"))
     result = run("generate", "--checkpoint", place)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert ("train.json' is no JSON" if state == "{" else "train.json' is no training state") in result.stderr
+    assert (
+        "train.json' is no JSON" if state == "{" else "train.json' is no training state"
+    ) in result.stderr
 
 
 def test_other_commands_take_a_run_directory_too(tmp_path):
@@ -154,9 +232,22 @@ def test_other_commands_take_a_run_directory_too(tmp_path):
 
 @pytest.mark.slow
 def test_text_appears_as_it_is_made(spoken):
-    """A reader that leaves after the first words must not wait for the rest: a million tokens would take minutes."""
+    """A reader that leaves after the first words must not wait for the rest: a million tokens would
+    take minutes.
+    """
     place = spoken(b"ab")
-    command = [sys.executable, "-m", "ctrans", "generate", "--checkpoint", str(place), "--prompt", "a", "--tokens", "1000000"]
+    command = [
+        sys.executable,
+        "-m",
+        "ctrans",
+        "generate",
+        "--checkpoint",
+        str(place),
+        "--prompt",
+        "a",
+        "--tokens",
+        "1000000",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert process.stdout.read(6) == b"ababab"
@@ -179,7 +270,10 @@ def test_text_appears_as_it_is_made(spoken):
         (["--seed", str(2**63 - 1), "--samples", "2"], f"seed = {2**63}"),
         (["--tokens", "many"], "'many' is not a valid integer"),
         (["--device", "tpu9"], "device 'tpu9' is not available"),
-        (["--checkpoint", "nowhere"], "2 models are given, --checkpoint 'model', --checkpoint 'nowhere'"),
+        (
+            ["--checkpoint", "nowhere"],
+            "2 models are given, --checkpoint 'model', --checkpoint 'nowhere'",
+        ),
         (["--json", "/proc/nothing/a.json"], "there is no directory '/proc/nothing'"),
     ],
 )

@@ -45,7 +45,12 @@ def result(*args):
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("command", "more"),
-    [("simulate", ["--no-reference"]), ("control", []), ("hjb-check", ["--kinetic", "0.1"]), ("screen", ["--quick"])],
+    [
+        ("simulate", ["--no-reference"]),
+        ("control", []),
+        ("hjb-check", ["--kinetic", "0.1"]),
+        ("screen", ["--quick"]),
+    ],
 )
 def test_every_command_takes_a_new_kind(command, more):
     own, plain = (
@@ -60,33 +65,73 @@ def test_every_command_takes_a_new_kind(command, more):
 
 @pytest.mark.slow
 def test_kinds_are_compared():
-    found = result("screen", *SIZES, "--batch", "1", "--quick", "--compare", "attention=all", "--compare", "ffn=mlp,narrow")
+    found = result(
+        "screen",
+        *SIZES,
+        "--batch",
+        "1",
+        "--quick",
+        "--compare",
+        "attention=all",
+        "--compare",
+        "ffn=mlp,narrow",
+    )
     assert set(found["models"]) == {
-        f"peri, attention {attention}, ffn {ffn}" for attention in ATTENTIONS for ffn in ("mlp", "narrow")
+        f"peri, attention {attention}, ffn {ffn}"
+        for attention in ATTENTIONS
+        for ffn in ("mlp", "narrow")
     }
 
 
 @pytest.mark.slow
 def test_a_new_kind_is_trained_and_found_again(tmp_path):
     few = ["--batch", "2", "--iterations", "2", "--eval-windows", "2"]
-    kept = result("train", "--attention", "warm", "--ffn", "narrow", *SIZES, *few, "--out", tmp_path)
+    kept = result(
+        "train", "--attention", "warm", "--ffn", "narrow", *SIZES, *few, "--out", tmp_path
+    )
     assert (kept["model"]["attention"], kept["model"]["ffn"]) == ("warm", "narrow")
     assert isinstance(load(tmp_path).depth.sublayers[0].field, Warm)
-    assert result("simulate", "--checkpoint", tmp_path, "--batch", "1")["options"]["attention"] == "warm"
+    assert (
+        result("simulate", "--checkpoint", tmp_path, "--batch", "1")["options"]["attention"]
+        == "warm"
+    )
     contradicted = run("train", "--resume", "--attention", "softmax", "--out", tmp_path)
-    assert (contradicted.exit_code, "--attention softmax contradicts" in contradicted.stderr) == (2, True)
+    assert (contradicted.exit_code, "--attention softmax contradicts" in contradicted.stderr) == (
+        2,
+        True,
+    )
 
 
-OPTIONS = ["--positions", "rotary", "--kv-heads", "1", "--qk-norm", "--window", "4", "--softcap", "20", "--ffn", "swiglu"]
+OPTIONS = [
+    "--positions",
+    "rotary",
+    "--kv-heads",
+    "1",
+    "--qk-norm",
+    "--window",
+    "4",
+    "--softcap",
+    "20",
+    "--ffn",
+    "swiglu",
+]
 
 
 @pytest.mark.slow
 def test_options_of_the_maps_are_trained_and_found_again(tmp_path):
     few = ["--batch", "2", "--iterations", "2", "--eval-windows", "2"]
     kept = result("train", *OPTIONS, *SIZES, *few, "--out", tmp_path)["model"]
-    assert (kept["positions"], kept["kv_heads"], kept["qk_norm"], kept["window"]) == ("rotary", 1, "rms", 4)
+    assert (kept["positions"], kept["kv_heads"], kept["qk_norm"], kept["window"]) == (
+        "rotary",
+        1,
+        "rms",
+        4,
+    )
     assert load(tmp_path).depth.sublayers[0].field.groups == 1
-    assert result("simulate", "--checkpoint", tmp_path, "--batch", "1")["options"]["positions"] == "rotary"
+    assert (
+        result("simulate", "--checkpoint", tmp_path, "--batch", "1")["options"]["positions"]
+        == "rotary"
+    )
     contradicted = run("train", "--resume", "--window", "5", "--out", tmp_path)
     assert (contradicted.exit_code, "--window 5 contradicts" in contradicted.stderr) == (2, True)
 
@@ -95,23 +140,42 @@ def test_options_of_the_maps_are_trained_and_found_again(tmp_path):
 def test_options_are_compared_by_name():
     compared = ["--compare", "window=none,2", "--compare", "qk-norm=l2", "--compare", "sinks=yes"]
     found = result("screen", *SIZES, "--batch", "1", "--quick", *compared)
-    assert set(found["models"]) == {f"peri, window {window}, qk-norm l2, sinks yes" for window in ("none", "2")}
+    assert set(found["models"]) == {
+        f"peri, window {window}, qk-norm l2, sinks yes" for window in ("none", "2")
+    }
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["simulate", "--attention", "sofmax"], "unknown attention 'sofmax': did you mean 'softmax'"),
+        (
+            ["simulate", "--attention", "sofmax"],
+            "unknown attention 'sofmax': did you mean 'softmax'",
+        ),
         (["train", "--ffn", "mpl"], "unknown ffn 'mpl': did you mean 'mlp'"),
         (["screen", "--compare", "attention=warn"], "did you mean 'warm'"),
         (["screen", "--compare", "positions=rotory"], "did you mean 'rotary'"),
         (["simulate", "--window", "0"], "window = 0: give a whole number"),
-        (["hjb-check", "--attention", "linear", "--softcap", "2"], "softcap = 2.0 has no meaning for attention 'linear'"),
         (
-            ["train", "--attention", "linear", "--temperature-start", "4", "--temperature-steps", "2"],
+            ["hjb-check", "--attention", "linear", "--softcap", "2"],
+            "softcap = 2.0 has no meaning for attention 'linear'",
+        ),
+        (
+            [
+                "train",
+                "--attention",
+                "linear",
+                "--temperature-start",
+                "4",
+                "--temperature-steps",
+                "2",
+            ],
             "'linear' has no temperature",
         ),
-        (["simulate", "--checkpoint", "x", "--attention", "softmax"], "--checkpoint brings its own attention"),
+        (
+            ["simulate", "--checkpoint", "x", "--attention", "softmax"],
+            "--checkpoint brings its own attention",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(args, words, tmp_path, monkeypatch):

@@ -1,4 +1,6 @@
-"""`--model` as users type it: somebody else's model in every instrument, and the one line that each mistake gets."""
+"""`--model` as users type it: somebody else's model in every instrument, and the one line that each
+mistake gets.
+"""
 
 import json
 import pickle
@@ -23,7 +25,12 @@ from tests.interop.test_open_model import save_tokenizer
 
 COMMANDS = ["simulate", "hjb-check", "control", "screen"]
 FEW = ["--context", "6", "--batch", "1", "--json", "-"]
-KEYS = {"simulate": "placements", "hjb-check": "checks", "control": "placements", "screen": "models"}
+KEYS = {
+    "simulate": "placements",
+    "hjb-check": "checks",
+    "control": "placements",
+    "screen": "models",
+}
 
 
 def run(*args):
@@ -43,11 +50,15 @@ def models(tmp_path_factory):
     for name in ("gpt2", "bert", "gemma3", "vit"):
         made(name).save_pretrained(root / name)
     # experts, whose maps show no bound
-    experts = transformers.MixtralForCausalLM(transformers.MixtralConfig(**TEXT, num_local_experts=4))
+    experts = transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(**TEXT, num_local_experts=4)
+    )
     learned(experts.eval(), 0.1).save_pretrained(root / "mixtral")
     small_model("albert").save_pretrained(root / "albert")
     save_tokenizer(root / "gpt2")
-    config = GPTConfig(vocab_size=VOCABULARY, placement="pre", width=16, depth=2, heads=2, context=16)
+    config = GPTConfig(
+        vocab_size=VOCABULARY, placement="pre", width=16, depth=2, heads=2, context=16
+    )
     (root / "nanogpt").mkdir()
     torch.save(to_nanogpt(GPT(config)), root / "nanogpt" / "ckpt.pt")
     save(GPT(config), root / "own")
@@ -71,7 +82,9 @@ def test_every_command_looks_at_a_hugging_face_model(name, models):
 @pytest.mark.parametrize("name", ["simulate", "hjb-check"])
 def test_commands_look_at_nanogpts_checkpoint(name, models):
     result = found(name, "--model", models / "nanogpt", "--ids", models / "val.bin", *FEW)
-    assert result["model"]["described"].startswith("nanoGPT: 2 blocks of width 16, 2 heads, placement pre")
+    assert result["model"]["described"].startswith(
+        "nanoGPT: 2 blocks of width 16, 2 heads, placement pre"
+    )
     assert result["model"]["text"].startswith("token ids of")
 
 
@@ -84,16 +97,31 @@ def test_commands_look_at_a_model_that_fills_gaps(name, models):
 
 @pytest.mark.slow
 def test_what_was_recognised_is_said_before_the_figures(models, tmp_path):
-    result = run("simulate", "--model", models / "gemma3", "--ids", models / "ids.npy", "--out", tmp_path)
+    result = run(
+        "simulate", "--model", models / "gemma3", "--ids", models / "ids.npy", "--out", tmp_path
+    )
     first, second = result.stdout.splitlines()[:2]
-    assert first.startswith("Gemma3ForCausalLM (gemma3_text): 4 blocks of width 32, placement peri, attention Gemma3Attention")
+    assert first.startswith(
+        "Gemma3ForCausalLM (gemma3_text): 4 blocks of width 32, placement peri, attention"
+        " Gemma3Attention"
+    )
     assert second == f"Text: token ids of {models / 'ids.npy'}; 4 sequences of 32 tokens"
     assert f"weights of {models / 'gemma3'}" in result.stdout
 
 
 @pytest.mark.slow
 def test_a_model_without_bounds_says_so_and_is_drawn(models, tmp_path):
-    result = run("simulate", "--model", models / "mixtral", "--ids", models / "ids.npy", "--out", tmp_path, "--context", 8)
+    result = run(
+        "simulate",
+        "--model",
+        models / "mixtral",
+        "--ids",
+        models / "ids.npy",
+        "--out",
+        tmp_path,
+        "--context",
+        8,
+    )
     assert result.exit_code == 0, result.output
     assert "no bound is known" in result.stdout
     kept = json.loads((tmp_path / "simulate.json").read_text())["placements"]["pre"]
@@ -112,7 +140,17 @@ def test_dt_context_and_dtype_are_the_users(models):
 
 @pytest.mark.slow
 def test_the_text_is_read_by_a_models_own_length(models):
-    result = found("screen", "--model", models / "nanogpt", "--ids", models / "val.bin", "--batch", 1, "--json", "-")
+    result = found(
+        "screen",
+        "--model",
+        models / "nanogpt",
+        "--ids",
+        models / "val.bin",
+        "--batch",
+        1,
+        "--json",
+        "-",
+    )
     (found_there,) = result["models"].values()
     assert found_there["tokens"] == 16
     initial = found_there["steps"]["initialisation"]
@@ -125,14 +163,27 @@ def test_the_text_is_read_by_a_models_own_length(models):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--context", "200", "--batch", "1"], "1 sequence of 32 tokens; its context is 32, and you asked for 200"),
+        (
+            ["--context", "200", "--batch", "1"],
+            "1 sequence of 32 tokens; its context is 32, and you asked for 200",
+        ),
         (["--tokens", "33"], "4 sequences of 32 tokens; its context is 32, and you asked for 33"),
         (["--tokens", "32", "--batch", "2"], "2 sequences of 32 tokens"),
     ],
 )
-def test_how_much_is_looked_at_is_said_and_what_the_models_context_cuts(args, words, models, tmp_path):
+def test_how_much_is_looked_at_is_said_and_what_the_models_context_cuts(
+    args, words, models, tmp_path
+):
     result = run(
-        "simulate", "--model", models / "gemma3", "--ids", models / "ids.npy", "--no-reference", "--out", tmp_path, *args
+        "simulate",
+        "--model",
+        models / "gemma3",
+        "--ids",
+        models / "ids.npy",
+        "--no-reference",
+        "--out",
+        tmp_path,
+        *args,
     )
     assert any(line.endswith(f"; {words}") for line in result.stdout.splitlines())
 
@@ -140,7 +191,18 @@ def test_how_much_is_looked_at_is_said_and_what_the_models_context_cuts(args, wo
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_json_has_how_much_is_looked_at_and_what_was_decided(name, models):
-    args = ["--model", models / "gemma3", "--ids", models / "ids.npy", "--context", "6", "--batch", "2", "--json", "-"]
+    args = [
+        "--model",
+        models / "gemma3",
+        "--ids",
+        models / "ids.npy",
+        "--context",
+        "6",
+        "--batch",
+        "2",
+        "--json",
+        "-",
+    ]
     result = found(name, *args)
     assert (result["model"]["sequences"], result["model"]["tokens"]) == (2, 6)
     assert result["options"]["stream"] is False
@@ -171,23 +233,37 @@ DAMAGE = {
     "no config": (lambda d: (d / "config.json").unlink(), "holds neither config.json nor ckpt.pt"),
     "damaged config": (lambda d: (d / "config.json").write_text("{"), "is no JSON"),
     "unknown family": (lambda d: edit(d, model_type="gtp2"), "did you mean 'gpt2'"),
-    "quantised": (lambda d: edit(d, quantization_config={"quant_method": "gptq"}), "quantised weights"),
-    "flash attention": (lambda d: edit(d, attn_implementation="flash_attention_2"), 'set it to "sdpa" or "eager"'),
+    "quantised": (
+        lambda d: edit(d, quantization_config={"quant_method": "gptq"}),
+        "quantised weights",
+    ),
+    "flash attention": (
+        lambda d: edit(d, attn_implementation="flash_attention_2"),
+        'set it to "sdpa" or "eager"',
+    ),
     "wrong shapes": (lambda d: edit(d, n_embd=64), "does not fit its config.json"),
     "missing shards": (
         lambda d: index_alone(d, '{"metadata": {}, "weight_map": {"a": "x.safetensors"}}'),
         "lacks 1 of 1 weight files, such as x.safetensors",
     ),
     "truncated": (
-        lambda d: (d / "model.safetensors").write_bytes((d / "model.safetensors").read_bytes()[:-1000]),
+        lambda d: (d / "model.safetensors").write_bytes(
+            (d / "model.safetensors").read_bytes()[:-1000]
+        ),
         "no complete safetensors file",
     ),
     "no tokenizer": (
         lambda d: [path.unlink() for path in d.glob("tokenizer*")],
-        "has no tokenizer, and its vocabulary of 31 is too small for bytes (256): give token ids by --ids",
+        (
+            "has no tokenizer, and its vocabulary of 31 is too small for bytes (256): give token"
+            " ids by --ids"
+        ),
     ),
     "damaged tokenizer": (lambda d: (d / "tokenizer.json").write_text("{}"), "does not work"),
-    "damaged tokenizer settings": (lambda d: (d / "tokenizer_config.json").write_text("["), "is no JSON"),
+    "damaged tokenizer settings": (
+        lambda d: (d / "tokenizer_config.json").write_text("["),
+        "is no JSON",
+    ),
 }
 
 
@@ -216,28 +292,55 @@ def test_a_damaged_model_is_one_line_with_exit_code_2(kind, models, tmp_path, mo
     [
         (["--model", "absent"], "does not exist (nothing is downloaded)"),
         (["--model", "val.bin"], "is no checkpoint: give a directory with config.json"),
-        (["--model", "gpt2/model.safetensors"], "is no checkpoint: give a directory with config.json"),
+        (
+            ["--model", "gpt2/model.safetensors"],
+            "is no checkpoint: give a directory with config.json",
+        ),
         (["--model", "."], "holds neither config.json nor ckpt.pt"),
         (["--model", "own"], "is a checkpoint of ctrans: pass it as --checkpoint"),
         (["--model", "vit"], "ViTForImageClassification reads no text: give --images PATH"),
-        (["--model", "gpt2", "--checkpoint", "own"], "2 models are given, --checkpoint 'own', --model 'gpt2'"),
-        (["--model", "gpt2", "--placement", "pre", "--width", "8"], "--model brings its own placements and width"),
+        (
+            ["--model", "gpt2", "--checkpoint", "own"],
+            "2 models are given, --checkpoint 'own', --model 'gpt2'",
+        ),
+        (
+            ["--model", "gpt2", "--placement", "pre", "--width", "8"],
+            "--model brings its own placements and width",
+        ),
         (["--model", "gpt2", "--norm", "rmsnorm"], "--model brings its own norm"),
         (["--model", "gpt2", "--seed", "1"], "--model brings its own seed"),
         (["--model", "gpt2", "--dt", "0"], "dt = 0.0"),
         (["--model", "gpt2", "--dtype", "float16"], "did you mean 'bfloat16'"),
-        (["--model", "gpt2", "--ids", "val.bin", "--text", "abc"], "--ids gives token ids, and --file or --text a text"),
+        (
+            ["--model", "gpt2", "--ids", "val.bin", "--text", "abc"],
+            "--ids gives token ids, and --file or --text a text",
+        ),
         (["--model", "gpt2", "--ids", "absent.bin"], "cannot read 'absent.bin'"),
         (["--model", "gpt2", "--ids", "gpt2/config.json"], "is neither .bin"),
         (
             ["--model", "gpt2", "--model", "bert"],
-            "2 models are given, --model 'gpt2', --model 'bert', but this command takes one: choose one",
+            (
+                "2 models are given, --model 'gpt2', --model 'bert', but this command takes one:"
+                " choose one"
+            ),
         ),
-        (["--checkpoint", "own", "--checkpoint", "own"], "'own' is named twice: name each model once"),
-        (["--model", "albert", "--ids", "ids.npy"], "do not act in sequence: module 0 is called 3 times"),
-        (["--model", "gpt2", "--ids", "large.npy"], "they run from 0 to 99, and the model's vocabulary from 0 to 30"),
+        (
+            ["--checkpoint", "own", "--checkpoint", "own"],
+            "'own' is named twice: name each model once",
+        ),
+        (
+            ["--model", "albert", "--ids", "ids.npy"],
+            "do not act in sequence: module 0 is called 3 times",
+        ),
+        (
+            ["--model", "gpt2", "--ids", "large.npy"],
+            "they run from 0 to 99, and the model's vocabulary from 0 to 30",
+        ),
         (["--model", "gpt2", "--file", "ids.npy"], "is no UTF-8"),
-        (["--ids", "large.bin"], "they run from 0 to 999, and the model's vocabulary from 0 to 255"),
+        (
+            ["--ids", "large.bin"],
+            "they run from 0 to 999, and the model's vocabulary from 0 to 255",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_with_exit_code_2(args, words, models, tmp_path, monkeypatch):
@@ -249,7 +352,10 @@ def test_a_mistake_is_one_line_with_exit_code_2(args, words, models, tmp_path, m
 
 
 def test_screen_compares_no_architectures_of_a_model(models):
-    one_line(run("screen", "--model", models / "gpt2", "--compare", "dt=1,0.1"), "--model brings its own architecture")
+    one_line(
+        run("screen", "--model", models / "gpt2", "--compare", "dt=1,0.1"),
+        "--model brings its own architecture",
+    )
 
 
 @pytest.mark.cases(1)
@@ -262,7 +368,15 @@ def test_without_a_loss_there_is_nothing_to_be_optimal_for(name, tmp_path):
 
 
 def test_a_remedy_that_the_models_placement_does_not_take_is_refused(models):
-    result = run("hjb-check", "--model", models / "gemma3", "--ids", models / "ids.npy", "--last-map-decay", "0.1")
+    result = run(
+        "hjb-check",
+        "--model",
+        models / "gemma3",
+        "--ids",
+        models / "ids.npy",
+        "--last-map-decay",
+        "0.1",
+    )
     one_line(result, "'peri'")
 
 

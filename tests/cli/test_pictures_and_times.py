@@ -39,12 +39,20 @@ def test_bounds_that_coincide_show_their_own_colours_and_no_other(count):
 def test_only_bounds_that_lie_upon_each_other_take_turns():
     """Others would have gaps that the eye does not follow."""
     one, near, other = [1.0, 2.0, 3.0], [1.0, 2.01, 3.0], [1.0, 2.0, 9.0]
-    assert bound_styles([one, [], near, other]) == [bound_style(0, 2), bound_style(0, 1), bound_style(1, 2), bound_style(0, 1)]
+    assert bound_styles([one, [], near, other]) == [
+        bound_style(0, 2),
+        bound_style(0, 1),
+        bound_style(1, 2),
+        bound_style(0, 1),
+    ]
 
 
 @pytest.mark.parametrize("count", [1, 7, 25, 1000])
 def test_marks_of_lines_that_coincide_take_turns(count):
-    places = [{*range(count)[slice(start, None, every)]} for start, every in (mark_places(i, count) for i in range(7))]
+    places = [
+        {*range(count)[slice(start, None, every)]}
+        for start, every in (mark_places(i, count) for i in range(7))
+    ]
     assert all(places)
     assert all(len(each) <= 16 for each in places)
     assert count < 20 or not places[0] & places[1]
@@ -68,7 +76,9 @@ def test_work_of_over_ten_seconds_says_once_how_long_it_takes(each, said, monkey
     assert capsys.readouterr().err.strip() == said
 
 
-def test_what_is_made_once_before_the_first_piece_is_not_taken_for_the_time_of_each(monkeypatch, capsys):
+def test_what_is_made_once_before_the_first_piece_is_not_taken_for_the_time_of_each(
+    monkeypatch, capsys
+):
     monkeypatch.setattr(progress, "LONG", 10.0)
     monkeypatch.setattr(progress, "time", clock := Clock())
     with progress_bar("screen", 24) as advance:
@@ -94,19 +104,29 @@ def test_an_estimate_of_pieces_unlike_the_rest_is_said_again(monkeypatch, capsys
 
 
 def test_durations_in_words():
-    assert [duration(s) for s in (11, 88, 95, 3600, 7200)] == ["10 s", "90 s", "2 minutes", "60 minutes", "2 hours"]
+    assert [duration(s) for s in (11, 88, 95, 3600, 7200)] == [
+        "10 s",
+        "90 s",
+        "2 minutes",
+        "60 minutes",
+        "2 hours",
+    ]
 
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("broken", ["ctrans.report.picture.png", "ctrans.cli.ending.render"])
 @pytest.mark.parametrize("out", ["directory", "stdout"])
-def test_a_picture_or_a_page_that_cannot_be_made_takes_no_result_with_it(broken, out, tmp_path, monkeypatch):
+def test_a_picture_or_a_page_that_cannot_be_made_takes_no_result_with_it(
+    broken, out, tmp_path, monkeypatch
+):
     def fails(*_):
         raise OSError(2, "No such file or directory", "page.css")
 
     monkeypatch.setattr(broken, fails)
     places = ["--out", tmp_path] + (["--json", "-"] if out == "stdout" else [])
-    result = run("simulate", "--placement", "peri", *QUICK, *places, "--html", tmp_path / "page.html")
+    result = run(
+        "simulate", "--placement", "peri", *QUICK, *places, "--html", tmp_path / "page.html"
+    )
     assert result.exit_code == 2
     assert "page.css" in result.stderr
     kept = strict(result.stdout if out == "stdout" else (tmp_path / "simulate.json").read_text())

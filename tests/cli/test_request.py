@@ -32,7 +32,13 @@ def asked(*args):
 
 def test_a_request_knows_what_was_typed_and_cannot_be_changed():
     request = asked("--width", "8", "--tokens", "5", "--placement", "pre")
-    assert (request.command, request.config["width"], request.context, request.placements, request.norms) == (
+    assert (
+        request.command,
+        request.config["width"],
+        request.context,
+        request.placements,
+        request.norms,
+    ) == (
         *("look", 8, 5),
         ("pre",),
         ("layernorm",),
@@ -47,12 +53,21 @@ def test_a_request_knows_what_was_typed_and_cannot_be_changed():
 
 
 def test_finding_a_model_leaves_the_request_as_it_was(tmp_path):
-    save(GPT(GPTConfig(depth=1, width=16, heads=2, context=12, placement="output", norm="rmsnorm")), tmp_path)
+    save(
+        GPT(GPTConfig(depth=1, width=16, heads=2, context=12, placement="output", norm="rmsnorm")),
+        tmp_path,
+    )
     request = asked("--checkpoint", tmp_path, "--context", "99")
     before = dict(request.options)
     (source,) = find_models(request)
     assert dict(request.options) == before
-    assert (source.context, source.longest, source.segments, source.config.width, source.trained) == (12, 12, 2, 16, True)
+    assert (
+        source.context,
+        source.longest,
+        source.segments,
+        source.config.width,
+        source.trained,
+    ) == (12, 12, 2, 16, True)
     assert resolved([source])["norm"] == "rmsnorm"
     assert request.context == 99
 
@@ -61,16 +76,28 @@ def test_finding_a_model_leaves_the_request_as_it_was(tmp_path):
 def test_every_field_of_a_request_is_an_option_of_its_command(name):
     """So that a request can be made of what click gives: options and fields are called alike."""
     module = importlib.import_module(f"ctrans.cli.{name.replace('-', '_')}")
-    kinds = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Request)]
+    kinds = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Request)
+    ]
     kind = max(kinds, key=lambda each: len(each.__mro__))
     context = click.Context(module.command)
     context.params = {parameter.name: None for parameter in module.command.params}
     settings = settings_in(kind)
-    fields = {field.name for field in dataclasses.fields(kind)} - {"command", "options", "typed", *settings}
+    fields = {field.name for field in dataclasses.fields(kind)} - {
+        "command",
+        "options",
+        "typed",
+        *settings,
+    }
     assert fields | {name for names in settings.values() for name in names} == context.params.keys()
 
 
-@pytest.mark.parametrize("name", ["simulate", "hjb-check", "control", "diagnose", "screen", "train", "coordinate-check", "rate"])
+@pytest.mark.parametrize(
+    "name",
+    ["simulate", "hjb-check", "control", "diagnose", "screen", "train", "coordinate-check", "rate"],
+)
 def test_every_option_of_an_architecture_is_one_of_the_command(name):
     module = importlib.import_module(f"ctrans.cli.{name.replace('-', '_')}")
     flags = {flag for parameter in module.command.params for flag in parameter.opts}
@@ -82,7 +109,9 @@ def test_a_new_field_is_an_option_by_being_there():
 
     @dataclasses.dataclass(frozen=True)
     class Larger(GPTConfig):
-        sparsity: float = option(0.5, "How sparse.", group="Attention", limits=Range(0, 1, "a number from 0 to 1"))
+        sparsity: float = option(
+            0.5, "How sparse.", group="Attention", limits=Range(0, 1, "a number from 0 to 1")
+        )
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Asking(Request):
@@ -110,4 +139,11 @@ def test_an_option_is_named_in_few_files():
     """Its field and what it does there: no list of options is kept elsewhere."""
     ctrans = Path(importlib.import_module("ctrans").__file__).parent
     named = {path.name for path in ctrans.rglob("*.py") if "stack_steps" in path.read_text()}
-    assert named <= {"config.py", "stack.py", "gpt.py", "start_from.py", "ot_transformer.py", "run_key.py"}
+    assert named <= {
+        "config.py",
+        "stack.py",
+        "gpt.py",
+        "start_from.py",
+        "ot_transformer.py",
+        "run_key.py",
+    }

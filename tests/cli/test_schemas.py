@@ -1,4 +1,6 @@
-"""Every command's result is as its documented JSON schema says, and the documents are those that the classes give."""
+"""Every command's result is as its documented JSON schema says, and the documents are those that
+the classes give.
+"""
 
 from pathlib import Path
 
@@ -21,42 +23,141 @@ from tests.cli.test_commands import run, strict
 SMALL = ["--depth", "1", "--width", "16", "--heads", "2", "--context", "8", "--batch", "1"]
 RUNS = {
     "simulate": [["simulate", "--placement", "pre", "--placement", "peri", *SMALL]],
-    "convergence": [["convergence", "--limit", "substeps", "--method", "heun", "--placement", "peri"]],
+    "convergence": [
+        ["convergence", "--limit", "substeps", "--method", "heun", "--placement", "peri"]
+    ],
     "hjb-check": [
-        ["hjb-check", "--norm", "layernorm", "--placement", "pre", "--placement", "peri", "--placement", "post", *SMALL],
-        ["hjb-check", "--norm", "rmsnorm", "--placement", "pre", "--placement", "peri", "--last-map-decay", "0.1", *SMALL],
+        [
+            "hjb-check",
+            "--norm",
+            "layernorm",
+            "--placement",
+            "pre",
+            "--placement",
+            "peri",
+            "--placement",
+            "post",
+            *SMALL,
+        ],
+        [
+            "hjb-check",
+            "--norm",
+            "rmsnorm",
+            "--placement",
+            "pre",
+            "--placement",
+            "peri",
+            "--last-map-decay",
+            "0.1",
+            *SMALL,
+        ],
     ],
-    "control": [["control", "--placement", "pre", "--placement", "peri", *SMALL], ["control", "--checkpoint", "DYING"]],
-    "diagnose": [["diagnose", "--checkpoint", "DYING", "--seeds", "2"], ["diagnose", "--weight-decay", "1e-9", *SMALL]],
-    "screen": [["screen", "--quick", *SMALL], ["screen", "--checkpoint", "DYING", "--quick", "--batch", "1"]],
+    "control": [
+        ["control", "--placement", "pre", "--placement", "peri", *SMALL],
+        ["control", "--checkpoint", "DYING"],
+    ],
+    "diagnose": [
+        ["diagnose", "--checkpoint", "DYING", "--seeds", "2"],
+        ["diagnose", "--weight-decay", "1e-9", *SMALL],
+    ],
+    "screen": [
+        ["screen", "--quick", *SMALL],
+        ["screen", "--checkpoint", "DYING", "--quick", "--batch", "1"],
+    ],
     "coordinate-check": [
-        ["coordinate-check", "--depth", "1", "--context", "8", "--batch", "2", "--widths", "16", "--widths", "32"]
+        [
+            "coordinate-check",
+            "--depth",
+            "1",
+            "--context",
+            "8",
+            "--batch",
+            "2",
+            "--widths",
+            "16",
+            "--widths",
+            "32",
+        ]
     ],
-    "rate": [["rate", "--task", "recall", "--iterations", "60", "--batch", "2", "--width", "16", "--heads", "2", "--depth", "1"]],
+    "rate": [
+        [
+            "rate",
+            "--task",
+            "recall",
+            "--iterations",
+            "60",
+            "--batch",
+            "2",
+            "--width",
+            "16",
+            "--heads",
+            "2",
+            "--depth",
+            "1",
+        ]
+    ],
     "export": [["export", "--checkpoint", "LLAMA", "--out", "EXPORTED"]],
     "families": [["families", "llama", "gptj", "albert"]],
     "verify": [["verify", "--only", "lemma-9", "--cases", "5"]],
     "generate": [["generate", "--checkpoint", "DYING", "--tokens", "2"]],
-    "study": [["study", "STUDY", "--workers", "1", "--out", "STUDIED"], ["study", "STUDY", "--dry-run"]],
+    "study": [
+        ["study", "STUDY", "--workers", "1", "--out", "STUDIED"],
+        ["study", "STUDY", "--dry-run"],
+    ],
     "watch": [["watch", "WATCHED"]],
     "report": [["report", "KEPT"]],
-    "train": [["train", "--iterations", "2", "--eval-every", "1", "--eval-windows", "1", "--out", "RUN", *SMALL]],
+    "train": [
+        [
+            "train",
+            "--iterations",
+            "2",
+            "--eval-every",
+            "1",
+            "--eval-windows",
+            "1",
+            "--out",
+            "RUN",
+            *SMALL,
+        ]
+    ],
 }
 
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    model = GPT(GPTConfig(depth=1, width=16, heads=2, context=12, placement="post", embedding_std=0.2, initialisation="xavier"))
+    model = GPT(
+        GPTConfig(
+            depth=1,
+            width=16,
+            heads=2,
+            context=12,
+            placement="post",
+            embedding_std=0.2,
+            initialisation="xavier",
+        )
+    )
     model.depth.sublayers[1].state_norm.weight.data[5] = 4.8e-33
     place = tmp_path_factory.mktemp("schemas")
     save(model, place / "model")
-    llama = GPTConfig(depth=1, width=16, heads=2, placement="pre", norm="rmsnorm", positions="rotary", ffn="swiglu", bias=False)
+    llama = GPTConfig(
+        depth=1,
+        width=16,
+        heads=2,
+        placement="pre",
+        norm="rmsnorm",
+        positions="rotary",
+        ffn="swiglu",
+        bias=False,
+    )
     save(GPT(llama), place / "llama")
     (place / "study.toml").write_text(
-        "[base]\ndepth = 1\nwidth = 16\nheads = 2\ncontext = 8\niterations = 2\neval_windows = 1\n[vary]\ndt = [1.0, 0.1]\n"
+        "[base]\ndepth = 1\nwidth = 16\nheads = 2\ncontext = 8\niterations = 2\neval_windows ="
+        " 1\n[vary]\ndt = [1.0, 0.1]\n"
     )
     (place / "kept.json").write_text('{"command": "simulate", "placements": {}}')
-    monitor = Monitor(model, every=1, out=place / "watched", limits={"updates too large": {"limit": 0.0}})
+    monitor = Monitor(
+        model, every=1, out=place / "watched", limits={"updates too large": {"limit": 0.0}}
+    )
     for _ in range(3):
         tokens = torch.randint(256, (2, 9))
         model.zero_grad()
@@ -65,8 +166,15 @@ def places(tmp_path_factory):
         monitor.step(loss, torch.optim.SGD(model.parameters(), lr=0.1))
         model.token_embedding.weight.data *= 1.1
     monitor.close()
-    made = {name: str(place / name.lower()) for name in ("LLAMA", "EXPORTED", "RUN", "STUDIED", "WATCHED")}
-    return made | {"DYING": str(place / "model"), "KEPT": str(place / "kept.json"), "STUDY": str(place / "study.toml")}
+    made = {
+        name: str(place / name.lower())
+        for name in ("LLAMA", "EXPORTED", "RUN", "STUDIED", "WATCHED")
+    }
+    return made | {
+        "DYING": str(place / "model"),
+        "KEPT": str(place / "kept.json"),
+        "STUDY": str(place / "study.toml"),
+    }
 
 
 def test_every_command_and_step_has_one():

@@ -15,7 +15,19 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from tests.helpers import learned
 
-SMALL = ["--quick", "--depth", "1", "--width", "8", "--heads", "2", "--context", "6", "--batch", "1"]
+SMALL = [
+    "--quick",
+    "--depth",
+    "1",
+    "--width",
+    "8",
+    "--heads",
+    "2",
+    "--context",
+    "6",
+    "--batch",
+    "1",
+]
 
 
 def run(*args):
@@ -38,10 +50,22 @@ def test_one_model_gets_a_page_json_and_a_picture(tmp_path):
     assert list(model["steps"]) == list(STEPS)
     assert all(finding["why"] for finding in model["steps"].values())
     assert (tmp_path / "screen.png").read_bytes().startswith(b"\x89PNG")
-    assert set(kept["quantities"]) >= {what for finding in model["steps"].values() for what in finding["quantities"]}
-    assert f"peri: {len(model['flags'])} of " in result.stdout or "quantities within limits" in result.stdout
-    assert all(what in result.stdout for finding in model["steps"].values() for what in finding["quantities"])
-    assert all(f"{name}: {step.question}" in " ".join(result.stdout.split()) for name, step in STEPS.items())
+    assert set(kept["quantities"]) >= {
+        what for finding in model["steps"].values() for what in finding["quantities"]
+    }
+    assert (
+        f"peri: {len(model['flags'])} of " in result.stdout
+        or "quantities within limits" in result.stdout
+    )
+    assert all(
+        what in result.stdout
+        for finding in model["steps"].values()
+        for what in finding["quantities"]
+    )
+    assert all(
+        f"{name}: {step.question}" in " ".join(result.stdout.split())
+        for name, step in STEPS.items()
+    )
     page = result.stdout.partition("Written: ")[0]
     assert max(map(len, page.splitlines())) <= 80
     assert result.stderr == ""
@@ -51,7 +75,9 @@ def test_one_model_gets_a_page_json_and_a_picture(tmp_path):
 @pytest.mark.parametrize("columns", [40, 60, 80])
 def test_narrow_terminals_get_every_number_whole(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
-    page = run(*SMALL, "--placement", "pre", "--dt", "1e-6", "--verbose").stdout.partition("Reasons")[0]
+    page = run(*SMALL, "--placement", "pre", "--dt", "1e-6", "--verbose").stdout.partition(
+        "Reasons"
+    )[0]
     assert max(map(len, page.splitlines())) <= columns
     assert "…" not in page
     numbers = re.findall(r"\d\.\d+e-\d+", page)
@@ -60,7 +86,16 @@ def test_narrow_terminals_get_every_number_whole(columns, monkeypatch):
 
 @pytest.mark.slow
 def test_every_combination_is_screened_and_none_is_ranked(tmp_path):
-    result = run(*SMALL, "--compare", "placement=pre,peri", "--compare", "dt=1,0.1", "--verbose", "--out", tmp_path)
+    result = run(
+        *SMALL,
+        "--compare",
+        "placement=pre,peri",
+        "--compare",
+        "dt=1,0.1",
+        "--verbose",
+        "--out",
+        tmp_path,
+    )
     assert result.exit_code == 0, result.output
     kept = strict((tmp_path / "screen.json").read_text())
     assert set(kept["models"]) == {"pre, dt 1", "pre, dt 0.1", "peri, dt 1", "peri, dt 0.1"}
@@ -68,7 +103,9 @@ def test_every_combination_is_screened_and_none_is_ranked(tmp_path):
     assert "ranking" not in kept
     assert all("score" not in model for model in kept["models"].values())
     assert all(
-        f"{name}: {step.question}" in " ".join(result.stdout.split()) for name, step in STEPS.items() if name != "initialisation"
+        f"{name}: {step.question}" in " ".join(result.stdout.split())
+        for name, step in STEPS.items()
+        if name != "initialisation"
     )
     assert max(map(len, result.stdout.partition("Written: ")[0].splitlines())) <= 80
 
@@ -80,7 +117,10 @@ def test_architectures_are_compared_by_name_and_many_of_them_by_their_verdicts(t
     assert result.exit_code == 0, result.output
     models = strict((tmp_path / "screen.json").read_text())["models"]
     assert set(models) == set(asked.split(","))
-    assert (models["post:swiglu:dt=0.5"]["placement"], models["post:swiglu:dt=0.5"]["dt"]) == ("post", 0.5)
+    assert (models["post:swiglu:dt=0.5"]["placement"], models["post:swiglu:dt=0.5"]["dt"]) == (
+        "post",
+        0.5,
+    )
     assert (models["llama"]["placement"], models["llama"]["norm"]) == ("pre", "rmsnorm")
     outside = [len(model["flags"]) for model in models.values()]
     assert outside == sorted(outside)
@@ -90,7 +130,9 @@ def test_architectures_are_compared_by_name_and_many_of_them_by_their_verdicts(t
 
 @pytest.mark.slow
 def test_architectures_and_settings_are_combined():
-    found = strict(run(*SMALL, "--compare", "pre,relu", "--compare", "dt=1,0.5", "--json", "-").stdout)["models"]
+    found = strict(
+        run(*SMALL, "--compare", "pre,relu", "--compare", "dt=1,0.5", "--json", "-").stdout
+    )["models"]
     assert set(found) == {"pre, dt 1", "pre, dt 0.5", "relu, dt 1", "relu, dt 0.5"}
 
 
@@ -113,7 +155,9 @@ def test_json_to_stdout_is_alone_there_and_writes_nothing_else(tmp_path, monkeyp
 
 @pytest.mark.slow
 def test_activations_that_overflow_exit_1_and_keep_the_rest(tmp_path):
-    result = run(*SMALL, "--placement", "none", "--dt", "1e200", "--init", "large", "--out", tmp_path)
+    result = run(
+        *SMALL, "--placement", "none", "--dt", "1e200", "--init", "large", "--out", tmp_path
+    )
     assert result.exit_code == 1
     assert "ctrans: none: activations become non-finite in segment" in result.stderr
     assert "Traceback" not in result.output
@@ -161,7 +205,9 @@ def test_a_step_that_does_not_apply_to_a_saved_model_says_so_and_exits_0(tmp_pat
         (["--out", "/proc/nothing"], "cannot write to directory"),
     ],
 )
-def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_written(args, words, tmp_path, monkeypatch):
+def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_written(
+    args, words, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     result = run(*args)
     assert result.exit_code == 2, result.output

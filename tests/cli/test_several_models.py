@@ -1,4 +1,6 @@
-"""Several models named at once: compared on the same tokens, called by what tells their paths apart, refused where that cannot be."""
+"""Several models named at once: compared on the same tokens, called by what tells their paths
+apart, refused where that cannot be.
+"""
 
 import json
 
@@ -26,7 +28,9 @@ def run(*args):
 def models(tmp_path_factory):
     """A training's checkpoints, of ours and of somebody else's, whose weights differ."""
     root = tmp_path_factory.mktemp("several")
-    config = GPTConfig(vocab_size=VOCABULARY, placement="pre", width=16, depth=2, heads=2, context=16)
+    config = GPTConfig(
+        vocab_size=VOCABULARY, placement="pre", width=16, depth=2, heads=2, context=16
+    )
     for step in (1, 2):
         model = GPT(config, seed=step)
         save(model, root / "ours" / f"step-{step}" / "best")
@@ -36,7 +40,9 @@ def models(tmp_path_factory):
                 p.mul_(step)
         gpt2.save_pretrained(root / "theirs" / f"step-{step}")
     made("bert").save_pretrained(root / "bert")
-    transformers.GPT2LMHeadModel(transformers.GPT2Config(**TEXT | {"vocab_size": 99})).save_pretrained(root / "larger")
+    transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**TEXT | {"vocab_size": 99})
+    ).save_pretrained(root / "larger")
     rng = np.random.default_rng(0)
     np.save(root / "ids.npy", rng.integers(0, VOCABULARY, 500))
     return root
@@ -75,7 +81,14 @@ def test_a_screening_of_checkpoints_is_each_ones_own(whose, models):
 
 @pytest.mark.slow
 def test_a_diagnosis_takes_several_as_arguments(models):
-    result = run("diagnose", models / "theirs" / "step-1", models / "theirs" / "step-2", "--ids", models / "ids.npy", *FEW)
+    result = run(
+        "diagnose",
+        models / "theirs" / "step-1",
+        models / "theirs" / "step-2",
+        "--ids",
+        models / "ids.npy",
+        *FEW,
+    )
     assert (result.exit_code, result.stderr) == (0, "")
     found = json.loads(result.stdout)
     assert list(found["placements"]) == list(found["model"]["several"]) == ["step-1", "step-2"]
@@ -85,12 +98,24 @@ def test_a_diagnosis_takes_several_as_arguments(models):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["simulate", "--model", "{}/theirs/step-1", "--model", "{}/theirs/step-2"], "2 models are given"),
-        (["hjb-check", "--model", "{}/theirs/step-1", "--architecture", "llama-7b"], "2 models are given"),
+        (
+            ["simulate", "--model", "{}/theirs/step-1", "--model", "{}/theirs/step-2"],
+            "2 models are given",
+        ),
+        (
+            ["hjb-check", "--model", "{}/theirs/step-1", "--architecture", "llama-7b"],
+            "2 models are given",
+        ),
         (["screen", "--model", "{}/bert", "--model", "{}/bert", "--quick"], "named twice"),
-        (["screen", "--model", "{}/theirs/step-1", "--model", "{}/larger", "--quick"], "one vocabulary"),
+        (
+            ["screen", "--model", "{}/theirs/step-1", "--model", "{}/larger", "--quick"],
+            "one vocabulary",
+        ),
         (["diagnose", "{}/theirs/step-1", "{}/bert"], "trained alike"),
-        (["screen", "--model", "{}/bert", "--model", "{}/larger", "--compare", "dt=1"], "brings its own architecture"),
+        (
+            ["screen", "--model", "{}/bert", "--model", "{}/larger", "--compare", "dt=1"],
+            "brings its own architecture",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_a_line(args, words, models):

@@ -1,4 +1,6 @@
-"""A signal ends a command with a line, also inside one long operation, and is given back when the command ends."""
+"""A signal ends a command with a line, also inside one long operation, and is given back when the
+command ends.
+"""
 
 import os
 import signal
@@ -55,31 +57,57 @@ def test_a_signal_ends_one_long_operation_with_a_line(name, tmp_path):
         "--json",
         str(tmp_path / "j"),
     ]
-    heard = partial(signal.signal, getattr(signal, name), signal.SIG_DFL)  # children of nohup, or of a shell's job, ignore some
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=heard)
+    heard = partial(
+        signal.signal, getattr(signal, name), signal.SIG_DFL
+    )  # children of nohup, or of a shell's job, ignore some
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=heard
+    )
     assert process.stderr.readline() == "begun\n"
     started = time.monotonic()
     _, error = process.communicate(timeout=100)
     assert time.monotonic() - started < 20
     number = getattr(signal, name)
-    assert (process.returncode, error) == (128 + number, f"ctrans: {'interrupted' if name == 'SIGINT' else f'ended by {name}'}\n")
-    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".py" and path.name != "__pycache__"] == []
+    assert (process.returncode, error) == (
+        128 + number,
+        f"ctrans: {'interrupted' if name == 'SIGINT' else f'ended by {name}'}\n",
+    )
+    assert [
+        path.name
+        for path in tmp_path.iterdir()
+        if path.suffix != ".py" and path.name != "__pycache__"
+    ] == []
 
 
 @pytest.mark.parametrize("of", ["fork", "training"])
 def test_a_signal_of_a_fork_and_the_first_of_a_training_do_not_end_a_long_operation(of, tmp_path):
     (tmp_path / "short.py").write_text(SHORT)
-    done = subprocess.run([sys.executable, str(tmp_path / "short.py"), of], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "short.py"), of],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "goes on\n"), done.stderr
 
 
 def test_a_signal_in_an_import_leaves_no_half_module_to_go_on_with(tmp_path):
     (tmp_path / "half.py").write_text(
-        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGTERM)\nexcept BaseException: pass\n"
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGTERM)\nexcept BaseException:"
+        " pass\n"
     )
-    code = "from ctrans.cli.signals import ending_by_signals\nwith ending_by_signals():\n    import half\nprint('goes on')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "", "ctrans: ended by SIGTERM\n")
+    code = (
+        "from ctrans.cli.signals import ending_by_signals\nwith ending_by_signals():\n    import"
+        " half\nprint('goes on')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (
+        128 + signal.SIGTERM,
+        "",
+        "ctrans: ended by SIGTERM\n",
+    )
 
 
 def test_signals_are_given_back():
@@ -88,7 +116,9 @@ def test_signals_are_given_back():
         signal.set_wakeup_fd(woken)
         return woken, [signal.getsignal(number) for number in ENDING]
 
-    def held():  # a thread that ends may take its time, also one of an earlier test: held things may become fewer
+    # a thread that ends may take its time, also one of an earlier test: held things may become
+    # fewer
+    def held():
         return len(os.listdir("/proc/self/fd")), threading.active_count()
 
     run("families", "--help")

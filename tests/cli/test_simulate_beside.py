@@ -1,4 +1,6 @@
-"""What simulate looks at beside the trajectory: exponents by token as coloured text, spectra, contributions; any model's."""
+"""What simulate looks at beside the trajectory: exponents by token as coloured text, spectra,
+contributions; any model's.
+"""
 
 import json
 
@@ -28,19 +30,37 @@ def test_they_are_there_when_asked_for_and_null_otherwise():
     assert len(model["lyapunov"]["exponents"]) == 6
     assert {each["product"] for each in model["spectra"]} == {"QK", "OV", "W_2 W_1"}
     assert sum(model["contributions"]["state"]) == pytest.approx(1, abs=1e-12)
-    plain = json.loads(run("simulate", *SMALL, "--no-reference", "--json", "-").stdout)["placements"]["pre"]
+    plain = json.loads(run("simulate", *SMALL, "--no-reference", "--json", "-").stdout)[
+        "placements"
+    ]["pre"]
     assert plain["lyapunov"] is plain["spectra"] is plain["contributions"] is None
 
 
 @pytest.mark.slow
 def test_a_token_is_text_on_the_page_and_never_markup(tmp_path):
     page = tmp_path / "page.html"
-    found = run("simulate", *BESIDE, *SMALL, "--text", "<script>alert(1)</script>", "--html", page, "--out", tmp_path / "out")
+    found = run(
+        "simulate",
+        *BESIDE,
+        *SMALL,
+        "--text",
+        "<script>alert(1)</script>",
+        "--html",
+        page,
+        "--out",
+        tmp_path / "out",
+    )
     assert found.exit_code == 0, found.stderr
-    (text,) = [line for line in page.read_text().splitlines() if line.startswith('<span style="background: #')]
+    (text,) = [
+        line
+        for line in page.read_text().splitlines()
+        if line.startswith('<span style="background: #')
+    ]
     assert text.count("<span") == 6
     assert ">&lt;</span>" in text
-    assert {"spectra.png", "contributions.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"spectra.png", "contributions.png"} <= {
+        path.name for path in (tmp_path / "out").iterdir()
+    }
     assert "<scrip" in found.stdout
 
 
@@ -68,7 +88,9 @@ def test_a_model_of_another_library(family, tmp_path):
         "max_position_embeddings": 16,
     }
     if family == "llama":
-        made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, intermediate_size=24, num_key_value_heads=1))
+        made = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**sizes, intermediate_size=24, num_key_value_heads=1)
+        )
     else:
         made = transformers.GPT2LMHeadModel(
             transformers.GPT2Config(vocab_size=256, n_embd=16, n_layer=2, n_head=2, n_positions=16)
@@ -78,7 +100,10 @@ def test_a_model_of_another_library(family, tmp_path):
     dense = torch.linalg.eigvals(_qk(made, family).double())
     expected = dense.abs().sort(descending=True).values[: len(model["spectra"][0]["real"])]
     first = model["spectra"][0]
-    sizes = torch.tensor(first["real"]).double().square() + torch.tensor(first["imaginary"]).double().square()
+    sizes = (
+        torch.tensor(first["real"]).double().square()
+        + torch.tensor(first["imaginary"]).double().square()
+    )
     torch.testing.assert_close(sizes.sqrt(), expected, rtol=1e-5, atol=1e-6)
     assert sum(model["contributions"]["state"]) == pytest.approx(1, abs=1e-9)
     assert len(model["lyapunov"]["exponents"]) == 6

@@ -1,4 +1,6 @@
-"""`ctrans study` as users type it, on stores whose runs are made up, so that nothing is trained but what must be."""
+"""`ctrans study` as users type it, on stores whose runs are made up, so that nothing is trained but
+what must be.
+"""
 
 import csv
 import math
@@ -35,7 +37,11 @@ def kept(directory, study, loss, trained=None, only=lambda each: True):
         for key, each in plan.runs.items():
             if not only(each):
                 continue
-            curve = [{"step": 0, "validation_loss": 5.0}, {"step": 20, "loss": 4.0}, {"step": 40, "validation_loss": loss(each)}]
+            curve = [
+                {"step": 0, "validation_loss": 5.0},
+                {"step": 20, "loss": 4.0},
+                {"step": 40, "validation_loss": loss(each)},
+            ]
             done.append((key, each, RunResult("finished", "", curve, 1.0, {}, trained or {})))
         store.add(done, "")
         store.tell("name", study.name)
@@ -69,12 +75,19 @@ def test_a_file_is_carried_out_kept_and_shown_again(tmp_path):
 @pytest.mark.parametrize("failing", [1, 4])
 def test_runs_that_failed_are_no_runs_that_are_done(failing, tmp_path):
     (tmp_path / "mine.toml").write_text(TOML)
-    study, results = read_study(tmp_path / "mine.toml"), ["failed"] * failing + ["finished"] * (4 - failing)
+    study, results = (
+        read_study(tmp_path / "mine.toml"),
+        ["failed"] * failing + ["finished"] * (4 - failing),
+    )
     with open_store(tmp_path / "out") as store:
         runs = prospect(study, store).runs.items()
         curve = [{"step": 0, "validation_loss": 5.0}, {"step": 2, "validation_loss": 3.0}]
         store.add(
-            [(key, each, RunResult(end, "no memory", curve, 1.0, {})) for (key, each), end in zip(runs, results, strict=True)], ""
+            [
+                (key, each, RunResult(end, "no memory", curve, 1.0, {}))
+                for (key, each), end in zip(runs, results, strict=True)
+            ],
+            "",
         )
         store.tell("name", study.name)
     result = run("study", tmp_path / "mine.toml", "--report", "--out", tmp_path / "out")
@@ -88,7 +101,11 @@ def test_runs_that_failed_are_no_runs_that_are_done(failing, tmp_path):
 
 def test_a_preset_says_claim_effects_and_verdict(tmp_path):
     study = PRESETS["xiong-warmup"].study("xiong-warmup", "small")
-    needs = lambda each: 4.0 if (each.model.placement, each.training.warmup) == ("post", 0) else 0.5 + 0.01 * each.training.seed  # noqa: E731
+    needs = lambda each: (
+        4.0
+        if (each.model.placement, each.training.warmup) == ("post", 0)
+        else 0.5 + 0.01 * each.training.seed
+    )
     kept(tmp_path, study, needs)
     result = run("study", "xiong-warmup", "--report", "--out", tmp_path)
     assert result.exit_code == 0, result.output
@@ -100,10 +117,16 @@ def test_a_preset_says_claim_effects_and_verdict(tmp_path):
 
 
 def test_a_result_shows_the_rule_of_the_largest_stable_rate_and_the_floor_of_its_own_data(tmp_path):
-    (tmp_path / "mine.toml").write_text(TOML.replace("context = 8\n", "").replace("[base]", 'task = "recall"\n[base]'))
+    (tmp_path / "mine.toml").write_text(
+        TOML.replace("context = 8\n", "").replace("[base]", 'task = "recall"\n[base]')
+    )
     study = read_study(tmp_path / "mine.toml")
     loss = {("pre", 1e-3): 0.08, ("pre", 1e-2): 0.5, ("peri", 1e-3): 0.08, ("peri", 1e-2): 5.0}
-    kept(tmp_path / "out", study, lambda each: loss[each.model.placement, each.training.learning_rate])
+    kept(
+        tmp_path / "out",
+        study,
+        lambda each: loss[each.model.placement, each.training.learning_rate],
+    )
     result = run("study", tmp_path / "mine.toml", "--report", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     found = strict((tmp_path / "out" / "study.json").read_text())
@@ -116,7 +139,9 @@ def test_a_result_shows_the_rule_of_the_largest_stable_rate_and_the_floor_of_its
     }
     pre, peri = (found["outcomes"][f'{{"placement": "{name}"}}'] for name in ("pre", "peri"))
     assert (pre["largest stable learning rate"], pre["at least"]) == (1e-2, 1)
-    assert peri["largest stable learning rate"] == pytest.approx(1e-3 * 10 ** (((0.08 + floor) / 2 - 0.08) / (guess - 0.08)))
+    assert peri["largest stable learning rate"] == pytest.approx(
+        1e-3 * 10 ** (((0.08 + floor) / 2 - 0.08) / (guess - 0.08))
+    )
     said = " ".join(result.output.split())
     assert "at least 0.01" in said
     assert "Rule of the largest stable learning rate: depthless floor" in said
@@ -124,9 +149,16 @@ def test_a_result_shows_the_rule_of_the_largest_stable_rate_and_the_floor_of_its
 
 
 def test_a_report_after_a_kill_has_outcomes_and_no_verdict_of_half_a_study(tmp_path):
-    """A command that was killed has put no outcomes in the store; seeds that are not whole compare nothing."""
+    """A command that was killed has put no outcomes in the store; seeds that are not whole compare
+    nothing.
+    """
     study = PRESETS["xiong-warmup"].study("xiong-warmup", "small")
-    kept(tmp_path, study, lambda each: 3.0 + (each.model.placement == "post"), only=lambda each: each.training.seed < 1)
+    kept(
+        tmp_path,
+        study,
+        lambda each: 3.0 + (each.model.placement == "post"),
+        only=lambda each: each.training.seed < 1,
+    )
     result = run("study", "xiong-warmup", "--report", "--out", tmp_path, "--export", "csv")
     assert result.exit_code == 0, result.output
     found = strict((tmp_path / "study.json").read_text())

@@ -1,4 +1,6 @@
-"""`ctrans train` as users type it: what it writes, the exit codes, signals, kills, and one line for each mistake."""
+"""`ctrans train` as users type it: what it writes, the exit codes, signals, kills, and one line for
+each mistake.
+"""
 
 import contextlib
 import dataclasses
@@ -25,7 +27,19 @@ from tests.training.helpers import same
 
 SIZE = ["--depth", "1", "--width", "16", "--heads", "2", "--context", "8"]
 KEPT = {"checkpoints", "last", "best", "log.jsonl", ".lock"}
-TINY = [*SIZE, "--batch", "2", "--iterations", "12", "--eval-every", "4", "--eval-windows", "4", "--save-every", "3"]
+TINY = [
+    *SIZE,
+    "--batch",
+    "2",
+    "--iterations",
+    "12",
+    "--eval-every",
+    "4",
+    "--eval-windows",
+    "4",
+    "--save-every",
+    "3",
+]
 
 
 def command(*args, **environment):
@@ -52,7 +66,9 @@ def test_train_writes_checkpoints_log_json_and_picture(tmp_path):
     assert kept["best_validation_loss"] <= kept["validation_loss"]
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert result.stdout.count(", validation loss") == 4
-    assert [strict(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == list(range(13))
+    assert [
+        strict(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()
+    ] == list(range(13))
 
 
 @pytest.mark.slow
@@ -66,11 +82,29 @@ def test_other_commands_read_what_it_writes(tmp_path):
 @pytest.mark.slow
 def test_every_setting_has_an_option_and_is_passed_on(tmp_path):
     help_text = run("train", "--help").output
-    assert all(f"--{name.replace('_', '-')}" in help_text for name in TrainConfig.__dataclass_fields__)
-    args = ["--optimiser", "sgd", "--min-learning-rate", "0", "--clip", "2", "--kinetic", "0.1", "--no-bias", "--alpha", "2"]
+    assert all(
+        f"--{name.replace('_', '-')}" in help_text for name in TrainConfig.__dataclass_fields__
+    )
+    args = [
+        "--optimiser",
+        "sgd",
+        "--min-learning-rate",
+        "0",
+        "--clip",
+        "2",
+        "--kinetic",
+        "0.1",
+        "--no-bias",
+        "--alpha",
+        "2",
+    ]
     result = run("train", *TINY, *args, "--placement", "deepnorm", "--out", tmp_path, "--json", "-")
     kept = strict(result.stdout)
-    assert (kept["training"]["optimiser"], kept["training"]["min_learning_rate"], kept["training"]["clip"]) == ("sgd", 0.0, 2.0)
+    assert (
+        kept["training"]["optimiser"],
+        kept["training"]["min_learning_rate"],
+        kept["training"]["clip"],
+    ) == ("sgd", 0.0, 2.0)
     assert (kept["model"]["bias"], kept["model"]["alpha"]) == (False, 2.0)
 
 
@@ -84,7 +118,9 @@ def test_nanogpts_files_are_trained_on(tmp_path):
 
 @pytest.mark.slow
 def test_the_model_is_evaluated_at_other_depths(tmp_path):
-    result = run("train", *TINY, "--eval-depth", "1", "--eval-depth", "3", "--out", tmp_path, "--json", "-")
+    result = run(
+        "train", *TINY, "--eval-depth", "1", "--eval-depth", "3", "--out", tmp_path, "--json", "-"
+    )
     kept = strict(result.stdout)
     assert kept["other_depths"]["1"] == pytest.approx(kept["validation_loss"], rel=1e-6)
     assert kept["other_depths"]["3"] != kept["other_depths"]["1"]
@@ -93,7 +129,18 @@ def test_the_model_is_evaluated_at_other_depths(tmp_path):
 
 @pytest.mark.slow
 def test_other_depths_are_evaluated_in_the_precision_of_the_run(tmp_path):
-    args = ["--dtype", "bfloat16", "--eval-depth", "1", "--learning-rate", "0.1", "--out", tmp_path, "--json", "-"]
+    args = [
+        "--dtype",
+        "bfloat16",
+        "--eval-depth",
+        "1",
+        "--learning-rate",
+        "0.1",
+        "--out",
+        tmp_path,
+        "--json",
+        "-",
+    ]
     kept = strict(run("train", *TINY, *args).stdout)
     assert kept["other_depths"]["1"] == pytest.approx(kept["validation_loss"], rel=1e-9)
 
@@ -114,9 +161,13 @@ def test_the_run_is_written_before_it_is_evaluated_at_other_depths(tmp_path, mon
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ending", "code"), [(Ending.INTERRUPTED, 143), (Ending.DIVERGED, 1)])
-def test_a_run_that_did_not_finish_is_not_evaluated_at_other_depths(ending, code, tmp_path, monkeypatch):
+def test_a_run_that_did_not_finish_is_not_evaluated_at_other_depths(
+    ending, code, tmp_path, monkeypatch
+):
     def stop(begun, progress):
-        return dataclasses.replace(carry_out(begun, progress), ending=ending, signal=signal.SIGTERM.value)
+        return dataclasses.replace(
+            carry_out(begun, progress), ending=ending, signal=signal.SIGTERM.value
+        )
 
     monkeypatch.setattr("ctrans.cli.train.carry_out", stop)
     result = run("train", *TINY, "--eval-depth", "3", "--out", tmp_path, "--json", "-")
@@ -127,14 +178,25 @@ def test_a_run_that_did_not_finish_is_not_evaluated_at_other_depths(ending, code
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", [[], ["--depth-weights", "linear", "--knots", "1"]])
 def test_a_depth_that_no_machine_holds_is_refused_before_a_run_begins_or_goes_on(weights, tmp_path):
-    wanted = [*TINY, *weights, "--eval-depth", "3", "--eval-depth", "100000000000", "--out", tmp_path]
+    wanted = [
+        *TINY,
+        *weights,
+        "--eval-depth",
+        "3",
+        "--eval-depth",
+        "100000000000",
+        "--out",
+        tmp_path,
+    ]
     refused = run("train", *wanted)
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
     assert refused.stderr == "ctrans: eval_depth = 100,000,000,000: give at most 10,000\n"
     assert not list(tmp_path.iterdir())
     run("train", *TINY, *weights, "--out", tmp_path)
     before = (tmp_path / "log.jsonl").read_text()
-    again = run("train", "--resume", "--iterations", "15", "--eval-depth", "100000000000", "--out", tmp_path)
+    again = run(
+        "train", "--resume", "--iterations", "15", "--eval-depth", "100000000000", "--out", tmp_path
+    )
     assert (again.exit_code, again.stderr) == (2, refused.stderr)
     assert (tmp_path / "log.jsonl").read_text() == before
 
@@ -149,14 +211,19 @@ def test_an_evaluation_at_other_depths_shows_how_far_it_is(tmp_path, monkeypatch
 
     monkeypatch.setattr("ctrans.cli.other_depths.progress_bar", bar)
     run("train", *TINY, "--eval-depth", "1", "--eval-depth", "3", "--out", tmp_path)
-    assert shown == [("1 blocks", 4)] * 2 + [("3 blocks", 4)] * 2  # 4 windows, 2 at a time, at 2 depths
+    assert (
+        shown == [("1 blocks", 4)] * 2 + [("3 blocks", 4)] * 2
+    )  # 4 windows, 2 at a time, at 2 depths
 
 
 @pytest.mark.slow
 def test_a_run_is_not_overwritten_but_resumed_or_removed(tmp_path):
     run("train", *TINY, "--out", tmp_path)
     refused = run("train", *TINY, "--out", tmp_path)
-    assert (refused.exit_code, "continue it with --resume, remove it with --overwrite" in refused.stderr) == (2, True)
+    assert (
+        refused.exit_code,
+        "continue it with --resume, remove it with --overwrite" in refused.stderr,
+    ) == (2, True)
     further = run("train", "--resume", "--iterations", "15", "--out", tmp_path)
     assert (further.exit_code, "step 15/15" in further.stdout) == (0, True)
     again = run("train", *TINY, "--overwrite", "--out", tmp_path)
@@ -208,7 +275,18 @@ def test_a_damaged_checkpoint_is_named_with_one_that_is_not(tmp_path):
 
 @pytest.mark.slow
 def test_divergence_exits_1_and_keeps_the_last_good_checkpoint(tmp_path):
-    wild = ["--learning-rate", "100", "--warmup", "0", "--clip", "1e9", "--margin", "0.1", "--patience", "1"]
+    wild = [
+        "--learning-rate",
+        "100",
+        "--warmup",
+        "0",
+        "--clip",
+        "1e9",
+        "--margin",
+        "0.1",
+        "--patience",
+        "1",
+    ]
     result = run("train", *TINY, *wild, "--out", tmp_path)
     assert result.exit_code == 1, result.output
     assert result.stderr.startswith("ctrans: diverged: ")
@@ -218,9 +296,13 @@ def test_divergence_exits_1_and_keeps_the_last_good_checkpoint(tmp_path):
     again = run("train", "--resume", "--learning-rate", "0.001", "--clip", "1", "--out", tmp_path)
     assert again.exit_code == 0, again.output
     rows = [strict(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert [row["settings"] for row in rows if "settings" in row] == [{"learning_rate": 0.001, "clip": 1.0}]
+    assert [row["settings"] for row in rows if "settings" in row] == [
+        {"learning_rate": 0.001, "clip": 1.0}
+    ]
     assert not any("diverged" in row for row in rows)
-    assert strict((tmp_path / "last" / "train.json").read_text())["config"]["learning_rate"] == 0.001
+    assert (
+        strict((tmp_path / "last" / "train.json").read_text())["config"]["learning_rate"] == 0.001
+    )
 
 
 @pytest.mark.slow
@@ -246,7 +328,9 @@ def wait_for_rows(process, directory, count):
 
 
 def killed_again_and_again(directory, kills, iterations, seed):
-    """The weights of an uninterrupted run and of one that signal 9 ends after random numbers of further iterations."""
+    """The weights of an uninterrupted run and of one that signal 9 ends after random numbers of
+    further iterations.
+    """
     args = [*TINY, "--iterations", iterations, "--threads", "1"]
     whole = run("train", *args, "--out", directory / "whole")
     assert whole.exit_code == 0, whole.output
@@ -254,7 +338,9 @@ def killed_again_and_again(directory, kills, iterations, seed):
     generator = random.Random(seed)
     for _ in range(kills):
         rows = (parts / "log.jsonl").read_text().count("\n") if parts.exists() else 0
-        process = command(*args, *(["--resume"] if RunDirectory(parts).exists else []), "--out", parts)
+        process = command(
+            *args, *(["--resume"] if RunDirectory(parts).exists else []), "--out", parts
+        )
         wait_for_rows(process, parts, rows + generator.randint(1, 2 * iterations // kills))
         time.sleep(generator.uniform(0, 0.01))
         process.kill()
@@ -291,7 +377,11 @@ main(["train", "--resume", *sys.argv[2:]])
     run("train", *TINY, "--out", tmp_path)
     args = ["--iterations", "15", "--out", tmp_path]
     done = subprocess.run(
-        [sys.executable, "-c", code, "20000", *map(str, args)], capture_output=True, text=True, check=False, timeout=100
+        [sys.executable, "-c", code, "20000", *map(str, args)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1
@@ -331,7 +421,9 @@ main(["train", "--resume", *sys.argv[2:]])
         (["--method", "rk4", "--placement", "post", "--gradient", "reversible"], "reversible"),
     ],
 )
-def test_a_mistake_is_one_line_with_exit_code_2_and_no_checkpoint(args, words, tmp_path, monkeypatch):
+def test_a_mistake_is_one_line_with_exit_code_2_and_no_checkpoint(
+    args, words, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     result = run("train", *TINY, *args)
     assert result.exit_code == 2, result.output
@@ -352,10 +444,15 @@ def test_a_damaged_json_is_no_traceback(tmp_path):
 
 
 @pytest.mark.slow
-def test_resuming_a_mistyped_directory_starts_nothing_unless_torchrun_restarts_it(tmp_path, monkeypatch):
+def test_resuming_a_mistyped_directory_starts_nothing_unless_torchrun_restarts_it(
+    tmp_path, monkeypatch
+):
     missing = tmp_path / "tpyo"
     result = run("train", *TINY, "--resume", "--out", missing)
-    assert (result.exit_code, f"there is no run in '{missing}' to resume" in result.stderr) == (2, True)
+    assert (result.exit_code, f"there is no run in '{missing}' to resume" in result.stderr) == (
+        2,
+        True,
+    )
     assert not missing.exists()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     assert run("train", *TINY, "--resume", "--out", missing).exit_code == 0
@@ -390,7 +487,9 @@ def test_a_run_goes_on_when_its_data_file_has_moved(tmp_path):
     args = ["train", "--resume", "--iterations", "14", "--out", tmp_path / "run"]
     assert "cannot read" in run(*args).stderr
     assert run(*args, "--file", tmp_path / "new.txt").exit_code == 0
-    assert strict((tmp_path / "run" / "last" / "train.json").read_text())["source"]["file"] == str(tmp_path / "new.txt")
+    assert strict((tmp_path / "run" / "last" / "train.json").read_text())["source"]["file"] == str(
+        tmp_path / "new.txt"
+    )
 
 
 @pytest.mark.slow
@@ -399,7 +498,10 @@ def test_a_run_in_a_directory_where_another_trains_is_refused(tmp_path):
     with RunDirectory(tmp_path).locked():
         for args in (["--resume"], ["--overwrite"]):
             result = run("train", *TINY, *args, "--out", tmp_path)
-            assert (result.exit_code, "another process is training in" in result.stderr) == (2, True)
+            assert (result.exit_code, "another process is training in" in result.stderr) == (
+                2,
+                True,
+            )
     assert RunDirectory(tmp_path).steps()[-1] == 12
 
 
@@ -411,7 +513,18 @@ def test_following_the_advice_on_a_damaged_best_leaves_a_best(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     fix = run("train", "--resume", "--out", tmp_path).stderr.partition("ln -sfn ")[2]
     subprocess.run("ln -sfn " + fix, shell=True, check=True)
-    result = run("train", "--resume", "--iterations", "13", "--eval-every", "100", "--save-every", "1", "--out", tmp_path)
+    result = run(
+        "train",
+        "--resume",
+        "--iterations",
+        "13",
+        "--eval-every",
+        "100",
+        "--save-every",
+        "1",
+        "--out",
+        tmp_path,
+    )
     assert result.exit_code == 0, result.output
     for name in ("last", "best"):
         assert damage(tmp_path / name) is None

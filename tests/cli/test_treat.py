@@ -1,4 +1,6 @@
-"""`ctrans diagnose --treat`: the copy, how it is undone, what is refused, and what a disk that fails leaves."""
+"""`ctrans diagnose --treat`: the copy, how it is undone, what is refused, and what a disk that
+fails leaves.
+"""
 
 import errno
 import json
@@ -45,11 +47,19 @@ def llama(large=1.0, dtype=torch.float32):
 
 
 def tensors(directory):
-    return {name: each for path in directory.glob("*.safetensors") for name, each in load_file(path).items()}
+    return {
+        name: each
+        for path in directory.glob("*.safetensors")
+        for name, each in load_file(path).items()
+    }
 
 
 def contents(directory):
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
 
 
 def logits(directory):
@@ -61,7 +71,10 @@ def logits(directory):
 @pytest.fixture(scope="module", params=KINDS)
 def treated(request, tmp_path_factory):
     """The directory of an ill model and its treated copy, and what the command said."""
-    place, dtype = tmp_path_factory.mktemp("treat"), torch.bfloat16 if request.param == "bfloat16" else torch.float32
+    place, dtype = (
+        tmp_path_factory.mktemp("treat"),
+        (torch.bfloat16 if request.param == "bfloat16" else torch.float32),
+    )
     llama(dtype=dtype).save_pretrained(place / "healthy", max_shard_size=KINDS[request.param])
     llama(LARGE, dtype).save_pretrained(place / "ill", max_shard_size=KINDS[request.param])
     before = contents(place / "ill")
@@ -78,10 +91,15 @@ def test_the_copy_has_one_other_weight_and_all_others_bit_for_bit(treated):
     assert [name for name in ill if not torch.equal(ill[name], made[name])] == [WEIGHT]
     assert {each.dtype for each in made.values()} == {ill[WEIGHT].dtype}
     size = made[WEIGHT].double().square().mean().sqrt()
-    beside = [ill[WEIGHT.replace(".1.", f".{k}.")].double().square().mean().sqrt() for k in (0, 2, 3)]
+    beside = [
+        ill[WEIGHT.replace(".1.", f".{k}.")].double().square().mean().sqrt() for k in (0, 2, 3)
+    ]
     assert float(size) == pytest.approx(float(torch.stack(beside).median()), rel=1e-3)
     factor = float(size / ill[WEIGHT].double().square().mean().sqrt())
-    assert lines == [f"in {place / 'models' / 'treated'}, {WEIGHT} is multiplied by {factor:.3g}, to the size in other blocks"]
+    assert lines == [
+        f"in {place / 'models' / 'treated'}, {WEIGHT} is multiplied by {factor:.3g}, to the size in"
+        " other blocks"
+    ]
 
 
 def test_the_copy_has_all_files_of_the_model_the_acts_and_the_weights_of_before(treated):
@@ -104,7 +122,9 @@ def test_the_treated_model_computes_nearly_what_the_healthy_one_does(treated):
     assert (made - healthy).norm() < 0.02 * healthy.norm()
     assert (ill - healthy).norm() > 0.3 * healthy.norm()
     again = run("diagnose", place / "models" / "treated", *FEW)
-    assert TREATED not in [each["check"] for each in strict(again.stdout)["placements"]["treated"]["findings"]]
+    assert TREATED not in [
+        each["check"] for each in strict(again.stdout)["placements"]["treated"]["findings"]
+    ]
 
 
 def test_what_the_page_says_undoes_it_bit_for_bit(treated, tmp_path, monkeypatch):
@@ -120,7 +140,9 @@ def test_what_the_page_says_undoes_it_bit_for_bit(treated, tmp_path, monkeypatch
 
 
 def our_model(large=LARGE):
-    model = GPT(GPTConfig(depth=3, width=16, heads=2, context=8, placement="pre", initialisation="xavier"))
+    model = GPT(
+        GPTConfig(depth=3, width=16, heads=2, context=8, placement="pre", initialisation="xavier")
+    )
     with torch.no_grad():
         model.depth.sublayers[3].field.down.weight.mul_(large)
     return model
@@ -131,11 +153,18 @@ def test_a_model_of_ctrans_keeps_its_checks_and_nothing_of_a_training(tmp_path):
     for name in (SUMS, STATE, "optimiser.safetensors", "optimizer.pt", "notes.txt"):
         (tmp_path / "ill" / name).write_text("{}")
     findings = [CHECKS.finding(TREATED, Reading(30.0, "block 1, FFN (segment 3)", "it moves"))]
-    assert len(treat(tmp_path / "ill", tmp_path / "treated", {"ill": Diagnosis(findings, {}, {})})) == 1
+    assert (
+        len(treat(tmp_path / "ill", tmp_path / "treated", {"ill": Diagnosis(findings, {}, {})}))
+        == 1
+    )
     names = {path.name for path in (tmp_path / "treated").iterdir()}
     assert names == {"config.json", "model.safetensors", "notes.txt", BEFORE, ACTS}
     made, old = load(tmp_path / "treated"), our_model(1.0)
-    assert torch.allclose(made.depth.sublayers[3].field.down.weight, old.depth.sublayers[3].field.down.weight, rtol=0.3)
+    assert torch.allclose(
+        made.depth.sublayers[3].field.down.weight,
+        old.depth.sublayers[3].field.down.weight,
+        rtol=0.3,
+    )
     metadata = []
     for name in ("ill", "treated"):
         with safe_open(tmp_path / name / "model.safetensors", "pt") as file:
@@ -157,10 +186,15 @@ def test_nothing_is_written_without_the_finding_or_without_such_a_weight(tmp_pat
     with torch.no_grad():
         healthy.depth.sublayers[3].input_norm.weight.mul_(100.0)
     save(healthy, tmp_path / "gains")
-    nothing = f"nothing was changed: that needs {TREATED!r}, and a weight 10 times as large as in other blocks"
+    nothing = (
+        f"nothing was changed: that needs {TREATED!r}, and a weight 10 times as large as in other"
+        " blocks"
+    )
     for name, also in (("healthy", []), ("gains", ["no treatment is proven for "])):
         before = contents(tmp_path)
-        result = strict(run("diagnose", tmp_path / name, "--treat", tmp_path / "treated", *FEW).stdout)
+        result = strict(
+            run("diagnose", tmp_path / name, "--treat", tmp_path / "treated", *FEW).stdout
+        )
         (found,) = result["placements"].values()
         checks = [each["check"] for each in found["findings"]]
         assert (TREATED in checks) is (name == "gains"), checks
@@ -173,37 +207,79 @@ def test_nothing_is_written_without_the_finding_or_without_such_a_weight(tmp_pat
 
 def test_the_line_is_printed(tmp_path):
     save(our_model(), tmp_path / "ill")
-    result = run("diagnose", tmp_path / "ill", "--treat", tmp_path / "treated", "--batch", 1, "--out", tmp_path / "out")
+    result = run(
+        "diagnose",
+        tmp_path / "ill",
+        "--treat",
+        tmp_path / "treated",
+        "--batch",
+        1,
+        "--out",
+        tmp_path / "out",
+    )
     words = " ".join(result.stdout.split())
     assert "depth.sublayers.3.field.down.weight is multiplied by 0.0" in words
-    assert strict((tmp_path / "out" / "diagnose.json").read_text())["treatment"][0].startswith(f"in {tmp_path / 'treated'}, ")
+    assert strict((tmp_path / "out" / "diagnose.json").read_text())["treatment"][0].startswith(
+        f"in {tmp_path / 'treated'}, "
+    )
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["ill", "--treat", "there"], "--treat 'there' exists, or is in the model's directory: choose a new directory"),
+        (
+            ["ill", "--treat", "there"],
+            "--treat 'there' exists, or is in the model's directory: choose a new directory",
+        ),
         (["ill", "--treat", "link"], "--treat 'link' exists"),
-        (["ill", "--treat", "ill/treated"], "--treat 'ill/treated' exists, or is in the model's directory"),
+        (
+            ["ill", "--treat", "ill/treated"],
+            "--treat 'ill/treated' exists, or is in the model's directory",
+        ),
         (
             ["ill", "ill2", "--treat", "new"],
-            "--treat copies one directory with safetensors, and you named --checkpoint, --checkpoint: give",
+            (
+                "--treat copies one directory with safetensors, and you named --checkpoint,"
+                " --checkpoint: give"
+            ),
         ),
-        (["--treat", "new"], "--treat copies one directory with safetensors, and you named none: give it as MODEL"),
+        (
+            ["--treat", "new"],
+            "--treat copies one directory with safetensors, and you named none: give it as MODEL",
+        ),
         (["pickles", "--treat", "new"], "has no model.safetensors: save the model in that format"),
-        (["pickles", "--allow-pickle", "--treat", "new"], "has no model.safetensors: save the model in that format"),
-        (["nanogpt/ckpt.pt", "--treat", "new"], "ckpt.pt' has no model.safetensors: save the model in that format"),
-        (["ill/model.safetensors", "--treat", "new"], "has no model.safetensors: save the model in that format"),
+        (
+            ["pickles", "--allow-pickle", "--treat", "new"],
+            "has no model.safetensors: save the model in that format",
+        ),
+        (
+            ["nanogpt/ckpt.pt", "--treat", "new"],
+            "ckpt.pt' has no model.safetensors: save the model in that format",
+        ),
+        (
+            ["ill/model.safetensors", "--treat", "new"],
+            "has no model.safetensors: save the model in that format",
+        ),
         (["lost", "--treat", "new"], "has no model-2.safetensors: save the model in that format"),
-        (["--python", "module.py:build", "--treat", "new"], "and you named --python: give it as MODEL"),
-        (["--architecture", "ill", "--treat", "new"], "and you named --architecture: give it as MODEL"),
+        (
+            ["--python", "module.py:build", "--treat", "new"],
+            "and you named --python: give it as MODEL",
+        ),
+        (
+            ["--architecture", "ill", "--treat", "new"],
+            "and you named --architecture: give it as MODEL",
+        ),
         (["ill", "--weights-only", "--treat", "new"], " has no effect with --weights-only"),
         (["ill", "--treat", "file/new"], "cannot write to directory 'file'"),
     ],
 )
-def test_what_cannot_be_treated_is_one_line_before_the_diagnosis_and_nothing_is_written(args, words, tmp_path, monkeypatch):
+def test_what_cannot_be_treated_is_one_line_before_the_diagnosis_and_nothing_is_written(
+    args, words, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ctrans.cli.diagnose.diagnose", lambda *args, **kwargs: pytest.fail("it was diagnosed"))
+    monkeypatch.setattr(
+        "ctrans.cli.diagnose.diagnose", lambda *args, **kwargs: pytest.fail("it was diagnosed")
+    )
     for name in ("ill", "ill2"):
         save(our_model(), tmp_path / name)
     for name in ("there", "pickles", "nanogpt", "lost"):
@@ -234,10 +310,18 @@ def dying(path):
 
 @pytest.mark.cases(3)
 @pytest.mark.parametrize("lasting", [False, True])
-@pytest.mark.parametrize("fail", [raising(errno.ENOSPC), raising(errno.EIO), dying], ids=["full disk", "broken disk", "killed"])
-def test_a_failure_or_a_kill_at_any_operation_leaves_no_copy_or_a_whole_one(fail, lasting, tmp_path):
+@pytest.mark.parametrize(
+    "fail",
+    [raising(errno.ENOSPC), raising(errno.EIO), dying],
+    ids=["full disk", "broken disk", "killed"],
+)
+def test_a_failure_or_a_kill_at_any_operation_leaves_no_copy_or_a_whole_one(
+    fail, lasting, tmp_path
+):
     llama(LARGE).save_pretrained(tmp_path / "ill", max_shard_size="60KB")
-    results = {"ill": Diagnosis([CHECKS.finding(TREATED, Reading(30.0, "block 1", "it moves"))], {}, {})}
+    results = {
+        "ill": Diagnosis([CHECKS.finding(TREATED, Reading(30.0, "block 1", "it moves"))], {}, {})
+    }
     (tmp_path / "0").mkdir()
     with BrokenDisk(tmp_path / "0") as disk:
         treat(tmp_path / "ill", tmp_path / "0" / "treated", results)

@@ -1,4 +1,6 @@
-"""Code of users, readers who leave, and signals: the object of --json - stands alone, and no command ends without a word."""
+"""Code of users, readers who leave, and signals: the object of --json - stands alone, and no
+command ends without a word.
+"""
 
 import os
 import signal
@@ -104,13 +106,32 @@ def test_what_users_code_writes_to_the_descriptor_of_stdout_goes_to_stderr(tmp_p
     assert done.returncode == 0, done.stderr
     assert strict(done.stdout)["command"] == "simulate"
     ways = ("print", "descriptor", "process", "stream")
-    assert sorted(done.stderr.splitlines()) == sorted(f"{where} {way}" for where in ("import", "fork", "exit") for way in ways)
+    assert sorted(done.stderr.splitlines()) == sorted(
+        f"{where} {way}" for where in ("import", "fork", "exit") for way in ways
+    )
 
 
 def test_no_file_gets_the_number_of_a_closed_stderr(tmp_path):
-    (tmp_path / "number.py").write_text("import os\nassert os.path.samestat(os.fstat(2), os.stat(os.devnull))\n")
-    command = ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-m", "ctrans", "--plugin", str(tmp_path / "number.py")]
-    done = subprocess.run([*command, "simulate", *map(str, SMALL), "--json", "-"], capture_output=True, text=True, check=False)
+    (tmp_path / "number.py").write_text(
+        "import os\nassert os.path.samestat(os.fstat(2), os.stat(os.devnull))\n"
+    )
+    command = [
+        "sh",
+        "-c",
+        'exec "$@" 2>&-',
+        "sh",
+        sys.executable,
+        "-m",
+        "ctrans",
+        "--plugin",
+        str(tmp_path / "number.py"),
+    ]
+    done = subprocess.run(
+        [*command, "simulate", *map(str, SMALL), "--json", "-"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, strict(done.stdout)["command"]) == (0, "simulate")
 
 
@@ -154,9 +175,17 @@ def test_a_model_that_prints_or_exits_in_a_pass(monkeypatch):
 
 def test_a_signal_while_users_code_runs_is_no_fault_of_that_code(tmp_path):
     (tmp_path / "model.py").write_text(
-        "import os, signal, time\ndef slow():\n    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(9)\n"
+        "import os, signal, time\ndef slow():\n    os.kill(os.getpid(), signal.SIGTERM)\n   "
+        " time.sleep(9)\n"
     )
-    command = [sys.executable, "-m", "ctrans", "diagnose", "--python", f"{tmp_path / 'model.py'}:slow"]
+    command = [
+        sys.executable,
+        "-m",
+        "ctrans",
+        "diagnose",
+        "--python",
+        f"{tmp_path / 'model.py'}:slow",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "ctrans: ended by SIGTERM\n")
 
@@ -181,7 +210,8 @@ def test_a_reader_who_leaves_is_no_failed_computation(tmp_path):
 @pytest.mark.slow
 def test_sigterm_ends_a_study_with_a_line_and_no_process_is_left(tmp_path):
     (tmp_path / "long.toml").write_text(
-        "learning_rates = [1e-3, 1e-2]\n[base]\ndepth = 1\nwidth = 16\nheads = 2\ncontext = 8\niterations = 100000\nbatch = 20\n"
+        "learning_rates = [1e-3, 1e-2]\n[base]\ndepth = 1\nwidth = 16\nheads = 2\ncontext ="
+        " 8\niterations = 100000\nbatch = 20\n"
     )
     command = [
         sys.executable,
@@ -194,7 +224,13 @@ def test_sigterm_ends_a_study_with_a_line_and_no_process_is_left(tmp_path):
         "--out",
         str(tmp_path / "s"),
     ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(12)
     process.terminate()

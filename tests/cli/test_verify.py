@@ -13,7 +13,9 @@ def run(*args):
 
 
 def test_a_section_is_verified_and_written(tmp_path):
-    result = run("--only", "8", "--cases", "4", "--out", str(tmp_path), "--json", str(tmp_path / "copy.json"))
+    result = run(
+        "--only", "8", "--cases", "4", "--out", str(tmp_path), "--json", str(tmp_path / "copy.json")
+    )
     assert result.exit_code == 0, result.output
     assert "8. uncertainty" in result.output
     assert "corrected" in result.output
@@ -37,7 +39,9 @@ def test_json_on_stdout_is_alone_there_and_writes_nothing(tmp_path, monkeypatch)
 
 
 def test_a_violated_statement_ends_with_1_and_its_case(tmp_path, monkeypatch):
-    monkeypatch.setattr(SphereNorm, "jacobian", lambda self, x: 1.001 * x.new_ones(self.width, self.width))
+    monkeypatch.setattr(
+        SphereNorm, "jacobian", lambda self, x: 1.001 * x.new_ones(self.width, self.width)
+    )
     result = run("--only", "lemma-9", "--only", "lemma-1", "--cases", "3", "--out", str(tmp_path))
     assert result.exit_code == 1
     assert "lemma-9 (Kan, lemma 9; Emadi, lemma A.1)" in result.stderr

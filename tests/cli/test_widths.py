@@ -1,4 +1,6 @@
-"""Tables on terminals of 80 and of 60 columns: no digit and no exponent is cut, and no column is lost."""
+"""Tables on terminals of 80 and of 60 columns: no digit and no exponent is cut, and no column is
+lost.
+"""
 
 import itertools
 import re
@@ -18,10 +20,28 @@ from tests.cli.test_commands import run
 SMALL = ["--depth", "1", "--width", "16", "--heads", "2", "--context", "8", "--batch", "1"]
 COMMANDS = {
     "simulate": ["simulate", "--method", "tsit5", "--rtol", "1e-6", "--placement", "post", *SMALL],
-    "hjb-check": ["hjb-check", "--norm", "layernorm", "--placement", "none", "--placement", "peri", "--dt", "0.1", *SMALL],
+    "hjb-check": [
+        "hjb-check",
+        "--norm",
+        "layernorm",
+        "--placement",
+        "none",
+        "--placement",
+        "peri",
+        "--dt",
+        "0.1",
+        *SMALL,
+    ],
     "control": ["control", "--placement", "pre", "--placement", "peri", *SMALL],
     "screen": ["screen", "--quick", "--verbose", *SMALL],
-    "screen, several": ["screen", "--quick", "--verbose", "--compare", "placement=pre,peri", *SMALL],
+    "screen, several": [
+        "screen",
+        "--quick",
+        "--verbose",
+        "--compare",
+        "placement=pre,peri",
+        *SMALL,
+    ],
     "diagnose": ["diagnose", "--weight-decay", "1e-9", "--placement", "pre", *SMALL],
 }
 
@@ -54,7 +74,10 @@ def _numbers(page):
 @pytest.mark.parametrize("width", [20, 30, 60])
 def test_columns_that_do_not_fit_go_on_below_with_the_first_again(width):
     numbers = table(
-        ["name", *(f"c{i}" for i in range(6))], [["first", *(i * 1.0001e-10 for i in range(1, 7))]], "numbers", "once"
+        ["name", *(f"c{i}" for i in range(6))],
+        [["first", *(i * 1.0001e-10 for i in range(1, 7))]],
+        "numbers",
+        "once",
     )
     console = Console(width=width)
     with console.capture() as capture:
@@ -80,7 +103,10 @@ def test_the_table_of_orders_names_each_method_and_placement_whole(width):
     with console.capture() as capture:
         show(page_of({"convergence": {"command": "convergence", "results": found}}), console)
     page = capture.get()
-    assert all(word in page for word in ("substeps", "torchdiffeq:euler", "symmetric", "theory", *PLACEMENTS))
+    assert all(
+        word in page
+        for word in ("substeps", "torchdiffeq:euler", "symmetric", "theory", *PLACEMENTS)
+    )
     assert page.partition("How to read it")[0].count("1.00") == len(results)
     assert "…" not in page
 
@@ -105,6 +131,14 @@ def test_rows_of_a_model_of_twelve_blocks_have_one_step():
 def test_a_number_that_no_width_holds_is_marked_as_cut():
     console = Console(width=16)
     with console.capture() as capture:
-        show(Page("", "", [Chapter("", [table(["name", "figure"], [["a long name", 123456.789e-200]])])], {}), console)
+        show(
+            Page(
+                "",
+                "",
+                [Chapter("", [table(["name", "figure"], [["a long name", 123456.789e-200]])])],
+                {},
+            ),
+            console,
+        )
     page = capture.get()
     assert "1.2e-195" in page or "…" in page

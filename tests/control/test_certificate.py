@@ -7,7 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctrans.control import EllipsoidSlice, FrobeniusBall, KineticCost, TangentSpace, admissible_set, certify, ellipsoid_value
+from ctrans.control import (
+    EllipsoidSlice,
+    FrobeniusBall,
+    KineticCost,
+    TangentSpace,
+    admissible_set,
+    certify,
+    ellipsoid_value,
+)
 from ctrans.control.ascent import Chart, ascend
 from ctrans.control.certificate_ascents import VelocityAscent, WeightAscent, climb_weights
 from ctrans.control.growth import exponent
@@ -22,21 +30,31 @@ TOKENS, WIDTH, FEATURES = 8, 12, 20
 
 
 def numbers(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 def costate(tokens=TOKENS, width=WIDTH, seed=0, dtype=torch.float64):
     """Tokens that weigh very differently, as they do in a text."""
-    return numbers(tokens, width, seed=seed, dtype=dtype) * torch.logspace(-2, 1, tokens, dtype=dtype).unsqueeze(-1)
+    return numbers(tokens, width, seed=seed, dtype=dtype) * torch.logspace(
+        -2, 1, tokens, dtype=dtype
+    ).unsqueeze(-1)
 
 
 def make(name, width=WIDTH, eps=1e-5, dtype=torch.float64):
-    return learned(NORMS[name](width, eps).to(dtype), 0.2)  # parameters that require gradients, as a model's do
+    return learned(
+        NORMS[name](width, eps).to(dtype), 0.2
+    )  # parameters that require gradients, as a model's do
 
 
 def admit(name, placement, P, **remedy):
     norm = make(name, P.shape[-1], dtype=P.dtype)
-    state = norm(numbers(*P.shape, seed=4, dtype=P.dtype)).detach() if PLACEMENTS[placement].state_norm else None
+    state = (
+        norm(numbers(*P.shape, seed=4, dtype=P.dtype)).detach()
+        if PLACEMENTS[placement].state_norm
+        else None
+    )
     return admissible_set(norm, placement, state=state, **remedy)
 
 
@@ -73,16 +91,22 @@ def test_the_evidence_agrees_with_the_verdict_in_every_placement(name, placement
 @every_placement
 def test_a_kinetic_cost_is_certified_in_every_placement(name, placement):
     P = costate()
-    certificate = certify(admit(name, placement, P, kinetic=0.5), P, features=numbers(TOKENS, FEATURES, seed=1))
+    certificate = certify(
+        admit(name, placement, P, kinetic=0.5), P, features=numbers(TOKENS, FEATURES, seed=1)
+    )
     assert certificate.agrees, certificate.findings
     assert certificate.velocities.gap < 1e-9
     assert certificate.kkt < 1e-12
 
 
-@pytest.mark.parametrize("remedy", [{"radius": 2.0}, {"last_map_decay": 0.3}, {"radius": 2.0, "kinetic": 0.1}])
+@pytest.mark.parametrize(
+    "remedy", [{"radius": 2.0}, {"last_map_decay": 0.3}, {"radius": 2.0, "kinetic": 0.1}]
+)
 def test_bounds_and_costs_on_the_weights_are_certified(remedy):
     P = costate()
-    certificate = certify(admissible_set(None, "pre", features=numbers(TOKENS, FEATURES, seed=1), **remedy), P)
+    certificate = certify(
+        admissible_set(None, "pre", features=numbers(TOKENS, FEATURES, seed=1), **remedy), P
+    )
     assert certificate.agrees, certificate.findings
     assert abs(certificate.velocities.gap) < 1e-12
     assert certificate.growth is None
@@ -98,7 +122,11 @@ def test_at_width_768_and_128_tokens_the_closed_form_is_certified_to_1e_8(name):
     assert certificate.kkt < 1e-13
     assert certificate.agrees, certificate.findings
     weights = climb_weights(
-        admissible.chart(P), Features(numbers(128, 160, seed=1)), certificate.hamiltonian, 1, torch.Generator().manual_seed(0)
+        admissible.chart(P),
+        Features(numbers(128, 160, seed=1)),
+        certificate.hamiltonian,
+        1,
+        torch.Generator().manual_seed(0),
     )
     assert weights.rank == weights.tokens == 128
     assert abs(weights.gap) < 1e-8
@@ -118,7 +146,9 @@ def test_too_few_features_keep_the_weights_below_the_closed_form():
 @pytest.mark.cases(1)
 @every
 def test_growth_is_that_of_the_ball_in_the_weights(name):
-    """For `pre` the best value within |W| <= R is R |h'P|, and for `post` R |h'A'P|, A the projection on the tangent space."""
+    """For `pre` the best value within |W| <= R is R |h'P|, and for `post` R |h'A'P|, A the
+    projection on the tangent space.
+    """
     P, h = costate(), numbers(TOKENS, FEATURES, seed=1)
     free = certify(admit(name, "pre", P), P, features=h).growth
     for radius, value in zip(free.radii, free.values, strict=True):
@@ -133,8 +163,12 @@ def test_growth_is_that_of_the_ball_in_the_weights(name):
 def test_without_features_a_degenerate_set_grows_in_a_bound_on_the_raw_output():
     P = costate()
     certificate = certify(admit("layernorm", "none", P), P)
-    assert certificate.growth.values == pytest.approx([radius * float(P.norm()) for radius in certificate.growth.radii])
-    assert certificate.witness.values == pytest.approx([radius * float(P.norm()) for radius in certificate.witness.radii])
+    assert certificate.growth.values == pytest.approx(
+        [radius * float(P.norm()) for radius in certificate.growth.radii]
+    )
+    assert certificate.witness.values == pytest.approx(
+        [radius * float(P.norm()) for radius in certificate.witness.radii]
+    )
 
 
 def test_the_value_as_printed_for_layernorm_fails_its_certificate():
@@ -161,7 +195,10 @@ def test_a_maximiser_that_is_not_one_fails_its_certificate():
 @pytest.fixture(scope="module")
 def certificates():
     P, h = costate(), numbers(TOKENS, FEATURES, seed=1)
-    return {placement: certify(admit("layernorm", placement, P), P, features=h) for placement in ("peri", "pre")}
+    return {
+        placement: certify(admit("layernorm", placement, P), P, features=h)
+        for placement in ("peri", "pre")
+    }
 
 
 @pytest.mark.cases(3)
@@ -212,7 +249,9 @@ def test_tied_tokens_have_different_maximisers_and_the_others_one(name):
 @every_placement
 def test_a_zero_costate_is_a_tie_everywhere_with_nothing_to_grow(placement):
     P = torch.zeros(TOKENS, WIDTH, dtype=torch.float64)
-    certificate = certify(admit("layernorm", placement, P), P, features=numbers(TOKENS, FEATURES, seed=1))
+    certificate = certify(
+        admit("layernorm", placement, P), P, features=numbers(TOKENS, FEATURES, seed=1)
+    )
     assert certificate.ties == TOKENS
     assert certificate.hamiltonian == 0
     assert certificate.growth is None
@@ -222,7 +261,9 @@ def test_a_zero_costate_is_a_tie_everywhere_with_nothing_to_grow(placement):
 def test_a_costate_along_layernorms_blind_direction_is_a_tie_that_rounding_does_not_climb():
     norm = make("layernorm")
     P = (0.1 / norm.gamma).detach().expand(TOKENS, WIDTH)
-    certificate = certify(admissible_set(norm, "peri"), P, features=numbers(TOKENS, FEATURES, seed=1))
+    certificate = certify(
+        admissible_set(norm, "peri"), P, features=numbers(TOKENS, FEATURES, seed=1)
+    )
     assert certificate.ties == TOKENS
     assert certificate.velocities.steps == 0
     assert certificate.agrees, certificate.findings
@@ -233,15 +274,24 @@ def test_a_costate_along_layernorms_blind_direction_is_a_tie_that_rounding_does_
 @pytest.mark.parametrize("placement", ["peri", "post", "pre"])
 def test_single_precision_certifies_to_its_own_accuracy(name, placement):
     P = costate(dtype=torch.float32)
-    certificate = certify(admit(name, placement, P), P, features=numbers(TOKENS, FEATURES, seed=1, dtype=torch.float32))
+    certificate = certify(
+        admit(name, placement, P),
+        P,
+        features=numbers(TOKENS, FEATURES, seed=1, dtype=torch.float32),
+    )
     assert certificate.agrees, certificate.findings
 
 
 @pytest.mark.slow
 def test_a_certificate_is_plain_numbers_and_the_same_for_the_same_seed():
     P, h = costate(4, 5), numbers(4, 6, seed=1)
-    first, second, other = (certify(admit("layernorm", "peri", P), P, features=h, seed=seed) for seed in (3, 3, 4))
-    assert json.loads(json.dumps(dataclasses.asdict(first)))["velocities"]["gap"] == first.velocities.gap
+    first, second, other = (
+        certify(admit("layernorm", "peri", P), P, features=h, seed=seed) for seed in (3, 3, 4)
+    )
+    assert (
+        json.loads(json.dumps(dataclasses.asdict(first)))["velocities"]["gap"]
+        == first.velocities.gap
+    )
     assert first == second
     assert first.velocities != other.velocities
 

@@ -25,7 +25,9 @@ STATE_NORM = [name for name, placement in PLACEMENTS.items() if placement.state_
 
 
 def text(*shape: int) -> tuple[Tensor, Tensor]:
-    tokens = torch.randint(11, (*shape[:-1], shape[-1] + 1), generator=torch.Generator().manual_seed(5))
+    tokens = torch.randint(
+        11, (*shape[:-1], shape[-1] + 1), generator=torch.Generator().manual_seed(5)
+    )
     return tokens[..., :-1].clone(), tokens[..., 1:].clone()
 
 
@@ -34,13 +36,25 @@ def toy(field: nn.Module, width: int, *, dt: float = 1.0, head: float = 1.0) -> 
     generator = torch.Generator().manual_seed(6)
     table, readout = torch.randn(2, 11, width, dtype=torch.float64, generator=generator)
     depth = Depth([Sublayer(field, "ffn")], dt, per_block=1)
-    return SimpleNamespace(depth=depth, embed=lambda tokens: table[tokens], head=lambda x: head * x @ readout.T)
+    return SimpleNamespace(
+        depth=depth, embed=lambda tokens: table[tokens], head=lambda x: head * x @ readout.T
+    )
 
 
-def gradients_of_ode_loss(model: GPT, tokens: Tensor, targets: Tensor, steps: int) -> tuple[Tensor, ...]:
-    """Autograd through a fine fixed-step solution: the oracle, which knows nothing of an adjoint equation."""
+def gradients_of_ode_loss(
+    model: GPT, tokens: Tensor, targets: Tensor, steps: int
+) -> tuple[Tensor, ...]:
+    """Autograd through a fine fixed-step solution: the oracle, which knows nothing of an adjoint
+    equation.
+    """
     x0 = model.embed(tokens).requires_grad_()
-    solution = solve(model.depth.segments(continuous=True), x0, method=METHODS["dopri5"].fixed(), steps=steps, save="segments")
+    solution = solve(
+        model.depth.segments(continuous=True),
+        x0,
+        method=METHODS["dopri5"].fixed(),
+        steps=steps,
+        save="segments",
+    )
     loss = F.cross_entropy(model.head(solution.x1).flatten(0, -2), targets.flatten())
     return torch.autograd.grad(loss, solution.states)
 
@@ -57,7 +71,9 @@ def test_discrete_costate_is_autograds_gradient(placement: str, norm: str) -> No
     states = [model.embed(tokens).requires_grad_()]
     for sublayer in model.depth.sublayers:
         states.append(sublayer.step(states[-1], model.depth.dt))
-    loss = F.cross_entropy(model.head(states[-1]).flatten(0, -2), targets.flatten(), ignore_index=-1)
+    loss = F.cross_entropy(
+        model.head(states[-1]).flatten(0, -2), targets.flatten(), ignore_index=-1
+    )
     result = costate(model, tokens, targets)
     assert result.loss == model(tokens, targets)[1].item()
     assert all(torch.equal(a, b) for a, b in zip(result.states, states, strict=True))
@@ -118,7 +134,10 @@ def test_continuous_costate_has_the_methods_order(method: str, placement: str) -
 
 def test_continuous_costate_refuses_a_method_whose_steps_are_not_seen() -> None:
     model, (tokens, targets) = small_model("peri", depth=1), text(6)
-    with pytest.raises(ConfigError, match="scipy_solver' takes no save='steps': use an adaptive method of the package"):
+    with pytest.raises(
+        ConfigError,
+        match="scipy_solver' takes no save='steps': use an adaptive method of the package",
+    ):
         costate(model, tokens, targets, form="continuous", method="torchdiffeq:scipy_solver")
 
 
@@ -132,7 +151,9 @@ def test_continuous_costate_takes_torchdiffeqs_methods(method: str) -> None:
 
 
 def test_tolerances_mean_the_same_to_a_costate_far_below_them() -> None:
-    """At rest, X asks for no steps: v = W x, x = 0, so that P_0 = exp(W') P_1, and P alone has to ask for them."""
+    """At rest, X asks for no steps: v = W x, x = 0, so that P_0 = exp(W') P_1, and P alone has to
+    ask for them.
+    """
     field = nn.Linear(3, 3, bias=False).double()
     nn.init.normal_(field.weight, std=3.0)
     model, (tokens, targets) = toy(field, 3, head=1e-12), text(6)
@@ -149,23 +170,31 @@ def test_continuous_segment_behind_a_state_norm_starts_on_its_image(placement: s
     model = small_model(placement)
     result = costate(model, *text(6), form="continuous", rtol=1e-9, atol=1e-9)
     ends = zip(result.states, result.costates, strict=True)
-    for sublayer, (x, p), (start, p_start) in zip(model.depth.sublayers, ends, result.starts, strict=False):
+    for sublayer, (x, p), (start, p_start) in zip(
+        model.depth.sublayers, ends, result.starts, strict=False
+    ):
         before = x.clone().requires_grad_()
         entered = sublayer.state_norm.retract(before)
         assert torch.equal(start, entered.detach())
-        assert torch.allclose(p, torch.autograd.grad(entered, before, p_start)[0], rtol=0, atol=1e-14)
+        assert torch.allclose(
+            p, torch.autograd.grad(entered, before, p_start)[0], rtol=0, atol=1e-14
+        )
 
 
 def test_starts_are_the_states_themselves_where_nothing_is_entered() -> None:
     for form, placement in (("discrete", "post"), ("discrete", "pre"), ("continuous", "peri")):
         result = costate(small_model(placement), *text(6), form=form)
-        for x, p, (start, p_start) in zip(result.states, result.costates, result.starts, strict=False):
+        for x, p, (start, p_start) in zip(
+            result.states, result.costates, result.starts, strict=False
+        ):
             assert torch.equal(x, start)
             assert torch.equal(p, p_start)
 
 
 def test_drift_of_the_discrete_form_falls_with_the_steps_square() -> None:
-    whole, quarter = (max(costate(small_model("peri", dt=dt), *text(6)).drift) for dt in (0.02, 0.005))
+    whole, quarter = (
+        max(costate(small_model("peri", dt=dt), *text(6)).drift) for dt in (0.02, 0.005)
+    )
     assert quarter == pytest.approx(whole / 16, rel=0.2)
 
 
@@ -201,11 +230,18 @@ def test_a_head_without_logits_of_every_token_is_said_with_both_sizes() -> None:
     model, (tokens, targets) = toy(nn.Identity(), 4), text(2, 6)
     model.head = lambda x: x
     with pytest.raises(
-        ConfigError, match=r"and the head gives 4 numbers per token.*a model whose head has a logit for every token"
+        ConfigError,
+        match=(
+            r"and the head gives 4 numbers per token.*a model whose head has a logit for every"
+            r" token"
+        ),
     ):
         costate(model, tokens, targets)
     model.head = lambda x: x.mean(-2)
-    with pytest.raises(ConfigError, match=r"gives \(2, 4\) for targets \(2, 6\): take a model with logits of every token"):
+    with pytest.raises(
+        ConfigError,
+        match=r"gives \(2, 4\) for targets \(2, 6\): take a model with logits of every token",
+    ):
         costate(model, tokens, targets)
 
 
@@ -217,7 +253,10 @@ def test_wrong_requests_name_the_value_and_the_fix() -> None:
         costate(model, tokens, targets, method="tsit5", rtol=1e-6)
     with pytest.raises(ConfigError, match=r"shape \(5,\) and tokens \(6,\)"):
         costate(model, tokens, targets[:-1])
-    with pytest.raises(ConfigError, match=r"targets run from 3 to 11: give token ids, which start at 0 and end at 10"):
+    with pytest.raises(
+        ConfigError,
+        match=r"targets run from 3 to 11: give token ids, which start at 0 and end at 10",
+    ):
         costate(model, tokens, targets.clamp(3).index_fill(0, torch.tensor(2), 11))
     with pytest.raises(ConfigError, match=r"targets run from -2 to \d+: give"):
         costate(model, tokens, targets.index_fill(0, torch.tensor(2), -2))
@@ -246,5 +285,7 @@ class Kink(nn.Module):
 def test_costate_without_a_value_says_where_it_happened() -> None:
     with pytest.raises(SolveError, match="costate became non-finite in segment 0"):
         costate(toy(Kink(), 3), *text(6))
-    with pytest.raises(SolveError, match=r"costate's equation failed at t = 0, on the way back from 1 to 0"):
+    with pytest.raises(
+        SolveError, match=r"costate's equation failed at t = 0, on the way back from 1 to 0"
+    ):
         costate(toy(Kink(), 3), *text(6), form="continuous", method="euler")

@@ -1,4 +1,6 @@
-"""A norm around the state with a dead gain: there is no ODE behind it, and what needs none is certified all the same."""
+"""A norm around the state with a dead gain: there is no ODE behind it, and what needs none is
+certified all the same.
+"""
 
 import pytest
 import torch
@@ -30,13 +32,17 @@ def test_the_discrete_costate_serves_and_the_other_segments_are_certified(value)
     assert "gamma[5]" in str(check.instead)
     assert list(check.skipped) == ["segment 3 (ffn)"]
     assert [segment.segment for segment in check.segments] == [0, 1, 2, 4, 5]
-    wanted = torch.autograd.grad(_loss(model, embedded := model.embed(x).requires_grad_(), y), embedded)[0]
+    wanted = torch.autograd.grad(
+        _loss(model, embedded := model.embed(x).requires_grad_(), y), embedded
+    )[0]
     assert check.segments[0].costate_norm == pytest.approx(float(wanted.norm()), rel=1e-12)
     assert check.agrees, check.failures
 
 
 def _loss(model, x0, y):
-    return torch.nn.functional.cross_entropy(model.head(model.depth(x0)).flatten(0, -2), y.flatten())
+    return torch.nn.functional.cross_entropy(
+        model.head(model.depth(x0)).flatten(0, -2), y.flatten()
+    )
 
 
 def test_a_model_without_such_a_gain_has_the_continuous_costate():

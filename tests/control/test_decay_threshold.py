@@ -1,4 +1,6 @@
-"""Weight decay as it is trained: zero or infinite, with a threshold; and what biases and input gains do to it."""
+"""Weight decay as it is trained: zero or infinite, with a threshold; and what biases and input
+gains do to it.
+"""
 
 import math
 
@@ -43,7 +45,13 @@ def climb(function, size, radius, starts=4):
 
     begins = [numbers(size, seed=seed).numpy() for seed in range(starts)]
     found = [
-        minimize(loss, z, jac=True, method="L-BFGS-B", options={"maxiter": 5000, "ftol": 1e-16, "gtol": 1e-10}).fun
+        minimize(
+            loss,
+            z,
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": 5000, "ftol": 1e-16, "gtol": 1e-10},
+        ).fun
         for z in begins
     ]
     return -min(found)
@@ -52,7 +60,9 @@ def climb(function, size, radius, starts=4):
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("heads", [1, 2])
 def test_the_value_path_through_attentions_own_forward(heads):
-    """max over |V|^2 + |O|^2 = R^2 of -<P, f> is R^2/2 lam*, f made by the module with its V and O replaced."""
+    """max over |V|^2 + |O|^2 = R^2 of -<P, f> is R^2/2 lam*, f made by the module with its V and O
+    replaced.
+    """
     module = learned(Attention(4, heads, bias=False).double()).requires_grad_(False)
     x, P = numbers(1, 5, 4), numbers(5, 4, seed=1)
     threshold = decay_threshold(path_of(module, x), P)
@@ -75,7 +85,10 @@ class SharedValues(nn.Module):
     def __init__(self, tokens):
         super().__init__()
         self.rows = numbers(3, tokens, tokens, seed=5).softmax(-1)
-        self.value, self.out = nn.Parameter(numbers(2, 2, 4, seed=6)), nn.Parameter(numbers(3, 4, 2, seed=7))
+        self.value, self.out = (
+            nn.Parameter(numbers(2, 2, 4, seed=6)),
+            nn.Parameter(numbers(3, 4, 2, seed=7)),
+        )
 
     def probabilities(self, x):
         return self.rows.expand(*x.shape[:-2], *self.rows.shape)
@@ -114,7 +127,9 @@ def test_the_threshold_of_heads_is_the_largest_spectral_norm():
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_threshold_of_relu_units_by_searching_the_circle(seed):
-    """Inputs in the plane: every direction w of a unit can be tried. At a kink, where ascents end only nearly, it may be largest."""
+    """Inputs in the plane: every direction w of a unit can be tried. At a kink, where ascents end
+    only nearly, it may be largest.
+    """
     x, P = numbers(7, 2, seed=seed), numbers(7, 3, seed=seed + 1)
     angle = torch.linspace(0, 2 * math.pi, 200_001, dtype=torch.float64)
     w = torch.stack([angle.cos(), angle.sin()])
@@ -145,12 +160,16 @@ def test_units_through_the_ffns_own_forward(activation):
         return -(P * torch.func.functional_call(module, weights, (x,))).sum()
 
     radius = 1e3
-    assert climb(value, 24, radius, starts=10) == pytest.approx(radius**2 / 2 * lower, rel=1e-5 if activation == "relu" else 5e-3)
+    assert climb(value, 24, radius, starts=10) == pytest.approx(
+        radius**2 / 2 * lower, rel=1e-5 if activation == "relu" else 5e-3
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_one_token_attains_the_upper_bound_of_units(seed):
-    """|P'max(X w, 0)| is |p||x| at w = x/|x|, and the bound (|P'X|_2 + |P|_2|X|_2)/2 is |p||x| too."""
+    """|P'max(X w, 0)| is |p||x| at w = x/|x|, and the bound (|P'X|_2 + |P|_2|X|_2)/2 is |p||x|
+    too.
+    """
     x, P = numbers(1, 5, seed=seed), numbers(1, 3, seed=seed + 1)
     lower, upper = UnitsPath(x, ACTIVATIONS["relu"], 4, 3).threshold(P)
     assert lower == pytest.approx(upper, rel=1e-9)
@@ -158,12 +177,16 @@ def test_one_token_attains_the_upper_bound_of_units(seed):
 
 
 def test_a_bounded_activation_needs_no_threshold():
-    lower, upper = UnitsPath(numbers(6, 3), ACTIVATIONS["tanh"], 4, 3).threshold(numbers(6, 3, seed=1))
+    lower, upper = UnitsPath(numbers(6, 3), ACTIVATIONS["tanh"], 4, 3).threshold(
+        numbers(6, 3, seed=1)
+    )
     assert lower == upper == 0
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("module", [Attention(6, 2), FeedForward(6, 12), FeedForward(6, 12, activation="relu")])
+@pytest.mark.parametrize(
+    "module", [Attention(6, 2), FeedForward(6, 12), FeedForward(6, 12, activation="relu")]
+)
 def test_below_the_threshold_ascents_grow_and_above_it_they_vanish(module):
     module = learned(module.double()).requires_grad_(False)
     path, P = path_of(module, numbers(2, 5, 6)), numbers(10, 6, seed=1)
@@ -177,7 +200,9 @@ def test_below_the_threshold_ascents_grow_and_above_it_they_vanish(module):
 
 
 def test_between_what_was_found_and_what_is_proven_the_question_is_open():
-    threshold = decay_threshold(UnitsPath(numbers(6, 3), ACTIVATIONS["relu"], 4, 3), numbers(6, 3, seed=1))
+    threshold = decay_threshold(
+        UnitsPath(numbers(6, 3), ACTIVATIONS["relu"], 4, 3), numbers(6, 3, seed=1)
+    )
     assert threshold.lower < threshold.upper
     assert threshold.verdict((threshold.lower + threshold.upper) / 2) == "open"
 
@@ -204,12 +229,16 @@ def test_a_bias_that_does_not_decay_makes_every_decay_too_small():
         module.qkv.bias.zero_()
         module.qkv.bias[8:] = -length * drift / drift.norm()
         module.out.weight.copy_(1e-3 * torch.eye(4, dtype=torch.float64))
-        value = -float((P * module(numbers(1, 5, 4))[0]).sum()) - lam / 2 * float(module.out.weight.square().sum())
+        value = -float((P * module(numbers(1, 5, 4))[0]).sum()) - lam / 2 * float(
+            module.out.weight.square().sum()
+        )
         assert value == pytest.approx(1e-3 * length * threshold.bias - lam * 2e-6, rel=1e-9)
 
 
 def test_trained_input_gains_make_every_decay_too_small():
-    """Three factors: with gamma, V and O all of size R the value grows like R^3 and every decay like R^2."""
+    """Three factors: with gamma, V and O all of size R the value grows like R^3 and every decay
+    like R^2.
+    """
     x, P = numbers(5, 4), numbers(5, 4, seed=1)
 
     def value(z):
@@ -218,7 +247,9 @@ def test_trained_input_gains_make_every_decay_too_small():
 
     small, large = climb(value, 36, 1.0), climb(value, 36, 10.0)
     assert large == pytest.approx(1000 * small, rel=1e-6)
-    decay = 10 * float(torch.linalg.matrix_norm(x.mT @ P, 2))  # ten times the threshold at gains of one
+    decay = 10 * float(
+        torch.linalg.matrix_norm(x.mT @ P, 2)
+    )  # ten times the threshold at gains of one
     radius = 4 * decay / small
     assert climb(value, 36, radius) - decay / 2 * radius**2 > 0
 
@@ -237,7 +268,10 @@ def test_a_models_decay_is_compared_with_its_largest_threshold(placement):
     assert free.training_threshold.gains == PLACEMENTS[placement].input_norm
     for share, verdict in ((0.5, "degenerate"), (1e3, "well-posed, the rest fixed")):
         decayed = check_model(
-            model, text[:, :-1], text[:, 1:], Regularization(weight_decay=share * free.training_threshold.lower)
+            model,
+            text[:, :-1],
+            text[:, 1:],
+            Regularization(weight_decay=share * free.training_threshold.lower),
         )
         assert decayed.verdict == verdict
         assert decayed.agrees, decayed.failures
@@ -256,17 +290,25 @@ def test_the_threshold_is_that_of_the_raw_output_behind_a_tangent_projection_and
     def value(z):
         V, last = z[: width**2].reshape(width, width), z[width**2 :].reshape(width, width)
         weights = {"field.qkv.weight": torch.cat([qk, V]), "field.out.weight": last}
-        weights |= {"field.qkv.bias": torch.cat([sublayer.field.qkv.bias[: 2 * width], torch.zeros(width).to(x)])}
+        weights |= {
+            "field.qkv.bias": torch.cat(
+                [sublayer.field.qkv.bias[: 2 * width], torch.zeros(width).to(x)]
+            )
+        }
         weights |= {"field.out.bias": torch.zeros(width).to(x)}
         raw = torch.func.functional_call(sublayer, weights, (x,))
         return -(p * sublayer.state_norm.tangent(x, raw)).sum()
 
     best = climb(value, 2 * width**2, 1.0, starts=2)
-    assert model.config.dt * best == pytest.approx(check.segments[0].training_threshold.lower / 2, rel=1e-6)
+    assert model.config.dt * best == pytest.approx(
+        check.segments[0].training_threshold.lower / 2, rel=1e-6
+    )
 
 
 def test_the_threshold_is_that_of_the_penalty_in_the_trained_models_own_loss():
-    """dt = 0.1: at V = W_O = 0 the loss itself falls along both factors with 0.9 of the threshold in it, and rises with 1.1."""
+    """dt = 0.1: at V = W_O = 0 the loss itself falls along both factors with 0.9 of the threshold
+    in it, and rises with 1.1.
+    """
     model, text = small_model("pre", depth=1, width=8, bias=False), tokens(2, 9)
     attention, x, y = model.depth.sublayers[0].field, text[:, :-1], text[:, 1:]
     attention.qkv.weight[16:].zero_()
@@ -279,7 +321,9 @@ def test_the_threshold_is_that_of_the_penalty_in_the_trained_models_own_loss():
     moments = torch.einsum("bhij,bjd,bie->hde", attention.probabilities(u), u, p)
     spectra = torch.linalg.svd(moments)
     best = int(spectra.S[:, 0].argmax())
-    assert threshold.lower == pytest.approx(0.1 * float(spectra.S[best, 0]), rel=1e-2)  # its costate is the ODE's
+    assert threshold.lower == pytest.approx(
+        0.1 * float(spectra.S[best, 0]), rel=1e-2
+    )  # its costate is the ODE's
     r = 1e-3
     attention.qkv.weight[16 + 4 * best] = r * spectra.U[best, :, 0]
     attention.out.weight[:, 4 * best] = -r * spectra.Vh[best, 0]
@@ -290,15 +334,30 @@ def test_the_threshold_is_that_of_the_penalty_in_the_trained_models_own_loss():
 
 @pytest.mark.slow
 def test_a_penalty_must_exceed_what_is_proven_of_every_segment():
-    """The largest found and the largest proven may be of different segments: between them the question is open."""
-    tight, loose = DecayThreshold(9.69, 9.69, 0.0, gains=False), DecayThreshold(8.11, 9.83, 0.5, gains=True)
+    """The largest found and the largest proven may be of different segments: between them the
+    question is open.
+    """
+    tight, loose = (
+        DecayThreshold(9.69, 9.69, 0.0, gains=False),
+        DecayThreshold(8.11, 9.83, 0.5, gains=True),
+    )
     both = largest([tight, loose])
     assert (both.lower, both.upper, both.bias, both.gains) == (9.69, 9.83, 0.5, True)
-    assert [both.verdict(decay) for decay in (9.6, 9.757, 9.83)] == ["degenerate", "open", "well-posed, the rest fixed"]
+    assert [both.verdict(decay) for decay in (9.6, 9.757, 9.83)] == [
+        "degenerate",
+        "open",
+        "well-posed, the rest fixed",
+    ]
     model, text = small_model("pre", depth=1), tokens(1, 9)
-    found = [segment.training_threshold for segment in check_model(model, text[:, :-1], text[:, 1:]).segments]
+    found = [
+        segment.training_threshold
+        for segment in check_model(model, text[:, :-1], text[:, 1:]).segments
+    ]
     for share in (0.3, 0.7):
-        decay = max(each.lower for each in found) * (1 - share) + max(each.upper for each in found) * share
+        decay = (
+            max(each.lower for each in found) * (1 - share)
+            + max(each.upper for each in found) * share
+        )
         check = check_model(model, text[:, :-1], text[:, 1:], Regularization(weight_decay=decay))
         assert check.training_threshold.verdict(decay) == check.verdict == "open"
 
@@ -313,9 +372,14 @@ def test_what_is_said_to_be_homogeneous_is(name):
 
 @pytest.mark.slow
 def test_h_is_that_of_the_penalty_asked_about():
-    """0 for attention, finite for GELU units, infinite below; and the growth without a penalty is no evidence for it."""
+    """0 for attention, finite for GELU units, infinite below; and the growth without a penalty is
+    no evidence for it.
+    """
     model, text = small_model("pre", depth=1), tokens(1, 9)
-    small, large = (check_model(model, text[:, :-1], text[:, 1:], Regularization(weight_decay=decay)) for decay in (1e-6, 1e6))
+    small, large = (
+        check_model(model, text[:, :-1], text[:, 1:], Regularization(weight_decay=decay))
+        for decay in (1e-6, 1e6)
+    )
     assert [segment.hamiltonian for segment in small.segments] == [math.inf, math.inf]
     assert [segment.hamiltonian for segment in large.segments] == [0.0, None]
     assert (small.held, large.held) == ((), ("biases", "gains"))
@@ -329,13 +393,18 @@ def test_a_map_that_shows_no_factors_says_what_it_lacks():
 
 
 class Gated(nn.Module):
-    """SwiGLU as a stranger writes it, with the very names that our own FFN has: silu(W_g x) * W_u x, then W_d."""
+    """SwiGLU as a stranger writes it, with the very names that our own FFN has: silu(W_g x) * W_u
+    x, then W_d.
+    """
 
     activation = "silu"
 
     def __init__(self, width, hidden):
         super().__init__()
-        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.gate, self.up = (
+            nn.Linear(width, hidden, bias=False),
+            nn.Linear(width, hidden, bias=False),
+        )
         self.output_projection = nn.Linear(hidden, width, bias=False)
 
     def pre_projection(self, x):
@@ -346,15 +415,24 @@ class Gated(nn.Module):
 
 
 def test_a_gated_map_has_no_threshold_whatever_it_calls_its_parts():
-    """Its value grows like R^3 against a cost of R^2, so that no decay holds it: any number given for lam* would be wrong."""
-    module, x, P = Gated(3, 4).double().requires_grad_(False), numbers(1, 6, 3), numbers(6, 3, seed=1)
+    """Its value grows like R^3 against a cost of R^2, so that no decay holds it: any number given
+    for lam* would be wrong.
+    """
+    module, x, P = (
+        Gated(3, 4).double().requires_grad_(False),
+        numbers(1, 6, 3),
+        numbers(6, 3, seed=1),
+    )
     assert not isinstance(module, HasUnits)
     with pytest.raises(ConfigError, match="gate makes three factors"):
         path_of(module, x)
 
     def value(z):
         weights = {"gate.weight": z[:12], "up.weight": z[12:24], "output_projection.weight": z[24:]}
-        weights = {name: part.reshape((3, 4) if name == "output_projection.weight" else (4, 3)) for name, part in weights.items()}
+        weights = {
+            name: part.reshape((3, 4) if name == "output_projection.weight" else (4, 3))
+            for name, part in weights.items()
+        }
         return -(P * torch.func.functional_call(module, weights, (x,))[0]).sum()
 
     small, large = climb(value, 36, 1e3), climb(value, 36, 1e4)
@@ -378,7 +456,9 @@ def test_an_ascent_over_factors_is_the_same_for_the_same_seed():
     assert climb_factors(path, P, 0.1) == climb_factors(path, P, 0.1)
 
 
-@pytest.mark.parametrize(("tokens", "rows", "columns"), [(3, 7, 5), (9, 7, 5), (6, 4, 9), (6, 9, 4)])
+@pytest.mark.parametrize(
+    ("tokens", "rows", "columns"), [(3, 7, 5), (9, 7, 5), (6, 4, 9), (6, 9, 4)]
+)
 def test_a_products_singular_values_are_those_of_the_dense_one(tokens, rows, columns):
     left, right = (torch.randn(tokens, size, dtype=torch.float64) for size in (rows, columns))
     values, vt = product_svd(left, right)

@@ -15,7 +15,9 @@ def test_training_leaves_no_alignment_and_keeps_the_identity(placement, capsys):
     assert max(map(abs, last.stationarity)) < max(map(abs, first.stationarity)) / 3
     if placement == "peri":
         shares = [sum(r.pointwise_gap) / (sum(r.pointwise_gap) - sum(r.work)) for r in readings]
-        assert min(shares) > 0.95  # the gap is nearly all of H at first and at last: training does not close it
+        assert (
+            min(shares) > 0.95
+        )  # the gap is nearly all of H at first and at last: training does not close it
     assert "stationarity" in capsys.readouterr().out
 
 

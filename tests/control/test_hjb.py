@@ -1,4 +1,6 @@
-"""The grid scheme, the Hopf-Lax minimisation and the study: against closed forms, brute force and properties of the equation."""
+"""The grid scheme, the Hopf-Lax minimisation and the study: against closed forms, brute force and
+properties of the equation.
+"""
 
 import json
 import math
@@ -61,7 +63,10 @@ def hamiltonians(width):
     features = double(1.0, -0.5).unsqueeze(0)
     return {
         **{name: admissible_set(norm, "peri") for name, norm in norms(width).items()},
-        **{f"{name}, kinetic cost": admissible_set(norm, "output", kinetic=0.5) for name, norm in norms(width).items()},
+        **{
+            f"{name}, kinetic cost": admissible_set(norm, "output", kinetic=0.5)
+            for name, norm in norms(width).items()
+        },
         "kinetic cost": admissible_set(None, "none", kinetic=0.7),
         "weights in a ball": admissible_set(None, "pre", features=features, radius=1.2),
         "weight decay": admissible_set(None, "pre", features=features, last_map_decay=0.7),
@@ -69,7 +74,9 @@ def hamiltonians(width):
 
 
 every_hamiltonian = pytest.mark.parametrize("name", hamiltonians(2))
-every_case = pytest.mark.parametrize(("name", "width"), [(name, width) for width in (1, 2, 3, 4) for name in hamiltonians(width)])
+every_case = pytest.mark.parametrize(
+    ("name", "width"), [(name, width) for width in (1, 2, 3, 4) for name in hamiltonians(width)]
+)
 
 
 # --- one-sided derivatives
@@ -83,7 +90,9 @@ def test_one_sided_derivatives_converge_at_the_schemes_order(scheme, side):
         x = torch.linspace(0, 1, count + 1, dtype=torch.float64)
         derivative = one_sided(SCHEMES[scheme], (2 * x).exp(), 0, 1 / count)[side]
         errors.append(float((derivative - 2 * (2 * x).exp())[inner].abs().amax()))
-    assert -np.polyfit(np.log(sizes), np.log(errors), 1)[0] == pytest.approx(SCHEMES[scheme].order, abs=0.15)
+    assert -np.polyfit(np.log(sizes), np.log(errors), 1)[0] == pytest.approx(
+        SCHEMES[scheme].order, abs=0.15
+    )
 
 
 @pytest.mark.slow
@@ -92,7 +101,11 @@ def test_one_sided_derivatives_converge_at_the_schemes_order(scheme, side):
 def test_weno_differentiates_cubics_exactly_along_any_axis(seed, axis):
     a, x = numbers(4, seed=seed), torch.linspace(-1, 1, 12, dtype=torch.float64)
     along = [-1 if k == axis else 1 for k in range(3)]
-    field = (a[0] + a[1] * x + a[2] * x**2 + a[3] * x**3).reshape(along).expand([12 if k == axis else 2 for k in range(3)])
+    field = (
+        (a[0] + a[1] * x + a[2] * x**2 + a[3] * x**3)
+        .reshape(along)
+        .expand([12 if k == axis else 2 for k in range(3)])
+    )
     exact = (a[1] + 2 * a[2] * x + 3 * a[3] * x**2)[3:-3]
     for derivative in one_sided(SCHEMES["weno5"], field, axis, 2 / 11):
         inner = derivative.movedim(axis, -1)[..., 3:-3]
@@ -113,24 +126,48 @@ def test_weno_does_not_look_across_a_kink():
 @every_case
 def test_linear_data_move_exactly_under_every_hamiltonian(name, width, scheme):
     """Phi = <a, x> - (T - t) H(a), up to the edges: linear extrapolation continues it."""
-    hamiltonian, a, grid = hamiltonians(width)[name], double(0.7, -0.4, 0.3, 0.2)[:width], cube(width, 7 if width < 4 else 5)
-    value = solve_hjb(hamiltonian, lambda x: x @ a, grid, [0.1], horizon=0.2, scheme=scheme).values[0]
-    torch.testing.assert_close(value, grid.nodes @ a - 0.1 * hamiltonian.support(a.unsqueeze(0)), rtol=0, atol=1e-12)
+    hamiltonian, a, grid = (
+        hamiltonians(width)[name],
+        double(0.7, -0.4, 0.3, 0.2)[:width],
+        cube(width, 7 if width < 4 else 5),
+    )
+    value = solve_hjb(hamiltonian, lambda x: x @ a, grid, [0.1], horizon=0.2, scheme=scheme).values[
+        0
+    ]
+    torch.testing.assert_close(
+        value, grid.nodes @ a - 0.1 * hamiltonian.support(a.unsqueeze(0)), rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", [name for name, scheme in SCHEMES.items() if scheme.order == 1])
-@given(width=st.integers(1, 3), gamma=st.tuples(gains, gains, gains), seed=seeds, share=st.floats(0.1, 0.99))
+@given(
+    width=st.integers(1, 3),
+    gamma=st.tuples(gains, gains, gains),
+    seed=seeds,
+    share=st.floats(0.1, 0.99),
+)
 @settings(max_examples=25)
-def test_a_larger_terminal_cost_never_lowers_the_value_of_the_monotone_scheme(scheme, width, gamma, seed, share):
-    """One step, off the edges, where the extrapolation has its say. WENO-5 is not monotone, only nearly so."""
+def test_a_larger_terminal_cost_never_lowers_the_value_of_the_monotone_scheme(
+    scheme, width, gamma, seed, share
+):
+    """One step, off the edges, where the extrapolation has its say. WENO-5 is not monotone, only
+    nearly so.
+    """
     hull, grid = velocity_hull(rms_norm(gamma[:width])), cube(width, 9)
     lower = numbers(*grid.points, seed=seed)
     upper = lower + numbers(*grid.points, seed=seed + 1).clamp(min=0)
-    horizon = share / sum(speed / h for speed, h in zip(speeds(hull, lower, grid), grid.spacing, strict=True))
-    low, high = (solve_hjb(hull, lambda x, G=G: G, grid, [0], horizon=horizon, scheme=scheme, cfl=1) for G in (lower, upper))
+    horizon = share / sum(
+        speed / h for speed, h in zip(speeds(hull, lower, grid), grid.spacing, strict=True)
+    )
+    low, high = (
+        solve_hjb(hull, lambda x, G=G: G, grid, [0], horizon=horizon, scheme=scheme, cfl=1)
+        for G in (lower, upper)
+    )
     assert low.steps == high.steps == 1
-    assert ((high.values - low.values)[0][(slice(1, -1),) * width] >= -1e-7).all()  # `speeds` of the two agree to 1e-8
+    assert (
+        (high.values - low.values)[0][(slice(1, -1),) * width] >= -1e-7
+    ).all()  # `speeds` of the two agree to 1e-8
 
 
 @pytest.mark.slow
@@ -138,7 +175,10 @@ def test_a_larger_terminal_cost_never_lowers_the_value_of_the_monotone_scheme(sc
 @settings(max_examples=20)
 def test_a_constant_added_to_the_terminal_cost_is_added_to_the_value(seed, constant):
     data, hull, grid = numbers(9, 9, seed=seed), velocity_hull(norms(2)["layernorm"]), cube(2, 9)
-    value, shifted = (solve_hjb(hull, lambda x, c=c: data + c, grid, [0], horizon=0.1).values for c in (0, constant))
+    value, shifted = (
+        solve_hjb(hull, lambda x, c=c: data + c, grid, [0], horizon=0.1).values
+        for c in (0, constant)
+    )
     torch.testing.assert_close(shifted, value + constant, rtol=0, atol=1e-10)
 
 
@@ -147,7 +187,13 @@ def test_a_constant_added_to_the_terminal_cost_is_added_to_the_value(seed, const
 def test_a_running_cost_gives_the_parabola_of_its_closed_form(width):
     """H = |p|^2/(2 lam), G = |x|^2/2: Phi = |x|^2/(2 (1 + (T - t)/lam))."""
     grid = cube(width, {1: 41, 2: 31, 3: 17, 4: 13}[width])
-    solution = solve_hjb(admissible_set(None, "pre", kinetic=0.5), lambda x: x.square().sum(-1) / 2, grid, [0], horizon=0.5)
+    solution = solve_hjb(
+        admissible_set(None, "pre", kinetic=0.5),
+        lambda x: x.square().sum(-1) / 2,
+        grid,
+        [0],
+        horizon=0.5,
+    )
     inside = (grid.nodes.abs() <= 0.5).all(-1)
     error = (solution.values[0] - grid.nodes.square().sum(-1) / 4)[inside].abs().mean()
     assert error < (1e-3 if width < 4 else 2e-3)
@@ -159,7 +205,10 @@ def test_a_compiled_solve_has_the_same_values(scheme):
     allow(0)  # jaxtyping's checks cannot be compiled
     hull, grid = velocity_hull(rms_norm((1.0, 0.5))), cube(2, 21)
     request = {"horizon": 0.3, "scheme": scheme}
-    values = [solve_hjb(hull, lambda x: x.abs().sum(-1), grid, [0], compiled=c, **request).values for c in (False, True)]
+    values = [
+        solve_hjb(hull, lambda x: x.abs().sum(-1), grid, [0], compiled=c, **request).values
+        for c in (False, True)
+    ]
     torch.testing.assert_close(*values, rtol=0, atol=1e-12)
 
 
@@ -172,7 +221,9 @@ def test_weno_is_far_more_accurate_than_upwind_on_smooth_data():
     for scheme in SCHEMES:
         solution = solve_hjb(hull, smooth, grid, [0], horizon=0.2, scheme=scheme)
         mask = solution.untouched(0)
-        errors[scheme] = (solution.values[0][mask] - hopf_lax(smooth, grid.nodes[mask], 0.2, hull)).abs().mean()
+        errors[scheme] = (
+            (solution.values[0][mask] - hopf_lax(smooth, grid.nodes[mask], 0.2, hull)).abs().mean()
+        )
     assert errors["weno5"] < errors["upwind"] / 100
 
 
@@ -196,11 +247,15 @@ def test_speeds_of_a_norms_image_are_its_largest_velocities(first, second, offse
     slice_ = speeds(velocity_hull(layer_norm((first, second), (offset, other))), phi, grid)
     assert slice_ == pytest.approx((abs(first) + abs(offset), abs(second) + abs(other)), rel=1e-6)
     ellipsoid = speeds(velocity_hull(rms_norm((first, second))), phi, grid)
-    assert ellipsoid == pytest.approx((math.sqrt(2) * abs(first), math.sqrt(2) * abs(second)), rel=1e-6)
+    assert ellipsoid == pytest.approx(
+        (math.sqrt(2) * abs(first), math.sqrt(2) * abs(second)), rel=1e-6
+    )
 
 
 def test_untouched_nodes_are_those_whose_reach_stays_on_the_grid():
-    solution = solve_hjb(velocity_ball(1.0, 2), lambda x: x[..., 0], Grid((-1, -2), (1, 2), (21, 41)), [0], horizon=1)
+    solution = solve_hjb(
+        velocity_ball(1.0, 2), lambda x: x[..., 0], Grid((-1, -2), (1, 2), (21, 41)), [0], horizon=1
+    )
     first, second = solution.grid.nodes.abs().unbind(-1)
     assert solution.untouched(1.0).all()
     assert torch.equal(solution.untouched(0.67), (first < 0.67) & (second < 1.67))
@@ -218,7 +273,14 @@ def test_values_come_at_the_times_asked_for_in_their_order():
 
 def test_progress_falls_from_the_horizon_to_the_earliest_time_once_a_step():
     seen = []
-    solution = solve_hjb(velocity_ball(1.0, 1), lambda x: x[..., 0], cube(1, 11), [0.7, 0.5], horizon=1.0, progress=seen.append)
+    solution = solve_hjb(
+        velocity_ball(1.0, 1),
+        lambda x: x[..., 0],
+        cube(1, 11),
+        [0.7, 0.5],
+        horizon=1.0,
+        progress=seen.append,
+    )
     assert len(seen) == solution.steps
     assert seen == sorted(seen, reverse=True)
     assert seen[0] < 1
@@ -230,7 +292,10 @@ def test_progress_falls_from_the_horizon_to_the_earliest_time_once_a_step():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @every_scheme
 def test_dtype_and_device_are_kept_and_flat_data_stay_flat(scheme, dtype, device):
-    ball, grid = velocity_ball(1.0, 2, dtype=dtype, device=device), cube(2, 9, dtype=dtype, device=device)
+    ball, grid = (
+        velocity_ball(1.0, 2, dtype=dtype, device=device),
+        cube(2, 9, dtype=dtype, device=device),
+    )
     solution = solve_hjb(ball, lambda x: 0 * x[..., 0] + 3, grid, [0], horizon=1, scheme=scheme)
     assert (solution.values.dtype, solution.values.device.type) == (dtype, device)
     assert (solution.values == 3).all()
@@ -250,14 +315,33 @@ def test_dtype_and_device_are_kept_and_flat_data_stay_flat(scheme, dtype, device
         ({"terminal": lambda x: x}, "reduce the last axis only"),
         ({"terminal": lambda x: x[..., 0].log()}, "not finite"),
         ({"hamiltonian": admissible_set(None, "none")}, r"degenerate.*velocity_ball\(R\)"),
-        ({"hamiltonian": admissible_set(rms_norm((1.0, 2.0)), "post", state=double(2**0.5, 0.0).unsqueeze(0))}, "degenerate"),
+        (
+            {
+                "hamiltonian": admissible_set(
+                    rms_norm((1.0, 2.0)), "post", state=double(2**0.5, 0.0).unsqueeze(0)
+                )
+            },
+            "degenerate",
+        ),
     ],
 )
 def test_bad_requests_are_refused_with_the_fix(change, message):
-    request = {"hamiltonian": velocity_ball(1.0, 2), "terminal": lambda x: x[..., 0], "times": [0], "horizon": 1.0, **change}
+    request = {
+        "hamiltonian": velocity_ball(1.0, 2),
+        "terminal": lambda x: x[..., 0],
+        "times": [0],
+        "horizon": 1.0,
+        **change,
+    }
     grid = cube(2, 9)
     with pytest.raises(ConfigError, match=message):
-        solve_hjb(request.pop("hamiltonian"), request.pop("terminal"), grid, request.pop("times"), **request)
+        solve_hjb(
+            request.pop("hamiltonian"),
+            request.pop("terminal"),
+            grid,
+            request.pop("times"),
+            **request,
+        )
 
 
 @pytest.mark.parametrize(
@@ -281,9 +365,13 @@ def test_a_grid_that_cannot_be_is_refused(low, high, points, message):
 
 @given(width=st.integers(1, 6), remaining=st.floats(0.01, 5), seed=seeds)
 @settings(max_examples=20)
-def test_linear_terminal_costs_have_the_hamiltonian_as_their_rate_in_any_width(width, remaining, seed):
+def test_linear_terminal_costs_have_the_hamiltonian_as_their_rate_in_any_width(
+    width, remaining, seed
+):
     a, x = numbers(width, seed=seed), numbers(5, width, seed=seed + 1)
-    norm = layer_norm(numbers(width, seed=seed + 2).tolist(), numbers(width, seed=seed + 3).tolist())
+    norm = layer_norm(
+        numbers(width, seed=seed + 2).tolist(), numbers(width, seed=seed + 3).tolist()
+    )
     value = hopf_lax(lambda z: z @ a, x, remaining, velocity_hull(norm))
     exact = x @ a - remaining * (norm.support(-a.unsqueeze(0)))
     torch.testing.assert_close(value, exact, rtol=1e-13, atol=1e-12)
@@ -299,7 +387,9 @@ def test_the_distance_to_a_target_shrinks_at_the_radius_of_the_ball(width, radiu
         return torch.linalg.vector_norm(z - target, dim=-1)
 
     value = hopf_lax(distance, x, remaining, velocity_ball(radius, width))
-    torch.testing.assert_close(value, (distance(x) - radius * remaining).clamp(min=0), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        value, (distance(x) - radius * remaining).clamp(min=0), rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.slow
@@ -308,14 +398,26 @@ def test_the_distance_to_a_target_shrinks_at_the_radius_of_the_ball(width, radiu
 def test_the_nearer_of_two_cones_is_found(width, remaining, seed):
     """The minimum of a minimum is the minimum of the minima."""
     targets, x = numbers(2, width, seed=seed), 2 * numbers(30, width, seed=seed + 1)
-    value = hopf_lax(NearestTarget(tuple(map(tuple, targets.tolist()))), x, remaining, velocity_ball(1.0, width))
-    exact = torch.stack([torch.linalg.vector_norm(x - target, dim=-1) for target in targets]).amin(0) - remaining
+    value = hopf_lax(
+        NearestTarget(tuple(map(tuple, targets.tolist()))), x, remaining, velocity_ball(1.0, width)
+    )
+    exact = (
+        torch.stack([torch.linalg.vector_norm(x - target, dim=-1) for target in targets]).amin(0)
+        - remaining
+    )
     torch.testing.assert_close(value, exact.clamp(min=0), rtol=0, atol=1e-12)
 
 
-@given(width=st.integers(1, 3), gamma=st.tuples(gains, gains, gains), remaining=st.floats(0.05, 1), seed=seeds)
+@given(
+    width=st.integers(1, 3),
+    gamma=st.tuples(gains, gains, gains),
+    remaining=st.floats(0.05, 1),
+    seed=seeds,
+)
 @settings(max_examples=20)
-def test_the_least_square_over_an_ellipsoid_solves_its_secular_equation(width, gamma, remaining, seed):
+def test_the_least_square_over_an_ellipsoid_solves_its_secular_equation(
+    width, gamma, remaining, seed
+):
     gamma, x = double(*gamma[:width]), 2 * numbers(width, seed=seed)
     radius = math.sqrt(width) * remaining
 
@@ -324,18 +426,25 @@ def test_the_least_square_over_an_ellipsoid_solves_its_secular_equation(width, g
 
     multiplier = brentq(overshoot, 0, 1e8, xtol=1e-14, rtol=1e-14) if overshoot(0) > 0 else 0.0
     exact = (multiplier * x / (gamma**2 + multiplier)).square().sum() / 2
-    value = hopf_lax(lambda z: z.square().sum(-1) / 2, x, remaining, velocity_hull(rms_norm(gamma.tolist())))
+    value = hopf_lax(
+        lambda z: z.square().sum(-1) / 2, x, remaining, velocity_hull(rms_norm(gamma.tolist()))
+    )
     torch.testing.assert_close(value, exact, rtol=1e-11, atol=1e-13)
 
 
 def test_a_cost_with_many_minima_is_minimised_globally():
-    """Against a dense search: never above it, and below it by no more than the search's resolution allows."""
+    """Against a dense search: never above it, and below it by no more than the search's resolution
+    allows.
+    """
 
     def rugged(z):
         return torch.sin(3 * z[..., 0]) + torch.cos(2 * z[..., 1] + z[..., 0])
 
     hull, x, remaining = velocity_hull(rms_norm((1.0, 0.4))), 2 * numbers(60, 2), 1.2
-    radii, angles = torch.linspace(0, 1, 201, dtype=torch.float64), torch.linspace(0, 2 * math.pi, 801, dtype=torch.float64)
+    radii, angles = (
+        torch.linspace(0, 1, 201, dtype=torch.float64),
+        torch.linspace(0, 2 * math.pi, 801, dtype=torch.float64),
+    )
     disc = (radii[:, None, None] * torch.stack([angles.cos(), angles.sin()], -1)).reshape(-1, 2)
     dense = torch.stack([rugged(point + remaining * disc @ hull.map.T).amin() for point in x])
     value = hopf_lax(rugged, x, remaining, hull)
@@ -359,7 +468,9 @@ def test_a_broad_basin_does_not_crowd_out_a_narrow_deeper_one(seed):
 
 
 def test_every_state_of_a_square_finds_a_target_within_reach():
-    """The two basins lie far apart: a descent whose steps are too long leaves the basin of its start."""
+    """The two basins lie far apart: a descent whose steps are too long leaves the basin of its
+    start.
+    """
     nodes, reach = cube(2, 81, half=2.0).nodes[::4, ::4], math.sqrt(32) * 15 / 24
     value = hopf_lax(NearestTarget(), nodes, reach, velocity_ball(1.0, 2), starts=4)
     assert float(value.amax() - value.amin()) <= 1e-9
@@ -370,7 +481,10 @@ def test_zero_gains_flatten_the_reachable_set_and_negative_ones_mirror_it():
     flat = hopf_lax(lambda z: z.square().sum(-1), x, 0.5, velocity_hull(rms_norm((1.0, 0.0))))
     exact = (x[:, 0].abs() - 0.5 * math.sqrt(2)).clamp(min=0).square() + x[:, 1].square()
     torch.testing.assert_close(flat, exact, rtol=0, atol=1e-12)
-    mirrored, plain = (hopf_lax(NearestTarget(), x, 0.5, velocity_hull(rms_norm(gamma))) for gamma in ((-1.0, 0.5), (1.0, 0.5)))
+    mirrored, plain = (
+        hopf_lax(NearestTarget(), x, 0.5, velocity_hull(rms_norm(gamma)))
+        for gamma in ((-1.0, 0.5), (1.0, 0.5))
+    )
     torch.testing.assert_close(mirrored, plain, rtol=0, atol=1e-12)
 
 
@@ -380,14 +494,19 @@ def test_at_the_horizon_the_value_is_the_terminal_cost():
 
 
 def test_a_constant_cost_without_gradient_is_its_own_value():
-    assert (hopf_lax(lambda z: torch.ones_like(z[..., 0]), numbers(4, 2), 1.0, velocity_ball(1.0, 2)) == 1).all()
+    assert (
+        hopf_lax(lambda z: torch.ones_like(z[..., 0]), numbers(4, 2), 1.0, velocity_ball(1.0, 2))
+        == 1
+    ).all()
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_single_precision_states_get_single_precision_values(device):
     x = numbers(50, 2)
     exact = hopf_lax(NearestTarget(), x, 0.5, velocity_hull(rms_norm((1.0, 0.5))))
-    single = hopf_lax(NearestTarget(), x.float().to(device), 0.5, velocity_hull(rms_norm((1.0, 0.5))))
+    single = hopf_lax(
+        NearestTarget(), x.float().to(device), 0.5, velocity_hull(rms_norm((1.0, 0.5)))
+    )
     assert (single.dtype, single.device.type) == (torch.float32, device)
     torch.testing.assert_close(single.cpu().double(), exact, rtol=0, atol=1e-5)
 
@@ -397,7 +516,10 @@ def test_the_hull_of_a_norms_image_has_the_support_of_its_admissible_set(width):
     P = numbers(10, 4, width)
     for norm in norms(width).values():
         torch.testing.assert_close(
-            velocity_hull(norm).support(P), admissible_set(norm, "peri").support(P), rtol=1e-13, atol=1e-13
+            velocity_hull(norm).support(P),
+            admissible_set(norm, "peri").support(P),
+            rtol=1e-13,
+            atol=1e-13,
         )
 
 
@@ -410,11 +532,19 @@ def test_the_hull_of_a_norms_image_has_the_support_of_its_admissible_set(width):
         ({"starts": 0}, "starts = 0"),
         ({"terminal": lambda x: x.sum()}, "reduce the last axis only"),
         ({"terminal": lambda x: x[..., 0] / 0}, "not finite"),
-        ({"terminal": lambda x: (4 - x.square().sum(-1)).sqrt(), "remaining": 9.0}, "finite wherever a token can get"),
+        (
+            {"terminal": lambda x: (4 - x.square().sum(-1)).sqrt(), "remaining": 9.0},
+            "finite wherever a token can get",
+        ),
     ],
 )
 def test_bad_reachable_sets_are_refused_with_the_fix(change, message):
-    request = {"terminal": lambda x: x[..., 0], "remaining": 1.0, "velocities": velocity_ball(1.0, 2), **change}
+    request = {
+        "terminal": lambda x: x[..., 0],
+        "remaining": 1.0,
+        "velocities": velocity_ball(1.0, 2),
+        **change,
+    }
     with pytest.raises(ConfigError, match=message):
         hopf_lax(x=numbers(4, 2).clamp(-1, 1), **request)
 
@@ -465,7 +595,9 @@ def test_the_studys_picture_has_a_panel_for_each_time_and_each_radius(study, tmp
     figure.savefig(tmp_path / "study.png", dpi=40)
 
 
-@pytest.mark.parametrize(("velocities", "radii", "message"), [(3, (1.0,), "width 3"), (2, (), "at least one")])
+@pytest.mark.parametrize(
+    ("velocities", "radii", "message"), [(3, (1.0,), "width 3"), (2, (), "at least one")]
+)
 def test_the_study_is_refused_off_the_plane_and_without_radii(velocities, radii, message):
     with pytest.raises(ConfigError, match=message):
         pde_study(velocity_ball(1.0, velocities), radii=radii)

@@ -35,7 +35,9 @@ def solved(placement: str, form: str = "discrete", **changes) -> tuple[Depth, Co
 
 def at(sublayer: Sublayer, x: Tensor, p: Tensor) -> tuple[Depth, Costate]:
     """A depth of one sublayer, and a costate that says (X, P) at its start."""
-    return Depth([sublayer], 1.0, per_block=1), Costate("discrete", 0.0, (0.0, 1.0), (x, x), (p, p), ((x, p),), (0.0,), Stats())
+    return Depth([sublayer], 1.0, per_block=1), Costate(
+        "discrete", 0.0, (0.0, 1.0), (x, x), (p, p), ((x, p),), (0.0,), Stats()
+    )
 
 
 @pytest.mark.parametrize("form", ["discrete", "continuous"])
@@ -50,8 +52,12 @@ def test_gap_is_what_the_hamiltonian_leaves(placement: str, norm: str, form: str
         assert reading.gap[k] == pytest.approx((p * (v - best)).sum().item(), rel=1e-12)
         assert reading.hamiltonian[k] == pytest.approx(-(p * best).sum().item(), rel=1e-12)
         middle = v - sublayer.output_norm.beta, best - sublayer.output_norm.beta
-        assert reading.alignment[k] == pytest.approx(((p * middle[0]).sum() / (p * middle[1]).sum()).item(), rel=1e-9)
-        assert reading.gap[k] > 0  # eps > 0 keeps v strictly inside, even if it pointed the right way
+        assert reading.alignment[k] == pytest.approx(
+            ((p * middle[0]).sum() / (p * middle[1]).sum()).item(), rel=1e-9
+        )
+        assert (
+            reading.gap[k] > 0
+        )  # eps > 0 keeps v strictly inside, even if it pointed the right way
         assert reading.velocity_norm[k] == pytest.approx(v.norm().item(), rel=1e-12)
         assert reading.costate_norm[k] == pytest.approx(p.norm().item(), rel=1e-12)
 
@@ -63,15 +69,21 @@ def test_cosine_stands_in_where_the_hamiltonian_is_infinite(placement: str) -> N
     reading = maximum_principle(depth, solution)
     assert reading.measures == ["cosine"] * 4
     assert reading.hamiltonian == reading.gap == [math.inf] * 4
-    for alignment, sublayer, (x, p) in zip(reading.alignment, depth.sublayers, solution.starts, strict=True):
+    for alignment, sublayer, (x, p) in zip(
+        reading.alignment, depth.sublayers, solution.starts, strict=True
+    ):
         v = sublayer.velocity(x)
-        assert alignment == pytest.approx(torch.cosine_similarity(v.flatten(), -p.flatten(), dim=0).item(), rel=1e-9)
+        assert alignment == pytest.approx(
+            torch.cosine_similarity(v.flatten(), -p.flatten(), dim=0).item(), rel=1e-9
+        )
 
 
 @pytest.mark.parametrize("placement", UNBOUNDED)
 def test_gap_of_an_unbounded_placement_is_refused_by_name(placement: str) -> None:
     depth, solution = solved(placement)
-    with pytest.raises(ConfigError, match=f"placement '{placement}' has no output norm on its attention sublayer"):
+    with pytest.raises(
+        ConfigError, match=f"placement '{placement}' has no output norm on its attention sublayer"
+    ):
         maximum_principle(depth, solution, measure="gap")
 
 
@@ -127,14 +139,19 @@ def test_gain_of_a_sublayer_scales_its_admissible_set() -> None:
     norm, x, p = NORMS["layernorm"](6).double(), *torch.randn(2, 3, 6, dtype=torch.float64)
     nn.init.normal_(norm.bias)
     field = FeedForward(6, 4).double()
-    plain, scaled = (maximum_principle(*at(Sublayer(field, "ffn", output_norm=norm, gain=g), x, p)) for g in (1.0, 0.25))
+    plain, scaled = (
+        maximum_principle(*at(Sublayer(field, "ffn", output_norm=norm, gain=g), x, p))
+        for g in (1.0, 0.25)
+    )
     assert scaled.gap[0] == pytest.approx(plain.gap[0] / 4, rel=1e-12)
     assert scaled.alignment[0] == pytest.approx(plain.alignment[0], rel=1e-12)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_placement_is_recognised_from_the_norms(placement: str) -> None:
-    assert all(sublayer.placement.name == placement for sublayer in small_model(placement).depth.sublayers)
+    assert all(
+        sublayer.placement.name == placement for sublayer in small_model(placement).depth.sublayers
+    )
 
 
 def test_norms_of_no_placement_are_refused() -> None:
@@ -144,22 +161,42 @@ def test_norms_of_no_placement_are_refused() -> None:
 
 
 def control_charts(readings):
-    page = page_of({"control": plain({"command": "control", "placements": readings, "attained": {}})})
+    page = page_of(
+        {"control": plain({"command": "control", "placements": readings, "attained": {}})}
+    )
     return {chart.title: chart for chapter in page.chapters for chart in chapter.charts}
 
 
 def test_picture_draws_a_line_for_each_model_and_none_where_there_is_no_hamiltonian() -> None:
     readings = {name: maximum_principle(*solved(name)) for name in ("pre", "peri", "output")}
     charts = control_charts({**readings, "peri again": readings["peri"]})
-    assert [line.model for line in charts["Costate"].lines] == ["pre", "peri", "output", "peri again"]
+    assert [line.model for line in charts["Costate"].lines] == [
+        "pre",
+        "peri",
+        "output",
+        "peri again",
+    ]
     gaps = [line for line in charts["Gap to free velocities"].lines if not line.bound]
     assert [line.y for line in gaps] == [readings[name].gap for name in ("peri", "output", "peri")]
     figure = draw(list(charts.values()), "")
     sizes, drawn, alignments = figure.axes[:3]
-    assert [text.get_text() for text in figure.legends[0].get_texts()][:4] == ["pre", "peri", "output", "peri again"]
-    lines = [line for line in drawn.lines if len(line.get_xdata()) == 4 and line.get_marker() not in ("", "None")]
+    assert [text.get_text() for text in figure.legends[0].get_texts()][:4] == [
+        "pre",
+        "peri",
+        "output",
+        "peri again",
+    ]
+    lines = [
+        line
+        for line in drawn.lines
+        if len(line.get_xdata()) == 4 and line.get_marker() not in ("", "None")
+    ]
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 3
-    assert (sizes.get_yscale(), drawn.get_yscale(), alignments.get_yscale()) == ("log", "log", "linear")
+    assert (sizes.get_yscale(), drawn.get_yscale(), alignments.get_yscale()) == (
+        "log",
+        "log",
+        "linear",
+    )
 
 
 def test_unbounded_models_have_no_gap_in_the_picture() -> None:

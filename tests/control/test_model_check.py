@@ -1,4 +1,6 @@
-"""Checks of whole models: verdicts by placement, remedies, ties, and evidence that contradicts a verdict."""
+"""Checks of whole models: verdicts by placement, remedies, ties, and evidence that contradicts a
+verdict.
+"""
 
 import dataclasses
 import functools
@@ -23,7 +25,9 @@ TOKENS = torch.arange(18).reshape(2, 9) % 7
 
 
 def make(placement, norm="layernorm"):
-    config = GPTConfig(vocab_size=7, context=8, depth=1, width=20, heads=2, dt=0.1, placement=placement, norm=norm)
+    config = GPTConfig(
+        vocab_size=7, context=8, depth=1, width=20, heads=2, dt=0.1, placement=placement, norm=norm
+    )
     return learned(GPT(config, seed=1).double(), 0.2).requires_grad_(False)
 
 
@@ -42,7 +46,9 @@ every_norm = pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
 def test_an_output_norm_alone_makes_every_segment_well_posed(placement, norm):
     result = check(placement, norm)
     assert result.agrees, result.failures
-    assert result.verdict == ("well-posed for bounded gains" if PLACEMENTS[placement].output_norm else "degenerate")
+    assert result.verdict == (
+        "well-posed for bounded gains" if PLACEMENTS[placement].output_norm else "degenerate"
+    )
     assert len(result.segments) == 2
     for segment in result.segments:
         assert math.isfinite(segment.certificate.hamiltonian) == PLACEMENTS[placement].output_norm
@@ -54,12 +60,16 @@ def test_each_segment_is_certified_at_the_models_own_costate_and_features(placem
     model, result = make(placement), check(placement)
     found = costate(model, TOKENS[:, :-1], TOKENS[:, 1:], form="continuous")
     assert result.loss == found.loss
-    for segment, sublayer, (x, p) in zip(result.segments, model.depth.sublayers, found.starts, strict=True):
+    for segment, sublayer, (x, p) in zip(
+        result.segments, model.depth.sublayers, found.starts, strict=True
+    ):
         assert segment.costate_norm == pytest.approx(float(p.norm()), rel=1e-14)
         h, last = last_features(sublayer, x), sublayer.field.output_projection
         W = torch.cat([last.weight, last.bias.unsqueeze(-1)], -1)
         raw = h @ W.mT
-        torch.testing.assert_close(raw if sublayer.output_norm is None else sublayer.output_norm(raw), sublayer(x))
+        torch.testing.assert_close(
+            raw if sublayer.output_norm is None else sublayer.output_norm(raw), sublayer(x)
+        )
 
 
 @pytest.mark.cases(1)
@@ -95,13 +105,20 @@ def test_a_kinetic_cost_makes_every_placement_well_posed(placement):
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("placement", ["none", "pre"])
 def test_weight_decay_gives_the_closed_form_of_the_real_features(placement):
-    model, result = make(placement), check(placement, regularization=Regularization(last_map_decay=0.3))
+    model, result = (
+        make(placement),
+        check(placement, regularization=Regularization(last_map_decay=0.3)),
+    )
     assert result.agrees, result.failures
     assert result.verdict == "well-posed, the rest fixed"
     found = costate(model, TOKENS[:, :-1], TOKENS[:, 1:], form="continuous")
-    for segment, sublayer, (x, p) in zip(result.segments, model.depth.sublayers, found.starts, strict=True):
+    for segment, sublayer, (x, p) in zip(
+        result.segments, model.depth.sublayers, found.starts, strict=True
+    ):
         slope = torch.einsum("btm,btd->md", last_features(sublayer, x), p)
-        assert segment.certificate.hamiltonian == pytest.approx(float(slope.square().sum() / 0.6), rel=1e-12)
+        assert segment.certificate.hamiltonian == pytest.approx(
+            float(slope.square().sum() / 0.6), rel=1e-12
+        )
 
 
 def test_under_weight_decay_a_bound_matters_until_it_lets_the_best_weights_in():
@@ -127,7 +144,10 @@ def test_weight_decay_is_refused_where_a_norm_stands_behind_the_last_map(placeme
 
 @every_placement
 def test_two_running_costs_are_refused_everywhere(placement):
-    assert why_not_applicable(PLACEMENTS[placement], Regularization(last_map_decay=0.3, kinetic=0.3)) is not None
+    assert (
+        why_not_applicable(PLACEMENTS[placement], Regularization(last_map_decay=0.3, kinetic=0.3))
+        is not None
+    )
     assert why_not_applicable(PLACEMENTS[placement], Regularization(kinetic=0.3)) is None
     assert why_not_applicable(PLACEMENTS[placement], Regularization()) is None
 
@@ -141,7 +161,8 @@ def test_a_running_cost_has_a_positive_weight_at_which_evidence_is_more_than_rou
 
 @pytest.mark.parametrize("value", [1e-12, 1e12])
 @pytest.mark.parametrize(
-    ("name", "placement"), [("kinetic", "pre"), ("kinetic", "peri"), ("last_map_decay", "pre"), ("gain_decay", "peri")]
+    ("name", "placement"),
+    [("kinetic", "pre"), ("kinetic", "peri"), ("last_map_decay", "pre"), ("gain_decay", "peri")],
 )
 def test_evidence_holds_at_the_smallest_and_the_largest_weight(name, placement, value):
     assert check(placement, regularization=Regularization(**{name: value})).agrees
@@ -151,7 +172,8 @@ def test_evidence_holds_at_the_smallest_and_the_largest_weight(name, placement, 
 @every_placement
 def test_a_zero_costate_is_a_tie_with_h_zero(placement):
     model = make(placement)
-    model.token_embedding.weight.zero_()  # equal logits whatever the hidden state, so the loss does not depend on it
+    # equal logits whatever the hidden state, so the loss does not depend on it
+    model.token_embedding.weight.zero_()
     result = check_model(model, TOKENS[:, :-1], TOKENS[:, 1:])
     assert result.agrees, result.failures
     for segment in result.segments:
@@ -165,7 +187,9 @@ def test_evidence_against_a_verdict_is_named_with_its_segment():
     result = check("peri")
     first = result.segments[0]
     wrong = dataclasses.replace(first.certificate, kkt=0.1)
-    broken = dataclasses.replace(result, segments=(dataclasses.replace(first, certificate=wrong), *result.segments[1:]))
+    broken = dataclasses.replace(
+        result, segments=(dataclasses.replace(first, certificate=wrong), *result.segments[1:])
+    )
     assert isinstance(broken, ModelCheck)
     assert not broken.agrees
     assert broken.evidence["kkt"] == 0.1
@@ -177,7 +201,10 @@ def test_evidence_against_a_verdict_is_named_with_its_segment():
 @pytest.mark.slow
 def test_one_degenerate_segment_makes_the_model_degenerate():
     good, bad = check("peri"), check("pre")
-    assert dataclasses.replace(good, segments=(good.segments[0], bad.segments[1])).verdict == "degenerate"
+    assert (
+        dataclasses.replace(good, segments=(good.segments[0], bad.segments[1])).verdict
+        == "degenerate"
+    )
 
 
 def test_a_map_that_does_not_name_its_last_layer_is_an_error():

@@ -1,4 +1,6 @@
-"""Every norm's set of velocities: H, its maximiser and what is reached, against ascents, brute force and scipy."""
+"""Every norm's set of velocities: H, its maximiser and what is reached, against ascents, brute
+force and scipy.
+"""
 
 import math
 
@@ -41,8 +43,12 @@ def holds(certificate):
 @every
 def test_behind_every_norm_h_is_finite_and_certified(name):
     norm, P = make(name), numbers(TOKENS, WIDTH)
-    certificate = holds(certify(admissible_set(norm, "peri"), P, features=numbers(TOKENS, WIDTH + 1, seed=1)))
-    assert certificate.verdict == ("well-posed for bounded gains" if list(norm.parameters()) else "well-posed")
+    certificate = holds(
+        certify(admissible_set(norm, "peri"), P, features=numbers(TOKENS, WIDTH + 1, seed=1))
+    )
+    assert certificate.verdict == (
+        "well-posed for bounded gains" if list(norm.parameters()) else "well-posed"
+    )
     assert certificate.attained == norm.attained
     assert certificate.hamiltonian == pytest.approx(float(norm.support(-P).sum()), rel=1e-14)
     assert (certificate.gained is None) == (not list(norm.parameters()))
@@ -58,8 +64,12 @@ def test_without_eps_h_is_attained_by_all_but_squashing_norms(name):
 @every
 def test_a_discrete_step_inside_every_norm_is_certified(name):
     norm, P, X = make(name), numbers(TOKENS, WIDTH), numbers(TOKENS, WIDTH, seed=3)
-    certificate = holds(certify(StepImage(image_of(norm), X, 0.5), P, features=numbers(TOKENS, WIDTH + 1, seed=1)))
-    assert certificate.hamiltonian == pytest.approx(2 * float(norm.support(-P).sum() + (P * X).sum()), rel=1e-12)
+    certificate = holds(
+        certify(StepImage(image_of(norm), X, 0.5), P, features=numbers(TOKENS, WIDTH + 1, seed=1))
+    )
+    assert certificate.hamiltonian == pytest.approx(
+        2 * float(norm.support(-P).sum() + (P * X).sum()), rel=1e-12
+    )
 
 
 @every
@@ -75,7 +85,8 @@ def test_a_kinetic_cost_is_certified_whether_or_not_it_leaves_the_edge(name, lam
         sampled = -(z @ p) - lam / 2 * z.square().sum(-1)
         top = -(p @ best) - lam / 2 * best.square().sum()
         assert float(sampled.max()) <= float(top) + 1e-9
-    # nothing but 0 costs nothing: with a small charge the edge is best, with a large one the inside where there is one
+    # nothing but 0 costs nothing: with a small charge the edge is best, with a large one the inside
+    # where there is one
     assert float(charged.support(P)) <= float(norm.support(-P).sum()) + 1e-12
 
 
@@ -105,14 +116,20 @@ def test_a_wrong_h_and_a_wrong_maximiser_are_seen(name, monkeypatch):
     assert not certify(allowed, P).agrees
     monkeypatch.undo()
     top = type(allowed).maximizer
-    monkeypatch.setattr(type(allowed), "maximizer", lambda self, P: self.norm.beta + 0.99 * (top(self, P) - self.norm.beta))
+    monkeypatch.setattr(
+        type(allowed),
+        "maximizer",
+        lambda self, P: self.norm.beta + 0.99 * (top(self, P) - self.norm.beta),
+    )
     assert not certify(allowed, P).agrees
 
 
 @pytest.mark.cases(5)
 @every
 def test_trained_gains_make_h_grow_at_the_proven_slope(name):
-    """By brute force over the sphere of gains and offsets of length 1, H being recomputed from the norm itself."""
+    """By brute force over the sphere of gains and offsets of length 1, H being recomputed from the
+    norm itself.
+    """
     norm, P = make(name, gains=False), numbers(TOKENS, WIDTH)
     slope = image_of(norm).slope_in_gains(P)
     linear = norm.linear_parameters()
@@ -137,10 +154,14 @@ def test_trained_gains_make_h_grow_at_the_proven_slope(name):
 @pytest.mark.cases(5)
 @every
 def test_a_decay_of_gains_is_for_gains(name):
-    """H by an oracle that knows no closed form: theta <- d support/d theta / lam, which never lets the payoff fall, from 20 starts."""
+    """H by an oracle that knows no closed form: theta <- d support/d theta / lam, which never lets
+    the payoff fall, from 20 starts.
+    """
     norm, P, lam = make(name), numbers(TOKENS, WIDTH), 0.5
     if not norm.linear_parameters():
-        with pytest.raises(ConfigError, match="leave gain_decay out, as H is finite whatever is trained"):
+        with pytest.raises(
+            ConfigError, match="leave gain_decay out, as H is finite whatever is trained"
+        ):
             admissible_set(norm, "peri", gain_decay=lam)
         return
     decay = admissible_set(norm, "peri", gain_decay=lam)
@@ -156,7 +177,11 @@ def test_a_decay_of_gains_is_for_gains(name):
                 slopes = torch.autograd.grad(norm.support(-P).sum(), wanted)
             for parameter, slope in zip(own, slopes, strict=True):
                 parameter.requires_grad_(False).copy_(slope / lam)
-        best = max(best, float(norm.support(-P).sum()) - lam / 2 * sum(float(each.square().sum()) for each in own))
+        best = max(
+            best,
+            float(norm.support(-P).sum())
+            - lam / 2 * sum(float(each.square().sum()) for each in own),
+        )
     assert best <= decay.ceiling(P) * (1 + 1e-12)
     assert best == pytest.approx(H, rel=1e-6)
 
@@ -165,7 +190,11 @@ def test_a_decay_of_gains_is_for_gains(name):
 @pytest.mark.parametrize("name", ["scalenorm", "group_rmsnorm", "dyt", "derf"])
 @pytest.mark.parametrize("width", [1, 2])
 def test_a_decay_of_gains_is_certified_where_signs_are_all_there_is(name, width):
-    norm = NORMS[name](width, 0.0, **({"norm_groups": width} if name == "group_rmsnorm" else {})).double().requires_grad_(False)
+    norm = (
+        NORMS[name](width, 0.0, **({"norm_groups": width} if name == "group_rmsnorm" else {}))
+        .double()
+        .requires_grad_(False)
+    )
     holds(certify(admissible_set(norm, "peri", gain_decay=2.0), numbers(TOKENS, width, seed=5)))
 
 
@@ -188,7 +217,9 @@ def test_costates_with_zeros_and_gains_with_zeros_are_certified():
         norm, P = make(name), numbers(TOKENS, WIDTH)
         P[0], P[1, 2] = 0, 0
         norm.gamma[1] = 0
-        found = holds(certify(admissible_set(norm, "peri"), P, features=numbers(TOKENS, WIDTH + 1, seed=1)))
+        found = holds(
+            certify(admissible_set(norm, "peri"), P, features=numbers(TOKENS, WIDTH + 1, seed=1))
+        )
         assert found.ties == (1 if name == "group_rmsnorm" else 2)
         holds(certify(KineticCost(reachable(norm), 0.3), P))
 
@@ -198,7 +229,10 @@ CASES = [{"name": k, "dtype": d} for k in range(len(NORMS)) for d in range(2)]
 
 @pytest.mark.parametrize("case", covering(CASES))
 def test_single_precision_certifies_too(case):
-    name, dtype = sorted(NORMS)[CASES[case]["name"]], (torch.float32, torch.float64)[CASES[case]["dtype"]]
+    name, dtype = (
+        sorted(NORMS)[CASES[case]["name"]],
+        (torch.float32, torch.float64)[CASES[case]["dtype"]],
+    )
     holds(certify(admissible_set(make(name).to(dtype), "peri"), numbers(TOKENS, WIDTH).to(dtype)))
 
 
@@ -217,19 +251,36 @@ def test_a_models_segments_are_certified_behind_and_inside_every_norm(name, plac
     if not ode:
         assert check.form == "discrete"
         assert "is no step of an ODE" in check.instead
-        assert all(segment.step is None and "(z - X)/dt" in segment.certificate.words for segment in check.segments)
+        assert all(
+            segment.step is None and "(z - X)/dt" in segment.certificate.words
+            for segment in check.segments
+        )
 
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
-    ("residual", "verdict"), [("layerscale", "bounded gains"), ("mhc", "well-posed"), ("plain", "well-posed")]
+    ("residual", "verdict"),
+    [("layerscale", "bounded gains"), ("mhc", "well-posed"), ("plain", "well-posed")],
 )
 def test_trained_gains_of_a_residual_are_assumed_by_the_verdict(residual, verdict):
-    """Behind a norm without gains H is finite whatever is trained, unless a residual's gains carry it with them."""
-    config = GPTConfig(256, depth=1, width=8, heads=2, context=4, placement="peri", norm="plain_rmsnorm", residual=residual)
+    """Behind a norm without gains H is finite whatever is trained, unless a residual's gains carry
+    it with them.
+    """
+    config = GPTConfig(
+        256,
+        depth=1,
+        width=8,
+        heads=2,
+        context=4,
+        placement="peri",
+        norm="plain_rmsnorm",
+        residual=residual,
+    )
     model = GPT(config).double().requires_grad_(False)
     check = check_model(model, torch.arange(4)[None], torch.arange(1, 5)[None])
-    assert check.verdict == ("well-posed for bounded gains" if verdict == "bounded gains" else "well-posed")
+    assert check.verdict == (
+        "well-posed for bounded gains" if verdict == "bounded gains" else "well-posed"
+    )
     assert check.agrees
     if residual == "layerscale":
         with pytest.raises(ConfigError, match="does not hold those of the residual"):
@@ -251,5 +302,7 @@ def test_a_decayed_last_map_is_certified_whatever_the_number_of_tokens(tokens, f
     generator = torch.Generator().manual_seed(0)
     h = torch.randn(tokens, features, generator=generator, dtype=torch.float64)
     P = torch.randn(tokens, 8, generator=generator, dtype=torch.float64)
-    found = certify(admissible_set(None, PLACEMENTS["pre"], features=h, last_map_decay=0.1), P, features=h)
+    found = certify(
+        admissible_set(None, PLACEMENTS["pre"], features=h, last_map_decay=0.1), P, features=h
+    )
     assert found.verdict == "well-posed, the rest fixed"

@@ -1,4 +1,6 @@
-"""Gains that are 0 in some channels, inside a norm around the state: what is left of the tangent space and of the image."""
+"""Gains that are 0 in some channels, inside a norm around the state: what is left of the tangent
+space and of the image.
+"""
 
 import math
 
@@ -17,13 +19,17 @@ from tests.helpers import learned, small_model, tokens
 
 WIDTH, TOKENS = 7, 3
 MOVES = {"one": [2], "some": [0, 3, 4], "but one": [0, 1, 2, 4, 5, 6]}
-norms = pytest.mark.parametrize("name", [name for name in NORMS if NORMS[name](8).image in ("ellipsoid", "slice")])
+norms = pytest.mark.parametrize(
+    "name", [name for name in NORMS if NORMS[name](8).image in ("ellipsoid", "slice")]
+)
 channels = pytest.mark.parametrize("which", MOVES)
 
 
 def setting(name, which, seed=0, eps=None):
     generator = torch.Generator().manual_seed(seed)
-    norm = learned(NORMS[name](WIDTH, **({} if eps is None else {"eps": eps})).double(), 0.3, seed + 1).requires_grad_(False)
+    norm = learned(
+        NORMS[name](WIDTH, **({} if eps is None else {"eps": eps})).double(), 0.3, seed + 1
+    ).requires_grad_(False)
     draw = [torch.randn(TOKENS, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2)]
     moves = torch.zeros(WIDTH, dtype=torch.bool)
     moves[MOVES[which]] = True
@@ -37,7 +43,9 @@ def test_velocities_are_what_the_moving_channels_make_of_the_tangent_space(name,
     X = norm.retract(x)
     space = TangentSection(norm, X, moves)
     for j in range(TOKENS):
-        columns = torch.stack([norm.tangent(X[j], moves * e) for e in torch.eye(WIDTH, dtype=torch.float64)], -1)
+        columns = torch.stack(
+            [norm.tangent(X[j], moves * e) for e in torch.eye(WIDTH, dtype=torch.float64)], -1
+        )
         expected = columns @ torch.linalg.pinv(columns, rtol=1e-9) @ P[j]
         torch.testing.assert_close(space.nearest(P)[j], expected, rtol=0, atol=1e-12)
     normal = P - space.nearest(P)
@@ -51,8 +59,13 @@ def test_velocities_are_what_the_moving_channels_make_of_the_tangent_space(name,
 def test_all_channels_make_the_tangent_space_and_a_single_one_behind_layernorm_a_line():
     norm, x, _, moves = setting("layernorm", "but one")
     X = norm.retract(x)
-    assert TangentSection(norm, X, torch.ones_like(moves))._normals.any(-2).sum(-1).tolist() == [2] * TOKENS
-    assert TangentSection(norm, X, moves)._normals.any(-2).sum(-1).tolist() == [2] * TOKENS  # one channel less moves nothing less
+    assert (
+        TangentSection(norm, X, torch.ones_like(moves))._normals.any(-2).sum(-1).tolist()
+        == [2] * TOKENS
+    )
+    assert (
+        TangentSection(norm, X, moves)._normals.any(-2).sum(-1).tolist() == [2] * TOKENS
+    )  # one channel less moves nothing less
     norm, _, _, moves = setting("layernorm", "one")
     assert TangentSection(norm, X, moves)._normals.any(-2).sum(-1).tolist() == [WIDTH - 1] * TOKENS
 
@@ -80,7 +93,13 @@ def test_no_state_of_a_step_exceeds_the_support_and_the_best_one_attains_it(name
     assert float(-(P * best).sum()) == pytest.approx(H, rel=1e-12)
     assert float(section.residual(best)) < 1e-7
     point = X.clone().requires_grad_(True)
-    optimiser = torch.optim.LBFGS([point], max_iter=500, tolerance_grad=1e-14, tolerance_change=0, line_search_fn="strong_wolfe")
+    optimiser = torch.optim.LBFGS(
+        [point],
+        max_iter=500,
+        tolerance_grad=1e-14,
+        tolerance_change=0,
+        line_search_fn="strong_wolfe",
+    )
 
     def loss():
         optimiser.zero_grad()
@@ -93,7 +112,9 @@ def test_no_state_of_a_step_exceeds_the_support_and_the_best_one_attains_it(name
     assert climbed <= H + 1e-9 * scale
     slope = section._slope(P)
     a, b = slope[..., :-1], slope[..., -1:]
-    if bool((b > 0.05 * length(P).amax()).all()) and bool((a.norm(dim=-1) > 0).all()):  # else the best is at infinity
+    if bool((b > 0.05 * length(P).amax()).all()) and bool(
+        (a.norm(dim=-1) > 0).all()
+    ):  # else the best is at infinity
         assert climbed == pytest.approx(H, rel=1e-5)
 
 
@@ -109,14 +130,20 @@ def test_a_norm_with_gains_of_0_is_certified(name, which, dead):
     section = SectionImage(norm, X, moves)
     found = certify(section, P)
     assert found.agrees, found.findings
-    f = torch.randn(50, TOKENS, WIDTH, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
-    assert float(section.residual(norm.with_eps(0.0)(X + 3 * moves * f)).max()) < (1e-6 if norm.eps == 0 else 1e-3)
+    f = torch.randn(
+        50, TOKENS, WIDTH, generator=torch.Generator().manual_seed(7), dtype=torch.float64
+    )
+    assert float(section.residual(norm.with_eps(0.0)(X + 3 * moves * f)).max()) < (
+        1e-6 if norm.eps == 0 else 1e-3
+    )
 
 
 def test_without_channels_that_stand_it_is_the_image_itself():
     norm, X, P, moves = setting("layernorm", "but one", eps=1e-5)
     every = torch.ones_like(moves)
-    assert float(SectionImage(norm, X, every).support(P)) == pytest.approx(float(image_of(norm).support(P)), rel=1e-12)
+    assert float(SectionImage(norm, X, every).support(P)) == pytest.approx(
+        float(image_of(norm).support(P)), rel=1e-12
+    )
 
 
 @pytest.mark.slow
@@ -142,5 +169,7 @@ def test_the_step_is_the_section_moved_and_scaled():
     norm, X, P, moves = setting("rmsnorm", "some", eps=1e-5)
     section = SectionImage(norm, X, moves)
     step = StepImage(section, X, 0.25)
-    assert float(step.support(P)) == pytest.approx((float(section.support(P)) + float((P * X).sum())) / 0.25, rel=1e-12)
+    assert float(step.support(P)) == pytest.approx(
+        (float(section.support(P)) + float((P * X).sum())) / 0.25, rel=1e-12
+    )
     assert certify(step, P).agrees

@@ -30,7 +30,9 @@ DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
 
 def numbers(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 def make(name, width=WIDTH, eps=1e-5, dtype=torch.float64, gains=None):
@@ -61,17 +63,32 @@ WELL_POSED = {
     "filled": (lambda t, d: EllipsoidHull(make("layernorm", dtype=t).to(d)), lambda f, W: 0),
     "ball": (lambda t, d: FrobeniusBall(features(t, d), 2.5), lambda f, W: 0),
     "thin ball": (lambda t, d: FrobeniusBall(features(t, d, rank=2), 2.5), lambda f, W: 0),
-    "weight decay": (lambda t, d: LastMapDecay(features(t, d), 0.7), lambda f, W: 0.35 * (W * W).sum()),
+    "weight decay": (
+        lambda t, d: LastMapDecay(features(t, d), 0.7),
+        lambda f, W: 0.35 * (W * W).sum(),
+    ),
     "kinetic space": (lambda t, d: KineticCost(WholeSpace(), 0.7), kinetic_energy),
     "kinetic tangent": (lambda t, d: KineticCost(tangent("layernorm", t, d), 0.7), kinetic_energy),
-    "kinetic ellipsoid": (lambda t, d: KineticCost(Ellipsoid(make("rmsnorm", dtype=t).to(d)), 0.7), kinetic_energy),
-    "kinetic slice": (lambda t, d: KineticCost(EllipsoidSlice(make("layernorm", dtype=t).to(d)), 0.7), kinetic_energy),
+    "kinetic ellipsoid": (
+        lambda t, d: KineticCost(Ellipsoid(make("rmsnorm", dtype=t).to(d)), 0.7),
+        kinetic_energy,
+    ),
+    "kinetic slice": (
+        lambda t, d: KineticCost(EllipsoidSlice(make("layernorm", dtype=t).to(d)), 0.7),
+        kinetic_energy,
+    ),
     "kinetic filled": (
         lambda t, d: KineticCost(EllipsoidHull(make("layernorm", dtype=t).to(d)), 0.7),
         kinetic_energy,
     ),
-    "kinetic ball": (lambda t, d: KineticCost(FrobeniusBall(features(t, d), 0.3), 0.7), kinetic_energy),
-    "kinetic wide ball": (lambda t, d: KineticCost(FrobeniusBall(features(t, d), 30), 0.7), kinetic_energy),
+    "kinetic ball": (
+        lambda t, d: KineticCost(FrobeniusBall(features(t, d), 0.3), 0.7),
+        kinetic_energy,
+    ),
+    "kinetic wide ball": (
+        lambda t, d: KineticCost(FrobeniusBall(features(t, d), 30), 0.7),
+        kinetic_energy,
+    ),
 }
 well_posed = pytest.mark.parametrize("name", sorted(WELL_POSED))
 
@@ -152,11 +169,16 @@ def test_a_batch_is_its_elements_one_by_one(name):
 @well_posed
 @pytest.mark.parametrize("device", DEVICES)
 def test_single_precision_and_the_device_are_kept(name, device):
-    single, P = build(name, torch.float32, device), numbers(TOKENS, WIDTH, dtype=torch.float32).to(device)
+    single, P = (
+        build(name, torch.float32, device),
+        numbers(TOKENS, WIDTH, dtype=torch.float32).to(device),
+    )
     H, f = single.support(P), single.maximizer(P)
     assert H.dtype == f.dtype == torch.float32
     assert H.device.type == f.device.type == device
-    assert torch.allclose(H.cpu().double(), build(name).support(P.cpu().double()), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(
+        H.cpu().double(), build(name).support(P.cpu().double()), rtol=1e-4, atol=1e-4
+    )
     assert float(single.kkt(P, f)) < 1e-4
 
 
@@ -182,8 +204,12 @@ def test_a_costate_that_is_not_finite_is_refused(name, bad):
     seed=st.integers(0, 10**6),
 )
 @settings(max_examples=40)
-def test_images_that_are_curves_or_discs_match_a_dense_search(name, width, gains, kinetic, filled, seed):
-    """d = 2 (RMSNorm) and d = 3 (LayerNorm): u runs over a circle, or with eps over a disc, in the range of C."""
+def test_images_that_are_curves_or_discs_match_a_dense_search(
+    name, width, gains, kinetic, filled, seed
+):
+    """d = 2 (RMSNorm) and d = 3 (LayerNorm): u runs over a circle, or with eps over a disc, in the
+    range of C.
+    """
     norm = make(name, width, gains=gains[:width])
     image = (Ellipsoid if name == "rmsnorm" else EllipsoidSlice)(norm)
     velocities = EllipsoidHull(norm) if filled else image
@@ -191,7 +217,11 @@ def test_images_that_are_curves_or_discs_match_a_dense_search(name, width, gains
     P = numbers(1, width, seed=seed)
     plane = torch.linalg.svd(norm.centre(torch.eye(width, dtype=torch.float64))).U[:, :2]
     angles = torch.linspace(0, 2 * math.pi, 4001, dtype=torch.float64)
-    lengths = torch.linspace(0, 1, 101, dtype=torch.float64) if filled else torch.ones(1, dtype=torch.float64)
+    lengths = (
+        torch.linspace(0, 1, 101, dtype=torch.float64)
+        if filled
+        else torch.ones(1, dtype=torch.float64)
+    )
     circle = math.sqrt(width) * torch.stack([angles.cos(), angles.sin()], -1) @ plane.mT
     f = norm.beta + norm.gamma * (lengths[:, None, None] * circle)
     values = -(f @ P[0]) - (kinetic or 0) / 2 * f.square().sum(-1)
@@ -201,14 +231,20 @@ def test_images_that_are_curves_or_discs_match_a_dense_search(name, width, gains
     assert float(admissible.residual(admissible.maximizer(P))) < 1e-10
 
 
-@given(sign=st.lists(st.sampled_from([-1.0, 1.0]), min_size=WIDTH, max_size=WIDTH), seed=st.integers(0, 1000))
+@given(
+    sign=st.lists(st.sampled_from([-1.0, 1.0]), min_size=WIDTH, max_size=WIDTH),
+    seed=st.integers(0, 1000),
+)
 @settings(max_examples=25)
 def test_a_negative_gain_mirrors_the_ellipsoid_onto_itself(sign, seed):
     norm, P = make("rmsnorm"), numbers(TOKENS, WIDTH, seed=seed)
     mirrored = make("rmsnorm", gains=(norm.gamma * torch.tensor(sign)).tolist())
     assert torch.allclose(Ellipsoid(norm).support(P), Ellipsoid(mirrored).support(P))
     assert torch.allclose(Ellipsoid(norm).maximizer(P), Ellipsoid(mirrored).maximizer(P))
-    assert torch.allclose(KineticCost(Ellipsoid(norm), 0.5).support(P), KineticCost(Ellipsoid(mirrored), 0.5).support(P))
+    assert torch.allclose(
+        KineticCost(Ellipsoid(norm), 0.5).support(P),
+        KineticCost(Ellipsoid(mirrored), 0.5).support(P),
+    )
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -258,7 +294,9 @@ def test_layernorm_ties_where_only_the_centred_part_vanishes(size, seed):
     image = EllipsoidSlice(norm)
     assert image.ties(P).tolist() == [False, False, True, False]
     assert float(image.residual(image.maximizer(P))) < 1e-12
-    assert math.isclose(float(image.support(P[2:3])), -float(P[2] @ norm.beta), rel_tol=1e-12, abs_tol=1e-12 * size)
+    assert math.isclose(
+        float(image.support(P[2:3])), -float(P[2] @ norm.beta), rel_tol=1e-12, abs_tol=1e-12 * size
+    )
     assert not bool(Ellipsoid(make("rmsnorm", gains=norm.gamma.tolist())).ties(P).any())
 
 
@@ -281,7 +319,9 @@ def test_next_to_a_tie_the_maximiser_stays_on_the_slice():
 )
 @settings(max_examples=100)
 def test_the_secular_equation_finds_the_global_minimum_on_a_sphere(curvature, radius, scale, seed):
-    """Oracle: mu is the largest real root of det((A + mu)^2 - bb'/r^2), an eigenvalue (Gander, Golub, von Matt 1989)."""
+    """Oracle: mu is the largest real root of det((A + mu)^2 - bb'/r^2), an eigenvalue (Gander,
+    Golub, von Matt 1989).
+    """
     a, b = np.array(curvature), scale * numbers(5, seed=seed).numpy()
     companion = np.block([[-np.diag(a), np.outer(b, b) / radius**2], [np.eye(5), -np.diag(a)]])
     eigenvalues = np.linalg.eigvals(companion)
@@ -298,7 +338,9 @@ def test_the_hard_case_fills_the_flattest_direction_with_plus():
     b = torch.tensor([1.0, 0.0, 0.0, -2.0], dtype=torch.float64)
     s, hard = on_sphere(curvature, b, 5.0)
     assert bool(hard)
-    assert torch.allclose(s, torch.tensor([-1.0, math.sqrt(25 - 1 - 1), 0.0, 1.0], dtype=torch.float64))
+    assert torch.allclose(
+        s, torch.tensor([-1.0, math.sqrt(25 - 1 - 1), 0.0, 1.0], dtype=torch.float64)
+    )
     s, hard = on_sphere(curvature, b, 1.0)
     assert not bool(hard)
     assert torch.allclose(s[1:3], torch.zeros(2, dtype=torch.float64))
@@ -308,7 +350,9 @@ def test_an_almost_hard_case_is_solved_with_the_sign_that_b_asks_for():
     curvature = torch.tensor([2.0, 1.0], dtype=torch.float64)
     for tiny in (1e-6, 1e-10, 1e-14):
         s, _ = on_sphere(curvature, torch.tensor([1.0, tiny], dtype=torch.float64), 5.0)
-        assert torch.allclose(s, torch.tensor([-1.0, -math.sqrt(24)], dtype=torch.float64), atol=1e-4)
+        assert torch.allclose(
+            s, torch.tensor([-1.0, -math.sqrt(24)], dtype=torch.float64), atol=1e-4
+        )
 
 
 @given(radius=st.floats(0.01, 100), seed=st.integers(0, 10**6))
@@ -379,7 +423,9 @@ def test_h_over_tangents_is_finite_exactly_where_the_projections_adjoint_vanishe
     space, P = tangent(name), numbers(TOKENS, WIDTH)
     normals = space._normals
     along = (normals @ numbers(TOKENS, normals.shape[-1], 1, seed=8)).squeeze(-1)
-    adjoint = torch.autograd.functional.vjp(lambda f: space.norm.tangent(space.state, f), P, along)[1]
+    adjoint = torch.autograd.functional.vjp(lambda f: space.norm.tangent(space.state, f), P, along)[
+        1
+    ]
     assert float(adjoint.abs().max()) < 1e-13
     assert float(space.support(along)) == 0
     assert float(space.support(P)) == math.inf
@@ -396,7 +442,11 @@ def test_the_whole_space_has_h_zero_at_zero_only():
     assert space.verdict == "degenerate"
 
 
-@pytest.mark.parametrize("space", [WholeSpace(), tangent("layernorm"), tangent("rmsnorm")], ids=["whole", "slice", "ellipsoid"])
+@pytest.mark.parametrize(
+    "space",
+    [WholeSpace(), tangent("layernorm"), tangent("rmsnorm")],
+    ids=["whole", "slice", "ellipsoid"],
+)
 def test_witnesses_are_admissible_of_norm_r_and_steepest(space):
     P = numbers(2, TOKENS, WIDTH)
     f = space.witness(P, 7.0)
@@ -419,7 +469,10 @@ def test_a_tangent_space_of_dimension_zero_is_no_degenerate_problem():
 
 @pytest.mark.parametrize(
     ("state", "message"),
-    [(numbers(TOKENS, WIDTH), "4 tokens"), (torch.full((TOKENS, WIDTH), math.nan).double(), "state has entries .* not finite")],
+    [
+        (numbers(TOKENS, WIDTH), "4 tokens"),
+        (torch.full((TOKENS, WIDTH), math.nan).double(), "state has entries .* not finite"),
+    ],
 )
 def test_a_state_off_the_norms_image_has_no_tangent_space(state, message):
     with pytest.raises(ConfigError, match=message):
@@ -480,7 +533,9 @@ def test_weight_decay_is_a_soft_radius():
     decay = LastMapDecay(h, 0.3)
     radius = float(decay.weights(P).norm())
     assert torch.allclose(FrobeniusBall(h, radius).maximizer(P), decay.maximizer(P))
-    assert math.isclose(float(decay.support(P)), float(FrobeniusBall(h, radius).support(P)) / 2, rel_tol=1e-12)
+    assert math.isclose(
+        float(decay.support(P)), float(FrobeniusBall(h, radius).support(P)) / 2, rel_tol=1e-12
+    )
 
 
 # --- which set a placement has
@@ -516,7 +571,10 @@ def test_rmsnorm_gives_the_whole_ellipsoid():
 @pytest.mark.parametrize("placement", ["none", "pre"])
 def test_bounds_on_the_last_linear_map_make_a_free_placement_well_posed(placement):
     h, P = features(), numbers(TOKENS, WIDTH)
-    ball, decay = (admissible_set(None, placement, features=h, **bound) for bound in ({"radius": 2.0}, {"last_map_decay": 2.0}))
+    ball, decay = (
+        admissible_set(None, placement, features=h, **bound)
+        for bound in ({"radius": 2.0}, {"last_map_decay": 2.0})
+    )
     assert torch.equal(ball.support(P), FrobeniusBall(h, 2.0).support(P))
     assert torch.equal(decay.support(P), LastMapDecay(h, 2.0).support(P))
     both = admissible_set(None, placement, features=h, radius=2.0, kinetic=1.0)
@@ -529,15 +587,35 @@ def test_bounds_on_the_last_linear_map_make_a_free_placement_well_posed(placemen
         ("peri", {}, "'peri' needs norm, its output norm"),
         ("post", {"state": numbers(TOKENS, WIDTH)}, "'post' needs norm, its state norm"),
         ("post", {"norm": make("layernorm")}, "'post' needs state"),
-        ("pre", {"state": numbers(TOKENS, WIDTH)}, "'pre' allows the same velocities at every state"),
+        (
+            "pre",
+            {"state": numbers(TOKENS, WIDTH)},
+            "'pre' allows the same velocities at every state",
+        ),
         ("pre", {"radius": 1.0}, "'pre' needs features"),
         ("pre", {"last_map_decay": 1.0}, "'pre' needs features"),
         ("pre", {"features": features()}, "'pre' got features without a bound"),
-        ("pre", {"features": features(), "radius": 1.0, "last_map_decay": 1.0}, "'pre' got both radius and last_map_decay"),
-        ("pre", {"features": features(), "last_map_decay": 1.0, "kinetic": 1.0}, "'pre' got two running costs"),
-        ("pre", {"features": features(), "radius": -1.0}, "radius = -1.0: give a positive finite number"),
+        (
+            "pre",
+            {"features": features(), "radius": 1.0, "last_map_decay": 1.0},
+            "'pre' got both radius and last_map_decay",
+        ),
+        (
+            "pre",
+            {"features": features(), "last_map_decay": 1.0, "kinetic": 1.0},
+            "'pre' got two running costs",
+        ),
+        (
+            "pre",
+            {"features": features(), "radius": -1.0},
+            "radius = -1.0: give a positive finite number",
+        ),
         ("none", {"kinetic": math.nan}, "kinetic = nan"),
-        ("output", {"norm": make("layernorm"), "features": features(), "radius": 1.0}, "'output' has an output norm, which"),
+        (
+            "output",
+            {"norm": make("layernorm"), "features": features(), "radius": 1.0},
+            "'output' has an output norm, which",
+        ),
         (
             "deepnorm",
             {"norm": make("layernorm"), "state": numbers(1, 6), "last_map_decay": 1.0},
@@ -546,7 +624,9 @@ def test_bounds_on_the_last_linear_map_make_a_free_placement_well_posed(placemen
         ("perri", {}, "did you mean 'peri'"),
     ],
 )
-def test_contradictory_or_missing_options_are_refused_by_the_placements_name(placement, options, message):
+def test_contradictory_or_missing_options_are_refused_by_the_placements_name(
+    placement, options, message
+):
     with pytest.raises(ConfigError, match=message):
         admissible_set(options.pop("norm", None), placement, **options)
 
@@ -555,7 +635,10 @@ def test_contradictory_or_missing_options_are_refused_by_the_placements_name(pla
     ("P", "message"),
     [
         (numbers(TOKENS, WIDTH + 1), "width 7, the admissible set 6"),
-        (numbers(TOKENS, WIDTH, dtype=torch.float32), "dtype torch.float32, the admissible set torch.float64"),
+        (
+            numbers(TOKENS, WIDTH, dtype=torch.float32),
+            "dtype torch.float32, the admissible set torch.float64",
+        ),
         (numbers(WIDTH), "shape"),
         (torch.ones(TOKENS, WIDTH, dtype=torch.int64), "give floats"),
     ],

@@ -1,4 +1,6 @@
-"""What training gains adds to a bounded Hamiltonian: its slope, its remedies, and the words of the verdict."""
+"""What training gains adds to a bounded Hamiltonian: its slope, its remedies, and the words of the
+verdict.
+"""
 
 import math
 
@@ -35,7 +37,9 @@ def make(name, width=WIDTH, eps=1e-5):
 
 
 def costate(seed=0, tokens=TOKENS, width=WIDTH):
-    return numbers(tokens, width, seed=seed) * torch.logspace(-2, 1, tokens, dtype=torch.float64).unsqueeze(-1)
+    return numbers(tokens, width, seed=seed) * torch.logspace(
+        -2, 1, tokens, dtype=torch.float64
+    ).unsqueeze(-1)
 
 
 def normalised(name, x, gamma, beta):
@@ -46,7 +50,9 @@ def normalised(name, x, gamma, beta):
 
 
 def climb(name, P, radius=None, decay=0.0, starts=6):
-    """max of -<P, N(x)> - decay/2 (|gamma|^2 + |beta|^2), gains and offsets within the radius, by scipy from many starts."""
+    """max of -<P, N(x)> - decay/2 (|gamma|^2 + |beta|^2), gains and offsets within the radius, by
+    scipy from many starts.
+    """
     n, d = P.shape
 
     def parts(z):
@@ -61,12 +67,20 @@ def climb(name, P, radius=None, decay=0.0, starts=6):
     def loss(values):
         z = torch.from_numpy(values).requires_grad_()
         x, gamma, beta = parts(z)
-        value = (P * normalised(name, x, gamma, beta)).sum() + decay / 2 * (gamma.square().sum() + beta.square().sum())
+        value = (P * normalised(name, x, gamma, beta)).sum() + decay / 2 * (
+            gamma.square().sum() + beta.square().sum()
+        )
         (slope,) = torch.autograd.grad(value, z)
         return float(value.detach()), slope.numpy()
 
     found = [
-        -minimize(loss, numbers(n * d + 2 * d, seed=seed).numpy(), jac=True, method="L-BFGS-B", options={"maxiter": 2000}).fun
+        -minimize(
+            loss,
+            numbers(n * d + 2 * d, seed=seed).numpy(),
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": 2000},
+        ).fun
         for seed in range(starts)
     ]
     return max(found)
@@ -83,7 +97,12 @@ def test_gains_bounded_by_r_raise_h_by_the_slope_times_r(name):
 
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 10**6), tokens=st.integers(1, 12), width=st.integers(2, 9), name=st.sampled_from(PAPERS))
+@given(
+    seed=st.integers(0, 10**6),
+    tokens=st.integers(1, 12),
+    width=st.integers(2, 9),
+    name=st.sampled_from(PAPERS),
+)
 def test_no_gains_exceed_the_proven_slope(seed, tokens, width, name):
     """From random gains, by an ascent of its own: each step is the gradient's direction."""
     P, norm = numbers(tokens, width, seed=seed), make(name, width)
@@ -109,7 +128,9 @@ def test_for_rmsnorm_the_slope_is_a_concave_programme_on_the_simplex():
         constraints={"type": "eq", "fun": lambda s: s.sum() - 1},
         options={"ftol": 1e-14, "maxiter": 500},
     )
-    assert gain_slope(make("rmsnorm"), P).gain == pytest.approx(-math.sqrt(WIDTH) * found.fun, rel=1e-7)
+    assert gain_slope(make("rmsnorm"), P).gain == pytest.approx(
+        -math.sqrt(WIDTH) * found.fun, rel=1e-7
+    )
 
 
 MISSED_BY_THREE_STARTS = [
@@ -121,7 +142,9 @@ MISSED_BY_THREE_STARTS = [
 
 
 def by_many_starts(norm, P, starts=300, steps=200):
-    """max of sqrt(d) sum_j |C(gamma * p_j)| over |gamma| = 1 by an ascent of its own from many starts."""
+    """max of sqrt(d) sum_j |C(gamma * p_j)| over |gamma| = 1 by an ascent of its own from many
+    starts.
+    """
     gamma = numbers(starts, 1, P.shape[-1], seed=7)
     for _ in range(steps):
         w = norm.centre(gamma * P)
@@ -131,7 +154,10 @@ def by_many_starts(norm, P, starts=300, steps=200):
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("kind", ["missed by three starts", "normal", "positive", "signs", "entries of very different size"])
+@pytest.mark.parametrize(
+    "kind",
+    ["missed by three starts", "normal", "positive", "signs", "entries of very different size"],
+)
 def test_no_other_maximum_of_layernorms_slope_is_higher(kind):
     """The landscape has many local maxima; and H with decaying gains is as high as the highest."""
     shape = {"normal": lambda P: P, "positive": torch.abs, "signs": torch.sign}
@@ -144,16 +170,24 @@ def test_no_other_maximum_of_layernorms_slope_is_higher(kind):
         slope, highest = gain_slope(norm, P), by_many_starts(norm, P)
         assert slope.gain >= highest * (1 - 1e-12)
         assert math.hypot(highest, slope.offset) <= slope.upper * (1 + 1e-12)
-        low, H, high = slope.lower**2 / 1.4, float(GainDecay(norm, 0.7).support(P)), GainDecay(norm, 0.7).ceiling(P)
+        low, H, high = (
+            slope.lower**2 / 1.4,
+            float(GainDecay(norm, 0.7).support(P)),
+            GainDecay(norm, 0.7).ceiling(P),
+        )
         assert low * (1 - 1e-12) <= H <= high * (1 + 1e-12)
 
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("spread", [0.0, 1.0, 3.0])
 def test_rmsnorms_slope_is_proven_to_rounding(spread):
-    """The dual bound meets it, however slowly an ascent would: entries that nearly tie, of one size and of very different ones."""
+    """The dual bound meets it, however slowly an ascent would: entries that nearly tie, of one size
+    and of very different ones.
+    """
     for seed in range(8):
-        P = numbers(1 + seed, 5, seed=seed) * torch.exp(spread * numbers(1 + seed, 5, seed=seed + 50))
+        P = numbers(1 + seed, 5, seed=seed) * torch.exp(
+            spread * numbers(1 + seed, 5, seed=seed + 50)
+        )
         slope = gain_slope(make("rmsnorm", 5), P)
         assert slope.upper == pytest.approx(slope.lower, rel=1e-12)
 
@@ -162,19 +196,25 @@ def test_rmsnorms_slope_is_proven_to_rounding(spread):
 @pytest.mark.parametrize("tie", [1e-2, 1e-3, 1e-4, 1e-5, 1e-8, 1e-12, 0.0])
 @pytest.mark.parametrize("width", [2, 6])
 def test_gains_that_nearly_tie_are_certified_and_those_that_do_count_as_ties(tie, width):
-    """One token: kappa = sqrt(d) max |p_i|, and all gains are equally good where the entries of p are equal."""
+    """One token: kappa = sqrt(d) max |p_i|, and all gains are equally good where the entries of p
+    are equal.
+    """
     P = torch.ones(1, width, dtype=torch.float64)
     P[0, 0] = 1 + tie
     certificate = certify(GainDecay(make("rmsnorm", width), 1.0), P)
     assert certificate.hamiltonian == pytest.approx(width * (1 + tie) ** 2 / 2, rel=1e-14)
     assert certificate.agrees, certificate.findings
-    assert abs(certificate.velocities.gap) < 1e-8  # near ties the payoff is flat to what they differ by
+    assert (
+        abs(certificate.velocities.gap) < 1e-8
+    )  # near ties the payoff is flat to what they differ by
     assert certificate.kkt < 1e-14
     assert certificate.ties == (1 if tie <= 1e-5 else 0)
 
 
 def test_distinct_gains_that_tie_are_seen():
-    """Rows of signs have maxima far apart and equally high: their velocities are no contradiction."""
+    """Rows of signs have maxima far apart and equally high: their velocities are no
+    contradiction.
+    """
     P = numbers(4, 7, seed=0).sign()
     certificate = certify(GainDecay(make("layernorm", 7), 1.0), P)
     assert certificate.agrees, certificate.findings
@@ -185,7 +225,11 @@ def test_distinct_gains_that_tie_are_seen():
 def test_a_costate_of_zero_has_decayed_gains_of_zero(name):
     P = torch.zeros(TOKENS, WIDTH, dtype=torch.float64)
     certificate = certify(GainDecay(make(name), 0.1), P)
-    assert (certificate.hamiltonian, certificate.velocities.best, certificate.velocities.gap) == (0, 0, 0)
+    assert (certificate.hamiltonian, certificate.velocities.best, certificate.velocities.gap) == (
+        0,
+        0,
+        0,
+    )
     assert certificate.ties == TOKENS
     assert certificate.agrees, certificate.findings
 
@@ -205,7 +249,9 @@ def test_the_certificate_of_decayed_gains_sees_an_h_that_is_too_low_or_too_high(
     P, decay = costate(), GainDecay(make("layernorm"), 0.7)
     H = float(decay.support(P))
     for wrong in (0.99, 1.01):
-        monkeypatch.setattr(GainDecay, "support", lambda self, P, wrong=wrong: P.new_tensor(wrong * H))
+        monkeypatch.setattr(
+            GainDecay, "support", lambda self, P, wrong=wrong: P.new_tensor(wrong * H)
+        )
         monkeypatch.setattr(GainDecay, "ceiling", lambda self, P, wrong=wrong: wrong * H)
         assert not certify(decay, P).agrees
 
@@ -214,22 +260,29 @@ def test_the_certificate_of_decayed_gains_sees_an_h_that_is_too_low_or_too_high(
 @every
 def test_a_bounded_set_saturates_with_frozen_gains_and_grows_with_trained_ones(name):
     P = costate()
-    certificate = certify(admissible_set(make(name), "peri"), P, features=numbers(TOKENS, 12, seed=1))
+    certificate = certify(
+        admissible_set(make(name), "peri"), P, features=numbers(TOKENS, 12, seed=1)
+    )
     assert certificate.agrees, certificate.findings
     assert certificate.verdict == "well-posed for bounded gains"
     assert abs(certificate.growth.exponent) < 1e-4
     assert certificate.gained.exponent == pytest.approx(1, abs=1e-4)
     slope = certificate.gain_slope
-    assert certificate.gained.values[-1] / certificate.gained.radii[-1] == pytest.approx(slope.lower, rel=2e-3)
+    assert certificate.gained.values[-1] / certificate.gained.radii[-1] == pytest.approx(
+        slope.lower, rel=2e-3
+    )
     assert all(
-        v <= slope.upper * r * (1 + 1e-9) for r, v in zip(certificate.gained.radii, certificate.gained.values, strict=True)
+        v <= slope.upper * r * (1 + 1e-9)
+        for r, v in zip(certificate.gained.radii, certificate.gained.values, strict=True)
     )
 
 
 @pytest.mark.slow
 @every
 def test_growth_with_gains_is_the_joint_maximum(name):
-    """Against scipy over weights, gains and offsets together on the sphere |W|^2 + |gamma|^2 + |beta|^2 = R^2."""
+    """Against scipy over weights, gains and offsets together on the sphere |W|^2 + |gamma|^2 +
+    |beta|^2 = R^2.
+    """
     P, norm, h = costate(), make(name), numbers(TOKENS, 12, seed=1)
     found = certify(admissible_set(norm, "peri"), P, features=h).gained
     radius, value = found.radii[2], found.values[2]
@@ -244,15 +297,24 @@ def test_growth_with_gains_is_the_joint_maximum(name):
         return float(payoff.detach()), slope.numpy()
 
     starts = [numbers(sum(sizes), seed=seed).numpy() for seed in range(6)]
-    best = max(-minimize(loss, z, jac=True, method="L-BFGS-B", options={"maxiter": 5000, "maxfun": 20000}).fun for z in starts)
+    best = max(
+        -minimize(
+            loss, z, jac=True, method="L-BFGS-B", options={"maxiter": 5000, "maxfun": 20000}
+        ).fun
+        for z in starts
+    )
     assert value == pytest.approx(best, rel=5e-3)
 
 
 @pytest.mark.slow
 def test_a_small_model_at_its_initialisation_passes_its_own_check():
-    """What `ctrans hjb-check --depth 2 --width 32 --context 32 --batch 1` certifies for `peri`: costates with few large tokens."""
+    """What `ctrans hjb-check --depth 2 --width 32 --context 32 --batch 1` certifies for `peri`:
+    costates with few large tokens.
+    """
     model = (
-        GPT(GPTConfig(vocab_size=256, context=32, depth=2, width=32, heads=4, placement="peri")).double().requires_grad_(False)
+        GPT(GPTConfig(vocab_size=256, context=32, depth=2, width=32, heads=4, placement="peri"))
+        .double()
+        .requires_grad_(False)
     )
     text = to_tokens(default_text(), 1, 33)
     check = check_model(model, text[:, :-1], text[:, 1:])
@@ -337,11 +399,15 @@ def test_decay_of_gains_is_refused_where_no_norm_stands_behind_the_map(placement
 
 @pytest.mark.cases(1)
 @every
-@pytest.mark.parametrize(("gain", "eps"), [(1e-3, 1e-5), (1e-5, 1e-5), (1.0, 10.0), (1.0, 1e3), (1.0, 1e6), (1.0, 0.0)])
+@pytest.mark.parametrize(
+    ("gain", "eps"), [(1e-3, 1e-5), (1e-5, 1e-5), (1.0, 10.0), (1.0, 1e3), (1.0, 1e6), (1.0, 0.0)]
+)
 def test_growth_is_measured_where_eps_does_not_show(name, gain, eps):
     norm = NORMS[name](WIDTH, eps).double().requires_grad_(False)
     norm.weight.mul_(gain)
-    certificate = certify(admissible_set(norm, "peri"), costate(), features=numbers(TOKENS, 12, seed=1))
+    certificate = certify(
+        admissible_set(norm, "peri"), costate(), features=numbers(TOKENS, 12, seed=1)
+    )
     assert certificate.agrees, certificate.findings
     assert abs(certificate.growth.exponent) < 1e-4
 
@@ -350,9 +416,13 @@ def test_growth_is_measured_where_eps_does_not_show(name, gain, eps):
 @pytest.mark.parametrize(("name", "width"), [("layernorm", 2), ("rmsnorm", 1)])
 @pytest.mark.parametrize("seed", range(4))
 def test_an_image_of_two_points_per_token_is_certified(name, width, seed):
-    """The ascent over weights cannot go from one point to the other; weights for the points that tokens chose can."""
+    """The ascent over weights cannot go from one point to the other; weights for the points that
+    tokens chose can.
+    """
     certificate = certify(
-        admissible_set(make(name, width), "peri"), numbers(3, width, seed=seed), features=numbers(3, 5, seed=seed + 9)
+        admissible_set(make(name, width), "peri"),
+        numbers(3, width, seed=seed),
+        features=numbers(3, 5, seed=seed + 9),
     )
     assert certificate.agrees, certificate.findings
     assert abs(certificate.weights.gap) < 1e-8
@@ -381,7 +451,9 @@ def test_zero_features_leave_the_set_its_evidence_over_velocities(name):
     name=st.sampled_from(PAPERS),
 )
 def test_no_weights_come_nearer_to_h_than_is_proven(seed, tokens, width, rank, name):
-    """Many ascents over weights against the bound from above, and the count of dimensions that makes it positive."""
+    """Many ascents over weights against the bound from above, and the count of dimensions that
+    makes it positive.
+    """
     rank = min(rank, tokens - 1)
     norm, P = make(name, width), costate(seed, tokens, width)
     h = numbers(tokens, rank, seed=seed + 1) @ numbers(rank, 10, seed=seed + 2)
@@ -395,7 +467,9 @@ def test_no_weights_come_nearer_to_h_than_is_proven(seed, tokens, width, rank, n
 
 
 def test_equal_tokens_with_opposite_costates_lose_what_the_bound_says():
-    """Two tokens of equal features: one direction for both. The best value is sqrt(d)|p_1 + p_2|, by hand."""
+    """Two tokens of equal features: one direction for both. The best value is sqrt(d)|p_1 + p_2|,
+    by hand.
+    """
     norm = NORMS["rmsnorm"](4, 0.0).double().requires_grad_(False)
     P, h = numbers(2, 4), torch.ones(2, 3, dtype=torch.float64)
     certificate = certify(admissible_set(norm, "peri"), P, features=h)

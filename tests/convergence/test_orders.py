@@ -22,7 +22,9 @@ every = pytest.mark.parametrize("placement", NAMES)
 
 
 @every
-@pytest.mark.parametrize("method", [*own_methods(), pytest.param("esdirk4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", [*own_methods(), pytest.param("esdirk4", marks=pytest.mark.slow)]
+)
 def test_every_own_method_has_its_order_on_every_placement(method, placement):
     result = substep_convergence(method, placement)
     assert result.order == pytest.approx(result.formal, abs=0.15), result.errors
@@ -90,11 +92,16 @@ def test_an_adaptive_solver_is_wrong_or_wasteful_over_undeclared_switches():
     segments = small_model("peri", dt=1.0).depth.segments()
     x0 = torch.randn(1, 4, 16, dtype=torch.float64)
     exact = solve(segments, x0, method="tsit5", rtol=1e-12, atol=1e-13).x1
-    whole = [Segment(0, len(segments), lambda t, x: segments[min(int(t), len(segments) - 1)].field(t, x))]
+    whole = [
+        Segment(0, len(segments), lambda t, x: segments[min(int(t), len(segments) - 1)].field(t, x))
+    ]
     tolerances = {"rtol": 1e-5, "atol": 1e-5}
     declared = solve(segments, x0, method="torchdiffeq:dopri5", **tolerances)
     undeclared = solve(whole, x0, method="torchdiffeq:dopri5", **tolerances)
-    errors = [float((s.x1 - exact).detach().norm() / exact.detach().norm()) for s in (declared, undeclared)]
+    errors = [
+        float((s.x1 - exact).detach().norm() / exact.detach().norm())
+        for s in (declared, undeclared)
+    ]
     assert errors[1] > 8 * errors[0]
     assert undeclared.stats.evaluations > 3 * declared.stats.evaluations
 
@@ -102,7 +109,9 @@ def test_an_adaptive_solver_is_wrong_or_wasteful_over_undeclared_switches():
 def test_the_fit_recovers_a_known_order_through_the_next_orders_term():
     sizes = (16, 24, 32, 48, 64)
     errors = tuple(3 * n**-5.0 * (1 + 8 / n) for n in sizes)
-    assert Convergence("substeps", "x", "peri", sizes, errors, 5).order == pytest.approx(5, abs=0.05)
+    assert Convergence("substeps", "x", "peri", sizes, errors, 5).order == pytest.approx(
+        5, abs=0.05
+    )
     assert math.isnan(Convergence("substeps", "x", "peri", sizes, (0.0,) * 5, 5).order)
 
 

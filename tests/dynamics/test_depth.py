@@ -80,11 +80,22 @@ def test_coarsening_averages_constant_weights():
 @pytest.mark.cases(1)
 @every
 def test_refining_constant_weights_keeps_the_ode_of_shared_blocks(name):
-    """With one block, k times the block at dt/k is the same alternating field on a finer clock: both tend to the averaged ODE."""
+    """With one block, k times the block at dt/k is the same alternating field on a finer clock:
+    both tend to the averaged ODE.
+    """
     depth = small_model(name, depth=1, dt=0.2, scale=0.0).depth
-    x = depth.sublayers[0].state_norm(state()) if depth.sublayers[0].state_norm is not None else state()
-    ends = [solve(depth.refine(k).segments(continuous=True), x, method="rk4", steps=1).x1 for k in (8, 16, 32)]
-    assert float((ends[1] - ends[0]).norm() / (ends[2] - ends[1]).norm()) == pytest.approx(2, rel=0.1)
+    x = (
+        depth.sublayers[0].state_norm(state())
+        if depth.sublayers[0].state_norm is not None
+        else state()
+    )
+    ends = [
+        solve(depth.refine(k).segments(continuous=True), x, method="rk4", steps=1).x1
+        for k in (8, 16, 32)
+    ]
+    assert float((ends[1] - ends[0]).norm() / (ends[2] - ends[1]).norm()) == pytest.approx(
+        2, rel=0.1
+    )
 
 
 def test_symmetric_blocks_share_the_weights_of_their_halves_and_the_time():
@@ -103,7 +114,9 @@ def test_symmetric_blocks_share_the_weights_of_their_halves_and_the_time():
 @pytest.mark.parametrize("dt", [0, -1.0, math.nan, math.inf, True])
 def test_a_dt_that_is_no_positive_number_is_refused(dt):
     with pytest.raises(ConfigError, match="dt = "):
-        unchecked(Depth.__init__)(small_model("pre").depth, list(small_model("pre").depth.sublayers), dt)
+        unchecked(Depth.__init__)(
+            small_model("pre").depth, list(small_model("pre").depth.sublayers), dt
+        )
 
 
 def test_requests_that_do_not_fit_the_blocks_are_refused():

@@ -24,9 +24,15 @@ def points(*shape, seed=0):
 
 MADE = {name: make(name) for name in NORMS}
 every = pytest.mark.parametrize("name", sorted(NORMS))
-spheres = pytest.mark.parametrize("name", sorted(name for name, norm in MADE.items() if isinstance(norm, SphereNorm)))
-surfaces = pytest.mark.parametrize("name", sorted(name for name, norm in MADE.items() if norm.has_tangent))
-full = pytest.mark.parametrize("name", sorted(name for name, norm in MADE.items() if not norm.has_tangent))
+spheres = pytest.mark.parametrize(
+    "name", sorted(name for name, norm in MADE.items() if isinstance(norm, SphereNorm))
+)
+surfaces = pytest.mark.parametrize(
+    "name", sorted(name for name, norm in MADE.items() if norm.has_tangent)
+)
+full = pytest.mark.parametrize(
+    "name", sorted(name for name, norm in MADE.items() if not norm.has_tangent)
+)
 both = pytest.mark.parametrize("name", PAPERS)
 
 
@@ -88,7 +94,9 @@ def test_the_degree_is_what_it_says(name):
     away = norm(7 * x) - norm.beta
     if norm.degree is not None:
         assert torch.allclose(away, 7.0**norm.degree * (norm(x) - norm.beta), atol=1e-12)
-        assert torch.allclose(norm.jacobian(7 * x), 7.0 ** (norm.degree - 1) * norm.jacobian(x), atol=1e-13)
+        assert torch.allclose(
+            norm.jacobian(7 * x), 7.0 ** (norm.degree - 1) * norm.jacobian(x), atol=1e-13
+        )
     else:
         assert not torch.allclose(away, norm(x) - norm.beta, atol=1e-2)
         assert not torch.allclose(away, 7 * (norm(x) - norm.beta), atol=1e-2)
@@ -99,7 +107,8 @@ def test_tangent_is_the_projection_onto_the_images_tangent_space_by_dense_algebr
     norm = make(name)
     x, f = norm(points(WIDTH)), points(WIDTH, seed=1)
     gamma = norm.gamma
-    # in u-coordinates it is what is orthogonal to the normals times gamma: project by least squares on a basis of it
+    # in u-coordinates it is what is orthogonal to the normals times gamma: project by least squares
+    # on a basis of it
     normals = (gamma.unsqueeze(-1) * norm.normals(x)).T
     basis = torch.linalg.svd(normals).Vh[len(normals) :]
     assert torch.allclose(norm.tangent(x, f), gamma * (basis.T @ (basis @ (f / gamma))), atol=1e-13)
@@ -130,14 +139,21 @@ def test_retraction_is_the_identity_on_the_image_and_lands_on_it(name):
 def test_retraction_agrees_with_the_tangent_projection_to_second_order(name):
     norm = make(name)
     x, f = norm(points(10, WIDTH)), points(10, WIDTH, seed=1)
-    gaps = [float((norm.retract(x + h * f) - x - h * norm.tangent(x, f)).norm()) for h in (1e-3, 1e-4)]
+    gaps = [
+        float((norm.retract(x + h * f) - x - h * norm.tangent(x, f)).norm()) for h in (1e-3, 1e-4)
+    ]
     assert gaps[0] / gaps[1] == pytest.approx(100, rel=0.05)
 
 
 @full
 def test_a_full_image_has_no_tangent_and_says_why(name):
     norm, x = make(name), points(WIDTH)
-    for call in (lambda: norm.tangent(x, x), lambda: norm.retract(x), lambda: norm.normals(x), lambda: norm.outside_domain(x)):
+    for call in (
+        lambda: norm.tangent(x, x),
+        lambda: norm.retract(x),
+        lambda: norm.normals(x),
+        lambda: norm.outside_domain(x),
+    ):
         with pytest.raises(ConfigError, match="is no step of an ODE: use the discrete model"):
             call()
     with pytest.raises(ConfigError, match="does not divide a token by its size"):
@@ -161,7 +177,9 @@ def test_support_bounds_every_point_of_the_image_and_the_maximiser_has_it(name, 
 @pytest.mark.cases(6)
 @every
 def test_support_is_what_an_optimiser_finds_through_the_norm_and_no_more(name):
-    """By scipy, from a random start, over inputs within a ball of radius 1000 in the end, with autograd's slopes."""
+    """By scipy, from a random start, over inputs within a ball of radius 1000 in the end, with
+    autograd's slopes.
+    """
     norm, p = make(name, eps=1e-8).requires_grad_(False), points(WIDTH, seed=5)
 
     def payoff(values):
@@ -171,7 +189,10 @@ def test_support_is_what_an_optimiser_finds_through_the_norm_and_no_more(name):
         return float(value.detach()), slope.numpy()
 
     found = [
-        -minimize(payoff, 0.3 * points(WIDTH, seed=seed).numpy(), jac=True, options={"gtol": 1e-12}).fun for seed in range(5)
+        -minimize(
+            payoff, 0.3 * points(WIDTH, seed=seed).numpy(), jac=True, options={"gtol": 1e-12}
+        ).fun
+        for seed in range(5)
     ]
     assert max(found) == pytest.approx(float(norm.support(p)), rel=1e-6)
     assert max(found) <= float(norm.support(p)) * (1 + 1e-12)
@@ -179,12 +200,16 @@ def test_support_is_what_an_optimiser_finds_through_the_norm_and_no_more(name):
 
 @every
 @pytest.mark.parametrize("eps", [0.0, 1e-3])
-def test_inputs_of_a_length_come_as_near_to_the_support_as_is_said_and_attain_it_only_where_that_is_said(name, eps):
+def test_inputs_of_a_length_come_as_near_to_the_support_as_is_said_and_attain_it_only_where_that_is_said(
+    name, eps
+):
     norm, p = make(name, eps).requires_grad_(False), points(4, WIDTH)
     centre = -getattr(norm, "shift", torch.zeros(1)) / getattr(norm, "alpha", torch.ones(1))
     signs = torch.sign(norm.gamma * p * getattr(norm, "alpha", torch.ones(1)))
     ways = {"box": signs, "ball": p, "ellipsoids": norm.gamma * p}
-    way = ways.get(norm.image, norm.gamma * p - (norm.gamma * p).mean(-1, keepdim=True) * norm.centred)
+    way = ways.get(
+        norm.image, norm.gamma * p - (norm.gamma * p).mean(-1, keepdim=True) * norm.centred
+    )
     if norm.image == "ellipsoids":
         way = torch.nn.functional.normalize(norm.apart(way), dim=-1).flatten(-2)
     way = way / way.norm(dim=-1, keepdim=True)
@@ -207,7 +232,10 @@ def test_rms_support_is_larger_than_layernorms_unless_the_costate_is_centred():
 
 def test_ties_are_recognised_and_broken_by_the_stated_rule():
     layer, rms = LayerNorm(WIDTH, 0).double(), RMSNorm(WIDTH, 0).double()
-    constant, zero = torch.full((WIDTH,), 0.7, dtype=torch.float64), torch.zeros(WIDTH, dtype=torch.float64)
+    constant, zero = (
+        torch.full((WIDTH,), 0.7, dtype=torch.float64),
+        torch.zeros(WIDTH, dtype=torch.float64),
+    )
     assert bool(layer.ties(constant))
     assert not bool(rms.ties(constant))
     assert bool(rms.ties(zero))
@@ -220,7 +248,14 @@ def test_ties_are_recognised_and_broken_by_the_stated_rule():
 def test_a_costate_of_zero_ties_and_others_do_not(name):
     norm = make(name)
     assert bool(norm.ties(torch.zeros(2, WIDTH, dtype=torch.float64)).all())
-    assert float(norm.constraint_violation(norm.maximizer(torch.zeros(WIDTH, dtype=torch.float64))).detach()) < 1e-13
+    assert (
+        float(
+            norm.constraint_violation(
+                norm.maximizer(torch.zeros(WIDTH, dtype=torch.float64))
+            ).detach()
+        )
+        < 1e-13
+    )
     assert not bool(norm.ties(points(5, WIDTH)).any())
 
 
@@ -246,7 +281,9 @@ def test_geometry_that_a_zero_gain_makes_undefined_is_refused():
             call()
 
 
-@pytest.mark.parametrize("name", sorted(name for name, norm in NORMS.items() if not norm.has_offset))
+@pytest.mark.parametrize(
+    "name", sorted(name for name, norm in NORMS.items() if not norm.has_offset)
+)
 def test_an_offset_is_refused_where_there_is_none(name):
     with pytest.raises(ConfigError, match="no offset"):
         NORMS[name](WIDTH, bias=True)
@@ -255,9 +292,21 @@ def test_an_offset_is_refused_where_there_is_none(name):
 @pytest.mark.parametrize(
     ("name", "said", "words"),
     [
-        ("rmsnorm", {"norm_alpha": 0.5}, "norm_alpha = 0.5 has no meaning for norm 'rmsnorm': leave it out, or choose dyt, derf"),
-        ("dyt", {"norm_groups": 2}, "norm_groups = 2 has no meaning for norm 'dyt': leave it out, or choose group_rmsnorm"),
-        ("group_rmsnorm", {"norm_groups": 4}, "norm_groups = 4: give a whole number that divides the width 6"),
+        (
+            "rmsnorm",
+            {"norm_alpha": 0.5},
+            "norm_alpha = 0.5 has no meaning for norm 'rmsnorm': leave it out, or choose dyt, derf",
+        ),
+        (
+            "dyt",
+            {"norm_groups": 2},
+            "norm_groups = 2 has no meaning for norm 'dyt': leave it out, or choose group_rmsnorm",
+        ),
+        (
+            "group_rmsnorm",
+            {"norm_groups": 4},
+            "norm_groups = 4: give a whole number that divides the width 6",
+        ),
         ("group_rmsnorm", {"norm_groups": 0}, "norm_groups = 0: give a whole number"),
         ("dyt", {"norm_alpha": 0.0}, "norm_alpha = 0.0: give a number from 1e-12"),
         ("clip_length", {"norm_radius": math.inf}, "norm_radius = inf: give a finite number"),
@@ -287,7 +336,9 @@ def test_lower_precision_keeps_its_type_and_is_close(name, dtype):
 
 @every
 def test_where_a_norm_is_linear_in_parameters_it_names_them(name):
-    """The derivative along them, each times its factor, is the norm's own output; a norm that names none has none to train."""
+    """The derivative along them, each times its factor, is the norm's own output; a norm that names
+    none has none to train.
+    """
     norm, x = make(name), points(5, WIDTH)
     factors = norm.linear_parameters()
     if not factors:
@@ -328,4 +379,6 @@ def test_constraint_violation_of_a_ball_is_0_inside():
     direction = points(WIDTH, seed=9)
     direction = direction * math.sqrt(WIDTH) * norm.radius / direction.norm()
     for length, expected in ((0.5, 0.0), (1.0, 0.0), (1.5, 1.25)):
-        assert float(norm.constraint_violation(length * direction)) == pytest.approx(expected, abs=1e-14)
+        assert float(norm.constraint_violation(length * direction)) == pytest.approx(
+            expected, abs=1e-14
+        )

@@ -1,4 +1,6 @@
-"""ODEBlock: the discrete block at one Euler step, the ODE beyond it, differentiable by every kind of gradient, in any model."""
+"""ODEBlock: the discrete block at one Euler step, the ODE beyond it, differentiable by every kind
+of gradient, in any model.
+"""
 
 import copy
 
@@ -31,11 +33,15 @@ class Masked(nn.Module):
 def block(placement="pre", attention=None, dtype=torch.float64, **options):
     torch.manual_seed(0)
     attention = attention() if attention else Attention(WIDTH, 2)
-    return learned(ODEBlock(attention, FeedForward(WIDTH, 16), placement, width=WIDTH, **options)).to(dtype)
+    return learned(
+        ODEBlock(attention, FeedForward(WIDTH, 16), placement, width=WIDTH, **options)
+    ).to(dtype)
 
 
 def state(dtype=torch.float64):
-    return torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        2, 5, WIDTH, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    ).to(dtype)
 
 
 def plain_step(placement, part, x, dt):
@@ -67,7 +73,10 @@ def test_one_euler_step_has_the_bits_of_the_discrete_block(placement, dtype):
 def test_many_steps_approach_what_an_adaptive_method_finds(placement):
     x = state()
     exact = block(placement, dt=0.5, method="tsit5", rtol=1e-10, atol=1e-10)(x)
-    errors = [float((block(placement, dt=0.5, method="rk4", steps=steps)(x) - exact).detach().norm()) for steps in (4, 8)]
+    errors = [
+        float((block(placement, dt=0.5, method="rk4", steps=steps)(x) - exact).detach().norm())
+        for steps in (4, 8)
+    ]
     assert errors[1] < 1e-4 * float(exact.detach().norm())
     assert errors[0] / errors[1] > 2**3
 
@@ -77,7 +86,10 @@ def test_many_steps_approach_what_an_adaptive_method_finds(placement):
 def test_kinds_of_gradient_agree(gradient):
     found = []
     for kind in ("backprop", gradient):
-        made, x = block("peri", method="rk4", steps=8, dt=0.1, gradient=kind), state().requires_grad_()
+        made, x = (
+            block("peri", method="rk4", steps=8, dt=0.1, gradient=kind),
+            state().requires_grad_(),
+        )
         made(x).square().sum().backward()
         found.append([x.grad, *(p.grad for p in made.parameters())])
     for expected, got in zip(*found, strict=True):
@@ -100,7 +112,10 @@ def test_context_reaches_every_evaluation_of_attention_and_hides_what_it_masks()
 @pytest.mark.parametrize("gradient", sorted(GRADIENTS))
 def test_gradient_uses_the_context_of_its_own_forward_pass(gradient):
     masks = torch.tensor([[[True] * 5] * 2, [[True, True, False, False, False]] * 2])
-    together, apart = block(attention=Masked, gradient=gradient), block(attention=Masked, gradient=gradient)
+    together, apart = (
+        block(attention=Masked, gradient=gradient),
+        block(attention=Masked, gradient=gradient),
+    )
     sum(together(state(), mask=mask).square().sum() for mask in masks).backward()
     for mask in masks:
         apart(state(), mask=mask).square().sum().backward()
@@ -110,12 +125,18 @@ def test_gradient_uses_the_context_of_its_own_forward_pass(gradient):
 
 def test_trains_inside_another_model_and_comes_back_from_its_state_dict():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(7, WIDTH), block("peri", method="midpoint", dtype=torch.float32), nn.Linear(WIDTH, 7))
+    model = nn.Sequential(
+        nn.Embedding(7, WIDTH),
+        block("peri", method="midpoint", dtype=torch.float32),
+        nn.Linear(WIDTH, 7),
+    )
     tokens = torch.randint(0, 7, (4, 6))
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(30):
-        loss = nn.functional.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+        loss = nn.functional.cross_entropy(
+            model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+        )
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -131,7 +152,13 @@ def test_names_in_the_state_dict_are_as_documented():
     names = {name.rsplit(".", 1)[0] for name in block("peri").state_dict()}
     first, second = "depth.sublayers.0", "depth.sublayers.1"
     norms = {f"{part}.{norm}" for part in (first, second) for norm in ("input_norm", "output_norm")}
-    assert names == {*norms, f"{first}.field.qkv", f"{first}.field.out", f"{second}.field.up", f"{second}.field.down"}
+    assert names == {
+        *norms,
+        f"{first}.field.qkv",
+        f"{first}.field.out",
+        f"{second}.field.up",
+        f"{second}.field.down",
+    }
 
 
 @pytest.mark.parametrize(
@@ -177,5 +204,10 @@ def test_a_context_around_a_map_hides_nothing_of_what_the_map_says_of_its_tokens
 
 def test_a_state_of_another_width_is_refused_with_the_width_that_is_wanted():
     block = ODEBlock(Attention(16, 2), FeedForward(16, 32))
-    with pytest.raises(ConfigError, match=r"the state is \(2, 5, 8\), but the block's width is 16: give \(\*batch, tokens, 16\)"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"the state is \(2, 5, 8\), but the block's width is 16: give \(\*batch, tokens, 16\)"
+        ),
+    ):
         block(torch.zeros(2, 5, 8))

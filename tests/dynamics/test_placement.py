@@ -1,4 +1,6 @@
-"""How a model's placements are spelt: one text for all that mean the same, and the arrangement is got back from it."""
+"""How a model's placements are spelt: one text for all that mean the same, and the arrangement is
+got back from it.
+"""
 
 import dataclasses
 import itertools
@@ -20,7 +22,11 @@ blocks = st.lists(entries, min_size=1, max_size=12)
 def config(depth, placement):
     """What a user makes, who may give what the field's annotation does not say."""
     made = object.__new__(GPTConfig)
-    for key, value in {**dataclasses.asdict(GPTConfig()), "depth": depth, "placement": placement}.items():
+    for key, value in {
+        **dataclasses.asdict(GPTConfig()),
+        "depth": depth,
+        "placement": placement,
+    }.items():
         object.__setattr__(made, key, value)
     unchecked(GPTConfig.__post_init__)(made)
     return made
@@ -38,16 +44,30 @@ def arranged(text, count):
 def test_a_list_by_block_is_got_back_from_its_text(listed):
     assert arranged(spell(listed), len(listed)) == [pair(entry) for entry in listed]
     assert spell(spell(listed)) == spell(listed)
-    assert arranged(spell_for(listed, len(listed)), len(listed)) == [pair(entry) for entry in listed]
+    assert arranged(spell_for(listed, len(listed)), len(listed)) == [
+        pair(entry) for entry in listed
+    ]
 
 
 @given(st.lists(st.tuples(entries, st.integers(1, 4)), min_size=1, max_size=6), st.booleans())
 def test_whatever_means_the_same_has_one_text(runs, doubled):
-    """A text with runs cut anywhere, pairs of equal names written out, counts of 1 left out or zeros before them."""
+    """A text with runs cut anywhere, pairs of equal names written out, counts of 1 left out or
+    zeros before them.
+    """
 
     def written(entry, count):
-        name = "/".join(pair(entry)) if doubled else entry if isinstance(entry, str) else "/".join(entry)
-        return name if count == 1 and not doubled and len(runs) > 1 else f"{name}*{'0' * doubled}{count}"
+        name = (
+            "/".join(pair(entry))
+            if doubled
+            else entry
+            if isinstance(entry, str)
+            else "/".join(entry)
+        )
+        return (
+            name
+            if count == 1 and not doubled and len(runs) > 1
+            else f"{name}*{'0' * doubled}{count}"
+        )
 
     typed = "+".join(written(*run) for run in runs)
     listed = [entry for entry, count in runs for _ in range(count)]
@@ -58,7 +78,11 @@ def test_whatever_means_the_same_has_one_text(runs, doubled):
 
 @given(names, names)
 def test_two_names_for_all_blocks(attention, ffn):
-    assert spell((attention, ffn)) == spell(f"{attention}/{ffn}") == (attention if attention == ffn else f"{attention}/{ffn}")
+    assert (
+        spell((attention, ffn))
+        == spell(f"{attention}/{ffn}")
+        == (attention if attention == ffn else f"{attention}/{ffn}")
+    )
     assert arranged(spell((attention, ffn)), 3) == [(attention, ffn)] * 3
 
 
@@ -75,8 +99,20 @@ def test_cases_of_the_spelling():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["pre"], "'pre*1' is for 1 block and the model has 3: make them agree, or give 'pre' for all blocks"),
-        (["post", "pre"], "'post/pre' for attention and FFN (in Python the tuple ('post', 'pre'); a list goes by blocks)"),
+        (
+            ["pre"],
+            (
+                "'pre*1' is for 1 block and the model has 3: make them agree, or give 'pre' for all"
+                " blocks"
+            ),
+        ),
+        (
+            ["post", "pre"],
+            (
+                "'post/pre' for attention and FFN (in Python the tuple ('post', 'pre'); a list goes"
+                " by blocks)"
+            ),
+        ),
         (("post", "pre", "pre"), "a tuple of two names for attention and FFN, or a list"),
         ((), "a tuple of two names"),
         ([], "a list with one of these for each block"),

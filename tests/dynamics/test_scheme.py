@@ -14,8 +14,14 @@ def test_the_largest_tokens_error_is_kept_below_the_tolerance_where_an_average_o
     x0 = torch.zeros(1, 12, 16, dtype=torch.float64)
     x0[0, 0] = torch.randn(16, dtype=torch.float64)
     exact = trajectory(depth, x0, method="tsit5", rtol=1e-12, atol=1e-13).x1
-    found = {norm: trajectory(depth, x0, method="tsit5", rtol=1e-5, atol=1e-5, norm=norm) for norm in ("rms", "token", "max")}
-    errors = {norm: float(torch.linalg.vector_norm(each.x1 - exact, dim=-1).detach().max()) for norm, each in found.items()}
+    found = {
+        norm: trajectory(depth, x0, method="tsit5", rtol=1e-5, atol=1e-5, norm=norm)
+        for norm in ("rms", "token", "max")
+    }
+    errors = {
+        norm: float(torch.linalg.vector_norm(each.x1 - exact, dim=-1).detach().max())
+        for norm, each in found.items()
+    }
     steps = {norm: each.stats.accepted for norm, each in found.items()}
     assert steps["rms"] <= steps["token"] <= steps["max"]
     assert errors["token"] < errors["rms"]
@@ -29,7 +35,9 @@ def test_an_unknown_norm_is_refused_when_the_scheme_is_made():
 def test_a_norm_of_the_error_is_refused_for_a_method_that_estimates_none():
     with pytest.raises(ConfigError, match="fixed steps and takes no norm"):
         Scheme("rk4", norm="max")
-    with pytest.raises(ConfigError, match="takes no norm"):  # how far its two states are apart is measured by their lengths
+    with pytest.raises(
+        ConfigError, match="takes no norm"
+    ):  # how far its two states are apart is measured by their lengths
         Scheme("rk4", norm="max", gradient="reversible")
     assert Scheme("tsit5", norm="max", gradient="reversible").norm == "max"
 

@@ -8,7 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctrans.dynamics.fields import ACTIVATIONS, Attention, FeedForward, reference_kernels, spectral_norm
+from ctrans.dynamics.fields import (
+    ACTIVATIONS,
+    Attention,
+    FeedForward,
+    reference_kernels,
+    spectral_norm,
+)
 from ctrans.dynamics.norm import RMSNorm
 from ctrans.dynamics.placement import PLACEMENTS, get_placement
 from ctrans.dynamics.sublayer import Sublayer
@@ -31,7 +37,9 @@ def attention_by_hand(attention, x):
         for i in range(tokens):
             seen = range(i + 1) if attention.causal else range(tokens)
             qi = attention.query_norm(q[i, part])
-            scores = torch.stack([qi @ attention.key_norm(k[j, part]) for j in seen]) / (attention.temperature * math.sqrt(size))
+            scores = torch.stack([qi @ attention.key_norm(k[j, part]) for j in seen]) / (
+                attention.temperature * math.sqrt(size)
+            )
             weights = scores.exp() / scores.exp().sum()
             mixed[i, part] = sum(w * v[j, part] for w, j in zip(weights, seen, strict=True))
     return mixed @ attention.out.weight.T + attention.out.bias
@@ -41,7 +49,9 @@ def attention_by_hand(attention, x):
 @pytest.mark.parametrize("qk_norm", [True, False])
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_attention_is_its_definition_on_both_paths(causal, qk_norm, temperature):
-    attention = learned(Attention(12, 3, causal=causal, qk_norm=qk_norm, temperature=temperature).double())
+    attention = learned(
+        Attention(12, 3, causal=causal, qk_norm=qk_norm, temperature=temperature).double()
+    )
     x = states(5, 12)
     expected = attention_by_hand(attention, x)
     assert torch.allclose(attention(x), expected, atol=1e-13)
@@ -90,14 +100,18 @@ def test_no_output_token_is_longer_than_the_bound(activation, kind, size, seed):
     field = Attention(8, 2) if kind == "attention" else FeedForward(8, 12, activation=activation)
     field = learned(field.double(), 0.5, seed)
     x = size * states(2, 5, 8, seed=seed)
-    assert float(field(x).norm(dim=-1).max()) <= field.bound().at(float(x.norm(dim=-1).max())) * (1 + 1e-12)
+    assert float(field(x).norm(dim=-1).max()) <= field.bound().at(float(x.norm(dim=-1).max())) * (
+        1 + 1e-12
+    )
 
 
 def test_attentions_bound_is_attained_by_equal_tokens_along_the_top_direction():
     attention = Attention(8, 1, bias=False).double()
     product = attention.out.weight @ attention.qkv.weight.chunk(3)[2]
     _, s, vh = torch.linalg.svd(product)
-    assert float(attention(vh[0].repeat(4, 1)).norm(dim=-1).max()) == pytest.approx(attention.bound().gain, rel=1e-10)
+    assert float(attention(vh[0].repeat(4, 1)).norm(dim=-1).max()) == pytest.approx(
+        attention.bound().gain, rel=1e-10
+    )
     assert attention.bound().gain == pytest.approx(float(s[0]), rel=1e-10)
 
 
@@ -120,13 +134,17 @@ def test_raw_velocity_and_step_are_what_the_placement_table_says(name):
         v = v / (2 * model.config.depth) ** 0.25 if name == "deepnorm" else v
         assert torch.allclose(sublayer(x), v, atol=1e-14)
         y = x + dt * v
-        assert torch.allclose(sublayer.step(x, dt), sublayer.state_norm(y) if placement.state_norm else y, atol=1e-14)
+        assert torch.allclose(
+            sublayer.step(x, dt), sublayer.state_norm(y) if placement.state_norm else y, atol=1e-14
+        )
         velocity = sublayer.state_norm.tangent(x, v) if placement.state_norm else v
         assert torch.allclose(sublayer.velocity(x), velocity, atol=1e-14)
 
 
 def test_a_sublayer_keeps_its_placement_where_its_parts_are_those_of_another():
-    """DeepNorm with alpha = 1 has the parts of `post`, and is still DeepNorm: in a model, its copies and around other maps."""
+    """DeepNorm with alpha = 1 has the parts of `post`, and is still DeepNorm: in a model, its
+    copies and around other maps.
+    """
     model = small_model("deepnorm", alpha=1.0)
     depths = [model.depth, model.depth.refine(2), copy.deepcopy(model.depth)]
     for part in [part for depth in depths for part in depth.sublayers]:
@@ -141,9 +159,19 @@ def test_a_sublayer_keeps_its_placement_where_its_parts_are_those_of_another():
 def test_the_table_of_placements_is_complete_and_says_where_a_final_norm_stands():
     page = (Path(__file__).parents[2] / "docs/commands/architecture.md").read_text()
     rows = [f"| `{p.name}` | {p.velocity} | {p.step} | {p.seen_in} |" for p in PLACEMENTS.values()]
-    assert "| placement | velocity | discrete step | seen in |\n| --- | --- | --- | --- |\n" + "\n".join(rows) + "\n\n" in page
+    assert (
+        "| placement | velocity | discrete step | seen in |\n| --- | --- | --- | --- |\n"
+        + "\n".join(rows)
+        + "\n\n"
+        in page
+    )
     assert all(name == placement.name for name, placement in PLACEMENTS.items())
-    assert {p.name for p in PLACEMENTS.values() if p.final_norm} >= {"none", "pre", "peri", "output"}
+    assert {p.name for p in PLACEMENTS.values() if p.final_norm} >= {
+        "none",
+        "pre",
+        "peri",
+        "output",
+    }
     assert not any(PLACEMENTS[name].final_norm for name in ("post", "pre_post", "deepnorm"))
 
 
@@ -168,6 +196,10 @@ def test_unknown_names_are_answered_with_the_nearest():
     ],
 )
 def test_arguments_of_methods_are_checked(method, arguments, named):
-    arguments, options = (arguments[:2], {"continuous": arguments[2]}) if method == "segment" else (arguments, {})
+    arguments, options = (
+        (arguments[:2], {"continuous": arguments[2]}) if method == "segment" else (arguments, {})
+    )
     with pytest.raises(ConfigError, match=re.escape(named)):
-        as_called(getattr(Sublayer, method))(small_model("pre").depth.sublayers[0], *arguments, **options)
+        as_called(getattr(Sublayer, method))(
+            small_model("pre").depth.sublayers[0], *arguments, **options
+        )

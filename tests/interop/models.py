@@ -20,8 +20,20 @@ SMALL = {
     "num_attention_heads": 4,
     "intermediate_size": 48,
 }
-TEXT = {**SMALL, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 32}
-GEMMA = {**TEXT, "head_dim": 12, "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"] * 2}
+TEXT = {
+    **SMALL,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "max_position_embeddings": 32,
+}
+GEMMA = {
+    **TEXT,
+    "head_dim": 12,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +45,21 @@ class Family:
 
 
 def gpt2():
-    config = {"n_embd": WIDTH, "n_layer": 3, "n_head": 4, "n_positions": 32, "bos_token_id": 1, "eos_token_id": 2}
+    config = {
+        "n_embd": WIDTH,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": 32,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=VOCABULARY, **config))
 
 
 def bert():
-    return transformers.BertForMaskedLM(transformers.BertConfig(**SMALL, max_position_embeddings=32))
+    return transformers.BertForMaskedLM(
+        transformers.BertConfig(**SMALL, max_position_embeddings=32)
+    )
 
 
 def llama():
@@ -55,12 +76,16 @@ def qwen3():
 
 
 def gemma2():
-    config = transformers.Gemma2Config(**{**GEMMA, "num_hidden_layers": 4}, query_pre_attn_scalar=12)
+    config = transformers.Gemma2Config(
+        **{**GEMMA, "num_hidden_layers": 4}, query_pre_attn_scalar=12
+    )
     return transformers.Gemma2ForCausalLM(config)
 
 
 def gemma3():
-    config = transformers.Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 4}, query_pre_attn_scalar=12)
+    config = transformers.Gemma3TextConfig(
+        **{**GEMMA, "num_hidden_layers": 4}, query_pre_attn_scalar=12
+    )
     return transformers.Gemma3ForCausalLM(config)
 
 
@@ -70,7 +95,9 @@ def olmo2():
 
 def vit():
     config = {name: value for name, value in SMALL.items() if name != "vocab_size"}
-    return transformers.ViTForImageClassification(transformers.ViTConfig(**config, image_size=8, patch_size=4, num_labels=5))
+    return transformers.ViTForImageClassification(
+        transformers.ViTConfig(**config, image_size=8, patch_size=4, num_labels=5)
+    )
 
 
 FAMILIES = {
@@ -111,7 +138,9 @@ def inputs(model, seed=0):
 def block_outputs(model, blocks, x):
     """What the model's own forward pass puts out after each block, and at the end."""
     seen = []
-    handles = [block.register_forward_hook(lambda _, __, output: seen.append(output)) for block in blocks]
+    handles = [
+        block.register_forward_hook(lambda _, __, output: seen.append(output)) for block in blocks
+    ]
     logits = model(x).logits
     for handle in handles:
         handle.remove()

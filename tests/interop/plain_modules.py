@@ -17,7 +17,11 @@ class FusedAttention(nn.Module):
     def __init__(self, causal):
         super().__init__()
         self.causal = causal
-        self.qkv, self.proj, self.drop = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), nn.Dropout(0.1)
+        self.qkv, self.proj, self.drop = (
+            nn.Linear(WIDTH, 3 * WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+            nn.Dropout(0.1),
+        )
 
     def forward(self, x):
         q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
@@ -30,10 +34,15 @@ class SoftmaxAttention(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.to_q, self.to_k, self.to_v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.to_q, self.to_k, self.to_v, self.o = (
+            nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)
+        )
 
     def forward(self, h, mask):
-        q, k, v = (f(h).view(*h.shape[:2], HEADS, -1).transpose(1, 2) for f in (self.to_q, self.to_k, self.to_v))
+        q, k, v = (
+            f(h).view(*h.shape[:2], HEADS, -1).transpose(1, 2)
+            for f in (self.to_q, self.to_k, self.to_v)
+        )
         rows = (q @ k.transpose(-1, -2) / (WIDTH / HEADS) ** 0.5 + mask).softmax(-1)
         return self.o((rows @ v).transpose(1, 2).flatten(-2))
 
@@ -43,7 +52,11 @@ class PreBlock(nn.Module):
 
     def __init__(self, scale):
         super().__init__()
-        self.ln_a, self.mix, self.ln_b = nn.LayerNorm(WIDTH), FusedAttention(True), nn.LayerNorm(WIDTH)
+        self.ln_a, self.mix, self.ln_b = (
+            nn.LayerNorm(WIDTH),
+            FusedAttention(True),
+            nn.LayerNorm(WIDTH),
+        )
         self.grow, self.shrink, self.scale = nn.Linear(WIDTH, 48), nn.Linear(48, WIDTH), scale
 
     def forward(self, x):
@@ -123,8 +136,14 @@ class GatedBlock(nn.Module):
 
     def __init__(self, scaled):
         super().__init__()
-        self.norm1, self.attn, self.norm2 = RootMeanSquare(), FusedAttention(False), RootMeanSquare()
-        self.w1, self.w3, self.w2 = (nn.Linear(*shape, bias=False) for shape in ((WIDTH, 40), (WIDTH, 40), (40, WIDTH)))
+        self.norm1, self.attn, self.norm2 = (
+            RootMeanSquare(),
+            FusedAttention(False),
+            RootMeanSquare(),
+        )
+        self.w1, self.w3, self.w2 = (
+            nn.Linear(*shape, bias=False) for shape in ((WIDTH, 40), (WIDTH, 40), (40, WIDTH))
+        )
         self.ls1 = LayerScale() if scaled else nn.Identity()
         self.ls2 = nn.Parameter(torch.linspace(0.3, 0.1, WIDTH)) if scaled else 1.0
 
@@ -142,7 +161,10 @@ class ImageClassifier(nn.Module):
     def __init__(self, scaled=False):
         super().__init__()
         self.patches = nn.Conv2d(3, WIDTH, 4, 4)
-        self.token, self.places = nn.Parameter(torch.zeros(1, 1, WIDTH)), nn.Parameter(torch.zeros(1, 5, WIDTH))
+        self.token, self.places = (
+            nn.Parameter(torch.zeros(1, 1, WIDTH)),
+            nn.Parameter(torch.zeros(1, 5, WIDTH)),
+        )
         self.blocks = nn.Sequential(*(GatedBlock(scaled) for _ in range(2)))
         self.norm, self.head = RootMeanSquare(), nn.Linear(WIDTH, 4)
 
@@ -158,7 +180,10 @@ class MaskedBlock(nn.Module):
     def __init__(self):
         super().__init__()
         self.att, self.after = SoftmaxAttention(), nn.LayerNorm(WIDTH)
-        self.mlp, self.after_mlp = nn.Sequential(nn.Linear(WIDTH, 48), nn.SiLU(), nn.Linear(48, WIDTH)), nn.LayerNorm(WIDTH)
+        self.mlp, self.after_mlp = (
+            nn.Sequential(nn.Linear(WIDTH, 48), nn.SiLU(), nn.Linear(48, WIDTH)),
+            nn.LayerNorm(WIDTH),
+        )
 
     def forward(self, mask, hidden):
         hidden = hidden + self.after(self.att(hidden, mask))
@@ -172,7 +197,9 @@ class Regression(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.net = nn.ModuleDict({"inp": nn.Linear(3, WIDTH), "trunk": nn.ModuleList([MaskedBlock(), MaskedBlock()])})
+        self.net = nn.ModuleDict(
+            {"inp": nn.Linear(3, WIDTH), "trunk": nn.ModuleList([MaskedBlock(), MaskedBlock()])}
+        )
         self.out = nn.Linear(WIDTH, 1)
 
     def forward(self, series):
@@ -188,7 +215,9 @@ class Encoder(nn.Module):
 
     def __init__(self, norm_first, batch_first, causal=False):
         super().__init__()
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 64, norm_first=norm_first, batch_first=batch_first)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 64, norm_first=norm_first, batch_first=batch_first
+        )
         self.table, self.out = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.causal, self.batch_first = causal, batch_first
@@ -211,12 +240,28 @@ PLAIN = {
     "language": (LanguageModel, lambda seed: ids(seed=seed), "pre"),
     "audio": (AudioClassifier, lambda seed: {"frames": numbers(2, 6, 5, seed=seed)}, "post"),
     "images": (ImageClassifier, lambda seed: numbers(2, 3, 8, 8, seed=seed), "pre"),
-    "images, by channel": (lambda: ImageClassifier(True), lambda seed: numbers(2, 3, 8, 8, seed=seed), "pre"),
+    "images, by channel": (
+        lambda: ImageClassifier(True),
+        lambda seed: numbers(2, 3, 8, 8, seed=seed),
+        "pre",
+    ),
     "regression": (Regression, lambda seed: numbers(2, 6, 3, seed=seed), "output"),
     "torch, pre": (lambda: Encoder(True, True), lambda seed: ids(seed=seed), "pre"),
-    "torch, post, causal": (lambda: Encoder(False, True, True), lambda seed: ids(seed=seed), "post"),
-    "torch, tokens first": (lambda: Encoder(True, False, True), lambda seed: ids(seed=seed).T.contiguous(), "pre"),
-    "torch, post, tokens first": (lambda: Encoder(False, False), lambda seed: ids(seed=seed).T.contiguous(), "post"),
+    "torch, post, causal": (
+        lambda: Encoder(False, True, True),
+        lambda seed: ids(seed=seed),
+        "post",
+    ),
+    "torch, tokens first": (
+        lambda: Encoder(True, False, True),
+        lambda seed: ids(seed=seed).T.contiguous(),
+        "pre",
+    ),
+    "torch, post, tokens first": (
+        lambda: Encoder(False, False),
+        lambda seed: ids(seed=seed).T.contiguous(),
+        "post",
+    ),
 }
 """Modules, an input by seed, and their placement. An entry is enrolled in every test of plain
 modules.
@@ -239,16 +284,24 @@ class MadeNorm(nn.Module):
             setattr(self, name, nn.Parameter(torch.full((width,), value)))
 
     def forward(self, x):
-        root = torch.rsqrt(x.square().mean(-1, keepdim=True) + (1e-6 if "inline" in self.kind else self.eps))
+        root = torch.rsqrt(
+            x.square().mean(-1, keepdim=True) + (1e-6 if "inline" in self.kind else self.eps)
+        )
         if self.kind == "functional, unit length":
             return F.normalize(x, dim=-1) * x.shape[-1] ** 0.5 * self.g
         if self.kind == "annotated":
-            return self.a_2 * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + self.eps) + self.b_2
+            return (
+                self.a_2 * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + self.eps)
+                + self.b_2
+            )
         if self.kind == "one added":
             return x * root * (1 + self.w)
         if self.kind == "layer norm, inline":
             centred = x - x.mean(-1, keepdim=True)
-            return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-6) * self.scale + self.shift
+            return (
+                centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + 1e-6) * self.scale
+                + self.shift
+            )
         return x * root if self.kind == "no gain" else x * root * next(iter(self.parameters()))
 
 

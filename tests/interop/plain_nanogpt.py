@@ -14,16 +14,34 @@ from tests.model.plain_gpt import gelu, layer_norm
 def weights(depth=2, width=16, vocabulary=11, context=12, bias=True):
     """A state dict with nanoGPT's names and random entries."""
     generator = torch.Generator().manual_seed(0)
-    shapes = {"transformer.wte": (vocabulary, width), "transformer.wpe": (context, width), "transformer.ln_f": (width,)}
+    shapes = {
+        "transformer.wte": (vocabulary, width),
+        "transformer.wpe": (context, width),
+        "transformer.ln_f": (width,),
+    }
     for i in range(depth):
         block = f"transformer.h.{i}"
         shapes |= {f"{block}.ln_1": (width,), f"{block}.ln_2": (width,)}
-        shapes |= {f"{block}.attn.c_attn": (3 * width, width), f"{block}.attn.c_proj": (width, width)}
-        shapes |= {f"{block}.mlp.c_fc": (4 * width, width), f"{block}.mlp.c_proj": (width, 4 * width)}
-    found = {f"{name}.weight": torch.randn(shape, generator=generator) / math.sqrt(width) for name, shape in shapes.items()}
+        shapes |= {
+            f"{block}.attn.c_attn": (3 * width, width),
+            f"{block}.attn.c_proj": (width, width),
+        }
+        shapes |= {
+            f"{block}.mlp.c_fc": (4 * width, width),
+            f"{block}.mlp.c_proj": (width, 4 * width),
+        }
+    found = {
+        f"{name}.weight": torch.randn(shape, generator=generator) / math.sqrt(width)
+        for name, shape in shapes.items()
+    }
     if bias:
-        biased = [name for name in shapes if not name.startswith(("transformer.wte", "transformer.wpe"))]
-        found |= {f"{name}.bias": 0.1 * torch.randn(shapes[name][0], generator=generator) for name in biased}
+        biased = [
+            name for name in shapes if not name.startswith(("transformer.wte", "transformer.wpe"))
+        ]
+        found |= {
+            f"{name}.bias": 0.1 * torch.randn(shapes[name][0], generator=generator)
+            for name in biased
+        }
     return found | {"lm_head.weight": found["transformer.wte.weight"]}
 
 
@@ -47,7 +65,9 @@ def logits(w, tokens, heads):
             scores = torch.einsum("bid,bjd->bij", qh, kh) / math.sqrt(qh.shape[-1])
             mixed.append(scores.masked_fill(later, -math.inf).softmax(-1) @ vh)
         x = x + affine(torch.cat(mixed, dim=-1), f"{block}.attn.c_proj")
-        x = x + affine(gelu(affine(normed(x, f"{block}.ln_2"), f"{block}.mlp.c_fc")), f"{block}.mlp.c_proj")
+        x = x + affine(
+            gelu(affine(normed(x, f"{block}.ln_2"), f"{block}.mlp.c_fc")), f"{block}.mlp.c_proj"
+        )
     return normed(x, "transformer.ln_f") @ w["lm_head.weight"].T
 
 
@@ -65,11 +85,20 @@ class Norm(nn.Module):
 class SelfAttention(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
-        self.c_attn, self.c_proj, self.heads = nn.Linear(width, 3 * width), nn.Linear(width, width), heads
+        self.c_attn, self.c_proj, self.heads = (
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+            heads,
+        )
 
     def forward(self, x):
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.c_attn(x).chunk(3, dim=-1))
-        return self.c_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.c_attn(x).chunk(3, dim=-1)
+        )
+        return self.c_proj(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
 
 
 class MLP(nn.Module):
@@ -84,7 +113,12 @@ class MLP(nn.Module):
 class Block(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
-        self.ln_1, self.attn, self.ln_2, self.mlp = Norm(width), SelfAttention(width, heads), Norm(width), MLP(width)
+        self.ln_1, self.attn, self.ln_2, self.mlp = (
+            Norm(width),
+            SelfAttention(width, heads),
+            Norm(width),
+            MLP(width),
+        )
 
     def forward(self, x):
         x = x + self.attn(self.ln_1(x))
@@ -112,4 +146,6 @@ class NanoGPT(nn.Module):
         for block in self.transformer["h"]:
             x = block(x)
         logits = self.lm_head(self.transformer["ln_f"](x))
-        return logits, None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return logits, (
+            None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        )

@@ -51,7 +51,13 @@ class SwinBlock(nn.Module):
 
     def __init__(self, shift):
         super().__init__()
-        self.shift, self.n1, self.n2, self.att, self.ff = shift, nn.LayerNorm(D), nn.LayerNorm(D), MHA(), mlp()
+        self.shift, self.n1, self.n2, self.att, self.ff = (
+            shift,
+            nn.LayerNorm(D),
+            nn.LayerNorm(D),
+            MHA(),
+            mlp(),
+        )
 
     def forward(self, x):
         B, Hh, W, C = x.shape
@@ -110,7 +116,11 @@ class ChanMix(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.k, self.v, self.r = nn.Linear(D, 2 * D, bias=False), nn.Linear(2 * D, D, bias=False), nn.Linear(D, D, bias=False)
+        self.k, self.v, self.r = (
+            nn.Linear(D, 2 * D, bias=False),
+            nn.Linear(2 * D, D, bias=False),
+            nn.Linear(D, D, bias=False),
+        )
         self.mu = nn.Parameter(torch.rand(D))
 
     def forward(self, x):
@@ -202,12 +212,21 @@ class InlineBlock(nn.Module):
     def __init__(self):
         super().__init__()
         self.n1, self.n2 = nn.LayerNorm(D), nn.LayerNorm(D)
-        self.qkv, self.o, self.f1, self.f2 = nn.Linear(D, 3 * D), nn.Linear(D, D), nn.Linear(D, 48), nn.Linear(48, D)
+        self.qkv, self.o, self.f1, self.f2 = (
+            nn.Linear(D, 3 * D),
+            nn.Linear(D, D),
+            nn.Linear(D, 48),
+            nn.Linear(48, D),
+        )
 
     def forward(self, x):
         B, T, C = x.shape
         q, k, v = self.qkv(self.n1(x)).view(B, T, 3, H, -1).permute(2, 0, 3, 1, 4)
-        w = (q @ k.mT / math.sqrt(C // H)).masked_fill(torch.ones(T, T, device=q.device).triu(1).bool(), -torch.inf).softmax(-1)
+        w = (
+            (q @ k.mT / math.sqrt(C // H))
+            .masked_fill(torch.ones(T, T, device=q.device).triu(1).bool(), -torch.inf)
+            .softmax(-1)
+        )
         x = x + self.o((w @ v).transpose(1, 2).reshape(B, T, C))
         return x + self.f2(F.gelu(self.f1(self.n2(x))))
 
@@ -247,7 +266,14 @@ class Lucid(nn.Module):
         self.to_patch = nn.Linear(48, D)
         self.layers = nn.ModuleList(
             [
-                nn.ModuleList([PreNormAttn(), nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 48), nn.GELU(), nn.Linear(48, D))])
+                nn.ModuleList(
+                    [
+                        PreNormAttn(),
+                        nn.Sequential(
+                            nn.LayerNorm(D), nn.Linear(D, 48), nn.GELU(), nn.Linear(48, D)
+                        ),
+                    ]
+                )
                 for _ in range(3)
             ]
         )
@@ -346,7 +372,10 @@ class ConformerBlock(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.f1, self.f2 = (nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 48), nn.SiLU(), nn.Linear(48, D)) for _ in range(2))
+        self.f1, self.f2 = (
+            nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 48), nn.SiLU(), nn.Linear(48, D))
+            for _ in range(2)
+        )
         self.na, self.att, self.conv, self.n = (
             nn.LayerNorm(D),
             nn.MultiheadAttention(D, H, batch_first=True),

@@ -92,15 +92,25 @@ def test_what_is_said_of_a_family_is_so(name):
     model = made(name)
     imported, x = from_transformers(model), batch(model)
     assert found.placement == imported.config.placement
-    for k, (part, state) in enumerate(zip(imported.depth.sublayers, imported.trajectory(x).states, strict=False)):
+    for k, (part, state) in enumerate(
+        zip(imported.depth.sublayers, imported.trajectory(x).states, strict=False)
+    ):
         given = state if part.input_norm is None else part.input_norm(state)
         if found.bounds:
             longest = float(given.norm(dim=-1).max())
-            assert float(part.field(given).norm(dim=-1).max()) <= part.field.bound().at(longest) * (1 + 1e-5), (name, k)
+            assert float(part.field(given).norm(dim=-1).max()) <= part.field.bound().at(longest) * (
+                1 + 1e-5
+            ), (name, k)
         if found.last:
-            assert torch.allclose(part.field.output_projection(part.field.pre_projection(given)), part.field(given), atol=1e-5)
+            assert torch.allclose(
+                part.field.output_projection(part.field.pre_projection(given)),
+                part.field(given),
+                atol=1e-5,
+            )
         if found.matrices:
-            assert sum(matrix.last for matrix in part.field.matrices()) == (2 if found.parallel else 1)
+            assert sum(matrix.last for matrix in part.field.matrices()) == (
+                2 if found.parallel else 1
+            )
     if not (found.bounds and found.theta and found.matrices and found.last):
         assert found.unread, f"{name} lacks something and does not say why"
 
@@ -129,7 +139,11 @@ def test_placement_and_length_are_found(name, placement, parallel, length):
 
 def test_attention_and_ffn_at_once_are_one_segment_whose_velocity_is_their_sum():
     imported = open_model(made("gpt_neox")).model
-    assert (imported.depth.per_block, len(imported.depth.sublayers), imported.depth.times[-1]) == (1, 3, 3.0)
+    assert (imported.depth.per_block, len(imported.depth.sublayers), imported.depth.times[-1]) == (
+        1,
+        3,
+        3.0,
+    )
     block = imported.adapter.blocks()[0]
     x = torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():

@@ -33,13 +33,18 @@ def test_a_plain_module_is_opened_and_what_is_found_has_its_own_names():
     model.ln.weight.data[3] = 0
     found = ctrans.diagnose(model, *pair())
     by_name = {finding.check: finding for finding in found.findings}
-    assert by_name["zero weight"].place == "block 1, attention (segment 2): the weight stack.1.mix.proj.weight"
+    assert (
+        by_name["zero weight"].place
+        == "block 1, attention (segment 2): the weight stack.1.mix.proj.weight"
+    )
     assert by_name["dead gain outside the depth"].place == "ln"
     text = str(found)
     assert max(map(len, text.splitlines())) <= 80
     assert "zero weight (serious)" in text
     assert "stack.1.mix.proj.weight" in text
-    assert f"of {len(ctrans.diagnose(model, *pair()).examined) + len(found.unexamined)} kinds" in text
+    assert (
+        f"of {len(ctrans.diagnose(model, *pair()).examined) + len(found.unexamined)} kinds" in text
+    )
 
 
 class Counted(nn.Module):
@@ -64,7 +69,9 @@ def test_attributes_of_our_names_make_no_module_one_of_ours():
     nn.init.zeros_(module.last.weight)
     assert len(ctrans.simulate(module, tokens, reference=False).times) == 7
     findings = ctrans.diagnose(module, tokens, targets).findings
-    assert "the weight last.weight" in {finding.place for finding in findings if finding.check == "zero weight"}
+    assert "the weight last.weight" in {
+        finding.place for finding in findings if finding.check == "zero weight"
+    }
 
 
 @pytest.mark.slow
@@ -78,7 +85,10 @@ def test_weights_that_are_not_finite_are_the_first_thing_said():
 
 @pytest.mark.parametrize("family", ["mamba", "llama4_text"])
 def test_a_hugging_face_model_is_opened_by_its_family_and_by_an_example_has_the_same_states(family):
-    model, tokens = small_model(family), torch.randint(3, IDS, (2, 6), generator=torch.Generator().manual_seed(0))
+    model, tokens = (
+        small_model(family),
+        torch.randint(3, IDS, (2, 6), generator=torch.Generator().manual_seed(0)),
+    )
     found = ctrans.diagnose(model, tokens, tokens)
     by_family, by_example = ctrans.open_model(model), ctrans.open_model(model, example=tokens)
     assert str(found) == str(ctrans.diagnose(by_family, tokens, tokens))
@@ -91,7 +101,9 @@ def test_a_hugging_face_model_is_opened_by_its_family_and_by_an_example_has_the_
 @pytest.mark.slow
 def test_a_loss_is_given_beside_the_module():
     model, (tokens, _) = language(), pair()
-    found = ctrans.diagnose(model, tokens, torch.tensor([1, 2]), loss=lambda out, y: F.cross_entropy(out[:, -1], y))
+    found = ctrans.diagnose(
+        model, tokens, torch.tensor([1, 2]), loss=lambda out, y: F.cross_entropy(out[:, -1], y)
+    )
     assert "costates" not in found.unknown
     assert ctrans.simulate(model, tokens, reference=False).placement == "pre"
 
@@ -103,7 +115,10 @@ def test_what_is_close_to_a_limit_is_said_and_is_no_finding():
     found = ctrans.diagnose(model, *pair())
     assert "gain too large" not in {finding.check for finding in found.findings}
     assert found.near["gain too large"].value == pytest.approx(40)
-    assert "close to a limit: gain too large: block 0, attention (segment 0), the input norm" in " ".join(str(found).split())
+    assert (
+        "close to a limit: gain too large: block 0, attention (segment 0), the input norm"
+        in " ".join(str(found).split())
+    )
 
 
 def test_the_longest_text_is_found_by_trying():

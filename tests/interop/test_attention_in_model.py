@@ -68,7 +68,11 @@ def test_rows_are_those_that_the_library_returns(name):
         assert torch.allclose(found, rows, atol=1e-6)
         assert torch.allclose(found.sum(-1), torch.ones((), dtype=found.dtype), atol=1e-12)
         theta = attention_theta(attention, u).lower
-        assert torch.allclose(theta, balanced_mass(rows.double() / rows.double().sum(-1, keepdim=True)).lower, atol=1e-5)
+        assert torch.allclose(
+            theta,
+            balanced_mass(rows.double() / rows.double().sum(-1, keepdim=True)).lower,
+            atol=1e-5,
+        )
     assert imported.model.config._attn_implementation == own
 
 
@@ -104,9 +108,17 @@ def test_queries_and_keys_give_the_rows_of_the_first_two_tokens_at_one_position(
     rows = attention.rows(u)
     key_bias = reading.key.bias(chain)
     for h, head in enumerate(attention.head_matrices()):
-        offset = 0.0 if key_bias is None else key_bias.chunk(reading.groups)[h * reading.groups // attention.heads]
+        offset = (
+            0.0
+            if key_bias is None
+            else key_bias.chunk(reading.groups)[h * reading.groups // attention.heads]
+        )
         q = u @ head.query.T + (0.0 if head.query_offset is None else head.query_offset)
-        scores = q @ (u @ head.key.T + offset).transpose(-1, -2) / (attention.temperature * math.sqrt(len(head.query)))
+        scores = (
+            q
+            @ (u @ head.key.T + offset).transpose(-1, -2)
+            / (attention.temperature * math.sqrt(len(head.query)))
+        )
         scores = 50 * torch.tanh(scores / 50) if name == "gemma2" else scores
         expected = torch.where(rows[:, h] > 0, scores, -math.inf).softmax(-1)
         assert torch.allclose(rows[:, h], expected, atol=1e-6)
@@ -124,11 +136,15 @@ def test_what_is_shown_and_what_is_not_is_said(name):
     assert attention.reading.groups == (2 if name not in ("gpt2", "bert", "vit") else 4)
     assert attention.normalised_scores == (name in NORMALISED)
     assert (attention.why_not == "") == (name not in NORMALISED)
-    assert imported.config.unread == (("attention: " + attention.why_not,) if attention.why_not else ())
+    assert imported.config.unread == (
+        ("attention: " + attention.why_not,) if attention.why_not else ()
+    )
     if name in NORMALISED:
         assert attention.why_not == "norms act on its queries and keys (q_norm, k_norm)"
         assert attention.why_not in str(imported.config)
-        with pytest.raises(ConfigError, match=r"does not cover qk_norm.*norms act on its queries and keys"):
+        with pytest.raises(
+            ConfigError, match=r"does not cover qk_norm.*norms act on its queries and keys"
+        ):
             attention_bound(attention, 1.0, [1.0] * 4)
     else:
         assert attention.temperature == pytest.approx(1.0, rel=1e-12)
@@ -150,10 +166,14 @@ def test_no_input_makes_an_output_token_longer_than_the_bound(name):
 @pytest.mark.parametrize("scale", [0.1, 0.4])
 def test_theorem_5_1_lies_above_the_local_value(name, scale):
     imported, states, _ = opened(name, scale=scale)
-    for layer, (attention, u) in zip(attention_layers(imported.depth, states), attentions(imported, states), strict=True):
+    for layer, (attention, u) in zip(
+        attention_layers(imported.depth, states), attentions(imported, states), strict=True
+    ):
         assert 0 < layer.measured <= layer.bound
         assert layer.measured <= local_attention_bound(attention, u)
-        assert layer.theta_max == pytest.approx(theta_of(*list(attentions(imported, states))[layer.index // 2]))
+        assert layer.theta_max == pytest.approx(
+            theta_of(*list(attentions(imported, states))[layer.index // 2])
+        )
         assert layer.G > 0
 
 
@@ -170,7 +190,10 @@ def test_offsets_of_keys_count_where_positions_turn_them():
     key.bias.add_(100.0)
     assert not torch.allclose(attention.probabilities(u), rows, atol=1e-2)
     assert attention_bound(attention, 1.0, [1.0] * 4).bound > 2 * before
-    assert attention_layers(imported.depth, states)[0].measured <= attention_layers(imported.depth, states)[0].bound
+    assert (
+        attention_layers(imported.depth, states)[0].measured
+        <= attention_layers(imported.depth, states)[0].bound
+    )
     plain, states, _ = opened("gpt2")
     attention, u = next(attentions(plain, states))
     rows = attention.probabilities(u)
@@ -187,8 +210,15 @@ def test_the_local_bound_counts_from_keys_as_they_are_turned():
     The dense Jacobian's largest block is 116; with the radius of the keys before they are turned,
     0, the bound would be 1.
     """
-    size = {"hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    config = transformers.LlamaConfig(vocab_size=64, num_key_value_heads=1, attn_implementation="eager", **size)
+    size = {
+        "hidden_size": 4,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    config = transformers.LlamaConfig(
+        vocab_size=64, num_key_value_heads=1, attn_implementation="eager", **size
+    )
     model = transformers.LlamaForCausalLM(config).double().eval().requires_grad_(False)
     maps = model.model.layers[0].self_attn
     for name, entry in (("q_proj", (0, 2)), ("k_proj", (0, 0)), ("v_proj", (0, 1))):
@@ -206,9 +236,18 @@ def test_the_local_bound_counts_from_keys_as_they_are_turned():
 
 def test_stretched_rotations_are_part_of_the_scale():
     """YaRN multiplies cosines and sines by m, so that scores are m^2 times what they were."""
-    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 8}
+    yarn = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 8,
+    }
     torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT, rope_parameters=yarn)).eval().double()
+    model = (
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT, rope_parameters=yarn))
+        .eval()
+        .double()
+    )
     attention = from_transformers(model).depth.sublayers[0].field
     stretch = model.model.rotary_emb.attention_scaling
     assert stretch > 1.1
@@ -223,7 +262,9 @@ def test_gradients_by_matrix_have_the_names_of_the_maps_matrices(name):
     assert set(found[0].matrices) == {"W_Q", "W_K", "W_V", "W_O"}
     assert set(found[1].matrices) == ({"W_1", "W_2"} if name == "gpt2" else {"W_G", "W_1", "W_2"})
     imported.model.requires_grad_(True)
-    torch.nn.functional.cross_entropy(imported(x)[0].flatten(0, 1), x.roll(1, -1).flatten()).backward()
+    torch.nn.functional.cross_entropy(
+        imported(x)[0].flatten(0, 1), x.roll(1, -1).flatten()
+    ).backward()
     attention = imported.depth.sublayers[0].field
     weight = attention.get_submodule(attention.reading.value.path).weight
     rows = slice(attention.reading.value.start, attention.reading.value.stop)
@@ -237,11 +278,15 @@ def test_reading_is_the_same_for_weights_on_demand(name, tmp_path):
     made(name).save_pretrained(tmp_path)
     whole, streamed = from_transformers(tmp_path), from_transformers(tmp_path, on_demand=True)
     x = inputs(whole.model)
-    for k, (one, other) in enumerate(zip(whole.depth.sublayers, streamed.depth.sublayers, strict=True)):
+    for k, (one, other) in enumerate(
+        zip(whole.depth.sublayers, streamed.depth.sublayers, strict=True)
+    ):
         assert type(one.field) is type(other.field)
         assert one.field.reading == other.field.reading
         assert one.field.bound() == other.field.bound(), k
-    first, second = (gradient_norms(model, x, x.roll(1, -1)).sublayers for model in (whole, streamed))
+    first, second = (
+        gradient_norms(model, x, x.roll(1, -1)).sublayers for model in (whole, streamed)
+    )
     for one, other in zip(first, second, strict=True):
         assert one.matrices == pytest.approx(other.matrices, rel=1e-6)
 
@@ -252,7 +297,9 @@ def test_a_copy_in_another_precision_reads_its_own_weights():
     for head in twin.depth.sublayers[0].field.head_matrices():
         assert head.query.dtype == torch.float64
     norms = [spectral_norm(matrix.weight) for matrix in twin.depth.sublayers[0].field.matrices()]
-    assert norms == pytest.approx([spectral_norm(matrix.weight) for matrix in imported.depth.sublayers[0].field.matrices()])
+    assert norms == pytest.approx(
+        [spectral_norm(matrix.weight) for matrix in imported.depth.sublayers[0].field.matrices()]
+    )
 
 
 class Sunk(torch.nn.Module):
@@ -267,7 +314,10 @@ class Sunk(torch.nn.Module):
         )
 
     def forward(self, hidden_states, mask=None, **context):
-        q, k, v = (part(hidden_states).unflatten(-1, (4, -1)).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            part(hidden_states).unflatten(-1, (4, -1)).transpose(1, 2)
+            for part in (self.q_proj, self.k_proj, self.v_proj)
+        )
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
         sinks = self.sinks.expand(*scores.shape[:-1], 1)
         rows = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
@@ -302,7 +352,10 @@ class Normed(torch.nn.Module):
 
     def forward(self, hidden_states, mask=None, **context):
         output, rows = self.attention(hidden_states, **context)
-        return self.attention.o_proj(self.norm(self.attention.v_proj(hidden_states)) + 0 * output), rows
+        return (
+            self.attention.o_proj(self.norm(self.attention.v_proj(hidden_states)) + 0 * output),
+            rows,
+        )
 
 
 def test_values_that_are_not_linear_are_said_and_nothing_is_shown():
@@ -311,14 +364,27 @@ def test_values_that_are_not_linear_are_said_and_nothing_is_shown():
         block.attention = Normed(block.attention)
     attention = from_transformers(model).depth.sublayers[0].field
     assert not isinstance(attention, (ExposesHeads, ExposesWeights, HasBound))
-    assert "maps before the last are not queries, keys and values" in attention.why_not or "linear" in attention.why_not
+    assert (
+        "maps before the last are not queries, keys and values" in attention.why_not
+        or "linear" in attention.why_not
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("streamed", ["--stream", "--no-stream"])
 def test_commands_show_bounds_and_theta_of_an_architecture(streamed, tmp_path):
     transformers.LlamaConfig(**{**TEXT, "vocab_size": 256}).save_pretrained(tmp_path)
-    shared = ["--architecture", str(tmp_path), streamed, "--tokens", "8", "--batch", "2", "--json", "-"]
+    shared = [
+        "--architecture",
+        str(tmp_path),
+        streamed,
+        "--tokens",
+        "8",
+        "--batch",
+        "2",
+        "--json",
+        "-",
+    ]
     found = {}
     for name, more in (("simulate", ["--no-reference"]), ("screen", ["--quick"])):
         result = CliRunner().invoke(main, [name, *shared, *more, "--out", str(tmp_path)])
@@ -350,7 +416,11 @@ def test_theta_with_a_bias_by_position_is_exact_and_theorem_5_1_holds(name):
         shift = attention.probabilities(torch.zeros_like(u)).log()
         for h, head in enumerate(attention.head_matrices()):
             q = u @ head.query.T + (0.0 if head.query_offset is None else head.query_offset)
-            scores = q @ (u @ head.key.T).transpose(-1, -2) / (attention.temperature * math.sqrt(len(head.query)))
+            scores = (
+                q
+                @ (u @ head.key.T).transpose(-1, -2)
+                / (attention.temperature * math.sqrt(len(head.query)))
+            )
             assert torch.allclose((scores + shift[:, h]).softmax(-1), rows[:, h], atol=1e-5)
         assert float(shift.exp().std()) > 1e-3  # the positions do count
         assert reading.whole_rows
@@ -359,7 +429,9 @@ def test_theta_with_a_bias_by_position_is_exact_and_theorem_5_1_holds(name):
         assert layer.measured <= local_attention_bound(attention, u)
     assert layers[0].softmax_norm == pytest.approx(max(layers[0].theta_max) / attention.temperature)
     if name == "t5":
-        assert attention.temperature == pytest.approx(8**-0.5, rel=1e-4)  # it has no 1/sqrt(d_h), d_h = 8
+        assert attention.temperature == pytest.approx(
+            8**-0.5, rel=1e-4
+        )  # it has no 1/sqrt(d_h), d_h = 8
 
 
 @pytest.mark.cases(1)
@@ -380,7 +452,9 @@ def test_heads_that_lie_side_by_side_in_one_map_are_read_and_their_gradients_tol
     imported = from_transformers(model)
     x = torch.randint(3, 31, (2, 7), generator=torch.Generator().manual_seed(0))
     imported(x, x.roll(1, -1))[1].backward()
-    whole = model.transformer.h[1].self_attention.query_key_value.weight.grad.unflatten(0, (4, 3, 8))
+    whole = model.transformer.h[1].self_attention.query_key_value.weight.grad.unflatten(
+        0, (4, 3, 8)
+    )
     found = gradient_norms(imported, x, x.roll(1, -1)).sublayers[2].matrices
     for i, name in enumerate(("W_Q", "W_K", "W_V")):
         assert found[name] == pytest.approx(float(whole[:, i].norm()), rel=1e-9)

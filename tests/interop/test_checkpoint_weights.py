@@ -1,4 +1,6 @@
-"""Weights without a model: codes become numbers or are refused by name, and every layout of files is found."""
+"""Weights without a model: codes become numbers or are refused by name, and every layout of files
+is found.
+"""
 
 import json
 
@@ -24,7 +26,10 @@ def stored(directory, weights, **config):
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_blocks_of_fp8_are_multiplied_by_their_scales_entry_by_entry(kind, tmp_path):
     codes, scales = torch.randn(200, 300).to(kind), torch.rand(2, 3) + 0.5
-    found = stored(tmp_path, {"layers.0.up.weight": codes, "layers.0.up.weight_scale_inv": scales, "b": torch.ones(2)})
+    found = stored(
+        tmp_path,
+        {"layers.0.up.weight": codes, "layers.0.up.weight_scale_inv": scales, "b": torch.ones(2)},
+    )
     assert found.keys() == {"layers.0.up.weight", "b"}
     numbers = found["layers.0.up.weight"]()
     for i, j in ((0, 0), (127, 128), (128, 127), (199, 299), (5, 256)):
@@ -37,7 +42,11 @@ def test_scales_of_a_tensor_of_rows_and_of_groups(shape, tmp_path):
     numbers = stored(tmp_path, {"a.weight": codes, "a.weight_scale": scales})["a.weight"]()
     for i in range(6):
         for j in range(8):
-            scale = scales.reshape(-1)[0] if scales.numel() == 1 else scales.reshape(6, -1)[i, j // (8 * 6 // scales.numel())]
+            scale = (
+                scales.reshape(-1)[0]
+                if scales.numel() == 1
+                else scales.reshape(6, -1)[i, j // (8 * 6 // scales.numel())]
+            )
             assert numbers[i, j] == codes[i, j] * scale
 
 
@@ -58,12 +67,24 @@ def test_fp8_without_scales_is_its_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        ({"a.qweight": torch.ones(2, 2, dtype=torch.int32)}, "holds a.qweight, codes of a quantisation"),
+        (
+            {"a.qweight": torch.ones(2, 2, dtype=torch.int32)},
+            "holds a.qweight, codes of a quantisation",
+        ),
         ({"a.weight_packed": torch.ones(2, 2, dtype=torch.int32)}, "holds a.weight_packed, codes"),
-        ({"experts.down_proj_blocks": torch.ones(2, 2, dtype=torch.uint8)}, "holds experts.down_proj_blocks, codes"),
-        ({"a.weight": torch.ones(4, 1, dtype=torch.uint8)}, "holds a.weight as U8, and ctrans reads F64"),
+        (
+            {"experts.down_proj_blocks": torch.ones(2, 2, dtype=torch.uint8)},
+            "holds experts.down_proj_blocks, codes",
+        ),
+        (
+            {"a.weight": torch.ones(4, 1, dtype=torch.uint8)},
+            "holds a.weight as U8, and ctrans reads F64",
+        ),
         ({"a.weight": torch.ones(4, 4, dtype=torch.int8)}, "a.weight as I8 without scales"),
-        ({"a.weight": torch.ones(4, 4, dtype=torch.int8), "a.weight_scale": torch.ones(3)}, "which do not fit"),
+        (
+            {"a.weight": torch.ones(4, 4, dtype=torch.int8), "a.weight_scale": torch.ones(3)},
+            "which do not fit",
+        ),
     ],
 )
 def test_other_quantised_weights_are_refused_by_name(weights, words, tmp_path):
@@ -72,15 +93,23 @@ def test_other_quantised_weights_are_refused_by_name(weights, words, tmp_path):
 
 
 def test_buffers_are_left_out(tmp_path):
-    more = {"embeddings.position_ids": torch.arange(4), "h.0.attn.bias": torch.ones(1, 1, 4, 4), "n": torch.tensor(3)}
+    more = {
+        "embeddings.position_ids": torch.arange(4),
+        "h.0.attn.bias": torch.ones(1, 1, 4, 4),
+        "n": torch.tensor(3),
+    }
     assert stored(tmp_path, {"a.weight": torch.ones(2, 2)} | more).keys() == {"a.weight"}
 
 
-@pytest.mark.parametrize(("family", "shift"), [("gemma3_text", 1), ("gemma3n_text", 0), ("llama", 0), ("qwen3_next", 1)])
+@pytest.mark.parametrize(
+    ("family", "shift"), [("gemma3_text", 1), ("gemma3n_text", 0), ("llama", 0), ("qwen3_next", 1)]
+)
 def test_gains_that_are_stored_less_1_are_gains(family, shift, tmp_path):
     kept = torch.randn(4)
     found = stored(
-        tmp_path, {"layers.0.input_layernorm.weight": kept, "layers.0.up.weight": kept[None].clone()}, model_type=family
+        tmp_path,
+        {"layers.0.input_layernorm.weight": kept, "layers.0.up.weight": kept[None].clone()},
+        model_type=family,
     )
     assert torch.equal(found["layers.0.input_layernorm.weight"](), kept + shift)
     assert torch.equal(found["layers.0.up.weight"](), kept[None])
@@ -91,13 +120,21 @@ def test_shards_files_and_checkpoints_of_ctrans_are_found(tmp_path):
     for i, name in enumerate(whole):
         save_file({name: whole[name]}, tmp_path / f"{i}.safetensors")
     index = {name: f"{i}.safetensors" for i, name in enumerate(whole)}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    assert all(torch.equal(read(), whole[name]) for name, read in checkpoint_weights(tmp_path).items())
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": index})
+    )
+    assert all(
+        torch.equal(read(), whole[name]) for name, read in checkpoint_weights(tmp_path).items()
+    )
     assert checkpoint_weights(tmp_path / "2.safetensors").keys() == {"layers.2.w"}
     model = GPT(GPTConfig(depth=1, width=16, heads=2, context=8))
     save(model, tmp_path / "ours")
     read = checkpoint_weights(tmp_path / "ours")
-    assert all(torch.equal(read[name](), value) for name, value in model.state_dict().items() if name in read)
+    assert all(
+        torch.equal(read[name](), value)
+        for name, value in model.state_dict().items()
+        if name in read
+    )
     assert read
     for wrong in (tmp_path / "absent", tmp_path / "ours" / "config.json"):
         with pytest.raises(ConfigError, match="holds no weights: give a directory"):

@@ -68,7 +68,9 @@ def test_continuous_blocks_solve_the_ode_of_the_imported_model(name):
     model = made(name)
     x, imported = inputs(model), from_transformers(copy.deepcopy(model), dt=0.3)
     expected = imported.head(imported.trajectory(x, method="rk4", steps=2).x1)
-    assert torch.allclose(continuize(model, dt=0.3, method="rk4", steps=2)(x).logits, expected, atol=1e-4)
+    assert torch.allclose(
+        continuize(model, dt=0.3, method="rk4", steps=2)(x).logits, expected, atol=1e-4
+    )
 
 
 def test_padding_does_not_reach_the_tokens_behind_it_at_any_stage():
@@ -86,7 +88,9 @@ def test_padding_does_not_reach_the_tokens_behind_it_at_any_stage():
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("gradient", ["backprop", "checkpoint", "adjoint"])
 def test_trains_and_its_state_dict_loads_into_the_discrete_model(gradient):
-    model = continuize(without_dropout(made("gpt2", scale=0.02)), [0, 2], method="midpoint", gradient=gradient)
+    model = continuize(
+        without_dropout(made("gpt2", scale=0.02)), [0, 2], method="midpoint", gradient=gradient
+    )
     x = inputs(model)
     optimiser = torch.optim.AdamW(model.parameters(), lr=5e-3)
     losses = []
@@ -120,7 +124,9 @@ def test_saved_model_is_the_librarys_and_becomes_continuous_again(tmp_path):
     model = continuize(made("gpt2"), method="heun")
     model.save_pretrained(tmp_path)
     back = transformers.GPT2LMHeadModel.from_pretrained(tmp_path, local_files_only=True).eval()
-    assert torch.equal(continuize(back, method="heun")(inputs(back)).logits, model(inputs(model)).logits)
+    assert torch.equal(
+        continuize(back, method="heun")(inputs(back)).logits, model(inputs(model)).logits
+    )
 
 
 def test_copies_are_continuous_and_independent():
@@ -137,9 +143,14 @@ def test_cache_works_at_one_euler_step_and_is_refused_beyond():
     model = made("gpt2")
     x = inputs(model)
     mask = torch.ones_like(x)
-    expected = model.generate(x, attention_mask=mask, max_new_tokens=5, do_sample=False, pad_token_id=0)
+    expected = model.generate(
+        x, attention_mask=mask, max_new_tokens=5, do_sample=False, pad_token_id=0
+    )
     assert torch.equal(
-        continuize(model).generate(x, attention_mask=mask, max_new_tokens=5, do_sample=False, pad_token_id=0), expected
+        continuize(model).generate(
+            x, attention_mask=mask, max_new_tokens=5, do_sample=False, pad_token_id=0
+        ),
+        expected,
     )
     continuize(discretize(model), [1], method="midpoint")
     assert model(x).past_key_values is None
@@ -179,7 +190,10 @@ def test_only_chosen_layers_change():
         ({"dt": 0.0}, "dt = 0.0"),
         ({"anatomy": Anatomy(blocks="transformer.layers")}, "transformer.h: 3 GPT2Block"),
         ({"anatomy": Anatomy(attention="attention")}, "no list of blocks"),
-        ({"anatomy": Anatomy(blocks="transformer.h", ffn="ffn")}, r"no FFN found in GPT2Block, which has ln_1 \(LayerNorm\)"),
+        (
+            {"anatomy": Anatomy(blocks="transformer.h", ffn="ffn")},
+            r"no FFN found in GPT2Block, which has ln_1 \(LayerNorm\)",
+        ),
     ],
 )
 def test_requests_without_sense_are_refused_and_leave_the_model_as_it_was(options, words):
@@ -203,7 +217,9 @@ def test_training_mode_of_every_module_is_kept():
 
 
 def test_an_encoder_with_a_decoder_is_opened_at_its_encoder():
-    config = transformers.T5Config(vocab_size=31, d_model=32, num_layers=2, num_heads=4, d_kv=8, d_ff=48, pad_token_id=0)
+    config = transformers.T5Config(
+        vocab_size=31, d_model=32, num_layers=2, num_heads=4, d_kv=8, d_ff=48, pad_token_id=0
+    )
     model = learned(transformers.T5ForConditionalGeneration(config).eval())
     tokens = torch.arange(1, 6).unsqueeze(0)
     with torch.no_grad():
@@ -212,20 +228,40 @@ def test_an_encoder_with_a_decoder_is_opened_at_its_encoder():
 
 
 def test_two_towers_are_opened_one_at_a_time():
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+    }
     model = transformers.CLIPModel(
         transformers.CLIPConfig(
-            text_config={**sizes, "vocab_size": 31, "max_position_embeddings": 16, "eos_token_id": 2},
+            text_config={
+                **sizes,
+                "vocab_size": 31,
+                "max_position_embeddings": 16,
+                "eos_token_id": 2,
+            },
             vision_config={**sizes, "image_size": 8, "patch_size": 4},
         )
     ).eval()
     with pytest.raises(ConfigError, match="two towers: give its vision_model or its text_model"):
         from_transformers(model)
-    assert from_transformers(model.vision_model).depth.blocks == from_transformers(model.text_model).depth.blocks == 2
+    assert (
+        from_transformers(model.vision_model).depth.blocks
+        == from_transformers(model.text_model).depth.blocks
+        == 2
+    )
 
 
 def test_blocks_of_attention_and_ffn_at_once_are_continuized():
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 31}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "vocab_size": 31,
+    }
     model = learned(transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**sizes)).eval())
     tokens = torch.arange(1, 6).unsqueeze(0)
     with torch.no_grad():
@@ -235,19 +271,32 @@ def test_blocks_of_attention_and_ffn_at_once_are_continuized():
 
 def tupled():
     """A model whose blocks return (state, ...), as older ones do."""
-    config = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 32}
-    return transformers.GPTJForCausalLM(transformers.GPTJConfig(**config, bos_token_id=1, eos_token_id=2)).eval()
+    config = {
+        "vocab_size": VOCABULARY,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "rotary_dim": 4,
+        "n_positions": 32,
+    }
+    return transformers.GPTJForCausalLM(
+        transformers.GPTJConfig(**config, bos_token_id=1, eos_token_id=2)
+    ).eval()
 
 
 RETURNS_TUPLES = pytest.mark.skipif(
-    tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24), reason="GPT-J's blocks return the state alone"
+    tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24),
+    reason="GPT-J's blocks return the state alone",
 )
 
 
 @RETURNS_TUPLES
 def test_models_that_take_no_plain_state_from_a_block_are_refused_and_stay_as_they_were():
     model = tupled()
-    words = r"does not run with blocks that return the state alone: its GPTJBlocks return tuples.*\(RuntimeError: shape"
+    words = (
+        r"does not run with blocks that return the state alone: its GPTJBlocks return"
+        r" tuples.*\(RuntimeError: shape"
+    )
     with pytest.raises(ConfigError, match=words) as caught:
         continuize(model)
     assert "\n" not in str(caught.value)
@@ -259,7 +308,9 @@ def test_what_fails_before_the_first_block_is_the_models_own_error():
         continuize(made("gpt2"), example={"input_ids": torch.tensor([[VOCABULARY]])})
 
 
-@pytest.mark.parametrize(("value", "words"), [(0.0, "cannot be read"), (torch.nan, "not finite, such as ln_1.weight")])
+@pytest.mark.parametrize(
+    ("value", "words"), [(0.0, "cannot be read"), (torch.nan, "not finite, such as ln_1.weight")]
+)
 def test_blocks_that_show_no_structure_are_refused(value, words):
     model = made("gpt2")
     with torch.no_grad():
@@ -295,7 +346,9 @@ def test_user_can_name_the_parts():
         block.__class__ = OddBlock
     tokens = torch.randint(0, 11, (2, 7))
     expected = model(tokens)[0]
-    with pytest.raises(ConfigError, match=r"transformer.h: 2 OddBlock \(ln_1, ln_2, mixing, squashing\)"):
+    with pytest.raises(
+        ConfigError, match=r"transformer.h: 2 OddBlock \(ln_1, ln_2, mixing, squashing\)"
+    ):
         continuize(model)
     named = Anatomy(blocks="transformer.h", attention="mixing", ffn="squashing")
     assert torch.equal(continuize(model, anatomy=named)(tokens)[0], expected)
@@ -304,7 +357,9 @@ def test_user_can_name_the_parts():
 @RETURNS_TUPLES
 def test_blocks_that_return_more_than_the_state_are_refused():
     model = transformers.GPTJForCausalLM(
-        transformers.GPTJConfig(vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, n_positions=16)
+        transformers.GPTJConfig(
+            vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, n_positions=16
+        )
     )
     with pytest.raises(ConfigError, match=r"GPTJBlock returns a tuple|return tuples"):
         continuize(model)

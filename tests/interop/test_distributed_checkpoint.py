@@ -1,4 +1,6 @@
-"""Distributed checkpoints: the numbers that were saved, part by part, and metadata that run nothing."""
+"""Distributed checkpoints: the numbers that were saved, part by part, and metadata that run
+nothing.
+"""
 
 import argparse
 import collections
@@ -47,7 +49,11 @@ def check(directory):
 
 
 def test_weights_are_read_by_name_without_the_optimiser(tmp_path):
-    more = {"optimizer": {"state": {"layers.0.mlp.weight": torch.ones(6, 10)}}, "optimizer.exp_avg": torch.ones(3), "step": 7}
+    more = {
+        "optimizer": {"state": {"layers.0.mlp.weight": torch.ones(6, 10)}},
+        "optimizer.exp_avg": torch.ones(3),
+        "step": 7,
+    }
     save(numbers() | more, tmp_path)
     check(tmp_path)
 
@@ -56,10 +62,16 @@ def sharded(rank, directory):
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="29517")
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
-    axes = {"layers.0.mlp.weight": 0, "decoder.layers.mlp.linear_fc1.weight": 1, "decoder.layers.input_layernorm.weight": 0}
+    axes = {
+        "layers.0.mlp.weight": 0,
+        "decoder.layers.mlp.linear_fc1.weight": 1,
+        "decoder.layers.input_layernorm.weight": 0,
+    }
     state = numbers()
     for name, axis in axes.items():
-        state[name] = torch.distributed.tensor.distribute_tensor(state[name], mesh, [torch.distributed.tensor.Shard(axis)])
+        state[name] = torch.distributed.tensor.distribute_tensor(
+            state[name], mesh, [torch.distributed.tensor.Shard(axis)]
+        )
     dcp.save(state, checkpoint_id=directory)
     torch.distributed.destroy_process_group()
 
@@ -75,7 +87,11 @@ def test_parts_of_two_processes_are_put_together(tmp_path):
 def test_only_the_parts_of_a_block_are_read(tmp_path, monkeypatch):
     save({"layers.w": torch.randn(4, 2, 3)}, tmp_path)
     lengths, load = [], distributed_checkpoint.load_pickled
-    monkeypatch.setattr(distributed_checkpoint, "load_pickled", lambda path, part: lengths.append(len(part)) or load(path, part))
+    monkeypatch.setattr(
+        distributed_checkpoint,
+        "load_pickled",
+        lambda path, part: lengths.append(len(part)) or load(path, part),
+    )
     found = distributed_weights(tmp_path)
     assert lengths == []
     found["layers.2.w"].make()
@@ -94,8 +110,14 @@ def info(found):
 
 
 HOSTILE = {
-    "no pickle": (lambda d: (d / ".metadata").write_bytes(b"none"), "is no metadata of a checkpoint"),
-    "another object": (lambda d: (d / ".metadata").write_bytes(pickle.dumps([1])), "is no metadata of a checkpoint"),
+    "no pickle": (
+        lambda d: (d / ".metadata").write_bytes(b"none"),
+        "is no metadata of a checkpoint",
+    ),
+    "another object": (
+        lambda d: (d / ".metadata").write_bytes(pickle.dumps([1])),
+        "is no metadata of a checkpoint",
+    ),
     "a memo of 4 billion": (
         lambda d: (d / ".metadata").write_bytes(b"\x80\x04Nr\xff\xff\xff\xff."),
         "it keeps object 4294967295",
@@ -104,9 +126,14 @@ HOSTILE = {
         lambda d: rewritten(d, lambda m: setattr(info(m), "relative_path", "../x")),
         "must be files in the same directory",
     ),
-    "a part beyond the end": (lambda d: rewritten(d, lambda m: setattr(info(m), "length", 1 << 40)), "is not whole"),
+    "a part beyond the end": (
+        lambda d: rewritten(d, lambda m: setattr(info(m), "length", 1 << 40)),
+        "is not whole",
+    ),
     "a part that is too small": (
-        lambda d: rewritten(d, lambda m: setattr(m.state_dict_metadata["w"], "size", torch.Size([1 << 20, 1 << 20]))),
+        lambda d: rewritten(
+            d, lambda m: setattr(m.state_dict_metadata["w"], "size", torch.Size([1 << 20, 1 << 20]))
+        ),
         "does not hold all of w",
     ),
     "a missing file": (lambda d: next(d.glob("*.distcp")).unlink(), "cannot read"),
@@ -129,7 +156,9 @@ def test_hostile_metadata_are_refused_in_one_line(kind, tmp_path):
 
 def test_a_part_that_holds_another_tensor_is_refused_when_it_is_read(tmp_path):
     save({"w": torch.randn(3, 4)}, tmp_path)
-    rewritten(tmp_path, lambda m: setattr(m.state_dict_metadata["w"].properties, "dtype", torch.bfloat16))
+    rewritten(
+        tmp_path, lambda m: setattr(m.state_dict_metadata["w"].properties, "dtype", torch.bfloat16)
+    )
     with pytest.raises(ConfigError, match="does not hold the part of w"):
         checkpoint_weights(tmp_path)["w"]()
 
@@ -152,30 +181,56 @@ GAINS = {
 
 
 def megatron(directory, **settings):
-    """A checkpoint as Megatron stores it: gains less 1, and the training's arguments among what else common.pt has."""
+    """A checkpoint as Megatron stores it: gains less 1, and the training's arguments among what
+    else common.pt has.
+    """
     torch.manual_seed(0)
     stored = {name: 0.1 * torch.randn(shape).bfloat16() for name, shape in GAINS.items()}
-    more = {"decoder.layers.mlp.linear_fc1.weight": torch.randn(4, 6, 8), "decoder.final_layernorm.bias": torch.randn(8)}
+    more = {
+        "decoder.layers.mlp.linear_fc1.weight": torch.randn(4, 6, 8),
+        "decoder.final_layernorm.bias": torch.randn(8),
+    }
     save(stored | more, directory)
     (directory / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
     if settings:
-        args = argparse.Namespace(params_dtype=torch.bfloat16, hidden_size=8, mean=torch.zeros(3), **settings)
-        others = {"optimizer": collections.OrderedDict(step=[1]), "counts": collections.defaultdict(int, a=1)}
-        torch.save({"args": args, "queue": collections.deque([1, 2]), "iteration": 7, **others}, directory / "common.pt")
+        args = argparse.Namespace(
+            params_dtype=torch.bfloat16, hidden_size=8, mean=torch.zeros(3), **settings
+        )
+        others = {
+            "optimizer": collections.OrderedDict(step=[1]),
+            "counts": collections.defaultdict(int, a=1),
+        }
+        torch.save(
+            {"args": args, "queue": collections.deque([1, 2]), "iteration": 7, **others},
+            directory / "common.pt",
+        )
     return stored, more
 
 
-SAID = {"said": {"apply_layernorm_1p": True}, "not so": {"apply_layernorm_1p": False}, "old": {"seed": 1}, "without": {}}
+SAID = {
+    "said": {"apply_layernorm_1p": True},
+    "not so": {"apply_layernorm_1p": False},
+    "old": {"seed": 1},
+    "without": {},
+}
 
 
 @pytest.mark.parametrize("kind", [*SAID, "of Bridge", "of NeMo", "of NeMo, not so"])
 def test_gains_that_megatron_stored_less_one_become_gains(kind, tmp_path):
-    """Oracle: 1 + w of what was stored, where the arguments say so; all else, and other weights, as they were stored."""
+    """Oracle: 1 + w of what was stored, where the arguments say so; all else, and other weights, as
+    they were stored.
+    """
     stored, more = megatron(tmp_path / "weights", **SAID.get(kind, {}))
-    for name, which in (("weights/run_config.yaml", "of Bridge"), ("context/model.yaml", "of NeMo")):
+    for name, which in (
+        ("weights/run_config.yaml", "of Bridge"),
+        ("context/model.yaml", "of NeMo"),
+    ):
         if kind.startswith(which):
             (tmp_path / name).parent.mkdir(exist_ok=True)
-            (tmp_path / name).write_text(f"model:\n  layernorm_zero_centered_gamma: {str(kind == which).lower()}\n  bias: true\n")
+            (tmp_path / name).write_text(
+                f"model:\n  layernorm_zero_centered_gamma: {str(kind == which).lower()}\n  bias:"
+                " true\n"
+            )
     found = checkpoint_weights(tmp_path / "weights")
     less_one = kind in ("said", "of Bridge", "of NeMo")
     for name, whole in (stored | more).items():
@@ -197,15 +252,21 @@ def test_code_in_the_arguments_of_megatron_is_not_run(tmp_path):
 
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("before", [0, 8, 9, 300])
-def test_the_setting_is_found_after_any_number_of_names_and_in_later_protocols(before, protocol, tmp_path):
+def test_the_setting_is_found_after_any_number_of_names_and_in_later_protocols(
+    before, protocol, tmp_path
+):
     """A name is remembered by a number of one byte, which may be a line's end, or of four."""
     for said in (True, False):
-        args = argparse.Namespace(**{f"a{i}": f"b{i}" for i in range(before)}, apply_layernorm_1p=said, after=not said)
+        args = argparse.Namespace(
+            **{f"a{i}": f"b{i}" for i in range(before)}, apply_layernorm_1p=said, after=not said
+        )
         torch.save({"args": args}, tmp_path / "common.pt", pickle_protocol=protocol)
         assert gains_less_one(tmp_path) is said
 
 
-@pytest.mark.parametrize("held", [[1], {"args": 3}, {"names": ["apply_layernorm_1p"], "bf16": True}, {}])
+@pytest.mark.parametrize(
+    "held", [[1], {"args": 3}, {"names": ["apply_layernorm_1p"], "bf16": True}, {}]
+)
 def test_other_contents_of_common_say_nothing_of_gains(held, tmp_path):
     torch.save(held, tmp_path / "common.pt")
     assert not gains_less_one(tmp_path)

@@ -40,7 +40,9 @@ def test_gradients_of_all_parameters_are_the_models_own(name):
     for output in (lambda: model(x).logits, lambda: imported(x)[0]):
         model.zero_grad()
         output().square().mean().backward()
-        found.append({key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None})
+        found.append(
+            {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+        )
     expected, got = found
     assert expected.keys() == got.keys()
     largest = max(float(gradient.abs().max()) for gradient in expected.values())
@@ -99,7 +101,10 @@ def test_sliding_windows_differ_between_blocks():
         x = imported.embed(inputs(model)).detach()
         moved = x.clone()
         moved[:, 0] += 1
-        reached = {bool((part(moved) - part(x))[:, -1].abs().max() > 0) for part in imported.depth.sublayers[::2]}
+        reached = {
+            bool((part(moved) - part(x))[:, -1].abs().max() > 0)
+            for part in imported.depth.sublayers[::2]
+        }
         assert reached == {True, False}, name
 
 
@@ -110,7 +115,10 @@ def test_substeps_converge_at_order_one_to_the_switched_ode(name):
     x, imported = inputs(model), copy.deepcopy(from_transformers(model, dt=0.1)).double()
     with torch.no_grad():
         exact = imported.trajectory(x, method="rk4", steps=4).x1
-        errors = [float((imported.trajectory(x, steps=k, continuous=True).x1 - exact).norm()) for k in (8, 16)]
+        errors = [
+            float((imported.trajectory(x, steps=k, continuous=True).x1 - exact).norm())
+            for k in (8, 16)
+        ]
     assert abs(torch.tensor(errors[0] / errors[1]).log2() - 1) < 0.15
 
 
@@ -165,7 +173,9 @@ def test_kinds_of_gradient_agree_on_an_imported_model(gradient):
     for kind in ("backprop", gradient):
         model.zero_grad()
         imported.trajectory(x, method="rk4", gradient=kind).x1.square().mean().backward()
-        found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+        found.append(
+            torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        )
     assert float((found[1] - found[0]).norm()) < 1e-3 * float(found[0].norm())
 
 
@@ -176,7 +186,9 @@ def test_costate_of_an_imported_model_is_autograds_gradient(name):
     imported, x = from_transformers(model), inputs(model)
     found = costate(imported, x, x)
     x0 = imported.embed(x).detach().requires_grad_()
-    loss = torch.nn.functional.cross_entropy(imported.head(imported.depth(x0)).flatten(0, 1), x.flatten())
+    loss = torch.nn.functional.cross_entropy(
+        imported.head(imported.depth(x0)).flatten(0, 1), x.flatten()
+    )
     assert torch.allclose(found.costates[0], torch.autograd.grad(loss, x0)[0], rtol=1e-4, atol=1e-6)
 
 

@@ -60,7 +60,14 @@ def test_the_vocabulary_is_the_table_that_is_read_at_the_tokens(places, example)
 
 def test_gpt2_shows_the_rows_of_its_heads_with_the_kernel_that_it_has():
     transformers = pytest.importorskip("transformers")
-    shape = {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 16, "bos_token_id": 0, "eos_token_id": 0}
+    shape = {
+        "n_layer": 1,
+        "n_embd": 32,
+        "n_head": 2,
+        "n_positions": 16,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
     config = transformers.GPT2Config(vocab_size=VOCABULARY, attn_implementation="sdpa", **shape)
     opened = ctrans.open_model(transformers.GPT2LMHeadModel(config), example=ids())
     assert "heads" not in ctrans.diagnose(opened, ids(seed=2), ids(seed=3)).unknown

@@ -7,7 +7,13 @@ import transformers
 
 from ctrans.dynamics.fields import ExposesWeights, HasBound, HasLipschitz, MixesTokens, mixes_tokens
 from ctrans.interop import from_transformers
-from ctrans.interop.ffn_in_model import KNOWN, GatedFeedForward, PlainFeedForward, ffn_in_model, read_ffn
+from ctrans.interop.ffn_in_model import (
+    KNOWN,
+    GatedFeedForward,
+    PlainFeedForward,
+    ffn_in_model,
+    read_ffn,
+)
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.measure.attention.by_depth import block_layers
 from ctrans.measure.forward.bounds import forward_bounds
@@ -19,7 +25,14 @@ from tests.interop.test_attention_in_model import NORMALISED, opened
 from tests.interop.worst_inputs import longest_output
 
 PLAIN = {"gpt2": "gelu_tanh", "bert": "gelu", "vit": "gelu"}
-GATED = {"llama": "silu", "qwen2": "silu", "qwen3": "silu", "gemma2": "gelu_tanh", "gemma3": "gelu_tanh", "olmo2": "silu"}
+GATED = {
+    "llama": "silu",
+    "qwen2": "silu",
+    "qwen3": "silu",
+    "gemma2": "gelu_tanh",
+    "gemma3": "gelu_tanh",
+    "olmo2": "silu",
+}
 each_family = pytest.mark.parametrize("name", FAMILIES)
 
 
@@ -32,19 +45,26 @@ class Mlp(torch.nn.Module):
         super().__init__()
         self.down = torch.nn.Linear(12, 8)
         self.inner = torch.nn.ModuleList(
-            [torch.nn.Linear(8, 24)] if fused else [torch.nn.Linear(8, 12) for _ in range(1 + gated)]
+            [torch.nn.Linear(8, 24)]
+            if fused
+            else [torch.nn.Linear(8, 12) for _ in range(1 + gated)]
         )
         self.activation, self.gated, self.swapped = activation, gated, swapped
 
     def forward(self, x):
         parts = list(torch.cat([part(x) for part in self.inner], -1).split(12, -1))
         parts = parts[::-1] if self.swapped else parts
-        return self.down(self.activation(parts[0]) * parts[1] if self.gated else self.activation(parts[0]))
+        return self.down(
+            self.activation(parts[0]) * parts[1] if self.gated else self.activation(parts[0])
+        )
 
 
 def read(module):
     """The module as a map, read."""
-    chain, x = ModuleChain([learned(module.double(), 0.5).requires_grad_(False)]), torch.randn(1, 6, 8, dtype=torch.float64)
+    chain, x = (
+        ModuleChain([learned(module.double(), 0.5).requires_grad_(False)]),
+        torch.randn(1, 6, 8, dtype=torch.float64),
+    )
     chain.find_output_projection(x)
     return ffn_in_model(chain, read_ffn(chain, x))
 
@@ -63,7 +83,10 @@ def test_matrices_and_activation_give_what_the_module_computes(name):
         assert not isinstance(field, MixesTokens)
         assert not mixes_tokens(field, "ffn")
         weights = {matrix.role: matrix.weight for matrix in field.matrices()}
-        phi, up = KNOWN[field.reading.activation], F.linear(u, weights["up"], field.reading.up.bias(field))
+        phi, up = (
+            KNOWN[field.reading.activation],
+            F.linear(u, weights["up"], field.reading.up.bias(field)),
+        )
         hidden = phi(F.linear(u, weights["gate"])) * up if name in GATED else phi(up)
         found = F.linear(hidden, weights["down"], field.reading.down.bias(field))
         assert float((found - field(u)).norm()) < 1e-6 * float(field(u).norm())
@@ -104,10 +127,15 @@ def test_activations_lie_within_what_bounds_rely_on(activation):
         (lambda: Mlp(torch.square, False), "no plain or gated FFN with one of the activations"),
         (lambda: Mlp(torch.sigmoid, True), "no plain or gated FFN with one of the activations"),
         (
-            lambda: torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)),
+            lambda: torch.nn.Sequential(
+                torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+            ),
             "last act on its input",
         ),
-        (lambda: torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()), "does not end in one linear map"),
+        (
+            lambda: torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()),
+            "does not end in one linear map",
+        ),
     ],
 )
 def test_what_is_no_ffn_of_a_known_kind_shows_nothing_and_says_why(module, words):
@@ -146,7 +174,9 @@ def test_blocks_have_theorem_5_2_for_gated_ffns_too(name):
 
 def test_experts_are_said_to_be_unread():
     torch.manual_seed(0)
-    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**TEXT, num_local_experts=4)).eval()
+    model = transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(**TEXT, num_local_experts=4)
+    ).eval()
     imported = from_transformers(model)
     assert imported.depth.sublayers[1].field.why_not == "it does not end in one linear map"
     assert imported.config.unread == ("FFN: it does not end in one linear map",)

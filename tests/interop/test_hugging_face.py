@@ -42,7 +42,10 @@ def test_shards_are_read(tmp_path):
     model = made("llama")
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert (tmp_path / "model.safetensors.index.json").exists()
-    assert torch.equal(from_transformers(str(tmp_path))(inputs(model))[0], from_transformers(model)(inputs(model))[0])
+    assert torch.equal(
+        from_transformers(str(tmp_path))(inputs(model))[0],
+        from_transformers(model)(inputs(model))[0],
+    )
 
 
 def test_dtype_can_be_chosen(saved):
@@ -63,7 +66,10 @@ def test_loading_opens_no_socket(saved, monkeypatch):
 def test_code_in_the_directory_is_not_run(saved):
     marker = saved / "was_run"
     (saved / "modeling_own.py").write_text(f"open({str(marker)!r}, 'w')\nclass Own: pass\n")
-    edit(saved / "config.json", auto_map={"AutoModel": "modeling_own.Own", "AutoConfig": "modeling_own.Own"})
+    edit(
+        saved / "config.json",
+        auto_map={"AutoModel": "modeling_own.Own", "AutoConfig": "modeling_own.Own"},
+    )
     from_transformers(saved)
     edit(saved / "config.json", model_type="own", architectures=["Own"])
     with pytest.raises(ConfigError, match="names code of its own, which is never run"):
@@ -88,7 +94,9 @@ def index_alone(directory, text):
 
 
 def in_shards(directory, changes, copies=0):
-    """The model in shard a, one more weight in shard b, `copies` of those of a in b too, and an index with changes."""
+    """The model in shard a, one more weight in shard b, `copies` of those of a in b too, and an
+    index with changes.
+    """
     weights = safetensors.torch.load_file(directory / "model.safetensors")
     other = {"more": torch.ones(1)} | {name: 2 * weights[name] for name in list(weights)[:copies]}
     index = dict.fromkeys(weights, "a.safetensors") | {"more": "b.safetensors"} | changes
@@ -104,27 +112,59 @@ DAMAGE = {
     "config is a list": (lambda d: (d / "config.json").write_text("[]"), "must hold a JSON object"),
     "unknown family": (lambda d: edit(d / "config.json", model_type="gtp2"), "did you mean 'gpt2'"),
     "no family": (lambda d: (d / "config.json").write_text("{}"), "model_type"),
-    "quantised": (lambda d: edit(d / "config.json", quantization_config={"quant_method": "gptq"}), "quantised weights"),
-    "adapter": (lambda d: (d / "adapter_config.json").write_text("{}"), "an adapter for another model"),
-    "no weights": (lambda d: (d / "model.safetensors").unlink(), "lacks 1 of 1 weight files, such as model.safetensors"),
-    "pickled weights": (lambda d: to_pickle(d / "model.safetensors"), "pytorch_model.bin is a pickle and is not read"),
+    "quantised": (
+        lambda d: edit(d / "config.json", quantization_config={"quant_method": "gptq"}),
+        "quantised weights",
+    ),
+    "adapter": (
+        lambda d: (d / "adapter_config.json").write_text("{}"),
+        "an adapter for another model",
+    ),
+    "no weights": (
+        lambda d: (d / "model.safetensors").unlink(),
+        "lacks 1 of 1 weight files, such as model.safetensors",
+    ),
+    "pickled weights": (
+        lambda d: to_pickle(d / "model.safetensors"),
+        "pytorch_model.bin is a pickle and is not read",
+    ),
     "truncated": (lambda d: truncate(d / "model.safetensors"), "no complete safetensors file"),
-    "no safetensors": (lambda d: (d / "model.safetensors").write_bytes(b"\x80\x04"), "no complete safetensors file"),
+    "no safetensors": (
+        lambda d: (d / "model.safetensors").write_bytes(b"\x80\x04"),
+        "no complete safetensors file",
+    ),
     "wrong shapes": (lambda d: edit(d / "config.json", n_embd=64), "does not fit its config.json"),
-    "missing blocks": (lambda d: edit(d / "config.json", n_layer=4), "weights are missing, such as transformer.h.3"),
+    "missing blocks": (
+        lambda d: edit(d / "config.json", n_layer=4),
+        "weights are missing, such as transformer.h.3",
+    ),
     "nonsense": (lambda d: edit(d / "config.json", n_head="four"), "cannot load"),
     "missing shards": (
-        lambda d: index_alone(d, '{"metadata": {}, "weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}'),
+        lambda d: index_alone(
+            d, '{"metadata": {}, "weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}'
+        ),
         "lacks 2 of 2 weight files, such as x.safetensors",
     ),
-    "index without map": (lambda d: index_alone(d, '{"metadata": {}}'), "its weight_map must be a JSON object"),
-    "index is a list": (lambda d: index_alone(d, "[]"), "index.json' is no index of shards: its metadata"),
+    "index without map": (
+        lambda d: index_alone(d, '{"metadata": {}}'),
+        "its weight_map must be a JSON object",
+    ),
+    "index is a list": (
+        lambda d: index_alone(d, "[]"),
+        "index.json' is no index of shards: its metadata",
+    ),
     "metadata is a list": (
         lambda d: index_alone(d, '{"metadata": [1], "weight_map": {}}'),
         "index.json' is no .*: its metadata must be",
     ),
-    "metadata is null": (lambda d: index_alone(d, '{"metadata": null, "weight_map": {}}'), "its metadata must be a JSON object"),
-    "empty map": (lambda d: index_alone(d, '{"metadata": {}, "weight_map": {}}'), "its weight_map names no weights"),
+    "metadata is null": (
+        lambda d: index_alone(d, '{"metadata": null, "weight_map": {}}'),
+        "its metadata must be a JSON object",
+    ),
+    "empty map": (
+        lambda d: index_alone(d, '{"metadata": {}, "weight_map": {}}'),
+        "its weight_map names no weights",
+    ),
     "a file is a list": (
         lambda d: index_alone(d, '{"metadata": {}, "weight_map": {"a": ["b"]}}'),
         "weight_map must give 'a' the name",
@@ -172,8 +212,12 @@ def test_what_is_no_directory_is_refused(tmp_path):
 
 def test_quantised_model_is_refused():
     model = made("gpt2")
-    model.transformer.h[0].attn.c_attn.weight = torch.nn.Parameter(torch.ones(4, 4, dtype=torch.int8), requires_grad=False)
-    with pytest.raises(ConfigError, match=r"quantised weights, such as transformer\.h\.0\.attn\.c_attn\.weight"):
+    model.transformer.h[0].attn.c_attn.weight = torch.nn.Parameter(
+        torch.ones(4, 4, dtype=torch.int8), requires_grad=False
+    )
+    with pytest.raises(
+        ConfigError, match=r"quantised weights, such as transformer\.h\.0\.attn\.c_attn\.weight"
+    ):
         from_transformers(model)
 
 
@@ -184,9 +228,17 @@ def test_more_weights_than_the_model_uses_are_no_reason_to_refuse(saved):
 
 def test_of_an_encoder_with_a_decoder_it_says_which_is_read_and_watched(tmp_path):
     sizes = {"num_layers": 2, "num_decoder_layers": 3, "num_heads": 2, "decoder_start_token_id": 0}
-    model = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=31, d_model=16, d_kv=8, d_ff=32, **sizes))
-    ids, said = torch.ones(2, 5, dtype=torch.int64), "T5Stack, only the encoder of T5ForConditionalGeneration (t5): 2 blocks"
-    assert from_transformers(model).config.model == "T5Stack, only the encoder of T5ForConditionalGeneration"
+    model = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=31, d_model=16, d_kv=8, d_ff=32, **sizes)
+    )
+    ids, said = (
+        torch.ones(2, 5, dtype=torch.int64),
+        "T5Stack, only the encoder of T5ForConditionalGeneration (t5): 2 blocks",
+    )
+    assert (
+        from_transformers(model).config.model
+        == "T5Stack, only the encoder of T5ForConditionalGeneration"
+    )
     with ctrans.Monitor(model, out=tmp_path) as monitor:
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()

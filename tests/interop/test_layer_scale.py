@@ -36,7 +36,9 @@ class ByModule(Block):
 
     def __init__(self):
         super().__init__()
-        self.mix, self.think = (Scaled(part, torch.rand(16) + 0.5) for part in (self.mix, self.think))
+        self.mix, self.think = (
+            Scaled(part, torch.rand(16) + 0.5) for part in (self.mix, self.think)
+        )
 
 
 class InTheBlock(Block):
@@ -73,16 +75,26 @@ def test_a_scaled_map_is_read_as_the_one_with_the_scale_in_its_weights(kind):
     torch.manual_seed(0)
     model = TiedGPT(kind).double().eval()
     scaled, plain = ctrans.open_model(model), ctrans.open_model(folded(model))
-    assert torch.allclose(scaled.head(scaled.trajectory(TOKENS).x1), plain.head(plain.trajectory(TOKENS).x1), rtol=1e-12)
+    assert torch.allclose(
+        scaled.head(scaled.trajectory(TOKENS).x1),
+        plain.head(plain.trajectory(TOKENS).x1),
+        rtol=1e-12,
+    )
     for one, other in zip(scaled.depth.sublayers, plain.depth.sublayers, strict=True):
         assert (one.kind, one.field.why_not) == (other.kind, other.field.why_not) == (one.kind, "")
-        assert torch.allclose(torch.tensor(one.field.bound()[:2]), torch.tensor(other.field.bound()[:2]), rtol=1e-10)
+        assert torch.allclose(
+            torch.tensor(one.field.bound()[:2]), torch.tensor(other.field.bound()[:2]), rtol=1e-10
+        )
         for mine, theirs in zip(one.field.matrices(), other.field.matrices(), strict=True):
             assert mine.role == theirs.role
             assert torch.allclose(mine.weight, theirs.weight, rtol=1e-14)
         x = torch.randn(2, 7, 16, dtype=torch.float64)
-        assert torch.allclose(one.field.output_projection.weight, other.field.output_projection.weight, rtol=1e-14)
-        assert torch.allclose(one.field.output_projection(one.field.pre_projection(x)), one.field(x), rtol=1e-12)
+        assert torch.allclose(
+            one.field.output_projection.weight, other.field.output_projection.weight, rtol=1e-14
+        )
+        assert torch.allclose(
+            one.field.output_projection(one.field.pre_projection(x)), one.field(x), rtol=1e-12
+        )
     assert "the model scales the output of its attention" in scaled.described
 
 
@@ -94,11 +106,15 @@ def test_gradients_by_matrix_are_of_the_weights_and_not_of_their_scaled_ones(kin
     opened = ctrans.open_model(model)
     found = gradient_norms(opened, TOKENS, TOKENS.roll(-1, 1)).sublayers
     model.requires_grad_(True)
-    torch.nn.functional.cross_entropy(model(TOKENS).flatten(0, 1), TOKENS.roll(-1, 1).flatten()).backward()
+    torch.nn.functional.cross_entropy(
+        model(TOKENS).flatten(0, 1), TOKENS.roll(-1, 1).flatten()
+    ).backward()
     block = model.blocks[0]
     attention, ffn = (getattr(part, "inner", part) for part in (block.mix, block.think))
     expected = float(attention.o.weight.grad.norm()), float(ffn[-1].weight.grad.norm())
-    assert (found[0].matrices["W_O"], found[1].matrices["W_2"]) == pytest.approx(expected, rel=1e-10)
+    assert (found[0].matrices["W_O"], found[1].matrices["W_2"]) == pytest.approx(
+        expected, rel=1e-10
+    )
 
 
 @pytest.mark.slow
@@ -106,7 +122,10 @@ def test_gradients_by_matrix_are_of_the_weights_and_not_of_their_scaled_ones(kin
 def test_its_certificate_is_that_of_the_model_with_the_scale_in_its_weights(kind):
     torch.manual_seed(0)
     model = TiedGPT(kind).double().eval()
-    scaled, plain = (check_model(ctrans.open_model(m), TOKENS, TOKENS.roll(-1, 1)) for m in (model, folded(model)))
+    scaled, plain = (
+        check_model(ctrans.open_model(m), TOKENS, TOKENS.roll(-1, 1))
+        for m in (model, folded(model))
+    )
     assert scaled.agrees
     assert not scaled.skipped
     assert scaled.verdict == plain.verdict == "degenerate"
@@ -120,20 +139,31 @@ def test_its_certificate_is_that_of_the_model_with_the_scale_in_its_weights(kind
 def test_what_a_scale_of_a_map_leaves_unknown_is_refused():
     torch.manual_seed(0)
     model = TiedGPT(ByModule).double().eval()
-    with pytest.raises(ConfigError, match="followed by a scale by channel, so a decay of that map's weights is none"):
-        check_model(ctrans.open_model(model), TOKENS, TOKENS.roll(-1, 1), Regularization(last_map_decay=0.1))
+    with pytest.raises(
+        ConfigError,
+        match="followed by a scale by channel, so a decay of that map's weights is none",
+    ):
+        check_model(
+            ctrans.open_model(model), TOKENS, TOKENS.roll(-1, 1), Regularization(last_map_decay=0.1)
+        )
     with torch.no_grad():
         model.blocks[0].mix.scale[3] = 0.0
     opened = ctrans.open_model(model)
     check = check_model(opened, TOKENS, TOKENS.roll(-1, 1))
     assert list(check.skipped) == ["segment 0 (attention)"]
-    assert "is 0 in 1 of its entries: no last weights move these channels" in check.skipped["segment 0 (attention)"]
+    assert (
+        "is 0 in 1 of its entries: no last weights move these channels"
+        in check.skipped["segment 0 (attention)"]
+    )
 
 
 def test_larger_last_weights_make_a_scaled_map_larger_and_keep_its_scale():
     torch.manual_seed(0)
     model = TiedGPT(ByModule).double().eval()
-    field, x = ctrans.open_model(model).depth.sublayers[1].field, torch.randn(2, 7, 16, dtype=torch.float64)
+    field, x = (
+        ctrans.open_model(model).depth.sublayers[1].field,
+        torch.randn(2, 7, 16, dtype=torch.float64),
+    )
     before, scale = field(x), model.blocks[0].think.scale.detach().clone()
     scale_linear(field.output_projection, 3.0)
     assert torch.allclose(field(x), 3 * before, rtol=1e-12)

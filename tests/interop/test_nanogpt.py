@@ -29,7 +29,12 @@ def equal(a, b):
 def test_logits_are_those_of_nanogpt(bias):
     w = plain_nanogpt.weights(bias=bias)
     expected = plain_nanogpt.logits(w, tokens(), HEADS)
-    assert torch.allclose(from_nanogpt(w, heads=HEADS)(tokens())[0], expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
+    assert torch.allclose(
+        from_nanogpt(w, heads=HEADS)(tokens())[0],
+        expected,
+        rtol=1e-6,
+        atol=1e-6 * float(expected.abs().max()),
+    )
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -40,7 +45,10 @@ def test_round_trip_keeps_every_bit(bias):
     back = from_nanogpt(to_nanogpt(model))
     assert equal(back.state_dict(), model.state_dict())
     assert torch.equal(back(tokens())[0], model(tokens())[0])
-    changes = {"initialisation": model.config.initialisation, "embedding_std": model.config.embedding_std}
+    changes = {
+        "initialisation": model.config.initialisation,
+        "embedding_std": model.config.embedding_std,
+    }
     assert dataclasses.replace(back.config, **changes) == model.config
 
 
@@ -128,7 +136,10 @@ def spoiled(change):
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (spoiled(lambda w: w.pop("transformer.h.1.ln_2.weight")), r"'transformer.h.1.ln_2.weight' is absent, expected \(16,\)"),
+        (
+            spoiled(lambda w: w.pop("transformer.h.1.ln_2.weight")),
+            r"'transformer.h.1.ln_2.weight' is absent, expected \(16,\)",
+        ),
         (spoiled(lambda w: w.update({"extra": torch.ones(1)})), "'extra' is"),
         (spoiled(lambda w: w.update({"lm_head.weight": torch.ones(11, 16)})), "has an untied head"),
         (spoiled(lambda w: w.pop("transformer.wte.weight")), "no nanoGPT model"),
@@ -137,8 +148,14 @@ def spoiled(change):
             spoiled(lambda w: w.update({"lm_head.weight": torch.ones(11, 16).to_sparse()})),
             "some entries are not weights, which are dense",
         ),
-        (spoiled(lambda w: w.update({"transformer.ln_f.weight": torch.ones(16, device="meta")})), "some entries are not weights"),
-        ({"model": plain_nanogpt.weights(), "model_args": [HEADS]}, "its model_args are a list and not a dict of settings"),
+        (
+            spoiled(lambda w: w.update({"transformer.ln_f.weight": torch.ones(16, device="meta")})),
+            "some entries are not weights",
+        ),
+        (
+            {"model": plain_nanogpt.weights(), "model_args": [HEADS]},
+            "its model_args are a list and not a dict of settings",
+        ),
         ({}, "no nanoGPT model"),
     ],
 )
@@ -181,7 +198,14 @@ def test_a_checkpoint_with_any_byte_changed_is_read_or_refused_in_a_line(in_zip,
 
 
 @pytest.mark.parametrize(
-    "error", [KeyError(3), IndexError("pop from empty list"), TypeError("a"), AttributeError("b"), AssertionError()]
+    "error",
+    [
+        KeyError(3),
+        IndexError("pop from empty list"),
+        TypeError("a"),
+        AttributeError("b"),
+        AssertionError(),
+    ],
 )
 def test_whatever_the_reader_of_a_damaged_file_raises_is_a_line(error, tmp_path, monkeypatch):
     def fail(*_, **__):
@@ -205,7 +229,9 @@ def test_files_that_cannot_be_read_are_refused_in_one_line(tmp_path):
 
 def test_an_archive_that_spans_disks_is_refused(tmp_path):
     locator = b"PK\x06\x07" + bytes(12) + (2).to_bytes(4, "little")
-    (tmp_path / "ckpt.pt").write_bytes(b"PK\x03\x04" + bytes(56) + locator + b"PK\x05\x06" + bytes(18))
+    (tmp_path / "ckpt.pt").write_bytes(
+        b"PK\x03\x04" + bytes(56) + locator + b"PK\x05\x06" + bytes(18)
+    )
     with pytest.raises(ConfigError, match="no whole file"):
         from_nanogpt(tmp_path / "ckpt.pt")
 
@@ -213,9 +239,14 @@ def test_an_archive_that_spans_disks_is_refused(tmp_path):
 def pickled(path, bytes_of_pickle):
     """A whole archive of torch.save with that pickle in it."""
     torch.save({}, path.with_suffix(".whole"))
-    with zipfile.ZipFile(path.with_suffix(".whole")) as whole, zipfile.ZipFile(path, "w") as archive:
+    with (
+        zipfile.ZipFile(path.with_suffix(".whole")) as whole,
+        zipfile.ZipFile(path, "w") as archive,
+    ):
         for name in whole.namelist():
-            archive.writestr(name, bytes_of_pickle if name.endswith("data.pkl") else whole.read(name))
+            archive.writestr(
+                name, bytes_of_pickle if name.endswith("data.pkl") else whole.read(name)
+            )
 
 
 DOUBLED = b"".join(b"h%c\x86q%c" % (i, i + 1) for i in range(60))
@@ -265,15 +296,26 @@ def test_attributes_that_a_file_gives_to_its_objects_are_without_effect(tmp_path
 )
 def test_settings_of_other_kinds_are_named(arguments, words):
     with pytest.raises(ConfigError, match=words):
-        from_nanogpt({"model": plain_nanogpt.weights(), "model_args": {"n_head": HEADS, **arguments}})
+        from_nanogpt(
+            {"model": plain_nanogpt.weights(), "model_args": {"n_head": HEADS, **arguments}}
+        )
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda w: w.update({f"_orig_mod.{name}": value + 1 for name, value in [*w.items()]}), "twice, once with the prefix"),
-        (lambda w: w.update({name: value.to(torch.float8_e4m3fn) for name, value in w.items()}), "float8"),
-        (lambda w: w.update({"lm_head.weight": w["lm_head.weight"].double()}), "has an untied head"),
+        (
+            lambda w: w.update({f"_orig_mod.{name}": value + 1 for name, value in [*w.items()]}),
+            "twice, once with the prefix",
+        ),
+        (
+            lambda w: w.update({name: value.to(torch.float8_e4m3fn) for name, value in w.items()}),
+            "float8",
+        ),
+        (
+            lambda w: w.update({"lm_head.weight": w["lm_head.weight"].double()}),
+            "has an untied head",
+        ),
     ],
 )
 def test_weights_of_which_some_would_be_lost_are_refused(change, words):
@@ -283,8 +325,14 @@ def test_weights_of_which_some_would_be_lost_are_refused(change, words):
 
 def test_weights_of_several_dtypes_keep_their_bits():
     names = ("transformer.wte.weight", "lm_head.weight")
-    w = {name: value.bfloat16() if name in names else value.double() for name, value in plain_nanogpt.weights().items()}
-    assert equal(to_nanogpt(from_nanogpt(w, heads=HEADS))["model"], {name: value.double() for name, value in w.items()})
+    w = {
+        name: value.bfloat16() if name in names else value.double()
+        for name, value in plain_nanogpt.weights().items()
+    }
+    assert equal(
+        to_nanogpt(from_nanogpt(w, heads=HEADS))["model"],
+        {name: value.double() for name, value in w.items()},
+    )
 
 
 def test_a_model_whose_weights_are_not_finite_is_read():

@@ -10,7 +10,15 @@ from torch import nn
 import ctrans
 from ctrans.control.sets_by_norm import reachable
 from ctrans.interop.norms import as_norm
-from tests.interop.plain_modules import MADE_NORMS, WIDTH, LanguageModel, MadeNorm, PreBlock, ids, with_norms
+from tests.interop.plain_modules import (
+    MADE_NORMS,
+    WIDTH,
+    LanguageModel,
+    MadeNorm,
+    PreBlock,
+    ids,
+    with_norms,
+)
 
 
 @pytest.mark.cases(1)
@@ -66,10 +74,14 @@ def test_eps_beside_the_deviation_keeps_a_norm_off_its_image_and_defined_at_zero
     w = norm.gamma * p - (norm.gamma * p).mean(-1, keepdim=True)
     for radius in (0.0, 0.1, 10.0):
         best = (p * module(radius * w / w.norm(dim=-1, keepdim=True))).sum(-1)
-        assert torch.allclose(norm.shortfall(p, radius), norm.support(p) - best, rtol=1e-9, atol=1e-12)
+        assert torch.allclose(
+            norm.shortfall(p, radius), norm.support(p) - best, rtol=1e-9, atol=1e-12
+        )
     u = 0.3 * w / w.norm(dim=-1, keepdim=True) * WIDTH**0.5
     assert torch.allclose(module(norm.preimage(u)), norm.beta + norm.gamma * u, atol=1e-12)
-    assert torch.allclose(reachable(norm).chart(p).velocity(u), norm.beta + norm.gamma * u, atol=1e-12)
+    assert torch.allclose(
+        reachable(norm).chart(p).velocity(u), norm.beta + norm.gamma * u, atol=1e-12
+    )
     assert norm.with_eps(0.0).attained
 
 
@@ -82,7 +94,11 @@ class TwoNorms(nn.Module):
         nn.init.normal_(self.two.a_2)
 
     def forward(self, x):
-        return x + self.inner.mix(self.one(x)) + self.inner.shrink(F.gelu(self.inner.grow(self.two(x))))
+        return (
+            x
+            + self.inner.mix(self.one(x))
+            + self.inner.shrink(F.gelu(self.inner.grow(self.two(x))))
+        )
 
 
 def test_two_norms_with_eps_beside_the_deviation_give_the_modules_states():
@@ -99,7 +115,15 @@ def test_two_norms_with_eps_beside_the_deviation_give_the_modules_states():
 
 @pytest.mark.parametrize(
     "module",
-    [nn.GELU(), nn.Tanh(), nn.Identity(), nn.Softmax(-1), nn.PReLU(WIDTH), nn.BatchNorm1d(WIDTH).eval(), nn.Linear(WIDTH, WIDTH)],
+    [
+        nn.GELU(),
+        nn.Tanh(),
+        nn.Identity(),
+        nn.Softmax(-1),
+        nn.PReLU(WIDTH),
+        nn.BatchNorm1d(WIDTH).eval(),
+        nn.Linear(WIDTH, WIDTH),
+    ],
     ids=lambda module: type(module).__name__,
 )
 def test_what_is_no_norm_is_not_taken_for_one(module):
@@ -154,7 +178,9 @@ def test_norms_that_a_block_computes_itself_are_found(where):
     opened = ctrans.open_model(model.eval(), example=ids())
     assert opened.config.placement == where
     with torch.no_grad():
-        assert torch.allclose(opened.head(opened.depth(opened.embed(ids(seed=3)))), model(ids(seed=3)), atol=1e-6)
+        assert torch.allclose(
+            opened.head(opened.depth(opened.embed(ids(seed=3)))), model(ids(seed=3)), atol=1e-6
+        )
 
 
 class Squash(nn.Module):
@@ -170,12 +196,16 @@ def test_the_module_that_is_not_understood_is_named():
     model = LanguageModel().eval()
     for block in model.stack:
         block.ln_a = Squash()
-    assert "ln_a (Squash) is not part of attention or FFN, and no norm" in ctrans.open_model(model, example=ids()).described
+    assert (
+        "ln_a (Squash) is not part of attention or FFN, and no norm"
+        in ctrans.open_model(model, example=ids()).described
+    )
 
 
 @pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize(
-    ("dtype", "gain", "added"), [(torch.bfloat16, 1.0, 1.0), (torch.bfloat16, 0.05, 0.0), (torch.float32, 1e-5, 0.0)]
+    ("dtype", "gain", "added"),
+    [(torch.bfloat16, 1.0, 1.0), (torch.bfloat16, 0.05, 0.0), (torch.float32, 1e-5, 0.0)],
 )
 def test_a_norm_that_cannot_be_copied_is_the_nearest_form(centred, dtype, gain, added):
     """In low precision, and with small gains, several forms are within the tolerance."""
@@ -183,7 +213,10 @@ def test_a_norm_that_cannot_be_copied_is_the_nearest_form(centred, dtype, gain, 
     class Fused(nn.Module):
         def __init__(self):
             super().__init__()
-            self.weight, self.eps = nn.Parameter((gain * (1 + 0.1 * torch.arange(16))).to(dtype)), 1e-6
+            self.weight, self.eps = (
+                nn.Parameter((gain * (1 + 0.1 * torch.arange(16))).to(dtype)),
+                1e-6,
+            )
 
         def __deepcopy__(self, memo):
             raise RuntimeError("a kernel of this device")

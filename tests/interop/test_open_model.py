@@ -41,15 +41,21 @@ WORDS = ["[UNK]", "[MASK]", "the", "depth", "is", "a", "time", "."]
 
 def save_tokenizer(directory):
     """A tokenizer of a few words, as save_pretrained writes it."""
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]")
+    )
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     special = {"unk_token": "[UNK]", "mask_token": "[MASK]"}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(directory)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(
+        directory
+    )
 
 
 def nanogpt(path):
     """A small model, also saved as nanoGPT saves its own."""
-    config = GPTConfig(vocab_size=VOCABULARY, placement="pre", width=16, depth=2, heads=2, context=16)
+    config = GPTConfig(
+        vocab_size=VOCABULARY, placement="pre", width=16, depth=2, heads=2, context=16
+    )
     model = GPT(config)
     torch.save(to_nanogpt(model), path)
     return model
@@ -65,7 +71,9 @@ def test_fields_are_their_last_linear_map_of_their_features(name):
         assert h.shape[:-1] == x.shape[:-1]
         assert isinstance(part.field.output_projection, torch.nn.Linear)
         assert torch.allclose(
-            torch.nn.functional.linear(h, part.field.output_projection.weight, part.field.output_projection.bias),
+            torch.nn.functional.linear(
+                h, part.field.output_projection.weight, part.field.output_projection.bias
+            ),
             part.field(x),
             atol=1e-6,
         )
@@ -94,7 +102,10 @@ def test_a_map_that_ends_in_something_else_names_no_last_weights():
 
     chain = ModuleChain([Gated()])
     chain.find_output_projection(torch.randn(1, 2, 4))
-    for ask in (lambda: chain.output_projection, lambda: chain.pre_projection(torch.randn(1, 2, 4))):
+    for ask in (
+        lambda: chain.output_projection,
+        lambda: chain.pre_projection(torch.randn(1, 2, 4)),
+    ):
         with pytest.raises(ConfigError, match="Gated does not end in one linear map"):
             ask()
 
@@ -129,8 +140,16 @@ def test_every_instrument_runs_on_every_family(name, tmp_path):
     assert max(found.drift) < 1e-5
     for k in (0, 1):
         step = found.states[k], found.costates[k + 1]
-        given = {"continuous": True, "segment": k, "time": found.times[k], "dt": 0.1, "regularization": Regularization()}
-        certificate = check_segment(model.depth.sublayers[k], step, found.starts[k], **given).certificate
+        given = {
+            "continuous": True,
+            "segment": k,
+            "time": found.times[k],
+            "dt": 0.1,
+            "regularization": Regularization(),
+        }
+        certificate = check_segment(
+            model.depth.sublayers[k], step, found.starts[k], **given
+        ).certificate
         bounded = model.config.placement in ("peri", "output")
         assert certificate.verdict == ("well-posed for bounded gains" if bounded else "degenerate")
         assert certificate.agrees, certificate.findings
@@ -161,7 +180,10 @@ def test_the_screening_of_nanogpts_model_is_that_of_the_same_gpt(tmp_path):
     text = torch.arange(20).reshape(2, 10)
     tokens, targets = opened.pairs(text)
     assert torch.equal(targets, text[:, 1:])
-    first, second = (screen(each.eval().requires_grad_(False), tokens, targets, TINY) for each in (opened.model, model))
+    first, second = (
+        screen(each.eval().requires_grad_(False), tokens, targets, TINY)
+        for each in (opened.model, model)
+    )
     assert first == second
 
 
@@ -169,7 +191,10 @@ def test_dt_of_nanogpts_model_is_changed_and_its_weights_are_not(tmp_path):
     model = nanogpt(tmp_path / "ckpt.pt")
     opened = open_model(tmp_path / "ckpt.pt", torch.float32, dt=0.25).model
     assert opened.config.dt == opened.depth.dt == 0.25
-    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), opened.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.state_dict().values(), opened.state_dict().values(), strict=True)
+    )
     tokens = torch.arange(8)
     expected = GPT(dataclasses.replace(model.config, dt=0.25))
     expected.load_state_dict(model.state_dict())
@@ -191,7 +216,8 @@ def test_a_model_that_fills_gaps_is_asked_for_hidden_tokens(tmp_path):
     alone, same = opened.pairs(text)
     assert torch.equal(alone, same)
     assert not torch.equal(
-        torch.tensor(costate(opened.model, tokens, targets).loss), torch.tensor(costate(opened.model, alone, same).loss)
+        torch.tensor(costate(opened.model, tokens, targets).loss),
+        torch.tensor(costate(opened.model, alone, same).loss),
     )
 
 
@@ -226,7 +252,11 @@ def test_reading_a_tokenizer_opens_no_socket_and_runs_no_code(tmp_path, monkeypa
     find_tokeniser(tmp_path, VOCABULARY)
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')\nclass Own: pass\n")
     settings = tmp_path / "tokenizer_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"auto_map": {"AutoTokenizer": ["own.Own", None]}}))
+    settings.write_text(
+        json.dumps(
+            json.loads(settings.read_text()) | {"auto_map": {"AutoTokenizer": ["own.Own", None]}}
+        )
+    )
     assert find_tokeniser(tmp_path, VOCABULARY).encode(b"depth").tolist() == [3]
     (tmp_path / "tokenizer.json").rename(tmp_path / "vocab.json")
     with pytest.raises(ConfigError, match="names code of its own, which is never run"):
@@ -250,7 +280,9 @@ def test_without_a_tokenizer_bytes_are_the_tokens_and_doubt_is_said(tmp_path):
     assert "probably mean another text" in find_tokeniser(tmp_path, 50304).said
     with pytest.raises(ConfigError, match=r"too small for bytes \(256\): give token ids by --ids"):
         find_tokeniser(tmp_path, 65)
-    module = find_tokeniser(None, 65)  # of the user's own, with no file that a tokenizer could be beside
+    module = find_tokeniser(
+        None, 65
+    )  # of the user's own, with no file that a tokenizer could be beside
     assert module.encode(b"\x00\x40\x41\xff").tolist() == [0, 64, 0, 60]
     assert "modulo 65" in module.said
 
@@ -259,7 +291,9 @@ def test_ids_are_read_as_numpy_and_nanogpt_write_them(tmp_path):
     ids = np.array([0, 7, 65535])
     np.save(tmp_path / "a.npy", ids)
     ids.astype("<u2").tofile(tmp_path / "val.bin")
-    assert [read_ids(tmp_path / name).tolist() for name in ("a.npy", "val.bin")] == [[0, 7, 65535]] * 2
+    assert [read_ids(tmp_path / name).tolist() for name in ("a.npy", "val.bin")] == [
+        [0, 7, 65535]
+    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -283,7 +317,9 @@ def test_files_that_hold_no_row_of_integers_are_refused(write, words, tmp_path):
 @pytest.mark.parametrize("name", ["book.txt", "val", "ids.npz", "tokens.BIN"])
 def test_ids_in_a_file_of_another_name_are_refused_with_what_to_do(name, tmp_path):
     (tmp_path / name).write_bytes(b"of even length")
-    with pytest.raises(ConfigError, match=rf"{name}' is neither .bin .* nor .npy .*give text by --file"):
+    with pytest.raises(
+        ConfigError, match=rf"{name}' is neither .bin .* nor .npy .*give text by --file"
+    ):
         read_ids(tmp_path / name)
 
 
@@ -291,7 +327,9 @@ def test_ids_in_a_file_of_another_name_are_refused_with_what_to_do(name, tmp_pat
 @pytest.mark.parametrize("make", [transformers.BertForPreTraining, transformers.BertForMaskedLM])
 def test_heads_of_other_names_are_the_models_logits(make):
     torch.manual_seed(0)
-    own = make(transformers.BertConfig(**SMALL, max_position_embeddings=32, return_dict=False)).eval()
+    own = make(
+        transformers.BertConfig(**SMALL, max_position_embeddings=32, return_dict=False)
+    ).eval()
     model, text = from_transformers(own), torch.arange(1, 9).reshape(2, 4)
     expected = own(text)[0]
     assert expected.shape == (2, 4, VOCABULARY)
@@ -300,14 +338,22 @@ def test_heads_of_other_names_are_the_models_logits(make):
 
 def test_a_head_of_something_else_is_said_and_the_depth_goes_on_working():
     config = transformers.BertConfig(**SMALL, max_position_embeddings=32)
-    model, text = from_transformers(transformers.BertForQuestionAnswering(config).eval()), torch.arange(1, 9).reshape(2, 4)
+    model, text = (
+        from_transformers(transformers.BertForQuestionAnswering(config).eval()),
+        torch.arange(1, 9).reshape(2, 4),
+    )
     assert len(model.trajectory(text).states) == 7
-    with pytest.raises(ConfigError, match="BertForQuestionAnswering returns start_logits, end_logits, not one of logits"):
+    with pytest.raises(
+        ConfigError,
+        match="BertForQuestionAnswering returns start_logits, end_logits, not one of logits",
+    ):
         model(text)
 
 
 @pytest.mark.slow
-def test_weights_of_more_than_a_quarter_of_the_memory_come_on_demand_unless_told_otherwise(tmp_path, monkeypatch):
+def test_weights_of_more_than_a_quarter_of_the_memory_come_on_demand_unless_told_otherwise(
+    tmp_path, monkeypatch
+):
     made("gpt2").save_pretrained(tmp_path)
     assert not open_model(tmp_path).model.depth.streamed
     assert open_model(tmp_path, on_demand=True).model.depth.streamed
@@ -316,7 +362,9 @@ def test_weights_of_more_than_a_quarter_of_the_memory_come_on_demand_unless_told
     assert open_model(tmp_path).model.depth.streamed
     assert not open_model(tmp_path, on_demand=False).model.depth.streamed
     monkeypatch.setattr("ctrans.base.memory.memory", lambda: size // 2)
-    with pytest.raises(ConfigError, match=r"--dtype, or read the weights on demand \(on_demand=True, --stream\)"):
+    with pytest.raises(
+        ConfigError, match=r"--dtype, or read the weights on demand \(on_demand=True, --stream\)"
+    ):
         open_model(tmp_path, on_demand=False)
 
 
@@ -329,7 +377,9 @@ def test_rotary_tables_keep_their_precision_in_bfloat16(tmp_path):
 
 def test_words_without_a_whole_tokenizer_are_read_by_the_familys_own(tmp_path):
     made("bert").save_pretrained(tmp_path)
-    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "depth"]))
+    (tmp_path / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "depth"])
+    )
     tokeniser = find_tokeniser(tmp_path, VOCABULARY)
     assert tokeniser.encode(b"the depth").tolist() == [5, 6]
     assert tokeniser.mask == 4
@@ -338,7 +388,9 @@ def test_words_without_a_whole_tokenizer_are_read_by_the_familys_own(tmp_path):
 @pytest.mark.slow
 def test_experts_are_opened_in_float64_and_only_what_needs_last_weights_is_left_out(tmp_path):
     torch.manual_seed(0)
-    experts = transformers.MixtralForCausalLM(transformers.MixtralConfig(**TEXT, num_local_experts=4))
+    experts = transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(**TEXT, num_local_experts=4)
+    )
     learned(experts.eval(), 0.1).save_pretrained(tmp_path)
     model = open_model(tmp_path).model
     text = inputs(model.model)
@@ -357,7 +409,9 @@ def test_what_a_model_says_against_running_is_one_line(tmp_path, monkeypatch):
         raise RuntimeError("no kernel\nfor Double")
 
     monkeypatch.setattr(transformers.models.gpt2.modeling_gpt2.GPT2MLP, "forward", fail)
-    with pytest.raises(ConfigError, match="does not run in float64, choose another --dtype: no kernel for Double"):
+    with pytest.raises(
+        ConfigError, match="does not run in float64, choose another --dtype: no kernel for Double"
+    ):
         open_model(tmp_path)
 
 
@@ -369,7 +423,9 @@ def test_models_whose_sublayers_differ_in_placement_are_shown():
     text = inputs(model.model)
     simulated = simulate(model, text)
     page = page_of({"simulate": {"command": "simulate", "placements": {"mixed": plain(simulated)}}})
-    titles = [part.title for chapter in page.chapters for part in chapter.parts if isinstance(part, Table)]
+    titles = [
+        part.title for chapter in page.chapters for part in chapter.parts if isinstance(part, Table)
+    ]
     assert "mixed: sublayers differ in their placement" in titles
     assert pictures(page)["simulate.png"]().startswith(b"\x89PNG")
     checked = check_model(model, text[:1, :2], text[:1, 1:3])
@@ -378,7 +434,10 @@ def test_models_whose_sublayers_differ_in_placement_are_shown():
     assert page_of({"screen": plain({"command": "screen", **screened})}).answers
 
 
-@pytest.mark.parametrize(("option", "value"), [("embed", abs), ("head", abs), ("example", torch.zeros(1)), ("blocks", "layers")])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("embed", abs), ("head", abs), ("example", torch.zeros(1)), ("blocks", "layers")],
+)
 def test_a_pickled_checkpoint_takes_no_parts_of_a_module(tmp_path, option, value):
     (tmp_path / "ckpt.pt").write_bytes(b"")
     with pytest.raises(ConfigError, match=f"^{option} given for"):
@@ -387,4 +446,6 @@ def test_a_pickled_checkpoint_takes_no_parts_of_a_module(tmp_path, option, value
 
 def test_a_number_of_heads_too_long_to_print_is_named():
     with pytest.raises(ConfigError, match="heads = a number of 5001 digits"):
-        open_model(GPT(GPTConfig(vocab_size=8, context=8, depth=1, width=8, heads=2)), heads=10**5000)
+        open_model(
+            GPT(GPTConfig(vocab_size=8, context=8, depth=1, width=8, heads=2)), heads=10**5000
+        )

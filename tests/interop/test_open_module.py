@@ -34,10 +34,14 @@ def main(given):
 
 def own_states(module, given):
     """What the module's own blocks put out, seen by hooks, sequences first; and its output."""
-    blocks = next(part for name, part in module.named_modules() if name.rpartition(".")[2] in BLOCKS)
+    blocks = next(
+        part for name, part in module.named_modules() if name.rpartition(".")[2] in BLOCKS
+    )
     seen = []
     handles = [
-        block.register_forward_hook(lambda _, __, output: seen.append(output[0] if isinstance(output, tuple) else output))
+        block.register_forward_hook(
+            lambda _, __, output: seen.append(output[0] if isinstance(output, tuple) else output)
+        )
         for block in blocks
     ]
     fast = torch.backends.mha.get_fastpath_enabled()
@@ -49,14 +53,27 @@ def own_states(module, given):
         handle.remove()
     first = isinstance(module, plain_modules.Encoder) and not module.batch_first
     turned = [state.transpose(0, 1) for state in seen] if first else seen
-    return turned, (output["logits"] if isinstance(output, dict) else output.transpose(0, 1) if first else output), first
+    return (
+        turned,
+        (
+            output["logits"]
+            if isinstance(output, dict)
+            else output.transpose(0, 1)
+            if first
+            else output
+        ),
+        first,
+    )
 
 
 class TwoMaps(nn.Module):
     def __init__(self, at_once):
         super().__init__()
         self.n, self.m, self.a = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), FusedAttention(True)
-        self.b, self.at_once = nn.Sequential(nn.Linear(WIDTH, 48), nn.GELU(), nn.Linear(48, WIDTH)), at_once
+        self.b, self.at_once = (
+            nn.Sequential(nn.Linear(WIDTH, 48), nn.GELU(), nn.Linear(48, WIDTH)),
+            at_once,
+        )
 
     def forward(self, x):
         if self.at_once:
@@ -103,7 +120,9 @@ def test_maps_say_what_they_are_and_it_is_so(name):
     for part in opened.depth.sublayers[:2]:
         if not any(word in opened.described for word in ("does not end", "scaled")):
             assert isinstance(part.field, ExposesWeights), opened.described
-            assert torch.allclose(part.field.output_projection(part.field.pre_projection(x)), part.field(x))
+            assert torch.allclose(
+                part.field.output_projection(part.field.pre_projection(x)), part.field(x)
+            )
     attention = opened.depth.sublayers[0].field
     if isinstance(attention, ExposesHeads):
         rows = attention.probabilities(x)
@@ -130,11 +149,25 @@ def test_sequences_of_any_length_and_number_are_read(name, length):
     module, (_, given, _) = plain(name), PLAIN[name]
     opened = ctrans.open_model(module, example=given(0))
     first = name == "torch, tokens first"
-    tokens = numbers(3, length, main(given(0)).shape[-1]) if main(given(0)).is_floating_point() else ids(3, length, 3)
-    output = run(module, {"frames": tokens} if isinstance(given(0), dict) else tokens.T if first else tokens)
-    expected = output["logits"] if isinstance(output, dict) else output.transpose(0, 1) if first else output
+    tokens = (
+        numbers(3, length, main(given(0)).shape[-1])
+        if main(given(0)).is_floating_point()
+        else ids(3, length, 3)
+    )
+    output = run(
+        module, {"frames": tokens} if isinstance(given(0), dict) else tokens.T if first else tokens
+    )
+    expected = (
+        output["logits"]
+        if isinstance(output, dict)
+        else output.transpose(0, 1)
+        if first
+        else output
+    )
     with torch.no_grad():
-        assert torch.allclose(opened.head(opened.depth(opened.embed(tokens))), expected, rtol=1e-5, atol=2e-6)
+        assert torch.allclose(
+            opened.head(opened.depth(opened.embed(tokens))), expected, rtol=1e-5, atol=2e-6
+        )
 
 
 @pytest.mark.slow
@@ -192,7 +225,9 @@ def test_a_loss_gets_all_that_the_module_returns():
     frames = numbers(2, 6, 5)
     opened = ctrans.open_model(plain("audio"), example={"frames": frames}, loss=loss)
     assert costate(opened, frames, numbers(2, 3)).loss > 0
-    wrong = ctrans.open_model(plain("audio"), example={"frames": frames}, loss=lambda y, _: y["scores"])
+    wrong = ctrans.open_model(
+        plain("audio"), example={"frames": frames}, loss=lambda y, _: y["scores"]
+    )
     with pytest.raises(ConfigError, match=r"loss=: it returned a tensor \(2, 3\)"):
         costate(wrong, frames, frames)
 
@@ -221,7 +256,9 @@ def test_weights_keep_their_objects_and_a_copy_asks_its_own_module():
 
 def test_embed_and_head_take_the_place_of_the_modules():
     module = plain("language")
-    opened = ctrans.open_model(module, embed=lambda idx: module.tok(idx), head=lambda x: x.sum(-1, keepdim=True))
+    opened = ctrans.open_model(
+        module, embed=lambda idx: module.tok(idx), head=lambda x: x.sum(-1, keepdim=True)
+    )
     assert torch.equal(opened.embed(ids()), module.tok(ids()))
     assert opened.head(numbers(2, 7, WIDTH)).shape == (2, 7, 1)
 
@@ -229,7 +266,11 @@ def test_embed_and_head_take_the_place_of_the_modules():
 class Parallel(nn.Module):
     def __init__(self):
         super().__init__()
-        self.ln, self.attn, self.mlp = nn.LayerNorm(WIDTH), plain_modules.FusedAttention(True), nn.Linear(WIDTH, WIDTH)
+        self.ln, self.attn, self.mlp = (
+            nn.LayerNorm(WIDTH),
+            plain_modules.FusedAttention(True),
+            nn.Linear(WIDTH, WIDTH),
+        )
 
     def forward(self, x):
         u = self.ln(x)
@@ -292,7 +333,11 @@ class Apart(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.table, self.one, self.two = nn.Embedding(31, WIDTH), plain_modules.PreBlock(1.0), plain_modules.PreBlock(1.0)
+        self.table, self.one, self.two = (
+            nn.Embedding(31, WIDTH),
+            plain_modules.PreBlock(1.0),
+            plain_modules.PreBlock(1.0),
+        )
 
     def forward(self, idx):
         return self.two(self.one(self.table(idx)))
@@ -301,7 +346,10 @@ class Apart(nn.Module):
 class TwoStacks(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.second = Of(lambda: plain_modules.PreBlock(1.0)), Of(lambda: plain_modules.PreBlock(1.0))
+        self.first, self.second = (
+            Of(lambda: plain_modules.PreBlock(1.0)),
+            Of(lambda: plain_modules.PreBlock(1.0)),
+        )
 
     def forward(self, idx):
         return self.first(idx) + self.second(idx)
@@ -311,12 +359,24 @@ class TwoStacks(nn.Module):
 @pytest.mark.parametrize(
     ("module", "options", "words"),
     [
-        (plain("language"), {"blocks": "stacks"}, "no list of modules 'stacks': it has stack: 3 PreBlock"),
+        (
+            plain("language"),
+            {"blocks": "stacks"},
+            "no list of modules 'stacks': it has stack: 3 PreBlock",
+        ),
         (plain("language"), {"ffn": "mlp"}, "no FFN found in PreBlock, which has ln_a"),
         (plain("images"), {}, "example=: ImageClassifier embeds no tokens"),
-        (plain("images"), {"example": numbers(2, 3)}, r"example=: ImageClassifier does not run on a tensor \(2, 3\)"),
+        (
+            plain("images"),
+            {"example": numbers(2, 3)},
+            r"example=: ImageClassifier does not run on a tensor \(2, 3\)",
+        ),
         (plain("language"), {"loss": "mse"}, "loss 'mse' is not known"),
-        (plain("images"), {"example": numbers(2, 3, 8, 8), "loss": "next"}, "embeds no tokens, so it cannot predict any"),
+        (
+            plain("images"),
+            {"example": numbers(2, 3, 8, 8), "loss": "next"},
+            "embeds no tokens, so it cannot predict any",
+        ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
 )
@@ -333,8 +393,19 @@ def test_what_is_not_found_is_asked_for_by_name_in_a_line(module, options, words
         (Of(TwoAttentions), None, "attention=: several modules of TwoAttentions mix tokens"),
         (Apart(), None, "so no blocks= can name one"),
         (Of(InTheBlock), None, "no module of InTheBlock mixes tokens"),
-        (Of(OddActivation), None, "ffn=: between grow and shrink of OddActivation acts none of gelu"),
-        (ReadsTheInputAgain(), None, "head=: the output of ReadsTheInputAgain does not depend on its last block's state alone"),
+        (
+            Of(OddActivation),
+            None,
+            "ffn=: between grow and shrink of OddActivation acts none of gelu",
+        ),
+        (
+            ReadsTheInputAgain(),
+            None,
+            (
+                "head=: the output of ReadsTheInputAgain does not depend on its last block's state"
+                " alone"
+            ),
+        ),
         (TwoStacks(), None, "several lists could be; candidates: first.stack: 2 PreBlock"),
         (
             nn.TransformerDecoder(nn.TransformerDecoderLayer(WIDTH, 4, 48, batch_first=True), 2),
@@ -355,7 +426,10 @@ def test_where_blocks_are_not_read_it_says_why_and_reads_the_sums(module, exampl
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        ({"attention": "b", "ffn": "a"}, "are swapped: in .* 'a' mixes tokens and 'b' does not; give attention='a', ffn='b'"),
+        (
+            {"attention": "b", "ffn": "a"},
+            "are swapped: in .* 'a' mixes tokens and 'b' does not; give attention='a', ffn='b'",
+        ),
         ({"attention": "b"}, "'b' of .* mixes no tokens, but a does: give attention='a'"),
         ({"ffn": "a"}, "'a' of .* mixes tokens, as attention does: name it by attention="),
     ],
@@ -372,7 +446,11 @@ def test_names_that_are_swapped_are_told_by_what_mixes_tokens(names, words, at_o
 def test_attention_and_ffn_at_once_are_one_segment():
     module = Of(Parallel).eval()
     opened = ctrans.open_model(module)
-    assert (opened.config.parallel, opened.config.placement, opened.depth.per_block) == (True, "pre", 1)
+    assert (opened.config.parallel, opened.config.placement, opened.depth.per_block) == (
+        True,
+        "pre",
+        1,
+    )
     tokens = torch.arange(1, 7).unsqueeze(0)
     assert torch.allclose(opened(tokens)[0], module(tokens), atol=1e-5)
 
@@ -388,7 +466,9 @@ def test_a_gpt_without_its_mask_is_said_to_read_both_ways():
         def __init__(self):
             super().__init__()
             self.tokens = nn.Embedding(40, 16)
-            layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, norm_first=True, batch_first=True)
+            layer = nn.TransformerEncoderLayer(
+                16, 2, 32, dropout=0.0, norm_first=True, batch_first=True
+            )
             self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
             self.head = nn.Linear(16, 40, bias=False)
 
@@ -412,10 +492,15 @@ def test_a_loss_that_stands_before_the_logits_is_no_logits():
 
     torch.manual_seed(0)
     model = LossFirst()
-    opened, bare = ctrans.open_model(model, loss="next"), ctrans.open_model(model.inner, loss="next")
+    opened, bare = (
+        ctrans.open_model(model, loss="next"),
+        ctrans.open_model(model.inner, loss="next"),
+    )
     tokens = torch.randint(0, bare.vocabulary, (2, 6))
     assert opened.predicts
-    assert torch.equal(opened.model.head(opened.model.embed(tokens)), bare.model.head(bare.model.embed(tokens)))
+    assert torch.equal(
+        opened.model.head(opened.model.embed(tokens)), bare.model.head(bare.model.embed(tokens))
+    )
 
 
 def test_a_block_whose_residual_sum_is_missing_is_named():
@@ -433,7 +518,10 @@ def test_a_block_whose_residual_sum_is_missing_is_named():
     class Forgetful(nn.Module):
         def __init__(self):
             super().__init__()
-            self.tokens, self.blocks = nn.Embedding(40, WIDTH), nn.ModuleList(Block(i != 1) for i in range(3))
+            self.tokens, self.blocks = (
+                nn.Embedding(40, WIDTH),
+                nn.ModuleList(Block(i != 1) for i in range(3)),
+            )
 
         def forward(self, ids):
             x = self.tokens(ids)

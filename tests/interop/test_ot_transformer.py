@@ -61,7 +61,9 @@ def plain(model, idx, steps):
     return model.lm_head(x), cost
 
 
-@pytest.mark.parametrize("norms", NORMS, ids=lambda norms: "".join("01"[on] for on in norms.values()))
+@pytest.mark.parametrize(
+    "norms", NORMS, ids=lambda norms: "".join("01"[on] for on in norms.values())
+)
 @pytest.mark.parametrize("steps", [1, 3, 10])
 def test_it_is_that_model_to_the_last_bit(steps, norms):
     model, saved = checkpoint(steps=steps, **norms)
@@ -87,7 +89,10 @@ def test_without_cts_it_is_the_discrete_model(norms):
     ("changes", "words"),
     [
         ({"cts": False, "lnf_on": False}, "no norm before its head"),
-        ({"stepz": 10}, "unknown setting in the model_args of 'the state dict' 'stepz': did you mean 'steps'"),
+        (
+            {"stepz": 10},
+            "unknown setting in the model_args of 'the state dict' 'stepz': did you mean 'steps'",
+        ),
         ({"window": 4}, "unknown setting in the model_args"),
         ({"steps": 0}, "steps = 0"),
         ({"steps": 10**40}, "give at most 10,000"),
@@ -122,7 +127,9 @@ def test_dt_is_in_units_of_its_own_steps():
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("command", [["simulate"], ["screen", "--quick"], ["hjb-check"], ["control"]])
+@pytest.mark.parametrize(
+    "command", [["simulate"], ["screen", "--quick"], ["hjb-check"], ["control"]]
+)
 def test_commands_look_at_it(command, tmp_path):
     torch.save(checkpoint(vocabulary=256, steps=2)[1], tmp_path / "ckpt.pt")
     result = run(*command, "--model", tmp_path, "--context", 5, "--batch", 1, "--json", "-")

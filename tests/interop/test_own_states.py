@@ -72,12 +72,20 @@ def test_a_mask_that_is_made_of_the_tokens_is_known_for_inputs_like_the_example(
     module, tokens = MasksPadding().eval(), ids(tokens=5).clamp(4)
     opened = ctrans.open_model(module)
     states = opened.trajectory(tokens).states[::2]
-    assert all(torch.allclose(found, own, atol=1e-6) for found, own in zip(states, module.states(tokens), strict=True))
+    assert all(
+        torch.allclose(found, own, atol=1e-6)
+        for found, own in zip(states, module.states(tokens), strict=True)
+    )
     assert opened.longest(40) == 40  # what it is tried on has no padding
     padded = tokens.clone()
     padded[0, 3:] = PADDING
     for act in (opened.embed, opened, lambda x: ctrans.diagnose(opened, x)):
-        with pytest.raises(ConfigError, match="MasksPadding gives its blocks another mask for these inputs than for its example"):
+        with pytest.raises(
+            ConfigError,
+            match=(
+                "MasksPadding gives its blocks another mask for these inputs than for its example"
+            ),
+        ):
             act(padded)
     again = ctrans.open_model(module, example=padded)
     assert "block 0 (Block) returns another state than" in again.described

@@ -51,7 +51,9 @@ def test_states_of_padded_sequences_are_the_librarys(name):
         del model.forward
         assert model.forward == own
         with imported.padded(MASK):
-            states = imported.trajectory(x).states[imported.depth.per_block :: imported.depth.per_block]
+            states = imported.trajectory(x).states[
+                imported.depth.per_block :: imported.depth.per_block
+            ]
     for mine, theirs in zip(states, expected, strict=True):
         assert torch.allclose(mine[KEPT], theirs[KEPT], rtol=1e-5, atol=1e-5)
 
@@ -114,7 +116,10 @@ def test_an_opened_model_and_its_simulation_leave_padding_out(loss):
     with imported.padded(torch.tensor([[1] * 6 + [0] * 3])):
         simulated = simulate(opened, text, reference=False)
         walked = walk(opened, text, text, [States(moments), gradient := LastLayerGradient()])[0]
-    alone, x = walk(imported, text[:, :6], instruments=[States(moments)])[0], imported.embed(text[:, :6])
+    alone, x = (
+        walk(imported, text[:, :6], instruments=[States(moments)])[0],
+        imported.embed(text[:, :6]),
+    )
     assert simulated.rms == pytest.approx([m.rms for m in alone], rel=1e-4)
     assert [m.rms for m in walked] == pytest.approx([m.rms for m in alone], rel=1e-4)
     growth = float(imported.depth(x).square().mean() - x.square().mean())
@@ -122,7 +127,10 @@ def test_an_opened_model_and_its_simulation_leave_padding_out(loss):
 
 
 def test_sequences_of_different_lengths_count_by_their_tokens():
-    x, kept = torch.randn(2, 9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), KEPT
+    x, kept = (
+        torch.randn(2, 9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+        KEPT,
+    )
     each = [token_similarity(x[0]), token_similarity(x[1, :6])]
     assert token_similarity(x, kept) == pytest.approx(sum(each) / 2, rel=1e-12)
     one = kept.clone()
@@ -142,16 +150,26 @@ def numbers_in(found):
         found = [getattr(found, field.name) for field in dataclasses.fields(found)]
     if isinstance(found, dict):
         found = list(found.values())
-    return [number for each in found for number in numbers_in(each)] if isinstance(found, (list, tuple)) else []
+    return (
+        [number for each in found for number in numbers_in(each)]
+        if isinstance(found, (list, tuple))
+        else []
+    )
 
 
 def test_wrong_masks_get_a_line():
     imported = from_transformers(made("llama"))
     tokens = torch.ones(2, 5, dtype=torch.long)
-    with imported.padded(MASK), pytest.raises(ConfigError, match="2 sequences of 9 tokens, but the model reads 2 of 5"):
+    with (
+        imported.padded(MASK),
+        pytest.raises(ConfigError, match="2 sequences of 9 tokens, but the model reads 2 of 5"),
+    ):
         imported(tokens)
     for mask in (torch.ones(3), torch.full((2, 9), 2), torch.zeros(2, 9)):
         with pytest.raises(ConfigError, match="a padding mask is"), imported.padded(mask):
             pass
-    with pytest.raises(ConfigError, match="takes no padding mask here"), open_model(plain("language")).model.padded(MASK):
+    with (
+        pytest.raises(ConfigError, match="takes no padding mask here"),
+        open_model(plain("language")).model.padded(MASK),
+    ):
         pass

@@ -1,6 +1,8 @@
-"""Pickles of weights: refused without a word of the user, read by torch's restricted unpickler with it, and never run.
+"""Pickles of weights: refused without a word of the user, read by torch's restricted unpickler with
+it, and never run.
 
-Two tests read checkpoints that packages ship: pip install --no-deps antiberty==0.1.3 rxnmapper==0.4.3
+Two tests read checkpoints that packages ship: pip install --no-deps antiberty==0.1.3
+rxnmapper==0.4.3
 """
 
 import importlib.util
@@ -60,8 +62,13 @@ def test_shards_of_a_pickle_are_read_by_their_index(pickled):
     for i, name in enumerate(weights):
         index[name] = f"pytorch_model-{i % 2}.bin"
     for shard in set(index.values()):
-        torch.save({name: value for name, value in weights.items() if index[name] == shard}, directory / shard)
-    (directory / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+        torch.save(
+            {name: value for name, value in weights.items() if index[name] == shard},
+            directory / shard,
+        )
+    (directory / "pytorch_model.bin.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": index})
+    )
     loaded = load_local(directory, allow_pickle=True).state_dict()
     assert all(torch.equal(loaded[name], value) for name, value in weights.items())
 
@@ -72,7 +79,10 @@ def test_tensors_of_new_and_old_files_are_read_by_name(modern, tmp_path):
     path = tmp_path / "pytorch_model.bin"
     torch.save({"epoch": 3, "state_dict": weights}, path, _use_new_zipfile_serialization=modern)
     found = pickled_weights(path)
-    assert {name: (each.dtype, each.shape) for name, each in found.items()} == {"a.weight": ("F32", (3, 4)), "b": ("BF16", (5,))}
+    assert {name: (each.dtype, each.shape) for name, each in found.items()} == {
+        "a.weight": ("F32", (3, 4)),
+        "b": ("BF16", (5,)),
+    }
     assert all(torch.equal(found[name].make(), value) for name, value in weights.items())
 
 
@@ -123,7 +133,16 @@ def test_the_bert_of_antiberty_is_read_and_diagnosed(tmp_path):
     assert all(torch.equal(read(), whole[name]) for name, read in found.items())
     opened = open_model(directory, torch.float32, allow_pickle=True)
     assert (opened.depth.blocks, opened.config.width) == (8, 512)
-    arguments = ["diagnose", directory, "--allow-pickle", "--weights-only", "--fail-on", "serious", "--out", tmp_path]
+    arguments = [
+        "diagnose",
+        directory,
+        "--allow-pickle",
+        "--weights-only",
+        "--fail-on",
+        "serious",
+        "--out",
+        tmp_path,
+    ]
     assert CliRunner().invoke(main, [str(each) for each in arguments]).exit_code == 0
 
 
@@ -134,5 +153,14 @@ def test_the_albert_of_rxnmapper_is_read_from_an_old_file(tmp_path):
     found = checkpoint_weights(directory, allow_pickle=True)
     assert len(found) == 32
     assert all(torch.equal(read(), whole[name]) for name, read in found.items())
-    arguments = ["diagnose", directory, "--allow-pickle", "--weights-only", "--fail-on", "serious", "--out", tmp_path]
+    arguments = [
+        "diagnose",
+        directory,
+        "--allow-pickle",
+        "--weights-only",
+        "--fail-on",
+        "serious",
+        "--out",
+        tmp_path,
+    ]
     assert CliRunner().invoke(main, [str(each) for each in arguments]).exit_code == 0

@@ -41,7 +41,9 @@ def test_a_number_that_the_block_does_not_say_has_few_digits_or_is_the_fit():
 def test_a_number_that_a_function_makes_is_not_rounded_beyond_the_fit(dtype, digits):
     values = torch.randn(2, 5, 8, dtype=dtype, generator=torch.Generator().manual_seed(0))
     number = 1 / (1 + math.exp(-0.3))  # a gate's sigmoid: near 0.57444, which is not it
-    assert math.isclose(fitted_scale(nn.Linear(2, 2), number * values, values), number, rel_tol=10**-digits)
+    assert math.isclose(
+        fitted_scale(nn.Linear(2, 2), number * values, values), number, rel_tol=10**-digits
+    )
 
 
 def test_one_for_each_channel_is_the_blocks_parameter():
@@ -59,9 +61,19 @@ def granite(multiplier=0.22):
 
 def opt(before=True, activation="relu"):
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_dim": 48, "word_embed_proj_dim": 32}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "ffn_dim": 48,
+        "word_embed_proj_dim": 32,
+    }
     config = transformers.OPTConfig(
-        vocab_size=VOCABULARY, max_position_embeddings=32, do_layer_norm_before=before, activation_function=activation, **sizes
+        vocab_size=VOCABULARY,
+        max_position_embeddings=32,
+        do_layer_norm_before=before,
+        activation_function=activation,
+        **sizes,
     )
     return learned(transformers.OPTForCausalLM(config).eval(), 0.1)
 
@@ -77,7 +89,12 @@ def modernbert():
 NEW = {
     "granite": (granite, "pre", 0.22, lambda model: model.model.layers),
     "opt": (opt, "pre", 1.0, lambda model: model.model.decoder.layers),
-    "opt, post": (lambda: opt(False, "gelu"), "post", 1.0, lambda model: model.model.decoder.layers),
+    "opt, post": (
+        lambda: opt(False, "gelu"),
+        "post",
+        1.0,
+        lambda model: model.model.decoder.layers,
+    ),
     "modernbert": (modernbert, "none/pre, pre", 1.0, lambda model: model.model.layers),
 }
 
@@ -118,12 +135,16 @@ def test_blocks_of_unequal_length_keep_their_time_when_resampled(blocks):
     depth = Depth(list(model.depth.sublayers), 0.1, spans=spans)
     found = depth.resample(blocks)
     assert math.isclose(found.times[-1], depth.times[-1], rel_tol=1e-12)
-    assert math.isclose(sum(found.lengths[::2]), 0.1 * (1 + 3 + 5), rel_tol=1e-12)  # attention's share
+    assert math.isclose(
+        sum(found.lengths[::2]), 0.1 * (1 + 3 + 5), rel_tol=1e-12
+    )  # attention's share
 
 
 def test_norms_without_weights_are_norms():
     torch.manual_seed(0)
-    config = transformers.OlmoConfig(**{key: TEXT[key] for key in TEXT if key != "num_key_value_heads"})
+    config = transformers.OlmoConfig(
+        **{key: TEXT[key] for key in TEXT if key != "num_key_value_heads"}
+    )
     model = learned(transformers.OlmoForCausalLM(config).eval(), 0.1)
     imported, x = from_transformers(model), inputs(model)
     assert imported.config.placement == "pre"

@@ -22,7 +22,10 @@ class Elementwise(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.rand(WIDTH) + 0.5), nn.Parameter(torch.randn(WIDTH))
+        self.weight, self.bias = (
+            nn.Parameter(torch.rand(WIDTH) + 0.5),
+            nn.Parameter(torch.randn(WIDTH)),
+        )
 
     def forward(self, x):
         return 0.3 * self.weight * x + self.bias
@@ -54,7 +57,9 @@ class Window(nn.Module):
         q, k, v = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         place = torch.arange(x.shape[1])
         near = (place.unsqueeze(-1) - place).abs() <= 1
-        return self.o(F.scaled_dot_product_attention(q, k, v, attn_mask=near).transpose(1, 2).flatten(-2))
+        return self.o(
+            F.scaled_dot_product_attention(q, k, v, attn_mask=near).transpose(1, 2).flatten(-2)
+        )
 
 
 class Convolution(nn.Module):
@@ -120,7 +125,10 @@ def made(block):
 
 def states(model, tokens):
     seen = []
-    handles = [block.register_forward_hook(lambda _, __, y: seen.append(y.clone())) for block in model.blocks]
+    handles = [
+        block.register_forward_hook(lambda _, __, y: seen.append(y.clone()))
+        for block in model.blocks
+    ]
     with torch.no_grad():
         output = model(tokens)
     for handle in handles:
@@ -136,7 +144,9 @@ def check_states(opened, model):
     assert torch.allclose(opened.head(solution.x1), output, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("kind", [Elementwise, lambda: ChannelsFirst(WIDTH)], ids=["scale", "batch norm"])
+@pytest.mark.parametrize(
+    "kind", [Elementwise, lambda: ChannelsFirst(WIDTH)], ids=["scale", "batch norm"]
+)
 def test_an_elementwise_map_is_no_norm(kind):
     model = made(lambda: Without(kind)).eval()
     opened = ctrans.open_model(model)
@@ -190,7 +200,10 @@ class OwnError(Exception):
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("error", [AssertionError("eight tokens"), ZeroDivisionError("eight tokens"), OwnError("eight tokens")])
+@pytest.mark.parametrize(
+    "error",
+    [AssertionError("eight tokens"), ZeroDivisionError("eight tokens"), OwnError("eight tokens")],
+)
 def test_whatever_a_module_raises_on_its_example_is_a_line(error):
     class Particular(TiedGPT):
         def forward(self, idx):
@@ -200,7 +213,11 @@ def test_whatever_a_module_raises_on_its_example_is_a_line(error):
 
     torch.manual_seed(0)
     with pytest.raises(
-        ConfigError, match=rf"example=: Particular does not run on a tensor \(2, 6\) of int64 \({type(error).__name__}"
+        ConfigError,
+        match=(
+            r"example=: Particular does not run on a tensor \(2, 6\) of int64"
+            rf" \({type(error).__name__}"
+        ),
     ):
         ctrans.open_model(Particular())
     assert ctrans.open_model(Particular(), example=TOKENS[:, :8]).depth.blocks == 3

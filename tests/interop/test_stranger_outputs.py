@@ -1,5 +1,5 @@
-"""Modules as strangers write them: several outputs, several widths, contexts, changes in place. The figures
-are those of hooks and of plain autograd, or a line says what is not read.
+"""Modules as strangers write them: several outputs, several widths, contexts, changes in place. The
+figures are those of hooks and of plain autograd, or a line says what is not read.
 """
 
 import math
@@ -19,7 +19,8 @@ D = 16
 
 def maps(count, width=D):
     return nn.ModuleList(
-        nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 32), nn.GELU(), nn.Linear(32, width)) for _ in range(count)
+        nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 32), nn.GELU(), nn.Linear(32, width))
+        for _ in range(count)
     )
 
 
@@ -34,7 +35,9 @@ def made(kind, *args):
 
 
 class Plain(nn.Module):
-    """x = x + f(x), three times. `start` makes the first state, `end` the output of states and their sizes."""
+    """x = x + f(x), three times. `start` makes the first state, `end` the output of states and
+    their sizes.
+    """
 
     def __init__(self, start=lambda x: x, end=lambda y, size, x: y):
         super().__init__()
@@ -69,7 +72,11 @@ class Routed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.into, self.blocks, self.out = nn.Linear(6, D), nn.ModuleList(self.Block() for _ in range(3)), nn.Linear(D, 3)
+        self.into, self.blocks, self.out = (
+            nn.Linear(6, D),
+            nn.ModuleList(self.Block() for _ in range(3)),
+            nn.Linear(D, 3),
+        )
 
     def forward(self, u):
         x, size = self.into(u), 0.0
@@ -102,20 +109,30 @@ def test_a_loss_of_an_output_that_is_no_function_of_the_last_state_is_refused(ki
     module, u, y = made(kind), drawn(2, 5, 6), drawn(2, 5, 3)
     opened = ctrans.open_model(module, example=u, loss=lambda o, t: squared(o, t) + 10 * o[1])
     assert "a loss must not read outputs [1]" in opened.described
-    with pytest.raises(ConfigError, match=r"loss=: it reads an output .* no function of the last state"):
+    with pytest.raises(
+        ConfigError, match=r"loss=: it reads an output .* no function of the last state"
+    ):
         ctrans.costate(opened, u, y)
     opened = ctrans.open_model(module, example=u, loss=squared)
-    assert torch.allclose(ctrans.costate(opened, u, y).costates[0], first_gradient(module, u, y, squared), rtol=1e-9)
+    assert torch.allclose(
+        ctrans.costate(opened, u, y).costates[0], first_gradient(module, u, y, squared), rtol=1e-9
+    )
 
 
 def test_a_loss_may_read_another_output_of_the_last_state():
     def loss(output, targets):
         return squared(output, targets) + output[1]
 
-    module, u, y = made(lambda: Plain(end=lambda y, size, x: (y, x.pow(4).mean()))), drawn(2, 5, 6), drawn(2, 5, 3)
+    module, u, y = (
+        made(lambda: Plain(end=lambda y, size, x: (y, x.pow(4).mean()))),
+        drawn(2, 5, 6),
+        drawn(2, 5, 3),
+    )
     opened = ctrans.open_model(module, example=u, loss=loss)
     assert "must not read" not in opened.described
-    assert torch.allclose(ctrans.costate(opened, u, y).costates[0], first_gradient(module, u, y, loss), rtol=1e-9)
+    assert torch.allclose(
+        ctrans.costate(opened, u, y).costates[0], first_gradient(module, u, y, loss), rtol=1e-9
+    )
 
 
 class Decoder(nn.Module):
@@ -123,7 +140,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.e, self.out, self.causal = nn.Embedding(30, D), nn.Linear(D, 30), causal
         self.layers = nn.ModuleList(
-            nn.TransformerDecoderLayer(D, 4, 32, batch_first=True, norm_first=True, dropout=0.0) for _ in range(2)
+            nn.TransformerDecoderLayer(D, 4, 32, batch_first=True, norm_first=True, dropout=0.0)
+            for _ in range(2)
         )
 
     def forward(self, ids, memory):
@@ -144,7 +162,9 @@ def test_later_tokens_are_found_where_each_sequence_has_its_own_memory(causal):
 
 
 class Towers(nn.Module):
-    """Text and image towers. The text's last token is chosen by its id, so the ids are read twice."""
+    """Text and image towers. The text's last token is chosen by its id, so the ids are read
+    twice.
+    """
 
     def __init__(self, depths):
         super().__init__()
@@ -168,7 +188,10 @@ def test_the_stream_is_that_of_the_first_argument(depths):
         ({"patches": patches, "text": text}, module.image, depths[1]),
     ):
         inputs = []
-        handles = [f.register_forward_pre_hook(lambda _, given, kept=inputs: kept.append(given[0])) for f in part]
+        handles = [
+            f.register_forward_pre_hook(lambda _, given, kept=inputs: kept.append(given[0]))
+            for f in part
+        ]
         module(text, patches)
         for handle in handles:
             handle.remove()
@@ -190,7 +213,9 @@ STARTS = {
 @pytest.mark.parametrize("name", STARTS)
 def test_a_stream_may_start_at_one_of_several_outputs(name):
     module, u, inputs = made(Plain, STARTS[name]), drawn(2, 5, 6), []
-    handles = [f.register_forward_pre_hook(lambda _, given: inputs.append(given[0])) for f in module.f]
+    handles = [
+        f.register_forward_pre_hook(lambda _, given: inputs.append(given[0])) for f in module.f
+    ]
     module(u)
     for handle in handles:
         handle.remove()
@@ -209,7 +234,14 @@ class Residual(nn.Module):
 
 
 def test_sums_of_another_width_are_counted():
-    parts = nn.Linear(6, 8), Residual(8), Residual(8), nn.Linear(8, D), *(Residual(D) for _ in range(3)), nn.Linear(D, 3)
+    parts = (
+        nn.Linear(6, 8),
+        Residual(8),
+        Residual(8),
+        nn.Linear(8, D),
+        *(Residual(D) for _ in range(3)),
+        nn.Linear(D, 3),
+    )
     u = drawn(2, 5, 6)
     opened = ctrans.open_model(made(nn.Sequential, *parts), example=u, loss=F.mse_loss)
     assert len(opened.depth.sublayers) == 3
@@ -217,12 +249,16 @@ def test_sums_of_another_width_are_counted():
 
 
 class LongSkip(nn.Module):
-    """`before` sums, three sums, a map of the states before and after these, and three more sums."""
+    """`before` sums, three sums, a map of the states before and after these, and three more
+    sums.
+    """
 
     def __init__(self, before):
         super().__init__()
         self.embed, self.join = nn.Linear(6, D), nn.Linear(2 * D, D)
-        self.first, self.down, self.up = (nn.ModuleList(Residual(D) for _ in range(count)) for count in (before, 3, 3))
+        self.first, self.down, self.up = (
+            nn.ModuleList(Residual(D) for _ in range(count)) for count in (before, 3, 3)
+        )
 
     def forward(self, u):
         x = self.embed(u)
@@ -265,8 +301,12 @@ def test_sums_inside_a_part_are_counted():
 
 def test_a_model_that_runs_at_its_examples_length_alone_is_screened():
     tokens = torch.arange(10).reshape(2, 5) % 7
-    opened = ctrans.open_model(made(Masked), example={"tokens": tokens, "mask": torch.ones(2, 5)}, loss="mlm")
-    loss = F.cross_entropy(opened.head(opened.trajectory(tokens).x1).flatten(0, 1), tokens.flatten())
+    opened = ctrans.open_model(
+        made(Masked), example={"tokens": tokens, "mask": torch.ones(2, 5)}, loss="mlm"
+    )
+    loss = F.cross_entropy(
+        opened.head(opened.trajectory(tokens).x1).flatten(0, 1), tokens.flatten()
+    )
     found = ctrans.screen(opened, tokens, tokens, "quick").steps["forward"].result
     assert (found.loss, found.guessing) == pytest.approx((float(loss), math.log(7)), rel=1e-6)
 
@@ -286,15 +326,28 @@ class InPlace(nn.Module):
 
 
 def test_sums_in_place_have_the_states_and_gradients_of_the_module():
-    parts = nn.Conv2d(3, D, 3, padding=1), InPlace(), InPlace(), InPlace(), nn.Flatten(), nn.Linear(D * 16, 5)
+    parts = (
+        nn.Conv2d(3, D, 3, padding=1),
+        InPlace(),
+        InPlace(),
+        InPlace(),
+        nn.Flatten(),
+        nn.Linear(D * 16, 5),
+    )
     module, x, y = made(nn.Sequential, *parts), drawn(4, 3, 4, 4), torch.tensor([0, 1, 2, 3])
     opened = ctrans.open_model(module, example=x, loss=F.cross_entropy)
     kept = []
-    handles = [part.register_forward_hook(lambda *seen: kept.append(seen[2]) or seen[2].retain_grad()) for part in parts[:4]]
+    handles = [
+        part.register_forward_hook(lambda *seen: kept.append(seen[2]) or seen[2].retain_grad())
+        for part in parts[:4]
+    ]
     F.cross_entropy(module(x), y).backward()
     for handle in handles:
         handle.remove()
-    states, (first, last) = opened.trajectory(x).states, (each.flatten(2).mT for each in (kept[0], kept[-1]))
+    states, (first, last) = (
+        opened.trajectory(x).states,
+        (each.flatten(2).mT for each in (kept[0], kept[-1])),
+    )
     assert torch.allclose(states[0], first)
     assert torch.allclose(states[-1].relu(), last)  # the last state is the sum before its ReLU
     assert torch.allclose(ctrans.costate(opened, x, y).costates[0], kept[0].grad.flatten(2).mT)
@@ -302,11 +355,17 @@ def test_sums_in_place_have_the_states_and_gradients_of_the_module():
 
 
 class Sliced(nn.Module):
-    """The weights of three parts are one parameter; the map of the part `detached` has no gradients."""
+    """The weights of three parts are one parameter; the map of the part `detached` has no
+    gradients.
+    """
 
     def __init__(self, detached=None):
         super().__init__()
-        self.into, self.out, self.flat = nn.Linear(6, D), nn.Linear(D, 3), nn.Parameter(torch.randn(3 * D * D) / 5)
+        self.into, self.out, self.flat = (
+            nn.Linear(6, D),
+            nn.Linear(D, 3),
+            nn.Parameter(torch.randn(3 * D * D) / 5),
+        )
         self.detached = detached
 
     def forward(self, u):
@@ -332,14 +391,22 @@ def test_a_screen_reads_slices_of_one_weight_and_detached_maps(detached):
 
 def test_a_loss_that_knows_the_size_of_its_batch_is_left_out_by_name():
     def of_two(output, targets):
-        return F.ctc_loss(output.log_softmax(-1).transpose(0, 1), targets, torch.tensor([6, 5]), torch.tensor([2, 2]))
+        return F.ctc_loss(
+            output.log_softmax(-1).transpose(0, 1),
+            targets,
+            torch.tensor([6, 5]),
+            torch.tensor([2, 2]),
+        )
 
     module, u, y = made(Plain), drawn(2, 6, 6), torch.tensor([[1, 2], [2, 1]])
     opened = ctrans.open_model(module, example=u, loss=of_two)
     expected = of_two(module(u), y)
     assert torch.allclose(opened(u, y)[1], expected)
     notes = [step.why for step in ctrans.screen(opened, u, y, "quick").steps.values()]
-    assert any("loss=: it does not run on 1 sequences of 6 tokens (RuntimeError: input_lengths" in note for note in notes)
+    assert any(
+        "loss=: it does not run on 1 sequences of 6 tokens (RuntimeError: input_lengths" in note
+        for note in notes
+    )
 
 
 class Multiplied(nn.Module):
@@ -358,7 +425,9 @@ def test_a_mapping_of_inputs_is_opened_first():
     inputs = {"u": drawn(2, 5, 6), "c": drawn(2, 1, 1)}
     opened = ctrans.open_model(made(Multiplied), example=inputs, loss="mean")
     for analysed in (opened, made(Multiplied)):
-        with pytest.raises(ConfigError, match=r"open_model.* then pass the tensor of its first argument alone"):
+        with pytest.raises(
+            ConfigError, match=r"open_model.* then pass the tensor of its first argument alone"
+        ):
             ctrans.diagnose(analysed, inputs)
     with pytest.raises(ConfigError, match="give the tensor that is the first argument"):
         unchecked(Imported.embed)(opened.model, inputs)

@@ -1,5 +1,5 @@
-"""24 models as strangers write them: their states and velocities are those that hooks by hand see, and
-instruments run on them.
+"""24 models as strangers write them: their states and velocities are those that hooks by hand see,
+and instruments run on them.
 """
 
 import copy
@@ -21,7 +21,13 @@ from tests.interop import strangers
 
 
 def words(output, targets):
-    output = output["logits"] if isinstance(output, dict) else output[0] if isinstance(output, tuple) else output
+    output = (
+        output["logits"]
+        if isinstance(output, dict)
+        else output[0]
+        if isinstance(output, tuple)
+        else output
+    )
     return F.cross_entropy(output.flatten(0, -2), targets.flatten(), ignore_index=-100)
 
 
@@ -80,7 +86,9 @@ INPUTS = {
     "two streams": (r"blocks\.\d", 2),
     "Conformer": (r"layers\.\d", 4),
 }
-"""By model, modules whose inputs are states, and how many states they are apart (None where that differs)."""
+"""By model, modules whose inputs are states, and how many states they are apart (None where that
+differs).
+"""
 TURNED = {
     "PatchTST": lambda x: x.reshape(3, -1, x.shape[-1]),
     "ConvNeXt": lambda x: x.flatten(2).mT,
@@ -98,26 +106,47 @@ def opened_of(name, device="cpu"):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = make().double().to(device)
-    (inputs, targets) = example()
+    inputs, targets = example()
 
     def double(x):
         return (x.double() if x.is_floating_point() else x).to(device)
 
-    inputs = {key: double(value) for key, value in inputs.items()} if isinstance(inputs, dict) else double(inputs)
+    inputs = (
+        {key: double(value) for key, value in inputs.items()}
+        if isinstance(inputs, dict)
+        else double(inputs)
+    )
     main = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
-    return module, ctrans.open_model(module, example=inputs, loss=loss), inputs, main, double(targets)
+    return (
+        module,
+        ctrans.open_model(module, example=inputs, loss=loss),
+        inputs,
+        main,
+        double(targets),
+    )
 
 
 def seen(name, module, inputs):
     """What hooks by hand see: the inputs of the modules, and what the module returns."""
     found, pattern = [], INPUTS[name][0]
     parts = [part for path, part in module.named_modules() if re.fullmatch(pattern, path)]
-    handles = [part.register_forward_pre_hook(lambda _, given: found.append(given[0].clone())) for part in parts]
+    handles = [
+        part.register_forward_pre_hook(lambda _, given: found.append(given[0].clone()))
+        for part in parts
+    ]
     with as_found(module), torch.no_grad():
-        output = module(**inputs) if isinstance(inputs, dict) and name not in AS_ONE else module(inputs)
+        output = (
+            module(**inputs) if isinstance(inputs, dict) and name not in AS_ONE else module(inputs)
+        )
     for handle in handles:
         handle.remove()
-    output = output["logits"] if isinstance(output, dict) else output[0] if isinstance(output, tuple) else output
+    output = (
+        output["logits"]
+        if isinstance(output, dict)
+        else output[0]
+        if isinstance(output, tuple)
+        else output
+    )
     return [TURNED.get(name, lambda x: x)(x) for x in found], output
 
 
@@ -140,7 +169,9 @@ def test_states_velocities_and_output_are_the_modules_own(name):
         for i, own in enumerate(expected):
             k = i * apart if apart else next(k for k, x in enumerate(states) if near(x, own))
             assert near(states[k], own), (name, i)
-        for k, (part, length) in enumerate(zip(opened.depth.sublayers, opened.depth.lengths, strict=True)):
+        for k, (part, length) in enumerate(
+            zip(opened.depth.sublayers, opened.depth.lengths, strict=True)
+        ):
             assert near(part(states[k]) * length, states[k + 1] - states[k])
         found = opened.head(states[-1])
     assert near(found, output)
@@ -150,7 +181,9 @@ def test_states_velocities_and_output_are_the_modules_own(name):
 @pytest.mark.cases(6)
 @pytest.mark.parametrize("name", STRANGERS)
 def test_the_gradient_of_the_loss_is_the_modules(name):
-    """dL/dX_0 along the depth is that of the module, by a difference of its output along the gradient."""
+    """dL/dX_0 along the depth is that of the module, by a difference of its output along the
+    gradient.
+    """
     _, opened, _, main, targets = opened_of(name)
     loss = opened.terminal_loss or (lambda x, t: words(opened.head(x), t))
     x = opened.embed(main).detach().requires_grad_()
@@ -158,7 +191,9 @@ def test_the_gradient_of_the_loss_is_the_modules(name):
     assert near(ctrans.costate(opened, main, targets).costates[0], p)
     step = 1e-5 * p / p.norm()
     with torch.no_grad():
-        rise = (loss(opened.depth(x + step), targets) - loss(opened.depth(x - step), targets)) / 2e-5
+        rise = (
+            loss(opened.depth(x + step), targets) - loss(opened.depth(x - step), targets)
+        ) / 2e-5
     assert math.isclose(float(rise), float(p.norm()), rel_tol=1e-5)
 
 
@@ -221,7 +256,9 @@ def test_a_monitor_sees_the_states_velocities_and_costates_and_changes_no_bit(na
     module, opened, inputs, main, targets = opened_of(name)
     with torch.no_grad():
         states = opened.trajectory(main).states
-        moves = [(y - x) / h for x, y, h in zip(states, states[1:], opened.depth.lengths, strict=False)]
+        moves = [
+            (y - x) / h for x, y, h in zip(states, states[1:], opened.depth.lengths, strict=False)
+        ]
     x = states[0].detach().clone().requires_grad_()
     (STRANGERS[name][2] or words)(opened.head(opened.depth(x)), targets).backward()
     gauges = Gauges(sites_of(module, example=inputs))
@@ -285,7 +322,9 @@ def test_a_monitor_of_sums_in_place_and_of_a_pass_that_leaves_one_out():
         states.append(x)
         x = x + part(x)
     gradients = torch.autograd.grad(module.head(x).square().sum(), [*states, x])
-    assert whole["costate"][:-1] == pytest.approx([float(p.norm()) for p in gradients[:-1]], rel=1e-4)
+    assert whole["costate"][:-1] == pytest.approx(
+        [float(p.norm()) for p in gradients[:-1]], rel=1e-4
+    )
     assert whole["rms"] == root_mean_squares([*states, x])
     module.left_out = 1
     assert "rms" not in figures()
@@ -311,7 +350,9 @@ def test_a_part_compiled_after_the_monitor_runs_and_its_batch_is_watched():
 
 
 class Decoder(torch.nn.Module):
-    """torch's own, with norms behind its sums: the weights times any number leave the last state's size."""
+    """torch's own, with norms behind its sums: the weights times any number leave the last state's
+    size.
+    """
 
     def __init__(self):
         super().__init__()
@@ -328,11 +369,22 @@ class Decoder(torch.nn.Module):
 
 def test_what_larger_weights_do_is_unknown_where_the_maps_are():
     torch.manual_seed(0)
-    module, given = Decoder().eval(), {"tokens": ids(4, 6) % 11, "memory": numbers(4, 3, 16).float()}
+    module, given = (
+        Decoder().eval(),
+        {
+            "tokens": ids(4, 6) % 11,
+            "memory": numbers(4, 3, 16).float(),
+        },
+    )
     opened = ctrans.open_model(module, example=given, loss=words)
     found = ctrans.screen(opened, given["tokens"], given["tokens"], "quick")
-    quantities = {name: value for step in found.steps.values() for name, value in step.quantities.items()}
-    assert all(math.isnan(quantities[name]) for name in ("|x| in weights", "|dv/dX| in weights", "W_2 in weights"))
+    quantities = {
+        name: value for step in found.steps.values() for name, value in step.quantities.items()
+    }
+    assert all(
+        math.isnan(quantities[name])
+        for name in ("|x| in weights", "|dv/dX| in weights", "W_2 in weights")
+    )
     assert math.isfinite(quantities["W_2 growth"])
     assert "outruns weights" not in found.flags.values()
     assert any("needs known maps" in note for note in found.steps["forward"].notes)
@@ -347,4 +399,6 @@ def test_any_padding_is_read_if_it_is_that_of_the_example():
 
 
 def test_a_model_is_causal_only_if_all_its_parts_are():
-    assert [opened_of(name)[1].causal for name in ("Conformer", "RWKV", "lists without blocks")] == [False, True, True]
+    assert [
+        opened_of(name)[1].causal for name in ("Conformer", "RWKV", "lists without blocks")
+    ] == [False, True, True]

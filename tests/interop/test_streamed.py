@@ -58,7 +58,9 @@ def test_weights_read_on_demand_give_the_bits_of_the_model_in_memory(name, tmp_p
 def test_weights_drawn_on_demand_give_the_bits_of_the_model_in_memory(name, tmp_path):
     made(name).config.save_pretrained(tmp_path)
     x = inputs(made(name))
-    whole, streamed = (from_architecture(tmp_path, seed=4, on_demand=each) for each in (False, True))
+    whole, streamed = (
+        from_architecture(tmp_path, seed=4, on_demand=each) for each in (False, True)
+    )
     assert same(whole, streamed, x)
     other = from_architecture(tmp_path / "config.json", seed=5)
     assert not torch.equal(other(x)[0], whole(x)[0])
@@ -74,21 +76,30 @@ def test_no_matrix_stays(tmp_path):
     saved("gemma2", tmp_path)
     streamed = from_transformers(tmp_path, on_demand=True)
     assert all(parameter.dim() < 2 for parameter in streamed.parameters())
-    assert sum(weight.dim() == 2 for weight in weights_of(streamed.depth.sublayers[1]).values()) == 3
+    assert (
+        sum(weight.dim() == 2 for weight in weights_of(streamed.depth.sublayers[1]).values()) == 3
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_another_precision_can_be_asked_for(dtype, tmp_path):
     x = saved("olmo2", tmp_path)
-    assert same(from_transformers(tmp_path, dtype=dtype), from_transformers(tmp_path, dtype=dtype, on_demand=True), x)
+    assert same(
+        from_transformers(tmp_path, dtype=dtype),
+        from_transformers(tmp_path, dtype=dtype, on_demand=True),
+        x,
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("on_demand", [False, True])
 def test_a_seed_means_the_same_weights_in_every_precision(on_demand, tmp_path):
     made("gemma3").config.save_pretrained(tmp_path)
-    single, double = (from_architecture(tmp_path, dtype=dtype, on_demand=on_demand) for dtype in (torch.float32, torch.float64))
+    single, double = (
+        from_architecture(tmp_path, dtype=dtype, on_demand=on_demand)
+        for dtype in (torch.float32, torch.float64)
+    )
     for k in (0, 1):
         expected, got = (weights_of(model.depth.sublayers[k]) for model in (single, double))
         assert all(torch.equal(got[name], weight.double()) for name, weight in expected.items())
@@ -98,7 +109,9 @@ def test_a_seed_means_the_same_weights_in_every_precision(on_demand, tmp_path):
 def test_the_librarys_own_initialisation_is_drawn():
     model = from_architecture("gpt2", blocks=2, on_demand=True)
     attention, ffn = (weights_of(model.depth.sublayers[k]) for k in (0, 1))
-    sizes = {name: float(weight.std()) for name, weight in (attention | ffn).items() if weight.dim() == 2}
+    sizes = {
+        name: float(weight.std()) for name, weight in (attention | ffn).items() if weight.dim() == 2
+    }
     for name, size in sizes.items():
         # residual maps are drawn smaller, by the root of the number of sublayers
         expected = 0.02 / 2 if "c_proj" in name else 0.02
@@ -152,13 +165,26 @@ def change(path, edit):
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (lambda w: w.pop("model.layers.1.mlp.up_proj.weight"), "no weight 'model.layers.1.mlp.up_proj.weight'"),
+        (
+            lambda w: w.pop("model.layers.1.mlp.up_proj.weight"),
+            "no weight 'model.layers.1.mlp.up_proj.weight'",
+        ),
         (lambda w: w.pop("model.norm.weight"), "no weight 'model.norm.weight'"),
-        (lambda w: w.update({"model.layers.0.mlp.up_proj.weight": torch.zeros(3, 3)}), r"up_proj.weight is \(3, 3\), expected"),
-        (lambda w: w.update({"model.layers.0.mlp.up_proj.weight": torch.zeros(3, 3, dtype=torch.int8)}), "up_proj.weight as I8"),
+        (
+            lambda w: w.update({"model.layers.0.mlp.up_proj.weight": torch.zeros(3, 3)}),
+            r"up_proj.weight is \(3, 3\), expected",
+        ),
+        (
+            lambda w: w.update(
+                {"model.layers.0.mlp.up_proj.weight": torch.zeros(3, 3, dtype=torch.int8)}
+            ),
+            "up_proj.weight as I8",
+        ),
     ],
 )
-def test_files_that_do_not_hold_the_model_are_refused_before_anything_is_computed(edit, words, tmp_path):
+def test_files_that_do_not_hold_the_model_are_refused_before_anything_is_computed(
+    edit, words, tmp_path
+):
     saved("llama", tmp_path)
     change(tmp_path, edit)
     with pytest.raises(ConfigError, match=words):
@@ -214,8 +240,13 @@ def test_on_demand_is_for_directories():
 
 
 @pytest.mark.parametrize("place", ["attn_implementation", "_attn_implementation"])
-@pytest.mark.parametrize("kernel", ["someuser/attention", "kernels-community/flash-mla", "flash_attention_2", {"": "a/b"}])
-def test_kernels_that_would_be_fetched_are_refused_wherever_a_config_names_them(place, kernel, tmp_path):
+@pytest.mark.parametrize(
+    "kernel",
+    ["someuser/attention", "kernels-community/flash-mla", "flash_attention_2", {"": "a/b"}],
+)
+def test_kernels_that_would_be_fetched_are_refused_wherever_a_config_names_them(
+    place, kernel, tmp_path
+):
     made("llama").save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     edit(path, **{place: kernel})
@@ -240,13 +271,18 @@ def test_the_config_file_that_is_named_is_read_whatever_its_name(tmp_path):
 
 def test_a_stale_index_is_left_alone_as_the_library_does(tmp_path):
     x = saved("llama", tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "other.safetensors"}}))
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"x": "other.safetensors"}})
+    )
     assert same(from_transformers(tmp_path), from_transformers(tmp_path, on_demand=True), x)
 
 
 def test_without_a_dtype_both_ways_take_the_configs(tmp_path):
     x = saved("llama", tmp_path)
-    change(tmp_path, lambda weights: weights.update({name: value.bfloat16() for name, value in weights.items()}))
+    change(
+        tmp_path,
+        lambda weights: weights.update({name: value.bfloat16() for name, value in weights.items()}),
+    )
     whole, streamed = from_transformers(tmp_path), from_transformers(tmp_path, on_demand=True)
     assert whole.embed(x).dtype == streamed.embed(x).dtype == torch.float32
     assert same(whole, streamed, x)
@@ -256,18 +292,28 @@ def test_without_a_dtype_both_ways_take_the_configs(tmp_path):
 def test_weights_of_blocks_beyond_the_configs_are_not_dropped_without_a_word(on_demand, tmp_path):
     saved("llama", tmp_path)
     edit(tmp_path / "config.json", num_hidden_layers=2)
-    with pytest.raises(ConfigError, match=r"holds weights of model.layers.2, but its config.json says 2 blocks"):
+    with pytest.raises(
+        ConfigError, match=r"holds weights of model.layers.2, but its config.json says 2 blocks"
+    ):
         from_transformers(tmp_path, on_demand=on_demand)
 
 
 @pytest.mark.parametrize("on_demand", [False, True])
 @pytest.mark.parametrize(
-    "name", ["model.layers.0.self_attn.q_proj.bias", "layers.0.self_attn.q_norm.weight", "model.norm.bias", "lm_head.bias"]
+    "name",
+    [
+        "model.layers.0.self_attn.q_proj.bias",
+        "layers.0.self_attn.q_norm.weight",
+        "model.norm.bias",
+        "lm_head.bias",
+    ],
 )
 def test_weights_of_a_part_of_the_model_that_does_not_use_them_are_named(name, on_demand, tmp_path):
     saved("llama", tmp_path)
     change(tmp_path, lambda weights: weights.update({name: torch.full((32,), 100.0)}))
-    with pytest.raises(ConfigError, match=rf"its config.json does not use \(1\), such as \S*{name}: fix the"):
+    with pytest.raises(
+        ConfigError, match=rf"its config.json does not use \(1\), such as \S*{name}: fix the"
+    ):
         from_transformers(tmp_path, on_demand=on_demand)
 
 
@@ -284,10 +330,17 @@ def test_weights_of_whole_parts_that_the_class_does_not_have_pass(name, on_deman
 def test_a_head_that_the_config_ties_must_be_the_embedding(on_demand, tmp_path):
     x = saved("gpt2", tmp_path)
     plain = from_transformers(tmp_path)
-    change(tmp_path, lambda weights: weights.update({"lm_head.weight": weights["transformer.wte.weight"].clone()}))
+    change(
+        tmp_path,
+        lambda weights: weights.update(
+            {"lm_head.weight": weights["transformer.wte.weight"].clone()}
+        ),
+    )
     assert same(plain, from_transformers(tmp_path, on_demand=on_demand), x)
     change(tmp_path, lambda weights: weights["lm_head.weight"][0].add_(1))
-    with pytest.raises(ConfigError, match=r"lm_head.weight with other values than transformer.wte.weight, but its"):
+    with pytest.raises(
+        ConfigError, match=r"lm_head.weight with other values than transformer.wte.weight, but its"
+    ):
         from_transformers(tmp_path, on_demand=on_demand)
 
 
@@ -295,7 +348,11 @@ def test_a_tied_head_that_is_stored_under_another_name_must_be_the_embedding_too
     small_model("gpt_neox").save_pretrained(tmp_path)
     edit(tmp_path / "config.json", tie_word_embeddings=True)
     with pytest.raises(
-        ConfigError, match=r"hold lm_head.weight with other values than \S*embed_in.weight, but the config.json ties"
+        ConfigError,
+        match=(
+            r"hold lm_head.weight with other values than \S*embed_in.weight, but the config.json"
+            r" ties"
+        ),
     ):
         from_transformers(tmp_path)
 
@@ -304,19 +361,29 @@ def test_a_tied_head_that_is_stored_under_another_name_must_be_the_embedding_too
 def test_a_tensor_of_another_shape_is_named(on_demand, tmp_path):
     saved("llama", tmp_path)
     edit(tmp_path / "config.json", vocab_size=40)
-    with pytest.raises(ConfigError, match=r"embed_tokens.weight is \(\d+, \d+\), expected \(40, \d+\)|lm_head.weight is"):
+    with pytest.raises(
+        ConfigError,
+        match=r"embed_tokens.weight is \(\d+, \d+\), expected \(40, \d+\)|lm_head.weight is",
+    ):
         from_transformers(tmp_path, on_demand=on_demand)
 
 
 @pytest.mark.parametrize("on_demand", [False, True])
 @pytest.mark.parametrize(
-    ("dtype", "stored"), [("int8", "I8"), ("bool", "BOOL"), ("complex64", "C64"), ("float8_e4m3fn", "F8_E4M3")]
+    ("dtype", "stored"),
+    [("int8", "I8"), ("bool", "BOOL"), ("complex64", "C64"), ("float8_e4m3fn", "F8_E4M3")],
 )
-def test_a_weight_of_another_kind_of_numbers_is_not_cast_without_a_word(dtype, stored, on_demand, tmp_path):
+def test_a_weight_of_another_kind_of_numbers_is_not_cast_without_a_word(
+    dtype, stored, on_demand, tmp_path
+):
     saved("llama", tmp_path)
     name = "model.layers.1.mlp.up_proj.weight"
-    change(tmp_path, lambda weights: weights.update({name: weights[name].to(getattr(torch, dtype))}))
-    with pytest.raises(ConfigError, match=f"{name} as {stored}, and weights must be F64, F32, F16, BF16"):
+    change(
+        tmp_path, lambda weights: weights.update({name: weights[name].to(getattr(torch, dtype))})
+    )
+    with pytest.raises(
+        ConfigError, match=f"{name} as {stored}, and weights must be F64, F32, F16, BF16"
+    ):
         from_transformers(tmp_path, on_demand=on_demand)
 
 
@@ -329,7 +396,9 @@ def test_a_weight_of_another_kind_of_numbers_is_not_cast_without_a_word(dtype, s
         ("llama", "model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(4)),
     ],
 )
-def test_buffers_of_older_files_that_the_library_no_longer_reads_pass(family, name, stored, tmp_path):
+def test_buffers_of_older_files_that_the_library_no_longer_reads_pass(
+    family, name, stored, tmp_path
+):
     x = saved(family, tmp_path)
     change(tmp_path, lambda weights: weights.update({name: stored}))
     assert same(from_transformers(tmp_path), from_transformers(tmp_path, on_demand=True), x)
@@ -357,7 +426,9 @@ def test_blocks_that_differ_in_a_buffer_are_of_different_makes():
 
 def test_buffers_in_the_files_are_read(tmp_path):
     model = Damped(made("gpt2").transformer.h[0], 1.0)
-    weights = {name: value.clone() for name, value in model.state_dict().items()} | {"layer_scalar": torch.tensor([0.5])}
+    weights = {name: value.clone() for name, value in model.state_dict().items()} | {
+        "layer_scalar": torch.tensor([0.5])
+    }
     safetensors.torch.save_file(weights, tmp_path / "model.safetensors")
     _, unused = read_weights(model, stored_weights([tmp_path / "model.safetensors"]))
     assert float(model.layer_scalar) == 0.5
@@ -386,7 +457,14 @@ def test_more_weights_than_memory_are_only_taken_on_demand(monkeypatch):
         from_architecture("gpt2", on_demand=False)
 
 
-CONTEXTS = {"gpt2": 1024, "llama-7b": 4096, "llama3-70b": 8192, "qwen2.5-7b": 131072, "gemma2-9b": 8192, "olmo2-7b": 4096}
+CONTEXTS = {
+    "gpt2": 1024,
+    "llama-7b": 4096,
+    "llama3-70b": 8192,
+    "qwen2.5-7b": 131072,
+    "gemma2-9b": 8192,
+    "olmo2-7b": 4096,
+}
 
 
 @pytest.mark.parametrize("name", CONTEXTS)
@@ -395,7 +473,8 @@ def test_presets_have_the_published_models_context(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"), [("n_layers", "n_layer"), ("n_embed", "n_embd"), ("num_hidden_layer", "num_hidden_layers")]
+    ("name", "meant"),
+    [("n_layers", "n_layer"), ("n_embed", "n_embd"), ("num_hidden_layer", "num_hidden_layers")],
 )
 def test_an_entry_that_is_misspelt_is_named_with_the_one_that_is_meant(name, meant):
     with pytest.raises(ConfigError, match=f"no entry '{name}': did you mean '{meant}'"):
@@ -403,5 +482,13 @@ def test_an_entry_that_is_misspelt_is_named_with_the_one_that_is_meant(name, mea
 
 
 def test_an_entry_of_another_family_or_version_passes():
-    small = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 9, "n_ctx": 8, "temperature": 1.0, "sliding_window": 4}
+    small = {
+        "n_layer": 1,
+        "n_embd": 8,
+        "n_head": 2,
+        "vocab_size": 9,
+        "n_ctx": 8,
+        "temperature": 1.0,
+        "sliding_window": 4,
+    }
     assert from_architecture({"model_type": "gpt2", **small}).depth.blocks == 1

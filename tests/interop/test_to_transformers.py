@@ -15,8 +15,12 @@ from solvers import ConfigError
 from tests.helpers import learned
 
 SIZES = {"vocab_size": 31, "context": 24, "depth": 2, "width": 32, "heads": 4}
-LLAMA = GPTConfig(**SIZES, placement="pre", norm="rmsnorm", positions="rotary", ffn="swiglu", bias=False)
-NEOX = GPTConfig(**SIZES, placement="pre", positions="rotary", parallel_blocks=True, branch_norms=True)
+LLAMA = GPTConfig(
+    **SIZES, placement="pre", norm="rmsnorm", positions="rotary", ffn="swiglu", bias=False
+)
+NEOX = GPTConfig(
+    **SIZES, placement="pre", positions="rotary", parallel_blocks=True, branch_norms=True
+)
 CASES = {
     "llama": (LLAMA, "LlamaForCausalLM"),
     "llama, grouped heads, own head": (
@@ -26,11 +30,16 @@ CASES = {
     "granite": (dataclasses.replace(LLAMA, kv_heads=1, dt=0.3), "GraniteForCausalLM"),
     "gpt_neox": (NEOX, "GPTNeoXForCausalLM"),
     "gpt_neox, part of a head turned": (
-        dataclasses.replace(NEOX, rotary_fraction=0.25, rotary_base=500.0, tied=False, ffn_width=40, eps=1e-6),
+        dataclasses.replace(
+            NEOX, rotary_fraction=0.25, rotary_base=500.0, tied=False, ffn_width=40, eps=1e-6
+        ),
         "GPTNeoXForCausalLM",
     ),
     "gpt2": (GPTConfig(**SIZES, placement="pre"), "GPT2LMHeadModel"),
-    "gpt2, own head": (GPTConfig(**SIZES, placement="pre", tied=False, ffn_width=40), "GPT2LMHeadModel"),
+    "gpt2, own head": (
+        GPTConfig(**SIZES, placement="pre", tied=False, ffn_width=40),
+        "GPT2LMHeadModel",
+    ),
 }
 TOKENS = torch.randint(0, 31, (2, 24), generator=torch.Generator().manual_seed(0))
 
@@ -70,8 +79,16 @@ def test_ours_written_and_read_again_is_ours_bit_for_bit(name, tmp_path):
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_a_llama_of_theirs_has_the_same_logits_and_gradients_as_ours(groups):
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 31}
-    config = transformers.LlamaConfig(**sizes, num_key_value_heads=groups, max_position_embeddings=24, tie_word_embeddings=False)
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "vocab_size": 31,
+    }
+    config = transformers.LlamaConfig(
+        **sizes, num_key_value_heads=groups, max_position_embeddings=24, tie_word_embeddings=False
+    )
     theirs = learned(transformers.LlamaForCausalLM(config).eval(), 0.1)
     model = to_gpt(theirs)
     logits, loss = model(TOKENS[:, :-1], TOKENS[:, 1:])
@@ -80,14 +97,21 @@ def test_a_llama_of_theirs_has_the_same_logits_and_gradients_as_ours(groups):
     loss.backward()
     torch.nn.functional.cross_entropy(own.flatten(0, 1), TOKENS[:, 1:].flatten()).backward()
     expected = theirs.model.layers[0].mlp.gate_proj.weight.grad
-    assert torch.allclose(model.depth.sublayers[1].field.gate.weight.grad, expected, rtol=1e-4, atol=1e-6)
-    assert torch.allclose(model.unembedding.weight.grad, theirs.lm_head.weight.grad, rtol=1e-4, atol=1e-6)
+    assert torch.allclose(
+        model.depth.sublayers[1].field.gate.weight.grad, expected, rtol=1e-4, atol=1e-6
+    )
+    assert torch.allclose(
+        model.unembedding.weight.grad, theirs.lm_head.weight.grad, rtol=1e-4, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"placement": "peri"}, "nearest is Llama, which differs in placement = 'peri' \\('pre' there\\)"),
+        (
+            {"placement": "peri"},
+            "nearest is Llama, which differs in placement = 'peri' \\('pre' there\\)",
+        ),
         ({"window": 4}, "window = 4"),
         ({"sinks": True}, "sinks = True"),
         ({"ffn": "geglu"}, "ffn = 'geglu'"),
@@ -107,13 +131,21 @@ def test_what_no_family_computes_is_refused_in_a_line(changes, words, tmp_path):
     ("changes", "words"),
     [
         ({"attention_bias": True}, "attention_bias = True"),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "rope_parameters = "),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+            "rope_parameters = ",
+        ),
         ({"head_dim": 12}, "head_dim = 12"),
     ],
 )
 def test_a_llama_that_computes_something_else_is_refused_in_a_line(changes, words):
     config = transformers.LlamaConfig(
-        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, vocab_size=31, **changes
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=48,
+        vocab_size=31,
+        **changes,
     )
     with pytest.raises(ConfigError, match=words):
         to_gpt(transformers.LlamaForCausalLM(config))
@@ -121,8 +153,19 @@ def test_a_llama_that_computes_something_else_is_refused_in_a_line(changes, word
 
 def test_a_gpt_neox_of_theirs_has_the_same_logits_and_gradients_as_ours():
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "vocab_size": 31}
-    theirs = learned(transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**sizes, max_position_embeddings=24)).eval(), 0.1)
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+        "vocab_size": 31,
+    }
+    theirs = learned(
+        transformers.GPTNeoXForCausalLM(
+            transformers.GPTNeoXConfig(**sizes, max_position_embeddings=24)
+        ).eval(),
+        0.1,
+    )
     model = to_gpt(theirs)
     assert model.config.rotary_fraction == 0.25
     logits, loss = model(TOKENS[:, :-1], TOKENS[:, 1:])
@@ -130,17 +173,38 @@ def test_a_gpt_neox_of_theirs_has_the_same_logits_and_gradients_as_ours():
     assert torch.allclose(logits, own, rtol=1e-5, atol=1e-5)
     loss.backward()
     torch.nn.functional.cross_entropy(own.flatten(0, 1), TOKENS[:, 1:].flatten()).backward()
-    for i, (block, sublayer) in enumerate(zip(theirs.gpt_neox.layers, model.depth.sublayers, strict=True)):
+    for i, (block, sublayer) in enumerate(
+        zip(theirs.gpt_neox.layers, model.depth.sublayers, strict=True)
+    ):
         both = sublayer.field
-        assert torch.allclose(both.ffn_gains.weight.grad, block.post_attention_layernorm.weight.grad, rtol=1e-4, atol=1e-6), i
-        expected = block.attention.query_key_value.weight.grad.view(2, 3, 16, 32).transpose(0, 1).reshape(96, 32)
+        assert torch.allclose(
+            both.ffn_gains.weight.grad,
+            block.post_attention_layernorm.weight.grad,
+            rtol=1e-4,
+            atol=1e-6,
+        ), i
+        expected = (
+            block.attention.query_key_value.weight.grad.view(2, 3, 16, 32)
+            .transpose(0, 1)
+            .reshape(96, 32)
+        )
         assert torch.allclose(both.attention.qkv.weight.grad, expected, rtol=1e-4, atol=1e-6), i
 
 
 def test_a_gpt_neox_one_after_the_other_is_refused_in_a_line():
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48, "vocab_size": 31}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+        "vocab_size": 31,
+    }
     with pytest.raises(ConfigError, match="use_parallel_residual = False"):
-        to_gpt(transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**sizes, use_parallel_residual=False)))
+        to_gpt(
+            transformers.GPTNeoXForCausalLM(
+                transformers.GPTNeoXConfig(**sizes, use_parallel_residual=False)
+            )
+        )
 
 
 def test_a_directory_that_cannot_be_written_gets_a_line(tmp_path):

@@ -31,7 +31,11 @@ MODELS = {
     "perceiver": (unusual.PerceiverEncoder, numbers(3, 20, 3), False),
     "decision transformer": (unusual.DecisionTransformer, GAMES, True),
     "speech": (unusual.SpeechClassifier, numbers(3, 200), False),
-    "edges": (unusual.EdgeTransformer, {"nodes": numbers(3, 5, 3), "edges": numbers(3, 5, 5, 2)}, False),
+    "edges": (
+        unusual.EdgeTransformer,
+        {"nodes": numbers(3, 5, 3), "edges": numbers(3, 5, 5, 2)},
+        False,
+    ),
     "tied by F.linear": (TiedGPT, None, True),
     "stochastic depth": (lambda: TiedGPT(unusual.StochasticBlock), None, True),
     "skipped blocks": (lambda: TiedGPT(unusual.SkippingBlock), None, True),
@@ -60,10 +64,22 @@ def own_states(module, example):
     names = ("tower", "layers", "body", "blocks")
     blocks = next(part for name, part in module.named_modules() if name in names)
     seen = []
-    handles = [b.register_forward_hook(lambda _, __, y: seen.append(y["hidden"] if isinstance(y, dict) else y)) for b in blocks]
-    with as_found(module), torch.no_grad():  # torch's kernels round otherwise for weights that need gradients
+    handles = [
+        b.register_forward_hook(
+            lambda _, __, y: seen.append(y["hidden"] if isinstance(y, dict) else y)
+        )
+        for b in blocks
+    ]
+    with (
+        as_found(module),
+        torch.no_grad(),
+    ):  # torch's kernels round otherwise for weights that need gradients
         as_one = isinstance(module, unusual.BatchGPT)
-        output = module(**example) if isinstance(example, dict) and not as_one else module(TOKENS if example is None else example)
+        output = (
+            module(**example)
+            if isinstance(example, dict) and not as_one
+            else module(TOKENS if example is None else example)
+        )
     for handle in handles:
         handle.remove()
     return seen, output["logits"] if isinstance(output, dict) else output
@@ -75,7 +91,13 @@ def test_states_and_output_are_the_modules_own(name):
     module, (_, example, causal) = made(name), MODELS[name]
     opened = ctrans.open_model(module, example=example)
     plain = BATCH if name.startswith("a batch") else example
-    main = TOKENS if plain is None else next(iter(plain.values())) if isinstance(plain, dict) else plain
+    main = (
+        TOKENS
+        if plain is None
+        else next(iter(plain.values()))
+        if isinstance(plain, dict)
+        else plain
+    )
     expected, output = own_states(module, plain)
     with torch.no_grad():
         states = opened.trajectory(main).states
@@ -92,7 +114,13 @@ def test_a_diagnosis_of_it_runs(name):
     example = MODELS[name][1]
     opened = ctrans.open_model(made(name), example=example)
     plain = BATCH if name.startswith("a batch") else example
-    main = TOKENS if plain is None else next(iter(plain.values())) if isinstance(plain, dict) else plain
+    main = (
+        TOKENS
+        if plain is None
+        else next(iter(plain.values()))
+        if isinstance(plain, dict)
+        else plain
+    )
     found = ctrans.diagnose(opened, main, torch.zeros_like(main) if opened.vocabulary else main)
     assert "costates" not in found.unknown
     assert {finding.severity for finding in found.findings} <= {"note", "serious"}
@@ -115,7 +143,9 @@ def test_weights_that_torch_computes_at_each_use_hide_no_block(name):
 
 def test_what_makes_a_weight_is_no_block():
     module = made("weight norms")
-    module.ln = nn.Sequential(*(parametrizations.weight_norm(nn.Linear(unusual.WIDTH, unusual.WIDTH)) for _ in range(2)))
+    module.ln = nn.Sequential(
+        *(parametrizations.weight_norm(nn.Linear(unusual.WIDTH, unusual.WIDTH)) for _ in range(2))
+    )
     assert ctrans.open_model(module).config.placement == "pre"
     with pytest.raises(ConfigError) as refused:
         ctrans.open_model(module, blocks="absent")

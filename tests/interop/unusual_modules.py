@@ -33,7 +33,9 @@ class Attend(nn.Module):
         if bias is not None:
             scores = scores + bias
         if self.causal:
-            scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+            scores = scores.masked_fill(
+                torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf
+            )
         return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(-2))
 
 
@@ -44,7 +46,12 @@ def ffn(width=WIDTH):
 class Block(nn.Module):
     def __init__(self, causal=True):
         super().__init__()
-        self.n1, self.n2, self.mix, self.think = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), Attend(causal=causal), ffn()
+        self.n1, self.n2, self.mix, self.think = (
+            nn.LayerNorm(WIDTH),
+            nn.LayerNorm(WIDTH),
+            Attend(causal=causal),
+            ffn(),
+        )
 
     def forward(self, x, bias=None):
         x = x + self.mix(self.n1(x), bias)
@@ -76,7 +83,11 @@ class DecisionTransformer(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.ret, self.state, self.act = nn.Linear(1, WIDTH), nn.Linear(4, WIDTH), nn.Embedding(6, WIDTH)
+        self.ret, self.state, self.act = (
+            nn.Linear(1, WIDTH),
+            nn.Linear(4, WIDTH),
+            nn.Embedding(6, WIDTH),
+        )
         self.time = nn.Embedding(32, WIDTH)
         self.layers = nn.ModuleList([Block() for _ in range(3)])
         self.norm, self.policy = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 6)
@@ -95,7 +106,9 @@ class SpeechClassifier(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.front = nn.Sequential(nn.Conv1d(1, 8, 8, 4), nn.GELU(), nn.Conv1d(8, WIDTH, 4, 2), nn.GELU())
+        self.front = nn.Sequential(
+            nn.Conv1d(1, 8, 8, 4), nn.GELU(), nn.Conv1d(8, WIDTH, 4, 2), nn.GELU()
+        )
         self.cls = nn.Parameter(torch.randn(1, 1, WIDTH))
         self.body = nn.Sequential(*[Block(causal=False) for _ in range(2)])
         self.out = nn.Linear(WIDTH, 7)
@@ -128,7 +141,10 @@ class TiedGPT(nn.Module):
 
     def __init__(self, block=Block):
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(VOCABULARY, WIDTH), nn.Parameter(0.1 * torch.randn(32, WIDTH))
+        self.wte, self.wpe = (
+            nn.Embedding(VOCABULARY, WIDTH),
+            nn.Parameter(0.1 * torch.randn(32, WIDTH)),
+        )
         self.blocks = nn.ModuleList([block() for _ in range(3)])
         self.ln = nn.LayerNorm(WIDTH)
 

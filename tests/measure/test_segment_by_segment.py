@@ -1,4 +1,6 @@
-"""Every instrument on weights that are made on demand: at most one block's are there at a time, and the figures are the same."""
+"""Every instrument on weights that are made on demand: at most one block's are there at a time, and
+the figures are the same.
+"""
 
 import copy
 import dataclasses
@@ -23,7 +25,9 @@ DEPTH = 2
 
 
 class Makers:
-    """Makes segments' weights, and notes which are alive, in whatever holds them, whenever some are made."""
+    """Makes segments' weights, and notes which are alive, in whatever holds them, whenever some are
+    made.
+    """
 
     def __init__(self):
         self.made, self.most, self._alive = [], 0, []
@@ -31,7 +35,9 @@ class Makers:
     def make(self, segment, weights):
         copies = {name: weight.clone() for name, weight in weights.items()}
         self._alive = [(k, ref) for k, ref in self._alive if not ref.expired()]
-        self._alive += [(segment, StorageWeakRef(weight.untyped_storage())) for weight in copies.values()]
+        self._alive += [
+            (segment, StorageWeakRef(weight.untyped_storage())) for weight in copies.values()
+        ]
         self.made.append(segment)
         self.most = max(self.most, len({k for k, _ in self._alive}))
         return copies
@@ -41,15 +47,21 @@ def on_demand(model):
     """A copy of the model whose sublayers' weights are made on demand, and who makes them."""
     twin, makers, shelf = copy.deepcopy(model), Makers(), Shelf(torch.float64)
     for k, sublayer in enumerate(twin.depth.sublayers):
-        weights = {name: weight.detach().clone() for name, weight in sublayer.field.named_parameters()}
+        weights = {
+            name: weight.detach().clone() for name, weight in sublayer.field.named_parameters()
+        }
         sublayer.field.to("meta")
-        put_on_demand(sublayer.field, Piece(f"segment {k}", partial(makers.make, k, weights)), shelf)
+        put_on_demand(
+            sublayer.field, Piece(f"segment {k}", partial(makers.make, k, weights)), shelf
+        )
     return twin, makers
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What is computed, how many sublayers' weights it may hold, and how often it goes through the depth."""
+    """What is computed, how many sublayers' weights it may hold, and how often it goes through the
+    depth.
+    """
 
     run: object
     held: int
@@ -66,7 +78,9 @@ INSTRUMENTS = {
     "gradients": Measured(lambda model: gradient_norms(model, tokens(), tokens(seed=1)), 1, 2),
     "sensitivities": Measured(_embedded(partial(backward_sensitivity, starts=0)), 2, 1),
     "lyapunov": Measured(_embedded(partial(lyapunov, count=2)), 1, 1),
-    "weight scaling": Measured(lambda model: walk(model, tokens(), instruments=[GrowthWithWeights()]), 1, 1),
+    "weight scaling": Measured(
+        lambda model: walk(model, tokens(), instruments=[GrowthWithWeights()]), 1, 1
+    ),
     "transport": Measured(lambda model: transport(model, tokens(), "noise"), 1, 1),
 }
 
@@ -157,8 +171,17 @@ def test_embedding_and_head_on_demand_have_the_gradients_that_they_have_in_memor
     if tied:
         twin.readout.weight = twin.embedding.weight
     for k, name in enumerate(("embedding", "readout")):
-        weights = {key: weight.detach().clone() for key, weight in getattr(model, name).named_parameters()}
-        put_on_demand(getattr(twin, name), Piece(name, partial(makers.make, 100 + k, weights)), shelf, known=known)
+        weights = {
+            key: weight.detach().clone() for key, weight in getattr(model, name).named_parameters()
+        }
+        put_on_demand(
+            getattr(twin, name),
+            Piece(name, partial(makers.make, 100 + k, weights)),
+            shelf,
+            known=known,
+        )
     found = gradient_norms(twin, tokens(), tokens(seed=1))
-    assert figures(found) == pytest.approx(figures(gradient_norms(model, tokens(), tokens(seed=1))), rel=1e-14)
+    assert figures(found) == pytest.approx(
+        figures(gradient_norms(model, tokens(), tokens(seed=1))), rel=1e-14
+    )
     assert set(makers.made) == {*range(6), 100, *([] if tied else [101])}

@@ -1,4 +1,6 @@
-"""A pre-LN GPT written down plainly and independently of the package: the oracle for its model. Shares nothing but weights."""
+"""A pre-LN GPT written down plainly and independently of the package: the oracle for its model.
+Shares nothing but weights.
+"""
 
 import math
 
@@ -18,13 +20,20 @@ def gelu(x):
 def attention(x, w, prefix, heads):
     batch, tokens, width = x.shape
     qkv = x @ w[f"{prefix}.qkv.weight"].T + w[f"{prefix}.qkv.bias"]
-    q, k, v = (part.reshape(batch, tokens, heads, width // heads).permute(0, 2, 1, 3) for part in torch.chunk(qkv, 3, dim=2))
+    q, k, v = (
+        part.reshape(batch, tokens, heads, width // heads).permute(0, 2, 1, 3)
+        for part in torch.chunk(qkv, 3, dim=2)
+    )
     scores = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(width // heads)
     mask = torch.tril(torch.ones(tokens, tokens))
     scores = scores.masked_fill(mask == 0, float("-inf"))
     weights = torch.exp(scores - scores.max(dim=-1, keepdim=True).values)
     weights = weights / weights.sum(dim=-1, keepdim=True)
-    mixed = torch.einsum("bhij,bhjd->bhid", weights, v).permute(0, 2, 1, 3).reshape(batch, tokens, width)
+    mixed = (
+        torch.einsum("bhij,bhjd->bhid", weights, v)
+        .permute(0, 2, 1, 3)
+        .reshape(batch, tokens, width)
+    )
     return mixed @ w[f"{prefix}.out.weight"].T + w[f"{prefix}.out.bias"]
 
 

@@ -1,4 +1,6 @@
-"""Every pair of options makes a model or is refused in one line: nothing in between, and nothing in silence."""
+"""Every pair of options makes a model or is refused in one line: nothing in between, and nothing in
+silence.
+"""
 
 import itertools
 import math
@@ -20,7 +22,16 @@ from ctrans.model.checkpoint import load, save
 from solvers import ConfigError
 from tests.helpers import tokens
 
-SIZES = {"vocab_size": 11, "context": 8, "depth": 2, "width": 8, "heads": 2, "placement": "pre", "dt": 0.5, "embedding_std": 1.0}
+SIZES = {
+    "vocab_size": 11,
+    "context": 8,
+    "depth": 2,
+    "width": 8,
+    "heads": 2,
+    "placement": "pre",
+    "dt": 0.5,
+    "embedding_std": 1.0,
+}
 OPTIONS = {
     "placement": [{"placement": name} for name in (*PLACEMENTS, "post/pre", "post*1+pre*1")],
     "norm": [
@@ -29,18 +40,40 @@ OPTIONS = {
         {"norm_alpha": 1.0},
         {"norm_radius": 2.0},
     ],
-    "residual": [*({"residual": name} for name in RESIDUALS), {"residual_init": 0.3}, {"streams": 3}],
+    "residual": [
+        *({"residual": name} for name in RESIDUALS),
+        {"residual_init": 0.3},
+        {"streams": 3},
+    ],
     "attention": [{"attention": name} for name in ATTENTIONS],
-    "ffn": [*({"ffn": name} for name in FFNS), {"ffn": "moe", "experts": 3, "top_k": 1, "shared_experts": 1}, {"experts": 3}],
+    "ffn": [
+        *({"ffn": name} for name in FFNS),
+        {"ffn": "moe", "experts": 3, "top_k": 1, "shared_experts": 1},
+        {"experts": 3},
+    ],
     "positions": [
         *({"positions": name} for name in POSITIONS),
         {"positions": "rotary", "rotary_fraction": 0.5},
         {"rotary_base": 10.0},
     ],
-    "blocks": [{"parallel_blocks": True}, {"parallel_blocks": True, "branch_norms": True}, {"branch_norms": True}],
-    "heads": [{"kv_heads": 1}, {"window": 2}, {"softcap": 2.0}, {"sinks": True}, {"gated_output": True}, {"causal": False}],
+    "blocks": [
+        {"parallel_blocks": True},
+        {"parallel_blocks": True, "branch_norms": True},
+        {"branch_norms": True},
+    ],
+    "heads": [
+        {"kv_heads": 1},
+        {"window": 2},
+        {"softcap": 2.0},
+        {"sinks": True},
+        {"gated_output": True},
+        {"causal": False},
+    ],
     "scores": [*({"qk_norm": name} for name in QK_NORMS), {"temperature": 2.0}],
-    "experts": [*({"ffn": "moe", "router": name} for name in ROUTERS), *({"ffn": "moe", "expert": name} for name in EXPERTS)],
+    "experts": [
+        *({"ffn": "moe", "router": name} for name in ROUTERS),
+        *({"ffn": "moe", "expert": name} for name in EXPERTS),
+    ],
     "weights": [
         *({"depth_weights": name} for name in BASES),
         {"tied": False},
@@ -51,7 +84,9 @@ OPTIONS = {
 }
 """Values of every group of options, as changes of a small configuration."""
 PARTS = 12
-"""In so many tests all pairs are tried, so that processes share them and one that fails names a twelfth."""
+"""In so many tests all pairs are tried, so that processes share them and one that fails names a
+twelfth.
+"""
 
 
 def pairs():
@@ -69,7 +104,9 @@ def made_or_refused(changes):
 
 
 def holds(changes):
-    """Builds it and tries what every model does; True where it is made, False where it is refused in one line."""
+    """Builds it and tries what every model does; True where it is made, False where it is refused
+    in one line.
+    """
     made = made_or_refused(changes)
     if isinstance(made, str):
         assert "\n" not in made, made
@@ -79,10 +116,14 @@ def holds(changes):
     logits, loss = model(ids, ids.roll(-1, 1))
     loss.backward()
     assert math.isfinite(loss.item())
-    assert all(bool(each.grad.isfinite().all()) for each in model.parameters() if each.grad is not None)
+    assert all(
+        bool(each.grad.isfinite().all()) for each in model.parameters() if each.grad is not None
+    )
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         assert torch.equal(model.trajectory(ids).x1, model.depth(model.embed(ids)))
-        patch.setattr(os, "fsync", lambda handle: None)  # what thousands of small files would wait for
+        patch.setattr(
+            os, "fsync", lambda handle: None
+        )  # what thousands of small files would wait for
         with tempfile.TemporaryDirectory() as directory:
             save(model, Path(directory))
             again = load(Path(directory))

@@ -12,7 +12,15 @@ import torch
 from hypothesis import given, settings
 
 from ctrans.dynamics.weights.functions_of_depth import BASES
-from ctrans.model.checkpoint import CONFIG, WEIGHTS, find_model, load, load_config, save, write_durably
+from ctrans.model.checkpoint import (
+    CONFIG,
+    WEIGHTS,
+    find_model,
+    load,
+    load_config,
+    save,
+    write_durably,
+)
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.sums import SUMS, sums
@@ -50,17 +58,29 @@ def test_a_configuration_from_before_there_were_functions_of_depth_still_loads(t
     model = small_model("peri")
     save(model, tmp_path)
     saved = json.loads((tmp_path / CONFIG).read_text())
-    (tmp_path / CONFIG).write_text(json.dumps({k: v for k, v in saved.items() if k not in ("depth_weights", "knots")}))
+    (tmp_path / CONFIG).write_text(
+        json.dumps({k: v for k, v in saved.items() if k not in ("depth_weights", "knots")})
+    )
     forget_metadata(tmp_path)
     assert torch.equal(load(tmp_path)(tokens())[0], model(tokens())[0])
 
 
 def forget_metadata(directory):
     """Makes the checkpoint one from before there were a checksum and a digest."""
-    safetensors.torch.save_file(safetensors.torch.load_file(directory / WEIGHTS), directory / WEIGHTS)
+    safetensors.torch.save_file(
+        safetensors.torch.load_file(directory / WEIGHTS), directory / WEIGHTS
+    )
 
 
-CHANGED = {"dt": 0.9, "placement": "output", "eps": 0.1, "causal": False, "activation": "relu", "temperature": 2.0, "heads": 4}
+CHANGED = {
+    "dt": 0.9,
+    "placement": "output",
+    "eps": 0.1,
+    "causal": False,
+    "activation": "relu",
+    "temperature": 2.0,
+    "heads": 4,
+}
 """Settings that the shapes of a Peri-LN model's weights do not depend on, or not alone."""
 
 
@@ -118,7 +138,10 @@ def test_no_flipped_bit_goes_unseen(data):
             assert str(path) in message
             assert "\n" not in message
         else:  # a space, or a name in the metadata, on which no weight depends
-            assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+            assert all(
+                torch.equal(a, b)
+                for a, b in zip(model.parameters(), again.parameters(), strict=True)
+            )
 
 
 def outcome(directory):
@@ -128,7 +151,9 @@ def outcome(directory):
         return None, str(error)
 
 
-@pytest.mark.parametrize("write", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
+@pytest.mark.parametrize(
+    "write", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))]
+)
 def test_a_pickle_is_refused_and_not_run(write, tmp_path):
     save(small_model("peri"), tmp_path)
     write({"a": Trap(tmp_path / "ran")}, tmp_path / WEIGHTS)
@@ -158,7 +183,9 @@ def test_a_failed_save_leaves_the_earlier_model_and_nothing_else(fails, tmp_path
         monkeypatch.setattr(Path, "open", full)
     else:
         monkeypatch.setattr(os, fails, full)
-    with pytest.raises(ConfigError, match=r"cannot write a checkpoint to .*: No space left on device"):
+    with pytest.raises(
+        ConfigError, match=r"cannot write a checkpoint to .*: No space left on device"
+    ):
         save(after, tmp_path)
     monkeypatch.undo()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([CONFIG, WEIGHTS])
@@ -166,7 +193,9 @@ def test_a_failed_save_leaves_the_earlier_model_and_nothing_else(fails, tmp_path
 
 
 def test_a_save_over_another_model_that_is_killed_leaves_one_of_the_two_or_is_refused(tmp_path):
-    """Each of the two files is whole, but a kill between them leaves files of different models: they are never read as one."""
+    """Each of the two files is whole, but a kill between them leaves files of different models:
+    they are never read as one.
+    """
     before, after = small_model("peri"), learned(small_model("post"), seed=7)
     expected = {"before": before(tokens())[0], "after": after(tokens())[0]}
 
@@ -196,16 +225,24 @@ def test_bytes_are_on_the_disk_before_they_have_their_name(tmp_path, monkeypatch
     calls = []
     for name in ("fsync", "replace"):
         call = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *args, name=name, call=call: (calls.append(name), call(*args))[1])
+        monkeypatch.setattr(
+            os, name, lambda *args, name=name, call=call: (calls.append(name), call(*args))[1]
+        )
     write_durably(tmp_path / "file", b"x")
-    assert calls == ["fsync", "replace", "fsync"]  # the file, its name, the directory that holds the name
+    assert calls == [
+        "fsync",
+        "replace",
+        "fsync",
+    ]  # the file, its name, the directory that holds the name
 
 
 def test_a_run_gives_its_best_model_and_never_another_in_its_place(tmp_path):
     first, second = small_model("peri"), small_model("pre")
     save(first, tmp_path / "checkpoints" / "1")
     (tmp_path / "last").symlink_to("checkpoints/1")
-    with pytest.raises(ConfigError, match="best', the best model of the run, is missing: give another checkpoint"):
+    with pytest.raises(
+        ConfigError, match="best', the best model of the run, is missing: give another checkpoint"
+    ):
         load(tmp_path)
     (tmp_path / "best").symlink_to("checkpoints/2")
     with pytest.raises(ConfigError, match="best', the best model of the run, leads nowhere"):
@@ -286,7 +323,9 @@ def stored_as(directory, dtypes):
     save(small_model("peri", torch.float32), directory)
     forget_metadata(directory)
     weights = safetensors.torch.load_file(directory / WEIGHTS)
-    changed = {name: value.to(dtypes[i % len(dtypes)]) for i, (name, value) in enumerate(weights.items())}
+    changed = {
+        name: value.to(dtypes[i % len(dtypes)]) for i, (name, value) in enumerate(weights.items())
+    }
     safetensors.torch.save_file(changed, directory / WEIGHTS)
     return changed
 
@@ -294,7 +333,9 @@ def stored_as(directory, dtypes):
 def test_weights_of_several_dtypes_are_read_in_one_that_holds_them_all(tmp_path):
     stored = stored_as(tmp_path, [torch.float16, torch.bfloat16])
     model = load(tmp_path)
-    assert all(torch.equal(model.state_dict()[name], value.float()) for name, value in stored.items())
+    assert all(
+        torch.equal(model.state_dict()[name], value.float()) for name, value in stored.items()
+    )
     assert model(tokens())[0].dtype is torch.float32
 
 

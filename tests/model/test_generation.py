@@ -40,12 +40,16 @@ def test_temperature_zero_takes_the_likeliest_token_of_the_whole_model(name):
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["pre", "peri", "post"])
 def test_an_integrated_model_takes_the_likeliest_token_at_the_end_of_its_ode(name):
-    """The oracle is another method, to six digits; the discrete model is a thousand times further off."""
+    """The oracle is another method, to six digits; the discrete model is a thousand times further
+    off.
+    """
     model = small_model(name, dt=0.5)
     scheme, text = Scheme("rk4", 16), PROMPT
     for token in generate(model, PROMPT, 2, temperature=0.0, scheme=scheme):
         exact = solve(model.depth.segments(continuous=True), model.embed(text), method="tsit5").x1
-        ours, discrete = (how.last_state(model.depth, model.embed(text)) for how in (scheme, Scheme()))
+        ours, discrete = (
+            how.last_state(model.depth, model.embed(text)) for how in (scheme, Scheme())
+        )
         assert (ours - exact).abs().max() < 1e-3 * (discrete - exact).abs().max()
         assert int(token) == int(model.head(exact)[-1].argmax())
         text = torch.cat([text, token[None]])
@@ -53,14 +57,23 @@ def test_an_integrated_model_takes_the_likeliest_token_at_the_end_of_its_ode(nam
 
 @pytest.mark.parametrize("gradient", ["backprop", "checkpoint", "reversible", "adjoint"])
 @pytest.mark.parametrize(
-    ("method", "steps", "rtol"), [("euler", 1, None), ("euler", 2, None), ("rk4", 2, None), ("tsit5", 1, 1e-3)]
+    ("method", "steps", "rtol"),
+    [("euler", 1, None), ("euler", 2, None), ("rk4", 2, None), ("tsit5", 1, 1e-3)],
 )
-def test_the_state_at_the_end_is_the_one_that_the_objective_evaluates(gradient, method, steps, rtol):
+def test_the_state_at_the_end_is_the_one_that_the_objective_evaluates(
+    gradient, method, steps, rtol
+):
     model, text = small_model("peri"), tokens(2, 9)
-    objective = Objective(model, TrainConfig(method=method, steps=steps, rtol=rtol, gradient=gradient)).eval()
+    objective = Objective(
+        model, TrainConfig(method=method, steps=steps, rtol=rtol, gradient=gradient)
+    ).eval()
     with torch.no_grad():
-        x = Scheme(method, steps, rtol, gradient=gradient).last_state(model.depth, model.embed(text[:, :-1]))
-        loss = torch.nn.functional.cross_entropy(model.head(x).flatten(0, -2), text[:, 1:].flatten())
+        x = Scheme(method, steps, rtol, gradient=gradient).last_state(
+            model.depth, model.embed(text[:, :-1])
+        )
+        loss = torch.nn.functional.cross_entropy(
+            model.head(x).flatten(0, -2), text[:, 1:].flatten()
+        )
         assert torch.equal(loss, objective(text[:, :-1], text[:, 1:]).cross_entropy)
 
 
@@ -70,23 +83,34 @@ def test_the_same_seed_gives_the_same_text_whatever_else_is_drawn(seed, temperat
     model = MODEL
     first = generate(model, PROMPT, 4, temperature=temperature, top_k=top_k, seed=seed)
     torch.rand(1)
-    assert torch.equal(generate(model, PROMPT, 4, temperature=temperature, top_k=top_k, seed=seed), first)
+    assert torch.equal(
+        generate(model, PROMPT, 4, temperature=temperature, top_k=top_k, seed=seed), first
+    )
 
 
 def test_other_seeds_give_other_texts():
-    texts = {tuple(generate(model_at(), PROMPT, 12, temperature=2.0, seed=seed).tolist()) for seed in range(8)}
+    texts = {
+        tuple(generate(model_at(), PROMPT, 12, temperature=2.0, seed=seed).tolist())
+        for seed in range(8)
+    }
     assert len(texts) == 8
 
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(1.0, None), (0.5, None), (2.0, 3), (1.0, 1)])
-def test_tokens_are_drawn_with_the_probabilities_of_the_scaled_softmax_of_the_likeliest(temperature, top_k):
+def test_tokens_are_drawn_with_the_probabilities_of_the_scaled_softmax_of_the_likeliest(
+    temperature, top_k
+):
     logits = torch.tensor([0.3, -1.0, 2.0, 1.0, -math.inf, 1.5], dtype=torch.float64)
     weights = [math.exp(float(z) / temperature) for z in logits]
     kept = sorted(range(6), key=lambda i: -weights[i])[:top_k]
     expected = torch.tensor([weights[i] if i in kept else 0.0 for i in range(6)]).double()
-    draws = sample(logits.expand(40_000, 6), Sampling(temperature, top_k), torch.Generator().manual_seed(0))
+    draws = sample(
+        logits.expand(40_000, 6), Sampling(temperature, top_k), torch.Generator().manual_seed(0)
+    )
     frequencies = torch.bincount(draws, minlength=6) / len(draws)
-    assert torch.allclose(frequencies.double(), expected / expected.sum(), atol=4 * 0.5 / math.sqrt(len(draws)))
+    assert torch.allclose(
+        frequencies.double(), expected / expected.sum(), atol=4 * 0.5 / math.sqrt(len(draws))
+    )
     assert float(frequencies[expected == 0].sum()) == 0
 
 
@@ -138,7 +162,11 @@ def test_every_device_and_dtype_generates(device, dtype):
 )
 def test_a_request_that_cannot_be_is_refused_before_anything_is_made(changes, words):
     drawn = {key: value for key, value in changes.items() if key not in ("prompt", "count")}
-    asked = {"prompt": PROMPT, "count": 3, **{key: value for key, value in changes.items() if key not in drawn}}
+    asked = {
+        "prompt": PROMPT,
+        "count": 3,
+        **{key: value for key, value in changes.items() if key not in drawn},
+    }
     with pytest.raises(ConfigError, match=words):
         unchecked(stream)(small_model("peri"), **asked, sampling=Sampling(**drawn))
 

@@ -20,7 +20,16 @@ from ctrans.training.objective import Objective
 from ctrans.training.settings import TrainConfig
 from solvers import METHODS, ConfigError, SolveError, Status
 from tests import typecheck
-from tests.helpers import DEVICES, NAMES, as_called, learned, small_config, small_model, tokens, unchecked
+from tests.helpers import (
+    DEVICES,
+    NAMES,
+    as_called,
+    learned,
+    small_config,
+    small_model,
+    tokens,
+    unchecked,
+)
 from tests.model import plain_gpt
 
 
@@ -39,13 +48,20 @@ every = pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
 @pytest.mark.parametrize("dt", [1.0, 0.1])
 def test_pre_ln_agrees_with_a_plain_gpt_that_shares_its_weights(dtype, tolerance, dt):
-    model = learned(GPT(GPTConfig(vocab_size=50, context=32, depth=4, width=32, heads=4, placement="pre", dt=dt)).to(dtype), 0.02)
+    model = learned(
+        GPT(
+            GPTConfig(vocab_size=50, context=32, depth=4, width=32, heads=4, placement="pre", dt=dt)
+        ).to(dtype),
+        0.02,
+    )
     ids, targets = tokens(3, 20, 50), tokens(3, 20, 50, seed=1)
     weights = model.state_dict()
     got, loss = model(ids, targets)
     expected = plain_gpt.logits(weights, ids, 4, 4, dt)
     assert float((got - expected).abs().max()) <= tolerance * max(1.0, float(expected.abs().max()))
-    assert float(loss) == pytest.approx(float(plain_gpt.loss(weights, ids, targets, 4, 4, dt)), rel=10 * tolerance)
+    assert float(loss) == pytest.approx(
+        float(plain_gpt.loss(weights, ids, targets, 4, 4, dt)), rel=10 * tolerance
+    )
 
 
 @every
@@ -85,7 +101,9 @@ def test_deepnorm_is_norm_of_alpha_x_plus_f_with_eps_scaled():
     x = torch.randn(2, 5, 16, dtype=torch.float64)
     for sublayer in model.depth.sublayers:
         norm = sublayer.state_norm
-        expected = torch.nn.functional.layer_norm(alpha * x + sublayer.field(x), (16,), norm.weight, norm.bias, eps)
+        expected = torch.nn.functional.layer_norm(
+            alpha * x + sublayer.field(x), (16,), norm.weight, norm.bias, eps
+        )
         assert torch.allclose(sublayer.step(x, 1.0), expected, atol=1e-13)
 
 
@@ -144,8 +162,12 @@ def test_a_temperature_that_has_no_comparison_with_the_default_is_named(value, m
         unchecked_config(temperature=value)
 
 
-@pytest.mark.parametrize("value", [torch.nn.Linear.__new__(torch.nn.Linear), "x" * 10**6, torch.ones(2, 2)])
-@pytest.mark.parametrize("give", [lambda value: unchecked_config(bias=value), unchecked(spell), unchecked(qk_norm_name)])
+@pytest.mark.parametrize(
+    "value", [torch.nn.Linear.__new__(torch.nn.Linear), "x" * 10**6, torch.ones(2, 2)]
+)
+@pytest.mark.parametrize(
+    "give", [lambda value: unchecked_config(bias=value), unchecked(spell), unchecked(qk_norm_name)]
+)
 def test_a_value_whose_repr_fails_or_is_long_is_named_on_one_line(give, value):
     with pytest.raises(ConfigError) as error:
         give(value)
@@ -158,7 +180,9 @@ def test_a_seed_that_is_none_is_named(seed):
         unchecked(check_buildable)(small_config("peri"), seed)
 
 
-@pytest.mark.parametrize("ids", [[1, 2], torch.ones(2), torch.tensor(1), torch.ones(2, dtype=torch.bool)])
+@pytest.mark.parametrize(
+    "ids", [[1, 2], torch.ones(2), torch.tensor(1), torch.ones(2, dtype=torch.bool)]
+)
 def test_what_are_no_tokens_is_named(ids):
     with pytest.raises(ConfigError, match="the tokens are"):
         unchecked(GPT.embed)(small_model("peri"), ids)
@@ -224,7 +248,10 @@ POSSIBLE = {
 }
 
 
-FAILURES = [each.value for each in (Status.NON_FINITE, Status.STEP_UNDERFLOW, Status.TOO_MANY_STEPS, Status.NOT_SOLVED)]
+FAILURES = [
+    each.value
+    for each in (Status.NON_FINITE, Status.STEP_UNDERFLOW, Status.TOO_MANY_STEPS, Status.NOT_SOLVED)
+]
 """How an integration may fail, in the words that its error begins with."""
 
 
@@ -250,15 +277,28 @@ FAILURES = [each.value for each in (Status.NON_FINITE, Status.STEP_UNDERFLOW, St
 @example(**{**POSSIBLE, "method": "tsit5", "rtol": 1e-3})
 def test_a_request_is_refused_exactly_where_it_cannot_be(method, steps, rtol, length, **config):
     c, tokens_given = SimpleNamespace(**config), max(length, 1)
-    sizes = min(c.depth, c.width, c.heads, c.context) >= 1 and c.width < 10**9 and c.width % max(c.heads, 1) == 0
-    names = c.placement in PLACEMENTS and c.norm in NORMS and c.activation in ACTIVATIONS and c.initialisation in INITIALISATIONS
+    sizes = (
+        min(c.depth, c.width, c.heads, c.context) >= 1
+        and c.width < 10**9
+        and c.width % max(c.heads, 1) == 0
+    )
+    names = (
+        c.placement in PLACEMENTS
+        and c.norm in NORMS
+        and c.activation in ACTIVATIONS
+        and c.initialisation in INITIALISATIONS
+    )
     numbers = 0 < c.dt < math.inf and 2 * c.depth * c.dt < math.inf and 0 <= c.eps < math.inf
     adaptive = method in METHODS and METHODS[method].adaptive
     resolved = rtol is None or 4 * torch.finfo(torch.float64).eps <= rtol < math.inf
-    solver = method in METHODS and (steps == 1 and resolved if adaptive else steps >= 1 and rtol is None)
+    solver = method in METHODS and (
+        steps == 1 and resolved if adaptive else steps >= 1 and rtol is None
+    )
     around = names and PLACEMENTS[c.placement].state_norm
     # the ODE behind a norm around the state is on the norm's image, a surface
-    model = not around or issubclass(NORMS[c.norm], DividingNorm) or (method == "euler" and steps == 1)
+    model = (
+        not around or issubclass(NORMS[c.norm], DividingNorm) or (method == "euler" and steps == 1)
+    )
     possible = sizes and names and numbers and solver and model and tokens_given <= c.context
 
     def request():
@@ -269,10 +309,15 @@ def test_a_request_is_refused_exactly_where_it_cannot_be(method, steps, rtol, le
         with pytest.raises(ConfigError):
             request()
         return
-    # what can overflow, or ask for too small a step; short steps behind a norm cannot, nor adaptive ones of a moderate tolerance
-    moderate = METHODS[method].order >= 5 and rtol is not None and 1e-4 <= rtol <= 1e-2 and c.eps >= 1e-5
+    # what can overflow, or ask for too small a step; short steps behind a norm cannot, nor adaptive
+    # ones of a moderate tolerance
+    moderate = (
+        METHODS[method].order >= 5 and rtol is not None and 1e-4 <= rtol <= 1e-2 and c.eps >= 1e-5
+    )
     may_fail = c.dt > 0.5 or not moderate if adaptive else c.dt > 1 or c.eps == 0
-    may_fail |= around and c.width == 1  # a centred norm's image is a point there, and has no tangent
+    may_fail |= (
+        around and c.width == 1
+    )  # a centred norm's image is a point there, and has no tangent
     try:
         solution = request()
     except SolveError as error:
@@ -311,7 +356,11 @@ def test_it_compiles_to_one_graph(of):
     """A break by a check, or by a fraction in torch 2.11, made a step on a GPU a third slower."""
     typecheck.allow(0)  # jaxtyping's checks cannot be compiled
     model = GPT(small_config("peri"))
-    module, batch = (model, (tokens(),)) if of == "model" else (Objective(model, TrainConfig()), (tokens(), tokens()))
+    module, batch = (
+        (model, (tokens(),))
+        if of == "model"
+        else (Objective(model, TrainConfig()), (tokens(), tokens()))
+    )
     torch._dynamo.reset()
     compiled = torch.compile(module, backend="eager", fullgraph=True)
     assert torch.equal(compiled(*batch)[0], module(*batch)[0])

@@ -1,4 +1,6 @@
-"""Every norm of `NORMS` in a model, before a map, behind it and around the state: what holds for every architecture holds for each."""
+"""Every norm of `NORMS` in a model, before a map, behind it and around the state: what holds for
+every architecture holds for each.
+"""
 
 import json
 import math
@@ -22,9 +24,12 @@ FULL = ("dyt", "derf", "clip_length", "clip_entries")
 """Norms whose image is full: around the state they are no step of an ODE."""
 KINKED = ("clip_length", "clip_entries")
 PAIRS = [{"norm": n, "placement": p} for n in range(len(NORMS)) for p in range(len(PLACES))]
-pair = pytest.mark.parametrize(("name", "placement"), [(list(NORMS)[c["norm"]], PLACES[c["placement"]]) for c in PAIRS])
+pair = pytest.mark.parametrize(
+    ("name", "placement"), [(list(NORMS)[c["norm"]], PLACES[c["placement"]]) for c in PAIRS]
+)
 some = pytest.mark.parametrize(
-    ("name", "placement"), [(list(NORMS)[PAIRS[k]["norm"]], PLACES[PAIRS[k]["placement"]]) for k in covering(PAIRS)]
+    ("name", "placement"),
+    [(list(NORMS)[PAIRS[k]["norm"]], PLACES[PAIRS[k]["placement"]]) for k in covering(PAIRS)],
 )
 
 
@@ -68,7 +73,9 @@ def test_methods_have_their_orders_where_there_is_an_ode(name, placement, method
         return
     segments, x0 = made.depth.segments(continuous=True), made.embed(tokens(1, 5))
     exact = solve(segments, x0, method="rk4", steps=64).x1
-    coarse, fine = (float((solve(segments, x0, method=method, steps=n).x1 - exact).norm()) for n in sizes)
+    coarse, fine = (
+        float((solve(segments, x0, method=method, steps=n).x1 - exact).norm()) for n in sizes
+    )
     if name in KINKED and order > 1:
         assert fine < coarse  # clipping has a kink: the order holds where none is crossed
     else:
@@ -80,7 +87,13 @@ def test_methods_have_their_orders_where_there_is_an_ode(name, placement, method
 def test_the_ode_stays_on_the_image_of_the_norm_around_it(name):
     made = model(name, "post", depth=2, dt=0.5)
     norms = [sublayer.state_norm for sublayer in made.depth.sublayers]
-    states = solve(made.depth.segments(continuous=True), made.embed(tokens(1, 5)), method="rk4", steps=32, save="segments").states
+    states = solve(
+        made.depth.segments(continuous=True),
+        made.embed(tokens(1, 5)),
+        method="rk4",
+        steps=32,
+        save="segments",
+    ).states
     for norm, state in zip(norms, states[1:], strict=True):
         assert float(norm.constraint_violation(state).max()) < 1e-5
 
@@ -96,10 +109,14 @@ def test_every_kind_of_gradient_is_that_of_backprop(name, placement, gradient):
     found = []
     for kind in ("backprop", gradient):
         end = made.trajectory(ids, method="rk4", steps=6, gradient=kind).x1
-        parts = torch.autograd.grad((along * end).sum(), list(made.depth.parameters()), allow_unused=True)
+        parts = torch.autograd.grad(
+            (along * end).sum(), list(made.depth.parameters()), allow_unused=True
+        )
         found.append(torch.cat([part.flatten() for part in parts if part is not None]))
     # the adjoint is exact to the method's order, which a kink lowers
-    assert float((found[1] - found[0]).norm()) <= (1e-2 if name in KINKED else 1e-4) * float(found[0].norm())
+    assert float((found[1] - found[0]).norm()) <= (1e-2 if name in KINKED else 1e-4) * float(
+        found[0].norm()
+    )
 
 
 @pair
@@ -126,16 +143,23 @@ def test_its_sensitivity_is_the_norm_of_the_dense_jacobian(name, placement):
     if not has_ode(name, placement):
         placement = "peri"
     made = model(name, placement)
-    sublayer, x = made.depth.sublayers[1], torch.randn(1, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    sublayer, x = (
+        made.depth.sublayers[1],
+        torch.randn(1, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+    )
     x = x if sublayer.state_norm is None else sublayer.state_norm.retract(x)
     dense = torch.autograd.functional.jacobian(sublayer.velocity, x).reshape(x.numel(), x.numel())
-    assert sublayer_sensitivity(sublayer, x).value == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=2e-3)
+    assert sublayer_sensitivity(sublayer, x).value == pytest.approx(
+        float(torch.linalg.matrix_norm(dense, 2)), rel=2e-3
+    )
 
 
 @pytest.mark.parametrize("name", sorted(NORMS))
 @pytest.mark.parametrize("placement", ["peri", "output", "pre", "post"])
 def test_states_grow_no_faster_than_by_the_image_of_their_norms(name, placement):
-    """Behind an output norm linearly: |X_k| <= |X_0| + sum dt sup|N|, sup|N| from what the norm's own image has."""
+    """Behind an output norm linearly: |X_k| <= |X_0| + sum dt sup|N|, sup|N| from what the norm's
+    own image has.
+    """
     made = model(name, placement, depth=3, dt=0.7)
     solution = made.trajectory(tokens())
     bounds = forward_bounds(made.depth, solution.states)
@@ -148,7 +172,9 @@ def test_states_grow_no_faster_than_by_the_image_of_their_norms(name, placement)
 
 @pytest.mark.parametrize("name", sorted(NORMS))
 def test_a_sublayer_that_writes_along_one_direction_grows_as_fast_as_is_allowed(name):
-    """The bound is met up to what a corner's level leaves: constant raw outputs far out, along a maximiser."""
+    """The bound is met up to what a corner's level leaves: constant raw outputs far out, along a
+    maximiser.
+    """
     norm = NORMS[name](16, 1e-5).double().requires_grad_(False)
     z = norm(1e6 * norm.maximizer(torch.tensor([1.0, -1.0] * 8, dtype=torch.float64)))
     assert float(z.square().mean().sqrt()) == pytest.approx(norm.level, rel=1e-6)
@@ -163,8 +189,13 @@ def test_norm_options_are_kept_and_a_model_without_is_saved_as_it_always_was(tmp
     assert GPT(small_config("peri", norm="group_rmsnorm")).final_norm.groups == 2
     save(made, tmp_path)
     assert load(tmp_path).config.norm_groups == 8
-    assert float(GPT(small_config("pre", norm="dyt", norm_alpha=0.3)).final_norm.alpha.detach()) == pytest.approx(0.3)
-    assert float(GPT(small_config("pre", norm="clip_length", norm_radius=3)).final_norm.gamma[0]) == 3.0
+    assert float(
+        GPT(small_config("pre", norm="dyt", norm_alpha=0.3)).final_norm.alpha.detach()
+    ) == pytest.approx(0.3)
+    assert (
+        float(GPT(small_config("pre", norm="clip_length", norm_radius=3)).final_norm.gamma[0])
+        == 3.0
+    )
     for changes, words in (
         ({"norm_alpha": 0.5}, "no meaning for norm 'layernorm'"),
         ({"norm": "dyt", "norm_alpha": -1.0}, "1e-12"),
@@ -190,5 +221,6 @@ for name in NORMS:
 
 @pytest.mark.slow
 def test_each_is_one_graph_to_a_compiler():
-    # in a process of its own, since the run-time check of annotations is what a compiler cannot trace
+    # in a process of its own, since the run-time check of annotations is what a compiler cannot
+    # trace
     subprocess.run([sys.executable, "-c", COMPILES], check=True)

@@ -16,14 +16,22 @@ SCALED = sorted(PARAMETRISATIONS.keys() - {STANDARD})
 
 
 def scaled(name, width=128, depth=8, **fields):
-    sizes = {"width": width, "heads": width // 16, "depth": depth, "base_width": 32, "base_depth": 2}
+    sizes = {
+        "width": width,
+        "heads": width // 16,
+        "depth": depth,
+        "base_width": 32,
+        "base_depth": 2,
+    }
     return dataclasses.replace(BASE, parametrisation=name, **sizes, **fields)
 
 
 def groups(config, optimiser, **settings):
     """The parameter groups, found by a weight that is in each."""
     model = GPT(config)
-    made = TrainConfig(optimiser=optimiser, learning_rate=0.1, **settings).make_optimiser(model.parameters(), model=model)
+    made = TrainConfig(optimiser=optimiser, learning_rate=0.1, **settings).make_optimiser(
+        model.parameters(), model=model
+    )
     of = {id(p): group for group in made.param_groups for p in group["params"]}
     block = model.depth.sublayers[1]
     weights = {
@@ -44,7 +52,9 @@ def test_a_parametrisation_changes_nothing_at_its_base(name, optimiser):
     ends = []
     for config in (BASE, scaled(name, width=32, depth=2)):
         model = GPT(config)
-        made = TrainConfig(optimiser=optimiser, learning_rate=0.1).make_optimiser(model.parameters(), model=model)
+        made = TrainConfig(optimiser=optimiser, learning_rate=0.1).make_optimiser(
+            model.parameters(), model=model
+        )
         for _ in range(3):
             made.zero_grad()
             model(tokens, tokens)[1].backward()
@@ -53,14 +63,19 @@ def test_a_parametrisation_changes_nothing_at_its_base(name, optimiser):
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
-@pytest.mark.parametrize(("name", "alpha", "rate_in_depth"), [("mup", 0, 0), ("depth_mup", 0.5, -0.5), ("completep", 1, 0)])
+@pytest.mark.parametrize(
+    ("name", "alpha", "rate_in_depth"),
+    [("mup", 0, 0), ("depth_mup", 0.5, -0.5), ("completep", 1, 0)],
+)
 def test_adams_rules_are_those_of_the_papers_table(name, alpha, rate_in_depth):
     """Dey et al. 2025, table 1, with alpha = 0.5 and 1; n = l = 4. At alpha = 0 it is mup alone."""
     n, deeper = 4.0, 4.0
     found = groups(scaled(name), "adamw", weight_decay=0.1)
     rates = {part: group["lr"] / 0.1 for part, group in found.items()}
     deep = deeper**rate_in_depth
-    assert rates == pytest.approx({"embedding": 1, "head": 1, "final norm": 1, "matrix": deep / n, "bias": deep, "norm": deep})
+    assert rates == pytest.approx(
+        {"embedding": 1, "head": 1, "final norm": 1, "matrix": deep / n, "bias": deep, "norm": deep}
+    )
     assert found["matrix"]["weight_decay"] * found["matrix"]["lr"] == pytest.approx(0.1 * 0.1)
     assert found["matrix"]["eps"] == pytest.approx(1e-8 / (n * deeper**alpha))
     assert found["embedding"]["eps"] == pytest.approx(1e-8 / n)
@@ -71,7 +86,9 @@ def test_adams_rules_are_those_of_the_papers_table(name, alpha, rate_in_depth):
 def test_matrices_are_drawn_with_the_bases_deviation_over_the_root_of_the_width(initialisation):
     stds = {
         config.width: [
-            float(weight.detach().std()) for part in GPT(config).depth.sublayers[:2] for weight, _, _ in part.field.matrices()
+            float(weight.detach().std())
+            for part in GPT(config).depth.sublayers[:2]
+            for weight, _, _ in part.field.matrices()
         ]
         for config in (
             dataclasses.replace(BASE, initialisation=initialisation),
@@ -99,7 +116,9 @@ def test_another_depth_of_a_model_has_the_same_depth_time(name):
 
 
 def test_completep_keeps_the_depth_time_and_the_others_do_not():
-    times = {name: [GPT(scaled(name, 32, depth)).depth.times[-1] for depth in (2, 8)] for name in SCALED}
+    times = {
+        name: [GPT(scaled(name, 32, depth)).depth.times[-1] for depth in (2, 8)] for name in SCALED
+    }
     assert times["completep"] == pytest.approx([4, 4])
     assert times["depth_mup"] == pytest.approx([4, 8])
     assert times["mup"] == pytest.approx([4, 16])
@@ -108,10 +127,15 @@ def test_completep_keeps_the_depth_time_and_the_others_do_not():
 @pytest.mark.parametrize("optimiser", ["adamw", "sgd", "muon"])
 @pytest.mark.parametrize(("width", "depth"), [(128, 2), (32, 8)])
 def test_rates_cancel_the_growth_of_an_optimisers_step(optimiser, width, depth):
-    """The spectral norm of the last hidden matrix's first step is the same at every size under CompleteP."""
+    """The spectral norm of the last hidden matrix's first step is the same at every size under
+    CompleteP.
+    """
 
     def norm(width, depth, seed):
-        model = GPT(scaled("completep", width, depth, initialisation="lecun", embedding_std=1.0, dt=0.1), seed=seed)
+        model = GPT(
+            scaled("completep", width, depth, initialisation="lecun", embedding_std=1.0, dt=0.1),
+            seed=seed,
+        )
         settings = TrainConfig(optimiser=optimiser, learning_rate=1e-3, weight_decay=0.0)
         made = settings.make_optimiser(model.parameters(), model=model)
         weight, tokens = model.depth.sublayers[-1].field.down.weight, torch.tensor([[3, 5]])
@@ -125,9 +149,13 @@ def test_rates_cancel_the_growth_of_an_optimisers_step(optimiser, width, depth):
 
 
 def test_choices_without_a_rule_are_refused():
-    with pytest.raises(ConfigError, match="base_width = 32 has no meaning for parametrisation standard"):
+    with pytest.raises(
+        ConfigError, match="base_width = 32 has no meaning for parametrisation standard"
+    ):
         dataclasses.replace(BASE, base_width=32)
-    with pytest.raises(ConfigError, match="'completep' has no rules for stack_steps: choose standard"):
+    with pytest.raises(
+        ConfigError, match="'completep' has no rules for stack_steps: choose standard"
+    ):
         dataclasses.replace(BASE, parametrisation="completep", stack_steps=2)
     with pytest.raises(ConfigError, match="'mup' has no rules for residual 'ngpt'"):
         GPTConfig(parametrisation="mup", residual="ngpt", placement="post", norm="l2norm")

@@ -1,4 +1,6 @@
-"""A stack of blocks as one velocity: what is native is the OT-Transformer's, to the last bit, and its ODE in any number of steps."""
+"""A stack of blocks as one velocity: what is native is the OT-Transformer's, to the last bit, and
+its ODE in any number of steps.
+"""
 
 import dataclasses
 import json
@@ -69,7 +71,9 @@ def test_the_transport_cost_is_the_imported_models():
     price = 0.7
     config = TrainConfig(kinetic=2 * price / native.config.width, dtype="float64")
     losses = Objective(native, config)(tokens(), tokens(seed=1))
-    assert float((losses.total - losses.cross_entropy).detach()) == pytest.approx(price * float(cost.detach()), rel=1e-9)
+    assert float((losses.total - losses.cross_entropy).detach()) == pytest.approx(
+        price * float(cost.detach()), rel=1e-9
+    )
 
 
 @pytest.mark.cases(1)
@@ -77,7 +81,9 @@ def test_the_transport_cost_is_the_imported_models():
 def test_more_steps_share_the_weights_and_converge_at_order_one_to_the_ode(placement):
     model = small_model(placement, depth=1, scale=0.05, stack_steps=4, dt=0.05)
     x = model.embed(tokens())
-    exact = solve([Segment(0.0, 0.2, lambda t, x: plain_stack(model, x))], x, method="rk4", steps=200).x1
+    exact = solve(
+        [Segment(0.0, 0.2, lambda t, x: plain_stack(model, x))], x, method="rk4", steps=200
+    ).x1
     errors = []
     for steps in (16, 32, 64):
         other = model.at_depth(steps)
@@ -87,7 +93,10 @@ def test_more_steps_share_the_weights_and_converge_at_order_one_to_the_ode(place
         errors.append(float((other.depth(x) - exact).norm()))
     assert errors[0] / errors[1] == pytest.approx(2, rel=0.1)
     assert errors[1] / errors[2] == pytest.approx(2, rel=0.1)
-    fourth = [float((model.trajectory(tokens(), method="rk4", steps=steps).x1 - exact).norm()) for steps in (4, 8)]
+    fourth = [
+        float((model.trajectory(tokens(), method="rk4", steps=steps).x1 - exact).norm())
+        for steps in (4, 8)
+    ]
     assert math.log2(fourth[0] / fourth[1]) == pytest.approx(4, abs=0.25)
 
 
@@ -106,15 +115,24 @@ def test_its_velocity_ends_in_the_linear_map_that_it_names(placement):
     if placement in ("peri", "output"):
         assert not hasattr(field, "last")
         return
-    torch.testing.assert_close(field.output_projection(field.pre_projection(x)), field(x), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        field.output_projection(field.pre_projection(x)), field(x), rtol=0, atol=1e-12
+    )
     h = field.pre_projection(x)
-    torch.testing.assert_close(h @ field.output_projection.weight.T + field.output_projection.bias, field(x), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        h @ field.output_projection.weight.T + field.output_projection.bias,
+        field(x),
+        rtol=0,
+        atol=1e-12,
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
 def test_a_norm_at_the_end_of_the_velocity_makes_h_finite(norm):
-    check = check_model(small_model("pre", depth=1, stack_steps=2, norm=norm), tokens(), tokens(seed=1))
+    check = check_model(
+        small_model("pre", depth=1, stack_steps=2, norm=norm), tokens(), tokens(seed=1)
+    )
     assert check.placement == "output"
     assert check.finite
     assert check.agrees, check.failures
@@ -145,12 +163,42 @@ SMALL = ["--depth", "1", "--width", "16", "--heads", "2", "--context", "8"]
 def test_it_is_trained_and_looked_at_from_the_command_line(tmp_path):
     out = tmp_path / "run"
     trained = run(
-        *("train", *SMALL, "--placement", "pre", "--stack-steps", "3", "--dt", "0.3", "--kinetic", "0.01", "--iterations", "3"),
-        *("--eval-windows", "2", "--batch", "2", "--eval-depth", "6", "--out", out, "--monitor", "--every", "1"),
+        *(
+            "train",
+            *SMALL,
+            "--placement",
+            "pre",
+            "--stack-steps",
+            "3",
+            "--dt",
+            "0.3",
+            "--kinetic",
+            "0.01",
+            "--iterations",
+            "3",
+        ),
+        *(
+            "--eval-windows",
+            "2",
+            "--batch",
+            "2",
+            "--eval-depth",
+            "6",
+            "--out",
+            out,
+            "--monitor",
+            "--every",
+            "1",
+        ),
     )
     assert trained.exit_code == 0, trained.output
     assert load(out).config.stack_steps == 3
-    for command in (["simulate", "--no-reference"], ["screen", "--quick"], ["hjb-check"], ["diagnose"]):
+    for command in (
+        ["simulate", "--no-reference"],
+        ["screen", "--quick"],
+        ["hjb-check"],
+        ["diagnose"],
+    ):
         result = run(*command, "--checkpoint", out, "--context", 6, "--batch", 1, "--json", "-")
         assert result.exit_code == 0, (command, result.stderr)
         assert json.loads(result.stdout)["command"] == command[0]

@@ -14,7 +14,9 @@ def test_the_default_text_is_long_english_prose():
     assert text.decode().count(" the ") > 1000
 
 
-@given(data=st.binary(min_size=2, max_size=200), batch=st.integers(1, 5), length=st.integers(1, 300))
+@given(
+    data=st.binary(min_size=2, max_size=200), batch=st.integers(1, 5), length=st.integers(1, 300)
+)
 def test_windows_are_bytes_of_the_text_spread_from_its_start_to_its_end(data, batch, length):
     tokens = to_tokens(data, batch, length)
     size = min(length, len(data))
@@ -35,7 +37,11 @@ def test_a_file_is_read_as_it_is(tmp_path):
 
 
 def test_what_cannot_be_read_is_named(tmp_path):
-    for name, words in [(tmp_path / "absent", "No such file"), (tmp_path, "directory"), ("a\0b", "null")]:
+    for name, words in [
+        (tmp_path / "absent", "No such file"),
+        (tmp_path, "directory"),
+        ("a\0b", "null"),
+    ]:
         with pytest.raises(ConfigError, match=words):
             read_text(name)
     with pytest.raises(ConfigError, match="choose one"):

@@ -1,4 +1,6 @@
-"""Every option of our attentions and FFNs, enrolled by its row in `VARIANTS`: what holds for every map holds for each."""
+"""Every option of our attentions and FFNs, enrolled by its row in `VARIANTS`: what holds for every
+map holds for each.
+"""
 
 import dataclasses
 import json
@@ -10,7 +12,13 @@ import pytest
 import torch
 
 from ctrans import GPT, GPTConfig
-from ctrans.dynamics.fields import AttentionOptions, ExposesHeads, HasDiscontinuities, check_map, reference_kernels
+from ctrans.dynamics.fields import (
+    AttentionOptions,
+    ExposesHeads,
+    HasDiscontinuities,
+    check_map,
+    reference_kernels,
+)
 from ctrans.measure.attention.block_norm import block_gain
 from ctrans.measure.attention.bounds import local_attention_bound
 from ctrans.measure.backward.sensitivity import sublayer_sensitivity
@@ -36,7 +44,9 @@ def changed(name, made):
 
 
 def without_a_switch(made):
-    """Tokens whose states stay away from switches, if the map has any, so that what they pass is smooth: the first of those drawn."""
+    """Tokens whose states stay away from switches, if the map has any, so that what they pass is
+    smooth: the first of those drawn.
+    """
     mixing = made.depth.sublayers[-1]
     if not isinstance(mixing.field, HasDiscontinuities):
         return tokens(1, 5)
@@ -45,9 +55,14 @@ def without_a_switch(made):
         ids = tokens(1, 2, seed=seed)
         passed = made.trajectory(ids, method="rk4", steps=1)
         segment = made.depth.segments(continuous=True)[1]
-        passed = torch.stack(solve([segment], passed.states[1], method="rk4", steps=16, save="steps").states)
+        passed = torch.stack(
+            solve([segment], passed.states[1], method="rk4", steps=16, save="steps").states
+        )
         inside = mixing.input_norm(passed)
-        if mixing.field.distance_to_switch(inside).min() > 0.02 and len(mixing.field.route(inside).chosen.unique(dim=0)) == 1:
+        if (
+            mixing.field.distance_to_switch(inside).min() > 0.02
+            and len(mixing.field.route(inside).chosen.unique(dim=0)) == 1
+        ):
             return ids
     raise AssertionError("every text comes near a switch")
 
@@ -68,7 +83,11 @@ def test_an_euler_step_is_the_discrete_model(name, dtype):
 def test_no_token_sees_a_later_one(name):
     made, ids = model(name), tokens(1, 8)
     if isinstance(changed(name, made), HasDiscontinuities):
-        changed(name, made).use_reference_kernel = True  # sorted by expert, how many go with a token decides on its rounding
+        changed(
+            name, made
+        ).use_reference_kernel = (
+            True  # sorted by expert, how many go with a token decides on its rounding
+        )
     other = ids.clone()
     other[0, 5] = (other[0, 5] + 1) % 11
     assert torch.equal(made(ids)[0][:, :5], made(other)[0][:, :5])
@@ -79,7 +98,9 @@ def test_no_token_sees_a_later_one(name):
 @pytest.mark.parametrize("causal", [True, False])
 def test_both_paths_agree_and_the_map_is_what_it_says(name, causal):
     if VARIANTS[name].get("attention") == "gated_linear" and not causal:
-        with pytest.raises(ConfigError, match="causal = False has no meaning for attention 'gated_linear'"):
+        with pytest.raises(
+            ConfigError, match="causal = False has no meaning for attention 'gated_linear'"
+        ):
             config(name, causal=False)
         return
     field = changed(name, model(name, causal=causal))
@@ -98,9 +119,13 @@ def test_methods_have_their_orders(name, method, order, sizes):
     made = model(name)
     segments, x0 = made.depth.segments(continuous=True), made.embed(without_a_switch(made))
     exact = solve(segments, x0, method="rk4", steps=64).x1
-    coarse, fine = (float((solve(segments, x0, method=method, steps=n).x1 - exact).norm()) for n in sizes)
+    coarse, fine = (
+        float((solve(segments, x0, method=method, steps=n).x1 - exact).norm()) for n in sizes
+    )
     if name in ("reglu", "squared relu", "linear", "gated linear") and order > 1:
-        assert fine < coarse / 2  # phi has a kink, or a jump in its second derivative: the order holds where none is crossed
+        assert (
+            fine < coarse / 2
+        )  # phi has a kink, or a jump in its second derivative: the order holds where none is crossed
     else:
         assert math.log2(coarse / fine) == pytest.approx(order, abs=0.15)
 
@@ -114,7 +139,9 @@ def test_every_kind_of_gradient_is_that_of_backprop(name, gradient):
     made.requires_grad_(True)
     for kind in ("backprop", gradient):
         end = made.trajectory(ids, method="rk4", steps=6, gradient=kind).x1
-        parts = torch.autograd.grad(end.square().sum(), list(made.depth.parameters()), allow_unused=True)
+        parts = torch.autograd.grad(
+            end.square().sum(), list(made.depth.parameters()), allow_unused=True
+        )
         found.append(torch.cat([part.flatten() for part in parts if part is not None]))
     assert float((found[1] - found[0]).norm()) <= 1e-4 * float(found[0].norm())
 
@@ -160,10 +187,17 @@ def test_no_adversary_exceeds_the_bound(name, radius):
 @each
 def test_its_sensitivity_is_the_norm_of_the_dense_jacobian(name):
     made = model(name)
-    sublayer, x = made.depth.sublayers[0 if hasattr(changed(name, made), "heads") else -1], states(1, 4, 16)
+    sublayer, x = (
+        made.depth.sublayers[0 if hasattr(changed(name, made), "heads") else -1],
+        states(1, 4, 16),
+    )
     with reference_kernels(sublayer):
-        dense = torch.autograd.functional.jacobian(sublayer.velocity, x).reshape(x.numel(), x.numel())
-    assert sublayer_sensitivity(sublayer, x).value == pytest.approx(float(torch.linalg.matrix_norm(dense, 2)), rel=2e-3)
+        dense = torch.autograd.functional.jacobian(sublayer.velocity, x).reshape(
+            x.numel(), x.numel()
+        )
+    assert sublayer_sensitivity(sublayer, x).value == pytest.approx(
+        float(torch.linalg.matrix_norm(dense, 2)), rel=2e-3
+    )
 
 
 @each
@@ -200,19 +234,28 @@ for name in VARIANTS:
 
 @pytest.mark.slow
 def test_each_is_one_graph_to_a_compiler():
-    # in a process of its own, since the run-time check of annotations is what a compiler cannot trace
+    # in a process of its own, since the run-time check of annotations is what a compiler cannot
+    # trace
     subprocess.run([sys.executable, "-c", COMPILES], check=True)
 
 
 def test_a_parallel_block_is_one_segment_whose_field_is_the_sum_of_both_maps():
     made = model("parallel", depth=3)
-    assert (made.depth.blocks, len(made.depth.sublayers), made.depth.times[-1]) == (3, 3, pytest.approx(0.3))
+    assert (made.depth.blocks, len(made.depth.sublayers), made.depth.times[-1]) == (
+        3,
+        3,
+        pytest.approx(0.3),
+    )
     sublayer, x = made.depth.sublayers[0], states(2, 5, 16)
     u = sublayer.input_norm(x)
-    assert torch.equal(sublayer.step(x, 0.1), x + 0.1 * (sublayer.field.attention(u) + sublayer.field.ffn(u)))
+    assert torch.equal(
+        sublayer.step(x, 0.1), x + 0.1 * (sublayer.field.attention(u) + sublayer.field.ffn(u))
+    )
     assert sublayer.attention == (sublayer.field.attention, None)
     last = sublayer.field.output_projection
-    assert torch.allclose(sublayer.field.pre_projection(u) @ last.weight.T + last.bias, sublayer.field(u), atol=1e-13)
+    assert torch.allclose(
+        sublayer.field.pre_projection(u) @ last.weight.T + last.bias, sublayer.field(u), atol=1e-13
+    )
     assert made.at_depth(6).depth.times[-1] == pytest.approx(0.3)
     with pytest.raises(ConfigError, match="placement post/pre needs two sublayers"):
         small_config("post/pre", parallel_blocks=True)
@@ -228,7 +271,9 @@ def test_a_sink_and_a_gate_say_why_they_show_no_heads():
 
 def test_a_configuration_without_options_is_saved_as_it_always_was(tmp_path):
     save(GPT(small_config("peri")), tmp_path)
-    assert not {field.name for field in dataclasses.fields(AttentionOptions)} & set(load_json(tmp_path))
+    assert not {field.name for field in dataclasses.fields(AttentionOptions)} & set(
+        load_json(tmp_path)
+    )
     save(GPT(small_config("peri", window=3)), tmp_path)
     assert load_json(tmp_path)["window"] == 3
 
@@ -247,7 +292,10 @@ def load_json(directory):
         ({"softcap": 0.0}, "softcap = 0.0: give a number from 1e-12 to 1e"),
         ({"softcap": math.inf}, "softcap = inf"),
         ({"rotary_base": 100.0}, "rotary_base = 100.0 has no meaning for positions 'learned'"),
-        ({"rotary_base": 0.5, "positions": "rotary"}, "rotary_base = 0.5: give a finite number of at least 1"),
+        (
+            {"rotary_base": 0.5, "positions": "rotary"},
+            "rotary_base = 0.5: give a finite number of at least 1",
+        ),
         ({"rotary_fraction": 1.5, "positions": "rotary"}, "rotary_fraction = 1.5"),
         ({"rotary_fraction": 0.1, "positions": "rotary"}, "is none: choose wider heads"),
         ({"qk_norm": "l3"}, "unknown qk_norm 'l3'"),
@@ -255,7 +303,10 @@ def load_json(directory):
             {"window": 4, "attention": "linear"},
             "window = 4 has no meaning for attention 'linear': leave it out, or choose attention",
         ),
-        ({"positions": "rotary", "attention": "linear"}, "positions = 'rotary' has no meaning for attention 'linear'"),
+        (
+            {"positions": "rotary", "attention": "linear"},
+            "positions = 'rotary' has no meaning for attention 'linear'",
+        ),
         ({"temperature": 2.0, "attention": "gated_linear"}, "temperature = 2.0 has no meaning"),
         (
             {"activation": "relu", "ffn": "swiglu"},

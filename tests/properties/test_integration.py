@@ -17,12 +17,19 @@ VIEWS = {
     "spread out": lambda x: torch.stack([x, x], -1)[..., 0],
     "expanded": lambda x: x.flatten()[:1].reshape([1] * x.dim()).expand(x.shape),
 }
-STATES = st.tuples(SHAPES, st.sampled_from([torch.float32, torch.float64]), st.sampled_from(sorted(VIEWS)), st.integers(0, 2**31))
+STATES = st.tuples(
+    SHAPES,
+    st.sampled_from([torch.float32, torch.float64]),
+    st.sampled_from(sorted(VIEWS)),
+    st.integers(0, 2**31),
+)
 
 
 def state(drawn):
     shape, dtype, view, seed = drawn
-    return VIEWS[view](torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype))
+    return VIEWS[view](
+        torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    )
 
 
 def decay(t, x):

@@ -1,4 +1,6 @@
-"""Every norm at drawn inputs: its value by numpy, its Jacobian by autograd, its support function by its own members."""
+"""Every norm at drawn inputs: its value by numpy, its Jacobian by autograd, its support function by
+its own members.
+"""
 
 import math
 
@@ -15,7 +17,11 @@ from ctrans.dynamics.norm.norm import row_length
 
 WIDTH = 4
 each = pytest.mark.parametrize("name", sorted(NORMS))
-ROWS = arrays.arrays(np.float64, st.tuples(st.integers(1, 3), st.just(WIDTH)), elements=st.floats(-1e3, 1e3, width=32))
+ROWS = arrays.arrays(
+    np.float64,
+    st.tuples(st.integers(1, 3), st.just(WIDTH)),
+    elements=st.floats(-1e3, 1e3, width=32),
+)
 GAINS = st.lists(st.floats(0.25, 4), min_size=WIDTH, max_size=WIDTH)
 
 
@@ -46,9 +52,15 @@ def test_the_value_is_that_of_the_definition(name, x, gains, eps):
 @settings(max_examples=20)
 @given(x=ROWS, gains=GAINS)
 def test_the_jacobian_is_that_of_autograd(name, x, gains):
-    norm, row = made(name, gains), torch.from_numpy(x)[0] / 100 + torch.tensor([0.3, -0.1, 0.2, 0.05], dtype=torch.float64)
+    norm, row = (
+        made(name, gains),
+        torch.from_numpy(x)[0] / 100 + torch.tensor([0.3, -0.1, 0.2, 0.05], dtype=torch.float64),
+    )
     if name.startswith("clip"):  # no derivative where it starts to clip
-        assume(bool((norm(row * (1 + 1e-6)) - norm(row)).abs().max() > 0) and float((row.abs() - 1).abs().min()) > 1e-3)
+        assume(
+            bool((norm(row * (1 + 1e-6)) - norm(row)).abs().max() > 0)
+            and float((row.abs() - 1).abs().min()) > 1e-3
+        )
         assume(abs(float(row.norm()) - math.sqrt(WIDTH)) > 1e-3)
     dense = jacobian(norm, row)
     torch.testing.assert_close(norm.jacobian(row), dense, rtol=1e-6, atol=1e-7)
@@ -60,11 +72,18 @@ def test_the_jacobian_is_that_of_autograd(name, x, gains):
 @settings(max_examples=20)
 @given(x=ROWS, p=ROWS, q=ROWS, gains=GAINS, power=st.integers(-30, 30))
 def test_the_support_function(name, x, p, q, gains, power):
-    norm, x, p, q = made(name, gains), torch.from_numpy(x), torch.from_numpy(p)[:1], torch.from_numpy(q)[:1]
+    norm, x, p, q = (
+        made(name, gains),
+        torch.from_numpy(x),
+        torch.from_numpy(p)[:1],
+        torch.from_numpy(q)[:1],
+    )
     h, slack = norm.support(p), 1e-9 * (1 + float(p.abs().sum() + q.abs().sum()) * 16)
     members = norm(x)
     assert bool((h + slack >= members @ p[0]).all()), "no member is beyond it"
-    assert float((norm.maximizer(p) * p).sum() - h) == pytest.approx(0, abs=slack), "the maximiser reaches it"
+    assert float((norm.maximizer(p) * p).sum() - h) == pytest.approx(0, abs=slack), (
+        "the maximiser reaches it"
+    )
     assert torch.equal(norm.support(p * 2.0**power), h * 2.0**power), "homogeneous"
     assert float(norm.support(p + q)) <= float(h + norm.support(q)) + slack, "subadditive"
 

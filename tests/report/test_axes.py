@@ -1,4 +1,6 @@
-"""Titles and legends of pictures: whole words, inside of the picture, whatever names models have."""
+"""Titles and legends of pictures: whole words, inside of the picture, whatever names models
+have.
+"""
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -20,7 +20,11 @@ def dying(path):
 
 
 @pytest.mark.parametrize("before", [None, b"the old result"])
-@pytest.mark.parametrize("fail", [raising(errno.ENOSPC), raising(errno.EIO), dying], ids=["full disk", "broken disk", "killed"])
+@pytest.mark.parametrize(
+    "fail",
+    [raising(errno.ENOSPC), raising(errno.EIO), dying],
+    ids=["full disk", "broken disk", "killed"],
+)
 @pytest.mark.parametrize("lasting", [False, True])
 def test_a_result_is_whole_or_as_before_when_any_operation_fails(before, fail, lasting, tmp_path):
     with BrokenDisk(tmp_path) as disk:
@@ -41,7 +45,9 @@ def test_a_result_is_whole_or_as_before_when_any_operation_fails(before, fail, l
         assert found in (before, b"the new result")
         seen.add(found)
         write_atomic(path, b"the new result")
-        assert [each.name for each in path.parent.iterdir()] == ["result.json"], "what a killed process left is gone"
+        assert [each.name for each in path.parent.iterdir()] == ["result.json"], (
+            "what a killed process left is gone"
+        )
     assert seen == {before, b"the new result"}
     assert said == ({""} if fail is dying else {"cannot write PATH"})
 

@@ -1,4 +1,6 @@
-"""Pages: made of a command's JSON alone, whole without a network, and safe whatever models and files are called."""
+"""Pages: made of a command's JSON alone, whole without a network, and safe whatever models and
+files are called.
+"""
 
 import dataclasses
 import json
@@ -59,7 +61,9 @@ WITHOUT_OUT = ("verify", "families")
 
 
 def call(name, root):
-    """A small request of that command, after which there are root/<name>.json and .html; what it looks at is made in root."""
+    """A small request of that command, after which there are root/<name>.json and .html; what it
+    looks at is made in root.
+    """
     (root / "log").mkdir(exist_ok=True)
     write(root / "log")
     if name == "study":
@@ -70,7 +74,9 @@ def call(name, root):
         )
     arguments = [root / "log" if word == "LOG" else word for word in CALLS[name]]
     out = [] if name in WITHOUT_OUT else ["--out", root / name]
-    result = run(name, *arguments, "--json", root / f"{name}.json", "--html", root / f"{name}.html", *out)
+    result = run(
+        name, *arguments, "--json", root / f"{name}.json", "--html", root / f"{name}.html", *out
+    )
     assert result.exit_code == 0, result.output
     return json.loads((root / f"{name}.json").read_text())
 
@@ -109,7 +115,11 @@ def run(*args):
 
 
 def data(text, name):
-    return json.loads(re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', text, re.DOTALL)[1])
+    return json.loads(
+        re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', text, re.DOTALL)[
+            1
+        ]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -163,25 +173,40 @@ def test_a_pages_figures_are_the_jsons():
     }
     page = page_of({"a": {"command": "simulate", "placements": {"pre": measured | rest}}})
     charts = [part for chapter in page.chapters for part in chapter.parts if isinstance(part, Plot)]
-    assert [(line.bound, list(line.y)) for line in charts[0].lines] == [(False, [0.5, 2.0]), (True, [0.5, 4.0])]
+    assert [(line.bound, list(line.y)) for line in charts[0].lines] == [
+        (False, [0.5, 2.0]),
+        (True, [0.5, 4.0]),
+    ]
     answer, table = page.chapters[0].parts
-    assert answer.text.startswith("Through the depth the hidden states change in size by a factor of 4, within")
+    assert answer.text.startswith(
+        "Through the depth the hidden states change in size by a factor of 4, within"
+    )
     assert [each.text for each in table.rows[0]] == ["pre", "yes", "0.5", "2", "50%", "–", "0.25"]
 
 
 @pytest.mark.slow
 def test_a_screening_says_what_its_verdicts_mean_and_what_helps(results):
-    """For a stranger: every step's question, every verdict in words, each quantity outside of its limits with its remedy."""
+    """For a stranger: every step's question, every verdict in words, each quantity outside of its
+    limits with its remedy.
+    """
     found, _ = results("screen")
     model = found["models"]["peri"]
     lazy = CHECKS["depth does nothing"]
-    added = CHECKS.finding("depth does nothing", Reading(0.001, "step forward", "added by depth = 0.001"))
-    broken = {**model, "flags": {"added by depth": "does nothing"}, "findings": [dataclasses.asdict(added)]}
+    added = CHECKS.finding(
+        "depth does nothing", Reading(0.001, "step forward", "added by depth = 0.001")
+    )
+    broken = {
+        **model,
+        "flags": {"added by depth": "does nothing"},
+        "findings": [dataclasses.asdict(added)],
+    }
     page = page_of({"screen": {**found, "models": {"a": model, "b": broken}}})
     (table,) = [part for part in page.chapters[0].parts if isinstance(part, Table)]
     assert [row[1].text for row in table.rows] == [STEPS[step].question for step in model["steps"]]
     found_in_b = next(part for part in page.chapters[1].parts if part.title == "b")
-    assert [each["check"] for each in found_in_b.found if each["topic"] == "screening"] == ["depth does nothing"]
+    assert [each["check"] for each in found_in_b.found if each["topic"] == "screening"] == [
+        "depth does nothing"
+    ]
     assert lazy.remediation in [each["remediation"] for each in found_in_b.found]
     verdicts = {finding["verdict"] for finding in model["steps"].values()}
     told = {line.partition(": ")[0] for line in explained(page)}
@@ -195,7 +220,17 @@ def explained(page):
 
 
 GUIDE = Path(__file__).parents[2] / "docs/commands/screen.md"
-INSIDE = [*VERDICTS, "held", "follows weights", "moves", "holds", "violated", "non-finite", "unknown", "n/a"]
+INSIDE = [
+    *VERDICTS,
+    "held",
+    "follows weights",
+    "moves",
+    "holds",
+    "violated",
+    "non-finite",
+    "unknown",
+    "n/a",
+]
 CALLED = {check.verdict for check in CHECKS.values()}
 
 
@@ -213,7 +248,8 @@ def test_every_verdict_of_a_screening_has_its_meaning_on_the_page_and_in_the_gui
 def test_what_a_quantity_is_called_says_beyond_which_limits():
     assert verdicts().keys() - JUDGED.keys() == CALLED
     assert verdicts()["explodes"].endswith(
-        "(growth exponent above 2, or condition above 100, or W_2 growth above 100, or attention path above 30)"
+        "(growth exponent above 2, or condition above 100, or W_2 growth above 100, or attention"
+        " path above 30)"
     )
 
 
@@ -226,7 +262,9 @@ def test_what_is_of_larger_weights_is_yellow_and_what_is_of_these_is_red(results
         ("forward", {}, ""),
     ):
         steps = {step: {**peri["steps"][step], "flags": flags}}
-        page = page_of({"screen": {**found, "models": {"a": {**peri, "flags": flags, "steps": steps}}}})
+        page = page_of(
+            {"screen": {**found, "models": {"a": {**peri, "flags": flags, "steps": steps}}}}
+        )
         sheet = next(part for part in page.chapters[0].parts if isinstance(part, Table))
         assert sheet.rows[0][-1].mark == mark
 
@@ -235,15 +273,27 @@ def test_what_is_of_larger_weights_is_yellow_and_what_is_of_these_is_red(results
 def test_a_diagnosis_without_findings_does_not_hide_what_is_outside_its_limits(flags, results):
     found, _ = results("screen")
     peri = found["models"]["peri"]
-    healthy = {**peri, "flags": flags, "findings": [], "diagnosis": {**peri["diagnosis"], "findings": []}}
+    healthy = {
+        **peri,
+        "flags": flags,
+        "findings": [],
+        "diagnosis": {**peri["diagnosis"], "findings": []},
+    }
     (answer,) = page_of({"screen": {**found, "models": {"a": healthy}}}).answers
     assert "nothing found in single parts" in answer.text
-    assert ("outside their limits" in answer.text, answer.mark) == (bool(flags), "note" if flags else "good")
+    assert ("outside their limits" in answer.text, answer.mark) == (
+        bool(flags),
+        "note" if flags else "good",
+    )
 
 
 @pytest.mark.parametrize(
     ("severities", "text", "mark"),
-    [([], "nothing found", "good"), (["note", "broken", "note"], "(1 broken, 2 note)", "bad"), (["unheard"], "1 unheard", "bad")],
+    [
+        ([], "nothing found", "good"),
+        (["note", "broken", "note"], "(1 broken, 2 note)", "bad"),
+        (["unheard"], "1 unheard", "bad"),
+    ],
 )
 def test_findings_stand_beside_the_verdicts(severities, text, mark, results):
     found, _ = results("screen")
@@ -260,21 +310,35 @@ def test_findings_stand_beside_the_verdicts(severities, text, mark, results):
         "places": [],
     }
     findings = [{**finding, "severity": severity} for severity in severities]
-    changed = {**peri, "flags": {}, "findings": [], "diagnosis": {**peri["diagnosis"], "findings": findings}}
+    changed = {
+        **peri,
+        "flags": {},
+        "findings": [],
+        "diagnosis": {**peri["diagnosis"], "findings": findings},
+    }
     (answer,) = page_of({"screen": {**found, "models": {"a": changed}}}).answers
     assert (text in answer.text, answer.mark) == (True, mark)
 
 
 def test_terms_of_the_reasons_are_said_where_they_stand(results):
     found, _ = results("screen")
-    reasons = next(chapter for chapter in page_of({"screen": found}).chapters if chapter.title == "Reasons")
+    reasons = next(
+        chapter for chapter in page_of({"screen": found}).chapters if chapter.title == "Reasons"
+    )
     *said, terms = reasons.parts
     text = " ".join(line for part in said for line in part.lines)
     named = [line.partition(":")[0] for line in terms.lines]
-    assert {"segment", "H", "theta", "W_2", "Lyapunov exponent", "theorem 5.1", "nats", "c^"} <= set(named) <= TERMS.keys()
+    assert (
+        {"segment", "H", "theta", "W_2", "Lyapunov exponent", "theorem 5.1", "nats", "c^"}
+        <= set(named)
+        <= TERMS.keys()
+    )
     assert all(name in text for name in named)
     assert terms_in("as in a Hessian, segmented") == []
-    assert [line.partition(":")[0] for line in terms_in("of two segments, H is infinite and grows like R^1.00")] == [
+    assert [
+        line.partition(":")[0]
+        for line in terms_in("of two segments, H is infinite and grows like R^1.00")
+    ] == [
         "segment",
         "H",
         "R^",
@@ -290,7 +354,13 @@ def test_results_of_one_command_share_a_page_and_others_follow(results):
     assert {"Verdicts", "Summary"} <= {chapter.title for chapter in page.chapters}
 
 
-NAMES = ["<img src=x onerror=alert(1)>", "</script><script>alert(2)</script>", "<b>&amp;\"quoted'", "{{ 7 * 7 }}", "a\u2028b"]
+NAMES = [
+    "<img src=x onerror=alert(1)>",
+    "</script><script>alert(2)</script>",
+    "<b>&amp;\"quoted'",
+    "{{ 7 * 7 }}",
+    "a\u2028b",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -305,7 +375,14 @@ def test_a_name_that_is_markup_is_a_name(name, results):
 
 def test_every_result_has_a_page_known_or_not():
     page = page_of(
-        {"x": {"command": "unheard-of", "count": 3, "families": {"gpt2": {"placement": "pre", "theta": True}}, "empty": []}}
+        {
+            "x": {
+                "command": "unheard-of",
+                "count": 3,
+                "families": {"gpt2": {"placement": "pre", "theta": True}},
+                "empty": [],
+            }
+        }
     )
     assert {"gpt2", "pre", "yes", "count", "3"} <= set(Reader(render(page)).words)
 
@@ -317,7 +394,10 @@ def test_every_result_has_a_page_known_or_not():
         ({"a": {"no": "command"}}, "no result of a ctrans command"),
         ({"a": []}, "no result of a ctrans command"),
         ({"a": {"command": "screen"}}, "ctrans screen does not write this"),
-        ({"a": {"command": "simulate", "placements": {"pre": 3}}}, "ctrans simulate does not write this"),
+        (
+            {"a": {"command": "simulate", "placements": {"pre": 3}}},
+            "ctrans simulate does not write this",
+        ),
         (
             {"a": {"command": "convergence", "results": [dict(CONVERGED, sizes=["inf", 4])]}},
             "ctrans convergence does not write this .ZeroDivisionError",
@@ -338,7 +418,13 @@ def test_report_puts_files_side_by_side(results, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "screen.json").write_text(json.dumps(results("screen")[0]))
-    result = run("report", tmp_path / "a" / "screen.json", tmp_path / "b" / "screen.json", "--out", tmp_path / "out")
+    result = run(
+        "report",
+        tmp_path / "a" / "screen.json",
+        tmp_path / "b" / "screen.json",
+        "--out",
+        tmp_path / "out",
+    )
     assert result.exit_code == 0, result.output
     text = (tmp_path / "out" / "report.html").read_text()
     assert {"a: peri", "b: peri"} <= set(Reader(text).words)
@@ -416,24 +502,52 @@ def test_forty_models_make_a_page_that_is_small_enough(results):
 
 def test_a_chart_of_moments_has_a_slider():
     frames = {str(step): [[1.0, float(step)]] for step in (0, 50, 100)}
-    chart = Plot("rms", "segment", "rms", [Line("run", [0.0, 1.0], [1.0, 100.0])], frames=frames, over="Step")
-    page = Page("t", "a", [Chapter("c", [Words("w"), chart, Table("s", [Column("x")], [[Cell("1", 1.0)]])])], {})
-    sliders = [attributes for tag, attributes in Reader(render(page)).tags if attributes.get("class") == "moment"]
+    chart = Plot(
+        "rms", "segment", "rms", [Line("run", [0.0, 1.0], [1.0, 100.0])], frames=frames, over="Step"
+    )
+    page = Page(
+        "t",
+        "a",
+        [Chapter("c", [Words("w"), chart, Table("s", [Column("x")], [[Cell("1", 1.0)]])])],
+        {},
+    )
+    sliders = [
+        attributes
+        for tag, attributes in Reader(render(page)).tags
+        if attributes.get("class") == "moment"
+    ]
     assert [(slider["max"], slider["value"]) for slider in sliders] == [("2", "2")]
 
 
 def logged(steps, value, names=2):
     """A result of ctrans watch whose state of every place is `value` at every step."""
     header = {"model": "m", "places": ["a"] * names, "total": None}
-    found = {"over_time": {"loss": [1.0] * len(steps)}, "steps": steps, "by_depth": {"rms": [[value] * names] * len(steps)}}
-    rest = {"log": header | {"every": 1}, "ended": "", "steps": steps, "loss": [1.0], "last": {}, "findings": [], "probes": []}
+    found = {
+        "over_time": {"loss": [1.0] * len(steps)},
+        "steps": steps,
+        "by_depth": {"rms": [[value] * names] * len(steps)},
+    }
+    rest = {
+        "log": header | {"every": 1},
+        "ended": "",
+        "steps": steps,
+        "loss": [1.0],
+        "last": {},
+        "findings": [],
+        "probes": [],
+    }
     return {"command": "watch", **rest, "history": found}
 
 
 def test_runs_side_by_side_share_a_slider():
     """At a moment each run shows its last report until then, and none before its first."""
     page = page_of({"early": logged([1, 5], 2.0), "late": logged([4], 3.0)})
-    (chart,) = [part for chapter in page.chapters for part in chapter.parts if isinstance(part, Plot) and part.frames]
+    (chart,) = [
+        part
+        for chapter in page.chapters
+        for part in chapter.parts
+        if isinstance(part, Plot) and part.frames
+    ]
     assert {moment: [figures[0] for figures in each] for moment, each in chart.frames.items()} == {
         "1": [2.0, None],
         "4": [2.0, 3.0],
@@ -444,10 +558,18 @@ def test_runs_side_by_side_share_a_slider():
 
 @pytest.mark.slow
 def test_a_watched_run_of_100_000_steps_is_a_page_that_is_small_enough(tmp_path):
-    """100 blocks of 32 heads reported every 50 steps: the log thins itself, the result keeps fewer, and the page says how many."""
-    writer = LogWriter(tmp_path, Header("GPT", ["block"] * 200, ["attention", "ffn"] * 100, [32, 0] * 100, 50))
+    """100 blocks of 32 heads reported every 50 steps: the log thins itself, the result keeps fewer,
+    and the page says how many.
+    """
+    writer = LogWriter(
+        tmp_path, Header("GPT", ["block"] * 200, ["attention", "ffn"] * 100, [32, 0] * 100, 50)
+    )
     scopes = {"state": 201, "sublayer": 200, "head": 3200}
-    values = {gauge: [1.2345 + i for i in range(scopes[each.scope])] for gauge, each in GAUGES.items() if each.scope in scopes}
+    values = {
+        gauge: [1.2345 + i for i in range(scopes[each.scope])]
+        for gauge, each in GAUGES.items()
+        if each.scope in scopes
+    }
     single = {gauge: 1.2345 for gauge, each in GAUGES.items() if each.scope == "run"}
     for i in range(511):  # as many as the log keeps of 2,000
         writer.report(Report(200 * i, {**single, **values}))
@@ -463,11 +585,21 @@ def test_a_watched_run_of_100_000_steps_is_a_page_that_is_small_enough(tmp_path)
 def test_cases_of_a_study_have_the_colours_of_their_placements(results):
     found, _ = results("study")
     losses = {
-        json.dumps({"placement": name}): {"rates": [1e-3, 1e-2], "mean": [2.0, 3.0], "lowest": [1.0, 2.0], "highest": [3.0, 4.0]}
+        json.dumps({"placement": name}): {
+            "rates": [1e-3, 1e-2],
+            "mean": [2.0, 3.0],
+            "lowest": [1.0, 2.0],
+            "highest": [3.0, 4.0],
+        }
         for name in ("pre", "peri")
     }
     page = page_of({"study": {**found, "losses": losses}})
-    (chart,) = [plot for chapter in page.chapters for plot in chapter.charts if plot.title == "Loss by learning rate"]
+    (chart,) = [
+        plot
+        for chapter in page.chapters
+        for plot in chapter.charts
+        if plot.title == "Loss by learning rate"
+    ]
     assert chart.log_x
     assert [(line.model, line.placement, list(line.y)) for line in chart.lines] == [
         ("placement pre", "pre", [2.0, 3.0]),

@@ -1,4 +1,6 @@
-"""Pages in a real browser: every picture is drawn, nothing is complained of, and all of it can be asked, sorted, hidden and read."""
+"""Pages in a real browser: every picture is drawn, nothing is complained of, and all of it can be
+asked, sorted, hidden and read.
+"""
 
 import json
 import shutil
@@ -10,17 +12,29 @@ from ctrans.report.html import render
 from ctrans.report.sections import Chapter, Line, Page, Plot
 from tests.report.test_page import CALLS, NAMES, call
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(BROWSER is None, reason="no Chromium here: install the distribution's package chromium"),
+    pytest.mark.skipif(
+        BROWSER is None, reason="no Chromium here: install the distribution's package chromium"
+    ),
 ]
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+QUIET = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 @pytest.fixture(scope="module")
 def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright here: pip install 'ctrans[test]'")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="no playwright here: pip install 'ctrans[test]'"
+    )
     with sync_api.sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=BROWSER, args=QUIET)
         yield opened
@@ -48,12 +62,22 @@ def opened(browser, tmp_path):
     def of(page, width=1200, scheme="light"):
         path = tmp_path / "page.html"
         path.write_text(render(page), encoding="utf-8")
-        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True)
+        context = browser.new_context(
+            viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True
+        )
         contexts.append(context)
         shown = context.new_page()
-        shown.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+        shown.on(
+            "console",
+            lambda message: (
+                complaints.append(message.text) if message.type in ("error", "warning") else None
+            ),
+        )
         shown.on("pageerror", lambda error: complaints.append(str(error)))
-        shown.on("dialog", lambda dialog: (complaints.append("a name was run as a script"), dialog.dismiss()))
+        shown.on(
+            "dialog",
+            lambda dialog: (complaints.append("a name was run as a script"), dialog.dismiss()),
+        )
         shown.goto(path.as_uri())
         shown.wait_for_function("document.documentElement.dataset.drawn !== undefined")
         return shown
@@ -80,27 +104,39 @@ def test_every_picture_is_drawn_at_every_width_light_and_dark(name, width, schem
     page.wait_for_function(f"Number(document.documentElement.dataset.drawn) === {figures}")
     assert page.locator("figure.chart .main-svg").count() >= figures
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    ink, paper = page.evaluate("[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]")
+    ink, paper = page.evaluate(
+        "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]"
+    )
     assert contrast(ink, paper) > 7
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_axe_finds_no_serious_fault_of_accessibility(name, scheme, kept, opened):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe here: pip install 'ctrans[test]'")
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="no axe here: pip install 'ctrans[test]'"
+    )
     page = opened(page_of({name: kept[name]}), 1200, scheme)
     page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
     page.wait_for_timeout(200)
     found = axe.Axe().run(page).response["violations"]
-    assert [(each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in ("serious", "critical")] == []
+    assert [
+        (each["id"], each["nodes"][0]["html"])
+        for each in found
+        if each["impact"] in ("serious", "critical")
+    ] == []
 
 
 def contrast(*colours):
     """WCAG's ratio of relative luminances."""
 
     def luminance(colour):
-        parts = [int(part) / 255 for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
-        red, green, blue = (p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        parts = [
+            int(part) / 255 for part in colour.removeprefix("rgb(").removesuffix(")").split(",")
+        ]
+        red, green, blue = (
+            p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts
+        )
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
     dark, light = sorted(map(luminance, colours))
@@ -132,7 +168,10 @@ def test_models_hide_and_scales_change_by_the_keyboard_alone(kept, opened):
 def test_tables_sort_by_value_and_back(kept, opened):
     page = opened(page_of({"verify": kept["verify"]}))
     head = page.locator("th:visible", has_text="reached").first
-    sorted_by = "(cell) => [...cell.closest('table').tBodies[0].rows].map((row) => Number(row.cells[cell.cellIndex].dataset.v))"
+    sorted_by = (
+        "(cell) => [...cell.closest('table').tBodies[0].rows].map((row) =>"
+        " Number(row.cells[cell.cellIndex].dataset.v))"
+    )
     head.locator("button").click()
     up = head.evaluate(sorted_by)
     assert len(up) > 1
@@ -187,11 +226,16 @@ PAPER = 703
 
 
 def test_on_paper_nothing_is_folded_or_cut_and_all_stands_as_before_after(kept, opened):
-    """Printed from the dark scheme: light, colours with their names, tables that are wider than the paper go on below."""
-    page = opened(page_of({"screen": screening(kept["screen"], NAMES), "simulate": kept["simulate"]}), 1200, "dark")
+    """Printed from the dark scheme: light, colours with their names, tables that are wider than the
+    paper go on below.
+    """
+    page = opened(
+        page_of({"screen": screening(kept["screen"], NAMES), "simulate": kept["simulate"]}),
+        1200,
+        "dark",
+    )
     before = page.evaluate("document.body.innerText")
-    page.evaluate(
-        """() => addEventListener("beforeprint", () => {
+    page.evaluate("""() => addEventListener("beforeprint", () => {
           const right = (each) => each.getBoundingClientRect().right - document.body.getBoundingClientRect().left;
           const of = (what) => [...document.querySelectorAll(what)].filter((each) => each.getBoundingClientRect().width);
           window.seen = {
@@ -199,8 +243,7 @@ def test_on_paper_nothing_is_folded_or_cut_and_all_stands_as_before_after(kept, 
             tables: of("table").map(right), pictures: of(".main-svg").map((each) => each.getBoundingClientRect().width),
             drawn: of("figure.chart").length, names: of("#choices label").length, pressed: of("button:not(.sort, .plot *), input").length,
           };
-        })"""
-    )
+        })""")
     assert page.pdf(format="A4").startswith(b"%PDF")
     seen = page.evaluate("window.seen")
     assert (seen["folded"], seen["theme"], seen["pressed"]) == (0, "light", 0)
@@ -225,10 +268,24 @@ def test_a_table_that_is_wider_than_the_paper_loses_no_column(kept, opened):
     assert page.evaluate(heads) == whole
 
 
-def test_a_zero_is_a_hollow_mark_at_the_foot_of_a_logarithmic_axis_and_in_its_place_on_a_linear_one(opened):
-    picture = Plot("With a zero", "segment", "gain", [Line("one", [0.0, 1.0, 2.0], [0.0, 1.0, 10.0], "pre")])
-    page = opened(Page("A page", "of one picture", [Chapter("Pictures", [picture])], {"one": {"command": "screen"}}))
-    data = "document.querySelector('.plot').data.map((each) => [each.mode, [...each.x], [...each.y], each.marker.symbol])"
+def test_a_zero_is_a_hollow_mark_at_the_foot_of_a_logarithmic_axis_and_in_its_place_on_a_linear_one(
+    opened,
+):
+    picture = Plot(
+        "With a zero", "segment", "gain", [Line("one", [0.0, 1.0, 2.0], [0.0, 1.0, 10.0], "pre")]
+    )
+    page = opened(
+        Page(
+            "A page",
+            "of one picture",
+            [Chapter("Pictures", [picture])],
+            {"one": {"command": "screen"}},
+        )
+    )
+    data = (
+        "document.querySelector('.plot').data.map((each) => [each.mode, [...each.x], [...each.y],"
+        " each.marker.symbol])"
+    )
     (mode, x, y, symbol), line = page.evaluate(data)
     assert (mode, x, symbol) == ("markers", [0], "triangle-down-open")
     assert 0 < y[0] < 1

@@ -1,4 +1,6 @@
-"""Arguments checked against annotations: what is right passes, what is wrong is named, and a check costs little."""
+"""Arguments checked against annotations: what is right passes, what is wrong is named, and a check
+costs little.
+"""
 
 import collections
 import enum
@@ -63,7 +65,18 @@ class Sized:
 
 RIGHT = [
     (int, [3, np.int64(3), np.uint8(3), torch.tensor(3), np.array(3), -(10**400)]),
-    (float, [3, 0.5, np.float32(0.5), np.float64(0.5), Fraction(1, 3), torch.tensor(0.5), np.array(0.5)]),
+    (
+        float,
+        [
+            3,
+            0.5,
+            np.float32(0.5),
+            np.float64(0.5),
+            Fraction(1, 3),
+            torch.tensor(0.5),
+            np.array(0.5),
+        ],
+    ),
     (AnyFloat, [math.inf, -math.inf, math.nan, np.float32(math.nan), 1]),
     (complex, [1j, 1.0, 2]),
     (bool, [True, np.True_, 0, 1]),
@@ -71,42 +84,95 @@ RIGHT = [
     (bytes, [b"x", bytearray(b"x"), memoryview(b"x")]),
     (str | Path, ["x", Path("x"), Word("x"), next(os.scandir("/"))]),
     (Literal["pre", "post"], ["pre", Name.PRE, np.str_("post")]),
-    (Sequence[int], [[1], (1, 2), range(3), np.arange(3), torch.arange(3), collections.deque([1]), []]),
+    (
+        Sequence[int],
+        [[1], (1, 2), range(3), np.arange(3), torch.arange(3), collections.deque([1]), []],
+    ),
     (Sequence[nn.Module], [nn.ModuleList([nn.Identity()]), nn.Sequential(nn.Identity())]),
     (Iterable[int], [iter([1]), (k for k in [1]), {1}, {1: 2}.values()]),
     (tuple[int, float], [(1, 0.5), [1, 2]]),
-    (Mapping[str, int], [{"a": 1}, collections.OrderedDict(a=1), collections.ChainMap({"a": 1}), {}]),
+    (
+        Mapping[str, int],
+        [{"a": 1}, collections.OrderedDict(a=1), collections.ChainMap({"a": 1}), {}],
+    ),
     (Callable[[int], int], [abs, int, nn.Identity()]),
     (nn.Module, [nn.Identity(), nn.ModuleList(), torch.compile(nn.Identity())]),
     (HasSize, [Sized(), torch.nn.Parameter()]),
-    (Tensor, [torch.ones(2), nn.Parameter(torch.ones(2)), torch.ones(3, 2).t(), torch.zeros(0), torch.ones(1).expand(9)]),
+    (
+        Tensor,
+        [
+            torch.ones(2),
+            nn.Parameter(torch.ones(2)),
+            torch.ones(3, 2).t(),
+            torch.zeros(0),
+            torch.ones(1).expand(9),
+        ],
+    ),
     (Annotated[Tensor, Finite], [torch.ones(2), torch.zeros(0)]),
-    (Float[Tensor, "*batch width"], [torch.ones(2), torch.ones(2, 3).double(), torch.ones(2).bfloat16()]),
+    (
+        Float[Tensor, "*batch width"],
+        [torch.ones(2), torch.ones(2, 3).double(), torch.ones(2).bfloat16()],
+    ),
     (Count, [1, np.int32(7), torch.tensor(2), 10**9]),
     (Annotated[float, NOT_NEGATIVE], [0, 0.0, np.float32(2), torch.tensor(0.5)]),
 ]
 WRONG = [
     (
         int,
-        [True, 2.0, "3", None, torch.tensor(2.0), torch.ones(1), np.arange(2), torch.tensor(True), torch.ones((), device="meta")],
+        [
+            True,
+            2.0,
+            "3",
+            None,
+            torch.tensor(2.0),
+            torch.ones(1),
+            np.arange(2),
+            torch.tensor(True),
+            torch.ones((), device="meta"),
+        ],
     ),
-    (float, [True, math.nan, math.inf, 10**400, "1", 1j, torch.tensor(math.nan), torch.tensor([0.5]), np.True_]),
+    (
+        float,
+        [
+            True,
+            math.nan,
+            math.inf,
+            10**400,
+            "1",
+            1j,
+            torch.tensor(math.nan),
+            torch.tensor([0.5]),
+            np.True_,
+        ],
+    ),
     (bool, ["yes", None, 2, 1.0]),
     (str, [b"x", None, 3, Path("x")]),
     (str | Path, ["a\0b", Path("a\0b"), 3, b"x"]),
     (Literal["pre", "post"], ["peri", 3, None, ["pre"]]),
     (Sequence[int], ["12", [1] * 99 + ["x"], {1}, iter([1]), {1: 2}, 3, torch.tensor(3), [True]]),
-    (tuple[int, float], [torch.tensor(1.0), np.array(1.0), torch.ones(2).to_sparse(), (1,), (1, 2, 3), ("x", 1)]),
+    (
+        tuple[int, float],
+        [torch.tensor(1.0), np.array(1.0), torch.ones(2).to_sparse(), (1,), (1, 2, 3), ("x", 1)],
+    ),
     (Mapping[str, int], [{1: 2}, {"a": "b"}, [("a", 1)]]),
     (Callable[[int], int], [3, "abs", None]),
     (nn.Module, [abs, nn.Identity, None]),
     (HasSize, [object(), None]),
     (
         Tensor,
-        [np.ones(2), [1.0], torch.ones(2).to_sparse(), torch.ones(2, device="meta"), torch.nested.nested_tensor([torch.ones(2)])],
+        [
+            np.ones(2),
+            [1.0],
+            torch.ones(2).to_sparse(),
+            torch.ones(2, device="meta"),
+            torch.nested.nested_tensor([torch.ones(2)]),
+        ],
     ),
     (Annotated[Tensor, Finite], [torch.tensor([1.0, math.inf]), torch.tensor(math.nan)]),
-    (Float[Tensor, "*batch width"], [torch.ones(2, dtype=torch.int64), torch.tensor(1.0), torch.ones(2).to_sparse()]),
+    (
+        Float[Tensor, "*batch width"],
+        [torch.ones(2, dtype=torch.int64), torch.tensor(1.0), torch.ones(2).to_sparse()],
+    ),
     (Count, [0, -1, 10**9 + 1, 10**5000, True, 1.5, torch.tensor(0), np.int64(-3)]),
     (Annotated[float, NOT_NEGATIVE], [-1, math.inf, math.nan, torch.tensor(-1.0)]),
 ]
@@ -131,14 +197,18 @@ def test_what_has_the_annotated_type_passes_unchanged(hint, values):
 @pytest.mark.parametrize(("hint", "values"), WRONG, ids=[str(hint) for hint, _ in WRONG])
 def test_what_has_another_type_is_named_with_what_is_allowed(hint, values):
     for value in values:
-        with pytest.raises(ConfigError, match=r"^value .*: give |^unknown value .*: .*choose one of ") as raised:
+        with pytest.raises(
+            ConfigError, match=r"^value .*: give |^unknown value .*: .*choose one of "
+        ) as raised:
             of(hint)(value)
         assert len(str(raised.value)) < 400
 
 
 @pytest.mark.parametrize("hint", [hint for hint, _ in WRONG if hint is not HasSize], ids=str)
 def test_a_nested_tensor_is_named_for_every_type(hint):
-    with pytest.raises(ConfigError, match=r"^value = a tensor of shape \? .* that is not dense: give "):
+    with pytest.raises(
+        ConfigError, match=r"^value = a tensor of shape \? .* that is not dense: give "
+    ):
         of(hint)(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
 
 
@@ -166,11 +236,20 @@ for b, rows in ((torch.ones(2, 4), 2), (torch.ones(3, 4), 3)):
 
 
 def test_sizes_of_one_name_agree_between_arguments():
-    """In a process of its own: the run-time checks of the tests have names of sizes of their own."""
-    lines = subprocess.run([sys.executable, "-c", SIZES], capture_output=True, text=True, check=True).stdout.splitlines()
+    """In a process of its own: the run-time checks of the tests have names of sizes of their
+    own.
+    """
+    lines = subprocess.run(
+        [sys.executable, "-c", SIZES], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     assert lines[0] == "(2, 4)"
-    assert re.match(r"b = a tensor of shape \(2, 4\).*: give a dense tensor of shape \(inner columns\)", lines[1])
-    assert re.match(r"ids = a tensor of shape \(3,\).*: give a dense tensor of shape \(rows\)", lines[2])
+    assert re.match(
+        r"b = a tensor of shape \(2, 4\).*: give a dense tensor of shape \(inner columns\)",
+        lines[1],
+    )
+    assert re.match(
+        r"ids = a tensor of shape \(3,\).*: give a dense tensor of shape \(rows\)", lines[2]
+    )
 
 
 def test_arguments_are_named_however_they_are_given():
@@ -178,7 +257,12 @@ def test_arguments_are_named_however_they_are_given():
     def function(a: int, /, b: int = 1, *rest: int, c: int = 2, **more: int) -> None: ...
 
     function(1, 2, "not", "checked", c=3, d="nor is this")
-    for call in (lambda: function("x"), lambda: function(1, "x"), lambda: function(1, c="x"), lambda: function(1, b="x")):
+    for call in (
+        lambda: function("x"),
+        lambda: function(1, "x"),
+        lambda: function(1, c="x"),
+        lambda: function(1, b="x"),
+    ):
         with pytest.raises(ConfigError, match=r"^[abc] = 'x': give a whole number$"):
             call()
     with pytest.raises(TypeError, match="missing"):
@@ -246,7 +330,10 @@ HUGE = 10**5000  # Python prints no more than 4,300 digits
     ("call", "message"),
     [
         (lambda: Segment(HUGE, 1, lambda t, x: -x), "t0 = a number of 5001 digits"),
-        (lambda: Segment(0, torch.nested.nested_tensor([torch.ones(2)]), lambda t, x: -x), r"t1 = a tensor of shape \?"),
+        (
+            lambda: Segment(0, torch.nested.nested_tensor([torch.ones(2)]), lambda t, x: -x),
+            r"t1 = a tensor of shape \?",
+        ),
         (lambda: tableau(1, [[]], [1], gamma=HUGE), "the coefficient a number of 5001 digits"),
         (lambda: tableau(1, [[]], ["one"]), "the coefficient 'one'"),
         (lambda: tableau(1, [[]], ["1/0"]), "the coefficient '1/0'"),
@@ -255,7 +342,17 @@ HUGE = 10**5000  # Python prints no more than 4,300 digits
         (lambda: ctrans.resume(Path("a", "n" * 300, "b")), "at most 255 bytes"),
         (lambda: ctrans.resume("/".join(["name"] * 1000)), "at most 255 bytes"),
     ],
-    ids=["time", "nested time", "gamma", "word", "quotient", "share", "name", "name in a path", "path"],
+    ids=[
+        "time",
+        "nested time",
+        "gamma",
+        "word",
+        "quotient",
+        "share",
+        "name",
+        "name in a path",
+        "path",
+    ],
 )
 def test_what_neither_python_nor_the_system_can_hold_is_named(call, message):
     with pytest.raises(ConfigError, match=message):
@@ -276,7 +373,11 @@ def test_parameters_of_an_adjoint_come_in_any_order_of_things_but_not_as_one_ten
 
 def test_an_event_is_solved_by_whatever_takes_the_arguments_of_odeint():
     func, event, y0, t0 = lambda t, y: -y, lambda t, y: y - 0.5, torch.ones(1), torch.tensor(0.0)
-    for interface in (odeint, functools.partial(odeint, rtol=1e-9), lambda *given, **named: odeint(*given, **named)):
+    for interface in (
+        odeint,
+        functools.partial(odeint, rtol=1e-9),
+        lambda *given, **named: odeint(*given, **named),
+    ):
         time, _ = odeint_event(func, y0, t0, event_fn=event, odeint_interface=interface)
         assert float(time) == pytest.approx(math.log(2), rel=1e-5)
     for interface in (print, torch.nn.Linear(2, 2)):

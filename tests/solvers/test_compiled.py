@@ -11,7 +11,11 @@ from tests import typecheck
 from tests.helpers import DEVICES
 from tests.solvers.test_gradients import X0, Fields
 
-EXPLICIT = [name for name, method in METHODS.items() if getattr(method, "adaptive", False) and getattr(method, "used", 0)]
+EXPLICIT = [
+    name
+    for name, method in METHODS.items()
+    if getattr(method, "adaptive", False) and getattr(method, "used", 0)
+]
 EXPLICIT.remove("esdirk4")
 
 
@@ -30,9 +34,17 @@ def both(segments, x0, **how):
     return [solve(segments, x0, compiled=compiled, **how) for compiled in (False, True)]
 
 
-@pytest.mark.parametrize("method", [pytest.param(name, marks=[pytest.mark.slow] * (name != "tsit5")) for name in EXPLICIT])
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "tsit5")) for name in EXPLICIT],
+)
 def test_steps_are_the_same(traced, method):
-    how = {"rtol": 1e-6, "atol": 1e-8, "times": [0.2, 0.9, 2.0], "on_step": lambda t, x: seen.append((t, x))}
+    how = {
+        "rtol": 1e-6,
+        "atol": 1e-8,
+        "times": [0.2, 0.9, 2.0],
+        "on_step": lambda t, x: seen.append((t, x)),
+    }
     seen = []
     plain, compiled = both(Fields().requires_grad_(False).segments(), X0, method=method, **how)
     assert plain.stats == compiled.stats
@@ -40,15 +52,27 @@ def test_steps_are_the_same(traced, method):
     for a, b in zip(plain.states, compiled.states, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
     half = len(seen) // 2
-    assert [float(t) for t, _ in seen[:half]] == pytest.approx([float(t) for t, _ in seen[half:]], rel=1e-10)
+    assert [float(t) for t, _ in seen[:half]] == pytest.approx(
+        [float(t) for t, _ in seen[half:]], rel=1e-10
+    )
 
 
-@pytest.mark.parametrize("gradient", [name for name, kind in GRADIENTS.items() if not kind.detached])
+@pytest.mark.parametrize(
+    "gradient", [name for name, kind in GRADIENTS.items() if not kind.detached]
+)
 def test_gradients_are_the_same(traced, gradient):
     found = []
     for compiled in (False, True):
         fields, x0 = Fields(), X0.clone().requires_grad_()
-        x1 = solve(fields.segments(), x0, method="tsit5", rtol=1e-6, atol=1e-8, gradient=gradient, compiled=compiled).x1
+        x1 = solve(
+            fields.segments(),
+            x0,
+            method="tsit5",
+            rtol=1e-6,
+            atol=1e-8,
+            gradient=gradient,
+            compiled=compiled,
+        ).x1
         found.append(torch.autograd.grad(x1.square().sum(), [x0, fields.rate, fields.offset]))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
@@ -58,7 +82,13 @@ def test_gradients_are_the_same(traced, gradient):
 def test_every_type_keeps_its_accuracy(traced, dtype):
     resolution = torch.finfo(dtype).eps
     segments = [Segment(0, 1, lambda t, x: torch.cos(3 * t) * x)]
-    for solution in both(segments, torch.ones(4, dtype=dtype), method="tsit5", rtol=8 * resolution, atol=8 * resolution):
+    for solution in both(
+        segments,
+        torch.ones(4, dtype=dtype),
+        method="tsit5",
+        rtol=8 * resolution,
+        atol=8 * resolution,
+    ):
         assert solution.x1.dtype == dtype
         error = abs(solution.x1 - torch.tensor(3.0).sin().div(3).exp()).max()
         assert float(error) < 40 * max(resolution, 1e-7)
@@ -79,18 +109,28 @@ def test_a_field_sees_its_own_segment_only(traced):
     assert 1.0 not in inside
 
 
-@pytest.mark.parametrize("late", [lambda x: x.mean(-1, keepdim=True), lambda x: x[0, 0], lambda x: x > 0, lambda x: 1.0])
+@pytest.mark.parametrize(
+    "late", [lambda x: x.mean(-1, keepdim=True), lambda x: x[0, 0], lambda x: x > 0, lambda x: 1.0]
+)
 def test_what_a_field_returns_is_checked_at_every_stage(traced, late):
     x0 = torch.ones(6, 4, dtype=torch.float64)
     with pytest.raises(ConfigError, match="the field returned"):
-        solve([Segment(0, 1, lambda t, x: late(x) if t > 0.01 else -x)], x0, method="bosh3", compiled=True)
+        solve(
+            [Segment(0, 1, lambda t, x: late(x) if t > 0.01 else -x)],
+            x0,
+            method="bosh3",
+            compiled=True,
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_by_the_real_compiler(device):
     typecheck.allow(0)
-    segments, x0 = [Segment(0, 3, lambda t, x: torch.tanh(x.roll(1, -1)) - x * t)], torch.randn(64, 8, device=device).double()
+    segments, x0 = (
+        [Segment(0, 3, lambda t, x: torch.tanh(x.roll(1, -1)) - x * t)],
+        torch.randn(64, 8, device=device).double(),
+    )
     plain, compiled = both(segments, x0, method="tsit5", rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(plain.x1, compiled.x1, rtol=1e-12, atol=1e-12)
     torch.compiler.reset()
@@ -105,6 +145,13 @@ def test_methods_that_are_not_compiled_say_so(method):
 @pytest.mark.parametrize("gradient", [name for name, kind in GRADIENTS.items() if kind.detached])
 def test_gradients_that_are_not_compiled_say_so(gradient):
     with pytest.raises(ConfigError, match=f"{gradient}.*compiled.*backprop"):
-        solve([Segment(0, 1, lambda t, x: -x)], X0, method="tsit5", gradient=gradient, compiled=True)
+        solve(
+            [Segment(0, 1, lambda t, x: -x)], X0, method="tsit5", gradient=gradient, compiled=True
+        )
     with pytest.raises(ConfigError, match=f"{gradient}.*compiled.*backprop"):
-        solve([Segment(0, 1, lambda t, x: -x)], X0, method=replace(METHODS["tsit5"], compiled=True), gradient=gradient)
+        solve(
+            [Segment(0, 1, lambda t, x: -x)],
+            X0,
+            method=replace(METHODS["tsit5"], compiled=True),
+            gradient=gradient,
+        )

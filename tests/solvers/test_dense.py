@@ -1,4 +1,6 @@
-"""States at any times: their order, their cost and their gradient, against closed forms, scipy and solves that stop there."""
+"""States at any times: their order, their cost and their gradient, against closed forms, scipy and
+solves that stop there.
+"""
 
 import dataclasses
 import math
@@ -32,7 +34,12 @@ def problem(f=field):
 
 
 def request_for(method, tolerance=1e-6, steps=7):
-    return {"method": method, **({"rtol": tolerance, "atol": tolerance} if METHODS[method].adaptive else {"steps": steps})}
+    return {
+        "method": method,
+        **(
+            {"rtol": tolerance, "atol": tolerance} if METHODS[method].adaptive else {"steps": steps}
+        ),
+    }
 
 
 @pytest.mark.cases(10)
@@ -43,7 +50,9 @@ def test_states_inside_have_the_methods_order(method):
     # the same field on both segments, in closed form
     segments = [Segment(0, 0.7, smooth), Segment(0.7, 2, smooth)]
     exact = torch.tensor([math.exp(math.sin(2 * t) / 2) for t in times], dtype=torch.float64)
-    sizes = {1: (64, 128), 2: (32, 64), 3: (16, 32), 4: (12, 24), 5: (20, 40), 8: (5, 10)}[chosen.order]
+    sizes = {1: (64, 128), 2: (32, 64), 3: (16, 32), 4: (12, 24), 5: (20, 40), 8: (5, 10)}[
+        chosen.order
+    ]
     errors = []
     for steps in sizes:
         states = solve(segments, X0[:1], method=chosen, steps=steps, times=times).states
@@ -66,7 +75,9 @@ def test_they_are_the_states_of_solves_that_stop_there(method, backward):
         reach = [s for s in segments if (s.start > t if backward else s.start < t)]
         reach[-1] = Segment(reach[-1].t0, t, reach[-1].field)
         right = solve(reach, X0, method="tsit5", rtol=1e-11, atol=1e-12).x1
-        assert float((x - right).abs().max()) < (5e-3 if order == 1 else 5e-4 if order < 4 else 1e-6)
+        assert float((x - right).abs().max()) < (
+            5e-3 if order == 1 else 5e-4 if order < 4 else 1e-6
+        )
     assert torch.equal(solution.states[-1], solution.x1)
     assert torch.equal(solution.states[0], X0)
 
@@ -81,14 +92,25 @@ def test_more_times_cost_no_more_evaluations_and_leave_the_bits(method):
         # dop853 has three stages for them, in each step that has a time inside
         extra = len(METHODS[method].tableau.inner) * plain.stats.accepted
         assert torch.equal(plain.x1, many.x1)
-        assert dataclasses.replace(plain.stats, evaluations=plain.stats.evaluations + extra) == many.stats
+        assert (
+            dataclasses.replace(plain.stats, evaluations=plain.stats.evaluations + extra)
+            == many.stats
+        )
     assert many.stats.accepted == plain.stats.accepted
 
 
 def test_dop853s_interpolant_is_scipys():
     # one step, by the same stages; scipy evaluates the three more when it makes its dense output
     x0 = X0.numpy()
-    theirs = DOP853(lambda t, x: field(torch.tensor(t), torch.tensor(x)).numpy(), 0, x0, 2, first_step=0.3, rtol=1e-2, atol=1e-2)
+    theirs = DOP853(
+        lambda t, x: field(torch.tensor(t), torch.tensor(x)).numpy(),
+        0,
+        x0,
+        2,
+        first_step=0.3,
+        rtol=1e-2,
+        atol=1e-2,
+    )
     theirs.step()
     dense, times = theirs.dense_output(), [0.01, 0.1, 0.17, 0.23, 0.29]
     ours = solve([Segment(0, 0.3, field)], X0, method=METHODS["dop853"].fixed(), times=times).states
@@ -117,9 +139,18 @@ def test_a_dense_solve_agrees_with_scipys():
     def f(t, x):
         return [x[1] * math.cos(t), -math.sin(x[0])]
 
-    right = solve_ivp(f, (0, 2), X0.numpy(), rtol=1e-11, atol=1e-12, t_eval=times, method="DOP853").y.T
+    right = solve_ivp(
+        f, (0, 2), X0.numpy(), rtol=1e-11, atol=1e-12, t_eval=times, method="DOP853"
+    ).y.T
     for method in ("tsit5", "dopri5", "dop853"):
-        states = solve([Segment(0, 2, field)], X0, method=method, rtol=1e-7, atol=1e-9, times=torch.tensor(times)).states
+        states = solve(
+            [Segment(0, 2, field)],
+            X0,
+            method=method,
+            rtol=1e-7,
+            atol=1e-9,
+            times=torch.tensor(times),
+        ).states
         assert np.abs(torch.stack(states).numpy() - right).max() < 1e-6
 
 
@@ -138,7 +169,10 @@ def test_the_weights_lead_from_nothing_to_the_steps_own(theta):
 def test_states_inside_have_their_gradient(method, kind):
     rate = torch.tensor(0.8, dtype=torch.float64, requires_grad=True)
     x = X0.clone().requires_grad_()
-    segments = [Segment(0, 1, lambda t, x: rate * torch.sin(x)), Segment(1, 2, lambda t, x: -rate * x)]
+    segments = [
+        Segment(0, 1, lambda t, x: rate * torch.sin(x)),
+        Segment(1, 2, lambda t, x: -rate * x),
+    ]
     times = [0.0, 0.3, 0.5, 1.0, 1.4, 2.0]
     weights = torch.linspace(1, 2, 12, dtype=torch.float64).view(6, 2)
     request = request_for(method, 1e-9, 60)
@@ -156,7 +190,9 @@ def test_states_inside_are_projected_as_the_steps_are():
         return torch.stack([-x[1], x[0]])
 
     segment = Segment(0, 1, turn, project=lambda x: x / x.norm())
-    states = solve([segment], torch.tensor([1.0, 0.0]).double(), method="rk4", steps=3, times=[0.1, 0.5, 0.77]).states
+    states = solve(
+        [segment], torch.tensor([1.0, 0.0]).double(), method="rk4", steps=3, times=[0.1, 0.5, 0.77]
+    ).states
     for t, x in zip((0.1, 0.5, 0.77), states, strict=True):
         assert float(x.norm()) == pytest.approx(1, abs=1e-14)
         assert torch.allclose(x, torch.tensor([math.cos(t), math.sin(t)]).double(), atol=1e-3)
@@ -173,7 +209,10 @@ def test_states_inside_are_projected_as_the_steps_are():
         ({"times": [math.nan]}, "give a list of finite numbers"),
         ({"times": torch.ones(1, 1)}, "give a list of finite numbers"),
         ({"times": [0.5], "save": "steps"}, "both choose the states to keep"),
-        ({"times": [0.5], "method": "torchdiffeq:rk4"}, "need a method whose tableau has dense output"),
+        (
+            {"times": [0.5], "method": "torchdiffeq:rk4"},
+            "need a method whose tableau has dense output",
+        ),
         ({"times": [0.5], "gradient": "checkpoint"}, "gradient='backprop' or 'adjoint'"),
         ({"times": [0.5], "gradient": "reversible"}, "gradient='backprop' or 'adjoint'"),
     ],
@@ -201,7 +240,9 @@ def test_a_mistyped_interpolant_cannot_become_one():
         ([[0, "1/2"], [1, "-1/2"]], None),
         ([["1/2"], ["1/3", "1/6"]], "not of order 1"),
     ):
-        if words is None:  # first order is all that is asked of two stages: the other way round is no worse
+        if (
+            words is None
+        ):  # first order is all that is asked of two stages: the other way round is no worse
             tableau(2, [[], [1]], ["1/2", "1/2"], dense=dense)
         else:
             with pytest.raises(ConfigError, match=words):
@@ -209,8 +250,14 @@ def test_a_mistyped_interpolant_cannot_become_one():
 
 
 def test_inner_stages_are_checked_as_the_others():
-    # Heun's method with a stage in the middle, and the quadratic through the slopes at both ends and there
-    heun = {"order": 2, "a": [[], [1]], "b": ["1/2", "1/2"], "dense": [[1, "-1/2"], [0, "1/2"], [0, 0]]}
+    # Heun's method with a stage in the middle, and the quadratic through the slopes at both ends
+    # and there
+    heun = {
+        "order": 2,
+        "a": [[], [1]],
+        "b": ["1/2", "1/2"],
+        "dense": [[1, "-1/2"], [0, "1/2"], [0, 0]],
+    }
     assert tableau(**heun, inner=[["1/4", "1/4"]]).inner_c == (0.5,)
     for change, words in (
         ({"inner": [["1/4"]]}, "give rows of 2, 3"),
@@ -226,7 +273,10 @@ def test_inner_stages_are_checked_as_the_others():
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("method", OWN)
 def test_a_curve_has_the_states_at_any_times_asked_for_afterwards(method, backward):
-    switched = [Segment(0, 0.7, lambda t, x: -x * t), Segment(0.7, 2, lambda t, x: torch.cos(t) * x)]
+    switched = [
+        Segment(0, 0.7, lambda t, x: -x * t),
+        Segment(0.7, 2, lambda t, x: torch.cos(t) * x),
+    ]
     segments = [Segment(s.t1, s.t0, s.field) for s in switched[::-1]] if backward else switched
     x0, times = torch.tensor([1.0, 0.4], dtype=torch.float64), [0.0, 0.1, 0.69, 0.7, 0.71, 1.9, 2.0]
     request = {"method": method, **({} if METHODS[method].adaptive else {"steps": 9})}
@@ -242,22 +292,37 @@ def test_a_curve_has_the_states_at_any_times_asked_for_afterwards(method, backwa
 
 def test_a_curve_is_differentiated_in_time_state_and_field_ends_at_an_event_and_has_the_states_structure():
     rate = torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
-    x0, t = torch.ones(2, dtype=torch.float64, requires_grad=True), torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    x0, t = (
+        torch.ones(2, dtype=torch.float64, requires_grad=True),
+        torch.tensor(0.5, dtype=torch.float64, requires_grad=True),
+    )
     segments = [Segment(0, 1, lambda t, x: -rate * x)]
     x = solve(segments, x0, method="tsit5", rtol=1e-9, atol=1e-9, save="curve").curve(t)
     by_t, by_x, by_rate = torch.autograd.grad(x.sum(), (t, x0, rate))
     decayed = math.exp(-0.65)
-    assert float(by_t) == pytest.approx(-2 * 1.3 * decayed, rel=1e-4)  # of an interpolant of order 4
+    assert float(by_t) == pytest.approx(
+        -2 * 1.3 * decayed, rel=1e-4
+    )  # of an interpolant of order 4
     assert torch.allclose(by_x, torch.full_like(x0, decayed), rtol=1e-6)
     assert float(by_rate) == pytest.approx(-2 * 0.5 * decayed, rel=1e-6)
-    ended = solve(segments, x0.detach(), method="tsit5", save="curve", events=Event(lambda t, x: x[0] - 0.6))
+    ended = solve(
+        segments, x0.detach(), method="tsit5", save="curve", events=Event(lambda t, x: x[0] - 0.6)
+    )
     assert ended.time == pytest.approx(-math.log(0.6) / 1.3, rel=1e-5)
     assert torch.allclose(ended.curve(ended.time), ended.x1)
     with pytest.raises(ConfigError, match=r"is outside the solve, which goes from 0 to 0\.39"):
         ended.curve(0.5)
-    pair = solve([Segment(0, 1, lambda t, y: {"a": -y["a"]})], {"a": torch.ones(3)}, method="rk4", steps=5, save="curve")
+    pair = solve(
+        [Segment(0, 1, lambda t, y: {"a": -y["a"]})],
+        {"a": torch.ones(3)},
+        method="rk4",
+        steps=5,
+        save="curve",
+    )
     assert torch.allclose(
-        pair.curve(torch.tensor([0.2, 1.0]))["a"], torch.exp(torch.tensor([[-0.2], [-1.0]])).expand(2, 3), rtol=1e-4
+        pair.curve(torch.tensor([0.2, 1.0]))["a"],
+        torch.exp(torch.tensor([[-0.2], [-1.0]])).expand(2, 3),
+        rtol=1e-4,
     )
 
 
@@ -271,6 +336,8 @@ def test_a_curve_is_differentiated_in_time_state_and_field_ends_at_an_event_and_
     ],
 )
 def test_who_has_no_curve_says_so(request_):
-    with pytest.raises(ConfigError, match="save='curve' needs a method whose tableau has dense output"):
+    with pytest.raises(
+        ConfigError, match="save='curve' needs a method whose tableau has dense output"
+    ):
         solve([Segment(0, 1, lambda t, x: -x)], torch.ones(2), save="curve", **request_)
     assert solve([Segment(0, 1, lambda t, x: -x)], torch.ones(2)).curve is None

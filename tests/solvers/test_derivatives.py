@@ -1,4 +1,6 @@
-"""Derivatives besides those of a state and parameters, first and backward: learned times, forward mode, second ones, torch.func."""
+"""Derivatives besides those of a state and parameters, first and backward: learned times, forward
+mode, second ones, torch.func.
+"""
 
 import math
 
@@ -10,7 +12,11 @@ from solvers import GRADIENTS, METHODS, ConfigError, Segment, solve
 
 KINDS = sorted(GRADIENTS)
 DETACHED = [kind for kind in KINDS if GRADIENTS[kind].detached]
-REQUESTS = [{"method": "euler", "steps": 7}, {"method": "rk4", "steps": 7}, {"method": "tsit5", "rtol": 1e-8, "atol": 1e-8}]
+REQUESTS = [
+    {"method": "euler", "steps": 7},
+    {"method": "rk4", "steps": 7},
+    {"method": "tsit5", "rtol": 1e-8, "atol": 1e-8},
+]
 X0 = torch.tensor([0.7, -0.3], dtype=torch.float64)
 kinds = pytest.mark.parametrize("kind", KINDS)
 requests = pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: request["method"])
@@ -38,10 +44,15 @@ def test_learned_times_leave_the_bits_and_have_the_gradient_of_differences(reque
     found = torch.autograd.grad(value.sum(), times)
     h = 1e-5
     for i, gradient in enumerate(found):
-        shifted = [[float(t.detach()) + (h * sign if i == j else 0) for j, t in enumerate(times)] for sign in (1, -1)]
+        shifted = [
+            [float(t.detach()) + (h * sign if i == j else 0) for j, t in enumerate(times)]
+            for sign in (1, -1)
+        ]
         up, down = (end(X0, s, 1.3, request_).sum() for s in shifted)
         # an adaptive method's steps are other ones at the shifted times
-        assert float(gradient) == pytest.approx(float(up - down) / (2 * h), abs=1e-7 if "steps" in request_ else 2e-3)
+        assert float(gradient) == pytest.approx(
+            float(up - down) / (2 * h), abs=1e-7 if "steps" in request_ else 2e-3
+        )
 
 
 @pytest.mark.cases(1)
@@ -50,11 +61,22 @@ def test_learned_times_leave_the_bits_and_have_the_gradient_of_differences(reque
 def test_every_kind_learns_times(kind, request_):
     times = [tensor(v).requires_grad_() for v in (0.2, 1.0, 1.7)]
     x, rate = X0.clone().requires_grad_(), tensor(1.3).requires_grad_()
-    fine = {**request_, **({"steps": 300 if request_["method"] == "euler" else 100} if "steps" in request_ else {})}
-    plain = {**fine, "method": METHODS[fine["method"]].reversible(0.99)} if kind == "reversible" else fine
+    fine = {
+        **request_,
+        **({"steps": 300 if request_["method"] == "euler" else 100} if "steps" in request_ else {}),
+    }
+    plain = (
+        {**fine, "method": METHODS[fine["method"]].reversible(0.99)}
+        if kind == "reversible"
+        else fine
+    )
     backprop = torch.autograd.grad(end(x, times, rate, plain).sum(), (*times, x, rate))
     found = torch.autograd.grad(end(x, times, rate, fine, kind).sum(), (*times, x, rate))
-    tolerance = {"euler": 2e-2, "rk4": 1e-6, "tsit5": 1e-5}[request_["method"]] if kind == "adjoint" else 1e-9
+    tolerance = (
+        {"euler": 2e-2, "rk4": 1e-6, "tsit5": 1e-5}[request_["method"]]
+        if kind == "adjoint"
+        else 1e-9
+    )
     for mine, right in zip(found, backprop, strict=True):
         assert torch.allclose(mine, right, rtol=tolerance, atol=tolerance)
 
@@ -67,16 +89,24 @@ def test_the_gradient_in_the_ends_is_the_costate_times_the_field_there(kind):
 
     t0, t1 = tensor(0.2).requires_grad_(), tensor(1.0).requires_grad_()
     x = X0.clone().requires_grad_()
-    x1 = solve([Segment(t0, t1, field)], x, method="tsit5", rtol=1e-11, atol=1e-11, gradient=kind).x1
+    x1 = solve(
+        [Segment(t0, t1, field)], x, method="tsit5", rtol=1e-11, atol=1e-11, gradient=kind
+    ).x1
     p0, d0, d1 = torch.autograd.grad(x1.square().sum(), (x, t0, t1))
     assert float(d1) == pytest.approx(float((2 * x1 * field(t1, x1)).sum().detach()), rel=1e-8)
     assert float(d0) == pytest.approx(-float((p0 * field(t0, x)).sum().detach()), rel=1e-8)
 
 
 def test_a_learned_time_in_single_precision_and_for_single_precision():
-    for time, state in ((torch.float32, torch.float64), (torch.float64, torch.float32), (torch.float32, torch.float32)):
+    for time, state in (
+        (torch.float32, torch.float64),
+        (torch.float64, torch.float32),
+        (torch.float32, torch.float32),
+    ):
         t1 = torch.tensor(1.0, dtype=time, requires_grad=True)
-        x1 = solve([Segment(0, t1, lambda t, x: -x)], torch.ones((), dtype=state), method="rk4", steps=20).x1
+        x1 = solve(
+            [Segment(0, t1, lambda t, x: -x)], torch.ones((), dtype=state), method="rk4", steps=20
+        ).x1
         assert x1.dtype == state
         (found,) = torch.autograd.grad(x1, t1)
         assert found.dtype == time
@@ -89,16 +119,24 @@ def test_a_learned_time_in_single_precision_and_for_single_precision():
 def test_forward_mode_is_the_derivative_of_the_steps_in_state_parameter_and_time(kind, request_):
     rate, times = tensor(1.3), [tensor(v) for v in (0.2, 1.0, 1.7)]
     v, w, u = tensor([0.4, -1.0]), tensor(0.8), [tensor(0.3), tensor(-0.2), tensor(0.5)]
-    jacobian = torch.autograd.functional.jacobian(lambda x, r, *ts: end(x, ts, r, request_), (X0, rate, *times))
-    expected = jacobian[0] @ v + jacobian[1] * w + sum(j * s for j, s in zip(jacobian[2:], u, strict=True))
+    jacobian = torch.autograd.functional.jacobian(
+        lambda x, r, *ts: end(x, ts, r, request_), (X0, rate, *times)
+    )
+    expected = (
+        jacobian[0] @ v + jacobian[1] * w + sum(j * s for j, s in zip(jacobian[2:], u, strict=True))
+    )
     tolerance = 1e-6 if "steps" not in request_ else 1e-10
     if kind == "reversible":  # another solution, near this one
         tolerance = {"euler": 1.0, "rk4": 1e-2, "tsit5": 1e-5}[request_["method"]]
-    _, found = torch.func.jvp(lambda x, r, *ts: end(x, ts, r, request_, kind), (X0, rate, *times), (v, w, *u))
+    _, found = torch.func.jvp(
+        lambda x, r, *ts: end(x, ts, r, request_, kind), (X0, rate, *times), (v, w, *u)
+    )
     assert torch.allclose(found, expected, rtol=tolerance, atol=tolerance)
     with forward_ad.dual_level():
         dual = [forward_ad.make_dual(t, s) for t, s in zip(times, u, strict=True)]
-        value = end(forward_ad.make_dual(X0, v), dual, forward_ad.make_dual(rate, w), request_, kind)
+        value = end(
+            forward_ad.make_dual(X0, v), dual, forward_ad.make_dual(rate, w), request_, kind
+        )
         assert torch.allclose(forward_ad.unpack_dual(value).tangent, found, rtol=1e-12)
 
 
@@ -108,14 +146,20 @@ def test_forward_mode_of_reversible_is_that_of_its_own_scheme():
     value = end(x, (0.2, 1.0, 1.7), 1.3, request, "reversible")
     rows = torch.stack([torch.autograd.grad(value[i], x, retain_graph=True)[0] for i in range(2)])
     v = tensor([0.4, -1.0])
-    _, found = torch.func.jvp(lambda x: end(x, (0.2, 1.0, 1.7), 1.3, request, "reversible"), (X0,), (v,))
+    _, found = torch.func.jvp(
+        lambda x: end(x, (0.2, 1.0, 1.7), 1.3, request, "reversible"), (X0,), (v,)
+    )
     assert torch.allclose(found, rows @ v, rtol=1e-10)
 
 
 @pytest.mark.parametrize("kind", ["backprop", "checkpoint"])
 def test_second_derivatives_are_those_of_the_closed_form(kind):
-    x = tensor([0.7]).requires_grad_()  # x' = -x^2: x(1) = x/(1 + x), second derivative -2/(1 + x)^3
-    value = solve([Segment(0, 1, lambda t, x: -x.square())], x, method="rk4", steps=60, gradient=kind).x1
+    x = tensor(
+        [0.7]
+    ).requires_grad_()  # x' = -x^2: x(1) = x/(1 + x), second derivative -2/(1 + x)^3
+    value = solve(
+        [Segment(0, 1, lambda t, x: -x.square())], x, method="rk4", steps=60, gradient=kind
+    ).x1
     (first,) = torch.autograd.grad(value, x, create_graph=True)
     (second,) = torch.autograd.grad(first, x)
     assert float(second) == pytest.approx(-2 / 1.7**3, rel=1e-7)
@@ -127,13 +171,26 @@ def test_second_derivatives_that_are_not_there_raise_wherever_they_would_be_need
     x, rate = tensor([0.7]).requires_grad_(), tensor(1.0).requires_grad_()
 
     def first(loss):
-        value = solve([Segment(0, 1, lambda t, x: -rate * x.square())], x, method="rk4", steps=20, gradient=kind).x1
+        value = solve(
+            [Segment(0, 1, lambda t, x: -rate * x.square())],
+            x,
+            method="rk4",
+            steps=20,
+            gradient=kind,
+        ).x1
         return torch.autograd.grad(loss(value), (x, rate), create_graph=True)
 
     for loss in (lambda v: v.sum(), lambda v: v.square().sum()):
-        for of in (lambda gx, gr: gx.sum(), lambda gx, gr: gr.sum(), lambda gx, gr: (gx * gx).sum() + x.sum() + rate):
+        for of in (
+            lambda gx, gr: gx.sum(),
+            lambda gx, gr: gr.sum(),
+            lambda gx, gr: (gx * gx).sum() + x.sum() + rate,
+        ):
             for wrt in (x, rate):
-                with pytest.raises(ConfigError, match=r"second derivatives .* use gradient='backprop' or 'checkpoint'"):
+                with pytest.raises(
+                    ConfigError,
+                    match=r"second derivatives .* use gradient='backprop' or 'checkpoint'",
+                ):
                     torch.autograd.grad(of(*first(loss)), wrt)
             with pytest.raises(ConfigError, match="second derivatives"):
                 of(*first(loss)).backward()
@@ -148,7 +205,9 @@ def test_torch_func_has_backprop_and_the_others_say_so(kind):
         return end(x, (0, 1, 2), 1.3, REQUESTS[1], kind).sum()
 
     x = X0.clone().requires_grad_()
-    assert torch.allclose(torch.func.grad(value)(X0), torch.autograd.grad(value(x), x)[0], rtol=1e-12)
+    assert torch.allclose(
+        torch.func.grad(value)(X0), torch.autograd.grad(value(x), x)[0], rtol=1e-12
+    )
     for transform in (torch.func.grad, lambda f: lambda x: torch.func.vjp(f, x)):
         with pytest.raises(ConfigError, match="use gradient='backprop' in them"):
             transform(lambda x: value(x, kind))(X0)
@@ -157,6 +216,8 @@ def test_torch_func_has_backprop_and_the_others_say_so(kind):
 def test_vmap_over_solves_of_fixed_steps_is_each_of_them():
     batch = torch.stack([X0, X0 / 2, X0.abs()])
     found = torch.func.vmap(lambda x: end(x, (0, 1, 2), 1.3, REQUESTS[1]))(batch)
-    assert torch.allclose(found, torch.stack([end(x, (0, 1, 2), 1.3, REQUESTS[1]) for x in batch]), rtol=1e-13)
+    assert torch.allclose(
+        found, torch.stack([end(x, (0, 1, 2), 1.3, REQUESTS[1]) for x in batch]), rtol=1e-13
+    )
     with pytest.raises(ConfigError, match="use a method of fixed steps"):
         torch.func.vmap(lambda x: end(x, (0, 1, 2), 1.3, REQUESTS[2]))(batch)

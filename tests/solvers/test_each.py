@@ -6,11 +6,25 @@ import math
 import pytest
 import torch
 
-from solvers import METHODS, ConfigError, RungeKutta, Segment, SolveError, Status, StepControl, solve, solve_each
+from solvers import (
+    METHODS,
+    ConfigError,
+    RungeKutta,
+    Segment,
+    SolveError,
+    Status,
+    StepControl,
+    solve,
+    solve_each,
+)
 from solvers.controller import CONTROLLERS, PI
 from tests.helpers import unchecked
 
-EXPLICIT = [name for name, m in METHODS.items() if m.adaptive and isinstance(m, RungeKutta) and not m.implicit]
+EXPLICIT = [
+    name
+    for name, m in METHODS.items()
+    if m.adaptive and isinstance(m, RungeKutta) and not m.implicit
+]
 GENERATOR = torch.Generator().manual_seed(3)
 RATES = torch.rand(6, 1, dtype=torch.float64, generator=GENERATOR) * 20
 WEIGHTS = torch.randn(3, 3, dtype=torch.float64, generator=GENERATOR)
@@ -18,23 +32,37 @@ WEIGHTS = torch.randn(3, 3, dtype=torch.float64, generator=GENERATOR)
 
 def batch(rows=6):
     """Rows that move at speeds of their own, which their last entry tells."""
-    return torch.cat([torch.randn(rows, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), RATES[:rows]], 1)
+    return torch.cat(
+        [
+            torch.randn(rows, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)),
+            RATES[:rows],
+        ],
+        1,
+    )
 
 
 def turning(weights):
     def field(t, x):
         rate = x[..., 3:]
-        return torch.cat([rate * torch.tanh(x[..., :3] @ weights) + torch.cos(rate * t), torch.zeros_like(rate)], -1)
+        return torch.cat(
+            [rate * torch.tanh(x[..., :3] @ weights) + torch.cos(rate * t), torch.zeros_like(rate)],
+            -1,
+        )
 
     return field
 
 
 def segments(weights=WEIGHTS, project=None):
-    return [Segment(0, 0.7, turning(weights)), Segment(0.7, 1.5, lambda t, x: -turning(weights)(t, x) * x, project=project)]
+    return [
+        Segment(0, 0.7, turning(weights)),
+        Segment(0.7, 1.5, lambda t, x: -turning(weights)(t, x) * x, project=project),
+    ]
 
 
 def halved(x):
-    return torch.cat([x[..., :3] / (1 + x[..., :3].square().sum(-1, keepdim=True)).sqrt(), x[..., 3:]], -1)
+    return torch.cat(
+        [x[..., :3] / (1 + x[..., :3].square().sum(-1, keepdim=True)).sqrt(), x[..., 3:]], -1
+    )
 
 
 @pytest.mark.cases(1)
@@ -64,9 +92,14 @@ def test_types_and_directions_are_kept(dtype, backward):
         return torch.sin(t + x)
 
     x0 = torch.linspace(-1, 1, 10, dtype=dtype).view(5, 2, 1)
-    together = solve_each([Segment(*ends, field)], x0, rtol=1e-4, atol=1e-4, step_control=StepControl(max_step=0.3))
+    together = solve_each(
+        [Segment(*ends, field)], x0, rtol=1e-4, atol=1e-4, step_control=StepControl(max_step=0.3)
+    )
     assert together.x1.dtype == dtype
-    assert all((t == dtype) and len(shape) == 3 and shape[1:] == (1, 1) and x[0] == shape[0] for t, shape, x in seen)
+    assert all(
+        (t == dtype) and len(shape) == 3 and shape[1:] == (1, 1) and x[0] == shape[0]
+        for t, shape, x in seen
+    )
     for i in range(5):
         alone = solve(
             [Segment(*ends, lambda t, x: torch.sin(t + x))],
@@ -89,7 +122,9 @@ def test_gradients_are_those_of_the_rows_alone_and_a_row_that_breaks_spoils_none
         good = [i for i in range(len(x0)) if i != 2]
         if together:
             solution = solve_each(segments(weights), x0, throw=False)
-            assert [status is Status.SUCCESS for status in solution.status] == [i != 2 for i in range(len(x0))]
+            assert [status is Status.SUCCESS for status in solution.status] == [
+                i != 2 for i in range(len(x0))
+            ]
             assert solution.status[2] is Status.NON_FINITE
             assert (solution.segment[2], solution.time[2]) == (0, 0.0)
             ends = solution.x1[good]
@@ -103,7 +138,8 @@ def test_gradients_are_those_of_the_rows_alone_and_a_row_that_breaks_spoils_none
 
 @pytest.mark.parametrize("rows", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_a_fast_row_among_many_is_right_and_one_that_is_no_number_spoils_no_other(rows):
-    # one norm over all lets the fast one be wrong by many tolerances, and one row that is no number ends them all
+    # one norm over all lets the fast one be wrong by many tolerances, and one row that is no number
+    # ends them all
     rates = torch.full((rows, 1), 0.1, dtype=torch.float64)
     rates[17] = 30.0
 
@@ -123,22 +159,35 @@ def test_a_fast_row_among_many_is_right_and_one_that_is_no_number_spoils_no_othe
     assert together.stats[17].accepted > 20
     assert all(together.stats[i].accepted < 6 for i in good if i != 17)
     assert {i for i, status in enumerate(together.status) if status is not Status.SUCCESS} == {5}
-    assert (together.status[5], together.segment[5], together.time[5]) == (Status.NON_FINITE, 0, 0.0)
+    assert (together.status[5], together.segment[5], together.time[5]) == (
+        Status.NON_FINITE,
+        0,
+        0.0,
+    )
 
 
 @pytest.mark.slow
 def test_rows_end_each_in_its_own_way_and_it_is_said():
     # x' = x^2 blows up at 1/x0
     x0 = torch.tensor([[0.1], [4.0], [-1.0], [0.6]], dtype=torch.float64)
-    with pytest.raises(SolveError, match=r"1 of 4 rows broke; row 1: .* in segment 0 at t = 0.25") as caught:
+    with pytest.raises(
+        SolveError, match=r"1 of 4 rows broke; row 1: .* in segment 0 at t = 0.25"
+    ) as caught:
         solve_each([Segment(0, 1, lambda t, x: x**2)], x0, rtol=1e-6, atol=1e-9)
     solution = caught.value.solution
     assert solution.time[1] == pytest.approx(0.25, rel=1e-4)
-    alone = solve([Segment(0, 1, lambda t, x: x**2)], x0[1], method="tsit5", rtol=1e-6, atol=1e-9, throw=False)
+    alone = solve(
+        [Segment(0, 1, lambda t, x: x**2)], x0[1], method="tsit5", rtol=1e-6, atol=1e-9, throw=False
+    )
     assert solution.status[1] is alone.status
     good = [0, 2, 3]
     assert torch.allclose(solution.x1[good], x0[good] / (1 - x0[good]), rtol=1e-5)
-    few = solve_each([Segment(0, 1, lambda t, x: torch.cos(50 * x))], x0, step_control=StepControl(max_steps=8), throw=False)
+    few = solve_each(
+        [Segment(0, 1, lambda t, x: torch.cos(50 * x))],
+        x0,
+        step_control=StepControl(max_steps=8),
+        throw=False,
+    )
     assert set(few.status) == {Status.TOO_MANY_STEPS}
 
 
@@ -177,7 +226,9 @@ class Gentle(PI):
         return super().accepted(size, proposed, errors, q) if errors[0] < 0.9 else 0.9 * size
 
 
-@pytest.mark.parametrize("rule", [*CONTROLLERS.values(), Doubling(), Gentle()], ids=[*CONTROLLERS, "own", "child"])
+@pytest.mark.parametrize(
+    "rule", [*CONTROLLERS.values(), Doubling(), Gentle()], ids=[*CONTROLLERS, "own", "child"]
+)
 @pytest.mark.parametrize(
     "control",
     [
@@ -191,11 +242,19 @@ class Gentle(PI):
 @pytest.mark.parametrize("method", ["bosh3", pytest.param("dop853", marks=pytest.mark.slow)])
 def test_a_row_has_the_steps_of_its_solve_alone_by_every_rule(rule, control, method):
     chosen = RungeKutta(METHODS[method].tableau, adaptive=True, controller=rule)
-    request = {"method": chosen, "rtol": 1e-5, "atol": 1e-7, "step_control": control, "throw": False}
+    request = {
+        "method": chosen,
+        "rtol": 1e-5,
+        "atol": 1e-7,
+        "step_control": control,
+        "throw": False,
+    }
     together = solve_each(segments(), batch(3), **request)
     for i, x0 in enumerate(batch(3)):
         alone = solve(segments(), x0, **request)
         assert (together.status[i], together.segment[i]) == (alone.status, alone.segment)
         assert together.stats[i] == dataclasses.replace(alone.stats, stiff_at=None)
-        assert together.time[i] == (None if alone.time is None else pytest.approx(alone.time, rel=1e-9))
+        assert together.time[i] == (
+            None if alone.time is None else pytest.approx(alone.time, rel=1e-9)
+        )
         assert torch.allclose(together.x1[i], alone.x1, rtol=1e-9, atol=1e-11)

@@ -35,7 +35,14 @@ def test_one_token_that_moves_among_many_is_lost_by_rms_and_kept_by_the_others(m
     exact = float(np.exp(-3 * np.sin(15.0) / 5))
     errors = {}
     for norm in ERROR_NORMS:
-        x1 = solve([Segment(0, 3, one_of_many)], x0, method=method, rtol=1e-4, atol=1e-4, step_control=StepControl(norm=norm)).x1
+        x1 = solve(
+            [Segment(0, 3, one_of_many)],
+            x0,
+            method=method,
+            rtol=1e-4,
+            atol=1e-4,
+            step_control=StepControl(norm=norm),
+        ).x1
         errors[norm] = float((x1[0] - exact).abs().max())
     for norm in ("token", "max"):
         assert errors[norm] < 10e-4 < errors["rms"]
@@ -68,7 +75,12 @@ def test_a_norm_may_be_any_function():
         seen.append(e.shape)
         return e.abs().mean()
 
-    solve([Segment(0, 1, lambda t, x: -x)], torch.ones(3, 2), method="tsit5", step_control=StepControl(norm=norm))
+    solve(
+        [Segment(0, 1, lambda t, x: -x)],
+        torch.ones(3, 2),
+        method="tsit5",
+        step_control=StepControl(norm=norm),
+    )
     assert set(seen) == {(3, 2)}
     for wrong in ("tokens", 3, None):
         with pytest.raises(ConfigError):

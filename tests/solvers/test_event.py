@@ -1,4 +1,6 @@
-"""Events, steady states and callbacks: against closed forms, scipy's events and differences of whole solves."""
+"""Events, steady states and callbacks: against closed forms, scipy's events and differences of
+whole solves.
+"""
 
 import math
 import sys
@@ -33,7 +35,10 @@ def as_users_call(monkeypatch):
 def request_for(method, tolerance=1e-8, steps=300):
     adaptive = METHODS[method].adaptive
     tolerance = max(tolerance, 1e-5 if METHODS[method].order < 4 else 0)
-    return {"method": method, **({"rtol": tolerance, "atol": tolerance} if adaptive else {"steps": steps})}
+    return {
+        "method": method,
+        **({"rtol": tolerance, "atol": tolerance} if adaptive else {"steps": steps}),
+    }
 
 
 def fall(t, x):
@@ -88,14 +93,17 @@ def test_a_falling_stone_lands_to_the_last_bits(backward):
 @pytest.mark.parametrize("kind", sorted(GRADIENTS))
 @pytest.mark.parametrize("method", ["rk4", "dopri5", "tsit5", "dop853"])
 def test_time_and_state_have_the_gradients_of_the_implicit_function(method, kind):
-    # dT = -(dg + g_x dx)/(g_t + g_x f) by differences of whole solves; height, gravity and the plane that it lands on all count
+    # dT = -(dg + g_x dx)/(g_t + g_x f) by differences of whole solves; height, gravity and the
+    # plane that it lands on all count
     def landing(p, **request):
         def field(t, x):
             return torch.stack([x[1], -p[1] - 0.2 * torch.sin(t) * x[1]])
 
         start = torch.stack([p[0], 0 * p[0]])
         plane = Event(lambda t, x: x[0] - p[2] * t)
-        solution = solve([Segment(0, 1, field), Segment(1, 9, field)], start, events=plane, **request)
+        solution = solve(
+            [Segment(0, 1, field), Segment(1, 9, field)], start, events=plane, **request
+        )
         return torch.cat([solution.event_time[None], solution.x1])
 
     request = request_for(method, 1e-10)
@@ -105,7 +113,11 @@ def test_time_and_state_have_the_gradients_of_the_implicit_function(method, kind
     with torch.no_grad():
         fine = {"method": "tsit5", "rtol": 1e-12, "atol": 1e-12}
         right = torch.stack(
-            [(landing(p + e, **fine) - landing(p - e, **fine)) / 2e-5 for e in 1e-5 * torch.eye(3, dtype=torch.float64)], dim=1
+            [
+                (landing(p + e, **fine) - landing(p - e, **fine)) / 2e-5
+                for e in 1e-5 * torch.eye(3, dtype=torch.float64)
+            ],
+            dim=1,
         )
         assert torch.allclose(landing(p, **request), values, atol=1e-5)
     assert torch.allclose(found, right, rtol=1e-5, atol=1e-6)
@@ -117,22 +129,29 @@ def test_second_derivatives_of_the_time_are_those_of_the_formula(kind):
     h, g = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (20.0, 9.81))
     segment = Segment(0, 10, lambda t, x: torch.stack([x[1], -g + 0 * x[1]]))
     start = torch.stack([h, torch.zeros_like(h)])
-    time = solve([segment], start, method="rk4", steps=7, gradient=kind, events=Event(lambda t, x: x[0])).event_time
+    time = solve(
+        [segment], start, method="rk4", steps=7, gradient=kind, events=Event(lambda t, x: x[0])
+    ).event_time
     (first,) = torch.autograd.grad(time, h, create_graph=True)
     second = torch.autograd.grad(first, (h, g))
     landing = math.sqrt(40 / 9.81)
     assert float(time.detach()) == pytest.approx(landing, rel=1e-12)
     assert float(first.detach()) == pytest.approx(landing / 40, rel=1e-12)
-    assert [float(s) for s in second] == pytest.approx([-landing / 1600, -landing / (80 * 9.81)], rel=1e-11)
+    assert [float(s) for s in second] == pytest.approx(
+        [-landing / 1600, -landing / (80 * 9.81)], rel=1e-11
+    )
 
 
 def test_a_solve_goes_on_from_an_event_with_its_gradient():
-    # a ball that keeps 0.8 of its speed: the n-th landing is at T (1 + 2 r (1 - r^(n-1))/(1 - r)), dT_n/dh = T_n/2h
+    # a ball that keeps 0.8 of its speed: the n-th landing is at T (1 + 2 r (1 - r^(n-1))/(1 - r)),
+    # dT_n/dh = T_n/2h
     height = torch.tensor(5.0, dtype=torch.float64, requires_grad=True)
     t, x = 0.0, torch.stack([height, torch.zeros_like(height)])
     for _ in range(4):
         ground = Event(lambda t, x: x[0], direction=-1)
-        solution = solve([Segment(t, 20, fall)], x, method="dopri5", rtol=1e-10, atol=1e-10, events=ground)
+        solution = solve(
+            [Segment(t, 20, fall)], x, method="dopri5", rtol=1e-10, atol=1e-10, events=ground
+        )
         t, x = solution.event_time, torch.stack([solution.x1[0], -0.8 * solution.x1[1]])
     right = math.sqrt(10 / 9.81) * (1 + 1.6 * (1 - 0.8**3) / 0.2)
     assert float(t.detach()) == pytest.approx(right, rel=1e-10)
@@ -146,7 +165,9 @@ def test_the_first_of_several_events_is_taken_and_named():
     segment = Segment(0, 10, fall)
     start = torch.tensor([20.0, 0.0]).double()
     for levels, first in (([1.0, 12.0, 5.0], 1), ([50.0, 2.0], 1), ([3.0], 0)):
-        solution = solve([segment], start, method="rk4", steps=2, events=[line(level) for level in levels])
+        solution = solve(
+            [segment], start, method="rk4", steps=2, events=[line(level) for level in levels]
+        )
         assert solution.event == first
         assert float(solution.x1[0]) == pytest.approx(levels[first], abs=1e-12)
 
@@ -161,12 +182,19 @@ def test_no_event_is_the_plain_solve_and_a_start_at_zero_is_none():
     assert torch.equal(solution.x1, plain.x1)
     assert solution.stats == plain.stats
     thrown = torch.tensor([0.0, 9.81]).double()
-    assert solve([Segment(0, 9, fall)], thrown, method="tsit5", events=Event(lambda t, x: x[0])).time == pytest.approx(2)
+    assert solve(
+        [Segment(0, 9, fall)], thrown, method="tsit5", events=Event(lambda t, x: x[0])
+    ).time == pytest.approx(2)
 
 
 def test_a_jump_between_segments_is_no_root():
-    segments = [Segment(0, 1, lambda t, x: 0 * x), Segment(1, 2, lambda t, x: 0 * x, enter=lambda x: -x)]
-    assert solve(segments, X0, method="rk4", events=Event(lambda t, x: x[0])).status is Status.SUCCESS
+    segments = [
+        Segment(0, 1, lambda t, x: 0 * x),
+        Segment(1, 2, lambda t, x: 0 * x, enter=lambda x: -x),
+    ]
+    assert (
+        solve(segments, X0, method="rk4", events=Event(lambda t, x: x[0])).status is Status.SUCCESS
+    )
 
 
 def test_saved_states_end_with_the_event_and_have_none_beyond():
@@ -186,14 +214,25 @@ def test_saved_states_end_with_the_event_and_have_none_beyond():
 
 def test_float32_states_have_events_too():
     solution = solve(
-        [Segment(0, 9, fall)], torch.tensor([20.0, 0.0]), method="tsit5", rtol=1e-5, atol=1e-5, events=Event(lambda t, x: x[0])
+        [Segment(0, 9, fall)],
+        torch.tensor([20.0, 0.0]),
+        method="tsit5",
+        rtol=1e-5,
+        atol=1e-5,
+        events=Event(lambda t, x: x[0]),
     )
     assert solution.x1.dtype == torch.float32
     assert solution.time == pytest.approx(math.sqrt(40 / 9.81), rel=1e-5)
 
 
 @pytest.mark.parametrize(
-    "g", [lambda t: t - math.pi / 3, lambda t: (t - 0.1) ** 9, lambda t: math.tanh(1e4 * (t - 0.77)), lambda t: t**3 - 1e-30]
+    "g",
+    [
+        lambda t: t - math.pi / 3,
+        lambda t: (t - 0.1) ** 9,
+        lambda t: math.tanh(1e4 * (t - 0.77)),
+        lambda t: t**3 - 1e-30,
+    ],
 )
 def test_roots_are_bracketed_to_the_last_bit_in_few_evaluations(g):
     count = 0
@@ -205,7 +244,9 @@ def test_roots_are_bracketed_to_the_last_bit_in_few_evaluations(g):
 
     low, high = -0.5, 1.7
     found = _root(counted, low, high, g(low), g(high))
-    assert found == pytest.approx(brentq(g, low, high, xtol=1e-300, rtol=1e-15, maxiter=2000), abs=1e-9)
+    assert found == pytest.approx(
+        brentq(g, low, high, xtol=1e-300, rtol=1e-15, maxiter=2000), abs=1e-9
+    )
     assert g(math.nextafter(found, low)) <= 0 <= g(found)
     assert count < 400
     assert _root(lambda t: g(-t), -low, -high, g(low), g(high)) == pytest.approx(-found, abs=1e-9)
@@ -227,7 +268,9 @@ def test_a_solve_stops_where_the_rate_is_small(method):
     )
     assert solution.status is Status.STEADY
     # rms of (1 - x0) exp(-t), with Euler's steps (1 - x0) 0.9^(10 t), reaches 1e-3
-    expected = math.log(1e3 * 1.5 / math.sqrt(2)) / (-10 * math.log(0.9) if method == "euler" else 1)
+    expected = math.log(1e3 * 1.5 / math.sqrt(2)) / (
+        -10 * math.log(0.9) if method == "euler" else 1
+    )
     assert seen[-2][0] == pytest.approx(expected, rel=0.5)
     assert seen[-2][0] > expected * 0.98
     assert float((solution.x1 - 1).abs().max()) < 2e-3
@@ -248,7 +291,9 @@ def test_a_steady_state_has_its_gradient(kind):
         return
     solution = solve([Segment(0, 1000, lambda t, x: w - x)], X0, **request)
     assert solution.status is Status.STEADY
-    assert torch.allclose(torch.autograd.grad(solution.x1.sum(), w)[0], torch.ones(2).double(), atol=1e-5)
+    assert torch.allclose(
+        torch.autograd.grad(solution.x1.sum(), w)[0], torch.ones(2).double(), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", sorted(GRADIENTS))
@@ -258,14 +303,19 @@ def test_a_callback_meets_each_accepted_step_once_and_changes_nothing(kind):
     segments = [Segment(0, 1, pendulum), Segment(1, 3, pendulum)]
     request = {"method": "rk4", "steps": 20} if kind == "reversible" else {"method": "dopri5"}
     plain = solve(segments, x0, save="steps", **request)
-    watched = solve(segments, x0, gradient=kind, **request, save="steps", on_step=lambda t, x: seen.append(t))
+    watched = solve(
+        segments, x0, gradient=kind, **request, save="steps", on_step=lambda t, x: seen.append(t)
+    )
     assert seen == list(plain.times[1:])
     assert watched.x1.requires_grad
     if kind in ("backprop", "checkpoint"):
         assert torch.equal(plain.x1, watched.x1)
 
 
-@pytest.mark.parametrize("looking", [{"on_step": lambda t, x: None}, {"steady": 1e-9}, {"events": Event(lambda t, x: x[0] + 5)}])
+@pytest.mark.parametrize(
+    "looking",
+    [{"on_step": lambda t, x: None}, {"steady": 1e-9}, {"events": Event(lambda t, x: x[0] + 5)}],
+)
 @pytest.mark.parametrize("kind", sorted(GRADIENTS))
 def test_looking_on_changes_no_result_whether_a_gradient_is_wanted_or_not(kind, looking):
     segments, request = [Segment(0, 2, pendulum)], {"method": "rk4", "steps": 9, "gradient": kind}
@@ -274,23 +324,44 @@ def test_looking_on_changes_no_result_whether_a_gradient_is_wanted_or_not(kind, 
         with torch.set_grad_enabled(wanted):
             assert torch.equal(solve(segments, X0, **request).x1, right)
             assert torch.equal(solve(segments, X0, **request, **looking).x1, right)
-    assert (kind == "reversible") is not torch.equal(solve(segments, X0, method="rk4", steps=9).x1, right)
+    assert (kind == "reversible") is not torch.equal(
+        solve(segments, X0, method="rk4", steps=9).x1, right
+    )
 
 
 @pytest.mark.slow
 def test_a_pair_that_comes_apart_is_said_to_those_who_look_on_too():
     decay = [Segment(0, 20, lambda t, x: -x)]
-    for looking in ({}, {"on_step": lambda t, x: None}, {"events": Event(lambda t, x: x[0] - 1e-8)}):
+    for looking in (
+        {},
+        {"on_step": lambda t, x: None},
+        {"events": Event(lambda t, x: x[0] - 1e-8)},
+    ):
         for wanted in (False, True):
             with torch.set_grad_enabled(wanted):
                 start = torch.ones(2, dtype=torch.float64)
-                solution = solve(decay, start, method="rk4", steps=100, gradient="reversible", throw=False, **looking)
+                solution = solve(
+                    decay,
+                    start,
+                    method="rk4",
+                    steps=100,
+                    gradient="reversible",
+                    throw=False,
+                    **looking,
+                )
                 assert solution.status is Status.PAIR_APART
 
 
 def test_a_callback_with_given_times():
     seen = []
-    solution = solve([Segment(0, 3, pendulum)], X0, method="rk4", steps=5, times=[0.5, 2.0], on_step=lambda t, x: seen.append(t))
+    solution = solve(
+        [Segment(0, 3, pendulum)],
+        X0,
+        method="rk4",
+        steps=5,
+        times=[0.5, 2.0],
+        on_step=lambda t, x: seen.append(t),
+    )
     assert len(seen) == 5
     assert solution.times == (0.5, 2.0)
 
@@ -303,15 +374,24 @@ ROOT = Event(lambda t, x: x[0])
     [
         ({"events": lambda t, x: x[0]}, r"give an Event\(function of t and x\)"),
         ({"events": [ROOT, 3]}, r"give an Event\(function"),
-        ({"events": ROOT, "method": "torchdiffeq:rk4"}, "events need a method whose tableau has dense output"),
-        ({"on_step": print, "method": "torchdiffeq:rk4"}, "on_step and steady need a method of the package"),
+        (
+            {"events": ROOT, "method": "torchdiffeq:rk4"},
+            "events need a method whose tableau has dense output",
+        ),
+        (
+            {"on_step": print, "method": "torchdiffeq:rk4"},
+            "on_step and steady need a method of the package",
+        ),
         ({"steady": 0.0}, "steady = 0.0"),
         ({"steady": math.nan}, "steady = nan"),
         ({"steady": True}, "steady = True"),
         ({"on_step": 3}, "on_step = 3: give a function"),
         ({"events": ROOT, "times": [0.5]}, "may end the solve before the given times"),
         ({"steady": 1.0, "times": [0.5]}, "may end the solve before the given times"),
-        ({"events": Event(lambda t, x: x)}, r"returned shape \(2,\) of torch.float64: return one number"),
+        (
+            {"events": Event(lambda t, x: x)},
+            r"returned shape \(2,\) of torch.float64: return one number",
+        ),
         ({"events": Event(lambda t, x: 1.0)}, "returned float: return one number"),
         ({"events": Event(lambda t, x: x[0] > 0)}, "of torch.bool: return one number"),
     ],
@@ -328,11 +408,22 @@ def test_events_that_make_no_sense_are_named():
         with pytest.raises(ConfigError, match="direction is"):
             Event(lambda t, x: x[0], wrong)
     with pytest.raises(SolveError, match="event 1 is not a number at t = 0"):
-        solve([Segment(0, 2, pendulum)], X0, method="rk4", events=[ROOT, Event(lambda t, x: x[0] * math.nan)])
+        solve(
+            [Segment(0, 2, pendulum)],
+            X0,
+            method="rk4",
+            events=[ROOT, Event(lambda t, x: x[0] * math.nan)],
+        )
     with pytest.raises(ConfigError, match="under vmap"):
-        torch.func.vmap(lambda x: solve([Segment(0, 2, pendulum)], x, method="rk4", events=ROOT).x1)(X0[None])
+        torch.func.vmap(
+            lambda x: solve([Segment(0, 2, pendulum)], x, method="rk4", events=ROOT).x1
+        )(X0[None])
     with pytest.raises(ConfigError, match="not differentiated in forward mode"):
-        torch.func.jvp(lambda x: solve([Segment(0, 2, pendulum)], x, method="rk4", events=ROOT).x1, (X0,), (X0,))
+        torch.func.jvp(
+            lambda x: solve([Segment(0, 2, pendulum)], x, method="rk4", events=ROOT).x1,
+            (X0,),
+            (X0,),
+        )
 
 
 def test_a_root_that_only_touches_has_no_derivative():

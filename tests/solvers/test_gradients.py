@@ -1,4 +1,6 @@
-"""Each kind of gradient against one that is known: autograd through a plain loop, torchdiffeq's adjoint, finite differences."""
+"""Each kind of gradient against one that is known: autograd through a plain loop, torchdiffeq's
+adjoint, finite differences.
+"""
 
 import gc
 import math
@@ -28,7 +30,11 @@ from solvers import (
 from solvers.reversible_scheme import ReversibleScheme
 from tests.helpers import DEVICES, FREE, NAMES, learned, small_config, tokens
 
-OWN = [name for name, method in METHODS.items() if isinstance(method, HasReversibleForm) and not method.implicit]
+OWN = [
+    name
+    for name, method in METHODS.items()
+    if isinstance(method, HasReversibleForm) and not method.implicit
+]
 IMPLICIT = [name for name, method in METHODS.items() if getattr(method, "implicit", False)]
 FIXED = [name for name in OWN if not METHODS[name].adaptive]
 IN_TORCH = sorted(set(METHODS) - {"torchdiffeq:scipy_solver"})
@@ -36,17 +42,23 @@ EXACT = ["checkpoint", "reversible"]
 
 
 class Fields(nn.Module):
-    """Two fields that share `rate`; `frozen` needs no gradient, `offset` acts in the first only, `unused` nowhere."""
+    """Two fields that share `rate`; `frozen` needs no gradient, `offset` acts in the first only,
+    `unused` nowhere.
+    """
 
     def __init__(self):
         super().__init__()
         self.rate = nn.Parameter(torch.tensor([1.2, 0.7, -0.4], dtype=torch.float64))
         self.offset = nn.Parameter(torch.tensor([0.3, 0.1, 0.2], dtype=torch.float64))
-        self.frozen = nn.Parameter(torch.tensor([0.9, 1.1, 1.3], dtype=torch.float64), requires_grad=False)
+        self.frozen = nn.Parameter(
+            torch.tensor([0.9, 1.1, 1.3], dtype=torch.float64), requires_grad=False
+        )
         self.unused = nn.Parameter(torch.ones(3, dtype=torch.float64))
 
     def segments(self):
-        scale = 2 * self.rate.detach().mean() + self.rate.sum()  # a captured tensor that is not a leaf
+        scale = (
+            2 * self.rate.detach().mean() + self.rate.sum()
+        )  # a captured tensor that is not a leaf
         return [
             Segment(0, 0.5, lambda t, x: torch.sin(self.rate * x + self.offset) * self.frozen),
             Segment(0.5, 1.25, lambda t, x: self.rate * torch.cos(x.flip(0) + t) * scale),
@@ -59,13 +71,18 @@ X0 = torch.tensor([0.3, -0.8, 0.5], dtype=torch.float64)
 
 def loss_of(solution):
     """Depends on every state that was saved."""
-    return sum(((i + 1) * state.square()).sum() for i, state in enumerate(solution.states)) + solution.x1.sin().sum()
+    return (
+        sum(((i + 1) * state.square()).sum() for i, state in enumerate(solution.states))
+        + solution.x1.sin().sum()
+    )
 
 
 def gradients(fields, x0=X0, segments=None, **request):
     x = x0.clone().requires_grad_()
     solution = solve(fields.segments() if segments is None else segments, x, **request)
-    found = torch.autograd.grad(loss_of(solution), (x, *fields.parameters_with_gradient()), allow_unused=True)
+    found = torch.autograd.grad(
+        loss_of(solution), (x, *fields.parameters_with_gradient()), allow_unused=True
+    )
     return [torch.zeros_like(x) if g is None else g for g in found]
 
 
@@ -80,7 +97,12 @@ def apart(these, those):
 
 def request_for(method, steps=5, tolerance=None):
     tolerance = (1e-6 if METHODS[method].order > 3 else 1e-3) if tolerance is None else tolerance
-    return {"method": method, **({"rtol": tolerance, "atol": tolerance} if METHODS[method].adaptive else {"steps": steps})}
+    return {
+        "method": method,
+        **(
+            {"rtol": tolerance, "atol": tolerance} if METHODS[method].adaptive else {"steps": steps}
+        ),
+    }
 
 
 @pytest.mark.cases(4)
@@ -88,12 +110,16 @@ def request_for(method, steps=5, tolerance=None):
 @pytest.mark.parametrize("method", IN_TORCH)
 def test_checkpoint_has_backprops_solution_and_gradient(method, save):
     fields, request = Fields(), {**request_for(method), "save": save}
-    plain, recomputed = (solve(fields.segments(), X0, gradient=g, **request) for g in ("backprop", "checkpoint"))
+    plain, recomputed = (
+        solve(fields.segments(), X0, gradient=g, **request) for g in ("backprop", "checkpoint")
+    )
     assert torch.allclose(plain.x1, recomputed.x1, rtol=1e-13, atol=0)
     assert recomputed.times == pytest.approx(plain.times, rel=1e-14)
     assert recomputed.stats.accepted == plain.stats.accepted
     for kind in ("checkpoint", Checkpoint(every=1), Checkpoint(every=4), Checkpoint(every=1000)):
-        assert apart(gradients(fields, gradient=kind, **request), gradients(fields, **request)) < 1e-10
+        assert (
+            apart(gradients(fields, gradient=kind, **request), gradients(fields, **request)) < 1e-10
+        )
 
 
 def naive_reversible(fields, x0, increment, steps, coupling):
@@ -101,7 +127,9 @@ def naive_reversible(fields, x0, increment, steps, coupling):
     y = z = x0
     states = [x0]
     for segment in fields.segments():
-        for t0, t1 in pairwise(torch.linspace(segment.start, segment.end, steps + 1, dtype=torch.float64)):
+        for t0, t1 in pairwise(
+            torch.linspace(segment.start, segment.end, steps + 1, dtype=torch.float64)
+        ):
             y = coupling * y + (1 - coupling) * z + increment(segment.field, t0, t1 - t0, z)
             z = z - increment(segment.field, t1, t0 - t1, y)
         states.append(y)
@@ -121,13 +149,26 @@ def test_reversible_is_the_scheme_of_mccallum_and_foster_and_has_its_gradient(me
     fields = Fields()
     x = X0.clone().requires_grad_()
     states = naive_reversible(fields, x, increment, 7, 0.99)
-    solution = solve(fields.segments(), X0, method=method, steps=7, gradient="reversible", save="segments")
+    solution = solve(
+        fields.segments(), X0, method=method, steps=7, gradient="reversible", save="segments"
+    )
     for ours, naive in zip(solution.states, states, strict=True):
         assert torch.allclose(ours, naive, rtol=1e-13, atol=1e-14)
-    loss = sum(((i + 1) * state.square()).sum() for i, state in enumerate(states)) + states[-1].sin().sum()
-    expected = torch.autograd.grad(loss, (x, fields.rate, fields.offset, fields.unused), allow_unused=True)
+    loss = (
+        sum(((i + 1) * state.square()).sum() for i, state in enumerate(states))
+        + states[-1].sin().sum()
+    )
+    expected = torch.autograd.grad(
+        loss, (x, fields.rate, fields.offset, fields.unused), allow_unused=True
+    )
     expected = [torch.zeros_like(x) if g is None else g for g in expected]
-    assert apart(gradients(fields, method=method, steps=7, gradient="reversible", save="segments"), expected) < 1e-12
+    assert (
+        apart(
+            gradients(fields, method=method, steps=7, gradient="reversible", save="segments"),
+            expected,
+        )
+        < 1e-12
+    )
 
 
 @pytest.mark.cases(8)
@@ -144,8 +185,16 @@ def test_reversible_has_the_gradient_of_backprop_through_its_own_scheme(method, 
 def test_reversible_goes_back_over_512_steps():
     fields = Fields()
     segments = [Segment(0, 4, lambda t, x: torch.sin(fields.rate * x + fields.offset))]
-    expected = gradients(fields, segments=segments, method=ReversibleScheme(METHODS["rk4"], 0.99), steps=512)
-    assert apart(gradients(fields, segments=segments, method="rk4", steps=512, gradient="reversible"), expected) < 1e-9
+    expected = gradients(
+        fields, segments=segments, method=ReversibleScheme(METHODS["rk4"], 0.99), steps=512
+    )
+    assert (
+        apart(
+            gradients(fields, segments=segments, method="rk4", steps=512, gradient="reversible"),
+            expected,
+        )
+        < 1e-9
+    )
 
 
 # Steps per segment at which the error of each order is asymptotic and above rounding.
@@ -154,8 +203,11 @@ SIZES = {1: (64, 128), 2: (32, 64), 3: (64, 128), 4: (12, 24), 5: (10, 20), 8: (
 
 def assert_order(errors, order):
     slope = math.log(errors[0] / errors[1], 2)
-    # the leading coefficient of the higher pairs is made small: they converge faster until rounding is near
-    assert order - (0.5 if order >= 5 else 0.25) < slope < order + (1.5 if order >= 5 else 0.25), slope
+    # the leading coefficient of the higher pairs is made small: they converge faster until rounding
+    # is near
+    assert order - (0.5 if order >= 5 else 0.25) < slope < order + (1.5 if order >= 5 else 0.25), (
+        slope
+    )
 
 
 @pytest.mark.cases(1)
@@ -164,8 +216,12 @@ def test_the_reversible_solution_converges_at_the_methods_order(method):
     chosen = METHODS[method].fixed()
     segments = Fields().requires_grad_(False).segments()
     exact = solve(segments, X0, method="dopri5", rtol=1e-13, atol=1e-14).x1
-    kind = Reversible(coupling=0.9)  # the pair's difference is a transient of 1/(1 - coupling) steps
-    ends = [solve(segments, X0, method=chosen, steps=n, gradient=kind).x1 for n in SIZES[chosen.order]]
+    kind = Reversible(
+        coupling=0.9
+    )  # the pair's difference is a transient of 1/(1 - coupling) steps
+    ends = [
+        solve(segments, X0, method=chosen, steps=n, gradient=kind).x1 for n in SIZES[chosen.order]
+    ]
     assert_order([float((x - exact).norm()) for x in ends], chosen.order)
 
 
@@ -180,22 +236,30 @@ def test_the_adjoint_converges_at_the_methods_order(method):
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("method", [name for name in IN_TORCH if METHODS[name].adaptive and name not in IMPLICIT])
+@pytest.mark.parametrize(
+    "method", [name for name in IN_TORCH if METHODS[name].adaptive and name not in IMPLICIT]
+)
 def test_an_adaptive_adjoint_is_as_good_as_its_tolerance(method):
     fields = Fields()
     exact = gradients(fields, method="dopri5", rtol=1e-13, atol=1e-14, save="segments")
     tolerance = 1e-8 if METHODS[method].order > 3 else 1e-4
     request = {"save": "segments", **request_for(method, tolerance=tolerance)}
-    found, backprops = (apart(gradients(fields, gradient=g, **request), exact) for g in ("adjoint", "backprop"))
+    found, backprops = (
+        apart(gradients(fields, gradient=g, **request), exact) for g in ("adjoint", "backprop")
+    )
     assert found < 10 * max(backprops, tolerance)
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("method", ["torchdiffeq:euler", "torchdiffeq:rk4", "torchdiffeq:explicit_adams"])
+@pytest.mark.parametrize(
+    "method", ["torchdiffeq:euler", "torchdiffeq:rk4", "torchdiffeq:explicit_adams"]
+)
 def test_torchdiffeqs_adjoint_converges_too(method):
     fields = Fields()
     exact = gradients(fields, method="dopri5", rtol=1e-13, atol=1e-14)
-    errors = [apart(gradients(fields, method=method, steps=n, gradient="adjoint"), exact) for n in (8, 64)]
+    errors = [
+        apart(gradients(fields, method=method, steps=n, gradient="adjoint"), exact) for n in (8, 64)
+    ]
     assert errors[1] < errors[0] / 6
 
 
@@ -211,7 +275,9 @@ def test_our_adjoint_of_euler_is_torchdiffeqs():
     field = Field()
     x = X0.clone().requires_grad_()
     segments = [Segment(0, 1, field)]
-    ours = torch.autograd.grad(solve(segments, x, steps=16, gradient="adjoint").x1.sum(), (x, *field.parameters()))
+    ours = torch.autograd.grad(
+        solve(segments, x, steps=16, gradient="adjoint").x1.sum(), (x, *field.parameters())
+    )
     times = torch.tensor([0.0, 1.0], dtype=torch.float64)
     grid = {"step_size": 1 / 16}
     end = torchdiffeq.odeint_adjoint(field, x, times, method="euler", options=grid)[-1]
@@ -226,7 +292,9 @@ def test_the_adjoint_reports_how_far_off_it_is(method):
     request = request_for(method, steps=8, tolerance=1e-5)
     kind = Adjoint(report=reports.append, restore=False)
     found = gradients(fields, gradient=kind, **request)
-    solution = solve(fields.segments(), X0, **request).x1  # the report is about the way back from here
+    solution = solve(
+        fields.segments(), X0, **request
+    ).x1  # the report is about the way back from here
     x = solution.detach()
     exact = back_from(fields, x)
     (report,) = reports
@@ -252,7 +320,10 @@ def test_gradcheck(method, kind):
     chosen = METHODS[method].fixed()
 
     def end(x, rate):
-        segments = [Segment(0, 0.5, lambda t, x: torch.sin(rate * x)), Segment(0.5, 1, lambda t, x: rate * torch.cos(x + t))]
+        segments = [
+            Segment(0, 0.5, lambda t, x: torch.sin(rate * x)),
+            Segment(0.5, 1, lambda t, x: rate * torch.cos(x + t)),
+        ]
         solution = solve(segments, x, method=chosen, steps=2, gradient=kind, save="segments")
         return solution.states[1], solution.x1
 
@@ -265,8 +336,17 @@ def test_without_gradients_asked_for_the_solution_is_the_same(kind):
     fields = Fields()
     with_graph = solve(fields.segments(), X0, method="rk4", steps=4, gradient=kind, save="segments")
     with torch.no_grad():
-        without = solve(fields.segments(), X0, method="rk4", steps=4, gradient=kind, save="segments")
-    frozen = solve(fields.requires_grad_(False).segments(), X0, method="rk4", steps=4, gradient=kind, save="segments")
+        without = solve(
+            fields.segments(), X0, method="rk4", steps=4, gradient=kind, save="segments"
+        )
+    frozen = solve(
+        fields.requires_grad_(False).segments(),
+        X0,
+        method="rk4",
+        steps=4,
+        gradient=kind,
+        save="segments",
+    )
     assert with_graph.x1.requires_grad
     assert not without.x1.requires_grad
     assert not frozen.x1.requires_grad
@@ -305,10 +385,16 @@ def test_the_adjoint_is_better_where_it_starts_from_kept_states():
     exact = gradients(fields, steps=16)
     for restore in (True, False):
         gradients(fields, steps=16, gradient=Adjoint(report=reports.append, restore=restore))
-    kept, solved = (apart(gradients(fields, steps=16, gradient=Adjoint(restore=r)), exact) for r in (True, False))
+    kept, solved = (
+        apart(gradients(fields, steps=16, gradient=Adjoint(restore=r)), exact)
+        for r in (True, False)
+    )
     assert kept < solved
     assert reports[0].state < reports[1].state
-    assert saved_bytes(fields, gradient="adjoint") == saved_bytes(fields, gradient=Adjoint(restore=False)) + 2 * X0.nbytes
+    assert (
+        saved_bytes(fields, gradient="adjoint")
+        == saved_bytes(fields, gradient=Adjoint(restore=False)) + 2 * X0.nbytes
+    )
 
 
 @pytest.mark.cases(1)
@@ -329,7 +415,9 @@ def test_checkpoint_keeps_as_many_states_as_there_are_groups_of_steps():
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", sorted(GRADIENTS))
 def test_what_a_solve_keeps_is_freed_with_it(kind):
-    solve(Fields().segments(), X0, steps=3, gradient=kind)  # what torch imports on first use may hold on to a frame
+    solve(
+        Fields().segments(), X0, steps=3, gradient=kind
+    )  # what torch imports on first use may hold on to a frame
     gc.collect()
     gc.disable()
     try:
@@ -358,10 +446,14 @@ def test_under_autocast_the_way_back_computes_in_the_same_precision(kind, device
     for each, chosen in (("backprop", method), (kind, "rk4")):
         with torch.autocast(device, dtype=torch.bfloat16):
             end = solve([Segment(0, 1, field)], x, method=chosen, steps=4, gradient=each).x1
-            again = linear(end)  # the same weights later, under the same autocast: its cache must not lack their graph
+            again = linear(
+                end
+            )  # the same weights later, under the same autocast: its cache must not lack their graph
         found[each] = torch.autograd.grad(again.float().square().sum(), (x, *linear.parameters()))
     assert set(types) == {torch.bfloat16}
-    assert apart(found[kind], found["backprop"]) < (1e-3 if kind in ("backprop", "checkpoint") else 0.05)
+    assert apart(found[kind], found["backprop"]) < (
+        1e-3 if kind in ("backprop", "checkpoint") else 0.05
+    )
 
 
 @pytest.mark.parametrize("kind", sorted(GRADIENTS))
@@ -379,16 +471,27 @@ def test_under_ddp_parameters_get_their_gradients(kind, method, tmp_path):
             return self.end(x, kind)
 
         def end(self, x, kind):
-            return solve([Segment(0, 1, lambda t, x: torch.tanh(self.linear(x)))], x, method=method, steps=20, gradient=kind).x1
+            return solve(
+                [Segment(0, 1, lambda t, x: torch.tanh(self.linear(x)))],
+                x,
+                method=method,
+                steps=20,
+                gradient=kind,
+            ).x1
 
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         model = Model()
         wrapped = nn.parallel.DistributedDataParallel(model)
         wrapped(X0).square().sum().backward()
-        plain = torch.autograd.grad(model.end(X0, "backprop").square().sum(), list(model.parameters()))
-        # the scheme of `reversible` is another one, and the adjoint has an error: what is asked here is that nothing is lost
-        tolerance = {"backprop": 1e-14, "checkpoint": 1e-14, "adjoint": 1e-6, "reversible": 1e-2}[kind]
+        plain = torch.autograd.grad(
+            model.end(X0, "backprop").square().sum(), list(model.parameters())
+        )
+        # the scheme of `reversible` is another one, and the adjoint has an error: what is asked
+        # here is that nothing is lost
+        tolerance = {"backprop": 1e-14, "checkpoint": 1e-14, "adjoint": 1e-6, "reversible": 1e-2}[
+            kind
+        ]
         assert apart([p.grad for p in model.parameters()], plain) < tolerance
     finally:
         dist.destroy_process_group()
@@ -402,7 +505,11 @@ def test_under_ddp_parameters_get_their_gradients(kind, method, tmp_path):
 @pytest.mark.parametrize("save", ["ends", "segments", "steps"])
 @pytest.mark.parametrize(
     "times",
-    [[(0, 0.1 + 0.2), (0.3, 1)], [(k * 0.3, k * 0.3 + 0.3) for k in range(12)], [(0, 1), (1, 0), (0, 1)]],
+    [
+        [(0, 0.1 + 0.2), (0.3, 1)],
+        [(k * 0.3, k * 0.3 + 0.3) for k in range(12)],
+        [(0, 1), (1, 0), (0, 1)],
+    ],
     ids=["rounded", "many rounded", "out and back"],
 )
 def test_saved_states_get_their_gradient_once_however_times_round(times, save, kind):
@@ -431,7 +538,9 @@ def test_what_cannot_be_seen_from_outside_is_no_silent_zero(kind):
         return solve([Segment(0, 1, field)], X0, method="rk4", steps=4, gradient=kind).x1.sum()
 
     (right,) = torch.autograd.grad(through(lambda t, x: torch.sin(x * weight)), weight)
-    (custom,) = torch.autograd.grad(through(lambda t, x: torch.sin(Product.apply(x, weight + 0))), weight)
+    (custom,) = torch.autograd.grad(
+        through(lambda t, x: torch.sin(Product.apply(x, weight + 0))), weight
+    )
     assert torch.allclose(custom, right)
     doubled = 2 * weight
     with pytest.raises(SolveError, match=r"shape \(3,\) in a way that cannot be seen.*checkpoint"):
@@ -467,7 +576,9 @@ def test_a_parameter_changed_between_the_passes_is_noticed(kind):
 def test_an_adaptive_adjoint_is_as_good_for_a_small_loss(method, scale):
     turn = torch.tensor([[0.0, 9.0], [-9.0, 0.0]], dtype=torch.float64)
 
-    def field(t, x):  # the state decays slowly while the costate, on the other two coordinates, turns
+    def field(
+        t, x
+    ):  # the state decays slowly while the costate, on the other two coordinates, turns
         return torch.cat([-0.1 * x[:2], x[2:] @ turn])
 
     x = torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64, requires_grad=True)
@@ -482,7 +593,9 @@ def test_an_adaptive_adjoint_is_as_good_for_a_small_loss(method, scale):
 def test_a_state_saved_within_a_segment_is_one_at_a_fixed_time(method, kind):
     rate = torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
     request = {"method": method, "rtol": 1e-6, "atol": 1e-8, "save": "steps", "gradient": kind}
-    solution = solve([Segment(0, 2, lambda t, x: -rate * x)], torch.ones(1, dtype=torch.float64), **request)
+    solution = solve(
+        [Segment(0, 2, lambda t, x: -rate * x)], torch.ones(1, dtype=torch.float64), **request
+    )
     t, x = solution.times[len(solution.times) // 2], solution.states[len(solution.times) // 2]
     (found,) = torch.autograd.grad(x.sum(), rate)
     assert float(found) == pytest.approx(-t * math.exp(-1.3 * t), rel=1e-4)
@@ -515,7 +628,11 @@ def test_fields_that_differentiate_an_energy_keep_no_more_for_more_steps(kind):
         x = X0.clone().requires_grad_()
         found = []
         for each in (kind, "backprop"):
-            method = ReversibleScheme(METHODS["rk4"], 0.99) if (kind, each) == ("reversible", "backprop") else "rk4"
+            method = (
+                ReversibleScheme(METHODS["rk4"], 0.99)
+                if (kind, each) == ("reversible", "backprop")
+                else "rk4"
+            )
             end = solve([Segment(0, 1, downhill)], x, method=method, steps=steps, gradient=each).x1
             found.append((edges(end), torch.autograd.grad(end.sum(), (x, weight))))
         return found
@@ -528,7 +645,9 @@ def test_fields_that_differentiate_an_energy_keep_no_more_for_more_steps(kind):
 
 def test_reversible_refuses_half_precision():
     with pytest.raises(ConfigError, match="cannot go back in bfloat16"):
-        solve([Segment(0, 1, lambda t, x: -x)], X0.bfloat16().requires_grad_(), gradient="reversible")
+        solve(
+            [Segment(0, 1, lambda t, x: -x)], X0.bfloat16().requires_grad_(), gradient="reversible"
+        )
 
 
 # Transformers.
@@ -552,7 +671,10 @@ def gpt(placement):
 def test_checkpoint_has_backprops_gradient_of_every_placement(placement):
     model = gpt(placement)
     for continuous in (False, True):
-        found, expected = (transformer_gradients(model, kind, continuous, steps=3) for kind in ("checkpoint", "backprop"))
+        found, expected = (
+            transformer_gradients(model, kind, continuous, steps=3)
+            for kind in ("checkpoint", "backprop")
+        )
         assert apart(found, expected) < 1e-12
 
 
@@ -568,8 +690,13 @@ def test_the_adjoint_of_every_placements_ode_has_its_gradient(placement):
 @pytest.mark.parametrize("placement", FREE)
 def test_reversible_has_the_gradient_of_its_scheme_on_transformers(placement):
     model = gpt(placement)
-    expected = transformer_gradients(model, "backprop", False, method=ReversibleScheme(METHODS["heun"], 0.99), steps=2)
-    assert apart(transformer_gradients(model, "reversible", False, method="heun", steps=2), expected) < 1e-10
+    expected = transformer_gradients(
+        model, "backprop", False, method=ReversibleScheme(METHODS["heun"], 0.99), steps=2
+    )
+    assert (
+        apart(transformer_gradients(model, "reversible", False, method="heun", steps=2), expected)
+        < 1e-10
+    )
 
 
 # What does not work, and what is said.
@@ -577,7 +704,9 @@ def test_reversible_has_the_gradient_of_its_scheme_on_transformers(placement):
 
 @pytest.mark.parametrize("continuous", [False, True])
 def test_reversible_says_that_it_cannot_undo_a_projection(continuous):
-    with pytest.raises(ConfigError, match=r"cannot go back through the projection of segment 0.*checkpoint"):
+    with pytest.raises(
+        ConfigError, match=r"cannot go back through the projection of segment 0.*checkpoint"
+    ):
         transformer_gradients(gpt("post"), "reversible", continuous)
 
 
@@ -589,7 +718,10 @@ def test_the_adjoint_says_that_a_projection_step_is_no_ode():
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({"method": "torchdiffeq:rk4", "gradient": "reversible"}, "use rk4 or tsit5, or gradient='checkpoint'"),
+        (
+            {"method": "torchdiffeq:rk4", "gradient": "reversible"},
+            "use rk4 or tsit5, or gradient='checkpoint'",
+        ),
         ({"gradient": "checkpont"}, "did you mean 'checkpoint'"),
     ],
 )
@@ -623,7 +755,13 @@ def test_a_solve_that_breaks_says_where_whatever_its_gradient(kind, method):
     segments = [Segment(0, 1, lambda t, x: -x), Segment(1, 3, lambda t, x: 1e200 * x**3)]
     request = {} if METHODS[method].adaptive else {"steps": 8}
     with pytest.raises(SolveError, match="in segment 1"):
-        solve(segments, torch.ones(2, dtype=torch.float64, requires_grad=True), method=method, gradient=kind, **request)
+        solve(
+            segments,
+            torch.ones(2, dtype=torch.float64, requires_grad=True),
+            method=method,
+            gradient=kind,
+            **request,
+        )
 
 
 COMPILES = """
@@ -649,7 +787,8 @@ for kind in GRADIENTS:
 
 @pytest.mark.slow
 def test_a_model_around_a_solve_compiles():
-    # in a process of its own, since the run-time check of annotations is what a compiler cannot trace
+    # in a process of its own, since the run-time check of annotations is what a compiler cannot
+    # trace
     subprocess.run([sys.executable, "-c", COMPILES], check=True)
 
 
@@ -689,9 +828,15 @@ def test_who_asks_for_no_check_gets_the_state_as_it_is():
 
 @pytest.mark.parametrize("kind", [Adjoint(), Reversible()], ids=["adjoint", "reversible"])
 def test_a_stretch_depends_on_its_own_parameters_only_however_deep_the_model(kind):
-    """If each stretch had the parameters of all before it, the cost would grow with the square of the depth."""
-    weights = [torch.full((3,), 0.1 * (k + 1), dtype=torch.float64, requires_grad=True) for k in range(6)]
-    segments = [Segment(k, k + 1, lambda t, x, w=w: torch.tanh(w * x)) for k, w in enumerate(weights)]
+    """If each stretch had the parameters of all before it, the cost would grow with the square of
+    the depth.
+    """
+    weights = [
+        torch.full((3,), 0.1 * (k + 1), dtype=torch.float64, requires_grad=True) for k in range(6)
+    ]
+    segments = [
+        Segment(k, k + 1, lambda t, x, w=w: torch.tanh(w * x)) for k, w in enumerate(weights)
+    ]
     x1 = solve(segments, X0, method="heun", steps=4, gradient=kind).x1
     waiting, stretches = [x1.grad_fn], []
     while waiting:

@@ -1,4 +1,6 @@
-"""The implicit pair: against scipy's Radau, dense linear algebra, and differences of whole solves."""
+"""The implicit pair: against scipy's Radau, dense linear algebra, and differences of whole
+solves.
+"""
 
 import math
 import sys
@@ -37,7 +39,12 @@ def robertson(t, x):
 )
 def test_stiff_problems_are_scipys_in_few_steps(field, x0, end, atol):
     right = solve_ivp(
-        lambda t, x: field(torch.tensor(t), torch.tensor(x)).numpy(), (0, end), x0, method="Radau", rtol=1e-10, atol=1e-13
+        lambda t, x: field(torch.tensor(t), torch.tensor(x)).numpy(),
+        (0, end),
+        x0,
+        method="Radau",
+        rtol=1e-10,
+        atol=1e-13,
     ).y[:, -1]
     solution = solve([Segment(0, end, field)], double(x0), method="esdirk4", rtol=1e-6, atol=atol)
     assert np.abs(solution.x1.numpy() / right - 1).max() < 1e-4
@@ -66,9 +73,16 @@ def test_its_order_is_four_on_a_problem_that_is_not_stiff():
     def field(t, x):
         return torch.stack([x[1], -torch.sin(x[0]) + 0.1 * torch.cos(t)])
 
-    exact = solve([Segment(0, 2, field)], double([1.0, -0.5]), method="dop853", rtol=1e-13, atol=1e-14).x1
+    exact = solve(
+        [Segment(0, 2, field)], double([1.0, -0.5]), method="dop853", rtol=1e-13, atol=1e-14
+    ).x1
     errors = [
-        float((solve([Segment(0, 2, field)], double([1.0, -0.5]), method=FIXED, steps=n).x1 - exact).norm()) for n in (8, 16, 32)
+        float(
+            (
+                solve([Segment(0, 2, field)], double([1.0, -0.5]), method=FIXED, steps=n).x1 - exact
+            ).norm()
+        )
+        for n in (8, 16, 32)
     ]
     assert math.log2(errors[1] / errors[2]) == pytest.approx(4, abs=0.15)
 
@@ -76,9 +90,9 @@ def test_its_order_is_four_on_a_problem_that_is_not_stiff():
 def test_gmres_solves_what_the_dense_solver_does():
     generator = torch.Generator().manual_seed(0)
     for n in (1, 2, 30, 90):
-        matrix = torch.eye(n, dtype=torch.float64) + torch.randn(n, n, dtype=torch.float64, generator=generator) / (
-            3 * math.sqrt(n)
-        )
+        matrix = torch.eye(n, dtype=torch.float64) + torch.randn(
+            n, n, dtype=torch.float64, generator=generator
+        ) / (3 * math.sqrt(n))
         b = torch.randn(n, dtype=torch.float64, generator=generator)
         x, left = gmres(lambda v, matrix=matrix: matrix @ v, b, 1e-12)
         assert left <= 1e-12
@@ -110,9 +124,20 @@ def test_gradients_are_differences_of_whole_solves(gradient):
     def solved(p, x, steps, gradient="backprop"):
         def field(t, x):
             fast = p[0] * (x[1:] + 0.3 * torch.sin(x[1:]) - torch.cos(p[1] * t) * x[:1])
-            return torch.cat([-p[1] * x[:1] * x[1:2] ** 2, -fast * torch.tensor([300.0, 2000.0], dtype=torch.float64)])
+            return torch.cat(
+                [
+                    -p[1] * x[:1] * x[1:2] ** 2,
+                    -fast * torch.tensor([300.0, 2000.0], dtype=torch.float64),
+                ]
+            )
 
-        return solve([Segment(0, 0.4, field), Segment(0.4, 1, field)], x, method=FIXED, steps=steps, gradient=gradient).x1
+        return solve(
+            [Segment(0, 0.4, field), Segment(0.4, 1, field)],
+            x,
+            method=FIXED,
+            steps=steps,
+            gradient=gradient,
+        ).x1
 
     p, x = double([1.1, 0.7]).requires_grad_(), double([0.8, 0.3, -0.4]).requires_grad_()
     weights = double([1.0, -2.0, 0.5])
@@ -120,7 +145,10 @@ def test_gradients_are_differences_of_whole_solves(gradient):
     whole = torch.cat([p, x]).detach()
     moved = 1e-5 * torch.eye(5, dtype=torch.float64)
     with torch.no_grad():
-        ends = [[(weights * solved(z[:2], z[2:], 4)).sum() for z in (whole + e, whole - e)] for e in moved]
+        ends = [
+            [(weights * solved(z[:2], z[2:], 4)).sum() for z in (whole + e, whole - e)]
+            for e in moved
+        ]
     right = torch.stack([(a - b) / 2e-5 for a, b in ends])
     assert torch.allclose(found, right, rtol=1e-5, atol=1e-6)
 
@@ -151,7 +179,9 @@ def test_newtons_failure_has_a_status_of_its_own():
     solution = solve([Segment(0, 1, jump)], double([0.9]), method=FIXED, steps=3, throw=False)
     assert solution.status is Status.NOT_SOLVED
     assert solution.segment == 0
-    assert "Newton's method did not find a stage of an implicit step in segment 0" in solution.message
+    assert (
+        "Newton's method did not find a stage of an implicit step in segment 0" in solution.message
+    )
     with pytest.raises(SolveError, match="Newton's method"):
         # twenty attempts, each shorter, do not get below the tolerance
         solve(
@@ -160,7 +190,9 @@ def test_newtons_failure_has_a_status_of_its_own():
             method="esdirk4",
             step_control=StepControl(first_step=1.0),
         )
-    broken = solve([Segment(0, 1, lambda t, x: x / 0)], double([1.0]), method="esdirk4", throw=False)
+    broken = solve(
+        [Segment(0, 1, lambda t, x: x / 0)], double([1.0]), method="esdirk4", throw=False
+    )
     assert broken.status is Status.NON_FINITE
 
 
@@ -175,17 +207,23 @@ def test_what_an_implicit_method_has_not_is_named(monkeypatch):
         with pytest.raises(ConfigError, match="keep the state in float32"):
             solve(segments, torch.ones(1, dtype=dtype), method=FIXED, rtol=0.1, atol=0.1)
     end = solve(segments, x, method="esdirk4").x1
-    with pytest.raises(ConfigError, match="second derivatives are not defined for implicit methods"):
+    with pytest.raises(
+        ConfigError, match="second derivatives are not defined for implicit methods"
+    ):
         torch.autograd.grad(end, x, create_graph=True)
     with pytest.raises(ConfigError, match="differentiated backward only"):
         torch.func.jvp(lambda x: solve(segments, x, method=FIXED).x1, (x.detach(),), (x.detach(),))
     with pytest.raises(ConfigError, match="under vmap"):
-        torch.func.vmap(lambda x: solve(segments, x, method=FIXED).x1)(torch.ones(3, 1, dtype=torch.float64))
+        torch.func.vmap(lambda x: solve(segments, x, method=FIXED).x1)(
+            torch.ones(3, 1, dtype=torch.float64)
+        )
 
 
 def test_a_gradient_that_gmres_does_not_find_is_an_error(monkeypatch):
     x = double([1.0, 2.0]).requires_grad_()
     end = solve([Segment(0, 1, lambda t, x: -x * x.sum())], x, method=FIXED).x1
-    monkeypatch.setattr(sys.modules["solvers.implicit"], "gmres", lambda matrix, b, accuracy: (b, 0.1))
+    monkeypatch.setattr(
+        sys.modules["solvers.implicit"], "gmres", lambda matrix, b, accuracy: (b, 0.1)
+    )
     with pytest.raises(SolveError, match="only by GMRES"):
         torch.autograd.grad(end.sum(), x)

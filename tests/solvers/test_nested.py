@@ -1,4 +1,6 @@
-"""States of several tensors: the same equation as one flat tensor, in every structure, with every method and kind of gradient."""
+"""States of several tensors: the same equation as one flat tensor, in every structure, with every
+method and kind of gradient.
+"""
 
 import sys
 from collections import OrderedDict, namedtuple
@@ -6,7 +8,17 @@ from collections import OrderedDict, namedtuple
 import pytest
 import torch
 
-from solvers import METHODS, ConfigError, Event, RungeKutta, Segment, SolveError, StepControl, odeint, solve
+from solvers import (
+    METHODS,
+    ConfigError,
+    Event,
+    RungeKutta,
+    Segment,
+    SolveError,
+    StepControl,
+    odeint,
+    solve,
+)
 from solvers.tree import Tree, leaves, mapped
 from tests.helpers import unchecked
 
@@ -20,7 +32,10 @@ STRUCTURES = {
     "dict": (lambda a, b: {"b": b, "a": a}, lambda s: (s["a"], s["b"])),
     "ordered": (lambda a, b: OrderedDict(x=a, y=b), lambda s: (s["x"], s["y"])),
     "named": (Pair, lambda s: (s.place, s.speed)),
-    "nested": (lambda a, b: {"all": [(a,), {"other": Pair(b, ())}]}, lambda s: (s["all"][0][0], s["all"][1]["other"].place)),
+    "nested": (
+        lambda a, b: {"all": [(a,), {"other": Pair(b, ())}]},
+        lambda s: (s["all"][0][0], s["all"][1]["other"].place),
+    ),
 }
 
 
@@ -37,16 +52,23 @@ def flat_field(w):
 
 
 def request_for(method, kind="backprop"):
-    return {"method": method, "gradient": kind, **({"rtol": 1e-6, "atol": 1e-6} if METHODS[method].adaptive else {"steps": 8})}
+    return {
+        "method": method,
+        "gradient": kind,
+        **({"rtol": 1e-6, "atol": 1e-6} if METHODS[method].adaptive else {"steps": 8}),
+    }
 
 
 def both(structure, request, **maps):
-    """(solution of the structure, of the flat state), each with the gradients of a loss of all saved states in w, place and time."""
+    """(solution of the structure, of the flat state), each with the gradients of a loss of all
+    saved states in w, place and time.
+    """
     make, take = STRUCTURES[structure]
     found = []
     for nested in (True, False):
         w, a, b, end = (
-            v.clone().requires_grad_() for v in (torch.tensor(0.7).double(), PLACE, SPEED, torch.tensor(1.3).double())
+            v.clone().requires_grad_()
+            for v in (torch.tensor(0.7).double(), PLACE, SPEED, torch.tensor(1.3).double())
         )
 
         def field(t, s, w=w):
@@ -55,9 +77,15 @@ def both(structure, request, **maps):
         chosen = field if nested else flat_field(w)
         segments = [Segment(0, 0.6, chosen), Segment(0.6, end, chosen)]
         start = make(a, b) if nested else torch.cat([a.reshape(-1), b])
-        norm = {} if nested or not METHODS[request["method"]].adaptive else {"step_control": StepControl(norm=largest_rms)}
+        norm = (
+            {}
+            if nested or not METHODS[request["method"]].adaptive
+            else {"step_control": StepControl(norm=largest_rms)}
+        )
         solution = solve(segments, start, save="segments", **norm, **request)
-        states = [torch.cat([p.reshape(-1) for p in take(s)]) if nested else s for s in solution.states]
+        states = [
+            torch.cat([p.reshape(-1) for p in take(s)]) if nested else s for s in solution.states
+        ]
         loss = sum(((i + 1) * state.square()).sum() for i, state in enumerate(states))
         found.append((solution, states, torch.autograd.grad(loss, (w, a, b, end))))
     return found
@@ -105,7 +133,12 @@ def test_projections_events_callbacks_times_and_norms_meet_the_structure():
         return e["place"].abs().max() + e["speed"].abs().max()
 
     start = {"place": torch.ones(2).double(), "speed": torch.zeros(2).double()}
-    request = {"method": "tsit5", "rtol": 1e-9, "atol": 1e-9, "step_control": StepControl(norm=norm)}
+    request = {
+        "method": "tsit5",
+        "rtol": 1e-9,
+        "atol": 1e-9,
+        "step_control": StepControl(norm=norm),
+    }
     ended = solve(
         [Segment(0, 9, field)],
         start,
@@ -116,8 +149,14 @@ def test_projections_events_callbacks_times_and_norms_meet_the_structure():
     assert float(ended.event_time) == pytest.approx(torch.pi / 2, abs=1e-8)
     assert ended.x1["speed"].tolist() == pytest.approx([-1, -1], abs=1e-8)
     inside = solve([Segment(0, 1, field)], start, times=[0.2, 0.7], **request)
-    assert [float(s["place"][0]) for s in inside.states] == pytest.approx([0.9800665778, 0.7648421873], abs=1e-8)
-    entered = solve([Segment(0, 0.1, field), Segment(0.1, 0.2, field, enter=halved, project=halved)], start, method="euler")
+    assert [float(s["place"][0]) for s in inside.states] == pytest.approx(
+        [0.9800665778, 0.7648421873], abs=1e-8
+    )
+    entered = solve(
+        [Segment(0, 0.1, field), Segment(0.1, 0.2, field, enter=halved, project=halved)],
+        start,
+        method="euler",
+    )
     # by hand: 1 - 0.01 of the slope -0.1 halved, which is halved again after the step
     assert float(entered.x1["speed"][0]) == pytest.approx((-0.05 - 0.1) / 2)
     assert seen
@@ -135,7 +174,12 @@ def test_a_norm_by_name_is_the_largest_of_the_tensors(name):
         return mapped(lambda x: torch.cos(9 * t) * x, s)
 
     still, fast = torch.zeros(10_000).double(), torch.ones(1).double()
-    request = {"method": "tsit5", "rtol": 1e-6, "atol": 1e-6, "step_control": StepControl(norm=name)}
+    request = {
+        "method": "tsit5",
+        "rtol": 1e-6,
+        "atol": 1e-6,
+        "step_control": StepControl(norm=name),
+    }
     alone = solve([Segment(0, 2, field)], fast, **request).stats
     beside = solve([Segment(0, 2, field)], (still, fast), **request).stats
     hidden = solve([Segment(0, 2, field)], torch.cat([still, fast]), **request).stats
@@ -149,7 +193,12 @@ def test_odeint_takes_structures_for_all_methods(method):
     t = torch.linspace(0, 1, 5).double()
     right = odeint(flat_field(0.7), torch.cat([PLACE.reshape(-1), SPEED]), t, method=method)
     for name, (make, take) in STRUCTURES.items():
-        found = odeint(lambda t, s, m=make, k=take: m(*rates(t, *k(s), 0.7)), make(PLACE, SPEED), t, method=method)
+        found = odeint(
+            lambda t, s, m=make, k=take: m(*rates(t, *k(s), 0.7)),
+            make(PLACE, SPEED),
+            t,
+            method=method,
+        )
         a, b = take(found)
         # torchdiffeq's own steps for a tuple follow its largest tensor
         close = 1e-3 if name == "tuple" and method != "rk4" else 1e-12
@@ -158,7 +207,9 @@ def test_odeint_takes_structures_for_all_methods(method):
 
 def test_vmap_over_structures():
     def end(a, b):
-        segments = [Segment(0, 1, lambda t, s: dict(zip("ab", rates(t, s["a"], s["b"], 0.7), strict=True)))]
+        segments = [
+            Segment(0, 1, lambda t, s: dict(zip("ab", rates(t, s["a"], s["b"], 0.7), strict=True)))
+        ]
         return solve(segments, {"a": a, "b": b}, method="rk4", steps=4).x1
 
     found = torch.func.vmap(end)(torch.stack([PLACE, 2 * PLACE]), torch.stack([SPEED, -SPEED]))
@@ -186,7 +237,11 @@ def test_vmap_over_structures():
         ((torch.ones(2),), lambda t, s: s[0], "the field returned Tensor"),
         ((torch.ones(2),), lambda t, s: (s[0][:1],), "the same shapes"),
         ((torch.ones(2),), lambda t, s: ((s[0],),), "the field returned tuple"),
-        ((torch.ones(2),), lambda t, s: (s[0].double(),), "returned float64 for a state of float32"),
+        (
+            (torch.ones(2),),
+            lambda t, s: (s[0].double(),),
+            "returned float64 for a state of float32",
+        ),
     ],
 )
 def test_structures_that_do_not_fit_are_named(state, field, words, monkeypatch):
@@ -204,4 +259,6 @@ def test_flat_and_parts_undo_each_other_and_leave_the_state_alone():
         assert type(again) is type(state)
         assert all(map(torch.equal, leaves(again), leaves(state)))
         stacked = tree.parts(torch.stack([tree.flat("it", state)] * 3))
-        assert [part.shape for part in leaves(stacked)] == [(3, *part.shape) for part in leaves(state)]
+        assert [part.shape for part in leaves(stacked)] == [
+            (3, *part.shape) for part in leaves(state)
+        ]

@@ -37,7 +37,11 @@ class Sine:
         return 2 * y / t + t**4 * torch.sin(2 * t) - t**2 + 4 * t**3
 
     def exact(self, t):
-        y = -0.5 * t**4 * torch.cos(2 * t) + 0.5 * t**3 * torch.sin(2 * t) + 0.25 * t**2 * torch.cos(2 * t)
+        y = (
+            -0.5 * t**4 * torch.cos(2 * t)
+            + 0.5 * t**3 * torch.sin(2 * t)
+            + 0.25 * t**2 * torch.cos(2 * t)
+        )
         return (y - t**3 + 2 * t**4 + (math.pi - 0.25) * t**2)[:, None]
 
 
@@ -45,7 +49,10 @@ class Linear:
     """y' = A y with A antisymmetric and random, by the matrix exponential."""
 
     def __init__(self, size=6):
-        u = torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 0.3
+        u = (
+            torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+            * 0.3
+        )
         self.a = u - u.T
 
     def field(self, t, y):
@@ -53,7 +60,9 @@ class Linear:
 
     def exact(self, t):
         start = torch.ones(len(self.a), dtype=torch.float64)
-        return torch.stack([torch.matrix_exp(self.a * (time - t[0]).double()) @ start for time in t]).to(t.dtype)
+        return torch.stack(
+            [torch.matrix_exp(self.a * (time - t[0]).double()) @ start for time in t]
+        ).to(t.dtype)
 
 
 PROBLEMS = {"constant": Constant(), "sine": Sine(), "linear": Linear()}
@@ -81,7 +90,9 @@ def test_adaptive_methods_reach_the_exact_solutions(method, name, descending):
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("name", PROBLEMS)
 @pytest.mark.parametrize("method", FIXED)
-@pytest.mark.parametrize("options", [None, {"step_size": 0.05}, {"step_size": 0.03, "interp": "cubic"}])
+@pytest.mark.parametrize(
+    "options", [None, {"step_size": 0.05}, {"step_size": 0.03, "interp": "cubic"}]
+)
 def test_fixed_methods_have_torchdiffeqs_results_to_rounding(method, name, descending, options):
     field, y0, t, _ = problem(name, descending=descending)
     ours = odeint(field, y0, t, method=method, options=options)
@@ -89,12 +100,21 @@ def test_fixed_methods_have_torchdiffeqs_results_to_rounding(method, name, desce
     assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
-@pytest.mark.parametrize("method", [*FIXED, "dopri5", "bosh3", "adaptive_heun", "explicit_adams", "scipy_solver"])
+@pytest.mark.parametrize(
+    "method", [*FIXED, "dopri5", "bosh3", "adaptive_heun", "explicit_adams", "scipy_solver"]
+)
 def test_every_shape_and_type_comes_back(method):
     for shape in ((), (1,), (2, 3)):
         for dtype in (torch.float32, torch.float64):
             t = torch.tensor([0.0, 0.5, 1.0], dtype=dtype)
-            y = odeint(lambda t, y: -y, torch.ones(shape, dtype=dtype), t, method=method, rtol=1e-3, atol=1e-3)
+            y = odeint(
+                lambda t, y: -y,
+                torch.ones(shape, dtype=dtype),
+                t,
+                method=method,
+                rtol=1e-3,
+                atol=1e-3,
+            )
             assert (y.shape, y.dtype) == ((3, *shape), dtype)
             assert torch.equal(y[0], torch.ones(shape, dtype=dtype))
 
@@ -113,7 +133,10 @@ def test_a_tuple_of_tensors_is_a_state():
     y0 = torch.ones(2, 2, dtype=torch.float64), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     t = torch.linspace(0, 2, 7, dtype=torch.float64)
     for method in ("dopri5", "rk4"):
-        ours, theirs = (f(field, y0, t, method=method, rtol=1e-9, atol=1e-9) for f in (odeint, torchdiffeq.odeint))
+        ours, theirs = (
+            f(field, y0, t, method=method, rtol=1e-9, atol=1e-9)
+            for f in (odeint, torchdiffeq.odeint)
+        )
         assert isinstance(ours, tuple)
         for mine, other in zip(ours, theirs, strict=True):
             assert mine.shape == other.shape
@@ -125,7 +148,8 @@ def test_a_tuple_of_tensors_is_a_state():
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("method", ["dopri5", "rk4", "tsit5"])
 def test_a_nested_state_is_its_tuple(method):
-    # a dictionary of a list, a tuple and a tensor, beside the tuple of the same tensors; an event and a norm meet the same structure
+    # a dictionary of a list, a tuple and a tensor, beside the tuple of the same tensors; an event
+    # and a norm meet the same structure
     def of_tuple(t, y):
         a, b, c = y
         return -a * t, torch.cos(t) * b.flip(0) + a.sum(), 0.1 * c * b.sum()
@@ -134,13 +158,19 @@ def test_a_nested_state_is_its_tuple(method):
         a, b, c = of_tuple(t, (y["first"][0], y["first"][1][0], y["second"]))
         return {"first": [a, (b,)], "second": c}
 
-    y0 = torch.ones(2, 2).double().requires_grad_(), torch.tensor([1.0, 2.0, 3.0]).double(), torch.tensor(0.5).double()
+    y0 = (
+        torch.ones(2, 2).double().requires_grad_(),
+        torch.tensor([1.0, 2.0, 3.0]).double(),
+        torch.tensor(0.5).double(),
+    )
     nested = {"first": [y0[0], (y0[1],)], "second": y0[2]}
     t = torch.linspace(0, 2, 5, dtype=torch.float64)
     right, found = odeint(of_tuple, y0, t, method=method), odeint(of_tree, nested, t, method=method)
     assert list(found) == ["first", "second"]
     assert isinstance(found["first"], list)
-    for mine, other in zip((found["first"][0], found["first"][1][0], found["second"]), right, strict=True):
+    for mine, other in zip(
+        (found["first"][0], found["first"][1][0], found["second"]), right, strict=True
+    ):
         assert torch.equal(mine, other)
     ours, theirs = (torch.autograd.grad(end.sum(), y0[0])[0] for end in (found["second"], right[2]))
     assert torch.equal(ours, theirs)
@@ -203,7 +233,9 @@ def test_more_times_cost_nothing_and_a_switch_is_stopped_at():
         calls.clear()
         t = torch.linspace(0, 1, points, dtype=torch.float64)
         options = {"jump_t": torch.tensor([0.5, 7.0])}
-        y = odeint(field, torch.ones(1, dtype=torch.float64), t, rtol=1e-9, atol=1e-9, options=options)
+        y = odeint(
+            field, torch.ones(1, dtype=torch.float64), t, rtol=1e-9, atol=1e-9, options=options
+        )
         counts.append(len(calls))
         assert float(y[-1]) == pytest.approx(1, abs=1e-8)
     assert counts[0] == counts[1]
@@ -222,7 +254,14 @@ def test_options_do_what_they_say():
     odeint(field, y0, t, options={"first_step": 0.01})
     assert sorted(set(times))[2] < 0.01
     times.clear()
-    odeint(field, y0, t, rtol=1e-3, atol=1e-3, options={"max_step": 0.1, "safety": 0.8, "ifactor": 5.0, "dfactor": 0.3})
+    odeint(
+        field,
+        y0,
+        t,
+        rtol=1e-3,
+        atol=1e-3,
+        options={"max_step": 0.1, "safety": 0.8, "ifactor": 5.0, "dfactor": 0.3},
+    )
     assert len(times) > 40 * 6
     with pytest.raises(SolveError) as caught:
         odeint(field, y0, t, options={"max_num_steps": 3})
@@ -233,7 +272,9 @@ def test_options_do_what_they_say():
     with pytest.warns(UserWarning, match="unexpected options \\['stepsize'\\]"):
         odeint(field, y0, t, method="rk4", options={"stepsize": 0.1})
     grid = {"grid_constructor": lambda f, y, t: torch.linspace(0, 4, 41, dtype=torch.float64)}
-    ours, theirs = (f(field, y0, t, method="rk4", options=grid) for f in (odeint, torchdiffeq.odeint))
+    ours, theirs = (
+        f(field, y0, t, method="rk4", options=grid) for f in (odeint, torchdiffeq.odeint)
+    )
     assert torch.allclose(ours, theirs, rtol=1e-13)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -245,29 +286,55 @@ def test_options_do_what_they_say():
     ("call", "words"),
     [
         (lambda t, y: odeint(None, y, t, event_fn=3), "event_fn = 3 with 2 times: give a function"),
-        (lambda t, y: odeint(lambda t, y: y, y, torch.arange(3.0), event_fn=lambda t, y: y), "with 3 times"),
+        (
+            lambda t, y: odeint(lambda t, y: y, y, torch.arange(3.0), event_fn=lambda t, y: y),
+            "with 3 times",
+        ),
         (
             lambda t, y: odeint(
-                lambda t, y: y, y, t, event_fn=lambda t, y: y - 2, method="rk4", options={"grid_constructor": lambda f, y, t: t}
+                lambda t, y: y,
+                y,
+                t,
+                event_fn=lambda t, y: y - 2,
+                method="rk4",
+                options={"grid_constructor": lambda f, y, t: t},
             ),
             "give step_size instead",
         ),
         (lambda t, y: odeint(lambda t, y: y, y, t, method="dopri6"), "did you mean 'dopri"),
-        (lambda t, y: odeint(lambda t, y: y, y, t.flip(0).repeat(2)), "strictly increasing or strictly decreasing"),
+        (
+            lambda t, y: odeint(lambda t, y: y, y, t.flip(0).repeat(2)),
+            "strictly increasing or strictly decreasing",
+        ),
         (lambda t, y: odeint(lambda t, y: y, y, t[None]), "floating tensor of one axis"),
         (lambda t, y: odeint(lambda t, y: y, y, t.long()), "floating tensor of one axis"),
         (lambda t, y: odeint(lambda t, y: y, y, [0, 1]), "t is list"),
         (lambda t, y: odeint(lambda t, y: y, [y, 3], t), "y0 is list"),
         (lambda t, y: odeint(lambda t, y: y, {}, t), "y0 is dict"),
-        (lambda t, y: odeint(lambda t, y: (y["a"],), {"a": y}, t), "func returned tuple for a state of 1 tensors"),
+        (
+            lambda t, y: odeint(lambda t, y: (y["a"],), {"a": y}, t),
+            "func returned tuple for a state of 1 tensors",
+        ),
         (lambda t, y: odeint(lambda t, y: {"a": y["a"][0]}, {"a": y}, t), "func returned dict"),
         (lambda t, y: odeint(lambda t, y: y, (y, y.double()), t), "several types"),
         (lambda t, y: odeint(lambda t, y: y, y.long(), t), "floating or complex type"),
-        (lambda t, y: odeint(lambda t, y: y, y, t, rtol=torch.ones(3)), "does not fit a state of shape"),
-        (lambda t, y: odeint(lambda t, y: y, y, t, options={"min_step": -0.1}), "min_step = -0.1"),
-        (lambda t, y: odeint(lambda t, y: y, y, t, method="rk4", options={"step_size": 0}), "step_size = 0.0"),
         (
-            lambda t, y: odeint(lambda t, y: y, y, t, method="rk4", options={"step_size": 1, "grid_constructor": max}),
+            lambda t, y: odeint(lambda t, y: y, y, t, rtol=torch.ones(3)),
+            "does not fit a state of shape",
+        ),
+        (lambda t, y: odeint(lambda t, y: y, y, t, options={"min_step": -0.1}), "min_step = -0.1"),
+        (
+            lambda t, y: odeint(lambda t, y: y, y, t, method="rk4", options={"step_size": 0}),
+            "step_size = 0.0",
+        ),
+        (
+            lambda t, y: odeint(
+                lambda t, y: y,
+                y,
+                t,
+                method="rk4",
+                options={"step_size": 1, "grid_constructor": max},
+            ),
             "give only one",
         ),
     ],
@@ -280,10 +347,15 @@ def test_what_cannot_be_done_is_named(call, words, monkeypatch):
         call(torch.tensor([0.0, 1.0]), torch.ones(2))
 
 
-@pytest.mark.parametrize("method", ["dopri5", "bosh3"])  # its adaptive_heun goes on from the slope at the predictor
+@pytest.mark.parametrize(
+    "method", ["dopri5", "bosh3"]
+)  # its adaptive_heun goes on from the slope at the predictor
 def test_steps_that_min_step_forces_are_theirs_and_warned_of(method):
     # first, shortest and longest steps of one size leave only one way to go
-    t, y0 = torch.linspace(0, 2, 5, dtype=torch.float64), torch.tensor([1.0, -0.5], dtype=torch.float64)
+    t, y0 = (
+        torch.linspace(0, 2, 5, dtype=torch.float64),
+        torch.tensor([1.0, -0.5], dtype=torch.float64),
+    )
     options = {"first_step": 0.25, "min_step": 0.25, "max_step": 0.25}
     request = {"method": method, "rtol": 1e-9, "atol": 1e-9, "options": options}
     with pytest.warns(UserWarning, match="8 of 8 steps have an error above the tolerance"):
@@ -293,7 +365,14 @@ def test_steps_that_min_step_forces_are_theirs_and_warned_of(method):
     assert torch.allclose(ours, theirs, rtol=1e-12)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        odeint(lambda t, y: -y, y0, t, method=method, rtol=1e-3, options={"min_step": 0.0, "max_step": math.inf})
+        odeint(
+            lambda t, y: -y,
+            y0,
+            t,
+            method=method,
+            rtol=1e-3,
+            options={"min_step": 0.0, "max_step": math.inf},
+        )
 
 
 @pytest.mark.parametrize("name", ["callback_step", "callback_accept_step", "callback_reject_step"])
@@ -333,15 +412,28 @@ def test_a_looser_tolerance_costs_fewer_evaluations_and_a_tighter_one_is_nearer(
 @pytest.mark.parametrize("gradient", ["backprop", "adjoint"])
 @pytest.mark.parametrize("method", ["dopri5", "bosh3", "rk4", "midpoint"])
 def test_gradients_of_a_tuple_with_entries_that_nothing_depends_on(method, gradient):
-    # the cases of a state whose part is constant, of a parameter that is not used, and of a y0 without a gradient
+    # the cases of a state whose part is constant, of a parameter that is not used, and of a y0
+    # without a gradient
     used, idle = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (0.7, 2.0))
-    a, b = torch.ones(2, dtype=torch.float64, requires_grad=True), torch.zeros(3, dtype=torch.float64)
+    a, b = (
+        torch.ones(2, dtype=torch.float64, requires_grad=True),
+        torch.zeros(3, dtype=torch.float64),
+    )
     t = torch.linspace(0, 1, 9, dtype=torch.float64)
     for call, extra in ((torchdiffeq.odeint, {}), (odeint, {"gradient": gradient})):
-        ends = call(lambda t, y: (-used * y[0], torch.zeros_like(y[1])), (a, b), t, method=method, rtol=1e-9, atol=1e-9, **extra)
+        ends = call(
+            lambda t, y: (-used * y[0], torch.zeros_like(y[1])),
+            (a, b),
+            t,
+            method=method,
+            rtol=1e-9,
+            atol=1e-9,
+            **extra,
+        )
         found = torch.autograd.grad(ends[0][-1].sum(), (used, a, idle), allow_unused=True)
         assert found[2] is None
-    # the closed form of 2 exp(-u), as torchdiffeq's bosh3 is off by 4e-6 at these tolerances; h = 1/8 in the fixed steps
+    # the closed form of 2 exp(-u), as torchdiffeq's bosh3 is off by 4e-6 at these tolerances; h =
+    # 1/8 in the fixed steps
     end = math.exp(-0.7)
     close = {"midpoint": (1 / 8) ** 2, "rk4": (1 / 8) ** 4}.get(method, 1e-7)
     assert float(found[0]) == pytest.approx(-2 * end, rel=close)
@@ -351,7 +443,10 @@ def test_gradients_of_a_tuple_with_entries_that_nothing_depends_on(method, gradi
 @pytest.mark.cases(5)
 @pytest.mark.parametrize("method", sorted(set(NAMES) - set(ITS_METHODS)))
 def test_methods_that_only_they_have_are_run_by_them(method):
-    t, y0 = torch.linspace(0, 2, 7, dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64)
+    t, y0 = (
+        torch.linspace(0, 2, 7, dtype=torch.float64),
+        torch.tensor([1.0, 0.0], dtype=torch.float64),
+    )
     calls = []
 
     def turning(t, y):
@@ -376,7 +471,8 @@ def swinging(t, y):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("method", ["dopri5", "rk4"])
 def test_an_event_is_theirs_with_its_gradients(method, reverse):
-    # the first of two signs that change, of a tuple. Theirs misses the share of what event_fn itself depends on, so that is nothing here
+    # the first of two signs that change, of a tuple. Theirs misses the share of what event_fn
+    # itself depends on, so that is nothing here
     def of(solver, rate, angle):
         def field(t, y):
             return tuple(rate * v for v in swinging(t, y))
@@ -388,20 +484,34 @@ def test_an_event_is_theirs_with_its_gradients(method, reverse):
         fixed = {"method": method, "options": options, "atol": 1e-9, "rtol": 1e-9}
         y0, t0 = (angle, torch.zeros_like(angle)), torch.tensor(0.3, dtype=torch.float64)
         if solver is torchdiffeq:
-            time, states = torchdiffeq.odeint_event(field, y0, t0, event_fn=event, reverse_time=reverse, **fixed)
+            time, states = torchdiffeq.odeint_event(
+                field, y0, t0, event_fn=event, reverse_time=reverse, **fixed
+            )
         else:
-            time, states = odeint(field, y0, torch.stack([t0, t0 + (-1 if reverse else 1)]), event_fn=event, **fixed)
+            time, states = odeint(
+                field, y0, torch.stack([t0, t0 + (-1 if reverse else 1)]), event_fn=event, **fixed
+            )
         return torch.stack([time, *(state[-1].squeeze() for state in states)]), states
 
     found = []
     for solver in (None, torchdiffeq):
-        rate, angle = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (1.1, [0.9]))
+        rate, angle = (
+            torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (1.1, [0.9])
+        )
         values, states = of(solver, rate, angle)
         assert [part.shape for part in states] == [(2, 1), (2, 1)]
         found.append(
             (
                 values,
-                [torch.cat([g.reshape(-1) for g in torch.autograd.grad(v, (rate, angle), retain_graph=True)]) for v in values],
+                [
+                    torch.cat(
+                        [
+                            g.reshape(-1)
+                            for g in torch.autograd.grad(v, (rate, angle), retain_graph=True)
+                        ]
+                    )
+                    for v in values
+                ],
             )
         )
     (ours, mine), (theirs, right) = found
@@ -413,7 +523,9 @@ def test_an_event_that_never_comes_ends_where_the_state_goes_round(monkeypatch):
     monkeypatch.setattr(sys.modules["solvers.odeint"], "EVENT_STEPS", 100)
     turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
     with pytest.raises(SolveError, match="max"):
-        odeint_event(lambda t, y: turn @ y, torch.ones(2), torch.tensor(0.0), event_fn=lambda t, y: y[0] + 9)
+        odeint_event(
+            lambda t, y: turn @ y, torch.ones(2), torch.tensor(0.0), event_fn=lambda t, y: y[0] + 9
+        )
 
 
 @pytest.mark.parametrize("method", ["dopri5", "rk4"])
@@ -422,10 +534,19 @@ def test_an_entry_of_an_event_that_begins_at_zero_does_not_hide_the_others(metho
     start, t0 = torch.zeros(2, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)
 
     def until(event):
-        return odeint_event(lambda t, y: torch.ones_like(y), start, t0, event_fn=event, method=method, options=options)[0]
+        return odeint_event(
+            lambda t, y: torch.ones_like(y),
+            start,
+            t0,
+            event_fn=event,
+            method=method,
+            options=options,
+        )[0]
 
     assert float(until(lambda t, y: torch.stack([y[0], 2.5 - y[1]]))) == pytest.approx(2.5)
-    assert float(until(lambda t, y: y[:1] * (1.5 - y[:1]))) == pytest.approx(1.5)  # a ball that leaves the ground, and comes back
+    assert float(until(lambda t, y: y[:1] * (1.5 - y[:1]))) == pytest.approx(
+        1.5
+    )  # a ball that leaves the ground, and comes back
 
 
 @pytest.mark.parametrize("value", ["x", None, torch.ones(1, dtype=torch.int64), torch.ones(0)])
@@ -436,7 +557,12 @@ def test_an_event_function_that_returns_no_floating_tensor_is_named(value):
 
 def test_an_event_that_never_comes_is_said():
     with pytest.raises(SolveError, match="no event between t = 0 and"):
-        odeint(lambda t, y: 0 * y, torch.ones(1), torch.tensor([0.0, 1.0]), event_fn=lambda t, y: y[0] + 1)
+        odeint(
+            lambda t, y: 0 * y,
+            torch.ones(1),
+            torch.tensor([0.0, 1.0]),
+            event_fn=lambda t, y: y[0] + 1,
+        )
 
 
 def test_the_names_are_those_of_torchdiffeq():

@@ -1,4 +1,6 @@
-"""Recomputation sees what autograd sees: each case against plain backpropagation of the same solve."""
+"""Recomputation sees what autograd sees: each case against plain backpropagation of the same
+solve.
+"""
 
 import gc
 import weakref
@@ -18,7 +20,14 @@ kinds = pytest.mark.parametrize("kind", KINDS, ids=str)
 
 
 def end(field, x, gradient, **request):
-    return solve([Segment(0, 1, field), Segment(1, 2, field)], x, method="heun", steps=4, gradient=gradient, **request)
+    return solve(
+        [Segment(0, 1, field), Segment(1, 2, field)],
+        x,
+        method="heun",
+        steps=4,
+        gradient=gradient,
+        **request,
+    )
 
 
 def inputs():
@@ -82,7 +91,11 @@ def test_a_captured_tensor_with_a_history_and_what_nothing_looks_into(kind):
     def through(gradient):
         x, weight = inputs()
         doubled = 2 * weight.exp()
-        loss = end(lambda t, x: torch.sin(Product.apply(x, doubled) + weight), x, gradient).x1.square().sum()
+        loss = (
+            end(lambda t, x: torch.sin(Product.apply(x, doubled) + weight), x, gradient)
+            .x1.square()
+            .sum()
+        )
         return torch.autograd.grad(loss, (x, weight))
 
     assert_same(through, kind)
@@ -100,10 +113,14 @@ def test_parameters_substituted_for_a_call_get_the_gradient(kind):
         def forward(self, x):
             return end(lambda t, x: torch.tanh(self.linear(x)), x, self.gradient).x1
 
-    mine = {f"linear.{name}": (2 * p.detach()).requires_grad_() for name, p in linear.named_parameters()}
+    mine = {
+        f"linear.{name}": (2 * p.detach()).requires_grad_() for name, p in linear.named_parameters()
+    }
 
     class Loss(nn.Module):
-        """The gradient is taken within the call: there the parameters are the substituted ones both times."""
+        """The gradient is taken within the call: there the parameters are the substituted ones both
+        times.
+        """
 
         def __init__(self, gradient):
             super().__init__()
@@ -125,7 +142,9 @@ def test_random_numbers_are_drawn_again_and_the_generator_goes_on_as_if_not(kind
     def drawn(gradient):
         x, weight = inputs()
         torch.manual_seed(3)
-        solution = end(lambda t, x: torch.nn.functional.dropout(torch.sin(weight * x), 0.4), x, gradient)
+        solution = end(
+            lambda t, x: torch.nn.functional.dropout(torch.sin(weight * x), 0.4), x, gradient
+        )
         between = torch.rand(2)
         found = torch.autograd.grad(solution.x1.square().sum(), (x, weight))
         return [*found, between, torch.rand(2)]
@@ -196,7 +215,9 @@ def test_a_parameter_changed_between_the_passes_is_noticed():
 
 
 def held(states):
-    """Whether the call still has the tensors that its graph would keep, by one that only they refer to."""
+    """Whether the call still has the tensors that its graph would keep, by one that only they refer
+    to.
+    """
     return [reference() is not None for reference in states]
 
 

@@ -1,4 +1,6 @@
-"""Calls that make no sense, or sense of a kind: each is refused by name or defined, none changes the result in silence."""
+"""Calls that make no sense, or sense of a kind: each is refused by name or defined, none changes
+the result in silence.
+"""
 
 import math
 import sys
@@ -19,7 +21,18 @@ X0 = torch.ones(2)
 @pytest.fixture(autouse=True)
 def as_users_call_it(monkeypatch):
     """Without the run-time check of annotations that the tests turn on."""
-    for name in ("solve", "request", "methods", "gradients", "segment", "march", "run", "learned_time", "errors", "step_control"):
+    for name in (
+        "solve",
+        "request",
+        "methods",
+        "gradients",
+        "segment",
+        "march",
+        "run",
+        "learned_time",
+        "errors",
+        "step_control",
+    ):
         module = sys.modules[f"solvers.{name}"]
         for key, value in vars(module).items():
             if isinstance(value, types.FunctionType) and value.__module__.startswith("solvers."):
@@ -60,7 +73,9 @@ FIELDS = {
 }
 
 
-@pytest.mark.parametrize("method", ["euler", "rk4", "tsit5", "torchdiffeq:rk4", "torchdiffeq:dopri5"])
+@pytest.mark.parametrize(
+    "method", ["euler", "rk4", "tsit5", "torchdiffeq:rk4", "torchdiffeq:dopri5"]
+)
 @pytest.mark.parametrize("what", FIELDS)
 def test_a_field_that_returns_something_else_than_a_velocity_is_named(what, method):
     with pytest.raises(ConfigError) as caught:
@@ -83,7 +98,10 @@ def test_so_is_a_projection(place, gradient):
     for what, wrong in {"shape (1,)": lambda x: x[:1], "float64": lambda x: x.double()}.items():
         with pytest.raises(ConfigError, match=f"the {place} returned") as caught:
             ask(
-                x0=X0.clone().requires_grad_(), segments=[Segment(0, 1, decay, **{place: wrong})], method="rk4", gradient=gradient
+                x0=X0.clone().requires_grad_(),
+                segments=[Segment(0, 1, decay, **{place: wrong})],
+                method="rk4",
+                gradient=gradient,
             )
         assert what in str(caught.value)
 
@@ -161,7 +179,18 @@ def test_times_that_are_no_two_finite_numbers_are_refused(times):
 
 
 @pytest.mark.parametrize(
-    "end", [1, 1.0, Fraction(1), Decimal(1), np.float32(1), np.float64(1), np.int64(1), torch.tensor(1.0), torch.tensor(1)]
+    "end",
+    [
+        1,
+        1.0,
+        Fraction(1),
+        Decimal(1),
+        np.float32(1),
+        np.float64(1),
+        np.int64(1),
+        torch.tensor(1.0),
+        torch.tensor(1),
+    ],
 )
 def test_whatever_names_the_same_number_is_the_same_time(end):
     segment = unchecked(Segment)(0, end, decay)
@@ -170,7 +199,13 @@ def test_whatever_names_the_same_number_is_the_same_time(end):
 
 
 @pytest.mark.parametrize(
-    "given", [{"field": "x"}, {"field": None}, {"project": 1, "field": decay}, {"enter": "n", "field": decay}]
+    "given",
+    [
+        {"field": "x"},
+        {"field": None},
+        {"project": 1, "field": decay},
+        {"enter": "n", "field": decay},
+    ],
 )
 def test_maps_that_are_no_functions_are_refused(given):
     with pytest.raises(ConfigError, match="give a function"):
@@ -184,9 +219,22 @@ def test_maps_that_are_no_functions_are_refused(given):
         *({"method": "tsit5", "max_steps": n} for n in (0, -1, 1e4, True, "x")),
         *(
             {"method": "tsit5", "rtol": r}
-            for r in (0, -1e-3, math.nan, math.inf, True, "1e-3", 1j, [1e-3] * 7, torch.tensor(-1e-3))
+            for r in (
+                0,
+                -1e-3,
+                math.nan,
+                math.inf,
+                True,
+                "1e-3",
+                1j,
+                [1e-3] * 7,
+                torch.tensor(-1e-3),
+            )
         ),
-        *({"method": "tsit5", "atol": a} for a in (0, -1e-3, math.nan, math.inf, False, "1e-3", 1j, torch.zeros(2))),
+        *(
+            {"method": "tsit5", "atol": a}
+            for a in (0, -1e-3, math.nan, math.inf, False, "1e-3", 1j, torch.zeros(2))
+        ),
         *({"method": m} for m in (None, 3, "RK4 ", "", ["rk4"], Segment)),
         *({"gradient": g} for g in (None, 3, "back", "", ["adjoint"])),
         *({"save": s} for s in (None, 3, "all", "", ["steps"])),

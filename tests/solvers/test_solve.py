@@ -29,7 +29,10 @@ def switched(rates=(-1.0, 2.0, 0.5), dt=0.7, watch=None):
 
         return evaluate
 
-    return [Segment(Fraction(dt) * k, Fraction(dt) * (k + 1), field(rate, k)) for k, rate in enumerate(rates)]
+    return [
+        Segment(Fraction(dt) * k, Fraction(dt) * (k + 1), field(rate, k))
+        for k, rate in enumerate(rates)
+    ]
 
 
 @pytest.mark.cases(7)
@@ -53,18 +56,26 @@ def test_adaptive_error_follows_the_tolerance(method):
 
 @pytest.mark.parametrize("method", FIXED)
 def test_fixed_methods_have_their_order_on_a_nonlinear_switched_system_that_scipy_solves(method):
-    fields = [lambda t, x: torch.stack([x[1], -torch.sin(x[0])]), lambda t, x: torch.stack([-x[0] * x[1], torch.cos(t)])]
+    fields = [
+        lambda t, x: torch.stack([x[1], -torch.sin(x[0])]),
+        lambda t, x: torch.stack([-x[0] * x[1], torch.cos(t)]),
+    ]
     segments = [Segment(0, 1, fields[0]), Segment(1, 2, fields[1])]
     exact = np.array([1.0, 0.5])
     for lower, upper, f in [
         (0, 1, lambda t, x: [x[1], -math.sin(x[0])]),
         (1, 2, lambda t, x: [-x[0] * x[1], math.cos(t)]),
     ]:
-        exact = solve_ivp(f, (lower, upper), exact, rtol=1e-12, atol=1e-13, method="DOP853").y[:, -1]
+        exact = solve_ivp(f, (lower, upper), exact, rtol=1e-12, atol=1e-13, method="DOP853").y[
+            :, -1
+        ]
     order = METHODS[method].order
     steps = (16, 32) if order < 4 else (8, 16)
     x0 = torch.tensor([1.0, 0.5], dtype=torch.float64)
-    errors = [float((solve(segments, x0, method=method, steps=n).x1 - torch.tensor(exact)).norm()) for n in steps]
+    errors = [
+        float((solve(segments, x0, method=method, steps=n).x1 - torch.tensor(exact)).norm())
+        for n in steps
+    ]
     # multistep methods start from another method and only approach their order
     slack = 0.7 if "adams" in method else 0.3
     assert math.log2(errors[0] / errors[1]) > order - slack
@@ -86,7 +97,9 @@ def test_integration_backward_undoes_integration_forward(method):
     steps = 1 if METHODS[method].adaptive else 200
     x0 = torch.tensor([1.0, 2.0], dtype=torch.float64)
     there = solve([Segment(0, 1, lambda t, x: torch.sin(t + x))], x0, method=method, steps=steps).x1
-    back = solve([Segment(1, 0, lambda t, x: torch.sin(t + x))], there, method=method, steps=steps).x1
+    back = solve(
+        [Segment(1, 0, lambda t, x: torch.sin(t + x))], there, method=method, steps=steps
+    ).x1
     assert torch.allclose(back, x0, atol=2e-2 if METHODS[method].order == 1 else 2e-4)
 
 
@@ -123,16 +136,23 @@ def test_evaluations_are_counted_as_they_happen():
 )
 @settings(max_examples=60)
 def test_the_last_step_ends_exactly_at_the_segments_end(dt, parts, steps):
-    segments = [Segment(Fraction(dt) * k, Fraction(dt) * (k + 1), lambda t, x: 0 * x) for k in range(parts)]
+    segments = [
+        Segment(Fraction(dt) * k, Fraction(dt) * (k + 1), lambda t, x: 0 * x) for k in range(parts)
+    ]
     solution = solve(segments, torch.zeros(1), method="midpoint", steps=steps, save="steps")
-    assert solution.times[steps::steps] == tuple(float(Fraction(dt) * (k + 1)) for k in range(parts))
+    assert solution.times[steps::steps] == tuple(
+        float(Fraction(dt) * (k + 1)) for k in range(parts)
+    )
     assert all(a < b for a, b in zip(solution.times, solution.times[1:], strict=False))
 
 
 def test_a_segments_length_is_dt_to_the_last_bit():
     dt = 0.1
     assert 3 * dt - 2 * dt != dt
-    lengths = [float(Segment(Fraction(dt) * k, Fraction(dt) * (k + 1), lambda t, x: x).length) for k in range(100)]
+    lengths = [
+        float(Segment(Fraction(dt) * k, Fraction(dt) * (k + 1), lambda t, x: x).length)
+        for k in range(100)
+    ]
     assert lengths == [dt] * 100
 
 
@@ -196,13 +216,17 @@ def test_backprops_gradients_of_state_and_parameter_are_right(method):
     accuracy = 1e-6 if METHODS[method].order > 2 else 1e-5
 
     def end(x, rate):
-        segments = [Segment(0, 0.5, lambda t, x: torch.sin(rate * x)), Segment(0.5, 1, lambda t, x: rate * torch.cos(x + t))]
+        segments = [
+            Segment(0, 0.5, lambda t, x: torch.sin(rate * x)),
+            Segment(0.5, 1, lambda t, x: rate * torch.cos(x + t)),
+        ]
         tolerances = {"rtol": accuracy, "atol": accuracy} if METHODS[method].adaptive else {}
         return solve(segments, x, method=method, steps=steps, **tolerances).x1
 
     x0 = torch.tensor([0.3, -0.8], dtype=torch.float64, requires_grad=True)
     rate = torch.tensor([1.2, 0.7], dtype=torch.float64, requires_grad=True)
-    # step sizes are constants of the differentiation, so an adaptive solve agrees with differences only to its tolerance
+    # step sizes are constants of the differentiation, so an adaptive solve agrees with differences
+    # only to its tolerance
     tolerance = 100 * accuracy if METHODS[method].adaptive else 1e-6
     assert torch.autograd.gradcheck(end, (x0, rate), atol=tolerance, rtol=tolerance)
 
@@ -218,9 +242,20 @@ def blow_up(t, x):
 def test_a_state_that_becomes_non_finite_says_where(method):
     segments = [Segment(0, 1, lambda t, x: -x), Segment(1, 3, lambda t, x: 1e200 * x**3)]
     steps = 1 if METHODS[method].adaptive else 30
-    solution = solve(segments, torch.ones(2, dtype=torch.float64), method=method, steps=steps, throw=False, save="segments")
+    solution = solve(
+        segments,
+        torch.ones(2, dtype=torch.float64),
+        method=method,
+        steps=steps,
+        throw=False,
+        save="segments",
+    )
     # an adaptive method shortens its steps instead of leaving the finite numbers
-    expected = {Status.NON_FINITE, Status.STEP_UNDERFLOW} if METHODS[method].adaptive else {Status.NON_FINITE}
+    expected = (
+        {Status.NON_FINITE, Status.STEP_UNDERFLOW}
+        if METHODS[method].adaptive
+        else {Status.NON_FINITE}
+    )
     assert solution.status in expected
     assert solution.segment == 1
     assert 1 <= solution.time <= 3
@@ -232,14 +267,18 @@ def test_a_state_that_becomes_non_finite_says_where(method):
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_an_initial_state_that_is_not_finite_is_found_at_the_start(method):
-    solution = solve(switched(), torch.tensor([1.0, math.nan], dtype=torch.float64), method=method, throw=False)
+    solution = solve(
+        switched(), torch.tensor([1.0, math.nan], dtype=torch.float64), method=method, throw=False
+    )
     assert (solution.status, solution.segment, solution.time) == (Status.NON_FINITE, 0, 0.0)
 
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("method", ["dopri5", "tsit5", "torchdiffeq:dopri5"])
 def test_a_singularity_ends_as_an_underflow_near_it(method):
-    solution = solve([Segment(0, 2, blow_up)], torch.ones(1, dtype=torch.float64), method=method, throw=False)
+    solution = solve(
+        [Segment(0, 2, blow_up)], torch.ones(1, dtype=torch.float64), method=method, throw=False
+    )
     assert solution.status is Status.STEP_UNDERFLOW
     assert solution.time == pytest.approx(1, abs=1e-3)
     assert "raise rtol and atol" in solution.message
@@ -249,7 +288,11 @@ def test_a_singularity_ends_as_an_underflow_near_it(method):
 def test_the_step_limit_is_a_status(method):
     stiff = [Segment(0, 10, lambda t, x: -1e5 * (x - torch.cos(t)))]
     solution = solve(
-        stiff, torch.ones(1, dtype=torch.float64), method=method, throw=False, step_control=StepControl(max_steps=50)
+        stiff,
+        torch.ones(1, dtype=torch.float64),
+        method=method,
+        throw=False,
+        step_control=StepControl(max_steps=50),
     )
     assert solution.status is Status.TOO_MANY_STEPS
     assert 0 < solution.time < 10
@@ -260,18 +303,38 @@ def test_the_step_limit_is_a_status(method):
     [
         ({"method": "rk5"}, "unknown method 'rk5': did you mean 'rk4'", {"method": "rk4"}),
         ({"method": "dopri5", "steps": 4}, "takes no steps = 4: give rtol and atol", {"steps": 1}),
-        ({"method": "rk4", "rtol": 1e-3}, "takes no rtol or atol: give steps", {"rtol": None, "steps": 4}),
+        (
+            {"method": "rk4", "rtol": 1e-3},
+            "takes no rtol or atol: give steps",
+            {"rtol": None, "steps": 4},
+        ),
         ({"method": "rk4", "atol": 1e-3}, "takes no rtol or atol", {"method": "tsit5"}),
-        ({"method": "tsit5", "rtol": 0.0}, "rtol = 0.0: give a positive finite number", {"rtol": 1e-3}),
+        (
+            {"method": "tsit5", "rtol": 0.0},
+            "rtol = 0.0: give a positive finite number",
+            {"rtol": 1e-3},
+        ),
         ({"method": "tsit5", "rtol": -1.0}, "rtol = -1.0", {"rtol": 1.0}),
         ({"method": "tsit5", "atol": math.nan}, "atol = nan", {"atol": 1e-9}),
         ({"method": "tsit5", "rtol": math.inf}, "rtol = inf", {"rtol": 1e-6}),
-        ({"method": "tsit5", "rtol": 1e-9}, "rtol = 1e-09 is below what float32 resolves", {"rtol": 1e-6}),
-        ({"method": "tsit5", "atol": 1e-50}, "atol = 1e-50 vanishes in float32, whose least number is 1.2e-38", {"atol": 1e-37}),
+        (
+            {"method": "tsit5", "rtol": 1e-9},
+            "rtol = 1e-09 is below what float32 resolves",
+            {"rtol": 1e-6},
+        ),
+        (
+            {"method": "tsit5", "atol": 1e-50},
+            "atol = 1e-50 vanishes in float32, whose least number is 1.2e-38",
+            {"atol": 1e-37},
+        ),
         ({"steps": 0}, "steps = 0: give a whole number of at least 1", {"steps": 1}),
         ({"steps": -3}, "steps = -3", {"steps": 3}),
         ({"steps": True}, "steps = True", {"steps": 1}),
-        ({"gradient": "backpropp"}, "unknown gradient 'backpropp': did you mean 'backprop'", {"gradient": "backprop"}),
+        (
+            {"gradient": "backpropp"},
+            "unknown gradient 'backpropp': did you mean 'backprop'",
+            {"gradient": "backprop"},
+        ),
         ({"save": "step"}, "unknown save 'step': did you mean 'steps'", {"save": "steps"}),
     ],
 )
@@ -285,7 +348,12 @@ def test_a_request_that_makes_no_sense_is_named_and_what_it_advises_works(reques
 def test_a_number_of_attempts_below_one_is_named(wrong):
     with pytest.raises(ConfigError, match=f"max_steps = {wrong}: give a whole number "):
         unchecked(StepControl)(max_steps=wrong)
-    assert solve(switched(), torch.ones(2), method="tsit5", step_control=StepControl(max_steps=100)).status is Status.SUCCESS
+    assert (
+        solve(
+            switched(), torch.ones(2), method="tsit5", step_control=StepControl(max_steps=100)
+        ).status
+        is Status.SUCCESS
+    )
 
 
 def test_segments_that_do_not_meet_are_named():
@@ -336,12 +404,19 @@ def test_a_field_that_breaks_only_the_first_time_is_not_called_a_success():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_can_be_solved_adaptively(dtype):
-    x1 = solve([Segment(0, 1, lambda t, x: torch.cos(t) + 0 * x)], torch.zeros(3, dtype=dtype), method="tsit5", rtol=0.05).x1
+    x1 = solve(
+        [Segment(0, 1, lambda t, x: torch.cos(t) + 0 * x)],
+        torch.zeros(3, dtype=dtype),
+        method="tsit5",
+        rtol=0.05,
+    ).x1
     assert x1.dtype == dtype
     assert float(x1[0]) == pytest.approx(math.sin(1), rel=0.05)
 
 
-@pytest.mark.parametrize("x0", [torch.ones(2, dtype=torch.int64), torch.ones(0), torch.ones(2).to(torch.float8_e5m2)])
+@pytest.mark.parametrize(
+    "x0", [torch.ones(2, dtype=torch.int64), torch.ones(0), torch.ones(2).to(torch.float8_e5m2)]
+)
 def test_a_state_that_is_no_floating_tensor_is_refused(x0):
     with pytest.raises(ConfigError, match="non-empty tensor of a floating or complex type"):
         unchecked(solve)(switched(), x0)
@@ -356,10 +431,12 @@ def faults(method, steps, rtol):
         f"steps = {steps}: give a whole number": steps < 1,
         f"method '{method}' has fixed steps": not adaptive and rtol is not None,
         f"method '{method}' chooses its own steps": adaptive and steps > 1,
-        f"rtol = {rtol!r}: give a positive finite number": adaptive and rtol is not None and not 0 < rtol < math.inf,
-        f"rtol = {rtol:g} is below what float64 resolves" if rtol is not None else "": adaptive
-        and rtol is not None
-        and 0 < rtol < 4 * np.finfo(float).eps,
+        f"rtol = {rtol!r}: give a positive finite number": (
+            adaptive and rtol is not None and not 0 < rtol < math.inf
+        ),
+        f"rtol = {rtol:g} is below what float64 resolves" if rtol is not None else "": (
+            adaptive and rtol is not None and 0 < rtol < 4 * np.finfo(float).eps
+        ),
     }
     return [words for words, is_so in wrong.items() if is_so]
 
@@ -373,12 +450,17 @@ def faults(method, steps, rtol):
     power=st.integers(0, 4),
 )
 @settings(max_examples=150)
-def test_a_request_is_refused_for_what_is_wrong_with_it_and_else_carried_out(method, steps, rtol, scale, power):
+def test_a_request_is_refused_for_what_is_wrong_with_it_and_else_carried_out(
+    method, steps, rtol, scale, power
+):
     x0 = torch.tensor([0.5, 1.5], dtype=torch.float64)
     fields = [lambda t, x: scale * x**power, lambda t, x: torch.sin(t * x)]
 
     def solved(**request):
-        if getattr(METHODS.get(request["method"]), "adaptive", False) and request["method"] != "torchdiffeq:scipy_solver":
+        if (
+            getattr(METHODS.get(request["method"]), "adaptive", False)
+            and request["method"] != "torchdiffeq:scipy_solver"
+        ):
             request["step_control"] = StepControl(max_steps=200)
         return solve([Segment(k, k + 1, field) for k, field in enumerate(fields)], x0, **request)
 
@@ -392,7 +474,11 @@ def test_a_request_is_refused_for_what_is_wrong_with_it_and_else_carried_out(met
         method = method if method in METHODS else "rk4"
         adaptive = METHODS[method].adaptive
         assert (
-            solved(method=method, steps=1 if adaptive else max(1, steps), rtol=1e-3 if adaptive else None).status
+            solved(
+                method=method,
+                steps=1 if adaptive else max(1, steps),
+                rtol=1e-3 if adaptive else None,
+            ).status
             is Status.SUCCESS
         )
         return
@@ -400,7 +486,8 @@ def test_a_request_is_refused_for_what_is_wrong_with_it_and_else_carried_out(met
     if solution.status is Status.SUCCESS:
         assert torch.isfinite(solution.x1).all()
     else:
-        # the first field can blow up; where it cannot, and 200 steps can meet the tolerance, nothing may fail
+        # the first field can blow up; where it cannot, and 200 steps can meet the tolerance,
+        # nothing may fail
         tight = METHODS[method].adaptive and (METHODS[method].order < 4 or (rtol or 1e-6) < 1e-6)
         assert power > 1 or abs(scale) > 1 or tight
 
@@ -410,6 +497,9 @@ def test_of_several_solutions_from_a_point_without_lipschitz_one_is_returned(met
     """x' = sqrt|x| has x = 0 and x = t^2/4 from 0; from just beside it there is one."""
     segment = Segment(0.0, 2.0, lambda t, x: x.abs().sqrt())
     options = {"rtol": 1e-8, "atol": 1e-30} if method == "dopri5" else {"steps": 500}
-    still, moved = (solve([segment], torch.tensor([x], dtype=torch.float64), method=method, **options) for x in (0.0, 1e-12))
+    still, moved = (
+        solve([segment], torch.tensor([x], dtype=torch.float64), method=method, **options)
+        for x in (0.0, 1e-12)
+    )
     assert (still.status, float(still.x1)) == (Status.SUCCESS, 0.0)
     assert float(moved.x1) == pytest.approx(1.0, rel=5e-2)

@@ -1,4 +1,6 @@
-"""What is said of an explicit method whose steps stability bounds: of stiff problems, and of none that is not."""
+"""What is said of an explicit method whose steps stability bounds: of stiff problems, and of none
+that is not.
+"""
 
 import numpy as np
 import pytest
@@ -9,7 +11,9 @@ from solvers import METHODS, RungeKutta, Segment, solve
 from solvers.stiffness import BOUNDED, EASY, Stiffness
 from solvers.tableau import DOPRI5, EULER, HEUN, RK4
 
-PAIRS = [name for name, method in METHODS.items() if method.adaptive and isinstance(method, RungeKutta)]
+PAIRS = [
+    name for name, method in METHODS.items() if method.adaptive and isinstance(method, RungeKutta)
+]
 EXPLICIT = [name for name in PAIRS if not METHODS[name].implicit]
 
 
@@ -21,7 +25,8 @@ def van_der_pol(mu):
 @pytest.mark.parametrize("gradient", ["backprop", "checkpoint", "adjoint"])
 @pytest.mark.parametrize("method", EXPLICIT)
 def test_stiffness_is_warned_of(method, gradient):
-    # the slow part of van der Pol's cycle: rho = mu (x^2 - 1), so that h = z/rho, where accuracy would let it be 1e4 times longer
+    # the slow part of van der Pol's cycle: rho = mu (x^2 - 1), so that h = z/rho, where accuracy
+    # would let it be 1e4 times longer
     start = torch.tensor([2.0, 0.0], dtype=torch.float64)
     segment = Segment(0, 0.3, van_der_pol(1000.0))
     solution = solve([segment], start, method=method, rtol=1e-3, atol=1e-6, gradient=gradient)
@@ -42,14 +47,17 @@ def test_problems_that_are_not_stiff_bring_no_warning(method, name):
 
 
 def test_the_same_problem_is_stiff_for_loose_tolerances_only():
-    # C2 has rates up to 9: 20*9/2.5 = 72 steps are needed for stability, and more for an accuracy of 1e-7
+    # C2 has rates up to 9: 20*9/2.5 = 72 steps are needed for stability, and more for an accuracy
+    # of 1e-7
     segments, x0 = detest("C2")
     loose, tight = (solve(segments, x0, method="bosh3", rtol=tol, atol=tol) for tol in (1e-3, 1e-8))
     assert loose.stats.stiff_at is not None
     assert tight.stats.stiff_at is None
 
 
-@pytest.mark.parametrize(("tableau", "known"), [(EULER, 2.0), (HEUN, 2.0), (RK4, 2.785), (DOPRI5, 3.307)])
+@pytest.mark.parametrize(
+    ("tableau", "known"), [(EULER, 2.0), (HEUN, 2.0), (RK4, 2.785), (DOPRI5, 3.307)]
+)
 def test_stability_intervals_are_the_published_ones(tableau, known):
     assert tableau.stability_interval == pytest.approx(known, abs=2e-3)
 

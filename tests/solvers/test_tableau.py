@@ -104,7 +104,9 @@ def test_the_error_of_two_parts_is_scipys_and_of_order_8():
     stages = [torch.tensor(s) for s in k]
     run = Run(1, 1e-6, 1e-6, max_steps=1)
     states = torch.tensor(x0), torch.tensor(x1)
-    ours = DOP853.error([float(run.size(weighted(h, row, stages), *states)) for row in DOP853.error_weights])
+    ours = DOP853.error(
+        [float(run.size(weighted(h, row, stages), *states)) for row in DOP853.error_weights]
+    )
     fine, coarse = (np.abs(weights) @ np.abs(k) for weights in DOP853.error_weights)
     rounding = (
         2**-52 * h * float(((fine + coarse) / scale).max())
@@ -128,6 +130,13 @@ def test_the_pair_of_order_8_has_it():
 
     def missed(steps):
         segment = Segment(0, 10, lambda t, x: torch.stack([x[1], -x[0]]))
-        return float((solve([segment], torch.eye(2)[0].double(), method=RungeKutta(DOP853), steps=steps).x1 - right).norm())
+        return float(
+            (
+                solve(
+                    [segment], torch.eye(2)[0].double(), method=RungeKutta(DOP853), steps=steps
+                ).x1
+                - right
+            ).norm()
+        )
 
     assert np.log2(missed(10) / missed(20)) == pytest.approx(8, abs=0.15)

@@ -1,4 +1,6 @@
-"""Times: fields are evaluated on their own side of a switch, and segments may be as short, as long or as far away as numbers allow."""
+"""Times: fields are evaluated on their own side of a switch, and segments may be as short, as long
+or as far away as numbers allow.
+"""
 
 import math
 from itertools import pairwise
@@ -25,7 +27,10 @@ def shared(name):
 
 def request_for(method, dtype=torch.float64):
     tolerance = 1e-9 if dtype is torch.float64 else 1e-5
-    return {"method": method, **({"rtol": tolerance, "atol": tolerance} if METHODS[method].adaptive else {"steps": 20})}
+    return {
+        "method": method,
+        **({"rtol": tolerance, "atol": tolerance} if METHODS[method].adaptive else {"steps": 20}),
+    }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -61,7 +66,12 @@ def test_checkpoint_evaluates_where_backprop_does(method):
             return torch.sin(t + x)
 
         x = X0.clone().requires_grad_()
-        x1 = solve([Segment(0, 1, field), Segment(1, 2, field)], x, gradient=gradient, **request_for(method)).x1
+        x1 = solve(
+            [Segment(0, 1, field), Segment(1, 2, field)],
+            x,
+            gradient=gradient,
+            **request_for(method),
+        ).x1
         seen.append((set(times), x1.detach()))
     assert seen[0][0] == seen[1][0]
     assert torch.equal(seen[0][1], seen[1][1])
@@ -100,7 +110,10 @@ def test_no_evaluation_is_at_a_switch_or_beyond(method):
             low, high = torch.tensor(0.0, dtype=dtype), torch.tensor(0.7, dtype=dtype)
             assert all(t < high for t in seen)
             assert all(t > low for t in seen) or method == "euler"
-            assert any(t == torch.nextafter(high, low) for t in seen) or method in ("euler", "midpoint")
+            assert any(t == torch.nextafter(high, low) for t in seen) or method in (
+                "euler",
+                "midpoint",
+            )
 
 
 @pytest.mark.parametrize("method", ["euler", "rk4", "dopri5", "tsit5"])
@@ -108,11 +121,17 @@ def test_a_segment_of_a_few_ulp_is_one_step(method):
     for t0, t1 in ((0.3, 0.1 + 0.2), (1.0, 1 + 4e-16), (1 + 4e-16, 1.0), (0.0, 5e-324)):
         solution = solve([Segment(t0, t1, lambda t, x: -x + 0 * t)], X0, method=method)
         assert solution.stats.accepted == 1
-        assert torch.allclose(solution.x1, X0 * math.exp(-min(t1 - t0, 1.0)) if t1 - t0 < 1 else solution.x1, rtol=1e-14)
+        assert torch.allclose(
+            solution.x1,
+            X0 * math.exp(-min(t1 - t0, 1.0)) if t1 - t0 < 1 else solution.x1,
+            rtol=1e-14,
+        )
 
 
 def test_a_long_segment_from_zero_is_reached():
-    solution = solve([Segment(0, 1e10, lambda t, x: -1e-9 * x)], X0, method="tsit5", rtol=1e-9, atol=1e-12)
+    solution = solve(
+        [Segment(0, 1e10, lambda t, x: -1e-9 * x)], X0, method="tsit5", rtol=1e-9, atol=1e-12
+    )
     assert torch.allclose(solution.x1, X0 * math.exp(-10), rtol=1e-6)
     assert solution.stats.accepted < 200
 
@@ -138,9 +157,12 @@ def test_a_field_that_is_not_finite_is_named_so_and_where(method, name):
 
 
 def test_float32_far_from_zero_takes_few_more_steps_than_near_it():
-    # the field is told t = 1e5 to 0.008: a pair whose error estimate weighs neighbouring stages heavily, as tsit5, sees that
+    # the field is told t = 1e5 to 0.008: a pair whose error estimate weighs neighbouring stages
+    # heavily, as tsit5, sees that
     def taken(start):
         segment = Segment(start, start + 10, lambda t, x: torch.cos(t - start) + 0 * x)
-        return solve([segment], torch.ones(3), method="dopri5", rtol=1e-4, atol=1e-4).stats.evaluations
+        return solve(
+            [segment], torch.ones(3), method="dopri5", rtol=1e-4, atol=1e-4
+        ).stats.evaluations
 
     assert taken(1e5) <= 2 * taken(0.0)

@@ -1,4 +1,6 @@
-"""Tolerances by entry: equal ones are one number to the last bit, each bounds its own entry, and what makes no sense is refused."""
+"""Tolerances by entry: equal ones are one number to the last bit, each bounds its own entry, and
+what makes no sense is refused.
+"""
 
 import math
 import sys
@@ -11,7 +13,11 @@ from solvers import GRADIENTS, METHODS, ConfigError, Segment, StepControl, solve
 from tests.helpers import unchecked
 
 X0 = torch.tensor([1.0, -0.5, 2.0], dtype=torch.float64)
-ADAPTIVE = [name for name, method in METHODS.items() if method.adaptive and name != "torchdiffeq:scipy_solver"]
+ADAPTIVE = [
+    name
+    for name, method in METHODS.items()
+    if method.adaptive and name != "torchdiffeq:scipy_solver"
+]
 RATES = torch.tensor([1.0, 12.0, 0.3], dtype=torch.float64)
 
 
@@ -27,33 +33,66 @@ def segments():
 @pytest.mark.parametrize("method", ADAPTIVE)
 def test_equal_ones_are_one_number(method):
     one = solve(segments(), X0, method=method, rtol=1e-5, atol=1e-7)
-    each = solve(segments(), X0, method=method, rtol=torch.full((3,), 1e-5).double(), atol=torch.tensor([1e-7]).double())
+    each = solve(
+        segments(),
+        X0,
+        method=method,
+        rtol=torch.full((3,), 1e-5).double(),
+        atol=torch.tensor([1e-7]).double(),
+    )
     assert torch.allclose(one.x1, each.x1, rtol=1e-14)
     assert one.stats == each.stats
 
 
 @pytest.mark.cases(2)
-@pytest.mark.parametrize("method", ["bosh3", "dopri5", "tsit5", "esdirk4"])  # whose steps are many and small enough to be counted
+@pytest.mark.parametrize(
+    "method", ["bosh3", "dopri5", "tsit5", "esdirk4"]
+)  # whose steps are many and small enough to be counted
 def test_an_entrys_tolerance_is_kept_at_the_cost_of_its_own(method):
     exact = X0 * torch.exp(torch.sin(RATES) / RATES)
     work, errors = {}, {}
-    for name, which in {"loose": [], "the fast one": [1], "the slow one": [2], "tight": [0, 1, 2]}.items():
+    for name, which in {
+        "loose": [],
+        "the fast one": [1],
+        "the slow one": [2],
+        "tight": [0, 1, 2],
+    }.items():
         tolerance = torch.full((3,), 1e-3).double()
         tolerance[which] = 1e-8
         found = solve(
-            [Segment(0, 1, swings)], X0, method=method, rtol=tolerance, atol=tolerance, step_control=StepControl(norm="max")
+            [Segment(0, 1, swings)],
+            X0,
+            method=method,
+            rtol=tolerance,
+            atol=tolerance,
+            step_control=StepControl(norm="max"),
         )
         work[name], errors[name] = found.stats.evaluations, (found.x1 - exact).abs()
-    assert work["loose"] < work["the slow one"] < work["the fast one"] == pytest.approx(work["tight"], rel=0.1)
+    assert (
+        work["loose"]
+        < work["the slow one"]
+        < work["the fast one"]
+        == pytest.approx(work["tight"], rel=0.1)
+    )
     assert float(errors["the fast one"][1]) < 1e-6
     assert float(errors["loose"][1]) > 1e-5
 
 
 @pytest.mark.parametrize("kind", sorted(GRADIENTS))
 def test_every_gradient_has_them(kind):
-    rate, tolerance = torch.tensor(1.3, dtype=torch.float64, requires_grad=True), torch.tensor([1e-9, 1e-8, 1e-9]).double()
+    rate, tolerance = (
+        torch.tensor(1.3, dtype=torch.float64, requires_grad=True),
+        torch.tensor([1e-9, 1e-8, 1e-9]).double(),
+    )
     x = X0.clone().requires_grad_()
-    x1 = solve([Segment(0, 1, lambda t, x: -rate * x)], x, method="tsit5", rtol=tolerance, atol=tolerance, gradient=kind).x1
+    x1 = solve(
+        [Segment(0, 1, lambda t, x: -rate * x)],
+        x,
+        method="tsit5",
+        rtol=tolerance,
+        atol=tolerance,
+        gradient=kind,
+    ).x1
     found = torch.autograd.grad(x1.sum(), (x, rate))
     assert torch.allclose(found[0], torch.full_like(x, math.exp(-1.3)), rtol=1e-6)
     assert float(found[1]) == pytest.approx(-float(X0.sum()) * math.exp(-1.3), rel=1e-6)
@@ -69,13 +108,29 @@ def test_a_state_of_several_tensors_has_one_each_in_its_structure():
         return Pair(torch.cos(12 * t) * y.position, {"a": -y.spins["a"]})
 
     def asked(rtol, norm="max"):
-        return solve([Segment(0, 1, field)], state, method="tsit5", rtol=rtol, atol=1e-9, step_control=StepControl(norm=norm))
+        return solve(
+            [Segment(0, 1, field)],
+            state,
+            method="tsit5",
+            rtol=rtol,
+            atol=1e-9,
+            step_control=StepControl(norm=norm),
+        )
 
     state = Pair(torch.ones(2, dtype=torch.float64), {"a": torch.ones(3, dtype=torch.float64)})
     one, same = asked(1e-6), asked(Pair(1e-6, {"a": torch.full((3,), 1e-6)}))
     assert one.stats.evaluations == same.stats.evaluations
-    assert asked((1e-3, {"a": 1e-9})).stats.evaluations < asked((1e-9, {"a": 1e-3})).stats.evaluations
-    for wrong in ((1e-3,), (1e-3, 1e-3), {"a": 1e-3}, (1e-3, {"b": 1e-3}), (torch.ones(3), {"a": 1e-3}), torch.ones(5)):
+    assert (
+        asked((1e-3, {"a": 1e-9})).stats.evaluations < asked((1e-9, {"a": 1e-3})).stats.evaluations
+    )
+    for wrong in (
+        (1e-3,),
+        (1e-3, 1e-3),
+        {"a": 1e-3},
+        (1e-3, {"b": 1e-3}),
+        (torch.ones(3), {"a": 1e-3}),
+        torch.ones(5),
+    ):
         with pytest.raises(ConfigError, match="does not fit a state of 2 tensors"):
             asked(wrong)
 
@@ -118,7 +173,9 @@ def test_who_has_no_tolerances_by_entry_says_so():
     with pytest.raises(ConfigError, match="has fixed steps and takes no rtol"):
         unchecked(solve)(segments(), X0, method="rk4", rtol=tolerance)
     x1 = solve(segments(), x, method="torchdiffeq:dopri5", rtol=tolerance, gradient="adjoint").x1
-    with pytest.raises(ConfigError, match="torchdiffeq:dopri5 with gradient 'adjoint' has no tolerances by entry"):
+    with pytest.raises(
+        ConfigError, match="torchdiffeq:dopri5 with gradient 'adjoint' has no tolerances by entry"
+    ):
         torch.autograd.grad(x1.sum(), x)
     with pytest.raises(ConfigError, match="rtol = "):
         unchecked(solve_each)([Segment(0, 1, lambda t, x: -x)], X0[None], rtol=tolerance)

@@ -22,7 +22,12 @@ BASE = {
 
 def given():
     """What a small study is made of."""
-    return {"name": "small", "base": BASE, "vary": {"placement": ["pre", "peri"]}, "learning_rates": [1e-3, 1e-2]}
+    return {
+        "name": "small",
+        "base": BASE,
+        "vary": {"placement": ["pre", "peri"]},
+        "learning_rates": [1e-3, 1e-2],
+    }
 
 
 def small(name="small", **changes):
@@ -57,11 +62,16 @@ CREATE TABLE outcomes (
 def to_format_1(path):
     """Makes the study file one of format 1, with the same runs."""
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        tables = {name: connection.execute(f"SELECT * FROM {name}").fetchall() for name in ("about", "runs")}
+        tables = {
+            name: connection.execute(f"SELECT * FROM {name}").fetchall()
+            for name in ("about", "runs")
+        }
         for name in tables:
             connection.execute(f"DROP TABLE {name}")
         connection.executescript(FORMAT_1)
         for name, rows in tables.items():
             marks = ", ".join("?" * (len(rows[0]) - 1))
-            connection.executemany(f"INSERT INTO {name} VALUES ({marks})", [row[:-1] for row in rows])
+            connection.executemany(
+                f"INSERT INTO {name} VALUES ({marks})", [row[:-1] for row in rows]
+            )
         connection.execute("UPDATE about SET value = '1' WHERE name = 'format'")

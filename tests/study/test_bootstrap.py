@@ -1,4 +1,6 @@
-"""A gap between two settings beside its spread over seeds: scipy's t-test, and the rate at which seeds alone make it."""
+"""A gap between two settings beside its spread over seeds: scipy's t-test, and the rate at which
+seeds alone make it.
+"""
 
 import math
 
@@ -31,9 +33,14 @@ def test_one_run_against_several_seeds_is_the_prediction_interval():
 
 def test_seeds_alone_make_a_gap_as_often_as_it_says():
     draws = np.random.default_rng(0)
-    chances = [gap_over_seeds(draws.normal(size=3).tolist(), draws.normal(size=3).tolist())[2] for _ in range(2000)]
+    chances = [
+        gap_over_seeds(draws.normal(size=3).tolist(), draws.normal(size=3).tolist())[2]
+        for _ in range(2000)
+    ]
     for level in (0.05, 0.5):
-        assert np.mean(np.array(chances) <= level) == pytest.approx(level, abs=3 * math.sqrt(level * (1 - level) / 2000))
+        assert np.mean(np.array(chances) <= level) == pytest.approx(
+            level, abs=3 * math.sqrt(level * (1 - level) / 2000)
+        )
 
 
 def test_equal_losses_leave_no_doubt():
@@ -41,7 +48,10 @@ def test_equal_losses_leave_no_doubt():
     assert gap_over_seeds([2.0, 2.0], [2.5, 2.5]) == (0.5, 0.0, 0.0)
 
 
-@pytest.mark.parametrize("losses", [([], [1.0, 2.0, 3.0]), ([1.0], [2.0]), ([1.0, 2.0], [math.inf]), ([1.0, math.nan], [2.0])])
+@pytest.mark.parametrize(
+    "losses",
+    [([], [1.0, 2.0, 3.0]), ([1.0], [2.0]), ([1.0, 2.0], [math.inf]), ([1.0, math.nan], [2.0])],
+)
 def test_too_few_losses_and_those_of_a_diverged_run_are_refused(losses):
     with pytest.raises(ConfigError, match="give finite ones of two settings, three or more in all"):
         gap_over_seeds(*losses)

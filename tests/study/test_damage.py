@@ -1,4 +1,6 @@
-"""A draw of the campaign of damaged study files, each day another one: the seed is in the message."""
+"""A draw of the campaign of damaged study files, each day another one: the seed is in the
+message.
+"""
 
 import os
 import random
@@ -34,7 +36,9 @@ def test_a_damaged_study_gets_a_line_and_no_wrong_figure_and_ends_as_it_would_ha
 
 
 def test_each_odd_value_of_a_row_is_seen(study):
-    """Without a command around it: `open_store` names the row of each odd value, but for those that are the stored one."""
+    """Without a command around it: `open_store` names the row of each odd value, but for those that
+    are the stored one.
+    """
     scripts = studies.odd_values(study)
     for name in random.Random(SEED).sample(sorted(scripts), 60):
         study.placed(study.whole)
@@ -45,7 +49,9 @@ def test_each_odd_value_of_a_row_is_seen(study):
 
 
 def test_a_study_whose_list_of_tables_was_lost_does_not_begin_anew(study):
-    """The number of tables is at byte 104 of the file: with 0 it seemed to be new, and its runs were lost."""
+    """The number of tables is at byte 104 of the file: with 0 it seemed to be new, and its runs
+    were lost.
+    """
     damaged = bytearray(study.whole)
     assert int.from_bytes(damaged[103:105], "big") == 2
     damaged[104] = 0
@@ -65,7 +71,10 @@ def unseen(study):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("cc") is None or not sys.platform.startswith("linux"), reason="needs a C compiler and Linux")
+@pytest.mark.skipif(
+    shutil.which("cc") is None or not sys.platform.startswith("linux"),
+    reason="needs a C compiler and Linux",
+)
 def test_a_study_on_a_disk_that_fails_or_killed_at_a_file_operation_goes_on(study):
     counts, faults = studies.on_a_disk_of_its_own(study, Part(SEED, 0.01))
     assert not faults, f"seed {SEED}: {faults}"
@@ -83,5 +92,8 @@ def test_a_pipe_in_the_place_of_a_file_is_named_and_not_waited_for(name, write, 
         with open_store(tmp_path, write=False) as store:
             assert store.about("name") == "mine"
         return
-    with pytest.raises(ConfigError, match="pipe" if write or name != FILE else "there is no"), open_store(tmp_path, write=write):
+    with (
+        pytest.raises(ConfigError, match="pipe" if write or name != FILE else "there is no"),
+        open_store(tmp_path, write=write),
+    ):
         pass

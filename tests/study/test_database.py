@@ -63,7 +63,8 @@ def test_what_is_kept_is_what_was_found(tmp_path):
 
 def test_divergence_and_failure_are_outcomes_and_no_errors(tmp_path):
     study = small(
-        cases=[{"temperature_start": 2.0, "temperature_steps": 2, "attention": "linear"}, {}], learning_rates=[1e-3, 1e30]
+        cases=[{"temperature_start": 2.0, "temperature_steps": 2, "attention": "linear"}, {}],
+        learning_rates=[1e-3, 1e30],
     )
     assert carried_out(study, tmp_path)
     endings = [run.result.ending for run in rows(tmp_path)]
@@ -76,7 +77,14 @@ def test_divergence_and_failure_are_outcomes_and_no_errors(tmp_path):
 def test_a_run_that_failed_is_tried_again_and_replaced(tmp_path):
     def failing(jobs):
         for i, job in enumerate(jobs):
-            yield job, job.carry_out() if i else [RunResult("failed", "no memory", [], 1.0, {}) for _ in job.runs]
+            yield (
+                job,
+                (
+                    job.carry_out()
+                    if i
+                    else [RunResult("failed", "no memory", [], 1.0, {}) for _ in job.runs]
+                ),
+            )
 
     carried_out(small(), tmp_path, failing)
     failed = {run.key for run in rows(tmp_path) if run.result.ending == "failed"}
@@ -153,7 +161,9 @@ def test_a_study_that_varies_more_has_what_was_kept_in_its_own_cases(tmp_path):
     wider = small(vary={"placement": ["pre", "peri"], "dt": [1.0, 0.5]})
     carried_out(wider, tmp_path)
     with open_store(tmp_path, write=False) as store:
-        assert set(outcomes_of(prospect(wider, store).kept(store))) == {run.case for run in wider.runs()}
+        assert set(outcomes_of(prospect(wider, store).kept(store))) == {
+            run.case for run in wider.runs()
+        }
         assert len(rows(tmp_path)) == 8
 
 
@@ -172,7 +182,10 @@ def test_a_damaged_file_is_no_traceback(tmp_path):
 
 
 def test_the_commit_is_ctranss_own_and_not_of_a_tree_that_it_lies_in(tmp_path, monkeypatch):
-    for words in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a", "commit", "-q", "--allow-empty", "-m", "a"]):
+    for words in (
+        ["init", "-q"],
+        ["-c", "user.name=a", "-c", "user.email=a", "commit", "-q", "--allow-empty", "-m", "a"],
+    ):
         subprocess.run(["git", "-C", tmp_path, *words], check=True)
     monkeypatch.setattr(carry_out, "__file__", str(tmp_path / "carry_out.py"))
     assert carry_out.commit_of_ctrans() == ""
@@ -180,7 +193,12 @@ def test_the_commit_is_ctranss_own_and_not_of_a_tree_that_it_lies_in(tmp_path, m
 
 def test_a_task_is_trained_as_any_text_is(tmp_path):
     base = {name: value for name, value in BASE.items() if name not in ("vocab_size", "context")}
-    study = small(base={**base, "eval_windows": 20}, source={"task": "digits"}, learning_rates=[1e-3], measure=["massive"])
+    study = small(
+        base={**base, "eval_windows": 20},
+        source={"task": "digits"},
+        learning_rates=[1e-3],
+        measure=["massive"],
+    )
     assert carried_out(study, tmp_path)
     kept = rows(tmp_path)
     assert [run.result.ending for run in kept] == ["finished"] * 2
@@ -208,12 +226,19 @@ def test_an_interrupted_run_is_not_kept(tmp_path):
 
 
 def test_two_processes_cannot_write(tmp_path):
-    with open_store(tmp_path), pytest.raises(ConfigError, match="another process"), open_store(tmp_path):
+    with (
+        open_store(tmp_path),
+        pytest.raises(ConfigError, match="another process"),
+        open_store(tmp_path),
+    ):
         pass
 
 
 def test_what_is_no_study_file_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="give the --out of a study"), open_store(tmp_path, write=False):
+    with (
+        pytest.raises(ConfigError, match="give the --out of a study"),
+        open_store(tmp_path, write=False),
+    ):
         pass
     (tmp_path / FILE).write_bytes(b"something else" * 100)
     with pytest.raises(ConfigError, match="as a study"), open_store(tmp_path):
@@ -242,10 +267,14 @@ with open_store(pathlib.Path(sys.argv[1])) as store:
 
 @pytest.mark.slow
 def test_kill_9_at_any_moment_loses_at_most_what_is_in_flight_and_nothing_runs_twice(tmp_path):
-    """Each attempt is killed a little after its first run began; the file is whole every time, and no run is done again."""
+    """Each attempt is killed a little after its first run began; the file is whole every time, and
+    no run is done again.
+    """
     seen = []
     for delay in (0.0, 0.06, 0.1):
-        process = subprocess.Popen([sys.executable, "-c", SLOW, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", SLOW, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
         assert process.stdout.readline() == "begun\n"
         time.sleep(delay)
         os.kill(process.pid, signal.SIGKILL)
@@ -265,7 +294,10 @@ def test_exports_have_every_row(tmp_path, monkeypatch):
     carried_out(small(), tmp_path)
     with open_store(tmp_path, write=False) as store:
         made = {
-            name: make().decode() for name, make in export.files("csv", store, {"a": {"best loss": 2.0, "none": None}}).items()
+            name: make().decode()
+            for name, make in export.files(
+                "csv", store, {"a": {"best loss": 2.0, "none": None}}
+            ).items()
         }
         table = list(csv.DictReader(io.StringIO(made["runs.csv"])))
         assert len(table) == 4
@@ -282,7 +314,9 @@ def test_parquet_has_what_csv_has(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     carried_out(small(), tmp_path)
     with open_store(tmp_path, write=False) as store:
-        read = parquet.read_table(io.BytesIO(export.files("parquet", store, {})["runs.parquet"]())).to_pylist()
+        read = parquet.read_table(
+            io.BytesIO(export.files("parquet", store, {})["runs.parquet"]())
+        ).to_pylist()
         columns, kept = store.table("runs")
         assert [tuple(row[name] for name in columns) for row in read] == kept
 
@@ -296,7 +330,14 @@ def altered(directory, *commands):
 
 @pytest.mark.parametrize(
     "change",
-    ["curve = 'x'", "seconds = seconds + 1e-9", "message = CAST(x'ff80' AS TEXT)", "seed = 1", "key = x'00'", "digest = NULL"],
+    [
+        "curve = 'x'",
+        "seconds = seconds + 1e-9",
+        "message = CAST(x'ff80' AS TEXT)",
+        "seed = 1",
+        "key = x'00'",
+        "digest = NULL",
+    ],
 )
 def test_a_damaged_row_is_named_left_out_and_its_run_done_again(change, tmp_path):
     carried_out(small(), tmp_path)
@@ -347,7 +388,11 @@ def test_a_file_of_format_1_is_read_as_it_is_and_converted_by_a_writer(tmp_path)
             assert not prospect(small(), store).left
     assert (tmp_path / FILE).read_bytes() != content
     to_format_1(tmp_path / FILE)
-    altered(tmp_path, "UPDATE runs SET curve = '[1]' WHERE rowid = 1", "UPDATE about SET value = '[]' WHERE name = 'data'")
+    altered(
+        tmp_path,
+        "UPDATE runs SET curve = '[1]' WHERE rowid = 1",
+        "UPDATE about SET value = '[]' WHERE name = 'data'",
+    )
     with open_store(tmp_path) as store:
         assert len(store.damaged) == 2
         assert len(store.runs()) == 3
@@ -387,7 +432,11 @@ def test_a_database_of_another_program_gets_no_tables(tmp_path):
 def test_a_run_of_format_1_with_an_unknown_field_and_no_environment_is_left_out(tmp_path):
     carried_out(small(), tmp_path)
     to_format_1(tmp_path / FILE)
-    altered(tmp_path, """UPDATE runs SET training = '{"x": 1}' WHERE rowid = 1""", "ALTER TABLE runs DROP COLUMN environment")
+    altered(
+        tmp_path,
+        """UPDATE runs SET training = '{"x": 1}' WHERE rowid = 1""",
+        "ALTER TABLE runs DROP COLUMN environment",
+    )
     with open_store(tmp_path, write=False) as store:
         assert len(store.damaged) == 4
         assert store.runs() == []

@@ -16,7 +16,14 @@ from tests.study.helpers import BASE, given, small
 def test_runs_are_the_product_of_cases_rates_and_seeds():
     study = small(cases=[{"dt": 1.0}, {"dt": 0.1, "norm": "rmsnorm"}], seeds=[0, 3])
     found = {
-        (run.model.dt, run.model.norm, run.model.placement, run.training.learning_rate, run.training.seed) for run in study.runs()
+        (
+            run.model.dt,
+            run.model.norm,
+            run.model.placement,
+            run.training.learning_rate,
+            run.training.seed,
+        )
+        for run in study.runs()
     }
     assert len(found) == study.count == 16
     assert found == {
@@ -42,11 +49,15 @@ def test_a_key_is_of_all_that_decides_a_run_and_of_nothing_else():
 
 
 def test_without_rates_the_base_has_one():
-    assert [run.training.learning_rate for run in Study("a", base={**BASE, "learning_rate": 0.5}).runs()] == [0.5]
+    assert [
+        run.training.learning_rate for run in Study("a", base={**BASE, "learning_rate": 0.5}).runs()
+    ] == [0.5]
 
 
 def test_large_seeds_that_are_one_float_are_two():
-    assert [run.training.seed for run in Study("a", base=BASE, seeds=[2**60, 2**60 + 1]).runs()] == [2**60, 2**60 + 1]
+    assert [
+        run.training.seed for run in Study("a", base=BASE, seeds=[2**60, 2**60 + 1]).runs()
+    ] == [2**60, 2**60 + 1]
 
 
 WRONG = {
@@ -88,8 +99,9 @@ def test_a_file_says_what_the_same_object_says(tmp_path):
     (tmp_path / "book.txt").write_text("words")
     path = tmp_path / "mine.toml"
     path.write_text(
-        'learning_rates = [1e-3]\nseeds = [1, 2]\nbudget = 2\nfile = "book.txt"\nmeasure = ["moments"]\n'
-        '[base]\ndepth = 2\nwidth = 16\n[vary]\nplacement = ["pre", "peri"]\n[[cases]]\ndt = 0.5\n'
+        'learning_rates = [1e-3]\nseeds = [1, 2]\nbudget = 2\nfile = "book.txt"\nmeasure ='
+        ' ["moments"]\n[base]\ndepth = 2\nwidth = 16\n[vary]\nplacement = ["pre",'
+        ' "peri"]\n[[cases]]\ndt = 0.5\n'
     )
     assert dataclasses.asdict(read_study(path)) == dataclasses.asdict(
         Study(
@@ -108,7 +120,9 @@ def test_a_file_says_what_the_same_object_says(tmp_path):
 
 
 def test_a_task_brings_its_architecture_and_its_usual_settings(tmp_path):
-    (tmp_path / "images.toml").write_text('task = "digits"\n[base]\nwidth = 16\nheads = 2\nbatch = 5\n[vary]\ndt = [1.0, 0.5]\n')
+    (tmp_path / "images.toml").write_text(
+        'task = "digits"\n[base]\nwidth = 16\nheads = 2\nbatch = 5\n[vary]\ndt = [1.0, 0.5]\n'
+    )
     study = read_study(tmp_path / "images.toml")
     assert study.source == {"task": "digits"}
     task = TASKS["digits"]
@@ -140,7 +154,10 @@ def test_a_wrong_file_is_refused_by_name(what, tmp_path):
         read_study(tmp_path / "a.toml")
 
 
-@pytest.mark.parametrize("key", ["a" + ".a" * 400_000, '"a"' + '."a"' * 200_000, "a" + ".a" * 99, '","' + '.","' * 200_000])
+@pytest.mark.parametrize(
+    "key",
+    ["a" + ".a" * 400_000, '"a"' + '."a"' * 200_000, "a" + ".a" * 99, '","' + '.","' * 200_000],
+)
 def test_a_key_of_very_many_parts_is_named_at_once(key, tmp_path):
     (tmp_path / "s.toml").write_text(f"base.{key} = 1\n")
     with pytest.raises(ConfigError, match="nested more than 100 deep"):

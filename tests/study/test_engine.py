@@ -40,7 +40,9 @@ def dies(job):
 
 
 def names(found):
-    return sorted(run.case + str(run.training.learning_rate) for job, _ in found for run in job.runs)
+    return sorted(
+        run.case + str(run.training.learning_rate) for job, _ in found for run in job.runs
+    )
 
 
 def everything():
@@ -55,7 +57,9 @@ def test_local_processes_give_every_result_once():
         found.append(done)
         assert len(begun) <= len(found) + 1  # none is taken before it can begin
     assert names(found) == everything()
-    assert os.getpid() not in {result.environment["pid"] for _, results in found for result in results}
+    assert os.getpid() not in {
+        result.environment["pid"] for _, results in found for result in results
+    }
 
 
 @pytest.mark.slow
@@ -87,7 +91,9 @@ def test_processes_end_with_the_one_that_asked_though_it_is_killed(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment
+    )
     child = int(process.stdout.readline())
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -111,7 +117,9 @@ def slow(job):
 
 
 STARTS = 3
-"""How often two nodes are started: one ends itself where its agent is not there within some 15 seconds, as on a busy machine."""
+"""How often two nodes are started: one ends itself where its agent is not there within some 15
+seconds, as on a busy machine.
+"""
 
 
 def two_nodes():
@@ -131,12 +139,15 @@ def two_nodes():
         else:
             return cluster, other
     pytest.fail(
-        f"Ray started no two nodes; raylet.out in its session's logs says why ('Timed out waiting': a busy machine): {said}"
+        "Ray started no two nodes; raylet.out in its session's logs says why ('Timed out waiting':"
+        f" a busy machine): {said}"
     )
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'ctrans[ray]'")
+@pytest.mark.skipif(
+    find_spec("ray") is None, reason="Ray is not installed: pip install 'ctrans[ray]'"
+)
 def test_ray_loses_and_doubles_no_run_when_a_node_is_killed():
     """A cluster of two nodes on this machine, one of which is killed while it works."""
     cluster, other = two_nodes()

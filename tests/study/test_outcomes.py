@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from ctrans.study.database import Finished
-from ctrans.study.outcomes import BY_FLOOR, BY_SHARE, DEEPER, Floor, case_outcomes, rate_by_floor, stable_rule
+from ctrans.study.outcomes import (
+    BY_FLOOR,
+    BY_SHARE,
+    DEEPER,
+    Floor,
+    case_outcomes,
+    rate_by_floor,
+    stable_rule,
+)
 from ctrans.study.training import RunResult
 from tests.study.helpers import small
 
@@ -15,7 +23,11 @@ RATES = [1e-3, 1e-2, 1e-1, 1.0]
 
 def runs(ends):
     """Runs from a loss of 5; by rate, the ends of the seeds: a loss, or how else one ended."""
-    study = small(vary={"placement": ["pre"]}, learning_rates=RATES[: len(ends)], seeds=list(range(len(ends[0]))))
+    study = small(
+        vary={"placement": ["pre"]},
+        learning_rates=RATES[: len(ends)],
+        seeds=list(range(len(ends[0]))),
+    )
     found = []
     for run in study.runs():
         end = ends[RATES.index(run.training.learning_rate)][run.training.seed]
@@ -44,7 +56,10 @@ def test_sensitivity_is_the_mean_loss_above_the_best_with_no_loss_above_the_firs
             [[2.6, 2.6], [2.5, "diverged"], [2.0, 2.1], [5.0, 5.0]],
             1e-1,
         ),  # from the best upwards: what is unstable below is no matter
-        ([[2.0, 2.0], ["failed", "failed"], [2.1, 2.1], [5.0, 5.0]], 1e-3),  # of one that failed nothing is known
+        (
+            [[2.0, 2.0], ["failed", "failed"], [2.1, 2.1], [5.0, 5.0]],
+            1e-3,
+        ),  # of one that failed nothing is known
         ([[2.0, 2.0], ["failed", 2.0], [2.1, 2.1], [5.0, 5.0]], 1e-3),
         ([["diverged", "diverged"], [6.0, 6.0]], None),
     ],
@@ -57,7 +72,8 @@ FLOOR = Floor(2.0, 2.5)
 
 
 def test_the_rate_by_the_floor_is_where_a_piecewise_linear_curve_crosses_the_level():
-    # the best is 1 at 1e-3, the level 1.5: from 1.2 at 1e-2 to 2.2 at 1e-1 it is crossed after 0.3 of a decade
+    # the best is 1 at 1e-3, the level 1.5: from 1.2 at 1e-2 to 2.2 at 1e-1 it is crossed after 0.3
+    # of a decade
     ends = {1e-1: [2.2], 1e-3: [1.0], 1e-4: [1.9], 1e-2: [1.2], 1.0: [1.1]}
     found = rate_by_floor(ends, FLOOR)
     assert found.rate == pytest.approx(10**-1.7)
@@ -70,12 +86,17 @@ def test_the_rate_by_the_floor_is_that_of_a_dense_search(seed):
     logs = np.sort(draws.uniform(-4, 0, 6))
     means = draws.permutation([0.5, *draws.uniform(0.5, 2.4, 5)])
     spread = draws.uniform(0, 0.1, 6)
-    ends = {float(10**at): [mean - by, mean + by] for at, mean, by in zip(logs, means, spread, strict=True)}
+    ends = {
+        float(10**at): [mean - by, mean + by]
+        for at, mean, by in zip(logs, means, spread, strict=True)
+    }
     grid = np.linspace(logs[means.argmin()], logs[-1], 400_001)
     over = np.flatnonzero(np.interp(grid, logs, means) > (means.min() + FLOOR.depth) / 2)
     found = rate_by_floor(dict(reversed(ends.items())), FLOOR)
     assert found.at_least == (len(over) == 0)
-    assert math.log10(found.rate) == pytest.approx(grid[over[0]] if len(over) else logs[-1], abs=2e-5)
+    assert math.log10(found.rate) == pytest.approx(
+        grid[over[0]] if len(over) else logs[-1], abs=2e-5
+    )
 
 
 @pytest.mark.parametrize("never", [math.nan, math.inf])
@@ -102,7 +123,12 @@ def test_a_case_near_the_floor_has_no_rate_and_says_why():
 
 
 def test_outcomes_by_the_floor_take_diverged_runs_as_a_guess_and_no_failed_ones():
-    ends = [[1.0], [1.0], ["diverged"], [1.0]]  # from 1.0 at 1e-2 to 2.5 at 1e-1: the level 1.5 after a third
+    ends = [
+        [1.0],
+        [1.0],
+        ["diverged"],
+        [1.0],
+    ]  # from 1.0 at 1e-2 to 2.5 at 1e-1: the level 1.5 after a third
     found = case_outcomes(runs(ends), FLOOR)
     assert found["largest stable learning rate"] == pytest.approx(10 ** (-2 + 1 / 3))
     assert found["at least"] == 0
@@ -116,5 +142,15 @@ def test_outcomes_by_the_floor_take_diverged_runs_as_a_guess_and_no_failed_ones(
 
 def test_a_result_names_its_rule_and_its_floor():
     each = runs([[1.0], [1.1]])
-    assert stable_rule(each, FLOOR) == {"rule": BY_FLOOR, "unknown": {}, "depthless_loss": 2.0, "guess_loss": 2.5}
-    assert stable_rule(each, None) == {"rule": BY_SHARE, "unknown": {}, "depthless_loss": None, "guess_loss": None}
+    assert stable_rule(each, FLOOR) == {
+        "rule": BY_FLOOR,
+        "unknown": {},
+        "depthless_loss": 2.0,
+        "guess_loss": 2.5,
+    }
+    assert stable_rule(each, None) == {
+        "rule": BY_SHARE,
+        "unknown": {},
+        "depthless_loss": None,
+        "guess_loss": None,
+    }

@@ -44,7 +44,9 @@ def test_an_effect_is_the_difference_by_seed_and_its_mean_lies_in_its_interval()
     assert effect.mean == pytest.approx((1.0 + 1.1 + 1.4) / 3)
     assert effect.low <= 1.0
     assert effect.high >= 1.4
-    assert (effect.low + effect.high) / 2 == pytest.approx(effect.mean)  # of three seeds it is Student's
+    assert (effect.low + effect.high) / 2 == pytest.approx(
+        effect.mean
+    )  # of three seeds it is Student's
     assert effect.seeds == 3
     assert found.verdict == REPRODUCED
 
@@ -52,13 +54,17 @@ def test_an_effect_is_the_difference_by_seed_and_its_mean_lies_in_its_interval()
 def test_the_rule():
     assert verdict([2.0, 2.1, 2.0], [3.0, 3.2, 3.4]).verdict == NOT_REPRODUCED
     assert verdict([2.0, 3.0, 2.0], [2.1, 2.9, 2.0]).verdict == UNDECIDED
-    assert verdict([2.0, 2.0, 2.0], [2.0, 2.0, 2.0]).verdict == UNDECIDED  # no difference shows nothing either way
+    assert (
+        verdict([2.0, 2.0, 2.0], [2.0, 2.0, 2.0]).verdict == UNDECIDED
+    )  # no difference shows nothing either way
     opposite = dataclasses.replace(CONTRAST, sign=-1)
     assert verdict([3.0, 3.0, 3.0], [2.0, 2.0, 2.0], [CONTRAST, opposite]).verdict == NOT_REPRODUCED
 
 
 def test_two_seeds_decide_nothing():
-    runs = [run for run in finished({"pre": [3.0] * 3, "peri": [2.0] * 3}) if run.run.training.seed < 2]
+    runs = [
+        run for run in finished({"pre": [3.0] * 3, "peri": [2.0] * 3}) if run.run.training.seed < 2
+    ]
     assert judge("claim", "source", [CONTRAST], runs).verdict == UNDECIDED
     assert judge("claim", "source", [CONTRAST], []).verdict == UNDECIDED
 
@@ -68,7 +74,9 @@ def test_what_depth_did_not_teach_is_not_judged():
     runs = finished({"pre": [3.0, 3.2, 3.4], "peri": [2.6, 2.6, 2.6]})
     assert judge("claim", "source", [CONTRAST], runs, depthless_loss=5.0).verdict == UNDECIDED
     assert judge("claim", "source", [CONTRAST], runs, depthless_loss=5.3).verdict == REPRODUCED
-    assert judge("claim", "source", [CONTRAST], runs, depthless_loss=5.3).best_loss == pytest.approx(2.6)
+    assert judge(
+        "claim", "source", [CONTRAST], runs, depthless_loss=5.3
+    ).best_loss == pytest.approx(2.6)
 
 
 @pytest.mark.parametrize("values", [(0.1, -0.05, 0.2), (1.0, 1.1, 0.9), (-0.3, 0.1)])
@@ -76,7 +84,9 @@ def test_seeds_to_decide_are_the_least_whose_interval_leaves_out_0(values):
     """Oracle: scipy's interval of a sample of this mean and deviation, n = 2, 3, 4, ..."""
     mean, deviation = np.mean(values), np.std(values, ddof=1)
     n = rows_to_decide(values)
-    widths = {k: scipy.stats.t.ppf(0.975, k - 1) * deviation / math.sqrt(k) for k in range(2, n + 1)}
+    widths = {
+        k: scipy.stats.t.ppf(0.975, k - 1) * deviation / math.sqrt(k) for k in range(2, n + 1)
+    }
     assert widths[n] < abs(mean)
     assert all(width >= abs(mean) for k, width in widths.items() if k < n)
 
@@ -87,7 +97,9 @@ def test_nothing_decides_an_effect_of_0():
 
 
 def test_at_most_is_a_contrast_with_its_sign_turned():
-    contrast = Contrast("at most 0.5 apart", {"placement": "pre"}, {"placement": "peri"}, beyond=0.5, sign=-1)
+    contrast = Contrast(
+        "at most 0.5 apart", {"placement": "pre"}, {"placement": "peri"}, beyond=0.5, sign=-1
+    )
     assert verdict([2.1, 2.2, 2.3], [2.0, 2.0, 2.0], [contrast]).verdict == REPRODUCED
     assert verdict([3.1, 3.2, 3.3], [2.0, 2.0, 2.0], [contrast]).verdict == NOT_REPRODUCED
 
@@ -95,7 +107,9 @@ def test_at_most_is_a_contrast_with_its_sign_turned():
 def test_the_interval_of_a_mean_covers_it_as_often_as_it_says():
     generator = np.random.default_rng(0)
     draws = [mean_interval(generator.normal(1.0, 1.0, 30)) for _ in range(60)]
-    assert sum(low <= 1.0 <= high for low, high in draws) >= 51  # binomial(60, 0.93): below 51 once in 50
+    assert (
+        sum(low <= 1.0 <= high for low, high in draws) >= 51
+    )  # binomial(60, 0.93): below 51 once in 50
     assert all(math.isnan(value) for value in mean_interval([]))
 
 
@@ -105,7 +119,9 @@ def test_the_interval_of_a_few_seeds_covers_their_mean_as_often_as_it_says(seeds
     """The percentile bootstrap alone covers 75% with three seeds, 84% with five."""
     generator = np.random.default_rng(0)
     draws = [mean_interval(generator.normal(1.0, 1.0, seeds)) for _ in range(200)]
-    assert sum(low <= 1.0 <= high for low, high in draws) >= 181  # binomial(200, 0.95): below 181 once in 170
+    assert (
+        sum(low <= 1.0 <= high for low, high in draws) >= 181
+    )  # binomial(200, 0.95): below 181 once in 170
     values = generator.normal(size=seeds)
     low, high = mean_interval(values)
     theirs = scipy.stats.t.interval(0.95, seeds - 1, values.mean(), scipy.stats.sem(values))
@@ -117,7 +133,9 @@ def test_one_seed_has_no_interval():
 
 
 def test_the_best_of_many_settings_is_chosen_on_other_seeds():
-    """Of settings that differ by chance alone the lowest of one seed lies below any given one: that is no gain."""
+    """Of settings that differ by chance alone the lowest of one seed lies below any given one: that
+    is no gain.
+    """
     generator = np.random.default_rng(0)
     rates = [1e-3 * 1.1**i for i in range(12)]
     study = small(seeds=[0, 1, 2, 3], learning_rates=rates, vary={"placement": ["peri"]})
@@ -126,15 +144,22 @@ def test_the_best_of_many_settings_is_chosen_on_other_seeds():
     for _ in range(20):
         runs = []
         for run in study.runs():
-            curve = [{"step": 0, "validation_loss": 9.0}, {"step": 4, "validation_loss": generator.normal(3.0, 0.1)}]
+            curve = [
+                {"step": 0, "validation_loss": 9.0},
+                {"step": 4, "validation_loss": generator.normal(3.0, 0.1)},
+            ]
             runs.append(Finished("", run, RunResult("finished", "", curve, 1.0, {}), "", ""))
         means.append(np.mean(list(usual.by_seed(runs).values())))
-    # one study's mean deviates by 0.1 sqrt(2/4), so that of twenty by 0.016; the lowest of twelve lies 0.16 below their mean
+    # one study's mean deviates by 0.1 sqrt(2/4), so that of twenty by 0.016; the lowest of twelve
+    # lies 0.16 below their mean
     assert abs(np.mean(means)) < 0.08
 
 
 def test_a_run_that_failed_is_not_one_that_did_not_diverge():
-    run = dataclasses.replace(finished({"pre": [1.0] * 3, "peri": [1.0] * 3})[0], result=RunResult("failed", "", [], 1.0, {}))
+    run = dataclasses.replace(
+        finished({"pre": [1.0] * 3, "peri": [1.0] * 3})[0],
+        result=RunResult("failed", "", [], 1.0, {}),
+    )
     assert FIGURES["diverged"](run) is None
 
 
@@ -142,7 +167,9 @@ def test_spearman_is_scipys():
     generator = np.random.default_rng(1)
     for _ in range(20):
         pairs = generator.integers(0, 6, (12, 2)).astype(float)
-        assert spearman(pairs) == pytest.approx(scipy.stats.spearmanr(*pairs.T).statistic, nan_ok=True)
+        assert spearman(pairs) == pytest.approx(
+            scipy.stats.spearmanr(*pairs.T).statistic, nan_ok=True
+        )
     assert math.isnan(spearman(np.ones((4, 2))))
     low, high = interval(np.stack([np.arange(20.0)] * 2, axis=1), spearman)
     assert low == pytest.approx(high) == pytest.approx(1.0)
@@ -155,7 +182,10 @@ def test_every_preset_is_a_study_whose_runs_its_contrasts_find(name, scale):
     preset = PRESETS[name]
     study = preset.study(name, scale)
     curve = [{"step": 0, "validation_loss": 5.0}, {"step": 4, "validation_loss": 4.0}]
-    kept = [Finished(run.key(""), run, RunResult("finished", "", curve, 1.0, {}), "", "") for run in study.runs()]
+    kept = [
+        Finished(run.key(""), run, RunResult("finished", "", curve, 1.0, {}), "", "")
+        for run in study.runs()
+    ]
     for contrast in preset.contrasts:
         assert contrast.figure in FIGURES
         plain = dataclasses.replace(contrast, figure="loss")

@@ -48,7 +48,9 @@ def test_keys_are_what_they_were(when):
 
 
 def test_every_field_that_came_since_says_what_was_before_it():
-    """Where this fails, a configuration gained a field: give `run_key.BEFORE` the value with which ctrans does what it did."""
+    """Where this fails, a configuration gained a field: give `run_key.BEFORE` the value with which
+    ctrans does what it did.
+    """
     for name, kind in KINDS.items():
         fields = {field.name for field in dataclasses.fields(kind)}
         assert fields - KEPT["first"][name].keys() == run_key.BEFORE[name].keys()
@@ -61,11 +63,17 @@ def test_runs_of_before_the_fields_are_found(kept):
     with kept.connection as connection:
         for key, *texts in connection.execute("SELECT key, model, training FROM runs").fetchall():
             old = [
-                {field: value for field, value in json.loads(text).items() if field not in run_key.BEFORE[name]}
+                {
+                    field: value
+                    for field, value in json.loads(text).items()
+                    if field not in run_key.BEFORE[name]
+                }
                 for name, text in zip(KINDS, texts, strict=True)
             ]
             row = run_key.run_key(*old, fingerprint, ()), *map(json.dumps, old), key
-            connection.execute("UPDATE runs SET key = ?, model = ?, training = ? WHERE key = ?", row)
+            connection.execute(
+                "UPDATE runs SET key = ?, model = ?, training = ? WHERE key = ?", row
+            )
     assert not {each.key for each in kept.runs()} & prospect(study, None).runs.keys()
     plan = prospect(study, kept)
     assert not plan.left
@@ -78,7 +86,10 @@ def test_an_option_that_came_leaves_kept_runs_where_it_means_as_before(kept, mon
     monkeypatch.setitem(run_key.BEFORE["model"], "gain", 1.0)
     with_fields(monkeypatch, gain=1.0)
     assert not prospect(small(), kept).left
-    assert len(prospect(small(vary={"placement": ["pre", "peri"], "gain": [1.0, 2.0]}), kept).left) == 4
+    assert (
+        len(prospect(small(vary={"placement": ["pre", "peri"], "gain": [1.0, 2.0]}), kept).left)
+        == 4
+    )
 
 
 def test_a_default_that_changes_makes_other_runs(kept, monkeypatch):
@@ -93,7 +104,10 @@ def test_a_default_that_changes_makes_other_runs(kept, monkeypatch):
 
 def test_runs_on_other_data_are_not_found(kept, tmp_path):
     (tmp_path / "book.txt").write_bytes(b"other words, other words" * 1000)
-    assert len(prospect(small(source={"file": str(tmp_path / "book.txt"), "bin": None}), kept).left) == 4
+    assert (
+        len(prospect(small(source={"file": str(tmp_path / "book.txt"), "bin": None}), kept).left)
+        == 4
+    )
 
 
 def test_a_field_that_is_gone_is_named(kept, monkeypatch):

@@ -19,7 +19,11 @@ def normed(x, centred=False, eps=0.0):
 
 
 def norm_of_jacobian(function, x):
-    return float(torch.linalg.matrix_norm(jacobian(lambda flat: function(flat.reshape(x.shape)).flatten(), x.flatten()), 2))
+    return float(
+        torch.linalg.matrix_norm(
+            jacobian(lambda flat: function(flat.reshape(x.shape)).flatten(), x.flatten()), 2
+        )
+    )
 
 
 def a_large_decay():
@@ -28,7 +32,9 @@ def a_large_decay():
     for step in range(12):
         weight.grad = torch.full_like(weight, 1e-9 if step else 1.0)
         adam.step()
-    return float(weight.detach().abs()), 1 + sum(adam_factor(0.9, 0.99, step) for step in range(1, 13))
+    return float(weight.detach().abs()), 1 + sum(
+        adam_factor(0.9, 0.99, step) for step in range(1, 13)
+    )
 
 
 def a_quadratic_loss():
@@ -87,7 +93,14 @@ def small_weights_and_eps():
     for _ in range(20):
         x = draw.normal(8, 32)
         value, out = 1e-3 * draw.normal(2, 32, 32)
-        found += float((x + normed((normed(x, True) @ value.T @ out.T).mean(0), True, 1e-5)).square().mean()) / 20
+        found += (
+            float(
+                (x + normed((normed(x, True) @ value.T @ out.T).mean(0), True, 1e-5))
+                .square()
+                .mean()
+            )
+            / 20
+        )
     return 2.0, 1.5 * found
 
 
@@ -130,14 +143,18 @@ def test_a_statement_names_the_condition_beyond_which_it_fails(name, condition, 
 
 
 def test_the_mean_gradient_over_inputs_grows_with_the_layer_under_post():
-    """What Xiong's figure 3 (a, b) measures, which is not the mean square of `xiong-gradients-by-layer`."""
+    """What Xiong's figure 3 (a, b) measures, which is not the mean square of
+    `xiong-gradients-by-layer`.
+    """
     setting, ratios = Setting(width=32, tokens=1), []
     for seed in range(8):
         model, draw = setting.model("post", 6, seed), Draw(seed)
         x, head = draw.normal(256, 1, 32), draw.normal(64, 32) / math.sqrt(32)
         targets = (64 * draw.unit(256) ** 4).long()
         loss = torch.nn.functional.cross_entropy(model.depth(x)[:, 0] @ head.T, targets)
-        weights = [part.field.output_projection.weight for part in list(model.depth.sublayers)[1::2]]
+        weights = [
+            part.field.output_projection.weight for part in list(model.depth.sublayers)[1::2]
+        ]
         first, *_, last = (float(each.norm()) for each in torch.autograd.grad(loss, weights))
         ratios.append(first / last)
     assert max(ratios) < 1

@@ -1,6 +1,8 @@
-"""Theory, section 4, last lines: the value function of bounded velocities is Hopf-Lax; that of the whole space is flat.
+"""Theory, section 4, last lines: the value function of bounded velocities is Hopf-Lax; that of the
+whole space is flat.
 
-Against what ctrans/theory does not look at: orders on the grid, closed forms, dense searches, polynomials' roots.
+Against what ctrans/theory does not look at: orders on the grid, closed forms, dense searches,
+polynomials' roots.
 """
 
 import math
@@ -49,11 +51,15 @@ def smooth(x):
 
 
 def grid_errors(norm, terminal, scheme, points, horizon):
-    """The grid's L1 error against Hopf-Lax at t = 0, for each resolution, where the edges cannot matter."""
+    """The grid's L1 error against Hopf-Lax at t = 0, for each resolution, where the edges cannot
+    matter.
+    """
     errors = []
     for count in points:
         grid, hull = square(count), velocity_hull(norm)
-        solution = solve_hjb(admissible_set(norm, "peri"), terminal, grid, [0], horizon=horizon, scheme=scheme)
+        solution = solve_hjb(
+            admissible_set(norm, "peri"), terminal, grid, [0], horizon=horizon, scheme=scheme
+        )
         mask = solution.untouched(0)
         exact = hopf_lax(terminal, grid.nodes[mask], horizon, hull, starts=4)
         errors.append(float((solution.values[0][mask] - exact).abs().mean()))
@@ -71,25 +77,38 @@ def order(points, errors):
 @every_norm
 def test_on_smooth_data_weno_converges_to_hopf_lax_at_order_two_and_a_half_or_more(name):
     points = (21, 41, 81)
-    assert order(points, grid_errors(make(name, beta=(0.3, -0.2)), smooth, "weno5", points, 0.25)) >= 2.5
+    assert (
+        order(points, grid_errors(make(name, beta=(0.3, -0.2)), smooth, "weno5", points, 0.25))
+        >= 2.5
+    )
 
 
 @pytest.mark.cases(1)
 @every_norm
 def test_on_smooth_data_upwind_converges_to_hopf_lax_at_order_one(name):
     points = (21, 41, 81)
-    assert order(points, grid_errors(make(name, beta=(0.3, -0.2)), smooth, "upwind", points, 0.25)) == pytest.approx(1, abs=0.15)
+    assert order(
+        points, grid_errors(make(name, beta=(0.3, -0.2)), smooth, "upwind", points, 0.25)
+    ) == pytest.approx(1, abs=0.15)
 
 
 @pytest.mark.slow
 @every_scheme
 def test_on_data_with_kinks_the_order_is_about_one(scheme):
-    """Two cones, whose tips widen and whose front meets in a ridge; averaged over where the tips fall between the nodes."""
+    """Two cones, whose tips widen and whose front meets in a ridge; averaged over where the tips
+    fall between the nodes.
+    """
     points, errors = (21, 41, 81), []
     for seed in range(3):
-        shift = 0.1 * torch.rand(2, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        shift = 0.1 * torch.rand(
+            2, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
         targets = (double(-0.6, 0.2, 0.5, -0.3).reshape(2, 2) + shift).tolist()
-        errors.append(grid_errors(make("rmsnorm"), NearestTarget(tuple(map(tuple, targets))), scheme, points, 0.3))
+        errors.append(
+            grid_errors(
+                make("rmsnorm"), NearestTarget(tuple(map(tuple, targets))), scheme, points, 0.3
+            )
+        )
     assert order(points, np.mean(errors, 0)) >= 0.9
 
 
@@ -99,7 +118,13 @@ def test_on_a_line_and_in_space_the_grid_finds_the_distance_to_a_target(width):
     """gamma = 1: Phi = max(|x| - sqrt(d) (T - t), 0)."""
     grid = Grid((-1,) * width, (1,) * width, ({1: 201, 3: 31}[width],) * width)
     norm = RMSNorm(width).double().requires_grad_(False)
-    solution = solve_hjb(admissible_set(norm, "output"), lambda x: torch.linalg.vector_norm(x, dim=-1), grid, [0], horizon=0.2)
+    solution = solve_hjb(
+        admissible_set(norm, "output"),
+        lambda x: torch.linalg.vector_norm(x, dim=-1),
+        grid,
+        [0],
+        horizon=0.2,
+    )
     exact = (torch.linalg.vector_norm(grid.nodes, dim=-1) - math.sqrt(width) * 0.2).clamp(min=0)
     assert (solution.values[0] - exact).abs().mean() < 0.15 * grid.spacing[0]
 
@@ -110,7 +135,9 @@ def test_on_a_line_and_in_space_the_grid_finds_the_distance_to_a_target(width):
 @pytest.mark.slow
 @every_scheme
 def test_what_lies_outside_the_reachable_set_does_not_change_the_value(scheme):
-    """Finite speed: a change of G beyond an edge comes in by sqrt(d) gamma (T - t) and no further, but that far it does come."""
+    """Finite speed: a change of G beyond an edge comes in by sqrt(d) gamma (T - t) and no further,
+    but that far it does come.
+    """
     norm, horizon, grid, edge = make("rmsnorm"), 0.3, square(81), 0.9
     hull, reach = velocity_hull(norm), math.sqrt(2) * GAMMA[0] * horizon
 
@@ -121,7 +148,10 @@ def test_what_lies_outside_the_reachable_set_does_not_change_the_value(scheme):
     before, after = (hopf_lax(G, grid.nodes, horizon, hull, starts=4) for G in (smooth, changed))
     torch.testing.assert_close(after[out], before[out], rtol=0, atol=1e-14)
     assert (before - after).amax() > 1
-    before, after = (solve_hjb(hull, G, grid, [0], horizon=horizon, scheme=scheme).values[0] for G in (smooth, changed))
+    before, after = (
+        solve_hjb(hull, G, grid, [0], horizon=horizon, scheme=scheme).values[0]
+        for G in (smooth, changed)
+    )
     assert (after - before)[out].abs().amax() < 1e-6  # the scheme's own reach is longer, but faint
     assert (before - after).amax() > 1
 
@@ -132,7 +162,9 @@ def test_in_the_plane_a_layernorm_reaches_a_segment(gamma, beta, seed):
     """x + s (beta + w Gamma (1, -1)), |w| <= 1: against a dense search along it."""
     remaining, x = 0.7, numbers(10, 2, seed=seed)
     w = torch.linspace(-1, 1, 4001, dtype=torch.float64)
-    points = x.unsqueeze(1) + remaining * (double(*beta) + w.unsqueeze(-1) * double(gamma[0], -gamma[1]))
+    points = x.unsqueeze(1) + remaining * (
+        double(*beta) + w.unsqueeze(-1) * double(gamma[0], -gamma[1])
+    )
     dense = smooth(points).amin(1)
     value = hopf_lax(smooth, x, remaining, velocity_hull(make("layernorm", gamma, beta)))
     assert (value <= dense + 1e-13).all()
@@ -140,14 +172,20 @@ def test_in_the_plane_a_layernorm_reaches_a_segment(gamma, beta, seed):
 
 
 def test_the_grid_finds_that_a_layernorm_reaches_its_slice_of_the_ellipsoid_only():
-    """G = x_1: Phi = x_1 - (T - t) gamma_1, where Kan's ellipsoid gives x_1 - (T - t) sqrt(2) gamma_1."""
+    """G = x_1: Phi = x_1 - (T - t) gamma_1, where Kan's ellipsoid gives x_1 - (T - t) sqrt(2)
+    gamma_1.
+    """
     grid = square(21)
-    value = solve_hjb(admissible_set(make("layernorm"), "peri"), lambda z: z[..., 0], grid, [0.5], horizon=1).values[0]
+    value = solve_hjb(
+        admissible_set(make("layernorm"), "peri"), lambda z: z[..., 0], grid, [0.5], horizon=1
+    ).values[0]
     torch.testing.assert_close(value, grid.nodes[..., 0] - 0.5 * GAMMA[0], rtol=0, atol=1e-12)
 
 
 def test_tokens_reach_the_inside_of_the_ellipsoid_by_switching_between_points_of_its_surface():
-    """Half the time with velocity v, half with -v: a token of width 1, whose image is the two points +-gamma, can stay."""
+    """Half the time with velocity v, half with -v: a token of width 1, whose image is the two
+    points +-gamma, can stay.
+    """
     norm = RMSNorm(1, eps=0.0).double().requires_grad_(False)
     x, dt = double(0.3), 1e-3
     start = x.clone()

@@ -15,9 +15,15 @@ def test_theorem_4_sharper_form_uses_the_start_and_each_segments_own_gain():
     states = model.trajectory(tokens()).states
     bounds = forward_bounds(model.depth, states)
     norms = [s.output_norm for s in model.depth.sublayers]
-    expected = moments(states[0]).mean_abs + 0.1 * sum(float(n.gamma.abs().max() + n.beta.abs().max()) for n in norms)
+    expected = moments(states[0]).mean_abs + 0.1 * sum(
+        float(n.gamma.abs().max() + n.beta.abs().max()) for n in norms
+    )
     assert bounds.mean_abs[-1] == pytest.approx(expected, rel=1e-12)
-    gmax, bmax = (max(float(getattr(n, part).abs().max()) for n in norms) for part in ("gamma", "beta"))
-    seed = float(states[0].detach().norm()) / math.sqrt(states[0].numel()) + 2 * 3 * 0.1 * (gmax + bmax)
+    gmax, bmax = (
+        max(float(getattr(n, part).abs().max()) for n in norms) for part in ("gamma", "beta")
+    )
+    seed = float(states[0].detach().norm()) / math.sqrt(states[0].numel()) + 2 * 3 * 0.1 * (
+        gmax + bmax
+    )
     assert bounds.seed_mean_abs[-1] == pytest.approx(seed, rel=1e-12)
     assert moments(states[-1]).mean_abs <= expected < 0.9 * seed

@@ -1,4 +1,6 @@
-"""Theory, sections 1 to 3: each corrected or new line beside the printed form that fails. (Orders are in tests/convergence.)"""
+"""Theory, sections 1 to 3: each corrected or new line beside the printed form that fails. (Orders
+are in tests/convergence.)
+"""
 
 import pytest
 
@@ -18,7 +20,9 @@ def test_the_projected_ode_keeps_the_state_on_the_image(norm_name):
 def test_the_token_mean_grows_by_a_known_amount_in_torchdiffeqs_methods_too():
     """Of the package's own methods ctrans/theory draws one."""
     model = small_model("peri", dt=0.7)
-    law, drift = conservation_drift(model.depth, model.trajectory(tokens(), method="torchdiffeq:rk4").states)
+    law, drift = conservation_drift(
+        model.depth, model.trajectory(tokens(), method="torchdiffeq:rk4").states
+    )
     assert law.name == "mean"
     assert max(drift) < 1e-14
 

@@ -1,4 +1,6 @@
-"""docs/why/sources.md has a row for everything numbered in the sources. The lists here are taken from the sources themselves."""
+"""docs/why/sources.md has a row for everything numbered in the sources. The lists here are taken
+from the sources themselves.
+"""
 
 import re
 from pathlib import Path
@@ -23,7 +25,13 @@ KAN = (
     | numbered("proposition", 7, 8, 11, 12)
     | numbered("table", 1, 2)
     | numbered("figure", 1)
-    | {"appendix B", "section 2, limit of depth", "section 3.2, weight decay", "section 3.3, well-posedness", "theorem 6, Pre-LN"}
+    | {
+        "appendix B",
+        "section 2, limit of depth",
+        "section 3.2, weight decay",
+        "section 3.3, well-posedness",
+        "theorem 6, Pre-LN",
+    }
     | {"section 4, skip connections", "section 5", "section 6, tuning", "section 6, depth"}
 )
 DIGEST = (
@@ -54,15 +62,34 @@ XIONG = (
 KIM = (
     numbered("proposition 3.1,", "Pre-LN", "Post-LN", "Peri-LN")
     | numbered("summary,", "variance", "gradients", "convergence", "redundancy")
-    | numbered("table,", "Xavier", "initial variances", "weight decay", "norms at A, B, C", "QK-Norm")
-    | numbered("rebuttal,", "last layer", "chain rule", "positive gains", "RMSNorm for LayerNorm", "ReLU for GELU", "optimiser")
-    | numbered("rebuttal,", "massive activations", "exponential growth", "gradients of Post-LN", "small weights", "OLMo 2")
+    | numbered(
+        "table,", "Xavier", "initial variances", "weight decay", "norms at A, B, C", "QK-Norm"
+    )
+    | numbered(
+        "rebuttal,",
+        "last layer",
+        "chain rule",
+        "positive gains",
+        "RMSNorm for LayerNorm",
+        "ReLU for GELU",
+        "optimiser",
+    )
+    | numbered(
+        "rebuttal,",
+        "massive activations",
+        "exponential growth",
+        "gradients of Post-LN",
+        "small weights",
+        "OLMo 2",
+    )
     | numbered("rebuttal,", "learning rates", "SGD", "frozen gains", "vision")
     | {"review, scale"}
 )
 SOURCES = {"Kan": KAN, "Digest": DIGEST, "Emadi": EMADI, "Xiong": XIONG, "Kim": KIM}
 ROWS = {
-    part.split()[0].rstrip(":"): re.findall(r"^\| (?!in the source|---)(.*?) \| (.*?) \| (.*?) \| (.*?) \|$", part, re.MULTILINE)
+    part.split()[0].rstrip(":"): re.findall(
+        r"^\| (?!in the source|---)(.*?) \| (.*?) \| (.*?) \| (.*?) \|$", part, re.MULTILINE
+    )
     for part in PAGE.split("\n## ")[1:]
 }
 
@@ -87,7 +114,11 @@ def test_a_row_has_a_verdict_and_names_statements_and_presets_that_are_there(sou
     for label, claim, verdict, here in ROWS[source]:
         assert claim.endswith((".", "?")), label
         assert verdict in VERDICTS, label
-        names = [name for name in re.findall(r"`([^`]+)`", here) if not name.startswith(("ctrans ", "--"))]
+        names = [
+            name
+            for name in re.findall(r"`([^`]+)`", here)
+            if not name.startswith(("ctrans ", "--"))
+        ]
         assert set(names) <= known, label
         assert here, label
         assert ("would decide" in here) is (verdict == "undecided"), label

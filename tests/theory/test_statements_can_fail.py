@@ -1,4 +1,6 @@
-"""Statements whose objects are wrong are violated: each mutation once stayed unseen, or would be seen by nothing else."""
+"""Statements whose objects are wrong are violated: each mutation once stayed unseen, or would be
+seen by nothing else.
+"""
 
 import dataclasses
 import importlib
@@ -27,7 +29,9 @@ def times(factor, function):
 def with_random_costates(function):
     def wrong(*given):
         found = function(*given)
-        return dataclasses.replace(found, costates=tuple(torch.randn_like(p) for p in found.costates))
+        return dataclasses.replace(
+            found, costates=tuple(torch.randn_like(p) for p in found.costates)
+        )
 
     return wrong
 
@@ -37,20 +41,60 @@ def without_first_factor(c, s, b, steps):
 
 
 MUTATIONS = {
-    "a proven gap times 3": ("rank-gap", trained_weights, "gap_of_rank", times(3, trained_weights.gap_of_rank)),
-    "H of the step times 3": ("discrete-hamiltonian-limit", StepImage, "support", times(3, StepImage.support)),
-    "H of the step over 3": ("discrete-hamiltonian-limit", StepImage, "support", times(1 / 3, StepImage.support)),
+    "a proven gap times 3": (
+        "rank-gap",
+        trained_weights,
+        "gap_of_rank",
+        times(3, trained_weights.gap_of_rank),
+    ),
+    "H of the step times 3": (
+        "discrete-hamiltonian-limit",
+        StepImage,
+        "support",
+        times(3, StepImage.support),
+    ),
+    "H of the step over 3": (
+        "discrete-hamiltonian-limit",
+        StepImage,
+        "support",
+        times(1 / 3, StepImage.support),
+    ),
     "H of the tangent space is infinite": (
         "discrete-hamiltonian-limit",
         TangentSpace,
         "support",
         lambda space, P: torch.tensor(torch.inf),
     ),
-    "H of the tangent space is 0": ("discrete-hamiltonian-limit", TangentSpace, "support", lambda space, P: torch.tensor(0.0)),
-    "H of the last map times 7": ("weight-decay-features", LastMapDecay, "support", times(7, LastMapDecay.support)),
-    "random costates": ("shared-principle", costates, "costate", with_random_costates(costates.costate)),
-    "a power law without the first factor": ("adjoint-power-law", adjoint_statements, "_power_law", without_first_factor),
-    "a rate of 1/(k + 1)": ("intrinsic-rate", transport_statements, "_slope", times(0.75, transport_statements._slope)),
+    "H of the tangent space is 0": (
+        "discrete-hamiltonian-limit",
+        TangentSpace,
+        "support",
+        lambda space, P: torch.tensor(0.0),
+    ),
+    "H of the last map times 7": (
+        "weight-decay-features",
+        LastMapDecay,
+        "support",
+        times(7, LastMapDecay.support),
+    ),
+    "random costates": (
+        "shared-principle",
+        costates,
+        "costate",
+        with_random_costates(costates.costate),
+    ),
+    "a power law without the first factor": (
+        "adjoint-power-law",
+        adjoint_statements,
+        "_power_law",
+        without_first_factor,
+    ),
+    "a rate of 1/(k + 1)": (
+        "intrinsic-rate",
+        transport_statements,
+        "_slope",
+        times(0.75, transport_statements._slope),
+    ),
 }
 
 
@@ -59,7 +103,9 @@ MUTATIONS = {
 def test_a_statement_about_something_else_is_violated(name):
     statement, owner, attribute, wrong = MUTATIONS[name]
     with patch.object(owner, attribute, wrong):
-        assert not verify(dataclasses.replace(all_statements()[statement], seed=None), cases=40).corrected.holds
+        assert not verify(
+            dataclasses.replace(all_statements()[statement], seed=None), cases=40
+        ).corrected.holds
 
 
 A_TENTH_OFF = {
@@ -69,11 +115,25 @@ A_TENTH_OFF = {
 }
 """What statements compare with, each with the constant of what is compared a tenth off."""
 TIGHT = [
-    *("theorem-2-optimum", "eq-127", "remark-b.1", "total-variation", "remark-b.2", "theorem-5.4", "theorem-5.5", "theorem-6.1"),
+    *(
+        "theorem-2-optimum",
+        "eq-127",
+        "remark-b.1",
+        "total-variation",
+        "remark-b.2",
+        "theorem-5.4",
+        "theorem-5.5",
+        "theorem-6.1",
+    ),
     *("xiong-definition-1", "xiong-definition-1-two-sided", "kim-variance"),
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("xiong-gradients-by-layer", "xiong-theorem-1-scale")),
+    *(
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("xiong-gradients-by-layer", "xiong-theorem-1-scale")
+    ),
 ]
-"""Statements whose bounds are attained. Those of exponents, `theorem-6.2-shared` and `kim-3.1-massive`, are far tighter."""
+"""Statements whose bounds are attained. Those of exponents, `theorem-6.2-shared` and
+`kim-3.1-massive`, are far tighter.
+"""
 
 
 @pytest.mark.cases(4)

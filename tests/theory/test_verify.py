@@ -14,22 +14,47 @@ from ctrans.measure.transport import transport, transport_statements
 from ctrans.report.files import to_json
 from ctrans.theory.all_statements import SECTIONS, all_statements, select, verify_all
 from ctrans.theory.run import draw_of, find, verify
-from ctrans.theory.statement import CaseTest, Printed, Statement, Trial, at_most, equal, statement, worst
+from ctrans.theory.statement import (
+    CaseTest,
+    Printed,
+    Statement,
+    Trial,
+    at_most,
+    equal,
+    statement,
+    worst,
+)
 from docs._site.theory import END, START, between_markers, markdown_table
 from solvers import ConfigError, SolveError
 
 SECTION = 3  # of the statements that are registered here
 STATEMENTS = all_statements()
 THEORY = Path(__file__).parents[2] / "THEORY.md"
-SLOW = {name for name in STATEMENTS if "depth-limit" in name or "switches" in name or "substeps" in name} | {"independent-blocks"}
+SLOW = {
+    name for name in STATEMENTS if "depth-limit" in name or "switches" in name or "substeps" in name
+} | {"independent-blocks"}
 """Orders and limits, most of which tests/convergence measures too."""
 SLOW |= {"xiong-gradients-by-layer", "xiong-theorem-1-scale"}  # means over hundreds of models
-LOOSE = {"theorem-4-mean", "theorem-5", "eq-81", "remark-b.2", "xiong-definition-1", "xiong-theorem-1-scale"}
+LOOSE = {
+    "theorem-4-mean",
+    "theorem-5",
+    "eq-81",
+    "remark-b.2",
+    "xiong-definition-1",
+    "xiong-theorem-1-scale",
+}
 """Printed forms that hold, though a sharper one does too."""
 
 
 def excess(value, tolerance=0.0, **settings):
-    return Statement("x", 3, "nobody", "something", CaseTest(lambda draw: Trial(value, "words"), tolerance), **settings)
+    return Statement(
+        "x",
+        3,
+        "nobody",
+        "something",
+        CaseTest(lambda draw: Trial(value, "words"), tolerance),
+        **settings,
+    )
 
 
 def right_as_printed(test):
@@ -37,7 +62,10 @@ def right_as_printed(test):
 
 
 @pytest.mark.cases(129)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in STATEMENTS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in STATEMENTS],
+)
 def test_a_statement_holds_and_its_printed_form_does_what_is_said_of_it(name):
     result = verify(STATEMENTS[name], cases=6)
     assert result.corrected.holds, result.corrected
@@ -58,7 +86,9 @@ def test_no_corrected_form_is_violated_in_two_thousand_cases(name):
 
 def test_every_section_of_the_theory_has_statements():
     assert {statement.section for statement in STATEMENTS.values()} == set(SECTIONS)
-    assert [s.section for s in STATEMENTS.values()] == sorted(s.section for s in STATEMENTS.values())
+    assert [s.section for s in STATEMENTS.values()] == sorted(
+        s.section for s in STATEMENTS.values()
+    )
 
 
 def test_a_name_is_given_once():
@@ -66,10 +96,14 @@ def test_a_name_is_given_once():
         statement("lemma-1", "nobody", "something")(lambda draw: Trial(0.0, ""))
 
 
-def test_a_statement_is_in_the_section_that_its_module_has_then_and_without_one_it_is_refused(monkeypatch):
+def test_a_statement_is_in_the_section_that_its_module_has_then_and_without_one_it_is_refused(
+    monkeypatch,
+):
     monkeypatch.setattr("ctrans.theory.statement.STATEMENTS", (table := {}))
     monkeypatch.delitem(globals(), "SECTION")
-    with pytest.raises(ConfigError, match=r"^the statement 'x' has no section: set SECTION in its module before"):
+    with pytest.raises(
+        ConfigError, match=r"^the statement 'x' has no section: set SECTION in its module before"
+    ):
         statement("x", "nobody", "something")(lambda draw: Trial(0.0, ""))
     assert table == {}
     for name, section in (("x", 5), ("y", 7)):
@@ -81,8 +115,14 @@ def test_a_statement_is_in_the_section_that_its_module_has_then_and_without_one_
 @pytest.mark.parametrize("printed", ["more", Printed("more")])
 def test_words_alone_are_a_printed_form(printed, monkeypatch):
     monkeypatch.setattr("ctrans.theory.statement.STATEMENTS", (table := {}))
-    statement("x", "nobody", "something", 0.5, 0.1, printed=printed)(lambda draw, printed: Trial(0.0, ""))
-    assert (table["x"].printed, table["x"].seed.tolerance, table["x"].seed.share) == ("more", 0.5, 0.1)
+    statement("x", "nobody", "something", 0.5, 0.1, printed=printed)(
+        lambda draw, printed: Trial(0.0, "")
+    )
+    assert (table["x"].printed, table["x"].seed.tolerance, table["x"].seed.share) == (
+        "more",
+        0.5,
+        0.1,
+    )
 
 
 def test_the_printed_form_is_the_same_function_asked_for_it(monkeypatch):
@@ -93,13 +133,26 @@ def test_the_printed_form_is_the_same_function_asked_for_it(monkeypatch):
         return Trial(1.0 if printed else 0.0, "")
 
     found = verify(table["x"], 100)
-    assert (found.verdict, found.printed, found.corrected.cases, found.seed.cases) == ("corrected", "more", 10, 20)
+    assert (found.verdict, found.printed, found.corrected.cases, found.seed.cases) == (
+        "corrected",
+        "more",
+        10,
+        20,
+    )
     assert (found.corrected.tolerance, found.seed.tolerance) == (0.5, 0.25)
 
 
 def test_nothing_else_imports_statements():
-    code = "import sys, ctrans, ctrans.cli, ctrans.cli.verify; print([m for m in sys.modules if 'statements' in m])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    code = (
+        "import sys, ctrans, ctrans.cli, ctrans.cli.verify; print([m for m in sys.modules if"
+        " 'statements' in m])"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def test_a_plugins_statement_is_verified_last_in_its_section(tmp_path):
@@ -112,8 +165,22 @@ def test_a_plugins_statement_is_verified_last_in_its_section(tmp_path):
         "    x, y = draw.normal(2, 5)\n"
         "    return at_most(x @ y, x.norm() * y.norm(), 'a cosine')\n"
     )
-    asked = ["--plugin", str(file), "verify", "--only", "mine", "--only", "3", "--cases", "2", "--json", "-"]
-    done = subprocess.run([sys.executable, "-m", "ctrans", *asked], capture_output=True, text=True, check=True)
+    asked = [
+        "--plugin",
+        str(file),
+        "verify",
+        "--only",
+        "mine",
+        "--only",
+        "3",
+        "--cases",
+        "2",
+        "--json",
+        "-",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "ctrans", *asked], capture_output=True, text=True, check=True
+    )
     found = json.loads(done.stdout)["statements"]
     assert list(found)[-1] == "mine"
     assert found["mine"]["verdict"] == "new"
@@ -122,7 +189,9 @@ def test_a_plugins_statement_is_verified_last_in_its_section(tmp_path):
 def test_every_statement_says_what_differs():
     assert list(STATEMENTS.values()) == select()
     for each in STATEMENTS.values():
-        assert bool(each.printed) is (each.seed is not None and each.seed is not each.corrected), each.name
+        assert bool(each.printed) is (each.seed is not None and each.seed is not each.corrected), (
+            each.name
+        )
 
 
 def test_the_theory_page_has_every_statement_in_the_tables_order_and_none_is_violated():
@@ -139,9 +208,18 @@ def test_the_theory_page_has_every_statement_in_the_tables_order_and_none_is_vio
         (excess(math.nan), "violated"),
         (excess(0.5, 0.6), "new"),
         (right_as_printed(CaseTest(lambda draw: Trial(0.0, ""), 0.0)), "as printed"),
-        (excess(0.0, seed=CaseTest(lambda draw: Trial(1.0, "no"), 0.5), printed="more"), "corrected"),
-        (excess(0.0, seed=CaseTest(lambda draw: Trial(0.1, "yes"), 0.5), printed="more"), "sharpened"),
-        (excess(1.0, seed=CaseTest(lambda draw: Trial(0.1, "yes"), 0.5), printed="more"), "violated"),
+        (
+            excess(0.0, seed=CaseTest(lambda draw: Trial(1.0, "no"), 0.5), printed="more"),
+            "corrected",
+        ),
+        (
+            excess(0.0, seed=CaseTest(lambda draw: Trial(0.1, "yes"), 0.5), printed="more"),
+            "sharpened",
+        ),
+        (
+            excess(1.0, seed=CaseTest(lambda draw: Trial(0.1, "yes"), 0.5), printed="more"),
+            "violated",
+        ),
     ],
 )
 def test_the_verdict_follows_from_what_is_found(statement, verdict):
@@ -188,7 +266,10 @@ def test_cases_are_repeatable_and_differ_by_seed_and_name():
 
 
 def test_a_check_draws_its_share_of_the_cases_at_least_one():
-    assert [CaseTest(lambda draw: Trial(0, ""), share=share).count(200) for share in (1.0, 0.5, 0.02, 0.0)] == [200, 100, 4, 1]
+    assert [
+        CaseTest(lambda draw: Trial(0, ""), share=share).count(200)
+        for share in (1.0, 0.5, 0.02, 0.0)
+    ] == [200, 100, 4, 1]
     with pytest.raises(ConfigError, match="cases = 0"):
         verify(excess(0.0), cases=0)
 
@@ -199,7 +280,9 @@ def test_distances_are_relative_to_bound_and_expectation():
     assert at_most(1.0, math.inf, "").excess == -1
     assert math.isnan(at_most(math.nan, math.inf, "").excess)
     assert at_most(0.3, 0.0, "").excess == 0.3
-    assert equal(torch.tensor([1.0, 2.2]), torch.tensor([1.0, 2.0]), "").excess == pytest.approx(0.1)
+    assert equal(torch.tensor([1.0, 2.2]), torch.tensor([1.0, 2.0]), "").excess == pytest.approx(
+        0.1
+    )
     assert equal(0.25, 0.0, "").excess == 0.25
     assert equal(1.0, 2.0, "", scale=10.0).excess == pytest.approx(0.1)
 
@@ -218,7 +301,10 @@ def test_selection_is_by_name_or_section_in_the_tables_order():
 def test_a_wrong_jacobian_of_the_norm_is_seen(monkeypatch):
     def without_centring(self, x):
         x_hat = self.standardize(x)
-        inner = torch.eye(self.width, dtype=x.dtype) - x_hat.unsqueeze(-1) * x_hat.unsqueeze(-2) / self.width
+        inner = (
+            torch.eye(self.width, dtype=x.dtype)
+            - x_hat.unsqueeze(-1) * x_hat.unsqueeze(-2) / self.width
+        )
         return self.gamma.unsqueeze(-1) * inner / self.sigma(x).unsqueeze(-1)
 
     monkeypatch.setattr(SphereNorm, "jacobian", without_centring)
@@ -229,7 +315,9 @@ def test_a_wrong_jacobian_of_the_norm_is_seen(monkeypatch):
 
 def test_a_transport_bound_without_its_factor_is_seen(monkeypatch):
     monkeypatch.setattr(
-        transport_statements, "transport_bound", lambda depth, tokens, w, p=2: transport.transport_bound(depth, tokens, w, 2)
+        transport_statements,
+        "transport_bound",
+        lambda depth, tokens, w, p=2: transport.transport_bound(depth, tokens, w, 2),
     )
     assert verify(STATEMENTS["theorem-6-attained"], 20).verdict == "violated"
 
@@ -237,7 +325,11 @@ def test_a_transport_bound_without_its_factor_is_seen(monkeypatch):
 @pytest.mark.slow
 def test_an_attention_bound_without_the_querys_bias_is_seen(monkeypatch):
     sound = lipschitz_statements.attention_bound
-    monkeypatch.setattr(lipschitz_statements, "attention_bound", lambda *args, biases=True: sound(*args, biases=False))
+    monkeypatch.setattr(
+        lipschitz_statements,
+        "attention_bound",
+        lambda *args, biases=True: sound(*args, biases=False),
+    )
     assert verify(STATEMENTS["theorem-5.1"], 60).verdict == "violated"
 
 
@@ -258,9 +350,15 @@ def test_a_wrong_geometry_is_seen(monkeypatch, name, target, broken):
 
 
 def test_the_markdown_table_shows_verdicts_and_keeps_bars_and_stars_literal():
-    statement = excess(0.5, 1.0, seed=CaseTest(lambda draw: Trial(2.0, "|x| = 3 * 4"), 0.5), printed="|x| <= p_j*q")
+    statement = excess(
+        0.5, 1.0, seed=CaseTest(lambda draw: Trial(2.0, "|x| = 3 * 4"), 0.5), printed="|x| <= p_j*q"
+    )
     results = {"x": verify(statement, 1), "y": verify(excess(7.0), 1)}
-    table = markdown_table(json.loads(to_json({name: {**vars(r), "verdict": r.verdict} for name, r in results.items()})))
+    table = markdown_table(
+        json.loads(
+            to_json({name: {**vars(r), "verdict": r.verdict} for name, r in results.items()})
+        )
+    )
     lines = table.splitlines()
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 9 for line in lines[:4])
     assert r"| \|x\| \<= p\_j\*q. **fails:** \|x\| = 3 \* 4 |" in table

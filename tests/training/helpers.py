@@ -33,7 +33,16 @@ def start(directory, model=None, text=TEXT, overwrite=False, **changes):
     settings = TrainConfig(**{**SETTINGS, **changes})
     data = from_text(text, config.context)
     weights = GPT(config, seed=settings.seed)
-    return anew(weights, settings, data, RunDirectory(directory), PARALLEL["none"], ALONE, source={}, overwrite=overwrite)
+    return anew(
+        weights,
+        settings,
+        data,
+        RunDirectory(directory),
+        PARALLEL["none"],
+        ALONE,
+        source={},
+        overwrite=overwrite,
+    )
 
 
 def resume(directory, text=TEXT, **changes):
@@ -55,4 +64,6 @@ def weights(run):
 
 
 def same(first, second):
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )

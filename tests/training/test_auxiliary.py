@@ -1,4 +1,6 @@
-"""Auxiliary terms of maps in the objective, and the biases that balance experts, through `ctrans train`'s own loop."""
+"""Auxiliary terms of maps in the objective, and the biases that balance experts, through `ctrans
+train`'s own loop.
+"""
 
 import json
 
@@ -24,20 +26,30 @@ def case(placement="pre", **settings):
 
 
 @pytest.mark.parametrize("placement", ["pre", "peri", "post"])
-def test_the_objective_is_the_loss_and_the_weighted_terms_of_each_map_at_what_it_is_given(placement):
+def test_the_objective_is_the_loss_and_the_weighted_terms_of_each_map_at_what_it_is_given(
+    placement,
+):
     model, objective, ids, targets = case(placement, balance=0.3, router_z=0.2)
     x, terms = model.embed(ids), []
     for sublayer in model.depth.sublayers:
         if sublayer.kind == "ffn":
-            terms.append(sublayer.field.auxiliary(x if sublayer.input_norm is None else sublayer.input_norm(x)))
+            terms.append(
+                sublayer.field.auxiliary(
+                    x if sublayer.input_norm is None else sublayer.input_norm(x)
+                )
+            )
         x = sublayer.step(x, model.depth.dt)
-    expected = model(ids, targets)[1] + sum(0.3 * term["balance"] + 0.2 * term["router_z"] for term in terms)
+    expected = model(ids, targets)[1] + sum(
+        0.3 * term["balance"] + 0.2 * term["router_z"] for term in terms
+    )
     losses = objective(ids, targets)
     torch.testing.assert_close(losses.total, expected)
     for name, value in losses.auxiliary:
         torch.testing.assert_close(value, torch.stack([term[name] for term in terms]).mean())
     wanted = torch.autograd.grad(expected, list(model.parameters()))
-    for have, want in zip(torch.autograd.grad(losses.total, list(model.parameters())), wanted, strict=True):
+    for have, want in zip(
+        torch.autograd.grad(losses.total, list(model.parameters())), wanted, strict=True
+    ):
         torch.testing.assert_close(have, want)
 
 
@@ -46,8 +58,14 @@ def test_the_objective_is_the_loss_and_the_weighted_terms_of_each_map_at_what_it
 def test_terms_have_their_gradient_with_every_kind(gradient):
     found = []
     for kind in ("backprop", gradient):
-        model, objective, ids, targets = case(balance=3.0, router_z=2.0, method="rk4", steps=2, gradient=kind)
-        found.append(torch.autograd.grad(objective(ids, targets).total, list(model.parameters()), allow_unused=True))
+        model, objective, ids, targets = case(
+            balance=3.0, router_z=2.0, method="rk4", steps=2, gradient=kind
+        )
+        found.append(
+            torch.autograd.grad(
+                objective(ids, targets).total, list(model.parameters()), allow_unused=True
+            )
+        )
     for have, want in zip(found[1], found[0], strict=True):
         if want is not None:
             torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-6)
@@ -101,7 +119,10 @@ def test_more_pressure_evens_the_load(tmp_path):
 
 
 def test_settings_of_experts_are_refused_without_any(tmp_path):
-    with pytest.raises(ConfigError, match=r"balance = 0\.5 has no meaning for ffn 'mlp': leave it out, or choose ffn moe"):
+    with pytest.raises(
+        ConfigError,
+        match=r"balance = 0\.5 has no meaning for ffn 'mlp': leave it out, or choose ffn moe",
+    ):
         train(GPTConfig(width=16, heads=2, context=8), TrainConfig(balance=0.5), TEXT, out=tmp_path)
     with pytest.raises(ConfigError, match="bias_rate = -1"):
         TrainConfig(bias_rate=-1)

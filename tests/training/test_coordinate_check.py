@@ -11,7 +11,13 @@ from torch import nn
 
 from ctrans import GPTConfig
 from ctrans.model.parametrisation import PARAMETRISATIONS
-from ctrans.training.coordinate_check import FLAT, PlaceGrowth, Transfer, coordinate_check, transfer_check
+from ctrans.training.coordinate_check import (
+    FLAT,
+    PlaceGrowth,
+    Transfer,
+    coordinate_check,
+    transfer_check,
+)
 from ctrans.training.data import from_text
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError
@@ -19,16 +25,28 @@ from tests.cli.test_commands import run
 from tests.training.helpers import TEXT
 
 CONFIG = GPTConfig(
-    vocab_size=256, context=8, depth=4, width=32, heads=2, placement="pre", initialisation="lecun", embedding_std=1.0, tied=False
+    vocab_size=256,
+    context=8,
+    depth=4,
+    width=32,
+    heads=2,
+    placement="pre",
+    initialisation="lecun",
+    embedding_std=1.0,
+    tied=False,
 )
 
 
 class Sum(nn.Module):
-    """y = b sum_l W_l x for x of entries +-1, and the loss v'y for v of entries +-1: each gradient is b v x'."""
+    """y = b sum_l W_l x for x of entries +-1, and the loss v'y for v of entries +-1: each gradient
+    is b v x'.
+    """
 
     def __init__(self, width, depth, branch):
         super().__init__()
-        self.maps = nn.ModuleList(nn.Linear(width, width, bias=False).double() for _ in range(depth))
+        self.maps = nn.ModuleList(
+            nn.Linear(width, width, bias=False).double() for _ in range(depth)
+        )
         self.branch = branch
 
     def forward(self, x):
@@ -41,7 +59,11 @@ def signs(width):
 
 def loss(module):
     x = signs(module.maps[0].weight.shape[1])
-    return (signs(len(x)) @ module(x)) / len(x) ** module.power if hasattr(module, "power") else signs(len(x)) @ module(x)
+    return (
+        (signs(len(x)) @ module(x)) / len(x) ** module.power
+        if hasattr(module, "power")
+        else signs(len(x)) @ module(x)
+    )
 
 
 def linear(power_of_branch=0.0, make=torch.optim.SGD, power_of_rate=0.0, mean=False, **more):
@@ -98,12 +120,22 @@ def test_an_axis_of_one_size_is_not_checked():
 
 def test_rate_times_decay_has_its_place():
     def make(scale):
-        return lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, weight_decay=scale(len(next(iter(parameters)))))
+        return lambda parameters, lr: torch.optim.AdamW(
+            parameters, lr=lr, weight_decay=scale(len(next(iter(parameters))))
+        )
 
     def decay(scale):
-        made = lambda module, rate: make(scale)(list(module.parameters()), rate * 4 / len(module.maps[0].weight))  # noqa: E731
+        made = lambda module, rate: make(scale)(
+            list(module.parameters()), rate * 4 / len(module.maps[0].weight)
+        )
         found = transfer_check(
-            lambda w, d: Sum(w, d, 1 / d), made, loss, widths=(4, 8, 16), depths=(2,), rates=(1e-3,), updates=1
+            lambda w, d: Sum(w, d, 1 / d),
+            made,
+            loss,
+            widths=(4, 8, 16),
+            depths=(2,),
+            rates=(1e-3,),
+            updates=1,
         )
         return next(each for each in found.growths if each.place == "decay of maps.*.weight"), found
 
@@ -139,7 +171,13 @@ def test_a_model_that_diverges_is_undecided():
         return torch.optim.SGD(module.parameters(), lr=1e308)
 
     found = transfer_check(
-        lambda w, d: Sum(w, d, 1.0), make, lambda m: loss(m) ** 3, widths=(4, 8), depths=(2,), rates=(1.0,), seeds=1
+        lambda w, d: Sum(w, d, 1.0),
+        make,
+        lambda m: loss(m) ** 3,
+        widths=(4, 8),
+        depths=(2,),
+        rates=(1.0,),
+        seeds=1,
     )
     assert found.verdict == "undecided"
 
@@ -148,7 +186,9 @@ def check(name, optimiser="adamw", widths=(32, 64, 128), depths=(4, 8, 16), **ch
     config = dataclasses.replace(CONFIG, parametrisation=name)
     settings = TrainConfig(batch=4, weight_decay=0.0, optimiser=optimiser)
     options = {"rates": (2e-3,), "seeds": 2} | changes
-    return coordinate_check(config, from_text(TEXT, 8), settings, widths=widths, depths=depths, **options)
+    return coordinate_check(
+        config, from_text(TEXT, 8), settings, widths=widths, depths=depths, **options
+    )
 
 
 def test_adams_updates_grow_with_the_width_in_the_standard_parametrisation():
@@ -166,7 +206,10 @@ def test_models_that_pass_a_check_of_widths_are_told_apart_by_their_depth():
         found["half"] = check("half")
     finally:
         del PARAMETRISATIONS["half"]
-    verdicts = {name: tuple(each.worst(axis).verdict for axis in ("width", "depth")) for name, each in found.items()}
+    verdicts = {
+        name: tuple(each.worst(axis).verdict for axis in ("width", "depth"))
+        for name, each in found.items()
+    }
     assert {each[0] for each in verdicts.values()} == {"transfers"}
     assert (verdicts["mup"][1], verdicts["half"][1]) == ("does not transfer", "does not transfer")
     assert verdicts["completep"][1] != "does not transfer"
@@ -203,7 +246,9 @@ def test_attention_logits_are_seen_in_the_fused_kernel_and_in_a_softmax():
 
 
 def test_a_multiplier_behind_a_module_hides_no_transfer():
-    """y = c W x with c = 1/n and Adam at the rate r: the change of y is r |x|_1/n = r, and that of W x is r n."""
+    """y = c W x with c = 1/n and Adam at the rate r: the change of y is r |x|_1/n = r, and that of
+    W x is r n.
+    """
 
     class Scaled(nn.Module):
         def __init__(self, width):
@@ -240,13 +285,46 @@ def test_widths_that_make_no_models_are_refused():
 def test_the_command_gives_the_verdict_and_the_places(tmp_path):
     options = [item for width in (16, 32) for item in ("--widths", width)]
     result = run(
-        *("coordinate-check", "--context", 8, "--batch", 2, "--depth", 2, "--width", 16, "--depths", 2, "--depths", 4),
-        *(*options, "--seeds", 1, "--updates", 1, "--rates", 0.002, "--parametrisation", "mup", "--out", tmp_path),
+        *(
+            "coordinate-check",
+            "--context",
+            8,
+            "--batch",
+            2,
+            "--depth",
+            2,
+            "--width",
+            16,
+            "--depths",
+            2,
+            "--depths",
+            4,
+        ),
+        *(
+            *options,
+            "--seeds",
+            1,
+            "--updates",
+            1,
+            "--rates",
+            0.002,
+            "--parametrisation",
+            "mup",
+            "--out",
+            tmp_path,
+        ),
     )
     assert result.exit_code == 0, result.stderr
     found = json.loads((tmp_path / "coordinate-check.json").read_text())
     assert found["sizes"] == {"width": [16, 32], "depth": [2, 4]}
     places = {(each["axis"], each["place"]) for each in found["growths"]}
-    assert {("width", "output"), ("depth", "attention logits"), ("width", "depth.sublayers.*.field.up")} <= places
-    assert found["answer"].startswith(f"The rate {found['verdict']}") or found["verdict"] == "undecided"
+    assert {
+        ("width", "output"),
+        ("depth", "attention logits"),
+        ("width", "depth.sublayers.*.field.up"),
+    } <= places
+    assert (
+        found["answer"].startswith(f"The rate {found['verdict']}")
+        or found["verdict"] == "undecided"
+    )
     assert (tmp_path / "coordinate-check.png").stat().st_size > 10_000

@@ -1,4 +1,6 @@
-"""Data: batches as functions of the step, an honest split, and files that are not what they should be."""
+"""Data: batches as functions of the step, an honest split, and files that are not what they should
+be.
+"""
 
 import math
 
@@ -26,11 +28,19 @@ def write_bins(directory, train=range(100), validation=range(50)):
     return directory
 
 
-@given(st.integers(0, 10**9), st.integers(0, 5), st.integers(0, 2**63 - 1), st.sampled_from([1, 2, 3, 4, 6, 12]))
+@given(
+    st.integers(0, 10**9),
+    st.integers(0, 5),
+    st.integers(0, 2**63 - 1),
+    st.sampled_from([1, 2, 3, 4, 6, 12]),
+)
 def test_processes_share_the_batch_that_one_process_draws(step, micro, seed, world):
     source = counting(1000)
     whole = source.batch(step, micro, batch=12, seed=seed)
-    shares = [source.batch(step, micro, batch=12, seed=seed, rank=rank, world=world) for rank in range(world)]
+    shares = [
+        source.batch(step, micro, batch=12, seed=seed, rank=rank, world=world)
+        for rank in range(world)
+    ]
     for i in range(2):
         assert torch.equal(torch.cat([share[i] for share in shares]), whole[i])
 
@@ -54,7 +64,10 @@ def test_every_start_is_equally_likely_and_no_window_reaches_into_validation():
 def test_seeds_steps_and_micro_batches_draw_differently():
     source = counting(100_000)
     draws = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
-    starts = {tuple(source.batch(step, micro, batch=8, seed=seed)[0][:, 0].tolist()) for seed, step, micro in draws}
+    starts = {
+        tuple(source.batch(step, micro, batch=8, seed=seed)[0][:, 0].tolist())
+        for seed, step, micro in draws
+    }
     assert len(starts) == 4
 
 
@@ -92,7 +105,9 @@ def test_a_token_beyond_the_vocabulary_is_found_in_any_piece(tmp_path, monkeypat
     monkeypatch.setattr(data, "PIECE", 7)
     source = from_bin(write_bins(tmp_path, validation=[*range(50), 300, 1]), 8)
     source.check_vocabulary(301)
-    with pytest.raises(ConfigError, match=r"token 300 in its validation tokens 49 to 51 .*--vocab-size 301"):
+    with pytest.raises(
+        ConfigError, match=r"token 300 in its validation tokens 49 to 51 .*--vocab-size 301"
+    ):
         source.check_vocabulary(300)
 
 
@@ -106,7 +121,9 @@ def test_text_shorter_than_a_sequence_is_refused():
 def test_a_batch_larger_than_the_data_is_refused():
     source = counting(100)
     source.check_batch(11)
-    with pytest.raises(ConfigError, match="12 sequences of 8 tokens an iteration are more than the 90"):
+    with pytest.raises(
+        ConfigError, match="12 sequences of 8 tokens an iteration are more than the 90"
+    ):
         source.check_batch(12)
 
 
@@ -141,4 +158,6 @@ def test_ids_that_no_vocabulary_has_are_refused_before_they_are_counted(split, w
     with pytest.raises(ConfigError, match=rf"token {wrong} in its \w+ tokens.*give ids"):
         Data(**splits, context=8, name="x")
     splits[split][-1] = 2**24 - 1
-    assert all(math.isfinite(loss) for loss in Data(**splits, context=8, name="x").floors().values())
+    assert all(
+        math.isfinite(loss) for loss in Data(**splits, context=8, name="x").floors().values()
+    )

@@ -1,4 +1,6 @@
-"""Tasks that need depth: the rows are what they say, a table of the current token is no better than a guess, and a model with depth is."""
+"""Tasks that need depth: the rows are what they say, a table of the current token is no better than
+a guess, and a model with depth is.
+"""
 
 import math
 from collections import Counter, defaultdict
@@ -31,7 +33,20 @@ from ctrans.training.tasks import TASKS
 from tests.cli.test_commands import run, strict
 
 FLOORS = {"recall": math.log(VALUES), "modular": math.log(MODULUS), "digits": math.log(10)}
-SMALL = ["--width", "64", "--heads", "4", "--depth", "2", "--dt", "1", "--learning-rate", "3e-3", "--iterations", "800"]
+SMALL = [
+    "--width",
+    "64",
+    "--heads",
+    "4",
+    "--depth",
+    "2",
+    "--dt",
+    "1",
+    "--learning-rate",
+    "3e-3",
+    "--iterations",
+    "800",
+]
 
 
 def rows_of(data):
@@ -59,7 +74,9 @@ def test_each_sum_is_right():
     assert len({*zip(a, b, strict=True)}) == MODULUS**2
 
 
-@pytest.mark.parametrize(("make", "places"), [(recall, range(2 * PAIRS, 4 * PAIRS, 2)), (modular, range(2, 4 * SUMS, 4))])
+@pytest.mark.parametrize(
+    ("make", "places"), [(recall, range(2 * PAIRS, 4 * PAIRS, 2)), (modular, range(2, 4 * SUMS, 4))]
+)
 def test_the_targets_are_the_answers_and_no_other_token(make, places):
     data = make()
     tokens, targets = data.batch(5, 0, batch=16, seed=2)
@@ -74,7 +91,9 @@ def test_the_targets_are_the_answers_and_no_other_token(make, places):
 def test_each_answer_of_counting_is_how_often_its_symbol_came_before():
     tokens, targets = counting().batch(3, 0, batch=64, seed=1)
     for row, wanted in zip(tokens.tolist(), targets.tolist(), strict=True):
-        assert wanted == [SYMBOLS + row[:place].count(symbol) % COUNTED_TO for place, symbol in enumerate(row)]
+        assert wanted == [
+            SYMBOLS + row[:place].count(symbol) % COUNTED_TO for place, symbol in enumerate(row)
+        ]
 
 
 def test_the_answers_of_sorting_are_its_symbols_in_order():
@@ -95,7 +114,9 @@ def test_the_depthless_floor_of_counting_is_the_entropy_of_the_count_given_the_p
     for place in range(SYMBOLS_OF_ROW):
         p = [0.0] * COUNTED_TO
         for k in range(place + 1):
-            p[k % COUNTED_TO] += math.comb(place, k) * (1 / SYMBOLS) ** k * (1 - 1 / SYMBOLS) ** (place - k)
+            p[k % COUNTED_TO] += (
+                math.comb(place, k) * (1 / SYMBOLS) ** k * (1 - 1 / SYMBOLS) ** (place - k)
+            )
         entropies.append(-sum(q * math.log(q) for q in p if q))
     assert counting().depthless_loss() == pytest.approx(sum(entropies) / SYMBOLS_OF_ROW, abs=4e-3)
     assert counting().guess_loss() == pytest.approx(math.log(COUNTED_TO))
@@ -105,17 +126,40 @@ def test_a_trained_model_without_depth_ends_no_lower_than_the_floor():
     """The floor is of token and place: a floor of tokens alone, 1.28, would not bind."""
     task = TASKS["counting"]
     data = task.data()
-    model = GPTConfig(width=16, heads=2, depth=1, placement="pre", dt=1e-6, positions="learned", **task.architecture)
-    settings = {**task.settings, "iterations": 200, "warmup": 20, "eval_every": 200, "eval_windows": 500, "learning_rate": 1e-2}
+    model = GPTConfig(
+        width=16,
+        heads=2,
+        depth=1,
+        placement="pre",
+        dt=1e-6,
+        positions="learned",
+        **task.architecture,
+    )
+    settings = {
+        **task.settings,
+        "iterations": 200,
+        "warmup": 20,
+        "eval_every": 200,
+        "eval_windows": 500,
+        "learning_rate": 1e-2,
+    }
     result = train_run(PlannedRun(model, TrainConfig(**settings), {}), data)
-    assert data.depthless_loss() - 0.005 < result.evaluations[-1]["validation_loss"] < data.depthless_loss() + 0.1
+    assert (
+        data.depthless_loss() - 0.005
+        < result.evaluations[-1]["validation_loss"]
+        < data.depthless_loss() + 0.1
+    )
 
 
 @pytest.mark.parametrize("name", FLOORS)
 def test_a_table_of_the_current_token_is_no_better_than_a_guess(name):
     data = TASKS[name].data()
-    assert data.depthless_loss() == pytest.approx(FLOORS[name], abs=3e-3 if name != "digits" else 0.03)
-    assert data.frequencies_loss() == pytest.approx(FLOORS[name], abs=3e-3 if name != "digits" else 0.03)
+    assert data.depthless_loss() == pytest.approx(
+        FLOORS[name], abs=3e-3 if name != "digits" else 0.03
+    )
+    assert data.frequencies_loss() == pytest.approx(
+        FLOORS[name], abs=3e-3 if name != "digits" else 0.03
+    )
 
 
 def by_dictionary(train, validation, size):
@@ -129,10 +173,18 @@ def by_dictionary(train, validation, size):
 
 
 def test_the_floors_are_those_of_tables_counted_by_hand():
-    text = bytes(np.random.default_rng(0).choice([65, 66, 67, 90], 3000, p=[0.5, 0.3, 0.15, 0.05])) + b"never seen"
+    text = (
+        bytes(np.random.default_rng(0).choice([65, 66, 67, 90], 3000, p=[0.5, 0.3, 0.15, 0.05]))
+        + b"never seen"
+    )
     data = from_text(text, 8)
-    pairs = [[*zip(part[:-1].tolist(), part[1:].tolist(), strict=True)] for part in (data.train, data.validation)]
-    assert (data.depthless_loss(), data.frequencies_loss()) == pytest.approx(by_dictionary(*pairs, 1 + max(text)))
+    pairs = [
+        [*zip(part[:-1].tolist(), part[1:].tolist(), strict=True)]
+        for part in (data.train, data.validation)
+    ]
+    assert (data.depthless_loss(), data.frequencies_loss()) == pytest.approx(
+        by_dictionary(*pairs, 1 + max(text))
+    )
 
 
 def test_the_floors_of_rows_count_their_answers_only():
@@ -148,10 +200,16 @@ def test_the_floor_of_rows_is_that_of_a_table_by_place_and_token():
     train, validation, asked = rows[:150], rows[150:], (1, 3)
     data = Labelled(train.reshape(-1), validation.reshape(-1), 4, "rows", asked)
     pairs = [
-        [((place, row[place]), row[4 + i]) for row in part.tolist() for i, place in enumerate(asked)]
+        [
+            ((place, row[place]), row[4 + i])
+            for row in part.tolist()
+            for i, place in enumerate(asked)
+        ]
         for part in (train, validation)
     ]
-    assert (data.depthless_loss(), data.frequencies_loss()) == pytest.approx(by_dictionary(*pairs, 3))
+    assert (data.depthless_loss(), data.frequencies_loss()) == pytest.approx(
+        by_dictionary(*pairs, 3)
+    )
 
 
 def test_a_large_vocabulary_costs_no_square_of_it():

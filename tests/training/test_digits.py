@@ -1,4 +1,6 @@
-"""Digits as a task: the images are scikit-learn's, splits do not meet, a short run beats chance, and resuming is exact."""
+"""Digits as a task: the images are scikit-learn's, splits do not meet, a short run beats chance,
+and resuming is exact.
+"""
 
 import numpy as np
 import pytest
@@ -18,7 +20,10 @@ def test_rows_are_the_images_with_their_classes():
     data = digits()
     rows = np.concatenate([data.train, data.validation]).reshape(-1, CONTEXT + 1)
     own = load_digits()
-    expected = {(*map(int, x), CLASS_TOKEN, LEVELS + 1 + int(y)) for x, y in zip(own.data, own.target, strict=True)}
+    expected = {
+        (*map(int, x), CLASS_TOKEN, LEVELS + 1 + int(y))
+        for x, y in zip(own.data, own.target, strict=True)
+    }
     assert {tuple(map(int, row)) for row in rows} == expected
     assert (len(rows), len(data.train) // (CONTEXT + 1)) == (1797, 1438)
     assert rows.max() == VOCABULARY - 1
@@ -53,7 +58,18 @@ def test_every_start_is_that_of_a_row():
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_every_placement_trains_on_them(placement, tmp_path):
     result = run(
-        "train", "--task", "digits", "--placement", placement, *TINY, "--iterations", "2", "--out", tmp_path, "--json", "-"
+        "train",
+        "--task",
+        "digits",
+        "--placement",
+        placement,
+        *TINY,
+        "--iterations",
+        "2",
+        "--out",
+        tmp_path,
+        "--json",
+        "-",
     )
     assert result.exit_code == 0, result.output
     found = strict(result.stdout)
@@ -70,11 +86,42 @@ def test_a_short_run_beats_chance_clearly(tmp_path):
 
 @pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
-    args = ["train", "--task", "digits", *TINY, "--eval-every", "2", "--save-every", "2", "--json", "-"]
+    args = [
+        "train",
+        "--task",
+        "digits",
+        *TINY,
+        "--eval-every",
+        "2",
+        "--save-every",
+        "2",
+        "--json",
+        "-",
+    ]
     whole = strict(
-        run(*args, "--iterations", "6", "--learning-rate", "1e-3", "--min-learning-rate", "1e-3", "--out", tmp_path / "a").stdout
+        run(
+            *args,
+            "--iterations",
+            "6",
+            "--learning-rate",
+            "1e-3",
+            "--min-learning-rate",
+            "1e-3",
+            "--out",
+            tmp_path / "a",
+        ).stdout
     )
-    run(*args, "--iterations", "4", "--learning-rate", "1e-3", "--min-learning-rate", "1e-3", "--out", tmp_path / "b")
+    run(
+        *args,
+        "--iterations",
+        "4",
+        "--learning-rate",
+        "1e-3",
+        "--min-learning-rate",
+        "1e-3",
+        "--out",
+        tmp_path / "b",
+    )
     again = run("train", "--resume", "--iterations", "6", "--out", tmp_path / "b", "--json", "-")
     assert again.exit_code == 0, again.output
     assert strict(again.stdout)["accuracy"] == whole["accuracy"]
@@ -88,7 +135,10 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
         (["--task", "letters"], "unknown task 'letters': choose one of"),
         (["--task", "digits", "--file", "book.txt"], "--task digits brings its own file"),
         (["--task", "digits", "--context", "8"], "--task digits brings its own context"),
-        (["--task", "digits", "--attention", "gated_linear"], "causal = False has no meaning for attention 'gated_linear'"),
+        (
+            ["--task", "digits", "--attention", "gated_linear"],
+            "causal = False has no meaning for attention 'gated_linear'",
+        ),
     ],
 )
 def test_what_makes_no_sense_gets_a_line(args, words, tmp_path):

@@ -1,4 +1,6 @@
-"""The log: rows that are whole or not there, on a full disk too, and what a resumed run keeps of them."""
+"""The log: rows that are whole or not there, on a full disk too, and what a resumed run keeps of
+them.
+"""
 
 import contextlib
 import json
@@ -24,7 +26,9 @@ def test_a_torn_last_line_of_the_log_is_not_read(tmp_path):
 
 @contextlib.contextmanager
 def little_space():
-    """Inside, files end at 100 bytes: those of whoever runs the tests too, so no longer than a call."""
+    """Inside, files end at 100 bytes: those of whoever runs the tests too, so no longer than a
+    call.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
@@ -35,7 +39,12 @@ def little_space():
 
 def test_a_row_that_does_not_fit_is_one_sentence_and_leaves_the_log_as_it_was(tmp_path):
     log.append(tmp_path, {"step": 1})
-    with pytest.raises(ConfigError, match=r"cannot write .*log\.jsonl': File too large; free some space"), little_space():
+    with (
+        pytest.raises(
+            ConfigError, match=r"cannot write .*log\.jsonl': File too large; free some space"
+        ),
+        little_space(),
+    ):
         log.append(tmp_path, {"step": 2, "why": 200 * "x"})
     assert (tmp_path / log.LOG).read_text() == '{"step": 1}\n'
 
@@ -43,13 +52,18 @@ def test_a_row_that_does_not_fit_is_one_sentence_and_leaves_the_log_as_it_was(tm
 def test_a_log_that_cannot_be_cut_stays_whole_without_litter(tmp_path):
     for step in range(20):
         log.append(tmp_path, {"step": step})
-    with pytest.raises(ConfigError, match=r"cannot write .*log\.jsonl': File too large"), little_space():
+    with (
+        pytest.raises(ConfigError, match=r"cannot write .*log\.jsonl': File too large"),
+        little_space(),
+    ):
         log.cut(tmp_path, 15)
     assert [path.name for path in tmp_path.iterdir()] == [log.LOG]
     assert len(list(log.read(tmp_path))) == 20
 
 
-@pytest.mark.parametrize("damaged", [b'{"step": 2, "lo\x00s', b"\xff\xfe{}", b"3", b'{"stap": 2}', b'{"step": "2"}', b""])
+@pytest.mark.parametrize(
+    "damaged", [b'{"step": 2, "lo\x00s', b"\xff\xfe{}", b"3", b'{"stap": 2}', b'{"step": "2"}', b""]
+)
 def test_a_damaged_line_of_the_log_is_passed_over(damaged, tmp_path):
     (tmp_path / log.LOG).write_bytes(b'{"step": 1}\n' + damaged + b'\n{"step": 3}\n')
     log.cut(tmp_path, 3)
@@ -62,9 +76,13 @@ EVALUATED = {"validation_loss": 3.0, "growth": 1.0, "largest": 2.0}
 
 @pytest.mark.parametrize("name", [*ROW, *EVALUATED])
 @pytest.mark.parametrize("odd", [None, {}, [], "", "x", True, 10**400, "\ud800"])
-def test_a_row_with_an_odd_figure_is_passed_over_and_the_curves_are_those_of_the_rest(name, odd, tmp_path):
+def test_a_row_with_an_odd_figure_is_passed_over_and_the_curves_are_those_of_the_rest(
+    name, odd, tmp_path
+):
     rows = [{"step": step, **ROW, **EVALUATED} for step in range(3)]
-    text = "".join(json.dumps({**row, name: odd} if row["step"] == 1 else row) + "\n" for row in rows)
+    text = "".join(
+        json.dumps({**row, name: odd} if row["step"] == 1 else row) + "\n" for row in rows
+    )
     (tmp_path / log.LOG).write_text(text)
     assert list(log.read(tmp_path)) == [rows[0], rows[2]]
     assert log.curves(log.read(tmp_path)) == log.curves([rows[0], rows[2]])
@@ -99,7 +117,10 @@ def a_sparse_terabyte(path):
 def test_a_log_without_end_is_refused_for_little_memory(make, read, tmp_path):
     make(tmp_path / read.LOG)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ConfigError, match=r"no regular file|a line of over 16,777,216 characters|no log of a monitor"):
+    with pytest.raises(
+        ConfigError,
+        match=r"no regular file|a line of over 16,777,216 characters|no log of a monitor",
+    ):
         list(log.read(tmp_path)) if read is log else read_log(tmp_path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10
 

@@ -1,4 +1,6 @@
-"""The loop: what an iteration computes, how a run ends, and that one taken up again goes on as if nothing had happened."""
+"""The loop: what an iteration computes, how a run ends, and that one taken up again goes on as if
+nothing had happened.
+"""
 
 import dataclasses
 import json
@@ -27,9 +29,28 @@ from ctrans.training.run_start import anew, resumed
 from ctrans.training.settings import TrainConfig
 from ctrans.training.training_state import read_state
 from solvers import ConfigError
-from tests.training.helpers import ALONE, MODEL, SETTINGS, TEXT, resume, same, start, weights, weights_after
+from tests.training.helpers import (
+    ALONE,
+    MODEL,
+    SETTINGS,
+    TEXT,
+    resume,
+    same,
+    start,
+    weights,
+    weights_after,
+)
 
-COMPARED = ("step", "loss", "learning_rate", "gradient_norm", "temperature", "validation_loss", "growth", "largest")
+COMPARED = (
+    "step",
+    "loss",
+    "learning_rate",
+    "gradient_norm",
+    "temperature",
+    "validation_loss",
+    "growth",
+    "largest",
+)
 
 
 def rows(directory):
@@ -51,7 +72,11 @@ def stopped_at(step, number=signal.SIGTERM):
 def test_the_loss_falls_and_the_best_checkpoint_is_the_best(tmp_path):
     run, progress = start(tmp_path, iterations=60, learning_rate=3e-2, eval_every=10)
     outcome = carry_out(run, progress)
-    losses = {row["step"]: row["validation_loss"] for row in log.read(tmp_path) if "validation_loss" in row}
+    losses = {
+        row["step"]: row["validation_loss"]
+        for row in log.read(tmp_path)
+        if "validation_loss" in row
+    }
     assert outcome.ending is Ending.FINISHED
     assert losses[60] < losses[0] - 1
     assert outcome.progress.best == min(losses.values()) == losses[outcome.progress.best_step]
@@ -68,7 +93,9 @@ def test_the_log_has_a_row_for_every_iteration(tmp_path):
 
 
 def test_accumulated_micro_batches_give_the_mean_gradient(tmp_path):
-    whole, parts = (start(tmp_path / str(k), accumulate=k, batch=4, dtype="float64")[0] for k in (1, 2))
+    whole, parts = (
+        start(tmp_path / str(k), accumulate=k, batch=4, dtype="float64")[0] for k in (1, 2)
+    )
     sequences = [parts.data.batch(0, micro, batch=4, seed=0) for micro in (0, 1)]
     tokens, targets = (torch.cat(both) for both in zip(*sequences, strict=True))
     whole.module(tokens, targets).total.backward()
@@ -89,11 +116,15 @@ def test_temperature_is_warm_in_training_and_the_models_own_in_evaluation(tmp_pa
     run, progress = start(tmp_path, temperature_start=4.0, temperature_steps=8)
     seen = []
     run.module.register_forward_hook(
-        lambda module, *_: seen.append((module.training, run.model.depth.sublayers[0].field.temperature))
+        lambda module, *_: seen.append(
+            (module.training, run.model.depth.sublayers[0].field.temperature)
+        )
     )
     carry_out(run, progress)
     assert {tau for training, tau in seen if not training} == {1.0}
-    assert [tau for training, tau in seen if training][:3] == pytest.approx([4.0, 4 ** (7 / 8), 4 ** (6 / 8)])
+    assert [tau for training, tau in seen if training][:3] == pytest.approx(
+        [4.0, 4 ** (7 / 8), 4 ** (6 / 8)]
+    )
     assert [tau for training, tau in seen if training][8:] == [1.0] * 4
 
 
@@ -118,13 +149,26 @@ def test_a_loss_that_is_not_finite_ends_the_run_without_touching_the_weights(tmp
 
 
 def test_validation_losses_above_the_margin_end_the_run_and_are_not_saved(tmp_path):
-    run, progress = start(tmp_path, iterations=40, learning_rate=30.0, warmup=0, clip=1e6, eval_every=2, save_every=1, margin=0.5)
+    run, progress = start(
+        tmp_path,
+        iterations=40,
+        learning_rate=30.0,
+        warmup=0,
+        clip=1e6,
+        eval_every=2,
+        save_every=1,
+        margin=0.5,
+    )
     outcome = carry_out(run, progress)
     assert outcome.ending is Ending.DIVERGED
     assert outcome.progress.above == 3
     assert "by more than the margin for 3 evaluations" in outcome.message
     last = RunDirectory(tmp_path).steps()[-1]
-    evaluated = {row["step"]: row["validation_loss"] for row in log.read(tmp_path) if "validation_loss" in row}
+    evaluated = {
+        row["step"]: row["validation_loss"]
+        for row in log.read(tmp_path)
+        if "validation_loss" in row
+    }
     assert last < next(step for step, loss in evaluated.items() if loss > evaluated[0] + 0.5)
 
 
@@ -144,11 +188,17 @@ def test_an_adaptive_solver_that_fails_counts_as_divergence(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_run_after_its_iteration_and_saves(tmp_path, number):
-    before = signal.signal(number, signal.default_int_handler)  # whoever runs the tests may ignore it, as nohup does
+    before = signal.signal(
+        number, signal.default_int_handler
+    )  # whoever runs the tests may ignore it, as nohup does
     try:
         run, progress = start(tmp_path)
         outcome = carry_out(dataclasses.replace(run, observe=stopped_at(5, number)), progress)
-        assert (outcome.ending, outcome.progress.step, outcome.signal) == (Ending.INTERRUPTED, 5, number)
+        assert (outcome.ending, outcome.progress.step, outcome.signal) == (
+            Ending.INTERRUPTED,
+            5,
+            number,
+        )
         assert signal.getsignal(number) is signal.default_int_handler
     finally:
         signal.signal(number, before)
@@ -159,14 +209,18 @@ def test_a_signal_that_was_ignored_before_stays_ignored(tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         run, progress = start(tmp_path)
-        outcome = carry_out(dataclasses.replace(run, observe=stopped_at(5, signal.SIGHUP)), progress)
+        outcome = carry_out(
+            dataclasses.replace(run, observe=stopped_at(5, signal.SIGHUP)), progress
+        )
     finally:
         signal.signal(signal.SIGHUP, before)
     assert outcome.ending is Ending.FINISHED
 
 
 def test_after_divergence_last_is_the_newest_checkpoint_up_to_the_last_good_evaluation(tmp_path):
-    run, progress = start(tmp_path, iterations=40, eval_every=10, save_every=3, patience=1, margin=0.5)
+    run, progress = start(
+        tmp_path, iterations=40, eval_every=10, save_every=3, patience=1, margin=0.5
+    )
 
     def worsen(row):
         if row["step"] == 14:
@@ -174,8 +228,15 @@ def test_after_divergence_last_is_the_newest_checkpoint_up_to_the_last_good_eval
                 run.model.final_norm.weight.fill_(1e3)
 
     outcome = carry_out(dataclasses.replace(run, observe=worsen), progress)
-    assert (outcome.ending, outcome.progress.step, outcome.progress.good) == (Ending.DIVERGED, 20, 10)
-    assert max(step for step in RunDirectory(tmp_path).steps() if step <= 10) == read_state(tmp_path / "last").progress.step
+    assert (outcome.ending, outcome.progress.step, outcome.progress.good) == (
+        Ending.DIVERGED,
+        20,
+        10,
+    )
+    assert (
+        max(step for step in RunDirectory(tmp_path).steps() if step <= 10)
+        == read_state(tmp_path / "last").progress.step
+    )
     run, progress = resume(tmp_path, learning_rate=1e-3)
     assert carry_out(run, progress).ending is Ending.FINISHED
     verdicts = [row for row in log.read(tmp_path) if "diverged" in row or "settings" in row]
@@ -284,7 +345,9 @@ def test_a_second_run_does_not_overwrite_the_first_unless_told_to(tmp_path):
     assert [row["step"] for row in log.read(tmp_path)][:2] == [0, 1]
 
 
-def test_a_run_goes_on_with_its_own_log_when_another_that_was_to_overwrite_it_came_to_nothing(tmp_path):
+def test_a_run_goes_on_with_its_own_log_when_another_that_was_to_overwrite_it_came_to_nothing(
+    tmp_path,
+):
     carry_out(*start(tmp_path))
     rows = list(log.read(tmp_path))
     start(tmp_path, overwrite=True)
@@ -294,8 +357,12 @@ def test_a_run_goes_on_with_its_own_log_when_another_that_was_to_overwrite_it_ca
 
 
 @pytest.mark.parametrize("killed", ["_link", "prune", "forget_others"])
-def test_a_run_that_overwrites_has_its_own_log_and_a_monitors_whenever_the_one_before_was_killed(killed, tmp_path, monkeypatch):
-    """Killed as `last` moves, before old checkpoints go or after: the log of the first run is then set aside, and is no more."""
+def test_a_run_that_overwrites_has_its_own_log_and_a_monitors_whenever_the_one_before_was_killed(
+    killed, tmp_path, monkeypatch
+):
+    """Killed as `last` moves, before old checkpoints go or after: the log of the first run is then
+    set aside, and is no more.
+    """
 
     class Killed(BaseException):
         pass
@@ -320,7 +387,9 @@ def test_a_run_that_overwrites_has_its_own_log_and_a_monitors_whenever_the_one_b
 def test_lack_of_memory_names_batch_and_context(tmp_path, monkeypatch):
     run, progress = start(tmp_path)
     monkeypatch.setattr(run.module, "forward", lambda *_: torch.empty(10**18))
-    with pytest.raises(ConfigError, match="out of memory with a batch of 4 sequences and a context of 8"):
+    with pytest.raises(
+        ConfigError, match="out of memory with a batch of 4 sequences and a context of 8"
+    ):
         carry_out(run, progress)
 
 
@@ -336,7 +405,9 @@ def test_theta_is_the_balanced_mass_of_the_attention_rows(tmp_path):
     found = []
     for k in (0, 2):
         sublayer, x = run.model.depth.sublayers[k], run.model.trajectory(tokens).states[k]
-        for row in sublayer.field.probabilities(sublayer.input_norm(x)).detach().double().flatten(0, -2):
+        for row in (
+            sublayer.field.probabilities(sublayer.input_norm(x)).detach().double().flatten(0, -2)
+        ):
             masses = [float(row[[bool(s >> i & 1) for i in range(8)]].sum()) for s in range(2**8)]
             found.append(max(4 * mass * (1 - mass) for mass in masses))
     *_, last = log.read(tmp_path)
@@ -351,7 +422,9 @@ def test_a_compiler_that_is_missing_is_one_sentence(tmp_path, monkeypatch):
         raise failure("no g++\n\nlong trace")
 
     monkeypatch.setattr(run.module, "forward", compile_and_fail)
-    with pytest.raises(ConfigError, match="cannot compile the model here: no g\\+\\+; leave out --compile"):
+    with pytest.raises(
+        ConfigError, match="cannot compile the model here: no g\\+\\+; leave out --compile"
+    ):
         carry_out(run, progress)
 
 

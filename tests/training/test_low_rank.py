@@ -1,4 +1,6 @@
-"""Training updates of low rank of a trained model: from the command line, interrupted, resumed, read by the other commands."""
+"""Training updates of low rank of a trained model: from the command line, interrupted, resumed,
+read by the other commands.
+"""
 
 import json
 import os
@@ -33,7 +35,9 @@ def fresh(**changes):
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("changes", [{}, {"gradient": "adjoint", "method": "rk4"}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"gradient": "adjoint", "method": "rk4"}, {"dtype": "bfloat16"}]
+)
 def test_a_run_that_was_stopped_goes_on_to_the_bits_of_one_that_was_not(tmp_path, changes):
     whole = train(fresh(), settings(**changes), TEXT, out=tmp_path / "whole")
     assert whole.progress.step == 12
@@ -45,7 +49,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_bits_of_one_that_was_not(tmp_path
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert any(value.any() for name, value in first.items() if name.endswith(".b"))
-    assert torch.equal(load(tmp_path / "whole" / "last")(tokens())[0], load(tmp_path / "again" / "last")(tokens())[0])
+    assert torch.equal(
+        load(tmp_path / "whole" / "last")(tokens())[0],
+        load(tmp_path / "again" / "last")(tokens())[0],
+    )
 
 
 def _stop_at(step):
@@ -59,11 +66,26 @@ def _stop_at(step):
 @pytest.mark.slow
 def test_the_command_updates_a_model_at_another_depth_and_the_others_read_it(tmp_path):
     assert run("train", *SIZE, *QUICK, "--iterations", "2", "--out", tmp_path / "a").exit_code == 0
-    on = ["train", "--from", tmp_path / "a", *QUICK, "--iterations", "3", "--learning-rate", "0.1", "--warmup", "0"]
-    result = run(*on, "--depth", "4", "--low-rank", "2", "--monitor", "--every", "1", "--out", tmp_path / "b")
+    on = [
+        "train",
+        "--from",
+        tmp_path / "a",
+        *QUICK,
+        "--iterations",
+        "3",
+        "--learning-rate",
+        "0.1",
+        "--warmup",
+        "0",
+    ]
+    result = run(
+        *on, "--depth", "4", "--low-rank", "2", "--monitor", "--every", "1", "--out", tmp_path / "b"
+    )
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "b" / "train.json").read_text())
-    assert found["trained_parameters"] == sum(value.numel() for value in factors(load(tmp_path / "b", merge=False)).values())
+    assert found["trained_parameters"] == sum(
+        value.numel() for value in factors(load(tmp_path / "b", merge=False)).values()
+    )
     assert found["trained_parameters"] < found["parameters"] / 2
     assert f"{found['trained_parameters']:,} of them trained" in result.output
     base = load(tmp_path / "b" / "checkpoints" / "base")
@@ -74,16 +96,34 @@ def test_the_command_updates_a_model_at_another_depth_and_the_others_read_it(tmp
         ["simulate", "--tokens", "4"],
         ["hjb-check", "--tokens", "4"],
         ["diagnose"],
-        ["train", *QUICK, "--iterations", "1", "--depth", "3", "--low-rank", "1", "--out", tmp_path / "c"],
+        [
+            "train",
+            *QUICK,
+            "--iterations",
+            "1",
+            "--depth",
+            "3",
+            "--low-rank",
+            "1",
+            "--out",
+            tmp_path / "c",
+        ],
     ):
         name, *options = command
         which = "--from" if name == "train" else "--checkpoint"
-        given = run(name, which, tmp_path / "b", *options) if name != "diagnose" else run(name, tmp_path / "b")
+        given = (
+            run(name, which, tmp_path / "b", *options)
+            if name != "diagnose"
+            else run(name, tmp_path / "b")
+        )
         assert given.exit_code == 0, (name, given.output, given.stderr)
     more = run("train", "--resume", "--low-rank", "2", "--iterations", "4", "--out", tmp_path / "b")
     assert more.exit_code == 0, more.stderr
     other = run("train", "--resume", "--low-rank", "3", "--out", tmp_path / "b")
-    assert (other.exit_code, "--low-rank 3 contradicts the run to resume" in other.stderr) == (2, True)
+    assert (other.exit_code, "--low-rank 3 contradicts the run to resume" in other.stderr) == (
+        2,
+        True,
+    )
 
 
 def test_overwriting_a_run_takes_its_base_with_it(tmp_path):
@@ -92,7 +132,9 @@ def test_overwriting_a_run_takes_its_base_with_it(tmp_path):
     other = GPT(GPTConfig(**MODEL), seed=6)
     train(other, settings(iterations=1), TEXT, out=tmp_path, overwrite=True)
     assert not (tmp_path / "checkpoints").exists()
-    assert torch.equal(load(tmp_path / "last")(tokens())[0], load(tmp_path / "last", merge=False)(tokens())[0])
+    assert torch.equal(
+        load(tmp_path / "last")(tokens())[0], load(tmp_path / "last", merge=False)(tokens())[0]
+    )
     train(fresh(), settings(iterations=1, low_rank=0), TEXT, out=tmp_path, overwrite=True)
     assert not (tmp_path / "checkpoints-2").exists()
     assert not (tmp_path / "checkpoints" / "base").exists()
@@ -108,7 +150,12 @@ def test_a_directory_called_base_that_no_run_made_is_left_alone(tmp_path):
             (theirs / name).write_text("theirs")
         train(GPTConfig(**MODEL), settings(iterations=1, low_rank=0), TEXT, out=tmp_path)
         assert [(theirs / name).read_text() for name in names] == ["theirs"] * len(names)
-        for path in (*tmp_path.glob("checkpoints/step-*"), tmp_path / "last", tmp_path / "best", tmp_path / "log.jsonl"):
+        for path in (
+            *tmp_path.glob("checkpoints/step-*"),
+            tmp_path / "last",
+            tmp_path / "best",
+            tmp_path / "log.jsonl",
+        ):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         if "model.safetensors" in names:
             with pytest.raises(ConfigError):
@@ -119,7 +166,13 @@ def test_a_directory_called_base_that_no_run_made_is_left_alone(tmp_path):
 
 def test_what_makes_no_sense_is_refused_before_anything_is_written(tmp_path):
     def planned(model, **changes):
-        return plan(model, settings(**changes), TEXT, out=tmp_path / "run", parallel=changes.pop("parallel", "none"))
+        return plan(
+            model,
+            settings(**changes),
+            TEXT,
+            out=tmp_path / "run",
+            parallel=changes.pop("parallel", "none"),
+        )
 
     with pytest.raises(ConfigError, match="low_rank = 2 updates a trained model"):
         planned(GPTConfig(**MODEL))

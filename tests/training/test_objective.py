@@ -19,7 +19,9 @@ def case(placement, weights=torch.float64, **settings):
 
 
 def euler_cost(model, x, steps):
-    """X_T and the mean over tokens of int |v|^2/2 dt by Euler's method, one segment after the other."""
+    """X_T and the mean over tokens of int |v|^2/2 dt by Euler's method, one segment after the
+    other.
+    """
     cost = torch.zeros(x.shape[:-1], dtype=x.dtype)
     for sublayer in model.depth.sublayers:
         if steps > 1 and sublayer.state_norm is not None:
@@ -53,7 +55,9 @@ def test_the_kinetic_cost_is_the_integral_of_half_the_squared_speed(placement, s
     torch.testing.assert_close(losses.cross_entropy, cross_entropy.detach())
     torch.testing.assert_close(losses.total, cross_entropy + 0.7 * cost)
     wanted = torch.autograd.grad(cross_entropy + 0.7 * cost, list(model.parameters()))
-    for have, want in zip(torch.autograd.grad(losses.total, list(model.parameters())), wanted, strict=True):
+    for have, want in zip(
+        torch.autograd.grad(losses.total, list(model.parameters())), wanted, strict=True
+    ):
         torch.testing.assert_close(have, want)
 
 
@@ -65,27 +69,37 @@ def test_every_kind_of_gradient_comes_near_backprop(gradient, kinetic):
     for kind in ("backprop", gradient):
         config = TrainConfig(method="rk4", steps=2, gradient=kind, kinetic=kinetic)
         total = Objective(model, config)(ids, targets).total
-        gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(total, list(model.parameters()))]))
+        gradients.append(
+            torch.cat([g.flatten() for g in torch.autograd.grad(total, list(model.parameters()))])
+        )
     assert (gradients[1] - gradients[0]).norm() < 1e-4 * gradients[0].norm()
 
 
 def test_an_adaptive_method_pays_the_exact_integral():
-    model, objective, ids, targets = case("peri", kinetic=1.0, method="tsit5", rtol=1e-9, atol=1e-10, dtype="float64")
+    model, objective, ids, targets = case(
+        "peri", kinetic=1.0, method="tsit5", rtol=1e-9, atol=1e-10, dtype="float64"
+    )
     fine = Objective(model, TrainConfig(kinetic=1.0, method="rk4", steps=32))
-    torch.testing.assert_close(objective(ids, targets).total, fine(ids, targets).total, rtol=1e-8, atol=0)
+    torch.testing.assert_close(
+        objective(ids, targets).total, fine(ids, targets).total, rtol=1e-8, atol=0
+    )
 
 
 def test_the_hidden_states_ends_are_measured_and_the_largest_entry_is_over_all_of_depth():
     model, objective, ids, targets = case("pre")
     losses = objective.eval()(ids, targets)
     states = model.trajectory(ids).states
-    torch.testing.assert_close(losses.last_square / losses.first_square, (states[-1].norm() / states[0].norm()) ** 2)
+    torch.testing.assert_close(
+        losses.last_square / losses.first_square, (states[-1].norm() / states[0].norm()) ** 2
+    )
     assert losses.largest == max(state.abs().max() for state in states)
 
 
 def test_the_kinetic_coordinate_is_not_counted_as_a_hidden_state():
     model, objective, ids, targets = case("pre", kinetic=100.0)
-    assert objective.eval()(ids, targets).largest == max(state.abs().max() for state in model.trajectory(ids).states)
+    assert objective.eval()(ids, targets).largest == max(
+        state.abs().max() for state in model.trajectory(ids).states
+    )
 
 
 def test_bfloat16_autocast_stays_near_float32():

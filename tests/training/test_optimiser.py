@@ -79,7 +79,9 @@ def test_a_state_that_is_saved_and_read_continues_with_the_same_bits():
 
 
 def test_muon_without_the_model_is_refused():
-    with pytest.raises(ConfigError, match="'muon' treats the matrices of a GPT's depth apart: give the model"):
+    with pytest.raises(
+        ConfigError, match="'muon' treats the matrices of a GPT's depth apart: give the model"
+    ):
         TrainConfig(optimiser="muon").make_optimiser(GPT(CONFIG).parameters())
 
 

@@ -8,8 +8,19 @@ from ctrans.theory.reach import adam_reach
 
 
 def moved(residual):
-    """rms(X_D - X_0) after three steps of AdamW that make the gains of all maps grow, and the bound of `reach-of-training`."""
-    shape = {"vocab_size": 16, "context": 8, "depth": 2, "width": 16, "heads": 2, "dt": 1.0, "placement": "peri", "eps": 1e-12}
+    """rms(X_D - X_0) after three steps of AdamW that make the gains of all maps grow, and the bound
+    of `reach-of-training`.
+    """
+    shape = {
+        "vocab_size": 16,
+        "context": 8,
+        "depth": 2,
+        "width": 16,
+        "heads": 2,
+        "dt": 1.0,
+        "placement": "peri",
+        "eps": 1e-12,
+    }
     model = GPT(GPTConfig(**shape, norm="layernorm", residual=residual), seed=1).double()
     signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(8)
     trained = []
@@ -28,7 +39,9 @@ def moved(residual):
         adam.step()
     with torch.no_grad():
         x = torch.randn(1, 3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        return float((model.depth(x) - x).square().mean().sqrt()), 4 * (1 + 2 * adam_reach(rates, 0.9, 0.999))
+        return float((model.depth(x) - x).square().mean().sqrt()), 4 * (
+            1 + 2 * adam_reach(rates, 0.9, 0.999)
+        )
 
 
 def test_the_bound_holds_for_plain_sums_and_not_with_layerscale():

@@ -1,4 +1,6 @@
-"""Checkpoints: whole or not there, whatever happens while they are written; damage is always seen."""
+"""Checkpoints: whole or not there, whatever happens while they are written; damage is always
+seen.
+"""
 
 import errno
 import os
@@ -56,7 +58,9 @@ class Killed(BaseException):
 
 
 def operations(monkeypatch, directory, step):
-    """How many calls that change the disk saving makes, and a way to be killed just before the n-th of them."""
+    """How many calls that change the disk saving makes, and a way to be killed just before the n-th
+    of them.
+    """
     count, limit = 0, None
 
     def counted(function):
@@ -69,7 +73,17 @@ def operations(monkeypatch, directory, step):
 
         return call
 
-    for name in ("rename", "replace", "fsync", "symlink", "unlink", "rmdir", "mkdir", "chmod", "open"):
+    for name in (
+        "rename",
+        "replace",
+        "fsync",
+        "symlink",
+        "unlink",
+        "rmdir",
+        "mkdir",
+        "chmod",
+        "open",
+    ):
         monkeypatch.setattr(os, name, counted(getattr(os, name)))
     filled(directory, step, best=step)
     total = count
@@ -87,7 +101,9 @@ def operations(monkeypatch, directory, step):
     return total, killed_after
 
 
-def test_killed_before_any_operation_a_save_leaves_a_whole_last_and_can_be_repeated(tmp_path, monkeypatch):
+def test_killed_before_any_operation_a_save_leaves_a_whole_last_and_can_be_repeated(
+    tmp_path, monkeypatch
+):
     total, killed_after = operations(monkeypatch, tmp_path / "count", 1)
     assert total > 10
     seen = set()
@@ -106,9 +122,11 @@ def test_killed_before_any_operation_a_save_leaves_a_whole_last_and_can_be_repea
 
 
 class PowerLoss:
-    """What a disk may have when the power fails: of each file what was flushed, of each directory any state since it was flushed.
+    """What a disk may have when the power fails: of each file what was flushed, of each directory
+    any state since it was flushed.
 
-    Directories and files are known by their inodes, since a flushed file stays flushed under a new name.
+    Directories and files are known by their inodes, since a flushed file stays flushed under a new
+    name.
     """
 
     def __init__(self, place):
@@ -123,12 +141,21 @@ class PowerLoss:
             self.contents[inode] = path.read_bytes()
 
     def names(self, directory):
-        return {each.name: os.readlink(each) if each.is_symlink() else each.stat().st_ino for each in directory.iterdir()}
+        return {
+            each.name: os.readlink(each) if each.is_symlink() else each.stat().st_ino
+            for each in directory.iterdir()
+        }
 
     def check(self):
         """Each link of the run that may be on the disk leads to a whole checkpoint there."""
-        for directory in (self.place, *(path for path in self.place.rglob("*") if path.is_dir() and not path.is_symlink())):
-            states, now = self.listings.setdefault(directory.stat().st_ino, [{}]), self.names(directory)
+        for directory in (
+            self.place,
+            *(path for path in self.place.rglob("*") if path.is_dir() and not path.is_symlink()),
+        ):
+            states, now = (
+                self.listings.setdefault(directory.stat().st_ino, [{}]),
+                self.names(directory),
+            )
             states.extend([now] if now not in states else [])
         for run in self.listings[self.place.stat().st_ino]:
             for name in {"last", "best"} & run.keys():
@@ -162,7 +189,9 @@ def test_a_power_loss_at_any_operation_leaves_links_to_whole_checkpoints(tmp_pat
     for step, best in ((1, 1), (2, 1), (3, 3), (4, 3), (5, 5)):
         save(RunDirectory(run), step, write, best=best, good=0)
         disk.check()
-    assert disk.links >= {("last", f"step-0000000{step}") for step in range(1, 6)} | {("best", "step-00000001")}
+    assert disk.links >= {("last", f"step-0000000{step}") for step in range(1, 6)} | {
+        ("best", "step-00000001")
+    }
 
 
 @given(name=st.sampled_from([*FILES, "SHA256SUMS"]), data=st.data())
@@ -177,7 +206,10 @@ def test_any_flipped_bit_or_cut_is_seen_and_another_checkpoint_named(name, data,
     else:
         del content[place // 8 :]
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"last.*; to go on from step 1: ln -sfn checkpoints/step-00000001 .*/last"):
+    with pytest.raises(
+        ConfigError,
+        match=r"last.*; to go on from step 1: ln -sfn checkpoints/step-00000001 .*/last",
+    ):
         store.verified_last()
 
 
@@ -195,7 +227,10 @@ def test_a_full_disk_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
         write(directory)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.raises(ConfigError, match=r"cannot save step 8 .*No space left on device; the checkpoint of step 7 is intact"):
+    with pytest.raises(
+        ConfigError,
+        match=r"cannot save step 8 .*No space left on device; the checkpoint of step 7 is intact",
+    ):
         save(store, 8, full, best=None, good=0)
     assert store.verified_last().resolve() == store.step_directory(7)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000007"]
@@ -268,7 +303,9 @@ def test_overwriting_removes_copies_of_checkpoints_and_nothing_that_a_user_made(
 
 
 @pytest.mark.slow
-def test_killed_before_any_operation_a_run_that_overwrites_leaves_one_that_is_whole(tmp_path, monkeypatch):
+def test_killed_before_any_operation_a_run_that_overwrites_leaves_one_that_is_whole(
+    tmp_path, monkeypatch
+):
     total, killed_after = operations(monkeypatch, tmp_path / "count", 0)
     seen = set()
     for n in range(3 * total):
@@ -288,8 +325,13 @@ def test_killed_before_any_operation_a_run_that_overwrites_leaves_one_that_is_wh
 
 
 @pytest.mark.slow
-@given(steps=st.lists(st.integers(1, 30), unique=True, min_size=1, max_size=6).map(sorted), good=st.integers(0, 30))
-def test_the_newest_checkpoint_up_to_the_last_good_evaluation_is_kept_and_gone_back_to(steps, good, tmp_path_factory):
+@given(
+    steps=st.lists(st.integers(1, 30), unique=True, min_size=1, max_size=6).map(sorted),
+    good=st.integers(0, 30),
+)
+def test_the_newest_checkpoint_up_to_the_last_good_evaluation_is_kept_and_gone_back_to(
+    steps, good, tmp_path_factory
+):
     directory = tmp_path_factory.mktemp("run")
     store = filled(directory, *steps, good=good)
     expected = max((step for step in steps if step <= good), default=steps[-1])
@@ -306,7 +348,11 @@ def test_best_never_leads_to_an_absent_checkpoint(tmp_path):
 
 def test_a_second_run_in_the_same_directory_is_refused_until_the_first_ends(tmp_path):
     first, second = RunDirectory(tmp_path), RunDirectory(tmp_path)
-    with first.locked(), pytest.raises(ConfigError, match="another process is training in"), second.locked():
+    with (
+        first.locked(),
+        pytest.raises(ConfigError, match="another process is training in"),
+        second.locked(),
+    ):
         pass
     with second.locked():
         pass
@@ -316,7 +362,9 @@ def test_a_link_that_cannot_be_replaced_is_one_sentence_and_leaves_no_litter(tmp
     store = filled(tmp_path, 1)
     (tmp_path / "last").unlink()
     (tmp_path / "last").mkdir()
-    with pytest.raises(ConfigError, match=r"cannot write to directory .*the checkpoint of step 1 is intact"):
+    with pytest.raises(
+        ConfigError, match=r"cannot write to directory .*the checkpoint of step 1 is intact"
+    ):
         store.go_back(1)
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "last", "best"}
 

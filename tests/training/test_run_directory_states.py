@@ -1,6 +1,8 @@
-"""A run's directory under any order of what may happen to it: begun, killed, gone on with, overwritten, damaged, copied, used twice.
+"""A run's directory under any order of what may happen to it: begun, killed, gone on with,
+overwritten, damaged, copied, used twice.
 
-Training, checkpoints and logs are the real ones. A kill is an exception that nothing catches, after which no file operation does anything.
+Training, checkpoints and logs are the real ones. A kill is an exception that nothing catches, after
+which no file operation does anything.
 """
 
 import errno
@@ -15,7 +17,14 @@ from pathlib import Path
 import hypothesis
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from ctrans.model.checkpoint import find_model, load
 from ctrans.model.config import GPTConfig
@@ -28,10 +37,19 @@ from solvers import ConfigError
 from tests.campaigns.damaged import MODEL, TEXT
 from tests.campaigns.disk import BrokenDisk, raising
 
-SETTINGS = {"batch": 2, "iterations": 5, "eval_every": 2, "save_every": 1, "eval_windows": 1, "warmup": 1}
+SETTINGS = {
+    "batch": 2,
+    "iterations": 5,
+    "eval_every": 2,
+    "save_every": 1,
+    "eval_windows": 1,
+    "warmup": 1,
+}
 SEEDS = st.sampled_from([0, 1])
 OPERATIONS = 900
-"""About as many file operations as a run that overwrites another makes; a kill after them all is none."""
+"""About as many file operations as a run that overwrites another makes; a kill after them all is
+none.
+"""
 KILLS = st.none() | st.integers(1, OPERATIONS)
 
 
@@ -44,13 +62,19 @@ def kill(path):
 
 
 def begin(place, seed, *, overwrite=False):
-    train(GPTConfig(**MODEL), TrainConfig(**SETTINGS, seed=seed), TEXT, out=place, overwrite=overwrite)
+    train(
+        GPTConfig(**MODEL), TrainConfig(**SETTINGS, seed=seed), TEXT, out=place, overwrite=overwrite
+    )
 
 
 def tensors(checkpoint):
     """What identifies a checkpoint: its step, and the hashes of its tensors."""
     step = json.loads((checkpoint / "train.json").read_text())["progress"]["step"]
-    return step, tuple(line for line in (checkpoint / SUMS).read_text().splitlines() if line.endswith(".safetensors"))
+    return step, tuple(
+        line
+        for line in (checkpoint / SUMS).read_text().splitlines()
+        if line.endswith(".safetensors")
+    )
 
 
 def rows_of(place):
@@ -75,7 +99,9 @@ def undisturbed(seed):
 
 
 class Life(RuleBasedStateMachine):
-    """What may happen to the directory. `seed` is of the run in it, None for none; `log_whole` is whether nobody damaged its log."""
+    """What may happen to the directory. `seed` is of the run in it, None for none; `log_whole` is
+    whether nobody damaged its log.
+    """
 
     @initialize()
     def empty(self):
@@ -101,10 +127,17 @@ class Life(RuleBasedStateMachine):
         return seed
 
     def act(self, action, ends, at, error=None):
-        """Does it, killed or with an error of the disk at a file operation. It ends in a run of the seeds `ends`, or leaves the earlier."""
+        """Does it, killed or with an error of the disk at a file operation. It ends in a run of the
+        seeds `ends`, or leaves the earlier.
+        """
         before = self.seed
         try:
-            with BrokenDisk(self.place, at or 0, kill if error is None else raising(error), lasting=error is None):
+            with BrokenDisk(
+                self.place,
+                at or 0,
+                kill if error is None else raising(error),
+                lasting=error is None,
+            ):
                 action()
             done = True
         except (Killed, ConfigError, OSError):  # commands say both errors in a line
@@ -119,8 +152,12 @@ class Life(RuleBasedStateMachine):
         """The run is done, in the bits of an undisturbed one."""
         checkpoints, rows = undisturbed(self.seed)
         assert tensors(self.store.verified_last()) == max(checkpoints)
-        assert rows_of(self.place) == rows if self.log_whole else set(rows_of(self.place)) <= set(rows)
-        assert sorted(path.name for path in self.place.glob(".*")) == [".lock"], "nothing unfinished stays"
+        assert (
+            rows_of(self.place) == rows if self.log_whole else set(rows_of(self.place)) <= set(rows)
+        )
+        assert sorted(path.name for path in self.place.glob(".*")) == [".lock"], (
+            "nothing unfinished stays"
+        )
         assert sum((self.place / name).exists() for name in ("checkpoints", "checkpoints-2")) == 1
 
     @precondition(lambda self: self.seed is None)
@@ -142,7 +179,9 @@ class Life(RuleBasedStateMachine):
         self.act(lambda: begin(self.place, seed, overwrite=True), {seed}, at)
         self.log_whole = before or at is None
 
-    @rule(seed=SEEDS, at=st.integers(1, OPERATIONS), error=st.sampled_from([errno.EIO, errno.ENOSPC]))
+    @rule(
+        seed=SEEDS, at=st.integers(1, OPERATIONS), error=st.sampled_from([errno.EIO, errno.ENOSPC])
+    )
     def meets_a_disk_that_fails(self, seed, at, error):
         if self.seed is None:
             self.act(lambda: begin(self.place, seed), {seed}, at, error)
@@ -151,7 +190,10 @@ class Life(RuleBasedStateMachine):
 
     @precondition(lambda self: self.seed is not None)
     @rule(
-        cut=st.integers(0, 40), noise=st.sampled_from([b"", b"\0\xff\n", b'{"step": 1}\n', b'{"step": 99, "loss": "x"}\n[1]\n'])
+        cut=st.integers(0, 40),
+        noise=st.sampled_from(
+            [b"", b"\0\xff\n", b'{"step": 1}\n', b'{"step": 99, "loss": "x"}\n[1]\n']
+        ),
     )
     def has_its_log_damaged(self, cut, noise):
         path = self.place / log.LOG
@@ -162,7 +204,9 @@ class Life(RuleBasedStateMachine):
 
     @precondition(lambda self: self.seed is not None and self.whole_ones() > 1)
     @rule(
-        name=st.sampled_from(["model.safetensors", "optimiser.safetensors", "train.json", "config.json", SUMS]),
+        name=st.sampled_from(
+            ["model.safetensors", "optimiser.safetensors", "train.json", "config.json", SUMS]
+        ),
         at=st.integers(0, 10**6),
     )
     def has_its_last_checkpoint_damaged(self, name, at):
@@ -194,7 +238,10 @@ class Life(RuleBasedStateMachine):
     @rule(seed=SEEDS)
     def is_used_twice(self, seed):
         with self.store.locked():
-            for act in (lambda: resume(self.place, TEXT), lambda: begin(self.place, seed, overwrite=True)):
+            for act in (
+                lambda: resume(self.place, TEXT),
+                lambda: begin(self.place, seed, overwrite=True),
+            ):
                 with pytest.raises(ConfigError, match="another process is training"):
                     act()
 
@@ -213,13 +260,17 @@ class Life(RuleBasedStateMachine):
         steps = [step for step, _, _ in rows]
         if self.log_whole:
             assert steps == sorted(set(steps)), "the steps of the log increase"
-            assert any(set(rows) <= set(undisturbed(seed)[1]) for seed in (0, 1)), "its rows are of one run"
+            assert any(set(rows) <= set(undisturbed(seed)[1]) for seed in (0, 1)), (
+                "its rows are of one run"
+            )
         if self.seed is None:
             return
         assert self.seed_of_last() == self.seed
         for step in self.store.steps():
             checkpoint = self.store.step_directory(step)
-            assert damage(checkpoint) is not None or tensors(checkpoint) in undisturbed(self.seed)[0]
+            assert (
+                damage(checkpoint) is not None or tensors(checkpoint) in undisturbed(self.seed)[0]
+            )
         try:
             best = find_model(self.place)
         except ConfigError:  # as it is said: missing, or of the run that was overwritten
@@ -229,7 +280,9 @@ class Life(RuleBasedStateMachine):
             assert tensors(best) in undisturbed(self.seed)[0]
 
 
-@pytest.mark.parametrize(("examples", "steps"), [(2, 8), pytest.param(200, 20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("examples", "steps"), [(2, 8), pytest.param(200, 20, marks=pytest.mark.slow)]
+)
 def test_a_run_stays_whole_whatever_happens_to_its_directory(examples, steps, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     run_state_machine_as_test(

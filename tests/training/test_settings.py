@@ -41,7 +41,10 @@ from solvers import ConfigError
         ({"schedule": "nanoGPT"}, "did you mean 'nanogpt'"),
         ({"iterations": 10**40}, "iterations = a number of 41 digits: give at most 1,000,000,000"),
         ({"warmup": 10**400}, "warmup = "),
-        ({"temperature_start": 4.0, "temperature_steps": 4, "compile": True}, "leave out one of them"),
+        (
+            {"temperature_start": 4.0, "temperature_steps": 4, "compile": True},
+            "leave out one of them",
+        ),
         ({"margin": 0.0}, "margin = 0.0"),
     ],
 )
@@ -75,9 +78,13 @@ def nanogpt_rate(it, lr, warmup, last, low, later):
 
 @pytest.mark.parametrize(("name", "later"), [("nanogpt", True), ("nanogpt-0", False)])
 def test_nanogpts_schedules_are_theirs(name, later):
-    config = TrainConfig(iterations=60, warmup=10, learning_rate=1e-3, min_learning_rate=1e-4, schedule=name)
+    config = TrainConfig(
+        iterations=60, warmup=10, learning_rate=1e-3, min_learning_rate=1e-4, schedule=name
+    )
     for it in range(70):
-        assert learning_rate(config, it) == pytest.approx(nanogpt_rate(it, 1e-3, 10, 60, 1e-4, later), rel=1e-15)
+        assert learning_rate(config, it) == pytest.approx(
+            nanogpt_rate(it, 1e-3, 10, 60, 1e-4, later), rel=1e-15
+        )
     ours = TrainConfig(iterations=60, warmup=10, learning_rate=1e-3)
     assert learning_rate(ours, 0) == pytest.approx(1e-4)
     assert learning_rate(config, 0) == pytest.approx(9.09e-5 if later else 0.0, rel=1e-3)
@@ -98,8 +105,17 @@ def test_temperature_goes_from_its_start_to_the_models_by_equal_factors(start, f
 
 
 def make(name, parameters, weight_decay, **settings):
-    config = TrainConfig(optimiser=name, learning_rate=0.1, beta1=0.9, beta2=0.95, weight_decay=weight_decay, **settings)
-    return config.make_optimiser(parameters, model=GPT(GPTConfig(width=8, depth=1)) if name == "muon" else None)
+    config = TrainConfig(
+        optimiser=name,
+        learning_rate=0.1,
+        beta1=0.9,
+        beta2=0.95,
+        weight_decay=weight_decay,
+        **settings,
+    )
+    return config.make_optimiser(
+        parameters, model=GPT(GPTConfig(width=8, depth=1)) if name == "muon" else None
+    )
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
@@ -141,6 +157,9 @@ def test_adamw_takes_the_papers_first_two_steps():
 
 
 def test_frozen_parameters_are_left_out():
-    frozen, free = torch.nn.Parameter(torch.ones(2), requires_grad=False), torch.nn.Parameter(torch.ones(2))
+    frozen, free = (
+        torch.nn.Parameter(torch.ones(2), requires_grad=False),
+        torch.nn.Parameter(torch.ones(2)),
+    )
     (group,) = make("sgd", [frozen, free], 0.0).param_groups
     assert group["params"] == [free]

@@ -35,24 +35,36 @@ def test_other_depths_take_the_same_depth_time(tmp_path):
 
 
 @pytest.mark.slow
-def test_halved_or_doubled_blocks_that_are_smooth_in_depth_converge_to_the_same_ode_at_first_order(tmp_path):
-    """Free weights, each block's those of a linear function of depth: the limit is approached like 1/D from either side."""
-    smooth = learned(GPT(small_config("pre", depth=24, dt=0.05, depth_weights="linear", knots=2)).double(), 0.02)
-    free = GPT(GPTConfig(**{**vars(smooth.config), "depth_weights": "free", "knots": None})).double()
+def test_halved_or_doubled_blocks_that_are_smooth_in_depth_converge_to_the_same_ode_at_first_order(
+    tmp_path,
+):
+    """Free weights, each block's those of a linear function of depth: the limit is approached like
+    1/D from either side.
+    """
+    smooth = learned(
+        GPT(small_config("pre", depth=24, dt=0.05, depth_weights="linear", knots=2)).double(), 0.02
+    )
+    free = GPT(
+        GPTConfig(**{**vars(smooth.config), "depth_weights": "free", "knots": None})
+    ).double()
     names = dict(free.named_parameters())
     with torch.no_grad():
         for name, parameter in names.items():
             head, _, tail = name.rpartition(".")
             parameter.copy_(getattr(smooth.get_submodule(head), tail))
     save(free, tmp_path / "model")
-    half, same, double = (start_from(tmp_path / "model", {"depth": n})(tokens())[0].detach() for n in (12, 24, 48))
+    half, same, double = (
+        start_from(tmp_path / "model", {"depth": n})(tokens())[0].detach() for n in (12, 24, 48)
+    )
     assert torch.equal(same, free(tokens())[0])
     assert float((half - same).norm() / (same - double).norm()) == pytest.approx(2, rel=0.15)
 
 
 def test_other_settings_are_refused(tmp_path):
     _, path = saved(tmp_path)
-    with pytest.raises(ConfigError, match="width = 32 contradicts the model to start from, which has 16"):
+    with pytest.raises(
+        ConfigError, match="width = 32 contradicts the model to start from, which has 16"
+    ):
         start_from(path, {"width": 32})
     _, stack = saved(tmp_path, stack_steps=2)
     assert start_from(stack, {"stack_steps": 4}).config.stack_steps == 4
@@ -62,9 +74,32 @@ def test_other_settings_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_trains_on_at_another_depth(tmp_path):
-    size = ["--depth", "2", "--width", "16", "--heads", "2", "--context", "8", "--batch", "2", "--eval-windows", "2"]
+    size = [
+        "--depth",
+        "2",
+        "--width",
+        "16",
+        "--heads",
+        "2",
+        "--context",
+        "8",
+        "--batch",
+        "2",
+        "--eval-windows",
+        "2",
+    ]
     assert run("train", *size, "--iterations", "2", "--out", tmp_path / "a").exit_code == 0
-    on = ["train", "--from", tmp_path / "a", "--batch", "2", "--eval-windows", "2", "--iterations", "1"]
+    on = [
+        "train",
+        "--from",
+        tmp_path / "a",
+        "--batch",
+        "2",
+        "--eval-windows",
+        "2",
+        "--iterations",
+        "1",
+    ]
     result = run(*on, "--depth", "4", "--out", tmp_path / "b")
     assert result.exit_code == 0, result.output
     assert load(tmp_path / "b").config.depth == 4

@@ -29,14 +29,26 @@ def test_a_run_has_the_bits_of_the_commands(tmp_path):
     trained = train(ARCHITECTURE, CONFIG, path, out=tmp_path / "ours", observe=seen.append)
     options = {**{name: value for name, value in MODEL.items() if name != "vocab_size"}, **SETTINGS}
     plain = {"dt": 1.0, "init": "gpt2", "embedding_std": 0.02}
-    words = [str(part) for name, value in {**options, **plain}.items() for part in (f"--{name.replace('_', '-')}", value)]
-    done = CliRunner().invoke(main, ["train", *words, "--file", str(path), "--out", str(tmp_path / "theirs")])
+    words = [
+        str(part)
+        for name, value in {**options, **plain}.items()
+        for part in (f"--{name.replace('_', '-')}", value)
+    ]
+    done = CliRunner().invoke(
+        main, ["train", *words, "--file", str(path), "--out", str(tmp_path / "theirs")]
+    )
     assert done.exit_code == 0, done.output
     assert same(weights(tmp_path / "ours"), weights(tmp_path / "theirs"))
     assert same(trained.model.state_dict(), weights(tmp_path / "ours"))
-    assert (trained.ending, trained.progress.step, trained.directory) == (Ending.FINISHED, 12, tmp_path / "ours")
+    assert (trained.ending, trained.progress.step, trained.directory) == (
+        Ending.FINISHED,
+        12,
+        tmp_path / "ours",
+    )
     assert [row["step"] for row in trained.rows] == [row["step"] for row in seen] == list(range(13))
-    assert trained.progress.best == min(row["validation_loss"] for row in seen if "validation_loss" in row)
+    assert trained.progress.best == min(
+        row["validation_loss"] for row in seen if "validation_loss" in row
+    )
 
 
 @pytest.mark.cases(1)
@@ -47,7 +59,10 @@ def test_data_come_in_every_form(kind, tmp_path):
             np.frombuffer(part, dtype=np.uint8).astype("<u2").tofile(tmp_path / name)
     given = {"bytes": TEXT, "Data": from_text(TEXT, MODEL["context"]), "bin": tmp_path}[kind]
     trained = train(ARCHITECTURE, CONFIG, given, out=tmp_path / "run")
-    assert same(weights(trained.directory), train(ARCHITECTURE, CONFIG, TEXT, out=tmp_path / "again").model.state_dict())
+    assert same(
+        weights(trained.directory),
+        train(ARCHITECTURE, CONFIG, TEXT, out=tmp_path / "again").model.state_dict(),
+    )
 
 
 def test_a_run_is_resumed_with_other_settings_and_its_own_data(tmp_path):
@@ -60,7 +75,9 @@ def test_a_run_is_resumed_with_other_settings_and_its_own_data(tmp_path):
         resume(tmp_path, TEXT[::-1], iterations=18)
     with pytest.raises(ConfigError, match="batch 2 contradicts the run to resume, which has 4"):
         resume(tmp_path, TEXT, batch=2)
-    with pytest.raises(ConfigError, match="unknown training setting 'iteration': did you mean 'iterations'"):
+    with pytest.raises(
+        ConfigError, match="unknown training setting 'iteration': did you mean 'iterations'"
+    ):
         resume(tmp_path, TEXT, iteration=20)
 
 

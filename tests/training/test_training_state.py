@@ -1,4 +1,6 @@
-"""The state of a run in train.json: values of other types are named, and what is read can be used."""
+"""The state of a run in train.json: values of other types are named, and what is read can be
+used.
+"""
 
 import json
 
@@ -13,7 +15,9 @@ from tests.training.helpers import resume, start
 
 
 def written(directory, change):
-    State(Progress(3, 2.0, 1.0, 2), TrainConfig(), {"file": None, "bin": None}, "abc").write(directory)
+    State(Progress(3, 2.0, 1.0, 2), TrainConfig(), {"file": None, "bin": None}, "abc").write(
+        directory
+    )
     content = json.loads((directory / STATE).read_text())
     change(content)
     (directory / STATE).write_text(json.dumps(content))

@@ -9,7 +9,11 @@ from ctrans.dynamics.fields.check_map import check_map, check_shape
 from ctrans.dynamics.fields.differential_attention import DifferentialAttention
 from ctrans.dynamics.fields.experts import MixtureOfExperts
 from ctrans.dynamics.fields.feed_forward import FeedForward, GatedLinearUnits
-from ctrans.dynamics.fields.linear_attention import GatedLinearAttention, KernelAttention, LinearAttention
+from ctrans.dynamics.fields.linear_attention import (
+    GatedLinearAttention,
+    KernelAttention,
+    LinearAttention,
+)
 from ctrans.dynamics.fields.parallel_maps import ParallelMaps
 from ctrans.dynamics.fields.positions import POSITIONS
 from ctrans.dynamics.fields.protocols import (

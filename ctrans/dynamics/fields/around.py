@@ -30,4 +30,7 @@ class AroundMap(nn.Module):
             reason = self.field.why_not
         else:
             reason = ""
-        return reason or f"it wraps a {type(self.field).__name__}, whose properties need not be its own"
+        return (
+            reason
+            or f"it wraps a {type(self.field).__name__}, whose properties need not be its own"
+        )

@@ -44,7 +44,8 @@ class SoftmaxAttention(JoinedHeads):
     x is (*batch, tokens, width), and a_hij = exp(s_hij)/(e_h + sum_l exp(s_hil)) over the tokens l
     that token i reads, with
 
-        s_hij = c tanh(<R_i N_q(Q_h x_i + b_q,h), R_j N_k(K_g x_j + b_k,g)>/(c tau sqrt(d_h))) - m_h abs(i - j).
+        s_hij = c tanh(<R_i N_q(Q_h x_i + b_q,h), R_j N_k(K_g x_j + b_k,g)>/(c tau sqrt(d_h))) - m_h
+        abs(i - j).
 
     tau is `temperature`. `qk_norm` gives the norms N_q, N_k (a name of `QK_NORMS`; true is "rms").
     `options` (`AttentionOptions`) give the rest:
@@ -78,7 +79,10 @@ class SoftmaxAttention(JoinedHeads):
         options: AttentionOptions = PLAIN,
     ):
         if self.shows_heads and (options.sinks or options.gated_output):
-            raise ConfigError("Attention exposes its heads, which sinks and gated_output prevent: use SoftmaxAttention")
+            raise ConfigError(
+                "Attention exposes its heads, which sinks and gated_output prevent: use"
+                " SoftmaxAttention"
+            )
         options.check_heads(width, heads)
         super().__init__(width, heads, groups=options.kv_heads, causal=causal, bias=bias)
         self.options = options
@@ -130,7 +134,9 @@ class SoftmaxAttention(JoinedHeads):
         q, k = (self.by_head(F.linear(x, rows, b)) for rows, b in ((query, b_q), (key, b_k)))
         return self._rows(*self._normed_and_turned(q, k))
 
-    def at_tokens(self, x: SequenceRows, chosen: Int[Tensor, " batch"]) -> Float[Tensor, "batch width"]:
+    def at_tokens(
+        self, x: SequenceRows, chosen: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch width"]:
         """f(x[b]) at the token i = chosen[b].
 
         It uses <K_g' q_hi, x_j> in place of <q_hi, K_g x_j>, and V_g sum_j a_hij x_j in place of
@@ -144,7 +150,9 @@ class SoftmaxAttention(JoinedHeads):
         own = x[each, chosen].unsqueeze(-2)
         query, key, value = self.split(self.qkv.weight)
         b_q, b_k, b_v = self.offsets()
-        key, value = (self._for_each_head(part.unflatten(0, (-1, self.head))) for part in (key, value))
+        key, value = (
+            self._for_each_head(part.unflatten(0, (-1, self.head))) for part in (key, value)
+        )
         q = self.by_head(F.linear(own, query, b_q)) * self._scale
         scores = (q @ key) @ x.unsqueeze(-3).transpose(-1, -2)
         if b_k is not None:
@@ -152,7 +160,9 @@ class SoftmaxAttention(JoinedHeads):
         rows = self._weights(scores, chosen)
         mixed = (rows @ x.unsqueeze(-3)) @ value.transpose(-1, -2)
         if b_v is not None:
-            mixed = mixed + rows.sum(-1, keepdim=True) * self._for_each_head(b_v.view(-1, 1, self.head))
+            mixed = mixed + rows.sum(-1, keepdim=True) * self._for_each_head(
+                b_v.view(-1, 1, self.head)
+            )
         mixed = mixed.transpose(-3, -2).flatten(-2)
         y: Tensor = self.out(mixed if self.gate is None else mixed * self.gate(own).sigmoid())
         return y.squeeze(-2)
@@ -187,12 +197,20 @@ class SoftmaxAttention(JoinedHeads):
         else:
             offsets = self.for_heads(b_v.detach().double())
         if self.gate is not None:
-            lengths = [spectral_norm(part) for part in self.for_heads(self.split(self.qkv.weight.detach())[2])]
-            each = sum(spectral_norm(part) * of_values for part, of_values in zip(outs, lengths, strict=True))
+            lengths = [
+                spectral_norm(part)
+                for part in self.for_heads(self.split(self.qkv.weight.detach())[2])
+            ]
+            each = sum(
+                spectral_norm(part) * of_values
+                for part, of_values in zip(outs, lengths, strict=True)
+            )
             gain = min(each, spectral_norm(out) * math.hypot(*lengths))
             if not offsets:
                 return TokenBound(gain, 0.0)
-            return TokenBound(gain, spectral_norm(out) * length(torch.cat(offsets)) + length(self.out.bias))
+            return TokenBound(
+                gain, spectral_norm(out) * length(torch.cat(offsets)) + length(self.out.bias)
+            )
         gain = sum(self.paths())
         if self.sinks is None or offsets is None:
             return TokenBound(gain, self.offset())
@@ -250,7 +268,9 @@ class SoftmaxAttention(JoinedHeads):
         sinks = self.sinks.view(-1, 1, 1).expand(*scores.shape[:-1], 1)
         return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
 
-    def causal_window_mask(self, tokens: int, device: torch.device) -> Bool[Tensor, "tokens tokens"] | None:
+    def causal_window_mask(
+        self, tokens: int, device: torch.device
+    ) -> Bool[Tensor, "tokens tokens"] | None:
         """True where token i does not read token j. None if every token reads all."""
         window = min(self.options.window or tokens, tokens)
         if not self.causal and window == tokens:
@@ -311,13 +331,19 @@ class Attention(SoftmaxAttention):
         """Q_h, K_g, V_g, the columns of W_O and the part of b_Q for each head. Also the part of b_K
         if keys are rotated or a cap acts.
         """
-        return self.heads_with_offsets(of_keys=self.options.places.turned or self.options.softcap is not None)
+        return self.heads_with_offsets(
+            of_keys=self.options.places.turned or self.options.softcap is not None
+        )
 
 
 def qk_norm_name(qk_norm: bool | str) -> bool | str:
-    """False for none, or a name of `QK_NORMS`; true is "rms". Raises ConfigError for anything else."""
+    """False for none, or a name of `QK_NORMS`; true is "rms". Raises ConfigError for anything
+    else.
+    """
     if not isinstance(qk_norm, (bool, str)):
-        raise ConfigError(f"qk_norm = {shown(qk_norm)}: give False or a name, one of {', '.join(QK_NORMS)}")
+        raise ConfigError(
+            f"qk_norm = {shown(qk_norm)}: give False or a name, one of {', '.join(QK_NORMS)}"
+        )
     if isinstance(qk_norm, str):
         look_up("qk_norm", qk_norm, QK_NORMS)
     if qk_norm is True:

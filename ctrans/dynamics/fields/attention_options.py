@@ -32,7 +32,9 @@ class AttentionOptions:
     rotary_base: float = option(
         ROTARY_BASE,
         "Base of the angles of rotary positions.",
-        limits=Range(1, LARGEST, f"a finite number of at least 1; {ROTARY_BASE:g} is the usual one"),
+        limits=Range(
+            1, LARGEST, f"a finite number of at least 1; {ROTARY_BASE:g} is the usual one"
+        ),
     )
     rotary_fraction: float = option(
         1.0,
@@ -61,26 +63,37 @@ class AttentionOptions:
     precision.
     """
     sinks: bool = option(False, "Add a learned logit of each head to the denominator of its rows.")
-    gated_output: bool = option(False, "Multiply the heads' averages by sigmoid(W_G x + b_G), entry by entry.")
+    gated_output: bool = option(
+        False, "Multiply the heads' averages by sigmoid(W_G x + b_G), entry by entry."
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
         for name, idle in (("rotary_base", ROTARY_BASE), ("rotary_fraction", 1.0)):
             if not self.places.turned and getattr(self, name) != idle:
                 raise ConfigError(
-                    f"{name} = {getattr(self, name)!r} has no meaning for positions {self.positions!r}: leave it out, or choose rotary"
+                    f"{name} = {getattr(self, name)!r} has no meaning for positions"
+                    f" {self.positions!r}: leave it out, or choose rotary"
                 )
 
     def check_heads(self, width: int, heads: int) -> None:
-        """Raises ConfigError unless the heads divide the width, can be shared, and can be rotated."""
+        """Raises ConfigError unless the heads divide the width, can be shared, and can be
+        rotated.
+        """
         if heads < 1 or width % heads:
-            raise ConfigError(f"width {width} is not divisible by heads {heads}: choose heads that divide the width")
+            raise ConfigError(
+                f"width {width} is not divisible by heads {heads}: choose heads that divide the"
+                " width"
+            )
         if heads % (self.kv_heads or heads):
-            raise ConfigError(f"kv_heads = {self.kv_heads} does not divide the {heads} heads: choose one that does")
+            raise ConfigError(
+                f"kv_heads = {self.kv_heads} does not divide the {heads} heads: choose one that"
+                " does"
+            )
         if self.places.turned and not turned_entries(width // heads, self.rotary_fraction):
             raise ConfigError(
-                f"rotary positions turn pairs of entries, and {self.rotary_fraction:g} of a head of width {width // heads} is none: "
-                "choose wider heads, or a larger rotary_fraction"
+                f"rotary positions turn pairs of entries, and {self.rotary_fraction:g} of a head of"
+                f" width {width // heads} is none: choose wider heads, or a larger rotary_fraction"
             )
 
     @property

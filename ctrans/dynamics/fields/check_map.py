@@ -50,7 +50,12 @@ def check_map(field: nn.Module, kind: Kind, width: Count, *, seed: Seed = 0) -> 
         try:
             y = check_shape(field, kind, x, field(x))
         except RuntimeError as error:  # of torch, for another width or type
-            raise _refusal(field, kind, f"fails at states {tuple(x.shape)}: {error}", f"give a map of width {width}") from error
+            raise _refusal(
+                field,
+                kind,
+                f"fails at states {tuple(x.shape)}: {error}",
+                f"give a map of width {width}",
+            ) from error
         for found, fix in _faults(field, kind, x, y):
             raise _refusal(field, kind, found, fix)
 
@@ -68,7 +73,12 @@ def check_shape(field: nn.Module, kind: Kind, x: Tensor, y: object) -> Tensor:
         return y
     else:
         gave = f"{tuple(y.shape)}"
-    raise _refusal(field, kind, f"gave {gave} for states {tuple(x.shape)}", "a map returns one tensor of its input's shape")
+    raise _refusal(
+        field,
+        kind,
+        f"gave {gave} for states {tuple(x.shape)}",
+        "a map returns one tensor of its input's shape",
+    )
 
 
 Faults = Iterator[tuple[str, str]]
@@ -101,7 +111,9 @@ def _mixed_tokens(field: nn.Module, kind: Kind, x: Tensor, y: Tensor) -> Faults:
 
 
 def _false_sayings(field: nn.Module, x: Tensor, y: Tensor) -> Faults:
-    if isinstance(field, HasOutputProjection) and not _close(field.output_projection(field.pre_projection(x)), y):
+    if isinstance(field, HasOutputProjection) and not _close(
+        field.output_projection(field.pre_projection(x)), y
+    ):
         fix = "let `pre_projection` give what that map acts on, or leave both out"
         yield "is not output_projection(pre_projection(x))", fix
     if isinstance(field, SupportsTokenSubset):
@@ -116,15 +128,29 @@ def _false_sayings(field: nn.Module, x: Tensor, y: Tensor) -> Faults:
                 yield f"yields a matrix of role {matrix.role!r} that is none of its parameters", fix
     longest = float(x.norm(dim=-1).max())
     slack = 1 + math.sqrt(torch.finfo(x.dtype).eps)
-    if isinstance(field, HasBound) and not float(y.norm(dim=-1).max()) <= slack * field.bound().at(longest):
-        found = f"gave a token of length {float(y.norm(dim=-1).max()):.4g}, above its bound {field.bound().at(longest):.4g}"
+    if isinstance(field, HasBound) and not float(y.norm(dim=-1).max()) <= slack * field.bound().at(
+        longest
+    ):
+        found = (
+            f"gave a token of length {float(y.norm(dim=-1).max()):.4g}, above its bound"
+            f" {field.bound().at(longest):.4g}"
+        )
         yield found, "fix `bound`, or leave it out"
     if isinstance(field, HasLipschitz):
-        nearby = x * (1 - torch.rand(x.shape[:-1], generator=torch.Generator().manual_seed(0)).to(x).unsqueeze(-1) / 8)
+        nearby = x * (
+            1
+            - torch.rand(x.shape[:-1], generator=torch.Generator().manual_seed(0))
+            .to(x)
+            .unsqueeze(-1)
+            / 8
+        )
         moved = float((field(nearby) - y).norm(dim=-1).max())
         step = float((nearby - x).norm(dim=-1).max())
         if not moved <= slack * field.lipschitz(longest) * step:
-            found = f"moved a token by {moved:.4g} for a step of {step:.4g}, above its Lipschitz constant"
+            found = (
+                f"moved a token by {moved:.4g} for a step of {step:.4g}, above its Lipschitz"
+                " constant"
+            )
             yield found, "fix `lipschitz`, or leave it out"
     if isinstance(field, ExposesHeads):
         rows = field.probabilities(x)
@@ -136,7 +162,9 @@ def _false_sayings(field: nn.Module, x: Tensor, y: Tensor) -> Faults:
 
 def _close(a: Tensor, b: Tensor) -> bool:
     error = float((a - b).abs().max())
-    return error <= math.sqrt(torch.finfo(b.dtype).eps) * max(float(b.abs().max()), torch.finfo(b.dtype).tiny)
+    return error <= math.sqrt(torch.finfo(b.dtype).eps) * max(
+        float(b.abs().max()), torch.finfo(b.dtype).tiny
+    )
 
 
 def _refusal(field: nn.Module, kind: Kind, found: str, fix: str) -> ConfigError:

@@ -33,10 +33,21 @@ class DifferentialAttention(JoinedHeads):
 
     why_not = "its rows are differences of two softmaxes and sum to 1 - lambda"
 
-    def __init__(self, width: Count, heads: Count, *, causal: bool = True, temperature: float = 1.0, bias: bool = True):
+    def __init__(
+        self,
+        width: Count,
+        heads: Count,
+        *,
+        causal: bool = True,
+        temperature: float = 1.0,
+        bias: bool = True,
+    ):
         super().__init__(width, heads, causal=causal, bias=bias)
         if width // heads % 2:
-            raise ConfigError(f"heads of width {width // heads} have no halves for differential attention: choose an even width")
+            raise ConfigError(
+                f"heads of width {width // heads} have no halves for differential attention: choose"
+                " an even width"
+            )
         self.temperature = check_temperature(temperature)
         self.share = nn.Parameter(torch.full((heads,), FIRST_SHARE))
         self.use_reference_kernel = False
@@ -44,13 +55,17 @@ class DifferentialAttention(JoinedHeads):
     def mixed(self, x: TokenRows) -> ByHead:
         """The differences of each head's two averages."""
         q, k, v = self.queries_keys_values(x)
-        first, second = (self._average(a, b, v) for a, b in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True))
+        first, second = (
+            self._average(a, b, v) for a, b in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True)
+        )
         return first - self.share.view(-1, 1, 1) * second
 
     def rows(self, x: TokenRows) -> AttentionRows:
         """a_h - l_h a'_h for each head."""
         q, k, _ = self.queries_keys_values(x)
-        first, second = (self._rows(a, b) for a, b in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True))
+        first, second = (
+            self._rows(a, b) for a, b in zip(q.chunk(2, -1), k.chunk(2, -1), strict=True)
+        )
         return first - self.share.view(-1, 1, 1) * second
 
     def bound(self) -> TokenBound:
@@ -61,7 +76,10 @@ class DifferentialAttention(JoinedHeads):
         multiplies the offsets of values.
         """
         shares = self.share.detach().double()
-        gain = math.fsum(path * (1 + abs(share)) for path, share in zip(self.paths(), shares.tolist(), strict=True))
+        gain = math.fsum(
+            path * (1 + abs(share))
+            for path, share in zip(self.paths(), shares.tolist(), strict=True)
+        )
         return TokenBound(gain, self.offset(1 - shares))
 
     def _average(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

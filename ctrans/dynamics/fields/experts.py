@@ -58,7 +58,13 @@ class MixtureOfExperts(ProjectedMap):
     why_not = "its gates choose between experts, so it is no sum of units"
 
     def __init__(
-        self, width: Count, hidden: Count, *, options: ExpertOptions | None = None, activation: str = "gelu", bias: bool = True
+        self,
+        width: Count,
+        hidden: Count,
+        *,
+        options: ExpertOptions | None = None,
+        activation: str = "gelu",
+        bias: bool = True,
     ):
         options = options or ExpertOptions()
         gate = EXPERTS[options.expert]
@@ -93,8 +99,15 @@ class MixtureOfExperts(ProjectedMap):
         0 for most.
         """
         gates = self.route(x).gates.to(x.dtype)
-        gates = torch.cat([gates, gates.new_ones(*gates.shape[:-1], self.options.shared_experts)], -1)
-        whole = FFNMaps(None if self.gate is None else _affine(self.gate), _affine(self.up), _affine(self.down), self.phi)
+        gates = torch.cat(
+            [gates, gates.new_ones(*gates.shape[:-1], self.options.shared_experts)], -1
+        )
+        whole = FFNMaps(
+            None if self.gate is None else _affine(self.gate),
+            _affine(self.up),
+            _affine(self.down),
+            self.phi,
+        )
         return whole.features(x) * gates.repeat_interleave(self.hidden, -1)
 
     def route(self, x: TokenRows) -> Routing:
@@ -104,7 +117,11 @@ class MixtureOfExperts(ProjectedMap):
             logits = F.linear(x.to(wide), self.router.weight.to(wide))
             rule = ROUTERS[self.options.router]
             scores = rule.log_scores(logits).exp()
-            best = (scores.detach() + self.choice_bias.to(wide)).topk(self.options.top_k, dim=-1).indices
+            best = (
+                (scores.detach() + self.choice_bias.to(wide))
+                .topk(self.options.top_k, dim=-1)
+                .indices
+            )
             chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True)
             return Routing(logits, scores, chosen, rule.gates(logits, chosen))
 
@@ -121,7 +138,10 @@ class MixtureOfExperts(ProjectedMap):
         count = self.options.experts
         shares = (routing.scores / routing.scores.sum(-1, keepdim=True)).reshape(-1, count).mean(0)
         choices = routing.chosen.reshape(-1, count).to(shares).mean(0) / self.options.top_k
-        return {"balance": count * (choices * shares).sum(), "router_z": routing.logits.logsumexp(-1).square().mean()}
+        return {
+            "balance": count * (choices * shares).sum(),
+            "router_z": routing.logits.logsumexp(-1).square().mean(),
+        }
 
     def load(self, x: TokenRows) -> Float[Tensor, " experts"]:
         """The number of tokens that each routed expert gets."""
@@ -145,7 +165,11 @@ class MixtureOfExperts(ProjectedMap):
         if self.options.top_k == self.options.experts:
             return torch.full_like(routing.logits[..., 0], math.inf)
         if self.choice_bias.any():
-            ordered = (routing.scores + self.choice_bias.to(routing.scores)).sort(-1, descending=True).values
+            ordered = (
+                (routing.scores + self.choice_bias.to(routing.scores))
+                .sort(-1, descending=True)
+                .values
+            )
             gap = ordered[..., self.options.top_k - 1] - ordered[..., self.options.top_k]
             return gap / (SCORES_SLOPE * spectral_norm(self.router.weight))
         rows = self.router.weight.double()
@@ -154,7 +178,9 @@ class MixtureOfExperts(ProjectedMap):
         between = routing.chosen.unsqueeze(-1) & ~routing.chosen.unsqueeze(-2)
         # equal rows never change their order; saturated scores may contradict the order of the
         # logits, then the token is at a switch
-        gaps = ((logits.unsqueeze(-1) - logits.unsqueeze(-2)).clamp_min(0) / apart).nan_to_num(nan=math.inf, posinf=math.inf)
+        gaps = ((logits.unsqueeze(-1) - logits.unsqueeze(-2)).clamp_min(0) / apart).nan_to_num(
+            nan=math.inf, posinf=math.inf
+        )
         return gaps.masked_fill(~between, math.inf).amin((-2, -1)).to(routing.logits)
 
     def matrices(self) -> Iterator[Matrix]:
@@ -189,7 +215,9 @@ class MixtureOfExperts(ProjectedMap):
             return self.lipschitz_between_switches(radius, printed=printed)
         return math.inf
 
-    def lipschitz_between_switches(self, radius: float = math.inf, *, printed: bool = False) -> float:
+    def lipschitz_between_switches(
+        self, radius: float = math.inf, *, printed: bool = False
+    ) -> float:
         """max_e L_e + max_e B_e max_e |w_e| + L_shared, a bound on |df/dx| for |x| <= r wherever
         df/dx exists.
 
@@ -220,9 +248,18 @@ class MixtureOfExperts(ProjectedMap):
         places = routing.chosen.nonzero()[:, 1]
         order = places.argsort(stable=True)
         loads = torch.bincount(places, minlength=options.experts).tolist()
-        mine = x.unsqueeze(1).expand(-1, options.top_k, -1).reshape(-1, x.shape[-1])[order].split(loads)
+        mine = (
+            x.unsqueeze(1)
+            .expand(-1, options.top_k, -1)
+            .reshape(-1, x.shape[-1])[order]
+            .split(loads)
+        )
         maps = self._experts()
-        parts = [F.linear(maps[e].features(mine[e]), maps[e].down.weight) for e in range(options.experts) if loads[e]]
+        parts = [
+            F.linear(maps[e].features(mine[e]), maps[e].down.weight)
+            for e in range(options.experts)
+            if loads[e]
+        ]
         each = torch.cat(parts)[order.argsort()].unflatten(0, (-1, options.top_k))
         gates = routing.gates[routing.chosen].to(each.dtype).unflatten(0, (-1, options.top_k))
         y: Tensor = (gates.unsqueeze(-1) * each).sum(1)

@@ -49,7 +49,14 @@ class HiddenLayer(BoundedFFN, ProjectedMap):
         look_up("activation", activation, ACTIVATIONS)
         self.activation = activation
         for role in self.roles:
-            self.add_module(role, nn.Linear(hidden, width, bias=bias) if role == "down" else nn.Linear(width, hidden, bias=bias))
+            self.add_module(
+                role,
+                (
+                    nn.Linear(hidden, width, bias=bias)
+                    if role == "down"
+                    else nn.Linear(width, hidden, bias=bias)
+                ),
+            )
 
     @property
     def phi(self) -> Activation:
@@ -111,7 +118,8 @@ class GatedLinearUnits(HiddenLayer):
         super().__init__(width, hidden, activation, bias)
         if self.phi.degree != 1:
             raise ConfigError(
-                f"activation {activation!r} grows with the square of its argument, which a gate does not support: choose another, as silu"
+                f"activation {activation!r} grows with the square of its argument, which a gate"
+                " does not support: choose another, as silu"
             )
 
     def pre_projection(self, x: TokenRows) -> Float[Tensor, "*batch tokens hidden"]:

@@ -101,7 +101,9 @@ class FFNMaps(NamedTuple):
         outer = spectral_norm(self.down.weight)
         last = length(self.down.bias)
         if self.gate is None and self.phi.degree == 1:
-            return TokenBound(outer * spectral_norm(self.up.weight), outer * length(self.up.bias) + last)
+            return TokenBound(
+                outer * spectral_norm(self.up.weight), outer * length(self.up.bias) + last
+            )
         inner = _product_bound(self.gate or self.up, self.up)
         return TokenBound(outer * inner.gain, outer * inner.offset + last, outer * inner.curvature)
 
@@ -128,7 +130,9 @@ class FFNMaps(NamedTuple):
             else:
                 slope *= 1.0
             return slope * outer * spectral_norm(up.weight)
-        entries = slope * spectral_norm(gate.weight) * up.largest(radius) + gate.largest(radius) * spectral_norm(up.weight)
+        entries = slope * spectral_norm(gate.weight) * up.largest(radius) + gate.largest(
+            radius
+        ) * spectral_norm(up.weight)
         return outer * entries
 
 

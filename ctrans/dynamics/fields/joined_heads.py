@@ -32,9 +32,20 @@ class JoinedHeads(ProjectedMap):
     scalings: ClassVar[Mapping[str, bool]] = {"V": True, "WV": True}
     """Kan's V, and W and V together. Both turn f into c f."""
 
-    def __init__(self, width: Count, heads: Count, *, groups: Count | None = None, causal: bool = True, bias: bool = True):
+    def __init__(
+        self,
+        width: Count,
+        heads: Count,
+        *,
+        groups: Count | None = None,
+        causal: bool = True,
+        bias: bool = True,
+    ):
         if heads < 1 or width % heads:
-            raise ConfigError(f"width {width} is not divisible by heads {heads}: choose heads that divide the width")
+            raise ConfigError(
+                f"width {width} is not divisible by heads {heads}: choose heads that divide the"
+                " width"
+            )
         super().__init__(2 * width * (width + (groups or heads) * (width // heads)))
         self.width = width
         self.heads = heads
@@ -110,8 +121,8 @@ class JoinedHeads(ProjectedMap):
         return for_each_head(shared, self.heads, self.groups)
 
     def heads_with_offsets(self, *, of_keys: bool) -> Iterator[HeadMatrices]:
-        """Q_h, K_g, V_g, the columns of W_O and the part of b_Q for each head; the part of b_K if it
-        counts.
+        """Q_h, K_g, V_g, the columns of W_O and the part of b_Q for each head; the part of b_K if
+        it counts.
         """
         query, key, value = self.split(self.qkv.weight)
         b_q, b_k, _ = self.offsets()
@@ -122,7 +133,9 @@ class JoinedHeads(ProjectedMap):
                 counted = b_k
         else:
             counted = None
-        return matrices_by_head((query, key, value, self.out.weight), b_q, counted, self.heads, self.groups)
+        return matrices_by_head(
+            (query, key, value, self.out.weight), b_q, counted, self.heads, self.groups
+        )
 
     def paths(self) -> list[float]:
         """|W_O,h V_g|_2 of each head."""
@@ -137,7 +150,9 @@ class JoinedHeads(ProjectedMap):
         values = torch.stack(self.for_heads(self.split(self.qkv.bias.detach())[2].double()))
         if shares is not None:
             values = values * shares.detach().double().unsqueeze(-1)
-        whole = self.out.weight.detach().double() @ values.flatten() + self.out.bias.detach().double()
+        whole = (
+            self.out.weight.detach().double() @ values.flatten() + self.out.bias.detach().double()
+        )
         return float(torch.linalg.vector_norm(whole))
 
 
@@ -147,7 +162,11 @@ def for_each_head(shared: Tensor, heads: int, groups: int) -> list[Tensor]:
 
 
 def matrices_by_head(
-    weights: Sequence[Tensor], query_offsets: Tensor | None, key_offsets: Tensor | None, heads: int, groups: int
+    weights: Sequence[Tensor],
+    query_offsets: Tensor | None,
+    key_offsets: Tensor | None,
+    heads: int,
+    groups: int,
 ) -> Iterator[HeadMatrices]:
     """W_Q, W_K, W_V and W_O, cut into the matrices of each head with its parts of the offsets."""
     query, key, value, out = weights

@@ -59,17 +59,23 @@ class KernelAttention(JoinedHeads):
     temperature: ClassVar[float] = 1.0
     normalised_scores: ClassVar[bool] = True
     """The scores log w are not bilinear in the input."""
-    why_not = "the scores of linear attention are logarithms of kernels, not linear in queries and keys"
+    why_not = (
+        "the scores of linear attention are logarithms of kernels, not linear in queries and keys"
+    )
 
     def mixed(self, x: TokenRows) -> ByHead:
         """The heads' averages."""
         q, k, v = self._features_and_values(x)
         # a column of ones after the values also sums the weights
-        summed = weighted_sums(q, k, F.pad(v, (0, 1), value=1.0), self.log_keep(x), causal=self.causal)
+        summed = weighted_sums(
+            q, k, F.pad(v, (0, 1), value=1.0), self.log_keep(x), causal=self.causal
+        )
         return summed[..., :-1] / summed[..., -1:]
 
     def log_keep(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens"]:
-        """log of the part of the earlier tokens that each head keeps at token i: 0 if it keeps all."""
+        """log of the part of the earlier tokens that each head keeps at token i: 0 if it keeps
+        all.
+        """
         return x.new_zeros(*x.shape[:-2], self.heads, x.shape[-2])
 
     def probabilities(self, x: TokenRows) -> AttentionRows:
@@ -112,7 +118,10 @@ class LinearAttention(KernelAttention):
         """
         query, key = (part.chunk(self.heads) for part in self.qkv.weight.chunk(3)[:2])
         turns = [spectral_norm(q) + spectral_norm(k) for q, k in zip(query, key, strict=True)]
-        return math.fsum(path * (1 + (radius * turn if turn else 0.0)) for path, turn in zip(self.paths(), turns, strict=True))
+        return math.fsum(
+            path * (1 + (radius * turn if turn else 0.0))
+            for path, turn in zip(self.paths(), turns, strict=True)
+        )
 
 
 @checked
@@ -172,7 +181,11 @@ def weighted_sums(
 def kept(log_keep: Float[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens tokens"]:
     """exp(c_i - c_j) for j <= i, otherwise 0."""
     running = log_keep.cumsum(-1)
-    return (running.unsqueeze(-1) - running.unsqueeze(-2)).masked_fill(later_tokens(log_keep), -math.inf).exp()
+    return (
+        (running.unsqueeze(-1) - running.unsqueeze(-2))
+        .masked_fill(later_tokens(log_keep), -math.inf)
+        .exp()
+    )
 
 
 def _carried(

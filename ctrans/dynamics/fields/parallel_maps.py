@@ -42,7 +42,12 @@ class ParallelMaps(nn.Module):
 
     mixes_tokens = True
 
-    def __init__(self, attention: nn.Module, ffn: nn.Module, gains: tuple[BranchGains | None, BranchGains | None] = (None, None)):
+    def __init__(
+        self,
+        attention: nn.Module,
+        ffn: nn.Module,
+        gains: tuple[BranchGains | None, BranchGains | None] = (None, None),
+    ):
         super().__init__()
         self.attention = attention
         self.ffn = ffn
@@ -55,12 +60,19 @@ class ParallelMaps(nn.Module):
 
     @property
     def branches(self) -> Mapping[Kind, Branch]:
-        return {"attention": Branch(self.attention, self.attention_gains), "ffn": Branch(self.ffn, self.ffn_gains)}
+        return {
+            "attention": Branch(self.attention, self.attention_gains),
+            "ffn": Branch(self.ffn, self.ffn_gains),
+        }
 
     @property
     def matrices(self) -> Callable[[], Iterator[Matrix]]:
-        """The matrices of attention, then those of the FFN. Missing unless both maps expose theirs."""
-        attention, ffn = self._all(ExposesWeights, "does not show its weight matrices by `matrices()`")
+        """The matrices of attention, then those of the FFN. Missing unless both maps expose
+        theirs.
+        """
+        attention, ffn = self._all(
+            ExposesWeights, "does not show its weight matrices by `matrices()`"
+        )
 
         def both() -> Iterator[Matrix]:
             yield from attention.matrices()
@@ -76,7 +88,10 @@ class ParallelMaps(nn.Module):
         self._all(HasBound, "does not say how large its output can be")
 
         def both() -> TokenBound:
-            each = [branch.field.bound().behind(branch.steepest, branch.offset) for branch in self.branches.values()]
+            each = [
+                branch.field.bound().behind(branch.steepest, branch.offset)
+                for branch in self.branches.values()
+            ]
             return TokenBound(*(sum(values) for values in zip(*each, strict=True)))
 
         return both
@@ -87,25 +102,39 @@ class ParallelMaps(nn.Module):
         projection. Raises ConfigError if one raises it.
         """
         return LinearMaps(
-            *(field.output_projection for field in self._all(HasOutputProjection, "does not name its last linear map"))
+            *(
+                field.output_projection
+                for field in self._all(HasOutputProjection, "does not name its last linear map")
+            )
         )
 
     def pre_projection(self, u: TokenRows) -> Float[Tensor, "*batch tokens features"]:
         """[h_attention(A u) h_ffn(B u)]."""
-        return torch.cat([branch.field.pre_projection(branch.given(u)) for branch in self.branches.values()], -1)
+        return torch.cat(
+            [branch.field.pre_projection(branch.given(u)) for branch in self.branches.values()], -1
+        )
 
     @property
     def why_not(self) -> str:
         """The first reason that a map gives, or ""."""
         fields = (branch.field for branch in self.branches.values())
-        return next((field.why_not for field in fields if isinstance(field, ExplainsUnsupported) and field.why_not), "")
+        return next(
+            (
+                field.why_not
+                for field in fields
+                if isinstance(field, ExplainsUnsupported) and field.why_not
+            ),
+            "",
+        )
 
     def _all(self, protocol: type, lacks: str) -> list[Any]:
         """Both maps if both have the protocol. Raises AttributeError otherwise, so that the sum
         does not have it either.
         """
         fields = [branch.field for branch in self.branches.values()]
-        if (odd := next((field for field in fields if not isinstance(field, protocol)), None)) is not None:
+        if (
+            odd := next((field for field in fields if not isinstance(field, protocol)), None)
+        ) is not None:
             raise AttributeError(f"{type(odd).__name__} {lacks}")
         return fields
 
@@ -126,7 +155,9 @@ class LinearMaps(nn.Module):
 
     @property
     def bias(self) -> Tensor | None:
-        each: list[Tensor] = [part.bias for part in (self.first, self.second) if part.bias is not None]
+        each: list[Tensor] = [
+            part.bias for part in (self.first, self.second) if part.bias is not None
+        ]
         if each:
             return torch.stack(each).sum(0)
         return None

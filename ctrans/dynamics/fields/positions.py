@@ -88,7 +88,9 @@ def falling_scores(heads: int, tokens: int, like: Tensor) -> Float[Tensor, "head
     """-m_h abs(i - j), which ALiBi adds to the scores, in the dtype and on the device of `like`."""
     place = torch.arange(tokens, device=like.device)
     distance = (place.unsqueeze(-1) - place).abs()
-    return -torch.tensor(slopes(heads), dtype=like.dtype, device=like.device).view(-1, 1, 1) * distance
+    return (
+        -torch.tensor(slopes(heads), dtype=like.dtype, device=like.device).view(-1, 1, 1) * distance
+    )
 
 
 def later_tokens(rows: Tensor) -> Bool[Tensor, "tokens tokens"]:

@@ -22,7 +22,7 @@ probe reports which one it lacks. Each is exact for the map's present weights.
 | `Balances`            | the load of its parts, and a way to even it              | the training loop, after each update           |
 | `HasDiscontinuities`  | the distance of a token from the jumps of f              | the routing by depth                           |
 | `ExplainsUnsupported` | why it lacks some of these protocols                     | messages                                       |
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -76,14 +76,18 @@ class TokenBound(NamedTuple):
     def at(self, radius: float) -> float:
         """The largest length of an output token if no input token is longer than `radius`."""
         # without curvature, avoid 0 times an infinite radius
-        return self.offset + radius * (self.gain + (self.curvature * radius if self.curvature else 0.0))
+        return self.offset + radius * (
+            self.gain + (self.curvature * radius if self.curvature else 0.0)
+        )
 
     def behind(self, gain: float, offset: float) -> TokenBound:
         """The bound of f(A x) if abs(A x_i) <= gain r + offset: k (g r + b)^2 + l (g r + b) + o, by
         powers of r.
         """
         slope = gain * (self.gain + (2 * self.curvature * offset if self.curvature else 0.0))
-        return TokenBound(slope, self.at(offset) if offset else self.offset, self.curvature * gain**2)
+        return TokenBound(
+            slope, self.at(offset) if offset else self.offset, self.curvature * gain**2
+        )
 
 
 class HeadMatrices(NamedTuple):
@@ -104,7 +108,9 @@ class HeadMatrices(NamedTuple):
 
 
 class Units(NamedTuple):
-    """f(x) = sum over k = 1 .. number of out_k phi(<in_k, x> + b_k) + b, with phi the `activation`."""
+    """f(x) = sum over k = 1 .. number of out_k phi(<in_k, x> + b_k) + b, with phi the
+    `activation`.
+    """
 
     activation: Activation
     number: int
@@ -175,7 +181,9 @@ class SupportsTokenSubset(Protocol):
     of all.
     """
 
-    def at_tokens(self, x: SequenceRows, chosen: Int[Tensor, " batch"]) -> Float[Tensor, "batch width"]:
+    def at_tokens(
+        self, x: SequenceRows, chosen: Int[Tensor, " batch"]
+    ) -> Float[Tensor, "batch width"]:
         """f(x[b]) at the token chosen[b], with second derivatives whatever `use_reference_kernel`
         is.
         """

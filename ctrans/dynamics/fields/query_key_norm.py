@@ -36,7 +36,10 @@ class UnitLength(nn.Module):
 QK_NORMS: dict[str, Callable[[int, int, float], NormPair]] = {
     "rms": lambda heads, head, eps: (RMSNorm(head, eps), RMSNorm(head, eps)),
     "layer": lambda heads, head, eps: (LayerNorm(head, eps), LayerNorm(head, eps)),
-    "l2": lambda heads, head, eps: (UnitLength(eps, torch.full((heads,), float(head))), UnitLength(eps)),
+    "l2": lambda heads, head, eps: (
+        UnitLength(eps, torch.full((heads,), float(head))),
+        UnitLength(eps),
+    ),
 }
 """Makers from the number of heads, their width and eps. The first two have a gain for each entry,
 which all heads share. Scores of l2 are s_h <q, k>/(|q||k|) over tau sqrt(d_h) (Henry et al. 2020).

@@ -84,18 +84,23 @@ class ExpertOptions:
 
     experts: int = option(8, "Routed experts of --ffn moe.", limits=EXPERT_COUNT)
     top_k: int = option(2, "How many of them each token uses.", limits=EXPERT_COUNT)
-    shared_experts: int = option(0, "Experts that every token uses.", limits=Range(0, 10**6, "a whole number from 0 to 10^6"))
+    shared_experts: int = option(
+        0, "Experts that every token uses.", limits=Range(0, 10**6, "a whole number from 0 to 10^6")
+    )
     router: str = option("topk_softmax", "How experts are chosen and weighted.", choices=ROUTERS)
     expert: str = option("mlp", "What an expert is.", choices=EXPERTS)
 
     def __post_init__(self) -> None:
         check_options(self)
         if self.top_k > self.experts:
-            raise ConfigError(f"top_k = {self.top_k} exceeds the {self.experts} experts: choose at most {self.experts}")
+            raise ConfigError(
+                f"top_k = {self.top_k} exceeds the {self.experts} experts: choose at most"
+                f" {self.experts}"
+            )
         if self.top_k == 1 and ROUTERS[self.router].normalised:
             raise ConfigError(
-                f"top_k = 1 with router {self.router!r} always has gate 1, so the router gets no gradient: "
-                "choose router softmax_topk, or top_k = 2"
+                f"top_k = 1 with router {self.router!r} always has gate 1, so the router gets no"
+                " gradient: choose router softmax_topk, or top_k = 2"
             )
 
     @property

@@ -1,4 +1,6 @@
-"""An output projection followed by a scale for each channel, as LayerScale (Touvron et al. 2021)."""
+"""An output projection followed by a scale for each channel, as LayerScale (Touvron et al.
+2021).
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,9 @@ SEED = 6_021_992
 AT_ONCE = 2**24
 """Entries of a matrix in half precision that are converted at once."""
 
-_found: ContextVar[dict[tuple[object, ...], tuple[tuple[Tensor, ...], float]] | None] = ContextVar("norms found", default=None)
+_found: ContextVar[dict[tuple[object, ...], tuple[tuple[Tensor, ...], float]] | None] = ContextVar(
+    "norms found", default=None
+)
 
 
 @contextlib.contextmanager
@@ -61,7 +63,9 @@ def spectral_norm(matrix: Float[Tensor, "rows columns"]) -> float:
 
 
 @checked
-def norm_of_product(left: Float[Tensor, "rows inner"], right: Float[Tensor, "inner columns"]) -> float:
+def norm_of_product(
+    left: Float[Tensor, "rows inner"], right: Float[Tensor, "inner columns"]
+) -> float:
     """The norm |A B|_2, as `spectral_norm` computes it. If A has few columns, no matrix of the
     product's size is formed.
 
@@ -76,7 +80,13 @@ def _once(norm: Callable[..., float], *matrices: Tensor) -> float:
     if found is None:
         return norm(*matrices)
     # the matrices are kept with their norm, so that no other matrix gets their address
-    key = norm, *((m.data_ptr(), m._version, m.device, m.dtype, tuple(m.shape), m.stride()) for m in matrices)
+    key = (
+        norm,
+        *(
+            (m.data_ptr(), m._version, m.device, m.dtype, tuple(m.shape), m.stride())
+            for m in matrices
+        ),
+    )
     if key not in found:
         found[key] = matrices, norm(*matrices)
     return found[key][1]
@@ -118,7 +128,9 @@ def upper_bound(matrix: Float[Tensor, "rows columns"]) -> float:
         m = matrix.T
     n = m.shape[1]
     eps = 1 - ((1 + ROUNDING) / (1 + SLACK)) ** 2
-    steps = math.ceil((math.log(1.648 * math.sqrt(n)) - math.log(FAILURE) / VECTORS) / (2 * math.sqrt(eps)) + 0.5)
+    steps = math.ceil(
+        (math.log(1.648 * math.sqrt(n)) - math.log(FAILURE) / VECTORS) / (2 * math.sqrt(eps)) + 0.5
+    )
     generator = torch.Generator().manual_seed(SEED)
     v = torch.randn(n, VECTORS, generator=generator, dtype=torch.float64).to(m.device)
     basis = torch.empty(n, 0, dtype=torch.float64, device=m.device)

@@ -15,7 +15,13 @@ from ctrans.dynamics.fields.attention import Attention, SoftmaxAttention, qk_nor
 from ctrans.dynamics.fields.attention_options import AttentionOptions
 from ctrans.dynamics.fields.differential_attention import DifferentialAttention
 from ctrans.dynamics.fields.experts import MixtureOfExperts
-from ctrans.dynamics.fields.feed_forward import GATES, MULTIPLE, FeedForward, GatedLinearUnits, gated_hidden_width
+from ctrans.dynamics.fields.feed_forward import (
+    GATES,
+    MULTIPLE,
+    FeedForward,
+    GatedLinearUnits,
+    gated_hidden_width,
+)
 from ctrans.dynamics.fields.linear_attention import GatedLinearAttention, LinearAttention
 from ctrans.dynamics.fields.protocols import Kind
 from ctrans.dynamics.fields.routing import ExpertOptions
@@ -85,10 +91,13 @@ def check_maps(settings: MapSettings) -> None:
     """
     qk_norm_name(settings.qk_norm)
     part_of(AttentionOptions, settings).check_heads(settings.width, settings.heads)
-    if part_of(ExpertOptions, settings).expert in GATES and settings.activation not in IDLE["ffn"]["activation"]:
+    if (
+        part_of(ExpertOptions, settings).expert in GATES
+        and settings.activation not in IDLE["ffn"]["activation"]
+    ):
         raise ConfigError(
-            f"activation = {settings.activation!r} has no meaning for expert {settings.expert!r}, whose gate has its own: "
-            "leave it out, or choose expert mlp"
+            f"activation = {settings.activation!r} has no meaning for expert {settings.expert!r},"
+            " whose gate has its own: leave it out, or choose expert mlp"
         )
     for kind, options in IDLE.items():
         name = getattr(settings, kind)
@@ -98,7 +107,8 @@ def check_maps(settings: MapSettings) -> None:
             if value not in idle and not takes(kind, name, option):
                 able = [other for other in FIELDS[kind] if takes(kind, other, option)]
                 raise ConfigError(
-                    f"{option} = {shown(value)} has no meaning for {kind} {name!r}: leave it out, or choose {kind} {', '.join(able)}"
+                    f"{option} = {shown(value)} has no meaning for {kind} {name!r}: leave it out,"
+                    f" or choose {kind} {', '.join(able)}"
                 )
 
 
@@ -134,20 +144,32 @@ def _softmax(settings: MapSettings) -> nn.Module:
         kind = SoftmaxAttention
     else:
         kind = Attention
-    return _made(kind, "heads", "causal", "temperature", "qk_norm", "bias", "eps", options=options)(settings)
+    return _made(kind, "heads", "causal", "temperature", "qk_norm", "bias", "eps", options=options)(
+        settings
+    )
 
 
 def _gated(activation: str) -> MapEntry:
     make = _made(GatedLinearUnits, "hidden_width", "bias", activation=activation)
-    return MapEntry(make, hidden_width=lambda width, experts: gated_hidden_width(width), batches=True)
+    return MapEntry(
+        make, hidden_width=lambda width, experts: gated_hidden_width(width), batches=True
+    )
 
 
 def _experts(settings: MapSettings) -> nn.Module:
-    return _made(MixtureOfExperts, "hidden_width", "activation", "bias", options=part_of(ExpertOptions, settings))(settings)
+    return _made(
+        MixtureOfExperts,
+        "hidden_width",
+        "activation",
+        "bias",
+        options=part_of(ExpertOptions, settings),
+    )(settings)
 
 
 def _expert_hidden_width(width: int, experts: ExpertOptions) -> int:
-    """The features of each expert: all experts of a token together have as many as the plain FFN."""
+    """The features of each expert: all experts of a token together have as many as the plain
+    FFN.
+    """
     if experts.expert in GATES:
         whole = gated_hidden_width(width)
     else:
@@ -160,11 +182,16 @@ ATTENTIONS: dict[str, Maker] = {
     "linear": MapEntry(_made(LinearAttention, "heads", "causal", "bias"), frozenset({"causal"})),
     "gated_linear": MapEntry(_made(GatedLinearAttention, "heads", "bias")),
     "differential": MapEntry(
-        _made(DifferentialAttention, "heads", "causal", "temperature", "bias"), frozenset({"causal", "temperature"})
+        _made(DifferentialAttention, "heads", "causal", "temperature", "bias"),
+        frozenset({"causal", "temperature"}),
     ),
 }
 FFNS: dict[str, Maker] = {
-    "mlp": MapEntry(_made(FeedForward, "hidden_width", "activation", "bias"), frozenset({"activation"}), batches=True),
+    "mlp": MapEntry(
+        _made(FeedForward, "hidden_width", "activation", "bias"),
+        frozenset({"activation"}),
+        batches=True,
+    ),
     **{name: _gated(activation) for name, activation in GATES.items()},
     "moe": MapEntry(_experts, frozenset(IDLE["ffn"]), _expert_hidden_width),
 }

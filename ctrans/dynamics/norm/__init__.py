@@ -13,7 +13,13 @@ import torch
 from ctrans.base.option import Count
 from ctrans.dynamics.norm.boxes import Derf, DyT, SquashNorm
 from ctrans.dynamics.norm.clips import ClipEntries, ClipLength, ClipNorm
-from ctrans.dynamics.norm.fewer_gains import L2Norm, PlainLayerNorm, PlainNorm, PlainRMSNorm, ScaleNorm
+from ctrans.dynamics.norm.fewer_gains import (
+    L2Norm,
+    PlainLayerNorm,
+    PlainNorm,
+    PlainRMSNorm,
+    ScaleNorm,
+)
 from ctrans.dynamics.norm.groups import GroupRMSNorm
 from ctrans.dynamics.norm.norm import Norm, check_norm
 from ctrans.dynamics.norm.options import NormOptions
@@ -44,9 +50,11 @@ it.
 
 
 @checked
-def norm_settings(name: str, settings: NormOptions, width: Count, heads: Count | None = None) -> dict[str, Any]:
-    """The keyword arguments of the norm besides width, eps and bias, from `settings` with the fields
-    of `NormOptions`. The default of its groups is the number of heads.
+def norm_settings(
+    name: str, settings: NormOptions, width: Count, heads: Count | None = None
+) -> dict[str, Any]:
+    """The keyword arguments of the norm besides width, eps and bias, from `settings` with the
+    fields of `NormOptions`. The default of its groups is the number of heads.
 
     Raises ConfigError for an option that the norm does not take, with the norms that do, and for
     invalid values.
@@ -61,8 +69,13 @@ def norm_settings(name: str, settings: NormOptions, width: Count, heads: Count |
         if value is None:
             continue
         if option not in takes:
-            others = ", ".join(other for other, kind in NORMS.items() if option in getattr(kind, "options", ()))
-            raise ConfigError(f"{option} = {shown(value)} has no meaning for norm {name!r}: leave it out, or choose {others}")
+            others = ", ".join(
+                other for other, kind in NORMS.items() if option in getattr(kind, "options", ())
+            )
+            raise ConfigError(
+                f"{option} = {shown(value)} has no meaning for norm {name!r}: leave it out, or"
+                f" choose {others}"
+            )
         options[option] = value
     if options:
         with torch.device("meta"):
@@ -76,7 +89,9 @@ def make_norm(config: NormOptions) -> Norm:
     made: Any = config
     kind = NORMS[made.norm]
     options = norm_settings(made.norm, made, made.width, made.heads)
-    return kind(made.width, made.eps, bias=made.bias and getattr(kind, "has_offset", False), **options)
+    return kind(
+        made.width, made.eps, bias=made.bias and getattr(kind, "has_offset", False), **options
+    )
 
 
 __all__ = [

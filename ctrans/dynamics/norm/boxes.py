@@ -71,13 +71,17 @@ class SquashNorm(GainParameters, BoxNorm):
     reaches_inside = True
     no_tangent = "squashes it further each time, since N(N(x)) is not N(x)"
 
-    def __init__(self, width: int, eps: float = 1e-5, bias: bool = True, *, norm_alpha: float | None = None):
+    def __init__(
+        self, width: int, eps: float = 1e-5, bias: bool = True, *, norm_alpha: float | None = None
+    ):
         """`norm_alpha` is the initial alpha. eps is checked but has no effect, since there is no
         variance.
         """
         super().__init__()
         self.width, _ = check_norm(width, eps)
-        self.alpha = nn.Parameter(torch.full((1,), ALPHA if norm_alpha is None else check_size("norm_alpha", norm_alpha)))
+        self.alpha = nn.Parameter(
+            torch.full((1,), ALPHA if norm_alpha is None else check_size("norm_alpha", norm_alpha))
+        )
         self.make_gains(width, bias)
 
     @staticmethod
@@ -137,12 +141,22 @@ class SquashNorm(GainParameters, BoxNorm):
     def steepest(self) -> float:
         """max|gamma| abs(alpha) phi'(0): phi' is largest at 0."""
         alpha = self.alpha.detach()
-        return float((self.gamma.detach().abs().amax() * alpha.abs() * self.derivative(torch.zeros_like(alpha))).sum())
+        return float(
+            (
+                self.gamma.detach().abs().amax()
+                * alpha.abs()
+                * self.derivative(torch.zeros_like(alpha))
+            ).sum()
+        )
 
     def linear_parameters(self) -> dict[str, Float[Tensor, "..."]]:
         """Gains and offsets, but not alpha and s, which are inside phi."""
         inside = {"alpha", "offset"}
-        return {name: value for name, value in super().linear_parameters().items() if not inside & set(name.split("."))}
+        return {
+            name: value
+            for name, value in super().linear_parameters().items()
+            if not inside & set(name.split("."))
+        }
 
     def _slopes(self, x: Tensor) -> Tensor:
         return self.gamma * self.alpha * self.derivative(self.alpha * x + self.shift)
@@ -172,7 +186,9 @@ class Derf(SquashNorm):
     rate at which inputs approach H.
     """
 
-    def __init__(self, width: int, eps: float = 1e-5, bias: bool = True, *, norm_alpha: float | None = None):
+    def __init__(
+        self, width: int, eps: float = 1e-5, bias: bool = True, *, norm_alpha: float | None = None
+    ):
         super().__init__(width, eps, bias, norm_alpha=norm_alpha)
         self.offset = nn.Parameter(torch.zeros(1))
 

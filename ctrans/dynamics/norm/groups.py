@@ -12,7 +12,14 @@ from torch import Tensor
 
 from ctrans.base.option import Count
 from ctrans.base.shapes import BatchMask, Matrices, PerBatch, Vectors
-from ctrans.dynamics.norm.norm import DividingNorm, GainParameters, Norm, check_bias, check_norm, row_length
+from ctrans.dynamics.norm.norm import (
+    DividingNorm,
+    GainParameters,
+    Norm,
+    check_bias,
+    check_norm,
+    row_length,
+)
 from ctrans.dynamics.norm.spheres import SphereOf
 from solvers import ConfigError, checked
 
@@ -29,7 +36,14 @@ class GroupRMSNorm(GainParameters, DividingNorm):
     image = "ellipsoids"
     options = frozenset({"norm_groups"})
 
-    def __init__(self, width: Count, eps: float = 1e-5, bias: bool = False, *, norm_groups: Count | None = None):
+    def __init__(
+        self,
+        width: Count,
+        eps: float = 1e-5,
+        bias: bool = False,
+        *,
+        norm_groups: Count | None = None,
+    ):
         """`norm_groups` is G; None is two, or one for an odd width."""
         super().__init__()
         check_bias("GroupRMSNorm", bias)
@@ -39,7 +53,9 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         else:
             groups = norm_groups
         if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or width % groups:
-            raise ConfigError(f"norm_groups = {groups!r}: give a whole number that divides the width {width}")
+            raise ConfigError(
+                f"norm_groups = {groups!r}: give a whole number that divides the width {width}"
+            )
         self.groups = groups
         self.each = width // self.groups
         self.make_gains(width, bias)
@@ -47,7 +63,10 @@ class GroupRMSNorm(GainParameters, DividingNorm):
     @property
     def parts(self) -> list[SphereOf]:
         """Each group's norm, with its gains."""
-        return [SphereOf(gamma, torch.zeros_like(gamma), self.eps) for gamma in self.gamma.split(self.each)]
+        return [
+            SphereOf(gamma, torch.zeros_like(gamma), self.eps)
+            for gamma in self.gamma.split(self.each)
+        ]
 
     def forward(self, x: Vectors) -> Vectors:
         return F.rms_norm(self.apart(x), (self.each,), None, self.eps).flatten(-2) * self.weight
@@ -73,7 +92,10 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         """z_g = sqrt(m) gamma_g * w_g/|w_g|, w = gamma * p. Where w_g = 0 every point ties, and the
         rule is RMSNorm's.
         """
-        return torch.cat([part.maximizer(q) for part, q in zip(self.parts, p.split(self.each, -1), strict=True)], -1)
+        return torch.cat(
+            [part.maximizer(q) for part, q in zip(self.parts, p.split(self.each, -1), strict=True)],
+            -1,
+        )
 
     def ties(self, p: Vectors) -> BatchMask:
         """Where gamma_g * p_g = 0 for a group, to rounding of the whole."""
@@ -93,7 +115,10 @@ class GroupRMSNorm(GainParameters, DividingNorm):
 
     def constraint_violation(self, z: Vectors) -> PerBatch:
         """The largest violation of a group."""
-        rows = [part.constraint_violation(y) for part, y in zip(self.parts, z.split(self.each, -1), strict=True)]
+        rows = [
+            part.constraint_violation(y)
+            for part, y in zip(self.parts, z.split(self.each, -1), strict=True)
+        ]
         return torch.stack(rows).amax(0)
 
     def jacobian(self, x: Vectors) -> Matrices:

@@ -76,13 +76,18 @@ class Norm(nn.Module, ABC):
     @property
     @abstractmethod
     def reaches_inside(self) -> bool:
-        """Whether N also reaches the interior of its image. This matters if velocities have a cost."""
+        """Whether N also reaches the interior of its image. This matters if velocities have a
+        cost.
+        """
 
     def sigma(self, x: Vectors) -> Float[Tensor, "*batch sizes"]:
         """The size by which it divides a token, or each of its groups. Raises ConfigError if it
         does not divide.
         """
-        raise ConfigError(f"{type(self).__name__} does not divide a token by its size: choose a norm that does, as rmsnorm")
+        raise ConfigError(
+            f"{type(self).__name__} does not divide a token by its size: choose a norm that does,"
+            " as rmsnorm"
+        )
 
     @property
     def undefined_at_zero(self) -> bool:
@@ -169,14 +174,19 @@ class Norm(nn.Module, ABC):
         return type(self).tangent is not Norm.tangent
 
     def with_eps(self, eps: float) -> Norm:
-        """The norm with another eps and the same parameters. Norms without eps return themselves."""
+        """The norm with another eps and the same parameters. Norms without eps return
+        themselves.
+        """
         return self
 
     def linear_parameters(self) -> dict[str, Float[Tensor, "..."]]:
         """The parameters in which N(x) is linear: each name with its factor, gamma or beta."""
         offset = self.beta.data_ptr()
         named = dict(self.named_parameters())
-        return {name: self.beta if value.data_ptr() == offset else self.gamma for name, value in named.items()}
+        return {
+            name: self.beta if value.data_ptr() == offset else self.gamma
+            for name, value in named.items()
+        }
 
     def coordinates(self, z: Vectors) -> Vectors:
         """u = Gamma^-1 (z - beta), the value before gain and offset.
@@ -195,16 +205,18 @@ class Norm(nn.Module, ABC):
             i = int(size.argmin())
             kind = str(gamma.dtype).removeprefix("torch.")
             raise ConfigError(
-                f"gamma[{i}] = {float(gamma[i]):.2g}: the norm's image is flat there, in {kind}, and has no tangent space or "
-                "retraction; use a larger gain, or the discrete model, whose step needs neither"
+                f"gamma[{i}] = {float(gamma[i]):.2g}: the norm's image is flat there, in {kind},"
+                " and has no tangent space or retraction; use a larger gain, or the discrete"
+                " model, whose step needs neither"
             )
         return gamma
 
     def no_ode(self) -> ConfigError:
         """The error that explains why a norm of this kind around the state has no ODE."""
         return ConfigError(
-            f"{type(self).__name__} around the state {self.no_tangent}, so that N(X + dt f(X)) is no step of an ODE: use the discrete "
-            "model (euler, one step), or a norm whose image is a surface, as rmsnorm"
+            f"{type(self).__name__} around the state {self.no_tangent}, so that N(X + dt f(X)) is"
+            " no step of an ODE: use the discrete model (euler, one step), or a norm whose image"
+            " is a surface, as rmsnorm"
         )
 
 
@@ -293,7 +305,11 @@ def row_length(x: Vectors, *, keepdim: bool = False) -> Float[Tensor, "..."]:
     largest = x.detach().abs().amax(-1, keepdim=True)
     kind = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32)
     high = math.sqrt(kind.max / x.shape[-1])
-    usual = (largest > math.sqrt(kind.tiny) / kind.eps) & (largest < high) | (largest == 0) | ~largest.isfinite()
+    usual = (
+        (largest > math.sqrt(kind.tiny) / kind.eps) & (largest < high)
+        | (largest == 0)
+        | ~largest.isfinite()
+    )
     unit = torch.where(usual, 1.0, largest)
     size: Tensor = torch.linalg.vector_norm(x / unit, dim=-1, keepdim=True) * unit
     if keepdim:

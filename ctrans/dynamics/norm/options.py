@@ -25,7 +25,9 @@ class NormOptions:
         limits=COUNT,
         default_words="--heads",
     )
-    norm_alpha: float | None = option(None, "alpha of dyt and derf at the start.", limits=SIZES, default_words="0.5")
+    norm_alpha: float | None = option(
+        None, "alpha of dyt and derf at the start.", limits=SIZES, default_words="0.5"
+    )
     norm_radius: float | None = option(
         None,
         "Largest RMS of a token (clip_length) or entry (clip_entries) after clipping.",

@@ -21,7 +21,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ctrans.base.shapes import BatchMask, Matrices, PerBatch, PerChannel, Vectors
-from ctrans.dynamics.norm.norm import DividingNorm, GainParameters, Norm, check_bias, check_norm, row_length
+from ctrans.dynamics.norm.norm import (
+    DividingNorm,
+    GainParameters,
+    Norm,
+    check_bias,
+    check_norm,
+    row_length,
+)
 from solvers import checked
 
 
@@ -59,11 +66,13 @@ class SphereNorm(DividingNorm):
         return sigma
 
     def preimage(self, u: Vectors) -> Vectors:
-        """x = u sqrt(eps/(1 - |u|^2/d)), or u a/(1 - |u|/sqrt(d)), whose x_hat is u = C u, |u|^2 < d;
-        for one of eps and a > 0.
+        """x = u sqrt(eps/(1 - |u|^2/d)), or u a/(1 - |u|/sqrt(d)), whose x_hat is u = C u, |u|^2 <
+        d; for one of eps and a > 0.
         """
         square = u.square().mean(-1, keepdim=True)
-        return u * (self.added / (1 - square.sqrt()) if self.added else (self.eps / (1 - square)).sqrt())
+        return u * (
+            self.added / (1 - square.sqrt()) if self.added else (self.eps / (1 - square)).sqrt()
+        )
 
     def constraint_violation(self, z: Vectors) -> PerBatch:
         """The largest violation of the image's equations (eps = 0) by z; exactly 0 on the image.
@@ -77,11 +86,15 @@ class SphereNorm(DividingNorm):
         offset = z - self.beta
         u = torch.where(hidden, 0.0, offset / torch.where(hidden, 1.0, gamma))
         free = int(hidden.sum())
-        spare = self.width - u.square().sum(-1)  # what the hidden coordinates must contribute to |u|^2
+        spare = self.width - u.square().sum(
+            -1
+        )  # what the hidden coordinates must contribute to |u|^2
         total = u.sum(-1)  # and to 1'u, with the opposite sign
         flat = torch.where(hidden, offset, 0.0).abs().amax(-1)
         if free == 0:
-            parts = [spare.abs() / self.width] + ([total.abs() / self.width] if self.centred else [])
+            parts = [spare.abs() / self.width] + (
+                [total.abs() / self.width] if self.centred else []
+            )
         elif not self.centred:
             parts = [(-spare).clamp(min=0) / self.width, flat]
         elif free == 1:
@@ -131,8 +144,8 @@ class SphereNorm(DividingNorm):
         return (tilt > math.sqrt(torch.finfo(u.dtype).eps) * size) | (size == 0)
 
     def jacobian(self, x: Vectors) -> Matrices:
-        """J = diag(gamma)/sigma (C - sigma/(sigma - a) x_hat x_hat'/d), the dense derivative dz/dx of
-        each token; exact for eps > 0 too.
+        """J = diag(gamma)/sigma (C - sigma/(sigma - a) x_hat x_hat'/d), the dense derivative dz/dx
+        of each token; exact for eps > 0 too.
 
         |J|_2 <= max|gamma|/sigma, and J(c x) = J(x)/c for eps = 0, c > 0 (Kan, Lemma 9 without its
         error; Emadi, Lemma A.1).
@@ -267,8 +280,8 @@ class WithEps(SphereNorm):
 
 @checked
 class SphereOf(SphereNorm):
-    """The sphere norm with given gains, offsets and eps and without centring, for a part of a token or
-    for tensors without training.
+    """The sphere norm with given gains, offsets and eps and without centring, for a part of a token
+    or for tensors without training.
     """
 
     def __init__(self, gamma: PerChannel, beta: PerChannel, eps: float):

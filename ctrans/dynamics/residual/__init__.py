@@ -9,7 +9,14 @@ new residual is one entry, which models, commands and tests then use.
 """
 
 from ctrans.dynamics.residual.streams import MixesStreams, Streams, sinkhorn
-from ctrans.dynamics.residual.table import ALIASES, RESIDUALS, ResidualEntry, check_image, check_residual, residual_name
+from ctrans.dynamics.residual.table import (
+    ALIASES,
+    RESIDUALS,
+    ResidualEntry,
+    check_image,
+    check_residual,
+    residual_name,
+)
 from ctrans.dynamics.residual.velocities import Residual
 
 __all__ = [

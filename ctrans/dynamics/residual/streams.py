@@ -136,7 +136,9 @@ class ManifoldConnections(Streams):
         super().__init__(width, streams)
         self.mix = nn.Parameter(self.NEAR_IDENTITY * torch.eye(streams).flatten())
         # segments read streams in turn with a share of 2/3; otherwise all streams would stay equal
-        share = torch.where(torch.arange(streams) == segment % streams, 2 / 3, 1 / 3 / (streams - 1))
+        share = torch.where(
+            torch.arange(streams) == segment % streams, 2 / 3, 1 / 3 / (streams - 1)
+        )
         self.read_logits = nn.Parameter(share.logit())
         self.write_logits = nn.Parameter(torch.zeros(streams))
 
@@ -157,7 +159,9 @@ Iterations = Annotated[int, Range(0, 10_000, "a whole number from 0 to 10,000")]
 
 
 @checked
-def sinkhorn(logits: Float[Tensor, "*batch n n"], iterations: Iterations) -> Float[Tensor, "*batch n n"]:
+def sinkhorn(
+    logits: Float[Tensor, "*batch n n"], iterations: Iterations
+) -> Float[Tensor, "*batch n n"]:
     """exp(logits) with rows and columns divided by their sums in turn, columns last (Sinkhorn and
     Knopp 1967).
     """

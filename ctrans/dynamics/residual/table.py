@@ -70,7 +70,8 @@ RESIDUALS: dict[str, ResidualEntry] = {
     "rezero": ResidualEntry(
         lambda settings, k: Gain(1, settings.residual_start),
         "dX/dt = a v, a from 0",
-        "ReZero, arXiv 2003.04887, whose Transformer shares a in a block; SkipInit, arXiv 2002.10444, as here one a sublayer",
+        "ReZero, arXiv 2003.04887, whose Transformer shares a in a block; SkipInit, arXiv"
+        " 2002.10444, as here one a sublayer",
         start=0.0,
     ),
     "depth_scaled": ResidualEntry(
@@ -113,9 +114,9 @@ ALIASES = {"skipinit": "rezero", "layernorm_scaling": "depth_scaled"}
 
 REFUSED = {
     "dynamic_hyper_connections": (
-        "mixes, reads and writes by functions of the state, X <- M(X) X, dX/dt = b(X) x f(a(X)'X), and the theory here needs constant M, "
-        "a and b. H is then that of f at W'P, growth that of the product of the M, and stretch |b|. Choose the static hyper_connections "
-        "or mhc"
+        "mixes, reads and writes by functions of the state, X <- M(X) X, dX/dt = b(X) x f(a(X)'X),"
+        " and the theory here needs constant M, a and b. H is then that of f at W'P, growth that of"
+        " the product of the M, and stretch |b|. Choose the static hyper_connections or mhc"
     ),
 }
 """Known residuals that ctrans does not support, and why."""
@@ -141,13 +142,15 @@ def check_image(residual: str, norm: str) -> None:
     able = [name for name, kind in NORMS.items() if kind(2, 1e-5).has_tangent]
     if norm not in able:
         raise ConfigError(
-            f"residual {residual!r} moves on the image of the norm around the state, and the image of {norm!r} has no tangent spaces: "
-            f"choose norm {', '.join(able)}"
+            f"residual {residual!r} moves on the image of the norm around the state, and the image"
+            f" of {norm!r} has no tangent spaces: choose norm {', '.join(able)}"
         )
 
 
 @checked
-def check_residual(name: str, placements: Sequence[Placement], start: float | None, streams: int | None) -> None:
+def check_residual(
+    name: str, placements: Sequence[Placement], start: float | None, streams: int | None
+) -> None:
     """Raises ConfigError for a placement that the residual does not support, or for options that it
     does not have.
     """
@@ -155,11 +158,17 @@ def check_residual(name: str, placements: Sequence[Placement], start: float | No
     for placement in placements:
         if (why := entry.refuses(placement)) is not None:
             raise ConfigError(f"residual {name!r} with placement {placement.name!r} {why}")
-    for option, value, default in (("residual_init", start, "start"), ("streams", streams, "streams")):
+    for option, value, default in (
+        ("residual_init", start, "start"),
+        ("streams", streams, "streams"),
+    ):
         able = [other for other, each in RESIDUALS.items() if getattr(each, default) is not None]
         if value is not None and name not in able:
             raise ConfigError(
-                f"{option} = {shown(value)} has no meaning for residual {name!r}: leave it out, or choose {', '.join(able)}"
+                f"{option} = {shown(value)} has no meaning for residual {name!r}: leave it out, or"
+                f" choose {', '.join(able)}"
             )
     if streams == 1:
-        raise ConfigError(f"streams = 1 for residual {name!r}: give at least 2, or choose residual plain")
+        raise ConfigError(
+            f"streams = 1 for residual {name!r}: give at least 2, or choose residual plain"
+        )

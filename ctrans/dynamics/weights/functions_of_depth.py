@@ -42,7 +42,9 @@ class Basis:
 
     def coefficients(self, count: int) -> Float[Tensor, "count count"]:
         """V^-1 with V[k, j] = phi_j(s_k): c = V^-1 theta(s)."""
-        values = torch.tensor([self.functions(s, count) for s in self.knots(count)], dtype=torch.float64)
+        values = torch.tensor(
+            [self.functions(s, count) for s in self.knots(count)], dtype=torch.float64
+        )
         inverse: Tensor = torch.linalg.inv(values)
         return inverse
 
@@ -120,8 +122,12 @@ class InDepth(nn.Module):
 
     def forward(self, *coefficients: Tensor) -> Tensor:
         if self.network is not None:  # entry by entry, which autocast leaves in the weights' dtype
-            return torch.stack([share * c for share, c in zip(self._trained().unbind(), coefficients, strict=True)]).sum(0)
-        (first, share), *others = [(c, share) for c, share in zip(coefficients, self.shares, strict=True) if share]
+            return torch.stack(
+                [share * c for share, c in zip(self._trained().unbind(), coefficients, strict=True)]
+            ).sum(0)
+        (first, share), *others = [
+            (c, share) for c, share in zip(coefficients, self.shares, strict=True) if share
+        ]
         if share == 1:
             theta = first
         else:
@@ -138,7 +144,9 @@ class InDepth(nn.Module):
         return tuple(theta * (share / square) for share in self.shares)
 
 
-def blocks_through(knots: Sequence[Block], basis: str, blocks: int, generator: torch.Generator | None = None) -> list[Block]:
+def blocks_through(
+    knots: Sequence[Block], basis: str, blocks: int, generator: torch.Generator | None = None
+) -> list[Block]:
     """`blocks` copies of a block with weights theta(s) that interpolate the weights of `knots`:
     theta(s_k) are those of the k-th module.
 
@@ -173,14 +181,24 @@ def blocks_through(knots: Sequence[Block], basis: str, blocks: int, generator: t
     return [copy_to(block, shared, place) for place in places]
 
 
-def _replace(module: nn.Module, name: str, values: list[nn.Parameter], to_coefficients: Tensor, theta: InDepth) -> None:
+def _replace(
+    module: nn.Module,
+    name: str,
+    values: list[nn.Parameter],
+    to_coefficients: Tensor,
+    theta: InDepth,
+) -> None:
     """Makes a parameter a function of coefficients that interpolate the values."""
     stacked = torch.stack([value.detach() for value in values])
-    coefficients = torch.tensordot(to_coefficients.to(stacked.device), stacked.double(), 1).to(stacked.dtype)
+    coefficients = torch.tensordot(to_coefficients.to(stacked.device), stacked.double(), 1).to(
+        stacked.dtype
+    )
     parametrize.register_parametrization(module, name, theta)
     originals = module.parametrizations[name]  # type: ignore[index]  # a ModuleDict
     for j, coefficient in enumerate(coefficients):
-        setattr(originals, f"original{j}", nn.Parameter(coefficient.clone(), values[0].requires_grad))
+        setattr(
+            originals, f"original{j}", nn.Parameter(coefficient.clone(), values[0].requires_grad)
+        )
 
 
 def coefficients_of(modules: Iterable[nn.Module]) -> dict[int, nn.Parameter]:

@@ -41,7 +41,9 @@ class LowRank(nn.Module):
         return cls(a.to(weight), weight.new_zeros(rows, rank))
 
     def forward(self, weight: WeightMatrix) -> WeightMatrix:
-        with torch.autocast(weight.device.type, enabled=False):  # like merged weights, which are rounded only when they are used
+        with torch.autocast(
+            weight.device.type, enabled=False
+        ):  # like merged weights, which are rounded only when they are used
             return torch.addmm(weight, self.b, self.a)
 
 
@@ -52,23 +54,40 @@ def adapt(module: nn.Module, maps: Iterable[nn.Module], rank: int, *, seed: int 
     Raises ConfigError for a rank below 1 or above all dimensions, for maps without a linear map,
     and for weights that are functions of depth or have updates already.
     """
-    linear = list({id(part): part for each in maps for part in each.modules() if isinstance(part, nn.Linear)}.values())
+    linear = list(
+        {
+            id(part): part
+            for each in maps
+            for part in each.modules()
+            if isinstance(part, nn.Linear)
+        }.values()
+    )
     if not linear:
-        raise ConfigError(f"low_rank = {rank}: the model has no linear maps in its depth: leave it out to train all weights")
+        raise ConfigError(
+            f"low_rank = {rank}: the model has no linear maps in its depth: leave it out to train"
+            " all weights"
+        )
     if any(parametrize.is_parametrized(part) for part in linear):
         raise ConfigError(
-            f"low_rank = {rank}: the weights are already functions of depth or have updates: leave it out to train all of them"
+            f"low_rank = {rank}: the weights are already functions of depth or have updates: leave"
+            " it out to train all of them"
         )
     most = max(min(part.weight.shape) for part in linear)
     if not 1 <= rank <= most:
-        raise ConfigError(f"low_rank = {rank}: give 1 to {most}, the largest rank of a map here, or leave it out")
+        raise ConfigError(
+            f"low_rank = {rank}: give 1 to {most}, the largest rank of a map here, or leave it out"
+        )
     generator = torch.Generator().manual_seed(seed)
     module.requires_grad_(False)
     for part in linear:
-        parametrize.register_parametrization(part, "weight", LowRank.drawn(part.weight, rank, generator))
+        parametrize.register_parametrization(
+            part, "weight", LowRank.drawn(part.weight, rank, generator)
+        )
 
 
-def updated(module: nn.Module, *, all_names: bool = False) -> Iterator[tuple[str, nn.Module, LowRank]]:
+def updated(
+    module: nn.Module, *, all_names: bool = False
+) -> Iterator[tuple[str, nn.Module, LowRank]]:
     """The linear maps with an update: path, map and update of each. With `all_names` a shared map
     comes once for each of its paths.
     """
@@ -81,7 +100,11 @@ def updated(module: nn.Module, *, all_names: bool = False) -> Iterator[tuple[str
 
 def factors(module: nn.Module) -> dict[str, Tensor]:
     """A and B of each update, as PATH.a and PATH.b of the linear map at that path."""
-    return {f"{path}.{name}": value for path, _, update in updated(module) for name, value in update.named_parameters()}
+    return {
+        f"{path}.{name}": value
+        for path, _, update in updated(module)
+        for name, value in update.named_parameters()
+    }
 
 
 def update_like(module: Changed, tensors: Mapping[str, Tensor], source: object) -> Changed:
@@ -98,7 +121,8 @@ def update_like(module: Changed, tensors: Mapping[str, Tensor], source: object) 
         part = parts.get(path)
         if not isinstance(part, nn.Linear) or not _update(part, pair):
             raise ConfigError(
-                f"{str(source)!r} does not fit its base: its {', '.join(sorted(pair))} of {path!r} are not A and B of a linear map there"
+                f"{str(source)!r} does not fit its base: its {', '.join(sorted(pair))} of {path!r}"
+                " are not A and B of a linear map there"
             )
         parametrize.register_parametrization(part, "weight", LowRank(pair["a"], pair["b"]))
     return module
@@ -106,10 +130,15 @@ def update_like(module: Changed, tensors: Mapping[str, Tensor], source: object) 
 
 def _update(part: nn.Linear, pair: Mapping[str, Tensor]) -> bool:
     """Whether the pair is A (r, in) and B (out, r) for this map, in its dtype."""
-    if pair.keys() != {"a", "b"} or any(factor.dim() != 2 or factor.dtype != part.weight.dtype for factor in pair.values()):
+    if pair.keys() != {"a", "b"} or any(
+        factor.dim() != 2 or factor.dtype != part.weight.dtype for factor in pair.values()
+    ):
         return False
     rank = len(pair["a"])
-    return pair["a"].shape == (rank, part.in_features) and pair["b"].shape == (part.out_features, rank)
+    return pair["a"].shape == (rank, part.in_features) and pair["b"].shape == (
+        part.out_features,
+        rank,
+    )
 
 
 def merge_updates(module: Changed) -> Changed:
@@ -129,7 +158,7 @@ def before_updates(module: nn.Module) -> dict[str, Tensor]:
     for path, _, _ in updated(module, all_names=True):
         beginning = f"{path}.parametrizations.weight."
         original = weights[f"{beginning}original"]
-        weights = {name: value for name, value in weights.items() if not name.startswith(beginning)} | {
-            f"{path}.weight": original
-        }
+        weights = {
+            name: value for name, value in weights.items() if not name.startswith(beginning)
+        } | {f"{path}.weight": original}
     return weights

@@ -108,7 +108,9 @@ def skeletons() -> Iterator[None]:
     "meta".
     """
 
-    def without(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+    def without(
+        module: nn.Module, name: str, parameter: nn.Parameter | None
+    ) -> nn.Parameter | None:
         if parameter is None or parameter.dim() < 2 or parameter.is_meta:
             return None
         return nn.Parameter(parameter.to("meta"), parameter.requires_grad)
@@ -124,7 +126,14 @@ KnownPieces = dict[nn.Parameter, tuple[Piece, str]]
 """Weights that already have a piece, which modules may share."""
 
 
-def put_on_demand(module: nn.Module, piece: Piece, shelf: Shelf, *, prefix: str = "", known: KnownPieces | None = None) -> None:
+def put_on_demand(
+    module: nn.Module,
+    piece: Piece,
+    shelf: Shelf,
+    *,
+    prefix: str = "",
+    known: KnownPieces | None = None,
+) -> None:
     """Makes each part of the module without a matrix `OnDemand`, in place. Its weights are those of
     the piece with the name prefix + path.
     """
@@ -137,7 +146,9 @@ def put_on_demand(module: nn.Module, piece: Piece, shelf: Shelf, *, prefix: str 
         if not any(parameter.is_meta for parameter in own.values()):
             continue
         for name, parameter in own.items():
-            known.setdefault(parameter, (piece, f"{prefix}{path}.{name}" if path else f"{prefix}{name}"))
+            known.setdefault(
+                parameter, (piece, f"{prefix}{path}.{name}" if path else f"{prefix}{name}")
+            )
             del part._parameters[name]
         kind: Any = type(part)  # a class is hashable, which mypy does not know
         part.__class__ = _on_demand(kind, tuple(own))
@@ -169,7 +180,9 @@ def watch(module: nn.Module, on_piece: Callable[[str], None]) -> None:
 def check_present(module: nn.Module, purpose: str) -> None:
     """Raises ConfigError if weights are on demand, for a purpose that needs them all."""
     if has_weights_on_demand(module):
-        raise ConfigError(f"weights that are made on demand cannot be {purpose}: make the model without on_demand")
+        raise ConfigError(
+            f"weights that are made on demand cannot be {purpose}: make the model without on_demand"
+        )
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
@@ -177,5 +190,8 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = dict(module.named_parameters())
     for path, part in module.named_modules():
         if isinstance(part, OnDemand):
-            weights |= {f"{path}.{name}" if path else name: part.place.weight(name) for name in part.place.names}
+            weights |= {
+                f"{path}.{name}" if path else name: part.place.weight(name)
+                for name in part.place.names
+            }
     return weights

@@ -24,7 +24,15 @@ from ctrans.examine.diagnosis.reading import cut, place_of
 from ctrans.examine.diagnosis.weight_readings import weight_readings
 from ctrans.measure.backward.sensitivity import NOT_FINITE, Sensitivities
 from ctrans.measure.findings import SEVERITIES, Checks, Finding, Reading, Readings, in_words
-from ctrans.measure.walk import Attempt, Instrument, Lane, Model, SegmentCallback, loss_refusal, walk_lanes
+from ctrans.measure.walk import (
+    Attempt,
+    Instrument,
+    Lane,
+    Model,
+    SegmentCallback,
+    loss_refusal,
+    walk_lanes,
+)
 from solvers import ConfigError, checked, shown
 
 JACOBIAN_TOKENS, JACOBIAN_SEQUENCES = 64, 4
@@ -86,7 +94,9 @@ class Diagnosis:
         if self.healthy:
             return f"nothing found in single parts; {looked}"
         severities = [each.severity for each in self.findings]
-        words = ", ".join(f"{severities.count(each)} {each}" for each in SEVERITIES if each in severities)
+        words = ", ".join(
+            f"{severities.count(each)} {each}" for each in SEVERITIES if each in severities
+        )
         return f"{len(severities)} finding{'s' * (len(severities) > 1)} ({words}); {looked}"
 
     def __str__(self) -> str:
@@ -95,18 +105,30 @@ class Diagnosis:
         for i, finding in enumerate(self.findings, 1):
             lines += ["", f"{i}. {finding.check} ({finding.severity})"]
             for word, text in in_words(dataclasses.asdict(finding)).items():
-                lines += textwrap.wrap(text, WIDTH, initial_indent=f"   {word:<7}", subsequent_indent=" " * 10)
+                lines += textwrap.wrap(
+                    text, WIDTH, initial_indent=f"   {word:<7}", subsequent_indent=" " * 10
+                )
         close = [
             f"close to a limit: {name}: {r.place}: {r.figure} (a finding {self.checks[name].limit})"
             for name, r in self.near.items()
         ]
         missing = [f"not measured: {name}: {why}" for name, why in self.unknown.items()]
         if self.unexamined:
-            needs = [f"{name} (needs {self.checks[name].requires or 'a walk'})" for name in self.unexamined]
+            needs = [
+                f"{name} (needs {self.checks[name].requires or 'a walk'})"
+                for name in self.unexamined
+            ]
             missing.append(f"not examined, so neither found nor ruled out: {'; '.join(needs)}")
         for part in (close, missing):
             if part:
-                lines += ["", *(line for each in part for line in textwrap.wrap(each, WIDTH, subsequent_indent="  "))]
+                lines += [
+                    "",
+                    *(
+                        line
+                        for each in part
+                        for line in textwrap.wrap(each, WIDTH, subsequent_indent="  ")
+                    ),
+                ]
             else:
                 lines += []
         return "\n".join(lines)
@@ -116,9 +138,15 @@ class Diagnosis:
 def readings_in(model: Mapping[str, Any]) -> Readings:
     """The readings of a diagnosis from its JSON object. Raises ConfigError for another object."""
     try:
-        return {quantity: [Reading(**each) for each in found] for quantity, found in model["readings"].items()}
+        return {
+            quantity: [Reading(**each) for each in found]
+            for quantity, found in model["readings"].items()
+        }
     except (KeyError, TypeError, AttributeError):
-        raise ConfigError(f"model = {shown(model)} has no readings: give the object of a model in a diagnosis's JSON") from None
+        raise ConfigError(
+            f"model = {shown(model)} has no readings: give the object of a model in a diagnosis's"
+            " JSON"
+        ) from None
 
 
 @checked
@@ -129,9 +157,18 @@ class Examination:
     `sensitivities` is an instrument of the sublayers' sensitivities, if the walk has one already.
     """
 
-    def __init__(self, model: Model, *, weight_decay: float | None = None, sensitivities: Sensitivities | None = None):
+    def __init__(
+        self,
+        model: Model,
+        *,
+        weight_decay: float | None = None,
+        sensitivities: Sensitivities | None = None,
+    ):
         if weight_decay is not None and not 0 <= weight_decay < math.inf:
-            raise ConfigError(f"weight_decay = {weight_decay!r}: give the training's weight decay, a finite number of at least 0")
+            raise ConfigError(
+                f"weight_decay = {weight_decay!r}: give the training's weight decay, a finite"
+                " number of at least 0"
+            )
         self.model = model
         self.whole = {name: Attempt(make()) for name, make in INSTRUMENTS.items()}
         if weight_decay is not None:
@@ -151,7 +188,9 @@ class Examination:
         else:
             own = {}
         # non-finite weights come before their effect on states
-        sources = [{name: own.pop(name) for name in ("entries that are not finite",) if name in own}]
+        sources = [
+            {name: own.pop(name) for name in ("entries that are not finite",) if name in own}
+        ]
         for name, instrument in self.whole.items():
             sources.append(instrument.figures() or {})
             if instrument.note is not None:
@@ -162,13 +201,16 @@ class Examination:
         for source in sources:
             for quantity, several in source.items():
                 readings.setdefault(quantity, []).extend(several)
-        refused = [(k, s.note) for k, s in enumerate(each) if s.value is None and s.note != NOT_FINITE]
+        refused = [
+            (k, s.note) for k, s in enumerate(each) if s.value is None and s.note != NOT_FINITE
+        ]
         if len(each) < len(depth.sublayers):
             unknown["sensitivities"] = "left out"
         elif refused:
             (k, note), count = refused[0], len(each)
             some = (
-                f"of {len(refused)} of {count} sublayers, the first {place_of(depth, k)}: {note}; those of the others are known"
+                f"of {len(refused)} of {count} sublayers, the first {place_of(depth, k)}: {note};"
+                " those of the others are known"
             )
             if len(refused) == count:
                 unknown["sensitivities"] = note
@@ -178,18 +220,26 @@ class Examination:
         if depth.sublayers[0].kind == "part" and unread:
             unknown["model"] = "; ".join(unread)
         if not readings.get("least entropy of a head"):
-            unknown.setdefault("heads", "this model's attention does not expose the rows of its heads")
+            unknown.setdefault(
+                "heads", "this model's attention does not expose the rows of its heads"
+            )
         return Diagnosis(CHECKS.judge(readings), readings, unknown)
 
 
 @checked
-def lane_of_attempts(model: Model, tokens: Tensor, targets: Any, instruments: Sequence[Instrument]) -> Lane:
+def lane_of_attempts(
+    model: Model, tokens: Tensor, targets: Any, instruments: Sequence[Instrument]
+) -> Lane:
     """A lane with each instrument in an `Attempt`. Without a loss those that look back say why."""
     attempts = [each if isinstance(each, Attempt) else Attempt(each) for each in instruments]
     back = [each for each in attempts if each.looks_back]
     if not back:
         return Lane(tokens, None, attempts)
-    refusal = "no targets were given, so there is no loss" if targets is None else loss_refusal(model, tokens, targets)
+    refusal = (
+        "no targets were given, so there is no loss"
+        if targets is None
+        else loss_refusal(model, tokens, targets)
+    )
     for each in back:
         each.note = refusal or each.note
     return Lane(tokens, targets if refusal is None else None, attempts)
@@ -241,7 +291,9 @@ def merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
         own = [finding for each in diagnoses for finding in each.findings if finding.check == name]
         if own:
             readings = [each.readings.get(check.quantity, []) for each in diagnoses]
-            values = [max(row, key=lambda r: check.excess(r.value)).value for row in readings if row]
+            values = [
+                max(row, key=lambda r: check.excess(r.value)).value for row in readings if row
+            ]
             worst = max(own, key=lambda finding: check.excess(finding.value))
             findings.append(dataclasses.replace(worst, seen=len(own), texts=count, values=values))
     unknown = {name: why for each in diagnoses for name, why in each.unknown.items()}

@@ -54,8 +54,8 @@ SMALL_SHARE = 0.1
 
 
 def smallest_gain(gains: Tensor, left_out: Tensor | None = None) -> tuple[float, str]:
-    """The smallest |gamma_i| over the median, and the dead channels in words. Channels `left_out` do
-    not count.
+    """The smallest |gamma_i| over the median, and the dead channels in words. Channels `left_out`
+    do not count.
     """
     size = gains.detach().abs().double().flatten()
     median = float(size.median())
@@ -67,7 +67,9 @@ def smallest_gain(gains: Tensor, left_out: Tensor | None = None) -> tuple[float,
         share = float(counted.min()) / median
     else:
         share = math.nan
-    dead = [int(i) for i in counted.argsort() if counted[i] < DEAD * median] or [int(counted.argmin())]
+    dead = [int(i) for i in counted.argsort() if counted[i] < DEAD * median] or [
+        int(counted.argmin())
+    ]
     each = [f"|gamma| = {float(size[i]):.2g} in channel {i}" for i in dead]
     return share, f"{named(each)}; the norm's median is {median:.2g}"
 
@@ -84,9 +86,14 @@ def silenced(norm: Norm, x: Tensor) -> tuple[Tensor, float, str]:
         return torch.zeros_like(size, dtype=torch.bool), 0.0, "the norm has groups of channels"
     quiet = (size < DEAD * size.median()) & (ratio > OUTLIER)
     words = [
-        f"|x| = {float(each[i]):.3g} in channel {int(i)}, {float(ratio[i]):.3g} times the median" for i in quiet.nonzero()[:, 0]
+        f"|x| = {float(each[i]):.3g} in channel {int(i)}, {float(ratio[i]):.3g} times the median"
+        for i in quiet.nonzero()[:, 0]
     ]
-    return quiet, float(ratio[quiet].max()) if quiet.any() else 0.0, f"{named(words)}, with a gain of nearly 0"
+    return (
+        quiet,
+        float(ratio[quiet].max()) if quiet.any() else 0.0,
+        f"{named(words)}, with a gain of nearly 0",
+    )
 
 
 class GainsByNorm(DiagnosticInstrument):
@@ -120,13 +127,24 @@ class GainsByNorm(DiagnosticInstrument):
                 quiet, ratio, words = silenced(norm, x)
                 self.add("outlier with a dead gain", ratio, words, at.k, place)
             self.add(quantity, *smallest_gain(gains, quiet), at.k, place)
-            self.add("largest gain of a norm", largest, f"its largest |gamma| is {largest:.2g}", at.k, place)
+            self.add(
+                "largest gain of a norm",
+                largest,
+                f"its largest |gamma| is {largest:.2g}",
+                at.k,
+                place,
+            )
             median = float(gains.abs().double().median())
             if median:
-                figure = f"|gamma| = {largest:.3g} in channel {int(gains.abs().argmax())}; the norm's median is {median:.2g}"
+                figure = (
+                    f"|gamma| = {largest:.3g} in channel {int(gains.abs().argmax())}; the norm's"
+                    f" median is {median:.2g}"
+                )
                 self.add("largest gain over the median", largest / median, figure, at.k, place)
             if attribute == "output_norm":
-                self.add("output gain", size, f"the gains' root mean square is {size:.3g}", at.k, place)
+                self.add(
+                    "output gain", size, f"the gains' root mean square is {size:.3g}", at.k, place
+                )
 
 
 class StatesByDepth(DiagnosticInstrument):
@@ -144,15 +162,29 @@ class StatesByDepth(DiagnosticInstrument):
 
     def _read(self, x: Tensor, place: str, segment: int | None) -> None:
         bad = int((~x.isfinite()).sum())
-        self.add("entries that are not finite", float(bad), f"{bad} of {x.numel()} entries of the state", segment, place)
+        self.add(
+            "entries that are not finite",
+            float(bad),
+            f"{bad} of {x.numel()} entries of the state",
+            segment,
+            place,
+        )
         if bad:
             return
         largest, times, sequence, token, channel = largest_entry(x, self.kept)
         where = f"in channel {channel} of token {token}, sequence {sequence}"
         figure = f"|x| = {largest:.3g}, {times:.3g} times the median, {where}"
-        self.add("massive activation", min(largest / MASSIVE, times / OF_MEDIAN), figure, segment, place)
+        self.add(
+            "massive activation", min(largest / MASSIVE, times / OF_MEDIAN), figure, segment, place
+        )
         likeness = token_similarity(x, self.kept)
-        self.add("token similarity", likeness, f"two tokens of a sequence have a mean cosine of {likeness:.4f}", segment, place)
+        self.add(
+            "token similarity",
+            likeness,
+            f"two tokens of a sequence have a mean cosine of {likeness:.4f}",
+            segment,
+            place,
+        )
 
 
 class BlockMoves(DiagnosticInstrument):
@@ -171,7 +203,13 @@ class BlockMoves(DiagnosticInstrument):
             moved = token_lengths(at.y - self._without) / token_lengths(at.y)
             share = float(moved.double().median())
             place = f"block {at.k // each} (segments {at.k - each + 1} to {at.k})"
-            self.add("block moves", share, f"its sublayers make {share:.2g} of the median token at its end", at.k, place)
+            self.add(
+                "block moves",
+                share,
+                f"its sublayers make {share:.2g} of the median token at its end",
+                at.k,
+                place,
+            )
 
 
 class HeadRows(DiagnosticInstrument):
@@ -207,11 +245,14 @@ class HeadRows(DiagnosticInstrument):
         entropy = torch.special.entr(rows).sum(-1).mean(-1)
         self._entropies += entropy.tolist()
         likely = rows.topk(2).values
-        apart = torch.where(likely[..., 1] > 0, (likely[..., 0] / likely[..., 1]).log(), math.inf).amax(-1)
+        apart = torch.where(
+            likely[..., 1] > 0, (likely[..., 0] / likely[..., 1]).log(), math.inf
+        ).amax(-1)
         order = entropy.argsort()
         saturated = [h for h in order.tolist() if entropy[h] < LEAST_ENTROPY] or order[:1].tolist()
         each = [
-            f"head {h}: {float(entropy[h]):.2g} nats, its largest logit above the next by {_apart(float(apart[h]))}"
+            f"head {h}: {float(entropy[h]):.2g} nats, its largest logit above the next by"
+            f" {_apart(float(apart[h]))}"
             for h in saturated
         ]
         size = rms(x)
@@ -223,7 +264,12 @@ class HeadRows(DiagnosticInstrument):
 
     def figures(self) -> Readings:
         if (middle := statistics.median(self._entropies or [math.nan])) >= 0:
-            self.add("median entropy of a head", middle, f"{middle:.2g} nats in half of all heads or less", place="all attention")
+            self.add(
+                "median entropy of a head",
+                middle,
+                f"{middle:.2g} nats in half of all heads or less",
+                place="all attention",
+            )
         return self.found
 
 
@@ -234,8 +280,8 @@ def _apart(logits: float) -> str:
 
 
 class ScoreSpread(DiagnosticInstrument):
-    """The deviation of log a_ij, in nats, over the tokens j that row i of attention reads. Each layer's
-    median over heads and rows, over the median of the other layers.
+    """The deviation of log a_ij, in nats, over the tokens j that row i of attention reads. Each
+    layer's median over heads and rows, over the median of the other layers.
 
     A layer whose scores have the wrong scale stands out. Weights a_ij that are 0 in their dtype
     count as its smallest number. With two layers there is no reading.
@@ -248,7 +294,12 @@ class ScoreSpread(DiagnosticInstrument):
 
     def forward(self, at: StepContext) -> None:
         attention = at.sublayer.attention
-        if attention is None or not isinstance(attention.field, ExposesHeads) or not finite(at.x) or at.x.shape[-2] < 3:
+        if (
+            attention is None
+            or not isinstance(attention.field, ExposesHeads)
+            or not finite(at.x)
+            or at.x.shape[-2] < 3
+        ):
             return
         rows = attention.field.probabilities(attention.given(at.sublayer.given(at.entered)))
         later = later_tokens(rows)
@@ -267,7 +318,10 @@ class ScoreSpread(DiagnosticInstrument):
             others = sorted(each for other, each in self._spread.items() if other != k)
             if len(others) > 1 and others[len(others) // 2] and spread:
                 ratio = spread / others[len(others) // 2]
-                figure = f"its scores deviate by {spread:.3g} in a row, {ratio:.3g} times as much as those of the other layers"
+                figure = (
+                    f"its scores deviate by {spread:.3g} in a row, {ratio:.3g} times as much as"
+                    " those of the other layers"
+                )
                 self.add("scores over the other layers'", ratio, figure, k)
         return self.found
 
@@ -281,14 +335,25 @@ class DeadUnits(DiagnosticInstrument):
         branch = at.sublayer.branches.get("ffn")
         if branch is None or not isinstance(branch.field, HasOutputProjection) or not finite(at.x):
             return
-        units = branch.field.pre_projection(branch.given(at.sublayer.given(at.entered))).detach().flatten(0, -2)
+        units = (
+            branch.field.pre_projection(branch.given(at.sublayer.given(at.entered)))
+            .detach()
+            .flatten(0, -2)
+        )
         least = torch.finfo(units.dtype).eps * units.abs().max()
         share = float(((units - units[:1]).abs().amax(0) <= least).double().mean())
-        self.add("share of dead units", share, f"{100 * share:.0f}% of its units are the same for all tokens", at.k)
+        self.add(
+            "share of dead units",
+            share,
+            f"{100 * share:.0f}% of its units are the same for all tokens",
+            at.k,
+        )
 
 
 class ZeroHeads(DiagnosticInstrument):
-    """The number of each sublayer's heads with query, key, value or output weights that are all 0."""
+    """The number of each sublayer's heads with query, key, value or output weights that are all
+    0.
+    """
 
     offers = ("heads of zeros",)
 
@@ -301,8 +366,15 @@ class ZeroHeads(DiagnosticInstrument):
             return
         zero = []
         for head, parts in enumerate(field.head_matrices()):
-            each = {"queries": parts.query, "keys": parts.key, "values": parts.value, "outputs": parts.out}
-            zero += [f"the {name} of head {head}" for name, weight in each.items() if not weight.any()]
+            each = {
+                "queries": parts.query,
+                "keys": parts.key,
+                "values": parts.value,
+                "outputs": parts.out,
+            }
+            zero += [
+                f"the {name} of head {head}" for name, weight in each.items() if not weight.any()
+            ]
         if zero:
             figure = f"{named(zero)} are 0"
         else:
@@ -329,7 +401,13 @@ class EpsShare(DiagnosticInstrument):
         size = float(norm.centre(x.detach()).double().square().mean(-1).median())
         if norm.eps and size and math.isfinite(size):
             figure = f"eps = {norm.eps:.3g}, and the mean square of the norm's input is {size:.3g}"
-            self.add("eps over mean square", norm.eps / size, figure, k, f"{place_of(self.depth, k)}, {NORMS[attribute][1]}")
+            self.add(
+                "eps over mean square",
+                norm.eps / size,
+                figure,
+                k,
+                f"{place_of(self.depth, k)}, {NORMS[attribute][1]}",
+            )
 
 
 class EmbeddingShare(DiagnosticInstrument):
@@ -348,7 +426,10 @@ class EmbeddingShare(DiagnosticInstrument):
         own = float((x - x.mean(0, keepdim=True)).square().sum())
         whole = float((x - x.mean((0, 1), keepdim=True)).square().sum())
         if own and whole:  # equal sequences do not show it
-            figure = f"{own / whole:.2g} of its variance differs from sequence to sequence at one position"
+            figure = (
+                f"{own / whole:.2g} of its variance differs from sequence to sequence at one"
+                " position"
+            )
             self.add("text in the embedding", own / whole, figure, place="the embedding")
 
     def forward(self, at: StepContext) -> None:

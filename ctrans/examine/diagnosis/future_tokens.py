@@ -77,7 +77,12 @@ class ReadsAhead(DiagnosticInstrument):
 
     def figures(self) -> Readings:
         k, apart = self._differs or (0, 0.0)
-        self.add(self.offers[1], apart / self._rounding, f"a second pass of the same text differs by {apart:.2g} of the state", k)
+        self.add(
+            self.offers[1],
+            apart / self._rounding,
+            f"a second pass of the same text differs by {apart:.2g} of the state",
+            k,
+        )
         if self._differs:
             return self.found
         if not self._next or not self._changes:
@@ -85,16 +90,31 @@ class ReadsAhead(DiagnosticInstrument):
         r = [change / self._rounding for change in self._changes]
         first = next((k for k, each in enumerate(r) if each > 1), None)
         if first is None:
-            self.add(self.offers[0], max(r), "no earlier token's state changes with the last token's sign", place="the depth")
+            self.add(
+                self.offers[0],
+                max(r),
+                "no earlier token's state changes with the last token's sign",
+                place="the depth",
+            )
         else:
             change = f"{self._changes[first]:.2g} of themselves, {r[first]:.2g} times the limit"
-            self.add(self.offers[0], r[first], f"with another last token alone, states of earlier ones change by {change}", first)
+            self.add(
+                self.offers[0],
+                r[first],
+                f"with another last token alone, states of earlier ones change by {change}",
+                first,
+            )
         return self.found
 
 
 def _following(tokens: Any, targets: Any) -> bool:
     """Whether the targets, except those of -1, are the next tokens."""
-    if not (isinstance(tokens, Tensor) and isinstance(targets, Tensor) and tokens.shape == targets.shape and tokens.dim() == 2):
+    if not (
+        isinstance(tokens, Tensor)
+        and isinstance(targets, Tensor)
+        and tokens.shape == targets.shape
+        and tokens.dim() == 2
+    ):
         return False
     known = targets[:, :-1] >= 0
     return bool(known.any()) and bool((targets[:, :-1] == tokens[:, 1:])[known].all())

@@ -18,7 +18,13 @@ from ctrans.examine.diagnosis.forward_instruments import (
     ZeroHeads,
 )
 from ctrans.examine.diagnosis.future_tokens import ReadsAhead
-from ctrans.examine.diagnosis.loss_instruments import CostatesByDepth, DecayOverThreshold, Logits, LossOfLess, TiedGradients
+from ctrans.examine.diagnosis.loss_instruments import (
+    CostatesByDepth,
+    DecayOverThreshold,
+    Logits,
+    LossOfLess,
+    TiedGradients,
+)
 from ctrans.measure.findings import Check
 from ctrans.measure.walk import Instrument
 
@@ -45,4 +51,6 @@ _OWN = (*weight_readings.OFFERS, *DecayOverThreshold.offers, "sensitivity")
 
 def offered(check: Check) -> bool:
     """Whether an instrument of a diagnosis offers the check's quantity."""
-    return check.quantity in _OWN or any(check.quantity in getattr(each, "offers", ()) for each in INSTRUMENTS.values())
+    return check.quantity in _OWN or any(
+        check.quantity in getattr(each, "offers", ()) for each in INSTRUMENTS.values()
+    )

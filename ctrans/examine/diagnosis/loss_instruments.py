@@ -14,7 +14,14 @@ from ctrans.control.segment_check import threshold_at
 from ctrans.examine.diagnosis.reading import DiagnosticInstrument
 from ctrans.measure.backward.parameter_gradients import leaves, outside, pulled, tracked
 from ctrans.measure.findings import Readings
-from ctrans.measure.walk import Model, ModelOfModules, StepContextBack, Turn, own_loss, terminal_loss
+from ctrans.measure.walk import (
+    Model,
+    ModelOfModules,
+    StepContextBack,
+    Turn,
+    own_loss,
+    terminal_loss,
+)
 from solvers import ConfigError
 from solvers.run import finite
 
@@ -34,12 +41,19 @@ class Logits(DiagnosticInstrument):
             self.add("entries that are not finite", 1.0, f"the loss is {at.loss}", place=HEAD)
             return
         if own_loss(model) is not None:
-            raise ConfigError("log Z and guessing need a cross-entropy of logits, and this model has another loss")
+            raise ConfigError(
+                "log Z and guessing need a cross-entropy of logits, and this model has another loss"
+            )
         logits = model.head(at.x).double()
         guessing = math.log(logits.shape[-1])
         drift = float(torch.logsumexp(logits, -1).mean()) - guessing
         excess = at.loss - guessing
-        self.add("log Z", abs(drift), f"log Z = {drift + guessing:.3g} in the mean, log V = {guessing:.3g}", place=HEAD)
+        self.add(
+            "log Z",
+            abs(drift),
+            f"log Z = {drift + guessing:.3g} in the mean, log V = {guessing:.3g}",
+            place=HEAD,
+        )
         figure = f"the loss is {at.loss:.3g} nats, and guessing has {guessing:.3g}"
         self.add("loss over guessing", excess, figure, place=HEAD)
 
@@ -57,8 +71,8 @@ class CostatesByDepth(DiagnosticInstrument):
 
 
 class LossOfLess(DiagnosticInstrument):
-    """dL/da of each sublayer at a = 1, for a step that is a times as long: <p, X_{k+1} - X_k>, with the
-    costate p = dL/dX_{k+1}, or before the norm around the state.
+    """dL/da of each sublayer at a = 1, for a step that is a times as long: <p, X_{k+1} - X_k>, with
+    the costate p = dL/dX_{k+1}, or before the norm around the state.
 
     It is the fall of the loss, in nats for a share of the step. A trained sublayer has nearly none.
     """
@@ -110,14 +124,18 @@ class DecayOverThreshold(DiagnosticInstrument):
             share = self.weight_decay / threshold.lower
         else:
             share = math.inf
-        figure = f"dt lam* is at least {threshold.lower:.3g}, and the decay is {self.weight_decay:g}"
+        figure = (
+            f"dt lam* is at least {threshold.lower:.3g}, and the decay is {self.weight_decay:g}"
+        )
         self.add("decay over dt lam*", share, figure, at.k)
 
     def figures(self) -> Readings:
         if not self.found:
             reasons = {
                 "have a norm behind or around them": self._bounded,
-                "show no path of two factors (a gate or a scale by channel makes a third)": self._unknown,
+                "show no path of two factors (a gate or a scale by channel makes a third)": (
+                    self._unknown
+                ),
             }
             why = " and ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
             raise ConfigError(f"no sublayer has a known dt lam*: {why or 'states are not finite'}")
@@ -142,7 +160,11 @@ class TiedGradients(DiagnosticInstrument):
         with tracked(self._parts) as weights:
             with torch.enable_grad():
                 used = leaves(model.embed(at.tokens))
-            shared = {key: weight for key, weight in weights.items() if id(weight) in used and weight.dim() == 2}
+            shared = {
+                key: weight
+                for key, weight in weights.items()
+                if id(weight) in used and weight.dim() == 2
+            }
             gradients = pulled(lambda x: terminal_loss(model, x, at.targets), at.x, None, shared)
         self._head = {key: gradient for key, gradient in gradients.items() if gradient.any()}
 
@@ -151,7 +173,9 @@ class TiedGradients(DiagnosticInstrument):
             return
         with tracked(self._parts) as weights:
             shared = {key: weight for key, weight in weights.items() if key in self._head}
-            through = pulled(lambda zero: model.embed(tokens) + zero, torch.zeros_like(p), p, shared)
+            through = pulled(
+                lambda zero: model.embed(tokens) + zero, torch.zeros_like(p), p, shared
+            )
         named = model.named_parameters() if isinstance(model, torch.nn.Module) else ()
         names: dict[Hashable, str] = {id(weight): name for name, weight in named}
         for key, before in self._head.items():
@@ -163,8 +187,9 @@ class TiedGradients(DiagnosticInstrument):
             if size:
                 cosine = float(a @ b) / size
                 figure = (
-                    f"the gradients through the embedding (length {float(a.norm()):.2g}) and through the head "
-                    f"({float(b.norm()):.2g}) have a cosine of {cosine:.2f} over {int(rows.sum())} rows"
+                    f"the gradients through the embedding (length {float(a.norm()):.2g}) and"
+                    f" through the head ({float(b.norm()):.2g}) have a cosine of {cosine:.2f} over"
+                    f" {int(rows.sum())} rows"
                 )
                 place = f"the tied matrix {names.get(key, '')}".rstrip()
                 self.add("cosine of tied gradients", cosine, figure, place=place)

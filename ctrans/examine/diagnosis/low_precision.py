@@ -1,5 +1,5 @@
-"""What weights, activations, gradients and updates would lose in a format of low precision, from one
-pass in float32.
+"""What weights, activations, gradients and updates would lose in a format of low precision, from
+one pass in float32.
 
 >>> with low_precision(model, "bf16,e4m3:tensor") as step:
 ...     loss_of(model(x), y).backward()
@@ -31,7 +31,10 @@ ROUNDED = ("rounding error", "entries that overflow", "entries that become zero"
 """The quantities of every tensor."""
 SAMPLE = 2**16
 """Entries of a weight whose updates are compared; drawn with a seed where there are more."""
-_SCALE = "Give the tensor a scale, or each block of it (e4m3:tensor, e4m3:128); scale the loss for gradients; or keep it in bf16."
+_SCALE = (
+    "Give the tensor a scale, or each block of it (e4m3:tensor, e4m3:128); scale the loss for"
+    " gradients; or keep it in bf16."
+)
 
 PRECISION_CHECKS = Checks(
     "precision",
@@ -50,8 +53,10 @@ PRECISION_CHECKS = Checks(
             "rounding error",
             "|fl(x) - x|/|x| of a tensor, without entries that overflow",
             "serious",
-            "where no entry is subnormal or becomes 0 it is at most 2^-p: 0.0625 in E4M3, 0.125 in E5M2, less in others",
-            "The tensor loses more than the digits that the format lacks: its small entries are rounded to few values, or to 0.",
+            "where no entry is subnormal or becomes 0 it is at most 2^-p: 0.0625 in E4M3, 0.125 in"
+            " E5M2, less in others",
+            "The tensor loses more than the digits that the format lacks: its small entries are"
+            " rounded to few values, or to 0.",
             _SCALE,
             high=0.125,
             near=None,
@@ -60,7 +65,8 @@ PRECISION_CHECKS = Checks(
             "entries that become zero",
             "share of the entries other than 0 that round to 0",
             "note",
-            f"{OURS}. Micikevicius et al. 2018 (arXiv 1710.03740) lost a training to gradients that became 0",
+            f"{OURS}. Micikevicius et al. 2018 (arXiv 1710.03740) lost a training to gradients that"
+            " became 0",
             "Small entries have no effect. A tensor's size may hardly change by it.",
             _SCALE,
             high=0.1,
@@ -68,11 +74,15 @@ PRECISION_CHECKS = Checks(
         ),
         "updates lost": Check(
             "lost updates",
-            "share of the updates other than 0 that do not change a weight stored in the format, fl(w + dw) = w",
+            "share of the updates other than 0 that do not change a weight stored in the format,"
+            " fl(w + dw) = w",
             "serious",
-            f"{OURS}. In benchmarks/precision.py a mean share of 0.38 cost less than seeds do, and one of 0.51 cost 0.18 nats",
-            "These weights stand still until an update is large enough. A small learning rate makes it worse.",
-            "Keep the weights of the optimiser in float32, as mixed precision does, or round stochastically.",
+            f"{OURS}. In benchmarks/precision.py a mean share of 0.38 cost less than seeds do, and"
+            " one of 0.51 cost 0.18 nats",
+            "These weights stand still until an update is large enough. A small learning rate makes"
+            " it worse.",
+            "Keep the weights of the optimiser in float32, as mixed precision does, or round"
+            " stochastically.",
             requires="a step of an optimiser",
             high=0.5,
             near=None,
@@ -109,16 +119,26 @@ class InFormats:
             entries, over, kept, normal, missed, size = sums.tolist()
             shares = [count / (entries or 1) for count in (over, entries - kept, kept - normal)]
             error = math.sqrt(missed / (size or 1))
-            words = "relative error {:.2g}; of the entries other than 0 {:.2%} overflow, {:.2%} become 0, {:.2%} are subnormal"
+            words = (
+                "relative error {:.2g}; of the entries other than 0 {:.2%} overflow, {:.2%} become"
+                " 0, {:.2%} are subnormal"
+            )
             for quantity, value in zip(ROUNDED, (error, *shares), strict=False):
-                self.readings[name][quantity].append(Reading(value, place, words.format(error, *shares), block))
+                self.readings[name][quantity].append(
+                    Reading(value, place, words.format(error, *shares), block)
+                )
         self.sums.clear()
-        return {name: PrecisionDiagnosis(PRECISION_CHECKS.judge(each), each, {}) for name, each in self.readings.items()}
+        return {
+            name: PrecisionDiagnosis(PRECISION_CHECKS.judge(each), each, {})
+            for name, each in self.readings.items()
+        }
 
 
-def weights_in(formats: str, weights: WeightReaders, progress: Callable[[int], None]) -> dict[str, PrecisionDiagnosis]:
-    """What weights would lose, by format. One tensor is in memory at a time. Raises ConfigError for an
-    unknown format.
+def weights_in(
+    formats: str, weights: WeightReaders, progress: Callable[[int], None]
+) -> dict[str, PrecisionDiagnosis]:
+    """What weights would lose, by format. One tensor is in memory at a time. Raises ConfigError for
+    an unknown format.
     """
     found = InFormats(formats)
     for name, read in weights.items():
@@ -153,7 +173,11 @@ def low_precision(model: nn.Module, formats: str = ",".join(FORMATS)) -> Iterato
             if isinstance(output, Tensor):
                 measure("the output of", name, output)
                 if output.requires_grad:
-                    handles.append(output.register_hook(partial(measure, "the gradient of the output of", name)))
+                    handles.append(
+                        output.register_hook(
+                            partial(measure, "the gradient of the output of", name)
+                        )
+                    )
 
     weights = {name: weight for name, weight in model.named_parameters() if not is_lazy(weight)}
     before = {name: _sample(weight) for name, weight in weights.items()}
@@ -185,8 +209,8 @@ def low_precision(model: nn.Module, formats: str = ",".join(FORMATS)) -> Iterato
 
 
 def _numbers(tensor: Tensor) -> Tensor:
-    """The entries of this process; none of integers and complex numbers, and of numbers that are not
-    at hand.
+    """The entries of this process; none of integers and complex numbers, and of numbers that are
+    not at hand.
     """
     local: Tensor = getattr(tensor, "to_local", lambda: tensor)().detach()
     if local.is_floating_point() and local.layout == torch.strided and not local.is_meta:
@@ -205,8 +229,8 @@ def _finite(chunk: Tensor) -> Tensor:
 
 
 def _sums(numbers: Tensor, form: Format) -> Tensor:
-    """How many finite entries are not 0, overflow, stay other than 0, and become normal, and the sums of
-    squares of errors and entries, without those that overflow.
+    """How many finite entries are not 0, overflow, stay other than 0, and become normal, and the
+    sums of squares of errors and entries, without those that overflow.
     """
     if numbers.dim() > 1:
         rows = numbers.reshape(-1, numbers.shape[-1])

@@ -1,4 +1,6 @@
-"""Number formats of low precision: which number a float becomes, exactly, by round-to-nearest-even."""
+"""Number formats of low precision: which number a float becomes, exactly, by
+round-to-nearest-even.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from solvers import ConfigError, look_up
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """Numbers +-m 2^(e - p + 1) with whole m < 2^p and e >= `least`, up to `largest`. Those with m <
-    2^(p-1) are subnormal.
+    """Numbers +-m 2^(e - p + 1) with whole m < 2^p and e >= `least`, up to `largest`. Those with m
+    < 2^(p-1) are subnormal.
 
     Round-to-nearest-even has |fl(x) - x| <= 2^-p |x| for every normal fl(x).
 
@@ -31,17 +33,19 @@ class Format:
     block: int | None = None
 
     def rounded(self, x: Tensor) -> Tensor:
-        """fl(x) of finite numbers in float64, without a scale. It is inf beyond the largest number on
-        both sides, where some hardware and some versions of torch take that number, or nan.
+        """fl(x) of finite numbers in float64, without a scale. It is inf beyond the largest number
+        on both sides, where some hardware and some versions of torch take that number, or nan.
         """
-        power = (x.view(torch.int64) & 0x7FF << 52).view(torch.float64)  # the power of 2 at or below |x|
+        power = (x.view(torch.int64) & 0x7FF << 52).view(
+            torch.float64
+        )  # the power of 2 at or below |x|
         step = power.clamp(min=2.0**self.least) * 2.0 ** (1 - self.digits)
         near = (x / step).round() * step
         return near.masked_fill(near.abs() > self.largest, torch.inf)
 
     def scaled(self, x: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
-        """x, with zeros behind a last axis that no block fills, and its scales. `peak` is max |x| of
-        the whole tensor, or 0 for no scale.
+        """x, with zeros behind a last axis that no block fills, and its scales. `peak` is max |x|
+        of the whole tensor, or 0 for no scale.
         """
         if self.block:
             block = min(self.block, x.shape[-1])
@@ -57,8 +61,8 @@ FORMATS = {
     "e4m3": Format(4, -6, 448.0),
     "e5m2": Format(3, -14, 57344.0),
 }
-"""Formats by name: bfloat16, IEEE's half precision, and those of fp8 (Micikevicius et al. 2022, arXiv
-2209.05433).
+"""Formats by name: bfloat16, IEEE's half precision, and those of fp8 (Micikevicius et al. 2022,
+arXiv 2209.05433).
 """
 
 
@@ -69,5 +73,8 @@ def format_of(name: str) -> Format:
     base, _, scale = name.partition(":")
     found = look_up("format", base, FORMATS)
     if not re.fullmatch("(tensor|[1-9][0-9]{0,6})?", scale):
-        raise ConfigError(f"format {name!r}: give {base}, {base}:tensor for one scale, or {base}:N for a scale of each N entries")
+        raise ConfigError(
+            f"format {name!r}: give {base}, {base}:tensor for one scale, or {base}:N for a scale of"
+            " each N entries"
+        )
     return dataclasses.replace(found, block=int(scale.replace("tensor", "0")) if scale else None)

@@ -29,7 +29,9 @@ class DiagnosticInstrument(Instrument):
     def start(self, x0: Tensor) -> None:
         """Sets what the passes collect, before the first segment. X_0 is the embedded text."""
 
-    def add(self, quantity: str, value: float, figure: str, segment: int | None = None, place: str = "") -> None:
+    def add(
+        self, quantity: str, value: float, figure: str, segment: int | None = None, place: str = ""
+    ) -> None:
         """Adds a reading. The default place is that of the segment."""
         place = place or place_of(self.depth, segment or 0)
         self.found.setdefault(quantity, []).append(Reading(value, place, figure, segment))
@@ -56,7 +58,9 @@ def named(each: Sequence[str]) -> str:
 
 
 def cut(x: Tensor, sequences: int, tokens: int) -> Tensor:
-    """The first sequences, and of token ids the first tokens. Images and features keep all tokens."""
+    """The first sequences, and of token ids the first tokens. Images and features keep all
+    tokens.
+    """
     if x.dim() == 2 and not x.is_floating_point():
         return x[:sequences, :tokens]
     return x[:sequences]

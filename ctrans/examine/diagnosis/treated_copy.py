@@ -22,34 +22,41 @@ from ctrans.model.weights_file import flush, write_durably, write_weights
 from solvers import ConfigError
 
 BEFORE, ACTS = "before-treatment.safetensors.old", "treated.json"
-"""The weights of before, under a name by which no library reads them with the others; and the acts."""
+"""The weights of before, under a name by which no library reads them with the others; and the acts.
+"""
 OF_A_RUN = shutil.ignore_patterns(SUMS, STATE, "optim*")
 """Files of a training that do not fit other weights: its sums, its state and its optimiser."""
 
 
 def to_treat(named: Sequence[tuple[str, str | Path]], out: Path | None) -> Path | None:
-    """The directory of the one model that --treat copies. Raises ConfigError for other models, and if
-    the copy has no new place.
+    """The directory of the one model that --treat copies. Raises ConfigError for other models, and
+    if the copy has no new place.
     """
     if out is None:
         return None
     kinds = [f"--{option}" for option, _ in named]
     if kinds not in (["--model"], ["--checkpoint"]):
         raise ConfigError(
-            f"--treat copies one directory with safetensors, and you named {', '.join(kinds) or 'none'}: give it as MODEL"
+            "--treat copies one directory with safetensors, and you named"
+            f" {', '.join(kinds) or 'none'}: give it as MODEL"
         )
     source = find_model(named[0][1])
     for name in weight_files(source):
         if not os.path.isfile(source / name):
-            raise ConfigError(f"--treat copies safetensors, and {str(source)!r} has no {name}: save the model in that format")
+            raise ConfigError(
+                f"--treat copies safetensors, and {str(source)!r} has no {name}: save the model in"
+                " that format"
+            )
     if os.path.lexists(out) or source in out.resolve().parents:
-        raise ConfigError(f"--treat {str(out)!r} exists, or is in the model's directory: choose a new directory")
+        raise ConfigError(
+            f"--treat {str(out)!r} exists, or is in the model's directory: choose a new directory"
+        )
     return source
 
 
 def treat(source: Path | None, out: Path | None, results: Mapping[str, Diagnosis]) -> list[str]:
-    """Writes the copy if there is something to treat. Returns lines that say what was changed and what
-    was not.
+    """Writes the copy if there is something to treat. Returns lines that say what was changed and
+    what was not.
     """
     if source is None or out is None:
         return []
@@ -71,7 +78,8 @@ def treat(source: Path | None, out: Path | None, results: Mapping[str, Diagnosis
     if acts:
         _write(source, out, factors, acts)
     lines = [f"in {out}, {act['weight']} is {act['words']}" for act in acts] or [
-        f"nothing was changed: that needs {TREATED!r}, and a weight {LARGER:g} times as large as in other blocks"
+        f"nothing was changed: that needs {TREATED!r}, and a weight {LARGER:g} times as large as in"
+        " other blocks"
     ]
     if others := ", ".join(name for name in found if name != TREATED):
         lines.append(f"no treatment is proven for {others}")
@@ -79,8 +87,8 @@ def treat(source: Path | None, out: Path | None, results: Mapping[str, Diagnosis
 
 
 def _write(source: Path, out: Path, factors: Mapping[str, float], acts: Sequence[object]) -> None:
-    """Writes the copy whole or not at all. Weights without a factor keep their bits. Raises ConfigError
-    if it cannot.
+    """Writes the copy whole or not at all. Weights without a factor keep their bits. Raises
+    ConfigError if it cannot.
     """
     before: dict[str, Tensor] = {}
     try:
@@ -102,4 +110,6 @@ def _write(source: Path, out: Path, factors: Mapping[str, float], acts: Sequence
             os.rename(made, out)
             flush(out.parent)
     except OSError as error:
-        raise ConfigError(f"cannot write {str(out)!r}: {error.strerror or error}; choose another place") from None
+        raise ConfigError(
+            f"cannot write {str(out)!r}: {error.strerror or error}; choose another place"
+        ) from None

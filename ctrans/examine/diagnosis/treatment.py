@@ -11,14 +11,17 @@ from ctrans.interop.weight_names import GAIN
 
 TREATED = "sublayer output too large"
 """The finding whose treatment passed the trial."""
-PROVED = "healed 12 of 12 (76 to 100%), placebo 0 of 12: small models with one such weight, after 40 more training steps"
+PROVED = (
+    "healed 12 of 12 (76 to 100%), placebo 0 of 12: small models with one such weight, after 40"
+    " more training steps"
+)
 LARGER = 10.0
 """A weight is too large if its rms is so many times that of the same weight in the other blocks."""
 
 
 def size_of_neighbours(weights: WeightReaders) -> dict[str, float]:
-    """The factors that scale weights whose rms is above `LARGER` times the median rms of the same weight
-    in other blocks to that rms. Gains have none.
+    """The factors that scale weights whose rms is above `LARGER` times the median rms of the same
+    weight in other blocks to that rms. Gains have none.
     """
     sizes: dict[str, dict[str, float]] = {}
     for name, read in weights.items():
@@ -28,5 +31,9 @@ def size_of_neighbours(weights: WeightReaders) -> dict[str, float]:
         name: usual / size
         for alike in sizes.values()
         for name, size in alike.items()
-        if 0 < LARGER * (usual := statistics.median([alike[own] for own in alike if own != name] or [0.0])) < size < math.inf
+        if 0
+        < LARGER
+        * (usual := statistics.median([alike[own] for own in alike if own != name] or [0.0]))
+        < size
+        < math.inf
     }

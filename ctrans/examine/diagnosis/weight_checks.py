@@ -8,7 +8,10 @@ from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
 from ctrans.measure.findings import OURS, Check, Checks
 
 _BETWEEN = f"{OURS}, for two checkpoints of one training or fine-tuning"
-_BACK = "Go back to the earlier checkpoint, and train on with a lower learning rate or clipped gradients."
+_BACK = (
+    "Go back to the earlier checkpoint, and train on with a lower learning rate or clipped"
+    " gradients."
+)
 
 WEIGHT_CHECKS = Checks(
     "weights",
@@ -19,8 +22,10 @@ WEIGHT_CHECKS = Checks(
             "smallest |gamma_i| of a norm over its median |gamma_i|",
             "serious",
             CHECKS["dead gain of an output norm"].source,
-            "The channel is the norm's offset for every text. Around the state or behind a sublayer this loses the channel.",
-            "Set the gain to the norm's median and train on. Diagnose with a text to see which norm it is: before a sublayer it is a note.",
+            "The channel is the norm's offset for every text. Around the state or behind a sublayer"
+            " this loses the channel.",
+            "Set the gain to the norm's median and train on. Diagnose with a text to see which norm"
+            " it is: before a sublayer it is a note.",
             requires="gains whose name contains norm or ln",
             low=1e-3,
         ),
@@ -29,9 +34,12 @@ WEIGHT_CHECKS = Checks(
             "units of zeros",
             "rows and columns of a block's matrix that are 0",
             "serious",
-            f"weights are drawn at random, and training alone seldom makes a whole row 0; the limit is {OURS}",
-            "A row of zeros gives a unit the same value for every text. A column of zeros ignores its input.",
-            "Draw the units again and train on, or remove them. Do nothing if the model was pruned on purpose.",
+            "weights are drawn at random, and training alone seldom makes a whole row 0; the limit"
+            f" is {OURS}",
+            "A row of zeros gives a unit the same value for every text. A column of zeros ignores"
+            " its input.",
+            "Draw the units again and train on, or remove them. Do nothing if the model was pruned"
+            " on purpose.",
             requires="matrices in numbered blocks",
             high=0.0,
             near=None,
@@ -41,8 +49,10 @@ WEIGHT_CHECKS = Checks(
             "|W|_F^2/|W|_2^2 of a matrix with both sides of at least 16",
             "note",
             f"{OURS}: at 1.1 one direction has 90% of the squares",
-            "The matrix reads or writes one direction only. Nearly all of its parameters have no effect.",
-            "Compare with an earlier checkpoint. In a training: a lower learning rate, or weight decay.",
+            "The matrix reads or writes one direction only. Nearly all of its parameters have no"
+            " effect.",
+            "Compare with an earlier checkpoint. In a training: a lower learning rate, or weight"
+            " decay.",
             requires="matrices",
             low=1.1,
         ),
@@ -52,7 +62,8 @@ WEIGHT_CHECKS = Checks(
             "note",
             OURS,
             "One channel sets the scale of the product and of a quantised tensor.",
-            "Quantise that channel separately. In a training: weight decay, or a norm behind the sublayer.",
+            "Quantise that channel separately. In a training: weight decay, or a norm behind the"
+            " sublayer.",
             requires="matrices",
             high=100.0,
         ),
@@ -120,16 +131,19 @@ CHANGE_CHECKS = Checks(
             "note",
             f"{OURS}: at 1 the update is as large as the weight",
             "Little of the earlier weight is left.",
-            "Expected from the start to the end of a training. In a fine-tuning, lower the learning rate.",
+            "Expected from the start to the end of a training. In a fine-tuning, lower the learning"
+            " rate.",
             requires="the weights of both",
             high=1.0,
         ),
         "outlier channel moved": Check(
             "drift of an outlier channel",
-            "the factor of the longest row or column over the median one; if another one is the longest now, the larger of the two lengths",
+            "the factor of the longest row or column over the median one; if another one is the"
+            " longest now, the larger of the two lengths",
             "note",
             _BETWEEN,
-            "Scales of a quantisation, and masks for outliers, that were set before do not fit any more.",
+            "Scales of a quantisation, and masks for outliers, that were set before do not fit any"
+            " more.",
             "Calibrate the quantisation again.",
             requires="matrices of both",
             high=3.0,

@@ -15,7 +15,12 @@ from ctrans.examine.diagnosis.reading import place_of
 from ctrans.measure.findings import Reading, Readings
 from solvers.run import finite
 
-OFFERS = ("entries that are not finite", "largest entry of a matrix", "largest gain of a norm", "gain outside the depth")
+OFFERS = (
+    "entries that are not finite",
+    "largest entry of a matrix",
+    "largest gain of a norm",
+    "gain outside the depth",
+)
 
 
 @torch.no_grad()
@@ -25,7 +30,9 @@ def weight_readings(model: nn.Module, depth: Depth) -> Readings:
     For a stack of matrices, such as experts, the matrix with the smallest largest entry counts.
     """
     found: Readings = {quantity: [] for quantity in OFFERS}
-    places = {id(weight): k for k, part in enumerate(depth.sublayers) for weight in part.parameters()}
+    places = {
+        id(weight): k for k, part in enumerate(depth.sublayers) for weight in part.parameters()
+    }
     for name, weight in own_parameters(model):
         k = places.get(id(weight))
         if k is None:
@@ -52,7 +59,9 @@ def weight_readings(model: nn.Module, depth: Depth) -> Readings:
     norm = sublayer.input_norm or sublayer.output_norm or sublayer.state_norm
     for name, gains in [] if norm is None else _norms_outside(opened(model), depth, norm.width):
         largest = float(gains.abs().max())
-        found["largest gain of a norm"].append(Reading(largest, name, f"its largest |gamma| is {largest:.2g}"))
+        found["largest gain of a norm"].append(
+            Reading(largest, name, f"its largest |gamma| is {largest:.2g}")
+        )
         if largest:
             share, figure = smallest_gain(gains)
             found["gain outside the depth"].append(Reading(share, name, figure))

@@ -49,7 +49,9 @@ class Change(Diagnosis):
 
 
 @torch.no_grad()
-def weight_diagnosis(weights: WeightReaders, progress: Callable[[int], None] | None = None) -> WeightDiagnosis:
+def weight_diagnosis(
+    weights: WeightReaders, progress: Callable[[int], None] | None = None
+) -> WeightDiagnosis:
     """The findings of these weights, from one pass over their numbers and three for the spectra."""
     found: Readings = {}
     for name, read in weights.items():
@@ -61,7 +63,13 @@ def weight_diagnosis(weights: WeightReaders, progress: Callable[[int], None] | N
                 bad = 0
             else:
                 bad = sum(int((~chunk.isfinite()).sum()) for chunk in chunks(part))
-            figures = [("entries that are not finite", float(bad), f"{bad} of {part.numel()} entries are inf or nan")]
+            figures = [
+                (
+                    "entries that are not finite",
+                    float(bad),
+                    f"{bad} of {part.numel()} entries are inf or nan",
+                )
+            ]
             if part.numel() and not bad and part.dim() == 2:
                 figures += _figures(part, block)
             elif part.numel() and not bad and GAIN.search(name):
@@ -70,16 +78,26 @@ def weight_diagnosis(weights: WeightReaders, progress: Callable[[int], None] | N
                 found.setdefault(quantity, []).append(Reading(value, place, figure, block))
         if progress is not None:
             progress(1)
-    without = {"all that needs a text": "--weights-only reads weights alone: states, heads and the loss were not measured"}
+    without = {
+        "all that needs a text": (
+            "--weights-only reads weights alone: states, heads and the loss were not measured"
+        )
+    }
     return WeightDiagnosis(WEIGHT_CHECKS.judge(found), found, without)
 
 
 @torch.no_grad()
-def updates(before: WeightReaders, after: WeightReaders, progress: Callable[[int], None] | None = None) -> list[Reading]:
+def updates(
+    before: WeightReaders, after: WeightReaders, progress: Callable[[int], None] | None = None
+) -> list[Reading]:
     """|W' - W|/|W| of each weight that both have, in the Frobenius norm; inf for a W of zeros."""
     found = []
     for name in after:
-        parts = zip(parts_of(name, before[name]()), parts_of(name, after[name]()), strict=True) if name in before else ()
+        parts = (
+            zip(parts_of(name, before[name]()), parts_of(name, after[name]()), strict=True)
+            if name in before
+            else ()
+        )
         for (place, block, old), (_, _, new) in parts:
             if old.shape != new.shape:
                 continue
@@ -95,7 +113,12 @@ def updates(before: WeightReaders, after: WeightReaders, progress: Callable[[int
             else:
                 value = 0.0
             found.append(
-                Reading(value, place, f"it moved by {value:.3g} times its size" if value else "it did not change", block)
+                Reading(
+                    value,
+                    place,
+                    f"it moved by {value:.3g} times its size" if value else "it did not change",
+                    block,
+                )
             )
         if progress is not None:
             progress(1)
@@ -121,11 +144,17 @@ def change(before: Readings, after: Readings, updated: list[Reading] | None = No
                 new += 1
             elif not math.isnan(value := compare(was := old.pop(reading.place), reading)):
                 figure = f"before, {was.figure}; now, {reading.figure}"
-                block = re.search(r"\bblock (\d+)", reading.place)  # `segment` of a model's reading is no block
-                found.setdefault(name, []).append(Reading(value, reading.place, figure, int(block[1]) if block else None))
+                block = re.search(
+                    r"\bblock (\d+)", reading.place
+                )  # `segment` of a model's reading is no block
+                found.setdefault(name, []).append(
+                    Reading(value, reading.place, figure, int(block[1]) if block else None)
+                )
         lost += len(old)
     if lost or new:
-        unknown = {"figures of one of the two": f"{lost} of the first only, {new} of the second only"}
+        unknown = {
+            "figures of one of the two": f"{lost} of the first only, {new} of the second only"
+        }
     else:
         unknown = {}
     return Change(CHANGE_CHECKS.judge(found), found, unknown)
@@ -164,11 +193,15 @@ COMPARED: dict[str, tuple[str, Callable[[Reading, Reading], float]]] = {
     "stable rank": ("change of the stable rank", _ratio),
     "outlier channel": ("drift of an outlier channel", _drift),
     "units of zeros": ("new units of zeros", lambda before, after: after.value - before.value),
-    "entries that are not finite": ("new entries that are not finite", lambda before, after: after.value - before.value),
+    "entries that are not finite": (
+        "new entries that are not finite",
+        lambda before, after: after.value - before.value,
+    ),
     "smallest gain over the median": ("change of a gain", _factor),
     "largest gain of a norm": ("change of a gain", _factor),
 }
-"""By the quantity of a checkpoint: the quantity of a change, and how it follows from two readings."""
+"""By the quantity of a checkpoint: the quantity of a change, and how it follows from two readings.
+"""
 
 
 def place_and_block(what: str, name: str) -> tuple[str, int | None]:
@@ -185,7 +218,11 @@ def parts_of(name: str, weight: Tensor) -> Iterator[tuple[str, int | None, Tenso
     place, block = place_and_block(f"the weight {name}", name)
     stack = weight.dim() == 3 and weight.shape[-1] > KERNEL
     for i, part in enumerate(weight) if stack else [(0, weight)]:
-        yield (f"{place}[{i}]" if stack else place), block, part.flatten(1) if part.dim() > 2 else part
+        yield (
+            (f"{place}[{i}]" if stack else place),
+            block,
+            part.flatten(1) if part.dim() > 2 else part,
+        )
 
 
 def chunks(weight: Tensor) -> Iterator[Tensor]:
@@ -206,7 +243,10 @@ def _gain(gains: Tensor) -> Iterator[tuple[str, float, str]]:
     yield "largest gain of a norm", largest, f"its largest |gamma| is {largest:.2g}"
     if median:
         yield ("smallest gain over the median", *smallest_gain(gains))
-        figure = f"|gamma| = {largest:.3g} in channel {int(size.argmax())}; the norm's median is {median:.2g}"
+        figure = (
+            f"|gamma| = {largest:.3g} in channel {int(size.argmax())}; the norm's median is"
+            f" {median:.2g}"
+        )
         yield "largest gain over the median", largest / median, figure
 
 
@@ -231,7 +271,9 @@ def _figures(weight: Tensor, block: int | None) -> Iterator[tuple[str, float, st
         return
     if block is not None:
         off = [int((each == 0).sum()) for each in lengths]
-        figure = f"{off[0]} of {len(lengths[0])} rows and {off[1]} of {len(lengths[1])} columns are 0"
+        figure = (
+            f"{off[0]} of {len(lengths[0])} rows and {off[1]} of {len(lengths[1])} columns are 0"
+        )
         yield "units of zeros", float(sum(off)), figure
     if min(weight.shape) < SMALLEST:
         return
@@ -241,7 +283,10 @@ def _figures(weight: Tensor, block: int | None) -> Iterator[tuple[str, float, st
     yield "stable rank", size / norm**2, f"stable rank {size / norm**2:.3g} of {min(weight.shape)}"
     over = [float(each.max() / each.median()) if each.median() else 1.0 for each in lengths]
     which = int(over[1] > over[0])
-    figure = f"{('row', 'column')[which]} {int(lengths[which].argmax())} has {over[which]:.3g} times the median length"
+    figure = (
+        f"{('row', 'column')[which]} {int(lengths[which].argmax())} has {over[which]:.3g} times the"
+        " median length"
+    )
     yield "outlier channel", over[which], figure
 
 
@@ -257,5 +302,7 @@ def _spectral_norm(matrix: Tensor) -> float:
         rows, image = torch.linalg.qr(image.T).Q.T.contiguous(), torch.zeros_like(rows)
         for chunk in chunks(matrix):
             chunk = chunk.float()
-            image += (rows @ chunk.T) @ chunk  # with few rows BLAS is several times faster than with few columns
+            image += (
+                rows @ chunk.T
+            ) @ chunk  # with few rows BLAS is several times faster than with few columns
     return math.sqrt(max(float(torch.linalg.eigvalsh((rows @ image.T).double())[-1]), 0.0))

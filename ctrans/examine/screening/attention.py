@@ -59,7 +59,9 @@ def plan_attention(case: Case) -> StepPlan:
         notes: list[str] = []
         layers = [layer for layer in attention.figures() if layer.finite]
         if not layers:
-            raise ConfigError("states are finite at no attention sublayer, so there are no figures of attention")
+            raise ConfigError(
+                "states are finite at no attention sublayer, so there are no figures of attention"
+            )
         growth = sensitivity_growth(layers)
         result = AttentionStep(layers, found(notes, blocks) or [], growth)
         gain = largest([layer.path for layer in layers])
@@ -67,19 +69,27 @@ def plan_attention(case: Case) -> StepPlan:
         bound = largest([layer.ratio for layer in layers])
         unknown = next((layer.note for layer in layers if layer.note), "")
         places = ", ".join(str(layer.index) for layer in layers)
-        worst = next((f", most in segment {layer.index}" for layer in layers if layer.path == gain), "")
-        entropies = (case.examination.whole["heads"].figures() or {}).get("least entropy of a head", [])
+        worst = next(
+            (f", most in segment {layer.index}" for layer in layers if layer.path == gain), ""
+        )
+        entropies = (case.examination.whole["heads"].figures() or {}).get(
+            "least entropy of a head", []
+        )
         least = min((reading.value for reading in entropies), default=math.nan)
         why = (
-            f"in the {len(layers)} measured of {len(own)} attention layers (segment{'s' * (len(layers) > 1)} {places}) a relative "
-            f"change of the state grows {three(gain)} times at most through the attention rows alone{worst}, theta is at most "
-            f"{theta:.3g}, and "
+            f"in the {len(layers)} measured of {len(own)} attention layers"
+            f" (segment{'s' * (len(layers) > 1)} {places}) a relative change of the state grows"
+            f" {three(gain)} times at most through the attention rows alone{worst}, theta is at"
+            f" most {theta:.3g}, and "
             + (unknown or f"theorem 5.1 allows up to {three(bound)} times what is measured")
-            + f"; the most saturated head of {'all' if len(entropies) == len(own) else len(entropies)} layers has "
-            f"rows of {three(least)} nats"
+            + "; the most saturated head of"
+            f" {'all' if len(entropies) == len(own) else len(entropies)} layers has rows of"
+            f" {three(least)} nats"
         )
         quantities = {"attention path": gain, "least entropy": least}
-        return StepVerdict(judged(quantities, "held"), f"path {three(gain)}", why, quantities, notes, result)
+        return StepVerdict(
+            judged(quantities, "held"), f"path {three(gain)}", why, quantities, notes, result
+        )
 
     return StepPlan({"several": [attention, blocks]}, conclude)
 
@@ -115,7 +125,11 @@ class LastLayerGradient(Instrument):
     """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._last, self._start, self.added = len(depth.sublayers) - 1, _mean_square(of_text(x0, self.kept)), math.nan
+        self._last, self._start, self.added = (
+            len(depth.sublayers) - 1,
+            _mean_square(of_text(x0, self.kept)),
+            math.nan,
+        )
 
     def forward(self, at: StepContext) -> None:
         if at.k == self._last:
@@ -124,7 +138,10 @@ class LastLayerGradient(Instrument):
     def backward(self, at: StepContextBack) -> None:
         if at.k == self._last:
             if not (finite(at.x) and finite(at.p)):
-                raise SolveError("the state or the costate of the last layer is not finite: take smaller weights or a smaller dt")
+                raise SolveError(
+                    "the state or the costate of the last layer is not finite: take smaller weights"
+                    " or a smaller dt"
+                )
             self.found = last_layer_bound(at.sublayer, at.h, at.x, at.p)
 
 
@@ -135,14 +152,19 @@ def plan_initialisation(case: Case) -> StepPlan:
     config = case.model.config
     lacks = ""
     if not isinstance(config, GPTConfig):
-        lacks = "weights freshly drawn with mean 0 and known variances, which ctrans knows for its own GPTs only"
+        lacks = (
+            "weights freshly drawn with mean 0 and known variances, which ctrans knows for its own"
+            " GPTs only"
+        )
     elif case.trained:
         lacks = "weights freshly drawn with mean 0 and known variances, and these may be trained"
     last = LastLayerGradient()
     return StepPlan({"part": [last]}, lambda: _conclude_initialisation(config, last, lacks))
 
 
-def _conclude_initialisation(config: Described, gradient: LastLayerGradient, lacks: str) -> StepVerdict:
+def _conclude_initialisation(
+    config: Described, gradient: LastLayerGradient, lacks: str
+) -> StepVerdict:
     last: LastLayer = gradient.figures()
     low = high = slope = None
     if isinstance(config, GPTConfig) and not lacks:
@@ -163,7 +185,10 @@ def _conclude_initialisation(config: Described, gradient: LastLayerGradient, lac
     said = [f"the last FFN's gradient is {last.measured:.3g}, {share:.2g} times its bound"]
     growth = f"the depth adds {three(gradient.added)} to mean |x|^2/d"
     if isinstance(config, GPTConfig) and low is not None:
-        growth += f", and freshly drawn '{config.initialisation}' weights add {low:.3g} to {high:.3g} in the mean"
+        growth += (
+            f", and freshly drawn '{config.initialisation}' weights add {low:.3g} to {high:.3g} in"
+            " the mean"
+        )
     said.append(growth)
     if slope is not None:
         said.append(f"the gradient's exponent in depth is {slope:g} by theory")
@@ -183,16 +208,27 @@ def _mean_square(x: Tensor) -> float:
 
 def _of_the_papers(config: GPTConfig) -> bool:
     """Whether Xiong's theory covers the maps."""
-    usual = (config.attention, config.ffn, config.residual, config.parallel_blocks) == ("softmax", "mlp", "plain", False)
+    usual = (config.attention, config.ffn, config.residual, config.parallel_blocks) == (
+        "softmax",
+        "mlp",
+        "plain",
+        False,
+    )
     usual = usual and not config.is_stack and config.parametrisation == STANDARD
     return usual and part_of(AttentionOptions, config).idle
 
 
 def _growth(config: GPTConfig) -> tuple[float, float] | tuple[None, None]:
     """Lemma 2's range of what `pre` adds to E|x|^2/d over the depth, if it applies."""
-    if not _of_the_papers(config) or config.placement != "pre" or config.activation != "relu" or config.bias:
+    if (
+        not _of_the_papers(config)
+        or config.placement != "pre"
+        or config.activation != "relu"
+        or config.bias
+    ):
         return None, None
     attention, ffn = (
-        config.dt**2 * gain for gain in gains(config.initialisation, config.depth, config.width, config.hidden_width)
+        config.dt**2 * gain
+        for gain in gains(config.initialisation, config.depth, config.width, config.hidden_width)
     )
     return config.depth * ffn, config.depth * (attention + ffn)

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from ctrans.examine.diagnosis.reading import cut
-from ctrans.examine.screening.case import NOT_IN_QUICK, Case, StepPlan, StepVerdict, attempt, exponent, found, largest, three
+from ctrans.examine.screening.case import (
+    NOT_IN_QUICK,
+    Case,
+    StepPlan,
+    StepVerdict,
+    attempt,
+    exponent,
+    found,
+    largest,
+    three,
+)
 from ctrans.examine.screening.forward import run_away, weights_verdict
 from ctrans.examine.screening.screening_checks import judged
 from ctrans.measure.backward.log_singular_values import LogSingularValues, depth_spectrum
@@ -60,7 +70,9 @@ def plan_backward(case: Case) -> StepPlan:
     effort = case.effort
     jacobians = case.jacobians
     generator = torch.Generator().manual_seed(case.seed)
-    rates = Attempt(LyapunovExponents(count=effort.vectors, generator=generator, graphs=case.shared_graphs))
+    rates = Attempt(
+        LyapunovExponents(count=effort.vectors, generator=generator, graphs=case.shared_graphs)
+    )
     gradients = Attempt(ParameterGradients())
     slopes = _slopes(case)
 
@@ -78,7 +90,9 @@ def plan_backward(case: Case) -> StepPlan:
         norms: Gradients | None = found(notes, gradients)
         singular: LogSingularValues | None = None
         if effort.lanczos:
-            singular = attempt(notes, depth_spectrum, case.model.depth, case.graphs, steps=effort.lanczos)
+            singular = attempt(
+                notes, depth_spectrum, case.model.depth, case.graphs, steps=effort.lanczos
+            )
         else:
             notes.append(NOT_IN_QUICK.format("the spectrum of J_0:D"))
         known: list[Slope] = []
@@ -106,7 +120,10 @@ def plan_backward(case: Case) -> StepPlan:
             else:
                 quantities["log stretch"] = math.nan
             quantities["log stretch, deviation"] = singular.deviation
-            errors = {"log stretch": singular.mean_error, "log stretch, deviation": singular.deviation_error}
+            errors = {
+                "log stretch": singular.mean_error,
+                "log stretch, deviation": singular.deviation_error,
+            }
         quantities["|dv/dX| in weights"] = mean
         first = sensitivity.products[0].value
         if first is None:
@@ -114,7 +131,9 @@ def plan_backward(case: Case) -> StepPlan:
         else:
             figure = f"|J| = {first:.3g}"
         verdict = judged(quantities, weights_verdict(mean))
-        return StepVerdict(verdict, figure, _why_backward(result, mean, worst), quantities, notes, result, errors)
+        return StepVerdict(
+            verdict, figure, _why_backward(result, mean, worst), quantities, notes, result, errors
+        )
 
     part = [rates, *(slope for _, slope in slopes)]
     return StepPlan({"text": [gradients], "several": [jacobians], "part": part}, conclude)
@@ -123,7 +142,9 @@ def plan_backward(case: Case) -> StepPlan:
 def _ends(case: Case) -> tuple[float, float]:
     """|X_0| and |X_D| of the states of `graphs`."""
     steps = [step for step in case.graphs.figures() if step is not None]
-    start, end = (float(torch.linalg.vector_norm(state.double())) for state in (steps[0].x, steps[-1].y))
+    start, end = (
+        float(torch.linalg.vector_norm(state.double())) for state in (steps[0].x, steps[-1].y)
+    )
     return start, end
 
 
@@ -135,8 +156,8 @@ def _why_backward(result: BackwardStep, slope: float, worst: float) -> str:
     else:
         grown = f"{_grown(result.sensitivity)}, "
     return (
-        f"{grown}the leading Lyapunov exponent is {rate} per unit of depth-time, and sensitivities follow larger weights like "
-        f"c^{exponent(slope)}"
+        f"{grown}the leading Lyapunov exponent is {rate} per unit of depth-time, and sensitivities"
+        f" follow larger weights like c^{exponent(slope)}"
     )
 
 
@@ -206,7 +227,8 @@ def plan_transport(case: Case) -> StepPlan:
         large = carried[1 + len(inputs) :]
         # inf if a state overflows
         scaled = [
-            wasserstein(*pair) if all(map(finite, pair)) else math.inf for pair in zip(large[::2], large[1::2], strict=True)
+            wasserstein(*pair) if all(map(finite, pair)) else math.inf
+            for pair in zip(large[::2], large[1::2], strict=True)
         ]
         spreads = case.bounds.spreads()
         by_perturbation = [
@@ -227,9 +249,15 @@ def plan_transport(case: Case) -> StepPlan:
         worst = max(relative, key=lambda name: relative[name], default=None)
         # without the worst direction (weights on demand) growth would look smaller
         unknown = worst is None or depth.streamed
-        quantities = {"W_2 growth": math.nan if unknown else max(relative.values()), "W_2 in weights": slope}
+        quantities = {
+            "W_2 growth": math.nan if unknown else max(relative.values()),
+            "W_2 in weights": slope,
+        }
         if worst is None:
-            why = "no distance between terminal states is known, because inputs do not differ or states are not finite"
+            why = (
+                "no distance between terminal states is known, because inputs do not differ or"
+                " states are not finite"
+            )
             return StepVerdict("unknown", "–", why, quantities, notes, result)
         top = next(each for each in measured if each.p == 2 and each.perturbation == worst)
         assert top.after is not None, "its amplification is known"
@@ -240,11 +268,14 @@ def plan_transport(case: Case) -> StepPlan:
         else:
             bound = f"{top.after / top.bound:.2g} times its bound"
         why = (
-            f"W_2 goes from {top.before:.3g} to {top.after:.3g} for the {worst} perturbation, {relative[worst]:.3g} times as much as "
-            f"the state and {bound}; it follows larger weights like c^{exponent(slope)}; Kan's generalisation radius is {radius.verdict}"
+            f"W_2 goes from {top.before:.3g} to {top.after:.3g} for the {worst} perturbation,"
+            f" {relative[worst]:.3g} times as much as the state and {bound}; it follows larger"
+            f" weights like c^{exponent(slope)}; Kan's generalisation radius is {radius.verdict}"
         )
         verdict = judged(quantities, weights_verdict(slope))
-        return StepVerdict(verdict, f"W_2 x {top.amplification:.3g}", why, quantities, notes, result)
+        return StepVerdict(
+            verdict, f"W_2 x {top.amplification:.3g}", why, quantities, notes, result
+        )
 
     return StepPlan({"text": [ends]}, conclude)
 
@@ -260,6 +291,15 @@ def _perturbed(case: Case, tokens: Tensor, notes: list[str]) -> dict[str, Tensor
     def one(name: str) -> Tensor | None:
         generator = torch.Generator().manual_seed(case.seed)
         worst = case.worst_directions
-        return attempt(notes, perturbed, case.model, tokens, name, other=other, generator=generator, worst=worst)
+        return attempt(
+            notes,
+            perturbed,
+            case.model,
+            tokens,
+            name,
+            other=other,
+            generator=generator,
+            worst=worst,
+        )
 
     return {name: y for name in names if (y := one(name)) is not None}

@@ -196,7 +196,9 @@ class Case:
             whole = None
         else:
             whole = lambda: first_of(self.worst, self.sequences("several"))
-        return Sensitivities(tolerance=self.effort.tolerance, starts=self.effort.starts, graphs=graphs, whole=whole)
+        return Sensitivities(
+            tolerance=self.effort.tolerance, starts=self.effort.starts, graphs=graphs, whole=whole
+        )
 
     @cached_property
     def examination(self) -> Examination:
@@ -236,7 +238,9 @@ class Case:
         return (x, y)
 
 
-def attempt(notes: list[str], function: Callable[..., Value], *arguments: Any, **named: Any) -> Value | None:
+def attempt(
+    notes: list[str], function: Callable[..., Value], *arguments: Any, **named: Any
+) -> Value | None:
     """The function's value. None, with the message in `notes`, if it raises ConfigError or
     SolveError.
     """
@@ -271,4 +275,6 @@ def three(value: float) -> str:
 
 def largest(values: Sequence[float | None]) -> float:
     """The largest known value; nan if there is none."""
-    return max((value for value in values if value is not None and not math.isnan(value)), default=math.nan)
+    return max(
+        (value for value in values if value is not None and not math.isnan(value)), default=math.nan
+    )

@@ -13,7 +13,15 @@ from ctrans.control.model_check import ModelCheck
 from ctrans.control.regularization import Regularization
 from ctrans.control.segment_check import SegmentCheck, check_segment
 from ctrans.dynamics.depth import Depth, spread
-from ctrans.examine.screening.case import Case, Reach, StepPlan, StepVerdict, attempt, exponent, found
+from ctrans.examine.screening.case import (
+    Case,
+    Reach,
+    StepPlan,
+    StepVerdict,
+    attempt,
+    exponent,
+    found,
+)
 from ctrans.examine.screening.screening_checks import judged
 from ctrans.measure.forward.bounds import ForwardBounds
 from ctrans.measure.forward.carried import GrowthWithWeights, WeightGrowth
@@ -66,10 +74,14 @@ class Certificates(Reach):
 
     def backward(self, at: StepContextBack) -> None:
         if self.broken is not None:
-            raise SolveError(f"the hidden state became non-finite in segment {max(self.broken, 0)}: {ADVICE[Status.NON_FINITE]}")
+            raise SolveError(
+                f"the hidden state became non-finite in segment {max(self.broken, 0)}:"
+                f" {ADVICE[Status.NON_FINITE]}"
+            )
         if not finite(at.before):
             raise SolveError(
-                f"the costate became non-finite in segment {at.k}: take a smaller dt, smaller weights or a wider dtype"
+                f"the costate became non-finite in segment {at.k}: take a smaller dt, smaller"
+                " weights or a wider dtype"
             )
         if at.k in self._chosen:
             try:
@@ -84,7 +96,10 @@ class Certificates(Reach):
                     regularization=Regularization(),
                 )
             except (ConfigError, SolveError) as error:
-                self._skipped[f"segment {at.k} ({at.sublayer.kind})"], self._refused = str(error), error
+                self._skipped[f"segment {at.k} ({at.sublayer.kind})"], self._refused = (
+                    str(error),
+                    error,
+                )
             else:
                 self._found.insert(0, found)
 
@@ -116,23 +131,40 @@ def plan_well_posedness(case: Case) -> StepPlan:
         exponents = [_exponent(segment) for segment in check.segments]
         k = max(exponents)
         top = check.largest.certificate
-        gaps = [abs(s.certificate.velocities.gap) for s in check.segments if s.certificate.velocities is not None]
+        gaps = [
+            abs(s.certificate.velocities.gap)
+            for s in check.segments
+            if s.certificate.velocities is not None
+        ]
         if check.finite:
             size = f"H is finite, ascents come within {max(gaps):.0e} of it"
         else:
             size = "H is infinite"
         why = (
-            f"velocities: {top.words}; {size}, and the best value grows like R^{exponent(k)} with a bound R on the weights, as "
-            f"certified on {len(check.segments)} of {count} segments, which {_infinite(check.segments)}"
+            f"velocities: {top.words}; {size}, and the best value grows like R^{exponent(k)} with a"
+            f" bound R on the weights, as certified on {len(check.segments)} of {count} segments,"
+            f" which {_infinite(check.segments)}"
         )
         notes = [f"the evidence disagrees: {failure}" for failure in check.failures]
         notes += [f"{segment} is skipped: {why}" for segment, why in check.skipped.items()]
         if not check.largest.costate_norm:
             notes.append(f"{ZERO_GRADIENT}; the verdict holds for any other costate")
         if not check.has_ode:
-            notes.append("there is no ODE with such a norm around the state, so the certificates are of the discrete step")
-        infinite = sum(not segment.certificate.finite for segment in check.segments) / len(check.segments)
-        return StepVerdict(check.verdict, f"H ~ R^{exponent(k)}", why, {"segments with infinite H": infinite}, notes, check)
+            notes.append(
+                "there is no ODE with such a norm around the state, so the certificates are of the"
+                " discrete step"
+            )
+        infinite = sum(not segment.certificate.finite for segment in check.segments) / len(
+            check.segments
+        )
+        return StepVerdict(
+            check.verdict,
+            f"H ~ R^{exponent(k)}",
+            why,
+            {"segments with infinite H": infinite},
+            notes,
+            check,
+        )
 
     return StepPlan({"certified": [certificates]}, conclude)
 
@@ -141,7 +173,10 @@ def _infinite(segments: Sequence[SegmentCheck]) -> str:
     """A clause that names the certified segments, and those with an infinite H."""
     of = ", ".join(str(each.segment) for each in segments)
     found = [str(each.segment) for each in segments if not each.certificate.finite]
-    return f"are {of}: it is infinite in {'none' if not found else 'each' if len(found) == len(segments) else ', '.join(found)}"
+    return (
+        f"are {of}: it is infinite in"
+        f" {'none' if not found else 'each' if len(found) == len(segments) else ', '.join(found)}"
+    )
 
 
 def _exponent(segment: SegmentCheck) -> float:
@@ -165,7 +200,9 @@ class InitialLoss(Instrument):
             return
         try:
             logits = model.head(at.x[..., :1, :])
-        except ConfigError:  # a model that knows its other arguments, such as a mask, at full length only
+        except (
+            ConfigError
+        ):  # a model that knows its other arguments, such as a mask, at full length only
             logits = model.head(at.x[:1])
         self.found = at.loss, math.log(logits.shape[-1])
 
@@ -217,10 +254,17 @@ def plan_forward(case: Case) -> StepPlan:
         else:
             reached = case.broken + 1
         if not reached:
-            return StepVerdict("non-finite", "t = 0", "the embedded text itself is not finite", {"growth exponent": math.inf})
+            return StepVerdict(
+                "non-finite",
+                "t = 0",
+                "the embedded text itself is not finite",
+                {"growth exponent": math.inf},
+            )
         each = sizes.figures()[:reached]
         times = list(case.model.depth.times[:reached])
-        mean_abs, variance, rms = ([getattr(m, name) for m in each] for name in ("mean_abs", "variance", "rms"))
+        mean_abs, variance, rms = (
+            [getattr(m, name) for m in each] for name in ("mean_abs", "variance", "rms")
+        )
         bounds = attempt(notes, case.bounds.figures)
         scaling: WeightGrowth | None = found(notes, scaled)
         loss, guessing = found(notes, initial) or (None, None)
@@ -232,13 +276,24 @@ def plan_forward(case: Case) -> StepPlan:
             variance,
             rms,
             bounds,
-            None if bounds is None or not bounds.mean_abs[reached - 1] else mean_abs[-1] / bounds.mean_abs[reached - 1],
+            (
+                None
+                if bounds is None or not bounds.mean_abs[reached - 1]
+                else mean_abs[-1] / bounds.mean_abs[reached - 1]
+            ),
             _law(times, mean_abs),
             _law(times, variance),
             massive_activations(massive.figures()[:reached]),
-            None
-            if bounds is None
-            else data_variance(case.model.depth, case.model.embed(case.tokens).detach(), varied.figures(), bounds),
+            (
+                None
+                if bounds is None
+                else data_variance(
+                    case.model.depth,
+                    case.model.embed(case.tokens).detach(),
+                    varied.figures(),
+                    bounds,
+                )
+            ),
             scaling,
             loss,
             guessing,
@@ -278,17 +333,23 @@ def _why_forward(result: ForwardStep, slope: float) -> str:
     else:
         used = f"{result.used:.2g} times its bound"
     massive = result.massive.ratio[-1]
-    added = f"what the depth adds is {result.share.added[-1]:.2g} times as long as the state at its end"
+    added = (
+        f"what the depth adds is {result.share.added[-1]:.2g} times as long as the state at its end"
+    )
     return (
-        f"{added}; mean|x| goes from {result.mean_abs[0]:.3g} to {result.mean_abs[-1]:.3g} ({law}), {used}; it follows weights a hundred "
-        f"times as large and more like c^{exponent(slope)}, and the largest entry is {massive:.1f} times the median"
+        f"{added}; mean|x| goes from {result.mean_abs[0]:.3g} to {result.mean_abs[-1]:.3g} ({law}),"
+        f" {used}; it follows weights a hundred times as large and more like c^{exponent(slope)},"
+        f" and the largest entry is {massive:.1f} times the median"
     )
 
 
 def _law(times: Sequence[float], values: Sequence[float]) -> GrowthLaw | None:
     """The growth law; None for few points or a constant moment."""
     positive = [value for value in values if value > 0]
-    if len(positive) < max(len(values), LAW_POINTS) or math.log(max(positive) / min(positive)) < RESOLVED:
+    if (
+        len(positive) < max(len(values), LAW_POINTS)
+        or math.log(max(positive) / min(positive)) < RESOLVED
+    ):
         return None
     return growth_law(times, values)
 

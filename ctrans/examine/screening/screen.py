@@ -22,7 +22,14 @@ from ctrans.examine.screening.attention import plan_attention, plan_initialisati
 from ctrans.examine.screening.backward import plan_backward, plan_transport
 from ctrans.examine.screening.case import EFFORTS, Case, Effort, LaneName, StepPlan, StepVerdict
 from ctrans.examine.screening.forward import plan_forward, plan_well_posedness
-from ctrans.examine.screening.screening_checks import STEP_QUANTITIES, STEPS, ScreeningStep, findings_of, limits_of, measured
+from ctrans.examine.screening.screening_checks import (
+    STEP_QUANTITIES,
+    STEPS,
+    ScreeningStep,
+    findings_of,
+    limits_of,
+    measured,
+)
 from ctrans.examine.screening.updates import plan_updates
 from ctrans.measure.findings import Finding
 from ctrans.measure.walk import Attempt, DescribedModel, Instrument, Lane, own_loss, walk_lanes
@@ -74,7 +81,9 @@ class Screening:
 
     @property
     def findings(self) -> list[Finding]:
-        """The same as findings, most severe first. Findings about single parts are in `diagnosis`."""
+        """The same as findings, most severe first. Findings about single parts are in
+        `diagnosis`.
+        """
         return findings_of({name: step.quantities for name, step in self.steps.items()})
 
 
@@ -110,17 +119,24 @@ def screen(
     targets and the other text have different shapes, or the effort is unknown.
     """
     own = own_loss(model) is not None  # its targets may have any shape
-    for name, value in (("targets", tokens if own else targets), ("other text", tokens if other is None else other)):
+    for name, value in (
+        ("targets", tokens if own else targets),
+        ("other text", tokens if other is None else other),
+    ):
         if not isinstance(value, Tensor):
             raise ConfigError(f"the {name} is {shown(value)}: give a tensor of the tokens' shape")
         if value.shape != tokens.shape:
             raise ConfigError(
-                f"the {name} has shape {tuple(value.shape)} and the tokens {tuple(tokens.shape)}: give the same shape"
+                f"the {name} has shape {tuple(value.shape)} and the tokens {tuple(tokens.shape)}:"
+                " give the same shape"
             )
     state = model.embed(tokens[:1])
     if state.dtype not in (torch.float32, torch.float64):
         kind = str(state.dtype).removeprefix("torch.")
-        raise ConfigError(f"dtype {kind!r} is too coarse for singular values and certificates: use float32 or float64")
+        raise ConfigError(
+            f"dtype {kind!r} is too coarse for singular values and certificates: use float32 or"
+            " float64"
+        )
     if isinstance(effort, str):
         chosen = look_up("effort", effort, EFFORTS)
     else:
@@ -128,13 +144,22 @@ def screen(
     case = Case(model, tokens, targets, other, chosen, int(seed), trained)
     plans = {name: _or_verdict(partial(step.plan, case)) for name, step in STEPS.items()}
     lanes = _lanes(case, plans)
-    walk_lanes(model, lanes, progress=None if progress is None else lambda k: progress(f"segment {k}"))
+    walk_lanes(
+        model, lanes, progress=None if progress is None else lambda k: progress(f"segment {k}")
+    )
     if progress is not None and all(lane.targets is None for lane in lanes):
         for _ in model.depth.sublayers:
             progress("no way back")
-    guards = {id(each.instrument): each for lane in lanes for each in lane.instruments if isinstance(each, Attempt)}
+    guards = {
+        id(each.instrument): each
+        for lane in lanes
+        for each in lane.instruments
+        if isinstance(each, Attempt)
+    }
     steps = {
-        name: plan if isinstance(plan, StepVerdict) else _or_verdict(partial(_conclude, plan, guards))
+        name: (
+            plan if isinstance(plan, StepVerdict) else _or_verdict(partial(_conclude, plan, guards))
+        )
         for name, plan in plans.items()
     }
     return Screening(
@@ -150,7 +175,9 @@ def screen(
 
 
 def _or_verdict(function: Callable[[], Found]) -> Found | StepVerdict:
-    """The function's value, or the verdict "n/a" with the message of its ConfigError or SolveError."""
+    """The function's value, or the verdict "n/a" with the message of its ConfigError or
+    SolveError.
+    """
     try:
         return function()
     except (ConfigError, SolveError) as error:
@@ -159,7 +186,12 @@ def _or_verdict(function: Callable[[], Found]) -> Found | StepVerdict:
 
 def _conclude(plan: StepPlan, guards: Mapping[int, Attempt]) -> StepVerdict:
     """The plan's verdict. Raises ConfigError if an instrument that it needs failed."""
-    required = [each for instruments in plan.instruments.values() for each in instruments if not isinstance(each, Attempt)]
+    required = [
+        each
+        for instruments in plan.instruments.values()
+        for each in instruments
+        if not isinstance(each, Attempt)
+    ]
     for each in required:
         if (note := guards[id(each)].note) is not None:
             raise ConfigError(note)
@@ -189,7 +221,11 @@ def _lanes(case: Case, plans: Mapping[str, StepPlan | StepVerdict]) -> list[Lane
         first = together.setdefault(case.batch(name)[0].shape, name)
         if first != name:
             wanted[first] += wanted.pop(name)
-    return [lane_of_attempts(case.model, *case.batch(name), instruments) for name, instruments in wanted.items() if instruments]
+    return [
+        lane_of_attempts(case.model, *case.batch(name), instruments)
+        for name, instruments in wanted.items()
+        if instruments
+    ]
 
 
 @checked
@@ -200,5 +236,15 @@ def as_result(screenings: Mapping[str, Screening]) -> dict[str, Any]:
     models = {}
     for name, each in screenings.items():
         steps = {step: {**vars(found), "flags": found.flags} for step, found in each.steps.items()}
-        models[name] = {**vars(each), "flags": each.flags, "steps": steps, "findings": each.findings}
-    return {"quantities": {name: {**vars(each), **limits_of(name)} for name, each in measured().items()}, "models": models}
+        models[name] = {
+            **vars(each),
+            "flags": each.flags,
+            "steps": steps,
+            "findings": each.findings,
+        }
+    return {
+        "quantities": {
+            name: {**vars(each), **limits_of(name)} for name, each in measured().items()
+        },
+        "models": models,
+    }

@@ -24,14 +24,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctrans.examine.diagnosis.forward_instruments import LEAST_ENTROPY
-from ctrans.examine.diagnosis.shared_limits import COLLAPSED, GUESSING, LOSS_EXCESS, MOST_SIMILAR, SATURATED, WORST_EXCESS
+from ctrans.examine.diagnosis.shared_limits import (
+    COLLAPSED,
+    GUESSING,
+    LOSS_EXCESS,
+    MOST_SIMILAR,
+    SATURATED,
+    WORST_EXCESS,
+)
 from ctrans.measure.findings import OURS, Check, Checks, Finding, Reading, Severity
 
 MOST_DECIMALS = 1000.0
 """From this size on, a value has three digits instead of fixed decimals."""
 STEP = (
-    "a step is taken in the weights: with W times c the gradient is divided by c, so SGD's step moves the function by 1/c^2 and "
-    "Adam's by 1/c as much"
+    "a step is taken in the weights: with W times c the gradient is divided by c, so SGD's step"
+    " moves the function by 1/c^2 and Adam's by 1/c as much"
 )
 _CURVATURE = f"curvature is a second derivative by the weights, and {STEP}"
 
@@ -89,22 +96,36 @@ STEP_QUANTITIES: dict[str, dict[str, Quantity]] = {
         ),
     },
     "forward": {
-        "added by depth": Quantity("|X_D - Y_D|/|X_D|, Y the state without any sublayer: what the depth does to its input"),
+        "added by depth": Quantity(
+            "|X_D - Y_D|/|X_D|, Y the state without any sublayer: what the depth does to its input"
+        ),
         "growth": Quantity("log10 of rms X_D over rms X_0", decimals=2),
-        "growth exponent": Quantity("p of |X_k - Y_k| ~ k^p from the middle block to the end; 1/2 to 1 where layers are alike"),
-        "token similarity": Quantity("mean cosine between two tokens of a sequence in X_D", decimals=3),
+        "growth exponent": Quantity(
+            "p of |X_k - Y_k| ~ k^p from the middle block to the end; 1/2 to 1 where layers are"
+            " alike"
+        ),
+        "token similarity": Quantity(
+            "mean cosine between two tokens of a sequence in X_D", decimals=3
+        ),
         "loss over guessing": Quantity(LOSS_EXCESS, decimals=3),
         "|x| in weights": Quantity("k of mean|X_D| ~ c^k, every map times c, c large", decimals=3),
     },
     "backward": {
         "condition": Quantity(
-            "largest |J_i:D||X_i|/|X_D| over the measured blocks i, for the worst sequence (of 1 in a quick screening, else of up to "
-            "4): growth of relative changes"
+            "largest |J_i:D||X_i|/|X_D| over the measured blocks i, for the worst sequence (of 1 in"
+            " a quick screening, else of up to 4): growth of relative changes"
         ),
-        "log stretch": Quantity("mean of log sigma |X_0|/|X_D| over the singular values sigma of J_0:D, of the first sequence"),
-        "log stretch, deviation": Quantity("standard deviation of log sigma of J_0:D: 0 for an isometry"),
+        "log stretch": Quantity(
+            "mean of log sigma |X_0|/|X_D| over the singular values sigma of J_0:D, of the first"
+            " sequence"
+        ),
+        "log stretch, deviation": Quantity(
+            "standard deviation of log sigma of J_0:D: 0 for an isometry"
+        ),
         "|dv/dX| in weights": Quantity(
-            "k of |dv/dX| ~ c^k of the middle attention and the middle FFN, each by itself: its own map times c", decimals=3
+            "k of |dv/dX| ~ c^k of the middle attention and the middle FFN, each by itself: its own"
+            " map times c",
+            decimals=3,
         ),
     },
     "transport": {
@@ -113,48 +134,63 @@ STEP_QUANTITIES: dict[str, dict[str, Quantity]] = {
     },
     "attention": {
         "attention path": Quantity(
-            "largest |dX_k+1/dX_k through the attention rows||X_k|/|X_k+1| over the measured layers, for the worst "
-            "sequence (of 1 in a quick screening, else of up to 4)"
+            "largest |dX_k+1/dX_k through the attention rows||X_k|/|X_k+1| over the measured"
+            " layers, for the worst sequence (of 1 in a quick screening, else of up to 4)"
         ),
         "least entropy": Quantity(
-            "entropy of a row in nats, in the mean over tokens, for the head of all layers where it is least"
+            "entropy of a row in nats, in the mean over tokens, for the head of all layers where it"
+            " is least"
         ),
     },
     "updates": {
         "Adam, least": Quantity(
-            "least |dX_D/dW_k dW_k|/|X_D| over segments, one Adam step at lr 0.001 on the first sequence", STEP
+            "least |dX_D/dW_k dW_k|/|X_D| over segments, one Adam step at lr 0.001 on the first"
+            " sequence",
+            STEP,
         ),
         "Adam, largest": Quantity("largest of the same", STEP),
         "Adam, spread": Quantity("largest over least of the same", STEP),
         "SGD, least": Quantity(
-            "least |dX_D/dW_k dW_k|/|X_D| over segments, one step of gradient descent at lr 0.1 on the first sequence; it is in "
-            "proportion to the rate, and as no one rate is usual there is no upper limit",
+            "least |dX_D/dW_k dW_k|/|X_D| over segments, one step of gradient descent at lr 0.1 on"
+            " the first sequence; it is in proportion to the rate, and as no one rate is usual"
+            " there is no upper limit",
             STEP,
         ),
         "SGD, spread": Quantity("largest over least of the same", STEP),
         "weight size": Quantity(
-            "root mean square of all entries of the depth's matrices: a step of Adam at rate eta moves each by about eta", STEP
+            "root mean square of all entries of the depth's matrices: a step of Adam at rate eta"
+            " moves each by about eta",
+            STEP,
         ),
         "lr of SGD": Quantity(
-            "2/lambda_max of the Gauss-Newton matrix of the first sequence's loss: where gradient descent stops being stable",
+            "2/lambda_max of the Gauss-Newton matrix of the first sequence's loss: where gradient"
+            " descent stops being stable",
             _CURVATURE,
         ),
-        "lr of Adam": Quantity("38/lambda_max of Adam's preconditioned one: its edge of stability", _CURVATURE),
+        "lr of Adam": Quantity(
+            "38/lambda_max of Adam's preconditioned one: its edge of stability", _CURVATURE
+        ),
         "kernel rank": Quantity(
             "effective rank of the tangent kernel of up to 16 tokens' target logits",
-            "the kernel is of gradient descent in these weights: the share of each matrix in it changes with the gauge",
+            "the kernel is of gradient descent in these weights: the share of each matrix in it"
+            " changes with the gauge",
         ),
     },
 }
 """Quantities by step, in the order of the report."""
-QUANTITIES = {name: quantity for each in STEP_QUANTITIES.values() for name, quantity in each.items()}
+QUANTITIES = {
+    name: quantity for each in STEP_QUANTITIES.values() for name, quantity in each.items()
+}
 """Quantities by name."""
 
 _LESS = "add less per sublayer (--dt below 1)"
 _SMALLER = "Use smaller initial weights"
 _SCALED = f"{_SMALLER}, or {_LESS}."
 _NOTHING = (
-    "Attention and FFN add almost nothing to the state at the end, compared with what the norms alone make of its start.",
+    (
+        "Attention and FFN add almost nothing to the state at the end, compared with what the norms"
+        " alone make of its start."
+    ),
     "Use larger initial weights, add more per sublayer (--dt), or use a smaller embedding.",
 )
 _GROWS = "The state, or a small change of it, becomes far larger than at the start."
@@ -164,17 +200,28 @@ _FORGETS = (
     f"{_SCALED} More of the state then passes. Or use fewer blocks.",
 )
 _OUTRUNS = (
-    "If the weights grow, this figure grows faster than they do. It is no fault of the current weights: any stack of sublayers "
-    "without norms behaves this way.",
+    (
+        "If the weights grow, this figure grows faster than they do. It is no fault of the current"
+        " weights: any stack of sublayers without norms behaves this way."
+    ),
     "Add a norm before or behind each sublayer. Without one only weight decay limits the growth.",
 )
 _IDLE_STEP = (
     "A step of the optimiser on some sublayer moves almost nothing.",
-    "Use a larger learning rate for that layer, or larger initial weights. Look for dead gains with ctrans diagnose.",
+    (
+        "Use a larger learning rate for that layer, or larger initial weights. Look for dead gains"
+        " with ctrans diagnose."
+    ),
 )
 _UNEVEN = (
-    "A step of the optimiser moves the state by far more through some sublayers than through others.",
-    "Use learning rates by layer, or an initialisation that scales with depth (for ctrans's own GPT: --init, or --placement deepnorm).",
+    (
+        "A step of the optimiser moves the state by far more through some sublayers than through"
+        " others."
+    ),
+    (
+        "Use learning rates by layer, or an initialisation that scales with depth (for ctrans's own"
+        " GPT: --init, or --placement deepnorm)."
+    ),
 )
 
 
@@ -205,8 +252,10 @@ CHECKS = Checks(
             "explodes",
             (
                 _GROWS,
-                f"Add a norm behind each sublayer where there is none (for ctrans's own GPT: --placement peri), {_LESS}, or use smaller "
-                "initial weights.",
+                (
+                    "Add a norm behind each sublayer where there is none (for ctrans's own GPT:"
+                    f" --placement peri), {_LESS}, or use smaller initial weights."
+                ),
             ),
             high=2.0,
         ),
@@ -222,7 +271,9 @@ CHECKS = Checks(
             ("The loss is above that of equal probabilities.", GUESSING),
             high=WORST_EXCESS,
         ),
-        "states outrun weights": _rule("|x| in weights", "outruns weights", _OUTRUNS, high=1.25, severity="note"),
+        "states outrun weights": _rule(
+            "|x| in weights", "outruns weights", _OUTRUNS, high=1.25, severity="note"
+        ),
         "input is forgotten": _rule("condition", "forgets its input", _FORGETS, low=0.1),
         "small changes explode": _rule("condition", "explodes", _EXPLODES, high=100.0),
         "changes contract": _rule(
@@ -232,7 +283,10 @@ CHECKS = Checks(
             low=-5.0,
         ),
         "changes expand": _rule(
-            "log stretch", "expands", ("Most changes of the input grow on their way, relative to the state.", _SCALED), high=3.0
+            "log stretch",
+            "expands",
+            ("Most changes of the input grow on their way, relative to the state.", _SCALED),
+            high=3.0,
         ),
         "all changes alike": _rule(
             "log stretch, deviation",
@@ -249,24 +303,37 @@ CHECKS = Checks(
             ),
             high=3.0,
         ),
-        "sensitivity outruns weights": _rule("|dv/dX| in weights", "outruns weights", _OUTRUNS, high=1.25, severity="note"),
+        "sensitivity outruns weights": _rule(
+            "|dv/dX| in weights", "outruns weights", _OUTRUNS, high=1.25, severity="note"
+        ),
         "inputs become one": _rule("W_2 growth", "forgets its input", _FORGETS, low=0.01),
         "distances explode": _rule("W_2 growth", "explodes", _EXPLODES, high=100.0),
-        "distances outrun weights": _rule("W_2 in weights", "outruns weights", _OUTRUNS, high=1.25, severity="note"),
+        "distances outrun weights": _rule(
+            "W_2 in weights", "outruns weights", _OUTRUNS, high=1.25, severity="note"
+        ),
         "attention path explodes": _rule(
             "attention path",
             "explodes",
             (
                 "A small change of the state becomes far larger through the attention rows.",
-                "Make attention scores smaller: divide them by sqrt(d_head), add norms on queries and keys (for ctrans's own GPT: "
-                "--qk-norm rms), or use smaller W_Q and W_K.",
+                (
+                    "Make attention scores smaller: divide them by sqrt(d_head), add norms on"
+                    " queries and keys (for ctrans's own GPT: --qk-norm rms), or use smaller W_Q"
+                    " and W_K."
+                ),
             ),
             high=30.0,
         ),
         "heads saturate": _rule(
             "least entropy",
             "heads saturate",
-            ("In some layer the tokens of a head each read one other token, so its queries and keys hardly learn.", SATURATED),
+            (
+                (
+                    "In some layer the tokens of a head each read one other token, so its queries"
+                    " and keys hardly learn."
+                ),
+                SATURATED,
+            ),
             low=LEAST_ENTROPY,
         ),
         "Adam does not learn": _rule("Adam, least", "does not learn", _IDLE_STEP, low=1e-4),
@@ -275,7 +342,10 @@ CHECKS = Checks(
             "overshoots",
             (
                 "A step of the optimiser on one sublayer replaces the last state.",
-                "Use a lower learning rate or a longer warm-up, or a larger embedding, relative to which a step is smaller.",
+                (
+                    "Use a lower learning rate or a longer warm-up, or a larger embedding, relative"
+                    " to which a step is smaller."
+                ),
             ),
             high=10.0,
         ),

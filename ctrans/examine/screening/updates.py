@@ -56,16 +56,20 @@ def plan_updates(case: Case) -> StepPlan:
         if not max(adam.values):
             notes.insert(
                 0,
-                "no segment's step moves the state, because the loss has no gradient in their weights: check for a head of zeros",
+                "no segment's step moves the state, because the loss has no gradient in their"
+                " weights: check for a head of zeros",
             )
         errors: dict[str, float] = {}
         why = (
-            f"one step of Adam at lr {adam.learning_rate:g} on one segment's weights moves the state at the end by "
-            f"{three(min(adam.values))} "
-            f"to {three(max(adam.values))} of itself, to first order"
+            f"one step of Adam at lr {adam.learning_rate:g} on one segment's weights moves the"
+            f" state at the end by {three(min(adam.values))} to {three(max(adam.values))} of"
+            " itself, to first order"
         )
         if curvature is not None:
-            quantities["lr of SGD"], quantities["lr of Adam"] = curvature.plain.learning_rate, curvature.adam.learning_rate
+            quantities["lr of SGD"], quantities["lr of Adam"] = (
+                curvature.plain.learning_rate,
+                curvature.adam.learning_rate,
+            )
             quantities["kernel rank"] = curvature.kernel_rank
             for name, seen in (("lr of SGD", curvature.plain), ("lr of Adam", curvature.adam)):
                 if math.isfinite(seen.learning_rate):
@@ -73,11 +77,19 @@ def plan_updates(case: Case) -> StepPlan:
                 else:
                     errors[name] = 0.0
             why += (
-                f"; curvature lets gradient descent take lr {three(curvature.plain.learning_rate)} and Adam "
-                f"{three(curvature.adam.learning_rate)}, if the loss were quadratic"
+                f"; curvature lets gradient descent take lr {three(curvature.plain.learning_rate)}"
+                f" and Adam {three(curvature.adam.learning_rate)}, if the loss were quadratic"
             )
         figure = f"r = {three(min(adam.values))} to {three(max(adam.values))}"
-        return StepVerdict(judged(quantities, "moves"), figure, why, quantities, notes, UpdateStep(updates, curvature), errors)
+        return StepVerdict(
+            judged(quantities, "moves"),
+            figure,
+            why,
+            quantities,
+            notes,
+            UpdateStep(updates, curvature),
+            errors,
+        )
 
     return StepPlan({"part": [response, measured]}, conclude)
 
@@ -87,5 +99,7 @@ def weight_size(depth: nn.Module) -> float:
     matrices = [weight for weight in depth.parameters() if weight.dim() >= 2]
     count = sum(weight.numel() for weight in matrices)
     if count:
-        return math.sqrt(sum(weight.detach().double().square().sum().item() for weight in matrices) / count)
+        return math.sqrt(
+            sum(weight.detach().double().square().sum().item() for weight in matrices) / count
+        )
     return math.nan

@@ -75,7 +75,9 @@ def balanced_mass(p: Float[Tensor, "*rows entries"], *, tolerance: float = 1e-9)
     rows = p.detach().reshape(math.prod(p.shape[:-1]), p.shape[-1])
     masked = _check_rows(rows)
     counts = (rows != 0).sum(-1)
-    lower, upper = (torch.zeros(rows.shape[0], dtype=torch.float64, device=p.device) for _ in range(2))
+    lower, upper = (
+        torch.zeros(rows.shape[0], dtype=torch.float64, device=p.device) for _ in range(2)
+    )
     for chosen, count in _chunks(counts):
         heaviest = rows[chosen].double().topk(count, dim=-1).values
         heaviest = heaviest / heaviest.sum(-1, keepdim=True)
@@ -106,7 +108,9 @@ def smallest_difference(x: Float[Tensor, "rows entries"]) -> Float[Tensor, " row
 
 
 def _bracket(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Upper and lower bounds on delta, for rows (rows, entries) in descending order that sum to 1."""
+    """Upper and lower bounds on delta, for rows (rows, entries) in descending order that sum to
+    1.
+    """
     above = (2 * x.cumsum(-1) - 1).abs().amin(-1)
     below = torch.maximum(2 * x[:, 0] - 1, _parity(x)).clamp(min=0)
     index = torch.arange(x.shape[0], device=x.device)
@@ -126,7 +130,9 @@ def _bracket(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
     return above, torch.minimum(below, above)
 
 
-def _wide(index: Tensor, x: Tensor, above: Tensor, below: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+def _wide(
+    index: Tensor, x: Tensor, above: Tensor, below: Tensor, tolerance: float
+) -> tuple[Tensor, Tensor]:
     """The rows x, and their indices, whose bracket is still too wide."""
     wide = above[index].square() - below[index].square() > tolerance
     return index[wide], x[wide]
@@ -140,7 +146,11 @@ def _merge(x: Tensor) -> Tensor:
     top = x[:, :1]
     forced = (x > sums - 2 * top) & (torch.arange(x.shape[-1], device=x.device) > 0)
     merged = (top - torch.where(forced, x, 0.0).sum(-1, keepdim=True)).abs()
-    left = torch.cat([merged, torch.where(forced, 0.0, x)[:, 1:]], dim=-1).sort(-1, descending=True).values
+    left = (
+        torch.cat([merged, torch.where(forced, 0.0, x)[:, 1:]], dim=-1)
+        .sort(-1, descending=True)
+        .values
+    )
     if left.numel():
         return left[:, : int(_count(left).amax())]
     return left
@@ -166,7 +176,9 @@ def _search(x: Tensor, size: int) -> Tensor:
     place = torch.arange(size, device=x.device)
     found = []
     for chosen in (place * entries // size, (entries - size) // 2 + place):
-        others = (sums - signed.gather(-1, chosen.expand(len(PARTITIONS), -1, -1)).sum(-1)).gather(0, best)
+        others = (sums - signed.gather(-1, chosen.expand(len(PARTITIONS), -1, -1)).sum(-1)).gather(
+            0, best
+        )
         found.append(smallest_difference(torch.cat([x.gather(-1, chosen), others.T], dim=-1)))
     return torch.stack(found).amin(0)
 
@@ -241,15 +253,22 @@ def _chunks(counts: Tensor) -> Iterator[tuple[Tensor, int]]:
     """
     sizes, order = counts.sort()
     first = int((sizes == 0).sum())
-    ends = torch.searchsorted(sizes, torch.arange(1, EXACT + 1, device=sizes.device), right=True).tolist()
+    ends = torch.searchsorted(
+        sizes, torch.arange(1, EXACT + 1, device=sizes.device), right=True
+    ).tolist()
     while first < len(order):
-        end = next((end for end in ends if end > first), min(first + max(BUDGET // int(sizes[-1]), 1), len(order)))
+        end = next(
+            (end for end in ends if end > first),
+            min(first + max(BUDGET // int(sizes[-1]), 1), len(order)),
+        )
         yield order[first:end], int(sizes[end - 1])
         first = end
 
 
 def _check_rows(rows: Tensor) -> Tensor:
-    """A mask of the rows that are all zero. Raises ConfigError unless the others are distributions."""
+    """A mask of the rows that are all zero. Raises ConfigError unless the others are
+    distributions.
+    """
     wide = rows.double()
     sums = wide.sum(-1)
     masked = (wide == 0).all(-1)
@@ -263,6 +282,7 @@ def _check_rows(rows: Tensor) -> Tensor:
         if at.any():
             row = int(at.nonzero()[0])
             raise ConfigError(
-                f"row {row} {complaint} (sum {float(sums[row]):g}): give attention rows after the softmax, each a distribution"
+                f"row {row} {complaint} (sum {float(sums[row]):g}): give attention rows after the"
+                " softmax, each a distribution"
             )
     return masked

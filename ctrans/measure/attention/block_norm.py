@@ -82,7 +82,9 @@ def step_at(sublayer: Sublayer, h: float, x: RowsOfTokens, rows: RowIds) -> OneT
 
 
 @torch.no_grad()
-def gain_of_rows(linear: Linearisation, *, iterations: int = 8, generator: torch.Generator | None) -> float:
+def gain_of_rows(
+    linear: Linearisation, *, iterations: int = 8, generator: torch.Generator | None
+) -> float:
     """Lower bound on max_i sup of |sum_j J_ij h_j|_2 over tokens |h_j|_2 <= 1: |J|_{inf,rms ->
     inf,rms} of a map's Jacobian.
 
@@ -91,7 +93,11 @@ def gain_of_rows(linear: Linearisation, *, iterations: int = 8, generator: torch
     (rows, 1, width). Time and memory grow with the number of rows.
     """
     like = linear.y
-    y = torch.randn(len(like), like.shape[-1], dtype=like.dtype, generator=generator).to(like.device).unsqueeze(-2)
+    y = (
+        torch.randn(len(like), like.shape[-1], dtype=like.dtype, generator=generator)
+        .to(like.device)
+        .unsqueeze(-2)
+    )
     gains = torch.zeros(len(like), dtype=like.dtype, device=like.device)
     for _ in range(iterations):
         y = linear.push(unit(linear.pull(unit(y))))

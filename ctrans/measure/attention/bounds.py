@@ -69,10 +69,18 @@ def attention_theta(
 
 def largest_theta(attention: ExposesHeads, u: TokenRows, *, tolerance: float = 1e-9) -> list[float]:
     """The largest theta of each head's rows, from above."""
-    return attention_theta(attention, u, tolerance=tolerance).upper.movedim(-2, 0).flatten(1).amax(1).tolist()
+    return (
+        attention_theta(attention, u, tolerance=tolerance)
+        .upper.movedim(-2, 0)
+        .flatten(1)
+        .amax(1)
+        .tolist()
+    )
 
 
-def attention_bound(attention: ExposesHeads, b: float, theta: Sequence[float], *, biases: bool = True) -> Pathways:
+def attention_bound(
+    attention: ExposesHeads, b: float, theta: Sequence[float], *, biases: bool = True
+) -> Pathways:
     """Theorem 5.1: |W_O| sum_h (|V_h| + theta_h/tau B ((2 B |Q_h| + |b_Q,h|) |K_h| + |Q_h| |b_K,h|)
     |V_h| / sqrt(d_h)), theta_h the largest of head h's rows.
 
@@ -85,13 +93,18 @@ def attention_bound(attention: ExposesHeads, b: float, theta: Sequence[float], *
     """
     if attention.normalised_scores:
         raise ConfigError(
-            f"theorem 5.1 does not cover qk_norm, nor other scores that are not bilinear in the input{why_not(attention)}"
+            "theorem 5.1 does not cover qk_norm, nor other scores that are not bilinear in the"
+            f" input{why_not(attention)}"
         )
     value_path = attention_path = 0.0
     outs = []
     for largest, head in zip(theta, attention.head_matrices(), strict=True):
-        norm_q, norm_k, norm_v = (spectral_norm(matrix) for matrix in (head.query, head.key, head.value))
-        q_0, k_0 = (length(offset) if biases else 0.0 for offset in (head.query_offset, head.key_offset))
+        norm_q, norm_k, norm_v = (
+            spectral_norm(matrix) for matrix in (head.query, head.key, head.value)
+        )
+        q_0, k_0 = (
+            length(offset) if biases else 0.0 for offset in (head.query_offset, head.key_offset)
+        )
         value_path += norm_v
         scores = b * ((2 * b * norm_q + q_0) * norm_k + norm_q * k_0) / math.sqrt(len(head.query))
         attention_path += largest / attention.temperature * scores * norm_v
@@ -114,7 +127,10 @@ def local_attention_bound(attention: ExposesHeads, u: TokenRows) -> float:
     normalised queries and keys, whose scores are not bilinear.
     """
     if attention.normalised_scores:
-        raise ConfigError("the local bound does not cover qk_norm: it needs queries and keys that are linear in the input")
+        raise ConfigError(
+            "the local bound does not cover qk_norm: it needs queries and keys that are linear in"
+            " the input"
+        )
     x = u.double()
     theta = attention_theta(attention, u).upper.double()
     total = torch.zeros(x.shape[:-1], dtype=x.dtype, device=x.device)
@@ -139,7 +155,11 @@ def local_attention_bound(attention: ExposesHeads, u: TokenRows) -> float:
         values = enclosing_radius(x @ through.mT)
         scores = spectral_norm(query) * keys.unsqueeze(-1) + token_lengths(q) * spectral_norm(key)
         scale = attention.temperature * math.sqrt(len(query))
-        total = total + spectral_norm(through) + theta[..., index, :] / scale * values.unsqueeze(-1) * scores
+        total = (
+            total
+            + spectral_norm(through)
+            + theta[..., index, :] / scale * values.unsqueeze(-1) * scores
+        )
     return float(total.max())
 
 
@@ -152,7 +172,9 @@ def enclosing_radius(x: TokenRows) -> PerBatch:
     for step in range(STEPS):
         apart = token_lengths(x - centre)
         radius = torch.minimum(radius, apart.amax(-1))
-        farthest = x.gather(-2, apart.argmax(-1)[..., None, None].expand(*x.shape[:-2], 1, x.shape[-1]))
+        farthest = x.gather(
+            -2, apart.argmax(-1)[..., None, None].expand(*x.shape[:-2], 1, x.shape[-1])
+        )
         centre = centre + (farthest - centre) / (step + 2)
     return radius
 
@@ -183,19 +205,35 @@ def step_bound(sublayer: Sublayer, h: float, x: TokenRows) -> BothBounds:
     eps = 0). Raises ConfigError for residuals that are not linear in the map's output.
     """
     if sublayer.image is not None or sublayer.streams > 1:
-        raise ConfigError("theorems 5.2 and 5.3 need a residual of one stream that is linear in the map's output")
+        raise ConfigError(
+            "theorems 5.2 and 5.3 need a residual of one stream that is linear in the map's output"
+        )
     u = sublayer.given(x)
-    norms = ((sublayer.input_norm, x), (sublayer.output_norm, sublayer.field(u)), (sublayer.state_norm, x + h * sublayer(x)))
+    norms = (
+        (sublayer.input_norm, x),
+        (sublayer.output_norm, sublayer.field(u)),
+        (sublayer.state_norm, x + h * sublayer(x)),
+    )
     # parallel branches add
-    maps = [(branch.steepest, _map_bound(branch.field, branch.given(u))) for branch in sublayer.branches.values()]
+    maps = [
+        (branch.steepest, _map_bound(branch.field, branch.given(u)))
+        for branch in sublayer.branches.values()
+    ]
 
     def whole(bounds: Sequence[float], slopes: Sequence[float]) -> float:
         *inner, outer = slopes
-        return outer * (1 + h * math.prod([sublayer.largest_gain, sublayer.input_scale, math.fsum(bounds), *inner]))
+        return outer * (
+            1
+            + h
+            * math.prod([sublayer.largest_gain, sublayer.input_scale, math.fsum(bounds), *inner])
+        )
 
     return BothBounds(
         whole([s * both.own for s, both in maps], [norm_slope(norm, at) for norm, at in norms]),
-        whole([s * both.printed for s, both in maps], [1.0 if norm is None else norm.steepest for norm, _ in norms]),
+        whole(
+            [s * both.printed for s, both in maps],
+            [1.0 if norm is None else norm.steepest for norm, _ in norms],
+        ),
     )
 
 
@@ -206,7 +244,13 @@ def _map_bound(field: object, u: Tensor) -> BothBounds:
         return BothBounds(field.lipschitz(largest), field.lipschitz(largest, printed=True))
     if isinstance(field, ExposesHeads):
         theta = largest_theta(field, u, tolerance=1e-3)
-        return BothBounds(*(attention_bound(field, largest, theta, biases=biases).bound for biases in (True, False)))
+        return BothBounds(
+            *(
+                attention_bound(field, largest, theta, biases=biases).bound
+                for biases in (True, False)
+            )
+        )
     raise ConfigError(
-        f"no Lipschitz bound is known for a field of type {type(field).__name__}: it has no method lipschitz(){why_not(field)}"
+        f"no Lipschitz bound is known for a field of type {type(field).__name__}: it has no method"
+        f" lipschitz(){why_not(field)}"
     )

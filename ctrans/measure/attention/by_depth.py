@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 from ctrans.base.shapes import SequenceRows, UnbatchedRows
 from ctrans.dynamics.depth import Depth, spread
-from ctrans.dynamics.fields import ExposesHeads, ExposesWeights, mixes_tokens, reference_kernels, spectral_norm, why_not
+from ctrans.dynamics.fields import (
+    ExposesHeads,
+    ExposesWeights,
+    mixes_tokens,
+    reference_kernels,
+    spectral_norm,
+    why_not,
+)
 from ctrans.measure.attention.attention_path import attention_path_gain
 from ctrans.measure.attention.block_norm import gain_of_rows, map_at, one_for_each, step_at
 from ctrans.measure.attention.bounds import (
@@ -99,7 +106,13 @@ class AttentionByDepth(Instrument):
     does not cover them. Raises ConfigError for attention that does not expose its heads.
     """
 
-    def __init__(self, segments: Collection[int] | None = None, *, seed: int = 0, tolerance: float = TOLERANCE):
+    def __init__(
+        self,
+        segments: Collection[int] | None = None,
+        *,
+        seed: int = 0,
+        tolerance: float = TOLERANCE,
+    ):
         self.segments = segments
         self.seed = seed
         self.tolerance = tolerance
@@ -117,7 +130,9 @@ class AttentionByDepth(Instrument):
             self.found.append(_layer(at, padding, self._generator, self.tolerance))
 
 
-def attention_layers(depth: Depth, states: Sequence[SequenceRows], *, seed: int = 0) -> list[AttentionLayer]:
+def attention_layers(
+    depth: Depth, states: Sequence[SequenceRows], *, seed: int = 0
+) -> list[AttentionLayer]:
     """`AttentionByDepth` along given states."""
     found: list[AttentionLayer] = observe(depth, states, [AttentionByDepth(seed=seed)])[0]
     return found
@@ -158,37 +173,53 @@ class BlockBoundsByDepth(Instrument):
         parts = [self._depth.sublayers[at.k - place + p] for p in range(per_block)]
         step = partial(at.sublayer.step, dt=at.h)
         # from the last map on that mixes tokens, the measured tokens alone are enough
-        if place == max((p for p, part in enumerate(parts) if mixes_tokens(part.field, part.kind)), default=0):
+        if place == max(
+            (p for p, part in enumerate(parts) if mixes_tokens(part.field, part.kind)), default=0
+        ):
             step = partial(step_at, at.sublayer, at.h, rows=self._rows)
         with reference_kernels(at.sublayer):
             self._graphs.append(linearise(step, state))
         if place == per_block - 1:
-            measured = gain_of_rows(compose(self._graphs), iterations=self.iterations, generator=self._generator)
+            measured = gain_of_rows(
+                compose(self._graphs), iterations=self.iterations, generator=self._generator
+            )
             bound, printed = map(math.prod, zip(*self._bounds, strict=True))
             self.found.append(BlockLayer(block, bound, printed, measured, _ratio(bound, measured)))
             self._graphs = []  # they hold the block's weights
 
 
-def block_layers(depth: Depth, states: Sequence[SequenceRows], *, iterations: int = 8, seed: int = 0) -> list[BlockLayer]:
+def block_layers(
+    depth: Depth, states: Sequence[SequenceRows], *, iterations: int = 8, seed: int = 0
+) -> list[BlockLayer]:
     """`BlockBoundsByDepth` along given states."""
-    found: list[BlockLayer] = observe(depth, states, [BlockBoundsByDepth(iterations=iterations, seed=seed)])[0]
+    found: list[BlockLayer] = observe(
+        depth, states, [BlockBoundsByDepth(iterations=iterations, seed=seed)]
+    )[0]
     return found
 
 
 def sensitivity_growth(layers: Sequence[AttentionLayer]) -> dict[str, float]:
-    """Change of each part of log S from the first finite attention layer to the last (Emadi, E.6)."""
+    """Change of each part of log S from the first finite attention layer to the last (Emadi,
+    E.6).
+    """
     finite = [layer.log_sensitivity for layer in layers if layer.finite]
     if finite:
         return {name: finite[-1][name] - finite[0][name] for name in finite[0]}
     return {}
 
 
-def _layer(at: StepContext, padding: Tensor | None, generator: torch.Generator, tolerance: float) -> AttentionLayer:
+def _layer(
+    at: StepContext, padding: Tensor | None, generator: torch.Generator, tolerance: float
+) -> AttentionLayer:
     sublayer = at.sublayer
     x = at.x.detach()
     assert sublayer.attention is not None, "asked of attention alone"
     field = sublayer.attention.field
-    if not (isinstance(field, ExposesHeads) and isinstance(field, ExposesWeights) and isinstance(field, nn.Module)):
+    if not (
+        isinstance(field, ExposesHeads)
+        and isinstance(field, ExposesWeights)
+        and isinstance(field, nn.Module)
+    ):
         raise ConfigError(
             "theta and theorem 5.1 need each head's rows and matrices, which attention of type "
             f"{type(field).__name__} does not expose{why_not(field)}"
@@ -199,7 +230,9 @@ def _layer(at: StepContext, padding: Tensor | None, generator: torch.Generator, 
         return AttentionLayer(at.k, False, unknown, unknown, unknown)
     mass = attention_theta(field, u, padding)
     # heads first, then rows; masked rows do not count
-    lower, upper, masked = (part.movedim(-2, 0).flatten(1) for part in (mass.lower, mass.upper, mass.masked))
+    lower, upper, masked = (
+        part.movedim(-2, 0).flatten(1) for part in (mass.lower, mass.upper, mass.masked)
+    )
     highest = upper.amax(1)
     lowest = torch.where(masked, math.inf, lower).amin(1)
     mean = lower.sum(1) / (~masked).sum(1)
@@ -221,8 +254,14 @@ def _layer(at: StepContext, padding: Tensor | None, generator: torch.Generator, 
     with reference_kernels(sublayer):
         linear = linearise(lambda u: map_at(field, "attention", u, rows), one_for_each(rows, first))
     measured = gain_of_rows(linear, generator=generator)
-    product = math.prod(spectral_norm(matrix.weight) for matrix in field.matrices() if matrix.role != "gate")
-    logs = {"theta": _log(float(highest.max()) / field.temperature), "B": 2 * _log(b), "G": _log(product)}
+    product = math.prod(
+        spectral_norm(matrix.weight) for matrix in field.matrices() if matrix.role != "gate"
+    )
+    logs = {
+        "theta": _log(float(highest.max()) / field.temperature),
+        "B": 2 * _log(b),
+        "G": _log(product),
+    }
     return AttentionLayer(
         index=at.k,
         finite=True,
@@ -249,7 +288,9 @@ def _layer(at: StepContext, padding: Tensor | None, generator: torch.Generator, 
 
 
 def _looked_at(x: Tensor) -> tuple[UnbatchedRows, Int[Tensor, " rows"]]:
-    """The first sequence, and the indices of the output tokens at which local values are measured."""
+    """The first sequence, and the indices of the output tokens at which local values are
+    measured.
+    """
     if x.dim() > 2:
         first = x.flatten(0, -3)[0]
     else:

@@ -18,7 +18,11 @@ from ctrans.dynamics.depth import spread
 from ctrans.dynamics.fields import reference_kernels
 from ctrans.measure.backward.parameter_gradients import requiring_gradients
 from ctrans.measure.backward.sensitivity import ALL_AT_ONCE
-from ctrans.measure.backward.singular_values import Linearisation, jacobian_products, leading_singular
+from ctrans.measure.backward.singular_values import (
+    Linearisation,
+    jacobian_products,
+    leading_singular,
+)
 from ctrans.measure.walk import Instrument, Model, Turn, check_targets, own_loss
 from solvers import ConfigError, Finite, SolveError, checked
 
@@ -96,19 +100,24 @@ class GaussNewton(Instrument):
         if model.depth.streamed:
             raise ConfigError(f"the Gauss-Newton matrix is {ALL_AT_ONCE}")
         if own_loss(model) is not None:
-            raise ConfigError("the Gauss-Newton matrix needs a cross-entropy of logits, and this model has another loss")
+            raise ConfigError(
+                "the Gauss-Newton matrix needs a cross-entropy of logits, and this model has"
+                " another loss"
+            )
         if not math.isfinite(at.loss):
             raise SolveError("the loss is not finite, so its curvature is undefined")
         self.found = curvature(model, at.tokens, at.targets)
 
 
 @checked
-def curvature(model: Model, tokens: Tensor, targets: Tensor, *, tolerance: float = TOLERANCE) -> Curvature:
+def curvature(
+    model: Model, tokens: Tensor, targets: Tensor, *, tolerance: float = TOLERANCE
+) -> Curvature:
     """`GaussNewton` at these tokens and targets. Targets of -1 do not count."""
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"a {type(model).__name__} is no nn.Module, so its weights are unknown and its attention cannot switch to a kernel with "
-            "second derivatives: give an nn.Module"
+            f"a {type(model).__name__} is no nn.Module, so its weights are unknown and its"
+            " attention cannot switch to a kernel with second derivatives: give an nn.Module"
         )
     check_targets(model, tokens, targets)
     weights = [weight for weight in model.parameters() if weight.is_floating_point()]
@@ -188,11 +197,15 @@ class _Logits:
             e[row, self.targets[row]] += 1
             outputs.append(e)
         moved = (self.push(self.pull(e)) for e in outputs)
-        kernel = torch.stack([torch.stack([(each * other).sum() for other in outputs]) for each in moved])
+        kernel = torch.stack(
+            [torch.stack([(each * other).sum() for other in outputs]) for each in moved]
+        )
         return (kernel + kernel.mT) / 2
 
 
-def _spectrum(logits: _Logits, scales: Sequence[Tensor] | None, allowed: float, tolerance: float) -> Spectrum:
+def _spectrum(
+    logits: _Logits, scales: Sequence[Tensor] | None, allowed: float, tolerance: float
+) -> Spectrum:
     """lambda_max by Rayleigh-Ritz: the square of the largest singular value of B' J P^-1/2, to half
     the tolerance.
     """

@@ -42,19 +42,27 @@ class LogSingularValues:
     lost: float
 
 
-def depth_spectrum(depth: Depth, graphs: StepGraphs, *, probes: int | None = None, steps: int = 48) -> LogSingularValues:
+def depth_spectrum(
+    depth: Depth, graphs: StepGraphs, *, probes: int | None = None, steps: int = 48
+) -> LogSingularValues:
     """`log_singular_values` of J_{0:D} = dX_D/dX_0. `graphs` must have been in a finished walk.
 
     Raises ConfigError if weights are made on demand, SolveError if states are not finite.
     """
     if depth.streamed:
         raise ConfigError(f"the spectrum of J_0:D is {ALL_AT_ONCE}")
-    return log_singular_values(compose(graphs.finite_steps("J_0:D has no spectrum")), probes=probes, steps=steps)
+    return log_singular_values(
+        compose(graphs.finite_steps("J_0:D has no spectrum")), probes=probes, steps=steps
+    )
 
 
 @torch.no_grad()
 def log_singular_values(
-    linear: Linearisation, *, probes: int | None = None, steps: int = 24, generator: torch.Generator | None = None
+    linear: Linearisation,
+    *,
+    probes: int | None = None,
+    steps: int = 24,
+    generator: torch.Generator | None = None,
 ) -> LogSingularValues:
     """1/n sum_i g(sigma_i) for g = log and log^2, by stochastic Lanczos quadrature (Ubaru, Chen and
     Saad 2017).
@@ -72,25 +80,45 @@ def log_singular_values(
     resolved. In measured cases a third of these doublings was missing. Raises ConfigError for
     counts below 1, SolveError if J is not finite or zero.
     """
-    probes = check_count("probes", (1 if linear.x.numel() >= ONE_SUFFICES else 2) if probes is None else probes)
+    probes = check_count(
+        "probes", (1 if linear.x.numel() >= ONE_SUFFICES else 2) if probes is None else probes
+    )
     check_count("steps", steps)
     generator = generator or torch.Generator().manual_seed(0)
-    drawn = torch.randn(probes, *linear.x.shape, generator=generator, dtype=linear.x.dtype).to(linear.x.device)
+    drawn = torch.randn(probes, *linear.x.shape, generator=generator, dtype=linear.x.dtype).to(
+        linear.x.device
+    )
     rules = [_lanczos(linear, z, min(steps, z.numel())) for z in drawn]
     quadratures = [_rule(*rule) for rule in rules]
     top = max(float(nodes.max()) for nodes, _ in quadratures)
     if not 0 < top < math.inf:
-        raise SolveError("the Jacobian of the depth is zero or not finite, so that its singular values have no logarithm")
+        raise SolveError(
+            "the Jacobian of the depth is zero or not finite, so that its singular values have no"
+            " logarithm"
+        )
     kept = [_kept(*each, top) for each in quadratures]
     moments = torch.stack([_moments(*each) for each in kept])
     mean, deviation = _statistics(moments.mean(0))
     errors = torch.stack([_standard_errors(*each) for each in kept]).mean(0)
     errors = errors / math.sqrt(probes * (linear.x.numel() + 2) / 2)
-    if all(len(alpha) == steps < linear.x.numel() for alpha, _ in rules):  # else the quadrature is exact
-        half = torch.stack([_moments(*_kept(*_rule(alpha[: (steps + 1) // 2], beta), top)) for alpha, beta in rules]).mean(0)
+    if all(
+        len(alpha) == steps < linear.x.numel() for alpha, _ in rules
+    ):  # else the quadrature is exact
+        half = torch.stack(
+            [
+                _moments(*_kept(*_rule(alpha[: (steps + 1) // 2], beta), top))
+                for alpha, beta in rules
+            ]
+        ).mean(0)
         changed = torch.tensor([mean, deviation]) - torch.tensor(_statistics(half))
         errors = torch.maximum(errors, changed.abs() * max(1.0, math.log2(1 / (FLOOR * steps)) / 3))
-    return LogSingularValues(mean, float(errors[0]), deviation, float(errors[1]), max(0.0, 1 - float(moments[:, 0].mean())))
+    return LogSingularValues(
+        mean,
+        float(errors[0]),
+        deviation,
+        float(errors[1]),
+        max(0.0, 1 - float(moments[:, 0].mean())),
+    )
 
 
 def _statistics(moments: Tensor) -> tuple[float, float]:
@@ -142,8 +170,8 @@ def _kept(nodes: Tensor, weights: Tensor, top: float) -> tuple[Tensor, Tensor]:
 
 
 def _standard_errors(weights: Tensor, logs: Tensor) -> Tensor:
-    """The standard errors of the mean m and the deviation s of one probe, times sqrt((n + 2)/2). nan
-    if all nodes count as zero.
+    """The standard errors of the mean m and the deviation s of one probe, times sqrt((n + 2)/2).
+    nan if all nodes count as zero.
 
     For z uniform on the unit sphere of R^n the variance of z'Az is 2/(n + 2) (tr A^2/n - (tr
     A/n)^2). To first order the error of m is z' (log sigma - m) z/w and that of s is z' ((log sigma

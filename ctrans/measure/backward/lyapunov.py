@@ -1,4 +1,6 @@
-"""Lyapunov exponents along depth: the rates at which small perturbations of the hidden state grow."""
+"""Lyapunov exponents along depth: the rates at which small perturbations of the hidden state
+grow.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,13 @@ class LyapunovExponents(Instrument):
     the same lane.
     """
 
-    def __init__(self, *, count: int = 4, generator: torch.Generator | None = None, graphs: StepGraphs | None = None):
+    def __init__(
+        self,
+        *,
+        count: int = 4,
+        generator: torch.Generator | None = None,
+        graphs: StepGraphs | None = None,
+    ):
         self.count = check_count("count", count)
         self.graphs = graphs
         self.state = (generator or torch.Generator().manual_seed(0)).get_state()
@@ -54,7 +62,9 @@ class LyapunovExponents(Instrument):
         self._count = min(self.count, tokens * width)
         generator = torch.Generator()
         generator.set_state(self.state)  # the same Q_0 in every walk
-        drawn = torch.randn(*batch, tokens * width, self._count, generator=generator, dtype=x0.dtype)
+        drawn = torch.randn(
+            *batch, tokens * width, self._count, generator=generator, dtype=x0.dtype
+        )
         self._q = torch.linalg.qr(drawn.to(x0.device)).Q
         self._growth: list[Tensor] = []
 
@@ -66,7 +76,10 @@ class LyapunovExponents(Instrument):
             else:
                 step = self.graphs.of(at)
             assert step is not None, "the state was found finite"
-            moved = [step.push(column.reshape(step.x.shape)).reshape(column.shape) for column in self._q.unbind(-1)]
+            moved = [
+                step.push(column.reshape(step.x.shape)).reshape(column.shape)
+                for column in self._q.unbind(-1)
+            ]
             self._q, r = torch.linalg.qr(torch.stack(moved, -1))
             self._growth.append(r.diagonal(dim1=-2, dim2=-1).abs().log())
 
@@ -85,7 +98,9 @@ class LyapunovExponents(Instrument):
             deviations = rates.std(0)
         else:
             deviations = torch.zeros_like(rates[0])
-        return Lyapunov(rates.mean(0).tolist(), deviations.tolist(), each.mean(1).tolist(), time, note)
+        return Lyapunov(
+            rates.mean(0).tolist(), deviations.tolist(), each.mean(1).tolist(), time, note
+        )
 
 
 def lyapunov(
@@ -96,5 +111,7 @@ def lyapunov(
     generator: torch.Generator | None = None,
 ) -> Lyapunov:
     """`LyapunovExponents` alone."""
-    found: Lyapunov = walk_depth(depth, x0, [LyapunovExponents(count=count, generator=generator)])[0]
+    found: Lyapunov = walk_depth(depth, x0, [LyapunovExponents(count=count, generator=generator)])[
+        0
+    ]
     return found

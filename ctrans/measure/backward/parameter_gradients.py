@@ -18,7 +18,14 @@ from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.fields import ExposesWeights, Role
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.dynamics.weights.on_demand import OnDemand, weights_of
-from ctrans.measure.walk import Instrument, Model, ModelOfModules, StepContextBack, Turn, terminal_loss
+from ctrans.measure.walk import (
+    Instrument,
+    Model,
+    ModelOfModules,
+    StepContextBack,
+    Turn,
+    terminal_loss,
+)
 from solvers import ConfigError, Map
 
 NAMES: dict[Role, str] = {
@@ -78,7 +85,10 @@ class ParameterGradients(Instrument):
     def head(self, model: Model, at: Turn) -> None:
         """Keeps the gradients of weights that the embedding shares, and the norm of the others."""
         if not isinstance(model, ModelOfModules):
-            raise ConfigError(f"a {type(model).__name__} has no modules, so its weights are unknown: give an nn.Module")
+            raise ConfigError(
+                f"a {type(model).__name__} has no modules, so its weights are unknown: give an"
+                " nn.Module"
+            )
         self._loss = at.loss
         self._outside = outside(model)
         with tracked(self._outside) as weights, torch.enable_grad():
@@ -86,7 +96,11 @@ class ParameterGradients(Instrument):
             embedding = {key for key, weight in weights.items() if id(weight) in used}
         with tracked(self._outside) as weights:
             self._tied = pulled(lambda x: terminal_loss(model, x, at.targets), at.x, None, weights)
-        alone = [key for key, gradient in self._tied.items() if key not in embedding or not gradient.any()]
+        alone = [
+            key
+            for key, gradient in self._tied.items()
+            if key not in embedding or not gradient.any()
+        ]
         self._untied = _norm(self._tied.pop(key) for key in alone)
 
     def backward(self, at: StepContextBack) -> None:
@@ -94,13 +108,17 @@ class ParameterGradients(Instrument):
 
     def embedding(self, model: Model, tokens: Tensor, p: Tensor) -> None:
         with tracked(self._outside) as weights:
-            through = pulled(lambda zero: model.embed(tokens) + zero, torch.zeros_like(p), p, weights)
+            through = pulled(
+                lambda zero: model.embed(tokens) + zero, torch.zeros_like(p), p, weights
+            )
         for key, before in self._tied.items():
             through[key] = before + through[key]
         self._tied = through
 
     def figures(self) -> Gradients:
-        return Gradients(self._loss, self._sublayers, math.hypot(self._untied, _norm(self._tied.values())))
+        return Gradients(
+            self._loss, self._sublayers, math.hypot(self._untied, _norm(self._tied.values()))
+        )
 
 
 def leaves(x: Tensor) -> set[int]:
@@ -132,17 +150,23 @@ def _of_sublayer(at: StepContextBack) -> SublayerGradient:
             y = sublayer.step(at.x.detach().requires_grad_(), at.h)  # a detached map has gradient 0
             for name, weight in weights.items():
                 # one at a time: all gradients together are as large as the weights
-                (gradient,) = torch.autograd.grad(y, weight, at.p, retain_graph=True, materialize_grads=True)
+                (gradient,) = torch.autograd.grad(
+                    y, weight, at.p, retain_graph=True, materialize_grads=True
+                )
                 norms.append(_norm([gradient]))
                 # several matrices can have one role
                 for matrix, size in _by_matrix(sublayer, name, weight, gradient, norms[-1]).items():
                     by_matrix[matrix] = math.hypot(by_matrix.get(matrix, 0.0), size)
                 del gradient
-        return SublayerGradient(sublayer.kind, by_matrix, math.sqrt(math.fsum(n * n for n in norms)))
+        return SublayerGradient(
+            sublayer.kind, by_matrix, math.sqrt(math.fsum(n * n for n in norms))
+        )
 
 
 @torch.enable_grad()
-def pulled(function: Map, x: Tensor, p: Tensor | None, weights: Mapping[Hashable, Tensor]) -> dict[Hashable, Tensor]:
+def pulled(
+    function: Map, x: Tensor, p: Tensor | None, weights: Mapping[Hashable, Tensor]
+) -> dict[Hashable, Tensor]:
     """(dy/dW)' p of each weight for y = function(x), with p = 1 if it is None."""
     x = x.detach().requires_grad_()
     y = function(x)
@@ -156,14 +180,20 @@ def used_weights(sublayer: Sublayer) -> dict[str, Tensor]:
     """The sublayer's weights by name: parameters, weights on demand, and theta(s) in place of its
     coefficients.
     """
-    free = {name: weight for name, weight in weights_of(sublayer).items() if "parametrizations." not in name}
+    free = {
+        name: weight
+        for name, weight in weights_of(sublayer).items()
+        if "parametrizations." not in name
+    }
     functions = {
         f"{path}.{name}": getattr(part, name)
         for path, part in sublayer.named_modules()
         if parametrize.is_parametrized(part)
         for name in part.parametrizations
     }
-    return {name: weight for name, weight in (free | functions).items() if weight.is_floating_point()}
+    return {
+        name: weight for name, weight in (free | functions).items() if weight.is_floating_point()
+    }
 
 
 def outside(model: ModelOfModules) -> list[nn.Module]:
@@ -213,7 +243,9 @@ def tracked(modules: Iterable[nn.Module]) -> Iterator[dict[Hashable, Tensor]]:
 
 
 @torch.no_grad()
-def _by_matrix(sublayer: Sublayer, name: str, weight: Tensor, gradient: Tensor, size: float) -> dict[str, float]:
+def _by_matrix(
+    sublayer: Sublayer, name: str, weight: Tensor, gradient: Tensor, size: float
+) -> dict[str, float]:
     """The norms of a weight's gradient by the matrices that the map exposes of it, else by its name
     if it is a matrix. `size` is the norm of the whole gradient.
     """
@@ -226,11 +258,17 @@ def _by_matrix(sublayer: Sublayer, name: str, weight: Tensor, gradient: Tensor, 
     try:
         weight.data = gradient  # the map itself then cuts the gradient into matrices
         for matrix in sublayer.field.matrices():
-            if matrix.copied is weight or matrix.weight.untyped_storage().data_ptr() == gradient.untyped_storage().data_ptr():
+            if (
+                matrix.copied is weight
+                or matrix.weight.untyped_storage().data_ptr()
+                == gradient.untyped_storage().data_ptr()
+            ):
                 role = NAMES[matrix.role]
                 # an exposed matrix may be scaled, but the gradient is of the unscaled weight
                 whole = matrix.weight.numel() == gradient.numel()
-                found[role] = math.hypot(found.get(role, 0.0), size if whole else _norm([matrix.weight]))
+                found[role] = math.hypot(
+                    found.get(role, 0.0), size if whole else _norm([matrix.weight])
+                )
         return found
     finally:
         weight.data = kept

@@ -17,7 +17,13 @@ from ctrans.base.shapes import TokenRows
 from ctrans.dynamics.depth import Depth, spread
 from ctrans.dynamics.fields import mixes_tokens, reference_kernels
 from ctrans.dynamics.sublayer import Sublayer
-from ctrans.measure.backward.singular_values import Linearisation, Singular, compose, leading_singular, linearise
+from ctrans.measure.backward.singular_values import (
+    Linearisation,
+    Singular,
+    compose,
+    leading_singular,
+    linearise,
+)
 from ctrans.measure.walk import Instrument, SegmentCallback, StepContext, walk_depth
 from solvers import ConfigError, SolveError
 from solvers.run import finite
@@ -105,7 +111,10 @@ class Sensitivities(Instrument):
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         blocks = depth.blocks
-        self._depth, self._looked_at = depth, set(spread(blocks, blocks if self.starts is None else self.starts))
+        self._depth, self._looked_at = (
+            depth,
+            set(spread(blocks, blocks if self.starts is None else self.starts)),
+        )
         if depth.streamed:
             self._wanted = set[int]()
         else:
@@ -117,12 +126,18 @@ class Sensitivities(Instrument):
         self._done = itertools.count(1)
 
     def forward(self, at: StepContext) -> None:
-        self.sublayers.append(self._told(sublayer_sensitivity(at.sublayer, at.x, tolerance=self.tolerance)))
+        self.sublayers.append(
+            self._told(sublayer_sensitivity(at.sublayer, at.x, tolerance=self.tolerance))
+        )
         per_block = self._depth.per_block
         block, place = divmod(at.k, per_block)
         looked_at = block in self._looked_at
         if looked_at or self._wanted:
-            self._steps.append(linearised_step(at.sublayer, at.h, at.x) if self.graphs is None else self.graphs.of(at))
+            self._steps.append(
+                linearised_step(at.sublayer, at.h, at.x)
+                if self.graphs is None
+                else self.graphs.of(at)
+            )
         if place == per_block - 1:
             # the last block is also J_{D-1:D}, which needs each sequence to the tolerance
             last = bool(self._wanted) and block == self._depth.blocks - 1
@@ -178,8 +193,11 @@ class Sensitivities(Instrument):
                 else:
                     guess = None
             products.insert(0, self._told(found))
-            conditions.insert(0, [] if leading is None else _conditions(leading, self._sizes[i], self._sizes[-1]))
-            # the left singular vectors of J_{i:D} change little with i; one pull gives the right ones
+            conditions.insert(
+                0, [] if leading is None else _conditions(leading, self._sizes[i], self._sizes[-1])
+            )
+            # the left singular vectors of J_{i:D} change little with i; one pull gives the right
+            # ones
             on = i > min(wanted - known.keys(), default=i)
             if on:
                 before = _chain(self._steps[(i - 1) * per_block : i * per_block])
@@ -191,13 +209,20 @@ class Sensitivities(Instrument):
                 guess = before.pull(guess)
         return SensitivityByDepth(self.sublayers, self._blocks, products, conditions)
 
-    def _of_chain(self, steps: Steps, guess: Tensor | None = None, *, each: bool) -> tuple[Sensitivity, Singular | None]:
+    def _of_chain(
+        self, steps: Steps, guess: Tensor | None = None, *, each: bool
+    ) -> tuple[Sensitivity, Singular | None]:
         """|J|_2 of the steps one after another, with the triplets of each sequence if all steps
         exist.
         """
         whole = _chain(steps)
         if whole is None:
-            return Sensitivity(None, None, 0, f"the state is not finite {steps.index(None)} sublayers on"), None
+            return (
+                Sensitivity(
+                    None, None, 0, f"the state is not finite {steps.index(None)} sublayers on"
+                ),
+                None,
+            )
         found = leading_singular(whole, each=each, tolerance=self.tolerance, start=guess)
         return summary(found), found
 
@@ -216,7 +241,9 @@ def backward_sensitivity(
     progress: SegmentCallback | None = None,
 ) -> SensitivityByDepth:
     """`Sensitivities` alone."""
-    found: SensitivityByDepth = walk_depth(depth, x0, [Sensitivities(tolerance=tolerance, starts=starts, progress=progress)])[0]
+    found: SensitivityByDepth = walk_depth(
+        depth, x0, [Sensitivities(tolerance=tolerance, starts=starts, progress=progress)]
+    )[0]
     return found
 
 
@@ -252,7 +279,9 @@ def linearised_step(sublayer: Sublayer, h: float, x: TokenRows) -> Linearisation
 
 
 class StepGraphs(Instrument):
-    """Keeps `linearised_step` of each segment. Other instruments in the lane share it through `of`."""
+    """Keeps `linearised_step` of each segment. Other instruments in the lane share it through
+    `of`.
+    """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self.found: list[Linearisation | None] = []
@@ -270,12 +299,19 @@ class StepGraphs(Instrument):
         """All steps. Raises SolveError with what is unknown if a state is not finite."""
         known = [step for step in self.found if step is not None]
         if len(known) < len(self.found):
-            raise SolveError(f"the state is not finite at the start of segment {self.found.index(None)}: {unknown}")
+            raise SolveError(
+                f"the state is not finite at the start of segment {self.found.index(None)}:"
+                f" {unknown}"
+            )
         return known
 
 
-def sublayer_sensitivity(sublayer: Sublayer, x: TokenRows, *, tolerance: float = TOLERANCE) -> Sensitivity:
-    """S = |dv/dX|_2 of the sublayer's velocity v at X. Each token of an FFN is a separate problem."""
+def sublayer_sensitivity(
+    sublayer: Sublayer, x: TokenRows, *, tolerance: float = TOLERANCE
+) -> Sensitivity:
+    """S = |dv/dX|_2 of the sublayer's velocity v at X. Each token of an FFN is a separate
+    problem.
+    """
     if not finite(x):
         return Sensitivity(None, None, 0, "the state is not finite")
     try:
@@ -283,7 +319,13 @@ def sublayer_sensitivity(sublayer: Sublayer, x: TokenRows, *, tolerance: float =
             linear = linearise(sublayer.velocity, x)
     except ConfigError as error:  # a zero gain makes the image of a norm degenerate
         return Sensitivity(None, None, 0, str(error))
-    return summary(leading_singular(linear, problem=2 if mixes_tokens(sublayer.field, sublayer.kind) else 1, tolerance=tolerance))
+    return summary(
+        leading_singular(
+            linear,
+            problem=2 if mixes_tokens(sublayer.field, sublayer.kind) else 1,
+            tolerance=tolerance,
+        )
+    )
 
 
 def summary(found: Singular) -> Sensitivity:

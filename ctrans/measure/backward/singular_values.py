@@ -95,7 +95,9 @@ def jacobian_products(
             return torch.zeros_like(y)
         with second_derivatives():
             linked, vectors = zip(*used, strict=True)
-            return torch.autograd.grad(linked, u, vectors, retain_graph=True, materialize_grads=True)[0]
+            return torch.autograd.grad(
+                linked, u, vectors, retain_graph=True, materialize_grads=True
+            )[0]
 
     def pull(w: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(y, inputs, w, retain_graph=True, materialize_grads=True)
@@ -105,15 +107,18 @@ def jacobian_products(
 
 @contextlib.contextmanager
 def second_derivatives() -> Iterator[None]:
-    """Raises ConfigError, with the kernel's name, where a kernel inside has no second derivatives."""
+    """Raises ConfigError, with the kernel's name, where a kernel inside has no second
+    derivatives.
+    """
     try:
         yield
     except RuntimeError as error:
         if "derivative for" not in str(error):
             raise
         raise ConfigError(
-            f"a map has no second derivatives, which its Jacobian needs ({str(error).splitlines()[0]}): give a fused attention "
-            "a second path that it takes where its attribute `use_reference_kernel` is true (`HasReferenceKernel`)"
+            "a map has no second derivatives, which its Jacobian needs"
+            f" ({str(error).splitlines()[0]}): give a fused attention a second path that it takes"
+            " where its attribute `use_reference_kernel` is true (`HasReferenceKernel`)"
         ) from None
 
 
@@ -167,7 +172,10 @@ def first_of(parts: Sequence[Singular], count: int) -> Singular | None:
     """
     if sum(len(part.values) for part in parts) < count:
         return None
-    values, errors, right = (torch.cat([getattr(part, name) for part in parts])[:count] for name in ("values", "errors", "right"))
+    values, errors, right = (
+        torch.cat([getattr(part, name) for part in parts])[:count]
+        for name in ("values", "errors", "right")
+    )
     return Singular(values, errors, right, max(part.products for part in parts))
 
 
@@ -210,7 +218,9 @@ def leading_singular(
     for name, value in (("count", count), ("limit", limit)):
         check_count(name, value)
     if cycle < count + 2:
-        raise ConfigError(f"cycle = {cycle} is too small for {count} wanted vectors: give at least {count + 2}")
+        raise ConfigError(
+            f"cycle = {cycle} is too small for {count} wanted vectors: give at least {count + 2}"
+        )
     POSITIVE.check("tolerance", float(tolerance), hint=", such as 1e-3")
     shape = linear.x.shape
     batch = shape[: len(shape) - problem]
@@ -225,7 +235,9 @@ def leading_singular(
     space = _Space(gram, linear.x.new_zeros(flat[0], capacity, flat[1]), count)
     for guess in _starts(linear.x.reshape(flat), count, start, generator):
         space.extend(guess)
-    while space.products < limit and not (space.products >= min(count + FEWEST, capacity) and space.converged(tolerance, each)):
+    while space.products < limit and not (
+        space.products >= min(count + FEWEST, capacity) and space.converged(tolerance, each)
+    ):
         space.extend(space.direction(tolerance))
     return Singular(
         space.values.reshape(*batch, count).to(linear.x.dtype),
@@ -235,12 +247,17 @@ def leading_singular(
     )
 
 
-def _starts(like: Tensor, count: int, start: Tensor | None, generator: torch.Generator | None) -> list[Tensor]:
+def _starts(
+    like: Tensor, count: int, start: Tensor | None, generator: torch.Generator | None
+) -> list[Tensor]:
     """Random directions. The first is mixed with the guess, because the guess alone may be
     orthogonal to a larger value's vector.
     """
     generator = generator or torch.Generator().manual_seed(0)
-    drawn = [torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device) for _ in range(count)]
+    drawn = [
+        torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
+        for _ in range(count)
+    ]
     if start is not None:
         drawn[0] = unit(start.reshape(like.shape)) + GUESS * unit(drawn[0])
     return drawn
@@ -282,7 +299,9 @@ class _Space:
     def direction(self, tolerance: float) -> Tensor:
         """The residual of each problem's first wanted Ritz vector that is not good enough."""
         poor = self.errors > tolerance * self.values
-        worst: Tensor = self.residuals[torch.arange(len(poor), device=poor.device), poor.int().argmax(-1)]
+        worst: Tensor = self.residuals[
+            torch.arange(len(poor), device=poor.device), poor.int().argmax(-1)
+        ]
         return worst
 
     def converged(self, tolerance: float, each: bool) -> bool:
@@ -308,12 +327,18 @@ class _Space:
         self._rotation = rotation.flip(-1).to(basis.dtype)
         first = self._rotation[..., : self.count + CLUSTER].mT
         self.vectors = first @ basis
-        self.residuals = first @ image - self._found[:, : first.shape[1], None].to(basis.dtype) * self.vectors
+        self.residuals = (
+            first @ image - self._found[:, : first.shape[1], None].to(basis.dtype) * self.vectors
+        )
         wanted = self._found[:, : self.count]
-        shift = _shift(self._found, torch.linalg.vector_norm(self.residuals, dim=-1).double(), self.count)
+        shift = _shift(
+            self._found, torch.linalg.vector_norm(self.residuals, dim=-1).double(), self.count
+        )
         unknown = torch.where(self.bad.unsqueeze(-1), torch.nan, 0.0)
         self.values = wanted.sqrt() + unknown
-        self.errors = torch.maximum((wanted + shift).sqrt() - wanted.sqrt(), self._trend()) + unknown
+        self.errors = (
+            torch.maximum((wanted + shift).sqrt() - wanted.sqrt(), self._trend()) + unknown
+        )
 
     def _trend(self) -> Tensor:
         """(m/2) d value/dm after m products: the remaining growth if values grow like s - c/m^2, as
@@ -321,7 +346,11 @@ class _Space:
         """
         self.history = [*self.history[-LAG:], self.values]
         before = self.history[0]
-        if self.size == self.basis.shape[2] or len(self.history) <= LAG or before.shape != self.values.shape:
+        if (
+            self.size == self.basis.shape[2]
+            or len(self.history) <= LAG
+            or before.shape != self.values.shape
+        ):
             return torch.zeros_like(self.values)
         grown: Tensor = (self.values - before).clamp(min=0)
         return grown * (self.products / 2 / LAG)
@@ -334,13 +363,19 @@ class _Space:
 
 
 def _shift(found: Tensor, residuals: Tensor, count: int) -> Tensor:
-    """How far the first `count` Ritz values may be below the eigenvalues, as in `leading_singular`."""
+    """How far the first `count` Ritz values may be below the eigenvalues, as in
+    `leading_singular`.
+    """
     after = torch.nn.functional.pad(found, (0, 1))  # after the last Ritz value only A >= 0 is known
     shifts = []
     for i in range(min(count, found.shape[1])):
         cluster = residuals[:, i : i + CLUSTER].square().cumsum(-1)
         gaps = found[:, i : i + 1] - after[:, i + 1 : i + 1 + cluster.shape[1]]
-        shifts.append(torch.minimum((cluster / gaps.clamp(min=torch.finfo(gaps.dtype).tiny)).amin(-1), residuals[:, i]))
+        shifts.append(
+            torch.minimum(
+                (cluster / gaps.clamp(min=torch.finfo(gaps.dtype).tiny)).amin(-1), residuals[:, i]
+            )
+        )
     return torch.stack(shifts, -1)
 
 

@@ -35,7 +35,9 @@ class TokenExponents:
     time: float
 
 
-def token_exponents(model: Model, sequence: Int[Tensor, " tokens"], *, reader: int = -1) -> TokenExponents:
+def token_exponents(
+    model: Model, sequence: Int[Tensor, " tokens"], *, reader: int = -1
+) -> TokenExponents:
     """`TokenExponents` from the rows of the discrete model's Jacobian: one backward pass for each
     channel of the state.
 
@@ -48,10 +50,17 @@ def token_exponents(model: Model, sequence: Int[Tensor, " tokens"], *, reader: i
     rows = reader_jacobian(model, sequence, reader)
     time = model.depth.times[-1]
     sizes = torch.linalg.matrix_norm(rows.double().transpose(0, 1), 2).tolist()
-    return TokenExponents(sequence.tolist(), [math.log(size) / time if size else -math.inf for size in sizes], reader, time)
+    return TokenExponents(
+        sequence.tolist(),
+        [math.log(size) / time if size else -math.inf for size in sizes],
+        reader,
+        time,
+    )
 
 
-def reader_jacobian(model: Model, sequence: Int[Tensor, " tokens"], reader: int) -> Float[Tensor, "state tokens state"]:
+def reader_jacobian(
+    model: Model, sequence: Int[Tensor, " tokens"], reader: int
+) -> Float[Tensor, "state tokens state"]:
     """dX_T[reader]/dX_0: entry i, j, l is the derivative of the reader's channel i by channel l of
     token j.
     """
@@ -63,12 +72,15 @@ def reader_jacobian(model: Model, sequence: Int[Tensor, " tokens"], reader: int)
         *states, end = states_of(depth, model.embed(sequence.expand(len(rows), -1)))
         p = torch.zeros_like(end)
         p[torch.arange(len(rows)), reader, rows] = 1.0
-        for sublayer, h, x in reversed(list(zip(depth.sublayers, depth.lengths, states, strict=True))):
+        for sublayer, h, x in reversed(
+            list(zip(depth.sublayers, depth.lengths, states, strict=True))
+        ):
             _, p = value_and_pullback(partial(sublayer.step, dt=h), x, p)
         parts.append(p)
     found = torch.cat(parts)
     if not finite(found):
         raise ConfigError(
-            "the Jacobian is not finite, so there are no exponents: ctrans simulate shows the segment where states become non-finite"
+            "the Jacobian is not finite, so there are no exponents: ctrans simulate shows the"
+            " segment where states become non-finite"
         )
     return found

@@ -21,13 +21,18 @@ from solvers import ConfigError, SolveError
 
 @dataclass(frozen=True)
 class Update:
-    """The first step of an optimiser: dW = -lr direction(dL/dW). Responses are proportional to lr."""
+    """The first step of an optimiser: dW = -lr direction(dL/dW). Responses are proportional to
+    lr.
+    """
 
     learning_rate: float
     direction: Callable[[Tensor], Tensor]
 
 
-UPDATES: dict[str, Update] = {"adam": Update(1e-3, torch.sign), "sgd": Update(0.1, lambda gradient: gradient)}
+UPDATES: dict[str, Update] = {
+    "adam": Update(1e-3, torch.sign),
+    "sgd": Update(0.1, lambda gradient: gradient),
+}
 """Adam's first step is -lr g/(|g| + eps), the sign of the gradient wherever it is not tiny (Kingma
 and Ba 2015).
 """
@@ -66,7 +71,12 @@ class UpdateResponse(Instrument):
     if weights are made on demand, because the products need all segments at once.
     """
 
-    def __init__(self, graphs: StepGraphs, segments: Collection[int] | None = None, updates: Mapping[str, Update] | None = None):
+    def __init__(
+        self,
+        graphs: StepGraphs,
+        segments: Collection[int] | None = None,
+        updates: Mapping[str, Update] | None = None,
+    ):
         self.graphs = graphs
         self.segments = segments
         self.updates = dict(updates or UPDATES)
@@ -80,7 +90,9 @@ class UpdateResponse(Instrument):
         self._steps = self.graphs.finite_steps("the response to an update is not known")
         self._size = float(torch.linalg.vector_norm(at.x.double()))
         if not math.isfinite(self._size):
-            raise SolveError("the state at the end is not finite: the response to an update is not known")
+            raise SolveError(
+                "the state at the end is not finite: the response to an update is not known"
+            )
 
     def backward(self, at: StepContextBack) -> None:
         if self.segments is not None and at.k not in self.segments:
@@ -93,9 +105,15 @@ class UpdateResponse(Instrument):
 
     def figures(self) -> dict[str, Responses]:
         if not all(self._found.values()):
-            raise ConfigError("no segment has weights of its own: the response to an update is not known")
+            raise ConfigError(
+                "no segment has weights of its own: the response to an update is not known"
+            )
         return {
-            name: Responses(self.updates[name].learning_rate, [k for k, _ in found], [response for _, response in found])
+            name: Responses(
+                self.updates[name].learning_rate,
+                [k for k, _ in found],
+                [response for _, response in found],
+            )
             for name, found in self._found.items()
         }
 
@@ -113,6 +131,8 @@ def effects(at: StepContextBack, updates: Mapping[str, Update]) -> dict[str, Ten
             push, pull = jacobian_products(y, weights)
             gradients = pull(at.p)
             return {
-                name: push([-update.learning_rate * update.direction(gradient) for gradient in gradients])
+                name: push(
+                    [-update.learning_rate * update.direction(gradient) for gradient in gradients]
+                )
                 for name, update in updates.items()
             }

@@ -43,7 +43,10 @@ def sensitivity_slope(
     Scaling W1 is invariant only for a positively homogeneous phi without bias. Its slope falls to 0
     as phi saturates.
     """
-    found = [sublayer_sensitivity(scaled(sublayer, scaling, c, eps=eps), x, tolerance=tolerance).value for c in factors]
+    found = [
+        sublayer_sensitivity(scaled(sublayer, scaling, c, eps=eps), x, tolerance=tolerance).value
+        for c in factors
+    ]
     return Slope(scaling, list(factors), found, log_slope(factors, found))
 
 
@@ -60,4 +63,6 @@ class SlopeAt(Instrument):
 
     def forward(self, at: StepContext) -> None:
         if at.k == self.k:
-            self.found = sensitivity_slope(at.sublayer, at.x, self.scaling, tolerance=self.tolerance)
+            self.found = sensitivity_slope(
+                at.sublayer, at.x, self.scaling, tolerance=self.tolerance
+            )

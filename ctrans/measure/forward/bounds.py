@@ -103,8 +103,12 @@ class BoundsByDepth(Instrument):
         has no known bound.
         """
         rest = zip(self._depth.sublayers, self._depth.lengths, strict=True)
-        unseen = [_Measured(s, h, math.nan, *_bound_of(s)) for s, h in list(rest)[len(self._segments) :]]
-        return _forward_bounds(self._x0, [*self._segments, *unseen], len(self._segments), self.discrete)
+        unseen = [
+            _Measured(s, h, math.nan, *_bound_of(s)) for s, h in list(rest)[len(self._segments) :]
+        ]
+        return _forward_bounds(
+            self._x0, [*self._segments, *unseen], len(self._segments), self.discrete
+        )
 
     def spreads(self) -> list[float | None]:
         """s_k: the largest distance between two tokens of segment k's velocity, or of its state if
@@ -118,7 +122,9 @@ class BoundsByDepth(Instrument):
         return [token_spread(each.sublayer, each.bound, each.apart) for each in self._segments]
 
 
-def forward_bounds(depth: Depth, states: Sequence[TokenRows], *, discrete: bool = True) -> ForwardBounds:
+def forward_bounds(
+    depth: Depth, states: Sequence[TokenRows], *, discrete: bool = True
+) -> ForwardBounds:
     """`BoundsByDepth` along given states, with its formulas and errors."""
     found: ForwardBounds = observe(depth, states, [BoundsByDepth(discrete=discrete)])[0]
     return found
@@ -130,8 +136,9 @@ def map_bound(sublayer: Sublayer) -> TokenBound:
     """
     if not isinstance(sublayer.field, HasBound):
         raise ConfigError(
-            f"no bound is known: {type(sublayer.field).__name__} has no method bound() -> TokenBound for the size of its output, and no "
-            f"norm acts after it{why_not(sublayer.field)}"
+            f"no bound is known: {type(sublayer.field).__name__} has no method bound() ->"
+            " TokenBound for the size of its output, and no norm acts after"
+            f" it{why_not(sublayer.field)}"
         )
     return sublayer.field.bound()
 
@@ -150,7 +157,10 @@ def difference_bound(sublayer: Sublayer) -> float:
         return math.inf
     radius = _reach(norm)
     each = sublayer.branches.items()
-    return math.fsum(branch.steepest * _difference(branch.field, kind, branch.reach(radius)) for kind, branch in each)
+    return math.fsum(
+        branch.steepest * _difference(branch.field, kind, branch.reach(radius))
+        for kind, branch in each
+    )
 
 
 def _difference(field: nn.Module, kind: Kind, radius: float) -> float:
@@ -161,7 +171,9 @@ def _difference(field: nn.Module, kind: Kind, radius: float) -> float:
     return math.inf
 
 
-def token_spread(sublayer: Sublayer, bound: TokenBound | None, apart: float = math.inf) -> float | None:
+def token_spread(
+    sublayer: Sublayer, bound: TokenBound | None, apart: float = math.inf
+) -> float | None:
     """`BoundsByDepth.spreads` of one sublayer, from its map's bound and `difference_bound` if these
     are known.
 
@@ -172,7 +184,12 @@ def token_spread(sublayer: Sublayer, bound: TokenBound | None, apart: float = ma
     if sublayer.state_norm is not None:
         return 2 * math.sqrt(sublayer.state_norm.width) * sublayer.state_norm.half_diameter
     if sublayer.output_norm is not None:
-        return 2 * sublayer.largest_gain * sublayer.output_norm.half_diameter * math.sqrt(sublayer.output_norm.width)
+        return (
+            2
+            * sublayer.largest_gain
+            * sublayer.output_norm.half_diameter
+            * math.sqrt(sublayer.output_norm.width)
+        )
     norm = sublayer.input_norm
     if norm is None or (bound is None and apart == math.inf):
         return None
@@ -181,7 +198,9 @@ def token_spread(sublayer: Sublayer, bound: TokenBound | None, apart: float = ma
         alone = math.inf
     else:
         alone = 2 * bound.at(s * norm.level * math.sqrt(norm.width))
-    return sublayer.largest_gain * min(alone, 2 * s * norm.half_diameter * math.sqrt(norm.width) * apart)
+    return sublayer.largest_gain * min(
+        alone, 2 * s * norm.half_diameter * math.sqrt(norm.width) * apart
+    )
 
 
 def needs_map_bound(sublayer: Sublayer) -> bool:
@@ -191,7 +210,9 @@ def needs_map_bound(sublayer: Sublayer) -> bool:
 
 def needs_radius(sublayer: Sublayer) -> bool:
     """Whether a bound on the sublayer's velocity depends on the size of the state."""
-    return sublayer.image is not None or (sublayer.output_norm is None and sublayer.input_norm is None)
+    return sublayer.image is not None or (
+        sublayer.output_norm is None and sublayer.input_norm is None
+    )
 
 
 def velocity_bound(sublayer: Sublayer, radius: float, bound: TokenBound | None) -> float:
@@ -227,7 +248,9 @@ def _measure(at: StepContext) -> _Measured:
     sigma = math.nan
     if norm is not None and norm.divides:
         sigma = float(norm.sigma(at.x.detach().double()).min())
-    return _Measured(at.sublayer, at.h, sigma, *_bound_of(at.sublayer), difference_bound(at.sublayer))
+    return _Measured(
+        at.sublayer, at.h, sigma, *_bound_of(at.sublayer), difference_bound(at.sublayer)
+    )
 
 
 def _bound_of(sublayer: Sublayer) -> tuple[TokenBound | None, str]:
@@ -240,7 +263,9 @@ def _bound_of(sublayer: Sublayer) -> tuple[TokenBound | None, str]:
         return None, str(error)
 
 
-def _forward_bounds(start: Tensor, segments: Sequence[_Measured], reached: int, discrete: bool) -> ForwardBounds:
+def _forward_bounds(
+    start: Tensor, segments: Sequence[_Measured], reached: int, discrete: bool
+) -> ForwardBounds:
     x0 = moments(start)
     width = start.shape[-1]
     entries = start.numel()
@@ -287,7 +312,11 @@ class Jump(NamedTuple):
             return cls()
         mixing = residual.mixing.detach().double()
         reads = residual.reads.detach().double()
-        return cls(float(torch.linalg.matrix_norm(mixing, 2)), float(mixing.abs().sum(0).max()), float(reads.norm()))
+        return cls(
+            float(torch.linalg.matrix_norm(mixing, 2)),
+            float(mixing.abs().sum(0).max()),
+            float(reads.norm()),
+        )
 
 
 def _gained(segment: _Measured, radius: float, discrete: bool) -> float:
@@ -305,7 +334,8 @@ def _gained(segment: _Measured, radius: float, discrete: bool) -> float:
     read = Jump.of(sublayer).read
     if bound.curvature:
         raise ConfigError(
-            f"no bound is known for the ODE: {type(sublayer.field).__name__} grows with the square of an input that no norm bounds"
+            f"no bound is known for the ODE: {type(sublayer.field).__name__} grows with the square"
+            " of an input that no norm bounds"
         )
     gain = sublayer.largest_gain * bound.gain * read
     with np.errstate(over="ignore"):
@@ -346,8 +376,13 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
             rows = math.sqrt(tokens)
         else:
             rows = 1.0
-        affine = math.sqrt(entries / width) * constant + rows * gain * math.sqrt(entries) * _offset(norm)
-        values.append(values[-1] * (1 + segment.h * rows * gain * largest_gain(norm) / segment.sigma) + segment.h * affine)
+        affine = math.sqrt(entries / width) * constant + rows * gain * math.sqrt(entries) * _offset(
+            norm
+        )
+        values.append(
+            values[-1] * (1 + segment.h * rows * gain * largest_gain(norm) / segment.sigma)
+            + segment.h * affine
+        )
     return values
 
 

@@ -31,7 +31,9 @@ class CarriedStates(Instrument):
         self._states = torch.stack(self._starts)
 
     def forward(self, at: StepContext) -> None:
-        factors = self._states.new_tensor(self._factors).reshape(-1, *[1] * (self._states.dim() - 1))
+        factors = self._states.new_tensor(self._factors).reshape(
+            -1, *[1] * (self._states.dim() - 1)
+        )
         self._states = times(at.sublayer, factors).step(self._states, at.h)
 
     def figures(self) -> list[Tensor]:
@@ -63,7 +65,9 @@ class GrowthWithWeights(Instrument):
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         if not maps_are_known(depth):
-            raise ConfigError("growth with weights needs known maps, and this model is read by its sums x + f(x)")
+            raise ConfigError(
+                "growth with weights needs known maps, and this model is read by its sums x + f(x)"
+            )
         self._carried = CarriedStates([(c, x0) for c in self._factors])
         self._carried.begin(depth, x0)
 
@@ -73,4 +77,9 @@ class GrowthWithWeights(Instrument):
     def figures(self) -> WeightGrowth:
         ends = [moments(x, self.kept) for x in self._carried.figures()]
         mean_abs = [end.mean_abs for end in ends]
-        return WeightGrowth(self._factors, mean_abs, [end.variance for end in ends], log_slope(self._factors[-2:], mean_abs[-2:]))
+        return WeightGrowth(
+            self._factors,
+            mean_abs,
+            [end.variance for end in ends],
+            log_slope(self._factors[-2:], mean_abs[-2:]),
+        )

@@ -45,12 +45,22 @@ def _image_drift(sublayer: Sublayer, x: Tensor, y: Tensor, h: float) -> Tensor:
 LAWS = (
     ConservationLaw(
         "mean",
-        "1' Gamma^-1 x_j grows by h 1' Gamma^-1 beta per segment (divided by d; of x_j/g where a residual has gains g)",
-        lambda s: s.state_norm is None and s.gain == 1 and s.streams == 1 and s.output_norm is not None and s.output_norm.centred,
+        "1' Gamma^-1 x_j grows by h 1' Gamma^-1 beta per segment (divided by d; of x_j/g where a"
+        " residual has gains g)",
+        lambda s: (
+            s.state_norm is None
+            and s.gain == 1
+            and s.streams == 1
+            and s.output_norm is not None
+            and s.output_norm.centred
+        ),
         _mean_drift,
     ),
     ConservationLaw(
-        "image", "the state stays on the image of the norm around it", lambda s: s.state_norm is not None, _image_drift
+        "image",
+        "the state stays on the image of the norm around it",
+        lambda s: s.state_norm is not None,
+        _image_drift,
     ),
 )
 

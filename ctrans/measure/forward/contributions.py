@@ -48,12 +48,17 @@ class Contributed:
         sigma = centre.norm(dim=-1, keepdim=True) / norm.standardize(x).norm(dim=-1, keepdim=True)
 
         def affine(v: Tensor) -> Tensor:
-            moved: Tensor = norm.gamma * (v - v.mean(-1, keepdim=True) if norm.centred else v) / sigma
+            moved: Tensor = (
+                norm.gamma * (v - v.mean(-1, keepdim=True) if norm.centred else v) / sigma
+            )
             return moved
 
-        if not torch.allclose(affine(x), scaled, rtol=ROUNDING, atol=ROUNDING * float(scaled.abs().max())):
+        if not torch.allclose(
+            affine(x), scaled, rtol=ROUNDING, atol=ROUNDING * float(scaled.abs().max())
+        ):
             raise ConfigError(
-                f"a {type(norm).__name__} does not scale its input, so there are no contributions behind it: choose another norm"
+                f"a {type(norm).__name__} does not scale its input, so there are no contributions"
+                " behind it: choose another norm"
             )
         return Contributed(affine(self.parts), affine(self.offsets) + norm.beta, norm(x))
 
@@ -72,12 +77,16 @@ class Contributions(Instrument):
     @torch.no_grad()
     def forward(self, at: StepContext) -> None:
         norm = at.sublayer.state_norm
-        parts, offsets, x = (at.sublayer.enter(each) for each in (self.found.parts, self.found.offsets, at.x))
+        parts, offsets, x = (
+            at.sublayer.enter(each) for each in (self.found.parts, self.found.offsets, at.x)
+        )
         if norm is None:
             added = at.y - x
         else:
             added = at.h * at.sublayer(x)
-        found = Contributed(torch.cat([parts, added.unsqueeze(0)]), offsets, at.y if norm is None else x + added)
+        found = Contributed(
+            torch.cat([parts, added.unsqueeze(0)]), offsets, at.y if norm is None else x + added
+        )
         if norm is None:
             self.found = found
         else:
@@ -123,7 +132,9 @@ class ContributionsByDepth:
 
 
 @torch.no_grad()
-def contributions_by_depth(model: ModelOfModules, tokens: Tensor, targets: TokenBatch | None) -> ContributionsByDepth:
+def contributions_by_depth(
+    model: ModelOfModules, tokens: Tensor, targets: TokenBatch | None
+) -> ContributionsByDepth:
     """`ContributionsByDepth` of a batch. Raises ConfigError for norms around the state that do not
     scale their input.
     """
@@ -133,7 +144,11 @@ def contributions_by_depth(model: ModelOfModules, tokens: Tensor, targets: Token
     square = x.double().square().sum(-1)
     state = ((each * x).sum(-1) / square).flatten(1).mean(1)
     size = (each.norm(dim=-1) / square.sqrt()).flatten(1).mean(1)
-    names = ["embedding", *(f"{k} {part.kind}" for k, part in enumerate(model.depth.sublayers)), "offsets"]
+    names = [
+        "embedding",
+        *(f"{k} {part.kind}" for k, part in enumerate(model.depth.sublayers)),
+        "offsets",
+    ]
     logit = None
     note = "contributions to a logit need a ctrans GPT and targets"
     if isinstance(model, GPT) and targets is not None:

@@ -40,7 +40,11 @@ class DepthShares(Instrument):
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._depth = depth
         self._without = x0
-        self._sizes, self._added, self._similarity = [self._size(x0)], [0.0], [token_similarity(x0, self.kept)]
+        self._sizes, self._added, self._similarity = (
+            [self._size(x0)],
+            [0.0],
+            [token_similarity(x0, self.kept)],
+        )
 
     def forward(self, at: StepContext) -> None:
         self._without = without_map(at.sublayer, self._without)
@@ -49,7 +53,10 @@ class DepthShares(Instrument):
         self._similarity.append(token_similarity(at.y, self.kept))
 
     def figures(self) -> DepthShare:
-        shares = [added / size if size else math.nan for added, size in zip(self._added, self._sizes, strict=True)]
+        shares = [
+            added / size if size else math.nan
+            for added, size in zip(self._added, self._sizes, strict=True)
+        ]
         return DepthShare(shares, self._growth(), self._similarity)
 
     def _size(self, x: Tensor) -> float:
@@ -68,7 +75,9 @@ class DepthShares(Instrument):
 
 
 def without_map(sublayer: Sublayer, x: TokenRows) -> TokenRows:
-    """What the segment makes of X if its map adds nothing: the streams mix, and the state norm acts."""
+    """What the segment makes of X if its map adds nothing: the streams mix, and the state norm
+    acts.
+    """
     x = sublayer.enter(x)
     return x if sublayer.state_norm is None else sublayer.state_norm(x)
 

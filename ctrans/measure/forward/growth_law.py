@@ -70,13 +70,17 @@ def _polynomial(degree: int) -> Callable[[Array, Array], Fitted]:
     """m(s) = sum_j c_j binom(k, j) s^j (1-s)^(k-j) with all c_j > 0, so m is positive."""
 
     def fit(s: Array, log: Array) -> Fitted:
-        basis = np.stack([math.comb(degree, j) * s**j * (1 - s) ** (degree - j) for j in range(degree + 1)], -1)
+        basis = np.stack(
+            [math.comb(degree, j) * s**j * (1 - s) ** (degree - j) for j in range(degree + 1)], -1
+        )
 
         def law(c: Array) -> Array:
             return np.log(np.maximum(basis @ np.exp(c), np.finfo(float).tiny))
 
         begin = np.interp(np.arange(degree + 1) / degree, s, np.exp(log))
-        found = least_squares(lambda c: law(c) - log, np.log(begin), xtol=1e-14, ftol=1e-14, gtol=1e-14).x
+        found = least_squares(
+            lambda c: law(c) - log, np.log(begin), xtol=1e-14, ftol=1e-14, gtol=1e-14
+        ).x
         names = ("start", "middle", "end") if degree == 2 else ("start", "end")
         return dict(zip(names, np.exp(found).tolist(), strict=True)), law(found)
 
@@ -84,7 +88,9 @@ def _polynomial(degree: int) -> Callable[[Array, Array], Fitted]:
 
 
 def _power(s: Array, log: Array) -> Fitted:
-    """m = start (1 + s/onset)^exponent. For a given onset it is a straight line in the logarithms."""
+    """m = start (1 + s/onset)^exponent. For a given onset it is a straight line in the
+    logarithms.
+    """
 
     def at(log_onset: float) -> tuple[float, float, Array]:
         z = np.log1p(s / math.exp(log_onset))
@@ -99,7 +105,9 @@ def _power(s: Array, log: Array) -> Fitted:
     grid = np.linspace(math.log(s[1] / 10), math.log(10), 60)
     best = grid[int(np.argmin([misfit(value) for value in grid]))]
     around = best - (grid[1] - grid[0]), best + (grid[1] - grid[0])
-    onset = float(minimize_scalar(misfit, bounds=around, method="bounded", options={"xatol": 1e-10}).x)
+    onset = float(
+        minimize_scalar(misfit, bounds=around, method="bounded", options={"xatol": 1e-10}).x
+    )
     exponent, start, fitted = at(onset)
     return {"start": math.exp(start), "exponent": float(exponent), "onset": math.exp(onset)}, fitted
 
@@ -132,7 +140,12 @@ def growth_law(times: Sequence[float], values: Sequence[float]) -> GrowthLaw | N
             parameters, fitted = law.fit((t - t[0]) / (t[-1] - t[0]), log)
             misfit = float(np.sqrt(np.square(log - fitted).mean()))
             fits.append(
-                Fit(name, {key: float(value) for key, value in parameters.items()}, misfit, _aic(len(t), misfit, law.count + 1))
+                Fit(
+                    name,
+                    {key: float(value) for key, value in parameters.items()},
+                    misfit,
+                    _aic(len(t), misfit, law.count + 1),
+                )
             )
     if not fits:
         return None

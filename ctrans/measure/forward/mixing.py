@@ -24,7 +24,9 @@ def mixing_gains(depth: Depth) -> list[float]:
     mixing: list[Tensor] = []
     for k, sublayer in enumerate(depth.sublayers):
         if not isinstance(sublayer.residual, MixesStreams):
-            raise ConfigError(f"segment {k} mixes no streams: choose residual hyper_connections or mhc")
+            raise ConfigError(
+                f"segment {k} mixes no streams: choose residual hyper_connections or mhc"
+            )
         mixing.append(sublayer.residual.mixing.detach().double())
     return product_gains(torch.stack(mixing))
 

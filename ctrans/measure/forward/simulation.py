@@ -98,7 +98,14 @@ def simulate(
     """
     start = time.perf_counter()
     solution = model.trajectory(
-        tokens, method=method, steps=steps, rtol=rtol, atol=atol, norm=norm, throw=False, progress=progress
+        tokens,
+        method=method,
+        steps=steps,
+        rtol=rtol,
+        atol=atol,
+        norm=norm,
+        throw=False,
+        progress=progress,
     )
     seconds = time.perf_counter() - start
     itself = Scheme(method, steps, rtol, atol).discrete
@@ -113,14 +120,20 @@ def simulate(
 
     states = solution.states
     bounding = Attempt(BoundsByDepth(discrete=itself))
-    each, allowed, conserved = observe(model.depth, states, [States(moments), bounding, DriftByDepth()], kept=kept_of(model))
+    each, allowed, conserved = observe(
+        model.depth, states, [States(moments), bounding, DriftByDepth()], kept=kept_of(model)
+    )
     if allowed is None:
         bounds = None
     else:
         bounds = _shortened(allowed, len(states))
     unbounded = bounding.note
     return Simulation(
-        placement=model.depth.sublayers[0].placement.name if model.depth.shared else model.config.placement,
+        placement=(
+            model.depth.sublayers[0].placement.name
+            if model.depth.shared
+            else model.config.placement
+        ),
         discrete=itself,
         status=solution.status,
         message=solution.message,
@@ -131,9 +144,14 @@ def simulate(
         rms=[m.rms for m in each],
         common=[m.common for m in each],
         bounds=bounds,
-        used=None
-        if bounds is None
-        else [m.mean_abs / bound if bound else math.nan for m, bound in zip(each, bounds.mean_abs, strict=True)],
+        used=(
+            None
+            if bounds is None
+            else [
+                m.mean_abs / bound if bound else math.nan
+                for m, bound in zip(each, bounds.mean_abs, strict=True)
+            ]
+        ),
         unbounded=unbounded,
         law=None if conserved is None else conserved[0].statement,
         drift=None if conserved is None else conserved[1],
@@ -157,13 +175,17 @@ def _reference(
     how = f"{REFERENCE['method']}, rtol = atol = {REFERENCE['rtol']:g}, float64"
     twin: Any = copy.deepcopy(model)  # a module, whatever its class
     try:
-        solution: Solution = twin.double().trajectory(tokens, **REFERENCE, throw=False, progress=progress)
+        solution: Solution = twin.double().trajectory(
+            tokens, **REFERENCE, throw=False, progress=progress
+        )
     except ConfigError as error:  # a zero gain makes a norm's image degenerate, so there is no ODE
         return [], how, str(error)
     return solution.states, how, None if solution.status is Status.SUCCESS else solution.message
 
 
-def _distances(states: Sequence[TokenRows], exact_states: Sequence[TokenRows]) -> list[float | None]:
+def _distances(
+    states: Sequence[TokenRows], exact_states: Sequence[TokenRows]
+) -> list[float | None]:
     known = [
         float(torch.linalg.vector_norm(x.double() - exact) / torch.linalg.vector_norm(exact))
         for x, exact in zip(states, exact_states, strict=False)
@@ -173,5 +195,7 @@ def _distances(states: Sequence[TokenRows], exact_states: Sequence[TokenRows]) -
 
 def _shortened(bounds: ForwardBounds, count: int) -> ForwardBounds:
     """The bounds at the first `count` times."""
-    lists: dict[str, Any] = {name: value[:count] for name, value in vars(bounds).items() if isinstance(value, list)}
+    lists: dict[str, Any] = {
+        name: value[:count] for name, value in vars(bounds).items() if isinstance(value, list)
+    }
     return dataclasses.replace(bounds, **lists)

@@ -41,7 +41,9 @@ class LargestEntry(NamedTuple):
     channel: int
 
 
-def largest_entry(x: Float[Tensor, "*batch tokens width"], kept: Tensor | None = None) -> LargestEntry:
+def largest_entry(
+    x: Float[Tensor, "*batch tokens width"], kept: Tensor | None = None
+) -> LargestEntry:
     """The `LargestEntry` of a state; with `kept` of those tokens alone."""
     if not finite(x):
         return LargestEntry(math.nan, math.nan, -1, -1, -1)
@@ -63,8 +65,14 @@ def largest_entry(x: Float[Tensor, "*batch tokens width"], kept: Tensor | None =
 
 
 def massive_activations(each: Sequence[LargestEntry]) -> Massive:
-    """Largest entries by depth. They show a few channels with huge entries, which moments do not."""
-    return Massive([entry.size for entry in each], [entry.ratio for entry in each], [entry.channel for entry in each])
+    """Largest entries by depth. They show a few channels with huge entries, which moments do
+    not.
+    """
+    return Massive(
+        [entry.size for entry in each],
+        [entry.ratio for entry in each],
+        [entry.channel for entry in each],
+    )
 
 
 @dataclass(frozen=True)
@@ -85,14 +93,21 @@ class DataVariance:
     printed_used: list[float] | None
 
 
-def variance_over_inputs(x: Float[Tensor, "inputs tokens width"], kept: object = None) -> tuple[float, float]:
-    """The mean and the largest over the entries of x of Var(x) = E[x^2] - E[x]^2 over the inputs."""
+def variance_over_inputs(
+    x: Float[Tensor, "inputs tokens width"], kept: object = None
+) -> tuple[float, float]:
+    """The mean and the largest over the entries of x of Var(x) = E[x^2] - E[x]^2 over the
+    inputs.
+    """
     variance = x.double().var(0, correction=0)
     return float(variance.mean()), float(variance.max())
 
 
 def data_variance(
-    depth: Depth, x0: Float[Tensor, "inputs tokens width"], each: Sequence[tuple[float, float]], bounds: ForwardBounds
+    depth: Depth,
+    x0: Float[Tensor, "inputs tokens width"],
+    each: Sequence[tuple[float, float]],
+    bounds: ForwardBounds,
 ) -> DataVariance:
     """`variance_over_inputs` by depth, from X_0 on, with bounds.
 
@@ -107,19 +122,37 @@ def data_variance(
     entries = x0[0].numel()
     held = any(sublayer.state_norm is not None for sublayer in depth.sublayers)
     bound = [
-        width * rms**2 if held and k else float((start.abs() + math.sqrt(width) * (rms - bounds.rms[0])).square().mean(0).max())
+        (
+            width * rms**2
+            if held and k
+            else float(
+                (start.abs() + math.sqrt(width) * (rms - bounds.rms[0])).square().mean(0).max()
+            )
+        )
         for k, rms in enumerate(bounds.rms[: len(mean)])
     ]
     printed = None
-    outputs = [sublayer.output_norm for sublayer in depth.sublayers if sublayer.output_norm is not None]
+    outputs = [
+        sublayer.output_norm for sublayer in depth.sublayers if sublayer.output_norm is not None
+    ]
     if len(outputs) == len(depth.sublayers) and not held:
         level = printed_level(outputs)
         lengths = token_lengths(start.flatten(1))
-        printed = [float((lengths + t * math.sqrt(entries) * level).square().mean()) for t in depth.times[: len(mean)]]
+        printed = [
+            float((lengths + t * math.sqrt(entries) * level).square().mean())
+            for t in depth.times[: len(mean)]
+        ]
     return DataVariance(
-        mean, largest, bound, printed, _ratios(largest, bound), None if printed is None else _ratios(largest, printed)
+        mean,
+        largest,
+        bound,
+        printed,
+        _ratios(largest, bound),
+        None if printed is None else _ratios(largest, printed),
     )
 
 
 def _ratios(measured: Sequence[float], bounds: Sequence[float]) -> list[float]:
-    return [value / bound if bound else math.nan for value, bound in zip(measured, bounds, strict=True)]
+    return [
+        value / bound if bound else math.nan for value, bound in zip(measured, bounds, strict=True)
+    ]

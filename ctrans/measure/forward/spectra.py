@@ -58,10 +58,14 @@ class Spectra(Instrument):
                 sizes = values.abs()
                 positive = float((sizes * (values.real > 0)).sum() / sizes.sum())
                 parts = singular.tolist(), values.real.tolist(), values.imag.tolist()
-                self.found.append(SpectrumFigures(at.k, kind, name, part, *parts, float(sizes[0]), positive))
+                self.found.append(
+                    SpectrumFigures(at.k, kind, name, part, *parts, float(sizes[0]), positive)
+                )
 
 
-def spectrum_of_product(left: Float[Tensor, "rows inner"], right: Float[Tensor, "inner rows"]) -> tuple[Tensor, Tensor]:
+def spectrum_of_product(
+    left: Float[Tensor, "rows inner"], right: Float[Tensor, "inner rows"]
+) -> tuple[Tensor, Tensor]:
     """Singular values and eigenvalues of A B in float64, from matrices of the smaller dimension.
 
     With A = Q_a R_a and B' = Q_b R_b, A B has the singular values of R_a R_b' and the nonzero
@@ -83,6 +87,8 @@ def _products(field: object) -> Iterator[tuple[str, int, Tensor, Tensor]]:
             yield "OV", h, head.out, head.value
     elif isinstance(field, ExposesWeights):
         matrices = list(field.matrices())
-        ups, downs = ([each.weight for each in matrices if each.role == role] for role in ("up", "down"))
+        ups, downs = (
+            [each.weight for each in matrices if each.role == role] for role in ("up", "down")
+        )
         for part, (up, down) in enumerate(zip(ups, downs, strict=True)):
             yield "W_2 W_1", part, down, up

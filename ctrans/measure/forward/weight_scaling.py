@@ -65,7 +65,10 @@ def scaled(sublayer: Sublayer, scaling: str, c: float, *, eps: float | None = No
     rule = look_up("scaling", scaling, SCALINGS)
     if rule.kind != sublayer.kind:
         fitting = ", ".join(name for name, each in SCALINGS.items() if each.kind == sublayer.kind)
-        raise ConfigError(f"scaling {scaling!r} is for {rule.kind} sublayers, this one is {sublayer.kind}: choose {fitting}")
+        raise ConfigError(
+            f"scaling {scaling!r} is for {rule.kind} sublayers, this one is {sublayer.kind}: choose"
+            f" {fitting}"
+        )
     field = sublayer.field
     if not rule.inside:
         twin = times(sublayer, c)
@@ -73,7 +76,8 @@ def scaled(sublayer: Sublayer, scaling: str, c: float, *, eps: float | None = No
         twin = sublayer.with_field(field.scaled(scaling, c))
     else:
         raise ConfigError(
-            f"a field of type {type(field).__name__} has no scaling {scaling!r} of the weights inside it: choose W or W2"
+            f"a field of type {type(field).__name__} has no scaling {scaling!r} of the weights"
+            " inside it: choose W or W2"
         )
     for role in ("input_norm", "output_norm", "state_norm"):
         norm = getattr(twin, role)
@@ -88,14 +92,16 @@ def times(sublayer: Sublayer, c: float | Tensor) -> Sublayer:
 
 
 def maps_are_known(depth: Depth) -> bool:
-    """Whether c times a sublayer's output is that of its last map times c. A part that is read by its
-    sums x + f(x) may have a norm behind that map, or change x too.
+    """Whether c times a sublayer's output is that of its last map times c. A part that is read by
+    its sums x + f(x) may have a norm behind that map, or change x too.
     """
     return all(sublayer.kind != "part" for sublayer in depth.sublayers)
 
 
 def log_slope(x: Sequence[float], y: Sequence[float | None]) -> float:
-    """k of the least-squares fit log y = k log x + constant; nan if a y is missing or not positive."""
+    """k of the least-squares fit log y = k log x + constant; nan if a y is missing or not
+    positive.
+    """
     if any(value is None or not 0 < value < math.inf for value in y) or len(y) < 2:
         return math.nan
     a = torch.tensor(x, dtype=torch.float64).log()

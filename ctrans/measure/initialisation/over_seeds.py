@@ -31,8 +31,8 @@ CONFIDENCE = 0.95
 VOCABULARY = 64
 
 STREAM = 2**24
-"""Offset between the seeds of weights, inputs and targets, so that they are independent. It is below
-2^32, because torch's generator on a CPU takes a seed modulo 2^32.
+"""Offset between the seeds of weights, inputs and targets, so that they are independent. It is
+below 2^32, because torch's generator on a CPU takes a seed modulo 2^32.
 """
 
 
@@ -134,9 +134,14 @@ def hidden_growth(placement: str, depth: int, seeds: int, setting: Setting) -> l
     first block have |x|^2 = d in the mean only. Raises ConfigError for other placements.
     """
     attention, ffn = gains(setting.initialisation, depth, setting.width, setting.hidden)
-    models = [(setting.model(placement, depth, seed), setting.inputs(seed)) for seed in range(seeds)]
+    models = [
+        (setting.model(placement, depth, seed), setting.inputs(seed)) for seed in range(seeds)
+    ]
     if placement == "pre":
-        squares = [[float(x.square().mean()) for x in states_of(model.depth, x)[2::2]] for model, x in models]
+        squares = [
+            [float(x.square().mean()) for x in states_of(model.depth, x)[2::2]]
+            for model, x in models
+        ]
         blocks = range(1, depth + 1)
         low = [1 + k * ffn for k in blocks]
         high = [1 + k * (attention + ffn) for k in blocks]
@@ -144,9 +149,14 @@ def hidden_growth(placement: str, depth: int, seeds: int, setting: Setting) -> l
     if placement != "post":
         raise ConfigError(f"lemma 2 has no statement about {placement!r}: choose pre or post")
     sums = [_before_norms(model.depth, x) for model, x in models]
-    ranges = {"before the attention's norm": (1.0, 1 + attention), "before the FFN's norm": (1 + ffn, 1 + ffn)}
+    ranges = {
+        "before the attention's norm": (1.0, 1 + attention),
+        "before the FFN's norm": (1 + ffn, 1 + ffn),
+    }
     return [
-        HiddenGrowth(where, _over_seeds([each[first::2] for each in sums]), [low] * depth, [high] * depth)
+        HiddenGrowth(
+            where, _over_seeds([each[first::2] for each in sums]), [low] * depth, [high] * depth
+        )
         for first, (where, (low, high)) in enumerate(ranges.items())
     ]
 
@@ -157,7 +167,9 @@ def _before_norms(depth: Depth, x0: Tensor) -> list[float]:
     return [float((x + h * sublayer(x)).square().mean()) for sublayer, h, x in steps]
 
 
-def gradient_slope(placement: str, depths: Sequence[int] = (16, 32, 64), seeds: int = 16, setting: Setting = XIONG) -> Interval:
+def gradient_slope(
+    placement: str, depths: Sequence[int] = (16, 32, 64), seeds: int = 16, setting: Setting = XIONG
+) -> Interval:
     """The slope of log |dL/dW_2| of the last FFN against log depth, fitted for each seed.
 
     Xiong, theorem 1: 0 under `post` and -1/2 under `pre`. Raises ConfigError for fewer than two
@@ -165,7 +177,10 @@ def gradient_slope(placement: str, depths: Sequence[int] = (16, 32, 64), seeds: 
     """
     if len(set(depths)) < 2:
         raise ConfigError(f"depths = {list(depths)}: a slope needs at least two different depths")
-    norms = [[last_gradient(placement, depth, seed, setting) for depth in depths] for seed in range(seeds)]
+    norms = [
+        [last_gradient(placement, depth, seed, setting) for depth in depths]
+        for seed in range(seeds)
+    ]
     return interval([log_slope(depths, each) for each in norms])
 
 
@@ -173,9 +188,13 @@ def last_gradient(placement: str, depth: int, seed: int, setting: Setting) -> fl
     """|dL/dW_2|_F of the last FFN, L the mean cross-entropy of random targets."""
     model = setting.model(placement, depth, seed)
     x = setting.inputs(seed)
-    targets = torch.randint(VOCABULARY, (setting.tokens,), generator=Draw(seed + 2 * STREAM).generator)
+    targets = torch.randint(
+        VOCABULARY, (setting.tokens,), generator=Draw(seed + 2 * STREAM).generator
+    )
     loss = F.cross_entropy(model.head(model.depth(x)).flatten(0, -2), targets)
-    (gradient,) = torch.autograd.grad(loss, model.depth.sublayers[-1].field.output_projection.weight)
+    (gradient,) = torch.autograd.grad(
+        loss, model.depth.sublayers[-1].field.output_projection.weight
+    )
     return float(torch.linalg.vector_norm(gradient))
 
 

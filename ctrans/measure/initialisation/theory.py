@@ -35,7 +35,10 @@ def gains(initialisation: str, depth: int, width: int, hidden: int) -> tuple[flo
         return (rule.gain(role, depth) * rule.std(fan_in, fan_out)) ** 2
 
     attention = width**2 * variance("value", width, width) * variance("out", width, width)
-    return attention, width * hidden * variance("up", width, hidden) * variance("down", hidden, width) / 2
+    return (
+        attention,
+        width * hidden * variance("up", width, hidden) * variance("down", hidden, width) / 2,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +63,14 @@ def last_layer_bound(sublayer: Sublayer, h: float, x: TokenRows, pull: TokenRows
     """
     field = sublayer.field
     if sublayer.kind != "ffn" or not isinstance(field, HasOutputProjection):
-        raise ConfigError(f"the last map is a {type(field).__name__}: Kim's proposition needs an FFN that ends in a linear map")
+        raise ConfigError(
+            f"the last map is a {type(field).__name__}: Kim's proposition needs an FFN that ends in"
+            " a linear map"
+        )
     if sublayer.image is not None or sublayer.streams > 1:
-        raise ConfigError("Kim's proposition needs a residual of one stream that is linear in the map's output")
+        raise ConfigError(
+            "Kim's proposition needs a residual of one stream that is linear in the map's output"
+        )
     with torch.no_grad():
         u = sublayer.given(x)
         features = sublayer.field.pre_projection(u)
@@ -78,10 +86,17 @@ def last_layer_bound(sublayer: Sublayer, h: float, x: TokenRows, pull: TokenRows
     measured = float(torch.linalg.matrix_norm(at_a.flatten(0, -2).T @ features.flatten(0, -2)))
     with torch.no_grad():
         size = token_lengths(features) * token_lengths(pull)
-        norms = [(norm, v) for norm, v in ((sublayer.output_norm, a), (sublayer.state_norm, y)) if norm is not None]
+        norms = [
+            (norm, v)
+            for norm, v in ((sublayer.output_norm, a), (sublayer.state_norm, y))
+            if norm is not None
+        ]
         exact = math.prod(norm.slope(v) for norm, v in norms)
         as_printed = math.prod(_printed_slope(norm, v) for norm, v in norms)
-        bound, printed = (float(h * sublayer.largest_gain * (size * slopes).sum()) for slopes in (exact, as_printed))
+        bound, printed = (
+            float(h * sublayer.largest_gain * (size * slopes).sum())
+            for slopes in (exact, as_printed)
+        )
     return LastLayer(measured, bound, printed)
 
 

@@ -28,7 +28,9 @@ class GeneralisationRadius:
     verdict: str
 
 
-def generalisation_radius(samples: int, tokens: int, width: int, delta: float = 0.05) -> GeneralisationRadius:
+def generalisation_radius(
+    samples: int, tokens: int, width: int, delta: float = 0.05
+) -> GeneralisationRadius:
     """Whether N samples bring the empirical measure any nearer to the true one in W_1 (Kan, eq.
     128, after Fournier and Guillin).
 
@@ -48,9 +50,21 @@ def generalisation_radius(samples: int, tokens: int, width: int, delta: float = 
     else:
         leave = f"{samples} samples leave"
     if vacuous:
-        verdict = f"vacuous: in {dimension} dimensions {leave} {shrinkage:.1%} of the radius of one, and halving it takes 10^{needed:.4g} samples"
+        verdict = (
+            f"vacuous: in {dimension} dimensions {leave} {shrinkage:.1%} of the radius of one, and"
+            f" halving it takes 10^{needed:.4g} samples"
+        )
     else:
-        verdict = f"informative up to its unknown constant: {leave} {shrinkage:.1%} of the radius of one"
+        verdict = (
+            f"informative up to its unknown constant: {leave} {shrinkage:.1%} of the radius of one"
+        )
     return GeneralisationRadius(
-        samples, dimension, delta, shrinkage, math.sqrt(math.log(1 / delta) / samples), needed, vacuous, verdict
+        samples,
+        dimension,
+        delta,
+        shrinkage,
+        math.sqrt(math.log(1 / delta) / samples),
+        needed,
+        vacuous,
+        verdict,
     )

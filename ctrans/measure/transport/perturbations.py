@@ -26,7 +26,9 @@ depth.
 """
 
 
-def worst_directions(depth: Depth, x0: SequenceRows, *, tolerance: float = TOLERANCE) -> Iterator[Singular]:
+def worst_directions(
+    depth: Depth, x0: SequenceRows, *, tolerance: float = TOLERANCE
+) -> Iterator[Singular]:
     """The leading singular triplet of J_{0:D} of each sequence, in batches of at most `AT_ONCE`
     entries.
 
@@ -35,7 +37,8 @@ def worst_directions(depth: Depth, x0: SequenceRows, *, tolerance: float = TOLER
     """
     if depth.streamed:
         raise ConfigError(
-            "the worst direction needs all weights at once, and these are made on demand: choose noise or substitution"
+            "the worst direction needs all weights at once, and these are made on demand: choose"
+            " noise or substitution"
         )
     for part in x0.split(max(1, AT_ONCE // x0[0].numel())):
         walk_depth(depth, part, [graphs := StepGraphs()])
@@ -43,13 +46,17 @@ def worst_directions(depth: Depth, x0: SequenceRows, *, tolerance: float = TOLER
         yield leading_singular(compose(steps), each=True, tolerance=tolerance)
 
 
-def adversarial_direction(depth: Depth, x0: SequenceRows, *, tolerance: float = TOLERANCE) -> SequenceRows:
+def adversarial_direction(
+    depth: Depth, x0: SequenceRows, *, tolerance: float = TOLERANCE
+) -> SequenceRows:
     """The unit right singular vector of J_{0:D} of each sequence: the small perturbation of X_0
     that changes X_D most.
 
     Errors as `worst_directions`.
     """
-    return torch.cat([each.right.squeeze(-3) for each in worst_directions(depth, x0, tolerance=tolerance)])
+    return torch.cat(
+        [each.right.squeeze(-3) for each in worst_directions(depth, x0, tolerance=tolerance)]
+    )
 
 
 PERTURBATIONS = ("substitution", "noise", "adversarial", "text")
@@ -90,7 +97,10 @@ def perturbed(
                 shape = None
             else:
                 shape = tuple(other.shape)
-            raise ConfigError(f"the other text has shape {shape}: give as many tokens as the first, {tuple(tokens.shape)}")
+            raise ConfigError(
+                f"the other text has shape {shape}: give as many tokens as the first,"
+                f" {tuple(tokens.shape)}"
+            )
         return model.embed(other).detach()
     if perturbation == "substitution":
         return model.embed(_substituted(tokens, size, generator)).detach()
@@ -111,7 +121,10 @@ def _substituted(tokens: Tensor, size: float, generator: torch.Generator) -> Ten
     batch.
     """
     if tokens.dim() != 2 or tokens.is_floating_point():
-        raise ConfigError(f"substitution needs token ids (batch, tokens), and the input is {tuple(tokens.shape)}: choose noise")
+        raise ConfigError(
+            f"substitution needs token ids (batch, tokens), and the input is {tuple(tokens.shape)}:"
+            " choose noise"
+        )
     count = min(max(1, round(size * tokens.shape[1])), tokens.shape[1])
     where = torch.rand(tokens.shape, generator=generator).argsort(-1)[:, :count].to(tokens.device)
     drawn = torch.randint(tokens.numel(), where.shape, generator=generator).to(tokens.device)

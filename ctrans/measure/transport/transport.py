@@ -11,7 +11,12 @@ from collections.abc import Sequence
 from ctrans.base.shapes import SequenceRows
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.fields import HasBound
-from ctrans.measure.forward.bounds import difference_bound, largest_gain, needs_map_bound, token_spread
+from ctrans.measure.forward.bounds import (
+    difference_bound,
+    largest_gain,
+    needs_map_bound,
+    token_spread,
+)
 from ctrans.measure.transport.wasserstein import ORDERS, check_order, wasserstein
 from solvers.run import finite
 
@@ -65,13 +70,22 @@ def distances(
     results = []
     for p in orders:
         before = wasserstein(*inputs, p)
-        bounds = transport_bound(depth, tokens, before, p, spreads), printed_transport_bound(depth, tokens, before, p)
-        results.append(Transport(perturbation, p, before, wasserstein(*ends, p) if reached else None, *bounds))
+        bounds = (
+            transport_bound(depth, tokens, before, p, spreads),
+            printed_transport_bound(depth, tokens, before, p),
+        )
+        results.append(
+            Transport(perturbation, p, before, wasserstein(*ends, p) if reached else None, *bounds)
+        )
     return results
 
 
 def transport_bound(
-    depth: Depth, tokens: int, distance: float, p: int = 2, spreads: Sequence[float | None] | None = None
+    depth: Depth,
+    tokens: int,
+    distance: float,
+    p: int = 2,
+    spreads: Sequence[float | None] | None = None,
 ) -> float | None:
     """W_p(mu_D, nu_D) <= W_p(mu_0, nu_0) + m_p sqrt(n) sum_k h_k s_k, m_p = (nd)^max(0, 1/p - 1/2);
     None if there is no bound.
@@ -102,8 +116,16 @@ def token_spreads(depth: Depth) -> list[float | None]:
     """`BoundsByDepth.spreads` without a walk, from the weights alone. Compute them once."""
     spreads = []
     for sublayer in depth.sublayers:
-        known = needs_map_bound(sublayer) and sublayer.input_norm is not None and isinstance(sublayer.field, HasBound)
-        spreads.append(token_spread(sublayer, sublayer.field.bound() if known else None, difference_bound(sublayer)))
+        known = (
+            needs_map_bound(sublayer)
+            and sublayer.input_norm is not None
+            and isinstance(sublayer.field, HasBound)
+        )
+        spreads.append(
+            token_spread(
+                sublayer, sublayer.field.bound() if known else None, difference_bound(sublayer)
+            )
+        )
     return spreads
 
 
@@ -120,5 +142,7 @@ def printed_transport_bound(depth: Depth, tokens: int, distance: float, p: int =
     outputs = [norm for norm in norms if norm is not None]
     if len(outputs) < len(depth.sublayers):
         return None
-    constant = 2 * depth.times[-1] * math.sqrt(tokens * outputs[0].width) * max(map(largest_gain, outputs))
+    constant = (
+        2 * depth.times[-1] * math.sqrt(tokens * outputs[0].width) * max(map(largest_gain, outputs))
+    )
     return 2 ** ((p - 1) / p) * (distance + constant)

@@ -14,7 +14,9 @@ from solvers.run import finite
 ORDERS = (1, 2)
 
 
-def wasserstein(a: Float[Tensor, " samples *state"], b: Float[Tensor, " samples *state"], p: int = 2) -> float:
+def wasserstein(
+    a: Float[Tensor, " samples *state"], b: Float[Tensor, " samples *state"], p: int = 2
+) -> float:
     """W_p = min over permutations s of (1/N sum_i sum_entries |a_i - b_s(i)|^p)^(1/p), for p = 1 or
     2, in float64.
 
@@ -26,13 +28,16 @@ def wasserstein(a: Float[Tensor, " samples *state"], b: Float[Tensor, " samples 
     check_order(p)
     if a.shape != b.shape or not a.numel():
         raise ConfigError(
-            f"the samples have shapes {tuple(a.shape)} and {tuple(b.shape)}: give the same number of states of one shape, at least one"
+            f"the samples have shapes {tuple(a.shape)} and {tuple(b.shape)}: give the same number"
+            " of states of one shape, at least one"
         )
     if not (finite(a) and finite(b)):
         raise ConfigError("the samples have entries that are not finite: leave those states out")
     first, second = (x.detach().cpu().double().reshape(len(x), -1) for x in (a, b))
     # a matrix product is faster but loses half the digits of small distances
-    cost = (torch.cdist(first, second, p=p, compute_mode="donot_use_mm_for_euclid_dist") ** p).numpy()
+    cost = (
+        torch.cdist(first, second, p=p, compute_mode="donot_use_mm_for_euclid_dist") ** p
+    ).numpy()
     rows, columns = linear_sum_assignment(cost)
     return float(np.mean(cost[rows, columns]) ** (1 / p))
 

@@ -1,6 +1,13 @@
 """One walk, many instruments: all measurements along the depth of a model happen in one pass."""
 
-from ctrans.measure.walk.instrument import Attempt, Instrument, States, StepContext, StepContextBack, Turn
+from ctrans.measure.walk.instrument import (
+    Attempt,
+    Instrument,
+    States,
+    StepContext,
+    StepContextBack,
+    Turn,
+)
 from ctrans.measure.walk.model import (
     Described,
     DescribedModel,
@@ -13,7 +20,16 @@ from ctrans.measure.walk.model import (
     own_loss,
     terminal_loss,
 )
-from ctrans.measure.walk.passes import Lane, SegmentCallback, observe, states_of, value_and_pullback, walk, walk_depth, walk_lanes
+from ctrans.measure.walk.passes import (
+    Lane,
+    SegmentCallback,
+    observe,
+    states_of,
+    value_and_pullback,
+    walk,
+    walk_depth,
+    walk_lanes,
+)
 
 __all__ = [
     "Attempt",

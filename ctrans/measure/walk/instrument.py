@@ -112,12 +112,16 @@ class Instrument:
         """The start of the depth on the way back, in a walk with a loss: `p` = dL/dX_0."""
 
     def figures(self) -> Any:
-        """The results, by default `found`. May raise ConfigError or SolveError if there are none."""
+        """The results, by default `found`. May raise ConfigError or SolveError if there are
+        none.
+        """
         return self.found
 
 
 class States(Instrument):
-    """A figure of X_0 and of X at the end of each segment: `figure(X, kept)`, by default X itself."""
+    """A figure of X_0 and of X at the end of each segment: `figure(X, kept)`, by default X
+    itself.
+    """
 
     def __init__(self, figure: Callable[[Tensor, Tensor | None], Any] = lambda x, kept: x):
         self._figure = figure

@@ -111,17 +111,23 @@ def check_targets(model: Model, tokens: Tensor, targets: Any) -> None:
     if targets.dtype != torch.int64:
         raise ConfigError(f"the targets are of {targets.dtype}: give a tensor of int64")
     if targets.device != tokens.device:
-        raise ConfigError(f"the targets are on {targets.device} and the tokens on {tokens.device}: move one to the other")
+        raise ConfigError(
+            f"the targets are on {targets.device} and the tokens on {tokens.device}: move one to"
+            " the other"
+        )
     if targets.device.type != "cpu":
         return  # the checks of entries would wait for the device
     targets = counted(targets)
     if not (targets != -1).any():
-        raise ConfigError("every target is -1 or -100, so there is no loss: give at least one token to predict")
+        raise ConfigError(
+            "every target is -1 or -100, so there is no loss: give at least one token to predict"
+        )
     most = getattr(getattr(model, "config", None), "vocab_size", math.inf)
     if int(targets.min()) < -1 or int(targets.max()) >= most:
         span = f"targets run from {int(targets.min())} to {int(targets.max())}"
         raise ConfigError(
-            f"{span}: give token ids, which start at 0{f' and end at {most - 1}' if most < math.inf else ''}, or -1 or -100"
+            f"{span}: give token ids, which start at"
+            f" 0{f' and end at {most - 1}' if most < math.inf else ''}, or -1 or -100"
         )
 
 
@@ -153,10 +159,13 @@ def cross_entropy(model: Model, x: TokenRows, targets: Int[Tensor, "..."]) -> Sc
         shapes = f"the head gives {tuple(logits.shape)} for targets {tuple(targets.shape)}"
         raise ConfigError(f"{shapes}: take a model with logits of every token")
     # on an accelerator the check would wait for the device; there the loss raises
-    if targets.device.type == "cpu" and not -1 <= int(targets.min()) <= int(targets.max()) < logits.shape[-1]:
+    if (
+        targets.device.type == "cpu"
+        and not -1 <= int(targets.min()) <= int(targets.max()) < logits.shape[-1]
+    ):
         span = f"targets run from {int(targets.min())} to {int(targets.max())}"
         raise ConfigError(
-            f"{span}, and the head gives {logits.shape[-1]} numbers per token: give targets below that, or a model whose head has a "
-            "logit for every token"
+            f"{span}, and the head gives {logits.shape[-1]} numbers per token: give targets below"
+            " that, or a model whose head has a logit for every token"
         )
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)

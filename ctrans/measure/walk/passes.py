@@ -65,7 +65,9 @@ def walk(
     else:
         blind = []
     if blind:
-        raise ConfigError(f"{', '.join(blind)} ask for the way back, and so for a loss: give targets")
+        raise ConfigError(
+            f"{', '.join(blind)} ask for the way back, and so for a loss: give targets"
+        )
     walk_lanes(model, [Lane(tokens, targets, instruments)], progress=progress)
     return [instrument.figures() for instrument in instruments]
 
@@ -80,7 +82,10 @@ def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: SegmentCallback
     for lane in lanes:
         if lane.targets is not None:
             check_targets(model, lane.tokens, lane.targets)
-    _together([_walked(lane, model.depth, model.embed(lane.tokens).detach(), model) for lane in lanes], progress)
+    _together(
+        [_walked(lane, model.depth, model.embed(lane.tokens).detach(), model) for lane in lanes],
+        progress,
+    )
 
 
 @torch.no_grad()
@@ -98,13 +103,21 @@ def walk_depth(
     """
     check_matches("x0", x0, depth.parameters())
     try:
-        _together([_walked(Lane(torch.empty(0, dtype=torch.int64), None, instruments), depth, x0.detach())], progress)
+        _together(
+            [
+                _walked(
+                    Lane(torch.empty(0, dtype=torch.int64), None, instruments), depth, x0.detach()
+                )
+            ],
+            progress,
+        )
     except RuntimeError as error:
         widths = {norm.width for norm in depth.modules() if isinstance(norm, SphereNorm)}
         if not widths or x0.shape[-1] in widths:
             raise
         raise ConfigError(
-            f"x0 has the width {x0.shape[-1]}, and the norms have {min(widths)}: give states of that width"
+            f"x0 has the width {x0.shape[-1]}, and the norms have {min(widths)}: give states of"
+            " that width"
         ) from error
     return [instrument.figures() for instrument in instruments]
 
@@ -144,7 +157,9 @@ def observe(
 
 def _segments(depth: Depth) -> Iterator[tuple[int, Sublayer, float, float]]:
     """Index, sublayer, start and length in depth-time of each segment."""
-    yield from zip(range(len(depth.sublayers)), depth.sublayers, depth.times, depth.lengths, strict=False)
+    yield from zip(
+        range(len(depth.sublayers)), depth.sublayers, depth.times, depth.lengths, strict=False
+    )
 
 
 def _together(walks: Sequence[Iterator[int]], progress: SegmentCallback | None) -> None:
@@ -158,7 +173,9 @@ def _together(walks: Sequence[Iterator[int]], progress: SegmentCallback | None) 
             progress(reached[0])
 
 
-def _begin(instruments: Sequence[Instrument], depth: Depth, x0: Tensor, kept: Tensor | None) -> None:
+def _begin(
+    instruments: Sequence[Instrument], depth: Depth, x0: Tensor, kept: Tensor | None
+) -> None:
     """Begins a walk from X_0. `kept` is expanded to its batch."""
     for instrument in instruments:
         if kept is None:
@@ -205,11 +222,15 @@ def _walked(lane: Lane, depth: Depth, x0: Tensor, model: Model | None = None) ->
 
 @torch.enable_grad()
 @checked
-def value_and_pullback(function: Map, x: Float[Tensor, "*x"], p: Float[Tensor, "*y"] | None = None) -> tuple[Tensor, Tensor]:
+def value_and_pullback(
+    function: Map, x: Float[Tensor, "*x"], p: Float[Tensor, "*y"] | None = None
+) -> tuple[Tensor, Tensor]:
     """(y, (dy/dx)' p) for y = function(x). Without p, y is a number and p is 1."""
     x = x.detach().requires_grad_()
     y = function(x)
     if y.shape != (() if p is None else p.shape):
-        raise ConfigError(f"p = {shown(p)}: give one of the shape {tuple(y.shape)} of the function's value")
+        raise ConfigError(
+            f"p = {shown(p)}: give one of the shape {tuple(y.shape)} of the function's value"
+        )
     (gradient,) = torch.autograd.grad(y, x, p)
     return y.detach(), gradient

@@ -5,12 +5,24 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ctrans.report.sections import Answer, Cell, Chapter, Column, JSONObject, Line, Plot, cell, table
+from ctrans.report.sections import (
+    Answer,
+    Cell,
+    Chapter,
+    Column,
+    JSONObject,
+    Line,
+    Plot,
+    cell,
+    table,
+)
 
 FAR = 0.3
 """An order so far below the formal one is marked."""
 SERIES = (
-    Column("limit", "substeps: more steps per sublayer; depth: more blocks over the same depth-time"),
+    Column(
+        "limit", "substeps: more steps per sublayer; depth: more blocks over the same depth-time"
+    ),
     "method",
     Column("order in theory", "p of a method whose error is proportional to steps^-p"),
 )
@@ -30,17 +42,27 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """Orders by method and placement, errors against the number of steps."""
     series: dict[tuple[str, str, str], dict[str, Any]] = {}
     for name, each in models.items():
-        series.setdefault((name.removesuffix(_name(each)), each["limit"], each["method"]), {})[each["placement"]] = each
+        series.setdefault((name.removesuffix(_name(each)), each["limit"], each["method"]), {})[
+            each["placement"]
+        ] = each
     placements = list(dict.fromkeys(each["placement"] for each in models.values()))
-    orders = [[*_labels(key, row), *(_order(row.get(p)) for p in placements)] for key, row in series.items()]
+    orders = [
+        [*_labels(key, row), *(_order(row.get(p)) for p in placements)]
+        for key, row in series.items()
+    ]
     errors = [
-        [*_labels(key, row), *(row[p]["errors"][-1] if p in row else None for p in placements)] for key, row in series.items()
+        [*_labels(key, row), *(row[p]["errors"][-1] if p in row else None for p in placements)]
+        for key, row in series.items()
     ]
     columns = [*SERIES, *(Column(name, ORDER) for name in placements)]
-    finest = table([*SERIES, *placements], errors, meaning="Relative error at the end of the depth.")
+    finest = table(
+        [*SERIES, *placements], errors, meaning="Relative error at the end of the depth."
+    )
     return [
         Chapter("Orders", [_answer(models), table(columns, orders)]),
-        Chapter("Errors", [_chart(*key, row) for key, row in series.items()], picture="convergence"),
+        Chapter(
+            "Errors", [_chart(*key, row) for key, row in series.items()], picture="convergence"
+        ),
         Chapter("Error with the most steps", [finest], folded=True),
     ]
 
@@ -48,8 +70,15 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
 def _answer(models: JSONObject) -> Answer:
     below = [name for name, each in models.items() if _order(each).mark]
     if below:
-        return Answer(f"{len(below)} of {len(models)} measured orders are below theory: {'; '.join(below)}.", "bad")
-    return Answer(f"All {len(models)} measured orders of convergence agree with theory (none is more than {FAR} below).", "good")
+        return Answer(
+            f"{len(below)} of {len(models)} measured orders are below theory: {'; '.join(below)}.",
+            "bad",
+        )
+    return Answer(
+        f"All {len(models)} measured orders of convergence agree with theory (none is more than"
+        f" {FAR} below).",
+        "good",
+    )
 
 
 def _labels(key: tuple[str, str, str], row: JSONObject) -> list[Any]:
@@ -77,4 +106,10 @@ def _chart(source: str, limit: str, method: str, row: JSONObject) -> Plot:
         x = "steps per sublayer"
     else:
         x = "blocks"
-    return Plot(f"{source}{limit}: {method}, order {first['formal']}", x, "relative error", lines, log_x=True)
+    return Plot(
+        f"{source}{limit}: {method}, order {first['formal']}",
+        x,
+        "relative error",
+        lines,
+        log_x=True,
+    )

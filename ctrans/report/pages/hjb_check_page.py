@@ -25,11 +25,16 @@ from ctrans.report.sections import (
     table,
 )
 
-FREE = {"well-posed": "nothing", "well-posed for bounded gains": "gains", "degenerate": "weights", "open": "unknown"}
+FREE = {
+    "well-posed": "nothing",
+    "well-posed for bounded gains": "gains",
+    "degenerate": "weights",
+    "open": "unknown",
+}
 """What has to be bounded or penalised so that H is finite, by verdict."""
 NEEDS = (
-    "what must be bounded or penalised so that every layer has a finite best output: the norms' gains and offsets, or the weights. A "
-    "question mark: the evidence disagrees"
+    "what must be bounded or penalised so that every layer has a finite best output: the norms'"
+    " gains and offsets, or the weights. A question mark: the evidence disagrees"
 )
 SUMMARY = (
     "model",
@@ -43,31 +48,45 @@ SUMMARY = (
     Column(
         "penalty needed",
         "the weight penalty above which the rate is finite (found-proven)",
-        "dt lam* of lam/2 |W|^2 for every matrix, not AdamW's decoupled decay; at this text, these weights, attention rows, input gains "
-        "and biases",
+        "dt lam* of lam/2 |W|^2 for every matrix, not AdamW's decoupled decay; at this text, these"
+        " weights, attention rows, input gains and biases",
     ),
 )
 EVIDENCE = {
-    "gap": Column("gap", "worst distance of the best velocities that were found from H", "(H − best)/S, S the size of H's terms"),
+    "gap": Column(
+        "gap",
+        "worst distance of the best velocities that were found from H",
+        "(H − best)/S, S the size of H's terms",
+    ),
     "weights": Column("weight gap", "the same for the best last-layer weights W"),
     "kkt": Column("KKT", "worst residual of the maximiser's first-order conditions"),
     "uniqueness": Column("apart", "largest distance between maximisers from different starts"),
-    "exponent": Column("power of R", "exponent with which the value grows, |W| bounded by R", "k of R^k"),
-    "gained": Column("power with gains", "the same with W, gains and offsets bounded by R together", "k of R^k"),
+    "exponent": Column(
+        "power of R", "exponent with which the value grows, |W| bounded by R", "k of R^k"
+    ),
+    "gained": Column(
+        "power with gains", "the same with W, gains and offsets bounded by R together", "k of R^k"
+    ),
 }
 DETAILS = (
     "model",
     Column(
         "verdict, ODE",
-        "well-posed: H is finite. For bounded gains: H is finite at the norm's present gains and offsets, and grows in "
-        "proportion to them. Degenerate: H is infinite. Biases or gains fixed: only if they are not trained",
+        "well-posed: H is finite. For bounded gains: H is finite at the norm's present gains and"
+        " offsets, and grows in proportion to them. Degenerate: H is infinite. Biases or gains"
+        " fixed: only if they are not trained",
     ),
     Column(
         "verdict, Transformer",
-        "the same for the discrete step. No ODE: a norm around the state that is no projection on a surface",
+        "the same for the discrete step. No ODE: a norm around the state that is no projection on a"
+        " surface",
     ),
     Column("segment", "the one with the largest costate, where H was taken", "P = dL/dX"),
-    Column("found by search", "the best rate that gradient ascents found; where it is infinite, within the largest bound tried"),
+    Column(
+        "found by search",
+        "the best rate that gradient ascents found; where it is infinite, within the largest bound"
+        " tried",
+    ),
     Column("Kan's value", "of H, for LayerNorm"),
     *EVIDENCE.values(),
 )
@@ -91,7 +110,9 @@ def chapters(models: Mapping[str, JSONObject], result: JSONObject) -> list[Chapt
     details by model.
     """
     rows = _rows(models)
-    refused = [Words(f"n/a: {why}") for why in dict.fromkeys((result.get("not_applicable") or {}).values())]
+    refused = [
+        Words(f"n/a: {why}") for why in dict.fromkeys((result.get("not_applicable") or {}).values())
+    ]
     joined = next((each for each in rows.values() if len(each) > 1), [])
     if joined:
         meaning = f"Two figures are of {', '.join(model['norm'] for model in joined)}."
@@ -101,7 +122,11 @@ def chapters(models: Mapping[str, JSONObject], result: JSONObject) -> list[Chapt
     findings = result.get("findings") or []
     wrong = [each for each in findings if each["severity"] != "note"]
     notes = _merged([each for each in findings if each["severity"] == "note"])
-    by_segment = [[name, *_segment(segment)] for name, model in models.items() for segment in model["segments"]]
+    by_segment = [
+        [name, *_segment(segment)]
+        for name, model in models.items()
+        for segment in model["segments"]
+    ]
     columns = ["model", "segment", "velocities that the placement allows", "verdict", "H"]
     plane = table(["figure", "value"], (result.get("pde") or {}).items())
     return [
@@ -110,7 +135,11 @@ def chapters(models: Mapping[str, JSONObject], result: JSONObject) -> list[Chapt
         Chapter("Growth with the weights", _growth(models), picture="hjb-check"),
         Chapter("By depth", _by_depth(models)),
         Chapter("Infinite or undecided", [Findings(notes)], folded=True),
-        Chapter("Evidence", [table(DETAILS, [_details(name, model) for name, model in models.items()])], folded=True),
+        Chapter(
+            "Evidence",
+            [table(DETAILS, [_details(name, model) for name, model in models.items()])],
+            folded=True,
+        ),
         Chapter("Allowed velocities", _sets(models), folded=True),
         Chapter("Segment by segment", [table(columns, by_segment)], folded=True),
         Chapter("The HJB equation in the plane", [plane], folded=True),
@@ -124,7 +153,15 @@ def _rows(models: Mapping[str, JSONObject]) -> dict[str, list[JSONObject]]:
         groups.setdefault(model["short"], {})[name] = model
     rows: dict[str, list[JSONObject]] = {}
     for short, group in groups.items():
-        alike = len({(each["verdict"], each["step_verdict"], each["agrees"], *each["held"]) for each in group.values()}) == 1
+        alike = (
+            len(
+                {
+                    (each["verdict"], each["step_verdict"], each["agrees"], *each["held"])
+                    for each in group.values()
+                }
+            )
+            == 1
+        )
         if alike:
             rows |= {short: list(group.values())}
         else:
@@ -137,32 +174,49 @@ def _merged(findings: Sequence[JSONObject]) -> list[JSONObject]:
     merged: dict[str, list[JSONObject]] = {}
     for each in findings:
         merged.setdefault(each["check"], []).append(each)
-    return [{**alike[0], "places": [place for each in alike for place in each["places"] or [each]]} for alike in merged.values()]
+    return [
+        {**alike[0], "places": [place for each in alike for place in each["places"] or [each]]}
+        for alike in merged.values()
+    ]
 
 
 def _answer(rows: Mapping[str, Sequence[JSONObject]]) -> Answer:
     """Which models have a finite best output, and what the others need."""
     wrong = [name for name, (model, *_) in rows.items() if not model["agrees"]]
     if wrong:
-        return Answer(f"The numerical evidence disagrees with the verdict for {', '.join(wrong)}.", "bad")
+        return Answer(
+            f"The numerical evidence disagrees with the verdict for {', '.join(wrong)}.", "bad"
+        )
     groups: dict[str, list[str]] = {}
     for name, (model, *_) in rows.items():
         groups.setdefault(_free(model, model["step_verdict"]), []).append(name)
     says = {
         "nothing": "every layer of {} has a finite best output",
         "gains": "every layer of {} has a finite best output while the norms' gains stay bounded",
-        "weights": "the best outputs of {} are finite only with a bound or a penalty on the weights (no fault of a model)",
+        "weights": (
+            "the best outputs of {} are finite only with a bound or a penalty on the weights (no"
+            " fault of a model)"
+        ),
         "unknown": "it is not known whether the best outputs of {} are finite",
     }
     other = "every layer of {} has a finite best output with {}"
     parts = [
         says.get(need, other).format(", ".join(names), need)
-        for need, names in sorted(groups.items(), key=lambda each: list(says).index(each[0]) if each[0] in says else 0)
+        for need, names in sorted(
+            groups.items(), key=lambda each: list(says).index(each[0]) if each[0] in says else 0
+        )
     ]
     text = "; ".join(parts)
-    apart = [name for name, (model, *_) in rows.items() if _free(model, model["verdict"]) != _free(model, model["step_verdict"])]
+    apart = [
+        name
+        for name, (model, *_) in rows.items()
+        if _free(model, model["verdict"]) != _free(model, model["step_verdict"])
+    ]
     if apart:
-        ode = f" This is about the Transformer: the ODE of {', '.join(apart)} needs more, as the table shows."
+        ode = (
+            f" This is about the Transformer: the ODE of {', '.join(apart)} needs more, as the"
+            " table shows."
+        )
     else:
         ode = ""
     return Answer(f"{text[0].upper()}{text[1:]}.{ode} Numerical searches agree.", "good")
@@ -195,12 +249,17 @@ def _row(name: str, models: Sequence[JSONObject]) -> list[Any]:
     else:
         doubt = "?"
     mark: Mark = "bad" if doubt else ""
-    figures = [[_supremum(_largest(model)), Cell(penalty(model["training_threshold"]))] for model in models]
+    figures = [
+        [_supremum(_largest(model)), Cell(penalty(model["training_threshold"]))] for model in models
+    ]
     return [
         name,
         Cell(_free(first, first["verdict"]) + doubt if _has_ode(first) else NO_ODE, mark=mark),
         Cell(_free(first, first["step_verdict"]) + doubt, mark=mark),
-        *(Cell(", ".join(dict.fromkeys(each.text for each in cells)), cells[0].value) for cells in zip(*figures, strict=True)),
+        *(
+            Cell(", ".join(dict.fromkeys(each.text for each in cells)), cells[0].value)
+            for cells in zip(*figures, strict=True)
+        ),
     ]
 
 
@@ -280,9 +339,15 @@ def _notes(models: Mapping[str, JSONObject]) -> list[str]:
     """What replaces an ODE, what was skipped, what a weight decay does, and where more than one
     velocity is optimal.
     """
-    lines = [f"{name}: {model['instead']}" for name, model in models.items() if model["instead"] is not None]
+    lines = [
+        f"{name}: {model['instead']}"
+        for name, model in models.items()
+        if model["instead"] is not None
+    ]
     lines += [
-        f"{name}: {where} is skipped: {why}" for name, model in models.items() for where, why in (model["skipped"] or {}).items()
+        f"{name}: {where} is skipped: {why}"
+        for name, model in models.items()
+        for where, why in (model["skipped"] or {}).items()
     ]
     for name, model in models.items():
         lines += [f"{name}: {line}" for line in _decay_notes(model)]
@@ -291,7 +356,9 @@ def _notes(models: Mapping[str, JSONObject]) -> list[str]:
         ties = sum(segment["certificate"]["ties"] for segment in model["segments"])
         if ties:
             tokens = len(model["segments"]) * model["tokens"]
-            lines.append(f"{name}: a tie, more than one velocity is optimal, for {ties} of {tokens} tokens")
+            lines.append(
+                f"{name}: a tie, more than one velocity is optimal, for {ties} of {tokens} tokens"
+            )
     return lines
 
 
@@ -304,24 +371,35 @@ def _decay_notes(model: JSONObject) -> list[str]:
     if threshold is None:
         unknown = sum(segment["verdict"] == "open" for segment in model["segments"])
         why = (
-            "gives access to no path of two factors (a gate or a scale by channel makes a third): the decay it needs is not known"
+            "gives access to no path of two factors (a gate or a scale by channel makes a third):"
+            " the decay it needs is not known"
         )
         if unknown:
             return [f"{unknown} of {len(model['segments'])} segments have a map that {why}"]
         return []
     needed = f"dt lam* is {penalty(threshold)}"
     if asked < threshold["lower"]:
-        lines = [f"a penalty of {asked:g} is {threshold['lower'] / asked:.3g} times too small for a finite H: {needed}"]
+        lines = [
+            f"a penalty of {asked:g} is {threshold['lower'] / asked:.3g} times too small for a"
+            f" finite H: {needed}"
+        ]
     elif asked < threshold["upper"]:
-        lines = [f"a penalty of {asked:g} is between the dt lam* that was found and what is proven to suffice: {needed}"]
+        lines = [
+            f"a penalty of {asked:g} is between the dt lam* that was found and what is proven to"
+            f" suffice: {needed}"
+        ]
     else:
         lines = [f"a penalty of {asked:g} keeps both factors from running away: {needed}"]
     if threshold["bias"] > 0:
         lines.append(
-            f"biases without decay make H infinite whatever the penalty, as dt |sum_j p_j| = {threshold['bias']:.2g} is not 0"
+            "biases without decay make H infinite whatever the penalty, as dt |sum_j p_j| ="
+            f" {threshold['bias']:.2g} is not 0"
         )
     if threshold["gains"]:
-        lines.append("so do the input norm's gains: trained, they are a third factor, and the value grows like R^3")
+        lines.append(
+            "so do the input norm's gains: trained, they are a third factor, and the value grows"
+            " like R^3"
+        )
     return lines
 
 
@@ -329,7 +407,9 @@ def _sets(models: Mapping[str, JSONObject]) -> list[Words]:
     """The admissible sets, each with the models that have a segment with it."""
     sets: dict[str, list[str]] = {}
     for name, model in models.items():
-        for words in dict.fromkeys(segment["certificate"]["words"] for segment in model["segments"]):
+        for words in dict.fromkeys(
+            segment["certificate"]["words"] for segment in model["segments"]
+        ):
             sets.setdefault(words, []).append(name)
     says = "f_j is the sublayer's output for token j, u_j a point of the norm's sphere"
     return [Words(says, [f"{', '.join(names)}: {words}" for words, names in sets.items()])]
@@ -359,8 +439,9 @@ def _growth(models: JSONObject) -> list[Plot]:
             "bound on the last linear map's weights, R/R_0",
             "how fast the loss could fall, less any penalty",
             [line for name, model in row.items() for line in _growth_lines(name, model)],
-            "Found by search: solid. By formula: dashed. A curve that levels off is bounded; one that grows with R is not. R_0 makes "
-            "the best velocity out of the features. Gains are as they are.",
+            "Found by search: solid. By formula: dashed. A curve that levels off is bounded; one"
+            " that grows with R is not. R_0 makes the best velocity out of the features. Gains are"
+            " as they are.",
             log_x=True,
         )
         for norm, row in _norms(models).items()
@@ -379,24 +460,44 @@ def _growth_lines(name: str, model: JSONObject) -> list[Line]:
         radii = finite(growth["radii"])
         share = [radius / math.sqrt(radii[0] * radii[-1]) for radius in radii]
         lines.append(Line(name, share, growth["values"], model["placement"]))
-    bound = [segment["certificate"]["hamiltonian"] if slope is None else slope * radius for radius in radii]
-    return [*lines, *([Line(name, share, bound, model["placement"], bound=True)] if finite(bound[:1]) else [])]
+    bound = [
+        segment["certificate"]["hamiltonian"] if slope is None else slope * radius
+        for radius in radii
+    ]
+    return [
+        *lines,
+        *([Line(name, share, bound, model["placement"], bound=True)] if finite(bound[:1]) else []),
+    ]
 
 
 def _by_depth(models: JSONObject) -> list[Plot]:
     charts = []
     for norm, row in _norms(models).items():
-        costates = [_line(name, model, [s["costate_norm"] for s in model["segments"]]) for name, model in row.items()]
-        values = [_line(name, model, [s["certificate"]["hamiltonian"] for s in model["segments"]]) for name, model in row.items()]
+        costates = [
+            _line(name, model, [s["costate_norm"] for s in model["segments"]])
+            for name, model in row.items()
+        ]
+        values = [
+            _line(name, model, [s["certificate"]["hamiltonian"] for s in model["segments"]])
+            for name, model in row.items()
+        ]
         t = "depth-time t"
         formula = "H(P) = sup −<P, f>"
         where = "Where it is infinite there is no point."
         charts += [
-            Plot(f"Costate, {norm}", t, "|P| = |dL/dX|", costates, "The loss's gradient by the state."),
+            Plot(
+                f"Costate, {norm}",
+                t,
+                "|P| = |dL/dX|",
+                costates,
+                "The loss's gradient by the state.",
+            ),
             Plot(f"Steepest descent, {norm}", t, formula, values, where),
         ]
     return charts
 
 
 def _line(name: str, model: JSONObject, values: Sequence[Any]) -> Line:
-    return Line(name, [segment["time"] for segment in model["segments"]], values, model["placement"])
+    return Line(
+        name, [segment["time"] for segment in model["segments"]], values, model["placement"]
+    )

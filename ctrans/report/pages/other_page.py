@@ -19,8 +19,15 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     for name, each in models.items():
         own = {key: value for key, value in each.items() if key not in ABOUT}
         single = {key: value for key, value in own.items() if not _has_rows(value)}
-        made.append(Chapter(f"{name}: result" if name else "Result", [table(["figure", "value"], single.items())]))
-        made += [Chapter(key, [_of_objects(value)]) for key, value in own.items() if key not in single]
+        made.append(
+            Chapter(
+                f"{name}: result" if name else "Result",
+                [table(["figure", "value"], single.items())],
+            )
+        )
+        made += [
+            Chapter(key, [_of_objects(value)]) for key, value in own.items() if key not in single
+        ]
     return made
 
 
@@ -35,5 +42,6 @@ def _of_objects(value: JSONObject | Sequence[Any]) -> Table:
 
 def _has_rows(value: Any) -> bool:
     return bool(value) and (
-        isinstance(value, Mapping) or (isinstance(value, list) and all(isinstance(each, Mapping) for each in value))
+        isinstance(value, Mapping)
+        or (isinstance(value, list) and all(isinstance(each, Mapping) for each in value))
     )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from ctrans.report.sections import Answer, Cell, Chapter, Column, JSONObject, Line, Plot, table
 
-SHORT = "The trainings were shorter than --iterations. At 1%, 4% and 20% of it, answers were no better than a constant."
+SHORT = (
+    "The trainings were shorter than --iterations. At 1%, 4% and 20% of it, answers were no better"
+    " than a constant."
+)
 LOSS = "mean training loss of its last steps; inf if a loss or a gradient was not finite"
 
 
@@ -12,11 +15,19 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """The rate, the losses by rate, and what gives way first."""
     answers = [Answer(_words(name, found), "note") for name, found in models.items()]
     tables = [
-        table(["learning rate", Column("loss", LOSS)], [[rung["rate"], _loss(rung)] for rung in found["rungs"]], name)
+        table(
+            ["learning rate", Column("loss", LOSS)],
+            [[rung["rate"], _loss(rung)] for rung in found["rungs"]],
+            name,
+        )
         for name, found in models.items()
     ]
     lines = [
-        Line(name or "loss", [rung["rate"] for rung in found["rungs"]], [rung["loss"] for rung in found["rungs"]])
+        Line(
+            name or "loss",
+            [rung["rate"] for rung in found["rungs"]],
+            [rung["loss"] for rung in found["rungs"]],
+        )
         for name, found in models.items()
     ]
     chart = Plot("Loss at the end", "learning rate", "loss at the end, nats", lines, log_x=True)

@@ -37,11 +37,15 @@ FEW = 3
 NAMED = 7
 """Up to so many models have an answer each."""
 LIMITS = (
-    "The limits are deliberately wide. A model outside them passes its input through unchanged, diverges, or cannot learn with these "
-    "weights (red), or would grow faster than weights that grow (yellow). Within the limits nothing is said about which model is better. "
-    "Nor does a screening say which learning rate to take: ctrans rate measures that."
+    "The limits are deliberately wide. A model outside them passes its input through unchanged,"
+    " diverges, or cannot learn with these weights (red), or would grow faster than weights that"
+    " grow (yellow). Within the limits nothing is said about which model is better. Nor does a"
+    " screening say which learning rate to take: ctrans rate measures that."
 )
-STAR = "Quantities with * are of an optimiser's step, which depends on how weights are scaled; all others are of the function itself."
+STAR = (
+    "Quantities with * are of an optimiser's step, which depends on how weights are scaled; all"
+    " others are of the function itself."
+)
 DRAWN: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "Hidden states": (
         "segments done",
@@ -64,7 +68,10 @@ DRAWN: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "Sensitivity of a sublayer": (
         "segment",
         "largest gain, |dv/dX|",
-        "Largest singular value of a velocity's Jacobian: what a small change of the state can become in a step of length 1.",
+        (
+            "Largest singular value of a velocity's Jacobian: what a small change of the state can"
+            " become in a step of length 1."
+        ),
         ("backward", "sensitivity", "sublayers", "value"),
     ),
     "Gradients": (
@@ -76,13 +83,19 @@ DRAWN: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "What a small change becomes": (
         "block that it is made before",
         "relative gain up to the end",
-        "|J_i:D| |X_i| / |X_D|: how much a relative change of the state at block i can grow up to the end.",
+        (
+            "|J_i:D| |X_i| / |X_D|: how much a relative change of the state at block i can grow up"
+            " to the end."
+        ),
         ("backward", "condition"),
     ),
     "One step of Adam": (
         "segment",
         "relative change of the state at the end",
-        "By how much of itself one step at learning rate 0.001 on this sublayer's weights moves the state at the end, to first order.",
+        (
+            "By how much of itself one step at learning rate 0.001 on this sublayer's weights moves"
+            " the state at the end, to first order."
+        ),
         ("updates", "updates", "adam", "values"),
     ),
     "Attention's rows alone": (
@@ -95,7 +108,10 @@ DRAWN: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
 """By title of a chart: its axes, what it means, and where its figures are among the results of a
 step.
 """
-PLACES = {"updates": ("updates", "updates", "adam", "segments"), "attention": ("attention", "layers", "index")}
+PLACES = {
+    "updates": ("updates", "updates", "adam", "segments"),
+    "attention": ("attention", "layers", "index"),
+}
 """Where the segments of a step's figures are, for steps that do not measure all of them."""
 BOUND = ("forward", "bounds", "mean_abs")
 
@@ -115,7 +131,9 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
         Chapter("By depth", [_chart(models, title) for title in DRAWN], picture="screen"),
         Chapter("Quantities", [*_quantities(models, quantities), Words(STAR)], folded=True),
         Chapter("What the quantities mean", [_meanings(models, quantities)], folded=True),
-        Chapter("Reasons", [*reasons, Words("Terms in these sentences:", terms_in(said))], folded=True),
+        Chapter(
+            "Reasons", [*reasons, Words("Terms in these sentences:", terms_in(said))], folded=True
+        ),
     ]
 
 
@@ -123,7 +141,11 @@ def _answers(models: JSONObject) -> list[Answer]:
     if len(models) <= NAMED:
         return [_answer(name, model) for name, model in models.items()]
     within = sum(not model["flags"] and model["broken"] is None for model in models.values())
-    return [Answer(f"{within} of {len(models)} models have all measured quantities within their limits.")]
+    return [
+        Answer(
+            f"{within} of {len(models)} models have all measured quantities within their limits."
+        )
+    ]
 
 
 def _answer(name: str, model: JSONObject) -> Answer:
@@ -131,7 +153,9 @@ def _answer(name: str, model: JSONObject) -> Answer:
     found.
     """
     if model["broken"] is not None:
-        return Answer(f"{name}: the hidden states are not finite from segment {model['broken']} on.", "bad")
+        return Answer(
+            f"{name}: the hidden states are not finite from segment {model['broken']} on.", "bad"
+        )
     values = _values(model).values()
     known = sum(value is not None and not math.isnan(value) for value in values)
     found = (model.get("diagnosis") or {}).get("findings") or []
@@ -143,7 +167,13 @@ def _answer(name: str, model: JSONObject) -> Answer:
         parts += [f"{len(values) - known} unknown"]
     else:
         parts += []
-    parts += [f"{diagnose_page.counted(found)} in single parts" if found else "nothing found in single parts"]
+    parts += [
+        (
+            f"{diagnose_page.counted(found)} in single parts"
+            if found
+            else "nothing found in single parts"
+        )
+    ]
     mark: Mark = "bad" if serious else "note" if found or model["flags"] else "good"
     return Answer(f"{name}: {', '.join(parts)}.", mark)
 
@@ -152,13 +182,24 @@ def _verdicts(models: JSONObject, quantities: JSONObject) -> Table:
     steps = _steps(models)
     cells = {
         name: [
-            Cell(found["verdict"], mark=_mark(found["flags"], quantities)) if (found := model["steps"].get(step)) else cell(None)
+            (
+                Cell(found["verdict"], mark=_mark(found["flags"], quantities))
+                if (found := model["steps"].get(step))
+                else cell(None)
+            )
             for step in steps
         ]
         for name, model in models.items()
     }
     questions = [STEPS[step].question if step in STEPS else "" for step in steps]
-    return _beside("", "step", list(map(Column, steps, questions)), cells, "question", [Cell(each) for each in questions])
+    return _beside(
+        "",
+        "step",
+        list(map(Column, steps, questions)),
+        cells,
+        "question",
+        [Cell(each) for each in questions],
+    )
 
 
 def _steps(models: JSONObject) -> list[str]:
@@ -167,7 +208,12 @@ def _steps(models: JSONObject) -> list[str]:
 
 
 def _beside(
-    title: str, what: str, items: Sequence[Column], cells: Mapping[str, Sequence[Cell]], about: str, said: Sequence[Cell]
+    title: str,
+    what: str,
+    items: Sequence[Column],
+    cells: Mapping[str, Sequence[Cell]],
+    about: str,
+    said: Sequence[Cell],
 ) -> Table:
     """Items against models. A few models are columns, after what is said about each item; many are
     rows.
@@ -185,7 +231,13 @@ def _findings(models: JSONObject) -> list[Findings]:
     found = []
     for name, model in models.items():
         each = [*model["findings"], *((model.get("diagnosis") or {}).get("findings") or ())]
-        each.sort(key=lambda finding: list(SEVERITIES).index(finding["severity"]) if finding["severity"] in SEVERITIES else 0)
+        each.sort(
+            key=lambda finding: (
+                list(SEVERITIES).index(finding["severity"])
+                if finding["severity"] in SEVERITIES
+                else 0
+            )
+        )
         found.append(Findings(each, name if len(models) > 1 else ""))
     return found
 
@@ -216,7 +268,10 @@ def _quantities(models: JSONObject, quantities: JSONObject) -> list[Table]:
         names = list(dict.fromkeys(quantity for found in each for quantity in found["quantities"]))
         if not names:
             continue
-        cells = {name: [_value(model, step, quantity, quantities) for quantity in names] for name, model in models.items()}
+        cells = {
+            name: [_value(model, step, quantity, quantities) for quantity in names]
+            for name, model in models.items()
+        }
         known = [quantities.get(name, {}) for name in names]
         items = [
             Column(name + "*" * bool(each.get("gauge")), each.get("description", ""))
@@ -239,13 +294,21 @@ def _value(model: JSONObject, step: str, quantity: str, quantities: JSONObject) 
     word = found["flags"].get(quantity)
     error = (found.get("errors") or {}).get(quantity)
     known = {name: each for name, each in quantities.get(quantity, {}).items() if name in QUANTITY}
-    text = Quantity(**{"description": "", **known}).shown(math.nan if value is None else value, error)
-    return Cell(f"{text} ({word})" if word else text, value, _mark([quantity] if word else [], quantities))
+    text = Quantity(**{"description": "", **known}).shown(
+        math.nan if value is None else value, error
+    )
+    return Cell(
+        f"{text} ({word})" if word else text, value, _mark([quantity] if word else [], quantities)
+    )
 
 
 def _meanings(models: JSONObject, quantities: JSONObject) -> Table:
     known = {key for model in models.values() for key in _values(model)}
-    rows = [[name, each["description"], _sides(each), each["gauge"]] for name, each in quantities.items() if name in known]
+    rows = [
+        [name, each["description"], _sides(each), each["gauge"]]
+        for name, each in quantities.items()
+        if name in known
+    ]
     return table(["quantity", "what it is", "limits", "why equal functions may differ in it"], rows)
 
 
@@ -261,7 +324,11 @@ def _sides(quantity: JSONObject) -> str:
 
 def _values(model: JSONObject) -> dict[str, Any]:
     """Every quantity that was measured, of all steps."""
-    return {key: value for finding in model["steps"].values() for key, value in finding["quantities"].items()}
+    return {
+        key: value
+        for finding in model["steps"].values()
+        for key, value in finding["quantities"].items()
+    }
 
 
 def _figures(model: JSONObject, path: Sequence[str]) -> list[Any]:
@@ -297,5 +364,8 @@ def _chart(models: JSONObject, title: str) -> Plot:
 def _reasons(name: str, model: JSONObject) -> Words:
     lines = []
     for step, finding in model["steps"].items():
-        lines += [f"{step}: {finding['verdict']}. {finding['why']}", *dict.fromkeys(finding["notes"])]
+        lines += [
+            f"{step}: {finding['verdict']}. {finding['why']}",
+            *dict.fromkeys(finding["notes"]),
+        ]
     return Words(name, lines)

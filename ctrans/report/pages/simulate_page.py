@@ -32,12 +32,19 @@ ROUNDING = 1e-9
 LARGE = 10.0
 CONSERVED = "departure from the quantity that this placement conserves"
 SHARE = "size over bound. Above 100% the method takes too few steps"
-APART = "relative distance between the Transformer (one Euler step a sublayer) and the ODE that it discretises"
+APART = (
+    "relative distance between the Transformer (one Euler step a sublayer) and the ODE that it"
+    " discretises"
+)
 FORMULA = "|X_discrete − X_ODE| / |X_ODE|"
 COLUMNS = (
     "model",
     Column("solved to the end", "whether the solution reached the end of the depth"),
-    Column("size at the start", "mean absolute value of the hidden state's entries, before the first layer", "mean |X_0|"),
+    Column(
+        "size at the start",
+        "mean absolute value of the hidden state's entries, before the first layer",
+        "mean |X_0|",
+    ),
     Column("size at the end", "the same after the last layer", "mean |X_T|"),
     Column("share of the bound", SHARE, "the largest of all segments"),
     Column("conservation error", CONSERVED, "the largest of all segments"),
@@ -49,13 +56,17 @@ BY_SEGMENT = {
     "mean_abs": Column("size", "mean absolute value of the hidden state's entries", "mean |x|"),
     "variance": Column("variance", "sample variance of all entries of the hidden state"),
     "rms": Column("root mean square", "of all entries", "rms", detail=True),
-    "common": Column("common to all tokens", "share of the state's squared size that is the same for all tokens"),
+    "common": Column(
+        "common to all tokens", "share of the state's squared size that is the same for all tokens"
+    ),
     "paper": Column("paper's bound", "bound on the size as the paper prints it", detail=True),
     "bound": Column("bound", "the most that theory allows the size to be"),
     "share": Column("share of the bound", SHARE),
     "drift": Column("conservation error", CONSERVED),
     "discrete_distance": Column("distance to the ODE", APART, FORMULA),
-    "error": Column("method's error", "relative distance of the chosen method's solution from the ODE's"),
+    "error": Column(
+        "method's error", "relative distance of the chosen method's solution from the ODE's"
+    ),
 }
 
 
@@ -66,11 +77,19 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     """The answer with a row for each model, then figures by depth, tokens, matrices, contributions
     and remarks.
     """
-    remarks = [Words(f"{name}: {text}") for name, model in models.items() for text in _remarks(model)]
+    remarks = [
+        Words(f"{name}: {text}") for name, model in models.items() for text in _remarks(model)
+    ]
     theory = [Words(f"{name}: {text}") for name, model in models.items() for text in _theory(model)]
     by_depth = [_by_segment(name, model) for name, model in models.items()]
     return [
-        Chapter("Summary", [_answer(models), table(COLUMNS, [_row(name, model) for name, model in models.items()])]),
+        Chapter(
+            "Summary",
+            [
+                _answer(models),
+                table(COLUMNS, [_row(name, model) for name, model in models.items()]),
+            ],
+        ),
         Chapter("Remarks", remarks),
         Chapter("By depth", _charts(models), picture="simulate"),
         *_analyses(models),
@@ -83,12 +102,20 @@ def _answer(models: JSONObject) -> Answer:
     """How far the states grow, and whether the solution can be trusted."""
     failed = [name for name, model in models.items() if model["status"] != "success"]
     if failed:
-        return Answer(f"The solution broke off before the end of the depth: {', '.join(failed)}.", "bad")
+        return Answer(
+            f"The solution broke off before the end of the depth: {', '.join(failed)}.", "bad"
+        )
     growth = {name: finite(model["mean_abs"]) for name, model in models.items()}
-    factors = {name: sizes[-1] / sizes[0] for name, sizes in growth.items() if sizes and sizes[0] > 0}
+    factors = {
+        name: sizes[-1] / sizes[0] for name, sizes in growth.items() if sizes and sizes[0] > 0
+    }
     if not factors:
         return Answer("The hidden states could not be measured.", "note")
-    above = [name for name, model in models.items() if max(finite(model["used"]), default=0.0) > 1 + ROUNDING]
+    above = [
+        name
+        for name, model in models.items()
+        if max(finite(model["used"]), default=0.0) > 1 + ROUNDING
+    ]
     low = min(factors, key=factors.__getitem__)
     high = max(factors, key=factors.__getitem__)
     many = f"{digits(factors[low])} ({low}) to {digits(factors[high])} ({high})"
@@ -99,7 +126,11 @@ def _answer(models: JSONObject) -> Answer:
     text = f"Through the depth the hidden states change in size by a factor of {change}"
     if above:
         where = ", ".join(above)
-        return Answer(f"{text}, which exceeds the bound of the exact solution ({where}): the method takes too few steps.", "bad")
+        return Answer(
+            f"{text}, which exceeds the bound of the exact solution ({where}): the method takes too"
+            " few steps.",
+            "bad",
+        )
     if any(model["bounds"] for model in models.values()):
         text += ", within what theory allows"
     large = not all(1 / LARGE <= factor <= LARGE for factor in factors.values())
@@ -135,8 +166,17 @@ def _by_segment(name: str, model: JSONObject) -> Table:
     columns = [figures[key] or [] for key in BY_SEGMENT]
     rows = itertools.zip_longest(range(len(model["times"])), *columns)
     step = equation(model["placement"]).partition(", v = ")[0]
-    cost = f"{model['evaluations']} evaluations, {model['accepted']} steps, {model['rejected']} rejected"
-    return table([SEGMENT, *BY_SEGMENT.values()], rows, f"{name}: {step}", f"{cost}, {model['seconds']:.2f} s", rows_shown=7)
+    cost = (
+        f"{model['evaluations']} evaluations, {model['accepted']} steps, {model['rejected']}"
+        " rejected"
+    )
+    return table(
+        [SEGMENT, *BY_SEGMENT.values()],
+        rows,
+        f"{name}: {step}",
+        f"{cost}, {model['seconds']:.2f} s",
+        rows_shown=7,
+    )
 
 
 def _charts(models: JSONObject) -> list[Plot]:
@@ -146,7 +186,8 @@ def _charts(models: JSONObject) -> list[Plot]:
             "depth-time t",
             "mean |x| over their entries",
             [*_lines(models, "mean_abs"), *_lines(models, "mean_abs", bound=True)],
-            "Mean absolute value of the state's entries. Dashed: the most that the placement's theorem allows.",
+            "Mean absolute value of the state's entries. Dashed: the most that the placement's"
+            " theorem allows.",
         ),
         Plot(
             "Their variance",
@@ -160,8 +201,9 @@ def _charts(models: JSONObject) -> list[Plot]:
             "depth-time t",
             "|X_discrete − X_ODE| / |X_ODE|",
             _lines(models, "discrete_distance"),
-            "How far the Transformer, one Euler step a sublayer, is from the flow that it discretises. This is no error of the model: "
-            "it measures how well a continuous depth describes it.",
+            "How far the Transformer, one Euler step a sublayer, is from the flow that it"
+            " discretises. This is no error of the model: it measures how well a continuous depth"
+            " describes it.",
         ),
     ]
 
@@ -174,29 +216,45 @@ def _lines(models: JSONObject, key: str, *, bound: bool = False) -> list[Line]:
         else:
             values = model[key]
         if values:
-            lines.append(Line(name, model["times"][: len(values)], values, model["placement"], bound))
+            lines.append(
+                Line(name, model["times"][: len(values)], values, model["placement"], bound)
+            )
     return lines
 
 
 def _remarks(model: JSONObject) -> list[str]:
     """What could not be computed, and warnings."""
     unreferenced = model.get("unreferenced")
-    why = unreferenced and f"the ODE to compare with could not be solved to the end, so that distances end early: {unreferenced}"
+    why = (
+        unreferenced
+        and f"the ODE to compare with could not be solved to the end, so that distances end early: {unreferenced}"
+    )
     return [*filter(None, (model.get("unbounded"), why)), *(model.get("warnings") or [])]
 
 
 def _theory(model: JSONObject) -> list[str]:
     """What the placement conserves, and why the paper's bound differs."""
-    said = {"conserved": model.get("law"), "the paper's bound": (model.get("bounds") or {}).get("seed_note")}
+    said = {
+        "conserved": model.get("law"),
+        "the paper's bound": (model.get("bounds") or {}).get("seed_note"),
+    }
     return [f"{what}: {words}" for what, words in said.items() if words]
 
 
 def _analyses(models: JSONObject) -> list[Chapter]:
     """Chapters of the analyses that the user asked for."""
-    tokens = [_tokens(name, model["lyapunov"]) for name, model in models.items() if model.get("lyapunov")]
+    tokens = [
+        _tokens(name, model["lyapunov"]) for name, model in models.items() if model.get("lyapunov")
+    ]
     spectra = {name: model["spectra"] for name, model in models.items() if model.get("spectra")}
-    without = [Words(f"{name}: {NO_SPECTRA}") for name, model in models.items() if model.get("spectra") == []]
-    parts = {name: model["contributions"] for name, model in models.items() if model.get("contributions")}
+    without = [
+        Words(f"{name}: {NO_SPECTRA}")
+        for name, model in models.items()
+        if model.get("spectra") == []
+    ]
+    parts = {
+        name: model["contributions"] for name, model in models.items() if model.get("contributions")
+    }
     return [
         Chapter("Exponents by input token", tokens),
         Chapter("Spectra of matrix products", [*_spectra(spectra), *without], picture="spectra"),
@@ -204,7 +262,9 @@ def _analyses(models: JSONObject) -> list[Chapter]:
     ]
 
 
-NO_SPECTRA = "no map of this model gives access to its heads or its matrices, so that there are no spectra"
+NO_SPECTRA = (
+    "no map of this model gives access to its heads or its matrices, so that there are no spectra"
+)
 
 
 def _tokens(name: str, found: JSONObject) -> ColouredText:
@@ -216,12 +276,16 @@ def _tokens(name: str, found: JSONObject) -> ColouredText:
         scale = "no token reaches it"
     tokens = [
         Token(visible(str(word)), colour, f"{digits(value)} (token {token})")
-        for word, colour, value, token in zip(found["words"], colours(known), known, found["tokens"], strict=True)
+        for word, colour, value, token in zip(
+            found["words"], colours(known), known, found["tokens"], strict=True
+        )
     ]
     return ColouredText(
-        f"{name}: growth rate of a small change of each input token j, log|dX_T[{found['reader']}]/dX_0[j]|/T, {scale}",
+        f"{name}: growth rate of a small change of each input token j,"
+        f" log|dX_T[{found['reader']}]/dX_0[j]|/T, {scale}",
         tokens,
-        "Red: the change grows on its way to the last token's state. Blue: it decays. Grey: it does not get there.",
+        "Red: the change grows on its way to the last token's state. Blue: it decays. Grey: it does"
+        " not get there.",
     )
 
 
@@ -238,7 +302,11 @@ def _spectra(spectra: Mapping[str, Sequence[JSONObject]]) -> list[Table | Plot]:
         Column("product", "; ".join(PRODUCTS.values())),
         Column("largest singular value", "over heads or experts", "sigma_max"),
         Column("largest eigenvalue", "in absolute value, over heads or experts", "|lambda|_max"),
-        Column("positive share", "share of the eigenvalues' sizes that those with positive real part have, mean over heads"),
+        Column(
+            "positive share",
+            "share of the eigenvalues' sizes that those with positive real part have, mean over"
+            " heads",
+        ),
     )
     rows = []
     charts = []
@@ -252,11 +320,20 @@ def _spectra(spectra: Mapping[str, Sequence[JSONObject]]) -> list[Table | Plot]:
             rows.append([name, segment, product, *sizes, Cell(f"{positive:.0%}", positive)])
         for product in PRODUCTS:
             own = [each for each in every if each["product"] == product]
-            real, imaginary = ([value for each in own for value in each[part]] for part in ("real", "imaginary"))
+            real, imaginary = (
+                [value for each in own for value in each[part]] for part in ("real", "imaginary")
+            )
             shade = [each["segment"] for each in own for _ in each["real"]]
             line = Line(name, real, imaginary, name, shade=shade)
             charts.append(
-                Plot(f"{name}: eigenvalues of {product}", "real part", "imaginary part", [line], log=False, kind="points")
+                Plot(
+                    f"{name}: eigenvalues of {product}",
+                    "real part",
+                    "imaginary part",
+                    [line],
+                    log=False,
+                    kind="points",
+                )
             )
     return [table(columns, rows, rows_shown=7 * len(spectra), alternate=True), *charts]
 
@@ -264,17 +341,35 @@ def _spectra(spectra: Mapping[str, Sequence[JSONObject]]) -> list[Table | Plot]:
 def _contributions(found: Mapping[str, JSONObject]) -> list[Table | Plot]:
     columns = (
         Column("part", "embedding, sublayers in order, offsets"),
-        Column("share of the last state", "mean over tokens: the shares sum to 1", "<part, X>/|X|^2"),
+        Column(
+            "share of the last state", "mean over tokens: the shares sum to 1", "<part, X>/|X|^2"
+        ),
         Column("size", "relative to the last state", "|part|/|X|"),
         Column("added to the logit", "of the target, less the mean logit: the parts sum to it"),
     )
     made: list[Table | Plot] = []
     for name, each in found.items():
         logit = each["logit"] or [None] * len(each["names"])
-        total = "sum of all", sum(each["state"]), None, sum(each["logit"]) if each["logit"] else None
+        total = (
+            "sum of all",
+            sum(each["state"]),
+            None,
+            sum(each["logit"]) if each["logit"] else None,
+        )
         rows = [*zip(each["names"], each["state"], each["size"], logit, strict=True), total]
         made.append(table(columns, rows, name, str(each.get("note") or ""), rows_shown=13))
-    for key, title in (("state", "share of the last state"), ("logit", "added to the target's logit")):
-        bars = [Line(name, list(range(len(each[key]))), each[key], name) for name, each in found.items() if each[key]]
-        made.append(Plot(title, "embedding, sublayers in order, offsets", title, bars, log=False, kind="bars"))
+    for key, title in (
+        ("state", "share of the last state"),
+        ("logit", "added to the target's logit"),
+    ):
+        bars = [
+            Line(name, list(range(len(each[key]))), each[key], name)
+            for name, each in found.items()
+            if each[key]
+        ]
+        made.append(
+            Plot(
+                title, "embedding, sublayers in order, offsets", title, bars, log=False, kind="bars"
+            )
+        )
     return made

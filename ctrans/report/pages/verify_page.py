@@ -5,16 +5,33 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ctrans.report.sections import Answer, Cell, Chapter, Column, Findings, JSONObject, Mark, Table, table
+from ctrans.report.sections import (
+    Answer,
+    Cell,
+    Chapter,
+    Column,
+    Findings,
+    JSONObject,
+    Mark,
+    Table,
+    table,
+)
 from ctrans.theory.all_statements import SECTIONS
 
-MARKS: dict[str, Mark] = {"as printed": "good", "sharpened": "good", "corrected": "note", "new": "good", "violated": "bad"}
+MARKS: dict[str, Mark] = {
+    "as printed": "good",
+    "sharpened": "good",
+    "corrected": "note",
+    "new": "good",
+    "violated": "bad",
+}
 FEW = 12
 """A terminal lists up to so many statements one by one; --verbose lists more."""
 VERDICT = Column(
     "verdict",
-    "as printed: the source's form holds; corrected: it fails and another form holds; sharpened: it holds, and so does a stronger form; "
-    "new: no source states it; violated: a form that should hold does not",
+    "as printed: the source's form holds; corrected: it fails and another form holds; sharpened: it"
+    " holds, and so does a stronger form; new: no source states it; violated: a form that should"
+    " hold does not",
 )
 COLUMNS = (
     "statement",
@@ -25,8 +42,9 @@ COLUMNS = (
     Column("fate of the printed form", detail=True),
     Column(
         "reached",
-        "the worst case: measured/bound − 1 for a bound, so that −0.1 is 10% of slack; a relative difference for an equality; how far a "
-        "slope, order or mean lies outside its range, negative inside",
+        "the worst case: measured/bound − 1 for a bound, so that −0.1 is 10% of slack; a relative"
+        " difference for an equality; how far a slope, order or mean lies outside its range,"
+        " negative inside",
     ),
     "cases",
     Column("seconds", detail=True),
@@ -44,7 +62,11 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
     found = [finding for each in models.values() for finding in each.get("findings") or []]
     sections = list(dict.fromkeys(each["section"] for _, each in statements))
     tables = [
-        table(COLUMNS, [_row(name, each) for name, each in statements if each["section"] == k], f"{k}. {SECTIONS[k]}")
+        table(
+            COLUMNS,
+            [_row(name, each) for name, each in statements if each["section"] == k],
+            f"{k}. {SECTIONS[k]}",
+        )
         for k in sections
     ]
     return [
@@ -62,15 +84,24 @@ def _answer(statements: list[tuple[str, Any]]) -> Answer:
     if counts["violated"]:
         names = ", ".join(name for name, each in statements if each["verdict"] == "violated")
         return Answer(f"{counts['violated']} of {many} did not hold: {names}.", "bad")
-    return Answer(f"No counterexample was found to any of {many} ({words}; {seconds:.0f} s). This is no proof of them.", "good")
+    return Answer(
+        f"No counterexample was found to any of {many} ({words}; {seconds:.0f} s). This is no proof"
+        " of them.",
+        "good",
+    )
 
 
 def _by_section(statements: list[tuple[str, Any]]) -> Table:
-    verdicts = [verdict for verdict in MARKS if any(each["verdict"] == verdict for _, each in statements)]
+    verdicts = [
+        verdict for verdict in MARKS if any(each["verdict"] == verdict for _, each in statements)
+    ]
     rows = []
     for k in dict.fromkeys(each["section"] for _, each in statements):
         counts = Counter(each["verdict"] for _, each in statements if each["section"] == k)
-        cells = (Cell(str(counts[v] or "–"), float(counts[v]), MARKS[v] if v == "violated" else "") for v in verdicts)
+        cells = (
+            Cell(str(counts[v] or "–"), float(counts[v]), MARKS[v] if v == "violated" else "")
+            for v in verdicts
+        )
         rows.append([f"{k}. {SECTIONS[k]}", *cells])
     meanings = dict(part.split(": ", 1) for part in VERDICT.meaning.split("; "))
     return table(["section", *(Column(v, meanings.get(v, "")) for v in verdicts)], rows)

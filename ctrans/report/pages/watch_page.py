@@ -56,7 +56,11 @@ WATCHED = {
     "routing": ("experts used", "share of the experts"),
 }
 """What a monitor sees by depth: a title, and the figure in words."""
-ALONG = {"state": "sublayers done", "sublayer": "sublayer", "head": "head, counted through the depth"}
+ALONG = {
+    "state": "sublayers done",
+    "sublayer": "sublayer",
+    "head": "head, counted through the depth",
+}
 """The axis along the depth, by a gauge's scope."""
 DRAWN = ("rms", "gradient", "logit", "update", "step_share", "velocity")
 """Figures by depth that the picture shows."""
@@ -72,22 +76,43 @@ EARLY, LATE = slice(-12), slice(-12, None)
 
 
 def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
-    """How each run goes and what was found, its last figures, charts over the steps and by depth."""
+    """How each run goes and what was found, its last figures, charts over the steps and by
+    depth.
+    """
     runs = {name or "run": _with_findings(each) for name, each in models.items()}
-    unseen = [f"{name}: {words}" if len(runs) > 1 else words for name, run in runs.items() for words in _not_seen(run)]
+    unseen = [
+        f"{name}: {words}" if len(runs) > 1 else words
+        for name, run in runs.items()
+        for words in _not_seen(run)
+    ]
     found, older = _found(runs)
-    drawn, others = ([_by_depth(runs, gauge) for gauge in WATCHED if (gauge in DRAWN) == is_drawn] for is_drawn in (True, False))
+    drawn, others = (
+        [_by_depth(runs, gauge) for gauge in WATCHED if (gauge in DRAWN) == is_drawn]
+        for is_drawn in (True, False)
+    )
     several = len(runs) > 1
     return [
-        Chapter("Progress", [*(_answer(name if several else "", run) for name, run in runs.items()), _runs(runs)]),
-        Chapter("Not seen", [Words("These figures could not be measured:", unseen)] if unseen else []),
+        Chapter(
+            "Progress",
+            [*(_answer(name if several else "", run) for name, run in runs.items()), _runs(runs)],
+        ),
+        Chapter(
+            "Not seen", [Words("These figures could not be measured:", unseen)] if unseen else []
+        ),
         Chapter("Findings", found),
         Chapter("Earlier findings", older, folded=True),
         Chapter(
-            "What moved first", [part for name, run in runs.items() if run.get("why") for part in _why(run)], picture="watch"
+            "What moved first",
+            [part for name, run in runs.items() if run.get("why") for part in _why(run)],
+            picture="watch",
         ),
-        Chapter("Last figures", [_figures(name if several else "", run) for name, run in runs.items() if run["steps"]]),
-        Chapter("Over the steps", [_over_time(runs, gauge) for gauge in OVER_TIME], picture="watch"),
+        Chapter(
+            "Last figures",
+            [_figures(name if several else "", run) for name, run in runs.items() if run["steps"]],
+        ),
+        Chapter(
+            "Over the steps", [_over_time(runs, gauge) for gauge in OVER_TIME], picture="watch"
+        ),
         Chapter("By depth", drawn, picture="watch"),
         Chapter("Further figures by depth", others, folded=True),
         Chapter("About the slider", [Words(_slider(runs))], folded=True),
@@ -103,38 +128,75 @@ def _why(run: JSONObject) -> list[Section]:
         later = "The loss did not leave its past for three reports"
     else:
         later = f"The loss left its past at step {loss:,}"
-    rule = f"the 6-sigma rule {'never warned' if sigma is None else f'first warned at step {sigma:,}'}"
+    rule = (
+        f"the 6-sigma rule {'never warned' if sigma is None else f'first warned at step {sigma:,}'}"
+    )
     reports = len(run["steps"])
     if reports < LEAST + 2:
         return [
-            Words(f"{reports} reports cannot say what moved first: {LEAST} must come before the fault. Give a smaller every=.")
+            Words(
+                f"{reports} reports cannot say what moved first: {LEAST} must come before the"
+                " fault. Give a smaller every=."
+            )
         ]
     if not found:
         return [
-            Words(f"No gauge left its past. A fault that is there from the first step leaves no trace here. {later}; {rule}.")
+            Words(
+                "No gauge left its past. A fault that is there from the first step leaves no trace"
+                f" here. {later}; {rule}."
+            )
         ]
     first = found[0]
-    said = f"First, at step {first['step']:,}: {first['place']}, {GAUGES[first['gauge']].description}. {later}; {rule}."
-    events = [(float(step), name) for step, name in ((loss, "loss"), (sigma, "6 sigma")) if step is not None]
+    said = (
+        f"First, at step {first['step']:,}: {first['place']}, {GAUGES[first['gauge']].description}."
+        f" {later}; {rule}."
+    )
+    events = [
+        (float(step), name)
+        for step, name in ((loss, "loss"), (sigma, "6 sigma"))
+        if step is not None
+    ]
     bars = [
         Line(f"{i}. {each['place']}: {each['gauge']}", [each["step"], run["steps"][-1]], [i, i])
         for i, each in enumerate(found[:TIMELINE], 1)
     ]
     order = Plot(
-        "What left its past", "training step", "order", bars, "Each line begins where it left its past.", log=False, events=events
+        "What left its past",
+        "training step",
+        "order",
+        bars,
+        "Each line begins where it left its past.",
+        log=False,
+        events=events,
     )
-    columns = ["step", "place", "figure", Column("times", "the figure over the median of its past"), Column("deviations", RULE)]
-    rows = [[each["step"], each["place"], each["gauge"], each["times"], each["deviations"]] for each in found[:MOST_FINDINGS]]
+    columns = [
+        "step",
+        "place",
+        "figure",
+        Column("times", "the figure over the median of its past"),
+        Column("deviations", RULE),
+    ]
+    rows = [
+        [each["step"], each["place"], each["gauge"], each["times"], each["deviations"]]
+        for each in found[:MOST_FINDINGS]
+    ]
     return [Words(said), order, table(columns, rows)]
 
 
 def _with_findings(run: JSONObject) -> JSONObject:
     """The run, each finding with its step before its place."""
-    return {**run, "findings": [{**each, "place": f"step {each['step']}: {each['place']}"} for each in run["findings"]]}
+    return {
+        **run,
+        "findings": [
+            {**each, "place": f"step {each['step']}: {each['place']}"} for each in run["findings"]
+        ],
+    }
 
 
 def _answer(name: str, run: JSONObject) -> Answer:
-    """How far it is, how fast, how long it will take, how it ended, and the worst that was found."""
+    """How far it is, how fast, how long it will take, how it ended, and the worst that was
+    found.
+    """
     known = [finding["severity"] for finding in run["findings"]]
     counts = ", ".join(f"{known.count(severity)} {severity}" for severity in dict.fromkeys(known))
     if known:
@@ -142,7 +204,9 @@ def _answer(name: str, run: JSONObject) -> Answer:
     else:
         found = "no findings"
     parts = [*_progress(run), run["ended"] or "still running, or killed"]
-    return Answer(f"{name}{': ' * bool(name)}{', '.join(parts)}; {found}.", mark_of(run["findings"]))
+    return Answer(
+        f"{name}{': ' * bool(name)}{', '.join(parts)}; {found}.", mark_of(run["findings"])
+    )
 
 
 def _progress(run: JSONObject) -> list[str]:
@@ -194,7 +258,10 @@ def _not_seen(run: JSONObject) -> list[str]:
     """What the run, its last report and its last probe could not look at, and why."""
     last = (run["probes"] or [{}])[-1].get("unknown") or {}
     known = {**(run.get("unknown") or {}), **last}
-    return [*filter(None, [run["log"].get("unseen")]), *(f"{where}: {why}" for where, why in known.items())]
+    return [
+        *filter(None, [run["log"].get("unseen")]),
+        *(f"{where}: {why}" for where, why in known.items()),
+    ]
 
 
 def _found(runs: JSONObject) -> tuple[list[Findings], list[Findings]]:
@@ -239,7 +306,10 @@ def _figures(name: str, run: JSONObject) -> Table:
         "median",
         "largest",
         Column("by depth", "from the first sublayer to the last, at the last report"),
-        Column("largest over time", "the largest value over the depth, from the first report to the last"),
+        Column(
+            "largest over time",
+            "the largest value over the depth, from the first report to the last",
+        ),
     ]
     return table(columns, rows, name)
 
@@ -255,7 +325,12 @@ def sparkline(values: Sequence[float] | np.ndarray, width: int) -> str:
     array = np.asarray(values, dtype=float)
     parts = np.array_split(array, min(width, len(array)))
     with np.errstate(over="ignore"):
-        means = np.array([part[np.isfinite(part)].mean() if np.isfinite(part).any() else math.nan for part in parts])
+        means = np.array(
+            [
+                part[np.isfinite(part)].mean() if np.isfinite(part).any() else math.nan
+                for part in parts
+            ]
+        )
     known = means[np.isfinite(means)]
     if not len(known):
         return "x" * len(means)
@@ -265,11 +340,16 @@ def sparkline(values: Sequence[float] | np.ndarray, width: int) -> str:
     low = known.min() / 2
     span = known.max() / 2 - known.min() / 2
     levels = [(value / 2 - low) / (span or 1.0) for value in means]
-    return "".join("x" if not math.isfinite(value) else BARS[min(len(BARS) - 1, int(value * len(BARS)))] for value in levels)
+    return "".join(
+        "x" if not math.isfinite(value) else BARS[min(len(BARS) - 1, int(value * len(BARS)))]
+        for value in levels
+    )
 
 
 def _over_time(runs: JSONObject, gauge: str) -> Plot:
-    """A figure of the whole run, with a line where each kind of serious finding was first reported."""
+    """A figure of the whole run, with a line where each kind of serious finding was first
+    reported.
+    """
     title, unit = OVER_TIME[gauge]
     lines = [
         Line(name, run["steps"], values)
@@ -277,14 +357,27 @@ def _over_time(runs: JSONObject, gauge: str) -> Plot:
         if len(values := run["history"]["over_time"].get(gauge, ())) > 1
     ]
     first: dict[str, float] = {}
-    for finding in (finding for run in runs.values() for finding in run["findings"] if finding["severity"] != "note"):
+    for finding in (
+        finding
+        for run in runs.values()
+        for finding in run["findings"]
+        if finding["severity"] != "note"
+    ):
         first.setdefault(finding["check"], float(finding["step"]))
     if gauge in ("loss", "gradient_norm"):
         events = [(step, check) for check, step in first.items()]
     else:
         events = []
     says = GAUGES[gauge].description
-    return Plot(title, "training step", unit, lines, says, log=gauge not in ("loss", "highest_loss"), events=events)
+    return Plot(
+        title,
+        "training step",
+        unit,
+        lines,
+        says,
+        log=gauge not in ("loss", "highest_loss"),
+        events=events,
+    )
 
 
 def _by_depth(runs: JSONObject, gauge: str) -> Plot:
@@ -294,14 +387,27 @@ def _by_depth(runs: JSONObject, gauge: str) -> Plot:
     steps = sorted({step for run in shown.values() for step in run["history"]["steps"]})
     moments = [steps[i] for i in kept_reports(len(steps), MOMENTS)]
     places = {name: len(run["history"]["by_depth"][gauge][-1]) for name, run in shown.items()}
-    frames = {f"{step:,}": [_until(run["history"], gauge, step, places[name]) for name, run in shown.items()] for step in moments}
+    frames = {
+        f"{step:,}": [
+            _until(run["history"], gauge, step, places[name]) for name, run in shown.items()
+        ]
+        for step in moments
+    }
     if frames:
         last = list(frames.values())[-1]
     else:
         last = []
     lines = [Line(name, list(range(len(y))), y) for name, y in zip(shown, last, strict=True)]
     scope = ALONG[GAUGES[gauge].scope]
-    return Plot(title.capitalize(), scope, unit, lines, GAUGES[gauge].description, frames=frames, over="Training step")
+    return Plot(
+        title.capitalize(),
+        scope,
+        unit,
+        lines,
+        GAUGES[gauge].description,
+        frames=frames,
+        over="Training step",
+    )
 
 
 def _until(history: JSONObject, gauge: str, step: int, places: int) -> Sequence[float | None]:
@@ -311,7 +417,9 @@ def _until(history: JSONObject, gauge: str, step: int, places: int) -> Sequence[
 
 
 def _slider(runs: JSONObject) -> str:
-    kept = ", ".join(f"{len(each['history']['steps'])} of {len(each['steps'])}" for each in runs.values())
+    kept = ", ".join(
+        f"{len(each['history']['steps'])} of {len(each['steps'])}" for each in runs.values()
+    )
     return (
         f"The slider moves over {kept} reports of the log, which keeps fewer of the older ones. "
         "The vertical axis does not change while the slider moves."

@@ -17,7 +17,10 @@ def _exported(models: JSONObject) -> list[Chapter]:
     parts = list[Answer | Words]()
     for name, each in models.items():
         written = f"Wrote the model as {each['family']} to {each['directory']}."
-        parts += [Answer(f"{name}: {written}" if name else written, "good"), Words("Files:", each["files"])]
+        parts += [
+            Answer(f"{name}: {written}" if name else written, "good"),
+            Words("Files:", each["files"]),
+        ]
     return [Chapter("Export", parts)]
 
 
@@ -25,5 +28,7 @@ def _generated(models: JSONObject) -> list[Chapter]:
     """The continuations."""
     samples = [sample for each in models.values() for sample in each["samples"]]
     rows = [[each["seed"], each["text"], len(each["tokens"]), each["seconds"]] for each in samples]
-    answer = Answer(f"{len(samples)} continuation{'s' * (len(samples) != 1)} of the prompt.", "good")
+    answer = Answer(
+        f"{len(samples)} continuation{'s' * (len(samples) != 1)} of the prompt.", "good"
+    )
     return [Chapter("Continuations", [answer, table(["seed", "text", "tokens", "seconds"], rows)])]

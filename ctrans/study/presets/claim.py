@@ -144,7 +144,14 @@ def effect(contrast: Contrast, runs: FinishedRuns) -> Effect:
         mean = fmean(values)
     else:
         mean = math.nan
-    return Effect(contrast.says, contrast.figure, len(values), mean, *mean_interval(values), rows_to_decide(values))
+    return Effect(
+        contrast.says,
+        contrast.figure,
+        len(values),
+        mean,
+        *mean_interval(values),
+        rows_to_decide(values),
+    )
 
 
 def judge(
@@ -166,7 +173,9 @@ def judge(
         verdict = NOT_REPRODUCED
     else:
         verdict = UNDECIDED
-    return Verdict(claim, source, verdict if learned else UNDECIDED, effects, notes, best, depthless_loss)
+    return Verdict(
+        claim, source, verdict if learned else UNDECIDED, effects, notes, best, depthless_loss
+    )
 
 
 def _best_loss(runs: FinishedRuns) -> float | None:

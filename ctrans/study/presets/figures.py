@@ -32,13 +32,18 @@ def _loss(run: Finished) -> float | None:
     return loss
 
 
-def _trained(measure: str, name: str, figure: Callable[..., float | None], *, change: bool = False) -> Figure:
+def _trained(
+    measure: str, name: str, figure: Callable[..., float | None], *, change: bool = False
+) -> Figure:
     """A figure of a measure by depth of the trained model. With `change`, `figure` gets the measure
     before the training and after it.
     """
 
     def of_run(run: Finished) -> float | None:
-        found = [run.result.trained.get(when, {}).get(measure) for when in (("before", "after") if change else ("after",))]
+        found = [
+            run.result.trained.get(when, {}).get(measure)
+            for when in (("before", "after") if change else ("after",))
+        ]
         if all(isinstance(each, dict) for each in found):
             return figure(*(each[name] for each in found))
         return None
@@ -67,16 +72,26 @@ FIGURES: dict[str, Figure] = {
     "loss": _loss,
     # p of mean|X_k| ~ k^p from the middle of the depth to its end
     "growth exponent": _trained(
-        "moments", "mean_abs", lambda size: math.log2(size[-1] / size[len(size) // 2]) if size[-1] > 0 else None
+        "moments",
+        "mean_abs",
+        lambda size: math.log2(size[-1] / size[len(size) // 2]) if size[-1] > 0 else None,
     ),
     # of the last state's variance
-    "variance grown": _trained("moments", "variance", lambda before, after: _decades(before[-1], after[-1]), change=True),
+    "variance grown": _trained(
+        "moments", "variance", lambda before, after: _decades(before[-1], after[-1]), change=True
+    ),
     # of the largest ratio of a largest to a median entry
-    "massive grown": _trained("massive", "ratio", lambda before, after: _decades(max(before), max(after)), change=True),
+    "massive grown": _trained(
+        "massive", "ratio", lambda before, after: _decades(max(before), max(after)), change=True
+    ),
     # log10 of the last state's mean absolute entry
-    "size": _trained("moments", "mean_abs", lambda size: math.log10(size[-1]) if size[-1] > 0 else None),
+    "size": _trained(
+        "moments", "mean_abs", lambda size: math.log10(size[-1]) if size[-1] > 0 else None
+    ),
     "theta": _trained("attention", "theta", fmean),
-    "theta drift": _trained("attention", "theta", lambda before, after: _drift(_logs(before), _logs(after)), change=True),
+    "theta drift": _trained(
+        "attention", "theta", lambda before, after: _drift(_logs(before), _logs(after)), change=True
+    ),
     "S drift": _trained("attention", "log_S", _drift, change=True),
 }
 """Figures by name: functions of a run."""

@@ -30,7 +30,10 @@ __all__ = [
     "TrainerCallback",
     "read_log",
 ]
-_HOMES = {"LightningCallback": "ctrans.training.monitor.lightning", "TrainerCallback": "ctrans.training.monitor.trainer"}
+_HOMES = {
+    "LightningCallback": "ctrans.training.monitor.lightning",
+    "TrainerCallback": "ctrans.training.monitor.trainer",
+}
 
 if not TYPE_CHECKING:
 

@@ -1,8 +1,8 @@
 """Alarms: the checks of a training, each with a measurement of the training's past.
 
 A new alarm is one entry of `ALARMS`: its texts, and a function of the past and the limits as in
-`ctrans.training.monitor.past_checks`. `Monitor(..., limits={"attention logits grow": {"limit": 100}})`
-changes limits for a run.
+`ctrans.training.monitor.past_checks`. `Monitor(..., limits={"attention logits grow": {"limit":
+100}})` changes limits for a run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from ctrans.training.monitor.past import Array, Past
 from ctrans.training.monitor.past_checks import Limits, Sighting
 from solvers import ConfigError, shown, unknown
 
-SET = "our choice, set on one half of the runs of benchmarks/warning_study.py and tested on the other"
+SET = (
+    "our choice, set on one half of the runs of benchmarks/warning_study.py and tested on the other"
+)
 PROBED = ("preconditioned_over_edge",)
 """The figures of probes that checks judge. All other checks judge gauges."""
 REMEMBERED = 3
@@ -49,8 +51,8 @@ ALARMS = Checks(
             "broken",
             f"no figure may be inf or nan{tried(2, 2)}",
             "A step with it makes every weight nan.",
-            "Go on from the last checkpoint, and skip the batches since then. If it comes again: a wider dtype, a smaller loss scale or a "
-            "lower learning rate.",
+            "Go on from the last checkpoint, and skip the batches since then. If it comes again: a"
+            " wider dtype, a smaller loss scale or a lower learning rate.",
             measure=past_checks.not_finite,
         ),
         "near the end of float16": Check(
@@ -68,7 +70,8 @@ ALARMS = Checks(
             "softmaxes one upon another at the end of the loss's graph",
             "serious",
             f"cross-entropy has one{tried(2, 2)}",
-            "The logits are between 0 and 1, so no probability can be near 1. The loss stays high, and gradients vanish.",
+            "The logits are between 0 and 1, so no probability can be near 1. The loss stays high,"
+            " and gradients vanish.",
             "Give the loss the logits: remove the softmax before it.",
             limits={"limit": 1.0},
             measure=past_checks.beyond("softmaxes"),
@@ -79,8 +82,9 @@ ALARMS = Checks(
             "note",
             "gradients of a step start from zero",
             "Each step follows the sum of earlier gradients too.",
-            "Call optimizer.zero_grad() in each step. If you add up gradients of several passes, call monitor.step only before the "
-            "optimiser's step. A loop with several backward passes in a step, as for a GAN or a penalty, may mean to.",
+            "Call optimizer.zero_grad() in each step. If you add up gradients of several passes,"
+            " call monitor.step only before the optimiser's step. A loop with several backward"
+            " passes in a step, as for a GAN or a penalty, may mean to.",
             limits={"limit": 0.0, "reports": 2},
             measure=past_checks.beyond("earlier_gradient"),
         ),
@@ -90,8 +94,9 @@ ALARMS = Checks(
             "serious",
             f"1e-3 is usual (Karpathy); limit: {SET}{tried(2, 0)}",
             "A few steps replace a layer's weights.",
-            "Go back to the start or to a checkpoint from before. Lower the learning rate so that a step after the warm-up changes 1% of "
-            "a sublayer's length. (In healthy runs of benchmarks/clinic it is 0.2% to 1.3%.)",
+            "Go back to the start or to a checkpoint from before. Lower the learning rate so that a"
+            " step after the warm-up changes 1% of a sublayer's length. (In healthy runs of"
+            " benchmarks/clinic it is 0.2% to 1.3%.)",
             limits={"limit": 0.12, "reports": 1},
             measure=past_checks.beyond("update", past_checks.median_by_depth),
         ),
@@ -100,9 +105,10 @@ ALARMS = Checks(
             "|W' - W|/|W| of one step, for the weights outside of the blocks",
             "serious",
             f"{OURS}: 0.001 to 0.021 in healthy open runs of benchmarks/clinic{tried(2, 2)}",
-            "The embedding, or the head, runs away from the blocks, which then read other states at each step.",
-            "Go back to the start or to a checkpoint from before. Lower the learning rate of the embedding and the head to that of the "
-            "blocks or below.",
+            "The embedding, or the head, runs away from the blocks, which then read other states at"
+            " each step.",
+            "Go back to the start or to a checkpoint from before. Lower the learning rate of the"
+            " embedding and the head to that of the blocks or below.",
             limits={"limit": 0.1, "reports": 1},
             measure=past_checks.beyond("update_outside"),
         ),
@@ -110,10 +116,11 @@ ALARMS = Checks(
             "logit",
             "largest |attention score|",
             "note",
-            f"Wortsman et al. 2023 (arXiv 2309.14322), Zhai et al. 2023 (arXiv 2303.06296); limits: {SET}",
+            "Wortsman et al. 2023 (arXiv 2309.14322), Zhai et al. 2023 (arXiv 2303.06296); limits:"
+            f" {SET}",
             "Attention's rows become one-hot. Their gradients are then zero or huge.",
-            "Go on with W_Q and W_K of the size of before, and scale them back after each step at which they are larger (as QK-clip "
-            "does), or use QK-norm (--qk-norm).",
+            "Go on with W_Q and W_K of the size of before, and scale them back after each step at"
+            " which they are larger (as QK-clip does), or use QK-norm (--qk-norm).",
             limits={"low": 15.0, "limit": 50.0, **_GROWTH},
             measure=past_checks.grows("logit"),
         ),
@@ -122,7 +129,8 @@ ALARMS = Checks(
             "|log Z - log V|",
             "serious",
             f"Chowdhery et al. 2022 (PaLM, z-loss), Wortsman et al. 2023; limits: {SET}",
-            "The logits leave the range in which the softmax is exact. Late in a training this ends in divergence.",
+            "The logits leave the range in which the softmax is exact. Late in a training this ends"
+            " in divergence.",
             "Use the z-loss, weight decay, or a lower learning rate.",
             limits={"low": 15.0, "limit": 30.0, **_GROWTH},
             measure=past_checks.grows("log_z", _off_guessing),
@@ -133,20 +141,27 @@ ALARMS = Checks(
             "serious",
             SET,
             "What sublayers add becomes negligible, and every step of the ODE becomes small.",
-            "Use a lower learning rate for the embedding, a longer warm-up, weight decay on it, or a norm behind it.",
+            "Use a lower learning rate for the embedding, a longer warm-up, weight decay on it, or"
+            " a norm behind it.",
             limits={"low": 25.0, "limit": 100.0, **_GROWTH},
-            measure=past_checks.grows("rms", lambda values, past: past_checks.over_first(values, past, "rms")[:, :1]),
+            measure=past_checks.grows(
+                "rms", lambda values, past: past_checks.over_first(values, past, "rms")[:, :1]
+            ),
         ),
         "hidden states grow too large": Check(
             "rms",
             "rms of a state over that of the first report",
             "serious",
-            f"Kan et al. (arXiv 2510.09904): states grow in proportion to weights, or not at all; limits: {SET}{tried(1, 1)}",
+            "Kan et al. (arXiv 2510.09904): states grow in proportion to weights, or not at all;"
+            f" limits: {SET}{tried(1, 1)}",
             "States overflow in half precision, and late blocks have no effect.",
-            "Give the last maps of attention and FFN their size of before, and scale them back after each step at which they are larger. "
-            "In a new training: a norm behind each sublayer (placement peri).",
+            "Give the last maps of attention and FFN their size of before, and scale them back"
+            " after each step at which they are larger. In a new training: a norm behind each"
+            " sublayer (placement peri).",
             limits={"low": 400.0, "limit": 3000.0, **_GROWTH, "ahead": 1.0},
-            measure=past_checks.grows("rms", lambda values, past: past_checks.over_first(values, past, "rms")),
+            measure=past_checks.grows(
+                "rms", lambda values, past: past_checks.over_first(values, past, "rms")
+            ),
         ),
         "gradients explode by depth": Check(
             "costate",
@@ -154,7 +169,8 @@ ALARMS = Checks(
             "serious",
             "the screening's limit on the condition of the backward pass (Kan's step 3)",
             "Early blocks change fast while late ones learn.",
-            "Use a warm-up, a norm inside the residual branch (placement pre or peri), smaller initial weights, or a smaller dt.",
+            "Use a warm-up, a norm inside the residual branch (placement pre or peri), smaller"
+            " initial weights, or a smaller dt.",
             limits={"limit": 100.0, "reports": 1},
             measure=partial(past_checks.by_depth, exploding=True),
         ),
@@ -164,30 +180,35 @@ ALARMS = Checks(
             "serious",
             f"the screening's condition, whose limit is 0.1; this one: {SET}",
             "Early blocks keep their initial weights.",
-            "Use a norm inside the residual branch (placement pre or peri), a warm-up, or fewer blocks.",
+            "Use a norm inside the residual branch (placement pre or peri), a warm-up, or fewer"
+            " blocks.",
             limits={"limit": 3e-4, "reports": 2},
             measure=partial(past_checks.by_depth, exploding=False),
         ),
         "updates near zero": Check(
             "update",
-            "the difference of |W' - W|/|W| and the decay of one step, over the learning rate of these weights, for the median sublayer",
+            "the difference of |W' - W|/|W| and the decay of one step, over the learning rate of"
+            " these weights, for the median sublayer",
             "serious",
-            f"{OURS}: Adam moves an entry by a tenth of the rate or more, and weights have an rms below 1; 1 to 8 in healthy open runs "
-            f"of benchmarks/clinic, by the largest rate of all weights{tried(2, 2)}",
+            f"{OURS}: Adam moves an entry by a tenth of the rate or more, and weights have an rms"
+            " below 1; 1 to 8 in healthy open runs of benchmarks/clinic, by the largest rate of"
+            f" all weights{tried(2, 2)}",
             "Nothing is learned, whatever the rate is.",
-            "Check Adam's eps (1e-8 is usual), the loss's scale against that of the gradients, and the weights' dtype: in bfloat16 small "
-            "steps are rounded away.",
+            "Check Adam's eps (1e-8 is usual), the loss's scale against that of the gradients, and"
+            " the weights' dtype: in bfloat16 small steps are rounded away.",
             limits={"limit": 0.05, "reports": 3},
             measure=past_checks.slow,
         ),
         "targets leak": Check(
             "foreseen",
-            "share of tokens whose likeliest successor is the next token, if attention reads later tokens; else the token itself",
+            "share of tokens whose likeliest successor is the next token, if attention reads later"
+            " tokens; else the token itself",
             "serious",
-            f"{OURS}: a causal model of text names its own token at 0.2 to 0.3 in healthy open runs of benchmarks/clinic{tried(3, 2)}",
+            f"{OURS}: a causal model of text names its own token at 0.2 to 0.3 in healthy open runs"
+            f" of benchmarks/clinic{tried(3, 2)}",
             "The model copies what it has to predict. Its loss falls, and it has learned nothing.",
-            "Mask later tokens (is_causal=True). Shift the labels by one: the target of a token is the next one. "
-            "Do nothing if a prefix is meant to read itself.",
+            "Mask later tokens (is_causal=True). Shift the labels by one: the target of a token is"
+            " the next one. Do nothing if a prefix is meant to read itself.",
             limits={"limit": 0.9, "margin": 0.05, "reads": 1e-3, "reports": 3},
             measure=past_checks.leak,
         ),
@@ -197,8 +218,9 @@ ALARMS = Checks(
             "note",
             f"ignite's GradMonitor, llm-foundry; limits: {SET}{tried(1, 0)}",
             "One batch moves the weights, and Adam's moments for a long time after.",
-            "Inspect that batch. If other batches spike too, look for the cause in the loss, the learning rate and the attention logits: "
-            "going back and skipping a batch removes none of these.",
+            "Inspect that batch. If other batches spike too, look for the cause in the loss, the"
+            " learning rate and the attention logits: going back and skipping a batch removes none"
+            " of these.",
             limits={"factor": 8.0, **_SPIKE},
             measure=past_checks.gradient_spike,
         ),
@@ -206,10 +228,12 @@ ALARMS = Checks(
             "loss",
             "the smallest loss of the last steps against the largest of the 64 before",
             "serious",
-            f"{OURS}: by chance, losses of one distribution are so ordered once in 10 million stretches{tried(4, 4)}",
-            "The data, the labels or the code are not what they were, or the model has lost what it had learned.",
-            "Go back to a checkpoint from before. Compare what the loop reads since then with what it read before (labels, tokenizer, "
-            "order of data), and go on with the former.",
+            f"{OURS}: by chance, losses of one distribution are so ordered once in 10 million"
+            f" stretches{tried(4, 4)}",
+            "The data, the labels or the code are not what they were, or the model has lost what it"
+            " had learned.",
+            "Go back to a checkpoint from before. Compare what the loop reads since then with what"
+            " it read before (labels, tokenizer, order of data), and go on with the former.",
             limits={"recent": 5, "window": 64, "least": 32},
             measure=past_checks.risen,
         ),
@@ -219,7 +243,8 @@ ALARMS = Checks(
             "serious",
             f"llm-foundry's KillLossSpike; limits: {SET}",
             "The model has lost what it had learned, or met a batch unlike the others.",
-            "Inspect that batch. Go back to a checkpoint from before, and skip the batches since then.",
+            "Inspect that batch. Go back to a checkpoint from before, and skip the batches since"
+            " then.",
             limits={"factor": 12.0, "floor": 0.05, **_SPIKE},
             measure=past_checks.loss_spike,
         ),
@@ -228,7 +253,8 @@ ALARMS = Checks(
             _MOMENTS,
             "note",
             "Wortsman et al. 2023 (arXiv 2304.13013): spikes follow values above 2.3",
-            "The second moments remember smaller gradients, so a step has that many times the learning rate.",
+            "The second moments remember smaller gradients, so a step has that many times the"
+            " learning rate.",
             "Use a smaller beta_2 (0.95), clipping, StableAdamW, or a lower learning rate.",
             limits={"limit": 3.0, "reports": 4},
             measure=past_checks.beyond("adam_gradient_ratio", past_checks.median_by_depth),
@@ -238,18 +264,23 @@ ALARMS = Checks(
             _MOMENTS,
             "note",
             OURS,
-            "The second moments remember larger gradients, so a step is far smaller than the learning rate.",
-            "Find out why the gradients became smaller: a loss near 0 (do targets leak?), data that repeat, or a loss scale. A smaller "
-            "beta_2 makes the steps longer, and cures none of these.",
+            "The second moments remember larger gradients, so a step is far smaller than the"
+            " learning rate.",
+            "Find out why the gradients became smaller: a loss near 0 (do targets leak?), data that"
+            " repeat, or a loss scale. A smaller beta_2 makes the steps longer, and cures none of"
+            " these.",
             limits={"limit": 0.15, "reports": 3},
-            measure=past_checks.beyond("adam_gradient_ratio", past_checks.median_by_depth, below=True),
+            measure=past_checks.beyond(
+                "adam_gradient_ratio", past_checks.median_by_depth, below=True
+            ),
         ),
         "Adam remembers too long": Check(
             "adam_memory",
             "1/(1 - beta_2), in steps",
             "note",
             f"{OURS}: usual are 20 to 1000 (beta_2 of 0.95 to 0.999)",
-            "Large gradients of long ago make steps short, and a sudden larger one meets small second moments.",
+            "Large gradients of long ago make steps short, and a sudden larger one meets small"
+            " second moments.",
             "Use a beta_2 of 0.95 to 0.999.",
             limits={"limit": 5000.0},
             measure=past_checks.beyond("adam_memory"),
@@ -286,23 +317,26 @@ ALARMS = Checks(
         ),
         "dead layer": Check(
             "velocity",
-            "a sublayer's velocity or gradient over the median sublayer's, or the share of its velocity that differs by token",
+            "a sublayer's velocity or gradient over the median sublayer's, or the share of its"
+            " velocity that differs by token",
             "note",
             OURS,
             "The layer adds nothing, or learns nothing.",
-            "Look for a path cut by detach(), and remove it. Set gains near 0 back to 1. Draw units that are always off again, with output "
-            "weights of 0.",
+            "Look for a path cut by detach(), and remove it. Set gains near 0 back to 1. Draw units"
+            " that are always off again, with output weights of 0.",
             limits={"limit": 1e-4, "same": 1e-3, "reports": 2},
             measure=past_checks.dead,
         ),
         "sublayer outgrows its past": Check(
             "velocity",
-            "a sublayer's velocity over the median of its reports before, over that of the median sublayer",
+            "a sublayer's velocity over the median of its reports before, over that of the median"
+            " sublayer",
             "note",
-            f"{OURS}: at most 3.9 in 8 healthy trainings of the open half of benchmarks/clinic, at least 28 after weights times 50 with no "
-            "norm behind",
+            f"{OURS}: at most 3.9 in 8 healthy trainings of the open half of benchmarks/clinic, at"
+            " least 28 after weights times 50 with no norm behind",
             "One sublayer outweighs the others, as after a weight was changed from outside.",
-            "Compare the weights with those of the last checkpoint (`ctrans diagnose OLD NEW`), and restore what nobody meant to change.",
+            "Compare the weights with those of the last checkpoint (`ctrans diagnose OLD NEW`), and"
+            " restore what nobody meant to change.",
             limits={"limit": 10.0, "reports": 2, "least": 12},
             measure=past_checks.outgrown,
         ),
@@ -312,7 +346,8 @@ ALARMS = Checks(
             "note",
             "any matrix that no step moves, where most sublayers have none",
             "These matrices keep their weights.",
-            "Give its parameters to the optimiser. Check requires_grad, and whether it was made after the optimiser.",
+            "Give its parameters to the optimiser. Check requires_grad, and whether it was made"
+            " after the optimiser.",
             limits={"share": 0.34, "reports": 2},
             measure=past_checks.frozen,
         ),
@@ -322,7 +357,8 @@ ALARMS = Checks(
             "note",
             "Shazeer et al. 2017 (arXiv 1701.06538): load balancing",
             "Few experts are trained. The others keep their initial weights.",
-            "Draw the router's weights again, and use a load-balancing loss or bias, noise on the router, or a router z-loss.",
+            "Draw the router's weights again, and use a load-balancing loss or bias, noise on the"
+            " router, or a router z-loss.",
             limits={"limit": 0.3, "reports": 2},
             measure=past_checks.beyond("routing", below=True),
         ),

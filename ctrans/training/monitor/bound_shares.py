@@ -30,7 +30,9 @@ def bound_shares(
             bound = map_bounds[k]
         else:
             bound = None
-        known = ("longest", k) in values and not any(hasattr(weight, "full_tensor") for weight in part.parameters())
+        known = ("longest", k) in values and not any(
+            hasattr(weight, "full_tensor") for weight in part.parameters()
+        )
         if not known or (part.output_norm is None and part.image is None and bound is None):
             continue
         limit = velocity_bound(part, values.get(("radius", k), [math.nan])[0], bound)
@@ -38,7 +40,9 @@ def bound_shares(
             slack = 1.0
         else:
             slack = dropped(part)
-        shares["bound_share", k] = [values["longest", k][0] / (slack * limit) if limit > 0 else math.nan]
+        shares["bound_share", k] = [
+            values["longest", k][0] / (slack * limit) if limit > 0 else math.nan
+        ]
     return shares
 
 
@@ -52,7 +56,11 @@ def dropped(sublayer: Sublayer) -> float:
     factor = 1.0
     for part in sublayer.field.modules():
         if part.training:
-            named = {name: value for name, value in vars(part).items() if "drop" in name and isinstance(value, float)}
+            named = {
+                name: value
+                for name, value in vars(part).items()
+                if "drop" in name and isinstance(value, float)
+            }
             if isinstance(part, nn.modules.dropout._DropoutNd):
                 shares = [part.p, *named.values()]
             else:

@@ -51,7 +51,8 @@ class GaugeTable(dict[str, Gauge]):
     def __setitem__(self, name: str, gauge: Gauge) -> None:
         if not callable(gauge.measure):
             raise ConfigError(
-                f"nothing measures the gauge {name!r}: give Gauge(description, scope, measure) a function as measure"
+                f"nothing measures the gauge {name!r}: give Gauge(description, scope, measure) a"
+                " function as measure"
             )
         super().__setitem__(name, gauge)
 
@@ -124,4 +125,8 @@ RENAMED = {"surprise": "adam_gradient_ratio", "surprise_outside": "adam_gradient
 
 def measures_of(scope: Scope) -> dict[str, Callable[[Any], Tensor | float]]:
     """The measurements of gauges of that scope, by gauge, where there is one."""
-    return {name: gauge.measure for name, gauge in GAUGES.items() if gauge.scope == scope and gauge.measure is not None}
+    return {
+        name: gauge.measure
+        for name, gauge in GAUGES.items()
+        if gauge.scope == scope and gauge.measure is not None
+    }

@@ -99,16 +99,22 @@ class Gauges:
                 self._pre(site.router, site, self._sent)
             elif site.router is not None:
                 self._post(site.router, site, self._routed)
-        returned = Hook(lambda _, args, kwargs, output: self._try("logits", self._returned, output, (*args, *kwargs.values())))
-        self.hooks.callback(self.sites.root.register_forward_hook(returned, with_kwargs=True).remove)
+        returned = Hook(
+            lambda _, args, kwargs, output: self._try(
+                "logits", self._returned, output, (*args, *kwargs.values())
+            )
+        )
+        self.hooks.callback(
+            self.sites.root.register_forward_hook(returned, with_kwargs=True).remove
+        )
 
     def disarm(self) -> None:
         self.hooks.close()
         self._modes.close()
 
     def _watch(self, stream: StreamAdapter) -> None:
-        """The hooks of a model that is read by its sums: modes of its passes show the states, and the
-        scores between them.
+        """The hooks of a model that is read by its sums: modes of its passes show the states, and
+        the scores between them.
         """
         count = len(self.sites.sites)
         at = -1
@@ -139,10 +145,15 @@ class Gauges:
             if not calls:
                 self._modes.close()
                 if self.seen and at != count:
-                    self.unknown["states"] = "a pass left out a sum (stochastic depth), or ran it without gradients (checkpoints)"
+                    self.unknown["states"] = (
+                        "a pass left out a sum (stochastic depth), or ran it without gradients"
+                        " (checkpoints)"
+                    )
 
         self.hooks.callback(self.sites.root.register_forward_pre_hook(Hook(begin)).remove)
-        self.hooks.callback(self.sites.root.register_forward_hook(Hook(end), always_call=True).remove)
+        self.hooks.callback(
+            self.sites.root.register_forward_hook(Hook(end), always_call=True).remove
+        )
 
     def _met(self, stream: StreamAdapter, k: int, own: Tensor) -> None:
         """Measures the model's own X_k."""
@@ -184,11 +195,18 @@ class Gauges:
         self._found = {}
         inside, outside = own_parameters(self.sites)
         if all(p.grad is None for group in (*inside, outside) for p in group):
-            self.unknown["gradients"] = "no weight has one: call step after backward, and before an optimiser that takes them"
+            self.unknown["gradients"] = (
+                "no weight has one: call step after backward, and before an optimiser that takes"
+                " them"
+            )
         else:
             for k, parameters in enumerate(inside):
-                if any(p.requires_grad for p in parameters):  # frozen weights have no figure, rather than 0
-                    found["gradient", k] = norm_of([p.grad for p in parameters if p.grad is not None])
+                if any(
+                    p.requires_grad for p in parameters
+                ):  # frozen weights have no figure, rather than 0
+                    found["gradient", k] = norm_of(
+                        [p.grad for p in parameters if p.grad is not None]
+                    )
             found["gradient_outside", 0] = norm_of([p.grad for p in outside if p.grad is not None])
         if scale is None or unscaled:
             of_weights = 1.0
@@ -218,15 +236,21 @@ class Gauges:
     def _on_host(self, found: Mapping[GaugeAt, Tensor]) -> dict[GaugeAt, list[float]]:
         try:
             return to_host(found)
-        except Exception:  # what cannot be read, such as a tensor inside torch.func.vmap, costs its own figure only
+        except Exception:
+            # what cannot be read, such as a tensor inside torch.func.vmap, costs its own figure
+            # only
             values: dict[GaugeAt, list[float]] = {}
             for key, value in found.items():
-                self._try(f"the gauge {key[0]}", lambda one: values.update(to_host(one)), {key: value})
+                self._try(
+                    f"the gauge {key[0]}", lambda one: values.update(to_host(one)), {key: value}
+                )
             return values
 
     def _clip_factor(self, found: Mapping[GaugeAt, Tensor], clip: float) -> Tensor:
         """The factor that clips the norm of all gradients to `clip`."""
-        parts = [found["gradient", k] for k in range(len(self.sites.sites)) if ("gradient", k) in found]
+        parts = [
+            found["gradient", k] for k in range(len(self.sites.sites)) if ("gradient", k) in found
+        ]
         outside = found.get(("gradient_outside", 0), torch.zeros(()))
         if parts:  # none if all sublayers are frozen
             outside = outside.to(parts[0])
@@ -248,18 +272,28 @@ class Gauges:
             if x is not None:
                 self._try(site.place, look, site, x)
 
-        # before other hooks: those of sequence parallelism hand on a copy of the state, without its skip path
-        self.hooks.callback(module.register_forward_pre_hook(Hook(hook), prepend=True, with_kwargs=True).remove)
+        # before other hooks: those of sequence parallelism hand on a copy of the state, without its
+        # skip path
+        self.hooks.callback(
+            module.register_forward_pre_hook(Hook(hook), prepend=True, with_kwargs=True).remove
+        )
 
     def _post(
-        self, module: nn.Module, site: Site, look: Callable[[Site, Any, Sequence[Any]], None], *, always: bool = False
+        self,
+        module: nn.Module,
+        site: Site,
+        look: Callable[[Site, Any, Sequence[Any]], None],
+        *,
+        always: bool = False,
     ) -> None:
         def hook(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             y = first_tensor(output)
             if not traced() and (isinstance(y, Tensor) or always):
                 self._try(site.place, look, site, y, (*args, *kwargs.values()))
 
-        self.hooks.callback(module.register_forward_hook(Hook(hook), with_kwargs=True, always_call=always).remove)
+        self.hooks.callback(
+            module.register_forward_hook(Hook(hook), with_kwargs=True, always_call=always).remove
+        )
 
     def _try(self, where: str, look: Callable[..., None], *given: Any) -> None:
         """Notes any exception in `unknown`: users' models may raise anything, and a training must
@@ -284,8 +318,15 @@ class Gauges:
 
     def _entered(self, site: Site, own: Tensor, x: Tensor | None = None) -> None:
         k = site.k
-        if k == 0 and self.seen and self._wanted and not any(name == "costate" for name, _ in self._found):
-            self._begin()  # the pass before had no backward pass: an error ended it, or nothing was to learn from it
+        if (
+            k == 0
+            and self.seen
+            and self._wanted
+            and not any(name == "costate" for name, _ in self._found)
+        ):
+            # the pass before had no backward pass: an error ended it, or nothing was to learn from
+            # it
+            self._begin()
         if not self._new("rms", k):
             return
         if x is None:
@@ -298,7 +339,9 @@ class Gauges:
                 self._found["radius", k] = longest(x)
         if own.requires_grad:
             # removed again: X_0 may be a leaf that the next pass uses too
-            self.hooks.callback(own.register_hook(lambda p: self._try(site.place, self._returns, k, p)).remove)
+            self.hooks.callback(
+                own.register_hook(lambda p: self._try(site.place, self._returns, k, p)).remove
+            )
         self._last = x
 
     def _returns(self, k: int, p: Tensor) -> None:
@@ -306,12 +349,20 @@ class Gauges:
         sublayer have only gradients of before.
         """
         if k and not self._returning:
-            kept = [weight.grad for weight in self.sites.sites[0].sublayer.parameters() if weight.requires_grad]
-            self._found["earlier_gradient", 0] = norm_of([grad for grad in kept if grad is not None])
+            kept = [
+                weight.grad
+                for weight in self.sites.sites[0].sublayer.parameters()
+                if weight.requires_grad
+            ]
+            self._found["earlier_gradient", 0] = norm_of(
+                [grad for grad in kept if grad is not None]
+            )
         self._returning = True
         self._found.setdefault(("costate", k), length(local(p.detach())))
 
-    def _left(self, place: int, way_out: MapOutput, site: Site, y: Tensor, args: Sequence[Any]) -> None:
+    def _left(
+        self, place: int, way_out: MapOutput, site: Site, y: Tensor, args: Sequence[Any]
+    ) -> None:
         k = site.k
         if not self._new("velocity", k) or ("rms", k) not in self._found:
             return
@@ -328,9 +379,15 @@ class Gauges:
         r = local(r)
         with torch.no_grad():
             self._measure("sublayer", k, r)
-            self._found["step_share", k] = site.length * self._found["velocity", k] / self._found["rms", k].clamp(min=TINY)
+            self._found["step_share", k] = (
+                site.length * self._found["velocity", k] / self._found["rms", k].clamp(min=TINY)
+            )
             self._found["longest", k] = longest(r)
-            if k + 1 == len(self.sites.sites) and site.state_norm is None and self._last is not None:
+            if (
+                k + 1 == len(self.sites.sites)
+                and site.state_norm is None
+                and self._last is not None
+            ):
                 self._arrived(self._last.reshape(r.shape) + site.length * r)
 
     def _ended(self, site: Site, y: Tensor, args: Sequence[Any]) -> None:
@@ -368,7 +425,11 @@ class Gauges:
     def _attending(self, site: Site, x: Tensor) -> None:
         if self._new("logit", site.k):
             self._modes.close()  # of an attention that has not ended
-            self._modes.enter_context(ScoresSeen(partial(self._measure, "head", site.k), partial(self._failed, site.place)))
+            self._modes.enter_context(
+                ScoresSeen(
+                    partial(self._measure, "head", site.k), partial(self._failed, site.place)
+                )
+            )
 
     def _sent(self, site: Site, x: Tensor) -> None:
         """Routing of ctrans's own maps, from their load of a sample of tokens."""
@@ -381,7 +442,9 @@ class Gauges:
         if self._new("routing", site.k) and y.is_floating_point() and y.shape[-1] > 1:
             with torch.no_grad():
                 chosen = y.detach().reshape(-1, y.shape[-1]).argmax(-1)
-                self._found["routing", site.k] = evenness(torch.bincount(chosen, minlength=y.shape[-1]).float() / len(chosen))
+                self._found["routing", site.k] = evenness(
+                    torch.bincount(chosen, minlength=y.shape[-1]).float() / len(chosen)
+                )
 
     def _returned(self, output: Any, given: Sequence[Any]) -> None:
         if traced() or not self._new("log_z", 0):
@@ -390,7 +453,14 @@ class Gauges:
         if logits is not None:
             with torch.no_grad():
                 self._logits(logits.detach().reshape(-1, logits.shape[-1])[:SAMPLE])
-                tokens = next((x for x in given if isinstance(x, Tensor) and x.shape == logits.shape[:-1] and x.dim() == 2), None)
+                tokens = next(
+                    (
+                        x
+                        for x in given
+                        if isinstance(x, Tensor) and x.shape == logits.shape[:-1] and x.dim() == 2
+                    ),
+                    None,
+                )
                 if tokens is not None:
                     count = max(1, SAMPLE // tokens.shape[1])
                     likeliest = logits[:count].argmax(-1)
@@ -404,7 +474,13 @@ class Gauges:
         """
         model = self.sites.model
         whole = ("rms", len(self.sites.sites)) in self._found
-        if ("log_z", 0) in self._found or not whole or self._last is None or not self.sites.own or not self.sites.vocabulary:
+        if (
+            ("log_z", 0) in self._found
+            or not whole
+            or self._last is None
+            or not self.sites.own
+            or not self.sites.vocabulary
+        ):
             return
         if any(hasattr(p, "full_tensor") for p in self.sites.root.parameters()):
             return  # no process has all weights of the head
@@ -432,7 +508,9 @@ class Gauges:
             if gauge.scope == "run":
                 figures[name] = values[name, 0][0]
             elif gauge.scope == "head":
-                figures[name] = [number for k in range(count) for number in values.get((name, k), [])]
+                figures[name] = [
+                    number for k in range(count) for number in values.get((name, k), [])
+                ]
             else:
                 places = count + (gauge.scope == "state")
                 figures[name] = [values.get((name, k), [math.nan])[0] for k in range(places)]

@@ -1,4 +1,6 @@
-"""The figures of a training over time, few enough for a page in a browser however long the run is."""
+"""The figures of a training over time, few enough for a page in a browser however long the run
+is.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,16 @@ def history(log: MonitorLog) -> dict[str, Any]:
     chosen = kept_reports(len(log.reports), max(2, min(MOMENTS, ENTRIES // max(1, width))))
     kept = dataclasses.replace(log, reports=[log.reports[i] for i in chosen])
     seen = {name: (log if name in run else kept).series(name) for name in GAUGES}
-    known = {name: series for name, series in seen.items() if series.size and np.isfinite(series).any()}
+    known = {
+        name: series for name, series in seen.items() if series.size and np.isfinite(series).any()
+    }
     return {
         "over_time": {name: series.tolist() for name, series in known.items() if name in run},
         "steps": kept.steps,
         "by_depth": {
-            name: [[_short(value) for value in row] for row in series] for name, series in known.items() if name not in run
+            name: [[_short(value) for value in row] for row in series]
+            for name, series in known.items()
+            if name not in run
         },
     }
 

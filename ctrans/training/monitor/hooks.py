@@ -13,7 +13,9 @@ from ctrans.base.printable import text_of
 
 
 class Hook:
-    """A hook of a module. Copies and pickles of the module have a hook that does nothing instead."""
+    """A hook of a module. Copies and pickles of the module have a hook that does nothing
+    instead.
+    """
 
     def __init__(self, act: Callable[..., None]):
         self.act = act
@@ -22,7 +24,10 @@ class Hook:
         self.act(*given)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (contextlib.nullcontext(), "__exit__")  # takes any arguments, and needs no ctrans to load
+        return getattr, (
+            contextlib.nullcontext(),
+            "__exit__",
+        )  # takes any arguments, and needs no ctrans to load
 
 
 def traced() -> bool:
@@ -32,7 +37,9 @@ def traced() -> bool:
 
 def state_in(given: Sequence[Any]) -> Tensor | None:
     """The first of the arguments that may be a state."""
-    return next((x for x in given if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1), None)
+    return next(
+        (x for x in given if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1), None
+    )
 
 
 def local(x: Tensor) -> Tensor:

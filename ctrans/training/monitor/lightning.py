@@ -45,9 +45,9 @@ class LightningCallback(Base):
     - `batch`: the input of a compiled model, as for `Monitor.step`
     - all others: the options of `Monitor`
 
-    The logger "ctrans.training.monitor" warns of each alarm, and `callback.monitor.alarms` has them all.
-    Reports also go to the trainer's loggers. Gradients are those before clipping and without the
-    scale of "16-mixed". A training that resumes from a checkpoint continues with the monitor's
+    The logger "ctrans.training.monitor" warns of each alarm, and `callback.monitor.alarms` has them
+    all. Reports also go to the trainer's loggers. Gradients are those before clipping and without
+    the scale of "16-mixed". A training that resumes from a checkpoint continues with the monitor's
     memory in it.
     """
 
@@ -100,7 +100,10 @@ class LightningCallback(Base):
         }
         options: dict[str, Any] = defaults | self.options
         options["told"] = [*options.get("told", ()), functools.partial(self._log, trainer)]
-        options |= {"start": trainer.global_step, "total": int(total) if 0 < total < math.inf else None}
+        options |= {
+            "start": trainer.global_step,
+            "total": int(total) if 0 < total < math.inf else None,
+        }
         self.monitor = Monitor(self._watched(pl_module), **options)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
@@ -111,7 +114,9 @@ class LightningCallback(Base):
             loss = loss.detach()
         else:
             loss = loss.detach() / scaler.scale(torch.ones_like(loss))
-        loss = loss.mean()  # a manual backward pass may have several losses, each with a device of its own
+        loss = (
+            loss.mean()
+        )  # a manual backward pass may have several losses, each with a device of its own
         if self._loss is None:
             self._loss = loss
         else:
@@ -127,7 +132,9 @@ class LightningCallback(Base):
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self.monitor is not None:
-            self.monitor.close(f"stopped at step {trainer.global_step}" if self.monitor.stopped else "finished")
+            self.monitor.close(
+                f"stopped at step {trainer.global_step}" if self.monitor.stopped else "finished"
+            )
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         if self.monitor is not None:
@@ -137,7 +144,9 @@ class LightningCallback(Base):
         if self.model is None:
             own = getattr(pl_module, "model", None)
             return own if isinstance(own, nn.Module) else pl_module
-        return getattr(pl_module, self.model) if isinstance(self.model, str) else self.model(pl_module)
+        return (
+            getattr(pl_module, self.model) if isinstance(self.model, str) else self.model(pl_module)
+        )
 
     def _log(self, trainer: Any, step: int, figures: Mapping[str, float]) -> None:
         for logger in trainer.loggers:

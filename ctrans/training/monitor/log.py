@@ -1,11 +1,11 @@
 """The log of a watched training: JSON lines, readable after a killed run, and few however long the
 run.
 
-A line is a header, a report, a finding, a probe or an end (`ctrans.training.monitor.log_lines`). At `KEPT`
-reports the writer drops every second one of the older three quarters, so that old reports become
-sparse: 100,000 steps of 200 sublayers with a report every 50 steps take 7 MB instead of 80. The
-writer flushes each line, and replaces the whole file to drop reports. The header names the writer,
-so that a writer sees when another one has begun a log in the same place.
+A line is a header, a report, a finding, a probe or an end (`ctrans.training.monitor.log_lines`). At
+`KEPT` reports the writer drops every second one of the older three quarters, so that old reports
+become sparse: 100,000 steps of 200 sublayers with a report every 50 steps take 7 MB instead of 80.
+The writer flushes each line, and replaces the whole file to drop reports. The header names the
+writer, so that a writer sees when another one has begun a log in the same place.
 """
 
 from __future__ import annotations
@@ -68,12 +68,20 @@ class MonitorLog:
     ended: str = ""
 
     def series(self, name: str) -> NDArray[np.float64]:
-        """A gauge over time: (reports,) for one of the run, else (reports, places); nan is unknown."""
+        """A gauge over time: (reports,) for one of the run, else (reports, places); nan is
+        unknown.
+        """
         rows = [report.figures.get(name) for report in self.reports]
         width = self.width(name)
         if GAUGES[name].scope == "run":
             return np.array([np.nan if row is None else row for row in rows], dtype=float)
-        return np.array([row if isinstance(row, list) and len(row) == width else [np.nan] * width for row in rows], dtype=float)
+        return np.array(
+            [
+                row if isinstance(row, list) and len(row) == width else [np.nan] * width
+                for row in rows
+            ],
+            dtype=float,
+        )
 
     def width(self, name: str) -> int:
         """The number of places of a gauge; 0 for one of the run, and for one without figures."""
@@ -90,9 +98,9 @@ class LogWriter:
     continues.
 
     Lines that cannot be written stay in memory, and the next line tries again; the logger
-    "ctrans.training.monitor" warns once. If another monitor begins a log in the same directory, this one
-    writes no more. Nor does a fork of its process. Raises TypeError for a line with a value that
-    JSON lacks, and does not keep it.
+    "ctrans.training.monitor" warns once. If another monitor begins a log in the same directory,
+    this one writes no more. Nor does a fork of its process. Raises TypeError for a line with a
+    value that JSON lacks, and does not keep it.
     """
 
     def __init__(self, directory: Path, header: Header, start: int = 0):
@@ -121,7 +129,9 @@ class LogWriter:
 
     def _add(self, line: LogLine) -> None:
         line = plain(line)
-        json.dumps(line)  # a value that JSON lacks raises here, and does not wait with each later line
+        json.dumps(
+            line
+        )  # a value that JSON lacks raises here, and does not wait with each later line
         self._waiting.append(line)
         self._reports += "by" in line
         self._write()
@@ -142,14 +152,22 @@ class LogWriter:
         file. Raises OSError and ConfigError.
         """
         if os.getpid() != self._process:
-            raise ConfigError(f"a fork of the process that writes {str(self.path)!r} writes nothing there")
+            raise ConfigError(
+                f"a fork of the process that writes {str(self.path)!r} writes nothing there"
+            )
         writer = self._writer_of_file() if self._begun else None
         if writer not in (None, self._header["writer"]):
-            raise ConfigError(f"another monitor writes {str(self.path)!r}: give each one its own out=")
+            raise ConfigError(
+                f"another monitor writes {str(self.path)!r}: give each one its own out="
+            )
         if writer is not None and len(self._waiting) == 1 and self._reports < KEPT:
             append_line(self.path, self._waiting[0], ADVICE)
         else:
-            earlier = [line for line in lines_of(self.path.parent) if "header" not in line and "end" not in line]
+            earlier = [
+                line
+                for line in lines_of(self.path.parent)
+                if "header" not in line and "end" not in line
+            ]
             if not self._begun:
                 earlier = [line for line in earlier if self._start and line["step"] <= self._start]
             lines = [*earlier, *self._waiting]
@@ -157,7 +175,10 @@ class LogWriter:
                 lines = thinned(lines)
             else:
                 lines = lines
-            write_durably(self.path, "".join(json.dumps(line) + "\n" for line in (self._header, *lines)).encode())
+            write_durably(
+                self.path,
+                "".join(json.dumps(line) + "\n" for line in (self._header, *lines)).encode(),
+            )
             self._begun = True
             self._reports = sum("by" in line for line in lines)
         self._waiting.clear()
@@ -179,7 +200,10 @@ def read_log(directory: str | Path) -> MonitorLog:
     lines = _few(lines_of(directory))
     header = next(_each(header_of, lines), None)
     if header is None:
-        raise ConfigError(f"{str(directory / LOG)!r} is no log of a monitor: give the directory of Monitor(out=...)")
+        raise ConfigError(
+            f"{str(directory / LOG)!r} is no log of a monitor: give the directory of"
+            " Monitor(out=...)"
+        )
     return MonitorLog(
         header,
         list(_each(report_of, lines)),
@@ -244,7 +268,11 @@ def thinned(lines: Sequence[LogLine]) -> list[LogLine]:
             continue
         if "by" in line and peaks:
             own = _run(line)
-            larger = {name: max(value, own.get(name, value)) for name, value in peaks.items() if is_finite(own.get(name, value))}
+            larger = {
+                name: max(value, own.get(name, value))
+                for name, value in peaks.items()
+                if is_finite(own.get(name, value))
+            }
             line = {**line, "run": {**own, **larger}}
             peaks = {}
         kept.append(line)

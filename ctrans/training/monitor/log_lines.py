@@ -48,7 +48,9 @@ class Header:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
-    """The figures of one step by gauge (see `GAUGES`). `unknown` has the errors of hooks by place."""
+    """The figures of one step by gauge (see `GAUGES`). `unknown` has the errors of hooks by
+    place.
+    """
 
     step: int
     figures: Figures
@@ -60,7 +62,11 @@ def encoded(values: Sequence[float]) -> str:
     with np.errstate(over="ignore"):
         bits = np.asarray(values, dtype=np.float32).view(np.uint32)
     finite = (bits & 0x7F800000) != 0x7F800000
-    rounded = np.where(finite, bits + 0x7FFF + ((bits >> 16) & 1), bits | ((bits & 0xFFFF) != 0) * np.uint32(0x400000))
+    rounded = np.where(
+        finite,
+        bits + 0x7FFF + ((bits >> 16) & 1),
+        bits | ((bits & 0xFFFF) != 0) * np.uint32(0x400000),
+    )
     return base64.b64encode((rounded >> 16).astype("<u2").tobytes()).decode()
 
 
@@ -75,11 +81,19 @@ def decoded(text: str) -> list[float]:
 
 def line_of(report: Report) -> LogLine:
     """The line of a report; `report_of` reads it."""
-    run = {name: float(f"{value:.6g}") for name, value in report.figures.items() if not isinstance(value, list)}
+    run = {
+        name: float(f"{value:.6g}")
+        for name, value in report.figures.items()
+        if not isinstance(value, list)
+    }
     return {
         "step": report.step,
         "run": plain(run),
-        "by": {name: encoded(value) for name, value in report.figures.items() if isinstance(value, list)},
+        "by": {
+            name: encoded(value)
+            for name, value in report.figures.items()
+            if isinstance(value, list)
+        },
         **({"unknown": dict(report.unknown)} if report.unknown else {}),
     }
 
@@ -90,7 +104,9 @@ def header_of(line: LogLine) -> Header | None:
     if not isinstance(given, dict):
         return None
     known = {name: _shown(given[name]) for name in HEADER if name in given}
-    needed = {field.name for field in dataclasses.fields(Header) if field.default is dataclasses.MISSING}
+    needed = {
+        field.name for field in dataclasses.fields(Header) if field.default is dataclasses.MISSING
+    }
     if not needed <= known.keys() or not all(HEADER[name](value) for name, value in known.items()):
         return None
     return Header(**known)
@@ -104,8 +120,12 @@ def report_of(line: LogLine) -> Report | None:
     if "by" not in line or not all(isinstance(each, dict) for each in (run, by, unknown)):
         return None
     try:
-        run, by = ({RENAMED.get(name, name): value for name, value in each.items()} for each in (run, by))
-        figures: Figures = {name: float(value) for name, value in run.items() if _is_of(name, run=True)}
+        run, by = (
+            {RENAMED.get(name, name): value for name, value in each.items()} for each in (run, by)
+        )
+        figures: Figures = {
+            name: float(value) for name, value in run.items() if _is_of(name, run=True)
+        }
         figures |= {name: decoded(text) for name, text in by.items() if _is_of(name, run=False)}
     except (TypeError, ValueError, OverflowError):
         return None
@@ -113,7 +133,9 @@ def report_of(line: LogLine) -> Report | None:
 
 
 def finding_of(line: LogLine) -> dict[str, Any] | None:
-    """The JSON object of the finding in a line; None for other lines, and for an invalid finding."""
+    """The JSON object of the finding in a line; None for other lines, and for an invalid
+    finding.
+    """
     given = line.get("finding", line.get("alarm"))
     if not isinstance(given, dict):
         return None
@@ -143,14 +165,26 @@ OLDER_ALARMS = {
 def _of_before(alarm: Mapping[str, Any]) -> dict[str, Any]:
     """An alarm in a log of version 0.2, as a finding."""
     rule, limit, says = (alarm.get(name) for name in ("rule", "limit", "says"))
-    texts = {"impact": alarm.get("does", ""), "remediation": alarm.get("helps"), "source": alarm.get("source", "")}
+    texts = {
+        "impact": alarm.get("does", ""),
+        "remediation": alarm.get("helps"),
+        "source": alarm.get("source", ""),
+    }
     return {
-        **{name: alarm[name] for name in ("step", "place", "value", "since", "doubling", "crossing") if name in alarm},
+        **{
+            name: alarm[name]
+            for name in ("step", "place", "value", "since", "doubling", "crossing")
+            if name in alarm
+        },
         **texts,
         "check": OLDER_ALARMS.get(rule, rule) if isinstance(rule, str) else rule,
         "topic": "training",
         "severity": {"danger": "serious", "notice": "note"}.get(str(alarm.get("grade"))),
-        "figure": f"{says} = {alarm.get('value'):.3g}" if is_finite(alarm.get("value")) else str(says or alarm.get("value")),
+        "figure": (
+            f"{says} = {alarm.get('value'):.3g}"
+            if is_finite(alarm.get("value"))
+            else str(says or alarm.get("value"))
+        ),
         "limit": f"{limit:.3g}" if is_finite(limit) else "",
         "places": [],
     }
@@ -161,7 +195,11 @@ def probe_of(line: LogLine) -> dict[str, Any] | None:
     given = line.get("probe")
     if not isinstance(given, dict) or not isinstance(given.get("unknown", {}), dict):
         return None
-    return {"step": line["step"], **given, **({"unknown": _shown(given["unknown"])} if "unknown" in given else {})}
+    return {
+        "step": line["step"],
+        **given,
+        **({"unknown": _shown(given["unknown"])} if "unknown" in given else {}),
+    }
 
 
 def end_of(line: LogLine) -> str | None:
@@ -200,7 +238,9 @@ HEADER: dict[str, Test] = {
     "unseen": _is_text,
 }
 FINDING: dict[str, Test] = {
-    **dict.fromkeys(("check", "topic", "place", "figure", "limit", "source", "impact", "remediation"), _is_text),
+    **dict.fromkeys(
+        ("check", "topic", "place", "figure", "limit", "source", "impact", "remediation"), _is_text
+    ),
     "severity": lambda value: value in SEVERITIES,
     "value": is_number,
     "places": lambda value: value == [],

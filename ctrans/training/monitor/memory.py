@@ -51,7 +51,9 @@ def unpacked(text: str, dtype: str = "<f8") -> list[float]:
 def of_figures(figures: Figures) -> Memory:
     """The figures of a report."""
     return {
-        "run": {name: packed([value]) for name, value in figures.items() if not isinstance(value, list)},
+        "run": {
+            name: packed([value]) for name, value in figures.items() if not isinstance(value, list)
+        },
         "by": {name: packed(value) for name, value in figures.items() if isinstance(value, list)},
     }
 
@@ -107,4 +109,7 @@ def weights_of(memory: list[list[str]] | None, device: torch.device) -> list[lis
     """The inverse of `of_weights`."""
     if memory is None:
         return None
-    return [[torch.tensor(unpacked(text, "<f4"), dtype=torch.float32, device=device) for text in group] for group in memory]
+    return [
+        [torch.tensor(unpacked(text, "<f4"), dtype=torch.float32, device=device) for text in group]
+        for group in memory
+    ]

@@ -43,8 +43,14 @@ ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "clip": (lambda norm: isinstance(norm, (int, float)) and norm > 0, "a norm above 0, or None"),
     "scale": (callable, "a function, such as scaler.get_scale"),
     "save": (callable, "a function of the alarm"),
-    "told": (lambda each: isinstance(each, Sequence) and all(map(callable, each)), "a list of functions of step and figures"),
-    "held": (lambda pair: isinstance(pair, Sequence) and len(pair) == 2, "a pair (tokens, targets)"),
+    "told": (
+        lambda each: isinstance(each, Sequence) and all(map(callable, each)),
+        "a list of functions of step and figures",
+    ),
+    "held": (
+        lambda pair: isinstance(pair, Sequence) and len(pair) == 2,
+        "a pair (tokens, targets)",
+    ),
     "out": (lambda place: isinstance(place, (str, Path)), "a directory"),
     "memory": (lambda memory: isinstance(memory, Mapping), "the result of Monitor.memory()"),
 }
@@ -133,13 +139,17 @@ class Monitor:
         else:
             self.out = Path(out)
         self.watch = Watch(limits)
-        self.sites = sites_of(model, **{name: options[name] for name in OF_OPEN_MODEL if options[name] is not None})
+        self.sites = sites_of(
+            model, **{name: options[name] for name in OF_OPEN_MODEL if options[name] is not None}
+        )
         if compiled is None:
             self.compiled = is_compiled(model)
         else:
             self.compiled = compiled
         self.gauges = Gauges(self.sites)
-        weakref.finalize(self, self.gauges.hooks.close).atexit = False  # hold no model, which may hold this monitor
+        weakref.finalize(
+            self, self.gauges.hooks.close
+        ).atexit = False  # hold no model, which may hold this monitor
         if held is None:
             self.held = None
         else:
@@ -212,7 +222,9 @@ class Monitor:
             if self._reports(step + 1):
                 self.gauges.sample_weights()
         with self._errors_as_warnings(step):
-            if "skip" in self.reactions.asked:  # after the report, which shows the gradients that are skipped
+            if (
+                "skip" in self.reactions.asked
+            ):  # after the report, which shows the gradients that are skipped
                 self._skip(step, norm)
         self._memory_before = None
         self._arm_for(step + 1)
@@ -234,13 +246,17 @@ class Monitor:
             "weights": of_weights(self.gauges.updates.before),
         }
 
-    def note(self, step: int, *, loss: float | None = None, gradient_norm: float | None = None) -> None:
-        """Adds figures of a step that a trainer reports late. Alarms use them from the next report."""
+    def note(
+        self, step: int, *, loss: float | None = None, gradient_norm: float | None = None
+    ) -> None:
+        """Adds figures of a step that a trainer reports late. Alarms use them from the next
+        report.
+        """
         self._waiting.add(step, loss, gradient_norm)
 
     def close(self, words: str = "finished") -> None:
-        """Removes the hooks and ends the log. Later steps do nothing. A log without an end is of a run
-        that still runs, or was killed.
+        """Removes the hooks and ends the log. Later steps do nothing. A log without an end is of a
+        run that still runs, or was killed.
         """
         self._closed = True
         with self._errors_as_warnings(self._step):
@@ -257,19 +273,31 @@ class Monitor:
     def __enter__(self) -> Monitor:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close("finished" if error is None else in_a_line(error))
 
     def _remember(self, memory: Mapping[str, Any]) -> None:
         if memory.get("step") != self.start:
-            raise ConfigError(f"memory is of step {memory.get('step')} and start = {self.start}: give the memory of that step")
+            raise ConfigError(
+                f"memory is of step {memory.get('step')} and start = {self.start}: give the memory"
+                " of that step"
+            )
         try:
             self._waiting.remember(memory)
             into_past(self.past, memory["past"])
             self.watch.remember(memory["alarms"])
-            self.gauges.updates.before = weights_of(memory["weights"], next(self.sites.root.parameters()).device)
+            self.gauges.updates.before = weights_of(
+                memory["weights"], next(self.sites.root.parameters()).device
+            )
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ConfigError(f"memory is no result of Monitor.memory(): {in_a_line(error)}") from None
+            raise ConfigError(
+                f"memory is no result of Monitor.memory(): {in_a_line(error)}"
+            ) from None
         self._first_report = 0
 
     @contextlib.contextmanager
@@ -288,10 +316,14 @@ class Monitor:
 
     def _arm_for(self, step: int) -> None:
         # a compiled part cannot be traced inside the mode of `Gauges` that shows sums
-        if self._reports(step) and not (self.compiled or (self.sites.stream and is_compiled(self.sites.root))):
+        if self._reports(step) and not (
+            self.compiled or (self.sites.stream and is_compiled(self.sites.root))
+        ):
             self.gauges.arm()
 
-    def _report(self, step: int, optimizer: torch.optim.Optimizer | None, batch: Any, loss: object) -> list[Finding]:
+    def _report(
+        self, step: int, optimizer: torch.optim.Optimizer | None, batch: Any, loss: object
+    ) -> list[Finding]:
         self.gauges.disarm()
         if not self.gauges.seen and batch is not None:
             self._run_eagerly(batch)
@@ -354,16 +386,24 @@ class Monitor:
     def _probe(self, step: int, optimizer: torch.optim.Optimizer | None) -> dict[str, Any] | None:
         self.gauges.map_bounds = []
         every = self.probe_every
-        if every is None or self.held is None or (step != self._first_report and step % every >= self.every):
+        if (
+            every is None
+            or self.held is None
+            or (step != self._first_report and step % every >= self.every)
+        ):
             return None
         started = time.perf_counter()
         found = probe(self.sites, self.held, optimizer)
         self._time += time.perf_counter() - started  # a probe's time is not a step's
         self.gauges.map_bounds = found.pop("map_bounds", [])
-        self.past.probes.append((step, {name: value for name, value in found.items() if isinstance(value, float)}))
+        self.past.probes.append(
+            (step, {name: value for name, value in found.items() if isinstance(value, float)})
+        )
         return found
 
-    def _write(self, report: Report, alarms: Sequence[Finding], probed: Mapping[str, Any] | None) -> None:
+    def _write(
+        self, report: Report, alarms: Sequence[Finding], probed: Mapping[str, Any] | None
+    ) -> None:
         if not self.first_process:
             return
         if self.out is not None:
@@ -388,14 +428,20 @@ class Monitor:
             unseen = "no forward pass was seen: for a compiled model, give monitor.step its batch="
         places = [site.place for site in sites]
         kinds = [str(site.sublayer.kind) for site in sites]
-        return Header(self.sites.said, places, kinds, self.past.heads, self.every, self.total, unseen)
+        return Header(
+            self.sites.said, places, kinds, self.past.heads, self.every, self.total, unseen
+        )
 
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Raises ConfigError for options of `Monitor` that do not exist, are invalid, or contradict
     each other.
     """
-    defaults = {name: parameter.default for name, parameter in inspect.signature(Monitor).parameters.items() if name != "model"}
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(Monitor).parameters.items()
+        if name != "model"
+    }
     for name in options:
         if name not in defaults:
             raise unknown("option of a monitor", name, defaults)
@@ -411,9 +457,11 @@ def check_options(options: Mapping[str, Any]) -> None:
     check_limits(given["limits"] or {})
     react = check_reactions(given["react"])
     if "save" in react and given["save"] is None and given["out"] is None:
-        raise ConfigError("react = 'save' needs a place: give out=DIR, or save=FUNCTION of the alarm")
+        raise ConfigError(
+            "react = 'save' needs a place: give out=DIR, or save=FUNCTION of the alarm"
+        )
     if "skip" in react and given["scale"] is not None and not given["unscaled"]:
         raise ConfigError(
-            "react = 'skip' cannot remove gradients that a GradScaler still has to unscale: call scaler.unscale_(optimizer) before "
-            "monitor.step, and give unscaled=True"
+            "react = 'skip' cannot remove gradients that a GradScaler still has to unscale: call"
+            " scaler.unscale_(optimizer) before monitor.step, and give unscaled=True"
         )

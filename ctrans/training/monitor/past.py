@@ -46,8 +46,8 @@ class Trend:
 
 
 class Past:
-    """The last `REPORTS` reports and probes of a run, the first value of each gauge, and the losses and
-    gradient norms of the last `STEPS` steps.
+    """The last `REPORTS` reports and probes of a run, the first value of each gauge, and the losses
+    and gradient norms of the last `STEPS` steps.
     """
 
     def __init__(self, places: Sequence[str], heads: Sequence[int], vocabulary: int):
@@ -86,8 +86,12 @@ class Past:
             return np.zeros(0), np.zeros((0, 0))
         values = [row if isinstance(row, list) else [row] for _, row in rows]
         width = len(values[-1])
-        fitting = [(step, each) for (step, _), each in zip(rows, values, strict=True) if len(each) == width]
-        return np.array([step for step, _ in fitting], dtype=float), np.array([each for _, each in fitting], dtype=float)
+        fitting = [
+            (step, each) for (step, _), each in zip(rows, values, strict=True) if len(each) == width
+        ]
+        return np.array([step for step, _ in fitting], dtype=float), np.array(
+            [each for _, each in fitting], dtype=float
+        )
 
     def place(self, name: str, index: int) -> str:
         """The place of an entry of a gauge, in words."""

@@ -83,10 +83,17 @@ def grows(name: str, transform: Transform | None = None) -> PastCheck:
             else:
                 run = Trend(0.0, 0.0)
             crossing = run.crossing(past.step, value, limits["limit"])
-            near = crossing - past.step <= limits.get("ahead", 4.0) * (steps[-1] - steps[-len(line)])
+            near = crossing - past.step <= limits.get("ahead", 4.0) * (
+                steps[-1] - steps[-len(line)]
+            )
             if value >= limits["limit"] or (near and run.fit >= limits.get("fit", 0.8)):
                 sighting = _seen(past, name, place, values, limits["limit"], values > limits["low"])
-                found.append((crossing, dataclasses.replace(sighting, doubling=run.doubling, crossing=crossing)))
+                found.append(
+                    (
+                        crossing,
+                        dataclasses.replace(sighting, doubling=run.doubling, crossing=crossing),
+                    )
+                )
         if found:
             return min(found, key=lambda each: (each[0], -each[1].value))[1]
         return None
@@ -94,7 +101,9 @@ def grows(name: str, transform: Transform | None = None) -> PastCheck:
     return check
 
 
-def spike(known: Iterable[tuple[int, float]], limits: Limits, place: str, *, additive: bool = False) -> Sighting | None:
+def spike(
+    known: Iterable[tuple[int, float]], limits: Limits, place: str, *, additive: bool = False
+) -> Sighting | None:
     """The largest spike of the last `recent` ones of (step, value) pairs.
 
     A spike is larger than `factor` times the median m of the `window` values before it. With
@@ -128,8 +137,8 @@ def loss_spike(past: Past, limits: Limits) -> Sighting | None:
 
 
 def risen(past: Past, limits: Limits) -> Sighting | None:
-    """All losses of a stretch up to now, of `recent` to `window` steps, are above each of the `window`
-    ones before it.
+    """All losses of a stretch up to now, of `recent` to `window` steps, are above each of the
+    `window` ones before it.
     """
     pairs = [pair for pair in past.losses if math.isfinite(pair[1])]
     values = [value for _, value in pairs]
@@ -147,7 +156,9 @@ def risen(past: Past, limits: Limits) -> Sighting | None:
 def gradient_spike(past: Past, limits: Limits) -> Sighting | None:
     """A spike of the gradient norms of all steps if they are known, or else of those of reports."""
     steps, values = past.of("gradient_norm")
-    reported = [(int(step), float(value)) for step, value in zip(steps, values[:, :1].flat, strict=True)]
+    reported = [
+        (int(step), float(value)) for step, value in zip(steps, values[:, :1].flat, strict=True)
+    ]
     return spike(past.norms or reported, limits, "the gradient")
 
 
@@ -170,14 +181,20 @@ def by_depth(past: Past, limits: Limits, *, exploding: bool) -> Sighting | None:
     if not (ratios > limits["limit"] if exploding else ratios < limits["limit"]).all():
         return None
     where = "from the last state to the first"
-    return Sighting(where, float(ratios[-1]), limits["limit"], int(steps[-count]), below=not exploding)
+    return Sighting(
+        where, float(ratios[-1]), limits["limit"], int(steps[-count]), below=not exploding
+    )
 
 
 def dead(past: Past, limits: Limits) -> Sighting | None:
     """The first sublayer whose velocity is the same for all tokens up to a share of `same`, or
     whose velocity or gradient is below `limit` times the median sublayer's.
     """
-    for name, limit in (("spread", limits["same"]), ("velocity", limits["limit"]), ("gradient", limits["limit"])):
+    for name, limit in (
+        ("spread", limits["same"]),
+        ("velocity", limits["limit"]),
+        ("gradient", limits["limit"]),
+    ):
         _, values = past.of(name)
         if name != "spread":
             if values.shape[1] < 3:
@@ -192,8 +209,8 @@ def dead(past: Past, limits: Limits) -> Sighting | None:
 
 
 def outgrown(past: Past, limits: Limits) -> Sighting | None:
-    """A sublayer's velocity over its median of the reports before, of which there must be `least`, over
-    that of the median sublayer: above `limit` in each of the last `reports` reports.
+    """A sublayer's velocity over its median of the reports before, of which there must be `least`,
+    over that of the median sublayer: above `limit` in each of the last `reports` reports.
     """
     _, values = past.of("velocity")
     before = values[: -int(limits["reports"])]
@@ -206,12 +223,19 @@ def outgrown(past: Past, limits: Limits) -> Sighting | None:
     places = _always(outside, limits)
     if not len(places):
         return None
-    return _seen(past, "velocity", int(places[np.argmax(ratios[-1, places])]), ratios, limits["limit"], outside)
+    return _seen(
+        past,
+        "velocity",
+        int(places[np.argmax(ratios[-1, places])]),
+        ratios,
+        limits["limit"],
+        outside,
+    )
 
 
 def frozen(past: Past, limits: Limits) -> Sighting | None:
-    """A sublayer with a matrix that the steps do not change, where at most a share of `share` of the
-    sublayers has one: more of them are frozen on purpose.
+    """A sublayer with a matrix that the steps do not change, where at most a share of `share` of
+    the sublayers has one: more of them are frozen on purpose.
     """
     _, values = past.of("unmoved")
     still = values > 0
@@ -231,7 +255,9 @@ def slow(past: Past, limits: Limits) -> Sighting | None:
     names = ("learning_rate", "update", "rate_share", "decay_share")
     (_, rates), (_, values), (_, shares), (_, decays) = map(past.of, names)
     count = int(limits["reports"])
-    known = min(len(rates), len(values), len(shares)) >= count and values.shape[1] == shares.shape[1]
+    known = (
+        min(len(rates), len(values), len(shares)) >= count and values.shape[1] == shares.shape[1]
+    )
     if not known or not len(past.of("adam_gradient_ratio")[0]) or not (rates[-count:] > 0).all():
         return None
     _, outside = past.of("update_outside")
@@ -243,22 +269,28 @@ def slow(past: Past, limits: Limits) -> Sighting | None:
     else:
         decay = 0.0 * shares[-count:]
     expected = shares[-count:]
-    with np.errstate(divide="ignore", invalid="ignore"):  # unknown where the rate is 0, or where decay is most of a step
+    with np.errstate(
+        divide="ignore", invalid="ignore"
+    ):  # unknown where the rate is 0, or where decay is most of a step
         known_share = np.where(expected > 2 * decay, expected, np.nan)
         shares = _medians(np.abs(values[-count:] / rates[-count:] - decay) / known_share)
     if not (shares < limits["limit"]).all():
         return None
-    return Sighting("the median sublayer", float(shares[-1, 0]), limits["limit"], past.step, below=True)
+    return Sighting(
+        "the median sublayer", float(shares[-1, 0]), limits["limit"], past.step, below=True
+    )
 
 
 def leak(past: Past, limits: Limits) -> Sighting | None:
-    """In each of the last `reports` reports: a model whose attention reads later tokens names the next
-    token more often than its own, by `margin`; or a causal one names its own token at a share above
-    `limit`, with a loss below half of log V. (Tied weights do so before a training too.)
+    """In each of the last `reports` reports: a model whose attention reads later tokens names the
+    next token more often than its own, by `margin`; or a causal one names its own token at a share
+    above `limit`, with a loss below half of log V. (Tied weights do so before a training too.)
 
     A model of hidden tokens reads later ones and names its own token: this is no leak.
     """
-    (_, ahead), (_, own), (_, following) = (past.of(name) for name in ("ahead", "copied", "foreseen"))
+    (_, ahead), (_, own), (_, following) = (
+        past.of(name) for name in ("ahead", "copied", "foreseen")
+    )
     count = int(limits["reports"])
     if min(len(ahead), len(own)) < count:
         return None
@@ -270,7 +302,9 @@ def leak(past: Past, limits: Limits) -> Sighting | None:
     low = past.losses and past.losses[-1][1] < 0.5 * math.log(max(2, past.vocabulary))
     if not (known[-count:] > limit[-count:]).all() or not (reads or low):
         return None
-    return _seen(past, "foreseen" if reads else "copied", 0, known, float(limit[-1, 0]), known > limit)
+    return _seen(
+        past, "foreseen" if reads else "copied", 0, known, float(limit[-1, 0]), known > limit
+    )
 
 
 def not_finite(past: Past, limits: Limits) -> Sighting | None:
@@ -285,13 +319,21 @@ def not_finite(past: Past, limits: Limits) -> Sighting | None:
         last = past.reports[-2][0]
     else:
         last = 0
-    bad = next(((step, loss) for step, loss in past.losses if step >= last and not math.isfinite(loss)), None)
+    bad = next(
+        ((step, loss) for step, loss in past.losses if step >= last and not math.isfinite(loss)),
+        None,
+    )
     if bad is not None and bad[0] < past.step:
-        place = f"the loss of step {bad[0]}, between reports, so the gauges do not show where it began (use every=1)"
+        place = (
+            f"the loss of step {bad[0]}, between reports, so the gauges do not show where it began"
+            " (use every=1)"
+        )
         return Sighting(place, bad[1], math.inf, bad[0])
     if past.broken:
         name, index = past.broken[0]
-        return Sighting(f"{past.place(name, index)} ({name.replace('_', ' ')})", math.nan, math.inf, past.step)
+        return Sighting(
+            f"{past.place(name, index)} ({name.replace('_', ' ')})", math.nan, math.inf, past.step
+        )
     if bad is None:
         return None
     return Sighting("the loss", bad[1], math.inf, bad[0])
@@ -330,7 +372,9 @@ def median_by_depth(values: Array, past: Past) -> Array:
 
 
 def _medians(values: Array) -> Array:
-    """The median over places of each report as a column, without nan; nan if there is nothing else."""
+    """The median over places of each report as a column, without nan; nan if there is nothing
+    else.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # numpy warns of rows of nan
         return np.nanmedian(values, 1, keepdims=True)
@@ -348,7 +392,14 @@ def _always(outside: NDArray[np.bool_], limits: Limits) -> NDArray[np.intp]:
 
 
 def _seen(
-    past: Past, name: str, place: int, values: Array, limit: float, outside: NDArray[np.bool_], *, below: bool = False
+    past: Past,
+    name: str,
+    place: int,
+    values: Array,
+    limit: float,
+    outside: NDArray[np.bool_],
+    *,
+    below: bool = False,
 ) -> Sighting:
     """A gauge's last value at a place, since the first step of the last stretch of reports that are
     outside.

@@ -22,9 +22,10 @@ FACTOR, FLOOR = 12.0, 0.1
 FIT, GROWTH = 0.95, 10.0
 """R^2 of the line of logarithms over `LEAST` reports, and the factor of its growth."""
 RULE = (
-    f"a logarithm leaves its past if this report and the next are {FACTOR:g} deviations or more from the median of the last {WINDOW} "
-    f"reports (1.48 median distances, at least {FLOOR:g}), if it grew or shrank {GROWTH:g}-fold along a line with R^2 of {FIT:g} "
-    f"over {LEAST} reports (a schedule may), or if it is not finite any more"
+    f"a logarithm leaves its past if this report and the next are {FACTOR:g} deviations or more"
+    f" from the median of the last {WINDOW} reports (1.48 median distances, at least {FLOOR:g}), if"
+    f" it grew or shrank {GROWTH:g}-fold along a line with R^2 of {FIT:g} over {LEAST} reports (a"
+    " schedule may), or if it is not finite any more"
 )
 SIGMA, STEPS, REPORTS = 6.0, 128, 8
 """OLMo-core's SkipStep: deviations above the mean of that many steps before. Here of the reports in
@@ -32,12 +33,21 @@ them, or of that many reports if these are more.
 """
 DEPTH = ("rms", "largest", "velocity", "step_share", "logit", "routing")
 ORDER = (
-    *("learning_rate", "adam_memory", "softmaxes", "unmoved", *DEPTH, "log_z", "largest_logit", "loss"),
+    *(
+        "learning_rate",
+        "adam_memory",
+        "softmaxes",
+        "unmoved",
+        *DEPTH,
+        "log_z",
+        "largest_logit",
+        "loss",
+    ),
     *("costate", "gradient", "gradient_outside", "gradient_norm", "highest_gradient_norm"),
     *("adam_gradient_ratio", "adam_gradient_ratio_outside", "update", "update_outside"),
 )
-"""The gauges that are compared: settings, the pass forward, the pass back, the step. Those of `DEPTH`
-are in the order of the pass.
+"""The gauges that are compared: settings, the pass forward, the pass back, the step. Those of
+`DEPTH` are in the order of the pass.
 """
 
 
@@ -76,20 +86,34 @@ def post_mortem(log: MonitorLog) -> PostMortem:
     found = list[tuple[tuple[float, ...], Deviation]]()
     for rank, name in enumerate(ORDER):
         series = log.series(name)
-        for t, index, times, away in _leaving(series.reshape(len(series), -1), name != "learning_rate"):
+        for t, index, times, away in _leaving(
+            series.reshape(len(series), -1), name != "learning_rate"
+        ):
             place = past.place(name, index)
             key = (ORDER.index(DEPTH[0]), _depth(past, place), rank) if name in DEPTH else (rank,)
             found.append(((log.steps[t], *key), Deviation(name, place, log.steps[t], times, away)))
     losses = log.series("loss")
-    rises = [t for t in range(LEAST, len(losses) - 2) if losses[t : t + 3].min() > losses[max(0, t - WINDOW) : t].max()]
+    rises = [
+        t
+        for t in range(LEAST, len(losses) - 2)
+        if losses[t : t + 3].min() > losses[max(0, t - WINDOW) : t].max()
+    ]
     loss = min([*rises, *np.flatnonzero(~np.isfinite(losses)).tolist()], default=None)
     seen = [step for name in ("loss", "gradient_norm") if (step := _sigma(log, name)) is not None]
     found.sort(key=lambda pair: pair[0])
-    return PostMortem([each for _, each in found], None if loss is None else log.steps[loss], min(seen, default=None))
+    return PostMortem(
+        [each for _, each in found],
+        None if loss is None else log.steps[loss],
+        min(seen, default=None),
+    )
 
 
-def _leaving(values: NDArray[np.float64], growth: bool = True) -> Iterator[tuple[int, int, float, float]]:
-    """Row, column, factor and deviations where each column first leaves its past, by `growth` too."""
+def _leaving(
+    values: NDArray[np.float64], growth: bool = True
+) -> Iterator[tuple[int, int, float, float]]:
+    """Row, column, factor and deviations where each column first leaves its past, by `growth`
+    too.
+    """
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # numpy warns of rows of nan
         logs = np.log(np.maximum(np.abs(values), 1e-12))
@@ -107,14 +131,21 @@ def _leaving(values: NDArray[np.float64], growth: bool = True) -> Iterator[tuple
             out |= growth & (t >= LATE) & fits & (np.abs(slopes) * LEAST > math.log(GROWTH))
             out |= ~np.isfinite(logs[t]) & np.isfinite(logs[t - 1])
             for index in np.flatnonzero(out & inside):
-                yield t, int(index), float(np.exp(logs[t, index] - middle[index])), float(abs(away[0, index]))
+                yield (
+                    t,
+                    int(index),
+                    float(np.exp(logs[t, index] - middle[index])),
+                    float(abs(away[0, index])),
+                )
             inside &= ~out
 
 
 def _depth(past: Past, place: str) -> float:
     """How deep a place is in the pass forward; a state lies before its sublayer."""
     name = place.removeprefix("the state before ").split(", head")[0]
-    return (past.places.index(name) if name in past.places else len(past.places)) - 0.5 * place.startswith("the state")
+    return (
+        past.places.index(name) if name in past.places else len(past.places)
+    ) - 0.5 * place.startswith("the state")
 
 
 def _sigma(log: MonitorLog, name: str) -> int | None:

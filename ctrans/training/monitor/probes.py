@@ -82,7 +82,11 @@ def jacobians(at: Probed) -> Mapping[str, Any]:
     velocities = Sensitivities(tolerance=TOLERANCE, starts=0)
     rates = Attempt(LyapunovExponents(count=EXPONENTS))
     lyapunov = walk(at.model, at.few, instruments=[velocities, rates])[1]
-    found = {"sensitivity": [math.nan if one.value is None else float(one.value) for one in velocities.sublayers]}
+    found = {
+        "sensitivity": [
+            math.nan if one.value is None else float(one.value) for one in velocities.sublayers
+        ]
+    }
     if lyapunov is not None:
         found["lyapunov"] = [float(exponent) for exponent in lyapunov.exponents]
     return found
@@ -115,7 +119,14 @@ def exponents(at: Probed) -> Mapping[str, Any]:
         time = found.times[k]
         dt = at.model.depth.lengths[k]
         check = check_segment(
-            sublayers[k], step, (x, p), continuous=False, segment=k, time=time, dt=dt, regularization=Regularization()
+            sublayers[k],
+            step,
+            (x, p),
+            continuous=False,
+            segment=k,
+            time=time,
+            dt=dt,
+            regularization=Regularization(),
         )
         if check.certificate.growth is not None:
             named[f"hamiltonian_exponent_{word}"] = float(check.certificate.growth.exponent)
@@ -168,7 +179,8 @@ def probe(sites: Sites, held: Held, optimizer: torch.optim.Optimizer | None) -> 
         for name, look in PROBES.items():
             try:
                 found.update(look(at))
-            except Exception as error:  # of any kind, such as lack of memory: a training must not stop for a figure
+            except Exception as error:
+                # of any kind, such as lack of memory: a training must not stop for a figure
                 if isinstance(error, (ConfigError, SolveError)):
                     unknown[name] = str(error)
                 else:

@@ -26,7 +26,10 @@ def check_reactions(react: Collection[str]) -> frozenset[str]:
         raise ConfigError(f"react = {react!r}: give a list of names, as [{react!r}]")
     for name in react:
         if name not in REACTIONS:
-            words = "react = 'lower' was removed, as in its trial it healed no more than a placebo: choose skip, save or stop"
+            words = (
+                "react = 'lower' was removed, as in its trial it healed no more than a placebo:"
+                " choose skip, save or stop"
+            )
             raise ConfigError(words) if name == "lower" else unknown("reaction", name, REACTIONS)
     return frozenset(react)
 
@@ -34,7 +37,13 @@ def check_reactions(react: Collection[str]) -> frozenset[str]:
 class Reactions:
     """The reactions `react` of one run to its alarms."""
 
-    def __init__(self, react: Collection[str], root: nn.Module, out: Path | None, save: Callable[[Finding], object] | None):
+    def __init__(
+        self,
+        react: Collection[str],
+        root: nn.Module,
+        out: Path | None,
+        save: Callable[[Finding], object] | None,
+    ):
         self.asked = check_reactions(react)
         self.root = root
         self.out = out

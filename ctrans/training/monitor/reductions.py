@@ -19,7 +19,8 @@ GRAPH = 64
 """The number of nodes of a loss's graph that are looked at."""
 SAME = ("View", "UnsafeView", "Reshape", "Slice", "Transpose", "TBackward", "Permute", "ToCopy", "Clone", "Squeeze", "Unsqueeze",
         "Alias", "Select", "Index", "LogSoftmax")  # fmt: skip
-"""Nodes of a graph that move or copy entries, and the log of a softmax, which may follow another."""
+"""Nodes of a graph that move or copy entries, and the log of a softmax, which may follow another.
+"""
 
 
 def length(x: Tensor, order: float = 2) -> Tensor:
@@ -98,7 +99,9 @@ def detached(value: Tensor | float | None) -> Any:
 
 
 def stacked_softmaxes(loss: object) -> dict[str, Any]:
-    """`softmaxes`, the number of them one upon another at the end of a loss's graph, if it has one."""
+    """`softmaxes`, the number of them one upon another at the end of a loss's graph, if it has
+    one.
+    """
     nodes = [getattr(loss, "grad_fn", None)]
     count = 0
     for _ in range(GRAPH):

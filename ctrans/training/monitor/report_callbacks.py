@@ -23,7 +23,11 @@ def summarised(figures: Figures) -> dict[str, float]:
             continue
         known = sorted(each for each in value if math.isfinite(each))
         if known:
-            found |= {f"{name}/least": known[0], f"{name}/median": known[len(known) // 2], f"{name}/largest": known[-1]}
+            found |= {
+                f"{name}/least": known[0],
+                f"{name}/median": known[len(known) // 2],
+                f"{name}/largest": known[-1],
+            }
     return found
 
 

@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 ROWS = 64
 """The number of rows of the first sequence, evenly spaced."""
 HIDDEN = -9e3
-"""A mask hides a score if it makes it less than this: Megatron's masks are -10,000, others larger in
-size. So a real score below this is taken for masked.
+"""A mask hides a score if it makes it less than this: Megatron's masks are -10,000, others larger
+in size. So a real score below this is taken for masked.
 """
 
 
@@ -37,7 +37,11 @@ class ScoresSeen(TorchFunctionMode):
         self.failed = failed
 
     def __torch_function__(
-        self, function: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        function: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         look = LOOKS.get(function)
@@ -70,8 +74,8 @@ def row_entropy(scores: Tensor) -> Tensor:
 
 
 def weight_ahead(scores: Tensor) -> Tensor:
-    """The mean over rows i of the sum of a_ij over later tokens j > i, for each head; 0 behind a causal
-    mask.
+    """The mean over rows i of the sum of a_ij over later tokens j > i, for each head; 0 behind a
+    causal mask.
     """
     rows, tokens = scores.shape[-2:]
     places = torch.linspace(0, tokens - 1, rows, device=scores.device).round()
@@ -118,11 +122,17 @@ def _of_softmax(*given: Any, **named: Any) -> Tensor | None:
     return _without_hidden(first[:, _rows(first.shape[-2], first.device)].float())
 
 
-def _of_multihead(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+def _of_multihead(
+    query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> Tensor | None:
     """torch's multi-head attention, of inputs (tokens, batch, width), with queries and keys from
     one matrix.
     """
-    named = inspect.signature(F.multi_head_attention_forward).bind(query, key, value, *args, **kwargs).arguments
+    named = (
+        inspect.signature(F.multi_head_attention_forward)
+        .bind(query, key, value, *args, **kwargs)
+        .arguments
+    )
     heads = named["num_heads"]
     weight = named["in_proj_weight"]
     bias = named["in_proj_bias"]
@@ -131,7 +141,11 @@ def _of_multihead(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwarg
     width = query.shape[-1]
     parts = []
     for i, x in enumerate((query, key)):
-        part = F.linear(x[:, 0], weight[i * width : (i + 1) * width], None if bias is None else bias[i * width : (i + 1) * width])
+        part = F.linear(
+            x[:, 0],
+            weight[i * width : (i + 1) * width],
+            None if bias is None else bias[i * width : (i + 1) * width],
+        )
         parts.append(part.unflatten(-1, (heads, -1)).transpose(0, 1))
     mask = named.get("attn_mask")
     padded = named.get("key_padding_mask")
@@ -139,8 +153,14 @@ def _of_multihead(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwarg
         mask = mask[:heads]
     else:
         mask = mask
-    hidden = [_added(each.to(query.device)) for each in (mask, None if padded is None else padded[:1]) if each is not None]
-    return _of_kernel(parts[0], parts[1], parts[1], attn_mask=sum(hidden[1:], hidden[0]) if hidden else None)
+    hidden = [
+        _added(each.to(query.device))
+        for each in (mask, None if padded is None else padded[:1])
+        if each is not None
+    ]
+    return _of_kernel(
+        parts[0], parts[1], parts[1], attn_mask=sum(hidden[1:], hidden[0]) if hidden else None
+    )
 
 
 def _added(mask: Tensor) -> Tensor:

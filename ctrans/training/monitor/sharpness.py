@@ -25,7 +25,11 @@ TOLERANCE = 0.02
 
 
 def sharpness(
-    model: Model, weights: Sequence[nn.Parameter], tokens: Tensor, targets: Any, scales: Sequence[Tensor] | None = None
+    model: Model,
+    weights: Sequence[nn.Parameter],
+    tokens: Tensor,
+    targets: Any,
+    scales: Sequence[Tensor] | None = None,
 ) -> float:
     """lambda_max of H = d^2 L/dW^2 at these tokens, or of S H S with S = diag(scales), by
     Rayleigh-Ritz in the Krylov space.
@@ -35,23 +39,44 @@ def sharpness(
     """
     assert isinstance(model, nn.Module), "only modules train"
     scaling: Sequence[Tensor | float] = [1.0] * len(weights) if scales is None else scales
-    with requiring_gradients(weights), reference_kernels(model), second_derivatives(), torch.enable_grad():
+    with (
+        requiring_gradients(weights),
+        reference_kernels(model),
+        second_derivatives(),
+        torch.enable_grad(),
+    ):
         loss = terminal_loss(model, model.depth(model.embed(tokens)), targets)
-        gradients = torch.autograd.grad(loss, list(weights), create_graph=True, materialize_grads=True)
+        gradients = torch.autograd.grad(
+            loss, list(weights), create_graph=True, materialize_grads=True
+        )
 
         def product(v: Tensor) -> Tensor:
-            parts = [part.view_as(weight) for part, weight in zip(v.split(sizes), weights, strict=True)]
+            parts = [
+                part.view_as(weight) for part, weight in zip(v.split(sizes), weights, strict=True)
+            ]
             along = [part * scale for part, scale in zip(parts, scaling, strict=True)]
-            total = sum(((g * p).sum() for g, p in zip(gradients, along, strict=True)), torch.zeros((), device=v.device))
-            found = torch.autograd.grad(total, list(weights), retain_graph=True, materialize_grads=True)
-            return torch.cat([(part * scale).detach().flatten() for part, scale in zip(found, scaling, strict=True)])
+            total = sum(
+                ((g * p).sum() for g, p in zip(gradients, along, strict=True)),
+                torch.zeros((), device=v.device),
+            )
+            found = torch.autograd.grad(
+                total, list(weights), retain_graph=True, materialize_grads=True
+            )
+            return torch.cat(
+                [
+                    (part * scale).detach().flatten()
+                    for part, scale in zip(found, scaling, strict=True)
+                ]
+            )
 
         sizes = [weight.numel() for weight in weights]
         start = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(0)).to(gradients[0])
         return _largest(product, start)
 
 
-def adam_scales(weights: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> list[Tensor] | None:
+def adam_scales(
+    weights: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer
+) -> list[Tensor] | None:
     """P^-1/2 for each weight, where P = (1 - beta_1^t)(sqrt(nu) + eps) and nu are Adam's second
     moments over 1 - beta_2^t.
 
@@ -71,7 +96,11 @@ def adam_scales(weights: Sequence[nn.Parameter], optimizer: torch.optim.Optimize
 
 
 def over_edge(
-    model: Model, weights: Sequence[nn.Parameter], tokens: Tensor, targets: Any, optimizer: torch.optim.Optimizer | None
+    model: Model,
+    weights: Sequence[nn.Parameter],
+    tokens: Tensor,
+    targets: Any,
+    optimizer: torch.optim.Optimizer | None,
 ) -> dict[str, float]:
     """`sharpness`, and its ratio to the edge of stability of this optimiser.
 

@@ -73,15 +73,27 @@ class Sites:
 
     def logits(self, output: Any) -> Tensor | None:
         """The logits (*batch, tokens, vocabulary) in an output of the root, or None."""
-        output = output[0] if isinstance(output, tuple) and output and isinstance(output[0], Tensor) else tensor_in(output)
-        fits = isinstance(output, Tensor) and output.dim() > 2 and self.vocabulary and output.shape[-1] == self.vocabulary
+        output = (
+            output[0]
+            if isinstance(output, tuple) and output and isinstance(output[0], Tensor)
+            else tensor_in(output)
+        )
+        fits = (
+            isinstance(output, Tensor)
+            and output.dim() > 2
+            and self.vocabulary
+            and output.shape[-1] == self.vocabulary
+        )
         return output if fits else None
 
 
 def is_compiled(model: nn.Module) -> bool:
     """Whether the model or a part of it was compiled by torch.compile."""
     parts = [*model.modules(), *unwrap_model(model).modules()]
-    return any(hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None for part in parts)
+    return any(
+        hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None
+        for part in parts
+    )
 
 
 def sites_of(model: nn.Module, **opening: Any) -> Sites:
@@ -95,12 +107,17 @@ def sites_of(model: nn.Module, **opening: Any) -> Sites:
     if isinstance(getattr(root, "depth", None), Depth) and isinstance(root, Model):
         if opening:
             raise ConfigError(
-                f"{', '.join(opening)}: a {type(root).__name__} is a model of ctrans and needs no such options; leave them out"
+                f"{', '.join(opening)}: a {type(root).__name__} is a model of ctrans and needs no"
+                " such options; leave them out"
             )
         vocabulary = int(getattr(getattr(root, "config", None), "vocab_size", 0) or 0)
-        return Sites(root, root, _own_sites(root, root.depth), vocabulary, type(root).__name__, own=True)
+        return Sites(
+            root, root, _own_sites(root, root.depth), vocabulary, type(root).__name__, own=True
+        )
     if any(hasattr(parameter, "full_tensor") for parameter in root.parameters()):
-        raise ConfigError("the model's weights are sharded already: make the Monitor first, then shard the model")
+        raise ConfigError(
+            "the model's weights are sharded already: make the Monitor first, then shard the model"
+        )
     opened = open_model(root, **opening)
     adapter = getattr(opened.depth.sublayers[0].field, "adapter", None)
     if isinstance(adapter, StreamAdapter):
@@ -108,19 +125,34 @@ def sites_of(model: nn.Module, **opening: Any) -> Sites:
     else:
         stream = None
     sites = _own_sites(root, opened.depth, by_modules=stream is None)
-    return Sites(root, opened, sites, opened.vocabulary, opened.described.split(";")[0], stream=stream)
+    return Sites(
+        root, opened, sites, opened.vocabulary, opened.described.split(";")[0], stream=stream
+    )
 
 
 def first_quarter(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A batch as arguments of a model, with the first quarter of its sequences: of each tensor that
     has as many rows as the first one.
     """
-    args = () if isinstance(batch, Mapping) else tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    args = (
+        ()
+        if isinstance(batch, Mapping)
+        else tuple(batch)
+        if isinstance(batch, (tuple, list))
+        else (batch,)
+    )
     if isinstance(batch, Mapping):
         kwargs = dict(batch)
     else:
         kwargs = {}
-    count = next((len(each) for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.dim()), 0)
+    count = next(
+        (
+            len(each)
+            for each in (*args, *kwargs.values())
+            if isinstance(each, Tensor) and each.dim()
+        ),
+        0,
+    )
 
     def cut(each: Any) -> Any:
         fits = isinstance(each, Tensor) and each.dim() > 0 and len(each) == count
@@ -132,11 +164,13 @@ def first_quarter(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def own_parameters(sites: Sites) -> tuple[list[list[nn.Parameter]], list[nn.Parameter]]:
-    """The parameters of each sublayer that the root still has, and those outside of the depth. Do not
-    keep them: sharding replaces parameters.
+    """The parameters of each sublayer that the root still has, and those outside of the depth. Do
+    not keep them: sharding replaces parameters.
     """
     all_of_root = {id(parameter): parameter for parameter in sites.root.parameters()}
-    inside = [[p for p in site.sublayer.parameters() if id(p) in all_of_root] for site in sites.sites]
+    inside = [
+        [p for p in site.sublayer.parameters() if id(p) in all_of_root] for site in sites.sites
+    ]
     known = {id(parameter) for each in inside for parameter in each}
     return inside, [parameter for key, parameter in all_of_root.items() if key not in known]
 
@@ -162,7 +196,10 @@ def _ours(sublayer: Sublayer) -> Mapping[str, Any]:
         "exits": (MapOutput(sublayer),),
         "state_norm": sublayer.state_norm,
         "attention": None if branch is None else branch.field,
-        "router": next((each.field for each in sublayer.branches.values() if isinstance(each.field, Balances)), None),
+        "router": next(
+            (each.field for each in sublayer.branches.values() if isinstance(each.field, Balances)),
+            None,
+        ),
     }
 
 
@@ -173,9 +210,13 @@ def _theirs(sublayer: Sublayer, own: set[nn.Module]) -> Mapping[str, Any]:
     branches = sublayer.branches
     maps = [map_outputs(branch.field, own) for branch in branches.values()]
     if not all(maps):
-        raise ConfigError("cannot watch this model: the monitor needs blocks that call attention and FFN as modules")
+        raise ConfigError(
+            "cannot watch this model: the monitor needs blocks that call attention and FFN as"
+            " modules"
+        )
     before, behind, state_norm = (
-        getattr(getattr(sublayer, role), "module", None) for role in ("input_norm", "output_norm", "state_norm")
+        getattr(getattr(sublayer, role), "module", None)
+        for role in ("input_norm", "output_norm", "state_norm")
     )
     mixes = "attention" in branches
     return {

@@ -33,11 +33,11 @@ class TrainerCallback(transformers.TrainerCallback):
     - `batch`: the model's arguments by name, needed if the trainer compiles the model
     - all others: the options of `Monitor`
 
-    The logger "ctrans.training.monitor" warns of each alarm, and `callback.monitor.alarms` has them all.
-    Call `callback.logs_to(trainer)` to send reports to the trainer's loggers (W&B and others, but
-    not the terminal), and to give the monitor every gradient norm before clipping. Without it, the
-    monitor knows that norm as often as the trainer logs it (`logging_steps`). Gradients by depth
-    are those after clipping.
+    The logger "ctrans.training.monitor" warns of each alarm, and `callback.monitor.alarms` has them
+    all. Call `callback.logs_to(trainer)` to send reports to the trainer's loggers (W&B and others,
+    but not the terminal), and to give the monitor every gradient norm before clipping. Without it,
+    the monitor knows that norm as often as the trainer logs it (`logging_steps`). Gradients by
+    depth are those after clipping.
 
     The reaction "save" asks the trainer for a checkpoint, "stop" for the end. Each checkpoint has a
     file `monitor.json`, with which a resumed training continues as if it had not stopped. The scale
@@ -45,7 +45,14 @@ class TrainerCallback(transformers.TrainerCallback):
     """
 
     @checked
-    def __init__(self, *, every: int = 50, out: str | Path | None = None, batch: Mapping[str, Any] | None = None, **options: Any):
+    def __init__(
+        self,
+        *,
+        every: int = 50,
+        out: str | Path | None = None,
+        batch: Mapping[str, Any] | None = None,
+        **options: Any,
+    ):
         self.options = {"save": self._ask_to_save, **options, "every": every, "out": out}
         check_options(self.options)
         self.batch = batch
@@ -66,7 +73,13 @@ class TrainerCallback(transformers.TrainerCallback):
         return self
 
     def on_train_begin(
-        self, args: Any, state: Any, control: Any, model: nn.Module | None = None, optimizer: Any = None, **others: Any
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        model: nn.Module | None = None,
+        optimizer: Any = None,
+        **others: Any,
     ) -> None:
         assert model is not None, "a trainer has a model"
         self._undo.close()
@@ -85,11 +98,15 @@ class TrainerCallback(transformers.TrainerCallback):
         options |= {"start": state.global_step, "total": state.max_steps}
         options["memory"] = memory_in(_checkpoint(args, state), state.global_step)
         self.monitor = Monitor(root, **options)
-        self._undo.callback(root.register_forward_hook(Hook(self._returned), with_kwargs=True).remove)
+        self._undo.callback(
+            root.register_forward_hook(Hook(self._returned), with_kwargs=True).remove
+        )
         if self._trainer is not None:
             self._note_norms(self._trainer.accelerator)
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **others: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **others: Any
+    ) -> None:
         if self.monitor is None:
             return
         norm = self._norm
@@ -104,7 +121,9 @@ class TrainerCallback(transformers.TrainerCallback):
         place = _checkpoint(args, state)
         if self.monitor is not None and state.is_world_process_zero and place.is_dir():
             try:
-                write_durably(place / MEMORY, json.dumps(self.monitor.memory(), allow_nan=False).encode())
+                write_durably(
+                    place / MEMORY, json.dumps(self.monitor.memory(), allow_nan=False).encode()
+                )
             except Exception as error:  # a training must not stop for the monitor's file
                 LOGGER.warning("cannot write %s: %s", place / MEMORY, in_a_line(error))
 
@@ -112,7 +131,14 @@ class TrainerCallback(transformers.TrainerCallback):
         control.should_save = control.should_save or self._save
         self._save = False
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **others: Any) -> None:
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: Mapping[str, Any] | None = None,
+        **others: Any,
+    ) -> None:
         """Notes the loss and the gradient norm if the step did not know them."""
         if self._knows_loss:
             missing = {}
@@ -123,23 +149,38 @@ class TrainerCallback(transformers.TrainerCallback):
         else:
             missing |= {}
         logs = logs or {}
-        late = {ours: float(logs[name]) for name, ours in missing.items() if isinstance(logs.get(name), (int, float))}
+        late = {
+            ours: float(logs[name])
+            for name, ours in missing.items()
+            if isinstance(logs.get(name), (int, float))
+        }
         if late and self.monitor is not None:
             self.monitor.note(state.global_step, **late)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._undo.close()
         if self.monitor is not None:
-            self.monitor.close("finished" if state.global_step >= state.max_steps else f"stopped at step {state.global_step}")
+            self.monitor.close(
+                "finished"
+                if state.global_step >= state.max_steps
+                else f"stopped at step {state.global_step}"
+            )
 
-    def _returned(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+    def _returned(
+        self, module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any
+    ) -> None:
         if isinstance(output, Mapping):
             loss = output.get("loss")
         elif isinstance(output, tuple) and output:
             loss = output[0]
         else:
             loss = None
-        if module.training and isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1:
+        if (
+            module.training
+            and isinstance(loss, Tensor)
+            and loss.requires_grad
+            and loss.numel() == 1
+        ):
             self._losses.append(loss.detach().reshape(()))
             self._adds_up = kwargs.get("num_items_in_batch") is not None
 
@@ -152,7 +193,9 @@ class TrainerCallback(transformers.TrainerCallback):
         if not losses:
             return None
         self._knows_loss = True
-        total = torch.stack([loss.to(losses[0].device) for loss in losses]).sum()  # replicas have devices of their own
+        total = torch.stack(
+            [loss.to(losses[0].device) for loss in losses]
+        ).sum()  # replicas have devices of their own
         if not self._adds_up:
             return total / len(losses)
         return total * (args.world_size if args.average_tokens_across_devices else 1)
@@ -183,12 +226,14 @@ class TrainerCallback(transformers.TrainerCallback):
         rows = {f"monitor/{name}": value for name, value in figures.items()}
         for callback in trainer.callback_handler.callbacks:
             if callback is not self and not isinstance(callback, PRINTERS):
-                callback.on_log(trainer.args, state, trainer.control, logs=rows, model=trainer.model)
+                callback.on_log(
+                    trainer.args, state, trainer.control, logs=rows, model=trainer.model
+                )
 
 
 class Clip:
-    """An accelerator's `clip_grad_norm_` that tells callbacks what it returns. When the last one leaves,
-    the accelerator has again what it had.
+    """An accelerator's `clip_grad_norm_` that tells callbacks what it returns. When the last one
+    leaves, the accelerator has again what it had.
     """
 
     def __init__(self, accelerator: Any):

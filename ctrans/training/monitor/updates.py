@@ -38,10 +38,13 @@ class Updates:
 
     @torch.no_grad()
     def figures(
-        self, groups: Sequence[Group], optimizer: torch.optim.Optimizer | None, cut: Tensor | None = None
+        self,
+        groups: Sequence[Group],
+        optimizer: torch.optim.Optimizer | None,
+        cut: Tensor | None = None,
     ) -> dict[GaugeAt, Tensor]:
-        """`update`, `unmoved`, `rate_share` and `decay_share` if there is a sample of before the step;
-        `adam_gradient_ratio` if the optimiser has Adam's second moments.
+        """`update`, `unmoved`, `rate_share` and `decay_share` if there is a sample of before the
+        step; `adam_gradient_ratio` if the optimiser has Adam's second moments.
 
         `cut` is a factor of the gradients that is yet to be applied.
         """
@@ -50,7 +53,11 @@ class Updates:
         else:
             states, rates, decays = (adam_states(optimizer), *rates_of(optimizer))
         found: dict[GaugeAt, Tensor] = {}
-        adam = [(k, p, n) for k, p, n in _strides(groups) if p.grad is not None and not p.grad.is_sparse and id(p) in states]
+        adam = [
+            (k, p, n)
+            for k, p, n in _strides(groups)
+            if p.grad is not None and not p.grad.is_sparse and id(p) in states
+        ]
         if adam:
             measured = [("adam_gradient_ratio", _gradient_ratio(adam, states, cut))]
         else:
@@ -69,11 +76,20 @@ class Updates:
 
 
 def _step(
-    groups: Sequence[Group], before: list[list[Tensor]], rates: Mapping[int, float], decays: Mapping[int, float]
+    groups: Sequence[Group],
+    before: list[list[Tensor]],
+    rates: Mapping[int, float],
+    decays: Mapping[int, float],
 ) -> Iterator[tuple[str, dict[int, Tensor]]]:
-    """The figures of one step by group, of all groups at once: on a GPU each call of torch counts."""
+    """The figures of one step by group, of all groups at once: on a GPU each call of torch
+    counts.
+    """
     now = _samples(groups)
-    same = [k for k, old in enumerate(before) if old and [part.shape for part in old] == [part.shape for part in now[k]]]
+    same = [
+        k
+        for k, old in enumerate(before)
+        if old and [part.shape for part in old] == [part.shape for part in now[k]]
+    ]
     if not same:
         return
     weights = [(k, p) for k in same for p in groups[k]]
@@ -85,7 +101,13 @@ def _step(
     if matrices:
         still = torch.stack(_here(torch._foreach_norm([part for _, part in matrices]))) == 0
         counts = Counter(k for k, _ in matrices)
-        yield "unmoved", {k: part.float().mean() for k, part in zip(counts, still.split([*counts.values()]), strict=True)}
+        yield (
+            "unmoved",
+            {
+                k: part.float().mean()
+                for k, part in zip(counts, still.split([*counts.values()]), strict=True)
+            },
+        )
     # a step is not longer where weights have grown
     small = torch._foreach_clamp_max(torch._foreach_clamp_min(old, -1.0), 1.0)
     for name, share, parts in (("rate_share", rates, small), ("decay_share", decays, old)):
@@ -98,25 +120,43 @@ def _step(
         yield name, {k: length / size[k] for k, length in lengths.items() if k in there}
 
 
-def adam_states(optimizer: torch.optim.Optimizer) -> dict[int, tuple[dict[str, Any], dict[str, Any]]]:
-    """The state and the options of each parameter that has Adam's second moments, by id. Adafactor's
-    have no betas."""
+def adam_states(
+    optimizer: torch.optim.Optimizer,
+) -> dict[int, tuple[dict[str, Any], dict[str, Any]]]:
+    """The state and the options of each parameter that has Adam's second moments, by id.
+    Adafactor's have no betas.
+    """
     state: Mapping[Any, dict[str, Any]] = optimizer.state
-    pairs = ((parameter, options) for options in optimizer.param_groups for parameter in options["params"])
-    return {id(p): (state[p], options) for p, options in pairs if "betas" in options and "exp_avg_sq" in state.get(p, {})}
+    pairs = (
+        (parameter, options)
+        for options in optimizer.param_groups
+        for parameter in options["params"]
+    )
+    return {
+        id(p): (state[p], options)
+        for p, options in pairs
+        if "betas" in options and "exp_avg_sq" in state.get(p, {})
+    }
 
 
 def rates_of(optimizer: torch.optim.Optimizer) -> tuple[dict[int, float], dict[int, float]]:
-    """The learning rate of each parameter over the largest one, by id, and this times its weight decay.
-    Nothing if all rates are 0.
+    """The learning rate of each parameter over the largest one, by id, and this times its weight
+    decay. Nothing if all rates are 0.
     """
-    groups = {id(p): group for group in optimizer.param_groups if group["lr"] is not None for p in group["params"]}
+    groups = {
+        id(p): group
+        for group in optimizer.param_groups
+        if group["lr"] is not None
+        for p in group["params"]
+    }
     largest = max((float(group["lr"]) for group in groups.values()), default=0.0)
     if largest > 0:
         rates = {key: float(group["lr"]) / largest for key, group in groups.items()}
     else:
         rates = {}
-    return rates, {key: rate * float(groups[key].get("weight_decay") or 0.0) for key, rate in rates.items()}
+    return rates, {
+        key: rate * float(groups[key].get("weight_decay") or 0.0) for key, rate in rates.items()
+    }
 
 
 def settings(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
@@ -141,8 +181,8 @@ def _gradient_ratio(
     states: Mapping[int, tuple[dict[str, Any], dict[str, Any]]],
     cut: Tensor | None,
 ) -> dict[int, Tensor]:
-    """rms of g/sqrt(nu) by group, where g is this step's gradient and nu = (beta_2 nu' + (1 - beta_2)
-    g^2)/(1 - beta_2^t).
+    """rms of g/sqrt(nu) by group, where g is this step's gradient and nu = (beta_2 nu' + (1 -
+    beta_2) g^2)/(1 - beta_2^t).
 
     It is 1 for constant gradients, and at most 1/sqrt(1 - beta_2). Source: Wortsman et al. (arXiv
     2304.13013, section 3.4).
@@ -157,7 +197,14 @@ def _gradient_ratio(
     squares = torch._foreach_mul(torch._foreach_mul(g, g), [1 - beta for beta in betas])
     squares = torch._foreach_add(torch._foreach_mul(moments, betas), squares)
     ratios = torch._foreach_div(g, torch._foreach_sqrt(torch._foreach_clamp_min(squares, 1e-30)))
-    steps = torch.stack(_here([torch.as_tensor(states[id(p)][0]["step"], dtype=torch.float32) for _, p, _ in own])) + 1
+    steps = (
+        torch.stack(
+            _here(
+                [torch.as_tensor(states[id(p)][0]["step"], dtype=torch.float32) for _, p, _ in own]
+            )
+        )
+        + 1
+    )
     corrections = (1 - steps.new_tensor(betas) ** steps).sqrt()
     counts = dict[int, float]()
     for (k, p, _), part in zip(own, g, strict=True):
@@ -184,15 +231,21 @@ def _shards(weight: nn.Parameter) -> float:
 
 
 def _placed(weight: nn.Parameter) -> Tensor:
-    """The gradient, sharded as the weight is: behind sequence-parallel maps it may be a part of a sum."""
+    """The gradient, sharded as the weight is: behind sequence-parallel maps it may be a part of a
+    sum.
+    """
     own: Any = weight
-    grad: Tensor = own.grad.redistribute(placements=own.placements) if hasattr(own.grad, "redistribute") else own.grad
+    grad: Tensor = (
+        own.grad.redistribute(placements=own.placements)
+        if hasattr(own.grad, "redistribute")
+        else own.grad
+    )
     return grad
 
 
 def _strides(groups: Sequence[Group]) -> Iterator[tuple[int, nn.Parameter, int]]:
-    """Each weight with its group and the stride of its sample. Vectors are sampled whole, matrices of a
-    group at about `ENTRIES` entries.
+    """Each weight with its group and the stride of its sample. Vectors are sampled whole, matrices
+    of a group at about `ENTRIES` entries.
     """
     for k, group in enumerate(groups):
         stride = max(1, math.ceil(sum(p.numel() for p in group) / ENTRIES))
@@ -200,16 +253,20 @@ def _strides(groups: Sequence[Group]) -> Iterator[tuple[int, nn.Parameter, int]]
 
 
 def _lengths(
-    weights: Sequence[tuple[int, nn.Parameter]], samples: Sequence[Tensor], factors: Tensor | float = 1.0
+    weights: Sequence[tuple[int, nn.Parameter]],
+    samples: Sequence[Tensor],
+    factors: Tensor | float = 1.0,
 ) -> dict[int, Tensor]:
-    """The length of each group's whole weights, from samples of this process, times a factor of each
-    weight.
+    """The length of each group's whole weights, from samples of this process, times a factor of
+    each weight.
     """
     norms = torch.stack(_here(torch._foreach_norm(list(samples))))
     norms = norms * norms.new_tensor([_shards(p) for _, p in weights]).sqrt()
     norms = norms * (factors.to(norms) if isinstance(factors, Tensor) else factors)
     counts = Counter(k for k, _ in weights)
-    return dict(zip(counts, torch._foreach_norm(list(norms.split([*counts.values()]))), strict=True))
+    return dict(
+        zip(counts, torch._foreach_norm(list(norms.split([*counts.values()]))), strict=True)
+    )
 
 
 def _here(numbers: Sequence[Tensor]) -> list[Tensor]:

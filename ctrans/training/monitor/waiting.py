@@ -50,7 +50,13 @@ class Waiting:
             return given
         if "optimizer" not in self._warned:
             kind = type(given).__name__
-            warn(step, "unknown optimizer", TypeError(f"a {kind} has no param_groups and no state: give one optimiser, or None"))
+            warn(
+                step,
+                "unknown optimizer",
+                TypeError(
+                    f"a {kind} has no param_groups and no state: give one optimiser, or None"
+                ),
+            )
         self._warned.add("optimizer")
         return None
 
@@ -61,7 +67,11 @@ class Waiting:
             old = self._kept[:-STEPS]
             losses = self._known(old, 1)
             norms = self._known(old, 2)
-            peaks = (old[-1][0], largest(losses) if losses else None, largest(norms) if norms else None)
+            peaks = (
+                old[-1][0],
+                largest(losses) if losses else None,
+                largest(norms) if norms else None,
+            )
             self._kept = [peaks, *self._kept[-STEPS:]]
 
     def take(self) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
@@ -80,13 +90,19 @@ class Waiting:
         """Continues from a result of `memory`."""
         losses = unpacked(memory["waiting_losses"])
         norms = unpacked(memory["waiting_norms"])
-        for (step, has_loss, has_norm), loss, norm in zip(memory["waiting"], losses, norms, strict=True):
+        for (step, has_loss, has_norm), loss, norm in zip(
+            memory["waiting"], losses, norms, strict=True
+        ):
             self.add(step, loss if has_loss else None, norm if has_norm else None)
 
     def _known(self, kept: Sequence[tuple[int, Any, Any]], i: int) -> list[tuple[int, float]]:
         """Steps and values of the known losses (i = 1) or norms (i = 2)."""
         values = host_numbers([each[i] for each in kept])
-        known = [(each[0], value) for each, value in zip(kept, values, strict=True) if each[i] is not None]
+        known = [
+            (each[0], value)
+            for each, value in zip(kept, values, strict=True)
+            if each[i] is not None
+        ]
         if i == 2 and self._scaled:
             return [(step, norm) for step, norm in known if math.isfinite(norm)]
         return known

@@ -1,4 +1,6 @@
-"""Maps that a stranger gets wrong: each is named with what it did and the fix, by `check_map` or where it is used."""
+"""Maps that a stranger gets wrong: each is named with what it did and the fix, by `check_map` or
+where it is used.
+"""
 
 import pytest
 import torch
@@ -104,12 +106,27 @@ class UnevenRows(Linear):
 
 
 BROKEN = [
-    (OneToken, r"OneToken gave \(2, 1, 8\) for states \(2, 5, 8\): a map returns one tensor of its input's shape"),
+    (
+        OneToken,
+        (
+            r"OneToken gave \(2, 1, 8\) for states \(2, 5, 8\): a map returns one tensor of its"
+            r" input's shape"
+        ),
+    ),
     (Wide, r"Wide gave \(2, 5, 16\) for states \(2, 5, 8\)"),
     (WithRows, "WithRows gave a tuple for states"),
-    (Dropping, "Dropping gave two values for the same states, so it draws at random: leave dropout out"),
+    (
+        Dropping,
+        "Dropping gave two values for the same states, so it draws at random: leave dropout out",
+    ),
     (OverBatch, "OverBatch made one sequence depend on another"),
-    (Mixing, "Mixing mixes tokens: a map of an FFN is taken to act on each token alone: give it `mixes_tokens = True`"),
+    (
+        Mixing,
+        (
+            "Mixing mixes tokens: a map of an FFN is taken to act on each token alone: give it"
+            " `mixes_tokens = True`"
+        ),
+    ),
     (WrongFeatures, r"WrongFeatures is not output_projection\(pre_projection\(x\)\)"),
     (MadeMatrix, "MadeMatrix yields a matrix of role 'up' that is none of its parameters"),
     (SmallBound, "SmallBound gave a token of length .* above its bound"),
@@ -118,7 +135,9 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("broken", "words"), BROKEN, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("broken", "words"), BROKEN, ids=lambda value: getattr(value, "__name__", "")
+)
 def test_a_broken_map_is_named_with_what_it_did(broken, words):
     check_map(Linear().double(), "ffn", WIDTH)
     with pytest.raises(ConfigError, match=words):
@@ -130,19 +149,39 @@ def test_our_own_maps_are_what_they_say():
         for causal in (True, False):
             check_map(learned(Attention(WIDTH, 2, causal=causal).to(dtype)), "attention", WIDTH)
         for activation in ("gelu", "relu", "tanh", "silu"):
-            check_map(learned(FeedForward(WIDTH, 12, activation=activation).to(dtype)), "ffn", WIDTH)
+            check_map(
+                learned(FeedForward(WIDTH, 12, activation=activation).to(dtype)), "ffn", WIDTH
+            )
     for kind, table in (("attention", ATTENTIONS), ("ffn", FFNS)):
         for make in table.values():
             check_map(make(GPTConfig(width=WIDTH, heads=2)), kind, WIDTH)
 
 
-@pytest.mark.parametrize(("broken", "words"), BROKEN[:3], ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("broken", "words"), BROKEN[:3], ids=lambda value: getattr(value, "__name__", "")
+)
 def test_a_wrong_shape_is_named_wherever_the_map_is_evaluated(broken, words, monkeypatch):
-    """Torch would say nothing of one token, which it adds to all, and speak of matrices of the wide one."""
+    """Torch would say nothing of one token, which it adds to all, and speak of matrices of the wide
+    one.
+    """
     monkeypatch.setitem(ATTENTIONS, "broken", broken)
-    model = GPT(GPTConfig(vocab_size=11, context=8, depth=1, width=WIDTH, heads=2, placement="pre", attention="broken"))
+    model = GPT(
+        GPTConfig(
+            vocab_size=11,
+            context=8,
+            depth=1,
+            width=WIDTH,
+            heads=2,
+            placement="pre",
+            attention="broken",
+        )
+    )
     text = tokens(2, 5)
-    for use in (model, model.trajectory, lambda ids: model.trajectory(ids, method="rk4", gradient="adjoint")):
+    for use in (
+        model,
+        model.trajectory,
+        lambda ids: model.trajectory(ids, method="rk4", gradient="adjoint"),
+    ):
         with pytest.raises(ConfigError, match=f"the attention map {words}"):
             use(text)
     with pytest.raises(ConfigError, match=words):
@@ -157,12 +196,19 @@ class AroundThis(AroundMap):
 @pytest.mark.slow
 def test_a_map_without_a_last_layer_is_looked_at_as_far_as_it_goes(monkeypatch):
     monkeypatch.setitem(FFNS, "linear", Linear)
-    model = GPT(GPTConfig(vocab_size=11, context=8, depth=1, width=WIDTH, heads=2, placement="pre", ffn="linear")).double()
+    model = GPT(
+        GPTConfig(
+            vocab_size=11, context=8, depth=1, width=WIDTH, heads=2, placement="pre", ffn="linear"
+        )
+    ).double()
     text = tokens(2, 6)
     findings = screen(model.requires_grad_(False), text[:, :-1], text[:, 1:], "quick").steps
     assert findings["backward"].result is not None
     words = "does not name its last linear map: give it `pre_projection(x)` and `output_projection`"
-    assert any("segment 1 (ffn) is skipped" in note and words in note for note in findings["well-posedness"].notes)
+    assert any(
+        "segment 1 (ffn) is skipped" in note and words in note
+        for note in findings["well-posedness"].notes
+    )
     check = check_model(model, text[:, :-1], text[:, 1:])
     assert [segment.kind for segment in check.segments] == ["attention"]
     assert words in check.skipped["segment 1 (ffn)"]
@@ -174,7 +220,9 @@ def test_a_map_that_does_not_show_its_matrices_cannot_be_drawn_and_says_so(monke
             super().__init__(settings.width, settings.width)
 
     monkeypatch.setitem(FFNS, "silent", Silent)
-    with pytest.raises(ConfigError, match=r"cannot initialise a field of type Silent: .* `matrices\(\)`"):
+    with pytest.raises(
+        ConfigError, match=r"cannot initialise a field of type Silent: .* `matrices\(\)`"
+    ):
         GPT(GPTConfig(width=WIDTH, heads=2, ffn="silent"))
 
 

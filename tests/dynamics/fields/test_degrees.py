@@ -11,7 +11,12 @@ C = 3.0
 
 DEGREES = [
     ("attention", "softmax", {}, {"value": 1, "out": 1, "query": None, "key": None}),
-    ("attention", "softmax", {"qk_norm": "rms", "positions": "rotary"}, {"value": 1, "out": 1, "query": 0, "key": 0}),
+    (
+        "attention",
+        "softmax",
+        {"qk_norm": "rms", "positions": "rotary"},
+        {"value": 1, "out": 1, "query": 0, "key": 0},
+    ),
     ("attention", "softmax", {"qk_norm": "l2"}, {"query": 0, "key": 0}),
     ("attention", "softmax", {"gated_output": True}, {"value": 1, "out": 1, "gate": None}),
     ("attention", "linear", {}, {"value": 1, "out": 1, "query": None, "key": None}),
@@ -39,6 +44,8 @@ def test_f_is_homogeneous_in_a_matrix_of_the_degree_that_is_said(kind, name, cha
         matrix.weight.div_(C)
         degree = degrees[matrix.role]
         if degree is None:
-            assert not any(torch.allclose(scaled, C**d * plain, rtol=1e-3) for d in (0, 1, 2)), matrix.role
+            assert not any(torch.allclose(scaled, C**d * plain, rtol=1e-3) for d in (0, 1, 2)), (
+                matrix.role
+            )
         else:
             assert torch.allclose(scaled, C**degree * plain, rtol=1e-9, atol=1e-12), matrix.role

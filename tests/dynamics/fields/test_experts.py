@@ -1,4 +1,6 @@
-"""A mixture of experts: against a loop over tokens written out, at its switches, and what balances its load."""
+"""A mixture of experts: against a loop over tokens written out, at its switches, and what balances
+its load.
+"""
 
 import copy
 import math
@@ -8,7 +10,13 @@ import torch
 import torch.nn.functional as F
 
 from ctrans import GPT, GPTConfig
-from ctrans.dynamics.fields import EXPERTS, ROUTERS, ExpertOptions, MixtureOfExperts, reference_kernels
+from ctrans.dynamics.fields import (
+    EXPERTS,
+    ROUTERS,
+    ExpertOptions,
+    MixtureOfExperts,
+    reference_kernels,
+)
 from solvers import ConfigError, Segment, solve
 from tests.helpers import learned, small_config
 
@@ -19,7 +27,9 @@ PHI = {"mlp": F.gelu, "swiglu": F.silu, "geglu": F.gelu, "reglu": F.relu}
 def mixture(*, bias=True, hidden=6, seed=1, scale=0.3, **options):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made = MixtureOfExperts(16, hidden, options=ExpertOptions(**{"experts": 5, **options}), bias=bias).double()
+        made = MixtureOfExperts(
+            16, hidden, options=ExpertOptions(**{"experts": 5, **options}), bias=bias
+        ).double()
     made = learned(made, scale, seed).requires_grad_(False)
     made.choice_bias.zero_()  # it is no parameter, and stays as a fresh one is
     return made
@@ -33,13 +43,21 @@ def written_out(field, x):
         own = slice(e * h, (e + 1) * h)
         z = field.up.weight[own] @ x + (0 if field.up.bias is None else field.up.bias[own])
         if field.gate is not None:
-            gate = field.gate.weight[own] @ x + (0 if field.gate.bias is None else field.gate.bias[own])
+            gate = field.gate.weight[own] @ x + (
+                0 if field.gate.bias is None else field.gate.bias[own]
+            )
             return field.down.weight[:, own] @ (PHI[options.expert](gate) * z)
         return field.down.weight[:, own] @ PHI[options.expert](z)
 
     logits = field.router.weight @ x
-    scores = {"topk_softmax": logits.softmax(0), "softmax_topk": logits.softmax(0), "sigmoid": logits.sigmoid()}[options.router]
-    chosen = sorted(range(options.experts), key=lambda e: float(scores[e] + field.choice_bias[e]))[-options.top_k :]
+    scores = {
+        "topk_softmax": logits.softmax(0),
+        "softmax_topk": logits.softmax(0),
+        "sigmoid": logits.sigmoid(),
+    }[options.router]
+    chosen = sorted(range(options.experts), key=lambda e: float(scores[e] + field.choice_bias[e]))[
+        -options.top_k :
+    ]
     if options.router == "topk_softmax":
         gates = dict(zip(chosen, logits[chosen].softmax(0), strict=True))
     elif options.router == "softmax_topk":
@@ -47,7 +65,10 @@ def written_out(field, x):
     else:
         gates = {e: scores[e] / scores[chosen].sum() for e in chosen}
     y = sum(gate * expert(e) for e, gate in gates.items())
-    y = y + sum((expert(e) for e in range(options.experts, options.experts + options.shared_experts)), torch.zeros(()))
+    y = y + sum(
+        (expert(e) for e in range(options.experts, options.experts + options.shared_experts)),
+        torch.zeros(()),
+    )
     return y if field.down.bias is None else y + field.down.bias
 
 
@@ -93,15 +114,28 @@ def test_no_token_nearer_than_the_distance_goes_elsewhere(router, biased):
         field.choice_bias += torch.linspace(-0.1, 0.1, 5)
     distance, here = field.distance_to_switch(X), field.route(X).chosen
     for seed in range(50):
-        direction = torch.randn(X.shape, dtype=X.dtype, generator=torch.Generator().manual_seed(seed))
-        nearby = X + 0.999 * distance.unsqueeze(-1) * direction / direction.norm(dim=-1, keepdim=True)
+        direction = torch.randn(
+            X.shape, dtype=X.dtype, generator=torch.Generator().manual_seed(seed)
+        )
+        nearby = X + 0.999 * distance.unsqueeze(-1) * direction / direction.norm(
+            dim=-1, keepdim=True
+        )
         assert torch.equal(field.route(nearby).chosen, here)
     if not biased:  # and it is attained, along the difference of two rows of the router
         rows, logits = field.router.weight, field.route(X).logits
         for token in range(7):
-            pairs = [(a, b) for a in range(5) for b in range(5) if here[0, token, a] and not here[0, token, b]]
+            pairs = [
+                (a, b)
+                for a in range(5)
+                for b in range(5)
+                if here[0, token, a] and not here[0, token, b]
+            ]
             a, b = min(
-                pairs, key=lambda p: float((logits[0, token, p[0]] - logits[0, token, p[1]]) / (rows[p[0]] - rows[p[1]]).norm())
+                pairs,
+                key=lambda p: float(
+                    (logits[0, token, p[0]] - logits[0, token, p[1]])
+                    / (rows[p[0]] - rows[p[1]]).norm()
+                ),
             )
             normal = (rows[b] - rows[a]) / (rows[b] - rows[a]).norm()
             beyond = X[0, token] + 1.001 * distance[0, token] * normal
@@ -110,14 +144,18 @@ def test_no_token_nearer_than_the_distance_goes_elsewhere(router, biased):
 
 @pytest.mark.parametrize("router", ROUTERS)
 def test_the_jacobian_is_that_of_the_piece(router):
-    """Dense Jacobian by autograd against central differences well within the distance to the next switch."""
+    """Dense Jacobian by autograd against central differences well within the distance to the next
+    switch.
+    """
     field = mixture(router=router, shared_experts=1)
     x = X[0, :1]
     assert float(field.distance_to_switch(x)) > 1e-4
     with reference_kernels(field):
         dense = torch.autograd.functional.jacobian(field, x)[0, :, 0]
     step = 1e-5
-    columns = [(field(x + step * e) - field(x - step * e))[0] / (2 * step) for e in torch.eye(16).double()]
+    columns = [
+        (field(x + step * e) - field(x - step * e))[0] / (2 * step) for e in torch.eye(16).double()
+    ]
     assert torch.allclose(dense, torch.stack(columns, 1), atol=1e-8)
 
 
@@ -135,7 +173,10 @@ def test_the_map_jumps_at_a_switch_so_that_no_constant_holds():
     field = mixture()
     on, normal = at_a_switch(field, X[0, 0])
     jumps = [
-        float((field((on + e * normal).unsqueeze(0)) - field((on - e * normal).unsqueeze(0))).norm()) for e in (1e-3, 1e-6, 1e-9)
+        float(
+            (field((on + e * normal).unsqueeze(0)) - field((on - e * normal).unsqueeze(0))).norm()
+        )
+        for e in (1e-3, 1e-6, 1e-9)
     ]
     assert min(jumps) > 0.1
     assert jumps[2] == pytest.approx(jumps[1], rel=1e-3)
@@ -144,10 +185,12 @@ def test_the_map_jumps_at_a_switch_so_that_no_constant_holds():
 
 
 class Crossing:
-    """A token that is carried across a switch: dx/dt = f(x) + drift n, n the switch's normal, from one unit of length before it.
+    """A token that is carried across a switch: dx/dt = f(x) + drift n, n the switch's normal, from
+    one unit of length before it.
 
-    Each piece of f is smooth everywhere if the choice is held fast by biases, so that the flow is known to rounding: along the one
-    piece to the switch n.x = c, whose time Newton's method finds, and along the other one to the end.
+    Each piece of f is smooth everywhere if the choice is held fast by biases, so that the flow is
+    known to rounding: along the one piece to the switch n.x = c, whose time Newton's method finds,
+    and along the other one to the end.
     """
 
     def __init__(self):
@@ -174,7 +217,11 @@ class Crossing:
         time = 0.1
         for _ in range(8):
             y = self.along(self.first, x, time)
-            time -= float((y[0] - self.on) @ self.normal / (self.velocity(self.first)(time, y)[0] @ self.normal))
+            time -= float(
+                (y[0] - self.on)
+                @ self.normal
+                / (self.velocity(self.first)(time, y)[0] @ self.normal)
+            )
         return time, self.along(self.first, x, time)
 
     def exact(self, x):
@@ -191,9 +238,13 @@ def test_steps_across_a_switch_have_order_one_and_within_a_piece_their_own(metho
 
     def errors(field, expected, sizes):
         segments = [Segment(0.0, made.end, made.velocity(field))]
-        return [float((solve(segments, made.start, method=method, steps=n).x1 - expected).norm()) for n in sizes]
+        return [
+            float((solve(segments, made.start, method=method, steps=n).x1 - expected).norm())
+            for n in sizes
+        ]
 
-    # where in its step the switch falls decides on the error's size: the worst of many numbers of steps is what has an order
+    # where in its step the switch falls decides on the error's size: the worst of many numbers of
+    # steps is what has an order
     coarse, fine = (max(errors(made.field, exact, range(n, 2 * n, n // 8))) for n in (8, 64))
     assert math.log(coarse / fine, 8) == pytest.approx(1, abs=0.35)
     coarse, fine = errors(made.first, piece, (4, 8))
@@ -202,18 +253,24 @@ def test_steps_across_a_switch_have_order_one_and_within_a_piece_their_own(metho
 
 @pytest.mark.slow
 def test_a_flows_derivative_takes_the_jump_at_a_switch_that_its_pieces_miss():
-    """Saltation: J = J_+ (I + (f+ - f-) n'/(n.f-)) J_-, against differences of the flow; a derivative by pieces is J_+ J_-."""
+    """Saltation: J = J_+ (I + (f+ - f-) n'/(n.f-)) J_-, against differences of the flow; a
+    derivative by pieces is J_+ J_-.
+    """
     made = Crossing()
     time, y = made.switch(made.start)
     before, after = (made.velocity(piece)(time, y)[0] for piece in (made.first, made.second))
-    jump = torch.eye(16, dtype=torch.float64) + torch.outer(after - before, made.normal) / (made.normal @ before)
+    jump = torch.eye(16, dtype=torch.float64) + torch.outer(after - before, made.normal) / (
+        made.normal @ before
+    )
     v = torch.randn(1, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     step = 1e-4
     measured = (made.exact(made.start + step * v) - made.exact(made.start - step * v)) / (2 * step)
     carried = torch.func.jvp(lambda x: made.along(made.first, x, time), (made.start,), (v,))[1]
     errors = []
     for jumped in (carried @ jump.T, carried):
-        found = torch.func.jvp(lambda x: made.along(made.second, x, made.end - time), (y,), (jumped,))[1]
+        found = torch.func.jvp(
+            lambda x: made.along(made.second, x, made.end - time), (y,), (jumped,)
+        )[1]
         errors.append(float((found - measured).norm() / measured.norm()))
     assert errors[0] < 1e-5
     assert errors[1] > 1e-2
@@ -223,7 +280,8 @@ def test_adaptive_steps_crowd_at_a_switch():
     made = Crossing()
     tolerances = {"method": "dopri5", "rtol": 1e-7, "atol": 1e-9}
     across, within = (
-        solve([Segment(0.0, made.end, made.velocity(field))], made.start, **tolerances) for field in (made.field, made.first)
+        solve([Segment(0.0, made.end, made.velocity(field))], made.start, **tolerances)
+        for field in (made.field, made.first)
     )
     assert across.stats.rejected >= within.stats.rejected + 5
     assert across.stats.evaluations > 2 * within.stats.evaluations
@@ -239,8 +297,12 @@ def test_auxiliary_terms_are_those_of_the_papers(router):
     shares = (scores / scores.sum(-1, keepdim=True)).mean(0)
     chosen = torch.stack([F.one_hot(row.topk(2).indices, 5).sum(0) for row in scores]).double()
     found = field.auxiliary(X)
-    assert float(found["balance"]) == pytest.approx(5 * float((chosen.mean(0) / 2 * shares).sum()), rel=1e-12)
-    assert float(found["router_z"]) == pytest.approx(float(logits.exp().sum(-1).log().square().mean()), rel=1e-12)
+    assert float(found["balance"]) == pytest.approx(
+        5 * float((chosen.mean(0) / 2 * shares).sum()), rel=1e-12
+    )
+    assert float(found["router_z"]) == pytest.approx(
+        float(logits.exp().sum(-1).log().square().mean()), rel=1e-12
+    )
 
 
 def test_balance_is_one_where_all_is_even_and_the_number_of_experts_over_k_at_most():
@@ -253,7 +315,9 @@ def test_balance_is_one_where_all_is_even_and_the_number_of_experts_over_k_at_mo
 
 def test_rebalancing_evens_the_load_and_leaves_the_gates():
     field = mixture(experts=4, top_k=1, router="softmax_topk")
-    x = X.flatten(0, 1).repeat(20, 1) + torch.randn(280, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    x = X.flatten(0, 1).repeat(20, 1) + torch.randn(
+        280, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(5)
+    )
     field.router.weight[0] += 0.3 * x.mean(0)
     before = field.load(x)
     routing = field.route(x)
@@ -273,8 +337,14 @@ def test_rebalancing_evens_the_load_and_leaves_the_gates():
         ({"router": "softmx_topk"}, "did you mean 'softmax_topk'"),
         ({"expert": "moe"}, "unknown expert 'moe'"),
         ({"top_k": 1}, "always has gate 1"),
-        ({"expert": "swiglu", "activation": "relu"}, "activation = 'relu' has no meaning for expert 'swiglu'"),
-        ({"ffn": "mlp", "top_k": 3}, "top_k = 3 has no meaning for ffn 'mlp': leave it out, or choose ffn moe"),
+        (
+            {"expert": "swiglu", "activation": "relu"},
+            "activation = 'relu' has no meaning for expert 'swiglu'",
+        ),
+        (
+            {"ffn": "mlp", "top_k": 3},
+            "top_k = 3 has no meaning for ffn 'mlp': leave it out, or choose ffn moe",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(changes, words):
@@ -296,4 +366,6 @@ def test_biases_of_the_choice_are_saved(tmp_path):
     made = GPT(small_config("pre", ffn="moe"))
     made.depth.sublayers[1].field.choice_bias += torch.linspace(-1, 1, 8)
     save(made, tmp_path)
-    assert torch.equal(load(tmp_path).depth.sublayers[1].field.choice_bias, torch.linspace(-1, 1, 8))
+    assert torch.equal(
+        load(tmp_path).depth.sublayers[1].field.choice_bias, torch.linspace(-1, 1, 8)
+    )

@@ -1,4 +1,6 @@
-"""Linear attention and its gated form against their rows written out, and what replaces theta's companion."""
+"""Linear attention and its gated form against their rows written out, and what replaces theta's
+companion.
+"""
 
 import pytest
 import torch
@@ -48,7 +50,9 @@ def test_the_scan_is_the_rows_times_the_values(kind, chunk, monkeypatch):
     rows = by_loops(attention, x)
     assert torch.allclose(attention.probabilities(x), rows, atol=1e-14)
     values = attention.qkv(x).chunk(3, -1)[2].unflatten(-1, (4, 4)).transpose(0, 1)
-    assert torch.allclose(attention.pre_projection(x), (rows @ values).transpose(0, 1).flatten(-2), atol=1e-12)
+    assert torch.allclose(
+        attention.pre_projection(x), (rows @ values).transpose(0, 1).flatten(-2), atol=1e-12
+    )
     batched = attention(x.expand(2, 3, 8, 16))
     assert torch.allclose(batched[1, 2], attention(x), atol=1e-13)
 
@@ -99,5 +103,7 @@ def test_the_lipschitz_constant_holds_between_far_states():
     for seed in range(40):
         x, y = states(4, 16, seed=seed), states(4, 16, seed=seed + 100)
         radius = float(torch.cat([x, y]).norm(dim=-1).max())
-        moved, step = ((a - b).norm(dim=-1).max() for a, b in ((attention(x), attention(y)), (x, y)))
+        moved, step = (
+            (a - b).norm(dim=-1).max() for a, b in ((attention(x), attention(y)), (x, y))
+        )
         assert float(moved) <= attention.lipschitz(radius) * float(step)

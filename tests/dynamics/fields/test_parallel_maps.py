@@ -1,4 +1,6 @@
-"""Attention and FFN at once: whatever is asked of one of them is what it would be alone behind its own norm."""
+"""Attention and FFN at once: whatever is asked of one of them is what it would be alone behind its
+own norm.
+"""
 
 import dataclasses
 import math
@@ -42,9 +44,13 @@ def test_a_class_that_names_a_protocol_as_its_base_asks_for_its_own_instances():
     assert not isinstance(Like(), Bounded)
 
 
-@pytest.mark.parametrize(("protocol", "member"), [(HasBound, "bound"), (ExposesWeights, "matrices")])
+@pytest.mark.parametrize(
+    ("protocol", "member"), [(HasBound, "bound"), (ExposesWeights, "matrices")]
+)
 def test_a_sum_has_a_member_only_if_both_maps_have_it(protocol, member):
-    with_both, attention, ffn = (GPT(small_config("pre", **TWO)).depth.sublayers[0].field for _ in range(3))
+    with_both, attention, ffn = (
+        GPT(small_config("pre", **TWO)).depth.sublayers[0].field for _ in range(3)
+    )
     attention.attention = nn.Linear(8, 8)
     ffn.ffn = nn.Linear(8, 8)
     for made, has in ((with_both, True), (attention, False), (ffn, False)):
@@ -59,14 +65,20 @@ def test_a_sum_without_a_bound_says_so():
 
 
 def two_norms(norm="layernorm", **changes):
-    return learned(GPT(small_config("pre", norm=norm, **{**TWO, **changes})).double(), 0.3).requires_grad_(False)
+    return learned(
+        GPT(small_config("pre", norm=norm, **{**TWO, **changes})).double(), 0.3
+    ).requires_grad_(False)
 
 
 def apart(made):
-    """The same attention and FFN as two sublayers of a sequential model, each behind an ordinary norm with its gains."""
+    """The same attention and FFN as two sublayers of a sequential model, each behind an ordinary
+    norm with its gains.
+    """
     config = dataclasses.replace(made.config, parallel_blocks=False, branch_norms=False)
     other = GPT(config).double().requires_grad_(False)
-    for sublayer, branch in zip(other.depth.sublayers, made.depth.sublayers[0].branches.values(), strict=True):
+    for sublayer, branch in zip(
+        other.depth.sublayers, made.depth.sublayers[0].branches.values(), strict=True
+    ):
         sublayer.field.load_state_dict(branch.field.state_dict())
         for name, value in branch.gains.named_parameters():
             sublayer.input_norm.get_parameter(name).copy_(value)
@@ -92,14 +104,19 @@ def test_two_norms_are_two_ordinary_norms(norm):
 def test_attention_in_a_sum_has_the_figures_that_it_has_alone(norm):
     made = two_norms(norm)
     alone, x = apart(made), states(1, 5, 16)
-    (mine,), (its,) = (attention_layers(each.depth, [x] * (1 + len(each.depth.sublayers))) for each in (made, alone))
+    (mine,), (its,) = (
+        attention_layers(each.depth, [x] * (1 + len(each.depth.sublayers)))
+        for each in (made, alone)
+    )
     for name in ("theta_mean", "theta_max", "bound", "printed", "measured", "G", "B"):
         assert getattr(mine, name) == pytest.approx(getattr(its, name), rel=1e-9), name
     ids = tokens(2, 6)
     assert mean_theta(made, ids) == pytest.approx(mean_theta(alone, ids), rel=1e-12)
     entering, first = made.depth.sublayers[0], alone.depth.sublayers[0]
     v = states(1, 5, 16, seed=3)
-    assert torch.allclose(attention_path(entering, 0.1, x).push(v), attention_path(first, 0.1, x).push(v), atol=1e-12)
+    assert torch.allclose(
+        attention_path(entering, 0.1, x).push(v), attention_path(first, 0.1, x).push(v), atol=1e-12
+    )
 
 
 @pytest.mark.cases(1)
@@ -109,7 +126,8 @@ def test_no_step_and_no_output_exceeds_what_the_sum_says_of_itself(norm):
     sublayer = made.depth.sublayers[0]
     jacobian = torch.func.jacrev(lambda y: sublayer.step(y, 0.1))(x).reshape(4, 16, 4, 16)
     rows = jacobian.permute(0, 2, 1, 3)
-    # |J| in the block norm is at most the largest sum over j of |J_ij|, and at least the largest |J_ij|
+    # |J| in the block norm is at most the largest sum over j of |J_ij|, and at least the largest
+    # |J_ij|
     assert float(torch.linalg.matrix_norm(rows, 2).amax()) <= step_bound(sublayer, 0.1, x).own
     (layer,) = block_layers(made.depth, [x, x])
     assert layer.measured <= layer.bound
@@ -124,7 +142,9 @@ def test_no_step_and_no_output_exceeds_what_the_sum_says_of_itself(norm):
 def test_a_bound_behind_gains_is_the_polynomial_at_the_longest_input():
     own = TokenBound(2.0, 0.5, 3.0)
     for gain, offset, radius in ((1.5, 0.2, 0.7), (0.0, 1.0, 2.0), (2.0, 0.0, 1.0)):
-        assert own.behind(gain, offset).at(radius) == pytest.approx(own.at(gain * radius + offset), rel=1e-14)
+        assert own.behind(gain, offset).at(radius) == pytest.approx(
+            own.at(gain * radius + offset), rel=1e-14
+        )
     assert TokenBound(math.inf, 1.0).behind(1.0, 0.0).offset == 1.0
 
 
@@ -133,7 +153,9 @@ def test_spectra_are_those_of_both_maps():
     found = walk(made, tokens(1, 5), None, [Spectra()])[0]
     assert [each.kind for each in found] == ["attention"] * 8 + ["ffn"]
     ffn = made.depth.sublayers[0].field.ffn
-    assert float(found[-1].singular[0]) == pytest.approx(spectral_norm(ffn.down.weight @ ffn.up.weight), rel=1e-6)
+    assert float(found[-1].singular[0]) == pytest.approx(
+        spectral_norm(ffn.down.weight @ ffn.up.weight), rel=1e-6
+    )
 
 
 def test_experts_in_a_sum_are_asked_at_their_own_input():
@@ -142,7 +164,9 @@ def test_experts_in_a_sum_are_asked_at_their_own_input():
     branch = made.depth.sublayers[0].branches["ffn"]
     expected = alone.depth.sublayers[1].field.auxiliary(alone.depth.sublayers[1].given(x))
     found = branch.field.auxiliary(branch.given(made.depth.sublayers[0].given(x)))
-    assert {name: float(value) for name, value in found.items()} == pytest.approx({k: float(v) for k, v in expected.items()})
+    assert {name: float(value) for name, value in found.items()} == pytest.approx(
+        {k: float(v) for k, v in expected.items()}
+    )
 
 
 def test_the_last_map_of_a_sum_is_scaled_in_place():
@@ -154,7 +178,14 @@ def test_the_last_map_of_a_sum_is_scaled_in_place():
 
 
 def test_a_foreign_sum_is_our_own_class_with_its_heads():
-    sizes = {"vocab_size": 31, "context": 24, "width": 32, "depth": 2, "placement": "pre", "positions": "rotary"}
+    sizes = {
+        "vocab_size": 31,
+        "context": 24,
+        "width": 32,
+        "depth": 2,
+        "placement": "pre",
+        "positions": "rotary",
+    }
     made = learned(GPT(GPTConfig(**sizes, parallel_blocks=True, branch_norms=True)), 0.1)
     imported = from_transformers(to_transformers(made))
     ids = tokens(2, 6)
@@ -188,9 +219,18 @@ def test_a_foreign_sum_leaves_by_two_exits_and_ours_by_one():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"parallel_blocks": False}, "branch_norms = True has no meaning for blocks of two sublayers"),
-        ({"norm": "dyt"}, "branch_norms = True needs a norm with a gain for each channel, and 'dyt' has none"),
-        ({"placement": "post"}, "branch_norms = True with placement 'post', which has no input norm"),
+        (
+            {"parallel_blocks": False},
+            "branch_norms = True has no meaning for blocks of two sublayers",
+        ),
+        (
+            {"norm": "dyt"},
+            "branch_norms = True needs a norm with a gain for each channel, and 'dyt' has none",
+        ),
+        (
+            {"placement": "post"},
+            "branch_norms = True with placement 'post', which has no input norm",
+        ),
     ],
 )
 def test_two_norms_that_make_no_sense_are_refused_in_one_line(changes, words):

@@ -6,13 +6,22 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ctrans.dynamics.fields.spectral_norm import EXACT, SLACK, norm_of_product, norms_found_once, spectral_norm, upper_bound
+from ctrans.dynamics.fields.spectral_norm import (
+    EXACT,
+    SLACK,
+    norm_of_product,
+    norms_found_once,
+    spectral_norm,
+    upper_bound,
+)
 
 MATRICES = {
     "gaussian": lambda g: torch.randn(300, 170, generator=g),
     "of low rank": lambda g: torch.randn(170, 4, generator=g) @ torch.randn(4, 300, generator=g),
     "of equal singular values": lambda g: torch.linalg.qr(torch.randn(300, 170, generator=g)).Q,
-    "with one direction that stands out": lambda g: torch.eye(170) + torch.outer(*torch.randn(2, 170, generator=g)),
+    "with one direction that stands out": (
+        lambda g: torch.eye(170) + torch.outer(*torch.randn(2, 170, generator=g))
+    ),
     "of a crowded spectrum": lambda g: torch.diag(1 - torch.linspace(0, 1e-3, 170)),
     "zero": lambda g: torch.zeros(170, 180),
 }
@@ -32,7 +41,9 @@ def test_large_matrices_get_the_bound_and_small_ones_their_norm():
     m = torch.randn(EXACT + 6, EXACT + 1, generator=torch.Generator().manual_seed(0))
     exact = float(torch.linalg.matrix_norm(m.double(), 2))
     assert exact < spectral_norm(m) <= (1 + SLACK) * exact
-    assert spectral_norm(m[:, :EXACT]) == pytest.approx(float(torch.linalg.matrix_norm(m[:, :EXACT].double(), 2)), rel=1e-9)
+    assert spectral_norm(m[:, :EXACT]) == pytest.approx(
+        float(torch.linalg.matrix_norm(m[:, :EXACT].double(), 2)), rel=1e-9
+    )
 
 
 class Largest(TorchDispatchMode):
@@ -47,12 +58,15 @@ class Largest(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize(("rows", "inner", "columns"), [(30, 4, 50), (30, 40, 20), (5, 40, 50), (20_000, 4, 20_000)])
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns"), [(30, 4, 50), (30, 40, 20), (5, 40, 50), (20_000, 4, 20_000)]
+)
 def test_the_norm_of_a_product_is_found_without_forming_it(rows, inner, columns):
     drawn = torch.Generator().manual_seed(1)
     rank = min(rows, inner, columns)
     frames = [
-        torch.linalg.qr(torch.randn(n, rank, generator=drawn, dtype=torch.float64)).Q for n in (rows, inner, inner, columns)
+        torch.linalg.qr(torch.randn(n, rank, generator=drawn, dtype=torch.float64)).Q
+        for n in (rows, inner, inner, columns)
     ]
     between, (s, t) = frames[1], torch.rand(2, rank, generator=drawn, dtype=torch.float64)
     left, right = frames[0] @ s.diag() @ between.T, between @ t.diag() @ frames[3].T
@@ -76,12 +90,18 @@ def test_the_random_numbers_of_others_are_left_alone():
 
 def test_norms_are_found_once_and_never_of_a_matrix_that_has_changed(monkeypatch):
     computed = []
-    monkeypatch.setattr(sys.modules[spectral_norm.__module__], "upper_bound", lambda m: computed.append(m) or float(m[0, 0]))
+    monkeypatch.setattr(
+        sys.modules[spectral_norm.__module__],
+        "upper_bound",
+        lambda m: computed.append(m) or float(m[0, 0]),
+    )
     m = torch.ones(EXACT + 1, EXACT + 1)
     with norms_found_once():
         assert spectral_norm(m) == spectral_norm(m.detach()[:]) == 1.0
         assert len(computed) == 1
-        assert spectral_norm(m.T) == 1.0, "another matrix: its norm is the same, but that is not known here"
+        assert spectral_norm(m.T) == 1.0, (
+            "another matrix: its norm is the same, but that is not known here"
+        )
         m.mul_(2)
         assert spectral_norm(m) == 2.0
         for value in (3.0, 4.0):  # whose memory may be that of the one before

@@ -12,7 +12,12 @@ from hypothesis import given
 from torch.func import functional_call
 
 from ctrans.control.costate import costate
-from ctrans.dynamics.weights.functions_of_depth import BASES, InDepth, blocks_through, coefficients_of
+from ctrans.dynamics.weights.functions_of_depth import (
+    BASES,
+    InDepth,
+    blocks_through,
+    coefficients_of,
+)
 from ctrans.measure.forward.simulation import simulate
 from ctrans.model.gpt import GPT, number_of_weights
 from ctrans.model.orders import Convergence
@@ -28,7 +33,9 @@ KNOTS = 3
 
 def model_in_depth(basis, placement="peri", scale=0.2, **changes):
     """A model whose every coefficient is off its initial value."""
-    config = small_config(placement, **{"depth": 5, "depth_weights": basis, "knots": KNOTS, **changes})
+    config = small_config(
+        placement, **{"depth": 5, "depth_weights": basis, "knots": KNOTS, **changes}
+    )
     return learned(GPT(config).double(), scale)
 
 
@@ -39,23 +46,45 @@ def plain(parameters, name, j):
 
 
 def theta_by_hand(depth, k, s):
-    """Every parameter of sublayer k of a block at the place s, from coefficients and formulas that numpy knows."""
+    """Every parameter of sublayer k of a block at the place s, from coefficients and formulas that
+    numpy knows.
+    """
     sublayer = depth.sublayers[k]
     parameters = dict(sublayer.named_parameters())
     theta = next(part for part in sublayer.modules() if isinstance(part, InDepth))
     phi = {
-        "constant": lambda: [float(math.floor(s * KNOTS) == j or (s == 1 and j == KNOTS - 1)) for j in range(KNOTS)],
-        "linear": lambda: [np.interp(float(s), np.linspace(0, 1, KNOTS), np.eye(KNOTS)[j]) for j in range(KNOTS)],
-        "chebyshev": lambda: np.polynomial.chebyshev.chebvander(2 * float(s) - 1, KNOTS - 1).ravel(),
-        "network": lambda: np.polynomial.chebyshev.chebvander(2 * float(s) - 1, KNOTS - 1).ravel() + network_by_hand(theta, s),
+        "constant": lambda: [
+            float(math.floor(s * KNOTS) == j or (s == 1 and j == KNOTS - 1)) for j in range(KNOTS)
+        ],
+        "linear": lambda: [
+            np.interp(float(s), np.linspace(0, 1, KNOTS), np.eye(KNOTS)[j]) for j in range(KNOTS)
+        ],
+        "chebyshev": (
+            lambda: np.polynomial.chebyshev.chebvander(2 * float(s) - 1, KNOTS - 1).ravel()
+        ),
+        "network": (
+            lambda: (
+                np.polynomial.chebyshev.chebvander(2 * float(s) - 1, KNOTS - 1).ravel()
+                + network_by_hand(theta, s)
+            )
+        ),
     }[theta.basis]()
-    names = {n.replace("parametrizations.", "").rpartition(".")[0] for n in parameters if ".original" in n}
-    return {name: sum(float(phi[j]) * plain(parameters, name, j) for j in range(KNOTS)) for name in names}
+    names = {
+        n.replace("parametrizations.", "").rpartition(".")[0]
+        for n in parameters
+        if ".original" in n
+    }
+    return {
+        name: sum(float(phi[j]) * plain(parameters, name, j) for j in range(KNOTS))
+        for name in names
+    }
 
 
 def network_by_hand(theta, s):
     """W_2 silu(W_1 e(s) + b_1) of numpy."""
-    up, bias, down = (getattr(theta.network, name).detach().numpy() for name in ("up", "bias", "down"))
+    up, bias, down = (
+        getattr(theta.network, name).detach().numpy() for name in ("up", "bias", "down")
+    )
     angles = np.pi * float(s) * 2.0 ** np.arange(4)
     hidden = up @ np.stack([np.sin(angles), np.cos(angles)], 1).ravel() + bias
     return down @ (hidden / (1 + np.exp(-hidden)))
@@ -90,8 +119,12 @@ def test_the_chebyshev_basis_is_numpys(s, count):
 @pytest.mark.cases(1)
 @bases
 @given(places, st.integers(1, 16))
-def test_interpolation_keeps_the_variance_of_independent_values_between_a_half_and_a_tenth_more(basis, s, count):
-    lagrange = torch.tensor(BASES[basis].functions(s, count), dtype=torch.float64) @ BASES[basis].coefficients(count)
+def test_interpolation_keeps_the_variance_of_independent_values_between_a_half_and_a_tenth_more(
+    basis, s, count
+):
+    lagrange = torch.tensor(BASES[basis].functions(s, count), dtype=torch.float64) @ BASES[
+        basis
+    ].coefficients(count)
     assert 0.5 - 1e-9 <= float(lagrange.square().sum()) <= 1.1
     assert float(lagrange.sum()) == pytest.approx(1, abs=1e-12)
 
@@ -117,7 +150,9 @@ def test_every_parameter_of_every_block_is_theta_at_the_blocks_middle(basis):
             assert len(expected) == (10 if k == 0 else 8)
             for name, value in expected.items():
                 head, _, tail = name.rpartition(".")
-                assert torch.allclose(getattr(sublayer.get_submodule(head), tail), value, atol=1e-14), name
+                assert torch.allclose(
+                    getattr(sublayer.get_submodule(head), tail), value, atol=1e-14
+                ), name
 
 
 @every
@@ -132,8 +167,12 @@ def test_constant_weights_with_a_knot_for_each_block_are_free_weights_bit_for_bi
 def test_the_number_of_parameters_does_not_depend_on_depth(basis, depth):
     model = GPT(small_config("peri", depth=depth, depth_weights=basis, knots=KNOTS))
     own = {name: p for name, p in model.named_parameters() if ".network." not in name}
-    assert len(dict(model.named_parameters())) - len(own) == 3 * (basis == "network")  # one for all parameters
-    assert sum(p.numel() for p in own.values()) == sum(p.numel() for p in GPT(small_config("peri", depth=KNOTS)).parameters())
+    assert len(dict(model.named_parameters())) - len(own) == 3 * (
+        basis == "network"
+    )  # one for all parameters
+    assert sum(p.numel() for p in own.values()) == sum(
+        p.numel() for p in GPT(small_config("peri", depth=KNOTS)).parameters()
+    )
     assert number_of_weights(model.config) == sum(p.numel() for p in own.values() if p.dim() == 2)
 
 
@@ -150,11 +189,17 @@ def test_a_coefficients_gradient_is_the_free_blocks_gradients_weighted_by_its_fu
     expected.backward()
     for k in (0, 1):
         coefficients = dict(model.depth.sublayers[k].named_parameters())
-        shares = [s.field.output_projection.parametrizations.weight[0].shares for s in list(model.depth.sublayers)[k::2]]
+        shares = [
+            s.field.output_projection.parametrizations.weight[0].shares
+            for s in list(model.depth.sublayers)[k::2]
+        ]
         gradients = [dict(s.named_parameters()) for s in list(free.depth.sublayers)[k::2]]
         for key in gradients[0]:
             for j in range(KNOTS):
-                total = sum(share[j] * block[key].grad for share, block in zip(shares, gradients, strict=True))
+                total = sum(
+                    share[j] * block[key].grad
+                    for share, block in zip(shares, gradients, strict=True)
+                )
                 assert torch.allclose(plain(coefficients, key, j).grad, total, atol=1e-12), (key, j)
 
 
@@ -171,9 +216,13 @@ def test_resampling_takes_theta_exactly_with_coefficients_of_its_own(basis):
     ):
         for i in range(finer.blocks):
             for k in (0, 1):
-                expected = theta_by_hand(depth, k, Fraction(2 * i + 1, 2 * finer.blocks))["field." + ("qkv", "up")[k] + ".weight"]
+                expected = theta_by_hand(depth, k, Fraction(2 * i + 1, 2 * finer.blocks))[
+                    "field." + ("qkv", "up")[k] + ".weight"
+                ]
                 field = finer.sublayers[2 * i + k].field
-                assert torch.allclose(field.up.weight if k else field.qkv.weight, expected, atol=1e-14)
+                assert torch.allclose(
+                    field.up.weight if k else field.qkv.weight, expected, atol=1e-14
+                )
         mine, theirs = coefficients_of([depth]), coefficients_of([finer])
         assert len(mine) == len(theirs) == len(list(finer.parameters()))
         assert not mine.keys() & theirs.keys()
@@ -197,7 +246,9 @@ def test_symmetric_blocks_share_theta(basis):
     assert macaron.sublayers[0] is macaron.sublayers[2] is depth.sublayers[1]
     finer = macaron.refine(2)
     assert finer.sublayers[0] is finer.sublayers[2]
-    assert torch.equal(finer.sublayers[4].field.qkv.weight, depth.refine(2).sublayers[2].field.qkv.weight)
+    assert torch.equal(
+        finer.sublayers[4].field.qkv.weight, depth.refine(2).sublayers[2].field.qkv.weight
+    )
 
 
 @pytest.mark.cases(1)
@@ -225,12 +276,18 @@ def test_setting_a_parameter_sets_theta_there():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("basis", "placement"), [*((basis, "peri") for basis in sorted(BASES)), ("linear", "post")])
+@pytest.mark.parametrize(
+    ("basis", "placement"), [*((basis, "peri") for basis in sorted(BASES)), ("linear", "post")]
+)
 def test_more_blocks_converge_at_order_one_to_the_averaged_ode(basis, placement):
-    """The limit is integrated by itself: (v_attn + v_ffn)/2 with theta(t/T) from the coefficients, in pieces on which it is smooth."""
+    """The limit is integrated by itself: (v_attn + v_ffn)/2 with theta(t/T) from the coefficients,
+    in pieces on which it is smooth.
+    """
     # a norm around the state keeps gain 1: an image that moves with depth moves the state with it
     scale = 0.0 if placement == "post" else 0.2
-    model = model_in_depth(basis, placement, scale, depth=4, dt=0.25, activation="silu").requires_grad_(False)
+    model = model_in_depth(
+        basis, placement, scale, depth=4, dt=0.25, activation="silu"
+    ).requires_grad_(False)
     depth = model.depth
     x = model.embed(tokens())
     x = x if placement != "post" else depth.sublayers[0].state_norm.retract(x)
@@ -239,42 +296,68 @@ def test_more_blocks_converge_at_order_one_to_the_averaged_ode(basis, placement)
 
     def field(low, high):
         def velocity(t, x):
-            s = min(max(Fraction(float(t) / total), low), high - Fraction(1, 10**9))  # the end belongs to the next stretch
-            theta = [{f"sublayer.{name}": value for name, value in theta_by_hand(depth, k, s).items()} for k in (0, 1)]
-            return sum(functional_call(twin, now, (x,)) for twin, now in zip(twins, theta, strict=True)) / 2
+            s = min(
+                max(Fraction(float(t) / total), low), high - Fraction(1, 10**9)
+            )  # the end belongs to the next stretch
+            theta = [
+                {f"sublayer.{name}": value for name, value in theta_by_hand(depth, k, s).items()}
+                for k in (0, 1)
+            ]
+            return (
+                sum(
+                    functional_call(twin, now, (x,)) for twin, now in zip(twins, theta, strict=True)
+                )
+                / 2
+            )
 
         return velocity
 
     pieces = {"constant": KNOTS, "linear": KNOTS - 1}.get(basis, 1)
     edges = [Fraction(i, pieces) for i in range(pieces + 1)]
-    segments = [Segment(float(a) * total, float(b) * total, field(a, b)) for a, b in pairwise(edges)]
+    segments = [
+        Segment(float(a) * total, float(b) * total, field(a, b)) for a, b in pairwise(edges)
+    ]
     exact = solve(segments, x, method="rk4", steps=(60 if basis == "network" else 12) // pieces).x1
     finer = 4 if basis == "network" else 1  # it turns several times over the depth
     sizes = tuple(finer * n for n in (6, 12, 18, 24, 30))  # whole blocks on every stretch
-    ends = [solve(depth.resample(n).segments(continuous=True), x, method="midpoint").x1 for n in sizes]
+    ends = [
+        solve(depth.resample(n).segments(continuous=True), x, method="midpoint").x1 for n in sizes
+    ]
     errors = tuple(float((end - exact).norm() / exact.norm()) for end in ends)
-    assert Convergence("depth", "plain", placement, sizes, errors, 1).order == pytest.approx(1, abs=0.15)
+    assert Convergence("depth", "plain", placement, sizes, errors, 1).order == pytest.approx(
+        1, abs=0.15
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "order"), [("euler", 1), ("midpoint", 2)])
 @pytest.mark.parametrize("basis", ["chebyshev", "network"])
-def test_with_one_segment_a_block_refinement_in_depth_converges_at_the_methods_order(basis, method, order):
-    """theta frozen at the middle of a block is a midpoint rule in depth-time: of order 2 where the method is of no less."""
-    model = model_in_depth(basis, "pre", 0.1, depth=4, dt=0.5, activation="silu", parallel_blocks=True).requires_grad_(False)
+def test_with_one_segment_a_block_refinement_in_depth_converges_at_the_methods_order(
+    basis, method, order
+):
+    """theta frozen at the middle of a block is a midpoint rule in depth-time: of order 2 where the
+    method is of no less.
+    """
+    model = model_in_depth(
+        basis, "pre", 0.1, depth=4, dt=0.5, activation="silu", parallel_blocks=True
+    ).requires_grad_(False)
     depth, x = model.depth, model.embed(tokens())
     total = depth.times[-1]
     twin = Velocity(next(iter(free_copy(model).depth.sublayers)))
 
     def velocity(t, x):
         theta = theta_by_hand(depth, 0, Fraction(float(t) / total))
-        return functional_call(twin, {f"sublayer.{name}": value for name, value in theta.items()}, (x,))
+        return functional_call(
+            twin, {f"sublayer.{name}": value for name, value in theta.items()}, (x,)
+        )
 
     exact = solve([Segment(0.0, total, velocity)], x, method="rk4", steps=120).x1
     sizes = (32, 64, 128)
     ends = [solve(depth.resample(n).segments(), x, method=method).x1 for n in sizes]
     errors = tuple(float((end - exact).norm() / exact.norm()) for end in ends)
-    assert Convergence("depth", "plain", "pre", sizes, errors, order).order == pytest.approx(order, abs=0.15)
+    assert Convergence("depth", "plain", "pre", sizes, errors, order).order == pytest.approx(
+        order, abs=0.15
+    )
 
 
 def test_the_network_and_the_coefficients_are_trained_and_begin_as_polynomials():
@@ -324,10 +407,14 @@ def test_an_evaluation_at_another_depth_keeps_depth_time_and_alpha(name):
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["peri", "post"])
 def test_twice_the_blocks_halve_the_distance_to_the_limit(name):
-    """Free weights: theta is linear between the blocks' midpoints. Norms keep gain 1 (theory, section 3)."""
+    """Free weights: theta is linear between the blocks' midpoints. Norms keep gain 1 (theory,
+    section 3).
+    """
     model = GPT(small_config(name, depth=2)).double().requires_grad_(False)
     logits = [model.at_depth(blocks)(tokens())[0] for blocks in (16, 32, 64)]
-    assert float((logits[1] - logits[0]).norm() / (logits[2] - logits[1]).norm()) == pytest.approx(2, rel=0.05)
+    assert float((logits[1] - logits[0]).norm() / (logits[2] - logits[1]).norm()) == pytest.approx(
+        2, rel=0.05
+    )
 
 
 def test_an_evaluation_at_another_depth_leaves_the_model_alone():

@@ -1,11 +1,20 @@
-"""Updates of low rank: at first the same model, then W + B A and nothing else, and on disk no other base."""
+"""Updates of low rank: at first the same model, then W + B A and nothing else, and on disk no other
+base.
+"""
 
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
 
-from ctrans.dynamics.weights.low_rank import adapt, before_updates, factors, merge_updates, update_like, updated
+from ctrans.dynamics.weights.low_rank import (
+    adapt,
+    before_updates,
+    factors,
+    merge_updates,
+    update_like,
+    updated,
+)
 from ctrans.model.checkpoint import ADAPTER, BASE, WEIGHTS, load, save
 from ctrans.model.gpt import GPT
 from solvers import ConfigError
@@ -30,7 +39,12 @@ def with_updates(model, rank=RANK, scale=0.0):
     adapt(model, [part.field for part in model.depth.sublayers], rank)
     with torch.no_grad():
         for value in factors(model).values():
-            value.add_(scale * torch.randn(value.shape, generator=torch.Generator().manual_seed(len(value))).to(value))
+            value.add_(
+                scale
+                * torch.randn(value.shape, generator=torch.Generator().manual_seed(len(value))).to(
+                    value
+                )
+            )
     return model
 
 
@@ -46,9 +60,15 @@ def test_fresh_updates_change_no_bit_and_get_all_gradients(placement, changes):
     loss.backward()
     with_gradient = {name for name, value in model.named_parameters() if value.grad is not None}
     given = {name for name, value in model.named_parameters() if value.requires_grad}
-    assert with_gradient <= given == {name for name in given if name.endswith((".weight.0.a", ".weight.0.b"))}
+    assert (
+        with_gradient
+        <= given
+        == {name for name in given if name.endswith((".weight.0.a", ".weight.0.b"))}
+    )
     reached = [update.b.grad for _, _, update in updated(model)]
-    assert sum(grad is not None and bool(grad.any()) for grad in reached) >= len(matrices) // 2  # experts may have had no token
+    assert (
+        sum(grad is not None and bool(grad.any()) for grad in reached) >= len(matrices) // 2
+    )  # experts may have had no token
 
 
 @every
@@ -56,7 +76,9 @@ def test_they_are_the_weights_plus_b_a_merged_or_not(placement, changes):
     model = with_updates(trained(placement, **changes), scale=0.3)
     weights = before_updates(model)
     for path, _, update in updated(model, all_names=True):
-        weights[f"{path}.weight"] = weights[f"{path}.weight"] + torch.einsum("or,ri->oi", update.b, update.a)
+        weights[f"{path}.weight"] = weights[f"{path}.weight"] + torch.einsum(
+            "or,ri->oi", update.b, update.a
+        )
     plain = GPT(model.config).double()
     assert set(weights) == set(plain.state_dict())
     expected = functional_call(plain, weights, (tokens(),), tie_weights=False)[0].detach()
@@ -65,7 +87,9 @@ def test_they_are_the_weights_plus_b_a_merged_or_not(placement, changes):
     merged = merge_updates(model)
     assert not list(updated(merged))
     assert set(merged.state_dict()) == set(plain.state_dict())
-    torch.testing.assert_close(merged(tokens())[0], found, rtol=0, atol=1e-12 * float(found.abs().max()))
+    torch.testing.assert_close(
+        merged(tokens())[0], found, rtol=0, atol=1e-12 * float(found.abs().max())
+    )
 
 
 def test_a_step_moves_a_weight_by_a_matrix_of_that_rank_and_no_more():
@@ -77,7 +101,9 @@ def test_a_step_moves_a_weight_by_a_matrix_of_that_rank_and_no_more():
         model(tokens(), tokens(seed=seed))[1].backward()
         optimiser.step()
     moved = {name: value - first[name] for name, value in merge_updates(model).state_dict().items()}
-    of_maps = {f"{path}.weight" for path, part in model.named_modules() if isinstance(part, nn.Linear)}
+    of_maps = {
+        f"{path}.weight" for path, part in model.named_modules() if isinstance(part, nn.Linear)
+    }
     assert all(torch.linalg.matrix_rank(moved[name]) == 2 for name in of_maps)
     assert not any(value.any() for name, value in moved.items() if name not in of_maps)
 
@@ -87,7 +113,9 @@ def test_saved_they_are_small_beside_one_base_and_read_back_to_the_bit(tmp_path)
     save(model, tmp_path / "a")
     found = model(tokens())[0]
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [ADAPTER, "config.json"]
-    assert 4 * (tmp_path / "a" / ADAPTER).stat().st_size < (tmp_path / BASE / WEIGHTS).stat().st_size
+    assert (
+        4 * (tmp_path / "a" / ADAPTER).stat().st_size < (tmp_path / BASE / WEIGHTS).stat().st_size
+    )
     assert torch.equal(load(tmp_path / "a", merge=False)(tokens())[0], found)
     merged = load(tmp_path / "a")
     assert torch.equal(merged(tokens())[0], found)

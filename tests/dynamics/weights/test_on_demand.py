@@ -34,7 +34,9 @@ def tokens(seed=0, shape=(2, 8)):
 @each_placement
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_logits_are_those_of_weights_that_stay_bit_for_bit(placement, dtype):
-    whole, drawn = (model.to(dtype) for model in pair(placement, qk_norm=True, initialisation="xavier"))
+    whole, drawn = (
+        model.to(dtype) for model in pair(placement, qk_norm=True, initialisation="xavier")
+    )
     assert drawn.depth.streamed
     assert not whole.depth.streamed
     assert torch.equal(drawn(tokens())[0], whole(tokens())[0])
@@ -47,7 +49,10 @@ def test_costates_and_continuous_trajectories_are_those_of_weights_that_stay_bit
     x, y = tokens(), tokens(1)
     expected, found = costate(whole, x, y), costate(drawn, x, y)
     assert all(map(torch.equal, found.costates, expected.costates))
-    expected, found = whole.trajectory(x, method="rk4", steps=2), drawn.trajectory(x, method="rk4", steps=2)
+    expected, found = (
+        whole.trajectory(x, method="rk4", steps=2),
+        drawn.trajectory(x, method="rk4", steps=2),
+    )
     assert all(map(torch.equal, found.states, expected.states))
 
 
@@ -111,7 +116,9 @@ def test_a_copy_in_another_precision_leaves_the_original_as_it_is():
     twin = copy.deepcopy(drawn).double()
     assert twin.depth.sublayers[0].field.qkv.weight.dtype == torch.float64
     assert drawn.depth.sublayers[0].field.qkv.weight.dtype == torch.float32
-    assert torch.equal(twin.depth.sublayers[0].field.qkv.weight, drawn.depth.sublayers[0].field.qkv.weight.double())
+    assert torch.equal(
+        twin.depth.sublayers[0].field.qkv.weight, drawn.depth.sublayers[0].field.qkv.weight.double()
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,7 +126,12 @@ def test_a_copy_in_another_precision_leaves_the_original_as_it_is():
     [
         (lambda model, path: save(model, path), "saved"),
         (lambda model, path: to_nanogpt(model), "exported"),
-        (lambda model, path: initialise(model.depth.sublayers, "xavier", torch.Generator(), blocks=2), "initialised"),
+        (
+            lambda model, path: initialise(
+                model.depth.sublayers, "xavier", torch.Generator(), blocks=2
+            ),
+            "initialised",
+        ),
     ],
 )
 def test_what_would_lose_weights_on_demand_is_refused(use, word, tmp_path):

@@ -1,4 +1,6 @@
-"""Every check is planted into a healthy model and has to be found where it was put; what is measured has an oracle of its own."""
+"""Every check is planted into a healthy model and has to be found where it was put; what is
+measured has an oracle of its own.
+"""
 
 import math
 from pathlib import Path
@@ -29,7 +31,15 @@ TINY = 4.8e-33
 
 
 def healthy(placement="peri", **changes):
-    settings = {"vocab_size": 11, "context": 12, "depth": 3, "width": 16, "heads": 2, "dt": 0.5, "initialisation": "xavier"}
+    settings = {
+        "vocab_size": 11,
+        "context": 12,
+        "depth": 3,
+        "width": 16,
+        "heads": 2,
+        "dt": 0.5,
+        "initialisation": "xavier",
+    }
     config = GPTConfig(**{**settings, "embedding_std": 0.2, "placement": placement, **changes})
     return GPT(config).double().requires_grad_(False)
 
@@ -59,7 +69,9 @@ def _of_all(rows):
 
 
 class Shared(nn.Module):
-    """Logits of a matrix that embeds too, with nothing in between: token 0 is to say token 1, whose row is twice as long."""
+    """Logits of a matrix that embeds too, with nothing in between: token 0 is to say token 1, whose
+    row is twice as long.
+    """
 
     def __init__(self):
         super().__init__()
@@ -91,7 +103,11 @@ def zero_head(model, block):
 def dead_units(model, segment, count=None):
     """The first units, or all, are off whatever they read: GELU at -100."""
     up, _ = model.depth.sublayers[segment].field.matrices()
-    bias = next(p for name, p in model.depth.sublayers[segment].field.named_parameters() if p.shape == up.weight.shape[:1])
+    bias = next(
+        p
+        for name, p in model.depth.sublayers[segment].field.named_parameters()
+        if p.shape == up.weight.shape[:1]
+    )
     bias[:count].fill_(-100.0)
 
 
@@ -112,75 +128,142 @@ def mislead(model):
     (up,) = torch.autograd.grad(model.loss(model.head(x), tokens, targets), x)
     model.unembedding = None
     model.final_norm.weight.mul_(8)
-    model.depth.sublayers[5].field.output_projection.bias.add_(up.mean((0, 1)) * 3 / up.mean((0, 1)).norm())
+    model.depth.sublayers[5].field.output_projection.bias.add_(
+        up.mean((0, 1)) * 3 / up.mean((0, 1)).norm()
+    )
 
 
 PLANTED = {
     "not finite": (
-        lambda: scaled("pre", lambda m: m.depth.sublayers[1].field.output_projection.weight.fill_(math.nan)),
+        lambda: scaled(
+            "pre", lambda m: m.depth.sublayers[1].field.output_projection.weight.fill_(math.nan)
+        ),
         "sublayers.1",
     ),
     "reads future tokens": (
         lambda: scaled("pre", lambda m: setattr(m.depth.sublayers[2].field, "causal", False)),
         "block 1, attention (segment 2)",
     ),
-    "dead gain around the state": (lambda: gain("post", "state_norm", 3, 5, TINY), "block 1, FFN (segment 3)"),
-    "dead gain of an output norm": (lambda: gain("peri", "output_norm", 2, 5, 0.0), "block 1, attention (segment 2)"),
-    "dead gain of an input norm": (lambda: gain("pre", "input_norm", 2, 5, -1e-7), "block 1, attention (segment 2)"),
-    "dead gain outside the depth": (lambda: scaled("pre", lambda m: m.final_norm.weight[4:5].fill_(1e-9)), "final_norm"),
-    "dead norm": (lambda: scaled("peri", lambda m: m.depth.sublayers[5].output_norm.weight.mul_(1e-9)), "(segment 5)"),
+    "dead gain around the state": (
+        lambda: gain("post", "state_norm", 3, 5, TINY),
+        "block 1, FFN (segment 3)",
+    ),
+    "dead gain of an output norm": (
+        lambda: gain("peri", "output_norm", 2, 5, 0.0),
+        "block 1, attention (segment 2)",
+    ),
+    "dead gain of an input norm": (
+        lambda: gain("pre", "input_norm", 2, 5, -1e-7),
+        "block 1, attention (segment 2)",
+    ),
+    "dead gain outside the depth": (
+        lambda: scaled("pre", lambda m: m.final_norm.weight[4:5].fill_(1e-9)),
+        "final_norm",
+    ),
+    "dead norm": (
+        lambda: scaled("peri", lambda m: m.depth.sublayers[5].output_norm.weight.mul_(1e-9)),
+        "(segment 5)",
+    ),
     "sensitivity too large": (
         lambda: scaled("pre", _of_all(lambda e, p: (e.mul_(1e-6), p.mul_(1e-6))), eps=1e-20),
         "(segment 0)",
     ),
     "sensitivity near zero": (lambda: scaled("pre", lambda m: zero_block(m, 1, 1e-8)), "block 1"),
-    "zero weight": (lambda: scaled("pre", lambda m: zero_block(m, 1)), "block 1, FFN (segment 3): the weight depth."),
-    "heads of zeros": (lambda: scaled("pre", lambda m: zero_head(m, 1)), "block 1, attention (segment 2)"),
-    "gain too large": (lambda: gain("pre", "input_norm", 2, 5, 100.0), "block 1, attention (segment 2), the input norm"),
+    "zero weight": (
+        lambda: scaled("pre", lambda m: zero_block(m, 1)),
+        "block 1, FFN (segment 3): the weight depth.",
+    ),
+    "heads of zeros": (
+        lambda: scaled("pre", lambda m: zero_head(m, 1)),
+        "block 1, attention (segment 2)",
+    ),
+    "gain too large": (
+        lambda: gain("pre", "input_norm", 2, 5, 100.0),
+        "block 1, attention (segment 2), the input norm",
+    ),
     "eps dominates the norm": (
         lambda: scaled("pre", lambda m: setattr(m.depth.sublayers[3].input_norm, "eps", 1e4)),
         "block 1, FFN (segment 3), the input norm",
     ),
-    "embedding dominates the depth": (lambda: scaled("pre", _of_all(lambda e, p: (e.mul_(1e3), p.mul_(1e3)))), "the embedding"),
-    "positions dominate the text": (lambda: scaled("pre", _of_all(lambda e, p: p.mul_(300))), "the embedding"),
+    "embedding dominates the depth": (
+        lambda: scaled("pre", _of_all(lambda e, p: (e.mul_(1e3), p.mul_(1e3)))),
+        "the embedding",
+    ),
+    "positions dominate the text": (
+        lambda: scaled("pre", _of_all(lambda e, p: p.mul_(300))),
+        "the embedding",
+    ),
     "sublayer output too large": (
-        lambda: scaled("pre", lambda m: m.depth.sublayers[3].field.output_projection.weight.mul_(300)),
+        lambda: scaled(
+            "pre", lambda m: m.depth.sublayers[3].field.output_projection.weight.mul_(300)
+        ),
         "block 1, FFN",
     ),
     "sublayer output too small": (
-        lambda: scaled("pre", lambda m: m.depth.sublayers[3].field.output_projection.weight.div_(300)),
+        lambda: scaled(
+            "pre", lambda m: m.depth.sublayers[3].field.output_projection.weight.div_(300)
+        ),
         "block 1, FFN",
     ),
-    "dead sublayer": (lambda: scaled("pre", lambda m: dead_units(m, 3)), "block 1, FFN (segment 3)"),
+    "dead sublayer": (
+        lambda: scaled("pre", lambda m: dead_units(m, 3)),
+        "block 1, FFN (segment 3)",
+    ),
     "saturated heads": (
-        lambda: scaled("pre", lambda m: m.depth.sublayers[2].field.matrices().__next__()[0].mul_(1e6)),
+        lambda: scaled(
+            "pre", lambda m: m.depth.sublayers[2].field.matrices().__next__()[0].mul_(1e6)
+        ),
         "block 1",
     ),
     "most heads saturated": (
-        lambda: scaled("pre", lambda m: [part.field.qkv.weight[:32].mul_(1e3) for part in m.depth.sublayers[::2]]),
+        lambda: scaled(
+            "pre",
+            lambda m: [part.field.qkv.weight[:32].mul_(1e3) for part in m.depth.sublayers[::2]],
+        ),
         "all attention",
     ),
-    "massive activation": (lambda: scaled("pre", _of_all(lambda e, p: p[7, 3].fill_(-1e4))), "the embedded text"),
+    "massive activation": (
+        lambda: scaled("pre", _of_all(lambda e, p: p[7, 3].fill_(-1e4))),
+        "the embedded text",
+    ),
     "rank collapse": (
         lambda: scaled("none", _of_all(lambda e, p: (e.copy_(e[:1].expand_as(e)), p.zero_()))),
         "the embedded text",
     ),
-    "not the same twice": (lambda: scaled("pre", lambda m: noisy(m.depth.sublayers[3].field)), "block 1, FFN (segment 3)"),
-    "silenced outlier channel": (lambda: scaled("post", silence), "block 1, FFN (segment 3), the norm around the state"),
-    "dead units": (lambda: scaled("pre", lambda m: dead_units(m, 3, 58)), "block 1, FFN (segment 3)"),
+    "not the same twice": (
+        lambda: scaled("pre", lambda m: noisy(m.depth.sublayers[3].field)),
+        "block 1, FFN (segment 3)",
+    ),
+    "silenced outlier channel": (
+        lambda: scaled("post", silence),
+        "block 1, FFN (segment 3), the norm around the state",
+    ),
+    "dead units": (
+        lambda: scaled("pre", lambda m: dead_units(m, 3, 58)),
+        "block 1, FFN (segment 3)",
+    ),
     "scores of another scale": (
         lambda: scaled("pre", lambda m: m.depth.sublayers[2].field.qkv.weight[:16].mul_(1e-3)),
         "block 1, attention (segment 2)",
     ),
     "sublayer raises the loss": (lambda: scaled("pre", mislead), "block 2, FFN (segment 5)"),
-    "unused block": (lambda: scaled("pre", lambda m: zero_block(m, 1, 1e-6)), "block 1 (segments 2 to 3)"),
+    "unused block": (
+        lambda: scaled("pre", lambda m: zero_block(m, 1, 1e-6)),
+        "block 1 (segments 2 to 3)",
+    ),
     "weight decay below threshold": (lambda: healthy("pre"), "(segment"),
     "output gains too large": (
         lambda: scaled("peri", lambda m: m.depth.sublayers[1].output_norm.weight.mul_(50)),
         "block 0, FFN",
     ),
     "logits drift": (
-        lambda: scaled("pre", lambda m: (m.token_embedding.weight[:, 0].fill_(5.0), m.final_norm.bias[:1].fill_(20.0))),
+        lambda: scaled(
+            "pre",
+            lambda m: (
+                m.token_embedding.weight[:, 0].fill_(5.0),
+                m.final_norm.bias[:1].fill_(20.0),
+            ),
+        ),
         "the head",
     ),
     "worse than guessing": (lambda: scaled("post", _of_all(lambda e, p: e.mul_(30))), "the head"),
@@ -203,13 +286,20 @@ def test_a_healthy_model_says_so(placement):
     diagnosis = diagnose(healthy(placement), *text())
     assert diagnosis.healthy, diagnosis.findings
     assert len(diagnosis.examined) >= 8
-    assert all(each.figure == each.figure.strip() for readings in diagnosis.readings.values() for each in readings)
+    assert all(
+        each.figure == each.figure.strip()
+        for readings in diagnosis.readings.values()
+        for each in readings
+    )
 
 
 def test_every_check_of_the_table_is_planted():
     assert PLANTED.keys() == CHECKS.keys()
     assert all(check.severity in SEVERITIES for check in CHECKS.values())
-    assert all(check.source and check.impact and check.remediation and check.limit for check in CHECKS.values())
+    assert all(
+        check.source and check.impact and check.remediation and check.limit
+        for check in CHECKS.values()
+    )
 
 
 @pytest.mark.cases(13)
@@ -232,7 +322,9 @@ def test_who_fills_in_hidden_tokens_may_read_what_comes_after():
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("placement", ["pre", "post", "peri"])
 def test_reading_ahead_is_the_jacobians_upper_triangle(placement):
-    """The segment that is named is the first whose Jacobian by X_0 couples a token to a later one."""
+    """The segment that is named is the first whose Jacobian by X_0 couples a token to a later
+    one.
+    """
     model, (tokens, targets) = healthy(placement), text()
     model.depth.sublayers[2].field.causal = False
     x0, first = model.embed(tokens)[:1], []
@@ -263,7 +355,9 @@ def test_the_dead_gain_comes_first_with_its_channel_and_figure():
 
 @pytest.mark.slow
 def test_the_massive_entry_is_named_by_channel_and_token():
-    worst = next(s for s in found("massive activation").findings if s.check == "massive activation").worst
+    worst = next(
+        s for s in found("massive activation").findings if s.check == "massive activation"
+    ).worst
     assert "channel 3 of token 7" in worst.said
 
 
@@ -277,7 +371,9 @@ def test_findings_are_sorted_by_severity_then_by_how_far_outside():
     model = gain("post", "state_norm", 3, 5, TINY)
     model.depth.sublayers[1].state_norm.weight[2] = 1e-5
     findings = diagnose(model, *text()).findings
-    assert [SEVERITIES.index(s.severity) for s in findings] == sorted(SEVERITIES.index(s.severity) for s in findings)
+    assert [SEVERITIES.index(s.severity) for s in findings] == sorted(
+        SEVERITIES.index(s.severity) for s in findings
+    )
     assert [reading.segment for reading in findings[0].readings] == [3, 1]
 
 
@@ -288,7 +384,11 @@ def test_entropy_is_that_of_the_softmax_written_out():
     u, heads = sublayer.input_norm(model.embed(tokens)), list(sublayer.field.head_matrices())
     entropies = []
     for head in heads:
-        scores = (u @ head.query.T + head.query_offset) @ (u @ head.key.T).mT / math.sqrt(len(head.query))
+        scores = (
+            (u @ head.query.T + head.query_offset)
+            @ (u @ head.key.T).mT
+            / math.sqrt(len(head.query))
+        )
         rows = scores.masked_fill(torch.ones(12, 12).triu(1).bool(), -math.inf).softmax(-1)
         entropies.append(-(rows * rows.clamp_min(1e-300).log()).sum(-1)[:, 1:].mean())
     reading = diagnose(model, tokens, targets).readings["least entropy of a head"][0]
@@ -305,7 +405,10 @@ def test_what_a_block_does_is_the_difference_to_the_state_without_it(placement):
         for part in model.depth.sublayers[2 * block : 2 * block + 2]:
             x = part.step(x, 0.5)
             y = y if part.state_norm is None else part.state_norm(y)
-        shares = sorted(float((a - b).norm() / a.norm()) for a, b in zip(x.flatten(0, 1), y.flatten(0, 1), strict=True))
+        shares = sorted(
+            float((a - b).norm() / a.norm())
+            for a, b in zip(x.flatten(0, 1), y.flatten(0, 1), strict=True)
+        )
         assert shares[11] - 1e-12 <= reading.value <= shares[12] + 1e-12
 
 
@@ -324,7 +427,13 @@ def test_the_cosine_of_tied_gradients_is_that_of_two_matrices_of_their_own():
 def test_without_a_loss_the_rest_is_looked_at_and_what_needs_one_is_named():
     diagnosis = diagnose(gain("post", "state_norm", 3, 5, 1e-9), text()[0])
     assert diagnosis.findings[0].check == "dead gain around the state"
-    assert set(diagnosis.unknown) == {"logits and loss", "costates", "loss of less", "tied weights", "what tokens read"}
+    assert set(diagnosis.unknown) == {
+        "logits and loss",
+        "costates",
+        "loss of less",
+        "tied weights",
+        "what tokens read",
+    }
     assert "no targets were given" in diagnosis.unknown["costates"]
 
 
@@ -347,7 +456,9 @@ def test_a_decay_that_is_none_is_refused(wrong):
 
 
 def test_a_norm_of_another_library_outside_of_the_depth_is_read_by_what_it_computes():
-    class OneAboveRMSNorm(nn.Module):  # as Gemma's: the gain is 1 + weight, so that a weight of 0 is alive and one of -1 dead
+    class OneAboveRMSNorm(
+        nn.Module
+    ):  # as Gemma's: the gain is 1 + weight, so that a weight of 0 is alive and one of -1 dead
         def __init__(self):
             super().__init__()
             self.weight = nn.Parameter(torch.zeros(16, dtype=torch.float64))
@@ -364,7 +475,10 @@ def test_a_norm_of_another_library_outside_of_the_depth_is_read_by_what_it_compu
 
 def test_a_check_that_nothing_measures_is_refused():
     check = Check("nobody's quantity", "it", "note", "ours", "it is.", "leave it.", high=0.0)
-    with pytest.raises(ConfigError, match="nothing measures \"nobody's quantity\", the quantity of the check 'mine'"):
+    with pytest.raises(
+        ConfigError,
+        match="nothing measures \"nobody's quantity\", the quantity of the check 'mine'",
+    ):
         CHECKS["mine"] = check
     assert "mine" not in CHECKS
     assert all(map(CHECKS.measured, CHECKS.values()))
@@ -376,7 +490,9 @@ def test_a_text_of_one_token_says_that_heads_have_nothing_to_show():
 
 
 def test_what_is_infinite_is_close_to_no_limit():
-    assert not any(check.close(value) for check in CHECKS.values() for value in (math.inf, -math.inf, math.nan))
+    assert not any(
+        check.close(value) for check in CHECKS.values() for value in (math.inf, -math.inf, math.nan)
+    )
 
 
 def test_one_expert_of_zeros_in_a_stack_is_named():
@@ -390,7 +506,11 @@ def test_one_expert_of_zeros_in_a_stack_is_named():
     with torch.no_grad():
         stack.experts[2].zero_()
     model.beside = stack
-    (found,) = [each for each in weight_readings(model, model.depth)["largest entry of a matrix"] if "experts" in each.place]
+    (found,) = [
+        each
+        for each in weight_readings(model, model.depth)["largest entry of a matrix"]
+        if "experts" in each.place
+    ]
     assert found.value == 0
     assert "beside.experts[2]" in found.place
 
@@ -409,7 +529,8 @@ def test_every_limit_is_shown_with_who_set_it():
 def test_what_was_not_examined_says_what_it_takes():
     said = " ".join(str(diagnose(healthy("pre"), *text())).split())
     assert (
-        "not examined, so neither found nor ruled out: dead gain around the state (needs a norm around the residual sum)" in said
+        "not examined, so neither found nor ruled out: dead gain around the state (needs a norm"
+        " around the residual sum)" in said
     )
     assert "weight decay below threshold (needs --weight-decay" in said
 
@@ -422,7 +543,9 @@ def test_a_head_of_zeros_is_said_wherever_its_costate_shows():
     x, y = text()
     found = maximum_principle(model.depth, costate(model, x, y))
     assert found.hamiltonian == found.gap == [0.0] * 6
-    page = page_of({"control": plain({"command": "control", "placements": {"pre": found}, "attained": {}})})
+    page = page_of(
+        {"control": plain({"command": "control", "placements": {"pre": found}, "attained": {}})}
+    )
     assert [answer.text for answer in page.answers] == [f"{ZERO_GRADIENT}."]
     screening = screen(model, x, y, "quick")
     assert math.isnan(screening.steps["updates"].quantities["Adam, spread"])
@@ -434,14 +557,20 @@ def test_a_head_of_zeros_is_said_wherever_its_costate_shows():
 def test_a_quiet_sublayer_makes_no_loud_one_of_its_neighbour_at_an_end():
     model = small_model("pre", depth=5)
     with torch.no_grad():
-        for parameter in (each for k in (2, 3) for each in model.depth.sublayers[k].field.output_projection.parameters()):
+        for parameter in (
+            each
+            for k in (2, 3)
+            for each in model.depth.sublayers[k].field.output_projection.parameters()
+        ):
             parameter.mul_(0.01)
     findings = {finding.check: finding for finding in diagnose(model, *text()).findings}
     assert "sublayer output too large" not in findings
     assert {reading.segment for reading in findings["sublayer output too small"].readings} == {2, 3}
 
 
-@pytest.mark.parametrize("diagnoses", [[], torch.zeros(0), torch.ones(3)], ids=["none", "an empty tensor", "a tensor"])
+@pytest.mark.parametrize(
+    "diagnoses", [[], torch.zeros(0), torch.ones(3)], ids=["none", "an empty tensor", "a tensor"]
+)
 def test_what_is_no_list_of_diagnoses_is_named(diagnoses):
     with pytest.raises(ConfigError, match=r"diagnoses = .*give"):
         merged(diagnoses)
@@ -466,7 +595,10 @@ def test_wrong_targets_are_an_error_and_not_a_missing_loss(name):
         diagnose(healthy(), tokens, WRONG_TARGETS[name](targets))
 
 
-@pytest.mark.parametrize("model", [{}, {"readings": 3}, {"readings": {"a": [1]}}, {"readings": {"a": [{"b": 1}]}}, "x", None])
+@pytest.mark.parametrize(
+    "model",
+    [{}, {"readings": 3}, {"readings": {"a": [1]}}, {"readings": {"a": [{"b": 1}]}}, "x", None],
+)
 def test_an_object_that_is_no_diagnosis_has_no_readings(model):
     with pytest.raises(ConfigError, match="model = "):
         readings_in(model)

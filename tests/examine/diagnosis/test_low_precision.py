@@ -1,4 +1,6 @@
-"""Rounding in arithmetic beside torch's real casts, its inequalities at their bounds, and a measured step of a training."""
+"""Rounding in arithmetic beside torch's real casts, its inequalities at their bounds, and a
+measured step of a training.
+"""
 
 import itertools
 import math
@@ -13,36 +15,58 @@ from ctrans.examine.diagnosis.low_precision import PRECISION_CHECKS, InFormats, 
 from ctrans.examine.diagnosis.number_formats import FORMATS, format_of
 from solvers import ConfigError
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+}
 
 
 def numbers_of(form):
-    """All positive numbers of a format of fp8, and 0; of one of 16 bits, those of some powers of 2; in float64."""
+    """All positive numbers of a format of fp8, and 0; of one of 16 bits, those of some powers of 2;
+    in float64.
+    """
     p, last = form.digits, math.frexp(form.largest)[1] - 1
     levels = range(form.least, last + 1) if p < 8 else (form.least, form.least + 1, -3, 0, last)
     normal = [m * 2.0 ** (e - p + 1) for e in levels for m in range(2 ** (p - 1), 2**p)]
-    return torch.tensor([m * 2.0 ** (form.least - p + 1) for m in range(2 ** (p - 1))] + normal, dtype=torch.float64)
+    return torch.tensor(
+        [m * 2.0 ** (form.least - p + 1) for m in range(2 ** (p - 1))] + normal, dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_table_has_torch_s_numbers(name):
     form, about = FORMATS[name], torch.finfo(DTYPES[name])
-    assert (form.largest, 2.0**form.least, 2.0 ** (1 - form.digits)) == (about.max, about.smallest_normal, about.eps)
+    assert (form.largest, 2.0**form.least, 2.0 ** (1 - form.digits)) == (
+        about.max,
+        about.smallest_normal,
+        about.eps,
+    )
     numbers = numbers_of(form)
-    assert torch.equal(numbers[numbers <= about.max].to(DTYPES[name]).double(), numbers[numbers <= about.max])
+    assert torch.equal(
+        numbers[numbers <= about.max].to(DTYPES[name]).double(), numbers[numbers <= about.max]
+    )
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_rounding_is_torch_s_cast_of_any_float_bit_for_bit(name):
-    """Random bits of float32, all midpoints of neighbours and their float32 neighbours. Beyond the range torch gives inf, nan or the
-    largest number, by format and version.
+    """Random bits of float32, all midpoints of neighbours and their float32 neighbours. Beyond the
+    range torch gives inf, nan or the largest number, by format and version.
     """
     form = FORMATS[name]
     bits = torch.randint(-(2**31), 2**31, (2**18,), generator=torch.Generator().manual_seed(0))
     numbers = numbers_of(form)
     middle = ((numbers[1:] + numbers[:-1]) / 2).float()
-    near = [middle, middle.nextafter(torch.tensor(0.0)), middle.nextafter(torch.tensor(math.inf)), numbers.float()]
-    beyond = torch.tensor([form.largest * (1 + 2.0**-form.digits * k / 4) for k in range(-8, 9)], dtype=torch.float32)
+    near = [
+        middle,
+        middle.nextafter(torch.tensor(0.0)),
+        middle.nextafter(torch.tensor(math.inf)),
+        numbers.float(),
+    ]
+    beyond = torch.tensor(
+        [form.largest * (1 + 2.0**-form.digits * k / 4) for k in range(-8, 9)], dtype=torch.float32
+    )
     x = torch.cat([bits.to(torch.int32).view(torch.float32), *near, beyond])
     x = torch.cat([x, -x])[x.isfinite().repeat(2)]
     mine, real = form.rounded(x.double()), x.to(DTYPES[name]).double()
@@ -77,16 +101,34 @@ def lost(form, w, dw):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_update_is_lost_exactly_where_the_docstring_says(name):
-    """For numbers of the format: below ulp/4 always, above ulp/2 never, between unless a normal power of 2 shrinks."""
+    """For numbers of the format: below ulp/4 always, above ulp/2 never, between unless a normal
+    power of 2 shrinks.
+    """
     form = FORMATS[name]
     unit = 2.0 ** (form.least - form.digits + 1)
-    numbers = [*numbers_of(form).tolist()[1::37], 2.0 ** (form.least + 1), 2.0**form.least, 1.0, unit]
+    numbers = [
+        *numbers_of(form).tolist()[1::37],
+        2.0 ** (form.least + 1),
+        2.0**form.least,
+        1.0,
+        unit,
+    ]
     for w, sign, away in itertools.product(numbers, (1, -1), (1, -1)):
         ulp = max(2.0 ** (math.frexp(w)[1] - form.digits), unit)
         shrinks = away < 0 and math.frexp(w)[0] == 0.5 and w > 2.0**form.least
-        for share, expected in ((0.24, True), (0.26, not shrinks), (0.49, not shrinks), (0.51, False)):
+        for share, expected in (
+            (0.24, True),
+            (0.26, not shrinks),
+            (0.49, not shrinks),
+            (0.51, False),
+        ):
             if w < form.largest:
-                assert lost(form, sign * w, sign * away * share * ulp) is expected, (w, sign, away, share)
+                assert lost(form, sign * w, sign * away * share * ulp) is expected, (
+                    w,
+                    sign,
+                    away,
+                    share,
+                )
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
@@ -105,13 +147,23 @@ def counted(tensor, name):
     base, _, scale = name.partition(":")
     form, dtype = FORMATS[base], DTYPES[base]
     x = tensor.double()
-    rows = [x.reshape(-1)] if scale in ("", "tensor") else [part for row in x for part in row.split(int(scale))]
+    rows = (
+        [x.reshape(-1)]
+        if scale in ("", "tensor")
+        else [part for row in x for part in row.split(int(scale))]
+    )
     over, zero, small, entries, missed, size = 0, 0, 0, 0, 0.0, 0.0
     for row in rows:
-        unit = row.abs().max() / form.largest if scale and row.any() else torch.ones((), dtype=torch.float64)
+        unit = (
+            row.abs().max() / form.largest
+            if scale and row.any()
+            else torch.ones((), dtype=torch.float64)
+        )
         y = (row / unit).float()
         real = y.to(dtype).double()
-        out = ~real.isfinite() | ((y.abs() > 464) & (base == "e4m3"))  # some versions of torch take 448 there
+        out = ~real.isfinite() | (
+            (y.abs() > 464) & (base == "e4m3")
+        )  # some versions of torch take 448 there
         over, entries = over + int(out.sum()), entries + int((row != 0).sum())
         zero += int(((real == 0) & (row != 0)).sum())
         small += int(((real != 0) & (real.abs() < 2.0**form.least)).sum())
@@ -120,10 +172,14 @@ def counted(tensor, name):
     return over, zero, small, entries, math.sqrt(missed / size)
 
 
-@pytest.mark.parametrize("name", [*FORMATS, "e4m3:tensor", "e5m2:tensor", "e4m3:7", "e4m3:32", "fp16:64"])
+@pytest.mark.parametrize(
+    "name", [*FORMATS, "e4m3:tensor", "e5m2:tensor", "e4m3:7", "e4m3:32", "fp16:64"]
+)
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
 def test_shares_and_error_of_a_tensor_are_those_of_the_cast(name, scale, monkeypatch):
-    """Log-normal entries, of which some are 0, in rows of 100 in several chunks; blocks do not fill the last axis."""
+    """Log-normal entries, of which some are 0, in rows of 100 in several chunks; blocks do not fill
+    the last axis.
+    """
     monkeypatch.setattr("ctrans.examine.diagnosis.weights_only.AT_ONCE", 700)
     g = torch.Generator().manual_seed(0)
     x = scale * torch.randn(40, 100, generator=g) * torch.exp(2 * torch.randn(40, 100, generator=g))
@@ -141,13 +197,19 @@ def test_shares_and_error_of_a_tensor_are_those_of_the_cast(name, scale, monkeyp
 
 def test_a_tensor_outside_of_a_range_is_found_and_a_scale_heals_it():
     g = torch.Generator().manual_seed(0)
-    tensors = {"large": 1e5 * torch.randn(64, 64, generator=g), "small": 1e-9 * torch.randn(64, 64, generator=g)}
+    tensors = {
+        "large": 1e5 * torch.randn(64, 64, generator=g),
+        "small": 1e-9 * torch.randn(64, 64, generator=g),
+    }
     readers = {f"blocks.{i}.{name}": value.clone for i, (name, value) in enumerate(tensors.items())}
     found = weights_in("bf16,fp16,e4m3,e4m3:tensor", readers, lambda done: None)
     assert found["bf16"].healthy
     assert found["e4m3:tensor"].healthy
     for name in ("fp16", "e4m3"):
-        places = {finding.check: [each.place for each in finding.readings] for finding in found[name].findings}
+        places = {
+            finding.check: [each.place for each in finding.readings]
+            for finding in found[name].findings
+        }
         small = ["block 1: the weight blocks.1.small"]
         assert places == {
             "overflow": ["block 0: the weight blocks.0.large"],
@@ -188,7 +250,9 @@ def stepped(model, optimiser, formats="bf16,e4m3", scale=1.0):
 
 
 def test_a_step_is_measured_at_every_place_and_leaves_the_training_as_it_was():
-    """The same step without it gives the same bits; no hook remains; what is measured is what the tensors are."""
+    """The same step without it gives the same bits; no hook remains; what is measured is what the
+    tensors are.
+    """
     torch.manual_seed(0)
     model, other = Net(), Net()
     other.load_state_dict(model.state_dict())
@@ -216,7 +280,11 @@ def test_a_step_is_measured_at_every_place_and_leaves_the_training_as_it_was():
     assert "the output of the model" in places
     gradient = other.blocks[1].weight.grad
     expected = (gradient - gradient.bfloat16()).double().norm() / gradient.double().norm()
-    (value,) = [r.value for r in readings["rounding error"] if r.place == "block 1: the gradient of blocks.1.weight"]
+    (value,) = [
+        r.value
+        for r in readings["rounding error"]
+        if r.place == "block 1: the gradient of blocks.1.weight"
+    ]
     assert value == pytest.approx(float(expected), rel=1e-5)
     for reading in readings["lost updates"]:
         name = reading.place.rpartition("the update of ")[2]
@@ -231,8 +299,16 @@ def test_the_share_of_lost_updates_falls_with_the_learning_rate():
     for rate in (1e-6, 1e-3, 1e-1):
         torch.manual_seed(0)
         model = Net()
-        found = stepped(model, torch.optim.AdamW(model.parameters(), lr=rate), "bf16").diagnoses()["bf16"]
-        shares.append(max(reading.value for reading in found.readings["lost updates"] if "weight" in reading.place))
+        found = stepped(model, torch.optim.AdamW(model.parameters(), lr=rate), "bf16").diagnoses()[
+            "bf16"
+        ]
+        shares.append(
+            max(
+                reading.value
+                for reading in found.readings["lost updates"]
+                if "weight" in reading.place
+            )
+        )
         worst = max(reading.value for reading in found.readings["lost updates"])
         worst = max(reading.value for reading in found.readings["lost updates"])
         assert ("updates lost" in [each.check for each in found.findings]) is (worst > 0.5)
@@ -260,7 +336,9 @@ def test_microbatches_and_shared_modules_are_counted_together():
     with low_precision(model, "e4m3") as found:
         for value in (1.0, 2.0**-12):
             model(torch.full((1, 4), value))
-    values = {r.place: r.value for r in found.diagnoses()["e4m3"].readings["entries that become zero"]}
+    values = {
+        r.place: r.value for r in found.diagnoses()["e4m3"].readings["entries that become zero"]
+    }
     assert values["block 0: the output of 0"] == 0.5
     assert found.diagnoses()["e4m3"].readings.keys() == {*room.ROUNDED}
 
@@ -308,14 +386,31 @@ def test_what_has_no_numbers_is_left_out(kind):
         torch.randn(3).to(torch.float8_e4m3fn),
         torch.randn(3).half(),
     ],
-    ids=["0-d", "float64", "zeros", "nan and inf", "nan", "wide", "subnormal", "4-d", "transposed", "expanded", "fp8", "half"],
+    ids=[
+        "0-d",
+        "float64",
+        "zeros",
+        "nan and inf",
+        "nan",
+        "wide",
+        "subnormal",
+        "4-d",
+        "transposed",
+        "expanded",
+        "fp8",
+        "half",
+    ],
 )
 def test_unusual_tensors_have_finite_figures(tensor):
     names = "bf16,fp16,e4m3,e5m2:tensor,e4m3:2"
     found = InFormats(names)
     found.add("it", None, tensor)
     for diagnosis in found.diagnoses().values():
-        assert all(0 <= each.value < math.inf for several in diagnosis.readings.values() for each in several)
+        assert all(
+            0 <= each.value < math.inf
+            for several in diagnosis.readings.values()
+            for each in several
+        )
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,9 @@ def test_the_slope_of_the_loss_is_that_of_a_longer_step(placement):
 
 def test_what_raises_the_loss_is_found_because_the_loss_falls_without_it():
     model, (tokens, targets) = PLANTED["sublayer raises the loss"][0](), text()
-    assert loss_with(model, 5, 0.9, tokens, targets) < loss_with(model, 5, 1.0, tokens, targets) - 0.05
+    assert (
+        loss_with(model, 5, 0.9, tokens, targets) < loss_with(model, 5, 1.0, tokens, targets) - 0.05
+    )
 
 
 def test_the_spread_of_scores_is_the_deviation_of_the_products_of_queries_and_keys():
@@ -37,8 +39,14 @@ def test_the_spread_of_scores_is_the_deviation_of_the_products_of_queries_and_ke
         if k % 2 == 0:
             u, rows = part.given(x), []
             for head in part.field.head_matrices():
-                scores = (u @ head.query.T + head.query_offset) @ (u @ head.key.T).mT / math.sqrt(len(head.query))
-                rows += [scores[b, i, : i + 1].std(correction=0) for i in range(2, 12) for b in range(2)]
+                scores = (
+                    (u @ head.query.T + head.query_offset)
+                    @ (u @ head.key.T).mT
+                    / math.sqrt(len(head.query))
+                )
+                rows += [
+                    scores[b, i, : i + 1].std(correction=0) for i in range(2, 12) for b in range(2)
+                ]
             spreads.append(float(torch.stack(rows).median()))
         x = part.step(x, h)
     readings = diagnose(model, tokens, targets).readings["scores over the other layers'"]
@@ -51,7 +59,10 @@ def test_the_spread_of_scores_is_the_deviation_of_the_products_of_queries_and_ke
 def test_dead_units_are_counted_where_they_are(count):
     model, (tokens, targets) = healthy("pre"), text()
     model.depth.sublayers[3].field.up.bias[:count] = -100.0
-    shares = [reading.value for reading in diagnose(model, tokens, targets).readings["share of dead units"]]
+    shares = [
+        reading.value
+        for reading in diagnose(model, tokens, targets).readings["share of dead units"]
+    ]
     assert shares == [0, count / 64, 0]
 
 
@@ -60,7 +71,9 @@ def test_a_silenced_outlier_is_a_note_and_its_gain_is_not_called_dead():
     model, (tokens, targets) = healthy("post"), text()
     silence(model)
     kept = model(tokens)[0]
-    names = {finding.check: finding.severity for finding in diagnose(model, tokens, targets).findings}
+    names = {
+        finding.check: finding.severity for finding in diagnose(model, tokens, targets).findings
+    }
     assert names["silenced outlier channel"] == "note"
     assert "dead gain around the state" not in names
     gains = model.depth.sublayers[3].state_norm.weight
@@ -74,7 +87,11 @@ def test_a_dead_gain_beside_a_silenced_outlier_is_still_found():
     model, (tokens, targets) = healthy("post"), text()
     silence(model)
     model.depth.sublayers[3].state_norm.weight[7] = 0.0
-    finding = next(each for each in diagnose(model, tokens, targets).findings if each.check == "dead gain around the state")
+    finding = next(
+        each
+        for each in diagnose(model, tokens, targets).findings
+        if each.check == "dead gain around the state"
+    )
     assert "channel 7" in finding.figure
     assert "channel 5" not in finding.figure
 

@@ -1,4 +1,6 @@
-"""A diagnosis of weights alone, and of what changed: each figure beside a dense or counted one, each finding from a planted fault."""
+"""A diagnosis of weights alone, and of what changed: each figure beside a dense or counted one,
+each finding from a planted fault.
+"""
 
 import weakref
 
@@ -32,7 +34,9 @@ def diagnosed(weights):
 
 
 def values(found, quantity):
-    return {reading.place.split("the weight ")[1]: reading.value for reading in found.readings[quantity]}
+    return {
+        reading.place.split("the weight ")[1]: reading.value for reading in found.readings[quantity]
+    }
 
 
 def test_norms_and_stable_ranks_are_those_of_dense_algebra():
@@ -50,7 +54,8 @@ def test_norms_and_stable_ranks_are_those_of_dense_algebra():
 
 
 @pytest.mark.parametrize(
-    ("spectrum", "low"), [(lambda n: torch.ones(n), 0.93), (lambda n: torch.arange(1, n + 1) ** -0.5, 0.999)]
+    ("spectrum", "low"),
+    [(lambda n: torch.ones(n), 0.93), (lambda n: torch.arange(1, n + 1) ** -0.5, 0.999)],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_large_matrices_have_a_norm_from_below(spectrum, low, dtype):
@@ -79,7 +84,9 @@ def test_a_planted_fault_is_found_at_its_place(check):
     weights = model()
     FAULTS[check](weights)
     finding = next(each for each in diagnosed(weights).findings if each.check == check)
-    assert finding.place == f"block 1: the weight {NORM if 'norm' in check or 'gain' in check else UP}"
+    assert (
+        finding.place == f"block 1: the weight {NORM if 'norm' in check or 'gain' in check else UP}"
+    )
 
 
 def test_a_vector_that_is_no_gain_and_rows_of_an_embedding_are_no_dead_parts():
@@ -94,7 +101,10 @@ def test_experts_are_examined_one_by_one():
     stack = torch.randn(4, 20, 30)
     stack[2, 5] = 0
     (finding,) = diagnosed({"layers.0.experts.up": stack}).findings
-    assert (finding.check, finding.place) == ("dead units", "block 0: the weight layers.0.experts.up[2]")
+    assert (finding.check, finding.place) == (
+        "dead units",
+        "block 0: the weight layers.0.experts.up[2]",
+    )
 
 
 def test_one_tensor_is_in_memory_at_a_time():
@@ -102,7 +112,9 @@ def test_one_tensor_is_in_memory_at_a_time():
 
     def read(name):
         def made():
-            assert sum(each() is not None for each in alive) <= 1  # the one before may not be dropped yet
+            assert (
+                sum(each() is not None for each in alive) <= 1
+            )  # the one before may not be dropped yet
             weight = torch.randn(64, 64)
             alive.append(weakref.ref(weight))
             return weight
@@ -168,7 +180,9 @@ def test_weights_of_one_checkpoint_only_are_counted():
     del before[UP]
     found = change(diagnosed(before).readings, diagnosed(after).readings)
     assert found.healthy
-    assert found.unknown == {"figures of one of the two": f"0 of the first only, {6} of the second only"}
+    assert found.unknown == {
+        "figures of one of the two": f"0 of the first only, {6} of the second only"
+    }
 
 
 def test_weights_of_ours_are_placed_by_block_and_not_by_sublayer():
@@ -177,4 +191,6 @@ def test_weights_of_ours_are_placed_by_block_and_not_by_sublayer():
     places = {reading.place for readings in found.readings.values() for reading in readings}
     for k, kind in enumerate(("attention", "ffn") * 3):
         name = f"depth.sublayers.{k}."
-        assert {place.split(":")[0] for place in places if name in place} == {f"block {k // 2}"}, kind
+        assert {place.split(":")[0] for place in places if name in place} == {f"block {k // 2}"}, (
+            kind
+        )

@@ -1,7 +1,8 @@
-"""Weights that make the same function: whatever the screening reports is the same, or is named as what is not, with the reason.
+"""Weights that make the same function: whatever the screening reports is the same, or is named as
+what is not, with the reason.
 
-Exact changes of weights need eps to be scaled where it is added to what is scaled: behind an output norm eps goes with the square
-of the map. Factors are powers of 2, so that rounding is the same too.
+Exact changes of weights need eps to be scaled where it is added to what is scaled: behind an output
+norm eps goes with the square of the map. Factors are powers of 2, so that rounding is the same too.
 """
 
 import dataclasses
@@ -15,19 +16,30 @@ from ctrans.examine.screening.screen import EFFORTS, screen
 from ctrans.examine.screening.screening_checks import measured
 from tests.helpers import small_model, tokens
 
-FULL = dataclasses.replace(EFFORTS["full"], tokens=6, certified=2, layers=2, tolerance=1e-7, lanczos=60)
+FULL = dataclasses.replace(
+    EFFORTS["full"], tokens=6, certified=2, layers=2, tolerance=1e-7, lanczos=60
+)
 FACTOR = 4.0
 
 IN_JSON: dict[str, str] = {
-    "segments.slope": "slope and radii bound the last map's weights, whose features scale against them",
+    "segments.slope": (
+        "slope and radii bound the last map's weights, whose features scale against them"
+    ),
     "segments.certificate.growth": "the same, by ascent",
     "segments.certificate.gained": "the same, by ascent over gains and weights together",
-    "segments.training_threshold": "a weight decay acts on the weights: its threshold scales with the gain before them",
+    "segments.training_threshold": (
+        "a weight decay acts on the weights: its threshold scales with the gain before them"
+    ),
     "gradients": "|dL/dW| by sublayer and matrix are derivatives by the weights",
-    "last": "|dL/dW_2| of the last FFN and Kim's bound on it are derivatives by the weights; their ratio is gauge-free",
+    "last": (
+        "|dL/dW_2| of the last FFN and Kim's bound on it are derivatives by the weights; their"
+        " ratio is gauge-free"
+    ),
     "curvature": "lambda_max, trace and tangent kernel are made of derivatives by the weights",
     "updates": "r_k is of a step in the weights",
-    "layers.measured": "the local value of the map alone, without the norms around it; `path` has them",
+    "layers.measured": (
+        "the local value of the map alone, without the norms around it; `path` has them"
+    ),
     "layers.bound": "theorem 5.1 bounds that value",
     "layers.printed": "the same as it is printed",
     "layers.value_path": "its first term, |W_O| sum_h |V_h|",
@@ -129,7 +141,11 @@ def leaves(value, path=""):
 def named(path):
     """Whether the table of what is not gauge-free has it."""
     parts = path.split(".")
-    return any(parts[i : i + len(name.split("."))] == name.split(".") for name in IN_JSON for i in range(len(parts)))
+    return any(
+        parts[i : i + len(name.split("."))] == name.split(".")
+        for name in IN_JSON
+        for i in range(len(parts))
+    )
 
 
 def differ(one, other):
@@ -155,7 +171,11 @@ def test_every_quantity_is_gauge_free_or_says_why_not(change):
         other = screened(placement, change).steps[step]
         assert finding.verdict == other.verdict or step == "updates"
         for what, value in finding.quantities.items():
-            assert not differ(value, other.quantities[what]) or measured()[what].gauge, (what, value, other.quantities[what])
+            assert not differ(value, other.quantities[what]) or measured()[what].gauge, (
+                what,
+                value,
+                other.quantities[what],
+            )
 
 
 @pytest.mark.slow
@@ -163,7 +183,11 @@ def test_every_quantity_is_gauge_free_or_says_why_not(change):
 def test_every_figure_in_the_json_is_gauge_free_or_named(change):
     placement, _ = CHANGES[change]
     for step, finding in screened(placement).steps.items():
-        pairs = zip(leaves(finding.result), leaves(screened(placement, change).steps[step].result), strict=True)
+        pairs = zip(
+            leaves(finding.result),
+            leaves(screened(placement, change).steps[step].result),
+            strict=True,
+        )
         changed = {path: (a, b) for (path, a), (_, b) in pairs if differ(a, b) and not named(path)}
         assert not changed, f"{step}: {changed}"
 
@@ -174,7 +198,11 @@ def test_what_is_named_as_not_gauge_free_is_not():
     for change, (placement, _) in CHANGES.items():
         for step, finding in screened(placement).steps.items():
             other = screened(placement, change).steps[step]
-            moved |= {what for what, value in finding.quantities.items() if differ(value, other.quantities[what])}
+            moved |= {
+                what
+                for what, value in finding.quantities.items()
+                if differ(value, other.quantities[what])
+            }
             pairs = zip(leaves(finding.result), leaves(other.result), strict=True)
             paths |= {path for (path, a), (_, b) in pairs if differ(a, b)}
     assert moved == {name for name, quantity in measured().items() if quantity.gauge}

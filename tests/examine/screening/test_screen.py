@@ -44,7 +44,11 @@ def test_every_step_answers_for_every_placement(name):
     assert done == 2 * len(tiny(name).depth.sublayers)
     assert list(result.steps) == list(STEPS)
     assert all(finding.verdict not in ("n/a", "unknown") for finding in result.steps.values())
-    known = {what: value for finding in result.steps.values() for what, value in finding.quantities.items()}
+    known = {
+        what: value
+        for finding in result.steps.values()
+        for what, value in finding.quantities.items()
+    }
     assert set(known) <= set(measured())
     assert not any(map(math.isnan, known.values()))
     assert result.broken is None
@@ -97,13 +101,19 @@ def test_the_condition_is_the_worst_sequences_in_whatever_order_they_are_given(w
     x = model.embed(text[:, :-1])
     exact = []
     for each in x:
-        dense = torch.autograd.functional.jacobian(model.depth, each[None]).reshape(each.numel(), each.numel())
-        exact.append(float(torch.linalg.matrix_norm(dense, 2) * each.norm() / model.depth(each[None]).norm()))
+        dense = torch.autograd.functional.jacobian(model.depth, each[None]).reshape(
+            each.numel(), each.numel()
+        )
+        exact.append(
+            float(torch.linalg.matrix_norm(dense, 2) * each.norm() / model.depth(each[None]).norm())
+        )
     assert max(exact) > 1.5 * min(exact)
     whys = []
     for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
         found = screen(model, text[order, :-1], text[order, 1:], effort).steps["backward"]
-        assert found.result.sensitivity.conditions[0] == pytest.approx([exact[i] for i in order], rel=1e-4)
+        assert found.result.sensitivity.conditions[0] == pytest.approx(
+            [exact[i] for i in order], rel=1e-4
+        )
         assert found.result.condition[0] == pytest.approx(max(exact), rel=1e-4)
         assert found.quantities["condition"] == max(found.result.condition)
         whys.append(found.why.split(",")[0])
@@ -112,12 +122,16 @@ def test_the_condition_is_the_worst_sequences_in_whatever_order_they_are_given(w
 
 
 @pytest.mark.slow
-def test_where_graphs_of_several_sequences_have_no_room_the_first_one_counts_and_it_is_said(monkeypatch):
+def test_where_graphs_of_several_sequences_have_no_room_the_first_one_counts_and_it_is_said(
+    monkeypatch,
+):
     model, text = tiny("pre"), tokens(3, 6, seed=4)
     monkeypatch.setattr("ctrans.examine.screening.case.AT_ONCE", 2 * 5 * model.config.width)
     effort = dataclasses.replace(TINY, tolerance=1e-6, several=4)
     two = screen(model, text[:, :-1], text[:, 1:], effort).steps["backward"]
-    one = screen(model, text[:, :-1], text[:, 1:], dataclasses.replace(effort, several=1)).steps["backward"]
+    one = screen(model, text[:, :-1], text[:, 1:], dataclasses.replace(effort, several=1)).steps[
+        "backward"
+    ]
     assert "in the worst of 2 sequences" in two.why
     first = [each[0] for each in one.result.sensitivity.conditions]
     assert [each[0] for each in two.result.sensitivity.conditions] == pytest.approx(first, rel=1e-4)
@@ -127,7 +141,11 @@ def test_where_graphs_of_several_sequences_have_no_room_the_first_one_counts_and
 @pytest.mark.slow
 def test_a_full_screening_knows_every_quantity():
     result = screening(tiny("pre"), ALL)
-    known = {what: value for finding in result.steps.values() for what, value in finding.quantities.items()}
+    known = {
+        what: value
+        for finding in result.steps.values()
+        for what, value in finding.quantities.items()
+    }
     assert set(known) == set(measured())
     assert not any(map(math.isnan, known.values()))
     assert set(result.steps["backward"].errors) == {"log stretch", "log stretch, deviation"}
@@ -137,11 +155,23 @@ def test_limits_have_two_sides_and_nan_is_not_known():
     values = (0.099, 0.1, 100.0, 100.1, math.inf, math.nan)
     found = [flags({"condition": value}).get("condition", "") for value in values]
     assert found == ["forgets its input", "", "", "explodes", "explodes", ""]
-    assert flags({"condition": 1000.0, "token similarity": 0.5, "of nobody": 3.0}) == {"condition": "explodes"}
-    assert limits_of("condition") == {"low": 0.1, "below": "forgets its input", "high": 100, "above": "explodes", "mark": "bad"}
+    assert flags({"condition": 1000.0, "token similarity": 0.5, "of nobody": 3.0}) == {
+        "condition": "explodes"
+    }
+    assert limits_of("condition") == {
+        "low": 0.1,
+        "below": "forgets its input",
+        "high": 100,
+        "above": "explodes",
+        "mark": "bad",
+    }
     assert limits_of("W_2 in weights")["mark"] == "note"
     shown = {name: quantity.shown for name, quantity in measured().items()}
-    assert [shown["condition"](1234.5), shown["token similarity"](-1e-9), shown["condition"](math.nan)] == [
+    assert [
+        shown["condition"](1234.5),
+        shown["token similarity"](-1e-9),
+        shown["condition"](math.nan),
+    ] == [
         "1.23e+03",
         "0.000",
         "unknown",
@@ -153,21 +183,41 @@ def test_limits_have_two_sides_and_nan_is_not_known():
 def test_findings_of_a_screening_are_its_flags_the_most_severe_first():
     result = screening(tiny("none", initialisation="large"))
     assert [CHECKS[each.check].quantity for each in result.findings] != []
-    assert {CHECKS[each.check].quantity: CHECKS[each.check].verdict for each in result.findings} == result.flags
+    assert {
+        CHECKS[each.check].quantity: CHECKS[each.check].verdict for each in result.findings
+    } == result.flags
     severities = [each.severity for each in result.findings]
     assert severities == sorted(severities, reverse=True)  # serious before note
-    assert all(each.topic == "screening" and each.impact and each.remediation for each in result.findings)
+    assert all(
+        each.topic == "screening" and each.impact and each.remediation for each in result.findings
+    )
 
 
 def trained_as_by_default(placement, **changes):
     """What `ctrans train` trains, smaller."""
-    sizes = {"depth": 4, "width": 64, "context": 64, "dt": 0.1, "initialisation": "xavier", "embedding_std": 0.1}
-    return GPT(GPTConfig(placement=placement, **{**sizes, **changes})).double().requires_grad_(False)
+    sizes = {
+        "depth": 4,
+        "width": 64,
+        "context": 64,
+        "dt": 0.1,
+        "initialisation": "xavier",
+        "embedding_std": 0.1,
+    }
+    return (
+        GPT(GPTConfig(placement=placement, **{**sizes, **changes})).double().requires_grad_(False)
+    )
 
 
 def outside(model):
-    text = torch.randint(0, model.config.vocab_size, (2, 25), generator=torch.Generator().manual_seed(0))
-    return screen(model, text[:, :-1], text[:, 1:], dataclasses.replace(EFFORTS["quick"], certified=1, starts=2)).flags
+    text = torch.randint(
+        0, model.config.vocab_size, (2, 25), generator=torch.Generator().manual_seed(0)
+    )
+    return screen(
+        model,
+        text[:, :-1],
+        text[:, 1:],
+        dataclasses.replace(EFFORTS["quick"], certified=1, starts=2),
+    ).flags
 
 
 @pytest.mark.slow
@@ -176,7 +226,9 @@ def outside(model):
 def test_ordinary_networks_are_called_nothing(name, changes):
     found = outside(trained_as_by_default(name, **changes))
     if name == "none":  # without norms every layer multiplies by c what it is given
-        assert [found.pop(what) for what in ("|x| in weights", "W_2 in weights")] == ["outruns weights"] * 2
+        assert [found.pop(what) for what in ("|x| in weights", "W_2 in weights")] == [
+            "outruns weights"
+        ] * 2
     assert found == {}
 
 
@@ -232,7 +284,9 @@ def test_non_finite_activations_are_reported_with_the_layer_and_the_rest_is_comp
     assert (forward.verdict, "segment 3" in forward.why) == ("non-finite", True)
     assert len(forward.result.mean_abs) == 4
     sublayers = result.steps["backward"].result.sensitivity.sublayers
-    assert [each.value is not None for each in sublayers] == [True] * 3 + [False] * len(sublayers[3:])
+    assert [each.value is not None for each in sublayers] == [True] * 3 + [False] * len(
+        sublayers[3:]
+    )
     assert len(result.steps["attention"].result.layers) == 2
     assert result.steps["well-posedness"].verdict == "n/a"
     assert "segment 3" in result.steps["well-posedness"].why
@@ -249,7 +303,8 @@ def test_a_zero_gain_stops_only_the_steps_that_need_its_inverse(name, where):
     assert findings["transport"].quantities["W_2 growth"] > 0
     assert findings["well-posedness"].quantities
     if name == "post":
-        # the tangent space of segment 2 is not there, so neither is its sensitivity nor the slope of it
+        # the tangent space of segment 2 is not there, so neither is its sensitivity nor the slope
+        # of it
         assert "gamma[3] = 0" in findings["backward"].result.sensitivity.sublayers[2].note
         assert any("segment 2 is unknown" in note for note in findings["backward"].notes)
 
@@ -296,7 +351,9 @@ def test_one_hot_attention_has_theta_0_and_no_unknown_gain():
     for sublayer in list(model.depth.sublayers)[::2]:
         sublayer.field.qkv.weight[:32].mul_(1e6)
     attention = screening(model).steps["attention"]
-    assert min(min(layer.theta_min) for layer in attention.result.layers) == pytest.approx(0, abs=1e-12)
+    assert min(min(layer.theta_min) for layer in attention.result.layers) == pytest.approx(
+        0, abs=1e-12
+    )
     assert attention.quantities["attention path"] >= 0
 
 
@@ -334,7 +391,10 @@ def test_a_step_that_fails_says_so_and_the_others_run(monkeypatch):
     def plan(where):
         def breaks(case):
             instrument = Breaks(where)
-            return StepPlan({"part": [instrument]}, lambda: StepVerdict("fine", str(instrument.figures()), "it is"))
+            return StepPlan(
+                {"part": [instrument]},
+                lambda: StepVerdict("fine", str(instrument.figures()), "it is"),
+            )
 
         return breaks
 
@@ -342,7 +402,10 @@ def test_a_step_that_fails_says_so_and_the_others_run(monkeypatch):
     for where, broken in {"plan": in_plan, **{where: plan(where) for where in places}}.items():
         monkeypatch.setitem(STEPS, "backward", dataclasses.replace(STEPS["backward"], plan=broken))
         result = screening(tiny("peri"))
-        assert (result.steps["backward"].verdict, result.steps["backward"].why) == ("n/a", f"it broke in {where}")
+        assert (result.steps["backward"].verdict, result.steps["backward"].why) == (
+            "n/a",
+            f"it broke in {where}",
+        )
 
 
 @pytest.mark.slow
@@ -367,7 +430,11 @@ def test_lanes_of_the_same_tokens_are_one(monkeypatch):
     import ctrans.examine.screening.screen as module
 
     seen, own = [], module.walk_lanes
-    monkeypatch.setattr(module, "walk_lanes", lambda model, lanes, **named: (seen.append(lanes), own(model, lanes, **named)))
+    monkeypatch.setattr(
+        module,
+        "walk_lanes",
+        lambda model, lanes, **named: (seen.append(lanes), own(model, lanes, **named)),
+    )
     for text in (tokens(1, 7), tokens(1, 9), tokens(2, 9)):
         screen(tiny("pre"), text[:, :-1], text[:, 1:], dataclasses.replace(TINY, several=4))
     assert [len(lanes) for lanes in seen] == [1, 2, 3]
@@ -391,13 +458,17 @@ def test_chosen_segments_are_spread_and_hold_the_ends():
 @pytest.mark.slow
 def test_a_saturated_head_in_a_layer_that_no_theorem_is_measured_in_is_said_in_the_verdict():
     model = tiny("pre", depth=5)
-    saturated = 6  # the fourth of five attention layers, and of those two are looked at: the first and the last
+    # the fourth of five attention layers, and of those two are looked at: the first and the last
+    saturated = 6
     model.depth.sublayers[saturated].field.qkv.weight[:32].mul_(1e4)
     attention = screening(model).steps["attention"]
     assert [layer.index for layer in attention.result.layers] == [0, 8]
     assert "in the 2 measured of 5 attention layers (segments 0, 8)" in attention.why
     assert attention.quantities["least entropy"] < 0.05
-    assert (attention.verdict, attention.flags) == ("heads saturate", {"least entropy": "heads saturate"})
+    assert (attention.verdict, attention.flags) == (
+        "heads saturate",
+        {"least entropy": "heads saturate"},
+    )
     found = screening(tiny("pre", depth=5))
     assert found.steps["attention"].verdict == "held"
     rows = [reading.value for reading in found.diagnosis.readings["least entropy of a head"]]

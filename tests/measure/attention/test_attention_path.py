@@ -1,4 +1,6 @@
-"""Oracle: the dense Jacobian of the whole step, less what the values and the residual pass on, written out as matrices."""
+"""Oracle: the dense Jacobian of the whole step, less what the values and the residual pass on,
+written out as matrices.
+"""
 
 import pytest
 import torch
@@ -23,8 +25,13 @@ def by_hand(sublayer, h, x):
     with reference_kernels(sublayer):
         whole = torch.autograd.functional.jacobian(sublayer.field, u).reshape(u.numel(), -1)
     rows = sublayer.field.probabilities(u)
-    values = sum(torch.kron(rows[i], head.out @ head.value) for i, head in enumerate(sublayer.field.head_matrices()))
-    inner = sublayer.gain * block_diagonal(sublayer.output_norm, sublayer.field(u)) @ (whole - values)
+    values = sum(
+        torch.kron(rows[i], head.out @ head.value)
+        for i, head in enumerate(sublayer.field.head_matrices())
+    )
+    inner = (
+        sublayer.gain * block_diagonal(sublayer.output_norm, sublayer.field(u)) @ (whole - values)
+    )
     state = block_diagonal(sublayer.state_norm, x + h * sublayer(x))
     return h * state @ inner @ block_diagonal(sublayer.input_norm, x)
 
@@ -58,5 +65,10 @@ def test_the_largest_of_a_batch_is_given():
     sublayer = model.depth.sublayers[0]
     assert isinstance(sublayer.output_norm, LayerNorm)
     x = model.embed(tokens(3, 6))
-    each = [attention_path_gain(sublayer, 0.1, one, sublayer.step(one, 0.1), tolerance=1e-6) for one in x]
-    assert attention_path_gain(sublayer, 0.1, x, sublayer.step(x, 0.1), tolerance=1e-6) == pytest.approx(max(each), rel=1e-5)
+    each = [
+        attention_path_gain(sublayer, 0.1, one, sublayer.step(one, 0.1), tolerance=1e-6)
+        for one in x
+    ]
+    assert attention_path_gain(
+        sublayer, 0.1, x, sublayer.step(x, 0.1), tolerance=1e-6
+    ) == pytest.approx(max(each), rel=1e-5)

@@ -44,7 +44,11 @@ def test_exact_theta_is_brute_force_at_twenty_entries():
 
 
 @pytest.mark.slow
-@given(st.integers(EXACT + 1, 34), st.sampled_from([0.0, 0.01, 0.04, 0.3, 1.0, 2.0, 5.0]), st.integers(0, 10_000))
+@given(
+    st.integers(EXACT + 1, 34),
+    st.sampled_from([0.0, 0.01, 0.04, 0.3, 1.0, 2.0, 5.0]),
+    st.integers(0, 10_000),
+)
 @settings(max_examples=40)
 def test_a_bracket_encloses_the_exact_value_and_is_as_narrow_as_asked(entries, spread, seed):
     p = (spread * noise(2, entries, seed=seed)).softmax(-1)
@@ -74,20 +78,29 @@ def test_nearly_equal_entries_of_odd_number_are_exact_by_parity(half, share):
     median = p.median()
     found = balanced_mass(p)
     assert float(found.width) <= 1e-15
-    assert float(found.upper) == pytest.approx(1 - float(median - (p - median).abs().sum()) ** 2, abs=1e-15)
+    assert float(found.upper) == pytest.approx(
+        1 - float(median - (p - median).abs().sum()) ** 2, abs=1e-15
+    )
 
 
 @pytest.mark.slow
 @given(st.integers(31, 200), st.floats(0.5, 0.999), st.integers(0, 1000))
 def test_a_top_mass_above_one_half_makes_theta_exact(entries, top, seed):
-    p = torch.cat([torch.tensor([top], dtype=torch.float64), (1 - top) * noise(entries, seed=seed).softmax(-1)])
+    p = torch.cat(
+        [
+            torch.tensor([top], dtype=torch.float64),
+            (1 - top) * noise(entries, seed=seed).softmax(-1),
+        ]
+    )
     found = balanced_mass(p)
     assert float(found.width) == 0
     assert float(found.lower) == pytest.approx(4 * top * (1 - top), abs=1e-14)
 
 
 def test_heavy_entries_with_a_light_tail_are_bounded_from_above():
-    """Five equal entries and a tail of 1e-3: no split is nearer to even than 3 against 2 and the tail."""
+    """Five equal entries and a tail of 1e-3: no split is nearer to even than 3 against 2 and the
+    tail.
+    """
     p = torch.cat([torch.full((5,), 0.1998), torch.full((100,), 1e-5)]).double()
     p = p / p.sum()
     found = balanced_mass(p)
@@ -99,10 +112,14 @@ def test_heavy_entries_with_a_light_tail_are_bounded_from_above():
 def test_theta_of_the_regimes_is_in_closed_form():
     for entries in (1, 2, 5, 8, 31, 64, 301):
         uniform = torch.full((entries,), 1 / entries, dtype=torch.float64)
-        assert float(balanced_mass(uniform).upper) == pytest.approx(1 - (entries % 2) / entries**2, abs=1e-15)
+        assert float(balanced_mass(uniform).upper) == pytest.approx(
+            1 - (entries % 2) / entries**2, abs=1e-15
+        )
         one_hot = torch.eye(entries, dtype=torch.float64)
         assert balanced_mass(one_hot).upper.abs().max() == 0
-    assert float(balanced_mass(torch.tensor([0.4, 0.1, 0.4, 0.1])).lower) == pytest.approx(1.0, abs=1e-7)
+    assert float(balanced_mass(torch.tensor([0.4, 0.1, 0.4, 0.1])).lower) == pytest.approx(
+        1.0, abs=1e-7
+    )
 
 
 @pytest.mark.slow
@@ -144,7 +161,11 @@ def test_theta_never_exceeds_the_corrected_peaked_bound(entries, spread, seed):
 
 
 def test_rows_of_different_lengths_are_solved_together_as_alone():
-    causal = noise(3, 60, 60).masked_fill(torch.ones(60, 60, dtype=torch.bool).triu(1), -math.inf).softmax(-1)
+    causal = (
+        noise(3, 60, 60)
+        .masked_fill(torch.ones(60, 60, dtype=torch.bool).triu(1), -math.inf)
+        .softmax(-1)
+    )
     together = balanced_mass(causal)
     for head, row in [(0, 0), (1, 1), (2, 29), (0, 30), (1, 45), (2, 59)]:
         alone = balanced_mass(causal[head, row, : row + 1])

@@ -13,7 +13,15 @@ from ctrans.dynamics.fields import ACTIVATIONS, Attention, FeedForward, referenc
 from ctrans.dynamics.norm import LayerNorm
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.measure.attention.balanced_mass import balanced_mass
-from ctrans.measure.attention.block_norm import block_gain, block_norm, chosen, gain_of_rows, map_at, one_for_each, step_at
+from ctrans.measure.attention.block_norm import (
+    block_gain,
+    block_norm,
+    chosen,
+    gain_of_rows,
+    map_at,
+    one_for_each,
+    step_at,
+)
 from ctrans.measure.attention.bounds import attention_bound, attention_theta, norm_slope, step_bound
 from ctrans.measure.attention.by_depth import attention_layers, block_layers, sensitivity_growth
 from ctrans.measure.backward.singular_values import linearise
@@ -40,7 +48,14 @@ def states(placement="pre", **changes):
     return model, model.trajectory(tokens()).states
 
 
-STATED = ["theorem-4.2", "theta-bracket", "corollary-4.3-peaked", "mixing", "norm-reset", "lemma-a1"]
+STATED = [
+    "theorem-4.2",
+    "theta-bracket",
+    "corollary-4.3-peaked",
+    "mixing",
+    "norm-reset",
+    "lemma-a1",
+]
 STATED += ["theorem-5.1", "block-bound", "kim-3.1"]
 
 
@@ -66,7 +81,9 @@ def test_the_local_value_of_a_linear_map_lies_between_sampled_and_dense_norms(co
     def linear(x):
         return torch.einsum("ijab,...jb->...ia", m, x)
 
-    found = block_gain(linear, noise(count, width), iterations=30, generator=torch.Generator().manual_seed(seed))
+    found = block_gain(
+        linear, noise(count, width), iterations=30, generator=torch.Generator().manual_seed(seed)
+    )
     directions = nn.functional.normalize(noise(3000, count, width, seed=seed + 1), dim=-1)
     sampled = torch.linalg.vector_norm(linear(directions), dim=-1).max()
     assert found <= float(torch.linalg.matrix_norm(m, ord=2).sum(1).max()) * (1 + 1e-12)
@@ -84,7 +101,11 @@ def test_more_rows_never_lower_the_local_value():
 
 
 @pytest.mark.cases(6)
-@pytest.mark.parametrize("changes", [{}, {"parallel_blocks": True}, {"attention": "linear"}], ids=["two", "parallel", "linear"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"parallel_blocks": True}, {"attention": "linear"}],
+    ids=["two", "parallel", "linear"],
+)
 @pytest.mark.parametrize("placement", NAMES)
 def test_a_step_and_a_map_at_tokens_looked_at_alone(placement, changes):
     """Against all tokens of both."""
@@ -92,12 +113,18 @@ def test_a_step_and_a_map_at_tokens_looked_at_alone(placement, changes):
     x = noise(6, model.config.width)
     for sublayer in model.depth.sublayers[: model.depth.per_block]:
         each = x.expand(3, -1, -1)
-        assert torch.allclose(step_at(sublayer, 0.5, each, rows), chosen(sublayer.step(each, 0.5), rows), atol=1e-13)
+        assert torch.allclose(
+            step_at(sublayer, 0.5, each, rows), chosen(sublayer.step(each, 0.5), rows), atol=1e-13
+        )
         generators = [torch.Generator().manual_seed(0) for _ in range(2)]
         with reference_kernels(sublayer):
-            at_rows = linearise(partial(map_at, sublayer.field, sublayer.kind, rows=rows), one_for_each(rows, x))
+            at_rows = linearise(
+                partial(map_at, sublayer.field, sublayer.kind, rows=rows), one_for_each(rows, x)
+            )
             local = gain_of_rows(at_rows, generator=generators[0])
-            assert local == pytest.approx(block_gain(sublayer.field, x, rows=rows, generator=generators[1]), rel=1e-11)
+            assert local == pytest.approx(
+                block_gain(sublayer.field, x, rows=rows, generator=generators[1]), rel=1e-11
+            )
 
 
 @pytest.mark.cases(1)
@@ -107,7 +134,11 @@ def test_a_blocks_local_value_is_that_of_its_steps_on_all_tokens(placement):
     first = model.depth.sublayers[: model.depth.per_block]
     h, x = model.depth.lengths[0], trajectory[0][0]
     with reference_kernels(model):
-        found = block_gain(lambda x: first[1].step(first[0].step(x, h), h), x, generator=torch.Generator().manual_seed(0))
+        found = block_gain(
+            lambda x: first[1].step(first[0].step(x, h), h),
+            x,
+            generator=torch.Generator().manual_seed(0),
+        )
     assert block_layers(model.depth, trajectory)[0].measured == pytest.approx(found, rel=1e-11)
 
 
@@ -118,10 +149,13 @@ def test_theta_of_full_causal_and_padded_rows():
     found = attention_theta(causal, x)
     assert found.lower.shape == (1, 1, 6)
     assert float(found.lower[0, 0, 0]) == 0  # the first token reads itself alone
-    # padding at the end is a shorter sequence; at the start of a causal one, rows without anything to read
+    # padding at the end is a shorter sequence; at the start of a causal one, rows without anything
+    # to read
     tail = torch.tensor([[False] * 4 + [True] * 2])
     padded = attention_theta(full, x, tail)
-    assert torch.allclose(padded.lower[..., :4], attention_theta(full, x[:, :4]).lower, rtol=0, atol=1e-14)
+    assert torch.allclose(
+        padded.lower[..., :4], attention_theta(full, x[:, :4]).lower, rtol=0, atol=1e-14
+    )
     assert padded.masked[0, 0].tolist() == [False] * 4 + [True] * 2
     assert attention_theta(causal, x, ~tail).masked[0, 0].tolist() == [True] * 4 + [False] * 2
 
@@ -138,7 +172,10 @@ def test_every_attention_layer_is_described(placement):
         assert layer.ratio == layer.bound / layer.measured
         assert layer.value_path + layer.attention_path == pytest.approx(layer.bound)
         assert all(
-            low <= mean <= high for low, mean, high in zip(layer.theta_min, layer.theta_mean, layer.theta_max, strict=True)
+            low <= mean <= high
+            for low, mean, high in zip(
+                layer.theta_min, layer.theta_mean, layer.theta_max, strict=True
+            )
         )
         assert math.exp(sum(layer.log_sensitivity.values())) == pytest.approx(layer.S)
         assert pytest.approx(layer.softmax_norm * layer.B**2 * layer.G) == layer.S
@@ -152,13 +189,20 @@ def test_the_figures_of_a_layer_are_those_of_its_definition():
     layer = attention_layers(model.depth, trajectory)[1]
     u = model.depth.sublayers[2].input_norm(trajectory[2])
     weights = [matrix.weight for matrix in model.depth.sublayers[2].field.matrices()]
-    assert pytest.approx(math.prod(float(torch.linalg.matrix_norm(w, ord=2)) for w in weights), rel=1e-8) == layer.G
+    assert (
+        pytest.approx(
+            math.prod(float(torch.linalg.matrix_norm(w, ord=2)) for w in weights), rel=1e-8
+        )
+        == layer.G
+    )
     assert pytest.approx(math.sqrt(16) * float(block_norm(u).max())) == layer.B
     assert layer.stream == pytest.approx(math.sqrt(16) * float(block_norm(trajectory[2]).max()))
 
 
 def test_under_pre_the_stream_grows_and_the_maps_input_does_not():
-    """Emadi's E.6 attributes the growth of S to B; theorem 5.1's B is of the normalised input, which stays."""
+    """Emadi's E.6 attributes the growth of S to B; theorem 5.1's B is of the normalised input,
+    which stays.
+    """
     model, trajectory = states("pre", scale=0.0, depth=8, dt=1.0)
     layers = attention_layers(model.depth, trajectory)
     assert layers[-1].stream > 2 * layers[0].stream
@@ -171,7 +215,9 @@ def test_theorem_5_1_is_loose():
 
 
 def test_theorem_5_1_needs_the_bias_of_queries():
-    """W_Q = 0 leaves the printed bound with the value path alone; b_Q still makes attention depend on the keys."""
+    """W_Q = 0 leaves the printed bound with the value path alone; b_Q still makes attention depend
+    on the keys.
+    """
     module = attention(2, causal=False)
     module.qkv.weight.copy_(torch.tensor([[0.0, 0], [0, 0], [1, 0], [0, 1], [1, 0], [0, 1]]))
     module.qkv.bias.copy_(torch.tensor([20.0, 0, 0, 0, 0, 0]))
@@ -227,7 +273,9 @@ def test_without_eps_the_printed_bound_is_infinite_and_the_local_one_is_not():
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("changes", [{"heads": 1}, {"width": 2, "heads": 1}, {"width": 2, "heads": 2}])
+@pytest.mark.parametrize(
+    "changes", [{"heads": 1}, {"width": 2, "heads": 1}, {"width": 2, "heads": 2}]
+)
 def test_small_models_are_described(changes):
     model = small_model("pre", **changes)
     for text in (tokens(1, 1), tokens(2, 3)):
@@ -264,7 +312,9 @@ def test_a_state_that_is_not_finite_is_reported_and_the_others_are_computed():
 
 def test_the_same_seed_gives_the_same_figures():
     model, trajectory = states("peri")
-    assert attention_layers(model.depth, trajectory, seed=3) == attention_layers(model.depth, trajectory, seed=3)
+    assert attention_layers(model.depth, trajectory, seed=3) == attention_layers(
+        model.depth, trajectory, seed=3
+    )
 
 
 def test_what_the_theorems_do_not_cover_is_refused():
@@ -282,6 +332,9 @@ def test_what_the_theorems_do_not_cover_is_refused():
 def test_float32_rows_are_distributions_up_to_float32():
     x = torch.randn(2, 64, 32, generator=torch.Generator().manual_seed(0))
     attention = Attention(32, 4)
-    single, double = attention_theta(attention, x), attention_theta(copy.deepcopy(attention).double(), x.double())
+    single, double = (
+        attention_theta(attention, x),
+        attention_theta(copy.deepcopy(attention).double(), x.double()),
+    )
     assert torch.allclose(single.lower, double.lower, atol=1e-5)
     assert single.lower.dtype == torch.float64

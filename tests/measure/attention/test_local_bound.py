@@ -1,4 +1,6 @@
-"""Theorem 5.1 with radii: never below the dense Jacobian's block norm, exact for one token, and a ball that encloses."""
+"""Theorem 5.1 with radii: never below the dense Jacobian's block norm, exact for one token, and a
+ball that encloses.
+"""
 
 import itertools
 import math
@@ -28,9 +30,15 @@ def numbers(*shape, seed=0):
     size=st.floats(-1, 1),
     temperature=st.floats(0.3, 3),
 )
-def test_no_perturbation_of_unit_tokens_moves_an_output_further(seed, tokens, heads, causal, size, temperature):
-    """sup of |sum_j J_ij h_j| over |h_j| <= 1 for the dense Jacobian: by alternating ascents from many signs, a bound from below."""
-    module = learned(Attention(4, heads, causal=causal, temperature=temperature).double(), 0.5, seed=seed).requires_grad_(False)
+def test_no_perturbation_of_unit_tokens_moves_an_output_further(
+    seed, tokens, heads, causal, size, temperature
+):
+    """sup of |sum_j J_ij h_j| over |h_j| <= 1 for the dense Jacobian: by alternating ascents from
+    many signs, a bound from below.
+    """
+    module = learned(
+        Attention(4, heads, causal=causal, temperature=temperature).double(), 0.5, seed=seed
+    ).requires_grad_(False)
     x = 10**size * numbers(tokens, 4, seed=seed)
     with reference_kernels(module):
         J = torch.func.jacrev(lambda u: module(u))(x)  # tokens, width, tokens, width
@@ -70,7 +78,11 @@ def test_the_radius_encloses_and_is_nearly_least(seed, count):
         for chosen in itertools.combinations(range(count), size):
             p = x[list(chosen)]
             rows, right = 2 * (p[1:] - p[0]), (p[1:].square() - p[0].square()).sum(-1)
-            centre = p.mean(0) if size == 2 else torch.linalg.lstsq(rows, right.unsqueeze(-1)).solution.squeeze(-1)
+            centre = (
+                p.mean(0)
+                if size == 2
+                else torch.linalg.lstsq(rows, right.unsqueeze(-1)).solution.squeeze(-1)
+            )
             radius = float((p - centre).norm(dim=-1).max())
             if float((x - centre).norm(dim=-1).max()) <= radius * (1 + 1e-9):
                 least = min(least, radius)

@@ -1,4 +1,6 @@
-"""Oracle: the dense Jacobian of the logits by all weights of a tiny model, and its Gauss-Newton matrices."""
+"""Oracle: the dense Jacobian of the logits by all weights of a tiny model, and its Gauss-Newton
+matrices.
+"""
 
 import math
 
@@ -55,9 +57,15 @@ def test_largest_eigenvalues_are_the_dense_matrix(name, masked):
     G = gauss_newton(J, p)
     parts = [torch.arange(len(p)) % 8 == i for i in range(min(8, len(p)))]
     onehot = torch.nn.functional.one_hot(wanted, p.shape[-1])
-    squares = [torch.einsum("nv,nva->a", (p - onehot)[part], J[part]).div(part.sum()).square() for part in parts]
+    squares = [
+        torch.einsum("nv,nva->a", (p - onehot)[part], J[part]).div(part.sum()).square()
+        for part in parts
+    ]
     scale = (torch.stack(squares).mean(0).sqrt() + ADAM_EPS).rsqrt()
-    for matrix, seen, allowed in ((G, found.plain, 2), (scale.unsqueeze(-1) * G * scale, found.adam, 38)):
+    for matrix, seen, allowed in (
+        (G, found.plain, 2),
+        (scale.unsqueeze(-1) * G * scale, found.adam, 38),
+    ):
         exact = torch.linalg.eigvalsh(matrix)
         assert seen.largest == pytest.approx(float(exact[-1]), rel=1e-5)
         assert seen.learning_rate == pytest.approx(allowed / float(exact[-1]), rel=1e-5)
@@ -74,7 +82,9 @@ def test_the_tangent_kernel_is_that_of_centred_target_logits(name):
     shares = torch.linalg.eigvalsh(kernel).clamp(min=0)
     shares = shares / shares.sum()
     assert found.outputs == len(p)
-    assert found.kernel_rank == pytest.approx(math.exp(float(torch.special.entr(shares).sum())), rel=1e-6)
+    assert found.kernel_rank == pytest.approx(
+        math.exp(float(torch.special.entr(shares).sum())), rel=1e-6
+    )
 
 
 def test_effective_rank_counts_equal_eigenvalues():

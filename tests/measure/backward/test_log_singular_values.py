@@ -5,7 +5,12 @@ import math
 import pytest
 import torch
 
-from ctrans.measure.backward.log_singular_values import FLOOR, ONE_SUFFICES, depth_spectrum, log_singular_values
+from ctrans.measure.backward.log_singular_values import (
+    FLOOR,
+    ONE_SUFFICES,
+    depth_spectrum,
+    log_singular_values,
+)
 from ctrans.measure.backward.sensitivity import StepGraphs
 from ctrans.measure.backward.singular_values import Linearisation, linearise
 from ctrans.measure.walk import walk
@@ -17,7 +22,10 @@ def of_values(values, seed=0):
     """A linear map with those singular values."""
     generator = torch.Generator().manual_seed(seed)
     n = len(values)
-    u, v = (torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64)).Q for _ in range(2))
+    u, v = (
+        torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64)).Q
+        for _ in range(2)
+    )
     return linearise(lambda x: x @ (u * values @ v.mT).mT, torch.zeros(n, dtype=torch.float64))
 
 
@@ -28,7 +36,9 @@ def exact(values):
 
 SPECTRA = {
     "narrow": torch.linspace(0.5, 1.5, 300, dtype=torch.float64),
-    "lognormal": torch.randn(300, generator=torch.Generator().manual_seed(3), dtype=torch.float64).exp(),
+    "lognormal": (
+        torch.randn(300, generator=torch.Generator().manual_seed(3), dtype=torch.float64).exp()
+    ),
     "wide": torch.logspace(-3, 0, 300, dtype=torch.float64),
     "two values": torch.cat([torch.ones(200), 0.1 * torch.ones(100)]).double(),
     "with zeros": torch.cat([torch.linspace(0.5, 1.5, 270), torch.zeros(30)]).double(),
@@ -52,7 +62,9 @@ def test_mean_and_deviation_are_the_spectrums_within_their_errors(name, steps):
 def test_more_steps_bring_them_nearer_on_a_wide_spectrum():
     values = SPECTRA["wide"]
     mean, deviation, _ = exact(values)
-    few, many = (log_singular_values(of_values(values), probes=8, steps=steps) for steps in (10, 300))
+    few, many = (
+        log_singular_values(of_values(values), probes=8, steps=steps) for steps in (10, 300)
+    )
     assert abs(many.mean - mean) < 0.2 < abs(few.mean - mean)
     assert many.deviation == pytest.approx(deviation, rel=0.1)
 
@@ -81,13 +93,18 @@ def test_a_jacobian_that_is_zero_has_no_logarithms():
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
-    "values", [SPECTRA["lognormal"][:48], torch.cat([torch.linspace(0.5, 1.5, 40), torch.zeros(8)]).double()]
+    "values",
+    [SPECTRA["lognormal"][:48], torch.cat([torch.linspace(0.5, 1.5, 40), torch.zeros(8)]).double()],
 )
 def test_the_standard_error_is_the_spread_of_many_probes(values):
-    """Oracle: the deviation of what 60 probes find, each alone and in as many steps as exhaust the spectrum."""
+    """Oracle: the deviation of what 60 probes find, each alone and in as many steps as exhaust the
+    spectrum.
+    """
     x, generator = torch.zeros_like(values), torch.Generator().manual_seed(1)
     linear = Linearisation(x, x, lambda v: values * v, lambda u: values * u)
-    found = [log_singular_values(linear, probes=1, steps=48, generator=generator) for _ in range(60)]
+    found = [
+        log_singular_values(linear, probes=1, steps=48, generator=generator) for _ in range(60)
+    ]
     for figure, error in (("mean", "mean_error"), ("deviation", "deviation_error")):
         measured = torch.tensor([getattr(each, figure) for each in found]).std()
         stated = torch.tensor([getattr(each, error) for each in found]).mean()
@@ -97,7 +114,9 @@ def test_the_standard_error_is_the_spread_of_many_probes(values):
 def test_many_dimensions_take_one_probe():
     pushed = []
     linear = linearise(lambda x: 2 * x, torch.zeros(ONE_SUFFICES, dtype=torch.float64))
-    counted = Linearisation(linear.x, linear.y, lambda v: pushed.append(v) or linear.push(v), linear.pull)
+    counted = Linearisation(
+        linear.x, linear.y, lambda v: pushed.append(v) or linear.push(v), linear.pull
+    )
     found = log_singular_values(counted, steps=4)
     assert len(pushed) == 1, "the space of an isometry is exhausted by one product"
     assert found.mean == pytest.approx(math.log(2))

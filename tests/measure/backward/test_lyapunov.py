@@ -23,7 +23,9 @@ class Matrix(nn.Module):
 
 
 def linear_depth(matrix, blocks, dt):
-    return Depth([Sublayer(Matrix(matrix), kind) for _ in range(blocks) for kind in ("attention", "ffn")], dt)
+    return Depth(
+        [Sublayer(Matrix(matrix), kind) for _ in range(blocks) for kind in ("attention", "ffn")], dt
+    )
 
 
 @pytest.mark.slow
@@ -31,8 +33,12 @@ def test_a_constant_linear_field_has_the_logarithms_of_its_eigenvalues():
     rates = torch.tensor([2.0, 0.5, -1.0], dtype=torch.float64)
     basis = torch.randn(3, 3, dtype=torch.float64)
     matrix = basis @ rates.diag() @ torch.linalg.inv(basis)
-    found = lyapunov(linear_depth(matrix, 150, 0.1), torch.randn(1, 3, dtype=torch.float64), count=3)
-    assert found.exponents == pytest.approx([math.log1p(0.1 * float(rate)) / 0.1 for rate in rates], abs=0.15)
+    found = lyapunov(
+        linear_depth(matrix, 150, 0.1), torch.randn(1, 3, dtype=torch.float64), count=3
+    )
+    assert found.exponents == pytest.approx(
+        [math.log1p(0.1 * float(rate)) / 0.1 for rate in rates], abs=0.15
+    )
     assert found.time == pytest.approx(30)
 
 
@@ -43,7 +49,12 @@ def test_the_exponents_sum_to_the_logarithm_of_the_determinant(placement):
     x = model.embed(tokens(2, 3))
     found = lyapunov(model.depth, x, count=12)
     exact = [
-        float(torch.linalg.slogdet(torch.autograd.functional.jacobian(model.depth, each).reshape(12, 12)).logabsdet) for each in x
+        float(
+            torch.linalg.slogdet(
+                torch.autograd.functional.jacobian(model.depth, each).reshape(12, 12)
+            ).logabsdet
+        )
+        for each in x
     ]
     assert sum(found.exponents) * found.time == pytest.approx(sum(exact) / 2, rel=1e-9)
     assert sum(map(sum, found.growth)) == pytest.approx(sum(exact) / 2, rel=1e-9)
@@ -51,10 +62,14 @@ def test_the_exponents_sum_to_the_logarithm_of_the_determinant(placement):
 
 @pytest.mark.parametrize("placement", NAMES)
 def test_the_exponents_of_a_set_are_bounded_by_the_singular_values(placement):
-    """R_11 ... R_kk is the volume of k columns, at most the product of the k largest singular values."""
+    """R_11 ... R_kk is the volume of k columns, at most the product of the k largest singular
+    values.
+    """
     model = small_model(placement, width=4)
     x = model.embed(tokens(1, 3))[0]
-    singular = torch.linalg.svdvals(torch.autograd.functional.jacobian(model.depth, x).reshape(12, 12)).log()
+    singular = torch.linalg.svdvals(
+        torch.autograd.functional.jacobian(model.depth, x).reshape(12, 12)
+    ).log()
     found = lyapunov(model.depth, x, count=5)
     for k in range(1, 6):
         assert sum(found.exponents[:k]) * found.time <= float(singular[:k].sum()) + 1e-9

@@ -31,10 +31,15 @@ def test_norms_are_those_of_the_gradients_that_training_sees(placement):
         assert each.total == pytest.approx(norm(sublayer.parameters()), rel=1e-12)
         field = sublayer.field
         if each.kind == "attention":
-            expected = [*(part.norm() for part in field.qkv.weight.grad.chunk(3)), field.out.weight.grad.norm()]
+            expected = [
+                *(part.norm() for part in field.qkv.weight.grad.chunk(3)),
+                field.out.weight.grad.norm(),
+            ]
         else:
             expected = [field.up.weight.grad.norm(), field.down.weight.grad.norm()]
-        assert list(each.matrices.values()) == pytest.approx([float(value) for value in expected], rel=1e-12)
+        assert list(each.matrices.values()) == pytest.approx(
+            [float(value) for value in expected], rel=1e-12
+        )
     assert list(found.sublayers[0].matrices) == ["W_Q", "W_K", "W_V", "W_O"]
     assert list(found.sublayers[1].matrices) == ["W_1", "W_2"]
     assert found.rest == pytest.approx(norm(set(model.parameters()) - inside), rel=1e-12)
@@ -60,9 +65,13 @@ def test_of_a_head_of_its_own_nothing_is_held_but_a_norm():
     assert held and not any(held)  # noqa: PT018
     model.requires_grad_()
     x = model.depth(model.embed(tokens()))
-    torch.nn.functional.cross_entropy(model.head(x).flatten(0, 1), tokens(seed=1).flatten()).backward()
+    torch.nn.functional.cross_entropy(
+        model.head(x).flatten(0, 1), tokens(seed=1).flatten()
+    ).backward()
     inside = set(model.depth.parameters())
-    rest = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters() if p not in inside))
+    rest = math.sqrt(
+        sum(float(p.grad.square().sum()) for p in model.parameters() if p not in inside)
+    )
     assert found.rest == pytest.approx(rest, rel=1e-12)
 
 
@@ -97,9 +106,13 @@ def test_an_imported_models_norms_are_those_of_autograd_through_all_of_it(family
     loss.backward()
 
     def norm(parameters):
-        return math.sqrt(sum(float(p.grad.square().sum()) for p in parameters if p.grad is not None))
+        return math.sqrt(
+            sum(float(p.grad.square().sum()) for p in parameters if p.grad is not None)
+        )
 
-    inside = {parameter for sublayer in model.depth.sublayers for parameter in sublayer.parameters()}
+    inside = {
+        parameter for sublayer in model.depth.sublayers for parameter in sublayer.parameters()
+    }
     assert found.loss == pytest.approx(float(loss.detach()), rel=1e-12)
     assert found.rest == pytest.approx(norm(set(model.parameters()) - inside), rel=1e-6)
     for each, sublayer in zip(found.sublayers, model.depth.sublayers, strict=True):
@@ -108,8 +121,14 @@ def test_an_imported_models_norms_are_those_of_autograd_through_all_of_it(family
         # several matrices may stand in one parameter, as GPT-2's queries, keys and values
         assert math.hypot(*each.matrices.values()) == pytest.approx(norm(matrices), rel=1e-6)
         assert each.matrices.keys() <= set(MATRICES.values())
-        alone = {MATRICES[m.role]: m.weight for m in sublayer.field.matrices() if any(m.weight is p for p in matrices)}
-        assert {name: each.matrices[name] for name in alone} == pytest.approx({n: norm([p]) for n, p in alone.items()}, rel=1e-6)
+        alone = {
+            MATRICES[m.role]: m.weight
+            for m in sublayer.field.matrices()
+            if any(m.weight is p for p in matrices)
+        }
+        assert {name: each.matrices[name] for name in alone} == pytest.approx(
+            {n: norm([p]) for n, p in alone.items()}, rel=1e-6
+        )
 
 
 def test_without_targets_there_is_no_gradient():

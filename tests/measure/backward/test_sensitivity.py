@@ -10,7 +10,11 @@ from ctrans.dynamics.fields.projected_map import scale_linear
 from ctrans.dynamics.norm import NORMS
 from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.dynamics.sublayer import Sublayer
-from ctrans.measure.backward.sensitivity import Sensitivities, backward_sensitivity, sublayer_sensitivity
+from ctrans.measure.backward.sensitivity import (
+    Sensitivities,
+    backward_sensitivity,
+    sublayer_sensitivity,
+)
 from ctrans.measure.backward.weight_slope import sensitivity_slope
 from ctrans.measure.forward.carried import GrowthWithWeights
 from ctrans.measure.forward.weight_scaling import FACTORS, SCALINGS, scaled, times
@@ -36,7 +40,9 @@ def spectral(matrix):
     st.integers(0, 10_000),
 )
 @settings(max_examples=25)
-def test_sublayer_sensitivity_is_the_dense_jacobians_largest_singular_value(placement, norm, initialisation, scale, seed):
+def test_sublayer_sensitivity_is_the_dense_jacobians_largest_singular_value(
+    placement, norm, initialisation, scale, seed
+):
     assume(NORMS[norm](16).has_tangent or not PLACEMENTS[placement].state_norm)
     model = small_model(placement, norm=norm, initialisation=initialisation, scale=scale, depth=1)
     states = states_of(model.depth, model.embed(tokens(seed=seed, batch=2, length=5)))
@@ -53,7 +59,10 @@ def test_blocks_and_products_are_the_dense_ones(placement):
     x0 = model.embed(tokens(batch=1, length=4))[0]
     found = backward_sensitivity(model.depth, x0)
     states = states_of(model.depth, x0)
-    steps = [dense(lambda x, s=s: s.step(x, 0.7), x) for s, x in zip(model.depth.sublayers, states, strict=False)]
+    steps = [
+        dense(lambda x, s=s: s.step(x, 0.7), x)
+        for s, x in zip(model.depth.sublayers, states, strict=False)
+    ]
     blocks = [steps[i + 1] @ steps[i] for i in (0, 2, 4)]
     product = torch.eye(x0.numel(), dtype=x0.dtype)
     for i in (2, 1, 0):
@@ -82,7 +91,14 @@ def test_what_is_not_finite_is_named_and_the_rest_computed():
     model = small_model("pre")
     model.depth.sublayers[2].field.out.weight.mul_(math.inf)
     found = backward_sensitivity(model.depth, model.embed(tokens(batch=1)))
-    assert [each.value is None for each in found.sublayers] == [False, False, True, True, True, True]
+    assert [each.value is None for each in found.sublayers] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
     assert [each.value is None for each in found.blocks] == [False, True, True]
     assert [each.value is None for each in found.products] == [True, True, True]
     assert found.sublayers[2].note == "the Jacobian is not finite"
@@ -92,7 +108,9 @@ def test_what_is_not_finite_is_named_and_the_rest_computed():
 def test_equal_tokens_with_eps_zero_have_no_jacobian_and_with_eps_one():
     for eps, known in ((0.0, False), (1e-5, True)):
         model = small_model("pre", eps=eps)
-        found = sublayer_sensitivity(model.depth.sublayers[1], torch.ones(1, 4, 16, dtype=torch.float64))
+        found = sublayer_sensitivity(
+            model.depth.sublayers[1], torch.ones(1, 4, 16, dtype=torch.float64)
+        )
         assert (found.value is not None) is known
 
 
@@ -114,7 +132,9 @@ def test_zero_gains_are_zero_sensitivity_behind_an_output_norm_and_no_tangent_sp
 def test_one_token_one_head_and_width_two(placement, changes):
     model = small_model(placement, **changes)
     found = backward_sensitivity(model.depth, model.embed(tokens(batch=1, length=1)))
-    assert all(math.isfinite(each.value) for each in (*found.sublayers, *found.blocks, *found.products))
+    assert all(
+        math.isfinite(each.value) for each in (*found.sublayers, *found.blocks, *found.products)
+    )
 
 
 def slope(placement, kind, scaling, **changes):
@@ -125,9 +145,16 @@ def slope(placement, kind, scaling, **changes):
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("norm", sorted(name for name, kind in NORMS.items() if kind(16).degree == 0))
-@pytest.mark.parametrize(("kind", "scaling"), [("attention", "W"), ("attention", "V"), ("attention", "WV"), ("ffn", "W2")])
-@pytest.mark.parametrize(("placement", "expected"), [("none", 1), ("pre", 1), ("post", 1), ("peri", 0), ("output", 0)])
+@pytest.mark.parametrize(
+    "norm", sorted(name for name, kind in NORMS.items() if kind(16).degree == 0)
+)
+@pytest.mark.parametrize(
+    ("kind", "scaling"),
+    [("attention", "W"), ("attention", "V"), ("attention", "WV"), ("ffn", "W2")],
+)
+@pytest.mark.parametrize(
+    ("placement", "expected"), [("none", 1), ("pre", 1), ("post", 1), ("peri", 0), ("output", 0)]
+)
 def test_sensitivity_follows_the_activation_before_the_sum_and_not_behind_an_output_norm(
     norm, kind, scaling, placement, expected
 ):
@@ -137,7 +164,9 @@ def test_sensitivity_follows_the_activation_before_the_sum_and_not_behind_an_out
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("norm", sorted(name for name, kind in NORMS.items() if kind(16).degree is None))
+@pytest.mark.parametrize(
+    "norm", sorted(name for name, kind in NORMS.items() if kind(16).degree is None)
+)
 def test_behind_a_norm_without_degree_the_sensitivity_follows_it_only_before_the_norm(norm):
     assert slope("pre", "ffn", "W2", norm=norm).slope == pytest.approx(1, abs=1e-4)
     sublayer = small_model("peri", depth=1, norm=norm).depth.sublayers[1]
@@ -215,7 +244,9 @@ def test_a_scaling_for_another_map_is_refused():
         scaled(model.depth.sublayers[1], "V2", 2.0)
 
 
-@pytest.mark.parametrize(("placement", "expected"), [("pre", 1), ("peri", 0), ("output", 0), ("post", 0)])
+@pytest.mark.parametrize(
+    ("placement", "expected"), [("pre", 1), ("peri", 0), ("output", 0), ("post", 0)]
+)
 def test_the_state_follows_the_weights_unless_a_norm_holds_it(placement, expected):
     model = small_model(placement)
     (found,) = walk(model, tokens(), instruments=[GrowthWithWeights()])
@@ -239,7 +270,9 @@ def test_states_that_end_before_the_depth_have_no_products_and_say_so():
 def test_without_starts_no_block_is_looked_at():
     model = small_model("peri")
     found = backward_sensitivity(model.depth, model.embed(tokens()), starts=0)
-    assert [(each.value, each.note) for each in (*found.blocks, *found.products)] == [(None, "left out")] * 6
+    assert [(each.value, each.note) for each in (*found.blocks, *found.products)] == [
+        (None, "left out")
+    ] * 6
     assert all(each.value is not None for each in found.sublayers)
     assert found.condition == [None] * 3
 
@@ -255,5 +288,7 @@ def test_what_is_left_out_changes_none_of_the_others():
         assert some.products[i].value == pytest.approx(every.products[i].value, rel=2e-3)
         assert some.blocks[i] == every.blocks[i]
     for figures in (some.products, some.blocks):
-        assert {(each.value, each.note) for i, each in enumerate(figures) if i not in computed} == {(None, "left out")}
+        assert {(each.value, each.note) for i, each in enumerate(figures) if i not in computed} == {
+            (None, "left out")
+        }
     assert some.sublayers == every.sublayers

@@ -19,7 +19,9 @@ def test_they_are_those_of_the_dense_jacobian(changes, monkeypatch):
     ids = tokens(1, 5)[0]
     for reader in (-1, 2):
         found = token_exponents(model, ids, reader=reader)
-        dense = torch.autograd.functional.jacobian(lambda x, r=reader: model.depth(x)[0, r], model.embed(ids[None]))[:, 0]
+        dense = torch.autograd.functional.jacobian(
+            lambda x, r=reader: model.depth(x)[0, r], model.embed(ids[None])
+        )[:, 0]
         for j, exponent in enumerate(found.exponents):
             size = float(torch.linalg.svdvals(dense[:, j])[0])
             expected = math.log(size) / model.depth.times[-1] if size else -math.inf

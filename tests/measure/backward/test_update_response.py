@@ -34,7 +34,11 @@ def test_responses_are_the_changes_of_the_output_by_central_differences(name):
             moved = []
             for sign in (1e-4, -1e-4):
                 other = copy.deepcopy(model)
-                for own, seen in zip(other.depth.sublayers[k].parameters(), twin.depth.sublayers[k].parameters(), strict=True):
+                for own, seen in zip(
+                    other.depth.sublayers[k].parameters(),
+                    twin.depth.sublayers[k].parameters(),
+                    strict=True,
+                ):
                     if seen.grad is not None:
                         own.sub_(sign * rate * direction(seen.grad))
                 moved.append(other.depth(other.embed(text)))
@@ -53,13 +57,18 @@ def test_the_spread_is_infinite_where_a_sublayer_cannot_be_moved():
     assert 0 < found["sgd"].spread < float("inf")
     for parameter in model.token_embedding.parameters():
         parameter.zero_()  # the tied head gives equal logits, and its costate is zero
-    assert math.isnan(responses(model, tokens(), tokens(seed=1))["sgd"].spread)  # 0/0: none can be moved
+    assert math.isnan(
+        responses(model, tokens(), tokens(seed=1))["sgd"].spread
+    )  # 0/0: none can be moved
 
 
 def test_a_response_is_proportional_to_the_learning_rate():
     model = small_model("pre", depth=2)
     update = {"adam": UPDATES["adam"].__class__(5e-3, torch.sign)}
-    one, other = (responses(model, tokens(), tokens(seed=1), updates=each)["adam"] for each in (UPDATES, update))
+    one, other = (
+        responses(model, tokens(), tokens(seed=1), updates=each)["adam"]
+        for each in (UPDATES, update)
+    )
     assert other.values == pytest.approx([5 * value for value in one.values])
 
 

@@ -30,7 +30,9 @@ models = st.fixed_dictionaries(
 
 
 def run(placement, norm, activation, dt, scale, seed, size):
-    model = small_model(placement, norm=norm, activation=activation, dt=dt, scale=scale, embedding_std=size, width=8)
+    model = small_model(
+        placement, norm=norm, activation=activation, dt=dt, scale=scale, embedding_std=size, width=8
+    )
     return model, model.trajectory(tokens(seed=seed))
 
 
@@ -63,17 +65,26 @@ def test_no_measured_moment_exceeds_its_bound(case):
 )
 @settings(max_examples=40)
 def test_the_bounds_hold_along_the_ode_too(placement, norm, initialisation, dt, seed):
-    """For its exact solution, so for a convergent method up to its error; where there is an ODE, and steps enough to solve it."""
+    """For its exact solution, so for a convergent method up to its error; where there is an ODE,
+    and steps enough to solve it.
+    """
     assume(NORMS[norm](8).has_tangent or not PLACEMENTS[placement].state_norm)
-    model = small_model(placement, norm=norm, initialisation=initialisation, dt=dt, scale=0.2, width=8, depth=2)
+    model = small_model(
+        placement, norm=norm, initialisation=initialisation, dt=dt, scale=0.2, width=8, depth=2
+    )
     try:
-        solution = model.trajectory(tokens(1, 4, seed=seed), method="tsit5", rtol=1e-4, atol=1e-4, continuous=True)
+        solution = model.trajectory(
+            tokens(1, 4, seed=seed), method="tsit5", rtol=1e-4, atol=1e-4, continuous=True
+        )
     except SolveError as error:
         if "step limit" not in str(error):
             raise
         reject()  # without norms large weights make it too stiff for an explicit method
     bounds = forward_bounds(model.depth, solution.states, discrete=False)
-    assert all(moments(x).rms <= bound * 1.001 for x, bound in zip(solution.states, bounds.rms, strict=True))
+    assert all(
+        moments(x).rms <= bound * 1.001
+        for x, bound in zip(solution.states, bounds.rms, strict=True)
+    )
 
 
 def test_without_norms_the_ode_outgrows_the_discrete_models_bound_but_not_its_own():
@@ -84,9 +95,19 @@ def test_without_norms_the_ode_outgrows_the_discrete_models_bound_but_not_its_ow
         model.depth.sublayers[0].field.output_projection.weight.zero_()
         x0 = torch.zeros(1, 1, 8, dtype=torch.float64)
         x0[..., 0] = 1.0
-    states = solve(model.depth.segments(continuous=True), x0, method="tsit5", rtol=1e-10, atol=1e-12, save="segments").states
-    # dx/dt = 4 x along the first axis: the state is e^4, Gronwall's bound is attained, 1 + 4 is exceeded
-    last = [forward_bounds(model.depth, states, discrete=discrete).rms[-1] for discrete in (True, False)]
+    states = solve(
+        model.depth.segments(continuous=True),
+        x0,
+        method="tsit5",
+        rtol=1e-10,
+        atol=1e-12,
+        save="segments",
+    ).states
+    # dx/dt = 4 x along the first axis: the state is e^4, Gronwall's bound is attained, 1 + 4 is
+    # exceeded
+    last = [
+        forward_bounds(model.depth, states, discrete=discrete).rms[-1] for discrete in (True, False)
+    ]
     assert moments(states[-1]).rms > 10 * last[0]
     assert moments(states[-1]).rms == pytest.approx(last[1], rel=1e-6)
 
@@ -97,12 +118,18 @@ def test_without_norms_the_ode_outgrows_the_discrete_models_bound_but_not_its_ow
 def test_the_sharper_bound_is_never_above_the_seeds(case):
     model, solution = run(**{**case, "placement": "output" if case["placement"] < "o" else "peri"})
     bounds = forward_bounds(model.depth, solution.states)
-    assert all(a <= b * (1 + 1e-12) for a, b in zip(bounds.mean_abs, bounds.seed_mean_abs, strict=True))
-    assert all(a <= b * (1 + 1e-12) for a, b in zip(bounds.variance, bounds.seed_variance, strict=True))
+    assert all(
+        a <= b * (1 + 1e-12) for a, b in zip(bounds.mean_abs, bounds.seed_mean_abs, strict=True)
+    )
+    assert all(
+        a <= b * (1 + 1e-12) for a, b in zip(bounds.variance, bounds.seed_variance, strict=True)
+    )
 
 
 def test_the_bound_behind_an_output_norm_is_attained_by_a_constant_velocity():
-    """One token per sequence and maps whose output is a fixed sign vector: every step adds dt to every entry."""
+    """One token per sequence and maps whose output is a fixed sign vector: every step adds dt to
+    every entry.
+    """
     model = small_model("peri", scale=0.0, dt=0.25, norm="rmsnorm", eps=0.0)
     signs = torch.ones(16, dtype=torch.float64)
     with torch.no_grad():
@@ -112,7 +139,11 @@ def test_the_bound_behind_an_output_norm_is_attained_by_a_constant_velocity():
         x0 = torch.full((1, 1, 16), 0.5, dtype=torch.float64)
         x1 = model.depth(x0)
     bounds = forward_bounds(model.depth, [x0] * 7)
-    assert moments(x1).mean_abs == pytest.approx(bounds.mean_abs[-1], rel=1e-14) == pytest.approx(0.5 + 6 * 0.25, rel=1e-14)
+    assert (
+        moments(x1).mean_abs
+        == pytest.approx(bounds.mean_abs[-1], rel=1e-14)
+        == pytest.approx(0.5 + 6 * 0.25, rel=1e-14)
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,7 +165,9 @@ def test_the_token_spread_is_attained_by_two_opposite_tokens(norms, bound, apart
     x = torch.tensor([[[1.0, 0, 0, 0], [-1.0, 0, 0, 0]]], dtype=torch.float64)
     with torch.no_grad():
         found = norm(x + sublayer(x)) if sublayer.state_norm is not None else sublayer(x)
-    assert token_spread(sublayer, bound, apart) == pytest.approx(float((found[0, 0] - found[0, 1]).norm()), rel=1e-12)
+    assert token_spread(sublayer, bound, apart) == pytest.approx(
+        float((found[0, 0] - found[0, 1]).norm()), rel=1e-12
+    )
 
 
 def test_moments_are_numpys():
@@ -153,7 +186,9 @@ def test_the_common_share_is_that_of_the_mean_over_tokens():
     assert moments(own).common == 0
     assert moments(torch.zeros(2, 3)).common == 0
     x = torch.randn(5, 7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    spread = sum(float((row - x.mean((0, 1))).square().sum()) for row in x.reshape(-1, 3)) / float(x.square().sum())
+    spread = sum(float((row - x.mean((0, 1))).square().sum()) for row in x.reshape(-1, 3)) / float(
+        x.square().sum()
+    )
     assert moments(x).common == pytest.approx(1 - spread)
 
 

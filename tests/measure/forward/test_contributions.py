@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from ctrans.measure.forward.contributions import Contributions, contributions_by_depth, logit_contributions
+from ctrans.measure.forward.contributions import (
+    Contributions,
+    contributions_by_depth,
+    logit_contributions,
+)
 from ctrans.measure.walk import walk
 from tests.cases import RESIDUAL_CASES
 from tests.helpers import NAMES, small_model, tokens
@@ -62,11 +66,15 @@ def test_with_every_residual_they_sum_to_the_last_state_and_to_the_logits(name):
     assert float((each.sum(0) + offset - expected).abs().max()) <= 1e-12 * float(each.abs().max())
     summed = contributions_by_depth(model, ids, targets)
     assert sum(summed.state) == pytest.approx(1, abs=1e-12)
-    assert sum(summed.logit) == pytest.approx(float(expected.mean()), abs=1e-12 * float(each.abs().max()))
+    assert sum(summed.logit) == pytest.approx(
+        float(expected.mean()), abs=1e-12 * float(each.abs().max())
+    )
 
 
 def test_what_a_stream_carries_is_mixed_in_every_part():
-    """A sublayer that writes nothing contributes nothing, though the streams are mixed before it."""
+    """A sublayer that writes nothing contributes nothing, though the streams are mixed before
+    it.
+    """
     model, ids = small_model("pre", residual="hyper_connections", streams=2), tokens()
     for parameter in model.depth.sublayers[3].field.parameters():
         parameter.zero_()

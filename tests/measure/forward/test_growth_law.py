@@ -6,7 +6,12 @@ from hypothesis import strategies as st
 
 from ctrans.measure.forward.bounds import forward_bounds
 from ctrans.measure.forward.growth_law import LAWS, growth_law
-from ctrans.measure.forward.single_entries import data_variance, largest_entry, massive_activations, variance_over_inputs
+from ctrans.measure.forward.single_entries import (
+    data_variance,
+    largest_entry,
+    massive_activations,
+    variance_over_inputs,
+)
 from tests.helpers import NAMES, small_model, tokens
 
 TIMES = np.linspace(0, 4.8, 25)
@@ -28,7 +33,9 @@ SERIES = {
 @pytest.mark.parametrize("law", sorted(LAWS))
 @pytest.mark.parametrize("noise", [0.0, 0.005])
 def test_each_law_is_recognised_in_its_own_data(law, noise):
-    found = fitted(TIMES, SERIES[law] * np.exp(noise * np.random.default_rng(1).standard_normal(len(TIMES))))
+    found = fitted(
+        TIMES, SERIES[law] * np.exp(noise * np.random.default_rng(1).standard_normal(len(TIMES)))
+    )
     assert found.law == law
     assert sum(found.weights) == pytest.approx(1)
     assert found.weights == sorted(found.weights, reverse=True)
@@ -36,8 +43,12 @@ def test_each_law_is_recognised_in_its_own_data(law, noise):
 
 
 def test_parameters_are_those_of_the_data():
-    assert fitted(TIMES, SERIES["linear"]).fits[0].parameters == pytest.approx({"start": 0.3, "end": 12.3}, rel=1e-6)
-    assert fitted(TIMES, SERIES["exponential"]).fits[0].parameters == pytest.approx({"start": 0.2, "rate": 0.9 * 4.8}, rel=1e-6)
+    assert fitted(TIMES, SERIES["linear"]).fits[0].parameters == pytest.approx(
+        {"start": 0.3, "end": 12.3}, rel=1e-6
+    )
+    assert fitted(TIMES, SERIES["exponential"]).fits[0].parameters == pytest.approx(
+        {"start": 0.2, "rate": 0.9 * 4.8}, rel=1e-6
+    )
     expected = {"start": 0.7, "exponent": 0.6, "onset": 0.5 / 4.8}
     assert fitted(TIMES, SERIES["power"]).fits[0].parameters == pytest.approx(expected, rel=1e-3)
 
@@ -73,11 +84,22 @@ def test_massive_activations_are_the_largest_over_the_median_with_their_channel(
 
 
 def over_inputs(model, states):
-    return data_variance(model.depth, states[0], [variance_over_inputs(x) for x in states], forward_bounds(model.depth, states))
+    return data_variance(
+        model.depth,
+        states[0],
+        [variance_over_inputs(x) for x in states],
+        forward_bounds(model.depth, states),
+    )
 
 
 @pytest.mark.slow
-@given(st.sampled_from(NAMES), st.floats(0.01, 3), st.floats(0, 2), st.floats(1e-3, 30), st.integers(0, 10_000))
+@given(
+    st.sampled_from(NAMES),
+    st.floats(0.01, 3),
+    st.floats(0, 2),
+    st.floats(1e-3, 30),
+    st.integers(0, 10_000),
+)
 @settings(max_examples=100)
 def test_no_variance_across_data_exceeds_its_bounds(placement, dt, scale, size, seed):
     model = small_model(placement, dt=dt, scale=scale, embedding_std=size, width=4, depth=2)
@@ -88,7 +110,9 @@ def test_no_variance_across_data_exceeds_its_bounds(placement, dt, scale, size, 
     assert found.mean == pytest.approx(expected.mean((1, 2)).tolist(), rel=1e-9, abs=1e-12)
     assert (found.printed_bound is not None) is (placement in {"peri", "output"})
     for bound in (found.bound, found.printed_bound):
-        assert bound is None or all(v <= b * (1 + 1e-9) + 1e-12 for v, b in zip(found.largest, bound, strict=True))
+        assert bound is None or all(
+            v <= b * (1 + 1e-9) + 1e-12 for v, b in zip(found.largest, bound, strict=True)
+        )
 
 
 def test_the_sharper_bound_across_data_is_far_below_theorem_5():

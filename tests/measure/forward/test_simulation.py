@@ -13,7 +13,13 @@ from ctrans.report.sections import Words
 from solvers import METHODS, Status, solve
 from tests.helpers import NAMES, conservation_drift, small_model, tokens
 
-LAWS = {"peri": "grows by", "output": "grows by", "post": "stays on", "pre_post": "stays on", "deepnorm": "stays on"}
+LAWS = {
+    "peri": "grows by",
+    "output": "grows by",
+    "post": "stays on",
+    "pre_post": "stays on",
+    "deepnorm": "stays on",
+}
 
 
 @pytest.mark.cases(6)
@@ -27,7 +33,9 @@ def test_a_simulation_reports_every_depth(name):
         assert len(getattr(result, key)) == count, key
     assert all(len(v) == count for v in vars(result.bounds).values() if isinstance(v, list))
     assert (result.bounds.seed_mean_abs is None) == bool(result.bounds.seed_note)
-    assert result.bounds.seed_note == forward_bounds(model.depth, [model.embed(tokens())]).seed_note, "the reason is not cut"
+    assert (
+        result.bounds.seed_note == forward_bounds(model.depth, [model.embed(tokens())]).seed_note
+    ), "the reason is not cut"
     assert result.law is None if name not in LAWS else LAWS[name] in result.law
     assert result.distance == result.discrete_distance
     assert result.distance[0] == 0
@@ -42,9 +50,13 @@ def test_the_method_gets_closer_to_the_ode_than_the_discrete_model():
 
 def test_a_method_may_be_given_as_an_object():
     model = small_model("peri")
-    by_name, by_object = (simulate(model, tokens(), method=method, steps=2) for method in ("rk4", METHODS["rk4"]))
+    by_name, by_object = (
+        simulate(model, tokens(), method=method, steps=2) for method in ("rk4", METHODS["rk4"])
+    )
     assert dataclasses.replace(by_object, seconds=by_name.seconds) == by_name
-    own = simulate(model, tokens(), method=METHODS["dopri5"].fixed(), steps=2, reference=False)  # in no table
+    own = simulate(
+        model, tokens(), method=METHODS["dopri5"].fixed(), steps=2, reference=False
+    )  # in no table
     assert own.evaluations > by_name.evaluations
 
 
@@ -54,7 +66,9 @@ def test_the_discrete_distance_is_that_of_an_independent_reference():
     result = simulate(model, tokens())
     exact = solve(model.depth.segments(), model.embed(tokens()), method="rk4", steps=40).x1
     x = model.depth(model.embed(tokens()))
-    assert result.discrete_distance[-1] == pytest.approx(float(((x - exact).norm() / exact.norm()).detach()), rel=1e-5)
+    assert result.discrete_distance[-1] == pytest.approx(
+        float(((x - exact).norm() / exact.norm()).detach()), rel=1e-5
+    )
 
 
 def test_progress_counts_every_segment_of_every_pass():
@@ -86,7 +100,11 @@ def test_laws_are_found_by_the_norms_and_only_where_all_segments_obey():
     model.depth.sublayers[2].output_norm = None
     assert conservation_drift(model.depth, states) is None
     assert set(LAWS) == {
-        name for name in PLACEMENTS if conservation_drift(small_model(name).depth, small_model(name).trajectory(tokens()).states)
+        name
+        for name in PLACEMENTS
+        if conservation_drift(
+            small_model(name).depth, small_model(name).trajectory(tokens()).states
+        )
     }
 
 
@@ -102,6 +120,8 @@ def test_what_a_solver_warns_of_is_told():
     assert len(found.warnings) == 1
     assert "esdirk4" in found.warnings[0]
     page = page_of({"simulate": {"command": "simulate", "placements": {"peri": plain(found)}}})
-    words = [part.text for chapter in page.chapters for part in chapter.parts if isinstance(part, Words)]
+    words = [
+        part.text for chapter in page.chapters for part in chapter.parts if isinstance(part, Words)
+    ]
     assert f"peri: {found.warnings[0]}" in words
     assert simulate(small_model("peri"), tokens(), method="tsit5", reference=False).warnings == []

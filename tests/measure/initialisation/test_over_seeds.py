@@ -1,4 +1,6 @@
-"""Measured over seeds beside theory: confidence intervals, growth of hidden states, gradients of the last layer by depth."""
+"""Measured over seeds beside theory: confidence intervals, growth of hidden states, gradients of
+the last layer by depth.
+"""
 
 import dataclasses
 import math
@@ -8,7 +10,14 @@ import pytest
 import torch
 from scipy import stats
 
-from ctrans.measure.initialisation.over_seeds import Interval, Setting, gradient_slope, hidden_growth, interval, last_gradient
+from ctrans.measure.initialisation.over_seeds import (
+    Interval,
+    Setting,
+    gradient_slope,
+    hidden_growth,
+    interval,
+    last_gradient,
+)
 from ctrans.measure.initialisation.theory import gains
 from ctrans.model.initialisation import INITIALISATIONS
 from solvers import ConfigError
@@ -22,7 +31,10 @@ def noise(*shape, seed=0):
 
 def farthest(growth):
     """The distance of the interval that lies farthest outside its range."""
-    return max(m.outside(low, high) for m, low, high in zip(growth.measured, growth.low, growth.high, strict=True))
+    return max(
+        m.outside(low, high)
+        for m, low, high in zip(growth.measured, growth.low, growth.high, strict=True)
+    )
 
 
 def test_intervals_are_scipys():
@@ -37,7 +49,9 @@ def test_intervals_are_scipys():
 
 
 def test_inputs_have_numbers_of_their_own():
-    """torch's generator takes a seed modulo 2^32: an offset of 2^32 gave the numbers of the weights."""
+    """torch's generator takes a seed modulo 2^32: an offset of 2^32 gave the numbers of the
+    weights.
+    """
     assert not torch.equal(SMALL.inputs(3), noise(1, 6, 32, seed=3))
 
 

@@ -26,7 +26,9 @@ def test_the_last_layers_gradient_is_autograds_and_within_its_bound(placement, n
 
 
 def test_kims_bound_needs_the_centring_under_layernorm():
-    """A nearly constant output a: |a| is large, its centred part small, and the printed sqrt(d)/|a| far too small."""
+    """A nearly constant output a: |a| is large, its centred part small, and the printed sqrt(d)/|a|
+    far too small.
+    """
     model = small_model("peri", scale=0.0)
     sublayer = model.depth.sublayers[-1]
     sublayer.field.down.bias.fill_(50.0)
@@ -36,10 +38,14 @@ def test_kims_bound_needs_the_centring_under_layernorm():
 
 def test_kims_bound_is_attained_by_one_token_without_norms_behind():
     model = small_model("pre")
-    found = last_layer_bound(model.depth.sublayers[-1], 0.5, noise(1, 1, 16), noise(1, 1, 16, seed=1))
+    found = last_layer_bound(
+        model.depth.sublayers[-1], 0.5, noise(1, 1, 16), noise(1, 1, 16, seed=1)
+    )
     assert found.measured == pytest.approx(found.bound, rel=1e-12)
 
 
 def test_kims_bound_is_about_a_feed_forward():
     with pytest.raises(ConfigError, match="Linear"):
-        last_layer_bound(Sublayer(torch.nn.Linear(4, 4).double(), "ffn"), 1.0, noise(1, 2, 4), noise(1, 2, 4))
+        last_layer_bound(
+            Sublayer(torch.nn.Linear(4, 4).double(), "ffn"), 1.0, noise(1, 2, 4), noise(1, 2, 4)
+        )

@@ -13,7 +13,12 @@ from ctrans.base.draw import Draw
 from ctrans.dynamics.norm import NORMS
 from ctrans.measure.transport.generalisation import generalisation_radius
 from ctrans.measure.transport.perturbations import PERTURBATIONS, adversarial_direction, perturbed
-from ctrans.measure.transport.transport import distances, printed_transport_bound, token_spreads, transport_bound
+from ctrans.measure.transport.transport import (
+    distances,
+    printed_transport_bound,
+    token_spreads,
+    transport_bound,
+)
 from ctrans.measure.transport.wasserstein import wasserstein
 from ctrans.theory.transport import diverging
 from solvers import ConfigError, SolveError
@@ -26,15 +31,29 @@ def linear_programme(a, b, p):
     count = len(a)
     cost = (np.abs(a[:, None] - b[None]) ** p).sum(-1)
     rows, columns = np.kron(np.eye(count), np.ones(count)), np.kron(np.ones(count), np.eye(count))
-    found = linprog(cost.ravel(), A_eq=np.vstack([rows, columns]), b_eq=np.full(2 * count, 1 / count), method="highs")
+    found = linprog(
+        cost.ravel(),
+        A_eq=np.vstack([rows, columns]),
+        b_eq=np.full(2 * count, 1 / count),
+        method="highs",
+    )
     return found.fun ** (1 / p)
 
 
-@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 3), st.sampled_from([1, 2]), st.integers(0, 10_000))
+@given(
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.sampled_from([1, 2]),
+    st.integers(0, 10_000),
+)
 @settings(max_examples=60)
 def test_wasserstein_is_the_linear_programmes_value(samples, tokens, width, p, seed):
     generator = torch.Generator().manual_seed(seed)
-    a, b = (torch.randn(samples, tokens, width, generator=generator, dtype=torch.float64) for _ in range(2))
+    a, b = (
+        torch.randn(samples, tokens, width, generator=generator, dtype=torch.float64)
+        for _ in range(2)
+    )
     assert wasserstein(a, b, p) == pytest.approx(linear_programme(a, b, p), rel=1e-10, abs=1e-10)
 
 
@@ -46,7 +65,9 @@ def test_wasserstein_forgets_order_and_knows_a_shift(samples, p, seed):
     shift = torch.randn(3, 2, generator=generator, dtype=torch.float64)
     mixed = a[torch.randperm(samples, generator=generator)]
     assert wasserstein(a, mixed, p) == pytest.approx(0, abs=1e-12)
-    assert wasserstein(a, mixed + 1e-9 * shift, p) == pytest.approx(1e-9 * float(shift.abs().pow(p).sum() ** (1 / p)), rel=1e-6)
+    assert wasserstein(a, mixed + 1e-9 * shift, p) == pytest.approx(
+        1e-9 * float(shift.abs().pow(p).sum() ** (1 / p)), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,14 +128,18 @@ def test_the_bound_scales_with_dt_and_sums_each_segments_own_gain():
     gains = [float(s.output_norm.gamma.abs().max()) for s in model.depth.sublayers]
     expected = 3.0 + 2 * 0.25 * math.sqrt(5 * 16) * sum(gains)
     assert transport_bound(model.depth, 5, 3.0, 2) == pytest.approx(expected)
-    assert transport_bound(model.depth, 5, 3.0, 1) == pytest.approx(3.0 + (expected - 3.0) * math.sqrt(5 * 16))
+    assert transport_bound(model.depth, 5, 3.0, 1) == pytest.approx(
+        3.0 + (expected - 3.0) * math.sqrt(5 * 16)
+    )
     printed = math.sqrt(2) * (3.0 + 4 * 0.25 * 3 * math.sqrt(5 * 16) * max(gains))
     assert printed_transport_bound(model.depth, 5, 3.0, 2) == pytest.approx(printed)
 
 
 @pytest.mark.parametrize("norm", sorted(NORMS))
 def test_what_all_tokens_have_in_common_is_not_in_the_bound_behind_an_input_norm(norm):
-    model = small_model("pre", norm=norm, dt=0.25, activation="relu")  # of slope 1, which is as steep as it is long
+    model = small_model(
+        "pre", norm=norm, dt=0.25, activation="relu"
+    )  # of slope 1, which is as steep as it is long
     before = transport_bound(model.depth, 5, 3.0, 2)
     for sublayer in model.depth.sublayers:
         field = sublayer.field
@@ -127,7 +152,9 @@ def test_what_all_tokens_have_in_common_is_not_in_the_bound_behind_an_input_norm
     x = torch.randn(6, 5, 16, dtype=torch.float64)
     y = x + torch.randn(6, 5, 16, dtype=torch.float64)
     for p in (1, 2):
-        assert wasserstein(model.depth(x), model.depth(y), p) <= transport_bound(model.depth, 5, wasserstein(x, y, p), p)
+        assert wasserstein(model.depth(x), model.depth(y), p) <= transport_bound(
+            model.depth, 5, wasserstein(x, y, p), p
+        )
 
 
 @pytest.mark.cases(3)
@@ -148,7 +175,9 @@ def test_every_perturbation_is_measured_and_bounded(placement, perturbation):
 def test_a_small_adversarial_step_moves_the_end_further_than_noise_of_its_length():
     for placement in ("pre", "peri"):
         model = small_model(placement)
-        noise, worst = (transport(model, tokens(1), name, size=1e-4)[1] for name in ("noise", "adversarial"))
+        noise, worst = (
+            transport(model, tokens(1), name, size=1e-4)[1] for name in ("noise", "adversarial")
+        )
         assert worst.before == pytest.approx(noise.before, rel=0.2)
         assert worst.amplification > 1.2 * noise.amplification
 
@@ -159,7 +188,9 @@ def test_the_adversarial_direction_is_the_dense_jacobians_top_right_singular_vec
     found = adversarial_direction(model.depth, x, tolerance=1e-6)
     for each, direction in zip(x, found, strict=True):
         jacobian = torch.autograd.functional.jacobian(model.depth, each).reshape(32, 32)
-        assert abs(float(torch.linalg.svd(jacobian).Vh[0] @ direction.flatten())) == pytest.approx(1, abs=1e-3)
+        assert abs(float(torch.linalg.svd(jacobian).Vh[0] @ direction.flatten())) == pytest.approx(
+            1, abs=1e-3
+        )
 
 
 def test_substitution_changes_its_share_of_tokens_and_no_more():
@@ -167,8 +198,11 @@ def test_substitution_changes_its_share_of_tokens_and_no_more():
     base = model.embed(tokens(8, 16))
     for size, most in ((0.01, 1), (0.25, 4)):
         changed = transport(model, tokens(8, 16), "substitution", size=size, orders=(2,))[0]
-        # W_2 <= root mean square of the rows changed: each by at most the longest embedding difference
-        longest = float(torch.cdist(model.token_embedding.weight, model.token_embedding.weight).max())
+        # W_2 <= root mean square of the rows changed: each by at most the longest embedding
+        # difference
+        longest = float(
+            torch.cdist(model.token_embedding.weight, model.token_embedding.weight).max()
+        )
         assert 0 < changed.before <= math.sqrt(most) * longest
     assert torch.isfinite(base).all()
 
@@ -176,7 +210,9 @@ def test_substitution_changes_its_share_of_tokens_and_no_more():
 def test_perturbations_carried_together_have_the_distances_that_each_has_alone():
     model, text = small_model("pre"), tokens(4)
     x = model.embed(text)
-    inputs = {name: perturbed(model, text, name) for name in ("substitution", "noise", "adversarial")}
+    inputs = {
+        name: perturbed(model, text, name) for name in ("substitution", "noise", "adversarial")
+    }
     end, *ends = carried(model.depth, [(1.0, x), *((1.0, y) for y in inputs.values())])
     spreads = token_spreads(model.depth)
     for (name, y), after in zip(inputs.items(), ends, strict=True):

@@ -47,7 +47,9 @@ def test_states_of_a_depth_are_its_steps_and_hold_no_graph():
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("make", [AttentionByDepth, lambda: LyapunovExponents(count=2)], ids=["attention", "lyapunov"])
+@pytest.mark.parametrize(
+    "make", [AttentionByDepth, lambda: LyapunovExponents(count=2)], ids=["attention", "lyapunov"]
+)
 def test_an_instrument_that_walks_again_finds_the_same(make):
     model, instrument = small_model("peri"), make()
     first, second = (walk(model, tokens(), instruments=[instrument])[0] for _ in range(2))
@@ -79,7 +81,9 @@ class Twice(nn.Module):
 
     def __init__(self, settings):
         super().__init__()
-        self.a, self.b, self.down = (nn.Linear(settings.width, settings.width, bias=False) for _ in range(3))
+        self.a, self.b, self.down = (
+            nn.Linear(settings.width, settings.width, bias=False) for _ in range(3)
+        )
 
     def forward(self, x):
         return self.down(self.a(x) + self.b(x))
@@ -126,7 +130,9 @@ def test_matrices_of_one_role_count_together(monkeypatch):
     model.requires_grad_()
     model(tokens(), tokens(seed=1))[1].backward()
     field = model.depth.sublayers[1].field
-    expected = float((field.a.weight.grad.square().sum() + field.b.weight.grad.square().sum()).sqrt())
+    expected = float(
+        (field.a.weight.grad.square().sum() + field.b.weight.grad.square().sum()).sqrt()
+    )
     assert found.sublayers[1].matrices["W_1"] == pytest.approx(expected, rel=1e-10)
 
 
@@ -153,18 +159,30 @@ def test_half_precision_is_refused_by_name():
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("weights", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_a_state_of_another_precision_than_the_weights_is_named(kind, weights):
-    model, x = GPT(GPTConfig(vocab_size=11, context=8, depth=1, width=8, heads=2)).to(weights), torch.ones(2, 3, 8, dtype=kind)
-    for call in (lambda: model.head(x), lambda: states_of(model.depth, x), lambda: cross_entropy(model, x, tokens()[:2, :3])):
+    model, x = (
+        GPT(GPTConfig(vocab_size=11, context=8, depth=1, width=8, heads=2)).to(weights),
+        torch.ones(2, 3, 8, dtype=kind),
+    )
+    for call in (
+        lambda: model.head(x),
+        lambda: states_of(model.depth, x),
+        lambda: cross_entropy(model, x, tokens()[:2, :3]),
+    ):
         if kind is weights:
             call()
         else:
-            with pytest.raises(ConfigError, match=rf"{kind} on cpu and the weights are {weights} on cpu"):
+            with pytest.raises(
+                ConfigError, match=rf"{kind} on cpu and the weights are {weights} on cpu"
+            ):
                 call()
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
 def test_autocast_takes_states_of_either_precision(kind):
-    model, x = GPT(GPTConfig(vocab_size=11, context=8, depth=1, width=8, heads=2)), torch.ones(2, 3, 8, dtype=kind)
+    model, x = (
+        GPT(GPTConfig(vocab_size=11, context=8, depth=1, width=8, heads=2)),
+        torch.ones(2, 3, 8, dtype=kind),
+    )
     with torch.autocast("cpu", torch.bfloat16):
         assert states_of(model.depth, x)[-1].isfinite().all()
         assert model.head(x).isfinite().all()

@@ -1,4 +1,6 @@
-"""Alarms on made-up pasts: each rule sees what it is for, and nothing in a training that is well."""
+"""Alarms on made-up pasts: each rule sees what it is for, and nothing in a training that is
+well.
+"""
 
 import dataclasses
 import math
@@ -82,7 +84,9 @@ FAULTS = {
     "dead layer": at("velocity", 4, lambda i: 0.0),
     "sublayer outgrows its past": at("velocity", 3, lambda i: 20.0 if i > 20 else 1.0),
     "frozen layer": at("unmoved", 4, lambda i: 0.5),
-    "updates near zero": lambda i, figures: {"update": [1.1e-4] * 6},  # all but a tenth of it is weight decay
+    "updates near zero": lambda i, figures: {
+        "update": [1.1e-4] * 6
+    },  # all but a tenth of it is weight decay
     "embedding updates too large": run("update_outside", lambda i: 0.2),
     "gradients are not reset": run("earlier_gradient", lambda i: 1e-3),
     "softmax twice": run("softmaxes", lambda i: 2.0),
@@ -108,7 +112,11 @@ def told(change=None, half=False, reports=48):
 
 
 @pytest.mark.parametrize(
-    "change", [at("velocity", 3, lambda i: 20.0 if i == 20 else 1.0), lambda i, f: {"velocity": [3.0**i] * 6}]
+    "change",
+    [
+        at("velocity", 3, lambda i: 20.0 if i == 20 else 1.0),
+        lambda i, f: {"velocity": [3.0**i] * 6},
+    ],
 )
 def test_a_sublayer_that_grows_once_or_with_all_others_is_not_told(change):
     assert "sublayer outgrows its past" not in {alarm.check for alarm in told(change)}
@@ -158,7 +166,9 @@ def test_a_growing_figure_is_told_of_before_it_passes_with_when_it_will():
     alarm = told(FAULTS["attention logits grow"])[0]
     limit = ALARMS["attention logits grow"].limits["limit"]
     assert (alarm.value < limit, alarm.limit) == (True, "above 50")
-    assert alarm.place == "block 2, attention, head 1" or alarm.place == "block 1, attention, head 1"
+    assert (
+        alarm.place == "block 2, attention, head 1" or alarm.place == "block 1, attention, head 1"
+    )
     assert alarm.doubling == pytest.approx(50 * math.log(2) / math.log(1.3), rel=0.05)
     passes = next(50 * (i + 1) for i in range(99) if 2.0 * 1.3**i >= limit)
     assert abs(alarm.crossing - passes) <= 50
@@ -181,11 +191,18 @@ def test_an_alarm_is_told_again_when_it_was_quiet():
 
 
 def spikes(values, **limits):
-    return spike(enumerate(values), {"factor": 1.0, "window": 8, "recent": 1, "least": 8, **limits}, "it", additive=True)
+    return spike(
+        enumerate(values),
+        {"factor": 1.0, "window": 8, "recent": 1, "least": 8, **limits},
+        "it",
+        additive=True,
+    )
 
 
 def test_a_robust_deviation_is_1_48_times_the_median_distance():
-    """Of normal figures 1.4826 times the median distance from the median is the standard deviation: just above it is a spike."""
+    """Of normal figures 1.4826 times the median distance from the median is the standard deviation:
+    just above it is a spike.
+    """
     before = [9.0, 11.0] * 4  # median 10, median distance 1
     assert spikes([*before, 11.48 + 1e-9]).value == 11.48 + 1e-9
     assert spikes([*before, 11.48 - 1e-9]) is None
@@ -195,7 +212,10 @@ def test_a_robust_deviation_is_1_48_times_the_median_distance():
 
 def test_an_alarm_that_nothing_measures_is_refused():
     rule = ALARMS["updates too large"]
-    for check in (dataclasses.replace(rule, measure=None), dataclasses.replace(rule, quantity="nobody's")):
+    for check in (
+        dataclasses.replace(rule, measure=None),
+        dataclasses.replace(rule, quantity="nobody's"),
+    ):
         with pytest.raises(ConfigError, match="nothing measures"):
             ALARMS["mine"] = check
 
@@ -276,5 +296,9 @@ def test_the_page_has_every_alarm_every_measurement_and_every_name_of_a_limit():
     assert limits_table(ALARMS) in page  # python -m docs._site.tables writes both
     assert gauges_table() in page
     explained = page[page.index("## What the limits are") : page.index("## Measurements")]
-    names = {name for first in re.findall(r"^\| (`.*?) \| ", explained, re.M) for name in re.findall(r"\w+", first)}
+    names = {
+        name
+        for first in re.findall(r"^\| (`.*?) \| ", explained, re.M)
+        for name in re.findall(r"\w+", first)
+    }
     assert names == {key for check in ALARMS.values() for key in check.limits}

@@ -30,22 +30,32 @@ class Plain(nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(32, 16)
-        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            16, 2, 32, dropout=0.1, batch_first=True, norm_first=True
+        )
         self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(16, 32)
 
     def forward(self, tokens, targets=None):
         logits = self.head(self.body(self.embedding(tokens)))
-        loss = None if targets is None else nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        loss = (
+            None
+            if targets is None
+            else nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        )
         return logits, loss
 
 
 def hugging_face(checkpointing=False):
     transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=32, n_positions=16, resid_pdrop=0.1)
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=16, n_head=2, vocab_size=32, n_positions=16, resid_pdrop=0.1
+    )
     model = transformers.GPT2LMHeadModel(config)
     if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": checkpointing == "reentrant"})
+        model.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": checkpointing == "reentrant"}
+        )
     return model
 
 
@@ -74,16 +84,38 @@ CASES = {
     "post": (lambda: gpt(placement="post"), {}, {}),
     "accumulated": (gpt, {"accumulate": 3}, {}),
     "autocast": (gpt, {"precision": torch.bfloat16}, {}),
-    "checkpointed": (lambda: Objective(gpt(), TrainConfig(gradient="checkpoint")), {}, {"inner": "model"}),
+    "checkpointed": (
+        lambda: Objective(gpt(), TrainConfig(gradient="checkpoint")),
+        {},
+        {"inner": "model"},
+    ),
     "torch's layers": (Plain, {}, {"example": torch.zeros(1, 4, dtype=torch.int64)}),
     "parametrised": (spectral, {}, {"example": torch.zeros(1, 4, dtype=torch.int64)}),
     "hugging face": (lambda: OnTokens(hugging_face()), {}, {"inner": "model"}),
-    "hugging face, reentrant": (lambda: OnTokens(hugging_face("reentrant")), {}, {"inner": "model"}),
-    "hugging face, not reentrant": (lambda: OnTokens(hugging_face("other")), {}, {"inner": "model"}),
+    "hugging face, reentrant": (
+        lambda: OnTokens(hugging_face("reentrant")),
+        {},
+        {"inner": "model"},
+    ),
+    "hugging face, not reentrant": (
+        lambda: OnTokens(hugging_face("other")),
+        {},
+        {"inner": "model"},
+    ),
 }
 
 
-def train(make, monitored, accumulate=1, precision=None, inner=None, out=None, steps=STEPS, compiled=False, **opening):
+def train(
+    make,
+    monitored,
+    accumulate=1,
+    precision=None,
+    inner=None,
+    out=None,
+    steps=STEPS,
+    compiled=False,
+    **opening,
+):
     torch.manual_seed(3)
     model = make()
     called = torch.compile(model) if compiled else model
@@ -104,13 +136,19 @@ def train(make, monitored, accumulate=1, precision=None, inner=None, out=None, s
                 loss = result[1] if isinstance(result, tuple) and len(result) == 2 else result.total
             (loss / accumulate).backward()
         if monitor is not None:
-            monitor.step(loss, optimiser, batch=(tokens[:, :-1], tokens[:, 1:]) if compiled else None)
+            monitor.step(
+                loss, optimiser, batch=(tokens[:, :-1], tokens[:, 1:]) if compiled else None
+            )
             reports = list(monitor.past.reports)
         optimiser.step()
         optimiser.zero_grad()
     if monitor is not None:
         monitor.close()
-    return {name: weight.clone() for name, weight in model.state_dict().items()}, reports, torch.rand(1)
+    return (
+        {name: weight.clone() for name, weight in model.state_dict().items()},
+        reports,
+        torch.rand(1),
+    )
 
 
 @pytest.mark.cases(1)
@@ -125,7 +163,16 @@ def test_weights_and_random_numbers_are_as_without(case, tmp_path):
     assert torch.equal(random, after)
     assert [step for step, _ in reports] == [1, *range(7, STEPS + 1, 7)]
     figures = reports[-1][1]
-    for name in ("rms", "velocity", "step_share", "costate", "gradient", "update", "logit", "entropy"):
+    for name in (
+        "rms",
+        "velocity",
+        "step_share",
+        "costate",
+        "gradient",
+        "update",
+        "logit",
+        "entropy",
+    ):
         assert name in figures, name
         assert sum(value == value for value in figures[name]) >= 2, name
     assert figures["log_z"] == figures["log_z"]
@@ -147,7 +194,12 @@ def ran(command, script, out):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     script.parent.mkdir(exist_ok=True)
     return subprocess.run(
-        [sys.executable, *command, str(script), str(out)], capture_output=True, text=True, env=environment, cwd=ROOT, check=False
+        [sys.executable, *command, str(script), str(out)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+        check=False,
     )
 
 
@@ -193,6 +245,10 @@ torch.distributed.destroy_process_group()
 def test_replicated_trainings_are_as_without(tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
-    done = ran(["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29643"], script, tmp_path / "run")
+    done = ran(
+        ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29643"],
+        script,
+        tmp_path / "run",
+    )
     assert done.stdout.count("the same") == 2, done.stderr[-2000:]
     assert (tmp_path / "run" / "monitor.jsonl").exists()

@@ -1,4 +1,6 @@
-"""No token of a velocity exceeds its bound: at states that are sought to exceed it, and in trainings of every entry of every table."""
+"""No token of a velocity exceeds its bound: at states that are sought to exceed it, and in
+trainings of every entry of every table.
+"""
 
 import math
 
@@ -32,7 +34,11 @@ def makeable(**options):
 
 SMALL = {"vocab_size": 32, "context": 6, "depth": 2, "width": 16, "heads": 4}
 CASES = {
-    **{f"{norm}, {placement}": {"norm": norm, "placement": placement} for norm in NORMS for placement in ("pre", "peri")},
+    **{
+        f"{norm}, {placement}": {"norm": norm, "placement": placement}
+        for norm in NORMS
+        for placement in ("pre", "peri")
+    },
     **{
         f"{residual}, {placement}": {"residual": residual, "placement": placement}
         for residual in RESIDUALS
@@ -45,12 +51,17 @@ CASES = {
     **{f"{name}, pre": {**options, "placement": "pre"} for name, options in VARIANTS.items()},
     "parallel, norms behind": {"parallel_blocks": True},
     "experts, without norms": {"ffn": "moe", "placement": "none"},
-    **{name: {**options, "placement": placement} for name, (placement, options) in RESIDUAL_CASES.items()},
+    **{
+        name: {**options, "placement": placement}
+        for name, (placement, options) in RESIDUAL_CASES.items()
+    },
 }
 
 
 def made(case):
-    """The model in float64, every weight off what it begins at: gains and offsets by as much as they are."""
+    """The model in float64, every weight off what it begins at: gains and offsets by as much as
+    they are.
+    """
     model = GPT(GPTConfig(**SMALL, **CASES[case]), seed=1).double()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -62,8 +73,14 @@ def made(case):
 
 def share(sublayer, x, bound):
     """The longest token of r(X) over its bound at this X."""
-    longest = float(torch.linalg.vector_norm(x.detach(), dim=-1).max()) if needs_radius(sublayer) else math.nan
-    return torch.linalg.vector_norm(sublayer(x), dim=-1).max() / velocity_bound(sublayer, longest, bound)
+    longest = (
+        float(torch.linalg.vector_norm(x.detach(), dim=-1).max())
+        if needs_radius(sublayer)
+        else math.nan
+    )
+    return torch.linalg.vector_norm(sublayer(x), dim=-1).max() / velocity_bound(
+        sublayer, longest, bound
+    )
 
 
 @pytest.mark.cases(21)
@@ -71,12 +88,16 @@ def share(sublayer, x, bound):
 def test_no_state_that_is_sought_has_a_velocity_beyond_its_bound(case):
     model = made(case)
     tokens = torch.zeros(1, 1, dtype=torch.int64)
-    found = bounds(probing.Probed(sites_of(model), model, Held(tokens, tokens), None, tokens))["map_bounds"]
+    found = bounds(probing.Probed(sites_of(model), model, Held(tokens, tokens), None, tokens))[
+        "map_bounds"
+    ]
     generator = torch.Generator().manual_seed(3)
     for sublayer, bound in zip(model.depth.sublayers, found, strict=True):
         best = 0.0
         for size in (0.03, 1.0, 30.0):
-            x = size * torch.randn(2, 6, sublayer.streams * 16, generator=generator, dtype=torch.float64)
+            x = size * torch.randn(
+                2, 6, sublayer.streams * 16, generator=generator, dtype=torch.float64
+            )
             for _ in range(12):
                 x = x.requires_grad_()
                 value = share(sublayer, x, bound)
@@ -84,7 +105,9 @@ def test_no_state_that_is_sought_has_a_velocity_beyond_its_bound(case):
                 (slope,) = torch.autograd.grad(value, x)
                 x = (x + 0.3 * size * slope / slope.abs().max().clamp(min=1e-300)).detach()
         assert best <= 1 + 1e-9
-        assert best > 0.1 or sublayer.output_norm is None  # gains are uneven, and the bound is of the largest
+        assert (
+            best > 0.1 or sublayer.output_norm is None
+        )  # gains are uneven, and the bound is of the largest
 
 
 @pytest.mark.cases(14)
@@ -106,7 +129,9 @@ def test_no_step_of_a_training_has_a_share_beyond_one(case, monkeypatch):
     assert monitor.gauges.unknown == {}
     for _, figures in monitor.past.reports:
         assert len(figures["bound_share"]) == len(model.depth.sublayers)
-        assert all(0 < each <= 1 + 1e-6 for each in figures["bound_share"])  # a report is in float32
+        assert all(
+            0 < each <= 1 + 1e-6 for each in figures["bound_share"]
+        )  # a report is in float32
 
 
 @pytest.mark.slow
@@ -122,7 +147,9 @@ def test_a_bound_that_a_probe_found_is_not_kept_for_other_weights():
 
 
 def test_dropout_makes_the_bound_as_much_larger_as_it_can_make_the_velocity():
-    """GPT-2's attention: rows and output are dropped with p = 0.5 each, so that a velocity can be 4 times as long."""
+    """GPT-2's attention: rows and output are dropped with p = 0.5 each, so that a velocity can be 4
+    times as long.
+    """
     model = hugging_face()
     for part in model.modules():
         if isinstance(part, torch.nn.Dropout):

@@ -32,12 +32,25 @@ def trained(tmp_path, callbacks, model=None, data=None, told=True, **arguments):
     torch.manual_seed(0)
     config = transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=32, n_positions=8)
     model = transformers.GPT2LMHeadModel(config) if model is None else model
-    plain = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1, "seed": 1}
+    plain = {
+        "report_to": "none",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "seed": 1,
+    }
     given = transformers.TrainingArguments(
-        output_dir=str(tmp_path), max_steps=STEPS, per_device_train_batch_size=2, **{**plain, **arguments}
+        output_dir=str(tmp_path),
+        max_steps=STEPS,
+        per_device_train_batch_size=2,
+        **{**plain, **arguments},
     )
     trainer = transformers.Trainer(
-        model=model, args=given, train_dataset=Windows() if data is None else data, callbacks=callbacks
+        model=model,
+        args=given,
+        train_dataset=Windows() if data is None else data,
+        callbacks=callbacks,
     )
     for callback in callbacks if told else []:
         callback.logs_to(trainer)
@@ -45,7 +58,11 @@ def trained(tmp_path, callbacks, model=None, data=None, told=True, **arguments):
     return trainer
 
 
-@pytest.mark.parametrize("out", [np.ones(30), 3, 10**5000, "n" * 300], ids=["array", "number", "5,001 digits", "long name"])
+@pytest.mark.parametrize(
+    "out",
+    [np.ones(30), 3, 10**5000, "n" * 300],
+    ids=["array", "number", "5,001 digits", "long name"],
+)
 def test_a_place_for_the_log_that_no_system_holds_is_named(out):
     pytest.importorskip("accelerate")
     from ctrans.training.monitor import TrainerCallback
@@ -54,7 +71,10 @@ def test_a_place_for_the_log_that_no_system_holds_is_named(out):
         TrainerCallback(out=out)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "bf16": True}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "bf16": True}],
+)
 def test_a_trainer_with_the_callback_has_the_weights_of_one_without(tmp_path, arguments):
     pytest.importorskip("accelerate")
     from ctrans.training.monitor import TrainerCallback
@@ -69,7 +89,9 @@ def test_a_trainer_with_the_callback_has_the_weights_of_one_without(tmp_path, ar
     log = read_log(tmp_path / "with")
     assert log.steps == [1, 4, 8, 12]
     assert (log.ended, log.header.total) == ("finished", STEPS)
-    assert {"rms", "gradient", "update", "logit", "log_z", "learning_rate"} <= log.reports[-1].figures.keys()
+    assert {"rms", "gradient", "update", "logit", "log_z", "learning_rate"} <= log.reports[
+        -1
+    ].figures.keys()
     said = {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
     for report in log.reports:
         assert report.figures["loss"] == pytest.approx(said[report.step], abs=2e-3)
@@ -98,7 +120,10 @@ class Spoiled(Windows):
     """Rows of embeddings in order, two of them nan."""
 
     def __getitem__(self, i):
-        return {"inputs_embeds": torch.full((8, 16), np.nan if i in (20, 21) else 1.0), "labels": self.rows[i]}
+        return {
+            "inputs_embeds": torch.full((8, 16), np.nan if i in (20, 21) else 1.0),
+            "labels": self.rows[i],
+        }
 
 
 @pytest.mark.slow
@@ -116,19 +141,34 @@ def test_a_step_whose_gradient_is_not_finite_is_skipped_though_the_trainer_clips
 
 @pytest.mark.slow
 def test_losses_of_micro_batches_are_told_as_the_trainer_adds_them_up(tmp_path):
-    """Of models that divide by all tokens and of one that does not; of a loss that is not the model's, as late as the trainer tells it."""
+    """Of models that divide by all tokens and of one that does not; of a loss that is not the
+    model's, as late as the trainer tells it.
+    """
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     from ctrans.training.monitor import TrainerCallback
 
     torch.manual_seed(0)
     images = [{"pixel_values": torch.randn(3, 8, 8), "labels": i % 3} for i in range(64)]
-    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    vit = transformers.ViTForImageClassification(transformers.ViTConfig(**small, image_size=8, patch_size=4, num_labels=3))
+    small = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    vit = transformers.ViTForImageClassification(
+        transformers.ViTConfig(**small, image_size=8, patch_size=4, num_labels=3)
+    )
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**small, vocab_size=32))
-    for model, data, more in ((vit, images, {}), (llama, None, {}), (llama, None, {"label_smoothing_factor": 0.1})):
+    for model, data, more in (
+        (vit, images, {}),
+        (llama, None, {}),
+        (llama, None, {"label_smoothing_factor": 0.1}),
+    ):
         callback = TrainerCallback(every=2)
-        trainer = trained(tmp_path, [callback], model=model, data=data, gradient_accumulation_steps=3, **more)
+        trainer = trained(
+            tmp_path, [callback], model=model, data=data, gradient_accumulation_steps=3, **more
+        )
         said = {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
         told = dict(callback.monitor.past.losses)
         assert told == pytest.approx({step: said[step] for step in told}, abs=2e-3)
@@ -137,13 +177,17 @@ def test_losses_of_micro_batches_are_told_as_the_trainer_adds_them_up(tmp_path):
 
 
 def test_float16s_scale_is_taken_from_the_trainers_scaler(tmp_path):
-    """A Trainer has none on a processor: what it calls, in its order, with a scaler that it would have."""
+    """A Trainer has none on a processor: what it calls, in its order, with a scaler that it would
+    have.
+    """
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     from ctrans.training.monitor import TrainerCallback
 
     torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=32, n_positions=8))
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=32, n_positions=8)
+    )
     args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
     state, control = transformers.TrainerState(max_steps=8), transformers.TrainerControl()
     inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -191,7 +235,9 @@ def test_a_trainer_that_is_resumed_has_the_log_of_one_that_did_not_stop(tmp_path
     first.train(resume_from_checkpoint=str(tmp_path / "resumed/checkpoint-6"))
     logs = [read_log(tmp_path / name) for name in ("whole", "resumed")]
     assert logs[0].steps == logs[1].steps == [1, 4, 8, 12]
-    assert logs[0].reports[-1].figures["rms"] == pytest.approx(logs[1].reports[-1].figures["rms"], rel=1e-6)
+    assert logs[0].reports[-1].figures["rms"] == pytest.approx(
+        logs[1].reports[-1].figures["rms"], rel=1e-6
+    )
 
 
 def test_callbacks_that_share_a_trainer_hear_every_norm_and_leave_its_clipping_as_it_was(tmp_path):
@@ -208,7 +254,10 @@ def test_callbacks_that_share_a_trainer_hear_every_norm_and_leave_its_clipping_a
     assert accelerator.clip_grad_norm_ is users
     watching = [TrainerCallback(every=4, out=tmp_path / name) for name in ("first", "second")]
     trainer = trained(tmp_path, watching)
-    first, second = ([figures.get("gradient_norm") for _, figures in each.monitor.past.reports] for each in watching)
+    first, second = (
+        [figures.get("gradient_norm") for _, figures in each.monitor.past.reports]
+        for each in watching
+    )
     assert first == second
     assert None not in first
     assert "clip_grad_norm_" not in vars(trainer.accelerator)

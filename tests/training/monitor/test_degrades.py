@@ -1,4 +1,6 @@
-"""A monitor that cannot do its work says so once, and the training and its own errors go on as without it."""
+"""A monitor that cannot do its work says so once, and the training and its own errors go on as
+without it.
+"""
 
 import copy
 import errno
@@ -60,7 +62,13 @@ def test_a_log_whose_directory_goes_leaves_the_training_and_the_users_own_error(
 
     def watched():
         with Monitor(model, every=2, out=tmp_path / "log") as monitor:
-            train(monitor, model, optimiser, 8, between=lambda step: shutil.rmtree(tmp_path / "log") if step == 3 else None)
+            train(
+                monitor,
+                model,
+                optimiser,
+                8,
+                between=lambda step: shutil.rmtree(tmp_path / "log") if step == 3 else None,
+            )
             raise KeyError("the user's")
 
     with pytest.raises(KeyError, match="the user's"):
@@ -73,7 +81,10 @@ def test_a_log_whose_directory_goes_leaves_the_training_and_the_users_own_error(
 def test_what_could_not_be_written_is_written_when_it_can_be(tmp_path, said):
     model, optimiser = small()
     monitor = Monitor(model, every=2, out=tmp_path / "log")
-    away = {3: lambda: (tmp_path / "log").rename(tmp_path / "away"), 7: lambda: (tmp_path / "away").rename(tmp_path / "log")}
+    away = {
+        3: lambda: (tmp_path / "log").rename(tmp_path / "away"),
+        7: lambda: (tmp_path / "away").rename(tmp_path / "log"),
+    }
     train(monitor, model, optimiser, 8, between=lambda step: away.get(step, lambda: None)())
     monitor.close()
     log = read_log(tmp_path / "log")
@@ -82,7 +93,9 @@ def test_what_could_not_be_written_is_written_when_it_can_be(tmp_path, said):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lasting", [False, True])
-def test_a_disk_that_fails_at_any_operation_changes_no_bit_and_loses_no_line_if_it_recovers(lasting, tmp_path, said):
+def test_a_disk_that_fails_at_any_operation_changes_no_bit_and_loses_no_line_if_it_recovers(
+    lasting, tmp_path, said
+):
     def run(out, number=0):
         model, optimiser = small()
         monitor = Monitor(model, every=1, out=out)
@@ -158,7 +171,9 @@ def test_a_trainer_ends_as_without_a_log_that_goes(tmp_path, said):
             if state.global_step == 5:
                 shutil.rmtree(tmp_path / "log")
 
-    trainer = trained(tmp_path / "run", [TrainerCallback(every=2, out=tmp_path / "log"), Removes()], told=False)
+    trainer = trained(
+        tmp_path / "run", [TrainerCallback(every=2, out=tmp_path / "log"), Removes()], told=False
+    )
     assert trainer.state.global_step == STEPS
     assert [words for words in said if "the log stays in memory" in words]
 
@@ -193,7 +208,12 @@ def test_a_copy_of_a_watched_model_is_a_model_and_its_passes_are_not_the_models(
 
     through_pickle = lambda model: pickle.loads(pickle.dumps(model))  # noqa: E731
     plain = figures([])
-    for make in (copy.deepcopy, saved, through_pickle, lambda model: copy.deepcopy(through_pickle(model))):
+    for make in (
+        copy.deepcopy,
+        saved,
+        through_pickle,
+        lambda model: copy.deepcopy(through_pickle(model)),
+    ):
         assert repr(figures([make])) == repr(plain)
 
 
@@ -230,12 +250,19 @@ def test_a_clip_of_infinity_clips_nothing():
     assert figures(float("inf")) == figures(None)
 
 
-def test_a_probe_whose_value_json_lacks_costs_its_line_and_no_alarm(tmp_path, monkeypatch, said, reports_may_fail):
+def test_a_probe_whose_value_json_lacks_costs_its_line_and_no_alarm(
+    tmp_path, monkeypatch, said, reports_may_fail
+):
     monkeypatch.setitem(PROBES, "mine", lambda at: {"mine": object()})
     model, optimiser = small()
     held = (torch.randint(32, (1, 8)), torch.randint(32, (1, 8)))
     monitor = Monitor(
-        model, every=2, probe_every=2, held=held, out=tmp_path / "log", limits={"updates too large": {"limit": 0.0}}
+        model,
+        every=2,
+        probe_every=2,
+        held=held,
+        out=tmp_path / "log",
+        limits={"updates too large": {"limit": 0.0}},
     )
     train(monitor, model, optimiser, 6)
     monitor.close()
@@ -253,7 +280,14 @@ def test_what_is_no_number_costs_its_figure_and_no_report(said):
     typecheck.allow(0)
     model, optimiser = small()
     monitor = Monitor(model, every=1, react=["skip"])
-    strange = [10**400, "x", [1], object(), torch.zeros((), device="meta"), torch.zeros(2).to_sparse()]
+    strange = [
+        10**400,
+        "x",
+        [1],
+        object(),
+        torch.zeros((), device="meta"),
+        torch.zeros(2).to_sparse(),
+    ]
     for value in strange:
         tokens = torch.randint(32, (2, 9))
         model(tokens[:, :-1], tokens[:, 1:])[1].backward()
@@ -328,7 +362,12 @@ def test_a_fork_writes_nothing_into_the_log(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "memory", [{"step": 0}, {"step": 0, "waiting_losses": 3}, {"step": 0, "waiting_losses": "", "waiting_norms": ""}]
+    "memory",
+    [
+        {"step": 0},
+        {"step": 0, "waiting_losses": 3},
+        {"step": 0, "waiting_losses": "", "waiting_norms": ""},
+    ],
 )
 def test_a_memory_that_is_none_is_refused(memory):
     with pytest.raises(ConfigError, match=r"memory is no result of Monitor\.memory"):
@@ -364,10 +403,18 @@ def test_steps_without_a_report_are_kept_to_a_number_and_their_peak_is_shown():
     model, optimiser = small()
     monitor = Monitor(model, every=10 * LOSSES)
     for step in range(1, 10 * LOSSES + 1):
-        monitor.step(7.0 if step == 3 * LOSSES else 1.0, optimiser, gradient_norm=9.0 if step == 5 * LOSSES else None)
+        monitor.step(
+            7.0 if step == 3 * LOSSES else 1.0,
+            optimiser,
+            gradient_norm=9.0 if step == 5 * LOSSES else None,
+        )
         assert len(monitor._waiting._kept) < 2 * LOSSES
-    (_, figures) = monitor.past.reports[-1]
-    assert (figures["highest_loss"], figures["highest_gradient_norm"], figures["loss"]) == (7.0, 9.0, 1.0)
+    _, figures = monitor.past.reports[-1]
+    assert (figures["highest_loss"], figures["highest_gradient_norm"], figures["loss"]) == (
+        7.0,
+        9.0,
+        1.0,
+    )
     assert [step for step, _ in monitor.past.losses] == list(range(9 * LOSSES + 1, 10 * LOSSES + 1))
 
 
@@ -393,7 +440,9 @@ class PlainAttention(torch.nn.Module):
         self.q, self.k, self.v, self.out = (torch.nn.Linear(16, 16) for _ in range(4))
 
     def forward(self, x):
-        q, k, v = (part(x).unflatten(-1, (2, 8)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        q, k, v = (
+            part(x).unflatten(-1, (2, 8)).transpose(1, 2) for part in (self.q, self.k, self.v)
+        )
         weights = torch.softmax(input=q @ k.mT / 8**0.5, dim=-1)
         return self.out((weights @ v).transpose(1, 2).flatten(2))
 

@@ -1,4 +1,6 @@
-"""Every family of `ctrans.interop.families` is watched where its states and velocities are: those of a walk, from the model's own pass."""
+"""Every family of `ctrans.interop.families` is watched where its states and velocities are: those
+of a walk, from the model's own pass.
+"""
 
 import pytest
 import torch
@@ -34,7 +36,9 @@ def test_a_pass_that_trains_shows_the_states_and_velocities_of_a_walk(name, monk
     x = batch(model)
     monitor = Monitor(model, every=1, probe_every=1, held=(x, x))
     output = model(**{main_input(model): x})
-    loss = next(value for value in output.values() if isinstance(value, torch.Tensor)).square().mean()
+    loss = (
+        next(value for value in output.values() if isinstance(value, torch.Tensor)).square().mean()
+    )
     loss.backward()
     monitor.step(loss)
     monitor.close()
@@ -42,7 +46,10 @@ def test_a_pass_that_trains_shows_the_states_and_velocities_of_a_walk(name, monk
     figures = monitor.past.reports[-1][1]
     model.eval()
     states = walk(monitor.sites.model, x, instruments=[States()])[0]
-    velocities = [part(state) for part, state in zip(monitor.sites.model.depth.sublayers, states, strict=False)]
+    velocities = [
+        part(state)
+        for part, state in zip(monitor.sites.model.depth.sublayers, states, strict=False)
+    ]
     for gauge, found in (("rms", states), ("velocity", velocities)):
         expected = [float(part.square().mean().sqrt()) for part in found]
         assert figures[gauge] == pytest.approx(expected, rel=1e-4), gauge

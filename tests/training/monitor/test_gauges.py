@@ -28,7 +28,9 @@ class Costates(Instrument):
 
 
 def gpt(placement="peri", **options):
-    made = GPTConfig(vocab_size=40, context=8, depth=3, width=16, heads=2, placement=placement, dt=0.5, **options)
+    made = GPTConfig(
+        vocab_size=40, context=8, depth=3, width=16, heads=2, placement=placement, dt=0.5, **options
+    )
     return GPT(made, seed=2).double()
 
 
@@ -60,20 +62,29 @@ def test_states_velocities_and_costates_are_those_of_a_walk(placement):
         "velocity": [v.square().mean().sqrt() for v in velocities],
         "step_share": [0.5 * v.norm() / x.norm() for v, x in zip(velocities, states, strict=False)],
         "costate": costates,
-        "gradient": [math.hypot(*(float(p.grad.norm()) for p in part.parameters())) for part in model.depth.sublayers],
+        "gradient": [
+            math.hypot(*(float(p.grad.norm()) for p in part.parameters()))
+            for part in model.depth.sublayers
+        ],
     }
     for name, values in expected.items():
         found = figures[name][: len(values)]
         assert found == pytest.approx([float(value) for value in values], rel=2e-6), name
-    assert figures["gradient_norm"] == pytest.approx(math.hypot(*(float(p.grad.norm()) for p in model.parameters())))
+    assert figures["gradient_norm"] == pytest.approx(
+        math.hypot(*(float(p.grad.norm()) for p in model.parameters()))
+    )
     z = model(text[:, :-1])[0].logsumexp(-1)
     assert figures["log_z"] == pytest.approx(float(z.mean()), rel=1e-5)
 
 
 @pytest.mark.cases(3)
-@pytest.mark.parametrize("options", [{}, {"softcap": 5.0}, {"positions": "rotary", "kv_heads": 1}, {"window": 3}])
+@pytest.mark.parametrize(
+    "options", [{}, {"softcap": 5.0}, {"positions": "rotary", "kv_heads": 1}, {"window": 3}]
+)
 def test_scores_are_the_attentions_own(options):
-    """Against the rows: log a_ij - log a_il = s_ij - s_il, so that largest scores follow where a row's smallest is known."""
+    """Against the rows: log a_ij - log a_il = s_ij - s_il, so that largest scores follow where a
+    row's smallest is known.
+    """
     model, text = gpt(**options), tokens(1)
     for part in model.depth.sublayers[::2]:
         part.field.qkv.weight.data *= 30
@@ -109,7 +120,10 @@ def test_the_scores_of_torchs_own_attention_are_seen_and_those_of_an_eager_one()
         for part in model.modules():
             if isinstance(part, nn.Dropout):
                 part.p = 0.0
-    found = [reported(model, lambda m=model: m(input_ids=text, labels=text).loss) for model in (fused, eager)]
+    found = [
+        reported(model, lambda m=model: m(input_ids=text, labels=text).loss)
+        for model in (fused, eager)
+    ]
     assert found[0]["logit"] == pytest.approx(found[1]["logit"], rel=1e-4)
     assert found[0]["entropy"] == pytest.approx(found[1]["entropy"], rel=1e-4)
 
@@ -147,9 +161,14 @@ def test_adams_surprise_is_one_for_equal_gradients_and_bounded():
             p.grad = torch.full_like(p, factor)
         monitor.step(0.0, optimiser)
         optimiser.step()
-    found = [figures["adam_gradient_ratio"][0] for _, figures in monitor.past.reports if "adam_gradient_ratio" in figures]
+    found = [
+        figures["adam_gradient_ratio"][0]
+        for _, figures in monitor.past.reports
+        if "adam_gradient_ratio" in figures
+    ]
     assert found[0] == pytest.approx(1.0, rel=1e-5)
-    # the third of three squares, of which the last is 1e6 times the others: nu = (1 - b) g^2/(1 - b^3) but for 2e-6
+    # the third of three squares, of which the last is 1e6 times the others: nu = (1 - b) g^2/(1 -
+    # b^3) but for 2e-6
     assert found[1] == pytest.approx(math.sqrt((1 - 0.99**3) / 0.01), rel=1e-4)
 
 
@@ -206,7 +225,9 @@ def test_hooks_are_there_on_reporting_steps_alone_and_gone_at_the_end():
     monitor = Monitor(model, every=3)
 
     def hooks():
-        return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules())
+        return sum(
+            len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()
+        )
 
     seen = []
     for _ in range(5):
@@ -230,7 +251,9 @@ def test_evaluations_between_are_not_taken_for_the_training():
     loss.backward()
     monitor.step(loss)
     states = walk(model, text[:, :-1], instruments=[States()])[0]
-    assert monitor.past.reports[-1][1]["rms"][0] == pytest.approx(float(states[0].square().mean().sqrt()))
+    assert monitor.past.reports[-1][1]["rms"][0] == pytest.approx(
+        float(states[0].square().mean().sqrt())
+    )
 
 
 def test_places_of_foreign_models_are_the_users_own_modules():
@@ -238,7 +261,10 @@ def test_places_of_foreign_models_are_the_users_own_modules():
     sites = sites_of(model)
     own = set(model.modules())
     assert [site.place for site in sites.sites][:2] == ["block 0, attention", "block 0, ffn"]
-    assert all(site.enter in own and all(way_out.module in own for way_out in site.exits) for site in sites.sites)
+    assert all(
+        site.enter in own and all(way_out.module in own for way_out in site.exits)
+        for site in sites.sites
+    )
     assert model.training
     assert all(p.requires_grad for p in model.parameters())
 

@@ -1,4 +1,6 @@
-"""float16 with a GradScaler: the training's bits are as without, and gradients are told as if the loss were not scaled."""
+"""float16 with a GradScaler: the training's bits are as without, and gradients are told as if the
+loss were not scaled.
+"""
 
 import math
 
@@ -13,7 +15,8 @@ STEPS = 24
 
 
 def train(monitored, *, late=False):
-    """The weights, the monitor, and the gradient's norm by sublayer of every step once the scaler has unscaled it.
+    """The weights, the monitor, and the gradient's norm by sublayer of every step once the scaler
+    has unscaled it.
 
     With `late` the monitor is told after that.
     """
@@ -33,7 +36,10 @@ def train(monitored, *, late=False):
         scaler.unscale_(optimiser)
         if monitor is not None and late:
             monitor.step(loss, optimiser)
-        norms[step] = [math.hypot(*(float(p.grad.norm()) for p in part.parameters())) for part in model.depth.sublayers]
+        norms[step] = [
+            math.hypot(*(float(p.grad.norm()) for p in part.parameters()))
+            for part in model.depth.sublayers
+        ]
         scaler.step(optimiser)
         scaler.update()
         optimiser.zero_grad()

@@ -1,4 +1,6 @@
-"""Trainings that copy their targets, hardly move, or move a part: each alarm beside a training without the fault."""
+"""Trainings that copy their targets, hardly move, or move a part: each alarm beside a training
+without the fault.
+"""
 
 import pytest
 import torch
@@ -12,18 +14,42 @@ from ctrans.training.monitor.scores import weight_ahead
 from ctrans.training.monitor.updates import Updates
 
 
-def trained(*, steps=60, causal=True, shift=1, hide=False, eps=1e-8, frozen=(), kind=torch.optim.AdamW, seed=0, every=5, ahead=1):
-    """A GPT of three blocks on random tokens; with `hide`, one that fills in hidden tokens. Weights outside
-    of the depth have `ahead` times the learning rate.
+def trained(
+    *,
+    steps=60,
+    causal=True,
+    shift=1,
+    hide=False,
+    eps=1e-8,
+    frozen=(),
+    kind=torch.optim.AdamW,
+    seed=0,
+    every=5,
+    ahead=1,
+):
+    """A GPT of three blocks on random tokens; with `hide`, one that fills in hidden tokens. Weights
+    outside of the depth have `ahead` times the learning rate.
     """
-    model = GPT(GPTConfig(vocab_size=13, context=12, depth=3, width=32, heads=2, placement="pre", causal=causal), seed=seed)
+    model = GPT(
+        GPTConfig(
+            vocab_size=13, context=12, depth=3, width=32, heads=2, placement="pre", causal=causal
+        ),
+        seed=seed,
+    )
     for name, weight in model.named_parameters():
         weight.requires_grad_(not any(part in name for part in frozen))
     options = {"eps": eps} if kind is torch.optim.AdamW else {}
     inside, outside = (
-        [p for name, p in model.named_parameters() if p.requires_grad and ("sublayers" in name) == own] for own in (True, False)
+        [
+            p
+            for name, p in model.named_parameters()
+            if p.requires_grad and ("sublayers" in name) == own
+        ]
+        for own in (True, False)
     )
-    optimiser = kind([{"params": inside}, {"params": outside, "lr": ahead * 1e-2}], lr=1e-2, **options)
+    optimiser = kind(
+        [{"params": inside}, {"params": outside, "lr": ahead * 1e-2}], lr=1e-2, **options
+    )
     monitor, draws = Monitor(model, every=every), torch.Generator().manual_seed(seed)
     for _ in range(steps):
         rows = torch.randint(0, 12, (32, 13), generator=draws)
@@ -53,7 +79,11 @@ class Plain(torch.nn.Module):
         for part in self.maps:
             x = x + part(x).tanh()
         logits = self.head(x)
-        return logits, None if targets is None else torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return logits, (
+            None
+            if targets is None
+            else torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        )
 
 
 def checks(monitor):
@@ -124,7 +154,9 @@ def test_the_shares_are_those_of_the_largest_logits():
     likeliest = fresh(tokens)[0].argmax(-1)
     figures = monitor.past.reports[-1][1]
     assert figures["copied"] == pytest.approx(float((likeliest == tokens).float().mean()))
-    assert figures["foreseen"] == pytest.approx(float((likeliest[:, :-1] == tokens[:, 1:]).float().mean()))
+    assert figures["foreseen"] == pytest.approx(
+        float((likeliest[:, :-1] == tokens[:, 1:]).float().mean())
+    )
 
 
 def test_the_weight_on_later_tokens_is_the_upper_triangle_of_the_softmax():
@@ -145,19 +177,26 @@ def test_a_weight_hardly_moves_by_the_rate_of_its_own_group():
     figures = monitor.past.reports[-1][1]
     assert figures["learning_rate"] == pytest.approx(3.0)
     assert figures["rate_share"] == pytest.approx([1 / 300] * 6, rel=0.05)
-    assert max(figures["update"]) / figures["learning_rate"] < 0.05, "by the largest rate it would be told"
+    assert max(figures["update"]) / figures["learning_rate"] < 0.05, (
+        "by the largest rate it would be told"
+    )
     assert "updates near zero" not in checks(monitor)
     assert "updates near zero" in checks(trained(ahead=1 / 300, eps=1.0, steps=20)[0])
 
 
 @pytest.mark.parametrize(("moved", "share"), [(0.2, None), (1.3, None), (0.97, 0.01)])
 def test_a_step_is_near_zero_only_where_the_decay_is_all_of_it(moved, share):
-    """Updates over the rate, where 3 is expected and the decay is 1: a smaller update than the decay is
-    a step against it.
+    """Updates over the rate, where 3 is expected and the decay is 1: a smaller update than the
+    decay is a step against it.
     """
     past = Past(["ffn"], [0], 0)
     for step in range(3):
-        figures = {"learning_rate": 0.1, "update": [0.1 * moved], "rate_share": [3.0], "decay_share": [1.0]}
+        figures = {
+            "learning_rate": 0.1,
+            "update": [0.1 * moved],
+            "rate_share": [3.0],
+            "decay_share": [1.0],
+        }
         past.add(step, {**figures, "adam_gradient_ratio": [1.0]})
     seen = slow(past, {"limit": 0.05, "reports": 3})
     assert seen is None if share is None else seen.value == pytest.approx(share)
@@ -171,12 +210,16 @@ def test_weights_that_have_grown_do_not_make_a_step_of_the_rate_near_zero():
         group[0] -= 1e-2
     figures = updates.figures([group, []], optimiser)
     assert float(figures["update", 0]) / 1e-2 == pytest.approx(1 / 50, rel=1e-3)
-    assert float(figures["update", 0] / figures["rate_share", 0]) / 1e-2 == pytest.approx(1, rel=1e-3)
+    assert float(figures["update", 0] / figures["rate_share", 0]) / 1e-2 == pytest.approx(
+        1, rel=1e-3
+    )
 
 
 def test_matrices_that_stand_still_are_told_although_the_norm_before_them_moves():
     monitor, _, _ = trained(frozen=("sublayers.3.field",), steps=20)
-    assert [alarm.place for alarm in monitor.alarms if alarm.check == "frozen layer"] == ["block 1, ffn"]
+    assert [alarm.place for alarm in monitor.alarms if alarm.check == "frozen layer"] == [
+        "block 1, ffn"
+    ]
     assert monitor.past.reports[-1][1]["unmoved"][3] == 1
     assert monitor.past.reports[-1][1]["update"][3] > 0
     assert "frozen layer" not in checks(trained(steps=20)[0])

@@ -20,7 +20,11 @@ STEPS = 12
 
 def half():
     """float16 with a scaler whose first scales overflow."""
-    return {"plugins": MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**24))}
+    return {
+        "plugins": MixedPrecision(
+            "16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**24)
+        )
+    }
 
 
 CASES = {
@@ -53,7 +57,9 @@ class Language(LightningModule):
 
 
 class ByStep(Language):
-    """What it reads depends on the step alone: a loader of Lightning's that is resumed within an epoch begins anew."""
+    """What it reads depends on the step alone: a loader of Lightning's that is resumed within an
+    epoch begins anew.
+    """
 
     def training_step(self, rows, index):
         made = torch.Generator().manual_seed(self.trainer.global_step)
@@ -83,12 +89,19 @@ def trained(tmp_path, callbacks, steps=STEPS, resumed=None, logger=False, kind=L
         enable_model_summary=False,
         **options,
     )
-    trainer.fit(language, torch.utils.data.DataLoader(rows, batch_size=2), ckpt_path=resumed, weights_only=False)
+    trainer.fit(
+        language,
+        torch.utils.data.DataLoader(rows, batch_size=2),
+        ckpt_path=resumed,
+        weights_only=False,
+    )
     return language
 
 
 def same(first, second):
-    return all(torch.equal(value, second.state_dict()[name]) for name, value in first.state_dict().items())
+    return all(
+        torch.equal(value, second.state_dict()[name]) for name, value in first.state_dict().items()
+    )
 
 
 @pytest.mark.cases(1)
@@ -103,7 +116,9 @@ def test_a_training_with_the_callback_has_the_bits_of_one_without(tmp_path, case
     log = read_log(tmp_path / "log")
     assert log.steps == [1, 4, 8, 12]
     assert (log.ended, log.header.total) == ("finished", STEPS)
-    assert {"rms", "gradient", "update", "logit", "log_z", "learning_rate"} <= log.reports[-1].figures.keys()
+    assert {"rms", "gradient", "update", "logit", "log_z", "learning_rate"} <= log.reports[
+        -1
+    ].figures.keys()
     count = CASES[case]().get("accumulate_grad_batches", 1)
     for report in log.reports:
         micro = watched.losses[count * (report.step - 1) : count * report.step]
@@ -111,14 +126,26 @@ def test_a_training_with_the_callback_has_the_bits_of_one_without(tmp_path, case
         norm = watched.norms[report.step - 1]
         if norm < float("inf"):  # else the scale is too large, and its scaler makes no step
             assert report.figures["gradient_norm"] == pytest.approx(norm, rel=1e-5)
-            assert max(report.figures["costate"][:-1]) < 10  # and not as many times as much as the scale is
-    assert not [alarm for alarm in callback.monitor.alarms if "gradient" in alarm.check or alarm.severity != "note"]
-    surprise = [report.figures["adam_gradient_ratio"][0] for report in log.reports if "adam_gradient_ratio" in report.figures]
+            assert (
+                max(report.figures["costate"][:-1]) < 10
+            )  # and not as many times as much as the scale is
+    assert not [
+        alarm
+        for alarm in callback.monitor.alarms
+        if "gradient" in alarm.check or alarm.severity != "note"
+    ]
+    surprise = [
+        report.figures["adam_gradient_ratio"][0]
+        for report in log.reports
+        if "adam_gradient_ratio" in report.figures
+    ]
     assert all(0 < each < 12 for each in surprise)
 
 
 def test_adam_is_surprised_by_gradients_as_they_are_clipped(tmp_path):
-    """Clipped to 1e-6, all gradients have that norm: their second moments remember no larger ones."""
+    """Clipped to 1e-6, all gradients have that norm: their second moments remember no larger
+    ones.
+    """
     callback = LightningCallback(every=4)
     trained(tmp_path, [callback], gradient_clip_val=1e-6)
     assert 0.3 < callback.monitor.past.reports[-1][1]["adam_gradient_ratio"][0] < 3
@@ -142,7 +169,9 @@ def test_a_training_that_is_resumed_goes_on_as_if_it_had_not_stopped(tmp_path):
 
 
 def test_a_danger_ends_the_training_and_its_alarm_is_a_warning(tmp_path, caplog):
-    callback = LightningCallback(every=3, out=tmp_path, limits={"updates too large": {"limit": 0.0}}, react=["stop"])
+    callback = LightningCallback(
+        every=3, out=tmp_path, limits={"updates too large": {"limit": 0.0}}, react=["stop"]
+    )
     with caplog.at_level("WARNING", "ctrans.training.monitor"):
         trained(tmp_path, [callback])
     assert "updates too large" in caplog.text

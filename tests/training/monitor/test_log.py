@@ -1,4 +1,6 @@
-"""The log: what is read is what was written, to three digits; a killed run's is readable; a long one's is small."""
+"""The log: what is read is what was written, to three digits; a killed run's is readable; a long
+one's is small.
+"""
 
 import copy
 import dataclasses
@@ -34,7 +36,9 @@ HEADER = Header("a model", ["block 0, attention", "block 0, ffn"], ["attention",
 
 
 def test_numbers_are_rounded_to_bfloat16_as_torch_rounds_them():
-    values = torch.randn(2000, generator=torch.Generator().manual_seed(0)) * torch.logspace(-40, 38, 2000)
+    values = torch.randn(2000, generator=torch.Generator().manual_seed(0)) * torch.logspace(
+        -40, 38, 2000
+    )
     values = torch.cat([values, torch.tensor([0.0, math.inf, -math.inf, 3.39e38, 1e-45])])
     assert decoded(encoded(values.tolist())) == values.bfloat16().tolist()
     assert math.isnan(decoded(encoded([math.nan]))[0])
@@ -67,8 +71,16 @@ def test_a_log_of_the_version_before_is_read(tmp_path):
         file.writelines(json.dumps(line) + "\n" for line in (report, OLD))
     log = read_log(tmp_path)
     (alarm,) = log.findings
-    assert (alarm["check"], alarm["severity"], alarm["figure"]) == ("hidden states grow too large", "serious", "rms = 32")
-    assert (alarm["impact"], alarm["remediation"], alarm["crossing"]) == ("overflows", "QK-norm", 67)
+    assert (alarm["check"], alarm["severity"], alarm["figure"]) == (
+        "hidden states grow too large",
+        "serious",
+        "rms = 32",
+    )
+    assert (alarm["impact"], alarm["remediation"], alarm["crossing"]) == (
+        "overflows",
+        "QK-norm",
+        67,
+    )
     assert log.reports[1].figures == {"loss": 2.0, "adam_gradient_ratio": [1.0, 2.0]}
     assert alarm.keys() == {field.name for field in dataclasses.fields(Finding)}
 
@@ -76,7 +88,9 @@ def test_a_log_of_the_version_before_is_read(tmp_path):
 def test_what_is_read_is_what_was_written(tmp_path):
     writer = LogWriter(tmp_path, HEADER)
     writer.report(Report(1, {"loss": 2.5, "rms": [1.0, 2.0, math.nan], "log_z": math.inf}))
-    alarm = ALARMS.finding("loss spike", Reading(math.inf, "the loss", "loss = inf"), limit="above 2", step=1, since=1)
+    alarm = ALARMS.finding(
+        "loss spike", Reading(math.inf, "the loss", "loss = inf"), limit="above 2", step=1, since=1
+    )
     writer.finding(1, alarm)
     writer.probe(1, {"sharpness": 3.0})
     writer.end(1, "finished")
@@ -117,7 +131,12 @@ def test_older_reports_are_thinned_and_leave_their_peaks(tmp_path):
     writer = LogWriter(tmp_path, dataclasses.replace(HEADER, every=1))
     count = 3 * KEPT
     for step in range(1, count + 1):
-        writer.report(Report(step, {"loss": 1.0, "highest_loss": 9.0 if step == 11 else 1.0, "rms": [1.0, 2.0, 3.0]}))
+        writer.report(
+            Report(
+                step,
+                {"loss": 1.0, "highest_loss": 9.0 if step == 11 else 1.0, "rms": [1.0, 2.0, 3.0]},
+            )
+        )
     log = read_log(tmp_path)
     assert len(log.reports) < KEPT
     assert log.steps[-DENSE:] == list(range(count - DENSE + 1, count + 1))
@@ -148,8 +167,19 @@ def changed(value):
 @pytest.mark.slow
 def test_a_log_of_anybodys_is_read_and_shown_or_refused(tmp_path):
     writer = LogWriter(tmp_path, HEADER)
-    writer.report(Report(1, {"loss": 1.0, "seconds": 0.1, "rms": [1.0, 2.0, 3.0], "logit": [1.0, 2.0]}, {"block 0": "why"}))
-    writer.finding(1, ALARMS.finding("loss spike", Reading(1.0, "x", "loss = 1"), step=1, since=1, doubling=3.0, crossing=9))
+    writer.report(
+        Report(
+            1,
+            {"loss": 1.0, "seconds": 0.1, "rms": [1.0, 2.0, 3.0], "logit": [1.0, 2.0]},
+            {"block 0": "why"},
+        )
+    )
+    writer.finding(
+        1,
+        ALARMS.finding(
+            "loss spike", Reading(1.0, "x", "loss = 1"), step=1, since=1, doubling=3.0, crossing=9
+        ),
+    )
     with (tmp_path / LOG).open("a") as file:
         file.write(json.dumps(OLD) + "\n")
     writer.probe(1, {"theta": 0.5, "unknown": {"attention": "none"}})
@@ -202,7 +232,9 @@ def test_a_line_that_is_nested_without_end_is_left_out(tmp_path, deep):
     assert strict(to_json(findings(log)))
 
 
-def test_a_log_that_cannot_be_read_to_its_end_is_not_replaced_by_its_beginning(tmp_path, monkeypatch):
+def test_a_log_that_cannot_be_read_to_its_end_is_not_replaced_by_its_beginning(
+    tmp_path, monkeypatch
+):
     writer = LogWriter(tmp_path, HEADER)
     for step in (50, 100, 150):
         writer.report(Report(step, {"loss": 1.0}))
@@ -244,7 +276,12 @@ while True:
 
 def test_a_run_that_is_killed_leaves_a_log_that_can_be_read(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    run = subprocess.Popen([sys.executable, "-c", TRAINING, str(tmp_path)], stdout=subprocess.PIPE, env=environment, text=True)
+    run = subprocess.Popen(
+        [sys.executable, "-c", TRAINING, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+    )
     for _ in range(20):
         run.stdout.readline()
     run.send_signal(signal.SIGKILL)
@@ -279,23 +316,39 @@ def test_a_log_of_more_than_a_writer_keeps_is_read_as_one_would_keep_it(tmp_path
 
 def test_one_wide_report_does_not_widen_all_others(tmp_path, monkeypatch):
     wide = {"step": 0, "run": {}, "by": {"rms": encoded([1.0] * 200_000)}}
-    written(tmp_path, wide, *({"step": step, "run": {}, "by": {"rms": encoded([1.0])}} for step in range(1, KEPT - 1)))
+    written(
+        tmp_path,
+        wide,
+        *({"step": step, "run": {}, "by": {"rms": encoded([1.0])}} for step in range(1, KEPT - 1)),
+    )
     entries, built = [], np.array
-    monkeypatch.setattr(np, "array", lambda *given, **more: entries.append((made := built(*given, **more)).size) or made)
+    monkeypatch.setattr(
+        np,
+        "array",
+        lambda *given, **more: entries.append((made := built(*given, **more)).size) or made,
+    )
     assert findings(read_log(tmp_path))["history"]["steps"] == [0, KEPT - 2]
     assert max(entries) <= 400_000
 
 
 def test_texts_without_end_are_shown_to_a_length(tmp_path):
     many = {str(place): "no" for place in range(5000)}
-    written(tmp_path, {"step": 1, "run": {}, "by": {}, "unknown": many}, {"step": 1, "end": 10**6 * "x"})
+    written(
+        tmp_path, {"step": 1, "run": {}, "by": {}, "unknown": many}, {"step": 1, "end": 10**6 * "x"}
+    )
     log = read_log(tmp_path)
     assert len(log.ended) < 3000
     assert len(log.reports[0].unknown) < 2000
 
 
 @pytest.mark.parametrize(
-    "line", [{"by": {}}, {"by": {}, "run": []}, {"by": 3, "run": {"highest_loss": 2.0}}, {"by": {}, "run": {"highest_loss": [1]}}]
+    "line",
+    [
+        {"by": {}},
+        {"by": {}, "run": []},
+        {"by": 3, "run": {"highest_loss": 2.0}},
+        {"by": {}, "run": {"highest_loss": [1]}},
+    ],
 )
 def test_a_damaged_report_in_the_log_ends_no_training(tmp_path, line):
     whole = {"step": 1, "run": {"highest_loss": 9.0}, "by": {}}
@@ -307,5 +360,9 @@ def test_a_damaged_report_in_the_log_ends_no_training(tmp_path, line):
 
 def test_figures_that_base64_does_not_have_are_no_other_figures(tmp_path):
     text = encoded([1.0, 2.0, 3.0])
-    written(tmp_path, {"step": 1, "run": {}, "by": {"rms": "*" + text}}, {"step": 2, "run": {}, "by": {"rms": text}})
+    written(
+        tmp_path,
+        {"step": 1, "run": {}, "by": {"rms": "*" + text}},
+        {"step": 2, "run": {}, "by": {"rms": text}},
+    )
     assert read_log(tmp_path).steps == [2]

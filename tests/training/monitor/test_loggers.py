@@ -12,7 +12,9 @@ from ctrans.training.monitor import Monitor
 from tests.training.monitor.test_callbacks import trained
 
 
-def test_tensorboard_files_have_the_reports_and_a_run_that_goes_on_replaces_what_came_later(tmp_path):
+def test_tensorboard_files_have_the_reports_and_a_run_that_goes_on_replaces_what_came_later(
+    tmp_path,
+):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -33,7 +35,13 @@ def test_tensorboard_files_have_the_reports_and_a_run_that_goes_on_replaces_what
     found = EventAccumulator(str(tmp_path))
     found.Reload()
     tags = found.Tags()["scalars"]
-    assert {"monitor/loss", "monitor/rms/least", "monitor/rms/median", "monitor/rms/largest", "monitor/logit/largest"} <= {*tags}
+    assert {
+        "monitor/loss",
+        "monitor/rms/least",
+        "monitor/rms/median",
+        "monitor/rms/largest",
+        "monitor/logit/largest",
+    } <= {*tags}
     assert [event.step for event in found.Scalars("monitor/loss")] == [1, 2, 4, 5, 6, 8]
     last = monitor.past.reports[-1][1]
     assert found.Scalars("monitor/loss")[-1].value == pytest.approx(last["loss"], rel=1e-6)
@@ -43,14 +51,18 @@ def test_tensorboard_files_have_the_reports_and_a_run_that_goes_on_replaces_what
 
 @pytest.mark.slow
 def test_a_trainers_wandb_run_gets_the_reports(tmp_path, monkeypatch):
-    """The library's own W&B callback, over a module that has the few names which it asks for and keeps what it is given."""
+    """The library's own W&B callback, over a module that has the few names which it asks for and
+    keeps what it is given.
+    """
     pytest.importorskip("accelerate")
     integrations = pytest.importorskip("transformers.integrations.integration_utils")
     from ctrans.training.monitor import TrainerCallback
 
     kept = []
     fake = types.ModuleType("wandb")
-    fake.run = types.SimpleNamespace(summary={}, url="", id="a", name="a", project="a", finish=lambda: None)
+    fake.run = types.SimpleNamespace(
+        summary={}, url="", id="a", name="a", project="a", finish=lambda: None
+    )
     fake.config = types.SimpleNamespace(update=lambda *_, **__: None)
     fake.init = lambda **_: fake.run
     fake.log = lambda row, **_: kept.append(row)

@@ -1,4 +1,6 @@
-"""Loops of other libraries: a hook on the optimiser calls the monitor, and `told` gives reports to any logger."""
+"""Loops of other libraries: a hook on the optimiser calls the monitor, and `told` gives reports to
+any logger.
+"""
 
 import csv
 
@@ -10,14 +12,20 @@ from tests.training.monitor.test_bits import gpt
 
 
 def trained(accelerator, watched, file=None):
-    """The weights after 12 steps of an Accelerate loop that accumulates two batches, the monitor, and each step's gradient norm."""
+    """The weights after 12 steps of an Accelerate loop that accumulates two batches, the monitor,
+    and each step's gradient norm.
+    """
     torch.manual_seed(0)
     model = gpt()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
     norms, monitor = [], None
     if watched:
         writer = csv.writer(file)
-        monitor = Monitor(model, every=3, told=[lambda step, figures: writer.writerows((step, *row) for row in figures.items())])
+        monitor = Monitor(
+            model,
+            every=3,
+            told=[lambda step, figures: writer.writerows((step, *row) for row in figures.items())],
+        )
 
         def report(optimiser, *_):
             norms.append(float(torch.stack([p.grad.norm() for p in model.parameters()]).norm()))

@@ -1,4 +1,6 @@
-"""The monitor in loops of other libraries: the code of docs/howto/loops.md. Each test runs where its library is installed."""
+"""The monitor in loops of other libraries: the code of docs/howto/loops.md. Each test runs where
+its library is installed.
+"""
 
 import contextlib
 import dataclasses
@@ -22,7 +24,9 @@ NO_MONITOR = SimpleNamespace(step=lambda *_: [])
 
 def shown(library):
     """What the page's code for a library defines."""
-    code = re.search(rf"^## {library}\n\n```\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)[1]
+    code = re.search(
+        rf"^## {library}\n\n```\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )[1]
     names = {"__name__": __name__}
     exec(code, names)
     return SimpleNamespace(**names)
@@ -30,16 +34,26 @@ def shown(library):
 
 def whole(weight):
     """Of a sharded weight too. Megatron keeps None in places."""
-    return torch.zeros(0) if weight is None else weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+    return (
+        torch.zeros(0)
+        if weight is None
+        else weight.full_tensor()
+        if hasattr(weight, "full_tensor")
+        else weight
+    )
 
 
 def check(trained):
-    """`trained(watched)` gives the model, its monitor and each step's loss. The weights are those of a training without."""
+    """`trained(watched)` gives the model, its monitor and each step's loss. The weights are those
+    of a training without.
+    """
     without, monitor, _ = trained(False)
     assert monitor is None
     model, monitor, losses = trained(True)
     before, after = without.state_dict(), model.state_dict()
-    assert [name for name in before if not torch.equal(whole(after[name]), whole(before[name]))] == []
+    assert [
+        name for name in before if not torch.equal(whole(after[name]), whole(before[name]))
+    ] == []
     assert [step for step, _ in monitor.past.reports] == [1, 3, 6, 9, 12]
     assert monitor.gauges.unknown == {}
     for step, figures in monitor.past.reports:
@@ -54,7 +68,13 @@ def check(trained):
 @pytest.fixture
 def one_process(monkeypatch):
     """The environment of a launcher that starts one process. Ends the process group."""
-    for name in ("RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29571"):
+    for name in (
+        "RANK=0",
+        "LOCAL_RANK=0",
+        "WORLD_SIZE=1",
+        "MASTER_ADDR=127.0.0.1",
+        "MASTER_PORT=29571",
+    ):
         monkeypatch.setenv(*name.split("="))
     yield
     if torch.distributed.is_initialized():
@@ -116,11 +136,21 @@ def test_deepspeed(one_process):
         model, losses = gpt(), []
         optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
         monitor = Monitor(model, clip=1.0, **OPTIONS) if watched else None
-        config = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "gradient_clipping": 1.0}
+        config = {
+            "train_micro_batch_size_per_gpu": 2,
+            "gradient_accumulation_steps": 2,
+            "gradient_clipping": 1.0,
+        }
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimiser, config=config)
-        model.register_forward_hook(lambda module, given, output: losses.append(float(output[1].detach())))
+        model.register_forward_hook(
+            lambda module, given, output: losses.append(float(output[1].detach()))
+        )
         train(engine, tokens(2 * STEPS, 2), monitor or NO_MONITOR, optimiser)
-        return model, monitor, [(one + two) / 2 for one, two in zip(losses[::2], losses[1::2], strict=True)]
+        return (
+            model,
+            monitor,
+            [(one + two) / 2 for one, two in zip(losses[::2], losses[1::2], strict=True)],
+        )
 
     check(trained)
 
@@ -162,7 +192,9 @@ def test_olmo_core(tmp_path):
     def trained(watched):
         torch.manual_seed(0)
         model = TransformerConfig.olmo2_1M(vocab_size=32, n_layers=2).build(init_device="cpu")
-        config = TransformerTrainModuleConfig(rank_microbatch_size=18, max_sequence_length=9, optim=AdamWConfig(lr=1e-3))
+        config = TransformerTrainModuleConfig(
+            rank_microbatch_size=18, max_sequence_length=9, optim=AdamWConfig(lr=1e-3)
+        )
         callbacks = {"losses": Losses(), "monitor": watch(OPTIONS)}
         callbacks["losses"].losses = losses = []
         if not watched:
@@ -174,7 +206,10 @@ def test_olmo_core(tmp_path):
             metrics_collect_interval=1,
             callbacks=callbacks,
             no_checkpoints=True,
-        ).build(config.build(model, device=torch.device("cpu")), Data(work_dir=tmp_path, global_batch_size=36))
+        ).build(
+            config.build(model, device=torch.device("cpu")),
+            Data(work_dir=tmp_path, global_batch_size=36),
+        )
         trainer.fit()
         return model, trainer.callbacks["monitor"].monitor if watched else None, losses
 
@@ -208,7 +243,9 @@ def test_torchtitan(one_process, monkeypatch):
             model.init_weights(buffer_device=None)
         self.config, self.model_config, self.model_parts = config, config.model_spec.model, [model]
         names = ("dp_enabled", "pp_enabled", "cp_enabled", "ep_enabled", "dp_cp_enabled")
-        self.parallel_dims = SimpleNamespace(**dict.fromkeys(names, False), get_optional_mesh=lambda name: None)
+        self.parallel_dims = SimpleNamespace(
+            **dict.fromkeys(names, False), get_optional_mesh=lambda name: None
+        )
         self.loss_fn = CrossEntropyLoss.Config().build()
         optimisers = default_adamw(lr=1e-3)
         optimisers.implementation = "for-loop"
@@ -218,7 +255,11 @@ def test_torchtitan(one_process, monkeypatch):
         self.metrics_processor = SimpleNamespace(should_log=lambda step: False)
         self.checkpointer = SimpleNamespace(maybe_wait_for_staging=lambda: None)
         self.train_context, self.fwd_bwd_fn = contextlib.nullcontext, self._forward_backward_body
-        self.gradient_accumulation_steps, self.num_pipeline_parallel_microbatches, self.ntokens_seen = 2, 1, 0
+        (
+            self.gradient_accumulation_steps,
+            self.num_pipeline_parallel_microbatches,
+            self.ntokens_seen,
+        ) = (2, 1, 0)
 
     monkeypatch.setattr(Trainer, "__init__", without_accelerator)
     watched_trainer = shown("torchtitan").Watched
@@ -246,7 +287,12 @@ def test_torchtitan(one_process, monkeypatch):
 
         trainer.fwd_bwd_fn = forward_backward
         positions = torch.arange(8).expand(2, -1)
-        batches = iter([({"input": batch[:, :-1], "positions": positions}, batch[:, 1:]) for batch in tokens(2 * STEPS, 2)])
+        batches = iter(
+            [
+                ({"input": batch[:, :-1], "positions": positions}, batch[:, 1:])
+                for batch in tokens(2 * STEPS, 2)
+            ]
+        )
         for trainer.step in range(1, STEPS + 1):
             trainer.train_step(batches)
         summed = [one + two for one, two in zip(losses[::2], losses[1::2], strict=True)]
@@ -263,10 +309,16 @@ def test_megatron_core(one_process, monkeypatch):
 
     page = shown("Megatron-Core")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
-    monkeypatch.setattr(tensor_parallel, "get_cuda_rng_tracker", lambda: SimpleNamespace(fork=contextlib.nullcontext))
+    monkeypatch.setattr(
+        tensor_parallel,
+        "get_cuda_rng_tracker",
+        lambda: SimpleNamespace(fork=contextlib.nullcontext),
+    )
     torch.distributed.init_process_group("gloo")
     parallel_state.initialize_model_parallel()
-    config = TransformerConfig(num_layers=2, hidden_size=16, num_attention_heads=2, use_cpu_initialization=True)
+    config = TransformerConfig(
+        num_layers=2, hidden_size=16, num_attention_heads=2, use_cpu_initialization=True
+    )
     positions, mask = torch.arange(8).expand(2, -1), torch.ones(1, 1, 8, 8).triu(1).bool()
 
     def trained(watched):

@@ -1,4 +1,6 @@
-"""Two processes that talk through gloo: replicated and sharded trainings have the bits that they have without a monitor."""
+"""Two processes that talk through gloo: replicated and sharded trainings have the bits that they
+have without a monitor.
+"""
 
 import os
 import subprocess
@@ -79,12 +81,30 @@ def test_replicated_and_sharded_trainings_are_as_without_and_react_alike(tmp_pat
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     out = tmp_path / "run"
-    done = ran(["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29644"], script, out)
+    done = ran(
+        ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29644"],
+        script,
+        out,
+    )
     assert done.stdout.count("the same") == 2, done.stderr[-3000:]
     for name in ("own", "hugging face"):
-        replicated, sharded = (read_log(out / f"{way} {name}").reports[-1].figures for way in ("ddp", "fsdp"))
-        for gauge in ("rms", "velocity", "costate", "gradient", "logit", "entropy", "gradient_norm", "loss"):
-            assert sharded[gauge] == pytest.approx(replicated[gauge], rel=0.02, nan_ok=True), (name, gauge)
+        replicated, sharded = (
+            read_log(out / f"{way} {name}").reports[-1].figures for way in ("ddp", "fsdp")
+        )
+        for gauge in (
+            "rms",
+            "velocity",
+            "costate",
+            "gradient",
+            "logit",
+            "entropy",
+            "gradient_norm",
+            "loss",
+        ):
+            assert sharded[gauge] == pytest.approx(replicated[gauge], rel=0.02, nan_ok=True), (
+                name,
+                gauge,
+            )
         assert "update" in sharded
 
 
@@ -117,10 +137,18 @@ print("stopped", monitor.stopped, float(sum(weight.sum() for weight in model.par
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "port"), [("no report", 29645), ("no save", 29646), ("dies", 29647)])
+@pytest.mark.parametrize(
+    ("way", "port"), [("no report", 29645), ("no save", 29646), ("dies", 29647)]
+)
 def test_no_process_waits_for_one_that_fails_to_report_or_that_dies(way, port, tmp_path):
     (tmp_path / "worker.py").write_text(LOST)
-    about = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    about = {
+        **os.environ,
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
     about["PYTHONPATH"] = str(Path(__file__).parents[2])
     both = [
         subprocess.Popen(

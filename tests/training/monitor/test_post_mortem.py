@@ -1,4 +1,6 @@
-"""`ctrans watch RUN --why` names the place and the step at which a known fault was put into a training."""
+"""`ctrans watch RUN --why` names the place and the step at which a known fault was put into a
+training.
+"""
 
 import math
 
@@ -16,8 +18,12 @@ EVENT, END = 42, 48
 
 
 def train(directory, fault=None):
-    """A training of three blocks on one text of 16 tokens; the fault acts before each step from EVENT on."""
-    model = GPT(GPTConfig(vocab_size=17, context=8, depth=3, width=16, heads=2, placement="pre"), seed=1)
+    """A training of three blocks on one text of 16 tokens; the fault acts before each step from
+    EVENT on.
+    """
+    model = GPT(
+        GPTConfig(vocab_size=17, context=8, depth=3, width=16, heads=2, placement="pre"), seed=1
+    )
     draws = torch.Generator().manual_seed(3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     monitor = Monitor(model, every=1, out=directory)
@@ -64,16 +70,23 @@ def test_nothing_leaves_the_past_of_a_healthy_training(logs):
 
 @pytest.mark.parametrize(
     ("fault", "gauge", "place"),
-    [(redraw, "velocity", "block 1, ffn"), (jump, "learning_rate", "the model"), (broken, "loss", "the model")],
+    [
+        (redraw, "velocity", "block 1, ffn"),
+        (jump, "learning_rate", "the model"),
+        (broken, "loss", "the model"),
+    ],
 )
 def test_the_fault_is_what_moved_first(logs, fault, gauge, place):
     found = post_mortem(read_log(logs[fault]))
     first = found.deviations[0]
     assert (first.gauge, first.place, first.step) == (gauge, place, EVENT)
     assert found.loss is None or found.loss >= EVENT
-    assert [each.step for each in found.deviations] == sorted(each.step for each in found.deviations)
+    assert [each.step for each in found.deviations] == sorted(
+        each.step for each in found.deviations
+    )
     assert not any(
-        each.place.startswith("block 0") and each.gauge == "velocity" and each.step == EVENT for each in found.deviations
+        each.place.startswith("block 0") and each.gauge == "velocity" and each.step == EVENT
+        for each in found.deviations
     )
 
 

@@ -1,4 +1,6 @@
-"""Probes: sharpness against a dense Hessian, the others against the instruments they are made of; a training is left as it was."""
+"""Probes: sharpness against a dense Hessian, the others against the instruments they are made of; a
+training is left as it was.
+"""
 
 import math
 
@@ -16,7 +18,16 @@ from tests.training.monitor.test_bits import hugging_face
 
 
 def small(**options):
-    made = GPTConfig(vocab_size=7, context=4, depth=1, width=4, heads=2, embedding_std=0.5, initialisation="xavier", **options)
+    made = GPTConfig(
+        vocab_size=7,
+        context=4,
+        depth=1,
+        width=4,
+        heads=2,
+        embedding_std=0.5,
+        initialisation="xavier",
+        **options,
+    )
     return GPT(made, seed=3).double()
 
 
@@ -31,7 +42,10 @@ def dense(model, tokens, targets):
     sizes = [p.numel() for p in names.values()]
 
     def loss(flat):
-        parts = {n: part.view_as(p) for (n, p), part in zip(names.items(), flat.split(sizes), strict=True)}
+        parts = {
+            n: part.view_as(p)
+            for (n, p), part in zip(names.items(), flat.split(sizes), strict=True)
+        }
         return functional_call(model, parts, (tokens, targets))[1]
 
     with reference_kernels(model):
@@ -69,13 +83,17 @@ def test_adams_scales_are_those_of_its_own_step():
         weight.grad = torch.randn(5, dtype=torch.float64)
         optimiser.step()
     (scale,) = adam_scales([weight], optimiser)
-    assert torch.allclose(weight.detach() - before, -0.1 * scale.square() * optimiser.state[weight]["exp_avg"])
+    assert torch.allclose(
+        weight.detach() - before, -0.1 * scale.square() * optimiser.state[weight]["exp_avg"]
+    )
 
 
 def test_gradient_descents_edge_has_its_momentum():
     model, (tokens, targets) = small(), batch()
     weights = list(model.parameters())
-    found = over_edge(model, weights, tokens, targets, torch.optim.SGD(weights, lr=0.5, momentum=0.9))
+    found = over_edge(
+        model, weights, tokens, targets, torch.optim.SGD(weights, lr=0.5, momentum=0.9)
+    )
     assert found["edge"] == pytest.approx(2 * 1.9 / 0.5)
     assert "sharpness" in over_edge(model, weights, tokens, targets, None)
 
@@ -83,9 +101,13 @@ def test_gradient_descents_edge_has_its_momentum():
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("placement", ["peri", "pre"])
 def test_every_probe_speaks_of_our_models(placement):
-    model = GPT(GPTConfig(vocab_size=32, context=8, depth=2, width=16, heads=2, placement=placement))
+    model = GPT(
+        GPTConfig(vocab_size=32, context=8, depth=2, width=16, heads=2, placement=placement)
+    )
     tokens, targets = batch(32, 8)
-    found = probe(sites_of(model), Held(tokens, targets), torch.optim.SGD(model.parameters(), lr=0.1))
+    found = probe(
+        sites_of(model), Held(tokens, targets), torch.optim.SGD(model.parameters(), lr=0.1)
+    )
     assert "unknown" not in found
     assert 0 <= found["theta"] <= 1
     assert len(found["sensitivity"]) == len(found["gap"]) == 4
@@ -98,7 +120,9 @@ def test_every_probe_speaks_of_our_models(placement):
         "first",
         "last",
     ):  # the value of H's supremum over |W| <= R grows like R where H is infinite, and not at all elsewhere
-        assert found[f"hamiltonian_exponent_{word}"] == pytest.approx(1.0 if placement == "pre" else 0.0, abs=0.05)
+        assert found[f"hamiltonian_exponent_{word}"] == pytest.approx(
+            1.0 if placement == "pre" else 0.0, abs=0.05
+        )
 
 
 def test_probes_speak_of_a_model_of_transformers_and_leave_it_as_it_was():
@@ -119,12 +143,22 @@ def test_probes_speak_of_a_model_of_transformers_and_leave_it_as_it_was():
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("options", [{"parallel_blocks": True}, {"attention": "linear"}, {"ffn": "moe", "parallel_blocks": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{"parallel_blocks": True}, {"attention": "linear"}, {"ffn": "moe", "parallel_blocks": True}],
+)
 def test_probes_speak_of_blocks_that_act_at_once(options):
     model = GPT(GPTConfig(vocab_size=32, context=8, depth=2, width=16, heads=2, **options))
     found = probe(sites_of(model), Held(*batch(32, 8)), torch.optim.SGD(model.parameters(), lr=0.1))
     assert "unknown" not in found
-    assert {"theta", "log_sensitivity_first", "log_sensitivity_last", "sharpness", "sensitivity", "gap"} <= found.keys()
+    assert {
+        "theta",
+        "log_sensitivity_first",
+        "log_sensitivity_last",
+        "sharpness",
+        "sensitivity",
+        "gap",
+    } <= found.keys()
 
 
 @pytest.mark.slow
@@ -154,7 +188,10 @@ def test_a_probe_that_fails_is_a_row_that_says_why_and_the_training_goes_on(monk
     monitor.step(loss)
     monitor.close()
     (row,) = read_log(tmp_path).probes
-    assert row["unknown"] == {"attention": "IndexError: list index out of range", "curvature": "OutOfMemoryError: no more"}
+    assert row["unknown"] == {
+        "attention": "IndexError: list index out of range",
+        "curvature": "OutOfMemoryError: no more",
+    }
     assert "sensitivity" in row
     assert model.training
 

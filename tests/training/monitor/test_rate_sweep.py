@@ -32,7 +32,14 @@ class Quadratic(nn.Module):
 def test_gradient_descent_of_a_quadratic_gives_way_above_its_bound():
     model = Quadratic()
     rates = [1e-4, 0.9 / CURVATURE, 1.1 / CURVATURE, 6 / CURVATURE, 1e2 / CURVATURE]
-    found = largest_rate(model, [torch.ones(())], torch.optim.SGD(model.parameters(), lr=1.0), rates=rates, steps=40, clip=None)
+    found = largest_rate(
+        model,
+        [torch.ones(())],
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        rates=rates,
+        steps=40,
+        clip=None,
+    )
     assert 1.1 / CURVATURE <= found.rate < 1e2 / CURVATURE
     assert not found.at_least
     losses = [rung.loss for rung in found.rungs]
@@ -44,7 +51,9 @@ def test_gradient_descent_of_a_quadratic_gives_way_above_its_bound():
 
 def test_all_is_as_it_was():
     model = GPT(GPTConfig(vocab_size=8, context=4, depth=2, width=8, heads=2), seed=0).eval()
-    optimizer = torch.optim.AdamW([{"params": [p for p in model.parameters() if p.dim() > 1], "lr": 2e-3}], lr=1e-3)
+    optimizer = torch.optim.AdamW(
+        [{"params": [p for p in model.parameters() if p.dim() > 1], "lr": 2e-3}], lr=1e-3
+    )
     tokens = torch.randint(0, 8, (2, 4))
     model(tokens, tokens)[1].backward()
     optimizer.step()
@@ -53,7 +62,10 @@ def test_all_is_as_it_was():
     numbers = torch.get_rng_state()
     largest_rate(model, iter([(tokens, tokens)]), optimizer, steps=3)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert all(weight.grad is gradient for weight, gradient in zip(model.parameters(), gradients, strict=True))
+    assert all(
+        weight.grad is gradient
+        for weight, gradient in zip(model.parameters(), gradients, strict=True)
+    )
     assert torch.equal(numbers, torch.get_rng_state())
     assert not model.training
     after = optimizer.state_dict()
@@ -74,7 +86,13 @@ def test_a_failing_model_is_as_it_was():
         return model(batch)
 
     with pytest.raises(KeyError, match="mine"):
-        largest_rate(model, [torch.ones(())], torch.optim.SGD(model.parameters(), lr=1.0), loss=fails, steps=9)
+        largest_rate(
+            model,
+            [torch.ones(())],
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            loss=fails,
+            steps=9,
+        )
     assert torch.equal(model.w, torch.ones(4))
     assert model.w.grad is None
 
@@ -96,7 +114,9 @@ class Running(Quadratic):
     def forward(self, scale):
         self.mean = 0.9 * self.mean + self.w.detach().mean()
         return (
-            super().forward(scale * self.mask.mean()) * (1 + 0.01 * random.random() + 0.01 * np.random.rand()) + self.other.sum()
+            super().forward(scale * self.mask.mean())
+            * (1 + 0.01 * random.random() + 0.01 * np.random.rand())
+            + self.other.sum()
         )
 
 
@@ -125,7 +145,10 @@ def test_what_steps_replace_is_the_same_object_as_before():
 
     for batches in ([batch], Loader()):
         largest_rate(model, batches, optimizer, loss=loss, rates=[1e-3, 1e3], steps=3)
-    assert all(getattr(model, name) is value and torch.equal(value, values[name]) for name, value in objects.items())
+    assert all(
+        getattr(model, name) is value and torch.equal(value, values[name])
+        for name, value in objects.items()
+    )
     assert model.other.grad is gradient
     assert torch.equal(gradient, torch.ones(2))
     assert optimizer.param_groups[0] is group
@@ -142,7 +165,14 @@ def test_state_of_another_dtype_stays_of_it():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer.state[model.weight]["mine"] = torch.full((1, 2), 0.1234567)
     batch = torch.ones(3, 2, dtype=torch.bfloat16)
-    largest_rate(model, [batch], optimizer, loss=lambda model, batch: model(batch).square().mean(), rates=[1e-3], steps=2)
+    largest_rate(
+        model,
+        [batch],
+        optimizer,
+        loss=lambda model, batch: model(batch).square().mean(),
+        rates=[1e-3],
+        steps=2,
+    )
     assert torch.equal(optimizer.state[model.weight]["mine"], torch.full((1, 2), 0.1234567))
 
 
@@ -177,14 +207,22 @@ def test_an_optimiser_around_another_is_restored_by_its_own_way():
 def test_it_learns_where_gradients_are_off_and_where_they_are_sparse():
     model = Quadratic()
     with torch.no_grad():
-        assert largest_rate(model, [torch.ones(())], torch.optim.SGD(model.parameters(), lr=1.0), rates=[1e-2], steps=3).rungs
+        assert largest_rate(
+            model,
+            [torch.ones(())],
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            rates=[1e-2],
+            steps=3,
+        ).rungs
     words = nn.Embedding(4, 2, sparse=True)
     optimizer = torch.optim.SparseAdam(words.parameters(), lr=1.0)
 
     def loss(model, batch):
         return model(batch).square().mean()
 
-    assert largest_rate(words, [torch.arange(4)], optimizer, loss=loss, rates=[1e-2], steps=3, clip=None).rungs
+    assert largest_rate(
+        words, [torch.arange(4)], optimizer, loss=loss, rates=[1e-2], steps=3, clip=None
+    ).rungs
     with pytest.raises(ConfigError, match="sparse"):
         largest_rate(words, [torch.arange(4)], optimizer, loss=loss, steps=9)
 
@@ -196,7 +234,9 @@ def test_rates_of_groups_before_a_warm_up_and_of_a_group_without_rate():
     seen = []
     for group, rate in zip(optimizer.param_groups, (1.0, 0.25), strict=True):
         group["initial_lr"] = rate
-    optimizer.register_step_post_hook(lambda *_: seen.append([group["lr"] for group in optimizer.param_groups]))
+    optimizer.register_step_post_hook(
+        lambda *_: seen.append([group["lr"] for group in optimizer.param_groups])
+    )
     largest_rate(model, [torch.ones(())], optimizer, rates=[1e-2], steps=3)
     assert all(second == first / 4 for first, second in seen)
     optimizer.param_groups[1]["lr"] = 0.1
@@ -206,12 +246,19 @@ def test_rates_of_groups_before_a_warm_up_and_of_a_group_without_rate():
 
 @pytest.mark.parametrize(
     "loss",
-    [lambda model, batch: 1.0, lambda model, batch: None, lambda model, batch: model.w, lambda model, batch: model.w[0].detach()],
+    [
+        lambda model, batch: 1.0,
+        lambda model, batch: None,
+        lambda model, batch: model.w,
+        lambda model, batch: model.w[0].detach(),
+    ],
 )
 def test_losses_that_are_none(loss):
     model = Quadratic()
     with pytest.raises(ConfigError, match="loss returned"):
-        largest_rate(model, [torch.ones(())], torch.optim.SGD(model.parameters(), lr=1.0), loss=loss, steps=9)
+        largest_rate(
+            model, [torch.ones(())], torch.optim.SGD(model.parameters(), lr=1.0), loss=loss, steps=9
+        )
 
 
 def test_wrong_calls():
@@ -231,14 +278,21 @@ def test_wrong_calls():
     with pytest.raises(ConfigError, match="closure"):
         largest_rate(model, [torch.ones(())], torch.optim.LBFGS(model.parameters()), steps=9)
     with pytest.raises(ConfigError, match="no weight"):
-        largest_rate(model, [torch.ones(())], torch.optim.SGD(Quadratic().parameters(), lr=1.0), steps=9)
+        largest_rate(
+            model, [torch.ones(())], torch.optim.SGD(Quadratic().parameters(), lr=1.0), steps=9
+        )
     for made in (nn.LazyLinear(2), nn.Linear(2, 2, device="meta")):
         with pytest.raises(ConfigError, match="no values"):
             largest_rate(made, [torch.ones(())], optimizer, steps=9)
     with pytest.raises(ConfigError, match="steps"):
         largest_rate(model, [torch.ones(())], optimizer, steps=0)
     with pytest.raises(ConfigError, match="returns a number"):
-        largest_rate(nn.Linear(2, 2), [torch.ones(3, 2)], torch.optim.SGD(model.parameters(), lr=1.0), steps=9)
+        largest_rate(
+            nn.Linear(2, 2),
+            [torch.ones(3, 2)],
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            steps=9,
+        )
 
 
 def test_the_rate_is_that_of_the_study_s_rule():
@@ -269,7 +323,12 @@ def test_the_rate_is_that_of_the_study_s_rule():
 def test_no_rate_if_nothing_learns():
     model = Quadratic()
     found = largest_rate(
-        model, [torch.ones(())], torch.optim.SGD(model.parameters(), lr=1.0), rates=[1e3, 1e4], steps=9, clip=None
+        model,
+        [torch.ones(())],
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        rates=[1e3, 1e4],
+        steps=9,
+        clip=None,
     )
     assert found.rate is None
     assert all(rung.loss > found.first for rung in found.rungs)
@@ -277,8 +336,23 @@ def test_no_rate_if_nothing_learns():
 
 
 def test_command(tmp_path):
-    small = ("--depth", 1, "--width", 8, "--heads", 2, "--batch", 2, "--iterations", 100, "--share", 0.25)
-    result = run("rate", "--task", "recall", *small, "--rates", 1e-3, "--rates", 1e-2, "--out", tmp_path)
+    small = (
+        "--depth",
+        1,
+        "--width",
+        8,
+        "--heads",
+        2,
+        "--batch",
+        2,
+        "--iterations",
+        100,
+        "--share",
+        0.25,
+    )
+    result = run(
+        "rate", "--task", "recall", *small, "--rates", 1e-3, "--rates", 1e-2, "--out", tmp_path
+    )
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "rate.json").read_text())
     assert [rung["rate"] for rung in found["rungs"]] == [1e-3, 1e-2]

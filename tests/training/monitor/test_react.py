@@ -1,4 +1,6 @@
-"""`ctrans train --react`: nothing unasked, each reaction does what it says, and a run that goes on has the bits of one not stopped."""
+"""`ctrans train --react`: nothing unasked, each reaction does what it says, and a run that goes on
+has the bits of one not stopped.
+"""
 
 import dataclasses
 import itertools
@@ -16,14 +18,29 @@ from ctrans.training.run_directory import RunDirectory
 from tests.cli.test_commands import run, strict
 from tests.cli.test_train import SIZE
 
-WORDS = [*SIZE, "--batch", "2", "--iterations", "18", "--eval-every", "6", "--eval-windows", "4", "--monitor", "--every", "2"]
+WORDS = [
+    *SIZE,
+    "--batch",
+    "2",
+    "--iterations",
+    "18",
+    "--eval-every",
+    "6",
+    "--eval-windows",
+    "4",
+    "--monitor",
+    "--every",
+    "2",
+]
 
 
 @pytest.fixture
 def often(monkeypatch):
     """An alarm where nothing is wrong: every update is too large."""
     rule = ALARMS["updates too large"]
-    monkeypatch.setitem(ALARMS, "updates too large", dataclasses.replace(rule, limits={**rule.limits, "limit": 0.0}))
+    monkeypatch.setitem(
+        ALARMS, "updates too large", dataclasses.replace(rule, limits={**rule.limits, "limit": 0.0})
+    )
 
 
 def train(out, *words, code=0):
@@ -64,7 +81,9 @@ def reacting(*names):
 def test_a_run_that_reacts_and_is_killed_goes_on_to_the_same_bits(tmp_path, often, monkeypatch):
     made, steps = loop.nn.utils.get_total_norm, itertools.count(1)
     monkeypatch.setattr(
-        loop.nn.utils, "get_total_norm", lambda grads: made(grads) * (math.nan if next(steps) % 18 == 14 else 1.0)
+        loop.nn.utils,
+        "get_total_norm",
+        lambda grads: made(grads) * (math.nan if next(steps) % 18 == 14 else 1.0),
     )
     words = [*reacting("skip", "save"), "--save-every", "9", "--eval-every", "100"]
     for name in ("whole", "killed"):
@@ -73,7 +92,9 @@ def test_a_run_that_reacts_and_is_killed_goes_on_to_the_same_bits(tmp_path, ofte
     assert skipped(tmp_path / "whole") == [14]
     for _ in range(9):
         next(steps)
-    go_on_from(tmp_path / "killed", 9, *reacting("skip", "save"))  # and the next iteration has a report
+    go_on_from(
+        tmp_path / "killed", 9, *reacting("skip", "save")
+    )  # and the next iteration has a report
     assert same(weights(tmp_path / "killed"), whole)
     assert skipped(tmp_path / "killed") == skipped(tmp_path / "whole")
     logs = [read_log(tmp_path / name) for name in ("whole", "killed")]
@@ -92,13 +113,21 @@ def test_what_is_asked_and_never_needed_changes_no_bit(tmp_path):
 def test_the_checkpoint_before_a_danger_goes_on_to_the_same_bits(tmp_path, often):
     train(tmp_path / "plain", "--save-every", "100")
     train(tmp_path / "saved", "--save-every", "100", *reacting("save"))
-    # the first alarm is told before the step of iteration 2, and later checkpoints do not remove what was saved for it
+    # the first alarm is told before the step of iteration 2, and later checkpoints do not remove
+    # what was saved for it
     assert 1 in RunDirectory(tmp_path / "saved").steps()
-    assert json.loads((tmp_path / "saved/checkpoints/step-00000001/alarm.json").read_text())["check"] == "updates too large"
+    assert (
+        json.loads((tmp_path / "saved/checkpoints/step-00000001/alarm.json").read_text())["check"]
+        == "updates too large"
+    )
     assert same(weights(tmp_path / "saved"), weights(tmp_path / "plain"))
     go_on_from(tmp_path / "saved", 1, *reacting("save"))
     assert same(weights(tmp_path / "saved"), weights(tmp_path / "plain"))
-    assert [alarm["step"] for alarm in read_log(tmp_path / "saved").findings if alarm["severity"] != "note"] == [2]
+    assert [
+        alarm["step"]
+        for alarm in read_log(tmp_path / "saved").findings
+        if alarm["severity"] != "note"
+    ] == [2]
 
 
 @pytest.mark.slow
@@ -109,14 +138,26 @@ def test_a_run_that_a_danger_ends_is_saved_says_why_and_goes_on(tmp_path, often)
     assert "--resume" in result.stderr
     found = strict((tmp_path / "stopped" / "train.json").read_text())
     assert (found["ending"], found["step"]) == ("stopped", 2)
-    result = run("train", "--resume", "--out", tmp_path / "stopped", "--monitor", "--every", "2", "--react", "stop")
+    result = run(
+        "train",
+        "--resume",
+        "--out",
+        tmp_path / "stopped",
+        "--monitor",
+        "--every",
+        "2",
+        "--react",
+        "stop",
+    )
     assert result.exit_code == 0, result.output  # it remembers what it was told
     assert same(weights(tmp_path / "stopped"), weights(tmp_path / "plain"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reactions", [(), ("skip",)])
-def test_an_iteration_that_is_not_finite_is_left_out_where_that_is_asked(tmp_path, monkeypatch, reactions):
+def test_an_iteration_that_is_not_finite_is_left_out_where_that_is_asked(
+    tmp_path, monkeypatch, reactions
+):
     made, calls = loop.nn.utils.get_total_norm, []
 
     def broken(grads):
@@ -131,7 +172,9 @@ def test_an_iteration_that_is_not_finite_is_left_out_where_that_is_asked(tmp_pat
         assert all(torch.isfinite(weight).all() for weight in weights(tmp_path).values())
 
 
-@pytest.mark.parametrize(("name", "words"), [("skipp", "did you mean 'skip'"), ("lower", "choose skip, save or stop")])
+@pytest.mark.parametrize(
+    ("name", "words"), [("skipp", "did you mean 'skip'"), ("lower", "choose skip, save or stop")]
+)
 def test_a_reaction_that_is_none_is_named(tmp_path, name, words):
     result = run("train", *WORDS, "--out", tmp_path, "--react", name)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)

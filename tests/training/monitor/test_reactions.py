@@ -34,10 +34,14 @@ def trained(steps=12, spoiled=None, by=1000.0, **options):
 
 
 def test_a_step_whose_gradient_spikes_is_made():
-    monitor, states, _ = trained(spoiled=12, react=["skip"], limits={"gradient spike": {"least": 5}})
+    monitor, states, _ = trained(
+        spoiled=12, react=["skip"], limits={"gradient spike": {"least": 5}}
+    )
     assert [alarm.step for alarm in monitor.alarms if alarm.check == "gradient spike"] == [12]
     assert monitor.reactions.skipped == []
-    assert not torch.equal(states[11]["token_embedding.weight"], states[10]["token_embedding.weight"])
+    assert not torch.equal(
+        states[11]["token_embedding.weight"], states[10]["token_embedding.weight"]
+    )
 
 
 @pytest.mark.parametrize("by", [math.nan, math.inf])
@@ -62,7 +66,9 @@ def test_what_is_not_finite_is_told_again_after_a_step_that_was_left_out():
         tokens = torch.randint(32, (2, 9))
         loss = model(tokens[:, :-1], tokens[:, 1:])[1] * (math.nan if step == 3 else 1.0)
         loss.backward()
-        told += [(alarm.step, alarm.place) for alarm in monitor.step(loss) if alarm.check == "not finite"]
+        told += [
+            (alarm.step, alarm.place) for alarm in monitor.step(loss) if alarm.check == "not finite"
+        ]
         model.zero_grad()
     assert [step for step, _ in told] == [5, 40]
     assert told[1][1].startswith("block 1, ffn")
@@ -101,5 +107,7 @@ def test_what_cannot_be_asked_is_said():
         trained(react=["save"])
     with pytest.raises(ConfigError, match="list"):
         trained(react="stop")
-    with pytest.raises(ConfigError, match=r"'lower' was removed, .* placebo: choose skip, save or stop$"):
+    with pytest.raises(
+        ConfigError, match=r"'lower' was removed, .* placebo: choose skip, save or stop$"
+    ):
         trained(react=["lower"])

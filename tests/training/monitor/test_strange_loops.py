@@ -1,4 +1,6 @@
-"""Loops that differ from the usual one: a monitor measures what is there, and no figure stands for another."""
+"""Loops that differ from the usual one: a monitor measures what is there, and no figure stands for
+another.
+"""
 
 import math
 
@@ -93,7 +95,9 @@ def test_sparse_gradients_have_the_norm_of_dense_ones():
         torch.manual_seed(0)
         model = Plain()
         model.embedding.sparse = sparse
-        monitor = Monitor(model, every=1, react=["skip"], example=torch.zeros(1, 4, dtype=torch.int64))
+        monitor = Monitor(
+            model, every=1, react=["skip"], example=torch.zeros(1, 4, dtype=torch.int64)
+        )
         passed(model.eval())
         monitor.step(1.0, torch.optim.SparseAdam(model.embedding.parameters()))
         return monitor.past.reports[-1][1]["gradient_norm"]
@@ -118,7 +122,9 @@ def test_a_pass_inside_vmap_costs_its_figures_and_no_report():
     def loss(weights, row):
         return functional_call(model, weights, (row[None, :-1], row[None, 1:]))[1]
 
-    vmap(grad(loss), in_dims=(None, 0), randomness="same")({name: p.detach() for name, p in model.named_parameters()}, tokens())
+    vmap(grad(loss), in_dims=(None, 0), randomness="same")(
+        {name: p.detach() for name, p in model.named_parameters()}, tokens()
+    )
     model.head.bias.grad = torch.ones(32)
     monitor.step(1.0)
     assert monitor.past.reports[-1][1]["gradient_outside"] == pytest.approx(math.sqrt(32))
@@ -131,7 +137,10 @@ def test_a_model_can_be_traced_on_a_step_that_reports():
     # no check of names: the tests' type checker, where it is on, gives tensors other ones
     traced = torch.jit.trace(model, (tokens()[:, :-1], tokens()[:, 1:]), check_trace=False)
     monitor.close()
-    assert torch.equal(traced(tokens(1)[:, :-1], tokens(1)[:, 1:])[1], model(tokens(1)[:, :-1], tokens(1)[:, 1:])[1])
+    assert torch.equal(
+        traced(tokens(1)[:, :-1], tokens(1)[:, 1:])[1],
+        model(tokens(1)[:, :-1], tokens(1)[:, 1:])[1],
+    )
 
 
 @pytest.mark.parametrize("kind", ["bool", "float"])
@@ -147,7 +156,9 @@ def test_scores_of_padding_are_none_of_torchs_own_attention(kind):
     layer(x, src_key_padding_mask=given)
     found, x = monitor.gauges._found["logit", 0], layer.norm1(x)
     weight, bias = attention.in_proj_weight, attention.in_proj_bias
-    q, k, _ = (part.unflatten(-1, (2, 8)).transpose(1, 2)[0] for part in (x @ weight.T + bias).chunk(3, -1))
+    q, k, _ = (
+        part.unflatten(-1, (2, 8)).transpose(1, 2)[0] for part in (x @ weight.T + bias).chunk(3, -1)
+    )
     scores = (q @ k.mT / math.sqrt(8))[..., :4]
     assert torch.allclose(found, scores.abs().amax((-2, -1)))
 

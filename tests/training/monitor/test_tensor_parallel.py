@@ -1,4 +1,6 @@
-"""Two processes share each map (tensor parallelism), with it the tokens between maps (sequence parallelism), or the blocks."""
+"""Two processes share each map (tensor parallelism), with it the tokens between maps (sequence
+parallelism), or the blocks.
+"""
 
 import json
 import math
@@ -22,15 +24,22 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
 
     def forward(self, x):
-        q, k, v = (part(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for part in (self.q, self.k, self.v))
-        return self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        q, k, v = (
+            part(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+            for part in (self.q, self.k, self.v)
+        )
+        return self.o(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
 
 
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.n1, self.attention, self.n2 = nn.LayerNorm(WIDTH), Attention(), nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
 
     def forward(self, x):
         x = x + self.attention(self.n1(x))
@@ -40,7 +49,10 @@ class Block(nn.Module):
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.table, self.layers = nn.Embedding(VOCABULARY, WIDTH), nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.table, self.layers = (
+            nn.Embedding(VOCABULARY, WIDTH),
+            nn.ModuleList(Block() for _ in range(BLOCKS)),
+        )
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, tokens):
@@ -68,8 +80,16 @@ def share(model, way):
     plan |= {"attention.o": out, "mlp.0": ColwiseParallel(), "mlp.2": out}
     if by_tokens:
         whole = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
-        plan |= {"n1": SequenceParallel(), "n2": SequenceParallel(), "attention": whole, "mlp": whole}
-        ends = {"table": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)), "norm": SequenceParallel()}
+        plan |= {
+            "n1": SequenceParallel(),
+            "n2": SequenceParallel(),
+            "attention": whole,
+            "mlp": whole,
+        }
+        ends = {
+            "table": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+            "norm": SequenceParallel(),
+        }
         ends["head"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())
         parallelize_module(model, mesh, ends)
     for layer in model.layers:
@@ -81,7 +101,9 @@ class Stage(nn.Module):
 
     def __init__(self, model, rank):
         super().__init__()
-        self.table, self.layers = (None, model.layers[2:]) if rank else (model.table, model.layers[:2])
+        self.table, self.layers = (
+            (None, model.layers[2:]) if rank else (model.table, model.layers[:2])
+        )
         self.norm, self.head = (model.norm, model.head) if rank else (None, None)
 
     def forward(self, x):
@@ -99,7 +121,9 @@ def pipelined(stage, rank):
     """A step of two micro-batches through both stages."""
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
-    schedule = ScheduleGPipe(PipelineStage(stage, rank, 2, torch.device("cpu")), n_microbatches=2, loss_fn=cross_entropy)
+    schedule = ScheduleGPipe(
+        PipelineStage(stage, rank, 2, torch.device("cpu")), n_microbatches=2, loss_fn=cross_entropy
+    )
 
     def step(inputs, targets):
         losses = []
@@ -115,11 +139,20 @@ def trained(way=None):
     model, rank = Model(), 0 if way is None else torch.distributed.get_rank()
     if way == "pipeline":
         model = Stage(model, rank)
-    monitor = Monitor(model, every=2, example=torch.randn(2, 12, WIDTH) if way == "pipeline" and rank else None)
+    monitor = Monitor(
+        model, every=2, example=torch.randn(2, 12, WIDTH) if way == "pipeline" and rank else None
+    )
     if way in ("tensor", "sequence"):
         share(model, way)
-    forward = pipelined(model, rank) if way == "pipeline" else lambda x, targets: cross_entropy(model(x), targets)
-    optimiser, generator = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.Generator().manual_seed(1)
+    forward = (
+        pipelined(model, rank)
+        if way == "pipeline"
+        else lambda x, targets: cross_entropy(model(x), targets)
+    )
+    optimiser, generator = (
+        torch.optim.AdamW(model.parameters(), lr=1e-3),
+        torch.Generator().manual_seed(1),
+    )
     for _ in range(6):
         tokens = torch.randint(VOCABULARY, (2, 13), generator=generator)
         loss = forward(tokens[:, :-1], tokens[:, 1:])
@@ -135,7 +168,13 @@ def trained(way=None):
     return figures
 
 
-OF_SAMPLES = ("update", "update_outside", "unmoved", "adam_gradient_ratio", "adam_gradient_ratio_outside")
+OF_SAMPLES = (
+    "update",
+    "update_outside",
+    "unmoved",
+    "adam_gradient_ratio",
+    "adam_gradient_ratio_outside",
+)
 BY_HEAD = ("logit", "ahead", "entropy")
 
 
@@ -174,9 +213,21 @@ def test_two_processes_see_what_one_sees(way, tmp_path):
     same = set(whole) - {*OF_SAMPLES, *BY_HEAD, "seconds"}
     if way == "sequence":  # each process has half of the tokens
         for name, halves in (("costate", 1), ("rms", 2), ("velocity", 2)):
-            both = [math.sqrt((x**2 + y**2) / halves) for x, y in zip(parts[0][name], parts[1][name], strict=True)]
+            both = [
+                math.sqrt((x**2 + y**2) / halves)
+                for x, y in zip(parts[0][name], parts[1][name], strict=True)
+            ]
             assert both == pytest.approx(whole[name], rel=1e-4, nan_ok=True), name
-        same = {"loss", "gradient", "gradient_norm", "gradient_outside", "log_z", "largest_logit", "rate_share", "decay_share"}
+        same = {
+            "loss",
+            "gradient",
+            "gradient_norm",
+            "gradient_outside",
+            "log_z",
+            "largest_logit",
+            "rate_share",
+            "decay_share",
+        }
     for name in same:
         for part in parts:
             assert part[name] == pytest.approx(whole[name], rel=1e-3, nan_ok=True), name

@@ -27,13 +27,26 @@ PLACES = ["block 0, attention", "block 0, ffn"]
 
 
 def write(directory, end="finished"):
-    writer = LogWriter(directory, Header("GPT", PLACES, ["attention", "ffn"], [2, 0], 10, total=100))
+    writer = LogWriter(
+        directory, Header("GPT", PLACES, ["attention", "ffn"], [2, 0], 10, total=100)
+    )
     for i in range(6):
-        figures = {"loss": 5.0 - i, "highest_loss": 5.0, "gradient_norm": 1.0, "learning_rate": 1e-3, "seconds": 0.5}
+        figures = {
+            "loss": 5.0 - i,
+            "highest_loss": 5.0,
+            "gradient_norm": 1.0,
+            "learning_rate": 1e-3,
+            "seconds": 0.5,
+        }
         by_depth = {"rms": [1.0, 2.0, math.nan], "gradient": [1.0, 0.5], "logit": [1.0 * 2**i, 3.0]}
         writer.report(Report(10 * (i + 1), {**figures, **by_depth}))
     reading = Reading(32.0, "block 0, attention, head 0", "largest |attention score| = 32")
-    writer.finding(60, ALARMS.finding("attention logits grow", reading, step=60, since=60, doubling=10.0, crossing=67))
+    writer.finding(
+        60,
+        ALARMS.finding(
+            "attention logits grow", reading, step=60, since=60, doubling=10.0, crossing=67
+        ),
+    )
     if end:
         writer.end(60, end)
 
@@ -75,10 +88,17 @@ def test_watch_of_a_run_that_goes_on_says_so_and_how_long(tmp_path):
 
 
 def test_a_terminal_of_80_characters_shows_every_number_whole(tmp_path):
-    writer = LogWriter(tmp_path, Header("GPT", PLACES * 12, ["attention", "ffn"] * 12, [4, 0] * 12, 10))
+    writer = LogWriter(
+        tmp_path, Header("GPT", PLACES * 12, ["attention", "ffn"] * 12, [4, 0] * 12, 10)
+    )
     for i in range(40):
         row = [1.234e-10 * 10**k for k in range(24)]
-        writer.report(Report(10 * (i + 1), {"loss": 1.0, **dict.fromkeys(("bound_share", "gradient", "logit"), row)}))
+        writer.report(
+            Report(
+                10 * (i + 1),
+                {"loss": 1.0, **dict.fromkeys(("bound_share", "gradient", "logit"), row)},
+            )
+        )
     console = Console(file=io.StringIO(), width=80)
     show(watch._page(read_log(tmp_path)), console)
     table = [line for line in console.file.getvalue().splitlines() if "used of the bound" in line]
@@ -98,7 +118,13 @@ def test_a_terminal_follows_a_run_until_it_ends(tmp_path, monkeypatch):
 
     monkeypatch.setattr(watch.time, "sleep", waited)
     console = Console(file=io.StringIO(), force_terminal=True, width=120)
-    asked = {"command": "watch", "options": {}, "typed": frozenset[str](), "json_path": None, "out": None}
+    asked = {
+        "command": "watch",
+        "options": {},
+        "typed": frozenset[str](),
+        "json_path": None,
+        "out": None,
+    }
     request = watch.WatchRequest(**asked, directory=tmp_path, once=False, refresh=0.5)
     assert watch._followed(request, console, read_log(tmp_path)).ended == "finished"
     assert waits == [0.5, 0.5]
@@ -123,7 +149,10 @@ def test_a_log_without_reports_has_no_picture(tmp_path):
 
 
 def test_train_with_a_monitor_has_the_weights_of_one_without(tmp_path):
-    for name, more in (("without", []), ("with", ["--monitor", "--every", "2", "--probe-every", "4"])):
+    for name, more in (
+        ("without", []),
+        ("with", ["--monitor", "--every", "2", "--probe-every", "4"]),
+    ):
         result = run("train", *TINY, "--out", tmp_path / name, *more)
         assert result.exit_code == 0, result.output
     weights = [load(tmp_path / name / "last").state_dict() for name in ("without", "with")]
@@ -132,13 +161,17 @@ def test_train_with_a_monitor_has_the_weights_of_one_without(tmp_path):
     assert log.steps == [1, 2, 4, 6, 8, 10, 12]
     assert log.ended == "finished"
     rows = [json.loads(line) for line in (tmp_path / "with" / "log.jsonl").read_text().splitlines()]
-    assert log.reports[-1].figures["gradient_norm"] == pytest.approx(rows[-1]["gradient_norm"], rel=1e-5)
+    assert log.reports[-1].figures["gradient_norm"] == pytest.approx(
+        rows[-1]["gradient_norm"], rel=1e-5
+    )
 
 
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_with_its_log(tmp_path):
     run("train", *TINY, "--out", tmp_path, "--monitor", "--every", "3")
-    result = run("train", "--resume", "--iterations", "18", "--out", tmp_path, "--monitor", "--every", "3")
+    result = run(
+        "train", "--resume", "--iterations", "18", "--out", tmp_path, "--monitor", "--every", "3"
+    )
     assert result.exit_code == 0, result.output
     assert read_log(tmp_path).steps == [1, 3, 6, 9, 12, 15, 18]  # as if it had not stopped
 
@@ -154,9 +187,17 @@ def test_a_log_of_very_many_findings_makes_a_page_of_some_that_says_of_how_many(
     write(tmp_path)
     made = watch.findings(read_log(tmp_path))
     few = {"command": "watch", **json.loads(to_json(made))}
-    many = {**few, "findings": [{**few["findings"][0], "step": step} for step in range(3 * MOST_FINDINGS)]}
+    many = {
+        **few,
+        "findings": [{**few["findings"][0], "step": step} for step in range(3 * MOST_FINDINGS)],
+    }
     page = render(page_of({"watch": many}))
     assert page.count('<article class="finding">') == MOST_FINDINGS + 12
-    assert f"the last 1,000 of {3 * MOST_FINDINGS - 12:,} earlier findings; the JSON has all" in page
+    assert (
+        f"the last 1,000 of {3 * MOST_FINDINGS - 12:,} earlier findings; the JSON has all" in page
+    )
     assert render(page_of({"watch": few})).count('<article class="finding">') == 1
-    assert Findings(many["findings"], "mine").title == "mine: the first 1,000 of 3,000; the JSON has all"
+    assert (
+        Findings(many["findings"], "mine").title
+        == "mine: the first 1,000 of 3,000; the JSON has all"
+    )
