@@ -143,10 +143,9 @@ class Running:
         named = self.call.context
         kind = type(self.block)
         parameter = inspect.signature(kind.forward).parameters[self.call.argument]
-        first = (
-            self.call.argument == _arguments(kind)[0]
-            and parameter.kind is not parameter.KEYWORD_ONLY
-        )  # type: ignore[arg-type]  # a class is hashable
+        first_argument = _arguments(kind)[0]  # type: ignore[arg-type]  # a class is hashable
+        by_keyword_only = parameter.kind is parameter.KEYWORD_ONLY
+        first = self.call.argument == first_argument and not by_keyword_only
         given = self.call.given(x.clone())  # a block may change its input in place
         if first:
             output = self.block(given, **named)

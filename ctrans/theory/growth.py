@@ -375,10 +375,11 @@ def scaled_growth(draw: Draw) -> Trial:
         draw, "pre", residual="depth_scaled", depth=depth, bias=False, norm="rmsnorm"
     )
     states = states_of(made.depth, draw.of_any_size(1, 4, 8))
-    gain = max(
-        part.field.bound().gain * float(part.input_norm.gamma.abs().max())
-        for part in made.depth.sublayers
-    )  # type: ignore[union-attr]  # maps with bounds
+    gains = []
+    for part in made.depth.sublayers:
+        largest_gamma = float(part.input_norm.gamma.abs().max())  # type: ignore[union-attr]
+        gains.append(part.field.bound().gain * largest_gamma)
+    gain = max(gains)
     longest = [float(x.norm(dim=-1).max()) for x in (states[0], states[-1])]
     return at_most(
         longest[1],

@@ -173,9 +173,8 @@ def _spread(value: Tensor, parameter: Tensor | None) -> Tensor:
         return value
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(
-        value.to(parameter.device), mesh, parameter.placements, src_data_rank=None
-    )  # type: ignore[attr-defined]  # a DTensor
+    placements = parameter.placements  # type: ignore[attr-defined]  # a DTensor
+    return distribute_tensor(value.to(parameter.device), mesh, placements, src_data_rank=None)
 
 
 def _read_shards(directory: Path, model: GPT) -> dict[str, Tensor]:
