@@ -5,6 +5,7 @@ A machine borrowed for its GPU may lack beartype. All but annotations is tested 
 """
 
 import functools
+import inspect
 import math
 import random
 
@@ -20,6 +21,8 @@ FEW = 2_000
 few.
 """
 _CHECKED = beartype and beartype(conf=BeartypeConf(is_pep484_tower=True))
+VALUE = "ret0"
+"""The parameter by which jaxtyping hands over what the function returned."""
 _left = math.inf
 
 
@@ -33,7 +36,13 @@ def allow(checks: float) -> None:
 def check(function):
     """The function with its arguments and value checked, which is made at its first call: most are
     never called with checks on.
+
+    jaxtyping asks twice: for the arguments alone, and for both once the function has returned. Only
+    the second is answered. So a function may refuse an argument by an error of its own, which is
+    what a user meets; one that takes it and returns is told.
     """
+    if VALUE not in inspect.signature(function).parameters:
+        return function
     made = None
 
     @functools.wraps(function)

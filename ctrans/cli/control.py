@@ -11,8 +11,10 @@ from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import read_batch
 from ctrans.cli.model_sources import check_loss, find_models
 from ctrans.cli.request import ModelRequest, command_of, get_dtype
-from ctrans.control import Attained, MaximumPrinciple, attained, maximum_principle
+from ctrans.control import Attained, MaximumPrinciple
+from ctrans.control.attained import attained
 from ctrans.control.costate import continuous_or_discrete
+from ctrans.control.maximum_principle import maximum_principle
 from ctrans.report.progress import progress_bar
 from solvers import ConfigError
 from solvers.request import check_solver

@@ -15,7 +15,8 @@ from ctrans.dynamics.norm import NORMS
 from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.model.orders import Convergence, depth_convergence, own_methods, substep_convergence
 from ctrans.report.progress import progress_bar
-from solvers import METHODS, ConfigError, fixed_step
+from solvers import METHODS, ConfigError
+from solvers.methods import fixed_step
 
 LIMITS = ("substeps", "depth")
 

@@ -21,8 +21,9 @@ from ctrans.report.contents import page_of
 from ctrans.report.files import to_json
 from ctrans.report.sections import Page
 from ctrans.report.terminal import show
-from ctrans.training.monitor import MonitorLog, read_log
+from ctrans.training.monitor import MonitorLog
 from ctrans.training.monitor.history import history
+from ctrans.training.monitor.log import read_log
 from ctrans.training.monitor.post_mortem import post_mortem
 
 

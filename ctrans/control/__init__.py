@@ -16,6 +16,7 @@ from ctrans.control.regularization import GainDecay, KineticCost
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.step_image import StepImage
 from ctrans.control.tangent import TangentSpace, WholeSpace
+from solvers import checked
 
 __all__ = [
     "VERDICTS",
@@ -53,3 +54,17 @@ __all__ = [
     "gap_of_rank",
     "maximum_principle",
 ]
+
+for _function in (
+    admissible_set,
+    attained,
+    boxed_value,
+    certify,
+    costate,
+    decay_threshold,
+    ellipsoid_value,
+    gain_slope,
+    gap_of_rank,
+    maximum_principle,
+):  # checked where a user calls, and nowhere inside
+    globals()[_function.__name__] = checked(_function, face=__name__)

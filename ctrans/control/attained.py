@@ -37,7 +37,7 @@ from ctrans.control.residual_pullback import support_towards_image
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.measure.walk import Model, SegmentCallback
-from solvers import ConfigError, checked
+from solvers import ConfigError
 
 Parameters = dict[str, Tensor]
 
@@ -85,7 +85,6 @@ class Attained:
 
 
 @torch.no_grad()
-@checked
 def attained(
     model: Model,
     tokens: Tensor,

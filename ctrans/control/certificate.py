@@ -42,7 +42,7 @@ from ctrans.control.regularization import KineticCost
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.tangent import LinearSpace
 from ctrans.dynamics.norm import NORMS, Norm
-from solvers import ConfigError, checked, look_up
+from solvers import ConfigError, look_up
 
 LINEAR, SATURATED = 0.01, 0.05
 """Allowed error of a growth exponent: LINEAR from 1 where H is infinite or gains are trained too,
@@ -194,7 +194,6 @@ class Certificate:
 
 
 @torch.no_grad()
-@checked
 def certify(
     admissible: Supremum | str,
     P: UnbatchedRows,

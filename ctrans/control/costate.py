@@ -27,21 +27,10 @@ from ctrans.measure.walk import (
     value_and_pullback,
     walk,
 )
-from solvers import (
-    ADVICE,
-    ConfigError,
-    Map,
-    Method,
-    Segment,
-    SolveError,
-    Stats,
-    Status,
-    checked,
-    solve,
-    unknown,
-)
+from solvers import ADVICE, ConfigError, Map, Method, Segment, SolveError, Stats, Status, unknown
 from solvers.request import check_solver
 from solvers.run import finite
+from solvers.solve import solve
 
 Point = tuple[Tensor, Tensor]
 """(X, P): a hidden state and its costate."""
@@ -78,7 +67,6 @@ class Costate:
 
 @torch.no_grad()
 @leaving_as_found
-@checked
 def costate(
     model: Model,
     tokens: Tensor,
@@ -122,7 +110,6 @@ def costate(
     return found
 
 
-@checked
 def places(depth: Depth) -> dict[str, Any]:
     """What identifies each segment: its start in depth-time, its kind and its placement."""
     return {
@@ -132,7 +119,6 @@ def places(depth: Depth) -> dict[str, Any]:
     }
 
 
-@checked
 def continuous_or_discrete(
     model: Model,
     tokens: Tensor,

@@ -39,7 +39,7 @@ from ctrans.control.admissible import Posedness, length, ratio, verdict_of
 from ctrans.control.ascent import BoundedAscent, ascend, noise
 from ctrans.dynamics.fields import Activation, ExposesHeads, HasUnits, why_not
 from ctrans.dynamics.fields.scaled_linear import scaled_parts
-from solvers import ConfigError, checked
+from solvers import ConfigError
 
 STARTS = 16
 """Random directions of a unit, in addition to those along which X and P have most in common."""
@@ -264,7 +264,6 @@ def product_svd(
 
 
 @torch.no_grad()
-@checked
 def decay_threshold(
     path: Path, P: UnbatchedRows, *, bias: bool = False, gains: bool = False
 ) -> DecayThreshold:

@@ -392,7 +392,6 @@ class EllipsoidProduct(NormImage):
         return groups
 
 
-@checked
 def ellipsoid_value(norm: SphereNorm, P: TokenRows) -> PerBatch:
     """sum_j sqrt(d) |gamma * p_j| - <p_j, beta>: H as Kan prints it for both norms (eq. 99); for
     LayerNorm an upper bound.

@@ -25,7 +25,6 @@ from ctrans.base.shapes import BatchMask, PerBatch, TokenRows, UnbatchedRows, Ve
 from ctrans.control.admissible import ROUNDING, GainSlope, check_costate, length, ratio, rounding_of
 from ctrans.control.ascent import noise
 from ctrans.dynamics.norm import Norm, SphereNorm
-from solvers import checked
 
 STARTS = 32
 """Random starts for LayerNorm, whose sum has local maxima, in addition to gamma_i = |p_i|, p_i
@@ -72,7 +71,6 @@ def has_offset(norm: Norm) -> bool:
 
 
 @torch.no_grad()
-@checked
 def gain_slope(norm: SphereNorm, P: UnbatchedRows) -> GainSlope:
     """Lower and upper bound on the growth of H with gains and offsets that are bounded together;
     equal for RMSNorm.
@@ -194,7 +192,6 @@ def _form(norm: SphereNorm, p: Tensor, lengths: Tensor) -> Tensor:
     return form
 
 
-@checked
 def boxed_value(norm: SphereNorm, P: TokenRows, gain: float, offset: float = 0.0) -> PerBatch:
     """sqrt(d) g sum_j |p_j| + b |sum_j p_j|_1: an upper bound of H over all |gamma_i| <= g and
     |beta_i| <= b.

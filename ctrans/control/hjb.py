@@ -21,8 +21,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.control.hopf_lax import Terminal, finite_values
-from solvers import ConfigError, RungeKutta, Segment, solve
+from solvers import ConfigError, RungeKutta, Segment
 from solvers.errors import unknown
+from solvers.solve import solve
 from solvers.tableau import EULER, tableau
 
 OnGrid = Float[Tensor, "*space"]

@@ -18,7 +18,7 @@ from ctrans.control.costate import Costate, places
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.sublayer import Sublayer
-from solvers import ConfigError, checked, unknown
+from solvers import ConfigError, unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,6 @@ NOTHING = PointwiseReading()
 
 @torch.no_grad()
 @leaving_as_found
-@checked
 def maximum_principle(
     depth: Depth, costate: Costate, *, measure: str | None = None
 ) -> MaximumPrinciple:

@@ -26,14 +26,12 @@ from ctrans.base.shapes import UnbatchedRows
 from ctrans.control.admissible import length, rounding_of
 from ctrans.control.last_map import Features
 from ctrans.dynamics.norm import SphereNorm
-from solvers import checked
 
 SUBSETS = 8
 """Number of thresholds on |w_j|. More tokens lack more features, but the smallest |w_j| decides."""
 
 
 @torch.no_grad()
-@checked
 def gap_of_rank(norm: SphereNorm, P: UnbatchedRows, features: Features) -> float:
     """A lower bound of H(P) less the value of any weights W of the last linear map in norm(h W'); 0
     if none is proven.

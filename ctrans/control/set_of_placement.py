@@ -17,12 +17,11 @@ from ctrans.control.sets_by_norm import image_of, reachable
 from ctrans.control.tangent import TangentSpace, WholeSpace
 from ctrans.dynamics.norm import Norm
 from ctrans.dynamics.placement import Placement, get_placement
-from solvers import ConfigError, Finite, checked
+from solvers import ConfigError, Finite
 
 Given = TypeVar("Given")
 
 
-@checked
 def admissible_set(
     norm: Norm | None,
     placement: str | Placement,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ctrans.report.sections import Chapter, JSONObject, Page, Words, cell, decoded, table
-from solvers import ConfigError, checked
+from solvers import ConfigError
 
 SECTIONS = {
     "screen": "screen",
@@ -39,7 +39,6 @@ A command that has no entry is shown as tables of all that its result holds (`ot
 """
 
 
-@checked
 def page_of(results: JSONObject) -> Page:
     """The page of one or several results, by a name for each. Results of one command share their
     tables and charts.

@@ -24,7 +24,7 @@ from ctrans.study.outcomes import Floor, rate_by_floor
 from ctrans.training.monitor.monitor import Monitor
 from ctrans.training.schedule import learning_rate
 from ctrans.training.settings import TrainConfig
-from solvers import AnyFloat, ConfigError, checked, shown
+from solvers import AnyFloat, ConfigError, shown
 
 RATES = tuple(10 ** (k / 2) for k in range(-5, 0))
 """Half a decade apart, from 3.2e-3 to 0.32."""
@@ -107,7 +107,6 @@ def _is_loss(value: Any) -> bool:
     )
 
 
-@checked
 def largest_rate(
     model: nn.Module,
     batches: Iterable[Any],

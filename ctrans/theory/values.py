@@ -17,7 +17,8 @@ from ctrans.control.sets_by_norm import image_of
 from ctrans.dynamics.norm import RMSNorm, SphereNorm
 from ctrans.theory.random_norms import norm_words, random_norm
 from ctrans.theory.statement import Printed, Trial, Trials, at_most, equal, statement
-from solvers import Segment, solve
+from solvers import Segment
+from solvers.solve import solve
 
 SECTION = 4
 

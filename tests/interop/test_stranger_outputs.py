@@ -10,9 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import ctrans
-from ctrans.interop.imported import Imported
 from solvers import ConfigError
-from tests.helpers import unchecked
 
 D = 16
 
@@ -430,7 +428,7 @@ def test_a_mapping_of_inputs_is_opened_first():
         ):
             ctrans.diagnose(analysed, inputs)
     with pytest.raises(ConfigError, match="give the tensor that is the first argument"):
-        unchecked(Imported.embed)(opened.model, inputs)
+        opened.model.embed(inputs)
     assert "model" in ctrans.diagnose(opened, inputs["u"]).unknown
 
 

@@ -25,7 +25,6 @@ from ctrans.examine.diagnosis.diagnose import Diagnosis
 from ctrans.examine.diagnosis.number_formats import FORMATS, Format, format_of
 from ctrans.examine.diagnosis.weights_only import WeightReaders, chunks, parts_of, place_and_block
 from ctrans.measure.findings import OURS, Check, Checks, Reading, Readings
-from solvers import checked
 
 ROUNDED = ("rounding error", "entries that overflow", "entries that become zero")
 """The quantities of every tensor."""
@@ -98,7 +97,6 @@ class PrecisionDiagnosis(Diagnosis):
     checks: ClassVar[Checks] = PRECISION_CHECKS
 
 
-@checked
 class InFormats:
     """What tensors would lose in formats, named with commas between them."""
 
@@ -149,7 +147,6 @@ def weights_in(
 
 
 @contextlib.contextmanager
-@checked
 def low_precision(model: nn.Module, formats: str = ",".join(FORMATS)) -> Iterator[InFormats]:
     """Inside, it measures a step of your training in float32: weights before it, outputs of all
     modules, the gradients of both, and the optimiser's updates. It changes none of them.

@@ -33,7 +33,7 @@ from ctrans.examine.screening.screening_checks import (
 from ctrans.examine.screening.updates import plan_updates
 from ctrans.measure.findings import Finding
 from ctrans.measure.walk import Attempt, DescribedModel, Instrument, Lane, own_loss, walk_lanes
-from solvers import ConfigError, SolveError, checked, look_up, shown
+from solvers import ConfigError, SolveError, look_up, shown
 
 Found = TypeVar("Found")
 
@@ -88,7 +88,6 @@ class Screening:
 
 
 @leaving_as_found
-@checked
 def screen(
     model: DescribedModel,
     tokens: Tensor,
@@ -228,7 +227,6 @@ def _lanes(case: Case, plans: Mapping[str, StepPlan | StepVerdict]) -> list[Lane
     ]
 
 
-@checked
 def as_result(screenings: Mapping[str, Screening]) -> dict[str, Any]:
     """The screenings by model's name as `ctrans screen` writes them, with the description and
     limits of each quantity.

@@ -40,7 +40,7 @@ from ctrans.training.monitor.log_lines import (
     probe_of,
     report_of,
 )
-from solvers import ConfigError, checked
+from solvers import ConfigError
 
 LOGGER = logging.getLogger("ctrans.training.monitor")
 Made = TypeVar("Made")
@@ -189,7 +189,6 @@ class LogWriter:
         return first.get("writer", "") if "header" in first else None
 
 
-@checked
 def read_log(directory: str | Path) -> MonitorLog:
     """Reads the log in that directory, without lines that are incomplete or that no monitor writes.
 
