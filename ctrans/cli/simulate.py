@@ -14,6 +14,7 @@ from ctrans.cli.inputs import Batch, Text, read_batch
 from ctrans.cli.model_sources import find_models
 from ctrans.cli.request import ModelRequest, command_of, get_dtype
 from ctrans.dynamics.scheme import METHOD_WORDS, Scheme
+from ctrans.examine.simulated import Simulated, measured
 from ctrans.interop.losses import AnyModel, ModelWithLoss
 from ctrans.measure.backward.token_exponents import token_exponents
 from ctrans.measure.forward.contributions import contributions_by_depth
@@ -92,62 +93,77 @@ def command(request: SimulateRequest) -> None:
         )
     directory = directory_of(request)
     passes = (1 if solver.discrete else 2) + request.reference
-    results: list[Simulation] = []
-    analyses: list[dict[str, Any]] = []
+    models: dict[str, Simulated] = {}
     with progress_bar("simulate", passes * sum(source.segments for source in found)) as advance:
         for source in found:
             model = source.model(request)
-            results.append(
-                simulate(
-                    model,
-                    batch.tokens,
-                    method=request.method,
-                    steps=solver.steps,
-                    rtol=request.rtol,
-                    atol=request.atol,
-                    norm=request.error_norm,
-                    reference=request.reference,
-                    progress=advance.of(source.name),
-                )
+            simulation = simulate(
+                model,
+                batch.tokens,
+                method=request.method,
+                steps=solver.steps,
+                rtol=request.rtol,
+                atol=request.atol,
+                norm=request.error_norm,
+                reference=request.reference,
+                progress=advance.of(source.name),
             )
-            analyses.append(_analyses(request, batch, model))
+            models[simulation.placement] = _with_analyses(request, batch, model, simulation)
+    failed = {
+        name: model.simulation
+        for name, model in models.items()
+        if model.simulation.status is not Status.SUCCESS
+    }
     end(
         request,
         directory,
         inputs=batch,
-        result={
-            "placements": {
-                s.placement: {**vars(s), **more} for s, more in zip(results, analyses, strict=True)
-            }
-        },
-        failures=[f"{s.placement}: {s.message}" for s in results if s.status is not Status.SUCCESS],
+        result={"placements": {name: _object(model) for name, model in models.items()}},
+        measured=measured(models),
+        failures=[f"{name}: {simulation.message}" for name, simulation in failed.items()],
     )
 
 
-def _analyses(
-    request: SimulateRequest, batch: Batch, model: AnyModel | ModelWithLoss
-) -> dict[str, Any]:
-    """The results of the optional analyses; None for those that the user did not ask for."""
+def _object(model: Simulated) -> dict[str, Any]:
+    """A model in the JSON of version 1."""
+    lyapunov = None
+    if model.lyapunov is not None:
+        lyapunov = {**vars(model.lyapunov), "words": model.words}
+    return {
+        **vars(model.simulation),
+        "lyapunov": lyapunov,
+        "spectra": model.spectra,
+        "contributions": model.contributions,
+    }
+
+
+def _with_analyses(
+    request: SimulateRequest,
+    batch: Batch,
+    model: AnyModel | ModelWithLoss,
+    simulation: Simulation,
+) -> Simulated:
+    """The simulation with the analyses that the user asked for."""
     text = batch.text
     tokens = batch.tokens
-    found = dict.fromkeys(("lyapunov", "spectra", "contributions"))
+    simulated = Simulated(simulation)
     if request.lyapunov and isinstance(text, Text):
         sequence = tokens[0, : request.lyapunov]
-        found["lyapunov"] = {
-            **vars(token_exponents(model, sequence)),
-            "words": text.words(sequence.tolist()),
-        }
-    if request.spectra:
-        (found["spectra"],) = walk(model, tokens[:1], None, [Spectra()])
-    if request.contributions:
-        if isinstance(text, Text) and isinstance(model, GPT):
-            targets = tokens[:, 1:]
-        else:
-            targets = None
-        found["contributions"] = contributions_by_depth(
-            model, tokens if targets is None else tokens[:, :-1], targets
+        simulated = dataclasses.replace(
+            simulated,
+            lyapunov=token_exponents(model, sequence),
+            words=text.words(sequence.tolist()),
         )
-    return found
+    if request.spectra:
+        (spectra,) = walk(model, tokens[:1], None, [Spectra()])
+        simulated = dataclasses.replace(simulated, spectra=spectra)
+    if request.contributions:
+        inputs, targets = tokens, None
+        if isinstance(text, Text) and isinstance(model, GPT):
+            inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        contributions = contributions_by_depth(model, inputs, targets)
+        simulated = dataclasses.replace(simulated, contributions=contributions)
+    return simulated
 
 
 def _scheme(request: SimulateRequest, dtype: torch.dtype) -> Scheme:
