@@ -35,7 +35,7 @@ from ctrans.measure.findings import Check, Reading
 from ctrans.measure.walk import Instrument, walk
 from ctrans.model.orders import substep_convergence
 from ctrans.training.monitor import ALARMS, GAUGES, Monitor, read_log
-from ctrans.training.monitor.gauge_table import Gauge
+from ctrans.training.monitor.training_measures import Gauge
 from ctrans.training.monitor.past_checks import beyond
 from solvers import METHODS, ConfigError, RungeKutta, solve, tableau
 

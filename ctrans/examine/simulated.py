@@ -14,11 +14,13 @@ from typing import Any
 from ctrans.base.from_json import from_json
 from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.measure.backward.token_exponents import TokenExponents
+from ctrans.measure.findings import Mark
 from ctrans.measure.forward.contributions import ContributionsByDepth
 from ctrans.measure.forward.simulation import Simulation
 from ctrans.measure.forward.spectra import SpectrumFigures
-from ctrans.measure.measured import Answer, Mark, Measured, Value, along_depth
+from ctrans.measure.measured import Answer, Measured, Value, along_depth
 from ctrans.measure.measures import MEASURES, Measure
+from ctrans.measure.state_measures import root_mean_square as root_mean_square  # and its entries
 from solvers import Status
 
 ROUNDING = 1e-9
@@ -53,18 +55,6 @@ MEASURES.add(
         "evaluations": Measure(formula="evaluations of a velocity", detail=True),
         "accepted steps": Measure(formula="steps of the method that were accepted", detail=True),
         "rejected steps": Measure(formula="steps of the method that were rejected", detail=True),
-        "times": Measure(
-            formula="the sum of the sublayers' lengths dt",
-            title="depth-time",
-            unit="t",
-            scope="state",
-        ),
-        "mean_abs": Measure(
-            formula="mean of |x| over the entries x of X_k",
-            title="hidden states",
-            unit="mean |x| over entries",
-            scope="state",
-        ),
         "bound": Measure(
             formula="the most that theory allows mean |x| to be",
             unit="mean |x|",
@@ -78,9 +68,6 @@ MEASURES.add(
             scope="state",
             source="Kan, section 4",
             detail=True,
-        ),
-        "variance": Measure(
-            formula="sample variance of all entries of X_k", unit="variance", scope="state"
         ),
         "bound of the variance": Measure(
             formula="the most that theory allows the variance to be",
@@ -96,27 +83,12 @@ MEASURES.add(
             source="Kan, section 4",
             detail=True,
         ),
-        "rms": Measure(
-            formula="root mean square of all entries of X_k",
-            title="root mean square",
-            unit="|X_k|/sqrt(number of entries)",
-            scope="state",
-            detail=True,
-        ),
         "bound of the root mean square": Measure(
             formula="the most that theory allows the root mean square to be",
             unit="|X_k|/sqrt(number of entries)",
             scope="state",
             source="THEORY.md, section 6",
             bounds="rms",
-            detail=True,
-        ),
-        "common": Measure(
-            formula="share of |X_k|^2 that is the same for all tokens",
-            title="common to all tokens",
-            unit="share",
-            scope="state",
-            share=True,
             detail=True,
         ),
         "share of the bound": Measure(

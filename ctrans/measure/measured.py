@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 from ctrans.base.from_json import from_json
 from ctrans.base.printable import printable
-from ctrans.measure.findings import Finding
+from ctrans.measure.findings import Finding, Mark
 from solvers import ConfigError
 from solvers.errors import shown
 
-Mark = Literal["", "bad", "note", "good"]
 SCHEMA = 2
 """The version of the JSON. Version 1 had a form of its own for each command."""
 
@@ -71,7 +70,8 @@ class Measured:
     - `missing`: by model and measure, why a figure was not measured
     - `answers`: the answer, in a sentence for each model or one for all
     - `findings`: by model, figures outside of their limits, the most severe first
-    - `notes`: by model, remarks in sentences
+    - `notes`: by model, remarks in sentences; "" is of all
+    - `reasons`: by model, longer explanations, which a terminal shows with --verbose
     - `styles`: by model, its placement, which chooses the colour of its lines
     """
 
@@ -80,6 +80,7 @@ class Measured:
     answers: tuple[Answer, ...] = ()
     findings: Mapping[str, Sequence[Finding]] = field(default_factory=dict)
     notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)
     styles: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -115,6 +116,7 @@ class Measured:
             "missing": self.missing,
             "findings": {model: list(found) for model, found in self.findings.items()},
             "notes": self.notes,
+            "reasons": self.reasons,
             "styles": self.styles,
         }
 
@@ -160,6 +162,7 @@ def joined(results: Mapping[str, Measured]) -> Measured:
             model: findings for result in renamed for model, findings in result.findings.items()
         },
         notes={model: lines for result in renamed for model, lines in result.notes.items()},
+        reasons={model: lines for result in renamed for model, lines in result.reasons.items()},
         styles={model: style for result in renamed for model, style in result.styles.items()},
     )
 
@@ -192,6 +195,10 @@ def escaped(table: Measured) -> Measured:
             printable(model): [printable(line) for line in lines]
             for model, lines in table.notes.items()
         },
+        reasons={
+            printable(model): [printable(line) for line in lines]
+            for model, lines in table.reasons.items()
+        },
         styles={printable(model): style for model, style in table.styles.items()},
     )
 
@@ -206,5 +213,6 @@ def _renamed(result: Measured, label: str) -> Measured:
         answers=tuple(replace(answer, text=name(answer.text)) for answer in result.answers),
         findings={name(model): findings for model, findings in result.findings.items()},
         notes={name(model): lines for model, lines in result.notes.items()},
+        reasons={name(model): lines for model, lines in result.reasons.items()},
         styles={name(model): style for model, style in result.styles.items()},
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ctrans.measure.findings import Check
+from ctrans.measure.findings import Check, Checks
 from solvers import ConfigError
 
 Scope = Literal["run", "state", "sublayer", "head", "weight", "token", "size"]
@@ -26,6 +26,10 @@ Scope = Literal["run", "state", "sublayer", "head", "weight", "token", "size"]
 - token: a token of the text
 - size: a size that is varied, such as the learning rate or the number of steps
 """
+Figures = dict[str, float | list[float]]
+"""Figures by measure: a number for one of the run, else a list by place; nan is unknown."""
+MeasureAt = tuple[str, int]
+"""A measure, and the number of the place where it is taken."""
 MOST_DECIMALS = 1000.0
 """From this size on, a value has three digits instead of fixed decimals."""
 
@@ -40,9 +44,10 @@ class Measure:
     - `scope`: what it is of
     - `topic`: the question that it helps to answer, under which tables show it
     - `source`: who defined it; empty for ctrans
-    - `compute`: a plain function of what the scope hands over; None if a driver measures it with
-      others, in one go (`measured_by`)
+    - `compute`: a plain function of what the scope hands over, or the class of the instrument of a
+      walk (or of several) that has it; None if a driver measures it (`measured_by`)
     - `measured_by`: the instrument or the function that measures it, in a word
+    - `live`: whether a training's hooks take it too, for the monitor
     - `checks`: by name, the limits, what follows beyond them, and what helps
     - `bounds`: the measure on which this one is a bound; it is drawn dashed in that one's chart
     - `over`: what the steps of a figure of scope `size` count, and whether that axis is logarithmic
@@ -62,8 +67,9 @@ class Measure:
     scope: Scope = "run"
     topic: str = ""
     source: str = ""
-    compute: Callable[..., Any] | None = None
+    compute: Callable[..., Any] | tuple[Callable[..., Any], ...] | None = None
     measured_by: str = ""
+    live: bool = False
     checks: Mapping[str, Check] = field(default_factory=dict)
     bounds: str = ""
     over: str = ""
@@ -104,7 +110,7 @@ class Measures(dict[str, Measure]):
     """Measures by name. Raises ConfigError for one that nothing computes."""
 
     def __setitem__(self, name: str, measure: Measure) -> None:
-        if not callable(measure.compute) and not measure.measured_by:
+        if not measure.compute and not measure.measured_by:
             raise ConfigError(
                 f"nothing computes the measure {name!r}: give it compute=FUNCTION, or measured_by="
                 "the instrument that has its figures"
@@ -114,14 +120,33 @@ class Measures(dict[str, Measure]):
                 f"the measure {name!r} bounds {measure.bounds!r}, which is not in the table:"
                 " register that one first"
             )
-        super().__setitem__(name, measure)
+        super().__setitem__(name, replace(measure, checks=_of_measure(name, measure, "")))
 
-    def add(self, measured_by: str, measures: Mapping[str, Measure]) -> None:
-        """Registers several measures that one instrument or function computes."""
+    def add(self, measured_by: str, measures: Mapping[str, Measure], *, topic: str = "") -> None:
+        """Registers several measures that one instrument or function computes. `topic` is the
+        analysis that judges their checks.
+        """
         for name, measure in measures.items():
-            if measure.compute is None and not measure.measured_by:
-                measure = replace(measure, measured_by=measured_by)
-            self[name] = measure
+            self[name] = replace(
+                measure,
+                measured_by=measure.measured_by or measured_by,
+                checks=_of_measure(name, measure, topic),
+            )
+
+    def limit(self, topic: str, checks: Mapping[str, Mapping[str, Check]]) -> None:
+        """Adds checks to measures of earlier rooms, by measure and name."""
+        for name, more in checks.items():
+            added = _of_measure(name, replace(self[name], checks=more), topic)
+            self[name] = replace(self[name], checks={**self[name].checks, **added})
+
+    def checks(self, topic: str) -> dict[str, Check]:
+        """The checks that an analysis judges, by name."""
+        return {
+            name: check
+            for measure in self.values()
+            for name, check in measure.checks.items()
+            if topic in check.topics
+        }
 
     def title(self, name: str) -> str:
         """What tables and charts call a measure. An unknown name stands for itself."""
@@ -131,5 +156,29 @@ class Measures(dict[str, Measure]):
         return measure.title
 
 
+def _of_measure(name: str, measure: Measure, topic: str) -> dict[str, Check]:
+    """The checks of a measure, which know its name, its formula and the topic."""
+    return {
+        word: replace(
+            check,
+            quantity=name,
+            description=check.description or measure.formula,
+            topics=check.topics or (topic or _usual_topic(check),),
+        )
+        for word, check in measure.checks.items()
+    }
+
+
+def _usual_topic(check: Check) -> str:
+    if check.rule is not None:
+        return "training"
+    return "diagnosis"
+
+
 MEASURES = Measures()
 """All measures by name, in the order of reports."""
+
+
+def checks_of(topic: str) -> Checks:
+    """The checks of the measures of a topic, by name."""
+    return Checks(topic, lambda: MEASURES.checks(topic))

@@ -10,15 +10,13 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ctrans.examine import simulated
+from ctrans.examine import diagnosed, screened, simulated
 from ctrans.measure.measured import Measured, escaped, joined, measured_in
 from ctrans.report.sections import Chapter, JSONObject, Page, Words, cell, decoded, table
 from ctrans.report.view import view
 from solvers import ConfigError, checked
 
 SECTIONS = {
-    "screen": "screen",
-    "diagnose": "diagnose",
     "hjb-check": "hjb_check",
     "control": "control",
     "convergence": "convergence",
@@ -42,6 +40,8 @@ A command that has no entry is shown as tables of all that its result holds (`ot
 
 
 READERS: dict[str, Callable[[JSONObject], Measured]] = {
+    "screen": screened.measured_in,
+    "diagnose": diagnosed.measured_in,
     "simulate": lambda result: simulated.measured(
         {name: simulated.simulated_in(model) for name, model in result["placements"].items()}
     ),

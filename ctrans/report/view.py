@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from ctrans.measure.findings import Finding
+from ctrans.measure.findings import Check, Finding
 from ctrans.measure.measured import Measured, Value
 from ctrans.measure.measures import MEASURES, Measure
 from ctrans.report.sections import (
@@ -34,11 +34,14 @@ from ctrans.report.sections import (
     mark_of,
 )
 from ctrans.report.token_colours import colours, visible
+from ctrans.report.words import terms_in, verdicts
 
 FEW = 3
 """Up to so many models are columns of a table of many measures."""
-MANY_MEASURES = 8
+MANY_MEASURES = 6
 """More measures of whole models than these are the rows of a table, not its columns."""
+REACH = 3.0
+"""Powers of ten from a limit at which charts are cut off."""
 ROWS_SHOWN = 7
 """About so many rows of a table by depth stand on a terminal."""
 UNKNOWN_MEASURE = Measure(formula="", measured_by="a result of another version")
@@ -54,12 +57,16 @@ def view(measured: Measured, picture: str) -> list[Chapter]:
         Chapter("Summary", [*_answers(measured), *_run_tables(measured, detail=False)]),
         Chapter("Findings, the most severe first", findings(measured)),
         Chapter("Remarks", _remarks(measured)),
+        Chapter("What the verdicts mean", _explained(measured)),
         Chapter("By depth", _charts(measured, detail=False), picture=picture),
+        Chapter("Close to a limit", [near(measured)]),
+        Chapter("Distance from the limits", distances(measured), folded=True),
         Chapter("Further figures", _run_tables(measured, detail=True), folded=True),
         Chapter("Further charts", _charts(measured, detail=True), folded=True),
         Chapter("Figures by depth", _depth_tables(measured), folded=len(measured.models) > 1),
         Chapter("By place", _place_tables(measured), folded=True),
         Chapter("Not measured", _missing(measured), folded=True),
+        Chapter("Reasons", _reasons(measured), folded=True),
         Chapter("What the figures mean", [meanings(measured.measures)], folded=True),
     ]
     return [chapter.shown for chapter in chapters if chapter.shown.parts]
@@ -92,6 +99,81 @@ def _remarks(measured: Measured) -> list[Words]:
             text = f"{model}: {line}" if several and model else line
             remarks.append(Words(text))
     return remarks
+
+
+def _reasons(measured: Measured) -> list[Words]:
+    """Longer explanations, and the terms in them."""
+    shown = [Words(model, list(lines)) for model, lines in measured.reasons.items() if lines]
+    text = " ".join(line for lines in measured.reasons.values() for line in lines)
+    terms = terms_in(text)
+    if terms:
+        shown.append(Words("Terms in these sentences:", terms))
+    return shown
+
+
+def _explained(measured: Measured) -> list[Words]:
+    """What the verdicts in a word mean, which stand in tables."""
+    used = {value.words for value in measured.values if known_measure(value.measure).scope == "run"}
+    lines = [f"{word}: {meaning}" for word, meaning in verdicts().items() if word in used]
+    return [Words("", lines)] if lines else []
+
+
+def near(measured: Measured) -> Table:
+    """Of each check that found nothing, the value that is closest to its limit, where one is
+    close.
+    """
+    rows = []
+    for model in measured.models:
+        found = {finding.check for finding in measured.findings.get(model, ())}
+        for name in measured.measures:
+            for word, check in known_measure(name).checks.items():
+                close = [
+                    value
+                    for value in measured.of(name, model)
+                    if value.value is not None and check.close(value.value)
+                ]
+                if close and word not in found:
+                    worst = max(close, key=lambda value: check.excess(value.value or 0.0))
+                    words = worst.words or digits(worst.value or 0.0)
+                    rows.append([model, word, worst.place, words, check.limit])
+    columns = ["model", "check", "place", "figure", "a finding where it is"]
+    cells = [[cell(text) for text in row] for row in rows]
+    return Table("", [Column(name) for name in columns], cells)
+
+
+def distances(measured: Measured) -> list[Plot]:
+    """By check and segment, how many powers of ten the worst value is beyond its limit."""
+    charts = []
+    meaning = (
+        f"Above 0 is outside of the limit. Distances of more than {REACH:g} powers of ten are drawn"
+        f" as {REACH:g}."
+    )
+    for model in measured.models:
+        lines = []
+        for name in measured.measures:
+            for word, check in known_measure(name).checks.items():
+                worst = _worst_excess(check, measured.of(name, model))
+                if worst:
+                    places = sorted(worst)
+                    lines.append(Line(word, places, [worst[place] for place in places]))
+        if lines:
+            title = f"{model}: distance from the limits"
+            axis = "powers of ten beyond the limit"
+            charts.append(Plot(title, "segment or block", axis, lines, meaning, log=False))
+    return charts
+
+
+def _worst_excess(check: Check, values: Sequence[Value]) -> dict[float, float]:
+    """By depth, how far beyond the limit the worst value is, within `REACH`."""
+    worst: dict[float, float] = {}
+    if check.low == -math.inf and check.high == math.inf:
+        return worst
+    for value in values:
+        if value.depth is None or value.value is None or math.isnan(value.value):
+            continue
+        excess = min(REACH, max(-REACH, check.excess(value.value)))
+        worst[value.depth] = max(excess, worst.get(value.depth, -REACH))
+    return worst
 
 
 def _missing(measured: Measured) -> list[Words]:
@@ -137,12 +219,12 @@ def cell_of(value: Value, found: Sequence[Finding] = ()) -> Cell:
     measure = known_measure(value.measure)
     if value.value is None:
         return Cell(value.words or "–", None, _mark(value, found))
-    if value.words:
-        text = value.words
-    elif measure.share or measure.decimals is not None or value.error:
+    if measure.share or measure.decimals is not None or value.error:
         text = measure.shown(value.value, value.error)
     else:
         text = digits(value.value)
+    if value.words and measure.scope == "run" and measure.topic:
+        text = f"{text} ({value.words})"
     sorted_by = value.value if value.known else None
     return Cell(text, sorted_by, _mark(value, found))
 
@@ -180,15 +262,16 @@ def _run_tables(measured: Measured, *, detail: bool) -> list[Table]:
     tables = []
     for topic in dict.fromkeys(known_measure(name).topic for name in names):
         own = [name for name in names if known_measure(name).topic == topic]
+        limited = any(known_measure(name).checks for name in own)
         rows = [
             [
                 Cell(MEASURES.title(name) + ("*" if known_measure(name).gauge else "")),
-                Cell(_limits(known_measure(name))),
+                Cell(_limits(known_measure(name)) if limited else known_measure(name).formula),
                 *(cells.get((model, name), Cell("–")) for model in models),
             ]
             for name in own
         ]
-        headings = ["figure", "limits", *models]
+        headings = ["figure", "limits" if limited else "what it is", *models]
         tables.append(Table(topic, [Column(heading) for heading in headings], rows))
     return tables
 

@@ -46,6 +46,7 @@ MEASURED = an_object(
     missing=a_map("By model and measure: why a figure was not measured.", dict[str, str]),
     findings=a_map("By model, the most severe first.", list[Finding]),
     notes=a_map("By model: remarks in sentences.", list[str]),
+    reasons=a_map("By model: longer explanations, in sentences.", list[str]),
     styles=a_map("By model: its placement, which chooses colours.", str),
 )
 

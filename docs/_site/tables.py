@@ -13,7 +13,7 @@ from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 from ctrans.measure.findings import Check
 from ctrans.report.words import verdicts
 from ctrans.training.monitor.alarms import ALARMS
-from ctrans.training.monitor.gauge_table import GAUGES
+from ctrans.training.monitor.training_measures import GAUGES
 
 DOCS = Path(__file__).parents[1]
 
