@@ -122,7 +122,7 @@ def end(
     whole = {**begin, **about, **result}
     if measured is not None:
         whole = {**begin, **about, "measured": measured.as_json(), **result}
-        report = page_of_table(decoded(plain({**begin, **about})), measured)
+        report = page_of_table(decoded(plain({**begin, **about, **result})), measured)
     page = write_result(request, directory, whole, report)
     if (report is None or measured is not None) and directory is not None:
         own = pictures(page)

@@ -9,19 +9,23 @@ import click
 import torch
 
 from ctrans.base.option import Range, option
+from ctrans.cli.click_options import expand_placements
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import Batch, Text, read_batch
 from ctrans.cli.model_sources import find_models
 from ctrans.cli.request import ModelRequest, command_of, get_dtype
 from ctrans.dynamics.scheme import METHOD_WORDS, Scheme
+from ctrans.examine.converged import measured as measured_orders
 from ctrans.examine.simulated import Simulated, measured
 from ctrans.interop.losses import AnyModel, ModelWithLoss
 from ctrans.measure.backward.token_exponents import token_exponents
 from ctrans.measure.forward.contributions import contributions_by_depth
 from ctrans.measure.forward.simulation import Simulation, simulate
 from ctrans.measure.forward.spectra import Spectra
+from ctrans.measure.measured import together
 from ctrans.measure.walk import walk
 from ctrans.model.gpt import GPT
+from ctrans.model.orders import Convergence, depth_convergence, own_methods, substep_convergence
 from ctrans.report.progress import progress_bar
 from solvers import ERROR_NORMS, ConfigError, Status
 from solvers.methods import get_method
@@ -59,6 +63,11 @@ class SimulateRequest(ModelRequest):
     )
     spectra: bool = option(
         False, "Show eigenvalues of QK, OV and the FFN's W_2 W_1 by depth: spectra.png."
+    )
+    orders: bool = option(
+        False,
+        "Also measure the order of convergence of each own method, and of more blocks, for these"
+        " placements (two minutes for all).",
     )
     contributions: bool = option(
         False,
@@ -114,14 +123,33 @@ def command(request: SimulateRequest) -> None:
         for name, model in models.items()
         if model.simulation.status is not Status.SUCCESS
     }
+    table = measured(models)
+    if request.orders:
+        table = together(table, measured_orders(_orders(request)))
     end(
         request,
         directory,
         inputs=batch,
         result={"placements": {name: _object(model) for name, model in models.items()}},
-        measured=measured(models),
+        measured=table,
         failures=[f"{name}: {simulation.message}" for name, simulation in failed.items()],
     )
+
+
+def _orders(request: SimulateRequest) -> list[Convergence]:
+    """The orders of convergence for the request's placements, in both limits."""
+    placements = expand_placements(request.placements)
+    methods = own_methods()
+    series = []
+    with progress_bar("orders", len(placements) * (len(methods) + 2)) as advance:
+        for placement in placements:
+            for method in methods:
+                advance(f"{method}, {placement}")
+                series.append(substep_convergence(method, placement))
+            for symmetric in (False, True):
+                advance(f"depth, {placement}")
+                series.append(depth_convergence(placement, symmetric=symmetric))
+    return series
 
 
 def _object(model: Simulated) -> dict[str, Any]:

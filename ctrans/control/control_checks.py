@@ -33,7 +33,7 @@ MEASURES.add(
                 )
             },
         ),
-        "segments with infinite H": Measure(
+        "H of a segment": Measure(
             formula="sup of -<P, f> over the velocities f that the placement allows",
             scope="sublayer",
             checks={

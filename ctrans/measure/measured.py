@@ -167,6 +167,29 @@ def joined(results: Mapping[str, Measured]) -> Measured:
     )
 
 
+def together(*tables: Measured) -> Measured:
+    """The rows of several tables about the same models, as one table."""
+    missing: dict[str, dict[str, str]] = {}
+    findings: dict[str, list[Finding]] = {}
+    notes: dict[str, list[str]] = {}
+    for table in tables:
+        for model, reasons in table.missing.items():
+            missing.setdefault(model, {}).update(reasons)
+        for model, found in table.findings.items():
+            findings.setdefault(model, []).extend(found)
+        for model, lines in table.notes.items():
+            notes.setdefault(model, []).extend(lines)
+    return Measured(
+        values=tuple(value for table in tables for value in table.values),
+        missing=missing,
+        answers=tuple(answer for table in tables for answer in table.answers),
+        findings=findings,
+        notes=notes,
+        reasons={model: lines for table in tables for model, lines in table.reasons.items()},
+        styles={model: style for table in tables for model, style in table.styles.items()},
+    )
+
+
 def escaped(table: Measured) -> Measured:
     """The table with names of models and places `printable`: they may come from users' files."""
     return Measured(

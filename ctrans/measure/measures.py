@@ -120,13 +120,24 @@ class Measures(dict[str, Measure]):
                 f"the measure {name!r} bounds {measure.bounds!r}, which is not in the table:"
                 " register that one first"
             )
-        super().__setitem__(name, replace(measure, checks=_of_measure(name, measure, "")))
+        checks = _of_measure(name, measure, "")
+        for word, check in checks.items():
+            if "training" in check.topics and check.rule is None:
+                raise ConfigError(
+                    f"the alarm {word!r} of the measure {name!r} has no rule over the past: give"
+                    " Check(rule=FUNCTION)"
+                )
+        super().__setitem__(name, replace(measure, checks=checks))
 
     def add(self, measured_by: str, measures: Mapping[str, Measure], *, topic: str = "") -> None:
         """Registers several measures that one instrument or function computes. `topic` is the
-        analysis that judges their checks.
+        analysis that judges their checks. Raises ConfigError for a name that is taken.
         """
         for name, measure in measures.items():
+            if name in self:
+                raise ConfigError(
+                    f"the measure {name!r} is in the table already: choose another name"
+                )
             self[name] = replace(
                 measure,
                 measured_by=measure.measured_by or measured_by,

@@ -109,6 +109,12 @@ MEASURES.add(
             scope="state",
             compute=outlier_ratio,
         ),
+        "costate": Measure(
+            formula="|dL/dX_k|",
+            unit="|dL/dX|",
+            scope="state",
+            live=True,
+        ),
         "velocity": Measure(
             live=True,
             formula="|r_k|/sqrt(number of entries), r_k the raw velocity",

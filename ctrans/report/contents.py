@@ -10,16 +10,14 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ctrans.examine import diagnosed, screened, simulated
+from ctrans.examine import certified, converged, diagnosed, principled, screened, simulated
 from ctrans.measure.measured import Measured, escaped, joined, measured_in
+from ctrans.report import growth
 from ctrans.report.sections import Chapter, JSONObject, Page, Words, cell, decoded, table
 from ctrans.report.view import view
 from solvers import ConfigError, checked
 
 SECTIONS = {
-    "hjb-check": "hjb_check",
-    "control": "control",
-    "convergence": "convergence",
     "verify": "verify",
     "train": "train",
     "watch": "watch",
@@ -42,6 +40,9 @@ A command that has no entry is shown as tables of all that its result holds (`ot
 READERS: dict[str, Callable[[JSONObject], Measured]] = {
     "screen": screened.measured_in,
     "diagnose": diagnosed.measured_in,
+    "hjb-check": certified.measured_in,
+    "control": principled.measured_in,
+    "convergence": converged.measured_in,
     "simulate": lambda result: simulated.measured(
         {name: simulated.simulated_in(model) for name, model in result["placements"].items()}
     ),
@@ -107,7 +108,7 @@ def page_of(results: JSONObject) -> Page:
 def _chapters(command: str, group: Mapping[str, JSONObject]) -> Sequence[Chapter]:
     if command in READERS or all("measured" in result for result in group.values()):
         tables = {label: table_of(command, result) for label, result in group.items()}
-        return view(escaped(joined(tables)), command)
+        return [*view(escaped(joined(tables)), command), *_own_charts(command, group)]
     page = importlib.import_module(f"ctrans.report.pages.{SECTIONS.get(command, 'other')}_page")
     models_in: Callable[[JSONObject], JSONObject] = getattr(
         page, "models", lambda result: {"": result}
@@ -120,10 +121,22 @@ def _chapters(command: str, group: Mapping[str, JSONObject]) -> Sequence[Chapter
     return [each.shown for each in chapters if each.shown.parts]
 
 
+OWN_CHARTS: dict[str, Callable[[JSONObject], Chapter]] = {"hjb-check": growth.chapter}
+"""The chapter of a result whose charts have code of their own."""
+
+
+def _own_charts(command: str, group: Mapping[str, JSONObject]) -> list[Chapter]:
+    if command not in OWN_CHARTS:
+        return []
+    return [OWN_CHARTS[command](result) for result in group.values()]
+
+
 def page_of_table(result: JSONObject, table: Measured) -> Page:
     """The page of one result, whose table is at hand. `page_of` makes the same of its JSON."""
     command = result["command"]
-    chapters = [*view(escaped(table), command), _options(command, {command: result})]
+    group = {command: result}
+    chapters = [*view(escaped(table), command), *_own_charts(command, group)]
+    chapters.append(_options(command, group))
     return Page(f"ctrans {command}", _line(command, command, result), chapters, {command: result})
 
 

@@ -43,7 +43,7 @@ def verdicts_table() -> str:
 def gauges_table() -> str:
     """What the monitor measures, as a table in Markdown."""
     rows = [
-        f"| `{name}` | {gauge.description.replace('|', chr(92) + '|')} |"
+        f"| `{name}` | {gauge.formula.replace('|', chr(92) + '|')} |"
         for name, gauge in GAUGES.items()
     ]
     return "\n".join(["| name | what is measured |", "| --- | --- |", *rows])

@@ -25,9 +25,9 @@ from ctrans.report.html import render
 from ctrans.report.sections import Cell, Chapter, Column, Line, Page, Plot, Table, Words, cell
 from ctrans.report.words import JUDGED, TERMS, terms_in, verdicts
 from ctrans.study.presets.table import PRESETS
-from ctrans.training.monitor.training_measures import GAUGES
 from ctrans.training.monitor.log import LogWriter
 from ctrans.training.monitor.log_lines import Header, Report
+from ctrans.training.monitor.training_measures import GAUGES
 from docs._site.tables import verdicts_table
 from solvers import ConfigError
 from tests.cli.test_study import kept

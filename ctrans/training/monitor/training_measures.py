@@ -277,41 +277,6 @@ MEASURES.add(
             formula="p of |X_k - X_0| ~ k^p from the middle of the depth to its end", live=True
         ),
         "seconds": Measure(formula="time of a step since the last report", live=True),
-        "costate": Measure(
-            formula="|dL/dX_k|",
-            scope="state",
-            checks={
-                "gradients explode by depth": Check(
-                    severity="serious",
-                    source=(
-                        "the screening's limit on the condition of the backward pass (Kan's step 3)"
-                    ),
-                    impact="Early blocks change fast while late ones learn.",
-                    remediation=(
-                        "Use a warm-up, a norm inside the residual branch (placement pre or peri),"
-                        " smaller initial weights, or a smaller dt."
-                    ),
-                    limits={"limit": 100.0, "reports": 1},
-                    rule=partial(past_checks.by_depth, exploding=True),
-                    description=(_CONDITION),
-                ),
-                "gradients vanish by depth": Check(
-                    severity="serious",
-                    source=f"the screening's condition, whose limit is 0.1; this one: {SET}",
-                    impact="Early blocks keep their initial weights.",
-                    remediation=(
-                        "Use a norm inside the residual branch (placement pre or peri), a warm-up,"
-                        " or fewer blocks."
-                    ),
-                    limits={"limit": 3e-4, "reports": 2},
-                    rule=partial(past_checks.by_depth, exploding=False),
-                    description=(_CONDITION),
-                ),
-            },
-            live=True,
-            title="costate",
-            unit="|dL/dX|",
-        ),
         "bound_share": Measure(
             formula=(
                 "the longest token of r_k over the bound by its norm, or by its weights if a probe"
@@ -566,6 +531,34 @@ MEASURES.add(
 MEASURES.limit(
     "training",
     {
+        "costate": {
+            "gradients explode by depth": Check(
+                severity="serious",
+                source=(
+                    "the screening's limit on the condition of the backward pass (Kan's step 3)"
+                ),
+                impact="Early blocks change fast while late ones learn.",
+                remediation=(
+                    "Use a warm-up, a norm inside the residual branch (placement pre or peri),"
+                    " smaller initial weights, or a smaller dt."
+                ),
+                limits={"limit": 100.0, "reports": 1},
+                rule=partial(past_checks.by_depth, exploding=True),
+                description=(_CONDITION),
+            ),
+            "gradients vanish by depth": Check(
+                severity="serious",
+                source=f"the screening's condition, whose limit is 0.1; this one: {SET}",
+                impact="Early blocks keep their initial weights.",
+                remediation=(
+                    "Use a norm inside the residual branch (placement pre or peri), a warm-up,"
+                    " or fewer blocks."
+                ),
+                limits={"limit": 3e-4, "reports": 2},
+                rule=partial(past_checks.by_depth, exploding=False),
+                description=(_CONDITION),
+            ),
+        },
         "rms": {
             "not finite": Check(
                 severity="broken",
