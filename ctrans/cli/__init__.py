@@ -29,11 +29,9 @@ take_huge_pages()
 
 COMMANDS = {
     "simulate": "Run text through a GPT and show how hidden states move through depth.",
-    "convergence": "Measure the order of every integration method on every placement.",
     "hjb-check": (
         "Certify for each sublayer whether its Hamiltonian is finite, and under which bounds."
     ),
-    "control": "Show by depth how far a model is from the maximum principle.",
     "diagnose": (
         "List what is unusual in a model, most severe first: place, figure, and what may help."
     ),
@@ -55,6 +53,13 @@ COMMANDS = {
 }
 
 
+OLD_COMMANDS = {
+    "control": "ctrans hjb-check --principle",
+    "convergence": "ctrans simulate --orders",
+}
+"""Commands of version 0.3 that are parts of another one now. They work until version 0.5."""
+
+
 class Commands(click.Group):
     """A group that imports a command when it is called, and turns every failure into one line and
     an exit code (`explained`).
@@ -64,7 +69,10 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name in OLD_COMMANDS:
+            new = OLD_COMMANDS[cmd_name]
+            click.echo(f"ctrans {cmd_name} is now a part of {new}", err=True)
+        elif cmd_name not in COMMANDS:
             import difflib
 
             near = difflib.get_close_matches(cmd_name, COMMANDS, n=1)

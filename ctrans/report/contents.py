@@ -1,5 +1,4 @@
-"""How a command's result is shown: `SECTIONS` has one entry for each command, which reads the
-command's JSON alone.
+"""How a command's result is shown: by `view`, from the table of measured values in its JSON.
 
 So the page of a stored result equals the page that the command made. Several results of one
 command, of models or of commits, become one page that shows all of their models together.
@@ -11,16 +10,14 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ctrans.examine import certified, converged, diagnosed, principled, screened, simulated
+from ctrans.measure.measured import Measured, escaped, joined, measured_in
+from ctrans.report import growth
 from ctrans.report.sections import Chapter, JSONObject, Page, Words, cell, decoded, table
+from ctrans.report.view import view
 from solvers import ConfigError
 
 SECTIONS = {
-    "screen": "screen",
-    "diagnose": "diagnose",
-    "simulate": "simulate",
-    "hjb-check": "hjb_check",
-    "control": "control",
-    "convergence": "convergence",
     "verify": "verify",
     "train": "train",
     "watch": "watch",
@@ -31,12 +28,33 @@ SECTIONS = {
     "export": "written",
     "generate": "written",
 }
-"""The page of each command: a module, imported when it is needed, whose `chapters` takes models by
-name, of one or several results, and the first result, which has what all have in common. Its
-`models` finds the models in a result; without it the result is of one thing.
+"""The page of each command whose JSON has no table of measured values yet: a module, imported when
+it is needed. Its `chapters` takes models by name, of one or several results, and the first result,
+which has what all have in common. Its `models` finds the models in a result; without it the result
+is of one thing.
 
 A command that has no entry is shown as tables of all that its result holds (`other_page`).
 """
+
+
+READERS: dict[str, Callable[[JSONObject], Measured]] = {
+    "screen": screened.measured_in,
+    "diagnose": diagnosed.measured_in,
+    "hjb-check": certified.measured_in,
+    "control": principled.measured_in,
+    "convergence": converged.measured_in,
+    "simulate": lambda result: simulated.measured(
+        {name: simulated.simulated_in(model) for name, model in result["placements"].items()}
+    ),
+}
+"""The table of a result of version 1, by command. Version 0.5 removes these."""
+
+
+def table_of(command: str, result: JSONObject) -> Measured:
+    """The table of measured values in a command's JSON."""
+    if "measured" in result:
+        return measured_in(result["measured"])
+    return READERS[command](result)
 
 
 def page_of(results: JSONObject) -> Page:
@@ -87,6 +105,9 @@ def page_of(results: JSONObject) -> Page:
 
 
 def _chapters(command: str, group: Mapping[str, JSONObject]) -> Sequence[Chapter]:
+    if command in READERS or all("measured" in result for result in group.values()):
+        tables = {label: table_of(command, result) for label, result in group.items()}
+        return [*view(escaped(joined(tables)), command), *_own_charts(command, group)]
     page = importlib.import_module(f"ctrans.report.pages.{SECTIONS.get(command, 'other')}_page")
     models_in: Callable[[JSONObject], JSONObject] = getattr(
         page, "models", lambda result: {"": result}
@@ -97,6 +118,25 @@ def _chapters(command: str, group: Mapping[str, JSONObject]) -> Sequence[Chapter
             models[": ".join(filter(None, (label, name))) if len(group) > 1 else name] = model
     chapters = page.chapters(models, next(iter(group.values())))
     return [each.shown for each in chapters if each.shown.parts]
+
+
+OWN_CHARTS: dict[str, Callable[[JSONObject], Chapter]] = {"hjb-check": growth.chapter}
+"""The chapter of a result whose charts have code of their own."""
+
+
+def _own_charts(command: str, group: Mapping[str, JSONObject]) -> list[Chapter]:
+    if command not in OWN_CHARTS:
+        return []
+    return [OWN_CHARTS[command](result) for result in group.values()]
+
+
+def page_of_table(result: JSONObject, table: Measured) -> Page:
+    """The page of one result, whose table is at hand. `page_of` makes the same of its JSON."""
+    command = result["command"]
+    group = {command: result}
+    chapters = [*view(escaped(table), command), *_own_charts(command, group)]
+    chapters.append(_options(command, group))
+    return Page(f"ctrans {command}", _line(command, command, result), chapters, {command: result})
 
 
 def _options(command: str, group: Mapping[str, JSONObject]) -> Chapter:

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ctrans.base.printable import printable
+from ctrans.measure.findings import SEVERITY_MARKS as SEVERITY_MARKS
+from ctrans.measure.findings import Mark as Mark
 from ctrans.measure.findings import in_words
 from solvers import AnyFloat, ConfigError, shown
 
 JSONObject = Mapping[str, Any]
 """An object of a command's JSON."""
-Mark = Literal["", "bad", "note", "good"]
 MOST_FINDINGS = 1_000
 """At most so many findings are shown together; the JSON has all."""
 EMPTY = ("–", "")
@@ -355,9 +356,6 @@ def digits(value: AnyFloat) -> str:
     if "e" in text:
         return f"{value:.1e}"
     return text
-
-
-SEVERITY_MARKS: dict[str, Mark] = {"broken": "bad", "serious": "bad", "note": "note"}
 
 
 def mark_of(found: Sequence[JSONObject]) -> Mark:

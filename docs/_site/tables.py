@@ -13,7 +13,7 @@ from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 from ctrans.measure.findings import Check
 from ctrans.report.words import verdicts
 from ctrans.training.monitor.alarms import ALARMS
-from ctrans.training.monitor.gauge_table import GAUGES
+from ctrans.training.monitor.training_measures import GAUGES
 
 DOCS = Path(__file__).parents[1]
 
@@ -43,7 +43,7 @@ def verdicts_table() -> str:
 def gauges_table() -> str:
     """What the monitor measures, as a table in Markdown."""
     rows = [
-        f"| `{name}` | {gauge.description.replace('|', chr(92) + '|')} |"
+        f"| `{name}` | {gauge.formula.replace('|', chr(92) + '|')} |"
         for name, gauge in GAUGES.items()
     ]
     return "\n".join(["| name | what is measured |", "| --- | --- |", *rows])

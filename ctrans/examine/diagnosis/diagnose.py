@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ctrans.base.as_found import leaving_as_found
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
 from ctrans.examine.diagnosis.forward_instruments import sensitivity_readings
-from ctrans.examine.diagnosis.instruments import INSTRUMENTS
+from ctrans.examine.diagnosis.instruments import instruments
 from ctrans.examine.diagnosis.loss_instruments import DecayOverThreshold
 from ctrans.examine.diagnosis.reading import cut, place_of
 from ctrans.examine.diagnosis.weight_readings import weight_readings
@@ -168,7 +168,7 @@ class Examination:
                 " number of at least 0"
             )
         self.model = model
-        self.whole = {name: Attempt(make()) for name, make in INSTRUMENTS.items()}
+        self.whole = {name: Attempt(instrument) for name, instrument in instruments().items()}
         if weight_decay is not None:
             self.whole["decay over dt lam*"] = Attempt(DecayOverThreshold(weight_decay))
         self.sensitivities = sensitivities or Sensitivities(tolerance=TOLERANCE, starts=0)

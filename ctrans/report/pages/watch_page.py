@@ -148,7 +148,7 @@ def _why(run: JSONObject) -> list[Section]:
         ]
     first = found[0]
     said = (
-        f"First, at step {first['step']:,}: {first['place']}, {GAUGES[first['gauge']].description}."
+        f"First, at step {first['step']:,}: {first['place']}, {GAUGES[first['gauge']].formula}."
         f" {later}; {rule}."
     )
     events = [
@@ -368,7 +368,7 @@ def _over_time(runs: JSONObject, gauge: str) -> Plot:
         events = [(step, check) for check, step in first.items()]
     else:
         events = []
-    says = GAUGES[gauge].description
+    says = GAUGES[gauge].formula
     return Plot(
         title,
         "training step",
@@ -404,7 +404,7 @@ def _by_depth(runs: JSONObject, gauge: str) -> Plot:
         scope,
         unit,
         lines,
-        GAUGES[gauge].description,
+        GAUGES[gauge].formula,
         frames=frames,
         over="Training step",
     )

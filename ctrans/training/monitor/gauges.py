@@ -20,10 +20,7 @@ from ctrans.interop.map_outputs import MapOutput
 from ctrans.interop.recorded_calls import first_tensor
 from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.measure.forward.bounds import needs_radius
-from ctrans.training.monitor.bound_shares import bound_shares
-from ctrans.training.monitor.gauge_table import GAUGES, TINY, Figures, GaugeAt, Scope, measures_of
-from ctrans.training.monitor.hooks import Hook, in_a_line, local, state_in, traced
-from ctrans.training.monitor.reductions import (
+from ctrans.measure.reductions import (
     SAMPLE,
     evenness,
     growth_exponent,
@@ -34,8 +31,18 @@ from ctrans.training.monitor.reductions import (
     sample_rows,
     to_host,
 )
+from ctrans.training.monitor.bound_shares import bound_shares
+from ctrans.training.monitor.hooks import Hook, in_a_line, local, state_in, traced
 from ctrans.training.monitor.scores import ScoresSeen
 from ctrans.training.monitor.sites import Site, Sites, own_parameters
+from ctrans.training.monitor.training_measures import (
+    GAUGES,
+    TINY,
+    Figures,
+    GaugeAt,
+    Scope,
+    measures_of,
+)
 from ctrans.training.monitor.updates import Updates
 
 OF_GRADIENTS = ("costate", "gradient", "gradient_outside")

@@ -19,8 +19,8 @@ from ctrans.base.as_found import as_found
 from ctrans.base.json_values import is_step
 from ctrans.dynamics.depth import check_count
 from ctrans.measure.findings import Finding
+from ctrans.measure.reductions import largest, norm_of, stacked_softmaxes
 from ctrans.training.monitor.alarms import Watch, check_limits
-from ctrans.training.monitor.gauge_table import Figures, measures_of
 from ctrans.training.monitor.gauges import Gauges
 from ctrans.training.monitor.hooks import in_a_line
 from ctrans.training.monitor.log import LogWriter
@@ -29,9 +29,9 @@ from ctrans.training.monitor.memory import Memory, into_past, of_past, of_weight
 from ctrans.training.monitor.past import Past
 from ctrans.training.monitor.probes import Held, probe
 from ctrans.training.monitor.reactions import Reactions, check_reactions, distributed
-from ctrans.training.monitor.reductions import largest, norm_of, stacked_softmaxes
 from ctrans.training.monitor.report_callbacks import ReportCallback, summarised, write_tensorboard
 from ctrans.training.monitor.sites import first_quarter, is_compiled, sites_of
+from ctrans.training.monitor.training_measures import Figures, measures_of
 from ctrans.training.monitor.updates import settings
 from ctrans.training.monitor.waiting import Waiting, warn
 from ctrans.training.run_directory import RunDirectory

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from ctrans import GPT, GPTConfig
+from ctrans.measure.reductions import SAMPLE
 from ctrans.training.monitor import Monitor
 from ctrans.training.monitor.past import Past
 from ctrans.training.monitor.past_checks import slow
-from ctrans.training.monitor.reductions import SAMPLE
 from ctrans.training.monitor.scores import weight_ahead
 from ctrans.training.monitor.updates import Updates
 
