@@ -255,6 +255,12 @@ def measured(models: Mapping[str, Simulated]) -> Measured:
     )
 
 
+def measured_in(result: Mapping[str, Any]) -> Measured:
+    """The table of a simulation's JSON of version 1. Raises ConfigError for another object."""
+    models = result["placements"]
+    return measured({name: simulated_in(model) for name, model in models.items()})
+
+
 def simulated_in(model: Mapping[str, Any]) -> Simulated:
     """A model of a simulation's JSON of version 1. Raises ConfigError for another object."""
     lyapunov = model.get("lyapunov")

@@ -1,5 +1,5 @@
-"""What `ctrans watch` shows: how far a training is, its findings, its figures over the steps and by
-depth.
+"""The charts of a training, which `ctrans watch` shows: how far it is, its findings, its figures over
+the steps and by depth. Titles and units are those of the table of measures.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ctrans.measure.measures import MEASURES
 from ctrans.report.progress import duration
 from ctrans.report.sections import (
     MOST_FINDINGS,
@@ -28,42 +29,24 @@ from ctrans.report.sections import (
     mark_of,
     table,
 )
+from ctrans.report.view import AXES
 from ctrans.training.monitor import GAUGES
 from ctrans.training.monitor.history import kept_reports
 from ctrans.training.monitor.post_mortem import LEAST, RULE
 
-OVER_TIME = {
-    "loss": ("Loss", "loss, nats a token"),
-    "highest_loss": ("Highest loss", "largest loss since the report before"),
-    "gradient_norm": ("Gradient", "|dL/dW|, all weights"),
-    "highest_gradient_norm": ("Highest gradient", "largest |dL/dW| since the report before"),
-    "learning_rate": ("Learning rate", "learning rate"),
-    "largest_logit": ("Largest logit", "largest |logit|"),
-}
-"""Titles and axes of the figures of a whole run."""
-WATCHED = {
-    "rms": ("hidden states", "root mean square of X"),
-    "gradient": ("gradients", "norm of a sublayer's, |dL/dW|"),
-    "costate": ("costate", "|dL/dX|"),
-    "velocity": ("what sublayers add", "root mean square of r"),
-    "step_share": ("length of a step", "|dt r| / |X|, of what is added"),
-    "bound_share": ("used of the bound", "share of what norm or weights allow"),
-    "update": ("updates", "|change of W| / |W|, one step"),
-    "adam_gradient_ratio": ("gradients for Adam", "gradient / root of Adam's second moment"),
-    "peak": ("outliers", "largest over median |x|"),
-    "logit": ("attention scores", "largest |score|"),
-    "entropy": ("attention's entropy", "share of that of equal weights"),
-    "routing": ("experts used", "share of the experts"),
-}
-"""What a monitor sees by depth: a title, and the figure in words."""
-ALONG = {
-    "state": "sublayers done",
-    "sublayer": "sublayer",
-    "head": "head, counted through the depth",
-}
-"""The axis along the depth, by a gauge's scope."""
+OVER_TIME = (
+    "loss",
+    "highest_loss",
+    "gradient_norm",
+    "highest_gradient_norm",
+    "learning_rate",
+    "largest_logit",
+)
+"""The figures of a whole run that have a chart."""
 DRAWN = ("rms", "gradient", "logit", "update", "step_share", "velocity")
-"""Figures by depth that the picture shows."""
+"""The figures by depth that the picture shows."""
+FURTHER = ("costate", "bound_share", "adam_gradient_ratio", "peak", "entropy", "routing")
+"""The figures by depth that the page shows too."""
 MOMENTS = 200
 """At most so many positions of the slider where several runs are shown together."""
 BARS = "▁▂▃▄▅▆▇█"
@@ -75,7 +58,7 @@ EARLY, LATE = slice(-12), slice(-12, None)
 """Findings shown with --verbose only, and the newest ones."""
 
 
-def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
+def chapters(models: JSONObject) -> list[Chapter]:
     """How each run goes and what was found, its last figures, charts over the steps and by
     depth.
     """
@@ -86,10 +69,8 @@ def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
         for words in _not_seen(run)
     ]
     found, older = _found(runs)
-    drawn, others = (
-        [_by_depth(runs, gauge) for gauge in WATCHED if (gauge in DRAWN) == is_drawn]
-        for is_drawn in (True, False)
-    )
+    drawn = [_by_depth(runs, gauge) for gauge in DRAWN]
+    others = [_by_depth(runs, gauge) for gauge in FURTHER]
     several = len(runs) > 1
     return [
         Chapter(
@@ -283,7 +264,7 @@ def _older(found: Sequence[JSONObject], title: str) -> Findings:
 def _figures(name: str, run: JSONObject) -> Table:
     """Each figure by depth of the last report, and how its largest value moved over the steps."""
     rows = []
-    for gauge, (title, _) in WATCHED.items():
+    for gauge in (*DRAWN, *FURTHER):
         series = [_floats(each) for each in run["history"]["by_depth"].get(gauge, ())]
         if not series:
             continue
@@ -299,7 +280,7 @@ def _figures(name: str, run: JSONObject) -> Table:
         else:
             deep = last
         bars = [Cell(sparkline(deep, DEPTH)), Cell(sparkline(largest, TIME))]
-        rows.append([title, *three, *bars])
+        rows.append([MEASURES.title(gauge), *three, *bars])
     columns = [
         "figure",
         Column("least", "over the depth, at the last report"),
@@ -350,7 +331,8 @@ def _over_time(runs: JSONObject, gauge: str) -> Plot:
     """A figure of the whole run, with a line where each kind of serious finding was first
     reported.
     """
-    title, unit = OVER_TIME[gauge]
+    title = MEASURES.title(gauge).capitalize()
+    unit = GAUGES[gauge].unit
     lines = [
         Line(name, run["steps"], values)
         for name, run in runs.items()
@@ -382,7 +364,8 @@ def _over_time(runs: JSONObject, gauge: str) -> Plot:
 
 def _by_depth(runs: JSONObject, gauge: str) -> Plot:
     """Each run's figures along the depth; at a moment, those of its last report until then."""
-    title, unit = WATCHED[gauge]
+    title = MEASURES.title(gauge)
+    unit = GAUGES[gauge].unit
     shown = {name: run for name, run in runs.items() if gauge in run["history"]["by_depth"]}
     steps = sorted({step for run in shown.values() for step in run["history"]["steps"]})
     moments = [steps[i] for i in kept_reports(len(steps), MOMENTS)]
@@ -398,7 +381,7 @@ def _by_depth(runs: JSONObject, gauge: str) -> Plot:
     else:
         last = []
     lines = [Line(name, list(range(len(y))), y) for name, y in zip(shown, last, strict=True)]
-    scope = ALONG[GAUGES[gauge].scope]
+    scope = AXES[GAUGES[gauge].scope]
     return Plot(
         title.capitalize(),
         scope,

@@ -1,4 +1,4 @@
-"""The page of a result whose command has no entry in `SECTIONS`: all its values, as tables."""
+"""The page of a result without a table of measured values: all that it holds, as tables."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ LONGEST = 2000
 """Rows of a list that a page shows; the JSON has all."""
 
 
-def chapters(models: JSONObject, result: JSONObject) -> list[Chapter]:
+def chapters(models: JSONObject) -> list[Chapter]:
     """Single values in one table; each map or list of objects in one of its own."""
-    made = []
+    made: list[Chapter] = []
     for name, each in models.items():
         own = {key: value for key, value in each.items() if key not in ABOUT}
         single = {key: value for key, value in own.items() if not _has_rows(value)}
