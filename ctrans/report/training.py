@@ -1,4 +1,4 @@
-"""The charts of a training, which `ctrans watch` shows: how far it is, its findings, its figures over
+"""The charts of a training, which `ctrans watch` shows: its progress, findings, and figures over
 the steps and by depth. Titles and units are those of the table of measures.
 """
 
