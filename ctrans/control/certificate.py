@@ -25,19 +25,22 @@ from ctrans.control.admissible import (
     check_costate,
 )
 from ctrans.control.ascent import STEPS
-from ctrans.control.certificate_ascents import (
+from ctrans.control.ellipsoids import SphereImage
+from ctrans.control.evidence import (
     PAIRS,
+    Growth,
     VelocityAscent,
     WeightAscent,
+    Witness,
     climb_velocities,
     climb_weights,
+    gained_growth,
+    growth,
     share_of,
+    witness,
 )
-from ctrans.control.ellipsoid import SphereImage
-from ctrans.control.growth import Growth, Witness, gained_growth, growth, witness
-from ctrans.control.last_map import Features
+from ctrans.control.last_map import Features, gap_of_rank
 from ctrans.control.norm_image import NormImage
-from ctrans.control.rank_gap import gap_of_rank
 from ctrans.control.regularization import KineticCost
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.tangent import LinearSpace

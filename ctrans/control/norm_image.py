@@ -1,5 +1,6 @@
-"""The image of a norm: the set of velocities behind an output norm. It is bounded, so H is
-finite.
+"""Images of norms: the set of velocities behind an output norm. It is bounded, so H is finite.
+
+Boxes and balls are here, ellipsoids in `ctrans.control.ellipsoids`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,26 @@ import torch
 from torch import Tensor
 
 from ctrans.base.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
-from ctrans.control.admissible import Posedness, VelocitySet, check_costate, ratio, verdict_of
+from ctrans.control.admissible import (
+    GainSlope,
+    Posedness,
+    VelocitySet,
+    check_costate,
+    length,
+    no_ties,
+    ratio,
+    rounding_of,
+    verdict_of,
+)
 from ctrans.control.ascent import Chart, Gains, Map, identity
-from ctrans.control.gains import BestGains, GainMask, GainPoints, PerGain, has_offset
-from ctrans.dynamics.norm import Norm
+from ctrans.control.gains import BestGains, GainMask, GainPoints, PerGain, has_offset, unit
+from ctrans.dynamics.norm import ClipEntries, ClipLength, Norm, SquashNorm
 from solvers import ConfigError
+
+NEARLY = 1 - 5e-6
+"""The |u_i| that stands for 1 where only infinite inputs attain 1: typical inputs lose the same
+share to a norm's eps.
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -182,3 +198,111 @@ class NormImage(VelocitySet):
             each and has_offset(norm),
             velocity,
         )
+
+
+class Box(NormImage):
+    """{beta + gamma * u : abs(u_i) <= 1} for each token, or its inside: H(P) = sum_ji abs(gamma_i
+    p_ji) - <p_j, beta>.
+
+    Each entry is a separate problem, so the maximiser is a corner, beta - gamma * sign(gamma *
+    p_j). Entries with gamma_i p_ji = 0 tie. The set is convex, so the point nearest to y is unique:
+    y with its entries clamped.
+    """
+
+    norm: SquashNorm | ClipEntries
+
+    @property
+    def words(self) -> str:
+        return f"f_j = beta + gamma * u_j, abs(u_ji) {'<=' if self.attained else '<'} 1"
+
+    @property
+    def parts(self) -> int:
+        return self.norm.width
+
+    @property
+    def inside(self) -> Map:
+        if isinstance(self.norm, ClipEntries):
+            return self.norm
+        return identity
+
+    @property
+    def spread(self) -> float:
+        """The size of inputs with u = 1/2, where the norm bends."""
+        half = torch.full_like(self.norm.gamma, 0.5)
+        return float((self.norm.preimage(half) - self.norm.preimage(0 * half)).abs().amax())
+
+    def input(self, f: UnbatchedRows) -> UnbatchedRows:
+        gamma = self.norm.gamma
+        u = torch.where(gamma == 0, 0.0, ratio(f - self.norm.beta, gamma))
+        return self.norm.preimage(u if self.attained else NEARLY * u)
+
+    def nearest(self, y: TokenRows) -> TokenRows:
+        beta = self.norm.beta
+        reach = self.norm.gamma.abs()
+        return torch.minimum(torch.maximum(y, beta - reach), beta + reach)
+
+    def slope_in_gains(self, P: UnbatchedRows) -> GainSlope | None:
+        """H + <p, beta> = <abs(gamma), a>, a_i = sum_j abs(p_ji): linear in abs(gamma), so both
+        bounds are |a|.
+        """
+        if not self.trained:
+            return None
+        self.check(P)
+        gain = float(P.abs().sum(0).norm())
+        if has_offset(self.norm):
+            offset = float(P.sum(0).norm())
+        else:
+            offset = 0.0
+        return GainSlope(gain, offset, math.hypot(gain, offset), math.hypot(gain, offset))
+
+    def best_gains(self, P: TokenRows) -> BestGains:
+        """kappa = |a| at gamma = a/|a|, a_i = sum_j abs(p_ji)."""
+        gamma = unit(P.abs().sum(-2))
+        return BestGains(gamma, no_ties(gamma))
+
+    def points(self, P: TokenRows, gamma: PerGain) -> GainPoints:
+        return -torch.sign(gamma * P)
+
+    def points_tie(self, P: TokenRows, gamma: PerGain) -> GainMask:
+        size = (gamma * P).abs()
+        unseen = size <= rounding_of(P) * size.amax((-2, -1), keepdim=True)
+        return (unseen & (gamma != 0)).any(-1)
+
+    @property
+    def point_chart(self) -> tuple[Map, Map, float]:
+        """u itself in the closed box, because only infinite inputs have its corners."""
+        return identity, lambda u: u.clamp(-1, 1), 0.5
+
+
+class Ball(NormImage):
+    """{f : |f_j| <= c sqrt(d)}: H(P) = c sqrt(d) sum_j |p_j|, attained at -c sqrt(d) p_j/|p_j|; if
+    p_j = 0 all points tie.
+    """
+
+    norm: ClipLength
+
+    @property
+    def radius(self) -> float:
+        """c sqrt(d)."""
+        return self.norm.radius * math.sqrt(self.norm.width)
+
+    @property
+    def words(self) -> str:
+        return f"|f_j| <= {self.radius:g}"
+
+    @property
+    def inside(self) -> Map:
+        """The norm itself: outside the ball it has no slope along the input, so an ascent would not
+        leave a costly velocity.
+        """
+        return self.norm
+
+    @property
+    def spread(self) -> float:
+        return self.norm.radius
+
+    def input(self, f: UnbatchedRows) -> UnbatchedRows:
+        return f
+
+    def nearest(self, y: TokenRows) -> TokenRows:
+        return y / (length(y).unsqueeze(-1) / self.radius).clamp_min(1)

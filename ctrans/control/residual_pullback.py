@@ -18,8 +18,8 @@ from ctrans.base.shapes import StreamRows, TokenRows, UnbatchedRows
 from ctrans.control.admissible import VelocitySet, verdict_of
 from ctrans.control.certificate import Certificate, certify
 from ctrans.control.regularization import Regularization
-from ctrans.control.section import SectionImage
 from ctrans.control.sets_by_norm import image_of, reachable
+from ctrans.control.step_image import SectionImage
 from ctrans.control.tangent import LinearSpace
 from ctrans.dynamics.norm import SphereNorm
 from ctrans.dynamics.sublayer import Sublayer

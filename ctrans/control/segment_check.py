@@ -12,8 +12,8 @@ from ctrans.control.admissible import Posedness, Supremum, verdict_of
 from ctrans.control.certificate import Certificate, certify
 from ctrans.control.costate import Point
 from ctrans.control.decay_threshold import DecayThreshold, decay_threshold, path_of
-from ctrans.control.ellipsoid import EllipsoidSlice, ellipsoid_value
-from ctrans.control.growth import decayed_growth
+from ctrans.control.ellipsoids import EllipsoidSlice, ellipsoid_value
+from ctrans.control.evidence import decayed_growth
 from ctrans.control.last_map import LastMapDecay, check_last_decay, last_features
 from ctrans.control.regularization import KineticCost, Regularization
 from ctrans.control.residual_pullback import (

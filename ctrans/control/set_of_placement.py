@@ -12,9 +12,8 @@ from ctrans.base.shapes import TokenRows
 from ctrans.control.admissible import Supremum, VelocitySet
 from ctrans.control.last_map import FrobeniusBall, LastMapDecay
 from ctrans.control.regularization import GainDecay, KineticCost
-from ctrans.control.section import TangentSection
 from ctrans.control.sets_by_norm import image_of, reachable
-from ctrans.control.tangent import TangentSpace, WholeSpace
+from ctrans.control.tangent import TangentSection, TangentSpace, WholeSpace
 from ctrans.dynamics.norm import Norm
 from ctrans.dynamics.placement import Placement, get_placement
 from solvers import ConfigError, Finite, checked

@@ -1,5 +1,5 @@
-"""Linear spaces of velocities: the whole space, and tangent spaces of a norm's image. Without a
-cost H degenerates.
+"""Linear spaces of velocities: the whole space, tangent spaces of a norm's image, and their
+sections. Without a cost H degenerates.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.base.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
@@ -167,3 +167,40 @@ class TangentSpace(LinearSpace, AtState):
 
     def _velocity(self, raw: Tensor) -> Tensor:
         return self.norm.tangent(self.state.expand_as(raw), raw)
+
+
+@dataclass(frozen=True, eq=False)
+class TangentSection(TangentSpace):
+    """{T S f}, T the projection on the tangent space at X and S that on the `active` channels: H(P)
+    = 0 if S T'P = 0.
+
+    It is orthogonal to the tangent space's normals n and to those w in the inactive channels with
+    <w, gamma^2 * n> = 0. For them T'w = w, as T = Gamma Pi Gamma^-1 with Pi the projection off
+    gamma * n, so S T'w = 0.
+    """
+
+    active: Bool[Tensor, " width"]
+
+    @property
+    def words(self) -> str:
+        return f"{super().words}, made by {int(self.active.sum())} of {self.norm.width} channels"
+
+    @functools.cached_property
+    def _normals(self) -> Float[Tensor, "*batch tokens width directions"]:
+        """Orthonormal, or 0, columns that span the orthogonal complement of the section."""
+        normals = self.norm.normals(self.state).detach()
+        stand = torch.diag((~self.active).to(normals))[:, ~self.active]
+        idle = stand.mT @ (self.norm.gamma.detach().square().unsqueeze(-1) * normals)
+        w = stand @ (torch.eye(idle.shape[-2]).to(idle) - idle @ torch.linalg.pinv(idle))
+        columns = torch.cat([ratio(normals, length(normals.mT).unsqueeze(-2)), w], -1)
+        found = torch.linalg.svd(columns, full_matrices=False)
+        rounding = len(self.active) * rounding_of(columns)
+        kept: Tensor = found.U * (rounding < found.S).unsqueeze(-2)
+        return kept
+
+    @property
+    def _trivial(self) -> bool:
+        return bool((self._normals.any(-2).sum(-1) == self.norm.width).all())
+
+    def _velocity(self, raw: Tensor) -> Tensor:
+        return super()._velocity(torch.where(self.active, raw, 0.0))

@@ -21,7 +21,7 @@ from ctrans.control import (
     gap_of_rank,
 )
 from ctrans.control.ascent import ascend
-from ctrans.control.certificate_ascents import climb_weights
+from ctrans.control.evidence import climb_weights
 from ctrans.control.last_map import Features
 from ctrans.control.sets_by_norm import image_of
 from ctrans.control.tangent import TangentSpace

@@ -14,7 +14,7 @@ from torch import Tensor
 from ctrans.base.shapes import PerBatch, Vectors
 from ctrans.control.admissible import length
 from ctrans.control.hjb import Grid, ValueFunction, solve_hjb
-from ctrans.control.hopf_lax import BallImage, hopf_lax, velocity_ball
+from ctrans.control.hjb.hopf_lax import BallImage, hopf_lax, velocity_ball
 from solvers import ConfigError
 
 HORIZON, HALF_WIDTH, SCHEME = 1.0, 2.0, "weno5"

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.hopf_lax import Terminal, finite_values
+from ctrans.control.hjb.hopf_lax import Terminal, finite_values
 from solvers import ConfigError, RungeKutta, Segment, solve
 from solvers.errors import unknown
 from solvers.tableau import EULER, tableau
@@ -181,23 +181,32 @@ def solve_hjb(
 
     if compiled:
         slope = torch.compile(slope)
-    else:
-        slope = slope
     rate = sum(speed / h for speed, h in zip(bounds, spacing, strict=True))
     saved = {horizon: phi}
-    taken = 0
+    total_steps = 0
     for start, end in pairwise(sorted({horizon, *times}, reverse=True)):
         steps = max(1, math.ceil((start - end) * rate / cfl))
         marks = [*(start + (end - start) * k / steps for k in range(steps)), end]
         segments = [Segment(a, b, slope) for a, b in pairwise(marks)]
         if progress is None:
-            report = None
+            solution = solve(segments, phi, method=rule.method)
         else:
-            report = lambda k, marks=marks: progress(marks[k + 1])
-        phi = saved[end] = solve(segments, phi, method=rule.method, progress=report).x1
-        taken += steps
+            solution = solve(
+                segments,
+                phi,
+                method=rule.method,
+                progress=lambda k, marks=marks: progress(marks[k + 1]),
+            )
+        phi = solution.x1
+        saved[end] = phi
+        total_steps += steps
     return ValueFunction(
-        grid, tuple(times), torch.stack([saved[time] for time in times]), horizon, bounds, taken
+        grid=grid,
+        times=tuple(times),
+        values=torch.stack([saved[time] for time in times]),
+        horizon=horizon,
+        speeds=bounds,
+        steps=total_steps,
     )
 
 
