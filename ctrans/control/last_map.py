@@ -98,7 +98,8 @@ class Features:
 
     def off_range(self, f: TokenRows) -> PerBatch:
         """|f - U S z|/|f|: the share of f that no weights produce."""
-        return ratio(frobenius(f - self.velocity(self.coordinates(f))), frobenius(f))[..., 0, 0]
+        remainder = f - self.velocity(self.coordinates(f))
+        return ratio(frobenius(remainder), frobenius(f))[..., 0, 0]
 
     def chart(self, P: UnbatchedRows) -> Chart:
         """Velocities in the coordinates z of their weights."""
@@ -126,7 +127,7 @@ class LastMap(AdmissibleSet):
 
     @property
     def verdict(self) -> Posedness:
-        return verdict_of(True, rest_fixed=True)
+        return verdict_of(finite=True, rest_fixed=True)
 
     @property
     def attained(self) -> bool:
@@ -167,7 +168,8 @@ class FrobeniusBall(LastMap, VelocitySet):
     def weights(self, P: TokenRows) -> LastWeights:
         slope = P.mT @ self.features
         tie = self.ties(P)[..., :1].unsqueeze(-1)
-        return torch.where(tie, 0.0, -self.radius * slope / torch.where(tie, 1.0, frobenius(slope)))
+        size = torch.where(tie, 1.0, frobenius(slope))
+        return torch.where(tie, 0.0, -self.radius * slope / size)
 
     def ties(self, P: TokenRows) -> TokenMask:
         self.check(P)
@@ -176,7 +178,8 @@ class FrobeniusBall(LastMap, VelocitySet):
         return tie[..., 0].expand(P.shape[:-1])
 
     def residual(self, f: TokenRows) -> PerBatch:
-        excess = (frobenius(self.map.coordinates(f))[..., 0, 0] / self.radius - 1).clamp_min(0)
+        size = frobenius(self.map.coordinates(f))[..., 0, 0]
+        excess = (size / self.radius - 1).clamp_min(0)
         return torch.maximum(excess, self.map.off_range(f))
 
     def nearest(self, y: TokenRows) -> TokenRows:
@@ -194,7 +197,8 @@ class FrobeniusBall(LastMap, VelocitySet):
         size = frobenius(z)
         eta = ratio(-(slope * z).sum((-2, -1), keepdim=True), size.square()).clamp_min(0)
         error = torch.maximum(frobenius(slope + eta * z), eta * (self.radius - size).abs())
-        return torch.maximum(ratio(error, frobenius(self.map.pull(P)))[..., 0, 0], self.residual(f))
+        relative_error = ratio(error, frobenius(self.map.pull(P)))[..., 0, 0]
+        return torch.maximum(relative_error, self.residual(f))
 
     def chart(self, P: UnbatchedRows) -> Chart:
         self.check(P)
@@ -242,7 +246,8 @@ class LastMapDecay(LastMap):
         """Stationarity in W: P'h + lam W = 0, relative to |h'P|."""
         pull = self.map.pull(P)
         error = frobenius(pull + self.last_map_decay * self.map.coordinates(f))
-        return torch.maximum(ratio(error, frobenius(pull))[..., 0, 0], self.residual(f))
+        relative_error = ratio(error, frobenius(pull))[..., 0, 0]
+        return torch.maximum(relative_error, self.residual(f))
 
     def chart(self, P: UnbatchedRows) -> Chart:
         self.check(P)
@@ -294,11 +299,9 @@ def check_last_decay(sublayer: Sublayer, regularization: Regularization) -> None
 
     A cost of |W|_F^2 is no cost of |s * W|_F^2, and the set's weights are the scaled ones.
     """
-    if (
-        regularization.last_map_decay is not None
-        and sublayer.output_norm is None
-        and scaled_parts(sublayer.field)
-    ):
+    if regularization.last_map_decay is None or sublayer.output_norm is not None:
+        return
+    if scaled_parts(sublayer.field):
         raise ConfigError(
             f"the {sublayer.kind} sublayer's last linear map is followed by a scale by channel, so"
             " a decay of that map's weights is none of the scaled ones: leave --last-map-decay"

@@ -50,7 +50,7 @@ class NormImage(VelocitySet):
 
     @property
     def verdict(self) -> Posedness:
-        return verdict_of(True, bounded_gains=self.trained)
+        return verdict_of(finite=True, bounded_gains=self.trained)
 
     @property
     def attained(self) -> bool:
@@ -79,16 +79,18 @@ class NormImage(VelocitySet):
 
     def magnification(self, f: UnbatchedRows) -> float:
         """The largest (|f_i| + |beta_i|)/|gamma_i|: u = (f - beta)/gamma has entries of about 1."""
-        seen = self.norm.gamma != 0
-        if seen.any():
-            return float(
-                ((f.abs() + self.norm.beta.abs()) / self.norm.gamma.abs())[..., seen].max()
-            )
-        return 1.0
+        nonzero = self.norm.gamma != 0
+        if not nonzero.any():
+            return 1.0
+        shares = (f.abs() + self.norm.beta.abs()) / self.norm.gamma.abs()
+        return float(shares[..., nonzero].max())
 
     def chart(self, P: UnbatchedRows) -> Chart:
         """Raw outputs x, through the module itself."""
         self.check(P)
+        gains: Gains | None = None
+        if self.trained:
+            gains = self._gains
         return Chart(
             P,
             P.shape,
@@ -97,7 +99,7 @@ class NormImage(VelocitySet):
             project=self.inside,
             spread=self.spread,
             raw=self.input,
-            gains=self._gains if self.trained else None,
+            gains=gains,
             parts=self.parts,
         )
 
@@ -179,25 +181,22 @@ class NormImage(VelocitySet):
 
     @property
     def _gains(self) -> Gains:
-        norm, each = self.norm, self.norm.gains == "each"
-        if each:
+        norm = self.norm
+        if norm.gains == "each":
             gamma = norm.gamma
-        else:
-            gamma = torch.linalg.vector_norm(norm.gamma).reshape(1)
-        if each:
+            beta = norm.beta
+            has_trained_offset = has_offset(norm)
             scale = 1.0
         else:
+            gamma = torch.linalg.vector_norm(norm.gamma).reshape(1)
+            beta = torch.zeros_like(gamma)
+            has_trained_offset = False
             scale = math.sqrt(norm.width)
 
         def velocity(x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
             return gamma / scale * norm.standardize(x) + beta
 
-        return Gains(
-            gamma,
-            norm.beta if each else torch.zeros_like(gamma),
-            each and has_offset(norm),
-            velocity,
-        )
+        return Gains(gamma, beta, has_trained_offset, velocity)
 
 
 class Box(NormImage):
@@ -213,7 +212,11 @@ class Box(NormImage):
 
     @property
     def words(self) -> str:
-        return f"f_j = beta + gamma * u_j, abs(u_ji) {'<=' if self.attained else '<'} 1"
+        if self.attained:
+            sign = "<="
+        else:
+            sign = "<"
+        return f"f_j = beta + gamma * u_j, abs(u_ji) {sign} 1"
 
     @property
     def parts(self) -> int:
@@ -234,7 +237,9 @@ class Box(NormImage):
     def input(self, f: UnbatchedRows) -> UnbatchedRows:
         gamma = self.norm.gamma
         u = torch.where(gamma == 0, 0.0, ratio(f - self.norm.beta, gamma))
-        return self.norm.preimage(u if self.attained else NEARLY * u)
+        if not self.attained:
+            u = NEARLY * u
+        return self.norm.preimage(u)
 
     def nearest(self, y: TokenRows) -> TokenRows:
         beta = self.norm.beta
@@ -249,11 +254,11 @@ class Box(NormImage):
             return None
         self.check(P)
         gain = float(P.abs().sum(0).norm())
+        offset = 0.0
         if has_offset(self.norm):
             offset = float(P.sum(0).norm())
-        else:
-            offset = 0.0
-        return GainSlope(gain, offset, math.hypot(gain, offset), math.hypot(gain, offset))
+        slope = math.hypot(gain, offset)
+        return GainSlope(gain, offset, lower=slope, upper=slope)
 
     def best_gains(self, P: TokenRows) -> BestGains:
         """kappa = |a| at gamma = a/|a|, a_i = sum_j abs(p_ji)."""
@@ -265,8 +270,8 @@ class Box(NormImage):
 
     def points_tie(self, P: TokenRows, gamma: PerGain) -> GainMask:
         size = (gamma * P).abs()
-        unseen = size <= rounding_of(P) * size.amax((-2, -1), keepdim=True)
-        return (unseen & (gamma != 0)).any(-1)
+        zero = size <= rounding_of(P) * size.amax((-2, -1), keepdim=True)
+        return (zero & (gamma != 0)).any(-1)
 
     @property
     def point_chart(self) -> tuple[Map, Map, float]:

@@ -18,7 +18,7 @@ from ctrans.dynamics.norm import Norm
 from ctrans.dynamics.placement import Placement, get_placement
 from solvers import ConfigError, Finite, checked
 
-Given = TypeVar("Given")
+Argument = TypeVar("Argument")
 
 
 @checked
@@ -56,35 +56,30 @@ def admissible_set(
     """
     if isinstance(placement, str):
         placement = get_placement(placement)
-    else:
-        placement = placement
     weights = {"features": features, "radius": radius, "last_map_decay": last_map_decay}
     _check_options(placement, state, weights, gain_decay, kinetic)
     if last_map_decay is not None:
-        return LastMapDecay(
-            _given(placement, features, "features, the input of its last linear map"),
-            last_map_decay,
-        )
+        h = _needed(placement, features, "features, the input of its last linear map")
+        return LastMapDecay(h, last_map_decay)
     if gain_decay is not None:
-        return GainDecay(_given(placement, norm, "norm, its output norm"), gain_decay)
+        return GainDecay(_needed(placement, norm, "norm, its output norm"), gain_decay)
     velocities: VelocitySet
     if placement.output_norm:
-        norm = _given(placement, norm, "norm, its output norm")
+        norm = _needed(placement, norm, "norm, its output norm")
         if kinetic is None:
             velocities = image_of(norm)
         else:
             velocities = reachable(norm)
     elif placement.state_norm:
-        norm = _given(placement, norm, "norm, its state norm")
-        x = _given(placement, state, "state, for the tangent space of its state norm's image")
+        norm = _needed(placement, norm, "norm, its state norm")
+        x = _needed(placement, state, "state, for the tangent space of its state norm's image")
         if active_channels is None:
             velocities = TangentSpace(norm, x)
         else:
             velocities = TangentSection(norm, x, active_channels)
     elif radius is not None:
-        velocities = FrobeniusBall(
-            _given(placement, features, "features, the input of its last linear map"), radius
-        )
+        h = _needed(placement, features, "features, the input of its last linear map")
+        velocities = FrobeniusBall(h, radius)
     else:
         velocities = WholeSpace()
     if kinetic is None:
@@ -92,7 +87,8 @@ def admissible_set(
     return KineticCost(velocities, kinetic)
 
 
-def _given(placement: Placement, value: Given | None, what: str) -> Given:
+def _needed(placement: Placement, value: Argument | None, what: str) -> Argument:
+    """The value. Raises ConfigError if it is None."""
     if value is None:
         raise ConfigError(f"placement {placement.name!r} needs {what}: pass it")
     return value
@@ -106,7 +102,8 @@ def _check_options(
     kinetic: float | None,
 ) -> None:
     """Raises ConfigError for the first contradiction."""
-    given = [name for name, value in weights.items() if value is not None]
+    weight_options = [name for name, value in weights.items() if value is not None]
+    listed = ", ".join(weight_options)
     contradictions = (
         (
             placement.output_norm and placement.state_norm,
@@ -120,25 +117,25 @@ def _check_options(
             "allows the same velocities at every state: leave state out",
         ),
         (
-            bool(given) and placement.output_norm,
+            bool(weight_options) and placement.output_norm,
             (
                 "has an output norm, which removes the scale of the last linear map: leave"
-                f" {', '.join(given)} out; gain_decay and kinetic apply"
+                f" {listed} out; gain_decay and kinetic apply"
             ),
         ),
         (
-            bool(given) and placement.state_norm,
+            bool(weight_options) and placement.state_norm,
             (
                 "projects the output of its last linear map on a tangent space: leave"
-                f" {', '.join(given)} out; kinetic applies"
+                f" {listed} out; kinetic applies"
             ),
         ),
         (
-            given == ["features"],
+            weight_options == ["features"],
             "got features without a bound on their map: add radius or last_map_decay",
         ),
         (
-            "radius" in given and "last_map_decay" in given,
+            "radius" in weight_options and "last_map_decay" in weight_options,
             "got both radius and last_map_decay: choose one",
         ),
         (
@@ -149,7 +146,7 @@ def _check_options(
             ),
         ),
         (
-            "last_map_decay" in given and kinetic is not None,
+            "last_map_decay" in weight_options and kinetic is not None,
             "got two running costs, last_map_decay and kinetic: choose one",
         ),
         (
@@ -157,6 +154,6 @@ def _check_options(
             "got two running costs, gain_decay and kinetic: choose one",
         ),
     )
-    for found, message in contradictions:
-        if found:
+    for contradicts, message in contradictions:
+        if contradicts:
             raise ConfigError(f"placement {placement.name!r} {message}")

@@ -118,7 +118,12 @@ class StepImage(VelocitySet):
         slope = self.image.slope_in_gains(P)
         if slope is None:
             return None
-        return GainSlope(*(part / self.dt for part in dataclasses.astuple(slope)))
+        return GainSlope(
+            gain=slope.gain / self.dt,
+            offset=slope.offset / self.dt,
+            lower=slope.lower / self.dt,
+            upper=slope.upper / self.dt,
+        )
 
     def chart(self, P: UnbatchedRows) -> Chart:
         """Raw velocities r, through the norm around X + dt r."""
@@ -127,10 +132,12 @@ class StepImage(VelocitySet):
         size = float(self.state.square().mean().sqrt())
         gains = chart.gains
         if gains is not None:
-            inner = gains.velocity
+            next_state = gains.velocity
             gains = dataclasses.replace(
                 gains,
-                velocity=lambda r, gamma, beta: self._from_next(inner(self._next(r), gamma, beta)),
+                velocity=lambda r, gamma, beta: self._from_next(
+                    next_state(self._next(r), gamma, beta)
+                ),
             )
         return dataclasses.replace(
             chart,
@@ -174,27 +181,30 @@ class SectionImage(AtState):
 
     @cached_property
     def _basis(self) -> Float[Tensor, "width rank"]:
-        made = self.norm.centre(torch.eye(self.norm.width).to(self.norm.gamma)[self.active]).mT
-        found = torch.linalg.svd(made, full_matrices=False)
-        rounding = self.norm.width * rounding_of(made)
-        kept: Tensor = found.U[:, rounding < found.S]
-        return kept
+        """V."""
+        unit_vectors = torch.eye(self.norm.width).to(self.norm.gamma)[self.active]
+        columns = self.norm.centre(unit_vectors).mT
+        svd = torch.linalg.svd(columns, full_matrices=False)
+        rounding = self.norm.width * rounding_of(columns)
+        basis: Tensor = svd.U[:, rounding < svd.S]
+        return basis
 
     @cached_property
-    def _rest(self) -> tuple[TokenRows, Float[Tensor, "*batch tokens 1"]]:
+    def _off_basis(self) -> tuple[TokenRows, Float[Tensor, "*batch tokens 1"]]:
         """r and (|r|^2 + d eps)^(1/2)."""
         centred = self.norm.centre(self.state)
         r = centred - (centred @ self._basis) @ self._basis.mT
         rounding = self.norm.width * rounding_of(r)
-        r = torch.where(
-            (length(r) > rounding * length(centred)).unsqueeze(-1), r, 0.0
-        )  # 0 if V has full rank
+        # 0 if V has full rank
+        nonzero = length(r) > rounding * length(centred)
+        r = torch.where(nonzero.unsqueeze(-1), r, 0.0)
         return r, (r.square().sum(-1, keepdim=True) + self.norm.width * self.norm.eps).sqrt()
 
     @property
     def _frame(self) -> Float[Tensor, "*batch tokens width columns"]:
         """V and e as columns: u = V a + c e of the coordinates s = (a, c)."""
-        e = ratio(*self._rest)
+        r, size = self._off_basis
+        e = ratio(r, size)
         return torch.cat([self._basis.expand(*e.shape, -1), e.unsqueeze(-1)], -1)
 
     def _slope(self, P: Tensor) -> Tensor:
@@ -232,41 +242,39 @@ class SectionImage(AtState):
         hidden = self.norm.gamma == 0
         frame = self._frame
         u = torch.where(hidden, 0.0, ratio(f - self.norm.beta, self.norm.gamma))
-        seen = torch.where(hidden.unsqueeze(-1), 0.0, frame)
+        visible_frame = torch.where(hidden.unsqueeze(-1), 0.0, frame)
         # absolute, as the columns are unit vectors
-        inverse = torch.linalg.pinv(seen, atol=self.norm.width * rounding_of(u))
+        inverse = torch.linalg.pinv(visible_frame, atol=self.norm.width * rounding_of(u))
         point = (inverse @ u.unsqueeze(-1))[..., 0]
-        point = point + self._left_by(point) * _unseen(
-            torch.eye(frame.shape[-1]).to(u) - inverse @ seen
-        )
-        return point, torch.where(hidden, 0.0, u - (frame @ point.unsqueeze(-1))[..., 0])
+        off_visible = torch.eye(frame.shape[-1]).to(u) - inverse @ visible_frame
+        point = point + self._spare_length(point) * _highest_direction(off_visible)
+        remainder = torch.where(hidden, 0.0, u - (frame @ point.unsqueeze(-1))[..., 0])
+        return point, remainder
 
-    def _left_by(self, u: Tensor) -> Tensor:
+    def _spare_length(self, u: Tensor) -> Tensor:
         """(d - |u|^2)^(1/2), 0 to rounding."""
         spare = self.norm.width - u.square().sum(-1, keepdim=True)
         return torch.where(spare > self.norm.width * rounding_of(u), spare, 0.0).sqrt()
 
     def residual(self, f: TokenRows) -> PerBatch:
-        point, rest = self._point(f)
+        point, remainder = self._point(f)
+        radius = math.sqrt(self.norm.width)
         off_sphere = (point.square().sum(-1) / self.norm.width - 1).abs()
-        below = (-point[..., -1]).clamp_min(0) / math.sqrt(self.norm.width)
-        return (
-            torch.stack([off_sphere, below, length(rest) / math.sqrt(self.norm.width)])
-            .amax(0)
-            .amax(-1)
-        )
+        below = (-point[..., -1]).clamp_min(0) / radius
+        off_section = length(remainder) / radius
+        return torch.stack([off_sphere, below, off_section]).amax(0).amax(-1)
 
     def kkt(self, P: TokenRows, f: TokenRows, kinetic: float = 0.0) -> PerBatch:
         """Stationarity on the half sphere: (a, b) = eta (a_u, c_u); at its edge c_u = 0 with max(0,
         b) in place of b.
         """
-        slope, (u, _) = P + kinetic * f, self._point(f)
+        slope = P + kinetic * f
+        u, _ = self._point(f)
         edge = u[..., -1:] <= math.sqrt(torch.finfo(P.dtype).eps * self.norm.width)
         g = torch.where(edge, self._uphill(slope), self._slope(slope))
         eta = ratio((g * u).sum(-1, keepdim=True), u.square().sum(-1, keepdim=True))
-        return torch.maximum(
-            ratio(length(g - eta * u), length(self.norm.gamma * slope)).amax(-1), self.residual(f)
-        )
+        stationarity = ratio(length(g - eta * u), length(self.norm.gamma * slope))
+        return torch.maximum(stationarity.amax(-1), self.residual(f))
 
     def base(self, P: UnbatchedRows) -> float:
         return -float((P @ self.norm.beta).sum())
@@ -288,14 +296,14 @@ class SectionImage(AtState):
         r>^2/(|r||z|): smooth where v becomes infinite.
         """
         self.check(P)
-        r, size = self._rest
+        r, size = self._off_basis
         basis = self._basis
         scale = torch.where(size == 0, 1.0, size)
         pole = ratio(r, length(r).unsqueeze(-1))
         # if r = 0 any direction serves as the pole
-        spare = torch.zeros_like(pole)
-        spare[..., 0] = 1
-        pole = torch.where((r == 0).all(-1, keepdim=True), spare, pole)
+        first_channel = torch.zeros_like(pole)
+        first_channel[..., 0] = 1
+        pole = torch.where((r == 0).all(-1, keepdim=True), first_channel, pole)
 
         def velocity(z: Tensor) -> Tensor:
             c = (z * pole).sum(-1, keepdim=True).square() / length(z).unsqueeze(-1)
@@ -306,12 +314,13 @@ class SectionImage(AtState):
         return Chart(P, P.shape, velocity)
 
 
-def _unseen(projection: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n"]:
+def _highest_direction(projection: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n"]:
     """A unit vector of the space projected on, with the largest possible last entry; 0 if the space
     is trivial.
     """
     sizes = length(projection.mT)
-    place = torch.where(sizes[..., -1] > NO_DIRECTION, sizes.shape[-1] - 1, sizes.argmax(-1))
-    z = torch.take_along_dim(projection, place[..., None, None], -1)[..., 0]
+    last = sizes.shape[-1] - 1
+    column = torch.where(sizes[..., -1] > NO_DIRECTION, last, sizes.argmax(-1))
+    z = torch.take_along_dim(projection, column[..., None, None], -1)[..., 0]
     size = length(z).unsqueeze(-1)
     return torch.where(size > NO_DIRECTION, ratio(z, size), 0.0)

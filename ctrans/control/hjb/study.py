@@ -17,14 +17,18 @@ from ctrans.control.hjb import Grid, ValueFunction, solve_hjb
 from ctrans.control.hjb.hopf_lax import BallImage, hopf_lax, velocity_ball
 from solvers import ConfigError
 
-HORIZON, HALF_WIDTH, SCHEME = 1.0, 2.0, "weno5"
-"""T, half of the square's side, and how the grid takes derivatives."""
+HORIZON = 1.0
+"""T."""
+HALF_WIDTH = 2.0
+"""Half of the square's side."""
+SCHEME = "weno5"
+"""How the grid takes derivatives."""
 STARTS = 4
 """Descents per node: two targets make two basins."""
-STRIDE, REACHES = 4, 25
-"""The spread over the square is taken at every fourth node, for 25 distances that velocities can
-cover.
-"""
+STRIDE = 4
+"""The spread over the square is taken at every fourth node."""
+REACHES = 25
+"""For so many distances that velocities can cover."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,13 @@ class PDEStudy:
     @property
     def largest_error(self) -> Float[Tensor, " times"]:
         """The largest abs(front - exact), at each time, over the same nodes."""
-        return torch.stack(
-            [error.amax() if error.numel() else error.mean() for error in self._errors()]
-        )
+        largest = []
+        for error in self._errors():
+            if error.numel() > 0:
+                largest.append(error.amax())
+            else:
+                largest.append(error.mean())
+        return torch.stack(largest)
 
     def _errors(self) -> list[Float[Tensor, " nodes"]]:
         masks = [self.front.untouched(time) for time in self.front.times]
