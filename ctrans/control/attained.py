@@ -169,7 +169,11 @@ class StepAt:
 
     @property
     def size(self) -> float:
-        return self.h * float(self.p.norm() * self.velocity.norm()) or 1.0
+        """h |P||r|, or 1 for 0."""
+        size = self.h * float(self.p.norm() * self.velocity.norm())
+        if size == 0:
+            return 1.0
+        return size
 
     @cached_property
     def parameters(self) -> Parameters:

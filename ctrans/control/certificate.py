@@ -5,7 +5,6 @@ the model's own modules.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -132,12 +131,12 @@ class Certificate:
     def findings(self) -> dict[str, bool]:
         """The expected findings in words, each with whether it holds."""
         return (
-            self._of_closed_form()
-            | self._of_velocities()
-            | self._of_weights()
-            | self._of_growth()
-            | self._of_gains()
-            | self._of_witness()
+            self._closed_form_findings()
+            | self._velocity_findings()
+            | self._weight_findings()
+            | self._growth_findings()
+            | self._gain_findings()
+            | self._witness_findings()
         )
 
     @property
@@ -145,7 +144,7 @@ class Certificate:
         """The allowed error of a value."""
         return math.sqrt(self.eps)
 
-    def _of_closed_form(self) -> dict[str, bool]:
+    def _closed_form_findings(self) -> dict[str, bool]:
         if self.kkt is None:
             return {}
         statement = (
@@ -153,7 +152,7 @@ class Certificate:
         )
         return {statement: self.kkt <= max(self.eps ** (2 / 3), self.kkt_noise)}
 
-    def _of_velocities(self) -> dict[str, bool]:
+    def _velocity_findings(self) -> dict[str, bool]:
         ascent = self.velocities
         if ascent is None:
             return {}
@@ -174,7 +173,7 @@ class Certificate:
         uniqueness_holds = ascent.uniqueness <= math.sqrt(self._small)
         return {value_statement: value_holds, uniqueness_statement: uniqueness_holds}
 
-    def _of_weights(self) -> dict[str, bool]:
+    def _weight_findings(self) -> dict[str, bool]:
         ascent = self.weights
         if ascent is None:
             return {}
@@ -190,7 +189,7 @@ class Certificate:
         )
         return {statement: least <= ascent.gap <= most}
 
-    def _of_growth(self) -> dict[str, bool]:
+    def _growth_findings(self) -> dict[str, bool]:
         if self.growth is None:
             return {}
         findings = {}
@@ -211,7 +210,7 @@ class Certificate:
             )
         return findings
 
-    def _of_gains(self) -> dict[str, bool]:
+    def _gain_findings(self) -> dict[str, bool]:
         if self.gained is None or self.gain_slope is None:
             return {}
         findings = {}
@@ -232,7 +231,7 @@ class Certificate:
         findings[statement] = share <= 1 + self._small
         return findings
 
-    def _of_witness(self) -> dict[str, bool]:
+    def _witness_findings(self) -> dict[str, bool]:
         if self.witness is None:
             return {}
         return {"the witness velocities are admissible": self.witness.residual <= self._small}
@@ -315,8 +314,10 @@ def certify(
         return replace(summary, growth=grown, witness=witness(admissible, P))
     best = admissible.maximizer(P)
     ceiling = admissible.ceiling(P)
-    # H of velocities that all are 0: their rounding counts against velocities of 1
-    scale = admissible.scale(P) or float(P.abs().max())
+    scale = admissible.scale(P)
+    if scale == 0:
+        # H of velocities that all are 0: their rounding counts against velocities of 1
+        scale = float(P.abs().max())
     # if the problem of a token splits, some of its parts may tie and others not
     if chart.parts == 1:
         idle = bool(ties.all())
@@ -432,7 +433,10 @@ def _with_weights(
     if isinstance(admissible, SphereImage):
         proven_loss = gap_of_rank(admissible.norm, P, last_map)
         weights = replace(weights, proven=share_of(proven_loss, scale))
-    limit = value + math.sqrt(summary.eps) * (scale or 1.0)
+    unit = scale
+    if unit == 0:
+        unit = 1.0
+    limit = value + math.sqrt(summary.eps) * unit
     best = admissible.maximizer(P)
     grown = growth(chart, last_map, best, generator, likely=likely, base=admissible.base(P))
     summary = replace(summary, weights=weights, growth=replace(grown, limit=limit))
@@ -452,36 +456,3 @@ def undefined_at_zero(admissible: Supremum) -> bool:
     if isinstance(admissible, KineticCost):
         return undefined_at_zero(admissible.velocities)
     return isinstance(admissible, NormImage) and admissible.norm.undefined_at_zero
-
-
-def weakest(certificates: Iterable[Certificate]) -> dict[str, float | None]:
-    """The weakest evidence of several certificates; None where it does not apply.
-
-    - `gap`: (H - best)/`scale` of the ascent over velocities; `weights`: of that over the last
-      map's weights
-    - `kkt`: the residual of the closed form's maximiser
-    - `uniqueness`: the distance between maximisers from different starts
-    - `exponent`: the k of value ~ R^k that is farthest from the verdict's; `gained`: the same with
-      trained gains
-    """
-    certificates = list(certificates)
-    velocities = [c.velocities for c in certificates if c.velocities is not None]
-    weights = [c.weights for c in certificates if c.weights is not None]
-    residuals = [c.kkt for c in certificates if c.kkt is not None]
-    exponents = [
-        (c.growth.exponent, c.expected_exponent) for c in certificates if c.growth is not None
-    ]
-    gained = [c.gained.exponent for c in certificates if c.gained is not None]
-    farthest, _ = max(
-        exponents,
-        key=lambda pair: abs(pair[0] - pair[1]),
-        default=(None, None),
-    )
-    return {
-        "gap": max((ascent.gap for ascent in velocities), key=abs, default=None),
-        "weights": max((ascent.gap for ascent in weights), key=abs, default=None),
-        "kkt": max(residuals, default=None),
-        "uniqueness": max((ascent.uniqueness for ascent in velocities), default=None),
-        "exponent": farthest,
-        "gained": max(gained, key=lambda k: abs(k - 1), default=None),
-    }

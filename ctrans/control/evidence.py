@@ -170,9 +170,8 @@ def climb_velocities(
     chart = chart.split_parts()
     start = chart.spread * _starts(chart.P, chart.shape, pairs, generator)
     if chart.guess is not None:
-        start = torch.cat(
-            [start, chart.guess(noise(start, generator, GUESSES, 1, chart.shape[-1]))]
-        )
+        guesses = chart.guess(noise(start, generator, GUESSES, 1, chart.shape[-1]))
+        start = torch.cat([start, guesses])
         first_ascents = ascend(
             chart.payoff, start, chart.axes, chart.project, steps=min(steps, GUESS_STEPS)
         )
@@ -194,12 +193,12 @@ def climb_velocities(
     likely = likely.reshape(-1, width)
     apart = torch.where(near, length(velocities - top), 0.0).amax(0)
     # at least the rounding of a random velocity, as the best one may be 0
-    longest = torch.maximum(
-        length(top).amax(),
-        torch.finfo(best.dtype).eps * length(chart.velocity(chart.project(start))).amax(),
-    )
+    random_velocities = chart.velocity(chart.project(start))
+    rounding = torch.finfo(best.dtype).eps * length(random_velocities).amax()
+    longest = torch.maximum(length(top).amax(), rounding)
     distance = ratio(apart, longest)
-    if chart.joint:  # one ascent for all tokens resolves a token only as far as its share
+    if chart.joint:
+        # one ascent for all tokens resolves a token only as far as its share
         distance = distance * ratio(length(chart.P), length(chart.P).amax())
     distance = distance.reshape(tokens, -1).amax(-1)
     ascent = VelocityAscent(
@@ -243,9 +242,11 @@ def climb_weights(
     raw = chart.spread * balanced(chart.P, _starts(chart.P, chart.shape, pairs, generator))
     if likely is not None:
         raw = torch.cat([raw, likely.unsqueeze(0)])
-    ascents = ascend(
-        lambda z: chart.payoff(u @ z).sum(-1), u.mT @ raw, (-2, -1), steps=WEIGHT_STEPS
-    )
+
+    def payoff(z: Tensor) -> Tensor:
+        return chart.payoff(u @ z).sum(-1)
+
+    ascents = ascend(payoff, u.mT @ raw, (-2, -1), steps=WEIGHT_STEPS)
     W = features.weights(features.coordinates(u @ ascents.z[ascents.best.argmax()]))
     best = float(chart.payoff(features.h @ W.mT).sum())
     return WeightAscent(
@@ -301,13 +302,18 @@ def growth(
     else:
         to_raw = u * s.mT
         to_weights = torch.ones_like(s)
-    unit = float(frobenius(features.coordinates(chart.raw(typical)))) or 1.0
+    unit = float(frobenius(features.coordinates(chart.raw(typical))))
+    if unit == 0:
+        unit = 1.0
     radii = (unit * decades(typical)).tolist()
-    ascent = BoundedAscent(
-        lambda radius, z: chart.payoff(to_raw @ z).sum(-1),
-        GROWTH_STEPS,
-        lambda z: frobenius(to_weights * z),
-    )
+
+    def payoff(radius: float, z: Tensor) -> Tensor:
+        return chart.payoff(to_raw @ z).sum(-1)
+
+    def size(z: Tensor) -> Tensor:
+        return frobenius(to_weights * z)
+
+    ascent = BoundedAscent(payoff, GROWTH_STEPS, size)
     directions = [to_raw.mT @ balanced(chart.P, noise(s, generator, 1, *chart.shape))]
     if likely is not None:
         # so large that neither eps nor the state that it is added to matters
@@ -359,7 +365,8 @@ def decayed_growth(decay: LastMapDecay, P: UnbatchedRows) -> Growth:
         """lam/2 <f_j, ((h h')^+ f)_j>: token j's part of lam/2 |W|^2, W the least weights with h W'
         = f.
         """
-        return decay.last_map_decay / 2 * (f * (u @ (inverse * decay.map.coordinates(f)))).sum(-1)
+        solved = u @ (inverse * decay.map.coordinates(f))
+        return decay.last_map_decay / 2 * (f * solved).sum(-1)
 
     chart = Chart(P, P.shape, identity, degree=1, cost=cost)
     return growth(chart, decay.map, decay.maximizer(P), torch.Generator().manual_seed(0))
@@ -431,7 +438,9 @@ def gained_growth(
     trained_offset = gains.has_offset * gains.beta
     present_gains = torch.stack([gains.gamma, trained_offset])
     weight_norm = float(frobenius(features.coordinates(chart.raw(typical))))
-    unit = math.hypot(weight_norm, float(present_gains.norm())) or 1.0
+    unit = math.hypot(weight_norm, float(present_gains.norm()))
+    if unit == 0:
+        unit = 1.0
     radii = (unit * decades(typical, GAINED_DECADES)).tolist()
     one = torch.ones_like(gains.gamma)
     zero = torch.zeros_like(gains.gamma)
@@ -472,5 +481,6 @@ def gained_growth(
         carried = ascent.within(radius, torch.cat([z, in_proportion, best, stretched]))
         climbed.append(ascent.climb(radius, ascent.best(radius, carried)))
         previous_radius = radius
-    base = -float((p * gains.velocity(u @ climbed[0][1][0], zero, zero)).sum())
+    _, best_z = climbed[0]
+    base = -float((p * gains.velocity(u @ best_z[0], zero, zero)).sum())
     return _improved(ascent, radii, climbed[::-1], base)

@@ -66,7 +66,8 @@ class Features:
         Entries that are 0 to rounding are 0 in both.
         """
         u, s, vt = torch.linalg.svd(self.h, full_matrices=False)
-        nonzero = s > max(self.h.shape[-2:]) * torch.finfo(s.dtype).eps * s[..., :1]
+        largest = s[..., :1]
+        nonzero = s > max(self.h.shape[-2:]) * torch.finfo(s.dtype).eps * largest
         inverse = torch.where(nonzero, 1 / torch.where(nonzero, s, 1.0), 0.0).unsqueeze(-1)
         s = torch.where(nonzero, s, 0.0).unsqueeze(-1)
         rank = max(1, int(nonzero.sum(-1).amax()))
@@ -335,8 +336,9 @@ def gap_of_rank(norm: SphereNorm, P: UnbatchedRows, features: Features) -> float
     """
     w = norm.centre(norm.gamma * P)
     lengths = length(w)
+    has_length = lengths > rounding_of(P) * length(norm.gamma * P)
     order = lengths.argsort(descending=True)
-    order = order[lengths[order] > rounding_of(P) * length(norm.gamma * P)[order]]
+    order = order[has_length[order]]
     u, s, _, _ = features.svd
     basis = (u * (s > 0).mT)[order]
     first = features.rank + 1

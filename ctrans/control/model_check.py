@@ -4,6 +4,7 @@ of a text.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from ctrans.base.as_found import leaving_as_found
 from ctrans.control.admissible import VERDICTS, Posedness
-from ctrans.control.certificate import weakest
+from ctrans.control.certificate import Certificate
 from ctrans.control.costate import Costate, continuous_or_discrete, costate
 from ctrans.control.decay_threshold import DecayThreshold, largest, path_of, with_evidence
 from ctrans.control.regularization import Regularization
@@ -132,6 +133,35 @@ class ModelCheck:
         if steps:
             return weakest(steps)
         return None
+
+
+def weakest(certificates: Iterable[Certificate]) -> dict[str, float | None]:
+    """The weakest evidence of several certificates; None where it does not apply.
+
+    - `gap`: (H - best)/`scale` of the ascent over velocities; `weights`: of that over the last
+      map's weights
+    - `kkt`: the residual of the closed form's maximiser
+    - `uniqueness`: the distance between maximisers from different starts
+    - `exponent`: the k of value ~ R^k that is farthest from the verdict's; `gained`: the same with
+      trained gains
+    """
+    certificates = list(certificates)
+    velocities = [c.velocities for c in certificates if c.velocities is not None]
+    weights = [c.weights for c in certificates if c.weights is not None]
+    residuals = [c.kkt for c in certificates if c.kkt is not None]
+    exponents = [
+        (c.growth.exponent, c.expected_exponent) for c in certificates if c.growth is not None
+    ]
+    gained = [c.gained.exponent for c in certificates if c.gained is not None]
+    farthest, _ = max(exponents, key=lambda pair: abs(pair[0] - pair[1]), default=(None, None))
+    return {
+        "gap": max((ascent.gap for ascent in velocities), key=abs, default=None),
+        "weights": max((ascent.gap for ascent in weights), key=abs, default=None),
+        "kkt": max(residuals, default=None),
+        "uniqueness": max((ascent.uniqueness for ascent in velocities), default=None),
+        "exponent": farthest,
+        "gained": max(gained, key=lambda k: abs(k - 1), default=None),
+    }
 
 
 def why_not_applicable(placement: Placement, regularization: Regularization) -> str | None:

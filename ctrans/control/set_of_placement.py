@@ -57,7 +57,9 @@ def admissible_set(
     if isinstance(placement, str):
         placement = get_placement(placement)
     weights = {"features": features, "radius": radius, "last_map_decay": last_map_decay}
-    _check_options(placement, state, weights, gain_decay, kinetic)
+    contradiction = _contradiction(placement, state, weights, gain_decay, kinetic)
+    if contradiction is not None:
+        raise ConfigError(f"placement {placement.name!r} {contradiction}")
     if last_map_decay is not None:
         h = _needed(placement, features, "features, the input of its last linear map")
         return LastMapDecay(h, last_map_decay)
@@ -94,66 +96,44 @@ def _needed(placement: Placement, value: Argument | None, what: str) -> Argument
     return value
 
 
-def _check_options(
+def _contradiction(
     placement: Placement,
     state: Tensor | None,
     weights: Mapping[str, object],
     gain_decay: float | None,
     kinetic: float | None,
-) -> None:
-    """Raises ConfigError for the first contradiction."""
+) -> str | None:
+    """The first contradiction of the arguments; None if there is none."""
     weight_options = [name for name, value in weights.items() if value is not None]
     listed = ", ".join(weight_options)
-    contradictions = (
-        (
-            placement.output_norm and placement.state_norm,
-            (
-                "has an output norm and a state norm, for which no closed form is known: choose one"
-                " with at most one of them"
-            ),
-        ),
-        (
-            state is not None and not placement.state_norm,
-            "allows the same velocities at every state: leave state out",
-        ),
-        (
-            bool(weight_options) and placement.output_norm,
-            (
-                "has an output norm, which removes the scale of the last linear map: leave"
-                f" {listed} out; gain_decay and kinetic apply"
-            ),
-        ),
-        (
-            bool(weight_options) and placement.state_norm,
-            (
-                "projects the output of its last linear map on a tangent space: leave"
-                f" {listed} out; kinetic applies"
-            ),
-        ),
-        (
-            weight_options == ["features"],
-            "got features without a bound on their map: add radius or last_map_decay",
-        ),
-        (
-            "radius" in weight_options and "last_map_decay" in weight_options,
-            "got both radius and last_map_decay: choose one",
-        ),
-        (
-            gain_decay is not None and not placement.output_norm,
-            (
-                "has no output norm whose gains could decay (a state norm's are not covered): leave"
-                " gain_decay out; kinetic applies"
-            ),
-        ),
-        (
-            "last_map_decay" in weight_options and kinetic is not None,
-            "got two running costs, last_map_decay and kinetic: choose one",
-        ),
-        (
-            gain_decay is not None and kinetic is not None,
-            "got two running costs, gain_decay and kinetic: choose one",
-        ),
-    )
-    for contradicts, message in contradictions:
-        if contradicts:
-            raise ConfigError(f"placement {placement.name!r} {message}")
+    if placement.output_norm and placement.state_norm:
+        return (
+            "has an output norm and a state norm, for which no closed form is known: choose one"
+            " with at most one of them"
+        )
+    if state is not None and not placement.state_norm:
+        return "allows the same velocities at every state: leave state out"
+    if weight_options and placement.output_norm:
+        return (
+            "has an output norm, which removes the scale of the last linear map: leave"
+            f" {listed} out; gain_decay and kinetic apply"
+        )
+    if weight_options and placement.state_norm:
+        return (
+            "projects the output of its last linear map on a tangent space: leave"
+            f" {listed} out; kinetic applies"
+        )
+    if weight_options == ["features"]:
+        return "got features without a bound on their map: add radius or last_map_decay"
+    if "radius" in weight_options and "last_map_decay" in weight_options:
+        return "got both radius and last_map_decay: choose one"
+    if gain_decay is not None and not placement.output_norm:
+        return (
+            "has no output norm whose gains could decay (a state norm's are not covered): leave"
+            " gain_decay out; kinetic applies"
+        )
+    if "last_map_decay" in weight_options and kinetic is not None:
+        return "got two running costs, last_map_decay and kinetic: choose one"
+    if gain_decay is not None and kinetic is not None:
+        return "got two running costs, gain_decay and kinetic: choose one"
+    return None

@@ -71,9 +71,8 @@ def velocity_hull(norm: SphereNorm) -> BallImage:
     """
     gamma = norm.gamma.detach()
     eye = torch.eye(norm.width, dtype=gamma.dtype, device=gamma.device)
-    return BallImage(
-        norm.beta.detach(), math.sqrt(norm.width) * gamma.unsqueeze(-1) * norm.centre(eye)
-    )
+    axes = math.sqrt(norm.width) * gamma.unsqueeze(-1) * norm.centre(eye)
+    return BallImage(norm.beta.detach(), axes)
 
 
 def velocity_ball(
@@ -273,11 +272,14 @@ def descend(problems: Problems, w: BallPoints) -> BallPoints:
         lowest[rows[better]] = value[better]
         result[rows[better]] = w[better]
         moving = squared_length.sqrt() > resolution
-        rows, w, value, slope, size, recent = (
-            part[moving] for part in (rows, w, value, slope, size, recent)
-        )
-        if not len(rows):
+        if not moving.any():
             break
+        rows = rows[moving]
+        w = w[moving]
+        value = value[moving]
+        slope = slope[moving]
+        size = size[moving]
+        recent = recent[moving]
         problems = problems.of(moving)
     return result
 
@@ -301,9 +303,12 @@ def search(problems: Problems, w: BallPoints) -> PerProblem:
         radius = torch.where(better, radius, radius / 2)
         result[rows] = value
         moving = radius > torch.finfo(w.dtype).eps
-        rows, w, value, radius = (part[moving] for part in (rows, w, value, radius))
-        if not len(rows):
+        if not moving.any():
             break
+        rows = rows[moving]
+        w = w[moving]
+        value = value[moving]
+        radius = radius[moving]
         problems = problems.of(moving)
     return result
 
