@@ -334,10 +334,12 @@ def certify(
         kkt_noise=ROUNDING * summary.eps * admissible.magnification(best),
         velocities=velocities,
     )
-    if ceiling > value + math.sqrt(summary.eps) * scale:
+    is_value = ceiling <= value + math.sqrt(summary.eps) * scale
+    if not is_value:
         summary = replace(summary, ceiling=ceiling)
     if last_map is None or idle:
         return summary
+    # the tokens that the last map can move
     moved = last_map.h.any(-1)
     if moved.all() or not undefined_at_zero(admissible):
         return _with_weights(summary, admissible, P, last_map, likely, pairs, generator)

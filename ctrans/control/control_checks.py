@@ -53,11 +53,11 @@ VERDICTS = {"degenerate": "Hamiltonian is infinite", "open": "Hamiltonian is und
 
 def findings_of(name: str, check: ModelCheck) -> list[Finding]:
     """The findings of a model's certificates; `name` is the model's name in places."""
-    met = {
+    readings_by_rule = {
         rule: [_reading(name, segment) for segment in check.segments if segment.verdict == verdict]
         for verdict, rule in VERDICTS.items()
     }
-    met["evidence disagrees"] = [
+    readings_by_rule["evidence disagrees"] = [
         Reading(
             float(len(segment.failures)),
             _place(name, segment),
@@ -68,7 +68,7 @@ def findings_of(name: str, check: ModelCheck) -> list[Finding]:
         if segment.failures
     ]
     findings = []
-    for rule, readings in met.items():
+    for rule, readings in readings_by_rule.items():
         if len(readings) == 1:
             findings.append(CHECKS.finding(rule, readings[0], places=[]))
         elif readings:
