@@ -134,9 +134,9 @@ def pde_study(
     terminal = NearestTarget()
     times = tuple(HORIZON * k / 3 for k in (3, 2, 1, 0))
     grid = Grid(
-        (-HALF_WIDTH,) * 2,
-        (HALF_WIDTH,) * 2,
-        (points,) * 2,
+        low=(-HALF_WIDTH, -HALF_WIDTH),
+        high=(HALF_WIDTH, HALF_WIDTH),
+        points=(points, points),
         dtype=centre.dtype,
         device=centre.device,
     )
@@ -150,14 +150,16 @@ def pde_study(
     diagonal = math.hypot(*(high - low for low, high in zip(grid.low, grid.high, strict=True)))
     reaches = tuple(diagonal * k / (REACHES - 1) for k in range(REACHES))
     samples = [in_ball(1.0, reach, nodes[::STRIDE, ::STRIDE]) for reach in reaches]
+    front = solve_hjb(velocities, terminal, grid, times, horizon=HORIZON, scheme=SCHEME)
+    exact = [hopf_lax(terminal, nodes, HORIZON - at, velocities, starts=STARTS) for at in times]
+    values = [in_ball(radius, HORIZON - time, nodes) for radius in radii]
+    spread = [sample.amax() - sample.amin() for sample in samples]
     return PDEStudy(
-        front=solve_hjb(velocities, terminal, grid, times, horizon=HORIZON, scheme=SCHEME),
-        exact=torch.stack(
-            [hopf_lax(terminal, nodes, HORIZON - at, velocities, starts=STARTS) for at in times]
-        ),
+        front=front,
+        exact=torch.stack(exact),
         radii=radii,
         time=time,
-        values=torch.stack([in_ball(radius, HORIZON - time, nodes) for radius in radii]),
+        values=torch.stack(values),
         reaches=reaches,
-        spread=torch.stack([sample.amax() - sample.amin() for sample in samples]),
+        spread=torch.stack(spread),
     )
