@@ -292,11 +292,11 @@ class StepAt:
         ascent = BoundedAscent(payoff, STEPS)
         random = noise(theta, torch.Generator().manual_seed(0), STARTS, *theta.shape)
         starts = [theta, *(radius * z / frobenius(z) for z in random)]
-        gains = []
+        payoffs = []
         for start in starts:
             best, _ = ascent.climb(float(radius), start)
-            gains.append(float(best))
-        return max(gains) + self.work
+            payoffs.append(float(best))
+        return max(payoffs) + self.work
 
     def _velocity_of(self, parameters: Parameters) -> Tensor:
         """The raw velocity at X with these parameters."""

@@ -299,19 +299,43 @@ def certify(
     )
     if value < math.inf:
         summary = replace(summary, attained=admissible.attained)
-    generator = torch.Generator().manual_seed(int(seed))
     last_map = None
     if features is not None and chart.degree is not None:
         check_costate(features, P.dtype, tokens=len(P), what="feature matrix")
         if features.any():
             last_map = Features(features)
     if isinstance(admissible, LinearSpace) and value == math.inf:
-        bounded_map = last_map
-        if bounded_map is None:
-            bounded_map = Features(torch.eye(len(P), dtype=P.dtype, device=P.device))
-        typical = admissible.witness(P, math.sqrt(P.numel()))
-        grown = growth(chart, bounded_map, typical, generator)
-        return replace(summary, growth=grown, witness=witness(admissible, P))
+        return _of_infinite(summary, admissible, P, last_map, seed)
+    return _of_finite(summary, admissible, P, ties, last_map, pairs, seed)
+
+
+def _of_infinite(
+    summary: Certificate, space: LinearSpace, P: Tensor, last_map: Features | None, seed: int
+) -> Certificate:
+    """Adds the growth of the best value with a bound on the weights, or on the velocities, and a
+    witness.
+    """
+    if last_map is None:
+        last_map = Features(torch.eye(len(P), dtype=P.dtype, device=P.device))
+    generator = torch.Generator().manual_seed(int(seed))
+    typical = space.witness(P, math.sqrt(P.numel()))
+    grown = growth(space.chart(P), last_map, typical, generator)
+    return replace(summary, growth=grown, witness=witness(space, P))
+
+
+def _of_finite(
+    summary: Certificate,
+    admissible: Supremum,
+    P: Tensor,
+    ties: Tensor,
+    last_map: Features | None,
+    pairs: int,
+    seed: int,
+) -> Certificate:
+    """Adds the maximiser's KKT residual, the ascent over velocities and what weights attain."""
+    chart = admissible.chart(P)
+    value = summary.hamiltonian
+    generator = torch.Generator().manual_seed(int(seed))
     best = admissible.maximizer(P)
     ceiling = admissible.ceiling(P)
     scale = admissible.scale(P)
