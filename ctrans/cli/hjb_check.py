@@ -13,8 +13,8 @@ from ctrans.cli.inputs import read_batch
 from ctrans.cli.model_sources import ModelSource, check_loss, find_models
 from ctrans.cli.request import ModelRequest, command_of, get_dtype
 from ctrans.control.control_checks import findings_of
-from ctrans.control.hjb_study import pde_study
-from ctrans.control.hopf_lax import velocity_hull
+from ctrans.control.hjb.hopf_lax import velocity_hull
+from ctrans.control.hjb.study import pde_study
 from ctrans.control.model_check import ModelCheck, check_model, why_not_applicable
 from ctrans.control.regularization import Regularization
 from ctrans.dynamics.norm import NORMS, RMSNorm

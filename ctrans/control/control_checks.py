@@ -80,11 +80,11 @@ VERDICTS = {"degenerate": "Hamiltonian is infinite", "open": "Hamiltonian is und
 
 def findings_of(name: str, check: ModelCheck) -> list[Finding]:
     """The findings of a model's certificates; `name` is the model's name in places."""
-    met = {
+    readings_by_rule = {
         rule: [_reading(name, segment) for segment in check.segments if segment.verdict == verdict]
         for verdict, rule in VERDICTS.items()
     }
-    met["evidence disagrees"] = [
+    readings_by_rule["evidence disagrees"] = [
         Reading(
             float(len(segment.failures)),
             _place(name, segment),
@@ -94,35 +94,29 @@ def findings_of(name: str, check: ModelCheck) -> list[Finding]:
         for segment in check.segments
         if segment.failures
     ]
-    return CHECKS.ordered(
-        [
-            CHECKS.finding(rule, places[0], places=places if len(places) > 1 else [])
-            for rule, places in met.items()
-            if places
-        ]
-    )
+    findings = []
+    for rule, readings in readings_by_rule.items():
+        if len(readings) == 1:
+            findings.append(CHECKS.finding(rule, readings[0], places=[]))
+        elif readings:
+            findings.append(CHECKS.finding(rule, readings[0], places=readings))
+    return CHECKS.ordered(findings)
 
 
 def _reading(name: str, segment: SegmentCheck) -> Reading:
-    grown = segment.certificate.growth
-    if grown is None:
-        growth = ""
-    else:
-        growth = (
-            f", the best value grows like R^{max(grown.exponent, 0.0):.2g} with a bound R on the"
-            " weights"
-        )
     value = segment.hamiltonian
     if value is None:
-        said = "is not known"
+        value = math.nan
+        text = "H is not known"
     else:
-        said = f"= {value:.3g}"
-    return Reading(
-        math.nan if value is None else value,
-        _place(name, segment),
-        f"H {said}{growth}",
-        segment.segment,
-    )
+        text = f"H = {value:.3g}"
+    growth = segment.certificate.growth
+    if growth is not None:
+        text += (
+            f", the best value grows like R^{max(growth.exponent, 0.0):.2g} with a bound R on the"
+            " weights"
+        )
+    return Reading(value, _place(name, segment), text, segment.segment)
 
 
 def _place(name: str, segment: SegmentCheck) -> str:

@@ -17,8 +17,7 @@ from ctrans.control import (
     ellipsoid_value,
 )
 from ctrans.control.ascent import Chart, ascend
-from ctrans.control.certificate_ascents import VelocityAscent, WeightAscent, climb_weights
-from ctrans.control.growth import exponent
+from ctrans.control.evidence import VelocityAscent, WeightAscent, climb_weights, exponent
 from ctrans.control.last_map import Features
 from ctrans.dynamics.norm import NORMS
 from ctrans.dynamics.placement import PLACEMENTS

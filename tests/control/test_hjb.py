@@ -14,8 +14,8 @@ from scipy.optimize import brentq
 
 from ctrans.control import admissible_set
 from ctrans.control.hjb import SCHEMES, Grid, one_sided, solve_hjb, speeds
-from ctrans.control.hjb_study import NearestTarget, pde_study
-from ctrans.control.hopf_lax import hopf_lax, velocity_ball, velocity_hull
+from ctrans.control.hjb.hopf_lax import hopf_lax, velocity_ball, velocity_hull
+from ctrans.control.hjb.study import NearestTarget, pde_study
 from ctrans.dynamics.norm import LayerNorm, RMSNorm
 from ctrans.report.hjb_figure import draw
 from solvers import ConfigError

@@ -57,9 +57,10 @@ class SphereImage(NormImage):
 
     @property
     def words(self) -> str:
-        return f"f_j = beta + gamma * u_j, |u_j|^2 = {self.norm.width}" + (
-            ", 1'u_j = 0" if self.norm.centred else ""
-        )
+        sphere = f"f_j = beta + gamma * u_j, |u_j|^2 = {self.norm.width}"
+        if self.norm.centred:
+            return f"{sphere}, 1'u_j = 0"
+        return sphere
 
     @property
     def hull(self) -> NormImage:
@@ -97,7 +98,8 @@ class SphereImage(NormImage):
         """
         u, slope, scale = self._lagrangian(P, f, kinetic)
         eta = -ratio((u * slope).sum(-1, keepdim=True), u.square().sum(-1, keepdim=True))
-        return torch.maximum(ratio(length(slope + eta * u), scale).amax(-1), self.residual(f))
+        stationarity = ratio(length(slope + eta * u), scale)
+        return torch.maximum(stationarity.amax(-1), self.residual(f))
 
     def slope_in_gains(self, P: UnbatchedRows) -> GainSlope | None:
         """With one number g for all channels, gamma = g/sqrt(d), H grows like g sum_j |C p_j|,
@@ -108,7 +110,7 @@ class SphereImage(NormImage):
         if self.norm.gains == "each":
             return gain_slope(self.norm, P)
         gain = float(length(self.norm.centre(P)).sum())
-        return GainSlope(gain, 0.0, gain, gain)
+        return GainSlope(gain, offset=0.0, lower=gain, upper=gain)
 
     def best_gains(self, P: TokenRows) -> BestGains:
         """kappa = sqrt(d) max sum_j |C(gamma * p_j)|: a concave programme in gamma^2 for RMSNorm,
@@ -161,11 +163,8 @@ class SphereImage(NormImage):
         slope = self.norm.centre(gamma * (P + kinetic * f))
         # f is a difference of terms of its set's size: ignores their rounding
         rounding = torch.finfo(P.dtype).eps ** (1 / 3) * self.radius * float(gamma.square().amax())
-        return (
-            self._point(f),
-            slope,
-            length(gamma * P) + kinetic * length(gamma * f).clamp_min(rounding),
-        )
+        scale = length(gamma * P) + kinetic * length(gamma * f).clamp_min(rounding)
+        return self._point(f), slope, scale
 
     def _point(self, f: TokenRows) -> TokenRows:
         """u with f = beta + gamma * u. A zero gain hides an entry; hidden entries are those of an
@@ -173,8 +172,10 @@ class SphereImage(NormImage):
         """
         hidden = self.norm.gamma == 0
         u = torch.where(hidden, 0.0, ratio(f - self.norm.beta, self.norm.gamma))
-        rest = -u.sum(-1, keepdim=True) / hidden.sum().clamp_min(1) if self.norm.centred else 0.0
-        return torch.where(hidden, rest, u)
+        if not self.norm.centred:
+            return u
+        hidden_entry = -u.sum(-1, keepdim=True) / hidden.sum().clamp_min(1)
+        return torch.where(hidden, hidden_entry, u)
 
 
 @checked
@@ -289,8 +290,9 @@ class EllipsoidProduct(NormImage):
     @functools.cached_property
     def factors(self) -> Sequence[SphereImage]:
         """Each group's set."""
-        kind = EllipsoidHull if self.inner else Ellipsoid
-        return [kind(part) for part in self.norm.parts]
+        if self.inner:
+            return [EllipsoidHull(part) for part in self.norm.parts]
+        return [Ellipsoid(part) for part in self.norm.parts]
 
     @property
     def words(self) -> str:
@@ -338,24 +340,22 @@ class EllipsoidProduct(NormImage):
             gain_slope(factor.norm, p)
             for factor, p in zip(self.factors, self._split(P), strict=True)
         ]
-        gain, upper = (
-            math.hypot(*(getattr(slope, name) for slope in slopes)) for name in ("lower", "upper")
-        )
-        return GainSlope(gain, 0.0, gain, upper)
+        gain = math.hypot(*(slope.lower for slope in slopes))
+        upper = math.hypot(*(slope.upper for slope in slopes))
+        return GainSlope(gain, offset=0.0, lower=gain, upper=upper)
 
     def best_gains(self, P: TokenRows) -> BestGains:
         """kappa^2 = sum_g kappa_g^2: over |gamma| = 1 the gains of a group have a length
         proportional to its kappa_g.
         """
-        best = self._each("best_gains", P)
+        by_group = self._each("best_gains", P)
         gammas = [
-            each.gamma * length(each.gamma.unsqueeze(-2) * p).sum(-1, keepdim=True)
-            for each, p in zip(best, self._split(P), strict=True)
+            best.gamma * length(best.gamma.unsqueeze(-2) * p).sum(-1, keepdim=True)
+            for best, p in zip(by_group, self._split(P), strict=True)
         ]
-        seen = torch.stack([gamma.abs().amax(-1) > 0 for gamma in gammas])
-        return BestGains(
-            unit(torch.cat(gammas, -1)), (torch.stack([each.tied for each in best]) & seen).any(0)
-        )
+        nonzero = torch.stack([gamma.abs().amax(-1) > 0 for gamma in gammas])
+        tied = torch.stack([best.tied for best in by_group])
+        return BestGains(unit(torch.cat(gammas, -1)), (tied & nonzero).any(0))
 
     def points(self, P: TokenRows, gamma: PerGain) -> GainPoints:
         return torch.cat(self._each("points", P, gamma), -1)
@@ -375,11 +375,11 @@ class EllipsoidProduct(NormImage):
 
         def by_group(maps: list[Map]) -> Map:
             return lambda u: torch.cat(
-                [each(part) for each, part in zip(maps, self._split(u), strict=True)], -1
+                [of_group(part) for of_group, part in zip(maps, self._split(u), strict=True)], -1
             )
 
-        velocity = by_group([each.velocity for each in charts])
-        project = by_group([each.project for each in charts])
+        velocity = by_group([group_chart.velocity for group_chart in charts])
+        project = by_group([group_chart.project for group_chart in charts])
         return replace(chart, degree=None, velocity=velocity, project=project, spread=1.0)
 
     def _each(self, method: str, *rows: Tensor, **options: float) -> list[Any]:

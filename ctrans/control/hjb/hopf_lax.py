@@ -71,9 +71,8 @@ def velocity_hull(norm: SphereNorm) -> BallImage:
     """
     gamma = norm.gamma.detach()
     eye = torch.eye(norm.width, dtype=gamma.dtype, device=gamma.device)
-    return BallImage(
-        norm.beta.detach(), math.sqrt(norm.width) * gamma.unsqueeze(-1) * norm.centre(eye)
-    )
+    axes = math.sqrt(norm.width) * gamma.unsqueeze(-1) * norm.centre(eye)
+    return BallImage(norm.beta.detach(), axes)
 
 
 def velocity_ball(
@@ -115,9 +114,8 @@ def hopf_lax(
     rows = (x + remaining * velocities.centre.to(x)).reshape(-1, x.shape[-1])
     reach = remaining * velocities.map.to(x)
     pieces = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
-    return torch.cat([minimise(terminal, piece, reach, starts) for piece in pieces]).reshape(
-        x.shape[:-1]
-    )
+    values = torch.cat([minimise(terminal, piece, reach, starts) for piece in pieces])
+    return values.reshape(x.shape[:-1])
 
 
 def _check(
@@ -138,18 +136,27 @@ def _check(
     finite_values(terminal, x)
 
 
-SAMPLES_PER_START, NEIGHBOURS = 32, 8
+SAMPLES_PER_START = 32
+NEIGHBOURS = 8
 DESCENT_STEPS = 3000
 """A limit for the hardest rows. A row leaves the loop when it has converged, mostly after 10 to 50
 steps.
 """
-ARMIJO, MEMORY, GROW, SHRINK = 1e-4, 3, 10.0, 0.25
+MEMORY = 3
 """A step must bring g below the largest of the last MEMORY values. This freedom keeps
 Barzilai-Borwein steps fast.
 """
+ARMIJO = 1e-4
+"""By how much, as a share of |dw|^2/s."""
+GROW = 10.0
+"""The largest factor of an accepted step's size."""
+SHRINK = 0.25
+"""The factor of a rejected step's size."""
 STRIDE = 0.1
 """The longest step, about the sample's spacing: a longer one may leave the basin of its start."""
-SEARCH_RADIUS, SEARCH_STEPS = 0.05, 400
+SEARCH_RADIUS = 0.05
+"""The first r of the pattern search."""
+SEARCH_STEPS = 400
 
 
 @dataclass(frozen=True)
@@ -170,7 +177,8 @@ class Problems:
         """g(w) and its gradient."""
         with torch.enable_grad():
             w = w.detach().requires_grad_()
-            values = self(w) + 0 * w.sum(-1)  # gives a G that ignores its argument a gradient
+            # the second term gives a G that ignores its argument a gradient
+            values = self(w) + 0 * w.sum(-1)
             (slope,) = torch.autograd.grad(values.sum(), w)
         return values.detach(), slope
 
@@ -227,18 +235,16 @@ def starting_points(problems: Problems, starts: int) -> Float[Tensor, "rows star
     values = finite_values(problems.cost, problems.base.unsqueeze(1) + points @ problems.map.T)
     span = values.amax(-1, keepdim=True) - values.amin(-1, keepdim=True)
     minimal = values <= values[:, near].amin(-1)
-    return points[
-        torch.where(minimal, values, values + 2 * span).topk(starts, largest=False).indices
-    ]
+    minima_first = torch.where(minimal, values, values + 2 * span)
+    return points[minima_first.topk(starts, largest=False).indices]
 
 
 def descend(problems: Problems, w: BallPoints) -> BallPoints:
     """Steps from w towards P(w - s grad g), s = |dw|^2/<dw, dgrad>, accepted if g falls enough
     (Armijo). Returns the lowest point found.
     """
-    resolution = (
-        torch.finfo(w.dtype).eps ** 0.6
-    )  # a smaller move changes a smooth g by less than rounding
+    # a smaller move changes a smooth g by less than rounding
+    resolution = torch.finfo(w.dtype).eps ** 0.6
     tiny = torch.finfo(w.dtype).tiny
     rows = torch.arange(len(w), device=w.device)
     value, slope = problems.slope(w)
@@ -253,25 +259,27 @@ def descend(problems: Problems, w: BallPoints) -> BallPoints:
         trial_value, trial_slope = problems.slope(trial)
         move = trial - w
         turn = trial_slope - slope
-        length2 = move.square().sum(-1)
+        squared_length = move.square().sum(-1)
         curvature = (move * turn).sum(-1)
-        accept = trial_value <= recent.amax(-1) - ARMIJO * length2 / (fraction * size)
-        secant = torch.where(curvature > 0, length2 / curvature, math.inf)
+        accept = trial_value <= recent.amax(-1) - ARMIJO * squared_length / (fraction * size)
+        secant = torch.where(curvature > 0, squared_length / curvature, math.inf)
         size = torch.where(accept, secant.minimum(GROW * size), SHRINK * size)
-        w, slope = (
-            torch.where(accept.unsqueeze(-1), new, old)
-            for new, old in ((trial, w), (trial_slope, slope))
-        )
+        w = torch.where(accept.unsqueeze(-1), trial, w)
+        slope = torch.where(accept.unsqueeze(-1), trial_slope, slope)
         value = torch.where(accept, trial_value, value)
         recent[:, step % MEMORY] = value
         better = value < lowest[rows]
-        lowest[rows[better]], result[rows[better]] = value[better], w[better]
-        moving = length2.sqrt() > resolution
-        rows, w, value, slope, size, recent = (
-            part[moving] for part in (rows, w, value, slope, size, recent)
-        )
-        if not len(rows):
+        lowest[rows[better]] = value[better]
+        result[rows[better]] = w[better]
+        moving = squared_length.sqrt() > resolution
+        if not moving.any():
             break
+        rows = rows[moving]
+        w = w[moving]
+        value = value[moving]
+        slope = slope[moving]
+        size = size[moving]
+        recent = recent[moving]
         problems = problems.of(moving)
     return result
 
@@ -295,9 +303,12 @@ def search(problems: Problems, w: BallPoints) -> PerProblem:
         radius = torch.where(better, radius, radius / 2)
         result[rows] = value
         moving = radius > torch.finfo(w.dtype).eps
-        rows, w, value, radius = (part[moving] for part in (rows, w, value, radius))
-        if not len(rows):
+        if not moving.any():
             break
+        rows = rows[moving]
+        w = w[moving]
+        value = value[moving]
+        radius = radius[moving]
         problems = problems.of(moving)
     return result
 

@@ -14,17 +14,21 @@ from torch import Tensor
 from ctrans.base.shapes import PerBatch, Vectors
 from ctrans.control.admissible import length
 from ctrans.control.hjb import Grid, ValueFunction, solve_hjb
-from ctrans.control.hopf_lax import BallImage, hopf_lax, velocity_ball
+from ctrans.control.hjb.hopf_lax import BallImage, hopf_lax, velocity_ball
 from solvers import ConfigError
 
-HORIZON, HALF_WIDTH, SCHEME = 1.0, 2.0, "weno5"
-"""T, half of the square's side, and how the grid takes derivatives."""
+HORIZON = 1.0
+"""T."""
+HALF_WIDTH = 2.0
+"""Half of the square's side."""
+SCHEME = "weno5"
+"""How the grid takes derivatives."""
 STARTS = 4
 """Descents per node: two targets make two basins."""
-STRIDE, REACHES = 4, 25
-"""The spread over the square is taken at every fourth node, for 25 distances that velocities can
-cover.
-"""
+STRIDE = 4
+"""The spread over the square is taken at every fourth node."""
+REACHES = 25
+"""For so many distances that velocities can cover."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,13 @@ class PDEStudy:
     @property
     def largest_error(self) -> Float[Tensor, " times"]:
         """The largest abs(front - exact), at each time, over the same nodes."""
-        return torch.stack(
-            [error.amax() if error.numel() else error.mean() for error in self._errors()]
-        )
+        largest = []
+        for error in self._errors():
+            if error.numel() > 0:
+                largest.append(error.amax())
+            else:
+                largest.append(error.mean())
+        return torch.stack(largest)
 
     def _errors(self) -> list[Float[Tensor, " nodes"]]:
         masks = [self.front.untouched(time) for time in self.front.times]
@@ -126,9 +134,9 @@ def pde_study(
     terminal = NearestTarget()
     times = tuple(HORIZON * k / 3 for k in (3, 2, 1, 0))
     grid = Grid(
-        (-HALF_WIDTH,) * 2,
-        (HALF_WIDTH,) * 2,
-        (points,) * 2,
+        low=(-HALF_WIDTH, -HALF_WIDTH),
+        high=(HALF_WIDTH, HALF_WIDTH),
+        points=(points, points),
         dtype=centre.dtype,
         device=centre.device,
     )
@@ -142,14 +150,16 @@ def pde_study(
     diagonal = math.hypot(*(high - low for low, high in zip(grid.low, grid.high, strict=True)))
     reaches = tuple(diagonal * k / (REACHES - 1) for k in range(REACHES))
     samples = [in_ball(1.0, reach, nodes[::STRIDE, ::STRIDE]) for reach in reaches]
+    front = solve_hjb(velocities, terminal, grid, times, horizon=HORIZON, scheme=SCHEME)
+    exact = [hopf_lax(terminal, nodes, HORIZON - at, velocities, starts=STARTS) for at in times]
+    values = [in_ball(radius, HORIZON - time, nodes) for radius in radii]
+    spread = [sample.amax() - sample.amin() for sample in samples]
     return PDEStudy(
-        front=solve_hjb(velocities, terminal, grid, times, horizon=HORIZON, scheme=SCHEME),
-        exact=torch.stack(
-            [hopf_lax(terminal, nodes, HORIZON - at, velocities, starts=STARTS) for at in times]
-        ),
+        front=front,
+        exact=torch.stack(exact),
         radii=radii,
         time=time,
-        values=torch.stack([in_ball(radius, HORIZON - time, nodes) for radius in radii]),
+        values=torch.stack(values),
         reaches=reaches,
-        spread=torch.stack([sample.amax() - sample.amin() for sample in samples]),
+        spread=torch.stack(spread),
     )

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.hopf_lax import Terminal, finite_values
+from ctrans.control.hjb.hopf_lax import Terminal, finite_values
 from solvers import ConfigError, RungeKutta, Segment
 from solvers.errors import unknown
 from solvers.solve import solve
@@ -127,7 +127,9 @@ class ValueFunction:
             inside = (nodes - travel >= self.grid.low[axis]) & (
                 nodes + travel <= self.grid.high[axis]
             )
-            mask &= inside.reshape([-1 if k == axis else 1 for k in range(mask.ndim)])
+            along_axis = [1] * mask.ndim
+            along_axis[axis] = -1
+            mask &= inside.reshape(along_axis)
         return mask
 
 
@@ -182,24 +184,38 @@ def solve_hjb(
 
     if compiled:
         slope = torch.compile(slope)
-    else:
-        slope = slope
     rate = sum(speed / h for speed, h in zip(bounds, spacing, strict=True))
     saved = {horizon: phi}
-    taken = 0
+    total_steps = 0
     for start, end in pairwise(sorted({horizon, *times}, reverse=True)):
         steps = max(1, math.ceil((start - end) * rate / cfl))
         marks = [*(start + (end - start) * k / steps for k in range(steps)), end]
         segments = [Segment(a, b, slope) for a, b in pairwise(marks)]
-        if progress is None:
-            report = None
-        else:
-            report = lambda k, marks=marks: progress(marks[k + 1])
-        phi = saved[end] = solve(segments, phi, method=rule.method, progress=report).x1
-        taken += steps
+        report = _by_time(progress, marks)
+        phi = solve(segments, phi, method=rule.method, progress=report).x1
+        saved[end] = phi
+        total_steps += steps
     return ValueFunction(
-        grid, tuple(times), torch.stack([saved[time] for time in times]), horizon, bounds, taken
+        grid=grid,
+        times=tuple(times),
+        values=torch.stack([saved[time] for time in times]),
+        horizon=horizon,
+        speeds=bounds,
+        steps=total_steps,
     )
+
+
+def _by_time(
+    progress: Callable[[float], None] | None, marks: Sequence[float]
+) -> Callable[[int], None] | None:
+    """The progress of `solve`, which counts segments, as the depth-time reached."""
+    if progress is None:
+        return None
+
+    def report(segment: int) -> None:
+        progress(marks[segment + 1])
+
+    return report
 
 
 def speeds(hamiltonian: Hamiltonian, phi: OnGrid, grid: Grid) -> tuple[float, ...]:
@@ -217,22 +233,20 @@ def speeds(hamiltonian: Hamiltonian, phi: OnGrid, grid: Grid) -> tuple[float, ..
     slopes = torch.stack(
         [phi.diff(dim=axis).abs().amax() / h for axis, h in enumerate(grid.spacing)]
     )
-    corners = slopes * torch.cartesian_prod(*[slopes.new_tensor([-1, 1])] * phi.ndim).reshape(
-        -1, phi.ndim
-    )
+    signs = torch.cartesian_prod(*[slopes.new_tensor([-1, 1])] * phi.ndim)
+    corners = slopes * signs.reshape(-1, phi.ndim)
     largest = slopes.amax()
-    lengths = torch.where(largest > 0, largest, 1.0) * 2.0 ** torch.arange(
-        SECANTS, device=phi.device
-    )
-    moves = (
-        lengths[:, None, None, None, None] * torch.stack([eye, -eye])[:, :, None, :]
-    )  # (length, sign, axis, corner, width)
+    shortest = torch.where(largest > 0, largest, 1.0)
+    lengths = shortest * 2.0 ** torch.arange(SECANTS, device=phi.device)
+    # (length, sign, axis, corner, width)
+    moves = lengths[:, None, None, None, None] * torch.stack([eye, -eye])[:, :, None, :]
 
     def value(p: Tensor) -> Tensor:
         return hamiltonian.support(p.unsqueeze(-2))
 
     least = 2 * value(torch.zeros_like(slopes)) - value(corners).amax()
-    bound = ((value(corners + moves).amax((1, 3)) - least) / lengths[:, None]).amin(0)
+    largest_on_secants = value(corners + moves).amax((1, 3))
+    bound = ((largest_on_secants - least) / lengths[:, None]).amin(0)
     if not bool(torch.isfinite(bound).all()):
         raise ConfigError(
             "the Hamiltonian is infinite off P = 0: the admissible velocities are unbounded and the"
@@ -290,22 +304,20 @@ def weno5(slopes: Tensor, axis: int) -> Sides:
     f = _from(e, axis, 1)
     bend = torch.sub(f, d).square_().mul_(13 / 12)
     # S_k of a triple that the node sees at its right end, in its middle and at its left end
-    right, middle, left = (
-        torch.add(bend, z.square_(), alpha=0.25)
-        for z in (torch.sub(d, f, alpha=3), d + f, torch.sub(f, d, alpha=3))
-    )
+    at_right = torch.add(bend, torch.sub(d, f, alpha=3).square_(), alpha=0.25)
+    at_middle = torch.add(bend, (d + f).square_(), alpha=0.25)
+    at_left = torch.add(bend, torch.sub(f, d, alpha=3).square_(), alpha=0.25)
     size = slopes.abs()
     pairs = torch.maximum(_but_last(size, axis, 1), _from(size, axis, 1))
     fours = torch.maximum(_but_last(pairs, axis, 2), _from(pairs, axis, 2))
     largest = torch.maximum(_but_last(fours, axis, 1), _from(size, axis, 4))
-    floor = (
-        largest.square_().mul_(1e-6).add_(1e-15)
-    )  # the last term only keeps a flat field's weights finite, in float32 too
+    # the last term only keeps a flat field's weights finite, in float32 too
+    floor = largest.square_().mul_(1e-6).add_(1e-15)
 
     def blend(
         node: int, eps: int, parabolas: Sequence[tuple[Tensor, int, int, float, int, float]]
     ) -> Tensor:
-        """s + sum_k w_k (p e_i + q e_j)/(6 sum_k w_k), of S and its place, i, p, j, q."""
+        """s + sum_k w_k (p e_i + q e_j)/(6 sum_k w_k), of S and its index, i, p, j, q."""
         total = torch.zeros_like(at(floor, eps))
         weights = torch.zeros_like(at(floor, eps))
         for share, (smoothness, k, i, p, j, q) in zip((1, 6, 3), parabolas, strict=True):
@@ -317,9 +329,11 @@ def weno5(slopes: Tensor, axis: int) -> Sides:
     def at(z: Tensor, k: int) -> Tensor:
         return z.narrow(axis, k, count)
 
-    below = blend(2, 0, ((right, 0, 1, 5, 0, -2), (middle, 1, 1, 1, 2, 2), (left, 2, 2, 4, 3, -1)))
+    below = blend(
+        2, 0, ((at_right, 0, 1, 5, 0, -2), (at_middle, 1, 1, 1, 2, 2), (at_left, 2, 2, 4, 3, -1))
+    )
     above = blend(
-        3, 1, ((left, 3, 3, -5, 4, 2), (middle, 2, 2, -2, 3, -1), (right, 1, 2, -4, 1, 1))
+        3, 1, ((at_left, 3, 3, -5, 4, 2), (at_middle, 2, 2, -2, 3, -1), (at_right, 1, 2, -4, 1, 1))
     )
     return below, above
 
