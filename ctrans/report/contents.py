@@ -27,7 +27,6 @@ SECTIONS = {
     "study": "study",
     "families": "families",
     "coordinate-check": "coordinate",
-    "rate": "rate",
     "export": "written",
     "generate": "written",
 }

@@ -32,7 +32,6 @@ from ctrans.measure.forward.spectra import SpectrumFigures
 from ctrans.model.config import GPTConfig
 from ctrans.model.orders import Convergence
 from ctrans.study.presets.claim import Verdict
-from ctrans.study.rate_sweep import Rung
 from ctrans.theory.run import Result
 from ctrans.training.coordinate_check import PlaceGrowth
 from ctrans.training.monitor.log_lines import Header
@@ -275,16 +274,6 @@ RESULT_KEYS: dict[str, Schema] = {
         "growths": list[PlaceGrowth],
         "verdict": str,
         "answer": str,
-    },
-    "rate": {
-        "rate": described("The largest stable learning rate; null with the reason.", float | None),
-        "at_least": described("Whether it is the highest that was tried.", bool),
-        "reason": str,
-        "first": described("The loss before the first step.", float),
-        "rungs": list[Rung],
-        "gives_way": described("The first alarm at the lowest rate above it.", str),
-        "steps": described("Of all trainings.", int),
-        "cost": described("steps over --iterations.", float),
     },
     "export": {
         "family": described("The family of transformers, or nanoGPT.", str),

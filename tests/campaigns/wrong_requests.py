@@ -53,7 +53,6 @@ QUICK = {
     "control": SMALL,
     "screen": [*SMALL, "--quick"],
     "diagnose": SMALL,
-    "rate": [*SMALL, "--rates", "0.01", "--rates", "0.1", "--iterations", "40"],
     "coordinate-check": [
         *SMALL[:2],
         *SMALL[4:8],
@@ -78,7 +77,6 @@ SLOW = {
     "convergence",
     "verify",
     "coordinate-check",
-    "rate",
     "hjb-check",
     "control",
     "screen",

@@ -40,7 +40,7 @@ LIMITS = (
     "The limits are deliberately wide. A model outside them passes its input through unchanged,"
     " diverges, or cannot learn with these weights (red), or would grow faster than weights that"
     " grow (yellow). Within the limits nothing is said about which model is better. Nor does a"
-    " screening say which learning rate to take: ctrans rate measures that."
+    " screening say which learning rate to take: a sweep by ctrans study measures that."
 )
 STAR = (
     "Quantities with * are of an optimiser's step, which depends on how weights are scaled; all"
