@@ -40,9 +40,6 @@ COMMANDS = {
     "screen": (
         "Screen an architecture before you train it: each figure has a lower and an upper limit."
     ),
-    "families": (
-        "List the model families of other libraries that ctrans knows, with their placements."
-    ),
     "verify": "Check every statement of the theory on random cases, as printed and as corrected.",
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",
     "coordinate-check": "Check whether a learning rate transfers to other widths and depths.",
@@ -53,6 +50,7 @@ COMMANDS = {
     "report": "Put JSON results side by side on one page.",
 }
 REMOVED = {
+    "families": "the table in docs/howto/model-families.md",
     "rate": "ctrans study FILE.toml with several learning_rates (docs/commands/study.md)",
 }
 """What to use in place of a command of version 0.3 that is gone."""

@@ -25,7 +25,6 @@ SECTIONS = {
     "train": "train",
     "watch": "watch",
     "study": "study",
-    "families": "families",
     "coordinate-check": "coordinate",
     "export": "written",
     "generate": "written",

@@ -23,7 +23,6 @@ from ctrans.examine.screening.forward import ForwardStep
 from ctrans.examine.screening.screen import Screening
 from ctrans.examine.screening.screening_checks import STEPS, Quantity
 from ctrans.examine.screening.updates import UpdateStep
-from ctrans.interop.families import FoundFamily
 from ctrans.measure.backward.token_exponents import TokenExponents
 from ctrans.measure.findings import Check, Finding
 from ctrans.measure.forward.contributions import ContributionsByDepth
@@ -195,7 +194,6 @@ RESULT_KEYS: dict[str, Schema] = {
         ),
     },
     "screen": _screenings(),
-    "families": {"families": a_map("By the name in a config's model_type.", FoundFamily)},
     "verify": {
         "holds": bool,
         "findings": FINDINGS,

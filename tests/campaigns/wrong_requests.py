@@ -69,7 +69,6 @@ QUICK = {
     "study": ["kim-growth", "--report", "--out", "/proc/none"],
     "report": ["/proc/none.json"],
     "watch": ["/proc/none", "--once"],
-    "families": ["none-such"],
     "export": ["--checkpoint", "/proc/none"],
 }
 """What keeps the answer to a request that is right after all short."""

@@ -317,6 +317,7 @@ def test_a_saved_model_is_looked_at_in_place_of_a_seeded_one(name, tmp_path):
     ("args", "words"),
     [
         (["simulte"], "No such command 'simulte': did you mean 'simulate'?"),
+        (["families", "gpt2"], "ctrans families was removed: use the table in docs"),
         (["rate"], "ctrans rate was removed: use ctrans study FILE.toml"),
         (["xyz"], "No such command 'xyz'. There are simulate, convergence, "),
         (["simulate", "--placment", "peri"], "No such option"),

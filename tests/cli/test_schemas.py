@@ -80,7 +80,6 @@ RUNS = {
         ]
     ],
     "export": [["export", "--checkpoint", "LLAMA", "--out", "EXPORTED"]],
-    "families": [["families", "llama", "gptj", "albert"]],
     "verify": [["verify", "--only", "lemma-9", "--cases", "5"]],
     "generate": [["generate", "--checkpoint", "DYING", "--tokens", "2"]],
     "study": [
