@@ -5,7 +5,6 @@ A machine borrowed for its GPU may lack beartype. All but annotations is tested 
 """
 
 import functools
-import math
 import random
 
 import jaxtyping
@@ -15,19 +14,12 @@ try:
 except ImportError:
     beartype = None
 
-FEW = 2_000
-"""Checks of a test that has to be quick: what it calls ten thousand times has its types the first
-few.
-"""
 _CHECKED = beartype and beartype(conf=BeartypeConf(is_pep484_tower=True))
-_left = math.inf
 
 
-def allow(checks: float) -> None:
-    """From here on so many checks, of arguments or values, and none after them."""
-    global _left
-    _left = checks
-    jaxtyping.config.jaxtyping_disable = checks <= 0
+def allow(checks: bool) -> None:
+    """Turns the checks on or off."""
+    jaxtyping.config.jaxtyping_disable = not checks
 
 
 def check(function):
@@ -41,7 +33,6 @@ def check(function):
         nonlocal made
         if made is None:
             made = _CHECKED(function)
-        allow(_left - 1)
         numbers = random.getstate()  # beartype draws the entries of lists that it checks
         try:
             return made(*arguments, **named)

@@ -98,6 +98,7 @@ os.wait()
 """
 
 
+@pytest.mark.slow
 def test_what_users_code_writes_to_the_descriptor_of_stdout_goes_to_stderr(tmp_path):
     (tmp_path / "loud.py").write_text(LOUD)
     options = ["simulate", *map(str, SMALL), "--json", "-"]
@@ -111,6 +112,7 @@ def test_what_users_code_writes_to_the_descriptor_of_stdout_goes_to_stderr(tmp_p
     )
 
 
+@pytest.mark.slow
 def test_no_file_gets_the_number_of_a_closed_stderr(tmp_path):
     (tmp_path / "number.py").write_text(
         "import os\nassert os.path.samestat(os.fstat(2), os.stat(os.devnull))\n"
@@ -135,6 +137,7 @@ def test_no_file_gets_the_number_of_a_closed_stderr(tmp_path):
     assert (done.returncode, strict(done.stdout)["command"]) == (0, "simulate")
 
 
+@pytest.mark.slow
 def test_a_program_that_calls_the_command_has_its_stdout_as_before():
     code = """
 import os, sys
@@ -173,6 +176,7 @@ def test_a_model_that_prints_or_exits_in_a_pass(monkeypatch):
         assert "sys.exit" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_signal_while_users_code_runs_is_no_fault_of_that_code(tmp_path):
     (tmp_path / "model.py").write_text(
         "import os, signal, time\ndef slow():\n    os.kill(os.getpid(), signal.SIGTERM)\n   "

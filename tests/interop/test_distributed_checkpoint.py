@@ -215,6 +215,7 @@ SAID = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", [*SAID, "of Bridge", "of NeMo", "of NeMo, not so"])
 def test_gains_that_megatron_stored_less_one_become_gains(kind, tmp_path):
     """Oracle: 1 + w of what was stored, where the arguments say so; all else, and other weights, as

@@ -178,7 +178,7 @@ def refusal(source):
     return ""
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("in_zip", [True, False])
 def test_a_checkpoint_with_any_byte_changed_is_read_or_refused_in_a_line(in_zip, tmp_path):

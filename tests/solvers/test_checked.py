@@ -235,6 +235,7 @@ for b, rows in ((torch.ones(2, 4), 2), (torch.ones(3, 4), 3)):
 """
 
 
+@pytest.mark.slow
 def test_sizes_of_one_name_agree_between_arguments():
     """In a process of its own: the run-time checks of the tests have names of sizes of their
     own.

@@ -142,6 +142,7 @@ def test_the_printed_form_is_the_same_function_asked_for_it(monkeypatch):
     assert (found.corrected.tolerance, found.seed.tolerance) == (0.5, 0.25)
 
 
+@pytest.mark.slow
 def test_nothing_else_imports_statements():
     code = (
         "import sys, ctrans, ctrans.cli, ctrans.cli.verify; print([m for m in sys.modules if"
@@ -155,6 +156,7 @@ def test_nothing_else_imports_statements():
     )
 
 
+@pytest.mark.slow
 def test_a_plugins_statement_is_verified_last_in_its_section(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(

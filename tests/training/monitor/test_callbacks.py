@@ -71,6 +71,7 @@ def test_a_place_for_the_log_that_no_system_holds_is_named(out):
         TrainerCallback(out=out)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "arguments",
     [{}, {"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "bf16": True}],

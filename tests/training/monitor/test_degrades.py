@@ -277,7 +277,7 @@ def hooks(model):
 
 
 def test_what_is_no_number_costs_its_figure_and_no_report(said):
-    typecheck.allow(0)
+    typecheck.allow(False)
     model, optimiser = small()
     monitor = Monitor(model, every=1, react=["skip"])
     strange = [
@@ -299,7 +299,7 @@ def test_what_is_no_number_costs_its_figure_and_no_report(said):
 
 
 def test_what_is_no_optimiser_ends_no_training(said, reports_may_fail):
-    typecheck.allow(0)
+    typecheck.allow(False)
     model, optimiser = small()
     monitor = Monitor(model, every=1)
     train(monitor, model, optimiser, 3)
@@ -307,6 +307,7 @@ def test_what_is_no_optimiser_ends_no_training(said, reports_may_fail):
     assert said
 
 
+@pytest.mark.slow
 def test_a_monitor_that_is_forgotten_leaves_no_hook_and_keeps_no_model():
     model, optimiser = small()
     monitor = Monitor(model, every=1)
