@@ -1,3 +1,43 @@
-"""The tests of `make test` that may take over 0.3 seconds."""
+"""The tests of `make test` that may take over 0.3 seconds: at most 40, each of a whole way through the
+package. `tests/lint/test_quick_tests.py` checks the number, and that each exists.
+"""
 
-END_TO_END = ()
+END_TO_END = (
+    "tests/base/test_as_found.py::test_a_look_leaves_the_model_as_it_was_found[check_model]",
+    "tests/base/test_as_found.py::test_a_look_leaves_the_model_as_it_was_found[diagnose]",
+    "tests/base/test_as_found.py::test_a_look_leaves_the_model_as_it_was_found[screen]",
+    "tests/base/test_as_found.py::test_a_look_leaves_the_model_as_it_was_found[simulate]",
+    "tests/base/test_as_found.py::test_a_model_that_was_looked_at_trains_to_the_same_bits[between forward and backward]",
+    "tests/base/test_as_found.py::test_a_model_that_was_looked_at_trains_to_the_same_bits[between steps]",
+    "tests/base/test_as_found.py::test_monitor_leaves_the_model_as_it_was_found",
+    "tests/cli/test_commands.py::test_json_may_go_to_the_directory_that_out_makes",
+    "tests/cli/test_model_option.py::test_every_command_looks_at_a_hugging_face_model[simulate]",
+    "tests/cli/test_schemas.py::test_a_result_is_as_its_schema_says[control]",
+    "tests/cli/test_schemas.py::test_a_result_is_as_its_schema_says[train]",
+    "tests/cli/test_treat.py::test_the_copy_has_one_other_weight_and_all_others_bit_for_bit[one file]",
+    "tests/control/test_example_attained.py::test_the_identity_holds_from_the_first_steps_on",
+    "tests/control/test_model_check.py::test_each_segment_is_certified_at_the_models_own_costate_and_features[deepnorm]",
+    "tests/convergence/test_orders.py::test_every_own_method_has_its_order_on_every_placement[bosh3-deepnorm]",
+    "tests/convergence/test_orders.py::test_every_own_method_has_its_order_on_every_placement[dopri5-none]",
+    "tests/convergence/test_orders.py::test_every_own_method_has_its_order_on_every_placement[euler-none]",
+    "tests/convergence/test_orders.py::test_every_own_method_has_its_order_on_every_placement[heun-peri]",
+    "tests/convergence/test_orders.py::test_every_own_method_has_its_order_on_every_placement[heun3-output]",
+    "tests/convergence/test_orders.py::test_every_own_method_has_its_order_on_every_placement[heun_euler-pre_post]",
+    "tests/convergence/test_orders.py::test_every_own_method_has_its_order_on_every_placement[midpoint-pre]",
+    "tests/convergence/test_orders.py::test_every_own_method_has_its_order_on_every_placement[rk4-post]",
+    "tests/convergence/test_orders.py::test_every_own_method_has_its_order_on_every_placement[tsit5-none]",
+    "tests/interop/test_continuous.py::test_at_one_euler_step_logits_keep_their_bits[bert]",
+    "tests/interop/test_open_model.py::test_every_instrument_runs_on_every_family[gpt2]",
+    "tests/interop/test_any_module_at_once.py::test_a_hugging_face_model_is_opened_by_its_family_and_by_an_example_has_the_same_states[llama4_text]",
+    "tests/interop/test_distributed_checkpoint.py::test_gains_that_megatron_stored_less_one_become_gains[said]",
+    "tests/model/test_gpt.py::test_it_compiles_to_one_graph[model]",
+    "tests/solvers/test_compiled.py::test_steps_are_the_same[tsit5]",
+    "tests/solvers/test_solve.py::test_adaptive_methods_reach_the_closed_form_over_switches[heun_euler]",
+    "tests/solvers/test_solve.py::test_adaptive_methods_reach_the_closed_form_over_switches[torchdiffeq:adaptive_heun]",
+    "tests/solvers/test_solve.py::test_backprops_gradients_of_state_and_parameter_are_right[esdirk4]",
+    "tests/solvers/test_solve.py::test_backprops_gradients_of_state_and_parameter_are_right[torchdiffeq:adaptive_heun]",
+    "tests/theory/test_hjb.py::test_on_smooth_data_weno_converges_to_hopf_lax_at_order_two_and_a_half_or_more[rmsnorm]",
+    "tests/training/monitor/test_bits.py::test_weights_and_random_numbers_are_as_without[own]",
+    "tests/training/monitor/test_callbacks.py::test_a_trainer_with_the_callback_has_the_weights_of_one_without[arguments0]",
+    "tests/training/monitor/test_watch.py::test_train_with_a_monitor_has_the_weights_of_one_without",
+)

@@ -2,6 +2,7 @@
 states to feed them.
 """
 
+import inspect
 import sys
 
 import torch
@@ -84,14 +85,10 @@ def tokens(batch=2, length=8, vocabulary=11, seed=0):
 
 
 def unchecked(function):
-    """The function as users call it: without the run-time check of its annotations that the tests
-    turn on.
+    """The function without any check of its annotations, neither that of `solvers.checked` nor the
+    one that the tests turn on.
     """
-    plain, is_checked = function, False
-    while hasattr(plain, "__wrapped__"):
-        is_checked |= plain.__code__.co_filename == sys.modules["solvers.checked"].__file__
-        plain = plain.__wrapped__
-    return solvers.checked(plain) if is_checked else plain
+    return inspect.unwrap(function)
 
 
 def as_called(function):
@@ -100,6 +97,7 @@ def as_called(function):
     """
     plain, is_checked = function, False
     while hasattr(plain, "__wrapped__"):
+        is_checked |= plain.__code__.co_filename == sys.modules["solvers.checked"].__file__
         inside = (cell.cell_contents for cell in plain.__closure__ or ())
         files = [each.__code__.co_filename for each in inside if hasattr(each, "__code__")]
         is_checked |= sys.modules["solvers.checked"].__file__ in files

@@ -181,6 +181,7 @@ def test_a_model_of_ctrans_keeps_its_checks_and_nothing_of_a_training(tmp_path):
         load(tmp_path / "treated")
 
 
+@pytest.mark.slow
 def test_nothing_is_written_without_the_finding_or_without_such_a_weight(tmp_path):
     """A gain of 100 makes its sublayer as large, and no weight is scaled for it."""
     healthy = our_model(1.0)

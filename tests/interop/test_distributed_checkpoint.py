@@ -48,6 +48,7 @@ def check(directory):
     assert not found
 
 
+@pytest.mark.slow
 def test_weights_are_read_by_name_without_the_optimiser(tmp_path):
     more = {
         "optimizer": {"state": {"layers.0.mlp.weight": torch.ones(6, 10)}},

@@ -367,6 +367,7 @@ def test_it_compiles_to_one_graph(of):
     assert torch.equal(compiled(*batch)[0], module(*batch)[0])
 
 
+@pytest.mark.slow
 def test_compiled_on_the_cpu_it_refuses_unknown_tokens():
     typecheck.allow(False)
     torch._dynamo.reset()

@@ -57,7 +57,7 @@ def test_steps_are_the_same(traced, method):
     )
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "gradient", [name for name, kind in GRADIENTS.items() if not kind.detached]
 )

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from ctrans.dynamics.norm import SphereNorm
-from ctrans.measure.attention import lipschitz_statements
-from ctrans.measure.transport import transport, transport_statements
+from ctrans.measure.transport import transport
 from ctrans.report.files import to_json
+from ctrans.theory import lipschitz as lipschitz_statements
+from ctrans.theory import transport as transport_statements
 from ctrans.theory.all_statements import SECTIONS, all_statements, select, verify_all
 from ctrans.theory.run import draw_of, find, verify
 from ctrans.theory.statement import (

@@ -283,6 +283,7 @@ def test_widths_that_make_no_models_are_refused():
         check("standard", widths=(32, 40))
 
 
+@pytest.mark.slow
 def test_the_command_gives_the_verdict_and_the_places(tmp_path):
     options = [item for width in (16, 32) for item in ("--widths", width)]
     result = run(

@@ -241,6 +241,7 @@ def test_a_trainer_that_is_resumed_has_the_log_of_one_that_did_not_stop(tmp_path
     )
 
 
+@pytest.mark.slow
 def test_callbacks_that_share_a_trainer_hear_every_norm_and_leave_its_clipping_as_it_was(tmp_path):
     pytest.importorskip("accelerate")
     from ctrans.training.monitor import TrainerCallback
