@@ -100,7 +100,13 @@ def pytest_terminal_summary(terminalreporter, config):
         end.nodeid: cost for end in ends for name, cost in end.user_properties if name == "seconds"
     }
     if is_quick_run(config):
-        long = [name for name in seconds if seconds[name] >= LONG and name not in END_TO_END]
+        long = [
+            name
+            for name in seconds
+            if seconds[name] >= LONG
+            and name not in END_TO_END
+            and not name.startswith("tests/lint/")
+        ]
         for name in sorted(long, key=seconds.get, reverse=True):
             terminalreporter.write_line(
                 f"{seconds[name]:.1f} processor seconds: mark it slow or cases(n): {name}"
