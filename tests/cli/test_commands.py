@@ -155,6 +155,7 @@ def test_simulate_writes_table_json_and_picture(tmp_path):
     assert result.stderr == ""
 
 
+@pytest.mark.slow
 def test_the_json_goes_into_a_pipe_which_stays(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)

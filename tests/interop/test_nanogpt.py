@@ -253,6 +253,7 @@ DOUBLED = b"".join(b"h%c\x86q%c" % (i, i + 1) for i in range(60))
 """Pairs of pairs, of which each has the one before twice."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bytes_of_pickle",
     [

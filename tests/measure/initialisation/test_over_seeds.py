@@ -115,6 +115,7 @@ def test_a_slope_needs_two_depths():
         gradient_slope("pre", (16, 16), 2, SMALL)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("initialisation", INITIALISATIONS)
 def test_every_initialisation_grows_within_its_range(initialisation):
     setting = dataclasses.replace(SMALL, initialisation=initialisation, heads=2, ffn_width=64)
