@@ -30,7 +30,6 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from ctrans.model.checkpoint import load, save
     from ctrans.model.config import GPTConfig
     from ctrans.model.gpt import GPT
-    from ctrans.study.rate_sweep import largest_rate
     from ctrans.training.monitor.monitor import Monitor
     from ctrans.training.settings import TrainConfig
     from ctrans.training.train import resume, train
@@ -59,7 +58,6 @@ _HOMES = {
     "diagnose": "ctrans.examine.analysis",
     "from_nanogpt": "ctrans.interop.nanogpt",
     "from_transformers": "ctrans.interop.hugging_face",
-    "largest_rate": "ctrans.study.rate_sweep",
     "load": "ctrans.model.checkpoint",
     "low_precision": "ctrans.examine.diagnosis.low_precision",
     "open_model": "ctrans.interop.open_model",
@@ -94,7 +92,6 @@ __all__ = [
     "diagnose",
     "from_nanogpt",
     "from_transformers",
-    "largest_rate",
     "load",
     "low_precision",
     "open_model",

@@ -6,7 +6,6 @@ A machine borrowed for its GPU may lack beartype. All but annotations is tested 
 
 import functools
 import inspect
-import math
 import random
 
 import jaxtyping
@@ -16,21 +15,14 @@ try:
 except ImportError:
     beartype = None
 
-FEW = 2_000
-"""Checks of a test that has to be quick: what it calls ten thousand times has its types the first
-few.
-"""
 _CHECKED = beartype and beartype(conf=BeartypeConf(is_pep484_tower=True))
 VALUE = "ret0"
 """The parameter by which jaxtyping hands over what the function returned."""
-_left = math.inf
 
 
-def allow(checks: float) -> None:
-    """From here on so many checks, of arguments or values, and none after them."""
-    global _left
-    _left = checks
-    jaxtyping.config.jaxtyping_disable = checks <= 0
+def allow(checks: bool) -> None:
+    """Turns the checks on or off."""
+    jaxtyping.config.jaxtyping_disable = not checks
 
 
 def check(function):
@@ -38,7 +30,7 @@ def check(function):
     never called with checks on.
 
     jaxtyping asks twice: for the arguments alone, and for both once the function has returned. Only
-    the second is answered. So a function may refuse an argument by an error of its own, which is
+    the second is answered. So a function may raise an error of its own for an argument, which is
     what a user meets; one that takes it and returns is told.
     """
     if VALUE not in inspect.signature(function).parameters:
@@ -50,7 +42,6 @@ def check(function):
         nonlocal made
         if made is None:
             made = _CHECKED(function)
-        allow(_left - 1)
         numbers = random.getstate()  # beartype draws the entries of lists that it checks
         try:
             return made(*arguments, **named)

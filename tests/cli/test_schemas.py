@@ -79,25 +79,7 @@ RUNS = {
             "32",
         ]
     ],
-    "rate": [
-        [
-            "rate",
-            "--task",
-            "recall",
-            "--iterations",
-            "60",
-            "--batch",
-            "2",
-            "--width",
-            "16",
-            "--heads",
-            "2",
-            "--depth",
-            "1",
-        ]
-    ],
     "export": [["export", "--checkpoint", "LLAMA", "--out", "EXPORTED"]],
-    "families": [["families", "llama", "gptj", "albert"]],
     "verify": [["verify", "--only", "lemma-9", "--cases", "5"]],
     "generate": [["generate", "--checkpoint", "DYING", "--tokens", "2"]],
     "study": [

@@ -149,6 +149,7 @@ class Decoder(nn.Module):
         return self.out(x)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("causal", [True, False])
 def test_later_tokens_are_found_where_each_sequence_has_its_own_memory(causal):
     module, text = made(Decoder, causal), torch.arange(20).reshape(2, 10) * 7 % 30
@@ -387,6 +388,7 @@ def test_a_screen_reads_slices_of_one_weight_and_detached_maps(detached):
     )
 
 
+@pytest.mark.slow
 def test_a_loss_that_knows_the_size_of_its_batch_is_left_out_by_name():
     def of_two(output, targets):
         return F.ctc_loss(

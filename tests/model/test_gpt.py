@@ -344,10 +344,11 @@ def test_the_largest_and_smallest_temperatures_give_numbers(temperature):
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("of", ["model", "objective"])
 def test_it_compiles_to_one_graph(of):
     """A break by a check, or by a fraction in torch 2.11, made a step on a GPU a third slower."""
-    typecheck.allow(0)  # jaxtyping's checks cannot be compiled
+    typecheck.allow(False)  # jaxtyping's checks cannot be compiled
     model = GPT(small_config("peri"))
     module, batch = (
         (model, (tokens(),))
@@ -359,8 +360,9 @@ def test_it_compiles_to_one_graph(of):
     assert torch.equal(compiled(*batch)[0], module(*batch)[0])
 
 
+@pytest.mark.slow
 def test_compiled_on_the_cpu_it_refuses_unknown_tokens():
-    typecheck.allow(0)
+    typecheck.allow(False)
     torch._dynamo.reset()
     compiled = torch.compile(GPT(small_config("peri")), backend="eager")
     with pytest.raises(IndexError, match="out of range"):

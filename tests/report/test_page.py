@@ -52,11 +52,10 @@ CALLS = {
     "convergence": ["--method", "euler", "--placement", "pre", "--limit", "substeps"],
     "train": ["--iterations", "2", "--eval-every", "1", "--threads", "1", *TINY],
     "verify": ["--only", "theorem-4", "--cases", "3"],
-    "families": ["gpt2", "granite", "t5"],
     "watch": ["LOG"],
     "study": ["xiong-warmup", "--report"],
 }
-WITHOUT_OUT = ("verify", "families")
+WITHOUT_OUT = ("verify",)
 """Commands that write no directory."""
 
 

@@ -238,7 +238,7 @@ def test_coarsening_undoes_refining_bit_for_bit(basis):
     assert torch.equal(back(x), depth(x))
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @bases
 def test_symmetric_blocks_share_theta(basis):
     depth = model_in_depth(basis).depth

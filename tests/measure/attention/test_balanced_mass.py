@@ -37,6 +37,7 @@ def test_exact_theta_is_brute_force(entries, spread, tied, seed):
     assert (found.lower - brute(p)).abs().max() <= 1e-15
 
 
+@pytest.mark.slow
 def test_exact_theta_is_brute_force_at_twenty_entries():
     p = noise(3, 20).softmax(-1)
     assert (balanced_mass(p).lower - brute(p)).abs().max() <= 1e-15

@@ -80,6 +80,7 @@ def reacting(*names):
     return [word for name in names for word in ("--react", name)]
 
 
+@pytest.mark.slow
 def test_a_run_that_reacts_and_is_killed_goes_on_to_the_same_bits(tmp_path, often, monkeypatch):
     made, steps = loop.nn.utils.get_total_norm, itertools.count(1)
     monkeypatch.setattr(

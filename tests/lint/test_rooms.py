@@ -13,7 +13,7 @@ import ctrans
 import solvers
 from ctrans.base.protocol import AsksTheInstance
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SOLVERS_MAY_IMPORT = {"torch", "torchdiffeq", "jaxtyping", "solvers"}
 # Rooms on one row may import each other only if listed before.
 ROOMS = [
