@@ -52,6 +52,6 @@ def test_arguments_of_methods_are_checked():
     with pytest.raises(ConfigError, match="dtype = 'float64'"):
         as_called(Scheme.check)(Scheme(), depth, "float64")
     with pytest.raises(ConfigError, match="continuous = 'no'"):
-        as_called(Scheme.segments)(Scheme(), depth, "no")
+        as_called(Scheme.segments)(Scheme(), depth, continuous="no")
     with pytest.raises(ConfigError, match="max_steps = 'x'"):
         as_called(Scheme.request)(Scheme(), "x")

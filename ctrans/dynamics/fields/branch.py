@@ -48,7 +48,7 @@ class OwnGains(GainParameters, BranchGains):
 
     def __init__(self, width: Count, bias: bool):
         super().__init__()
-        self.make_gains(width, bias)
+        self.make_gains(width, bias=bias)
 
 
 class Branch(NamedTuple):
