@@ -293,7 +293,7 @@ def make_map(config: GPTConfig, kind: Kind) -> nn.Module:
     if kind == "parallel":
         # each map has the gains, and the offset if there is one, of the norm in front of both
         offset = config.bias and getattr(NORMS[config.norm], "has_offset", False)
-        gains = [OwnGains(config.width, offset) if config.branch_norms else None for _ in FIELDS]
+        gains = [OwnGains(config.width, bias=offset) if config.branch_norms else None for _ in FIELDS]
         return ParallelMaps(
             make_map(config, "attention"), make_map(config, "ffn"), (gains[0], gains[1])
         )

@@ -206,9 +206,9 @@ class Norm(nn.Module, ABC):
             i = int(size.argmin())
             precision = str(gamma.dtype).removeprefix("torch.")
             raise ConfigError(
-                f"gamma[{i}] = {float(gamma[i]):.2g}: the norm's image is flat there, in {precision},"
-                " and has no tangent space or retraction; use a larger gain, or the discrete"
-                " model, whose step needs neither"
+                f"gamma[{i}] = {float(gamma[i]):.2g}: the norm's image is flat there, in"
+                f" {precision}, and has no tangent space or retraction; use a larger gain, or the"
+                " discrete model, whose step needs neither"
             )
         return gamma
 
