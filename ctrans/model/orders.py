@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from ctrans.base.draw import Draw
@@ -36,8 +36,6 @@ STEPS: dict[int, tuple[int, ...]] = {
     5: (24, 32, 48, 64, 80),
 }
 BLOCKS = (12, 16, 24, 32, 48)
-Weights = dict[str, torch.nn.Parameter]
-"""A sublayer's weights by name."""
 KNOTS = 2
 """The number of blocks whose weights the depth limit interpolates."""
 
@@ -135,7 +133,9 @@ def averaged_segments(depth: Depth) -> list[Segment]:
     depth_time = depth.times[-1]
     blocks = depth.blocks
 
-    def velocity_of(sublayer: Sublayer, weights: list[Weights], t: Tensor, x: Tensor) -> Tensor:
+    def velocity_of(
+        sublayer: Sublayer, weights: list[dict[str, nn.Parameter]], t: Tensor, x: Tensor
+    ) -> Tensor:
         block = min(max(float(t) / depth_time * blocks - 0.5, 0.0), blocks - 1.0)
         i = min(int(block), max(blocks - 2, 0))
         before = weights[i]
