@@ -18,7 +18,8 @@ from ctrans.dynamics.residual import RESIDUALS
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.dynamics.weights.functions_of_depth import blocks_through
 from ctrans.dynamics.weights.on_demand import Piece, Shelf, put_on_demand, skeletons
-from ctrans.model.config import FREE, GPTConfig
+from ctrans.model.config import GPTConfig
+from ctrans.model.config_checks import FREE
 from ctrans.model.initialisation import initialise
 from ctrans.model.stack import stacked
 from ctrans.model.unit_weights import put_on_spheres

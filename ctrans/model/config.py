@@ -28,7 +28,7 @@ from ctrans.dynamics.fields import (
 )
 from ctrans.dynamics.fields.attention import check_temperature, qk_norm_name
 from ctrans.dynamics.fields.tables import check_maps, takes, usual_hidden_width
-from ctrans.dynamics.norm import NORMS, WITHOUT_GAINS, NormOptions, check_norm, norm_settings
+from ctrans.dynamics.norm import NORMS, NormOptions, check_norm, norm_settings
 from ctrans.dynamics.placement import (
     PLACEMENTS,
     BlockPlacement,
@@ -39,13 +39,18 @@ from ctrans.dynamics.placement import (
 )
 from ctrans.dynamics.residual import ALIASES, RESIDUALS, check_image, check_residual, residual_name
 from ctrans.dynamics.weights.functions_of_depth import BASES
+from ctrans.model.config_checks import (
+    FREE,
+    check_branch_norms,
+    check_depth_weights,
+    check_parallel_blocks,
+    check_parametrisation,
+)
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.model.parametrisation import PARAMETRISATIONS, STANDARD, Parametrisation
 from ctrans.model.stack import MOST_STEPS, check_stack
 from solvers import ConfigError, checked
 
-FREE = "free"
-"""The `depth_weights` of a model whose blocks have their own weights."""
 MOST_STREAMS = 64
 """The largest number of streams. With more, mixing costs more than the maps."""
 KNOTS = 4
@@ -219,7 +224,7 @@ class GPTConfig(MapSettings, NormOptions):
         check_count("vocab_size", self.vocab_size)
         check_dt(self.dt)
         object.__setattr__(self, "placement", spell_for(self.placement, self.depth))
-        self._check_parallel_blocks()
+        check_parallel_blocks(self)
         # before check_maps: hidden_width needs valid experts, and a temperature that is a tensor
         # has no comparison with the default
         part_of(ExpertOptions, self)
@@ -228,72 +233,20 @@ class GPTConfig(MapSettings, NormOptions):
         object.__setattr__(self, "qk_norm", qk_norm_name(self.qk_norm))
         check_norm(self.width, self.eps)
         norm_settings(self.norm, self, self.width, self.heads)
-        self._check_branch_norms()
+        check_branch_norms(self)
         placements = placements_in(self.placement)
         check_residual(self.residual, placements, self.residual_init, self.streams)
         check_image(self.residual, self.norm)
         if self.is_stack:
             has_experts = takes("ffn", self.ffn, "experts")
             check_stack(placements, self.state_streams, experts=has_experts)
-        self._check_depth_weights()
-        self._check_parametrisation()
+        check_depth_weights(self)
+        check_parametrisation(self)
         if self.alpha is not None and not self._has_residual_gain:
             raise ConfigError(
                 f"alpha = {self.alpha} has no meaning for placement {self.placement!r}: leave it"
                 " out, or choose deepnorm"
             )
-
-    def _check_parallel_blocks(self) -> None:
-        if not self.parallel_blocks:
-            return
-        for pair in self.placements:
-            if pair.attention != pair.ffn:
-                raise ConfigError(
-                    f"placement {pair.attention.name}/{pair.ffn.name} needs two sublayers, and a "
-                    "parallel block has one: give one placement, or leave out parallel_blocks"
-                )
-
-    def _check_depth_weights(self) -> None:
-        if self.depth_weights == FREE:
-            if self.knots is not None:
-                raise ConfigError(
-                    f"knots = {self.knots} has no meaning for free weights: leave it out, or choose"
-                    f" depth_weights {', '.join(sorted(BASES))}"
-                )
-            return
-        residual = RESIDUALS[self.residual]
-        if residual.counts_blocks:
-            raise ConfigError(
-                f"residual {self.residual!r} depends on the number of blocks, and weights as"
-                f" functions of depth do not: choose depth_weights {FREE}"
-            )
-        if residual.unit_weights:
-            raise ConfigError(
-                f"residual {self.residual!r} puts every matrix on a sphere by itself: choose"
-                f" depth_weights {FREE}"
-            )
-
-    def _check_parametrisation(self) -> None:
-        if self.parametrisation == STANDARD:
-            for name in ("base_width", "base_depth"):
-                base = getattr(self, name)
-                if base is not None:
-                    with_base = ", ".join(sorted(PARAMETRISATIONS.keys() - {STANDARD}))
-                    raise ConfigError(
-                        f"{name} = {base} has no meaning for parametrisation {STANDARD}: leave it"
-                        f" out, or choose {with_base}"
-                    )
-            return
-        if self.is_stack:
-            without_rules = "stack_steps"
-        elif RESIDUALS[self.residual].unit_weights:
-            without_rules = f"residual {self.residual!r}"
-        else:
-            return
-        raise ConfigError(
-            f"parametrisation {self.parametrisation!r} has no rules for {without_rules}: choose"
-            f" {STANDARD}"
-        )
 
     @property
     def rules(self) -> Parametrisation:
@@ -401,26 +354,6 @@ class GPTConfig(MapSettings, NormOptions):
         dt *= (self.depth / blocks) ** self.rules.branch
         alpha = self._alpha if self._has_residual_gain else None
         return replace(self, depth=blocks, dt=dt, alpha=alpha)
-
-    def _check_branch_norms(self) -> None:
-        if not self.branch_norms:
-            return
-        if not self.parallel_blocks:
-            raise ConfigError(
-                "branch_norms = True has no meaning for blocks of two sublayers: leave it out, or"
-                " choose parallel_blocks"
-            )
-        if self.norm not in WITHOUT_GAINS:
-            raise ConfigError(
-                f"branch_norms = True needs a norm with a gain for each channel, and {self.norm!r}"
-                f" has none: choose norm {', '.join(WITHOUT_GAINS)}"
-            )
-        for placement in placements_in(self.placement):
-            if not placement.input_norm:
-                raise ConfigError(
-                    f"branch_norms = True with placement {placement.name!r}, which has no input"
-                    " norm: leave it out, or choose pre"
-                )
 
     @property
     def _alpha(self) -> float:
