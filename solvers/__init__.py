@@ -1,6 +1,8 @@
 """Integrates switched ODEs on tensors: smooth fields on segments of time, one after the other.
 
->>> solution = solve([Segment(0, 1, lambda t, x: -x), Segment(1, 2, lambda t, x: x)], torch.ones(3), method="tsit5")
+>>> decay = Segment(0, 1, lambda t, x: -x)
+>>> growth = Segment(1, 2, lambda t, x: x)
+>>> solution = solve([decay, growth], torch.ones(3), method="tsit5")
 """
 
 from solvers import error_norm, gradients, methods, request, run, step_control

@@ -12,25 +12,28 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, TypeVar
+from itertools import zip_longest
+from typing import TypeVar
 
 from torch import Tensor
 
 from solvers.checked import checked, item
 from solvers.errors import ConfigError, shown
+from solvers.rooted_trees import RootedTree, density, trees
 
 TOLERANCE = 1e-13
 """The largest error of a condition: coefficients are published to 16 digits."""
-DENSE_TOLERANCE, DENSE_SIZE = 1e-12, 100.0
+DENSE_TOLERANCE = 1e-12
+DENSE_SIZE = 100.0
 """The same for dense output, times the sum of its coefficients' sizes over DENSE_SIZE if above 1.
 """
 
 Coefficient = int | float | str | Fraction
 Number = TypeVar("Number", float, Tensor)
-RootedTree = tuple[Any, ...]  # a rooted tree: the sorted tuple of the trees at its root
-Known = dict[RootedTree, list[float]]
+BranchSums = dict[RootedTree, list[float]]
+"""By a branch: for each stage, the sum that the branch contributes to an order condition."""
 Row = tuple[float, ...]
 Rows = tuple[Row, ...]
 
@@ -72,20 +75,16 @@ class Tableau:
 
     def __post_init__(self) -> None:
         stages = len(self.b)
-        if (
-            len(self.a) != stages
-            or len(self.c) != stages
-            or any(len(row) != i for i, row in enumerate(self.a))
-        ):
+        is_triangular = all(len(row) == i for i, row in enumerate(self.a))
+        if len(self.a) != stages or len(self.c) != stages or not is_triangular:
             raise ConfigError(
                 f"a tableau of {stages} weights needs {stages} nodes and rows of 0, 1, ...,"
                 f" {stages - 1} coefficients"
             )
-        if (
-            any(len(row) != stages + i for i, row in enumerate(self.inner))
-            or len(self.inner_c) != len(self.inner)
-            or (self.inner and (self.gamma or not self.dense))
-        ):
+        inner_fits = len(self.inner_c) == len(self.inner) and all(
+            len(row) == stages + i for i, row in enumerate(self.inner)
+        )
+        if not inner_fits or (self.inner and (self.gamma or not self.dense)):
             raise ConfigError(
                 f"inner stages go with dense output of an explicit method: give rows of {stages},"
                 f" {stages + 1}, .. and their nodes"
@@ -103,33 +102,37 @@ class Tableau:
                 )
         if self.coarse is not None and self.embedded is None:
             raise ConfigError("coarse weights go with embedded ones: give both, or embedded alone")
-        known: Known = {}
+        branch_sums: BranchSums = {}
         for what, weights, order in (
             ("b", self.b, self.order),
             ("embedded", self.embedded, self.embedded_order),
             ("coarse", self.coarse, self.coarse_order),
         ):
-            if weights is not None:
-                if len(weights) != stages:
-                    raise ConfigError(f"{what} has {len(weights)} weights for {stages} stages")
-                self._check_order(what, weights, order, known)
+            if weights is None:
+                continue
+            if len(weights) != stages:
+                raise ConfigError(f"{what} has {len(weights)} weights for {stages} stages")
+            self._check_order(what, weights, order, branch_sums)
         if self.dense:
-            self._check_dense(known)
+            self._check_dense(branch_sums)
 
     @functools.cached_property
     def rows(self) -> Rows:
         """The rows of all stages with the diagonal, then the inner ones."""
-        return (*((*row, self.gamma if i else 0.0) for i, row in enumerate(self.a)), *self.inner)
+        first = [(*row, 0.0) for row in self.a[:1]]
+        later = [(*row, self.gamma) for row in self.a[1:]]
+        return (*first, *later, *self.inner)
 
     @functools.cached_property
     def error_weights(self) -> Rows:
         """b - embedded, and b - coarse if there is one. h times the stages, summed with such
         weights, estimates the error.
         """
-        lower = [weights for weights in (self.embedded, self.coarse) if weights is not None]
-        return tuple(
-            tuple(b - e for b, e in zip(self.b, weights, strict=True)) for weights in lower
-        )
+        differences = []
+        for weights in (self.embedded, self.coarse):
+            if weights is not None:
+                differences.append(tuple(b - e for b, e in zip(self.b, weights, strict=True)))
+        return tuple(differences)
 
     def error(self, norms: Sequence[float]) -> float:
         """The error from the norms of its estimates, the finer first: err_e, or
@@ -160,21 +163,21 @@ class Tableau:
             values = [
                 sum(a * value for a, value in zip(row, values, strict=False)) for row in self.a
             ]
-        fine = 1000
-        for k in range(1, 100 * fine):
+        points_per_unit = 1000
+        for k in range(1, 100 * points_per_unit):
             value = 0.0
             for power in reversed(powers):
-                value = power - k / fine * value
+                value = power - k / points_per_unit * value
             if abs(value) > 1 + 1e-9:
-                return (k - 1) / fine
+                return (k - 1) / points_per_unit
         raise AssertionError("the polynomial of an explicit method leaves the unit disc")
 
     @functools.cached_property
     def last_difference(self) -> Row:
         """x_s - x_(s-1) of the last two stages, over h, as weights of the stages."""
         last = self.a[-1]
-        before = (*self.a[-2], 0.0)
-        return tuple(a - b for a, b in zip(last, before, strict=True))
+        last_but_one = (*self.a[-2], 0.0)
+        return tuple(a - b for a, b in zip(last, last_but_one, strict=True))
 
     @property
     def reuses_last_stage(self) -> bool:
@@ -189,20 +192,20 @@ class Tableau:
             and self.a[-1] == self.b[:-1]
         )
 
-    def _check_order(self, what: str, weights: Sequence[float], order: int, known: Known) -> None:
+    def _check_order(
+        self, what: str, weights: Sequence[float], order: int, branch_sums: BranchSums
+    ) -> None:
         if order < 1:
             raise ConfigError(f"the order of {what} is {order}; it must be at least 1")
         for size in range(1, order + 1):
             for tree in trees(size):
+                phi = self._stage_weights(tree, branch_sums)
                 # inner stages come last and have no weight here
-                have = sum(
-                    w * value
-                    for w, value in zip(weights, self._stage_weights(tree, known), strict=False)
-                )
-                if abs(have - 1 / density(tree)) > TOLERANCE:
+                total = sum(w * value for w, value in zip(weights, phi, strict=False))
+                if abs(total - 1 / density(tree)) > TOLERANCE:
                     raise ConfigError(
                         f"{what} is not of order {order}: the condition of order {size} for the"
-                        f" tree {tree} gives {have:.17g}, not 1/{density(tree)}"
+                        f" tree {tree} gives {total:.17g}, not 1/{density(tree)}"
                     )
 
     def dense_weights(self, theta: Number) -> tuple[Number, ...]:
@@ -212,7 +215,7 @@ class Tableau:
             for row in self.dense
         )
 
-    def _check_dense(self, known: Known) -> None:
+    def _check_dense(self, branch_sums: BranchSums) -> None:
         ends = (*self.b, *(0.0 for _ in self.inner))
         if len(self.dense) != len(ends):
             raise ConfigError(f"dense has {len(self.dense)} polynomials for {len(ends)} stages")
@@ -223,27 +226,32 @@ class Tableau:
                 )
         for size in range(1, max(2, self.order)):
             for tree in trees(size):
-                values = self._stage_weights(tree, known)
+                phi = self._stage_weights(tree, branch_sums)
                 # theta^size/density, power by power
-                for power in range(1, max(map(len, self.dense)) + 1):
-                    weights = [row[power - 1] if len(row) >= power else 0.0 for row in self.dense]
-                    have = sum(w * v for w, v in zip(weights, values, strict=True))
+                for i, weights in enumerate(zip_longest(*self.dense, fillvalue=0.0)):
+                    power = i + 1
+                    required = 0.0
+                    if power == size:
+                        required = 1 / density(tree)
+                    total = sum(w * value for w, value in zip(weights, phi, strict=True))
                     allowed = DENSE_TOLERANCE * max(1.0, sum(map(abs, weights)) / DENSE_SIZE)
-                    if abs(have - (power == size) / density(tree)) > allowed:
+                    if abs(total - required) > allowed:
                         raise ConfigError(
                             f"dense is not of order {max(1, self.order - 1)}: in the condition of"
-                            f" order {size} for the tree {tree}, theta^{power} has {have:.17g}"
+                            f" order {size} for the tree {tree}, theta^{power} has {total:.17g}"
                         )
 
-    def _stage_weights(self, tree: RootedTree, known: Known) -> list[float]:
-        """The products of the row sums of the branches (`known` has those that were computed)."""
-        values = [1.0] * len(self.rows)
+    def _stage_weights(self, tree: RootedTree, branch_sums: BranchSums) -> list[float]:
+        """phi of the tree for each stage: the product of the sums over its branches. It adds those
+        that it computes to `branch_sums`.
+        """
+        phi = [1.0] * len(self.rows)
         for branch in tree:
-            if branch not in known:
-                below = self._stage_weights(branch, known)
-                known[branch] = [sum(map(operator.mul, row, below)) for row in self.rows]
-            values = list(map(operator.mul, values, known[branch]))
-        return values
+            if branch not in branch_sums:
+                below = self._stage_weights(branch, branch_sums)
+                branch_sums[branch] = [sum(map(operator.mul, row, below)) for row in self.rows]
+            phi = list(map(operator.mul, phi, branch_sums[branch]))
+        return phi
 
 
 @checked
@@ -273,31 +281,36 @@ def tableau(
     def floats(values: Sequence[Coefficient]) -> Row:
         return tuple(float(_exact(value)) for value in values)
 
-    def node(
-        row: Sequence[Coefficient],
-    ) -> float:  # 15 digits: decimals whose sum misses 1 in the last place give 1
+    def floats_or_none(values: Sequence[Coefficient] | None) -> Row | None:
+        if values is None:
+            return None
+        return floats(values)
+
+    def node(row: Sequence[Coefficient]) -> float:
+        # 15 digits: decimals whose sum misses 1 in the last place give 1
         return round(float(sum(map(_exact, row), Fraction(0))), 15)
 
+    with_diagonal = [*a[:1], *([*row, gamma] for row in a[1:])]
     return Tableau(
         order,
-        tuple(map(floats, a)),
-        floats(b),
-        tuple(node([*row, gamma] if i else row) for i, row in enumerate(a)),
-        None if embedded is None else floats(embedded),
-        embedded_order,
-        tuple(map(floats, dense)),
-        None if coarse is None else floats(coarse),
-        coarse_order,
-        float(_exact(gamma)),
-        tuple(map(floats, inner)),
-        tuple(map(node, inner)),
+        a=tuple(map(floats, a)),
+        b=floats(b),
+        c=tuple(map(node, with_diagonal)),
+        embedded=floats_or_none(embedded),
+        embedded_order=embedded_order,
+        dense=tuple(map(floats, dense)),
+        coarse=floats_or_none(coarse),
+        coarse_order=coarse_order,
+        gamma=float(_exact(gamma)),
+        inner=tuple(map(floats, inner)),
+        inner_c=tuple(map(node, inner)),
     )
 
 
 def _exact(coefficient: Coefficient) -> Fraction:
     try:
         exact = Fraction(item(coefficient))
-        float(exact)
+        float(exact)  # raises OverflowError if it is too large
         return exact
     except (ValueError, OverflowError, ZeroDivisionError):
         raise ConfigError(
@@ -314,35 +327,6 @@ def rows(text: str) -> list[list[str]]:
 def numbers(text: str) -> list[str]:
     """One row of coefficients."""
     return text.split()
-
-
-@functools.cache
-def trees(size: int) -> tuple[RootedTree, ...]:
-    """All rooted trees with that many nodes (1, 1, 2, 4, 9, ...), each as the sorted tuple of the
-    subtrees at its root.
-    """
-    return tuple(sorted(set(_forests(size - 1, size - 1))))
-
-
-def _forests(nodes: int, largest: int) -> Iterator[RootedTree]:
-    if nodes == 0:
-        yield ()
-    for size in range(1, min(nodes, largest) + 1):
-        for tree in trees(size):
-            for rest in _forests(nodes - size, size):
-                yield tuple(sorted((tree, *rest)))
-
-
-@functools.cache
-def density(tree: RootedTree) -> int:
-    """gamma(tree) = (number of nodes) * product of the densities of its branches. The order
-    condition is sum b phi = 1/gamma.
-    """
-    return _nodes(tree) * math.prod(map(density, tree))
-
-
-def _nodes(tree: RootedTree) -> int:
-    return 1 + sum(_nodes(branch) for branch in tree)
 
 
 EULER = tableau(1, [[]], [1], dense=[[1]])
