@@ -341,7 +341,7 @@ def test_options_do_what_they_say():
 )
 def test_what_cannot_be_done_is_named(call, words, monkeypatch):
     monkeypatch.setitem(globals(), "odeint", unchecked(odeint))
-    module = sys.modules["solvers.odeint"]
+    module = sys.modules["solvers.odeint_problem"]
     monkeypatch.setattr(module, "solve", unchecked(module.solve))
     with pytest.raises(ConfigError, match=words):
         call(torch.tensor([0.0, 1.0]), torch.ones(2))
@@ -520,7 +520,7 @@ def test_an_event_is_theirs_with_its_gradients(method, reverse):
 
 
 def test_an_event_that_never_comes_ends_where_the_state_goes_round(monkeypatch):
-    monkeypatch.setattr(sys.modules["solvers.odeint"], "EVENT_STEPS", 100)
+    monkeypatch.setattr(sys.modules["solvers.odeint_problem"], "EVENT_STEPS", 100)
     turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
     with pytest.raises(SolveError, match="max"):
         odeint_event(
