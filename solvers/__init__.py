@@ -14,6 +14,7 @@ from solvers.each import EachSolution, solve_each
 from solvers.error_norm import ERROR_NORMS, Norm
 from solvers.errors import ConfigError, SolveError, look_up, shown, unknown
 from solvers.event import Event
+from solvers.explicit_tableaus import EULER
 from solvers.gradients import GRADIENTS
 from solvers.march import Gradient
 from solvers.method import HasFixedSteps, HasReversibleForm, Method, Replayable, ReversibleForm
@@ -28,7 +29,7 @@ from solvers.segment import Field, Map, Segment, Time
 from solvers.solution import ADVICE, Solution, Stats, Status
 from solvers.solve import solve
 from solvers.step_control import StepControl
-from solvers.tableau import EULER, Tableau, tableau
+from solvers.tableau import Tableau, tableau
 
 # checked here and not where they are defined, because a solve calls them, some of them at each step
 check_solver, check_unused_options = (

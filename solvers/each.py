@@ -49,9 +49,11 @@ class EachSolution:
         if not broken:
             return str(Status.SUCCESS.value)
         i = broken[0]
+        status = self.status[i]
+        place = f"segment {self.segment[i]} at t = {self.time[i]:.6g}"
         return (
-            f"{len(broken)} of {len(self.status)} rows broke; row {i}: {self.status[i].value} in"
-            f" segment {self.segment[i]} at t = {self.time[i]:.6g}: {ADVICE[self.status[i]]}"
+            f"{len(broken)} of {len(self.status)} rows broke; row {i}: {status.value} in {place}:"
+            f" {ADVICE[status]}"
         )
 
 

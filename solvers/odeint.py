@@ -10,6 +10,7 @@ from torch import Tensor
 
 from solvers.checked import checked
 from solvers.errors import ConfigError, SolveError, shown, unknown
+from solvers.explicit_tableaus import RK4_38
 from solvers.march import Gradient
 from solvers.method import Method
 from solvers.methods import METHODS
@@ -17,7 +18,6 @@ from solvers.odeint_problem import Func, Problem
 from solvers.run import real_type
 from solvers.runge_kutta import RungeKutta
 from solvers.step_control import Tolerance
-from solvers.tableau import RK4_38
 from solvers.torchdiffeq_methods import NAMES
 from solvers.tree import Tree
 

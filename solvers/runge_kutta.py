@@ -144,9 +144,8 @@ class RungeKutta:
         projection.
         """
         if self.used == 1:  # Euler: beside the field of a small model every call counts
-            start = run.start(step.segment, step.start, x)
-            slope = run.velocity(step.segment, start, x)
-            return step.h * self.tableau.b[0] * slope
+            t = run.start(step.segment, step.start, x)
+            return step.h * self.tableau.b[0] * run.velocity(step.segment, t, x)
         return weighted(step.h, self.tableau.b, self._stages(step, x, run, None, self.used))
 
     def pieces(self, segment: Segment, steps: int) -> Iterator[Segment]:

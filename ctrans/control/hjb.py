@@ -23,7 +23,8 @@ from torch import Tensor
 from ctrans.control.hopf_lax import Terminal, finite_values
 from solvers import ConfigError, RungeKutta, Segment, solve
 from solvers.errors import unknown
-from solvers.tableau import EULER, tableau
+from solvers.explicit_tableaus import EULER
+from solvers.tableau import tableau
 
 OnGrid = Float[Tensor, "*space"]
 """A number for each node."""
