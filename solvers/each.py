@@ -18,12 +18,13 @@ from torch import Tensor
 
 from solvers.checked import checked
 from solvers.errors import ConfigError, SolveError, shown
+from solvers.first_step import guessed_step, probe_step
 from solvers.method import Method
 from solvers.methods import get_method
 from solvers.request import check_state
-from solvers.rows import GOOD, NON_FINITE, Rows
+from solvers.rows import GOOD, NON_FINITE, RowAttempts
 from solvers.run import Run, check_like, real_type
-from solvers.runge_kutta import RungeKutta, guessed_step, probe_step, weighted
+from solvers.runge_kutta import RungeKutta, weighted
 from solvers.segment import Segment, check_segments
 from solvers.solution import ADVICE, Stats, Status
 from solvers.step_control import StepControl
@@ -110,7 +111,7 @@ def solve_each(
             " and no vmap or forward mode: use `solve`"
         )
     run = Run(1, **limits)
-    rows = Rows(len(x0))
+    rows = RowAttempts(len(x0))
     x = x0
     for k, segment in enumerate(segments):
         x = _Batch(chosen, segment, k, run, x, rows).advance()
@@ -126,7 +127,13 @@ class _Batch:
     """
 
     def __init__(
-        self, method: RungeKutta, segment: Segment, k: int, run: Run, states: Tensor, rows: Rows
+        self,
+        method: RungeKutta,
+        segment: Segment,
+        k: int,
+        run: Run,
+        states: Tensor,
+        rows: RowAttempts,
     ):
         self.method = method
         self.segment = segment
@@ -204,16 +211,16 @@ class _Batch:
         span = abs(segment.end - segment.start)
         sign = math.copysign(1.0, segment.end - segment.start)
         scale = run.atol + run.rtol * x.abs()
-        slopes = self._norms(first / scale).tolist()
+        speeds = self._norms(first / scale).tolist()
         sizes = self._norms(x / scale).tolist()
-        probes = [probe_step(size, slope, span) for size, slope in zip(sizes, slopes, strict=True)]
+        probes = [probe_step(size, speed, span) for size, speed in zip(sizes, speeds, strict=True)]
         h = sign * torch.tensor(probes, dtype=torch.float64, device="cpu")
         probed = self._velocity(rows.t[self.at] + h, x + self._by_row(h, x) * first, self.at)
         bend = probed - first
         curvatures = (self._norms(bend / scale) / h.abs()).tolist()
         guesses = [
-            guessed_step(slope, curvature, probe, span, self.method.order)
-            for slope, curvature, probe in zip(slopes, curvatures, probes, strict=True)
+            guessed_step(speed, curvature, probe, span, self.method.order)
+            for speed, curvature, probe in zip(speeds, curvatures, probes, strict=True)
         ]
         rows.proposed[self.at] = h.new_tensor(guesses)
 

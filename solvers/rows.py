@@ -19,7 +19,7 @@ ENDS = (Status.SUCCESS, Status.STEP_UNDERFLOW, Status.NON_FINITE, Status.TOO_MAN
 GOOD, UNDERFLOW, NON_FINITE, TOO_MANY = range(4)
 
 
-class Rows:
+class RowAttempts:
     """How far each row is, what its `StepSize` and `Attempts` hold, and how it ended, as tensors
     over all rows on the CPU. `at` are numbers of rows.
     """

@@ -17,6 +17,7 @@ from solvers.attempts import Attempts
 from solvers.checked import checked
 from solvers.controller import CONTROLLERS, Controller, StepSize
 from solvers.errors import ConfigError, shown
+from solvers.first_step import initial_step
 from solvers.implicit import NotSolved, implicit_stage
 from solvers.method import BOUNDED, FIXED
 from solvers.reversible_scheme import Finish, ReversibleScheme
@@ -229,7 +230,7 @@ class RungeKutta:
         first = run.velocity(segment, t, x)
         if run.step_size is None:
             if run.first_step is None:
-                first_step = self._initial_step(segment, x, first, run)
+                first_step = initial_step(segment, x, first, run, self.order)
             else:
                 first_step = run.first_step
             run.step_size = self.step_size(first_step, run)
@@ -354,25 +355,6 @@ class RungeKutta:
         if run.stiffness.found(product, self.tableau.stability_interval):
             run.stats.stiff_at = step.start
 
-    @torch.no_grad()
-    def _initial_step(self, segment: Segment, x: Tensor, first: Tensor, run: Run) -> float:
-        """A first step from the sizes of x, x' and x'', with one evaluation (Hairer, Norsett,
-        Wanner, II.4).
-
-        Theirs is 0.01^(1/order) of this one, which gave first errors near 1e-4 of the allowed error
-        on switched Transformers.
-        """
-        scale = run.atol + run.rtol * run.counted(x).abs()
-        size = run.measure(run.counted(x) / scale)
-        slope = run.measure(run.counted(first) / scale)
-        span = abs(segment.end - segment.start)
-        probe = probe_step(size, slope, span)
-        h = math.copysign(probe, segment.end - segment.start)
-        probed = run.velocity(segment, segment.start + h, x + h * first)
-        bend = run.counted(probed - first)
-        curvature = run.measure(bend / scale) / probe
-        return guessed_step(slope, curvature, probe, span, self.order)
-
 
 @cache
 def _compiled_attempt() -> Callable[..., Attempted]:
@@ -391,26 +373,6 @@ def _compiled_attempt() -> Callable[..., Attempted]:
         return method._attempt(Step(segment, start, end, h), x, run, first, field)
 
     return torch.compile(attempt, dynamic=False)
-
-
-def probe_step(size: float, slope: float, span: float) -> float:
-    """A short step that resolves the second derivative, from the norms of x and x'."""
-    if size > 1e-5 and 1e-5 < slope < math.inf:
-        return min(span, 0.01 * size / slope)
-    return min(span, 1e-6)
-
-
-def guessed_step(slope: float, curvature: float, probe: float, span: float, order: int) -> float:
-    """A first step from the norms of x' and x''."""
-    largest = max(slope, curvature)
-    if not math.isfinite(largest):
-        return probe
-    guess: float
-    if largest > 1e-15:
-        guess = (1 / largest) ** (1 / order)
-    else:
-        guess = max(1e-6, 1e-3 * probe)
-    return min(100 * probe, guess, span)
 
 
 def weighted(h: float | Tensor, weights: Sequence[float], stages: Sequence[Tensor]) -> Tensor:
