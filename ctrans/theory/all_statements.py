@@ -7,47 +7,44 @@ import functools
 import importlib
 from collections.abc import Iterator, Sequence
 
-from ctrans.theory.run import Result, verify
+from ctrans.base.theory_sections import SECTIONS
 from ctrans.theory.statement import STATEMENTS, Statement
+from ctrans.theory.verify import Result, verify
 from solvers import ConfigError
 
-SECTIONS: dict[int, str] = {
-    1: "dynamics",
-    2: "limits",
-    3: "norm geometry",
-    4: "Hamiltonian",
-    5: "costate",
-    6: "forward bounds",
-    7: "backward sensitivity",
-    8: "uncertainty",
-    9: "attention sensitivity",
-    10: "initialisation",
-    11: "reach of training",
-}
-
 MODULES = (
-    "dynamics",
-    "geometry",
-    "conservation",
-    "norm_tables",
-    "hamiltonians",
-    "trained_weights",
-    "weight_decay",
-    "architectures",
-    "norm_images",
-    "values",
-    "costates",
-    "residual_gains",
-    "expert",
-    "growth",
-    "sensitivity",
-    "adjoint",
-    "transport",
-    "theta",
-    "lipschitz",
-    "path",
-    "initial",
-    "reach",
+    "section_01_dynamics",
+    "section_02_limits",
+    "section_03_norm_geometry",
+    "section_03_conservation",
+    "section_03_norm_table",
+    "section_04_hamiltonians",
+    "section_04_kinetic_cost",
+    "section_04_trained_weights",
+    "section_04_discrete_step",
+    "section_04_weight_decay",
+    "section_04_architectures",
+    "section_04_norm_images",
+    "section_04_values",
+    "section_04_residual_gains",
+    "section_05_costates",
+    "section_05_maximum_principle",
+    "section_05_residual_gains",
+    "section_06_experts",
+    "section_06_growth",
+    "section_06_maps",
+    "section_06_residuals",
+    "section_07_experts",
+    "section_07_sensitivity",
+    "section_07_adjoint",
+    "section_08_transport",
+    "section_09_experts",
+    "section_09_softmax",
+    "section_09_lipschitz",
+    "section_09_gradient_paths",
+    "section_10_xiong",
+    "section_10_kim",
+    "section_11_reach",
 )
 """The modules that register statements, in the order of each section."""
 

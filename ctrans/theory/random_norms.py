@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from ctrans.base.draw import Draw
 from ctrans.dynamics.norm import NORMS, Norm, SphereNorm, SquashNorm
@@ -64,6 +65,12 @@ def any_norm(draw: Draw, names: list[str] | None = None, *, eps: float = 0.0) ->
         if not parameter.any():
             parameter.add_(0.5 * draw.normal(*parameter.shape))
     return chosen
+
+
+def norm_and_costate(draw: Draw, tokens: int | None = None) -> tuple[SphereNorm, Tensor]:
+    """A norm of the papers, and a costate of up to 6 tokens, or of as many as given."""
+    norm = random_norm(draw, width=3 + draw.integer(6))
+    return norm, draw.normal(tokens or 1 + draw.integer(6), norm.width)
 
 
 def norm_words(chosen: Norm) -> str:

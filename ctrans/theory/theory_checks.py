@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ctrans.measure.findings import Check, Checks, Finding, Reading
-from ctrans.theory.run import Result
+from ctrans.theory.verify import Result
 
 CHECKS = Checks(
     "theory",

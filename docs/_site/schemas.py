@@ -33,7 +33,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.orders import Convergence
 from ctrans.study.presets.claim import Verdict
 from ctrans.study.rate_sweep import Rung
-from ctrans.theory.run import Result
+from ctrans.theory.verify import Result
 from ctrans.training.coordinate_check import PlaceGrowth
 from ctrans.training.monitor.log_lines import Header
 from ctrans.training.monitor.post_mortem import PostMortem

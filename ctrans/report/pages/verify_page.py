@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from ctrans.base.theory_sections import SECTIONS
 from ctrans.report.sections import (
     Answer,
     Cell,
@@ -16,7 +17,6 @@ from ctrans.report.sections import (
     Table,
     table,
 )
-from ctrans.theory.all_statements import SECTIONS
 
 MARKS: dict[str, Mark] = {
     "as printed": "good",

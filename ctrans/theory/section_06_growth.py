@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from ctrans.base.draw import Draw
-from ctrans.dynamics.fields import Attention, spectral_norm
+from ctrans.dynamics.fields import Attention
 from ctrans.dynamics.fields.projected_map import scale_linear
 from ctrans.dynamics.norm import NORMS, RMSNorm
-from ctrans.dynamics.residual import Streams
 from ctrans.measure.forward.bounds import ForwardBounds, forward_bounds, printed_level
 from ctrans.measure.forward.moments import moments
 from ctrans.measure.forward.single_entries import data_variance, variance_over_inputs
@@ -25,7 +24,7 @@ from ctrans.theory.random_models import (
     random_text,
     smooth_model,
 )
-from ctrans.theory.statement import Trial, Trials, at_most, equal, known, statement
+from ctrans.theory.statement import Trial, Trials, at_most, known, statement
 
 SECTION = 6
 
@@ -294,123 +293,4 @@ def growing_weights(draw: Draw) -> Trial:
     return Trial(
         abs(rate / math.log(1.4) - 1),
         f"weights ~ 1.4^k: the state grows like e^({rate:.3g} k), log 1.4 = {math.log(1.4):.3g}",
-    )
-
-
-def _attention(draw: Draw, heads: int, causal: bool) -> Attention:
-    attention = Attention(6, heads, bias=False, causal=causal).double().requires_grad_(False)
-    for parameter in attention.parameters():
-        parameter.copy_(draw.normal(*parameter.shape))
-    return attention
-
-
-@statement(
-    "eq-81",
-    "Kan, eq. 81",
-    "attention: |f(X)_i| <= sum_h |W_h V_h| max_j |x_j|, whatever the number of tokens; attained",
-    printed="|f(X)| <= sqrt(n) sum_h |W_h V_h| |X|",
-)
-def attention_rows(draw: Draw, printed: bool) -> Trials:
-    """|f(X)_i| <= sum_h |W_h V_h| max_j |x_j|, attained by equal tokens for one head.
-
-    Printed: |f(X)| <= sqrt(n) sum_h |W_h V_h| |X|.
-    """
-    attention = _attention(draw, 2, draw.flag())
-    x = draw.log_uniform(-1, 1) * draw.normal(draw.choice((1, 3, 8)), 6)
-    out = attention(x)
-    gain = attention.bound().gain
-    if printed:
-        return at_most(
-            out.norm(), math.sqrt(len(x)) * gain * float(x.norm()), f"|f(X)|, {len(x)} tokens"
-        )
-    bounded = at_most(
-        out.norm(dim=-1).max(), gain * float(x.norm(dim=-1).max()), f"max |f(X)_i|, {len(x)} tokens"
-    )
-    single = _attention(draw, 1, causal=False)
-    top = (
-        torch.linalg.svd(single.out.weight @ single.qkv.weight.chunk(3)[2]).Vh[0].repeat(len(x), 1)
-    )
-    attained = abs(float(single(top).norm() / top.norm()) / single.bound().gain - 1)
-    return [
-        bounded,
-        Trial(
-            attained,
-            f"{len(x)} equal tokens, one head: the gain misses its bound by {attained:.1g}",
-        ),
-    ]
-
-
-@statement(
-    "ffn-bound",
-    "ctrans, on Kan, appendix G",
-    "FFN with abs(phi(z)) <= abs(z): |f(x)| <= |W_2|(|W_1||x| + |b_1|) + |b_2|",
-)
-def feed_forward(draw: Draw) -> Trial:
-    """|f(x)| <= |W_2||W_1||x| without biases, plus the terms of biases."""
-    made = random_model(draw, "none", bias=draw.flag())
-    ffn = made.depth.sublayers[1].field
-    x = draw.log_uniform(-2, 2) * draw.normal(4, made.config.width)
-    outer = spectral_norm(ffn.down.weight)
-    inner = spectral_norm(ffn.up.weight)
-    offsets = [0.0 if b is None else float(b.norm()) for b in (ffn.up.bias, ffn.down.bias)]
-    bounds = outer * (inner * x.norm(dim=-1) + offsets[0]) + offsets[1]
-    return at_most(
-        (ffn(x).norm(dim=-1) / bounds).max(), 1.0, f"|f(x)| over its bound, {ffn.activation}"
-    )
-
-
-@statement(
-    "depth-scaled-growth",
-    "ctrans, on LayerNorm scaling",
-    "pre with s_l = l^(-1/2), maps with |f(x)_i| <= a max_j |x_j|: |x_D| <= |x_0| + 4 dt a g sqrt(d"
-    " D), where plain pre has D",
-    share=0.2,
-)
-def scaled_growth(draw: Draw) -> Trial:
-    """Tokens of `pre` with LayerNorm scaling, maps without offsets: at most |x_0| + 4 dt a g sqrt(d
-    D), a g the largest there.
-    """
-    depth = 1 + draw.integer(40)
-    made = random_model(
-        draw, "pre", residual="depth_scaled", depth=depth, bias=False, norm="rmsnorm"
-    )
-    states = states_of(made.depth, draw.of_any_size(1, 4, 8))
-    gains = []
-    for part in made.depth.sublayers:
-        largest_gamma = float(part.input_norm.gamma.abs().max())  # type: ignore[union-attr]
-        gains.append(part.field.bound().gain * largest_gamma)
-    gain = max(gains)
-    longest = [float(x.norm(dim=-1).max()) for x in (states[0], states[-1])]
-    return at_most(
-        longest[1],
-        longest[0] + 4 * made.config.dt * gain * math.sqrt(8 * depth),
-        f"the longest token, {described(made)}",
-    )
-
-
-@statement(
-    "mean-stream",
-    "ctrans, on mHC",
-    "doubly stochastic mixing conserves the mean over the streams: it moves by dt mean(b) v a"
-    " segment",
-    1e-12,
-    0.2,
-)
-def mean_stream(draw: Draw) -> Trial:
-    """After a step of the model the streams' mean is their mean before plus dt mean(b) v."""
-    made = random_model(draw, draw.choice(("pre", "peri", "none")), residual="mhc")
-    sublayer = draw.choice(made.depth.sublayers)
-    streams = made.config.state_streams
-    assert isinstance(sublayer.residual, Streams), "it was asked for"
-    x = draw.of_any_size(1, 4, 8 * streams)
-    v = sublayer.field(sublayer.given(sublayer.enter(x)))
-    if sublayer.output_norm is None:
-        v = v
-    else:
-        v = sublayer.output_norm(v)
-    before, after = (
-        part.unflatten(-1, (streams, 8)).mean(-2) for part in (x, sublayer.step(x, made.config.dt))
-    )
-    return equal(
-        after, before + made.config.dt * sublayer.residual.writes.mean() * v, described(made)
     )

@@ -1,4 +1,4 @@
-"""Sections 4 and 5: H with a residual's gains, steps towards an image, and streams."""
+"""Section 4: H with a residual's gains, steps towards an image, and streams."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from ctrans.base.draw import Draw
-from ctrans.control.attained import StepAt
-from ctrans.control.costate import costate
 from ctrans.control.regularization import Regularization
 from ctrans.control.residual_pullback import certify_towards_image
 from ctrans.control.sets_by_norm import image_of
 from ctrans.dynamics.norm import SphereNorm
 from ctrans.theory.payoffs import largest_payoff, none_better, payoff
-from ctrans.theory.random_models import described, random_model, random_text
+from ctrans.theory.random_models import described, random_model
 from ctrans.theory.random_norms import random_norm
 from ctrans.theory.statement import Trial, Trials, at_most, equal, holds_if, known, statement
 
@@ -253,36 +251,3 @@ def section(draw: Draw) -> Trials:
             f"{words}: costates of H = 0, of at least as many dimensions as channels stand",
         ),
     ]
-
-
-SECTION = 5
-
-
-@statement(
-    "gain-radial",
-    "ctrans",
-    "dt <P, r> = <g, dL/dg> for a residual's gains g, nGPT's steps and what hyper-connections"
-    " write: 0 at a critical point",
-    1e-11,
-    0.2,
-)
-def radial(draw: Draw) -> Trial:
-    """<g, dL/dg> by autograd against dt <P, r>, P dL/d(X + dt r) of the discrete model."""
-    residual = draw.choice(("layerscale", "rezero", "ngpt", "hyper_connections"))
-    made = random_model(
-        draw, "post" if residual == "ngpt" else draw.choice(("pre", "peri")), residual=residual
-    )
-    ids = random_text(draw)
-    targets = random_text(draw)
-    k = draw.integer(4)
-    sublayer = made.depth.sublayers[k]
-    dt = made.depth.lengths[k]
-    step = StepAt.of(sublayer, costate(made, ids, targets), k, dt, (0.0, 0.0))
-    gains = sublayer.residual.get_parameter(
-        "write_weights" if residual == "hyper_connections" else "gain"
-    )
-    with torch.enable_grad():
-        gains.requires_grad_()
-        (slope,) = torch.autograd.grad(made(ids, targets)[1], gains)
-        gains.requires_grad_(False)
-    return equal((gains * slope).sum(), step.work, f"{residual}, {described(made)}", step.size)

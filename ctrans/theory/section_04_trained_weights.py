@@ -1,4 +1,4 @@
-"""Section 4: values that weights attain at fixed features, trained gains, and the discrete step."""
+"""Section 4: values that weights attain at fixed features, and trained gains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ctrans.control import (
     FrobeniusBall,
     GainDecay,
     LastMapDecay,
-    StepImage,
     boxed_value,
     certify,
     gain_slope,
@@ -24,10 +23,9 @@ from ctrans.control.ascent import ascend
 from ctrans.control.certificate_ascents import climb_weights
 from ctrans.control.last_map import Features
 from ctrans.control.sets_by_norm import image_of
-from ctrans.control.tangent import TangentSpace
 from ctrans.dynamics.norm import SphereNorm
 from ctrans.theory.payoffs import largest_payoff, payoff
-from ctrans.theory.random_norms import EPSILONS, PAPERS, norm_words, random_norm
+from ctrans.theory.random_norms import EPSILONS, PAPERS, norm_and_costate, norm_words, random_norm
 from ctrans.theory.statement import (
     Printed,
     Trial,
@@ -179,11 +177,6 @@ def _shape(P: Tensor, h: Tensor) -> str:
     )
 
 
-def _problem(draw: Draw, tokens: int | None = None) -> tuple[SphereNorm, Tensor]:
-    chosen = random_norm(draw, width=3 + draw.integer(6))
-    return chosen, draw.normal(tokens or 1 + draw.integer(6), chosen.width)
-
-
 @statement(
     "bounded-gains",
     "Kan, section 3.3 and eq. 99",
@@ -204,7 +197,7 @@ def bounded_gains(draw: Draw, printed: bool) -> Trials:
     For RMSNorm the dual bound proves this and is attained; for LayerNorm it need not be. Printed: H
     with gains a thousand times as large, over H; a bound on the velocities would make it 1.
     """
-    chosen, P = _problem(draw)
+    chosen, P = norm_and_costate(draw)
     if printed:
         before, after = (_without_offset(chosen, P, factor) for factor in (1, 1000))
         return at_most(
@@ -260,7 +253,7 @@ def gain_decay(draw: Draw) -> Trials:
     """(kappa^2 + |sum p|^2)/(2 lam); ascents through the norm over inputs, gains and offsets do not
     exceed it.
     """
-    chosen, P = _problem(draw, 4)
+    chosen, P = norm_and_costate(draw, 4)
     lam = draw.log_uniform(-1, 1)
     decay = GainDecay(chosen, lam)
     H = float(decay.support(P))
@@ -289,7 +282,7 @@ def gain_box(draw: Draw) -> Trials:
     """H <= sqrt(d) g sum_j |p_j| + b |sum_j p_j|_1 for 30 gains and offsets in the box; equal for
     RMSNorm at gamma = g.
     """
-    chosen, P = _problem(draw)
+    chosen, P = norm_and_costate(draw)
     g = draw.log_uniform(-2, 2)
     if chosen.centred:
         b = draw.log_uniform(-2, 2)
@@ -326,7 +319,7 @@ def rank_gap(draw: Draw) -> Trials:
     With just as many, n, it is positive for almost all P, but may be below rounding. In half of the
     cases the best velocities are nearly those of some weights: there the bound is nearly sharp.
     """
-    chosen, P = _problem(draw, 3 + draw.integer(5))
+    chosen, P = norm_and_costate(draw, 3 + draw.integer(5))
     rank = 1 + draw.integer(len(P) - 1)
     h = draw.normal(len(P), rank) @ draw.normal(rank, 9)
     u = Features(h).svd[0]
@@ -355,69 +348,4 @@ def rank_gap(draw: Draw) -> Trials:
         holds_if(
             proven > 0 or (len(P) - rank) * free < 2 * len(P), f"{words}: a gap of {proven:.2g}"
         ),
-    ]
-
-
-@statement(
-    "discrete-hamiltonian",
-    "ctrans, on Kan, appendix J",
-    "post, pre_post, deepnorm: of the step N(X + dt r), H = (sum_j sqrt(d)|C(gamma*p_j)| - <p_j,"
-    " beta> + <P, X>)/dt",
-    1e-9,
-)
-def step(draw: Draw) -> Trials:
-    """The discrete step's H at dt from 1 to 1/1000: 30 raw velocities do not exceed it, long ones
-    along f* approach it.
-    """
-    chosen, P = _problem(draw)
-    dt = draw.log_uniform(-3, 0)
-    X = draw.normal(*P.shape)
-    allowed = StepImage(image_of(chosen), X, dt)
-    H = float(allowed.support(P))
-    scale = float(largest_payoff(P, allowed.maximizer(P))) + float((P * X).abs().sum()) / dt
-    raw = draw.log_uniform(-2, 6) * draw.normal(30, *P.shape)
-    best = (1e6 * chosen.coordinates(X + dt * allowed.maximizer(P)) - X) / dt
-    made, reached = (payoff(P, chosen(X + dt * f) - X) / dt for f in (raw, best))
-    words = f"{norm_words(chosen)}, dt = {dt:.3g}"
-    return [
-        Trial((float(made.max()) - H) / scale, f"{words}: the best of 30 raw velocities against H"),
-        equal(reached, H, f"{words}: a long raw velocity", scale),
-    ]
-
-
-@statement(
-    "discrete-hamiltonian-limit",
-    "ctrans",
-    "as dt goes to 0, for X on the image, it goes to +inf like 1/dt, unless X is the lowest point"
-    " for P: there it is 0, as the ODE's",
-    1e-9,
-)
-def step_limit(draw: Draw) -> Trials:
-    """dt H is <P, X - z> for every dt, z the norm of a long raw output towards the image's lowest
-    point.
-
-    - X on the image: positive for a random P, where the ODE's H is infinite, and 0 for the P whose
-      lowest point is X, as in the ODE
-    - X beyond the lowest point: negative, so H goes to -inf
-    """
-    chosen, P = _problem(draw)
-    image = image_of(chosen)
-    z = chosen(-1e6 * chosen.centre(chosen.gamma * P))
-    X = chosen(draw.normal(*P.shape))
-    beyond = chosen.beta + (1 + draw.log_uniform(-1, 2)) * (z - chosen.beta)
-    lowest = -chosen.centre(chosen.coordinates(X)) / chosen.gamma
-    cases = []
-    for at, costate, wanted in ((X, P, 1), (X, lowest, 0), (beyond, P, -1)):
-        exact = float((costate * (at - (X if wanted == 0 else z))).sum())
-        scale = float((costate * at).abs().sum() + (costate * z).abs().sum())
-        found = [dt * float(StepImage(image, at, dt).support(costate)) for dt in (1.0, 1e-2, 1e-4)]
-        cases += [equal(value, exact, "dt H against <P, X - z>", scale) for value in found]
-        cases.append(holds_if(wanted * exact > 0 or wanted == 0, f"<P, X - z> = {exact:.3g}"))
-    tangent = TangentSpace(chosen, X)
-    return [
-        *cases,
-        holds_if(
-            float(tangent.support(lowest)) == 0, "the ODE's H is 0 where X is the lowest point"
-        ),
-        holds_if(math.isinf(float(tangent.support(P))), "the ODE's H is infinite at another P"),
     ]

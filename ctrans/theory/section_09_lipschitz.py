@@ -32,8 +32,8 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, make_block
 from ctrans.model.initialisation import initialise
 from ctrans.theory.random_models import described, random_block, random_model, random_state
+from ctrans.theory.section_09_softmax import random_row, within
 from ctrans.theory.statement import Printed, Trial, Trials, at_most, equal, statement
-from ctrans.theory.theta import random_row, within
 
 SECTION = 9
 

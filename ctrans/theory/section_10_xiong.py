@@ -1,5 +1,6 @@
-"""Section 10: statements about initial weights (Xiong; Kim). Confidence intervals over seeds test
-expectations.
+"""Section 10: initial weights under Pre-LN and Post-LN (Xiong).
+
+Confidence intervals over seeds test expectations.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from scipy import stats
 from torch import Tensor
 
 from ctrans.base.draw import Draw
-from ctrans.dynamics.depth import Depth
-from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.measure.initialisation.over_seeds import (
     STREAM,
     HiddenGrowth,
@@ -24,11 +23,9 @@ from ctrans.measure.initialisation.over_seeds import (
     hidden_growth,
     interval,
 )
-from ctrans.measure.initialisation.theory import SLOPES, last_layer_bound
-from ctrans.measure.walk import states_of
+from ctrans.measure.initialisation.theory import SLOPES
 from ctrans.model.initialisation import INITIALISATIONS
-from ctrans.theory.random_models import random_block, random_model
-from ctrans.theory.statement import Printed, Trial, Trials, at_most, equal, known, statement
+from ctrans.theory.statement import Printed, Trial, Trials, at_most, equal, statement
 
 SECTION = 10
 
@@ -60,7 +57,7 @@ def relu_half(draw: Draw) -> Trial:
     )
 
 
-def _growth_case(growth: HiddenGrowth, words: str) -> list[Trial]:
+def growth_trials(growth: HiddenGrowth, words: str) -> list[Trial]:
     """Distance of the intervals over the seeds from their ranges."""
     places = zip(growth.measured, growth.low, growth.high, strict=True)
     return [
@@ -85,7 +82,7 @@ def pre_growth(draw: Draw) -> Trials:
     seeds lies outside.
     """
     (growth,) = hidden_growth("pre", 6, SEEDS, SMALL)
-    return _growth_case(growth, "pre, E|x_l|^2/d")
+    return growth_trials(growth, "pre, E|x_l|^2/d")
 
 
 @statement(
@@ -105,10 +102,10 @@ def post_growth(draw: Draw, printed: bool) -> Trials:
     attention, ffn = hidden_growth("post", 6, SEEDS, SMALL)
     if printed:
         attention = replace(attention, low=[1.5] * 6, high=[1.5] * 6)
-    before_attention = _growth_case(attention, f"post, {attention.where}")
+    before_attention = growth_trials(attention, f"post, {attention.where}")
     if printed:
         return before_attention
-    return [*_growth_case(ffn, f"post, {ffn.where}"), *before_attention]
+    return [*growth_trials(ffn, f"post, {ffn.where}"), *before_attention]
 
 
 @statement(
@@ -131,15 +128,15 @@ def every_initialisation(draw: Draw, printed: bool) -> Trials:
         claimed = replace(
             growth, low=[1 + k / 2 for k in (1, 2, 3)], high=[1 + 3 * k / 2 for k in (1, 2, 3)]
         )
-        return _growth_case(claimed, "pre, He, E|x_l|^2/d")
+        return growth_trials(claimed, "pre, He, E|x_l|^2/d")
     name = draw.choice(INITIALISATIONS)
     (growth,) = hidden_growth(
         "pre", 3, SEEDS, replace(SMALL, initialisation=name, heads=2, ffn_width=64)
     )
-    return _growth_case(growth, f"pre, {name}, E|x_l|^2/d")
+    return growth_trials(growth, f"pre, {name}, E|x_l|^2/d")
 
 
-def _gradient_slope(placement: str) -> Trial:
+def gradient_slope_trial(placement: str) -> Trial:
     """Slope of |dL/dW_2| of the last FFN against depth: the mean slope over seeds, within 0.1 of
     theory's.
     """
@@ -163,7 +160,7 @@ def _gradient_slope(placement: str) -> Trial:
 )
 def post_gradient(draw: Draw) -> Trial:
     """|s| of |dL/dW_2| ~ D^s, D = 8 to 32 post blocks."""
-    return _gradient_slope("post")
+    return gradient_slope_trial("post")
 
 
 @statement(
@@ -176,7 +173,7 @@ def post_gradient(draw: Draw) -> Trial:
 )
 def pre_gradient(draw: Draw) -> Trial:
     """|s + 1/2| of |dL/dW_2| ~ D^s, D = 8 to 32 pre blocks."""
-    return _gradient_slope("pre")
+    return gradient_slope_trial("pre")
 
 
 @functools.cache
@@ -352,163 +349,3 @@ def two_sided(draw: Draw, printed: bool) -> Trial:
     low = z < 0.1 * (p @ z)
     far = (z / (p @ z) - 1).abs() > e
     return at_most(float(p[low].sum()), float(p[far].sum()), f"e = {e:.3g}: P(Z < 0.1 EZ)")
-
-
-@statement(
-    "theorem-1-peri",
-    "ctrans",
-    "peri: the last layer's gradient falls like L^(-1/2), as under pre",
-    0.0,
-    0,
-)
-def peri_gradient(draw: Draw) -> Trial:
-    """|s + 1/2| of |dL/dW_2| ~ D^s, D = 8 to 32 peri blocks."""
-    return _gradient_slope("peri")
-
-
-@statement(
-    "kim-3.1",
-    "Kim, proposition 3.1",
-    "dt = 1: |dL/dW2| <= |h||dL/do| times 1 (pre), g sqrt(d)/|C(x + a)| (post), g sqrt(d)/|C a|"
-    " (peri)",
-    printed=Printed("the same with |a|, |x + a| under LayerNorm", share=0.05),
-)
-def last_layer(draw: Draw, printed: bool) -> Trial:
-    """Bound |dL/dW_2| <= Kim's bound with LayerNorm's centring, at the last FFN of a random model
-    of any placement and gradient.
-
-    Printed: without it, for a nearly constant output of the last FFN under peri.
-    """
-    if printed:
-        made = random_model(draw, "peri", norm="layernorm", spread=0, depth=1)
-        sublayer = made.depth.sublayers[-1]
-        offset = draw.uniform(10, 100)
-        sublayer.field.down.bias.fill_(offset)
-        x, pull = draw.normal(2, 1, 1, made.config.width)
-        found = last_layer_bound(sublayer, 1.0, x, pull)
-        return at_most(
-            found.measured, found.printed, f"peri, LayerNorm, a = {offset:.3g} + noise: |dL/dW_2|"
-        )
-    made, x = random_block(draw, draw.choice(sorted(PLACEMENTS)))
-    found = last_layer_bound(made.depth.sublayers[-1], made.depth.dt, x, draw.normal(*x.shape))
-    return at_most(found.measured, found.bound, "|dL/dW_2| of the last FFN")
-
-
-@statement(
-    "initial-variances",
-    "Kim, section 4; Xiong; DeepNet; Emadi",
-    "drawn weights have the deviations of 0.02, Xavier, He, LeCun, 10/d, 1/(10 d) and their rules"
-    " by depth",
-    0.0,
-    0.05,
-    as_printed=True,
-)
-def deviations(draw: Draw) -> Trials:
-    """The standard deviation of drawn entries against its formula, within five standard errors."""
-    name = draw.choice(INITIALISATIONS)
-    made = random_model(draw, "pre", spread=0, initialisation=name, width=32, ffn_width=64)
-    rule = INITIALISATIONS[name]
-    cases = []
-    for sublayer in made.depth.sublayers:
-        for matrix in sublayer.field.matrices():
-            weight = matrix.weight
-            std = rule.gain(matrix.role, made.depth.blocks) * rule.std(
-                weight.shape[1], weight.shape[0]
-            )
-            drawn = float(weight.square().mean().sqrt())
-            if std:
-                error = abs(drawn / std - 1) * math.sqrt(2 * weight.numel())
-            else:
-                error = float(weight.abs().max())
-            cases.append(
-                Trial(
-                    error - 5, f"{name}, {matrix.role}: {error:.1f} standard errors from {std:.3g}"
-                )
-            )
-    return cases
-
-
-@statement(
-    "kim-3.1-massive",
-    "Kim, proposition 3.1",
-    "as h grows to c h and a = W_2 h with it, |dL/dW_2| ~ c under pre, and ~ 1 under post and peri:"
-    " to at most |h||dL/do| g sqrt(d)/|C a| (dt = 1; 0 under LayerNorm of width 2)",
-    1e-3,
-    0.25,
-    printed=Printed(
-        "under post it vanishes when a massive activation |h| occurs, by the factor |x + a|",
-        0.0,
-        0.02,
-    ),
-)
-def massive_activations(draw: Draw, printed: bool) -> Trials:
-    """The exponent of |dL/dW_2| between c = 10^5 and 10^6 at the last FFN, ReLU without biases, W_1
-    grown by c and the last state's gradient fixed: |s - 1| under pre, |s| under post and peri.
-    Under post the bound at 10^6 against sum_i |h_i||dL/do_i| g sqrt(d)/|C a_i|. Width 2 leaves no
-    gradient under LayerNorm, whose Jacobian is 0 there.
-
-    Printed: under post a tenth at most is left from c = 1 to 10^6.
-    """
-    cases = []
-    for name in ("post",) if printed else ("pre", "post", "peri"):
-        made = random_model(draw, name, depth=1, activation="relu", bias=False, spread=0, eps=0.0)
-        sublayer = made.depth.sublayers[-1]
-        x = draw.normal(2, 3, 8)
-        pull = draw.normal(2, 3, 8)
-        up = sublayer.field.up.weight
-        found = []
-        first = up.clone()
-        for c in (1.0, 1e5, 1e6):
-            up.copy_(c * first)
-            found.append(last_layer_bound(sublayer, made.depth.dt, x, pull))
-        if printed:
-            return at_most(
-                found[2].measured,
-                found[0].measured / 10,
-                "post: |dL/dW_2| at c = 10^6 against a tenth of that at 1",
-            )
-        if name == "post":
-            h = sublayer.field.pre_projection(x).norm(dim=-1)
-            slopes = known(sublayer.state_norm).slope(sublayer.field(x))
-            cases.append(
-                equal(
-                    found[2].bound,
-                    (h * pull.norm(dim=-1) * slopes).sum(),
-                    "post: the bound at c = 10^6, its limit",
-                )
-            )
-        slope = math.log10(found[2].measured / found[1].measured)
-        cases.append(Trial(abs(slope - (name == "pre")), f"{name}: |dL/dW_2| ~ c^{slope:.5f}"))
-    return cases
-
-
-@statement(
-    "kim-variance",
-    "ctrans, on Kim, sections 3 and 4.3",
-    "peri, output, eps = 0: E|x_l|^2/d = 1 + 2 l dt^2 after l blocks, whatever the initial"
-    " variance: pre has 1 + l f dt^2 to 1 + l (a + f) dt^2",
-    0.0,
-    0.03,
-)
-def peri_growth(draw: Draw) -> Trials:
-    """E|x_l|^2/d after each of 4 blocks, gains 1, of a drawn initialisation and dt: how far 1 + 2 l
-    dt^2 lies outside the interval over 16 seeds, all initialisations together.
-
-    Each output norm adds a vector of length dt sqrt(d), at right angles in the mean, because the
-    last matrix is as likely as its negative. With eps > 0 it is shorter.
-    """
-    placement = draw.choice(("peri", "output"))
-    name = draw.choice(INITIALISATIONS)
-    setting = Setting(initialisation=name)
-    dt = draw.choice((0.3, 1.0))
-    models = [(setting.model(placement, 4, seed), setting.inputs(seed)) for seed in range(SEEDS)]
-    states = [states_of(Depth(list(model.depth.sublayers), dt), x0) for model, x0 in models]
-    squares = [[float(x.square().mean()) for x in each[2::2]] for each in states]
-    exact = [1.0 + 2 * block * dt**2 for block in range(1, 5)]
-    measured = [
-        interval(each, 100) for each in zip(*squares, strict=True)
-    ]  # four blocks of any initialisation
-    return _growth_case(
-        HiddenGrowth("after the block", measured, exact, exact),
-        f"{placement}, {name}, dt {dt}, E|x_l|^2/d",
-    )

@@ -1,0 +1,121 @@
+"""Section 1: the switched ODE, and the discrete Transformer as its Euler step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from ctrans.base.draw import Draw
+from ctrans.dynamics.placement import PLACEMENTS
+from ctrans.theory.random_models import described, random_model, random_state
+from ctrans.theory.random_norms import random_norm
+from ctrans.theory.statement import Trial, equal, statement
+from solvers import solve
+
+SECTION = 1
+
+
+@statement(
+    "discrete-step",
+    "Kan, eq. 1-4 and section 5",
+    "the discrete Transformer with residual scale dt is one Euler step per segment of the switched"
+    " ODE, bit for bit",
+    0.0,
+    0.5,
+    as_printed=True,
+)
+def discrete_step(draw: Draw) -> Trial:
+    """X_D of one Euler step per segment of the ODE = X_D of the discrete model, bit for bit, for
+    any placement.
+    """
+    made = random_model(draw, draw.choice(PLACEMENTS))
+    x = random_state(draw, made)
+    return equal(
+        solve(made.depth.segments(), x, method="euler", steps=1).x1, made.depth(x), described(made)
+    )
+
+
+@statement(
+    "horizon",
+    "Kan, section 5",
+    "D blocks of two sublayers last T = 2 D dt",
+    1e-15,
+    0.05,
+    as_printed=True,
+)
+def horizon(draw: Draw) -> Trial:
+    """T = 2 D dt, with T the last of the depth's times, for 1 to 6 blocks and a random dt."""
+    made = random_model(draw, "peri", depth=1 + int(draw.uniform(0, 6)))
+    return equal(made.depth.times[-1], 2 * made.depth.blocks * made.config.dt, described(made))
+
+
+STEPS: dict[str, Callable[[Any, Tensor, float], Tensor]] = {
+    "none": lambda s, x, h: x + h * s.field(x),
+    "pre": lambda s, x, h: x + h * s.field(s.input_norm(x)),
+    "peri": lambda s, x, h: x + h * s.output_norm(s.field(s.input_norm(x))),
+    "output": lambda s, x, h: x + h * s.output_norm(s.field(x)),
+    "post": lambda s, x, h: s.state_norm(x + h * s.field(x)),
+    "pre_post": lambda s, x, h: s.state_norm(x + h * s.field(s.input_norm(x))),
+    "deepnorm": lambda s, x, h: s.state_norm(x + h * s.gain * s.field(x)),
+}
+"""The equations of the placements' steps."""
+
+
+@statement(
+    "placements",
+    "Kan, eq. 7-8; Kim, positions A, B, C",
+    "each placement's step is its equation: X + dt N_out f(N_in X), or N(X + dt f(N_in X))",
+    1e-12,
+    0.5,
+    as_printed=True,
+)
+def placement_steps(draw: Draw) -> Trial:
+    """X_{k+1} of a random sublayer at a random state against its placement's equation in STEPS."""
+    made = random_model(draw, draw.choice(STEPS))
+    x = random_state(draw, made)
+    sublayer = draw.choice(made.depth.sublayers)
+    expected = STEPS[made.config.placement](sublayer, x, made.config.dt)
+    return equal(sublayer.step(x, made.config.dt), expected, described(made))
+
+
+@statement(
+    "deepnorm-scale",
+    "DeepNet; Emadi, section 6.1",
+    "N_eps(alpha X + f(X)) = N_(eps/alpha^2)(X + f(X)/alpha)",
+    1e-10,
+    0.5,
+)
+def deepnorm_scale(draw: Draw) -> Trial:
+    """N_eps(alpha y) = N_(eps/alpha^2)(y)."""
+    alpha = draw.uniform(0.5, 5)
+    eps = draw.log_uniform(-8, -1)
+    chosen = random_norm(draw, eps=eps)
+    x, f = draw.normal(2, 3, chosen.width)
+    found = chosen(alpha * x + f)
+    chosen.eps = eps / alpha**2
+    return equal(found, chosen(x + f / alpha), f"alpha {alpha:.3g}, eps {eps:.2g}")
+
+
+@statement(
+    "final-norm",
+    "Xiong, table 1",
+    "none, pre, peri and output have a final norm before the head; post, pre_post and deepnorm need"
+    " none",
+    1e-10,
+    0.1,
+    as_printed=True,
+)
+def final_norm(draw: Draw) -> Trial:
+    """With a final norm the logits do not depend on the state's length; without one they are linear
+    in it.
+    """
+    made = random_model(draw, draw.choice(PLACEMENTS), eps=0.0)
+    x = random_state(draw, made)
+    c = draw.uniform(2, 5)
+    if PLACEMENTS[made.config.placement].state_norm:
+        power = 1
+    else:
+        power = 0
+    return equal(made.head(c * x), c**power * made.head(x), described(made))
