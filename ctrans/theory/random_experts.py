@@ -8,7 +8,7 @@ from ctrans.base.draw import Draw
 from ctrans.dynamics.fields import EXPERTS, ROUTERS, ExpertOptions, MixtureOfExperts
 
 
-def mixture(draw: Draw, *, smooth: bool = False) -> MixtureOfExperts:
+def random_mixture(draw: Draw, *, smooth: bool = False) -> MixtureOfExperts:
     """Two to five experts of any kind and router, of which every token goes through fewer than all,
     with weights of size 1.
     """
@@ -19,29 +19,34 @@ def mixture(draw: Draw, *, smooth: bool = False) -> MixtureOfExperts:
     options = ExpertOptions(
         experts=count, top_k=k, shared_experts=draw.integer(2), router=router, expert=expert
     )
-    made = MixtureOfExperts(3 + draw.integer(4), 4, options=options).double().requires_grad_(False)
-    for parameter in made.parameters():
+    mixture = (
+        MixtureOfExperts(3 + draw.integer(4), 4, options=options)
+        .double()
+        .requires_grad_(requires_grad=False)
+    )
+    for parameter in mixture.parameters():
         parameter.copy_(draw.normal(*parameter.shape) / 2)
-    made.use_reference_kernel = True
-    return made
+    mixture.use_reference_kernel = True
+    return mixture
 
 
-def mixture_words(made: MixtureOfExperts) -> str:
+def describe_mixture(mixture: MixtureOfExperts) -> str:
     """The mixture in a few words, for a case."""
-    options = made.options
+    options = mixture.options
     return (
         f"{options.top_k} of {options.experts} experts, {options.expert}, {options.router}, d ="
-        f" {made.up.in_features}"
+        f" {mixture.up.in_features}"
     )
 
 
-def nearest_switch(made: MixtureOfExperts, x: Tensor) -> tuple[Tensor, Tensor]:
+def nearest_switch(mixture: MixtureOfExperts, x: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest token on a switch, and the unit normal that leads across, where biases do not
     enter the choice.
     """
-    routing = made.route(x.unsqueeze(0))
-    rows = made.router.weight
-    (z,), (chosen,) = routing.logits, routing.chosen
+    routing = mixture.route(x.unsqueeze(0))
+    rows = mixture.router.weight
+    (z,) = routing.logits
+    (chosen,) = routing.chosen
     pairs = [(a, b) for a in range(len(z)) for b in range(len(z)) if chosen[a] and not chosen[b]]
     gap, a, b = min((float((z[a] - z[b]) / (rows[a] - rows[b]).norm()), a, b) for a, b in pairs)
     normal = (rows[b] - rows[a]) / (rows[b] - rows[a]).norm()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ctrans.base.draw import Draw
 from ctrans.dynamics.placement import PLACEMENTS
-from ctrans.theory.random_models import described, random_model, random_state
+from ctrans.theory.random_models import describe_model, random_model, random_state
 from ctrans.theory.random_norms import random_norm
 from ctrans.theory.statement import Trial, equal, statement
 from solvers import solve
@@ -30,10 +30,12 @@ def discrete_step(draw: Draw) -> Trial:
     """X_D of one Euler step per segment of the ODE = X_D of the discrete model, bit for bit, for
     any placement.
     """
-    made = random_model(draw, draw.choice(PLACEMENTS))
-    x = random_state(draw, made)
+    model = random_model(draw, draw.choice(PLACEMENTS))
+    x = random_state(draw, model)
     return equal(
-        solve(made.depth.segments(), x, method="euler", steps=1).x1, made.depth(x), described(made)
+        solve(model.depth.segments(), x, method="euler", steps=1).x1,
+        model.depth(x),
+        describe_model(model),
     )
 
 
@@ -47,8 +49,9 @@ def discrete_step(draw: Draw) -> Trial:
 )
 def horizon(draw: Draw) -> Trial:
     """T = 2 D dt, with T the last of the depth's times, for 1 to 6 blocks and a random dt."""
-    made = random_model(draw, "peri", depth=1 + int(draw.uniform(0, 6)))
-    return equal(made.depth.times[-1], 2 * made.depth.blocks * made.config.dt, described(made))
+    model = random_model(draw, "peri", depth=1 + int(draw.uniform(0, 6)))
+    depth = model.depth
+    return equal(depth.times[-1], 2 * depth.blocks * model.config.dt, describe_model(model))
 
 
 STEPS: dict[str, Callable[[Any, Tensor, float], Tensor]] = {
@@ -73,11 +76,11 @@ STEPS: dict[str, Callable[[Any, Tensor, float], Tensor]] = {
 )
 def placement_steps(draw: Draw) -> Trial:
     """X_{k+1} of a random sublayer at a random state against its placement's equation in STEPS."""
-    made = random_model(draw, draw.choice(STEPS))
-    x = random_state(draw, made)
-    sublayer = draw.choice(made.depth.sublayers)
-    expected = STEPS[made.config.placement](sublayer, x, made.config.dt)
-    return equal(sublayer.step(x, made.config.dt), expected, described(made))
+    model = random_model(draw, draw.choice(STEPS))
+    x = random_state(draw, model)
+    sublayer = draw.choice(model.depth.sublayers)
+    expected = STEPS[model.config.placement](sublayer, x, model.config.dt)
+    return equal(sublayer.step(x, model.config.dt), expected, describe_model(model))
 
 
 @statement(
@@ -91,11 +94,11 @@ def deepnorm_scale(draw: Draw) -> Trial:
     """N_eps(alpha y) = N_(eps/alpha^2)(y)."""
     alpha = draw.uniform(0.5, 5)
     eps = draw.log_uniform(-8, -1)
-    chosen = random_norm(draw, eps=eps)
-    x, f = draw.normal(2, 3, chosen.width)
-    found = chosen(alpha * x + f)
-    chosen.eps = eps / alpha**2
-    return equal(found, chosen(x + f / alpha), f"alpha {alpha:.3g}, eps {eps:.2g}")
+    norm = random_norm(draw, eps=eps)
+    x, f = draw.normal(2, 3, norm.width)
+    scaled = norm(alpha * x + f)
+    norm.eps = eps / alpha**2
+    return equal(scaled, norm(x + f / alpha), f"alpha {alpha:.3g}, eps {eps:.2g}")
 
 
 @statement(
@@ -111,11 +114,11 @@ def final_norm(draw: Draw) -> Trial:
     """With a final norm the logits do not depend on the state's length; without one they are linear
     in it.
     """
-    made = random_model(draw, draw.choice(PLACEMENTS), eps=0.0)
-    x = random_state(draw, made)
+    model = random_model(draw, draw.choice(PLACEMENTS), eps=0.0)
+    x = random_state(draw, model)
     c = draw.uniform(2, 5)
-    if PLACEMENTS[made.config.placement].state_norm:
+    if PLACEMENTS[model.config.placement].state_norm:
         power = 1
     else:
         power = 0
-    return equal(made.head(c * x), c**power * made.head(x), described(made))
+    return equal(model.head(c * x), c**power * model.head(x), describe_model(model))

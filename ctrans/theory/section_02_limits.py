@@ -21,10 +21,11 @@ ORDER = 0.15
 """The largest distance of a fitted order from the formal order."""
 
 
-def _order(found: Convergence, words: str) -> Trial:
+def _order(convergence: Convergence, case: str) -> Trial:
     """|p - formal order|, p the fitted order."""
     return Trial(
-        abs(found.order - found.formal), f"{words}: order {found.order:.3f} against {found.formal}"
+        abs(convergence.order - convergence.formal),
+        f"{case}: order {convergence.order:.3f} against {convergence.formal}",
     )
 
 
@@ -61,15 +62,15 @@ def higher_orders(draw: Draw) -> Trial:
 
 def _switches(draw: Draw) -> tuple[list[Segment], list[Segment], Tensor, Tensor]:
     """The ODE as segments and as one field of t, an initial state, and the exact final state."""
-    made = random_model(
+    model = random_model(
         draw, "peri", depth=3, width=16, dt=1.0, activation="gelu", norm="layernorm"
     )
-    segments = made.depth.segments()
+    segments = model.depth.segments()
     x0 = draw.normal(1, 4, 16)
-    whole = [
+    one_field = [
         Segment(0, len(segments), lambda t, x: segments[min(int(t), len(segments) - 1)].field(t, x))
     ]
-    return segments, whole, x0, solve(segments, x0, method="tsit5", rtol=1e-12, atol=1e-13).x1
+    return segments, one_field, x0, solve(segments, x0, method="tsit5", rtol=1e-12, atol=1e-13).x1
 
 
 @statement(
@@ -81,11 +82,11 @@ def _switches(draw: Draw) -> tuple[list[Segment], list[Segment], Tensor, Tensor]
     0,
     printed=Printed("a Runge-Kutta method keeps its order on the whole depth", 0.3),
 )
-def undeclared_switches(draw: Draw, printed: bool) -> Trial:
+def undeclared_switches(draw: Draw, *, printed: bool) -> Trial:
     """The larger of |p - 4| - 0.3 and q - 1.5. p is RK4's order with declared switches, q its order
     with steps across them: an odd number of steps over six segments. Printed: |q - 4|.
     """
-    segments, whole, x0, exact = _switches(draw)
+    segments, one_field, x0, exact = _switches(draw)
 
     def order(parts: list[Segment], counts: tuple[int, int]) -> float:
         first, last = (
@@ -93,14 +94,14 @@ def undeclared_switches(draw: Draw, printed: bool) -> Trial:
         )
         return math.log(first / last) / math.log(counts[1] / counts[0])
 
-    across = order(whole, (97, 385))
+    across = order(one_field, (97, 385))
     if printed:
         return Trial(
             abs(across - 4), f"rk4 with steps across switches: order {across:.3f} against 4"
         )
     declared = order(segments, (16, 64))
-    words = f"rk4: order {declared:.2f} with switches declared, {across:.2f} across them"
-    return Trial(max(abs(declared - 4) - 0.3, across - 1.5), words)
+    case = f"rk4: order {declared:.2f} with switches declared, {across:.2f} across them"
+    return Trial(max(abs(declared - 4) - 0.3, across - 1.5), case)
 
 
 @statement(
@@ -115,18 +116,18 @@ def adaptive_switches(draw: Draw) -> Trial:
     """2 - max(ratio of evaluations, ratio of errors) of dopri5 at 1e-5: undeclared over declared
     switches.
     """
-    segments, whole, x0, exact = _switches(draw)
+    segments, one_field, x0, exact = _switches(draw)
     declared, across = (
         solve(parts, x0, method="torchdiffeq:dopri5", rtol=1e-5, atol=1e-5)
-        for parts in (segments, whole)
+        for parts in (segments, one_field)
     )
     error, worse = (float((s.x1 - exact).norm() / exact.norm()) for s in (declared, across))
     cost = across.stats.evaluations / declared.stats.evaluations
-    words = (
+    case = (
         f"dopri5 at 1e-5 across switches: {cost:.1f} times the evaluations, {worse / error:.1f}"
         " times the error"
     )
-    return Trial(2 - max(cost, worse / error), words)
+    return Trial(2 - max(cost, worse / error), case)
 
 
 @statement(
@@ -171,7 +172,7 @@ BLOCKS = (16, 32, 64, 128)
     0.005,
     printed=Printed("without weights smooth in depth there is no limit", 0.0),
 )
-def independent_blocks(draw: Draw, printed: bool) -> Trial:
+def independent_blocks(draw: Draw, *, printed: bool) -> Trial:
     """|s + 1/2|, s the slope of log |X_D - X_0|/|X_0| over log D, D = 16 to 128 independent blocks
     at T = 2.
 
@@ -183,7 +184,7 @@ def independent_blocks(draw: Draw, printed: bool) -> Trial:
     for blocks in BLOCKS:
         models = [smooth_model(draw, blocks, 1 / blocks) for _ in range(4)]
         squares = [
-            float((made.depth(x0) - x0).square().sum() / x0.square().sum()) for made in models
+            float((model.depth(x0) - x0).square().sum() / x0.square().sum()) for model in models
         ]
         ends.append(math.sqrt(sum(squares) / len(squares)))
     first = BLOCKS[0]
@@ -195,11 +196,11 @@ def independent_blocks(draw: Draw, printed: bool) -> Trial:
             f"{first} to {last} independent blocks, |X_D - X_0| shrinks by a factor",
         )
     slope = float(np.polyfit(np.log(BLOCKS), np.log(ends), 1)[0])
-    words = (
+    case = (
         f"|X_D - X_0|/|X_0| = {ends[0]:.3g} at {first}, {ends[-1]:.3g} at {last} blocks:"
         f" D^{slope:.2f}"
     )
-    return Trial(abs(slope + 0.5), words)
+    return Trial(abs(slope + 0.5), case)
 
 
 @statement(
@@ -215,15 +216,14 @@ def parallel_limit(draw: Draw) -> Trials:
     seed = draw.seed()
     x = draw.normal(1, 4, 8)
     config = {"depth": 1, "norm": "rmsnorm", "activation": "gelu", "causal": True, "dt": 1.0}
-    one, other = (
-        random_model(Draw(seed), "pre", spread=0.0, parallel_blocks=parallel, **config).depth
-        for parallel in (False, True)
-    )
+    sequential = random_model(Draw(seed), "pre", spread=0.0, parallel_blocks=False, **config).depth
+    parallel = random_model(Draw(seed), "pre", spread=0.0, parallel_blocks=True, **config).depth
     gaps = [
-        float((one.refine(blocks)(x) - other.refine(blocks)(x)).norm()) for blocks in (16, 32, 64)
+        float((sequential.refine(blocks)(x) - parallel.refine(blocks)(x)).norm())
+        for blocks in (16, 32, 64)
     ]
-    words = f"{gaps[0]:.2g}, {gaps[1]:.2g}, {gaps[2]:.2g} apart at 16, 32 and 64 blocks"
+    case = f"{gaps[0]:.2g}, {gaps[1]:.2g}, {gaps[2]:.2g} apart at 16, 32 and 64 blocks"
     return [
         holds_if(gaps[-1] > 0, "they differ"),
-        Trial(abs(math.log2(gaps[1] / gaps[2]) - 1), words),
+        Trial(abs(math.log2(gaps[1] / gaps[2]) - 1), case),
     ]

@@ -21,7 +21,7 @@ from ctrans.theory.statement import (
     Trials,
     equal,
     holds_if,
-    known,
+    not_none,
     statement,
 )
 
@@ -63,13 +63,12 @@ def every_placement(draw: Draw) -> Trials:
     """H is finite, its f* attains it, and ascents through the modules agree."""
     placement = draw.choice(PLACEMENTS)
     lam = draw.log_uniform(-1, 1)
-    chosen = random_norm(draw, width=6, eps=1e-5)
+    norm = random_norm(draw, width=6, eps=1e-5)
     P = draw.normal(3, 6)
+    state = None
     if PLACEMENTS[placement].state_norm:
-        state = chosen(draw.normal(3, 6))
-    else:
-        state = None
-    allowed = admissible_set(chosen, placement, state=state, kinetic=lam)
+        state = norm(draw.normal(3, 6))
+    allowed = admissible_set(norm, placement, state=state, kinetic=lam)
     H = allowed.support(P)
     f = allowed.maximizer(P)
     scale = H.abs() + P.norm() * f.norm()
@@ -96,7 +95,7 @@ def every_placement(draw: Draw) -> Trials:
     0.05,
     printed="the ellipsoid itself is the admissible set",
 )
-def with_eps(draw: Draw, printed: bool) -> Trials:
+def with_eps(draw: Draw, *, printed: bool) -> Trials:
     """max of -<P, f> - lam/2 |f|^2 over 30 outputs f of the norm <= H over the filled ellipsoid
     (slice), which ascents reach.
 
@@ -104,27 +103,29 @@ def with_eps(draw: Draw, printed: bool) -> Trials:
     """
     name = draw.choice(PAPERS)
     lam = draw.log_uniform(0, 1)
-    chosen = random_norm(draw, name, width=5, eps=1e-5)
-    chosen.beta.zero_()  # puts f = 0 inside the set
+    norm = random_norm(draw, name, width=5, eps=1e-5)
+    norm.beta.zero_()  # puts f = 0 inside the set
     P = 0.1 * draw.normal(2, 5)
     sharp = random_norm(draw, name, width=5)
-    sharp.load_state_dict(chosen.state_dict())
+    sharp.load_state_dict(norm.state_dict())
     sizes = torch.logspace(-6, 1, 15, dtype=torch.float64).reshape(-1, 1, 1)
-    f = chosen(torch.cat([-sizes * chosen.centre(chosen.gamma * P), sizes * draw.normal(15, 2, 5)]))
+    f = norm(torch.cat([-sizes * norm.centre(norm.gamma * P), sizes * draw.normal(15, 2, 5)]))
     reached = float((payoff(P, f) - lam / 2 * f.square().sum((-2, -1))).max())
-    allowed = admissible_set(sharp if printed else chosen, "peri", kinetic=lam)
-    value = float(allowed.support(P))
     if printed:
-        named = f"the surface allows {value:.4g}"
+        allowed = admissible_set(sharp, "peri", kinetic=lam)
+        value = float(allowed.support(P))
+        claim = f"the surface allows {value:.4g}"
     else:
-        named = f"filled image {value:.4g}"
+        allowed = admissible_set(norm, "peri", kinetic=lam)
+        value = float(allowed.support(P))
+        claim = f"filled image {value:.4g}"
     above = Trial(
         (reached - value) / (abs(value) + 1),
-        f"lam = {lam:.3g}: {named}, the norm reaches {reached:.4g}",
+        f"lam = {lam:.3g}: {claim}, the norm reaches {reached:.4g}",
     )
     if printed:
         return above
-    best = known(certify(allowed, P).velocities)
+    best = not_none(certify(allowed, P).velocities)
     return [
         above,
         Trial(

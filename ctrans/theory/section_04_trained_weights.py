@@ -25,7 +25,13 @@ from ctrans.control.last_map import Features
 from ctrans.control.sets_by_norm import image_of
 from ctrans.dynamics.norm import SphereNorm
 from ctrans.theory.payoffs import largest_payoff, payoff
-from ctrans.theory.random_norms import EPSILONS, PAPERS, norm_and_costate, norm_words, random_norm
+from ctrans.theory.random_norms import (
+    EPSILONS,
+    PAPERS,
+    describe_norm,
+    norm_and_costate,
+    random_norm,
+)
 from ctrans.theory.statement import (
     Printed,
     Trial,
@@ -33,7 +39,7 @@ from ctrans.theory.statement import (
     at_most,
     equal,
     holds_if,
-    known,
+    not_none,
     statement,
 )
 
@@ -54,14 +60,14 @@ def ball(draw: Draw) -> Trials:
     allowed = FrobeniusBall(h, radius)
     value = radius * (h.mT @ P).norm()
     best = -radius * P.mT @ h / (h.mT @ P).norm()
-    others = draw.normal(30, 5, 6)
-    others = radius * others / others.flatten(1).norm(dim=-1)[:, None, None]
+    directions = draw.normal(30, 5, 6)
+    weights = radius * directions / directions.flatten(1).norm(dim=-1)[:, None, None]
     return [
         equal(allowed.support(P), value, f"H against R|h'P|, R = {radius:.3g}"),
         equal(allowed.weights(P), best, "the maximiser against -R P'h/|h'P|"),
         equal(payoff(P, h @ best.mT), value, "its value"),
         Trial(
-            float(payoff(P, h @ others.mT).max() / value) - 1, "the best of 30 weights of norm R"
+            float(payoff(P, h @ weights.mT).max() / value) - 1, "the best of 30 weights of norm R"
         ),
     ]
 
@@ -99,11 +105,11 @@ def decay(draw: Draw) -> Trials:
 )
 def full_rank(draw: Draw) -> Trial:
     """An ascent over weights through the norm reaches H."""
-    chosen = random_norm(draw, width=5 + draw.integer(6), eps=1e-5)
+    norm = random_norm(draw, width=5 + draw.integer(6), eps=1e-5)
     tokens = 2 + draw.integer(5)
-    P = draw.normal(tokens, chosen.width)
+    P = draw.normal(tokens, norm.width)
     h = draw.normal(tokens, tokens + draw.integer(6))
-    gap = _gap(chosen, P, h, draw)
+    gap = _gap(norm, P, h, draw)
     return Trial(abs(gap), f"{_shape(P, h)}: weights miss H by {gap:.2g}")
 
 
@@ -116,31 +122,35 @@ def full_rank(draw: Draw) -> Trial:
     0.03,
     printed="with fewer features than tokens the supremum over weights is strictly smaller",
 )
-def fewer_features(draw: Draw, printed: bool) -> Trial:
+def fewer_features(draw: Draw, *, printed: bool) -> Trial:
     """A gap if (n - rank)(d - 1) >= n: the case's excess is 1e-6 less the gap.
 
     Printed: n = 16, d = 3, rank 15. Weights with norm(h W') = maximiser exist if (I - hh^+) diag(s)
     U = 0 has a solution s > 0.
     """
-    if printed:
-        tokens, width, rank = (16, 3, 15)
-    else:
-        tokens, width, rank = (8, 8, draw.choice((2, 5, 6)))
-    chosen = random_norm(draw, width=width)
-    P = draw.normal(tokens, width)
-    h = draw.normal(tokens, rank) @ draw.normal(rank, 20)
     if not printed:
-        gap = _gap(chosen, P, h, draw)
+        norm, P, h = _features_of_rank(draw, tokens=8, width=8, rank=draw.choice((2, 5, 6)))
+        gap = _gap(norm, P, h, draw)
         return Trial(1e-6 - gap, f"{_shape(P, h)}: the best weights stay {gap:.2g} |H| below")
-    image = image_of(chosen)
-    U = chosen.coordinates(image.maximizer(P))
+    norm, P, h = _features_of_rank(draw, tokens=16, width=3, rank=15)
+    image = image_of(norm)
+    U = norm.coordinates(image.maximizer(P))
     missed = torch.eye(len(P), dtype=P.dtype) - h @ torch.linalg.pinv(h)
     equations = torch.stack([torch.outer(missed[:, j], U[j]).flatten() for j in range(len(P))], -1)
     longer, _ = nnls(equations.numpy(), -equations.sum(-1).numpy())  # s = 1 + longer
     W = (torch.linalg.pinv(h) @ (torch.from_numpy(1 + np.asarray(longer)).unsqueeze(-1) * U)).mT
     H = float(image.support(P))
-    gap = (H - float(payoff(P, chosen(h @ W.mT)))) / abs(H)
+    gap = (H - float(payoff(P, norm(h @ W.mT)))) / abs(H)
     return Trial(1e-6 - gap, f"{_shape(P, h)}: weights attain H to {gap:.1g}")
+
+
+def _features_of_rank(
+    draw: Draw, *, tokens: int, width: int, rank: int
+) -> tuple[SphereNorm, Tensor, Tensor]:
+    """A norm, a costate, and 20 features of that rank."""
+    norm = random_norm(draw, width=width)
+    P = draw.normal(tokens, width)
+    return norm, P, draw.normal(tokens, rank) @ draw.normal(rank, 20)
 
 
 @statement(
@@ -150,21 +160,21 @@ def never_above(draw: Draw) -> Trial:
     """Any weights, any gains (zero or of either sign), any eps."""
     name = draw.choice(PAPERS)
     eps = draw.choice(EPSILONS)
-    chosen = random_norm(draw, name, eps=eps)
-    chosen.gamma[: draw.integer(3)] = 0
+    norm = random_norm(draw, name, eps=eps)
+    norm.gamma[: draw.integer(3)] = 0
     tokens = 1 + draw.integer(6)
-    P = draw.normal(tokens, chosen.width)
+    P = draw.normal(tokens, norm.width)
     h = draw.normal(tokens, 1 + draw.integer(8))
-    W = draw.log_uniform(-6, 6) * draw.normal(chosen.width, h.shape[1])
-    image = image_of(chosen)
+    W = draw.log_uniform(-6, 6) * draw.normal(norm.width, h.shape[1])
+    image = image_of(norm)
     scale = float(largest_payoff(P, image.maximizer(P))) or 1.0
-    value = float(payoff(P, chosen(h @ W.mT)))
+    value = float(payoff(P, norm(h @ W.mT)))
     H = float(image.support(P))
     return Trial((value - H) / scale, f"{_shape(P, h)}: weights attain {value:.6g}, H is {H:.6g}")
 
 
-def _gap(chosen: SphereNorm, P: Tensor, h: Tensor, draw: Draw) -> float:
-    image = image_of(chosen)
+def _gap(norm: SphereNorm, P: Tensor, h: Tensor, draw: Draw) -> float:
+    image = image_of(norm)
     return climb_weights(
         image.chart(P), Features(h), float(image.support(P)), 2, draw.generator
     ).gap
@@ -190,55 +200,54 @@ def _shape(P: Tensor, h: Tensor) -> str:
         0.05,
     ),
 )
-def bounded_gains(draw: Draw, printed: bool) -> Trials:
+def bounded_gains(draw: Draw, *, printed: bool) -> Trials:
     """30 gains of norm R, by an ascent of their own, reach R sqrt(kappa^2 + |sum p|^2) and do not
     exceed it.
 
     For RMSNorm the dual bound proves this and is attained; for LayerNorm it need not be. Printed: H
     with gains a thousand times as large, over H; a bound on the velocities would make it 1.
     """
-    chosen, P = norm_and_costate(draw)
+    norm, P = norm_and_costate(draw)
     if printed:
-        before, after = (_without_offset(chosen, P, factor) for factor in (1, 1000))
+        before, after = (_without_offset(norm, P, factor) for factor in (1, 1000))
         return at_most(
-            after, before, f"{norm_words(chosen)}: H with trained gains against H with frozen ones"
+            after,
+            before,
+            f"{describe_norm(norm)}: H with trained gains against H with frozen ones",
         )
-    slope = gain_slope(chosen, P)
+    slope = gain_slope(norm, P)
     radius = draw.log_uniform(-2, 3)
-    gamma = draw.normal(30, 1, chosen.width)
+    gamma = draw.normal(30, 1, norm.width)
     for _ in range(60):
-        w = chosen.centre(gamma * P)
+        w = norm.centre(gamma * P)
         gamma = (P * w / w.norm(dim=-1, keepdim=True).clamp_min(1e-300)).sum(-2, keepdim=True)
         gamma = gamma / gamma.norm(dim=-1, keepdim=True)
-    found = float((math.sqrt(chosen.width) * chosen.centre(gamma * P).norm(dim=-1).sum(-1)).amax())
-    best = radius * math.hypot(found, slope.offset)
-    words = f"{norm_words(chosen)}, {len(P)} tokens"
+    climbed = float((math.sqrt(norm.width) * norm.centre(gamma * P).norm(dim=-1).sum(-1)).amax())
+    best = radius * math.hypot(climbed, slope.offset)
+    proven = slope.upper
+    if norm.centred:
+        proven = slope.lower
+    case = f"{describe_norm(norm)}, {len(P)} tokens"
     return [
         at_most(
             best,
             radius * slope.upper,
-            f"{words}: gains within {radius:.3g} against the proven bound",
+            f"{case}: gains within {radius:.3g} against the proven bound",
         ),
         at_most(
             radius * slope.lower,
             radius * slope.upper,
-            f"{words}: the attained slope against the proven one",
+            f"{case}: the attained slope against the proven one",
         ),
-        at_most(
-            best, radius * slope.lower, f"{words}: gains of another ascent against those found"
-        ),
-        at_most(
-            slope.lower if chosen.centred else slope.upper,
-            slope.lower,
-            f"{words}: the proven slope against the attained one",
-        ),
+        at_most(best, radius * slope.lower, f"{case}: gains of another ascent against those found"),
+        at_most(proven, slope.lower, f"{case}: the proven slope against the attained one"),
     ]
 
 
-def _without_offset(chosen: SphereNorm, P: Tensor, factor: float) -> float:
+def _without_offset(norm: SphereNorm, P: Tensor, factor: float) -> float:
     """H + <P, beta> with the gains multiplied by the factor."""
-    chosen.gamma.mul_(factor)
-    return float(image_of(chosen).support(P) + (P @ chosen.beta).sum())
+    norm.gamma.mul_(factor)
+    return float(image_of(norm).support(P) + (P @ norm.beta).sum())
 
 
 @statement(
@@ -253,21 +262,21 @@ def gain_decay(draw: Draw) -> Trials:
     """(kappa^2 + |sum p|^2)/(2 lam); ascents through the norm over inputs, gains and offsets do not
     exceed it.
     """
-    chosen, P = norm_and_costate(draw, 4)
+    norm, P = norm_and_costate(draw, 4)
     lam = draw.log_uniform(-1, 1)
-    decay = GainDecay(chosen, lam)
+    decay = GainDecay(norm, lam)
     H = float(decay.support(P))
-    found = known(certify(decay, P, pairs=1).velocities)
-    words = norm_words(chosen)
+    ascent = not_none(certify(decay, P, pairs=1).velocities)
+    case = describe_norm(norm)
     return [
         equal(
             H,
-            gain_slope(chosen, P).lower ** 2 / (2 * lam),
-            f"{words}: H against kappa, lam = {lam:.3g}",
+            gain_slope(norm, P).lower ** 2 / (2 * lam),
+            f"{case}: H against kappa, lam = {lam:.3g}",
         ),
-        at_most(found.best, decay.ceiling(P), f"{words}: the best found against the bound"),
-        equal(found.best, H, f"{words}: the best found against H"),
-        Trial(float(decay.kkt(P, decay.maximizer(P))), f"{words}: stationary gains"),
+        at_most(ascent.best, decay.ceiling(P), f"{case}: the best found against the bound"),
+        equal(ascent.best, H, f"{case}: the best found against H"),
+        Trial(float(decay.kkt(P, decay.maximizer(P))), f"{case}: stationary gains"),
     ]
 
 
@@ -282,26 +291,27 @@ def gain_box(draw: Draw) -> Trials:
     """H <= sqrt(d) g sum_j |p_j| + b |sum_j p_j|_1 for 30 gains and offsets in the box; equal for
     RMSNorm at gamma = g.
     """
-    chosen, P = norm_and_costate(draw)
+    norm, P = norm_and_costate(draw)
     g = draw.log_uniform(-2, 2)
-    if chosen.centred:
+    b = 0.0
+    if norm.centred:
         b = draw.log_uniform(-2, 2)
-    else:
-        b = 0.0
-    bound = float(boxed_value(chosen, P, g, b))
+    bound = float(boxed_value(norm, P, g, b))
     cases = []
     for _ in range(30):
-        chosen.gamma.copy_(g * draw.normal(chosen.width).clamp(-1, 1))
-        if chosen.centred:
-            chosen.beta.copy_(b * draw.normal(chosen.width).clamp(-1, 1))
+        norm.gamma.copy_(g * draw.normal(norm.width).clamp(-1, 1))
+        if norm.centred:
+            norm.beta.copy_(b * draw.normal(norm.width).clamp(-1, 1))
         cases.append(
             at_most(
-                float(image_of(chosen).support(P)), bound, f"{norm_words(chosen)}, gains in a box"
+                float(image_of(norm).support(P)),
+                bound,
+                f"{describe_norm(norm)}, gains in a box",
             )
         )
-    chosen.gamma.fill_(g)
-    if not chosen.centred:
-        cases.append(equal(image_of(chosen).support(P), bound, "RMSNorm at the box's corner"))
+    norm.gamma.fill_(g)
+    if not norm.centred:
+        cases.append(equal(image_of(norm).support(P), bound, "RMSNorm at the box's corner"))
     return cases
 
 
@@ -319,33 +329,34 @@ def rank_gap(draw: Draw) -> Trials:
     With just as many, n, it is positive for almost all P, but may be below rounding. In half of the
     cases the best velocities are nearly those of some weights: there the bound is nearly sharp.
     """
-    chosen, P = norm_and_costate(draw, 3 + draw.integer(5))
+    norm, P = norm_and_costate(draw, 3 + draw.integer(5))
     rank = 1 + draw.integer(len(P) - 1)
     h = draw.normal(len(P), rank) @ draw.normal(rank, 9)
     u = Features(h).svd[0]
     if draw.integer(2):
-        made = chosen.standardize(u @ draw.normal(rank, chosen.width))
-        P = -chosen.centre(made + draw.log_uniform(-1.5, 0) * draw.normal(*P.shape)) / chosen.gamma
-    H = float(image_of(chosen).support(P))
-    proven = gap_of_rank(chosen, P, Features(h))
+        by_weights = norm.standardize(u @ draw.normal(rank, norm.width))
+        noise = draw.log_uniform(-1.5, 0) * draw.normal(*P.shape)
+        P = -norm.centre(by_weights + noise) / norm.gamma
+    H = float(image_of(norm).support(P))
+    proven = gap_of_rank(norm, P, Features(h))
     starts = torch.cat(
-        [draw.normal(4, rank, chosen.width), -(u.mT @ chosen.centre(chosen.gamma * P)).unsqueeze(0)]
+        [draw.normal(4, rank, norm.width), -(u.mT @ norm.centre(norm.gamma * P)).unsqueeze(0)]
     )
     lost = H - float(
-        ascend(lambda z: payoff(P, chosen(u @ z)), starts, (-2, -1), steps=300).best.max()
+        ascend(lambda z: payoff(P, norm(u @ z)), starts, (-2, -1), steps=300).best.max()
     )
-    if chosen.centred:
-        free = chosen.width - 1
-    else:
-        free = chosen.width
-    words = f"{norm_words(chosen)}, {len(P)} tokens, rank {rank}"
-    scale = float(largest_payoff(P, chosen.maximizer(-P)))
+    dimensions = norm.width
+    if norm.centred:
+        dimensions = norm.width - 1
+    case = f"{describe_norm(norm)}, {len(P)} tokens, rank {rank}"
+    scale = float(largest_payoff(P, norm.maximizer(-P)))
     return [
         Trial(
             (proven - lost) / scale,
-            f"{words}: the best weights lose {lost:.6g}, at least {proven:.6g}",
+            f"{case}: the best weights lose {lost:.6g}, at least {proven:.6g}",
         ),
         holds_if(
-            proven > 0 or (len(P) - rank) * free < 2 * len(P), f"{words}: a gap of {proven:.2g}"
+            proven > 0 or (len(P) - rank) * dimensions < 2 * len(P),
+            f"{case}: a gap of {proven:.2g}",
         ),
     ]

@@ -11,7 +11,7 @@ from ctrans.dynamics.fields import reference_kernels
 from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.measure.walk import terminal_loss
 from ctrans.model.gpt import GPT
-from ctrans.theory.random_models import described, random_model, random_text
+from ctrans.theory.random_models import describe_model, random_model, random_text
 from ctrans.theory.statement import Printed, Trial, Trials, equal, statement
 from solvers import fixed_step, solve
 
@@ -26,7 +26,7 @@ def _trained(draw: Draw) -> tuple[GPT, Tensor, Tensor]:
     """A smooth model (a solver reaches its tolerance only on a smooth one), a text and its
     targets.
     """
-    made = random_model(
+    model = random_model(
         draw,
         draw.choice(PLACEMENTS),
         activation="gelu",
@@ -34,11 +34,11 @@ def _trained(draw: Draw) -> tuple[GPT, Tensor, Tensor]:
         depth=1,
         eps=1e-2,
     )
-    return made, random_text(draw, 1, 4), random_text(draw, 1, 4)
+    return model, random_text(draw, 1, 4), random_text(draw, 1, 4)
 
 
-def _continuous(made: GPT, tokens: Tensor, targets: Tensor) -> Costate:
-    return costate(made, tokens, targets, form="continuous", rtol=TOLERANCE, atol=TOLERANCE)
+def _continuous(model: GPT, tokens: Tensor, targets: Tensor) -> Costate:
+    return costate(model, tokens, targets, form="continuous", rtol=TOLERANCE, atol=TOLERANCE)
 
 
 @statement(
@@ -52,16 +52,16 @@ def discrete_costate(draw: Draw) -> Trials:
     """P_k = dL/dX_k at every state: `costate` of the discrete model against autograd through its
     steps, any placement.
     """
-    made, tokens, targets = _trained(draw)
+    model, tokens, targets = _trained(draw)
     with torch.enable_grad():
         # unlike a walk, the oracle keeps the graph of all steps at once
-        states = [made.embed(tokens).requires_grad_()]
-        for sublayer in made.depth.sublayers:
-            states.append(sublayer.step(states[-1], made.config.dt))
-        gradients = torch.autograd.grad(terminal_loss(made, states[-1], targets), states)
-    found = costate(made, tokens, targets).costates
-    words = f"P_k against dL/dX_k, {described(made)}"
-    return [equal(p, gradient, words) for p, gradient in zip(found, gradients, strict=True)]
+        states = [model.embed(tokens).requires_grad_()]
+        for sublayer in model.depth.sublayers:
+            states.append(sublayer.step(states[-1], model.config.dt))
+        gradients = torch.autograd.grad(terminal_loss(model, states[-1], targets), states)
+    costates = costate(model, tokens, targets).costates
+    case = f"P_k against dL/dX_k, {describe_model(model)}"
+    return [equal(p, gradient, case) for p, gradient in zip(costates, gradients, strict=True)]
 
 
 @statement(
@@ -73,15 +73,15 @@ def discrete_costate(draw: Draw) -> Trials:
 )
 def continuous_costate(draw: Draw) -> Trial:
     """P(0) against the derivative through a fine fixed-step solution."""
-    made, tokens, targets = _trained(draw)
-    with torch.enable_grad(), reference_kernels(made):
-        x0 = made.embed(tokens).requires_grad_()
+    model, tokens, targets = _trained(draw)
+    with torch.enable_grad(), reference_kernels(model):
+        x0 = model.embed(tokens).requires_grad_()
         end = solve(
-            made.depth.segments(continuous=True), x0, method=fixed_step("dopri5"), steps=12
+            model.depth.segments(continuous=True), x0, method=fixed_step("dopri5"), steps=12
         ).x1
-        (exact,) = torch.autograd.grad(terminal_loss(made, end, targets), x0)
-    found = _continuous(made, tokens, targets)
-    return equal(found.costates[0], exact, f"P(0) against dL/dX(0) of the ODE, {described(made)}")
+        (exact,) = torch.autograd.grad(terminal_loss(model, end, targets), x0)
+    P0 = _continuous(model, tokens, targets).costates[0]
+    return equal(P0, exact, f"P(0) against dL/dX(0) of the ODE, {describe_model(model)}")
 
 
 @statement(
@@ -91,9 +91,9 @@ def conserved_product(draw: Draw) -> Trial:
     """max over segments of (max - min of <P, v>)/max |P||v| along the continuous costate, at a
     tolerance of 1e-9.
     """
-    made, tokens, targets = _trained(draw)
-    drift = max(_continuous(made, tokens, targets).drift)
-    return Trial(drift, f"drift {drift:.1g}, {described(made)}")
+    model, tokens, targets = _trained(draw)
+    drift = max(_continuous(model, tokens, targets).drift)
+    return Trial(drift, f"drift {drift:.1g}, {describe_model(model)}")
 
 
 @statement(
@@ -104,19 +104,20 @@ def conserved_product(draw: Draw) -> Trial:
     0.01,
     printed=Printed("a costate that conserves <P, v> is right", 0.01),
 )
-def drift_is_error(draw: Draw, printed: bool) -> Trial:
+def drift_is_error(draw: Draw, *, printed: bool) -> Trial:
     """A costate that solves the adjoint equation conserves the product, right or wrong.
 
     Printed: |P(0) - P_right(0)|/|P_right(0)| of the costate of wrong targets if its drift is at
     most 1e-6, else 0.
     """
-    made, tokens, targets = _trained(draw)
-    right, wrong = (_continuous(made, tokens, each) for each in (targets, (targets + 1) % 11))
+    model, tokens, targets = _trained(draw)
+    right = _continuous(model, tokens, targets)
+    wrong = _continuous(model, tokens, (targets + 1) % 11)
     error = float((wrong.costates[0] - right.costates[0]).norm() / right.costates[0].norm())
     drift = max(wrong.drift)
     if printed:
-        return Trial(
-            error if drift <= DRIFT else 0.0,
-            f"drift {drift:.1g}, and the costate is wrong by {error:.0%}",
-        )
+        case = f"drift {drift:.1g}, and the costate is wrong by {error:.0%}"
+        if drift <= DRIFT:
+            return Trial(error, case)
+        return Trial(0.0, case)
     return Trial(drift, f"a costate wrong by {error:.0%} drifts by {drift:.1g}")

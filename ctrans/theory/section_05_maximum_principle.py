@@ -20,9 +20,9 @@ from ctrans.dynamics.norm import SphereNorm
 from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.measure.walk import terminal_loss
-from ctrans.theory.random_models import described, random_model, random_text
+from ctrans.theory.random_models import describe_model, random_model, random_text
 from ctrans.theory.random_norms import EPSILONS, random_norm
-from ctrans.theory.statement import Printed, Trial, Trials, equal, known, statement
+from ctrans.theory.statement import Printed, Trial, Trials, equal, not_none, statement
 from solvers import Stats
 
 SECTION = 5
@@ -39,30 +39,31 @@ class GivenVelocity(nn.Module):
         return self.raw
 
 
-def _figures(chosen: SphereNorm, raw: Tensor, p: Tensor) -> tuple[float, ...]:
+def _figures(norm: SphereNorm, raw: Tensor, p: Tensor) -> tuple[float, ...]:
     """H, gap, alignment and product of one sublayer with velocity N(raw) at the costate P; nan for
     None.
     """
-    depth = Depth([Sublayer(GivenVelocity(raw), "ffn", output_norm=chosen)], 1.0, per_block=1)
+    depth = Depth([Sublayer(GivenVelocity(raw), "ffn", output_norm=norm)], 1.0, per_block=1)
     x = torch.zeros_like(p)
-    found = maximum_principle(
+    principle = maximum_principle(
         depth, Costate("discrete", 0.0, (0.0, 1.0), (x, x), (p, p), ((x, p),), (0.0,), Stats())
     )
-    figures = (found.hamiltonian, found.gap, found.alignment, found.product)
+    figures = (principle.hamiltonian, principle.gap, principle.alignment, principle.product)
     return tuple(math.nan if value is None else value for (value,) in figures)
 
 
-def _alignment(chosen: SphereNorm, raw: Tensor, p: Tensor) -> float:
-    return _figures(chosen, raw, p)[2]
+def _alignment(norm: SphereNorm, raw: Tensor, p: Tensor) -> float:
+    return _figures(norm, raw, p)[2]
 
 
 def _problem(draw: Draw, tokens: int) -> tuple[SphereNorm, Tensor, Tensor]:
     """A norm, its input, and a costate."""
-    chosen = random_norm(
-        draw, eps=draw.choice(EPSILONS) if tokens > 1 else 0.0, width=3 + draw.integer(8)
-    )
-    raw, p = draw.normal(2, tokens, chosen.width)
-    return chosen, raw, draw.log_uniform(-6, 6) * p
+    eps = 0.0
+    if tokens > 1:
+        eps = draw.choice(EPSILONS)
+    norm = random_norm(draw, eps=eps, width=3 + draw.integer(8))
+    raw, p = draw.normal(2, tokens, norm.width)
+    return norm, raw, draw.log_uniform(-6, 6) * p
 
 
 @statement(
@@ -75,10 +76,10 @@ def gap(draw: Draw) -> Trials:
     """g = H + <P, v> >= 0 and g = (1 - a)(H + <P, beta>), relative to |H| + |<P, v>|, at a random
     costate and v = N(raw).
     """
-    chosen, raw, p = _problem(draw, 1 + draw.integer(4))
-    H, g, a, product = _figures(chosen, raw, p)
+    norm, raw, p = _problem(draw, 1 + draw.integer(4))
+    H, g, a, product = _figures(norm, raw, p)
     scale = abs(H) + abs(product)
-    steepest = H + float((p @ chosen.beta).sum())
+    steepest = H + float((p @ norm.beta).sum())
     return [
         Trial(-g / scale, f"-g/(|H| + |<P, v>|), {p.shape[0]} tokens of width {p.shape[1]}"),
         equal(g, (1 - a) * steepest, "g against (1 - a)(H + <P, beta>)", scale),
@@ -93,9 +94,12 @@ def gap(draw: Draw) -> Trials:
 )
 def alignment_range(draw: Draw) -> Trials:
     """a is within [-1, 1]: 1 at the maximiser and -1 opposite to it."""
-    chosen, raw, p = _problem(draw, 1 + draw.integer(4))
-    sharp = random_norm(draw, "layernorm" if chosen.centred else "rmsnorm", width=chosen.width)
-    a = _alignment(chosen, raw, p)
+    norm, raw, p = _problem(draw, 1 + draw.integer(4))
+    name = "rmsnorm"
+    if norm.centred:
+        name = "layernorm"
+    sharp = random_norm(draw, name, width=norm.width)
+    a = _alignment(norm, raw, p)
     signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
     ends = torch.tensor(
         [_alignment(sharp, -sign * sharp.gamma * p, p) for sign in signs], dtype=torch.float64
@@ -106,9 +110,9 @@ def alignment_range(draw: Draw) -> Trials:
     ]
 
 
-def _cosines(chosen: SphereNorm, raw: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+def _cosines(norm: SphereNorm, raw: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     """The layer's velocity u and the maximiser u*, as points of the norm's sphere."""
-    return chosen.coordinates(chosen(raw)), chosen.coordinates(chosen.maximizer(-p))
+    return norm.coordinates(norm(raw)), norm.coordinates(norm.maximizer(-p))
 
 
 @statement(
@@ -122,9 +126,9 @@ def one_token(draw: Draw) -> Trial:
     """a = cos(u, u*) for one token: u and u* are the velocity and the maximiser as points of the
     norm's sphere.
     """
-    chosen, raw, p = _problem(draw, 1)
-    cosine = F.cosine_similarity(*_cosines(chosen, raw, p))[0]
-    return equal(_alignment(chosen, raw, p), cosine, "a against cos(u, u*), one token", 1.0)
+    norm, raw, p = _problem(draw, 1)
+    cosine = F.cosine_similarity(*_cosines(norm, raw, p))[0]
+    return equal(_alignment(norm, raw, p), cosine, "a against cos(u, u*), one token", 1.0)
 
 
 @statement(
@@ -134,7 +138,7 @@ def one_token(draw: Draw) -> Trial:
     1e-10,
     printed=Printed("a is the cosine between the layer's velocity and the optimal one", 1e-6),
 )
-def several_tokens(draw: Draw, printed: bool) -> Trial:
+def several_tokens(draw: Draw, *, printed: bool) -> Trial:
     """a = sum_j w_j cos(u_j, u*_j)/sum_j w_j, w_j = |C(gamma*p_j)|, for four tokens with costates
     of different sizes.
 
@@ -142,19 +146,19 @@ def several_tokens(draw: Draw, printed: bool) -> Trial:
     times smaller.
     """
     if printed:
-        chosen, raw, p = _problem(draw, 4)
+        norm, raw, p = _problem(draw, 4)
         p = p * torch.tensor([1.0, 0.05, 0.05, 0.05], dtype=p.dtype).unsqueeze(-1)
-        u, best = _cosines(chosen, raw, p)
+        u, best = _cosines(norm, raw, p)
         expected = F.cosine_similarity(u.flatten(), best.flatten(), dim=0)
-        words = "a against cos(u, u*), four tokens"
+        case = "a against cos(u, u*), four tokens"
     else:
-        chosen = random_norm(draw, width=3 + draw.integer(8))
-        raw, p = draw.normal(2, 4, chosen.width)
+        norm = random_norm(draw, width=3 + draw.integer(8))
+        raw, p = draw.normal(2, 4, norm.width)
         p = p * draw.normal(4, 1)
-        weights = chosen.centre(chosen.gamma * p).norm(dim=-1)
-        expected = (weights * F.cosine_similarity(*_cosines(chosen, raw, p))).sum() / weights.sum()
-        words = "a against the mean of cos(u_j, u*_j)"
-    return equal(_alignment(chosen, raw, p), expected, words, 1.0)
+        weights = norm.centre(norm.gamma * p).norm(dim=-1)
+        expected = (weights * F.cosine_similarity(*_cosines(norm, raw, p))).sum() / weights.sum()
+        case = "a against the mean of cos(u_j, u*_j)"
+    return equal(_alignment(norm, raw, p), expected, case, 1.0)
 
 
 LAM = 1e-4
@@ -173,12 +177,9 @@ STATIONARY = 1e-7
 )
 def radial_identity(draw: Draw) -> Trial:
     """h <P, r> against <theta, dL/dtheta> of every sublayer, any placement."""
-    made = random_model(draw, draw.choice(PLACEMENTS), depth=1)
-    found = attained(made, random_text(draw, 1, 4), random_text(draw, 1, 4))
-    return Trial(
-        max(found.identity),
-        f"{described(made)}: the two differ by {max(found.identity):.1g} |P||r|",
-    )
+    model = random_model(draw, draw.choice(PLACEMENTS), depth=1)
+    difference = max(attained(model, random_text(draw, 1, 4), random_text(draw, 1, 4)).identity)
+    return Trial(difference, f"{describe_model(model)}: the two differ by {difference:.1g} |P||r|")
 
 
 @statement(
@@ -190,37 +191,35 @@ def radial_identity(draw: Draw) -> Trial:
     0.02,
     printed=Printed("a trained layer's alignment with the optimal control is 1", 1e-3),
 )
-def unaligned_when_trained(draw: Draw, printed: bool) -> Trial:
+def unaligned_when_trained(draw: Draw, *, printed: bool) -> Trial:
     """dt <P, v> + lam |gamma|^2 over dt H of a last sublayer at a minimum in its output norm's
     gains. Printed: 1 - alignment there.
     """
-    made = random_model(draw, "peri", depth=1, norm="rmsnorm", dt=1.0)
+    model = random_model(draw, "peri", depth=1, norm="rmsnorm", dt=1.0)
     tokens = random_text(draw, 1, 4).expand(3, -1)
     targets = random_text(draw, 3, 4)
-    first, inner = made.depth.sublayers
-    last = known(inner.output_norm)
-    state = first.step(made.embed(tokens), 1.0)
+    first, inner = model.depth.sublayers
+    last = not_none(inner.output_norm)
+    state = first.step(model.embed(tokens), 1.0)
     raw = last.standardize(inner.field(inner.given(state)))
 
     def loss(gamma: Tensor) -> Tensor:
-        return terminal_loss(made, state + gamma * raw, targets) + LAM / 2 * gamma.square().sum()
+        return terminal_loss(model, state + gamma * raw, targets) + LAM / 2 * gamma.square().sum()
 
     gamma = _minimised(loss, last.gamma)
     last.gamma.copy_(gamma)
-    found = attained(made, tokens, targets)
-    work = found.work[-1]
-    gap = known(found.pointwise_gap[-1])
+    by_the_model = attained(model, tokens, targets)
+    work = by_the_model.work[-1]
+    gap = not_none(by_the_model.pointwise_gap[-1])
     decayed = LAM * float(gamma.square().sum())
     if printed:
-        return Trial(
-            1 - (-work / (gap - work)),
-            f"at a critical point of the gains: alignment {-work / (gap - work):.2g}",
-        )
-    words = (
+        alignment = -work / (gap - work)
+        return Trial(1 - alignment, f"at a critical point of the gains: alignment {alignment:.2g}")
+    case = (
         f"at a critical point of the gains: dt <P, v> = {work:.3g}, lam |gamma|^2 = {decayed:.3g},"
         f" dt H = {gap - work:.3g}"
     )
-    return Trial(abs(work + decayed) / (gap - work), words)
+    return Trial(abs(work + decayed) / (gap - work), case)
 
 
 @torch.enable_grad()
@@ -248,7 +247,7 @@ def _minimised(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     def at(z: np.ndarray) -> Tensor:
         return torch.from_numpy(z).reshape(x.shape)
 
-    found = scipy.optimize.minimize(
+    minimum = scipy.optimize.minimize(
         lambda z: float(loss(at(z)).detach()),
         x.detach().flatten().numpy(),
         jac=lambda z: torch.func.grad(loss)(at(z)).flatten().numpy(),
@@ -256,7 +255,7 @@ def _minimised(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
         method="trust-exact",
         options={"gtol": STATIONARY * float(x.detach().norm()), "maxiter": 200},
     )
-    return at(found.x)
+    return at(minimum.x)
 
 
 @statement(
@@ -271,32 +270,28 @@ def shared_principle(draw: Draw) -> Trial:
     """A last map trained with decay by L-BFGS: at the costates of the trained model it is the best
     map of its norm.
     """
-    made = random_model(draw, draw.choice(("none", "pre")), depth=1)
+    model = random_model(draw, draw.choice(("none", "pre")), depth=1)
     tokens = random_text(draw, 1, 4)
     targets = random_text(draw, 1, 4)
-    sublayer = made.depth.sublayers[-1]
-    h = made.depth.lengths[-1]
+    sublayer = model.depth.sublayers[-1]
+    h = model.depth.lengths[-1]
     lam = draw.log_uniform(-1.5, 0.5)
-    state = costate(made, tokens, targets).states[-2]
+    state = costate(model, tokens, targets).states[-2]
     last = sublayer.field.output_projection
     features = sublayer.field.pre_projection(sublayer.given(state)).flatten(0, -2)
     features = torch.cat([features, torch.ones_like(features[..., :1])], -1)
 
     def loss(theta: Tensor) -> Tensor:
         trained = terminal_loss(
-            made, state + h * (features @ theta.mT).reshape(state.shape), targets
+            model, state + h * (features @ theta.mT).reshape(state.shape), targets
         )
         return trained + lam / 2 * theta.square().sum()
 
     theta = _minimised(loss, torch.cat([last.weight, last.bias.unsqueeze(-1)], -1))
     last.weight.copy_(theta[:, :-1])
     last.bias.copy_(theta[:, -1])
-    P = costate(made, tokens, targets).costates[-1].flatten(0, -2)
+    P = costate(model, tokens, targets).costates[-1].flatten(0, -2)
     gained = -h * (P * (features @ theta.mT)).sum()
     best = h * theta.norm() * (P.mT @ features).norm()
-    return equal(
-        gained,
-        best,
-        f"{described(made)}, decay {lam:.2g}: the trained map's gain against the best one of its"
-        " norm",
-    )
+    case = f"{describe_model(model)}, decay {lam:.2g}"
+    return equal(gained, best, f"{case}: the trained map's gain against the best one of its norm")

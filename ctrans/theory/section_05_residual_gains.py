@@ -7,7 +7,7 @@ import torch
 from ctrans.base.draw import Draw
 from ctrans.control.attained import StepAt
 from ctrans.control.costate import costate
-from ctrans.theory.random_models import described, random_model, random_text
+from ctrans.theory.random_models import describe_model, random_model, random_text
 from ctrans.theory.statement import Trial, equal, statement
 
 SECTION = 5
@@ -24,20 +24,25 @@ SECTION = 5
 def radial(draw: Draw) -> Trial:
     """<g, dL/dg> by autograd against dt <P, r>, P dL/d(X + dt r) of the discrete model."""
     residual = draw.choice(("layerscale", "rezero", "ngpt", "hyper_connections"))
-    made = random_model(
-        draw, "post" if residual == "ngpt" else draw.choice(("pre", "peri")), residual=residual
-    )
+    if residual == "ngpt":
+        placement = "post"
+    else:
+        placement = draw.choice(("pre", "peri"))
+    model = random_model(draw, placement, residual=residual)
     ids = random_text(draw)
     targets = random_text(draw)
     k = draw.integer(4)
-    sublayer = made.depth.sublayers[k]
-    dt = made.depth.lengths[k]
-    step = StepAt.of(sublayer, costate(made, ids, targets), k, dt, (0.0, 0.0))
-    gains = sublayer.residual.get_parameter(
-        "write_weights" if residual == "hyper_connections" else "gain"
-    )
+    sublayer = model.depth.sublayers[k]
+    dt = model.depth.lengths[k]
+    step = StepAt.of(sublayer, costate(model, ids, targets), k, dt, (0.0, 0.0))
+    parameter = "gain"
+    if residual == "hyper_connections":
+        parameter = "write_weights"
+    gains = sublayer.residual.get_parameter(parameter)
     with torch.enable_grad():
         gains.requires_grad_()
-        (slope,) = torch.autograd.grad(made(ids, targets)[1], gains)
-        gains.requires_grad_(False)
-    return equal((gains * slope).sum(), step.work, f"{residual}, {described(made)}", step.size)
+        (slope,) = torch.autograd.grad(model(ids, targets)[1], gains)
+        gains.requires_grad_(requires_grad=False)
+    return equal(
+        (gains * slope).sum(), step.work, f"{residual}, {describe_model(model)}", step.size
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ctrans.base.draw import Draw
-from ctrans.theory.random_experts import mixture, mixture_words
+from ctrans.theory.random_experts import describe_mixture, random_mixture
 from ctrans.theory.statement import Trial, at_most, statement
 
 SECTION = 6
@@ -17,11 +17,11 @@ SECTION = 6
 )
 def bound(draw: Draw) -> Trial:
     """|f(x)| against the bound at |x|, of 50 tokens of one length."""
-    made = mixture(draw)
-    x = draw.normal(50, made.up.in_features)
+    mixture = random_mixture(draw)
+    x = draw.normal(50, mixture.up.in_features)
     x = draw.log_uniform(-1, 1.5) * x / x.norm(dim=-1, keepdim=True)
     return at_most(
-        float(made(x).norm(dim=-1).max()),
-        made.bound().at(float(x.norm(dim=-1).max())),
-        mixture_words(made),
+        float(mixture(x).norm(dim=-1).max()),
+        mixture.bound().at(float(x.norm(dim=-1).max())),
+        describe_mixture(mixture),
     )

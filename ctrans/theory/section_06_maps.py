@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from ctrans.base.draw import Draw
 from ctrans.dynamics.fields import Attention, spectral_norm
@@ -16,8 +17,9 @@ from ctrans.theory.statement import Trial, Trials, at_most, statement
 SECTION = 6
 
 
-def _attention(draw: Draw, heads: int, causal: bool) -> Attention:
-    attention = Attention(6, heads, bias=False, causal=causal).double().requires_grad_(False)
+def _attention(draw: Draw, heads: int, *, causal: bool) -> Attention:
+    attention = Attention(6, heads, bias=False, causal=causal).double()
+    attention.requires_grad_(requires_grad=False)
     for parameter in attention.parameters():
         parameter.copy_(draw.normal(*parameter.shape))
     return attention
@@ -29,12 +31,12 @@ def _attention(draw: Draw, heads: int, causal: bool) -> Attention:
     "attention: |f(X)_i| <= sum_h |W_h V_h| max_j |x_j|, whatever the number of tokens; attained",
     printed="|f(X)| <= sqrt(n) sum_h |W_h V_h| |X|",
 )
-def attention_rows(draw: Draw, printed: bool) -> Trials:
+def attention_rows(draw: Draw, *, printed: bool) -> Trials:
     """|f(X)_i| <= sum_h |W_h V_h| max_j |x_j|, attained by equal tokens for one head.
 
     Printed: |f(X)| <= sqrt(n) sum_h |W_h V_h| |X|.
     """
-    attention = _attention(draw, 2, draw.flag())
+    attention = _attention(draw, 2, causal=draw.flag())
     x = draw.log_uniform(-1, 1) * draw.normal(draw.choice((1, 3, 8)), 6)
     out = attention(x)
     gain = attention.bound().gain
@@ -46,9 +48,9 @@ def attention_rows(draw: Draw, printed: bool) -> Trials:
         out.norm(dim=-1).max(), gain * float(x.norm(dim=-1).max()), f"max |f(X)_i|, {len(x)} tokens"
     )
     single = _attention(draw, 1, causal=False)
-    top = (
-        torch.linalg.svd(single.out.weight @ single.qkv.weight.chunk(3)[2]).Vh[0].repeat(len(x), 1)
-    )
+    W = single.out.weight
+    V = single.qkv.weight.chunk(3)[2]
+    top = torch.linalg.svd(W @ V).Vh[0].repeat(len(x), 1)
     attained = abs(float(single(top).norm() / top.norm()) / single.bound().gain - 1)
     return [
         bounded,
@@ -66,13 +68,20 @@ def attention_rows(draw: Draw, printed: bool) -> Trials:
 )
 def feed_forward(draw: Draw) -> Trial:
     """|f(x)| <= |W_2||W_1||x| without biases, plus the terms of biases."""
-    made = random_model(draw, "none", bias=draw.flag())
-    ffn = made.depth.sublayers[1].field
-    x = draw.log_uniform(-2, 2) * draw.normal(4, made.config.width)
+    model = random_model(draw, "none", bias=draw.flag())
+    ffn = model.depth.sublayers[1].field
+    x = draw.log_uniform(-2, 2) * draw.normal(4, model.config.width)
     outer = spectral_norm(ffn.down.weight)
     inner = spectral_norm(ffn.up.weight)
-    offsets = [0.0 if b is None else float(b.norm()) for b in (ffn.up.bias, ffn.down.bias)]
-    bounds = outer * (inner * x.norm(dim=-1) + offsets[0]) + offsets[1]
+    inner_offset = _length(ffn.up.bias)
+    outer_offset = _length(ffn.down.bias)
+    bounds = outer * (inner * x.norm(dim=-1) + inner_offset) + outer_offset
     return at_most(
         (ffn(x).norm(dim=-1) / bounds).max(), 1.0, f"|f(x)| over its bound, {ffn.activation}"
     )
+
+
+def _length(bias: Tensor | None) -> float:
+    if bias is None:
+        return 0.0
+    return float(bias.norm())

@@ -8,7 +8,7 @@ from ctrans.base.draw import Draw
 from ctrans.dynamics.residual import Streams
 from ctrans.measure.walk import states_of
 from ctrans.theory.random_models import (
-    described,
+    describe_model,
     random_model,
 )
 from ctrans.theory.statement import Trial, at_most, equal, statement
@@ -28,20 +28,20 @@ def scaled_growth(draw: Draw) -> Trial:
     D), a g the largest there.
     """
     depth = 1 + draw.integer(40)
-    made = random_model(
+    model = random_model(
         draw, "pre", residual="depth_scaled", depth=depth, bias=False, norm="rmsnorm"
     )
-    states = states_of(made.depth, draw.of_any_size(1, 4, 8))
+    states = states_of(model.depth, draw.of_any_size(1, 4, 8))
     gains = []
-    for part in made.depth.sublayers:
+    for part in model.depth.sublayers:
         largest_gamma = float(part.input_norm.gamma.abs().max())  # type: ignore[union-attr]
         gains.append(part.field.bound().gain * largest_gamma)
     gain = max(gains)
     longest = [float(x.norm(dim=-1).max()) for x in (states[0], states[-1])]
     return at_most(
         longest[1],
-        longest[0] + 4 * made.config.dt * gain * math.sqrt(8 * depth),
-        f"the longest token, {described(made)}",
+        longest[0] + 4 * model.config.dt * gain * math.sqrt(8 * depth),
+        f"the longest token, {describe_model(model)}",
     )
 
 
@@ -55,19 +55,15 @@ def scaled_growth(draw: Draw) -> Trial:
 )
 def mean_stream(draw: Draw) -> Trial:
     """After a step of the model the streams' mean is their mean before plus dt mean(b) v."""
-    made = random_model(draw, draw.choice(("pre", "peri", "none")), residual="mhc")
-    sublayer = draw.choice(made.depth.sublayers)
-    streams = made.config.state_streams
+    model = random_model(draw, draw.choice(("pre", "peri", "none")), residual="mhc")
+    sublayer = draw.choice(model.depth.sublayers)
+    streams = model.config.state_streams
     assert isinstance(sublayer.residual, Streams), "it was asked for"
     x = draw.of_any_size(1, 4, 8 * streams)
     v = sublayer.field(sublayer.given(sublayer.enter(x)))
-    if sublayer.output_norm is None:
-        v = v
-    else:
+    if sublayer.output_norm is not None:
         v = sublayer.output_norm(v)
-    before, after = (
-        part.unflatten(-1, (streams, 8)).mean(-2) for part in (x, sublayer.step(x, made.config.dt))
-    )
-    return equal(
-        after, before + made.config.dt * sublayer.residual.writes.mean() * v, described(made)
-    )
+    dt = model.config.dt
+    before = x.unflatten(-1, (streams, 8)).mean(-2)
+    after = sublayer.step(x, dt).unflatten(-1, (streams, 8)).mean(-2)
+    return equal(after, before + dt * sublayer.residual.writes.mean() * v, describe_model(model))

@@ -10,20 +10,22 @@ from torch import Tensor
 
 from ctrans.base.draw import Draw
 from ctrans.dynamics.fields import MixtureOfExperts
-from ctrans.theory.random_experts import mixture, mixture_words, nearest_switch
+from ctrans.theory.random_experts import describe_mixture, nearest_switch, random_mixture
 from ctrans.theory.statement import Trial, statement
 from solvers import Segment, solve
 
 SECTION = 7
 
-
-END, STEPS = 0.1, 5
-"""Of the flow that crosses a switch: how long it is, and steps of rk4 in each of its two parts."""
+END = 0.1
+"""How long the flow is that crosses a switch."""
+STEPS = 5
+"""Steps of rk4 in each of its two parts."""
 Velocity = Callable[[object, Tensor], Tensor]
 
 
-def _held(made: MixtureOfExperts, x: Tensor) -> MixtureOfExperts:
-    piece = copy.deepcopy(made)
+def _held(mixture: MixtureOfExperts, x: Tensor) -> MixtureOfExperts:
+    """The mixture with the choice that it makes at x, everywhere."""
+    piece = copy.deepcopy(mixture)
     piece.choice_bias += 100 * piece.route(x.unsqueeze(0)).chosen[0]
     return piece
 
@@ -54,16 +56,16 @@ def _until(velocity: Velocity, x: Tensor, on: Tensor, normal: Tensor) -> tuple[f
     0.02,
     printed="J_+ J_-, the product of the pieces' derivatives",
 )
-def crossing(draw: Draw, printed: bool) -> Trial:
+def crossing(draw: Draw, *, printed: bool) -> Trial:
     """dx/dt = f(x) + c n, carried across one switch: differences of the exact flow against J_+ S
     J_-. Printed: S = I.
 
     Each piece is smooth everywhere with its choice held by biases; c is large enough for n'dx/dt >=
     5 on both sides of the switch.
     """
-    made = mixture(draw, smooth=True)
-    on, normal = nearest_switch(made, draw.normal(made.up.in_features))
-    sides = [_held(made, on + side * 1e-7 * normal) for side in (-1, 1)]
+    mixture = random_mixture(draw, smooth=True)
+    on, normal = nearest_switch(mixture, draw.normal(mixture.up.in_features))
+    sides = [_held(mixture, on + side * 1e-7 * normal) for side in (-1, 1)]
     drift = 5 + max(float(piece(on.unsqueeze(0)).norm()) for piece in sides)
     before, after = (_velocity(piece, drift * normal) for piece in sides)
     start = (on - 0.02 * drift * normal).unsqueeze(0)
@@ -79,11 +81,9 @@ def crossing(draw: Draw, printed: bool) -> Trial:
     carried = torch.func.jvp(lambda x: _along(before, x, crossed), (start,), (direction,))[1]
     if not printed:
         carried = carried + (g - f) * (carried @ normal) / (normal @ f)
-    found = torch.func.jvp(lambda x: _along(after, x, END - crossed), (y,), (carried,))[1]
+    derivative = torch.func.jvp(lambda x: _along(after, x, END - crossed), (y,), (carried,))[1]
     step = 1e-5
     measured = (exact(start + step * direction) - exact(start - step * direction)) / (2 * step)
-    error = float((found - measured).norm() / measured.norm())
-    return Trial(
-        error,
-        f"{mixture_words(made)}: differs from differences of the exact flow by {error:.2g} of it",
-    )
+    error = float((derivative - measured).norm() / measured.norm())
+    case = describe_mixture(mixture)
+    return Trial(error, f"{case}: differs from differences of the exact flow by {error:.2g} of it")

@@ -17,7 +17,7 @@ from ctrans.dynamics.fields import Attention
 from ctrans.dynamics.norm import LayerNorm, Norm, RMSNorm
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.measure.walk import states_of
-from ctrans.theory.random_models import described, random_model
+from ctrans.theory.random_models import describe_model, random_model
 from ctrans.theory.statement import (
     Printed,
     Trial,
@@ -25,7 +25,7 @@ from ctrans.theory.statement import (
     at_most,
     dense_matrix,
     equal,
-    known,
+    not_none,
     statement,
 )
 
@@ -61,7 +61,7 @@ def _across(draw: Draw, gains: Sequence[float], d: int = 5) -> tuple[Depth, Tens
         parts.append(
             Sublayer(field, "ffn" if k % 2 else "attention", input_norm=RMSNorm(d, 0.0).double())
         )
-    return Depth(parts, 1.0).requires_grad_(False), x
+    return Depth(parts, 1.0).requires_grad_(requires_grad=False), x
 
 
 @statement(
@@ -78,7 +78,7 @@ def _across(draw: Draw, gains: Sequence[float], d: int = 5) -> tuple[Depth, Tens
         0.02,
     ),
 )
-def identity_path(draw: Draw, printed: bool) -> Trials:
+def identity_path(draw: Draw, *, printed: bool) -> Trials:
     """The dense Jacobian of the whole depth against its expansion, and its extreme singular values
     against products over segments; c_k from the dense Jacobian of the map and the norm's slope.
 
@@ -101,15 +101,15 @@ def identity_path(draw: Draw, printed: bool) -> Trials:
     else:
         sign = draw.choice((-1, 1))
     if sign == 0:
-        made = random_model(draw, "pre", width=4)
-        depth = made.depth
+        model = random_model(draw, "pre", width=4)
+        depth = model.depth
         x = draw.log_uniform(-0.5, 1) * draw.normal(3, 4)
-        words = described(made)
+        case = describe_model(model)
     else:
         depth, x = _across(
             draw, [sign * draw.uniform(0.05, 0.9) for _ in range(2 + 2 * draw.integer(3))]
         )
-        words = "multiples of one projection"
+        case = "multiples of one projection"
     c = []
     eye = torch.eye(x.numel(), dtype=x.dtype)
     for sublayer, h, state in _steps(depth, x):
@@ -125,13 +125,13 @@ def identity_path(draw: Draw, printed: bool) -> Trials:
     above, below = equal if sign > 0 else at_most, equal if sign < 0 else at_most
     return [
         *(
-            at_most(torch.linalg.matrix_norm(part, 2), each, f"dt |J_k|, {words}")
+            at_most(torch.linalg.matrix_norm(part, 2), each, f"dt |J_k|, {case}")
             for part, each in zip(parts, c, strict=True)
         ),
-        above(rest, grown - 1 - sum(c), f"|J - I - sum dt J_k|, {words}"),
-        above(values[0], grown, f"the largest singular value, {words}"),
+        above(rest, grown - 1 - sum(c), f"|J - I - sum dt J_k|, {case}"),
+        above(values[0], grown, f"the largest singular value, {case}"),
         below(
-            left, values[-1], f"the least value allowed against the least singular value, {words}"
+            left, values[-1], f"the least value allowed against the least singular value, {case}"
         ),
     ]
 
@@ -160,7 +160,9 @@ def _turning(
             Sublayer(field, "ffn" if k % 2 else "attention", state_norm=norm(d, 0.0).double())
         )
         angle += math.atan(c)
-    return Depth(parts, 1.0).requires_grad_(False), math.sqrt(d) * first.reshape(1, 1, d)
+    return Depth(parts, 1.0).requires_grad_(requires_grad=False), math.sqrt(d) * first.reshape(
+        1, 1, d
+    )
 
 
 @statement(
@@ -179,7 +181,7 @@ def _turning(
         0.02,
     ),
 )
-def no_identity_path(draw: Draw, printed: bool) -> Trials:
+def no_identity_path(draw: Draw, *, printed: bool) -> Trials:
     """The dense Jacobian of a post depth: its rank, its norm against the product over segments, and
     its norm for constant fields. Without a direction that all norms keep (RMSNorm of width 2,
     LayerNorm of 3) N - 1 projections by the angle atan c follow one another.
@@ -200,17 +202,17 @@ def no_identity_path(draw: Draw, printed: bool) -> Trials:
             kept[0] / 2,
             "no field: the least positive singular value of 40 norms against half of that of 2",
         )
-    made = random_model(draw, "post", width=4, eps=0.0)
+    model = random_model(draw, "post", width=4, eps=0.0)
     x = draw.normal(3, 4)
     bound = 1.0
-    for sublayer, h, state in _steps(made.depth, x):
+    for sublayer, h, state in _steps(model.depth, x):
         before = partial(_before_norm, sublayer, h)
         bound *= float(
             torch.linalg.matrix_norm(dense_matrix(before, state), 2)
-            * known(sublayer.state_norm).slope(before(state)).max()
+            * not_none(sublayer.state_norm).slope(before(state)).max()
         )
-    values = torch.linalg.svdvals(dense_matrix(made.depth, x))
-    if made.config.norm == "layernorm":
+    values = torch.linalg.svdvals(dense_matrix(model.depth, x))
+    if model.config.norm == "layernorm":
         lost = 2
     else:
         lost = 1
@@ -226,9 +228,9 @@ def no_identity_path(draw: Draw, printed: bool) -> Trials:
     return [
         Trial(
             float(values[3 * (4 - lost)] / values[0]),
-            f"the singular value {3 * (4 - lost) + 1} of 12, {described(made)}",
+            f"the singular value {3 * (4 - lost) + 1} of 12, {describe_model(model)}",
         ),
-        at_most(values[0], bound, f"|J|, {described(made)}"),
+        at_most(values[0], bound, f"|J|, {describe_model(model)}"),
         equal(
             torch.linalg.matrix_norm(dense_matrix(depth, state), 2),
             (1 + c * c) ** -factors,
@@ -254,7 +256,7 @@ def _before_norm(sublayer: Sublayer, h: float, x: Tensor) -> Tensor:
         "N^(-1/4) each of the four maps keeps the product over N layers bounded (by e^c)", 0.0, 0.02
     ),
 )
-def values_path(draw: Draw, printed: bool) -> Trials:
+def values_path(draw: Draw, *, printed: bool) -> Trials:
     """One token, whose attention is W_O W_V: J_k = W_O W_V J_N(x), here c b^2 (I - ee') with b =
     N^(-1/2), so that |J| = (1 + c/N)^N is at most e^c, and at least e^(c - c^2/(2 N)). Where n
     tokens attend to one, |A| = sqrt(n) is another factor of c.
@@ -265,13 +267,13 @@ def values_path(draw: Draw, printed: bool) -> Trials:
     c = draw.uniform(0.2, 2)
     depth, x = _across(draw, [c * layers ** (-0.5 if printed else -1.0)] * layers)
     grown = torch.linalg.matrix_norm(dense_matrix(depth, x), 2)
-    words = f"one token, N = {layers}, c = {c:.3g}: |J|"
-    above = at_most(grown, math.exp(c), f"{words} against e^c")
+    case = f"one token, N = {layers}, c = {c:.3g}: |J|"
+    above = at_most(grown, math.exp(c), f"{case} against e^c")
     if printed:
         return above
     return [
         above,
-        at_most(math.exp(c - c * c / (2 * layers)), grown, f"e^(c - c^2/(2 N)) against {words}"),
+        at_most(math.exp(c - c * c / (2 * layers)), grown, f"e^(c - c^2/(2 N)) against {case}"),
     ]
 
 
@@ -286,11 +288,11 @@ def values_path(draw: Draw, printed: bool) -> Trials:
         "shared W_Q = W_K have m = 3 maps, which scale like b^3 and need N^(-1/3)", share=0.02
     ),
 )
-def shared_queries(draw: Draw, printed: bool) -> Trial:
+def shared_queries(draw: Draw, *, printed: bool) -> Trial:
     """|s - 4| of |J(b) - b^2 J(values)| ~ b^s, b = 0.01 to 0.02 the common scale of the maps, J
     dense, J(values) that of uniform rows. Printed: |s - 3|.
     """
-    module = Attention(6, 2, causal=False, bias=False).double().requires_grad_(False)
+    module = Attention(6, 2, causal=False, bias=False).double().requires_grad_(requires_grad=False)
     x = draw.normal(4, 6)
     query, value, out = (draw.normal(6, 6) for _ in range(3))
     paths = []

@@ -21,9 +21,9 @@ ROUNDING = 1e-14
 """Absolute rounding error of 1 - delta^2."""
 
 
-def within(measured: float | Tensor, bound: float | Tensor, words: str) -> Trial:
+def within(measured: float | Tensor, bound: float | Tensor, case: str) -> Trial:
     """measured <= bound, up to the rounding of theta."""
-    return at_most(max(float(measured) - ROUNDING, 0.0), bound, words)
+    return at_most(max(float(measured) - ROUNDING, 0.0), bound, case)
 
 
 def all_subsets(entries: int) -> Float[Tensor, "subsets entries"]:
@@ -121,21 +121,21 @@ def bracket(draw: Draw) -> Trial:
     0.02,
     printed="the same in every row",
 )
-def long_rows(draw: Draw, printed: bool) -> Trials:
+def long_rows(draw: Draw, *, printed: bool) -> Trials:
     """The median of 33 rows. Printed: the row with the largest entry, of 5000."""
     cases = []
     for entries, claimed in {32: 2e-9, 64: 5e-13}.items():
-        words = f"1 - theta of N(0, 1) logits, L = {entries}"
+        case = f"1 - theta of N(0, 1) logits, L = {entries}"
         tolerance = claimed / 10
         p = draw.normal(5000 if printed else 33, entries).softmax(-1)
         if printed:
             heaviest = p[p.amax(-1).argmax()]
             left = 1 - balanced_mass(heaviest, tolerance=tolerance).upper
-            words = f"{words}, a row with largest mass {float(heaviest.max()):.2f}"
+            case = f"{case}, a row with largest mass {float(heaviest.max()):.2f}"
         else:
             left = (1 - balanced_mass(p, tolerance=tolerance).lower).median()
-            words = f"{words}, the median row"
-        cases.append(at_most(left, claimed, words))
+            case = f"{case}, the median row"
+        cases.append(at_most(left, claimed, case))
     return cases
 
 
@@ -155,7 +155,7 @@ def greedy_prefix(p: RowsOfEntries) -> Float[Tensor, "*rows"]:
     0.02,
     printed=Printed("for L <= 16 the greedy prefix gives theta exactly", 1e-12, 1.0),
 )
-def greedy(draw: Draw, printed: bool) -> Trials:
+def greedy(draw: Draw, *, printed: bool) -> Trials:
     """theta(p) - 4 c (1 - c) >= 0, c the greedy prefix's mass, and > 0 in most rows of 16. Printed:
     0, for 4, 8 or 16 entries.
     """
@@ -182,7 +182,7 @@ def greedy(draw: Draw, printed: bool) -> Trials:
     0.25,
     printed="the uniform row has theta = 1",
 )
-def uniform(draw: Draw, printed: bool) -> Trials:
+def uniform(draw: Draw, *, printed: bool) -> Trials:
     """theta = 1 - [L odd]/L^2 for the uniform rows of two neighbouring lengths L, one of them odd.
     Printed: theta = 1.
     """
@@ -228,7 +228,7 @@ def peaked_bound(p: RowsOfEntries) -> Float[Tensor, "*rows"]:
     "a row with top mass 1 - kappa has theta <= 4 kappa (1 - kappa) for kappa <= 1/2",
     printed="the same for every kappa",
 )
-def peaked(draw: Draw, printed: bool) -> Trial:
+def peaked(draw: Draw, *, printed: bool) -> Trial:
     """theta over every subset against 4 kappa (1 - kappa), kappa <= 1/2. Printed: any kappa, rows
     of 2 to 11 entries.
     """
@@ -335,7 +335,7 @@ def finite_variation(draw: Draw) -> Trials:
     "|J_softmax|_2 <= theta/(2 tau), attained by rows of two entries",
     printed="|J_softmax|_2 <= 1/(2 tau)",
 )
-def spectral_softmax(draw: Draw, printed: bool) -> Trials:
+def spectral_softmax(draw: Draw, *, printed: bool) -> Trials:
     """The largest eigenvalue of J against theta/(2 tau), theta over every subset; equal for two
     entries.
 

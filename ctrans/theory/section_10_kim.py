@@ -17,7 +17,7 @@ from ctrans.measure.walk import states_of
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.theory.random_models import random_block, random_model
 from ctrans.theory.section_10_xiong import SEEDS, gradient_slope_trial, growth_trials
-from ctrans.theory.statement import Printed, Trial, Trials, at_most, equal, known, statement
+from ctrans.theory.statement import Printed, Trial, Trials, at_most, equal, not_none, statement
 
 SECTION = 10
 
@@ -41,24 +41,24 @@ def peri_gradient(draw: Draw) -> Trial:
     " (peri)",
     printed=Printed("the same with |a|, |x + a| under LayerNorm", share=0.05),
 )
-def last_layer(draw: Draw, printed: bool) -> Trial:
+def last_layer(draw: Draw, *, printed: bool) -> Trial:
     """Bound |dL/dW_2| <= Kim's bound with LayerNorm's centring, at the last FFN of a random model
     of any placement and gradient.
 
     Printed: without it, for a nearly constant output of the last FFN under peri.
     """
     if printed:
-        made = random_model(draw, "peri", norm="layernorm", spread=0, depth=1)
-        sublayer = made.depth.sublayers[-1]
+        model = random_model(draw, "peri", norm="layernorm", spread=0, depth=1)
+        sublayer = model.depth.sublayers[-1]
         offset = draw.uniform(10, 100)
         sublayer.field.down.bias.fill_(offset)
-        x, pull = draw.normal(2, 1, 1, made.config.width)
+        x, pull = draw.normal(2, 1, 1, model.config.width)
         found = last_layer_bound(sublayer, 1.0, x, pull)
         return at_most(
             found.measured, found.printed, f"peri, LayerNorm, a = {offset:.3g} + noise: |dL/dW_2|"
         )
-    made, x = random_block(draw, draw.choice(sorted(PLACEMENTS)))
-    found = last_layer_bound(made.depth.sublayers[-1], made.depth.dt, x, draw.normal(*x.shape))
+    model, x = random_block(draw, draw.choice(sorted(PLACEMENTS)))
+    found = last_layer_bound(model.depth.sublayers[-1], model.depth.dt, x, draw.normal(*x.shape))
     return at_most(found.measured, found.bound, "|dL/dW_2| of the last FFN")
 
 
@@ -74,13 +74,13 @@ def last_layer(draw: Draw, printed: bool) -> Trial:
 def deviations(draw: Draw) -> Trials:
     """The standard deviation of drawn entries against its formula, within five standard errors."""
     name = draw.choice(INITIALISATIONS)
-    made = random_model(draw, "pre", spread=0, initialisation=name, width=32, ffn_width=64)
+    model = random_model(draw, "pre", spread=0, initialisation=name, width=32, ffn_width=64)
     rule = INITIALISATIONS[name]
     cases = []
-    for sublayer in made.depth.sublayers:
+    for sublayer in model.depth.sublayers:
         for matrix in sublayer.field.matrices():
             weight = matrix.weight
-            std = rule.gain(matrix.role, made.depth.blocks) * rule.std(
+            std = rule.gain(matrix.role, model.depth.blocks) * rule.std(
                 weight.shape[1], weight.shape[0]
             )
             drawn = float(weight.square().mean().sqrt())
@@ -109,7 +109,7 @@ def deviations(draw: Draw) -> Trials:
         0.02,
     ),
 )
-def massive_activations(draw: Draw, printed: bool) -> Trials:
+def massive_activations(draw: Draw, *, printed: bool) -> Trials:
     """The exponent of |dL/dW_2| between c = 10^5 and 10^6 at the last FFN, ReLU without biases, W_1
     grown by c and the last state's gradient fixed: |s - 1| under pre, |s| under post and peri.
     Under post the bound at 10^6 against sum_i |h_i||dL/do_i| g sqrt(d)/|C a_i|. Width 2 leaves no
@@ -119,8 +119,8 @@ def massive_activations(draw: Draw, printed: bool) -> Trials:
     """
     cases = []
     for name in ("post",) if printed else ("pre", "post", "peri"):
-        made = random_model(draw, name, depth=1, activation="relu", bias=False, spread=0, eps=0.0)
-        sublayer = made.depth.sublayers[-1]
+        model = random_model(draw, name, depth=1, activation="relu", bias=False, spread=0, eps=0.0)
+        sublayer = model.depth.sublayers[-1]
         x = draw.normal(2, 3, 8)
         pull = draw.normal(2, 3, 8)
         up = sublayer.field.up.weight
@@ -128,7 +128,7 @@ def massive_activations(draw: Draw, printed: bool) -> Trials:
         first = up.clone()
         for c in (1.0, 1e5, 1e6):
             up.copy_(c * first)
-            found.append(last_layer_bound(sublayer, made.depth.dt, x, pull))
+            found.append(last_layer_bound(sublayer, model.depth.dt, x, pull))
         if printed:
             return at_most(
                 found[2].measured,
@@ -137,7 +137,7 @@ def massive_activations(draw: Draw, printed: bool) -> Trials:
             )
         if name == "post":
             h = sublayer.field.pre_projection(x).norm(dim=-1)
-            slopes = known(sublayer.state_norm).slope(sublayer.field(x))
+            slopes = not_none(sublayer.state_norm).slope(sublayer.field(x))
             cases.append(
                 equal(
                     found[2].bound,

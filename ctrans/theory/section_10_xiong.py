@@ -57,13 +57,13 @@ def relu_half(draw: Draw) -> Trial:
     )
 
 
-def growth_trials(growth: HiddenGrowth, words: str) -> list[Trial]:
+def growth_trials(growth: HiddenGrowth, case: str) -> list[Trial]:
     """Distance of the intervals over the seeds from their ranges."""
     places = zip(growth.measured, growth.low, growth.high, strict=True)
     return [
         Trial(
             m.outside(low, high),
-            f"{words}: {m.mean:.3f} in [{m.low:.3f}, {m.high:.3f}], theory [{low:.3g}, {high:.3g}]",
+            f"{case}: {m.mean:.3f} in [{m.low:.3f}, {m.high:.3f}], theory [{low:.3g}, {high:.3g}]",
         )
         for m, low, high in places
     ]
@@ -93,7 +93,7 @@ def pre_growth(draw: Draw) -> Trials:
     0,
     printed=Printed("post: 3/2 before each norm"),
 )
-def post_growth(draw: Draw, printed: bool) -> Trials:
+def post_growth(draw: Draw, *, printed: bool) -> Trials:
     """E|x|^2/d = 3/2 before the FFN's norm, in [1, 2] before the attention's, in each of 6 post
     blocks, by intervals over 16 seeds.
 
@@ -117,7 +117,7 @@ def post_growth(draw: Draw, printed: bool) -> Trials:
     0.03,
     printed=Printed("[1 + l/2, 1 + 3l/2] whatever the initialisation", share=0),
 )
-def every_initialisation(draw: Draw, printed: bool) -> Trials:
+def every_initialisation(draw: Draw, *, printed: bool) -> Trials:
     """E|x_l|^2/d in [1 + l f, 1 + l (a + f)] after 3 pre blocks of a drawn initialisation, two
     heads, d_ff = 2 d, 16 seeds.
 
@@ -143,11 +143,11 @@ def gradient_slope_trial(placement: str) -> Trial:
     with torch.enable_grad():
         found = gradient_slope(placement, (8, 16, 32), 10, Setting(width=48, tokens=4))
     expected = SLOPES[placement]
-    words = (
+    case = (
         f"{placement}: slope {found.mean:.3f} in [{found.low:.3f}, {found.high:.3f}], theory"
         f" {expected}"
     )
-    return Trial(abs(found.mean - expected) - 0.1, words)
+    return Trial(abs(found.mean - expected) - 0.1, case)
 
 
 @statement(
@@ -212,7 +212,7 @@ def _one_token(placement: str, width: int, depth: int, seeds: int) -> Tensor:
         "it decays towards the input under post, and is the same in all layers under pre"
     ),
 )
-def gradients_by_layer(draw: Draw, printed: bool) -> Trials:
+def gradients_by_layer(draw: Draw, *, printed: bool) -> Trials:
     """Means over 200 seeds at d = 64 of 6 layers, over theory's times 1 - 2/d for what the last
     norm projects out: distance of their intervals from [1 - k/d, 1 + k/d], k the sublayers passed.
 
@@ -243,12 +243,12 @@ def gradients_by_layer(draw: Draw, printed: bool) -> Trials:
         for layer in range(6):
             exact = (1 - 2 / 64) / (3 if name == "post" else 5 + 3 * layer)
             mean = interval((each[:, layer] / exact).tolist(), 12)
-            words = (
+            case = (
                 f"{name}, layer {layer + 1}: {mean.mean:.3f} of theory in [{mean.low:.3f},"
                 f" {mean.high:.3f}]"
             )
             slack = (2 + 2 * (5 - layer)) / 64
-            cases.append(Trial(mean.outside(1 - slack, 1 + slack), words))
+            cases.append(Trial(mean.outside(1 - slack, 1 + slack), case))
     return cases
 
 
@@ -265,7 +265,7 @@ def gradients_by_layer(draw: Draw, printed: bool) -> Trials:
         0.0,
     ),
 )
-def scale_in_width(draw: Draw, printed: bool) -> Trials:
+def scale_in_width(draw: Draw, *, printed: bool) -> Trials:
     """The root mean square gradient over d at d = 64 and 256, 1 and 3 layers, 100 seeds, against
     theory's constant, which leaves no room for sqrt(ln d).
 
@@ -275,13 +275,13 @@ def scale_in_width(draw: Draw, printed: bool) -> Trials:
     cases = []
     for name, width, layers in itertools.product(("post", "pre"), (64, 256), (1, 3)):
         each = _one_token(name, width, layers, 100)[:, -1]
-        words = f"{name}, d = {width}, L = {layers}"
+        case = f"{name}, d = {width}, L = {layers}"
         if printed:
             beyond = float(
                 (each > math.log(width) / (1 if name == "post" else layers)).double().mean()
             )
             cases.append(
-                Trial(beyond - (1 - 0.99 + 0.125 + 0.1), f"{words}: {beyond:.1%} beyond the bound")
+                Trial(beyond - (1 - 0.99 + 0.125 + 0.1), f"{case}: {beyond:.1%} beyond the bound")
             )
         else:
             if name == "post":
@@ -290,7 +290,7 @@ def scale_in_width(draw: Draw, printed: bool) -> Trials:
                 theory = 2 + 3 * layers
             cases.append(
                 equal(
-                    each.mean().sqrt(), math.sqrt((1 - 2 / width) / theory), f"{words}: rms over d"
+                    each.mean().sqrt(), math.sqrt((1 - 2 / width) / theory), f"{case}: rms over d"
                 )
             )
     return cases
@@ -303,7 +303,7 @@ def scale_in_width(draw: Draw, printed: bool) -> Trials:
     " attained in the exponent",
     printed=Printed("P(|Y|^2 >= (1 + e) d) <= exp(-d e^2/8)"),
 )
-def concentration(draw: Draw, printed: bool) -> Trial:
+def concentration(draw: Draw, *, printed: bool) -> Trial:
     """The bound's exponent over that of the chi-square distribution's own tail; at e = 1, in one
     case of 4, they agree to 2 log(d)/d.
     """
@@ -330,7 +330,7 @@ def concentration(draw: Draw, printed: bool) -> Trial:
         share=0.05,
     ),
 )
-def two_sided(draw: Draw, printed: bool) -> Trial:
+def two_sided(draw: Draw, *, printed: bool) -> Trial:
     """P(Z < 0.1 EZ) <= P(|Z/EZ - 1| > e) of random Z of five values, one of them 0 in half the
     cases, e up to 0.9; at e = 0.9 and P(Z > 1.9 EZ) = 0 they are equal.
 

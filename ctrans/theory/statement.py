@@ -184,7 +184,7 @@ def worst(*cases: Trial) -> Trial:
     return max(cases, key=lambda case: math.inf if math.isnan(case.excess) else case.excess)
 
 
-def known(value: Item | None) -> Item:
+def not_none(value: Item | None) -> Item:
     """The value of an optional attribute that the statement's objects always have."""
     assert value is not None
     return value
