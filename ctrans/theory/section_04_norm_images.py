@@ -277,7 +277,8 @@ def _improved(
         moved = 0.0
         for parameter, slope in zip(parameters, slopes, strict=True):
             moved = max(moved, float((slope / lam - parameter).abs().max()))
-            parameter.requires_grad_(requires_grad=False).copy_(slope / lam)
+            parameter.requires_grad = False
+            parameter.copy_(slope / lam)
         if moved < STILL:
             break
     squares = sum(float(parameter.square().sum()) for parameter in parameters)

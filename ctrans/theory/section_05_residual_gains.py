@@ -42,7 +42,7 @@ def radial(draw: Draw) -> Trial:
     with torch.enable_grad():
         gains.requires_grad_()
         (slope,) = torch.autograd.grad(model(ids, targets)[1], gains)
-        gains.requires_grad_(requires_grad=False)
+        gains.requires_grad = False
     return equal(
         (gains * slope).sum(), step.work, f"{residual}, {describe_model(model)}", step.size
     )

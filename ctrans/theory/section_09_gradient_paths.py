@@ -5,8 +5,9 @@ weights must shrink with depth (Emadi, sections 5.3 and 6).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +32,12 @@ from ctrans.theory.statement import (
 
 SECTION = 9
 
+KINDS: tuple[Literal["attention"], Literal["ffn"]] = ("attention", "ffn")
+"""The kinds of sublayers, in turn."""
 CONSTRUCTED = 4
 """One case in this many attains the bound; the others are random models."""
+
+Comparison = Callable[[float | Tensor, float | Tensor, str], Trial]
 
 
 def _steps(depth: Depth, x: Tensor) -> list[tuple[Sublayer, float, Tensor]]:
@@ -58,9 +63,7 @@ def _across(draw: Draw, gains: Sequence[float], d: int = 5) -> tuple[Depth, Tens
     for k, c in enumerate(gains):
         field = nn.Linear(d, d, bias=False)
         field.weight = nn.Parameter(c * sigma * across)
-        parts.append(
-            Sublayer(field, "ffn" if k % 2 else "attention", input_norm=RMSNorm(d, 0.0).double())
-        )
+        parts.append(Sublayer(field, KINDS[k % 2], input_norm=RMSNorm(d, 0.0).double()))
     return Depth(parts, 1.0).requires_grad_(requires_grad=False), x
 
 
@@ -96,55 +99,59 @@ def identity_path(draw: Draw, *, printed: bool) -> Trials:
             f"pre, dt J_k = -(I - ee')/2, {segments} segments: 1/N against the least singular"
             " value",
         )
+    above: Comparison = at_most
+    below: Comparison = at_most
     if draw.integer(CONSTRUCTED):
-        sign = 0
-    else:
-        sign = draw.choice((-1, 1))
-    if sign == 0:
         model = random_model(draw, "pre", width=4)
         depth = model.depth
         x = draw.log_uniform(-0.5, 1) * draw.normal(3, 4)
         case = describe_model(model)
     else:
-        depth, x = _across(
-            draw, [sign * draw.uniform(0.05, 0.9) for _ in range(2 + 2 * draw.integer(3))]
-        )
+        sign = draw.choice((-1, 1))
+        segments = 2 + 2 * draw.integer(3)
+        depth, x = _across(draw, [sign * draw.uniform(0.05, 0.9) for _ in range(segments)])
         case = "multiples of one projection"
+        if sign > 0:
+            above = equal
+        else:
+            below = equal
     c = []
     eye = torch.eye(x.numel(), dtype=x.dtype)
     for sublayer, h, state in _steps(depth, x):
         of_map = torch.linalg.matrix_norm(dense_matrix(sublayer.field, sublayer.given(state)), 2)
         assert isinstance(sublayer.input_norm, Norm), "pre has one"
         c.append(h * float(of_map * sublayer.input_norm.slope(state).max()))
-    whole = dense_matrix(depth, x)
+    jacobian = dense_matrix(depth, x)
     parts = [factor - eye for factor in _factors(depth, x)]
-    values = torch.linalg.svdvals(whole)
-    grown = math.prod(1 + each for each in c)
-    left = math.prod(max(0.0, 1 - each) for each in c)
-    rest = torch.linalg.matrix_norm(whole - eye - torch.stack(parts).sum(0), 2)
-    above, below = equal if sign > 0 else at_most, equal if sign < 0 else at_most
+    singular_values = torch.linalg.svdvals(jacobian)
+    most = math.prod(1 + c_k for c_k in c)
+    least = math.prod(max(0.0, 1 - c_k) for c_k in c)
+    higher_terms = torch.linalg.matrix_norm(jacobian - eye - torch.stack(parts).sum(0), 2)
+    trials = [
+        at_most(torch.linalg.matrix_norm(part, 2), c_k, f"dt |J_k|, {case}")
+        for part, c_k in zip(parts, c, strict=True)
+    ]
     return [
-        *(
-            at_most(torch.linalg.matrix_norm(part, 2), each, f"dt |J_k|, {case}")
-            for part, each in zip(parts, c, strict=True)
-        ),
-        above(rest, grown - 1 - sum(c), f"|J - I - sum dt J_k|, {case}"),
-        above(values[0], grown, f"the largest singular value, {case}"),
+        *trials,
+        above(higher_terms, most - 1 - sum(c), f"|J - I - sum dt J_k|, {case}"),
+        above(singular_values[0], most, f"the largest singular value, {case}"),
         below(
-            left, values[-1], f"the least value allowed against the least singular value, {case}"
+            least,
+            singular_values[-1],
+            f"the least value allowed against the least singular value, {case}",
         ),
     ]
 
 
 def _turning(
-    draw: Draw, c: float, segments: int, norm: type[LayerNorm | RMSNorm], others: int
+    draw: Draw, c: float, segments: int, norm: type[LayerNorm | RMSNorm], free: int
 ) -> tuple[Depth, Tensor]:
     """A post depth of constant fields b_k, |b_k| = c sqrt(d), each at right angles to the state in
-    one plane: sigma(X + b_k)^2 = 1 + c^2. With the state. The norm leaves `others` directions at
+    one plane: sigma(X + b_k)^2 = 1 + c^2. With the state. The norm leaves `free` directions at
     right angles to that plane; LayerNorm's plane has mean 0.
     """
     lost = int(norm is LayerNorm)
-    d = lost + 2 + others
+    d = lost + 2 + free
     first, second = torch.linalg.qr(
         torch.cat([torch.ones(d, lost, dtype=torch.float64), draw.normal(d, 2)], 1)
     ).Q.T[lost:]
@@ -152,17 +159,13 @@ def _turning(
     parts = []
     for k in range(segments):
         field = nn.Linear(d, d)
+        direction = math.cos(angle) * second - math.sin(angle) * first
         field.weight = nn.Parameter(torch.zeros(d, d, dtype=torch.float64))
-        field.bias = nn.Parameter(
-            c * math.sqrt(d) * (math.cos(angle) * second - math.sin(angle) * first)
-        )
-        parts.append(
-            Sublayer(field, "ffn" if k % 2 else "attention", state_norm=norm(d, 0.0).double())
-        )
+        field.bias = nn.Parameter(c * math.sqrt(d) * direction)
+        parts.append(Sublayer(field, KINDS[k % 2], state_norm=norm(d, 0.0).double()))
         angle += math.atan(c)
-    return Depth(parts, 1.0).requires_grad_(requires_grad=False), math.sqrt(d) * first.reshape(
-        1, 1, d
-    )
+    state = math.sqrt(d) * first.reshape(1, 1, d)
+    return Depth(parts, 1.0).requires_grad_(requires_grad=False), state
 
 
 @statement(
@@ -193,13 +196,13 @@ def no_identity_path(draw: Draw, *, printed: bool) -> Trials:
     eps > 0: each norm multiplies x_hat by eps/sigma^3.
     """
     if printed:
-        kept = []
+        least = []
         for segments in (2, 40):
             depth, x = _turning(draw, 0.0, segments, LayerNorm, 3)
-            kept.append(float(torch.linalg.svdvals(dense_matrix(depth, x))[x.numel() - 3]))
+            least.append(float(torch.linalg.svdvals(dense_matrix(depth, x))[x.numel() - 3]))
         return at_most(
-            kept[1],
-            kept[0] / 2,
+            least[1],
+            least[0] / 2,
             "no field: the least positive singular value of 40 norms against half of that of 2",
         )
     model = random_model(draw, "post", width=4, eps=0.0)
@@ -212,16 +215,17 @@ def no_identity_path(draw: Draw, *, printed: bool) -> Trials:
             * not_none(sublayer.state_norm).slope(before(state)).max()
         )
     values = torch.linalg.svdvals(dense_matrix(model.depth, x))
+    lost = 1
     if model.config.norm == "layernorm":
         lost = 2
-    else:
-        lost = 1
     c = draw.uniform(0.2, 2)
     segments = 2 * (1 + draw.integer(5))
-    norm = RMSNorm if draw.integer(2) else LayerNorm
-    others = draw.integer(3)
-    depth, state = _turning(draw, c, segments, norm, others)
-    if others:
+    norm: type[LayerNorm | RMSNorm] = LayerNorm
+    if draw.integer(2):
+        norm = RMSNorm
+    free = draw.integer(3)
+    depth, state = _turning(draw, c, segments, norm, free)
+    if free:
         factors = segments / 2
     else:
         factors = segments - 1 / 2
@@ -265,7 +269,10 @@ def values_path(draw: Draw, *, printed: bool) -> Trials:
     """
     layers = 100 + 2 * draw.integer(50)
     c = draw.uniform(0.2, 2)
-    depth, x = _across(draw, [c * layers ** (-0.5 if printed else -1.0)] * layers)
+    power = -1.0
+    if printed:
+        power = -0.5
+    depth, x = _across(draw, [c * layers**power] * layers)
     grown = torch.linalg.matrix_norm(dense_matrix(depth, x), 2)
     case = f"one token, N = {layers}, c = {c:.3g}: |J|"
     above = at_most(grown, math.exp(c), f"{case} against e^c")
@@ -292,7 +299,8 @@ def shared_queries(draw: Draw, *, printed: bool) -> Trial:
     """|s - 4| of |J(b) - b^2 J(values)| ~ b^s, b = 0.01 to 0.02 the common scale of the maps, J
     dense, J(values) that of uniform rows. Printed: |s - 3|.
     """
-    module = Attention(6, 2, causal=False, bias=False).double().requires_grad_(requires_grad=False)
+    module = Attention(6, 2, causal=False, bias=False).double()
+    module.requires_grad_(requires_grad=False)
     x = draw.normal(4, 6)
     query, value, out = (draw.normal(6, 6) for _ in range(3))
     paths = []
@@ -302,4 +310,7 @@ def shared_queries(draw: Draw, *, printed: bool) -> Trial:
         module.out.weight.copy_(b * out)
         paths.append(float(torch.linalg.matrix_norm(dense_matrix(module, x) - b * b * plain, 2)))
     slope = math.log2(paths[1] / paths[0])
-    return Trial(abs(slope - (3 if printed else 4)), f"the attention's path ~ b^{slope:.4f}")
+    maps = 4
+    if printed:
+        maps = 3
+    return Trial(abs(slope - maps), f"the attention's path ~ b^{slope:.4f}")

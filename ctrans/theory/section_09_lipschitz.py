@@ -127,7 +127,8 @@ def _biased(draw: Draw) -> tuple[Attention, Tensor]:
     """Attention with W_Q = 0, b_Q = (20, 0), and two tokens with equal scores that differ across
     the queries' direction.
     """
-    module = Attention(2, 1, causal=False).double().requires_grad_(requires_grad=False)
+    module = Attention(2, 1, causal=False).double()
+    module.requires_grad_(requires_grad=False)
     module.qkv.weight.copy_(torch.tensor([[0.0, 0], [0, 0], [1, 0], [0, 1], [1, 0], [0, 1]]))
     module.qkv.bias.copy_(torch.tensor([20.0, 0, 0, 0, 0, 0]))
     module.out.weight.copy_(torch.eye(2))
@@ -142,11 +143,9 @@ def _wide(draw: Draw) -> tuple[GPT, Tensor, AttentionLayer]:
     """
     model = random_model(draw, "pre", spread=0, width=32, depth=1)
     x = draw.normal(1, 8, 32)
-    return (
-        model,
-        x,
-        attention_layers(model.depth, states_of(model.depth, x)[:2], seed=draw.seed())[0],
-    )
+    states = states_of(model.depth, x)
+    (layer,) = attention_layers(model.depth, states[:2], seed=draw.seed())
+    return model, x, layer
 
 
 @statement(
@@ -220,7 +219,7 @@ def pre_block(draw: Draw, *, printed: bool) -> Trial:
     """Local value <= theorem 5.2 with Lip(phi), slopes of norms at the state. Printed: with slope
     1.
     """
-    return _block(draw, "pre", printed)
+    return _block(draw, "pre", printed=printed)
 
 
 @statement(
@@ -234,10 +233,10 @@ def post_block(draw: Draw, *, printed: bool) -> Trial:
     """Local value <= theorem 5.3 with Lip(phi), slopes of norms at the state. Printed: with slope
     1.
     """
-    return _block(draw, "post", printed)
+    return _block(draw, "post", printed=printed)
 
 
-def _block(draw: Draw, placement: str, printed: bool) -> Trial:
+def _block(draw: Draw, placement: str, *, printed: bool) -> Trial:
     """Random blocks; one case in 20 is the steep one, whose GELU has slope above 1. Printed: that
     one alone.
     """
@@ -249,7 +248,9 @@ def _block(draw: Draw, placement: str, printed: bool) -> Trial:
         model, x = _steep_block(draw, placement)
         case = f"{placement}, GELU at sqrt(2), W_1 = W_2 = 1, no attention: the block's local value"
     layer = _only_block(model, x, draw)
-    return at_most(layer.measured, layer.printed if printed else layer.bound, case)
+    if printed:
+        return at_most(layer.measured, layer.printed, case)
+    return at_most(layer.measured, layer.bound, case)
 
 
 def _steep_block(draw: Draw, placement: str) -> tuple[GPT, Tensor]:
@@ -301,9 +302,8 @@ def block_bound(draw: Draw) -> Trial:
 def attribution(draw: Draw) -> Trial:
     """log S = log theta/tau + 2 log B + log G."""
     model = random_model(draw, draw.choice(("pre", "peri")), depth=1)
-    (layer,) = attention_layers(
-        model.depth, states_of(model.depth, random_state(draw, model, tokens=4))[:2], seed=0
-    )
+    states = states_of(model.depth, random_state(draw, model, tokens=4))
+    (layer,) = attention_layers(model.depth, states[:2], seed=0)
     product = layer.softmax_norm * layer.B**2 * layer.G
     return equal(
         math.exp(sum(layer.log_sensitivity.values())),
@@ -327,11 +327,9 @@ def path_length(draw: Draw) -> Trials:
     """
     blocks = 1 + draw.integer(200)
     seed = draw.seed()
-    scaled, plain = (_drawn_products(name, blocks, seed) for name in ("path_length", "xavier"))
-    return [
-        equal(one, other / blocks, f"N = {blocks}, {path}")
-        for (path, one), other in zip(scaled.items(), plain.values(), strict=True)
-    ]
+    scaled = _drawn_products("path_length", blocks, seed)
+    plain = _drawn_products("xavier", blocks, seed)
+    return [equal(scaled[path], plain[path] / blocks, f"N = {blocks}, {path}") for path in scaled]
 
 
 def _drawn_products(initialisation: str, blocks: int, seed: int) -> dict[str, float]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 
+from torch import Tensor
+
 from ctrans.base.draw import Draw
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.placement import PLACEMENTS
+from ctrans.dynamics.sublayer import Sublayer
 from ctrans.measure.initialisation.over_seeds import (
     HiddenGrowth,
     Setting,
     interval,
 )
-from ctrans.measure.initialisation.theory import last_layer_bound
+from ctrans.measure.initialisation.theory import LastLayer, last_layer_bound
 from ctrans.measure.walk import states_of
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.theory.random_models import random_block, random_model
@@ -53,13 +56,13 @@ def last_layer(draw: Draw, *, printed: bool) -> Trial:
         offset = draw.uniform(10, 100)
         sublayer.field.down.bias.fill_(offset)
         x, pull = draw.normal(2, 1, 1, model.config.width)
-        found = last_layer_bound(sublayer, 1.0, x, pull)
-        return at_most(
-            found.measured, found.printed, f"peri, LayerNorm, a = {offset:.3g} + noise: |dL/dW_2|"
-        )
+        gradient = last_layer_bound(sublayer, 1.0, x, pull)
+        case = f"peri, LayerNorm, a = {offset:.3g} + noise: |dL/dW_2|"
+        return at_most(gradient.measured, gradient.printed, case)
     model, x = random_block(draw, draw.choice(sorted(PLACEMENTS)))
-    found = last_layer_bound(model.depth.sublayers[-1], model.depth.dt, x, draw.normal(*x.shape))
-    return at_most(found.measured, found.bound, "|dL/dW_2| of the last FFN")
+    last = model.depth.sublayers[-1]
+    gradient = last_layer_bound(last, model.depth.dt, x, draw.normal(*x.shape))
+    return at_most(gradient.measured, gradient.bound, "|dL/dW_2| of the last FFN")
 
 
 @statement(
@@ -88,12 +91,28 @@ def deviations(draw: Draw) -> Trials:
                 error = abs(drawn / std - 1) * math.sqrt(2 * weight.numel())
             else:
                 error = float(weight.abs().max())
-            cases.append(
-                Trial(
-                    error - 5, f"{name}, {matrix.role}: {error:.1f} standard errors from {std:.3g}"
-                )
-            )
+            case = f"{name}, {matrix.role}: {error:.1f} standard errors from {std:.3g}"
+            cases.append(Trial(error - 5, case))
     return cases
+
+
+def _with_growing_activations(
+    draw: Draw, placement: str
+) -> tuple[Sublayer, Tensor, Tensor, list[LastLayer]]:
+    """The last FFN of a random model without biases, a state, a gradient of the next state, and the
+    gradients of W_2 for W_1 grown by c = 1, 10^5 and 10^6, as which it is left.
+    """
+    model = random_model(draw, placement, depth=1, activation="relu", bias=False, spread=0, eps=0.0)
+    sublayer = model.depth.sublayers[-1]
+    x = draw.normal(2, 3, 8)
+    pull = draw.normal(2, 3, 8)
+    up = sublayer.field.up.weight
+    first = up.clone()
+    gradients = []
+    for c in (1.0, 1e5, 1e6):
+        up.copy_(c * first)
+        gradients.append(last_layer_bound(sublayer, model.depth.dt, x, pull))
+    return sublayer, x, pull, gradients
 
 
 @statement(
@@ -117,36 +136,24 @@ def massive_activations(draw: Draw, *, printed: bool) -> Trials:
 
     Printed: under post a tenth at most is left from c = 1 to 10^6.
     """
+    if printed:
+        *_, (at_1, _, at_a_million) = _with_growing_activations(draw, "post")
+        return at_most(
+            at_a_million.measured,
+            at_1.measured / 10,
+            "post: |dL/dW_2| at c = 10^6 against a tenth of that at 1",
+        )
     cases = []
-    for name in ("post",) if printed else ("pre", "post", "peri"):
-        model = random_model(draw, name, depth=1, activation="relu", bias=False, spread=0, eps=0.0)
-        sublayer = model.depth.sublayers[-1]
-        x = draw.normal(2, 3, 8)
-        pull = draw.normal(2, 3, 8)
-        up = sublayer.field.up.weight
-        found = []
-        first = up.clone()
-        for c in (1.0, 1e5, 1e6):
-            up.copy_(c * first)
-            found.append(last_layer_bound(sublayer, model.depth.dt, x, pull))
-        if printed:
-            return at_most(
-                found[2].measured,
-                found[0].measured / 10,
-                "post: |dL/dW_2| at c = 10^6 against a tenth of that at 1",
-            )
-        if name == "post":
+    for placement, exponent in (("pre", 1), ("post", 0), ("peri", 0)):
+        sublayer, x, pull, gradients = _with_growing_activations(draw, placement)
+        _, before, last = gradients
+        if placement == "post":
             h = sublayer.field.pre_projection(x).norm(dim=-1)
             slopes = not_none(sublayer.state_norm).slope(sublayer.field(x))
-            cases.append(
-                equal(
-                    found[2].bound,
-                    (h * pull.norm(dim=-1) * slopes).sum(),
-                    "post: the bound at c = 10^6, its limit",
-                )
-            )
-        slope = math.log10(found[2].measured / found[1].measured)
-        cases.append(Trial(abs(slope - (name == "pre")), f"{name}: |dL/dW_2| ~ c^{slope:.5f}"))
+            limit = (h * pull.norm(dim=-1) * slopes).sum()
+            cases.append(equal(last.bound, limit, "post: the bound at c = 10^6, its limit"))
+        slope = math.log10(last.measured / before.measured)
+        cases.append(Trial(abs(slope - exponent), f"{placement}: |dL/dW_2| ~ c^{slope:.5f}"))
     return cases
 
 
@@ -171,11 +178,10 @@ def peri_growth(draw: Draw) -> Trials:
     dt = draw.choice((0.3, 1.0))
     models = [(setting.model(placement, 4, seed), setting.inputs(seed)) for seed in range(SEEDS)]
     states = [states_of(Depth(list(model.depth.sublayers), dt), x0) for model, x0 in models]
-    squares = [[float(x.square().mean()) for x in each[2::2]] for each in states]
+    squares = [[float(x.square().mean()) for x in of_model[2::2]] for of_model in states]
     exact = [1.0 + 2 * block * dt**2 for block in range(1, 5)]
-    measured = [
-        interval(each, 100) for each in zip(*squares, strict=True)
-    ]  # four blocks of any initialisation
+    # 100 intervals hold together: four blocks of any initialisation
+    measured = [interval(of_block, 100) for of_block in zip(*squares, strict=True)]
     return growth_trials(
         HiddenGrowth("after the block", measured, exact, exact),
         f"{placement}, {name}, dt {dt}, E|x_l|^2/d",

@@ -47,12 +47,11 @@ def relu_half(draw: Draw) -> Trial:
     """
     sigma = draw.uniform(0.1, 10)
     squares = (sigma * draw.normal(100_000)).relu().square()
-    error = (
-        abs(float(squares.mean()) - sigma**2 / 2) / float(squares.std()) * math.sqrt(len(squares))
-    )
+    mean = float(squares.mean())
+    error = abs(mean - sigma**2 / 2) / float(squares.std()) * math.sqrt(len(squares))
     return Trial(
         error - 5,
-        f"sigma = {sigma:.3g}: mean {float(squares.mean()):.4g} against {sigma**2 / 2:.4g},"
+        f"sigma = {sigma:.3g}: mean {mean:.4g} against {sigma**2 / 2:.4g},"
         f" {error:.1f} standard errors",
     )
 
@@ -141,13 +140,13 @@ def gradient_slope_trial(placement: str) -> Trial:
     theory's.
     """
     with torch.enable_grad():
-        found = gradient_slope(placement, (8, 16, 32), 10, Setting(width=48, tokens=4))
+        slope = gradient_slope(placement, (8, 16, 32), 10, Setting(width=48, tokens=4))
     expected = SLOPES[placement]
     case = (
-        f"{placement}: slope {found.mean:.3f} in [{found.low:.3f}, {found.high:.3f}], theory"
+        f"{placement}: slope {slope.mean:.3f} in [{slope.low:.3f}, {slope.high:.3f}], theory"
         f" {expected}"
     )
-    return Trial(abs(found.mean - expected) - 0.1, case)
+    return Trial(abs(slope.mean - expected) - 0.1, case)
 
 
 @statement(
@@ -182,7 +181,7 @@ def _one_token(placement: str, width: int, depth: int, seeds: int) -> Tensor:
     loss of the last norm's output with derivatives of +1 and -1 by its entries, so G = 1.
     """
     setting = Setting(width=width, tokens=1)
-    found = []
+    squares = []
     with torch.enable_grad():
         for seed in range(seeds):
             model = setting.model(placement, depth, seed)
@@ -192,13 +191,9 @@ def _one_token(placement: str, width: int, depth: int, seeds: int) -> Tensor:
             weights = [
                 part.field.output_projection.weight for part in list(model.depth.sublayers)[1::2]
             ]
-            found.append(
-                [
-                    float(each.square().sum()) / width**2
-                    for each in torch.autograd.grad(loss, weights)
-                ]
-            )
-    return torch.tensor(found, dtype=torch.float64)
+            gradients = torch.autograd.grad(loss, weights)
+            squares.append([float(slope.square().sum()) / width**2 for slope in gradients])
+    return torch.tensor(squares, dtype=torch.float64)
 
 
 @statement(
@@ -223,11 +218,10 @@ def gradients_by_layer(draw: Draw, *, printed: bool) -> Trials:
     Figure 3 (a, b) has the length of the mean gradient over batches. That is another quantity: over
     256 inputs it does grow with the layer under post.
     """
-    found = {name: _one_token(name, 64, 6, 200) for name in ("post", "pre")}
-    first, last = (
-        {name: float(each[:, at].mean()) for name, each in found.items()} for at in (0, -1)
-    )
+    squares = {name: _one_token(name, 64, 6, 200) for name in ("post", "pre")}
     if printed:
+        first = {name: float(of_layers[:, 0].mean()) for name, of_layers in squares.items()}
+        last = {name: float(of_layers[:, -1].mean()) for name, of_layers in squares.items()}
         return [
             at_most(
                 first["post"],
@@ -239,10 +233,13 @@ def gradients_by_layer(draw: Draw, *, printed: bool) -> Trials:
             ),
         ]
     cases = []
-    for name, each in found.items():
+    for name, of_layers in squares.items():
         for layer in range(6):
-            exact = (1 - 2 / 64) / (3 if name == "post" else 5 + 3 * layer)
-            mean = interval((each[:, layer] / exact).tolist(), 12)
+            divisor = 5 + 3 * layer
+            if name == "post":
+                divisor = 3
+            exact = (1 - 2 / 64) / divisor
+            mean = interval((of_layers[:, layer] / exact).tolist(), 12)
             case = (
                 f"{name}, layer {layer + 1}: {mean.mean:.3f} of theory in [{mean.low:.3f},"
                 f" {mean.high:.3f}]"
@@ -274,25 +271,21 @@ def scale_in_width(draw: Draw, *, printed: bool) -> Trials:
     """
     cases = []
     for name, width, layers in itertools.product(("post", "pre"), (64, 256), (1, 3)):
-        each = _one_token(name, width, layers, 100)[:, -1]
+        squares = _one_token(name, width, layers, 100)[:, -1]
+        if name == "post":
+            printed_bound = math.log(width)
+            divisor = 3
+        else:
+            printed_bound = math.log(width) / layers
+            divisor = 2 + 3 * layers
         case = f"{name}, d = {width}, L = {layers}"
         if printed:
-            beyond = float(
-                (each > math.log(width) / (1 if name == "post" else layers)).double().mean()
-            )
-            cases.append(
-                Trial(beyond - (1 - 0.99 + 0.125 + 0.1), f"{case}: {beyond:.1%} beyond the bound")
-            )
+            beyond = float((squares > printed_bound).double().mean())
+            allowed = 1 - 0.99 + 0.125 + 0.1
+            cases.append(Trial(beyond - allowed, f"{case}: {beyond:.1%} beyond the bound"))
         else:
-            if name == "post":
-                theory = 3
-            else:
-                theory = 2 + 3 * layers
-            cases.append(
-                equal(
-                    each.mean().sqrt(), math.sqrt((1 - 2 / width) / theory), f"{case}: rms over d"
-                )
-            )
+            expected = math.sqrt((1 - 2 / width) / divisor)
+            cases.append(equal(squares.mean().sqrt(), expected, f"{case}: rms over d"))
     return cases
 
 
@@ -308,11 +301,13 @@ def concentration(draw: Draw, *, printed: bool) -> Trial:
     case of 4, they agree to 2 log(d)/d.
     """
     d = int(draw.log_uniform(0, 5))
+    e = 1.0
     if draw.integer(4):
         e = draw.uniform(0.01, 1)
-    else:
-        e = 1.0
-    exponent = d * e * e * (1 / 8 if printed else (1 - math.log(2)) / 2)
+    constant = (1 - math.log(2)) / 2
+    if printed:
+        constant = 1 / 8
+    exponent = d * e * e * constant
     return at_most(
         exponent, -float(stats.chi2.logsf((1 + e) * d, d)), f"d = {d}, e = {e:.3g}: exponents"
     )
