@@ -116,7 +116,8 @@ def clipping_is_a_projection(draw: Draw) -> Trials:
     the nearest point.
     """
     norm = any_norm(draw, CLIPPING)
-    x, y = (draw.of_any_size(50, norm.width) for _ in range(2))
+    x = draw.of_any_size(50, norm.width)
+    y = draw.of_any_size(50, norm.width)
     z = norm(x)
     case = describe_norm(norm)
     points_of_the_set = norm(3 * draw.normal(50, norm.width))

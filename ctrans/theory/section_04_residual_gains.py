@@ -205,9 +205,8 @@ def section(draw: Draw) -> Trials:
     g = g[torch.randperm(d, generator=draw.generator)]
     moving = int((g != 0).sum())
     at = norm.retract(X)
-    basis = torch.linalg.svd(
-        norm.centre(torch.eye(d, dtype=torch.float64)[g != 0]).T, full_matrices=False
-    )
+    moving_axes = torch.eye(d, dtype=torch.float64)[g != 0]
+    basis = torch.linalg.svd(norm.centre(moving_axes).T, full_matrices=False)
     V = basis.U[:, basis.S > 1e-9]
     q = norm.gamma * p
     centred = norm.centre(X)
@@ -225,9 +224,8 @@ def section(draw: Draw) -> Trials:
     H = math.sqrt(d) * math.sqrt(float(a @ a) + beside) + float(p @ norm.beta)
     v = V @ a * length
     # some f has C(X + dt g * f) = v + r, as these channels span V
-    f = torch.linalg.lstsq(
-        dt * norm.centre(torch.diag(g)).T, (v + r - centred).unsqueeze(-1), driver="gelsd"
-    ).solution[:, 0]
+    of_f = dt * norm.centre(torch.diag(g)).T
+    f = torch.linalg.lstsq(of_f, (v + r - centred).unsqueeze(-1), driver="gelsd").solution[:, 0]
     raw = draw.log_uniform(-1, 5) * draw.normal(300, d)
     scale = math.sqrt(d) * float(q.norm())
     A = torch.stack([norm.tangent(at, g * e) for e in torch.eye(d, dtype=torch.float64)], -1)

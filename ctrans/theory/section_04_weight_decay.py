@@ -94,7 +94,8 @@ def one_map_decayed(draw: Draw) -> Trials:
 
     best = -P.mT @ h / lam
     around = best + draw.log_uniform(-3, 1) * draw.normal(30, 4, 6)
-    small, large = (float(LastMapDecay(c * h, lam).support(P)) for c in (1.0, 100.0))
+    small = float(LastMapDecay(h, lam).support(P))
+    large = float(LastMapDecay(100.0 * h, lam).support(P))
     return [
         equal(small, value(1.0, best), "H against the value of W = -P'h/lam"),
         at_most(float(value(1.0, around).amax()), small, "the best of 30 other W against H"),

@@ -257,16 +257,16 @@ def linear_growth(draw: Draw, *, printed: bool) -> Trials:
         sharp.append(bounds.rms[-1])
         claimed.append(not_none(bounds.seed_mean_abs)[-1])
     if printed:
-        rate, most = (math.log(v[2] / v[1]) / 16 for v in (measured, claimed))
+        rate = math.log(measured[2] / measured[1]) / 16
+        most = math.log(claimed[2] / claimed[1]) / 16
         return at_most(
             0.5 * most,
             rate,
             f"theorem 3 allows e^({most:.2g} D), states grow like e^({rate:.2g} D): half its rate",
         )
-    case = (
-        f"8, 16, 32 blocks: |X_D| {', '.join(f'{m:.3g}' for m in measured)}, bound"
-        f" {', '.join(f'{s:.3g}' for s in sharp)}"
-    )
+    sizes = ", ".join(f"{size:.3g}" for size in measured)
+    bounds_of_sizes = ", ".join(f"{bound:.3g}" for bound in sharp)
+    case = f"8, 16, 32 blocks: |X_D| {sizes}, bound {bounds_of_sizes}"
     return [
         Trial(abs(sharp[2] / sharp[1] - 2) - 0.2, f"{case}: doubling the depth doubles the bound"),
         Trial(measured[2] / measured[1] / 2 - 1.1, case),

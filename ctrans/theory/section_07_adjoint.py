@@ -83,10 +83,9 @@ def power_law(draw: Draw, *, printed: bool) -> Trials:
     """
     if printed:
         c = draw.uniform(0.5, 2)
-        short, long = (blocks * math.log1p(c) for blocks in (10, 1000))
-        exponent = short / math.log(10)
+        exponent = 10 * math.log1p(c) / math.log(10)
         return at_most(
-            long,
+            1000 * math.log1p(c),
             exponent * math.log(1000),
             f"sigma_in constant, c = {c:.3g}: log of the product at D = 1000",
         )

@@ -65,9 +65,12 @@ def crossing(draw: Draw, *, printed: bool) -> Trial:
     """
     mixture = random_mixture(draw, smooth=True)
     on, normal = nearest_switch(mixture, draw.normal(mixture.up.in_features))
-    sides = [_held(mixture, on + side * 1e-7 * normal) for side in (-1, 1)]
-    drift = 5 + max(float(piece(on.unsqueeze(0)).norm()) for piece in sides)
-    before, after = (_velocity(piece, drift * normal) for piece in sides)
+    before_switch = _held(mixture, on - 1e-7 * normal)
+    after_switch = _held(mixture, on + 1e-7 * normal)
+    speeds = [float(piece(on.unsqueeze(0)).norm()) for piece in (before_switch, after_switch)]
+    drift = 5 + max(speeds)
+    before = _velocity(before_switch, drift * normal)
+    after = _velocity(after_switch, drift * normal)
     start = (on - 0.02 * drift * normal).unsqueeze(0)
     crossed, y = _until(before, start, on, normal)
 

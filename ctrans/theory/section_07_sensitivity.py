@@ -206,14 +206,15 @@ def attention_jacobian(
     that token precedes Q_h and K_h. `attention` has no `AttentionOptions`.
     """
     tokens, width = x.shape
-    q, k, v = (
-        part.unflatten(-1, (attention.heads, -1)).transpose(0, 1)
-        for part in attention.qkv(x).chunk(3, dim=-1)
-    )
-    parts = attention.qkv.weight.chunk(3)
-    to_q, to_k, to_v = (part.reshape(attention.heads, -1, part.shape[-1]) for part in parts)
-    weight = attention.out.weight
-    out = weight.reshape(len(weight), attention.heads, -1)  # width, heads, head
+
+    def by_head(part: Tensor) -> Float[Tensor, "heads tokens head"]:
+        heads: Tensor = part.unflatten(-1, (attention.heads, -1))
+        return heads.transpose(0, 1)
+
+    q, k, v = map(by_head, attention.qkv(x).chunk(3, dim=-1))
+    matrices = attention.qkv.weight.reshape(3, attention.heads, -1, width)
+    to_q, to_k, to_v = matrices  # heads, head, width
+    out = attention.out.weight.reshape(width, attention.heads, -1)  # width, heads, head
     a = attention.probabilities(x)
     # heads, tokens, head, width
     dq = _after_norm(attention.query_norm, q, to_q)

@@ -62,20 +62,22 @@ def dyadic(draw: Draw) -> Trial:
     levels = 6
     total = math.sqrt(dimensions)
     for level in range(1, levels + 1):
-        places = (2**level) ** torch.arange(dimensions)
-        cells = [
-            ((2**level * points).floor().clamp(max=2**level - 1).long() * places).sum(-1)
-            for points in (x, y)
-        ]
-        first, second = (
-            torch.bincount(codes, minlength=2 ** (level * dimensions)) for codes in cells
-        )
+        difference = _points_by_cell(x, level) - _points_by_cell(y, level)
         # the difference between sibling cells moves within their parent
-        bound += 2.0 ** (1 - level) * total * float((first - second).abs().sum()) / count
+        bound += 2.0 ** (1 - level) * total * float(difference.abs().sum()) / count
     bound += total * 2.0**-levels
     return at_most(
         measured, bound, f"{count} points of a {dimensions}-cube in {ambient} dimensions: W_1"
     )
+
+
+def _points_by_cell(points: Tensor, level: int) -> Tensor:
+    """The number of points in each dyadic cell of the unit cube at that level."""
+    dimensions = points.shape[-1]
+    sides = 2**level
+    along = (sides * points).floor().clamp(max=sides - 1).long()
+    cell = (along * sides ** torch.arange(dimensions)).sum(-1)
+    return torch.bincount(cell, minlength=sides**dimensions)
 
 
 @statement(
@@ -103,7 +105,8 @@ def intrinsic_rate(draw: Draw, *, printed: bool) -> Trials:
     ambient = draw.choice((8, 16, 64, 128))
     seed = draw.seed()
     case = f"a {k}-cube in {ambient} dimensions"
-    inside, outside = (_slope(Draw(seed), k, m, pairs=6) for m in (k, ambient))
+    inside = _slope(Draw(seed), k, k, pairs=6)
+    outside = _slope(Draw(seed), k, ambient, pairs=6)
     return [
         Trial(abs(outside + 1 / k) * k, f"{case}: W_1 ~ N^{outside:.3f}"),
         Trial(

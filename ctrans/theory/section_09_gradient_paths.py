@@ -302,7 +302,9 @@ def shared_queries(draw: Draw, *, printed: bool) -> Trial:
     module = Attention(6, 2, causal=False, bias=False).double()
     module.requires_grad_(requires_grad=False)
     x = draw.normal(4, 6)
-    query, value, out = (draw.normal(6, 6) for _ in range(3))
+    query = draw.normal(6, 6)
+    value = draw.normal(6, 6)
+    out = draw.normal(6, 6)
     paths = []
     plain = torch.kron(torch.full((4, 4), 0.25, dtype=x.dtype), out @ value)
     for b in (0.01, 0.02):
