@@ -26,7 +26,8 @@ def random_model(draw: Draw, placement: str, *, spread: float = 0.3, **changes: 
     `changes` replaces them. `spread` is the size of the noise; with 0 the weights are those of the
     initialisation.
     """
-    chosen = {
+    activations_of_degree_1 = sorted(name for name, phi in ACTIVATIONS.items() if phi.degree == 1)
+    settings = {
         "vocab_size": VOCABULARY,
         "context": 8,
         "depth": 2,
@@ -36,26 +37,27 @@ def random_model(draw: Draw, placement: str, *, spread: float = 0.3, **changes: 
         "placement": placement,
         "norm": draw.choice(PAPERS),
         "dt": draw.uniform(0.05, 1.5),
-        "activation": draw.choice(
-            sorted(name for name, phi in ACTIVATIONS.items() if phi.degree == 1)
-        ),
+        "activation": draw.choice(activations_of_degree_1),
         "causal": draw.flag(),
         "initialisation": "xavier",
         "embedding_std": 1.0,
     }
-    config = GPTConfig(**{**chosen, **changes})  # type: ignore[arg-type]  # by name, and checked as it is made
+    config = GPTConfig(**{**settings, **changes})  # type: ignore[arg-type]  # by name, and checked as it is made
     model = GPT(config, seed=draw.seed()).double().requires_grad_(requires_grad=False)
     if spread:
-        with torch.no_grad():
-            for part in model.modules():
-                if isinstance(part, Norm):
-                    learned(draw, part, spread)
-                else:
-                    for parameter in part.parameters(recurse=False):
-                        parameter.add_(
-                            spread * draw.normal(*parameter.shape) / math.sqrt(parameter.shape[-1])
-                        )
+        _add_noise(draw, model, spread)
     return model
+
+
+@torch.no_grad()
+def _add_noise(draw: Draw, model: GPT, spread: float) -> None:
+    for part in model.modules():
+        if isinstance(part, Norm):
+            learned(draw, part, spread)
+            continue
+        for parameter in part.parameters(recurse=False):
+            noise = draw.normal(*parameter.shape)
+            parameter.add_(spread * noise / math.sqrt(parameter.shape[-1]))
 
 
 def smooth_model(draw: Draw, depth: int, dt: float = 1.0) -> GPT:

@@ -229,10 +229,11 @@ def no_identity_path(draw: Draw, *, printed: bool) -> Trials:
         factors = segments / 2
     else:
         factors = segments - 1 / 2
+    rank = 3 * (4 - lost)
     return [
         Trial(
-            float(values[3 * (4 - lost)] / values[0]),
-            f"the singular value {3 * (4 - lost) + 1} of 12, {describe_model(model)}",
+            float(values[rank] / values[0]),
+            f"the singular value {rank + 1} of 12, {describe_model(model)}",
         ),
         at_most(values[0], bound, f"|J|, {describe_model(model)}"),
         equal(

@@ -1,6 +1,6 @@
 """A statement of theory as a test on random cases.
 
-Each module of this room registers the statements of one topic. `ctrans verify` runs them.
+Each module `section_NN_...` registers the statements of one topic. `ctrans verify` runs them.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def statement(
     statement. SECTION, as it is then in the function's module, is its section of the theory.
 
     `as_printed`: the source states the same. `printed`: the source states something else; the
-    function then takes a second argument, `printed`, and tests the source's form if that is True.
+    function then also takes `printed` by name, and tests the source's form if that is True.
     Raises ConfigError for a name that another statement has, and for no SECTION.
     """
 
@@ -125,7 +125,14 @@ def statement(
         if as_printed and seed is None:
             seed = corrected
         STATEMENTS[name] = Statement(
-            name, section, source, says, corrected, seed, printed_words, function.__module__
+            name,
+            section,
+            source,
+            says,
+            corrected=corrected,
+            seed=seed,
+            printed=printed_words,
+            module=function.__module__,
         )
         return function
 

@@ -38,7 +38,6 @@ def _trained(
     """A figure of a measure by depth of the trained model. With `change`, `figure` gets the measure
     before the training and after it.
     """
-
     times = ["after"]
     if change:
         times = ["before", "after"]
