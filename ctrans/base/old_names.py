@@ -56,6 +56,8 @@ MOVED = {
     "ctrans.stability.screening": "ctrans.examine.screening",
     "ctrans.statement": "ctrans.theory.statement",
     "ctrans.verify": "ctrans.theory",
+    "ctrans.verify.run": "ctrans.theory.verify",
+    "ctrans.verify.table": "ctrans.theory.all_statements",
     "ctrans.walk": "ctrans.measure.walk",
 }
 """Old names of modules and packages, with those of today. The rest of a longer name stays."""

@@ -14,12 +14,14 @@ from ctrans.cli.say import say
 from ctrans.cli.study_request import StudyRequest, begins, carry_out, costs, engine, processes
 from ctrans.study import export
 from ctrans.study.carry_out import Prospect, prospect
-from ctrans.study.database import FILE, FinishedRuns, Store, open_store
+from ctrans.study.database import FILE, Store, open_store
 from ctrans.study.description import Study
 from ctrans.study.engine import check_ray
+from ctrans.study.finished import FinishedRuns
 from ctrans.study.outcomes import Floor, curves, losses, outcomes_of, stable_rule, states
 from ctrans.study.presets.claim import Verdict, judge
-from ctrans.study.presets.table import PRESETS, Preset
+from ctrans.study.presets.preset import Preset
+from ctrans.study.presets.table import PRESETS
 from ctrans.study.studied import measured
 from ctrans.study.study_file import read_study
 from ctrans.study.training import FAILED

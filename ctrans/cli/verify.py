@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 from ctrans.base.option import COUNT, option
+from ctrans.base.theory_sections import SECTIONS
 from ctrans.base.threads import choose_threads
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.examine.verified import measured
 from ctrans.report.progress import progress_bar
-from ctrans.theory.all_statements import SECTIONS, select, verify_all
-from ctrans.theory.run import Result
+from ctrans.theory.all_statements import select, verify_all
 from ctrans.theory.theory_checks import findings_of
+from ctrans.theory.verify import Result
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -27,11 +27,11 @@ def interval(
     if not len(rows):
         return math.nan, math.nan
     draws = np.random.default_rng(seed).integers(0, len(rows), (RESAMPLES, len(rows)))
-    found = statistic(rows[draws])
-    found = found[np.isfinite(found)]
-    if not len(found):
+    statistics = statistic(rows[draws])
+    statistics = statistics[np.isfinite(statistics)]
+    if not len(statistics):
         return math.nan, math.nan
-    low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(statistics, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
@@ -47,9 +47,8 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     if len(rows) < 2:
         return math.nan, math.nan
     low, high = interval(rows, lambda samples: samples.mean(-1))
-    from scipy.special import (
-        stdtrit,
-    )  # the quantile of Student's t; here, so that other commands import no scipy
+    # the quantile of Student's t; imported here, so that other commands import no scipy
+    from scipy.special import stdtrit
 
     half = stdtrit(len(rows) - 1, (1 + LEVEL) / 2) * rows.std(ddof=1) / math.sqrt(len(rows))
     return float(np.fmin(low, rows.mean() - half)), float(np.fmax(high, rows.mean() + half))

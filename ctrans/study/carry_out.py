@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ctrans.study.cost import flops_of
-from ctrans.study.database import Finished, Store
+from ctrans.study.database import Store
 from ctrans.study.description import PlannedRun, Study, check_data
 from ctrans.study.engine import Engine, Job
+from ctrans.study.finished import Finished
 from ctrans.study.population import grouped
 from ctrans.training.data_sources import read_source
 from ctrans.training.loop import Ending
@@ -25,7 +26,7 @@ HOUR = 3600.0
 class Prospect:
     """A study and the state of its store.
 
-    - `runs`, `left`: all runs by key, and those that are not done
+    - `runs`, `left`: all runs by key, and those that are not done yet
     - `names`: the store's keys of the runs that are done, by key
     - `fingerprints`: of the data, by context
     """
@@ -38,8 +39,11 @@ class Prospect:
 
     def kept(self, store: Store) -> list[Finished]:
         """The runs of this study that the store has, each with its case in this study."""
-        now = {each: key for key, each in {**{key: key for key in self.runs}, **self.names}.items()}
-        return [dataclasses.replace(each, run=self.runs[now[each.key]]) for each in store.runs(now)]
+        keys_today = {self.names.get(key, key): key for key in self.runs}
+        return [
+            dataclasses.replace(finished, run=self.runs[keys_today[finished.key]])
+            for finished in store.runs(keys_today)
+        ]
 
     @property
     def jobs(self) -> list[Job]:
@@ -55,31 +59,27 @@ def prospect(study: Study, store: Store | None, *, as_begun: bool = False) -> Pr
     Raises ConfigError if the store is another study's, or the data are too few.
     """
     runs = study.runs()
+    fingerprints: dict[int, str] = {}
     if as_begun and store is not None:
         fingerprints = store.data()
-    else:
-        fingerprints = {}
     contexts = {run.model.context for run in runs}
     if not contexts <= fingerprints.keys():
-        data = {context: read_source(study.source, context) for context in contexts}
-        check_data(study, data)
-        fingerprints = {
-            **{context: each.fingerprint() for context, each in data.items()},
-            **fingerprints,
-        }
+        by_context = {context: read_source(study.source, context) for context in contexts}
+        check_data(study, by_context)
+        measured = {context: data.fingerprint() for context, data in by_context.items()}
+        fingerprints = {**measured, **fingerprints}
     by_key = {run.key(fingerprints[run.model.context]): run for run in runs}
     if store is None:
         return Prospect(study, by_key, by_key, {}, fingerprints)
-    kept = store.about("name")
-    if kept is not None and kept != study.name:
+    name = store.about("name")
+    if name is not None and name != study.name:
         raise ConfigError(
-            f"{str(store.path)!r} is the study {kept!r}, not {study.name!r}: choose another --out"
+            f"{str(store.path)!r} is the study {name!r}, not {study.name!r}: choose another --out"
         )
     done = store.known(fingerprints)
-    left = {key: run for key, run in by_key.items() if key not in done}
-    return Prospect(
-        study, by_key, left, {key: done[key] for key in by_key if key in done}, fingerprints
-    )
+    missing = {key: run for key, run in by_key.items() if key not in done}
+    names = {key: done[key] for key in by_key if key in done}
+    return Prospect(study, by_key, missing, names, fingerprints)
 
 
 def carry_out_study(
@@ -106,11 +106,10 @@ def carry_out_study(
     started = time.perf_counter()
     count = 0
     with contextlib.closing(engine(_within(plan.jobs, plan, store))) as results:
-        for job, found in results:
-            pairs = zip(job.runs, found, strict=True)
+        for job, job_results in results:
             usable = [
                 (keys[id(run)], run, result)
-                for run, result in pairs
+                for run, result in zip(job.runs, job_results, strict=True)
                 if result.ending != Ending.INTERRUPTED.value
             ]
             store.add(usable, commit)
@@ -126,28 +125,29 @@ def _within(jobs: Iterable[Job], plan: Prospect, store: Store) -> Iterator[Job]:
     begun still end and are stored.
     """
     budget = plan.study.budget
+    keys = [*plan.runs, *plan.names.values()]
     for job in jobs:
-        if budget is not None and store.spent([*plan.runs, *plan.names.values()]) >= budget * HOUR:
+        if budget is not None and store.spent(keys) >= budget * HOUR:
             return
         yield job
 
 
 def commit_of_ctrans() -> str:
     """The commit of the source tree of ctrans, with a + if it has changes; "" without one."""
-    place = Path(__file__).parent
+    folder = Path(__file__).parent
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(place), *arguments], capture_output=True, text=True, check=True
+        process = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True
         )
-        return done.stdout.strip()
+        return process.stdout.strip()
 
     try:
-        git(
-            "ls-files", "--error-unmatch", "--", Path(__file__).name
-        )  # an installed copy may lie in another repository
-        return git("rev-parse", "HEAD") + (
-            "+" if git("status", "--porcelain", "--untracked-files=no", "--", "../..") else ""
-        )
+        # fails for an installed copy, which may lie in another repository
+        git("ls-files", "--error-unmatch", "--", Path(__file__).name)
+        commit = git("rev-parse", "HEAD")
+        if git("status", "--porcelain", "--untracked-files=no", "--", "../.."):
+            return f"{commit}+"
+        return commit
     except (OSError, subprocess.CalledProcessError):
         return ""

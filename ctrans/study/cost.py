@@ -53,15 +53,13 @@ def flops_of(run: PlannedRun) -> float:
     """
     model = run.model
     settings = run.training
-    weights = number_of_weights(model) - (
-        model.context * model.width if model.positions == "learned" else 0
-    )
+    weights = number_of_weights(model)
+    if model.positions == "learned":
+        weights -= model.context * model.width
     token = 6.0 * weights + 12.0 * model.depth * model.context * model.width
-    evaluations = (
-        1
-        + settings.iterations // settings.eval_every
-        + (settings.iterations % settings.eval_every > 0)
-    )
+    evaluations = 1 + settings.iterations // settings.eval_every
+    if settings.iterations % settings.eval_every:
+        evaluations += 1  # after the last iteration too
     return token * (tokens_of(run) + evaluations * settings.eval_windows * model.context / 3)
 
 

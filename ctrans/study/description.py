@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -85,38 +85,22 @@ class Study:
     def __post_init__(self) -> None:
         if not self.name or not all(letter.isalnum() or letter in "-_" for letter in self.name):
             raise ConfigError(f"name = {self.name!r}: give a word of letters, digits, - and _")
-        for where, given in (
-            ("base", self.base),
-            ("vary", self.vary),
-            *((f"case {i}", c) for i, c in enumerate(self.cases)),
-        ):
-            for name in given:
-                if name not in MODEL | TRAINING:
-                    raise unknown(f"field in {where}", name, MODEL | TRAINING)
-            if self.task is not None and (brought := given.keys() & self.task.architecture.keys()):
-                raise ConfigError(
-                    f"task {self.source['task']} fixes {min(brought)}: leave it out of {where}"
-                )
-        for name, values in (
-            *self.vary.items(),
-            ("learning_rates", self.learning_rates),
-            ("seeds", self.seeds),
-        ):
+        self._check_fields("base", self.base)
+        self._check_fields("vary", self.vary)
+        for i, case in enumerate(self.cases):
+            self._check_fields(f"case {i}", case)
+        for name, values in self.vary.items():
             _check_list(name, values)
+        _check_list("learning_rates", self.learning_rates)
+        _check_list("seeds", self.seeds)
+        in_cases = {name for case in self.cases for name in case}
         # without a list of learning rates the base's one counts; seeds always have a list
-        for name, each, taken in (
-            ("base", [self.base], {"seed"}),
-            ("vary", [self.vary], {*OWN}),
-            ("cases", self.cases, {*OWN}),
-        ):
-            again = {key for given in each for key in given} & taken
-            if again:
-                raise ConfigError(
-                    f"{min(again)} in {name}: give the list {min(again)}s in its place"
-                )
-        both = {key for case in self.cases for key in case} & self.vary.keys()
-        if both:
-            raise ConfigError(f"{min(both)} varies in cases and in vary: leave one of them out")
+        _check_has_no_list("base", {"seed"} & self.base.keys())
+        _check_has_no_list("vary", self.vary.keys() & {*OWN})
+        _check_has_no_list("cases", in_cases & {*OWN})
+        twice = in_cases & self.vary.keys()
+        if twice:
+            raise ConfigError(f"{min(twice)} varies in cases and in vary: leave one of them out")
         if not isinstance(self.measure, (list, tuple)):
             raise ConfigError(f"measure = {self.measure!r}: give a list of names")
         for name in self.measure:
@@ -130,6 +114,19 @@ class Study:
             raise ConfigError(
                 f"two cases of {self.name} have the same runs: leave out one of them, or the fields"
                 " that make no difference"
+            )
+
+    def _check_fields(self, where: str, settings: Mapping[str, Any]) -> None:
+        """Raises ConfigError for an unknown field, and for one that the task fixes."""
+        for name in settings:
+            if name not in MODEL | TRAINING:
+                raise unknown(f"field in {where}", name, MODEL | TRAINING)
+        if self.task is None:
+            return
+        fixed = settings.keys() & self.task.architecture.keys()
+        if fixed:
+            raise ConfigError(
+                f"task {self.source['task']} fixes {min(fixed)}: leave it out of {where}"
             )
 
     @property
@@ -148,32 +145,27 @@ class Study:
         configuration.
         """
         rates = self.learning_rates or (self.base.get("learning_rate", TrainConfig.learning_rate),)
-        brought, usual = (
-            ({}, {}) if self.task is None else (self.task.architecture, self.task.settings)
-        )
-        made = []
+        usual: Mapping[str, Any] = {}
+        fixed: Mapping[str, Any] = {}
+        if self.task is not None:
+            usual = self.task.settings
+            fixed = self.task.architecture
         grid = [
             dict(zip(self.vary, values, strict=True))
             for values in itertools.product(*self.vary.values())
         ]
+        runs = []
         for case, point in itertools.product(self.cases or ({},), grid):
             varied = {**case, **point}
-            settings = {**usual, **self.base, **varied, **brought}
+            settings = {**usual, **self.base, **varied, **fixed}
             model = GPTConfig(**{name: value for name, value in settings.items() if name in MODEL})
             training = TrainConfig(
                 **{name: value for name, value in settings.items() if name in TRAINING}
             )
-            made += [
-                PlannedRun(
-                    model,
-                    dataclasses.replace(training, learning_rate=float(rate), seed=seed),
-                    varied,
-                    tuple(self.measure),
-                )
-                for rate in rates
-                for seed in self.seeds
-            ]
-        return made
+            for rate, seed in itertools.product(rates, self.seeds):
+                own_training = dataclasses.replace(training, learning_rate=float(rate), seed=seed)
+                runs.append(PlannedRun(model, own_training, varied, tuple(self.measure)))
+        return runs
 
     @property
     def task(self) -> Task | None:
@@ -188,12 +180,20 @@ def check_data(study: Study, data: Mapping[int, Data]) -> None:
     """Raises ConfigError if the data, by context, are too few for a run, or have tokens outside of
     its vocabulary.
     """
-    for context, vocabulary, sequences in {
-        (each.model.context, each.model.vocab_size, each.training.batch * each.training.accumulate)
-        for each in study.runs()
-    }:
+    needs = {
+        (run.model.context, run.model.vocab_size, run.training.batch * run.training.accumulate)
+        for run in study.runs()
+    }
+    for context, vocabulary, sequences in needs:
         data[context].check_batch(sequences)
         data[context].check_vocabulary(vocabulary)
+
+
+def _check_has_no_list(where: str, names: Set[str]) -> None:
+    """Raises ConfigError if there are names: those of fields that have a list of their own."""
+    if names:
+        name = min(names)
+        raise ConfigError(f"{name} in {where}: give the list {name}s in its place")
 
 
 def _check_list(name: str, values: object) -> None:
@@ -201,18 +201,17 @@ def _check_list(name: str, values: object) -> None:
         raise ConfigError(f"{name} = {values!r}: give a list of values")
     if not values and name != "learning_rates":
         raise ConfigError(f"{name} is empty: give at least one value")
-    # numbers by their value: 1 equals 1.0, True does not
-    if len(
-        {
-            value if type(value) in (int, float) else json.dumps(value, sort_keys=True)
-            for value in values
-        }
-    ) < len(values):
+    if len(set(map(_comparable, values))) < len(values):
         raise ConfigError(f"{name} = {list(values)} has a value twice: give each once")
-    if name in ("learning_rates", "seeds"):
+    for value in values:
         if name == "seeds":
-            limits = SEED
-        else:
-            limits = POSITIVE
-        for value in values:
-            limits.check(f"a value of {name}", value, whole=limits is SEED)
+            SEED.check("a value of seeds", value, whole=True)
+        if name == "learning_rates":
+            POSITIVE.check("a value of learning_rates", value)
+
+
+def _comparable(value: object) -> object:
+    """A number itself, anything else as JSON: 1 equals 1.0, True does not."""
+    if type(value) in (int, float):
+        return value
+    return json.dumps(value, sort_keys=True)

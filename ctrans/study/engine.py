@@ -98,20 +98,18 @@ def in_processes(
                     for future in done:
                         results = future.result()
                         yield under_way.pop(future), results
-            except (
-                KeyboardInterrupt,
-                SystemExit,
-            ):  # or the pool would wait for the ends of its runs
+            except (KeyboardInterrupt, SystemExit):
+                # the pool would wait for the ends of its runs
                 for process in multiprocessing.active_children():
                     process.kill()
                 raise
             except BrokenProcessPool:
                 died.update(id(job) for job in under_way.values())
                 again.extendleft(under_way.values())
-        worst = [job.runs[0].case for job in under_way.values() if died[id(job)] >= TRIES]
-        if worst:
+        given_up = [job.runs[0].case for job in under_way.values() if died[id(job)] >= TRIES]
+        if given_up:
             raise SolveError(
-                f"{TRIES} processes died in one run, {' or '.join(worst)}: they may be out of"
+                f"{TRIES} processes died in one run, {' or '.join(given_up)}: they may be out of"
                 " memory: lower --workers"
             )
 
@@ -163,10 +161,10 @@ def by_ray(
         coming = iter(jobs)
         under_way = dict[Any, Job]()
         while True:
-            while (
-                len(under_way) < ray.cluster_resources().get("CPU", 1)
-                and (job := next(coming, None)) is not None
-            ):
+            while len(under_way) < ray.cluster_resources().get("CPU", 1):
+                job = next(coming, None)
+                if job is None:
+                    break
                 under_way[remote.remote(carry_out, job)] = job
             if not under_way:
                 return

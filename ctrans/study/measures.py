@@ -24,39 +24,43 @@ Measure = Callable[[GPT, Tensor, Tensor], Any]
 
 def _moments(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[float]]:
     """The mean |entry| and the variance of X at 0 and at the end of each segment."""
-    found = walk(model, tokens, instruments=[States(moments)])[0]
+    (by_depth,) = walk(model, tokens, instruments=[States(moments)])
     return {
-        "mean_abs": [each.mean_abs for each in found],
-        "variance": [each.variance for each in found],
+        "mean_abs": [state.mean_abs for state in by_depth],
+        "variance": [state.variance for state in by_depth],
     }
 
 
 def _massive(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[float]]:
     """The largest |entry| by depth, and its ratio to the median one."""
-    found = massive_activations(
-        walk(model, tokens, instruments=[States(lambda x, kept: largest_entry(x))])[0]
-    )
-    return {"largest": found.largest, "ratio": found.ratio}
+    instrument = States(lambda x, mask: largest_entry(x))
+    (by_depth,) = walk(model, tokens, instruments=[instrument])
+    massive = massive_activations(by_depth)
+    return {"largest": massive.largest, "ratio": massive.ratio}
 
 
 def _attention(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[float]]:
     """For each attention sublayer, the mean theta of its rows, and log10 S with S = (theta/tau) B^2
     G (Emadi, E.6).
     """
-    layers = walk(model, tokens[:1], instruments=[AttentionByDepth()])[0]
+    (layers,) = walk(model, tokens[:1], instruments=[AttentionByDepth()])
     theta = [sum(layer.theta_mean) / len(layer.theta_mean) for layer in layers]
-    return {
-        "theta": theta,
-        "log_S": [math.log10(layer.S) if layer.S > 0 else math.nan for layer in layers],
-    }
+    return {"theta": theta, "log_S": [_log10(layer.S) for layer in layers]}
+
+
+def _log10(value: float) -> float:
+    """log10; nan unless the value is positive."""
+    if value > 0:
+        return math.log10(value)
+    return math.nan
 
 
 def _last_gradient(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, float]:
     """The norm of the gradient of the last block's weights, and the largest one over sublayers
     (Xiong, theorem 1).
     """
-    found = walk(model, tokens, targets, [ParameterGradients()])[0]
-    norms = [sublayer.total for sublayer in found.sublayers]
+    (gradients,) = walk(model, tokens, targets, [ParameterGradients()])
+    norms = [sublayer.total for sublayer in gradients.sublayers]
     return {"last": math.hypot(*norms[-model.depth.per_block :]), "largest": max(norms)}
 
 
@@ -76,10 +80,10 @@ def measured(names: Sequence[str], model: GPT, data: Data) -> dict[str, Any]:
     if not names:
         return {}
     tokens, targets = data.validation_windows(WINDOWS)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in names:
         try:
-            found[name] = MEASURES[name](model, tokens, targets)
+            results[name] = MEASURES[name](model, tokens, targets)
         except (ConfigError, SolveError) as error:
-            found[name] = str(error)
-    return found
+            results[name] = str(error)
+    return results

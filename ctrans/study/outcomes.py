@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from ctrans.study.database import Finished, FinishedRuns
+from ctrans.study.finished import Finished, FinishedRuns
 from ctrans.study.training import FAILED
 
 ByCase = dict[str, dict[str, list[Any]]]
 """By case, an axis and what is known at each of its places, as by `spread`."""
-BY_FLOOR, BY_SHARE = "depthless floor", "share of the gain"
+BY_FLOOR = "depthless floor"
+BY_SHARE = "share of the gain"
 RULES = {
     BY_FLOOR: "the mean loss is nearer to the best one than to that of a model without depth",
     BY_SHARE: "every seed kept at least nine tenths of what the best rate gained",
@@ -77,13 +78,13 @@ def rate_by_floor(ends: Mapping[float, Sequence[float]], floor: Floor) -> Stable
 
     l* is the lowest mean. The rate is None if l* > (1 - DEEPER) F.
     """
-    means = {
-        rate: fmean(
-            min(loss, floor.guess) if loss < math.inf else floor.guess for loss in ends[rate]
-        )
-        for rate in sorted(ends)
-        if ends[rate]
-    }
+
+    def capped(loss: float) -> float:
+        if loss < math.inf:
+            return min(loss, floor.guess)
+        return floor.guess
+
+    means = {rate: fmean(map(capped, ends[rate])) for rate in sorted(ends) if ends[rate]}
     if not means:
         return StableRate(None, reason="no run is done")
     best = min(means.values())
@@ -105,19 +106,18 @@ def rate_by_floor(ends: Mapping[float, Sequence[float]], floor: Floor) -> Stable
 
 def by_case(runs: FinishedRuns) -> dict[str, list[Finished]]:
     """The runs of each case."""
-    found: dict[str, list[Finished]] = {}
+    cases: dict[str, list[Finished]] = {}
     for run in runs:
-        found.setdefault(run.run.case, []).append(run)
-    return found
+        cases.setdefault(run.run.case, []).append(run)
+    return cases
 
 
 def end_loss(run: Finished) -> float:
     """min(l, l_0); l_0 for a run that diverged; nan if it is unknown, as for a run that failed."""
     if run.result.ending == FAILED:
         return math.nan
-    if run.first is None:
-        first = math.nan
-    else:
+    first = math.nan
+    if run.first is not None:
         first = run.first
     if run.last is None:
         return first
@@ -134,9 +134,9 @@ def spread(axis: str, values: Mapping[Any, Sequence[float]]) -> dict[str, list[A
     """The mean, the lowest and the highest value at each place of an axis."""
     return {
         axis: list(values),
-        "mean": [fmean(each) for each in values.values()],
-        "lowest": [min(each) for each in values.values()],
-        "highest": [max(each) for each in values.values()],
+        "mean": [fmean(at_place) for at_place in values.values()],
+        "lowest": [min(at_place) for at_place in values.values()],
+        "highest": [max(at_place) for at_place in values.values()],
     }
 
 
@@ -144,106 +144,115 @@ def losses(runs: FinishedRuns) -> ByCase:
     """For each case, its learning rates, ascending, and the mean, lowest and highest min(l, l_0)
     over seeds.
     """
-    return {
-        case: spread(
-            "rates", {rate: list(map(end_loss, same)) for rate, same in by_rate(each).items()}
-        )
-        for case, each in by_case(runs).items()
-    }
+    spreads = {}
+    for case, runs_of_case in by_case(runs).items():
+        ends = {
+            rate: [end_loss(run) for run in runs_at_rate]
+            for rate, runs_at_rate in by_rate(runs_of_case).items()
+        }
+        spreads[case] = spread("rates", ends)
+    return spreads
 
 
 def curves(runs: FinishedRuns) -> ByCase:
     """For each case with one learning rate, iterations and the validation losses of its runs."""
-    found = {}
-    for case, each in by_case(runs).items():
-        at: dict[int, list[float]] = {}
-        for row in (
-            row
-            for run in each
-            for row in run.result.evaluations
-            if isinstance(row["validation_loss"], float)
-        ):
-            at.setdefault(row["step"], []).append(row["validation_loss"])
-        if len(by_rate(each)) == 1:
-            found[case] = spread("steps", dict(sorted(at.items())))
-    return found
+    spreads = {}
+    for case, runs_of_case in by_case(runs).items():
+        if len(by_rate(runs_of_case)) != 1:
+            continue
+        by_step: dict[int, list[float]] = {}
+        for run in runs_of_case:
+            for row in run.result.evaluations:
+                loss = row["validation_loss"]
+                if isinstance(loss, float):
+                    by_step.setdefault(row["step"], []).append(loss)
+        spreads[case] = spread("steps", dict(sorted(by_step.items())))
+    return spreads
 
 
 def states(runs: FinishedRuns) -> ByCase:
     """For each case whose runs measured moments, segments and the mean |X| behind each of them over
     the trained models.
     """
-    found = {}
-    for case, each in by_case(runs).items():
-        measured = [run.result.trained.get("after", {}).get("moments") for run in each]
+    spreads = {}
+    for case, runs_of_case in by_case(runs).items():
+        measured = [run.result.trained.get("after", {}).get("moments") for run in runs_of_case]
         sizes = [moments["mean_abs"] for moments in measured if isinstance(moments, dict)]
         if sizes:
-            found[case] = spread("segments", dict(enumerate(zip(*sizes, strict=True))))
-    return found
+            spreads[case] = spread("segments", dict(enumerate(zip(*sizes, strict=True))))
+    return spreads
 
 
 def stable_rate(runs: FinishedRuns, floor: Floor) -> StableRate:
     """`rate_by_floor` of the runs of one case. None if one failed, whose loss is unknown, or with
     one rate.
     """
-    ends = {
-        rate: [math.nan if run.last is None else run.last for run in each]
-        for rate, each in by_rate(runs).items()
-    }
-    if failed := sum(run.result.ending == FAILED for run in runs):
-        return StableRate(None, reason=f"{failed} of {len(runs)} runs failed")
-    if len(ends) > 1:
-        return rate_by_floor(ends, floor)
-    return StableRate(None, reason="it has one learning rate")
+    failed = [run for run in runs if run.result.ending == FAILED]
+    if failed:
+        return StableRate(None, reason=f"{len(failed)} of {len(runs)} runs failed")
+    rates = by_rate(runs)
+    if len(rates) < 2:
+        return StableRate(None, reason="it has one learning rate")
+    ends: dict[float, list[float]] = {rate: [] for rate in rates}
+    for rate, runs_at_rate in rates.items():
+        for run in runs_at_rate:
+            if run.last is None:
+                ends[rate].append(math.nan)
+            else:
+                ends[rate].append(run.last)
+    return rate_by_floor(ends, floor)
 
 
 def case_outcomes(runs: FinishedRuns, floor: Floor | None = None) -> dict[str, float | None]:
     """The outcomes of the runs of one case. The largest stable rate is None if no rate is known to
     be stable. With a `floor`, `at least` is 1 if it is the largest rate that was tried.
     """
-    if floor is not None:
-        found = stable_rate(runs, floor)
-        return {
-            **_by_share(runs),
-            "largest stable learning rate": found.rate,
-            "at least": float(found.at_least),
-        }
-    return _by_share(runs)
+    if floor is None:
+        return _by_share(runs)
+    stable = stable_rate(runs, floor)
+    return {
+        **_by_share(runs),
+        "largest stable learning rate": stable.rate,
+        "at least": float(stable.at_least),
+    }
 
 
 def _by_share(runs: FinishedRuns) -> dict[str, float | None]:
     rates = by_rate(runs)
-    means = {rate: fmean(map(end_loss, each)) for rate, each in rates.items()}
-    known = {rate: mean for rate, mean in means.items() if not math.isnan(mean)}
-    found: dict[str, float | None] = {
+    means = {}
+    for rate, runs_at_rate in rates.items():
+        mean = fmean(map(end_loss, runs_at_rate))
+        if not math.isnan(mean):
+            means[rate] = mean
+    outcomes: dict[str, float | None] = {
         "runs": float(len(runs)),
         "diverged": float(sum(run.result.ending == "diverged" for run in runs)),
         "failed": float(sum(run.result.ending == "failed" for run in runs)),
         "seconds": math.fsum(run.result.seconds for run in runs),
     }
-    if not known:
-        return found
-    best_rate = min(known, key=known.__getitem__)
-    best = known[best_rate]
+    if not means:
+        return outcomes
+    best_rate = min(means, key=means.__getitem__)
+    best = means[best_rate]
     first = fmean(run.first for run in runs if run.first is not None)
-    row = (rate for rate in rates if rate >= best_rate)
-    most = best + SHARE * (first - best)
-    stable = list(
-        itertools.takewhile(
-            lambda rate: all(run.last is not None and end_loss(run) <= most for run in rates[rate]),
-            row,
-        )
-    )
+    sensitivity = None
+    if len(means) > 1:
+        sensitivity = fmean(min(mean, first) - best for mean in means.values())
+    largest_stable = None
+    if best < first and len(rates) > 1:
+        most = best + SHARE * (first - best)
+        for rate in rates:
+            if rate < best_rate:
+                continue
+            if not all(run.last is not None and end_loss(run) <= most for run in rates[rate]):
+                break
+            largest_stable = rate
     return {
-        **found,
+        **outcomes,
         "best loss": best,
         "best learning rate": best_rate,
-        "sensitivity": (
-            fmean(min(mean, first) - best for mean in known.values()) if len(known) > 1 else None
-        ),
-        "largest stable learning rate": (
-            stable[-1] if stable and best < first and len(rates) > 1 else None
-        ),
+        "sensitivity": sensitivity,
+        "largest stable learning rate": largest_stable,
     }
 
 
@@ -251,15 +260,19 @@ def outcomes_of(
     runs: FinishedRuns, floor: Floor | None = None
 ) -> dict[str, dict[str, float | None]]:
     """`case_outcomes` of each case."""
-    return {case: case_outcomes(each, floor) for case, each in by_case(runs).items()}
+    return {
+        case: case_outcomes(runs_of_case, floor) for case, runs_of_case in by_case(runs).items()
+    }
 
 
 def stable_rule(runs: FinishedRuns, floor: Floor | None) -> dict[str, Any]:
     """The rule of the largest stable rates, its floor, and why cases have none by that rule."""
     if floor is None:
-        rates = {}
-    else:
-        rates = {case: stable_rate(each, floor) for case, each in by_case(runs).items()}
-    unknown = {case: found.reason for case, found in rates.items() if found.rate is None}
-    begins = {"rule": BY_SHARE if floor is None else BY_FLOOR, "unknown": unknown}
-    return {**begins, "depthless_loss": floor and floor.depth, "guess_loss": floor and floor.guess}
+        return {"rule": BY_SHARE, "unknown": {}, "depthless_loss": None, "guess_loss": None}
+    rates = {case: stable_rate(runs_of_case, floor) for case, runs_of_case in by_case(runs).items()}
+    return {
+        "rule": BY_FLOOR,
+        "unknown": {case: stable.reason for case, stable in rates.items() if stable.rate is None},
+        "depthless_loss": floor.depth,
+        "guess_loss": floor.guess,
+    }

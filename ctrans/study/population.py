@@ -20,7 +20,6 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -53,16 +52,18 @@ from solvers import ConfigError, SolveError
 OWN_MODEL = frozenset({"initialisation", "embedding_std"})
 OWN_TRAINING = frozenset(
     {
-        *(
-            "seed",
-            "learning_rate",
-            "min_learning_rate",
-            "warmup",
-            "schedule",
-            "weight_decay",
-            "decay_gains",
-        ),
-        *("beta1", "beta2", "clip", "margin", "patience"),
+        "seed",
+        "learning_rate",
+        "min_learning_rate",
+        "warmup",
+        "schedule",
+        "weight_decay",
+        "decay_gains",
+        "beta1",
+        "beta2",
+        "clip",
+        "margin",
+        "patience",
     }
 )
 """Settings that may differ between members: they change no shape and no operation."""
@@ -98,19 +99,14 @@ def batches(run: PlannedRun) -> bool:
     """
     model = run.model
     training = run.training
-    plain = (
-        training.scheme.evaluates_once and training.gradient == "backprop" and not training.kinetic
-    )
-    plain = (
-        plain
+    entries = ATTENTIONS[model.attention], FFNS[model.ffn]
+    return (
+        training.scheme.evaluates_once
+        and training.gradient == "backprop"
+        and not training.kinetic
         and model.parametrisation == STANDARD
         and not OPTIMISERS[training.optimiser].orthogonal
-    )
-    entries = ATTENTIONS[model.attention], FFNS[model.ffn]
-    maps = all(isinstance(entry, MapEntry) and entry.batches for entry in entries)
-    return (
-        plain
-        and maps
+        and all(isinstance(entry, MapEntry) and entry.batches for entry in entries)
         and not training.compile
         and training.dtype != "bfloat16"
         and model.depth_weights == "free"
@@ -122,18 +118,17 @@ def grouped(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
     single runs.
     """
     groups: list[list[PlannedRun]] = []
-    of: dict[str, list[PlannedRun]] = {}
+    last_group: dict[str, list[PlannedRun]] = {}
     for run in runs:
-        pays = run.training.batch * run.model.context <= MOST_TOKENS
-        if batches(run) and pays:
-            name = shared(run)
-        else:
-            name = ""
-        if name and name in of and len(of[name]) < MOST_MEMBERS:
-            of[name].append(run)
+        if not batches(run) or run.training.batch * run.model.context > MOST_TOKENS:
+            groups.append([run])
+            continue
+        settings = shared(run)
+        if settings in last_group and len(last_group[settings]) < MOST_MEMBERS:
+            last_group[settings].append(run)
         else:
             groups.append([run])
-            of[name] = groups[-1]
+            last_group[settings] = groups[-1]
     return groups
 
 
@@ -143,12 +138,12 @@ def train_population(runs: Sequence[PlannedRun], data: Data) -> list[RunResult]:
     """
     started = time.process_time()
     with contextlib.ExitStack() as stack:
-        places = [
+        folders = [
             Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ctrans-study-")))
             for _ in runs
         ]
         try:
-            members = [begin(run, data, place) for run, place in zip(runs, places, strict=True)]
+            members = [begin(run, data, folder) for run, folder in zip(runs, folders, strict=True)]
         except (ConfigError, SolveError):  # each single run reports its own error
             return [train_run(run, data) for run in runs]
         before = [
@@ -157,7 +152,8 @@ def train_population(runs: Sequence[PlannedRun], data: Data) -> list[RunResult]:
         ]
         outcomes = Population(members).carry_out()
         results = [
-            result_of(*each, started) for each in zip(runs, members, outcomes, before, strict=True)
+            result_of(run, member, outcome, measures, started)
+            for run, member, outcome, measures in zip(runs, members, outcomes, before, strict=True)
         ]
         seconds = (time.process_time() - started) / len(runs)
         return [replace(result, seconds=seconds) for result in results]
@@ -185,36 +181,42 @@ class Population:
     def _with_rows(self, members: Sequence[TrainingRun]) -> list[TrainingRun]:
         """Moves the weights into rows. Returns the members with optimisers of their rows."""
         rows: list[list[nn.Parameter]] = [[] for _ in members]
-        named = [dict(member.model.named_parameters()) for member in members]
+        parameters = [dict(member.model.named_parameters()) for member in members]
         for matrices in (True, False):
             names = [
-                name for name, parameter in named[0].items() if (parameter.dim() >= 2) == matrices
+                name
+                for name, parameter in parameters[0].items()
+                if (parameter.dim() >= 2) == matrices
             ]
             if not names:  # a model without gains and biases has no vectors
                 continue
-            values = torch.stack(
-                [torch.cat([each[name].detach().flatten() for name in names]) for each in named]
-            )
+            vectors = []
+            for weights in parameters:
+                vectors.append(torch.cat([weights[name].detach().flatten() for name in names]))
+            values = torch.stack(vectors)
             gradients = torch.zeros_like(values)
             start = 0
             for name in names:
-                shape = named[0][name].shape
-                end = start + named[0][name].numel()
+                shape = parameters[0][name].shape
+                end = start + parameters[0][name].numel()
                 leaf = values[:, start:end].view(len(members), *shape).requires_grad_()
                 leaf.grad = gradients[:, start:end].view(len(members), *shape)
                 self.leaves[f"model.{name}"] = leaf
-                for i, each in enumerate(named):
-                    each[name].data = values[i, start:end].view(shape)
+                for i in range(len(members)):
+                    parameters[i][name].data = values[i, start:end].view(shape)
                 start = end
-            for i, mine in enumerate(rows):
-                one = (
-                    slice(i, i + 1) if matrices else i
-                )  # decay depends on the number of dimensions
-                mine.append(nn.Parameter(values[one]))
-                mine[-1].grad = gradients[one]
+            for i in range(len(members)):
+                # decay depends on the number of dimensions: a matrix has two
+                if matrices:
+                    row = nn.Parameter(values[i : i + 1])
+                    row.grad = gradients[i : i + 1]
+                else:
+                    row = nn.Parameter(values[i])
+                    row.grad = gradients[i]
+                rows[i].append(row)
         return [
-            replace(member, optimiser=member.config.make_optimiser(mine))
-            for member, mine in zip(members, rows, strict=True)
+            replace(member, optimiser=member.config.make_optimiser(member_rows))
+            for member, member_rows in zip(members, rows, strict=True)
         ]
 
     def carry_out(self) -> list[Outcome]:
@@ -225,17 +227,11 @@ class Population:
                 if wish.number or all(ended for _, ended in states):
                     break
                 losses = self.differentiate(step)
-                for i, (member, (progress, ended)) in enumerate(
-                    zip(self.members, states, strict=True)
-                ):
+                for i, member in enumerate(self.members):
+                    progress, ended = states[i]
                     if ended is None:
                         states[i] = _after(member, progress, update(member, step, losses[i]))
-        left = (
-            partial(Outcome, Ending.INTERRUPTED, message="stopped", signal=wish.number)
-            if wish.number
-            else finished
-        )
-        return [ended or left(progress) for progress, ended in states]
+        return [ended or _end(progress, wish.number) for progress, ended in states]
 
     def differentiate(self, step: int) -> list[float]:
         """Computes the gradients of this iteration in the rows of members. Returns the losses."""
@@ -250,22 +246,30 @@ class Population:
         total = torch.zeros(len(self.members), device=device)
         for micro in range(config.accumulate):
             pairs = [
-                each.data.batch(step, micro, batch=config.batch, seed=each.config.seed)
-                for each in self.members
+                member.data.batch(step, micro, batch=config.batch, seed=member.config.seed)
+                for member in self.members
             ]
-            tokens, targets = (torch.stack(each).to(device) for each in zip(*pairs, strict=True))
+            tokens = torch.stack([tokens for tokens, _ in pairs]).to(device)
+            targets = torch.stack([targets for _, targets in pairs]).to(device)
 
             def losses(
                 weights: dict[str, Tensor], tokens: Tensor, targets: Tensor
             ) -> tuple[Tensor, Tensor]:
-                found = functional_call(self.objective, weights, (tokens, targets))
-                return found.total, found.cross_entropy
+                objective = functional_call(self.objective, weights, (tokens, targets))
+                return objective.total, objective.cross_entropy
 
             with reference_kernels(self.objective):  # the fused kernel has no batching rule
                 objective, reported = vmap(losses)(self.leaves, tokens, targets)
             (objective.sum() / config.accumulate).backward()
             total += reported / config.accumulate
         return [float(loss) for loss in total]
+
+
+def _end(progress: Progress, signal: int) -> Outcome:
+    """The outcome of a member that did not diverge; `signal` is the one that stopped it, or 0."""
+    if signal:
+        return Outcome(Ending.INTERRUPTED, progress, message="stopped", signal=signal)
+    return finished(progress)
 
 
 def update(member: TrainingRun, step: int, loss: float) -> dict[str, float]:

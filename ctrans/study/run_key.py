@@ -49,9 +49,7 @@ def run_key(
     measure: tuple[str, ...],
 ) -> str:
     """SHA-256 of all fields, of the data's fingerprint, and of the measures if there are any."""
-    settings = {"model": model, "training": training, "data": fingerprint}
+    settings: dict[str, Any] = {"model": model, "training": training, "data": fingerprint}
     if measure:
-        settings |= {"measure": sorted(measure)}
-    else:
-        settings |= {}
+        settings["measure"] = sorted(measure)
     return digest(settings)

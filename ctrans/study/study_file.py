@@ -3,16 +3,18 @@
 name = "placements"
 seeds = [0, 1]
 learning_rates = [1e-3, 1e-2]
-budget = 2.0                      # processor hours
-file = "book.txt"                 # or bin = "DIR", or task = "digits"; default: Python's documentation
+budget = 2.0           # processor hours
+file = "book.txt"      # or bin = "DIR", or task = "digits"; default: Python's documentation
 
-[base]                            # fields of GPTConfig and TrainConfig
+[base]                 # fields of GPTConfig and TrainConfig
 depth = 4
 iterations = 300
 
-[vary] placement = ["pre", "peri"] dt = [1.0, 0.1]
+[vary]
+placement = ["pre", "peri"]
+dt = [1.0, 0.1]
 
-[[cases]]                         # cases one by one, with or without [vary]
+[[cases]]              # cases one by one, with or without [vary]
 norm = "rmsnorm"
 """
 
@@ -51,9 +53,10 @@ def read_study(path: Path) -> Study:
             raise unknown(f"key in {str(path)!r}", key, [*KEYS, *SOURCES])
         kind: Any = KEYS.get(key, str)
         if not isinstance(value, kind) or isinstance(value, bool):
-            names = " or ".join(
-                each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,))
-            )
+            kinds = kind
+            if not isinstance(kind, tuple):
+                kinds = (kind,)
+            names = " or ".join(allowed.__name__ for allowed in kinds)
             raise ConfigError(
                 f"{key} = {shown(value)} in {str(path)!r}: give a value of type {names}"
             )
@@ -61,32 +64,41 @@ def read_study(path: Path) -> Study:
         raise ConfigError(
             f"cases in {str(path)!r} has a value that is no table: write each case as [[cases]]"
         )
-    if len(given := [key for key in SOURCES if key in content]) > 1:
+    sources = [key for key in SOURCES if key in content]
+    if len(sources) > 1:
         raise ConfigError(
-            f"{' and '.join(given)} in {str(path)!r} exclude each other: leave one out"
+            f"{' and '.join(sources)} in {str(path)!r} exclude each other: leave one out"
         )
+    source: Source
     if "task" in content:
-        source: Source = {"task": content.pop("task")}
-    else:  # paths are relative to the file
-        source = {
-            key: str((path.parent / content.pop(key)).absolute()) if key in content else None
-            for key in PATHS
-        }
+        source = {"task": content.pop("task")}
+    else:
+        paths: dict[str, str | None] = dict.fromkeys(PATHS)
+        for key in PATHS:
+            if key in content:  # paths are relative to the file
+                paths[key] = str((path.parent / content.pop(key)).absolute())
+        source = paths
     return Study(**{"name": path.stem, **content}, source=source)
 
 
 def _check_plain(value: Any, path: Path) -> None:
     """Raises ConfigError for a date, and for a whole number of more than 64 bits."""
-    if isinstance(value, (dict, list)):
-        for each in value.values() if isinstance(value, dict) else value:
-            _check_plain(each, path)
-    elif not isinstance(value, (str, int, float)) or (
-        isinstance(value, int) and not -WHOLE <= value < WHOLE
-    ):
-        if not isinstance(value, int):
-            said = str(value)
-        else:
-            said = f"a whole number of {value.bit_length()} bits"
-        raise ConfigError(
-            f"{str(path)!r} has {said}: give texts, true or false, or numbers of at most 64 bits"
-        )
+    if isinstance(value, dict):
+        for part in value.values():
+            _check_plain(part, path)
+        return
+    if isinstance(value, list):
+        for part in value:
+            _check_plain(part, path)
+        return
+    if isinstance(value, int):
+        if -WHOLE <= value < WHOLE:
+            return
+        wrong = f"a whole number of {value.bit_length()} bits"
+    elif isinstance(value, (str, float)):
+        return
+    else:
+        wrong = str(value)
+    raise ConfigError(
+        f"{str(path)!r} has {wrong}: give texts, true or false, or numbers of at most 64 bits"
+    )

@@ -107,9 +107,8 @@ def train_run(run: PlannedRun, data: Data) -> RunResult:
                 message = str(error)
             else:
                 message = f"{type(error).__name__}: {error}"
-            return RunResult(
-                FAILED, message, kept(Path(name)), time.process_time() - started, environment()
-            )
+            curve = curve_of(Path(name))
+            return RunResult(FAILED, message, curve, time.process_time() - started, environment())
 
 
 def result_of(
@@ -122,20 +121,22 @@ def result_of(
     """The result of a training that ended, with its measures and the processor time since
     `started`.
     """
+    after = {}
     if outcome.ending is Ending.FINISHED:
         after = measured(run.measure, trained.model, trained.data)
-    else:
-        after = {}
+    measures = {}
     if run.measure:
         measures = {"asked": list(run.measure), "before": before, "after": after}
-    else:
-        measures = {}
-    seconds = time.process_time() - started
-    curve = kept(trained.store.directory)
-    place = environment(trained.processes.device)
-    return RunResult(outcome.ending.value, outcome.message, curve, seconds, place, measures)
+    return RunResult(
+        ending=outcome.ending.value,
+        message=outcome.message,
+        seconds=time.process_time() - started,
+        curve=curve_of(trained.store.directory),
+        environment=environment(trained.processes.device),
+        trained=measures,
+    )
 
 
-def kept(directory: Path) -> list[log.Row]:
+def curve_of(directory: Path) -> list[log.Row]:
     """The rows of the log with the keys in `MEASURED`."""
     return [{key: row[key] for key in MEASURED if key in row} for row in log.read(directory)]

@@ -21,10 +21,10 @@ def largest_payoff(P: UnbatchedRows, f: UnbatchedRows) -> Tensor:
 
 def none_better(
     P: UnbatchedRows,
-    others: TokenRows,
+    velocities: TokenRows,
     H: float | Tensor,
     scale: float | Tensor,
-    words: str,
+    case: str,
 ) -> Trial:
-    """The case of -<P, f> <= H for all `others` f, relative to the scale."""
-    return Trial((float(payoff(P, others).max()) - float(H)) / float(scale), words)
+    """The case of -<P, f> <= H for all `velocities` f, relative to the scale."""
+    return Trial((float(payoff(P, velocities).max()) - float(H)) / float(scale), case)

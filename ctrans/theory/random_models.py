@@ -26,7 +26,8 @@ def random_model(draw: Draw, placement: str, *, spread: float = 0.3, **changes: 
     `changes` replaces them. `spread` is the size of the noise; with 0 the weights are those of the
     initialisation.
     """
-    chosen = {
+    activations_of_degree_1 = sorted(name for name, phi in ACTIVATIONS.items() if phi.degree == 1)
+    settings = {
         "vocab_size": VOCABULARY,
         "context": 8,
         "depth": 2,
@@ -36,26 +37,27 @@ def random_model(draw: Draw, placement: str, *, spread: float = 0.3, **changes: 
         "placement": placement,
         "norm": draw.choice(PAPERS),
         "dt": draw.uniform(0.05, 1.5),
-        "activation": draw.choice(
-            sorted(name for name, phi in ACTIVATIONS.items() if phi.degree == 1)
-        ),
+        "activation": draw.choice(activations_of_degree_1),
         "causal": draw.flag(),
         "initialisation": "xavier",
         "embedding_std": 1.0,
     }
-    config = GPTConfig(**{**chosen, **changes})  # type: ignore[arg-type]  # by name, and checked as it is made
-    made = GPT(config, seed=draw.seed()).double().requires_grad_(False)
+    config = GPTConfig(**{**settings, **changes})  # type: ignore[arg-type]  # by name, and checked as it is made
+    model = GPT(config, seed=draw.seed()).double().requires_grad_(requires_grad=False)
     if spread:
-        with torch.no_grad():
-            for part in made.modules():
-                if isinstance(part, Norm):
-                    learned(draw, part, spread)
-                else:
-                    for parameter in part.parameters(recurse=False):
-                        parameter.add_(
-                            spread * draw.normal(*parameter.shape) / math.sqrt(parameter.shape[-1])
-                        )
-    return made
+        _add_noise(draw, model, spread)
+    return model
+
+
+@torch.no_grad()
+def _add_noise(draw: Draw, model: GPT, spread: float) -> None:
+    for part in model.modules():
+        if isinstance(part, Norm):
+            learned(draw, part, spread)
+            continue
+        for parameter in part.parameters(recurse=False):
+            noise = draw.normal(*parameter.shape)
+            parameter.add_(spread * noise / math.sqrt(parameter.shape[-1]))
 
 
 def smooth_model(draw: Draw, depth: int, dt: float = 1.0) -> GPT:
@@ -66,11 +68,11 @@ def smooth_model(draw: Draw, depth: int, dt: float = 1.0) -> GPT:
 
 
 def random_state(
-    draw: Draw, made: GPT, batch: int = 1, tokens: int | None = None
+    draw: Draw, model: GPT, batch: int = 1, tokens: int | None = None
 ) -> Float[Tensor, "batch tokens width"]:
     """A random hidden state for the model, with entries of size 1/10 to 10."""
     return draw.log_uniform(-1, 1) * draw.normal(
-        batch, tokens or 1 + draw.integer(5), made.config.width
+        batch, tokens or 1 + draw.integer(5), model.config.width
     )
 
 
@@ -79,9 +81,9 @@ def random_text(draw: Draw, batch: int = 2, length: int = 5) -> Int[Tensor, "bat
     return torch.randint(VOCABULARY, (batch, length), generator=draw.generator)
 
 
-def described(made: GPT) -> str:
+def describe_model(model: GPT) -> str:
     """A short description of the model."""
-    config = made.config
+    config = model.config
     return (
         f"{config.placement}, {config.norm}, {config.depth} blocks, width {config.width}, dt"
         f" {config.dt:.3g}"
@@ -106,8 +108,8 @@ def random_block(draw: Draw, placement: str) -> tuple[GPT, Float[Tensor, "1 toke
         temperature=draw.uniform(0.3, 3.0),
         initialisation="lecun",
     )
-    made = GPT(config, seed=draw.seed()).double().requires_grad_(False)
+    model = GPT(config, seed=draw.seed()).double().requires_grad_(requires_grad=False)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in model.parameters():
             parameter.add_(draw.uniform(0.0, 1.0) * draw.normal(*parameter.shape))
-    return made, draw.log_uniform(-2.0, 1.0) * draw.normal(1, 1 + draw.integer(8), width)
+    return model, draw.log_uniform(-2.0, 1.0) * draw.normal(1, 1 + draw.integer(8), width)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from ctrans.base.draw import Draw
 from ctrans.dynamics.norm import NORMS, Norm, SphereNorm, SquashNorm
@@ -28,44 +29,52 @@ def random_norm(
     """A norm of the papers with gains from 1/4 to 4 of either sign, and offsets N(0, 1/4) if it has
     them.
     """
-    chosen = NORMS[name or draw.choice(PAPERS)](width or 2 + draw.integer(11), eps).double()
-    assert isinstance(chosen, SphereNorm), "the papers' norms divide a token by its size"
-    return learned(draw, chosen, 0.5, signed).requires_grad_(False)
+    norm = NORMS[name or draw.choice(PAPERS)](width or 2 + draw.integer(11), eps).double()
+    assert isinstance(norm, SphereNorm), "the papers' norms divide a token by its size"
+    return learned(draw, norm, 0.5, signed=signed).requires_grad_(requires_grad=False)
 
 
 @torch.no_grad()
-def learned(draw: Draw, chosen: AnyNorm, spread: float, signed: bool = True) -> AnyNorm:
+def learned(draw: Draw, norm: AnyNorm, spread: float, *, signed: bool = True) -> AnyNorm:
     """The norm with gains +-e^(spread N(0, 1)), clipped to e^(+-3 spread), and offsets spread N(0,
     1).
     """
-    if chosen.gains == "one":
-        for parameter in chosen.parameters():
+    if norm.gains == "one":
+        for parameter in norm.parameters():
             parameter.mul_((spread * draw.normal(1).clamp(-3, 3)).exp())
-        return chosen
-    gains = (spread * draw.normal(chosen.width).clamp(-3, 3)).exp()
-    chosen.gamma.copy_(gains * (draw.signs(chosen.width) if signed else 1.0))
-    chosen.beta.copy_(spread * draw.normal(chosen.width))  # without offsets, beta is a new tensor
-    return chosen
+        return norm
+    gains = (spread * draw.normal(norm.width).clamp(-3, 3)).exp()
+    if signed:
+        gains = gains * draw.signs(norm.width)
+    norm.gamma.copy_(gains)
+    norm.beta.copy_(spread * draw.normal(norm.width))  # without offsets, beta is a new tensor
+    return norm
 
 
 def any_norm(draw: Draw, names: list[str] | None = None, *, eps: float = 0.0) -> Norm:
     """A norm of the table as after training: gains of either sign, offsets, and its inner
     parameters.
     """
-    chosen = (
+    norm = (
         NORMS[draw.choice(names or sorted(NORMS))](2 + draw.integer(11), eps)
         .double()
-        .requires_grad_(False)
+        .requires_grad_(requires_grad=False)
     )
-    for parameter in chosen.parameters():
+    for parameter in norm.parameters():
         parameter.mul_(
             draw.signs(*parameter.shape) * (0.5 * draw.normal(*parameter.shape).clamp(-3, 3)).exp()
         )
         if not parameter.any():
             parameter.add_(0.5 * draw.normal(*parameter.shape))
-    return chosen
+    return norm
 
 
-def norm_words(chosen: Norm) -> str:
+def norm_and_costate(draw: Draw, tokens: int | None = None) -> tuple[SphereNorm, Tensor]:
+    """A norm of the papers, and a costate of up to 6 tokens, or of as many as given."""
+    norm = random_norm(draw, width=3 + draw.integer(6))
+    return norm, draw.normal(tokens or 1 + draw.integer(6), norm.width)
+
+
+def describe_norm(norm: Norm) -> str:
     """A short description of the norm, for a test case."""
-    return f"{type(chosen).__name__}, d = {chosen.width}"
+    return f"{type(norm).__name__}, d = {norm.width}"

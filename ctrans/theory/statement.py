@@ -1,6 +1,6 @@
 """A statement of theory as a test on random cases.
 
-Each module of this room registers the statements of one topic. `ctrans verify` runs them.
+Each module `section_NN_...` registers the statements of one topic. `ctrans verify` runs them.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def statement(
     statement. SECTION, as it is then in the function's module, is its section of the theory.
 
     `as_printed`: the source states the same. `printed`: the source states something else; the
-    function then takes a second argument, `printed`, and tests the source's form if that is True.
+    function then also takes `printed` by name, and tests the source's form if that is True.
     Raises ConfigError for a name that another statement has, and for no SECTION.
     """
 
@@ -121,30 +121,39 @@ def statement(
                 f"the statement {name!r} has no section: set SECTION in its module before, such as"
                 " SECTION = 3"
             )
-        form = function if printed is None else partial(function, printed=False)
-        corrected = CaseTest(form, tolerance, share)
-        seed = None
-        words = ""
-        if as_printed:
+        corrected, seed, printed_words = _forms(function, printed, tolerance, share)
+        if as_printed and seed is None:
             seed = corrected
-        if printed is not None:
-            if isinstance(printed, str):
-                theirs = Printed(printed)
-            else:
-                theirs = printed
-            own = {
-                name: value
-                for name, value in theirs._asdict().items()
-                if name != "words" and value is not None
-            }
-            words = theirs.words
-            seed = replace(corrected, draw=partial(function, printed=True), **own)
         STATEMENTS[name] = Statement(
-            name, section, source, says, corrected, seed, words, function.__module__
+            name,
+            section,
+            source,
+            says,
+            corrected=corrected,
+            seed=seed,
+            printed=printed_words,
+            module=function.__module__,
         )
         return function
 
     return register
+
+
+def _forms(
+    function: Callable[..., Trials], printed: Printed | str | None, tolerance: float, share: float
+) -> tuple[CaseTest, CaseTest | None, str]:
+    """The tests of the form that holds and of the printed one, and the latter in words."""
+    if printed is None:
+        return CaseTest(function, tolerance, share), None, ""
+    if isinstance(printed, str):
+        printed = Printed(printed)
+    corrected = CaseTest(partial(function, printed=False), tolerance, share)
+    seed = replace(corrected, draw=partial(function, printed=True))
+    if printed.tolerance is not None:
+        seed = replace(seed, tolerance=printed.tolerance)
+    if printed.share is not None:
+        seed = replace(seed, share=printed.share)
+    return corrected, seed, printed.words
 
 
 def at_most(measured: float | Tensor, bound: float | Tensor, words: str) -> Trial:
@@ -153,9 +162,14 @@ def at_most(measured: float | Tensor, bound: float | Tensor, words: str) -> Tria
     """
     value = float(measured)
     limit = float(bound)
+    if math.isinf(limit) and math.isnan(value):
+        return Trial(math.nan, words)
     if math.isinf(limit):
-        return Trial(math.nan if math.isnan(value) else -1.0, words)
-    return Trial(value / limit - 1 if limit else value, f"{words}: {value:.6g} against {limit:.6g}")
+        return Trial(-1.0, words)
+    excess = value
+    if limit:
+        excess = value / limit - 1
+    return Trial(excess, f"{words}: {value:.6g} against {limit:.6g}")
 
 
 def equal(
@@ -164,8 +178,11 @@ def equal(
     """The case of found = expected: the largest difference over `scale`, by default the largest
     entry expected (1 if that is 0).
     """
-    a, b = (torch.as_tensor(value, dtype=torch.float64) for value in (found, expected))
-    size = float(b.abs().max() if scale is None else scale) or 1.0
+    a = torch.as_tensor(found, dtype=torch.float64)
+    b = torch.as_tensor(expected, dtype=torch.float64)
+    if scale is None:
+        scale = b.abs().max()
+    size = float(scale) or 1.0
     gap = float((a - b).abs().max()) / size
     if a.numel() == 1:
         numbers = f": {float(a):.6g} against {float(b):.6g}"
@@ -176,15 +193,23 @@ def equal(
 
 def holds_if(condition: bool, words: str) -> Trial:
     """The case of a yes-or-no statement: excess 0 or 1."""
-    return Trial(0.0 if condition else 1.0, words)
+    if condition:
+        return Trial(0.0, words)
+    return Trial(1.0, words)
 
 
 def worst(*cases: Trial) -> Trial:
     """The case furthest from its statement."""
-    return max(cases, key=lambda case: math.inf if math.isnan(case.excess) else case.excess)
+
+    def distance(case: Trial) -> float:
+        if math.isnan(case.excess):
+            return math.inf
+        return case.excess
+
+    return max(cases, key=distance)
 
 
-def known(value: Item | None) -> Item:
+def not_none(value: Item | None) -> Item:
     """The value of an optional attribute that the statement's objects always have."""
     assert value is not None
     return value

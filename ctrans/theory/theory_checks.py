@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ctrans.measure.findings import Check, Finding, Reading
 from ctrans.measure.measures import MEASURES, Measure, checks_of
-from ctrans.theory.run import Result
+from ctrans.theory.verify import Result
 
 MEASURES.add(
     "ctrans verify",

@@ -28,7 +28,8 @@ from matplotlib.figure import Figure
 
 from ctrans.cli import study as command
 from ctrans.study.carry_out import carry_out_study, prospect
-from ctrans.study.database import FILE, SCHEMA, open_store
+from ctrans.study.database import FILE, open_store
+from ctrans.study.database_tables import SCHEMA
 from ctrans.study.outcomes import Floor, outcomes_of
 from ctrans.study.study_file import read_study
 from tests.campaigns import kills

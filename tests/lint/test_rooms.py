@@ -79,6 +79,16 @@ def test_imports_only_lead_to_earlier_rooms(path):
             )
 
 
+def test_only_the_command_verify_imports_theory():
+    importing = {
+        str(path.relative_to(ROOT))
+        for path in FILES
+        if not path.is_relative_to(ROOT / "ctrans" / "theory")
+        and any(room(imported) == "theory" for imported in imports(path))
+    }
+    assert importing == {"ctrans/cli/verify.py"}
+
+
 def test_the_rooms_are_drawn_in_their_order():
     (drawing,) = re.findall(
         r"^ctrans/\n((?:  .*\n)+)", (ROOT / "CONTRIBUTING.md").read_text(), re.M

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ctrans.study.database import Finished
+from ctrans.study.finished import Finished
 from ctrans.study.outcomes import (
     BY_FLOOR,
     BY_SHARE,

@@ -9,10 +9,11 @@ import scipy.stats
 
 from ctrans.study.bootstrap import mean_interval, rows_to_decide
 from ctrans.study.cost import cost_of
-from ctrans.study.database import Finished
+from ctrans.study.finished import Finished
 from ctrans.study.presets.claim import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Contrast, judge
 from ctrans.study.presets.figures import FIGURES
-from ctrans.study.presets.table import PRESETS, SIZES
+from ctrans.study.presets.preset import SIZES
+from ctrans.study.presets.table import PRESETS
 from ctrans.study.training import RunResult
 from solvers import ConfigError
 from tests.study.helpers import small

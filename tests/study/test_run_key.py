@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ctrans.model.config import GPTConfig
-from ctrans.study import database, description, run_key
+from ctrans.study import description, finished, run_key
 from ctrans.study.carry_out import carry_out_study, prospect
 from ctrans.study.database import open_store
 from ctrans.training.data_sources import read_source
@@ -29,7 +29,7 @@ def gained(kind, **fields):
 def with_fields(monkeypatch, **fields):
     """GPTConfig has gained these."""
     made = gained(GPTConfig, **fields)
-    monkeypatch.setattr(database, "GPTConfig", made)
+    monkeypatch.setattr(finished, "GPTConfig", made)
     monkeypatch.setattr(description, "GPTConfig", made)
     monkeypatch.setattr(description, "MODEL", description.MODEL | fields.keys())
 

@@ -10,7 +10,7 @@ from ctrans.base.draw import Draw
 from ctrans.measure.initialisation.over_seeds import Setting
 from ctrans.theory.all_statements import all_statements
 from ctrans.theory.random_models import random_model
-from ctrans.theory.reach import adam_factor
+from ctrans.theory.section_11_reach import adam_factor
 
 
 def normed(x, centred=False, eps=0.0):

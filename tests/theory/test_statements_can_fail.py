@@ -14,12 +14,15 @@ import torch
 from ctrans.control import LastMapDecay, StepImage
 from ctrans.control.tangent import TangentSpace
 from ctrans.measure.initialisation.over_seeds import interval
-from ctrans.theory import adjoint as adjoint_statements
-from ctrans.theory import costates, trained_weights
-from ctrans.theory import transport as transport_statements
+from ctrans.theory import (
+    section_04_trained_weights,
+    section_05_maximum_principle,
+    section_07_adjoint,
+    section_08_transport,
+)
 from ctrans.theory.all_statements import all_statements
-from ctrans.theory.run import verify
 from ctrans.theory.statement import at_most, equal
+from ctrans.theory.verify import verify
 
 
 def times(factor, function):
@@ -43,9 +46,9 @@ def without_first_factor(c, s, b, steps):
 MUTATIONS = {
     "a proven gap times 3": (
         "rank-gap",
-        trained_weights,
+        section_04_trained_weights,
         "gap_of_rank",
-        times(3, trained_weights.gap_of_rank),
+        times(3, section_04_trained_weights.gap_of_rank),
     ),
     "H of the step times 3": (
         "discrete-hamiltonian-limit",
@@ -79,21 +82,21 @@ MUTATIONS = {
     ),
     "random costates": (
         "shared-principle",
-        costates,
+        section_05_maximum_principle,
         "costate",
-        with_random_costates(costates.costate),
+        with_random_costates(section_05_maximum_principle.costate),
     ),
     "a power law without the first factor": (
         "adjoint-power-law",
-        adjoint_statements,
+        section_07_adjoint,
         "_power_law",
         without_first_factor,
     ),
     "a rate of 1/(k + 1)": (
         "intrinsic-rate",
-        transport_statements,
+        section_08_transport,
         "_slope",
-        times(0.75, transport_statements._slope),
+        times(0.75, section_08_transport._slope),
     ),
 }
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from ctrans.base.theory_sections import SECTIONS
 from ctrans.dynamics.norm import SphereNorm
 from ctrans.measure.transport import transport
 from ctrans.report.files import to_json
-from ctrans.theory import lipschitz as lipschitz_statements
-from ctrans.theory import transport as transport_statements
-from ctrans.theory.all_statements import SECTIONS, all_statements, select, verify_all
-from ctrans.theory.run import draw_of, find, verify
+from ctrans.theory import all_statements as all_statements_module
+from ctrans.theory import section_08_transport, section_09_lipschitz
+from ctrans.theory.all_statements import all_statements, select, verify_all
 from ctrans.theory.statement import (
     CaseTest,
     Printed,
@@ -25,6 +25,7 @@ from ctrans.theory.statement import (
     statement,
     worst,
 )
+from ctrans.theory.verify import draw_of, find, verify
 from docs._site.theory import END, START, between_markers, markdown_table
 from solvers import ConfigError, SolveError
 
@@ -92,8 +93,20 @@ def test_every_section_of_the_theory_has_statements():
     )
 
 
+def test_the_file_of_a_statement_begins_with_its_section():
+    for each in STATEMENTS.values():
+        assert each.module.startswith(f"ctrans.theory.section_{each.section:02d}_"), each.name
+
+
+def test_every_file_of_a_section_is_listed():
+    files = Path(all_statements_module.__file__).parent.glob("section_*.py")
+    assert {path.stem for path in files} == set(all_statements_module.MODULES)
+
+
 def test_a_name_is_given_once():
-    with pytest.raises(ConfigError, match=r"'lemma-1' is registered by ctrans\.norm"):
+    with pytest.raises(
+        ConfigError, match=r"'lemma-1' is registered by ctrans\.theory\.section_03_norm_geometry"
+    ):
         statement("lemma-1", "nobody", "something")(lambda draw: Trial(0.0, ""))
 
 
@@ -143,11 +156,10 @@ def test_the_printed_form_is_the_same_function_asked_for_it(monkeypatch):
     assert (found.corrected.tolerance, found.seed.tolerance) == (0.5, 0.25)
 
 
-@pytest.mark.slow
-def test_nothing_else_imports_statements():
+def test_statements_are_imported_when_they_are_needed():
     code = (
         "import sys, ctrans, ctrans.cli, ctrans.cli.verify; print([m for m in sys.modules if"
-        " 'statements' in m])"
+        " 'ctrans.theory.section_' in m])"
     )
     assert (
         subprocess.run(
@@ -318,7 +330,7 @@ def test_a_wrong_jacobian_of_the_norm_is_seen(monkeypatch):
 
 def test_a_transport_bound_without_its_factor_is_seen(monkeypatch):
     monkeypatch.setattr(
-        transport_statements,
+        section_08_transport,
         "transport_bound",
         lambda depth, tokens, w, p=2: transport.transport_bound(depth, tokens, w, 2),
     )
@@ -327,9 +339,9 @@ def test_a_transport_bound_without_its_factor_is_seen(monkeypatch):
 
 @pytest.mark.slow
 def test_an_attention_bound_without_the_querys_bias_is_seen(monkeypatch):
-    sound = lipschitz_statements.attention_bound
+    sound = section_09_lipschitz.attention_bound
     monkeypatch.setattr(
-        lipschitz_statements,
+        section_09_lipschitz,
         "attention_bound",
         lambda *args, biases=True: sound(*args, biases=False),
     )

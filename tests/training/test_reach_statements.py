@@ -4,7 +4,7 @@ import torch
 
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.theory.reach import adam_reach
+from ctrans.theory.section_11_reach import adam_reach
 
 
 def moved(residual):

@@ -18,12 +18,14 @@ from typing import Any
 
 from ctrans.model.config import GPTConfig
 from ctrans.study.bootstrap import mean_interval, rows_to_decide
-from ctrans.study.database import FinishedRuns
+from ctrans.study.finished import Finished, FinishedRuns
 from ctrans.study.presets.figures import FIGURES
 from ctrans.training.settings import TrainConfig
 
 LEAST_SEEDS = 3
-REPRODUCED, NOT_REPRODUCED, UNDECIDED = "reproduced", "not reproduced", "undecided at this scale"
+REPRODUCED = "reproduced"
+NOT_REPRODUCED = "not reproduced"
+UNDECIDED = "undecided at this scale"
 
 
 ModelAndTraining = tuple[GPTConfig, TrainConfig]
@@ -31,18 +33,28 @@ ModelAndTraining = tuple[GPTConfig, TrainConfig]
 Values = Mapping[ModelAndTraining, float]
 
 
-def _best(mine: Values, others: Values) -> float:
+def _mean(of_seed: Values, of_other_seeds: Values) -> float:
+    return fmean(of_seed.values())
+
+
+def _best(of_seed: Values, of_other_seeds: Values) -> float:
     """The value of the setting that is best on the other seeds. The lowest value of this seed would
     be too low, by its noise.
     """
-    known = {setting: value for setting, value in others.items() if setting in mine} or mine
-    return mine[min(known, key=known.__getitem__)]
+    ranking = {name: value for name, value in of_other_seeds.items() if name in of_seed}
+    if not ranking:
+        ranking = dict(of_seed)
+    return of_seed[min(ranking, key=ranking.__getitem__)]
+
+
+def _sensitivity(of_seed: Values, of_other_seeds: Values) -> float:
+    return fmean(of_seed.values()) - min(of_seed.values())
 
 
 OVER: dict[str, Callable[[Values, Values], float]] = {
-    "mean": lambda mine, others: fmean(mine.values()),
+    "mean": _mean,
     "best": _best,
-    "sensitivity": lambda mine, others: fmean(mine.values()) - min(mine.values()),
+    "sensitivity": _sensitivity,
 }
 """How the figures of a seed become one: functions of this seed's values by setting (learning rate
 and varied fields), and of the means of other seeds.
@@ -68,30 +80,34 @@ class Contrast:
 
     def by_seed(self, runs: FinishedRuns) -> dict[int, float]:
         """The effect for each seed for which it is known."""
-        found = {}
+        effects = {}
         for seed in sorted({run.run.training.seed for run in runs}):
             more = self._value(runs, self.more, seed)
-            less = 0.0 if self.less is None else self._value(runs, self.less, seed)
+            less: float | None = 0.0
+            if self.less is not None:
+                less = self._value(runs, self.less, seed)
             if more is not None and less is not None:
-                found[seed] = self.sign * (more - less - self.beyond)
-        return found
+                effects[seed] = self.sign * (more - less - self.beyond)
+        return effects
 
-    def _value(self, runs: FinishedRuns, wanted: Mapping[str, Any], seed: int) -> float | None:
-        figure = FIGURES[self.figure]
-        mine: dict[ModelAndTraining, float] = {}
-        others: dict[ModelAndTraining, list[float]] = {}
+    def _value(self, runs: FinishedRuns, fields: Mapping[str, Any], seed: int) -> float | None:
+        """The figure of the runs with these fields for a seed; None without a run that has it."""
+        of_seed: dict[ModelAndTraining, float] = {}
+        of_other_seeds: dict[ModelAndTraining, list[float]] = {}
         for run in runs:
-            settings = {**vars(run.run.training), **vars(run.run.model)}
-            if wanted.items() <= settings.items() and (value := figure(run)) is not None:
-                setting = run.run.model, replace(run.run.training, seed=0)
-                if run.run.training.seed == seed:
-                    mine[setting] = value
-                else:
-                    others.setdefault(setting, []).append(value)
-        means = {setting: fmean(values) for setting, values in others.items()}
-        if mine:
-            return OVER[self.over](mine, means)
-        return None
+            if not fields.items() <= {**vars(run.run.training), **vars(run.run.model)}.items():
+                continue
+            value = FIGURES[self.figure](run)
+            if value is None:
+                continue
+            if run.run.training.seed == seed:
+                of_seed[_without_seed(run)] = value
+            else:
+                of_other_seeds.setdefault(_without_seed(run), []).append(value)
+        if not of_seed:
+            return None
+        means = {setting: fmean(values) for setting, values in of_other_seeds.items()}
+        return OVER[self.over](of_seed, means)
 
 
 @dataclass(frozen=True)
@@ -140,10 +156,9 @@ class Verdict:
 def effect(contrast: Contrast, runs: FinishedRuns) -> Effect:
     """The contrast over the seeds of these runs."""
     values = list(contrast.by_seed(runs).values())
+    mean = math.nan
     if values:
         mean = fmean(values)
-    else:
-        mean = math.nan
     return Effect(
         contrast.says,
         contrast.figure,
@@ -164,23 +179,31 @@ def judge(
 ) -> Verdict:
     """The verdict of these runs, on a task with this loss of a model without depth."""
     effects = [effect(contrast, runs) for contrast in contrasts]
-    held = [each.holds if each.seeds >= LEAST_SEEDS else None for each in effects]
     best = _best_loss(runs)
-    learned = depthless_loss is None or (best is not None and best < depthless_loss / 2)
-    if all(held):
-        verdict = REPRODUCED
-    elif any(each is False for each in held):
-        verdict = NOT_REPRODUCED
-    else:
+    verdict = _verdict(effects)
+    if depthless_loss is not None and (best is None or not best < depthless_loss / 2):
         verdict = UNDECIDED
-    return Verdict(
-        claim, source, verdict if learned else UNDECIDED, effects, notes, best, depthless_loss
-    )
+    return Verdict(claim, source, verdict, effects, notes, best, depthless_loss)
+
+
+def _verdict(effects: Sequence[Effect]) -> str:
+    """What the effects say of the claim, whatever the runs learned."""
+    with_enough_seeds = [effect for effect in effects if effect.seeds >= LEAST_SEEDS]
+    if any(effect.holds is False for effect in with_enough_seeds):
+        return NOT_REPRODUCED
+    if len(with_enough_seeds) == len(effects) and all(effect.holds for effect in effects):
+        return REPRODUCED
+    return UNDECIDED
 
 
 def _best_loss(runs: FinishedRuns) -> float | None:
     losses: dict[ModelAndTraining, list[float]] = {}
     for run in runs:
-        if (loss := FIGURES["loss"](run)) is not None:
-            losses.setdefault((run.run.model, replace(run.run.training, seed=0)), []).append(loss)
-    return min((fmean(each) for each in losses.values()), default=None)
+        loss = FIGURES["loss"](run)
+        if loss is not None:
+            losses.setdefault(_without_seed(run), []).append(loss)
+    return min(map(fmean, losses.values()), default=None)
+
+
+def _without_seed(run: Finished) -> ModelAndTraining:
+    return run.run.model, replace(run.run.training, seed=0)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from ctrans.study.database import Finished
+from ctrans.study.finished import Finished
 from ctrans.study.outcomes import end_loss
 from ctrans.study.training import FAILED
 
@@ -38,15 +38,18 @@ def _trained(
     """A figure of a measure by depth of the trained model. With `change`, `figure` gets the measure
     before the training and after it.
     """
+    times = ["after"]
+    if change:
+        times = ["before", "after"]
 
     def of_run(run: Finished) -> float | None:
-        found = [
-            run.result.trained.get(when, {}).get(measure)
-            for when in (("before", "after") if change else ("after",))
-        ]
-        if all(isinstance(each, dict) for each in found):
-            return figure(*(each[name] for each in found))
-        return None
+        values = []
+        for time in times:
+            measured = run.result.trained.get(time, {}).get(measure)
+            if not isinstance(measured, dict):
+                return None
+            values.append(measured[name])
+        return figure(*values)
 
     return of_run
 
@@ -63,6 +66,32 @@ def _drift(before: Sequence[float], after: Sequence[float]) -> float:
     return fmean(abs(b - a) for a, b in zip(before, after, strict=True))
 
 
+def _growth_exponent(size: Sequence[float]) -> float | None:
+    """p of mean|X_k| ~ k^p from the middle of the depth to its end."""
+    if size[-1] > 0:
+        return math.log2(size[-1] / size[len(size) // 2])
+    return None
+
+
+def _last_size(size: Sequence[float]) -> float | None:
+    """log10 of the last state's mean absolute entry."""
+    if size[-1] > 0:
+        return math.log10(size[-1])
+    return None
+
+
+def _last_grown(before: Sequence[float], after: Sequence[float]) -> float | None:
+    return _decades(before[-1], after[-1])
+
+
+def _largest_grown(before: Sequence[float], after: Sequence[float]) -> float | None:
+    return _decades(max(before), max(after))
+
+
+def _log_drift(before: Sequence[float], after: Sequence[float]) -> float:
+    return _drift(_logs(before), _logs(after))
+
+
 def _logs(theta: Sequence[float]) -> list[float]:
     return [math.log10(max(value, LEAST)) for value in theta]
 
@@ -70,28 +99,14 @@ def _logs(theta: Sequence[float]) -> list[float]:
 FIGURES: dict[str, Figure] = {
     "diverged": _diverged,
     "loss": _loss,
-    # p of mean|X_k| ~ k^p from the middle of the depth to its end
-    "growth exponent": _trained(
-        "moments",
-        "mean_abs",
-        lambda size: math.log2(size[-1] / size[len(size) // 2]) if size[-1] > 0 else None,
-    ),
+    "growth exponent": _trained("moments", "mean_abs", _growth_exponent),
     # of the last state's variance
-    "variance grown": _trained(
-        "moments", "variance", lambda before, after: _decades(before[-1], after[-1]), change=True
-    ),
+    "variance grown": _trained("moments", "variance", _last_grown, change=True),
     # of the largest ratio of a largest to a median entry
-    "massive grown": _trained(
-        "massive", "ratio", lambda before, after: _decades(max(before), max(after)), change=True
-    ),
-    # log10 of the last state's mean absolute entry
-    "size": _trained(
-        "moments", "mean_abs", lambda size: math.log10(size[-1]) if size[-1] > 0 else None
-    ),
+    "massive grown": _trained("massive", "ratio", _largest_grown, change=True),
+    "size": _trained("moments", "mean_abs", _last_size),
     "theta": _trained("attention", "theta", fmean),
-    "theta drift": _trained(
-        "attention", "theta", lambda before, after: _drift(_logs(before), _logs(after)), change=True
-    ),
+    "theta drift": _trained("attention", "theta", _log_drift, change=True),
     "S drift": _trained("attention", "log_S", _drift, change=True),
 }
 """Figures by name: functions of a run."""

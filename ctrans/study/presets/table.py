@@ -4,148 +4,34 @@ the study in the sizes `small` and `paper`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from ctrans.study.description import Study
+from ctrans.study.presets.bases import DIGITS, GPT2, KIM, RATES, SMALL, XL
 from ctrans.study.presets.claim import Contrast
-from solvers import ConfigError
+from ctrans.study.presets.preset import Preset
 
-SMALL = {
-    "depth": 4,
-    "width": 32,
-    "heads": 2,
-    "embedding_std": 0.1,
-    "iterations": 1800,
-    "warmup": 120,
-    "batch": 16,
-    "eval_every": 300,
-    "eval_windows": 512,
-    "weight_decay": 0.1,
-    "learning_rate": 3e-3,
-}
-"""The usual base of `small`, for `TASK`: its best cases end below half of the depthless floor. A
-run took 12 s on one processor.
-"""
-TASK = "recall"
-"""The usual task of `small`. On a text this small, a model without depth is as good as one with it.
-"""
-GPT2 = {
-    "vocab_size": 50304,
-    "context": 1024,
-    "depth": 12,
-    "width": 768,
-    "heads": 12,
-    "dtype": "bfloat16",
-    "iterations": 20_000,
-    "batch": 12,
-    "accumulate": 40,
-    "warmup": 700,
-    "eval_every": 1000,
-    "learning_rate": 6e-4,
-}
-"""Kan's base: GPT-2 of 124M parameters on OpenWebText (nanoGPT's files, with --bin), 20,000
-iterations.
-"""
-XL = {**GPT2, "depth": 48, "width": 1600, "heads": 25}
-KIM = {
-    **GPT2,
-    "depth": 24,
-    "width": 1024,
-    "heads": 16,
-    "context": 2048,
-    "norm": "rmsnorm",
-    "iterations": 30_000,
-}
-"""Kim's 400M models: 30 billion tokens."""
-DIGITS = {
-    "depth": 6,
-    "width": 32,
-    "heads": 4,
-    "weight_decay": 0.1,
-    "learning_rate": 3e-3,
-    "iterations": 300,
-    "batch": 8,
-    "warmup": 30,
-    "eval_every": 100,
-    "eval_windows": 120,
-}
-"""The base of `small` for digits. A task fixes vocabulary and context."""
-RATES = (1e-3, 3e-3, 1e-2)
-"""The rates of cases that have their own best one. It is chosen on the other seeds."""
-SIZES = ("small", "paper")
-SEEDS = (0, 1, 2, 3, 4)
-PRE, PERI, POST, NONE, OUTPUT, PRE_POST = (
-    {"placement": name} for name in ("pre", "peri", "post", "none", "output", "pre_post")
-)
+PRE = {"placement": "pre"}
+PERI = {"placement": "peri"}
+POST = {"placement": "post"}
+NONE = {"placement": "none"}
+OUTPUT = {"placement": "output"}
+PRE_POST = {"placement": "pre_post"}
 
-PRE_LONG, PRE_SHORT, PERI_LONG, PERI_SHORT = (
-    {**name, "dt": dt} for name in (PRE, PERI) for dt in (1.0, 0.1)
-)
-"""Runs with a long step and with a short one."""
+LONG = {"dt": 1.0}
+SHORT = {"dt": 0.1}
+"""A long step and a short one."""
 LONG_AND_SHORT: dict[str, list[Any]] = {"placement": ["pre", "peri"], "dt": [1.0, 0.1]}
-"""All four of them."""
-COLD, WARM = {"warmup": 0}, {"warmup": 120}
+"""Pre-LN and Peri-LN with both steps."""
+COLD = {"warmup": 0}
+WARM = {"warmup": 120}
 """Without and with a warm-up of the learning rate."""
-FIXED, FALLS = (
-    {"temperature_start": start, "temperature_steps": steps}
-    for start, steps in ((None, 0), (10.0, 120))
-)
+FIXED = {"temperature_start": None, "temperature_steps": 0}
+FALLS = {"temperature_start": 10.0, "temperature_steps": 120}
 """Attention's temperature."""
 VARIANCE_GROWS = Contrast("Pre-LN's variance grows more in training", PRE, PERI, "variance grown")
 ENTRIES_GROW = Contrast(
     "Pre-LN's largest entry grows more beside the median one", PRE, PERI, "massive grown"
 )
-
-
-@dataclass(frozen=True)
-class Preset:
-    """An experiment of a paper.
-
-    - `claim`, `source`: what the paper says, and where
-    - `contrasts`: the effects, which are positive if the claim holds
-    - `small`, `paper`: base configurations
-    - `vary`, `cases`, `rates`, `seeds`, `measure`: as of a `Study`
-    - `notes`: what a small model cannot show, and differences from the paper
-    - `paper_vary`: fields that vary differently in `paper`
-    - `tasks`: of `small` and `paper`, each of `ctrans.training.tasks.TASKS`, or "" for text
-    """
-
-    claim: str
-    source: str
-    contrasts: Sequence[Contrast]
-    small: Mapping[str, Any]
-    paper: Mapping[str, Any]
-    vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    cases: Sequence[Mapping[str, Any]] = ()
-    rates: Sequence[float] = ()
-    seeds: Sequence[int] = SEEDS
-    measure: Sequence[str] = ()
-    notes: str = ""
-    paper_vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    tasks: tuple[str, str] = (TASK, "")
-
-    def study(self, name: str, scale: str) -> Study:
-        """The study at that scale. Raises ConfigError for an unknown one."""
-        if scale not in SIZES:
-            raise ConfigError(f"scale {scale!r}: choose {' or '.join(SIZES)}")
-        if scale == "small":
-            base, vary = (self.small, self.vary)
-        else:
-            base, vary = (self.paper, {**self.vary, **self.paper_vary})
-        task = self.tasks[SIZES.index(scale)]
-        source = {"task": task} if task else {"file": None, "bin": None}
-        return Study(
-            f"{name}-{scale}",
-            base,
-            vary,
-            self.cases,
-            self.rates,
-            self.seeds,
-            self.measure,
-            source=source,
-        )
 
 
 PRESETS: dict[str, Preset] = {
@@ -168,9 +54,9 @@ PRESETS: dict[str, Preset] = {
                 "diverged",
             ),
         ],
-        SMALL | {"learning_rate": 3e-2},
-        GPT2,
-        {"placement": ["none", "pre", "peri"], "weight_decay": [0.0, 0.1]},
+        small=SMALL | {"learning_rate": 3e-2},
+        paper=GPT2,
+        vary={"placement": ["none", "pre", "peri"], "weight_decay": [0.0, 0.1]},
         notes=(
             "at this size the learning rate is raised tenfold for anything to diverge; also a loss"
             " above the first counts as divergence"
@@ -180,13 +66,17 @@ PRESETS: dict[str, Preset] = {
         "at dt 1 Pre-LN ends at 5.43 and Peri-LN at 3.12, at dt 0.1 at 3.13 and 3.10 (124M)",
         "Kan et al., arXiv 2510.09904, table 2",
         [
-            Contrast("Pre-LN ends lower at dt 0.1 than at 1", PRE_LONG, PRE_SHORT, over="best"),
-            Contrast("at dt 1 Peri-LN ends lower than Pre-LN", PRE_LONG, PERI_LONG, over="best"),
-            Contrast("Peri-LN ends lower at dt 0.1 than at 1", PERI_LONG, PERI_SHORT, over="best"),
+            Contrast("Pre-LN ends lower at dt 0.1 than at 1", PRE | LONG, PRE | SHORT, over="best"),
+            Contrast(
+                "at dt 1 Peri-LN ends lower than Pre-LN", PRE | LONG, PERI | LONG, over="best"
+            ),
+            Contrast(
+                "Peri-LN ends lower at dt 0.1 than at 1", PERI | LONG, PERI | SHORT, over="best"
+            ),
         ],
-        SMALL,
-        GPT2,
-        LONG_AND_SHORT,
+        small=SMALL,
+        paper=GPT2,
+        vary=LONG_AND_SHORT,
         rates=RATES,
         notes="each case at its best rate; `paper` is the column of 124M",
     ),
@@ -197,8 +87,8 @@ PRESETS: dict[str, Preset] = {
         [
             Contrast(
                 "Pre-LN's growth exponent is above Peri-LN's at dt 1",
-                PRE_LONG,
-                PERI_LONG,
+                PRE | LONG,
+                PERI | LONG,
                 "growth exponent",
             ),
             Contrast(
@@ -209,15 +99,18 @@ PRESETS: dict[str, Preset] = {
                 sign=-1,
             ),
             Contrast(
-                "Pre-LN's last state is larger at dt 1 than at 0.1", PRE_LONG, PRE_SHORT, "size"
+                "Pre-LN's last state is larger at dt 1 than at 0.1", PRE | LONG, PRE | SHORT, "size"
             ),
             Contrast(
-                "Peri-LN's last state is larger at dt 1 than at 0.1", PERI_LONG, PERI_SHORT, "size"
+                "Peri-LN's last state is larger at dt 1 than at 0.1",
+                PERI | LONG,
+                PERI | SHORT,
+                "size",
             ),
         ],
-        SMALL | {"depth": 8},
-        XL,
-        LONG_AND_SHORT,
+        small=SMALL | {"depth": 8},
+        paper=XL,
+        vary=LONG_AND_SHORT,
         measure=["moments"],
         notes=(
             "the paper says that a tuned weight decay keeps Pre-LN below exponential growth;"
@@ -238,9 +131,9 @@ PRESETS: dict[str, Preset] = {
                 over="sensitivity",
             ),
         ],
-        SMALL,
-        KIM,
-        {"placement": ["pre", "peri", "post"]},
+        small=SMALL,
+        paper=KIM,
+        vary={"placement": ["pre", "peri", "post"]},
         rates=[1e-3, 3e-3, 1e-2, 3e-2, 1e-1],
     ),
     "kim-growth": Preset(
@@ -251,9 +144,9 @@ PRESETS: dict[str, Preset] = {
             VARIANCE_GROWS,
             ENTRIES_GROW,
         ],
-        SMALL,
-        KIM,
-        {"placement": ["pre", "peri"]},
+        small=SMALL,
+        paper=KIM,
+        vary={"placement": ["pre", "peri"]},
         measure=["moments", "massive"],
     ),
     "kim-final-norm": Preset(
@@ -271,9 +164,9 @@ PRESETS: dict[str, Preset] = {
                 "diverged",
             ),
         ],
-        SMALL,
-        KIM,
-        {"placement": ["peri", "pre_post", "post", "output"]},
+        small=SMALL,
+        paper=KIM,
+        vary={"placement": ["peri", "pre_post", "post", "output"]},
         rates=[3e-3, 3e-2],
         notes=(
             "of the norm before the head the reviews and rebuttals claim nothing; best is of the"
@@ -292,8 +185,8 @@ PRESETS: dict[str, Preset] = {
                 "Peri-LN ends at most 0.05 nats above Pre-LN", PERI, PRE, beyond=0.05, sign=-1
             ),
         ],
-        DIGITS,
-        DIGITS
+        small=DIGITS,
+        paper=DIGITS
         | {
             "depth": 12,
             "width": 192,
@@ -302,7 +195,7 @@ PRESETS: dict[str, Preset] = {
             "warmup": 500,
             "eval_every": 500,
         },
-        {"placement": ["pre", "peri"]},
+        vary={"placement": ["pre", "peri"]},
         measure=["moments", "massive"],
         notes=(
             "1,797 digits of 8 x 8 pixels, patches of one pixel; no size was published: `paper` is"
@@ -335,8 +228,8 @@ PRESETS: dict[str, Preset] = {
                 over="best",
             ),
         ],
-        SMALL | {"initialisation": "xavier", "activation": "relu"},
-        GPT2
+        small=SMALL | {"initialisation": "xavier", "activation": "relu"},
+        paper=GPT2
         | {
             "initialisation": "xavier",
             "activation": "relu",
@@ -345,7 +238,7 @@ PRESETS: dict[str, Preset] = {
             "heads": 8,
             "context": 256,
         },
-        {"placement": ["pre", "post"], "warmup": [0, 120]},
+        vary={"placement": ["pre", "post"], "warmup": [0, 120]},
         rates=RATES,
         notes=(
             "the paper translates and fills gaps; here it is recall (`paper`: the next token, of a"
@@ -367,9 +260,9 @@ PRESETS: dict[str, Preset] = {
                 sign=-1,
             ),
         ],
-        SMALL,
-        GPT2 | {"depth": 36, "width": 1280, "heads": 20},
-        {"placement": ["pre", "deepnorm"]},
+        small=SMALL,
+        paper=GPT2 | {"depth": 36, "width": 1280, "heads": 20},
+        vary={"placement": ["pre", "deepnorm"]},
         measure=["attention"],
         notes=(
             "measured before and after the training, and not between; judged for Pre-LN, the other"
@@ -394,8 +287,8 @@ PRESETS: dict[str, Preset] = {
                 sign=-1,
             ),
         ],
-        SMALL,
-        GPT2,
+        small=SMALL,
+        paper=GPT2,
         cases=[POST | COLD | FIXED, POST | COLD | FALLS, POST | WARM | FIXED],
         rates=RATES,
         notes=(
@@ -410,14 +303,16 @@ PRESETS: dict[str, Preset] = {
         [
             Contrast(
                 "at 128 blocks Peri-LN at dt 0.1 ends lower than Pre-LN at dt 1",
-                PRE_LONG,
-                PERI_SHORT,
+                PRE | LONG,
+                PERI | SHORT,
             ),
-            Contrast("at 128 blocks Pre-LN ends lower at dt 0.1 than at 1", PRE_LONG, PRE_SHORT),
+            Contrast(
+                "at 128 blocks Pre-LN ends lower at dt 0.1 than at 1", PRE | LONG, PRE | SHORT
+            ),
         ],
-        SMALL | {"depth": 128, "width": 16, "iterations": 600, "warmup": 60},
-        GPT2 | {"depth": 128},
-        LONG_AND_SHORT,
+        small=SMALL | {"depth": 128, "width": 16, "iterations": 600, "warmup": 60},
+        paper=GPT2 | {"depth": 128},
+        vary=LONG_AND_SHORT,
     ),
     "tuning": Preset(
         "with a learning rate and a weight decay of its own Peri-LN gains over Pre-LN's settings"
@@ -432,9 +327,9 @@ PRESETS: dict[str, Preset] = {
             ),
             Contrast("each at its best, Peri-LN ends lower than Pre-LN", PRE, PERI, over="best"),
         ],
-        SMALL,
-        GPT2,
-        {"placement": ["pre", "peri"], "weight_decay": [0.0, 0.1, 1.0], "batch": [8, 16]},
+        small=SMALL,
+        paper=GPT2,
+        vary={"placement": ["pre", "peri"], "weight_decay": [0.0, 0.1, 1.0], "batch": [8, 16]},
         rates=[1e-3, 3e-3, 1e-2, 3e-2],
         notes="a seed's best is the setting that is best on the other seeds",
         paper_vary={"batch": [12, 24]},

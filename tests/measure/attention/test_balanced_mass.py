@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctrans.measure.attention.balanced_mass import EXACT, balanced_mass, smallest_difference
-from ctrans.theory.theta import greedy_prefix, peaked_bound, softmax_jacobian
+from ctrans.theory.section_09_softmax import greedy_prefix, peaked_bound, softmax_jacobian
 from solvers import ConfigError
 
 

@@ -27,7 +27,7 @@ from ctrans.measure.attention.by_depth import attention_layers, block_layers, se
 from ctrans.measure.backward.singular_values import linearise
 from ctrans.measure.walk import states_of
 from ctrans.theory.all_statements import all_statements
-from ctrans.theory.run import verify
+from ctrans.theory.verify import verify
 from solvers import ConfigError
 from tests.helpers import NAMES, small_model, tokens
 

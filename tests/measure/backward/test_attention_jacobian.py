@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from ctrans.dynamics.fields import Attention
-from ctrans.theory.sensitivity import attention_jacobian
+from ctrans.theory.section_07_sensitivity import attention_jacobian
 from tests.helpers import learned
 
 

@@ -20,7 +20,7 @@ from ctrans.measure.transport.transport import (
     transport_bound,
 )
 from ctrans.measure.transport.wasserstein import wasserstein
-from ctrans.theory.transport import diverging
+from ctrans.theory.section_08_transport import diverging
 from solvers import ConfigError, SolveError
 from tests.helpers import NAMES, carried, small_model, tokens, transport
 

@@ -15,10 +15,10 @@ from ctrans.dynamics.norm import Norm
 from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.measure.backward.lyapunov import lyapunov
 from ctrans.measure.backward.sensitivity import backward_sensitivity, sublayer_sensitivity
-from ctrans.measure.backward.weight_slope import sensitivity_slope
+from ctrans.measure.backward.weight_slope import Slope, sensitivity_slope
 from ctrans.measure.forward.weight_scaling import SCALINGS
 from ctrans.measure.walk import states_of
-from ctrans.theory.random_models import described, random_model
+from ctrans.theory.random_models import describe_model, random_model
 from ctrans.theory.statement import Trial, Trials, dense_jacobian, dense_matrix, equal, statement
 
 SECTION = 7
@@ -29,14 +29,14 @@ SLOPE = 0.02
 
 def _slope(draw: Draw, placements: tuple[str, ...], expected: float) -> Trial:
     scaling = draw.choice([name for name, rule in SCALINGS.items() if rule.exact])
-    made = random_model(
+    model = random_model(
         draw, draw.choice(placements), depth=1, activation=draw.choice(("gelu", "silu", "tanh"))
     )
-    sublayer = made.depth.sublayers[("attention", "ffn").index(SCALINGS[scaling].kind)]
-    found = sensitivity_slope(
-        sublayer, draw.normal(1, 5, made.config.width), scaling, tolerance=1e-5
-    ).slope
-    return Trial(abs(found - expected), f"{described(made)}: S ~ c^{found:.4f}, {scaling} scaled")
+    sublayer = model.depth.sublayers[("attention", "ffn").index(SCALINGS[scaling].kind)]
+    x = draw.normal(1, 5, model.config.width)
+    slope = sensitivity_slope(sublayer, x, scaling, tolerance=1e-5).slope
+    case = f"{describe_model(model)}: S ~ c^{slope:.4f}, {scaling} scaled"
+    return Trial(abs(slope - expected), case)
 
 
 @statement(
@@ -79,23 +79,25 @@ def peri_slope(draw: Draw) -> Trial:
     0.02,
     printed="S is invariant to the size of the activation, whatever changes it",
 )
-def first_weights(draw: Draw, printed: bool) -> Trials:
+def first_weights(draw: Draw, *, printed: bool) -> Trials:
     """Error |s| of S ~ c^s under peri as W1 grows by c = 1 to 1000 (ReLU, no bias); |S(1000
     W1)/S(100 W1) - 1| - 0.1 for GELU.
 
     Printed: |S(10 W1)/S(W1) - 1| for GELU.
     """
-    found = {}
-    for activation in ("gelu",) if printed else ("relu", "gelu"):
-        made = random_model(draw, "peri", depth=1, activation=activation, bias=False)
-        found[activation] = sensitivity_slope(
-            made.depth.sublayers[1], draw.normal(1, 5, 8), "W1", tolerance=1e-6
-        )
-    gelu = [value or math.nan for value in found["gelu"].values]
-    listed = f"S = {', '.join(f'{v:.4g}' for v in gelu)}"
+
+    def growth(activation: str) -> Slope:
+        model = random_model(draw, "peri", depth=1, activation=activation, bias=False)
+        x = draw.normal(1, 5, 8)
+        return sensitivity_slope(model.depth.sublayers[1], x, "W1", tolerance=1e-6)
+
     if printed:
+        gelu = [value or math.nan for value in growth("gelu").values]
+        listed = f"S = {', '.join(f'{v:.4g}' for v in gelu)}"
         return Trial(abs(gelu[1] / gelu[0] - 1), f"GELU, W1 scaled by 1, 10, 100, 1000: {listed}")
-    slope = found["relu"].slope
+    slope = growth("relu").slope
+    gelu = [value or math.nan for value in growth("gelu").values]
+    listed = f"S = {', '.join(f'{v:.4g}' for v in gelu)}"
     return [
         Trial(abs(slope), f"ReLU without bias, W1 scaled: S ~ c^{slope:.4f}"),
         Trial(abs(gelu[3] / gelu[2] - 1) - 0.1, f"GELU: {listed}, which settles"),
@@ -110,18 +112,19 @@ def first_weights(draw: Draw, printed: bool) -> Trials:
     0.02,
     printed="S is invariant to the size of the activation, with eps too",
 )
-def far_below_eps(draw: Draw, printed: bool) -> Trial:
+def far_below_eps(draw: Draw, *, printed: bool) -> Trial:
     """|s - 1| of S ~ c^s under peri, eps = 0.01, W2 scaled by c = 1e-5 and 1e-4: activations far
     below sqrt(eps). Printed: |s|.
     """
-    made = random_model(draw, "peri", depth=1, eps=1e-2, spread=0)
+    model = random_model(draw, "peri", depth=1, eps=1e-2, spread=0)
     x = draw.normal(1, 5, 8)
-    found = sensitivity_slope(
-        made.depth.sublayers[1], x, "W2", factors=(1e-5, 1e-4), eps=None, tolerance=1e-6
+    slope = sensitivity_slope(
+        model.depth.sublayers[1], x, "W2", factors=(1e-5, 1e-4), eps=None, tolerance=1e-6
     ).slope
-    return Trial(
-        abs(found - (0 if printed else 1)), f"eps = 0.01, small activations: S ~ c^{found:.4f}"
-    )
+    case = f"eps = 0.01, small activations: S ~ c^{slope:.4f}"
+    if printed:
+        return Trial(abs(slope), case)
+    return Trial(abs(slope - 1), case)
 
 
 @statement(
@@ -136,17 +139,18 @@ def products(draw: Draw) -> Trials:
     """|J_{i:D}|_2 without forming it, against singular values of the product of the steps' dense
     Jacobians.
     """
-    made = random_model(draw, draw.choice(PLACEMENTS), width=4)
+    model = random_model(draw, draw.choice(PLACEMENTS), width=4)
     x0 = draw.log_uniform(-0.5, 0.5) * draw.normal(3, 4)
-    found = backward_sensitivity(made.depth, x0).products
-    steps = zip(made.depth.sublayers, states_of(made.depth, x0), strict=False)
-    factors = [dense_matrix(partial(sublayer.step, dt=made.config.dt), x) for sublayer, x in steps]
+    norms = backward_sensitivity(model.depth, x0).products
+    steps = zip(model.depth.sublayers, states_of(model.depth, x0), strict=False)
+    factors = [dense_matrix(partial(sublayer.step, dt=model.config.dt), x) for sublayer, x in steps]
     cases = []
     product = torch.eye(12, dtype=torch.float64)
-    for i in reversed(range(made.config.depth)):
+    for i in reversed(range(model.config.depth)):
         product = product @ factors[2 * i + 1] @ factors[2 * i]
         exact = torch.linalg.matrix_norm(product, 2)
-        cases.append(equal(found[i].value or math.nan, exact, f"|J_{i}:D|, {described(made)}"))
+        measured = norms[i].value or math.nan
+        cases.append(equal(measured, exact, f"|J_{i}:D|, {describe_model(model)}"))
     return cases
 
 
@@ -161,13 +165,12 @@ def sublayers(draw: Draw) -> Trial:
     """S = |dv/dX|_2 without forming dv/dX, against the dense Jacobian's largest singular value, any
     placement.
     """
-    made = random_model(draw, draw.choice(PLACEMENTS), width=6)
-    sublayer = draw.choice(made.depth.sublayers)
+    model = random_model(draw, draw.choice(PLACEMENTS), width=6)
+    sublayer = draw.choice(model.depth.sublayers)
     x = draw.normal(4, 6)
     exact = torch.linalg.matrix_norm(dense_matrix(sublayer.velocity, x), 2)
-    return equal(
-        sublayer_sensitivity(sublayer, x).value or math.nan, exact, f"|dv/dX|, {described(made)}"
-    )
+    measured = sublayer_sensitivity(sublayer, x).value or math.nan
+    return equal(measured, exact, f"|dv/dX|, {describe_model(model)}")
 
 
 @statement(
@@ -179,15 +182,15 @@ def sublayers(draw: Draw) -> Trial:
 )
 def exponents(draw: Draw) -> Trial:
     """T times the sum of all exponents is log|det J|."""
-    made = random_model(draw, draw.choice(("none", "pre", "peri", "output")), width=4)
+    model = random_model(draw, draw.choice(("none", "pre", "peri", "output")), width=4)
     x0 = draw.normal(3, 4)
-    found = lyapunov(made.depth, x0, count=12, generator=draw.generator)
-    exact = torch.linalg.slogdet(dense_matrix(made.depth, x0)).logabsdet
-    words = described(made)
+    measured = lyapunov(model.depth, x0, count=12, generator=draw.generator)
+    exact = torch.linalg.slogdet(dense_matrix(model.depth, x0)).logabsdet
+    case = describe_model(model)
     return equal(
-        sum(found.exponents) * found.time,
+        sum(measured.exponents) * measured.time,
         exact,
-        f"T sum of exponents against log|det J|, {words}",
+        f"T sum of exponents against log|det J|, {case}",
         abs(exact) + 1,
     )
 
@@ -203,14 +206,15 @@ def attention_jacobian(
     that token precedes Q_h and K_h. `attention` has no `AttentionOptions`.
     """
     tokens, width = x.shape
-    q, k, v = (
-        part.unflatten(-1, (attention.heads, -1)).transpose(0, 1)
-        for part in attention.qkv(x).chunk(3, dim=-1)
-    )
-    parts = attention.qkv.weight.chunk(3)
-    to_q, to_k, to_v = (part.reshape(attention.heads, -1, part.shape[-1]) for part in parts)
-    weight = attention.out.weight
-    out = weight.reshape(len(weight), attention.heads, -1)  # width, heads, head
+
+    def by_head(part: Tensor) -> Float[Tensor, "heads tokens head"]:
+        heads: Tensor = part.unflatten(-1, (attention.heads, -1))
+        return heads.transpose(0, 1)
+
+    q, k, v = map(by_head, attention.qkv(x).chunk(3, dim=-1))
+    matrices = attention.qkv.weight.reshape(3, attention.heads, -1, width)
+    to_q, to_k, to_v = matrices  # heads, head, width
+    out = attention.out.weight.reshape(width, attention.heads, -1)  # width, heads, head
     a = attention.probabilities(x)
     # heads, tokens, head, width
     dq = _after_norm(attention.query_norm, q, to_q)
@@ -247,7 +251,7 @@ def _attention(draw: Draw) -> tuple[Attention, Tensor]:
     ).double()
     for parameter in attention.parameters():
         parameter.copy_(draw.normal(*parameter.shape) / 2)
-    return attention.requires_grad_(False), draw.normal(4, 6)
+    return attention.requires_grad_(requires_grad=False), draw.normal(4, 6)
 
 
 @statement(

@@ -13,7 +13,7 @@ from ctrans.dynamics.norm import Norm
 from ctrans.dynamics.residual import sinkhorn
 from ctrans.measure.forward.mixing import product_gains
 from ctrans.model.gpt import GPT
-from ctrans.theory.random_models import described, random_model, random_text
+from ctrans.theory.random_models import describe_model, random_model, random_text
 from ctrans.theory.statement import Printed, Trial, Trials, at_most, dense_matrix, equal, statement
 
 SECTION = 7
@@ -30,27 +30,27 @@ def adjoint_growth(draw: Draw) -> Trials:
     """|P_i| against the product from i on, L_f the dense spectral norm of the map's Jacobian at its
     input.
     """
-    made = random_model(draw, draw.choice(("peri", "output")), width=4, ffn_width=6, depth=2)
-    found = costate(made, random_text(draw, 1, 3), random_text(draw, 1, 3))
-    factors = [1 + slope / sigma for slope, sigma in _slopes(made, found)]
-    end = float(found.costates[-1].norm())
+    model = random_model(draw, draw.choice(("peri", "output")), width=4, ffn_width=6, depth=2)
+    adjoint = costate(model, random_text(draw, 1, 3), random_text(draw, 1, 3))
+    factors = [1 + slope / sigma for slope, sigma in _slopes(model, adjoint)]
+    end = float(adjoint.costates[-1].norm())
     return [
         at_most(
             p.norm(),
             end * math.prod(factors[i:]),
-            f"{described(made)}: |P_{i}| against |P_D| times the product",
+            f"{describe_model(model)}: |P_{i}| against |P_D| times the product",
         )
-        for i, p in enumerate(found.costates)
+        for i, p in enumerate(adjoint.costates)
     ]
 
 
-def _slopes(made: GPT, found: Costate) -> list[tuple[float, float]]:
+def _slopes(model: GPT, adjoint: Costate) -> list[tuple[float, float]]:
     """h g_out L_f g_in/sigma_out of each sublayer, and sigma_in, the least over tokens (1 without
     an input norm).
     """
     slopes = []
     for sublayer, slope, x in zip(
-        made.depth.sublayers, made.depth.lengths, found.states, strict=False
+        model.depth.sublayers, model.depth.lengths, adjoint.states, strict=False
     ):
         u = sublayer.given(x)
         sigma = 1.0
@@ -74,7 +74,7 @@ def _slopes(made: GPT, found: Costate) -> list[tuple[float, float]]:
     0.5,
     printed=Printed("the product is polynomial in depth for any sigma_in", share=0.02),
 )
-def power_law(draw: Draw, printed: bool) -> Trials:
+def power_law(draw: Draw, *, printed: bool) -> Trials:
     """prod_k (1 + c/(s + b k)), k = 0 to D - 1, against (1 + c/s)(1 + b (D-1)/s)^(c/b): numbers up
     to D = 10^5, and a model.
 
@@ -84,10 +84,9 @@ def power_law(draw: Draw, printed: bool) -> Trials:
     """
     if printed:
         c = draw.uniform(0.5, 2)
-        short, long = (blocks * math.log1p(c) for blocks in (10, 1000))
-        exponent = short / math.log(10)
+        exponent = 10 * math.log1p(c) / math.log(10)
         return at_most(
-            long,
+            1000 * math.log1p(c),
             exponent * math.log(1000),
             f"sigma_in constant, c = {c:.3g}: log of the product at D = 1000",
         )
@@ -101,19 +100,19 @@ def power_law(draw: Draw, printed: bool) -> Trials:
         _power_law(c, s, b, steps),
         f"c = {c:.3g}, b = {b:.3g}, s = {s:.3g}, D = {steps}: log of the product",
     )
-    made = random_model(draw, "peri", width=4, ffn_width=6, depth=2)
-    found = costate(made, random_text(draw, 1, 3), random_text(draw, 1, 3))
-    slopes, sigmas = zip(*_slopes(made, found), strict=True)
+    model = random_model(draw, "peri", width=4, ffn_width=6, depth=2)
+    adjoint = costate(model, random_text(draw, 1, 3), random_text(draw, 1, 3))
+    slopes, sigmas = zip(*_slopes(model, adjoint), strict=True)
     s = min(sigmas) / 2
     b = min((sigma - s) / k for k, sigma in enumerate(sigmas) if k)
-    grown = math.log(float(found.costates[0].norm() / found.costates[-1].norm()))
+    grown = math.log(float(adjoint.costates[0].norm() / adjoint.costates[-1].norm()))
     bound = _power_law(max(slopes), s, b, len(sigmas))
     # of logarithms: the growth itself may be below 1
     return [
         numbers,
         Trial(
             (grown - bound) / bound,
-            f"{described(made)}: log |P_0|/|P_D| = {grown:.3g} against {bound:.3g}",
+            f"{describe_model(model)}: log |P_0|/|P_D| = {grown:.3g} against {bound:.3g}",
         ),
     ]
 
@@ -133,13 +132,13 @@ def _power_law(c: float, s: float, b: float, steps: int) -> float:
 )
 def isometry(draw: Draw) -> Trials:
     """a = 0 in every sublayer: X_D = X_0 and the Jacobian is the identity."""
-    made = random_model(
+    model = random_model(
         draw, draw.choice(("none", "pre", "peri", "output")), residual="rezero", spread=0.0
     )
     x = draw.of_any_size(3, 8)
     return [
-        equal(made.depth(x), x, f"X_D, {described(made)}"),
-        equal(dense_matrix(made.depth, x), torch.eye(x.numel(), dtype=x.dtype), "the Jacobian"),
+        equal(model.depth(x), x, f"X_D, {describe_model(model)}"),
+        equal(dense_matrix(model.depth, x), torch.eye(x.numel(), dtype=x.dtype), "the Jacobian"),
     ]
 
 
@@ -154,7 +153,7 @@ def isometry(draw: Draw) -> Trials:
         "20 Sinkhorn rounds make M doubly stochastic (to 1e-3, of logits near 4 I)", 1e-3
     ),
 )
-def mixing(draw: Draw, printed: bool) -> Trials:
+def mixing(draw: Draw, *, printed: bool) -> Trials:
     """Products of doubly stochastic matrices have norm 1 and keep the mean stream; free ones M = (1
     + s) I have (1 + s)^k.
 
@@ -164,15 +163,22 @@ def mixing(draw: Draw, printed: bool) -> Trials:
     logits = 4 * torch.eye(streams, dtype=torch.float64) + draw.normal(
         1 + draw.integer(30), streams, streams
     )
-    each = sinkhorn(logits, 20 if printed else 3000)
     if printed:
-        return equal(each.sum(-1), torch.ones(each.shape[:-1]), f"row sums of {streams} streams")
-    gains = torch.tensor(product_gains(each), dtype=torch.float64)
+        matrices = sinkhorn(logits, 20)
+        return equal(
+            matrices.sum(-1), torch.ones(matrices.shape[:-1]), f"row sums of {streams} streams"
+        )
+    matrices = sinkhorn(logits, 3000)
+    gains = torch.tensor(product_gains(matrices), dtype=torch.float64)
     rows = torch.ones(streams, dtype=torch.float64) / streams
     s = draw.uniform(0.01, 0.2)
-    free = product_gains((1 + s) * torch.eye(3, dtype=torch.float64).expand(len(each), 3, 3))
+    free = product_gains((1 + s) * torch.eye(3, dtype=torch.float64).expand(len(matrices), 3, 3))
     return [
-        equal(gains, 1.0, f"{len(each)} matrices of {streams} streams"),
-        equal(torch.stack([rows @ m for m in each]), rows.expand(len(each), -1), "the mean stream"),
-        equal(free[-1], (1 + s) ** len(each), "free mixing"),
+        equal(gains, 1.0, f"{len(matrices)} matrices of {streams} streams"),
+        equal(
+            torch.stack([rows @ m for m in matrices]),
+            rows.expand(len(matrices), -1),
+            "the mean stream",
+        ),
+        equal(free[-1], (1 + s) ** len(matrices), "free mixing"),
     ]

@@ -24,7 +24,7 @@ from ctrans.theory.statement import (
     at_most,
     equal,
     holds_if,
-    known,
+    not_none,
     statement,
 )
 
@@ -40,35 +40,35 @@ SECTION = 4
     0.1,
     printed=Printed("with weight decay the Hamiltonian exists (whatever the decay)", 0.0, 0.02),
 )
-def decayed_path(draw: Draw, printed: bool) -> Trials:
+def decayed_path(draw: Draw, *, printed: bool) -> Trials:
     """An ascent over both factors: R^2/2 (lam* - lam) below lam*, nothing above it.
 
     Printed: at half of lam* the best value of both factors for a tenfold bound, over the value
     before.
     """
     P = draw.normal(6, 4)
-    path = (
-        ValuePath(draw.normal(1 + draw.integer(3), 6, 4), 2)
-        if draw.flag()
-        else UnitsPath(draw.normal(6, 4), ACTIVATIONS["relu"], 16, 4)
-    )
+    path: ValuePath | UnitsPath
+    if draw.flag():
+        path = ValuePath(draw.normal(1 + draw.integer(3), 6, 4), 2)
+    else:
+        path = UnitsPath(draw.normal(6, 4), ACTIVATIONS["relu"], 16, 4)
     threshold = decay_threshold(path, P)
-    words = type(path).__name__
+    case = type(path).__name__
     if printed:
-        found = climb_factors(path, P, threshold.lower / 2)
-        growth = found.values[-1] / max(found.values[-2], 1e-300)
-        return at_most(growth, 1.0, f"{words}, lam = lam*/2: the best value with a tenfold bound")
+        climb = climb_factors(path, P, threshold.lower / 2)
+        growth = climb.values[-1] / max(climb.values[-2], 1e-300)
+        return at_most(growth, 1.0, f"{case}, lam = lam*/2: the best value with a tenfold bound")
     threshold = with_evidence(threshold, path, P)
-    below = known(threshold.below)
+    below = not_none(threshold.below)
     radius = below.radii[-1]
     value = below.values[-1]
-    words = f"{words}, lam* = {threshold.lower:.3g}"
+    case = f"{case}, lam* = {threshold.lower:.3g}"
     return [
-        *(holds_if(holds, f"{words}: {finding}") for finding, holds in threshold.findings.items()),
+        *(holds_if(holds, f"{case}: {finding}") for finding, holds in threshold.findings.items()),
         at_most(
             value,
             radius**2 / 2 * (threshold.upper - 0.9 * threshold.lower),
-            f"{words}: value against R^2/2 (lam* - lam)",
+            f"{case}: value against R^2/2 (lam* - lam)",
         ),
     ]
 
@@ -93,11 +93,12 @@ def one_map_decayed(draw: Draw) -> Trials:
         return payoff(P, c * h @ W.mT) - lam / 2 * W.square().sum((-2, -1))
 
     best = -P.mT @ h / lam
-    others = best + draw.log_uniform(-3, 1) * draw.normal(30, 4, 6)
-    small, large = (float(LastMapDecay(c * h, lam).support(P)) for c in (1.0, 100.0))
+    around = best + draw.log_uniform(-3, 1) * draw.normal(30, 4, 6)
+    small = float(LastMapDecay(h, lam).support(P))
+    large = float(LastMapDecay(100.0 * h, lam).support(P))
     return [
         equal(small, value(1.0, best), "H against the value of W = -P'h/lam"),
-        at_most(float(value(1.0, others).amax()), small, "the best of 30 other W against H"),
+        at_most(float(value(1.0, around).amax()), small, "the best of 30 other W against H"),
         equal(large, value(100.0, 100 * best), "H at features a hundred times as long"),
         equal(large / small, 1e4, "H at features a hundred times as long, over H"),
     ]
@@ -120,18 +121,15 @@ def three_factors(draw: Draw) -> Trials:
     gamma = draw.normal(4)
     V = draw.normal(4, 4)
     out = draw.normal(4, 4)
-    if float(payoff(P, (gamma * x) @ V.mT @ out.mT)) > 0:
-        out = out
-    else:
+    if not float(payoff(P, (gamma * x) @ V.mT @ out.mT)) > 0:
         out = -out
     unit = float((gamma.square().sum() + V.square().sum() + out.square().sum()).sqrt())
     decay = 10 * ValuePath(x.unsqueeze(0), 4).threshold(P)[0]
     values = []
     for radius in (1e9, 1e10):
         r = radius / unit
-        values.append(
-            float(payoff(P, (r * gamma * x) @ (r * V).mT @ (r * out).mT)) - decay / 2 * radius**2
-        )
+        gain = float(payoff(P, (r * gamma * x) @ (r * V).mT @ (r * out).mT))
+        values.append(gain - decay / 2 * radius**2)
     rate = math.log10(values[1] / values[0])
     above = holds_if(values[0] > 0, "ten times lam* is exceeded")
     return [above, Trial(abs(rate - 3), f"the value grows like R^{rate:.4f}")]

@@ -67,17 +67,22 @@ def verify(statement: Statement, cases: int = 200, seed: int = 0) -> Result:
     check_count("cases", cases)
     start = time.perf_counter()
     corrected = find(statement.corrected, statement.name, cases, seed)
-    if statement.seed is statement.corrected:
+    if statement.seed is None:
+        printed = None
+    elif statement.seed is statement.corrected:
         printed = corrected
     else:
-        printed = None
-    if printed is None and statement.seed is not None:
         printed = find(statement.seed, statement.name, cases, seed)
-    said = {
-        field: getattr(statement, field)
-        for field in ("name", "section", "source", "says", "printed")
-    }
-    return Result(**said, seed=printed, corrected=corrected, seconds=time.perf_counter() - start)
+    return Result(
+        statement.name,
+        statement.section,
+        statement.source,
+        statement.says,
+        statement.printed,
+        seed=printed,
+        corrected=corrected,
+        seconds=time.perf_counter() - start,
+    )
 
 
 @torch.no_grad()
@@ -85,24 +90,24 @@ def find(test: CaseTest, name: str, cases: int, seed: int) -> CheckResult:
     """The worst of the test's cases. A case that cannot be computed, or whose excess is nan, counts
     as the worst.
     """
-    drawn = [_trial(test, draw_of(name, seed, k)) for k in range(test.count(cases))]
-    found = worst(*drawn)
+    trials = [_trial(test, draw_of(name, seed, k)) for k in range(test.count(cases))]
+    trial = worst(*trials)
     return CheckResult(
-        found.excess <= test.tolerance,
-        found.excess,
-        test.tolerance,
-        len(drawn),
-        drawn.index(found),
-        found.words,
+        holds=trial.excess <= test.tolerance,
+        excess=trial.excess,
+        tolerance=test.tolerance,
+        cases=len(trials),
+        case=trials.index(trial),
+        words=trial.words,
     )
 
 
 def _trial(test: CaseTest, draw: Draw) -> Trial:
     try:
-        found = test.draw(draw)
-        if isinstance(found, Trial):
-            return found
-        return worst(*found)
+        trials = test.draw(draw)
+        if isinstance(trials, Trial):
+            return trials
+        return worst(*trials)
     except (ConfigError, SolveError) as error:
         return Trial(math.nan, f"cannot be computed: {error}")
 

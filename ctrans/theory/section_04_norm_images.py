@@ -15,17 +15,17 @@ from ctrans.control.certificate import certify
 from ctrans.control.gains import has_offset
 from ctrans.control.sets_by_norm import image_of
 from ctrans.dynamics.norm import NORMS, Norm, SquashNorm
-from ctrans.theory.random_norms import EPSILONS, SQUASHING, any_norm, norm_words
-from ctrans.theory.statement import Trial, Trials, at_most, equal, holds_if, known, statement
+from ctrans.theory.random_norms import EPSILONS, SQUASHING, any_norm, describe_norm
+from ctrans.theory.statement import Trial, Trials, at_most, equal, holds_if, not_none, statement
 
 SECTION = 4
 
 DECAYING = ["derf", "dyt", "group_rmsnorm", "rmsnorm", "scalenorm"]
 """Norms with gains whose decay has one maximum. LayerNorm has local ones, see `gain-decay`."""
-IMPROVED, STILL = 20_000, 1e-7
-"""The largest number of steps that improve gains, and the change below which they stop. Convergence
-is slow if a best gain is nearly 0.
-"""
+IMPROVEMENTS = 20_000
+"""The most steps that improve gains. Convergence is slow if a best gain is nearly 0."""
+STILL = 1e-7
+"""The change of gains below which the steps stop."""
 
 
 @statement(
@@ -42,9 +42,9 @@ def support_is_a_bound(draw: Draw) -> Trial:
     p = draw.normal(norm.width)
     x = torch.logspace(-3, 3, 500, dtype=torch.float64).unsqueeze(-1) * draw.normal(500, norm.width)
     climbed = ascend(lambda z: norm(z) @ p, x[::125], (-1,)).best
-    found = torch.cat([norm(x) @ p, climbed]).max() - p @ norm.beta
+    best = torch.cat([norm(x) @ p, climbed]).max() - p @ norm.beta
     return at_most(
-        found, norm.support(p) - p @ norm.beta, f"best <p, N(x) - beta>, {norm_words(norm)}"
+        best, norm.support(p) - p @ norm.beta, f"best <p, N(x) - beta>, {describe_norm(norm)}"
     )
 
 
@@ -72,7 +72,7 @@ def closed_forms(draw: Draw) -> Trial:
         "box": lambda: q.abs().sum() + drift,
         "ball": lambda: norm.gamma[0] * math.sqrt(d) * p.norm(),
     }
-    return equal(norm.support(p), forms[norm.image](), f"support, {norm_words(norm)}")
+    return equal(norm.support(p), forms[norm.image](), f"support, {describe_norm(norm)}")
 
 
 @statement(
@@ -86,12 +86,10 @@ def maximiser_has_it(draw: Draw) -> Trials:
     norm = any_norm(draw)
     p = draw.normal(5, norm.width)
     best = norm.maximizer(p)
-    value = equal(
-        (p * best).sum(-1), norm.support(p), f"<p, z*> against the support, {norm_words(norm)}"
-    )
+    case = describe_norm(norm)
     return [
-        value,
-        Trial(float(norm.constraint_violation(best).max()), f"residual of z*, {norm_words(norm)}"),
+        equal((p * best).sum(-1), norm.support(p), f"<p, z*> against the support, {case}"),
+        Trial(float(norm.constraint_violation(best).max()), f"residual of z*, {case}"),
     ]
 
 
@@ -122,16 +120,13 @@ def approached(draw: Draw) -> Trials:
     best = ascend(lambda x: norm(x) @ p, starts + c, (-1,), within).best.max()
     top = norm.support(p)
     scale = top - p @ norm.beta
-    late = Trial(
-        float((top - best - norm.shortfall(p, radius)) / scale),
-        f"sup less the best within {radius:.3g}, {norm_words(norm)}",
-    )
+    case = describe_norm(norm)
     return [
-        late,
         Trial(
-            float((best - top) / scale),
-            f"the best within {radius:.3g} against sup, {norm_words(norm)}",
+            float((top - best - norm.shortfall(p, radius)) / scale),
+            f"sup less the best within {radius:.3g}, {case}",
         ),
+        Trial(float((best - top) / scale), f"the best within {radius:.3g} against sup, {case}"),
     ]
 
 
@@ -139,7 +134,9 @@ def _way(norm: Norm, p: Tensor) -> Tensor:
     """The unit direction of inputs along which a norm's output approaches its maximiser."""
     q = norm.gamma * p
     if norm.image == "box":
-        q = q.sign() * (norm.alpha.sign() if isinstance(norm, SquashNorm) else 1.0)
+        q = q.sign()
+        if isinstance(norm, SquashNorm):
+            q = q * norm.alpha.sign()
     elif norm.image == "slice":
         q = q - q.mean()
     elif norm.image == "ellipsoids":
@@ -166,7 +163,7 @@ def squashing_has_no_maximiser(draw: Draw) -> Trial:
     short = norm.support(p) - p @ norm((y - norm.shift) / norm.alpha)
     return holds_if(
         float(short) > 0,
-        f"H less the value at abs(alpha x + s) = 4: {float(short):.3g}, {norm_words(norm)}",
+        f"H less the value at abs(alpha x + s) = 4: {float(short):.3g}, {describe_norm(norm)}",
     )
 
 
@@ -184,15 +181,15 @@ def verdicts(draw: Draw) -> Trial:
     """
     norm = any_norm(draw, eps=draw.choice((0.0, 1e-5)))
     P = draw.rows(norm.width)
-    found = certify(image_of(norm), P)
+    certificate = certify(image_of(norm), P)
     if list(norm.parameters()):
         verdict = "well-posed for bounded gains"
     else:
         verdict = "well-posed"
-    failed = [words for words, holds in found.findings.items() if not holds]
+    failed = [finding for finding, holds in certificate.findings.items() if not holds]
     return holds_if(
-        found.verdict == verdict and not failed,
-        f"{norm_words(norm)}: {found.verdict}, {'; '.join(failed) or 'agrees'}",
+        certificate.verdict == verdict and not failed,
+        f"{describe_norm(norm)}: {certificate.verdict}, {'; '.join(failed) or 'agrees'}",
     )
 
 
@@ -211,31 +208,26 @@ def gain_slopes(draw: Draw) -> Trials:
     A box attains it at gamma proportional to a_i = sum_j abs(p_ji) and beta to -sum_j p_j; one
     shared gain at g = 1.
     """
-    norm = any_norm(
-        draw,
-        sorted(
-            name for name in NORMS if NORMS[name](2).linear_parameters() and name != "layernorm"
-        ),
-    )
+    with_gains = [name for name in NORMS if NORMS[name](2).linear_parameters()]
+    norm = any_norm(draw, sorted(name for name in with_gains if name != "layernorm"))
     P = draw.rows(norm.width)
-    slope = known(image_of(norm).slope_in_gains(P))
-    own = [norm.get_parameter(name) for name in norm.linear_parameters()]
+    slope = not_none(image_of(norm).slope_in_gains(P))
+    parameters = [norm.get_parameter(name) for name in norm.linear_parameters()]
     best = -math.inf
     for k in range(200):
-        parts = [draw.normal(*parameter.shape) for parameter in own]
+        parts = [draw.normal(*parameter.shape) for parameter in parameters]
         if k == 0 and isinstance(norm, SquashNorm):
             parts = [P.abs().sum(0), -P.sum(0)]
         length = math.sqrt(sum(float(part.square().sum()) for part in parts))
-        for parameter, part in zip(own, parts, strict=True):
+        for parameter, part in zip(parameters, parts, strict=True):
             parameter.copy_(part / length)
         best = max(best, float(norm.support(-P).sum()))
-    words = f"H at gains and offsets of length 1, {norm_words(norm)}"
+    case = f"H at gains and offsets of length 1, {describe_norm(norm)}"
+    attained = Trial(-1.0, case)
     if isinstance(norm, SquashNorm) or norm.gains == "one":
-        met = equal(best, slope.lower, words)
-    else:
-        met = Trial(-1.0, words)
+        attained = equal(best, slope.lower, case)
     assert has_offset(norm) == (slope.offset > 0), "offsets count where there are any"
-    return [at_most(best, slope.upper, words), met]
+    return [at_most(best, slope.upper, case), attained]
 
 
 @statement(
@@ -254,39 +246,41 @@ def decayed_gains(draw: Draw) -> Trials:
     P = draw.rows(norm.width)
     lam = draw.log_uniform(-1, 1)
     H = float(GainDecay(norm, lam).support(P))
-    own = [norm.get_parameter(name) for name in norm.linear_parameters()]
-    best = max(_improved(norm, P, lam, own, draw) for _ in range(2))
+    parameters = [norm.get_parameter(name) for name in norm.linear_parameters()]
+    best = max(_improved(norm, P, lam, parameters, draw) for _ in range(2))
+    drift = 0.0
     if has_offset(norm):
         drift = float(P.sum(0).square().sum())
-    else:
-        drift = 0.0
-    words = f"{norm_words(norm)}, {len(P)} tokens, lam = {lam:.3g}"
-    found = [at_most(best, H, f"{words}: gains that improve step by step against H")]
+    case = f"{describe_norm(norm)}, {len(P)} tokens, lam = {lam:.3g}"
+    trials = [at_most(best, H, f"{case}: gains that improve step by step against H")]
     if norm.image == "box":
-        found.append(
-            equal(H, (float(P.abs().sum(0).square().sum()) + drift) / (2 * lam), f"{words}: H")
-        )
+        sizes = float(P.abs().sum(0).square().sum())
+        trials.append(equal(H, (sizes + drift) / (2 * lam), f"{case}: H"))
     if norm.gains == "one":
-        found.append(equal(H, float(P.norm(dim=-1).sum()) ** 2 / (2 * lam), f"{words}: H"))
-    return [*found, equal(best, H, f"{words}: the best gains against H")]
+        size = float(P.norm(dim=-1).sum())
+        trials.append(equal(H, size**2 / (2 * lam), f"{case}: H"))
+    return [*trials, equal(best, H, f"{case}: the best gains against H")]
 
 
 def _improved(
-    norm: Norm, P: Tensor, lam: float, own: list[torch.nn.Parameter], draw: Draw
+    norm: Norm, P: Tensor, lam: float, parameters: list[torch.nn.Parameter], draw: Draw
 ) -> float:
     """The value after improving random gains and offsets step by step: each step takes the best
     ones for the linearised H.
     """
-    for parameter in own:
+    for parameter in parameters:
         parameter.copy_(draw.normal(*parameter.shape))
-    for _ in range(IMPROVED):
+    for _ in range(IMPROVEMENTS):
         with torch.enable_grad():
-            wanted = [parameter.requires_grad_() for parameter in own]
-            slopes = torch.autograd.grad(norm.support(-P).sum(), wanted)
+            for parameter in parameters:
+                parameter.requires_grad_()
+            slopes = torch.autograd.grad(norm.support(-P).sum(), parameters)
         moved = 0.0
-        for parameter, slope in zip(own, slopes, strict=True):
+        for parameter, slope in zip(parameters, slopes, strict=True):
             moved = max(moved, float((slope / lam - parameter).abs().max()))
-            parameter.requires_grad_(False).copy_(slope / lam)
+            parameter.requires_grad = False
+            parameter.copy_(slope / lam)
         if moved < STILL:
             break
-    return float(norm.support(-P).sum()) - lam / 2 * sum(float(each.square().sum()) for each in own)
+    squares = sum(float(parameter.square().sum()) for parameter in parameters)
+    return float(norm.support(-P).sum()) - lam / 2 * squares

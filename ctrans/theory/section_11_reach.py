@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from ctrans.base.draw import Draw
 from ctrans.dynamics.norm import RMSNorm
-from ctrans.theory.random_models import described, random_model, random_text
-from ctrans.theory.statement import Printed, Trial, Trials, at_most, equal, known, statement
+from ctrans.theory.random_models import describe_model, random_model, random_text
+from ctrans.theory.statement import Printed, Trial, Trials, at_most, equal, not_none, statement
 
 SECTION = 11
 
@@ -45,13 +45,13 @@ def _adam_moves(
     """The steps that torch's Adam makes of one weight for these gradients."""
     weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     adam = torch.optim.Adam([weight], lr=rates[0], betas=(beta1, beta2), eps=0.0)
-    found = [0.0]
+    weights = [0.0]
     for gradient, rate in zip(gradients, rates, strict=True):
         adam.param_groups[0]["lr"] = rate
         weight.grad = gradient.reshape(1)
         adam.step()
-        found.append(float(weight.detach()))
-    return torch.tensor(found, dtype=torch.float64).diff()
+        weights.append(float(weight.detach()))
+    return torch.tensor(weights, dtype=torch.float64).diff()
 
 
 @statement(
@@ -62,7 +62,7 @@ def _adam_moves(
     share=0.2,
     printed=Printed("by at most eta max(1, (1 - beta1)/sqrt(1 - beta2))"),
 )
-def step_of_adam(draw: Draw, printed: bool) -> Trials:
+def step_of_adam(draw: Draw, *, printed: bool) -> Trials:
     """|dw| <= eta c_t for random gradients, with equality for g_i = (beta1/beta2)^(t-i).
 
     Printed: |dw| <= eta max(1, (1 - beta1)/sqrt(1 - beta2)), for the second sequence.
@@ -70,21 +70,18 @@ def step_of_adam(draw: Draw, printed: bool) -> Trials:
     beta1, beta2 = draw.choice(((0.9, 0.99), (0.9, 0.999), (0.9, 0.95), (0.5, 0.9)))
     steps = 2 + draw.integer(30)
     rate = draw.log_uniform(-4, 0)
-    worst = (beta1 / beta2) ** torch.arange(steps - 1, -1, -1, dtype=torch.float64)
-    at_worst = float(_adam_moves(worst, [rate] * steps, beta1, beta2)[-1].abs())
-    words = f"step {steps} of Adam, betas {beta1} and {beta2}, over its rate"
+    worst_gradients = (beta1 / beta2) ** torch.arange(steps - 1, -1, -1, dtype=torch.float64)
+    at_worst = float(_adam_moves(worst_gradients, [rate] * steps, beta1, beta2)[-1].abs())
+    case = f"step {steps} of Adam, betas {beta1} and {beta2}, over its rate"
     if printed:
-        return at_most(at_worst / rate, max(1.0, (1 - beta1) / math.sqrt(1 - beta2)), words)
+        return at_most(at_worst / rate, max(1.0, (1 - beta1) / math.sqrt(1 - beta2)), case)
     moves = _adam_moves(draw.log_uniform(-3, 3) * draw.normal(steps), [rate] * steps, beta1, beta2)
     bounds = [adam_factor(beta1, beta2, t) for t in range(1, steps + 1)]
-    each = max(
-        (
-            at_most(float(move.abs()) / rate, bound, words)
-            for move, bound in zip(moves, bounds, strict=True)
-        ),
-        key=lambda t: t.excess,
-    )
-    return [each, equal(at_worst / rate, bounds[-1], f"{words}, for the worst gradients")]
+    trials = [
+        at_most(float(move.abs()) / rate, bound, case)
+        for move, bound in zip(moves, bounds, strict=True)
+    ]
+    return [*trials, equal(at_worst / rate, bounds[-1], f"{case}, for the worst gradients")]
 
 
 @statement(
@@ -103,49 +100,50 @@ def reach_of_training(draw: Draw) -> Trials:
     Beyond eta_t decay = 2 the decay alone makes a weight larger: it multiplies it by 1 - eta_t
     decay.
     """
-    made = random_model(draw, draw.choice(OUTPUT))
-    norms = [known(part.output_norm) for part in made.depth.sublayers]
+    model = random_model(draw, draw.choice(OUTPUT))
+    norms = [not_none(part.output_norm) for part in model.depth.sublayers]
     rates = [draw.log_uniform(-3, 0) for _ in range(1 + draw.integer(6))]
     betas = draw.choice(((0.9, 0.99), (0.9, 0.999)))
     reach = adam_reach(rates, *betas)
     bound = sum(
-        h * (norm.level + 2 * reach) for h, norm in zip(made.depth.lengths, norms, strict=True)
+        h * (norm.level + 2 * reach) for h, norm in zip(model.depth.lengths, norms, strict=True)
     )
     adam = torch.optim.AdamW(
-        made.requires_grad_(True).parameters(),
+        model.requires_grad_().parameters(),
         betas=betas,
         weight_decay=draw.choice((0.0, 0.1)),
         eps=0.0,
     )
     for rate in rates:
         adam.param_groups[0]["lr"] = rate
-        for weight in made.parameters():
+        for weight in model.parameters():
             weight.grad = draw.normal(*weight.shape) * draw.log_uniform(-3, 3)
         adam.step()
     with torch.no_grad():
-        x0 = made.embed(random_text(draw))
-        moved = (made.depth(x0) - x0).square().mean().sqrt()
+        x0 = model.embed(random_text(draw))
+        moved = (model.depth(x0) - x0).square().mean().sqrt()
     return [
-        at_most(moved, bound, f"rms(X_D - X_0) after {len(rates)} steps, {described(made)}"),
+        at_most(moved, bound, f"rms(X_D - X_0) after {len(rates)} steps, {describe_model(model)}"),
         _reached(draw, rates[0]),
     ]
 
 
 def _reached(draw: Draw, rate: float) -> Trial:
     """The case that reaches the bound: the maps are constant vectors of signs with mean 0."""
-    made = random_model(draw, "peri", norm="layernorm", spread=0, eps=0.0)
-    signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(made.config.width // 2)
-    adam = torch.optim.AdamW(made.parameters(), lr=rate, weight_decay=0.0, eps=0.0)
-    for sublayer in made.depth.sublayers:
+    model = random_model(draw, "peri", norm="layernorm", spread=0, eps=0.0)
+    signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(model.config.width // 2)
+    adam = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0, eps=0.0)
+    for sublayer in model.depth.sublayers:
         out = sublayer.field.output_projection
-        norm = known(sublayer.output_norm)
+        norm = not_none(sublayer.output_norm)
         out.weight.zero_()
         out.bias.copy_(signs)
-        norm.gamma.grad, norm.beta.grad = -torch.ones_like(signs), -signs
+        norm.gamma.grad = -torch.ones_like(signs)
+        norm.beta.grad = -signs
     adam.step()
-    x0 = draw.normal(1, 3, made.config.width)
-    moved = (made.depth(x0) - x0).square().mean().sqrt()
-    return equal(moved, made.depth.times[-1] * (1 + 2 * rate), "rms(X_D - X_0) of constant signs")
+    x0 = draw.normal(1, 3, model.config.width)
+    moved = (model.depth(x0) - x0).square().mean().sqrt()
+    return equal(moved, model.depth.times[-1] * (1 + 2 * rate), "rms(X_D - X_0) of constant signs")
 
 
 @statement(
@@ -163,27 +161,27 @@ def common_step(draw: Draw) -> Trials:
     Then dL/d offset_k = h_k vector at all depths and steps, and each step is -eta_t sign(vector).
     Another loss also moves all tokens alike, but less far once its gradient turns.
     """
-    made = random_model(draw, "peri", norm="layernorm", depth=1 + draw.integer(4))
-    for sublayer in made.depth.sublayers:
+    model = random_model(draw, "peri", norm="layernorm", depth=1 + draw.integer(4))
+    for sublayer in model.depth.sublayers:
         sublayer.field.output_projection.weight.zero_()
-    offsets = [known(part.output_norm).beta.requires_grad_(True) for part in made.depth.sublayers]
-    x0 = draw.normal(2, 3, made.config.width)
-    vector = draw.normal(made.config.width)
-    before = made.depth(x0).detach()
+    offsets = [not_none(part.output_norm).beta.requires_grad_() for part in model.depth.sublayers]
+    x0 = draw.normal(2, 3, model.config.width)
+    vector = draw.normal(model.config.width)
+    before = model.depth(x0).detach()
     rates = [draw.log_uniform(-3, 0) for _ in range(1 + draw.integer(6))]
     adam = torch.optim.Adam(offsets, eps=0.0)
     for rate in rates:
         adam.param_groups[0]["lr"] = rate
         adam.zero_grad()
         with torch.enable_grad():
-            (made.depth(x0) @ vector).mean().backward()
+            (model.depth(x0) @ vector).mean().backward()
         adam.step()
-    moved = made.depth(x0).detach() - before
-    words = f"the common move, {described(made)}"
+    moved = model.depth(x0).detach() - before
+    case = f"the common move, {describe_model(model)}"
     common = moved.mean((0, 1))
     return [
-        equal(moved, common.expand_as(moved), words),
-        equal(common, -made.depth.times[-1] * sum(rates) * vector.sign(), words),
+        equal(moved, common.expand_as(moved), case),
+        equal(common, -model.depth.times[-1] * sum(rates) * vector.sign(), case),
     ]
 
 
@@ -236,7 +234,7 @@ def floor_of_common_states(draw: Draw) -> Trials:
     width = 2 + draw.integer(10)
     classes = 2 + draw.integer(20)
     tokens = 1 + draw.integer(50)
-    norm = RMSNorm(width, 0.0).double().requires_grad_(False)
+    norm = RMSNorm(width, 0.0).double().requires_grad_(requires_grad=False)
     norm.gamma.copy_(draw.normal(width))
     head = draw.normal(classes, width)
     common = draw.normal(width)
@@ -244,16 +242,14 @@ def floor_of_common_states(draw: Draw) -> Trials:
     targets = (draw.unit(tokens) ** 3 * classes).long()
     rows = float((head * norm.gamma).norm(dim=1).max()) * math.sqrt(width)
     a = draw.uniform(0.01, 1)
-    head *= a / (
-        2 * rows * float(((x - common).norm(dim=1) / (common.norm() + x.norm(dim=1))).max())
-    )
+    turn = float(((x - common).norm(dim=1) / (common.norm() + x.norm(dim=1))).max())
+    head *= a / (2 * rows * turn)
     gained = _entropy(targets, classes) - cross_entropy(norm(x) @ head.T, targets)
     small = 1e-3
     signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    pair = torch.stack(
-        [torch.ones(2, dtype=torch.float64), small * signs], dim=1
-    )  # m = (1, 0), s = (0, +-small)
-    unit = RMSNorm(2, 0.0).double().requires_grad_(False)
+    # m = (1, 0), s = (0, +-small)
+    pair = torch.stack([torch.ones(2, dtype=torch.float64), small * signs], dim=1)
+    unit = RMSNorm(2, 0.0).double().requires_grad_(requires_grad=False)
     rows_of_pair = torch.stack([torch.zeros(2, dtype=torch.float64), signs], dim=1)
     attained = math.log(2) - cross_entropy(unit(pair) @ rows_of_pair.T, torch.arange(2))
     return [

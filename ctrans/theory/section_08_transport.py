@@ -20,7 +20,7 @@ from ctrans.measure.transport.generalisation import generalisation_radius
 from ctrans.measure.transport.transport import printed_transport_bound, transport_bound
 from ctrans.measure.transport.wasserstein import wasserstein
 from ctrans.model.gpt import GPT
-from ctrans.theory.random_models import described, random_model
+from ctrans.theory.random_models import describe_model, random_model
 from ctrans.theory.statement import (
     Printed,
     Trial,
@@ -28,7 +28,7 @@ from ctrans.theory.statement import (
     at_most,
     equal,
     holds_if,
-    known,
+    not_none,
     statement,
 )
 
@@ -50,7 +50,8 @@ def dyadic(draw: Draw) -> Trial:
     dimensions = 1 + draw.integer(3)
     count = 8 + draw.integer(40)
     ambient = dimensions + draw.integer(30)
-    x, y = (draw.unit(count, dimensions) for _ in range(2))
+    x = draw.unit(count, dimensions)
+    y = draw.unit(count, dimensions)
     frame = torch.linalg.qr(draw.normal(ambient, dimensions)).Q
     # in the Euclidean distance, in which a cell's diameter is total/2^level
     cost = torch.cdist(
@@ -61,20 +62,22 @@ def dyadic(draw: Draw) -> Trial:
     levels = 6
     total = math.sqrt(dimensions)
     for level in range(1, levels + 1):
-        places = (2**level) ** torch.arange(dimensions)
-        cells = [
-            ((2**level * points).floor().clamp(max=2**level - 1).long() * places).sum(-1)
-            for points in (x, y)
-        ]
-        first, second = (
-            torch.bincount(codes, minlength=2 ** (level * dimensions)) for codes in cells
-        )
+        difference = _points_by_cell(x, level) - _points_by_cell(y, level)
         # the difference between sibling cells moves within their parent
-        bound += 2.0 ** (1 - level) * total * float((first - second).abs().sum()) / count
+        bound += 2.0 ** (1 - level) * total * float(difference.abs().sum()) / count
     bound += total * 2.0**-levels
     return at_most(
         measured, bound, f"{count} points of a {dimensions}-cube in {ambient} dimensions: W_1"
     )
+
+
+def _points_by_cell(points: Tensor, level: int) -> Tensor:
+    """The number of points in each dyadic cell of the unit cube at that level."""
+    dimensions = points.shape[-1]
+    sides = 2**level
+    along = (sides * points).floor().clamp(max=sides - 1).long()
+    cell = (along * sides ** torch.arange(dimensions)).sum(-1)
+    return torch.bincount(cell, minlength=sides**dimensions)
 
 
 @statement(
@@ -86,7 +89,7 @@ def dyadic(draw: Draw) -> Trial:
     0.04,
     printed=Printed("r(N) ~ N^(-1/(nd))", 0.25, 0.01),
 )
-def intrinsic_rate(draw: Draw, printed: bool) -> Trials:
+def intrinsic_rate(draw: Draw, *, printed: bool) -> Trials:
     """The slope of log W_1 against log N of points of a k-cube in m dimensions: its distance from
     -1/k, and from the slope of m = k.
 
@@ -101,12 +104,13 @@ def intrinsic_rate(draw: Draw, printed: bool) -> Trials:
     k = 3 + draw.integer(2)
     ambient = draw.choice((8, 16, 64, 128))
     seed = draw.seed()
-    words = f"a {k}-cube in {ambient} dimensions"
-    inside, outside = (_slope(Draw(seed), k, m, pairs=6) for m in (k, ambient))
+    case = f"a {k}-cube in {ambient} dimensions"
+    inside = _slope(Draw(seed), k, k, pairs=6)
+    outside = _slope(Draw(seed), k, ambient, pairs=6)
     return [
-        Trial(abs(outside + 1 / k) * k, f"{words}: W_1 ~ N^{outside:.3f}"),
+        Trial(abs(outside + 1 / k) * k, f"{case}: W_1 ~ N^{outside:.3f}"),
         Trial(
-            abs(outside - inside) * k, f"{words}: W_1 ~ N^{outside:.3f}, and N^{inside:.3f} in {k}"
+            abs(outside - inside) * k, f"{case}: W_1 ~ N^{outside:.3f}, and N^{inside:.3f} in {k}"
         ),
     ]
 
@@ -119,9 +123,8 @@ def _slope(draw: Draw, dimensions: int, ambient: int, pairs: int = 2) -> float:
     means = {}
     for count in (32, 512):
         points = [draw.unit(2, count, dimensions) for _ in range(512 // count * pairs)]
-        means[count] = sum(wasserstein(x @ frame.mT, y @ frame.mT, 1) for x, y in points) / len(
-            points
-        )
+        distances = [wasserstein(x @ frame.mT, y @ frame.mT, 1) for x, y in points]
+        means[count] = sum(distances) / len(distances)
     return math.log(means[512] / means[32]) / math.log(512 / 32)
 
 
@@ -139,14 +142,15 @@ def diverging(draw: Draw, d: int = 8) -> tuple[Depth, Tensor, Tensor]:
         Sublayer(field, kind, output_norm=RMSNorm(d, 0.0).double()) for kind in ("attention", "ffn")
     ]
     x = (1e-5 * w / w.norm()).reshape(1, 1, d)
-    return Depth(parts, 1.0).requires_grad_(False), x, -x
+    return Depth(parts, 1.0).requires_grad_(requires_grad=False), x, -x
 
 
 def _two_samples(draw: Draw) -> tuple[GPT, Tensor, Tensor]:
     """A model of any placement with a bound, and two clouds of as many hidden states."""
-    made = random_model(draw, draw.choice([name for name in PLACEMENTS if name != "none"]), width=4)
+    placement = draw.choice([name for name in PLACEMENTS if name != "none"])
+    model = random_model(draw, placement, width=4)
     x = draw.of_any_size(1 + draw.integer(5), 1 + draw.integer(3), 4)
-    return made, x, x + draw.log_uniform(-3, 1) * draw.normal(*x.shape)
+    return model, x, x + draw.log_uniform(-3, 1) * draw.normal(*x.shape)
 
 
 @statement(
@@ -159,7 +163,7 @@ def _two_samples(draw: Draw) -> tuple[GPT, Tensor, Tensor]:
         share=0.05,
     ),
 )
-def theorem_6(draw: Draw, printed: bool) -> Trials:
+def theorem_6(draw: Draw, *, printed: bool) -> Trials:
     """W_p of the ends is at most the bound, for any placement with a bound, any samples, p = 1 and
     2.
 
@@ -168,16 +172,17 @@ def theorem_6(draw: Draw, printed: bool) -> Trials:
     """
     if printed:
         depth, x, y = diverging(draw)
-        bound = known(printed_transport_bound(depth, 1, wasserstein(x, y, 1), 1))
+        bound = not_none(printed_transport_bound(depth, 1, wasserstein(x, y, 1), 1))
         return at_most(
             wasserstein(depth(x), depth(y), 1), bound, "n = 1, d = 8, D = 1: W_1 of the ends"
         )
-    made, x, y = _two_samples(draw)
-    ends = (made.depth(x), made.depth(y))
+    model, x, y = _two_samples(draw)
+    ends = (model.depth(x), model.depth(y))
     cases = []
     for p in (1, 2):
-        bound = known(transport_bound(made.depth, x.shape[1], wasserstein(x, y, p), p))
-        cases.append(at_most(wasserstein(*ends, p), bound, f"W_{p} of the ends, {described(made)}"))
+        bound = not_none(transport_bound(model.depth, x.shape[1], wasserstein(x, y, p), p))
+        case = f"W_{p} of the ends, {describe_model(model)}"
+        cases.append(at_most(wasserstein(*ends, p), bound, case))
     return cases
 
 
@@ -196,11 +201,11 @@ def theorem_6_attained(draw: Draw) -> Trials:
     depth, x, y = diverging(draw)
     cases = []
     for p, exact in ((1, 32.0), (2, 4 * math.sqrt(8))):
-        found = wasserstein(depth(x), depth(y), p)
+        distance = wasserstein(depth(x), depth(y), p)
         bound = transport_bound(depth, 1, wasserstein(x, y, p), p)
         cases += [
-            equal(found, exact, f"W_{p} of the ends"),
-            equal(found, bound or math.nan, f"W_{p} against its bound"),
+            equal(distance, exact, f"W_{p} of the ends"),
+            equal(distance, bound or math.nan, f"W_{p} against its bound"),
         ]
     return cases
 
@@ -242,18 +247,18 @@ def assignment(draw: Draw) -> Trial:
     0,
     printed="the radius tells how well N samples represent the data (halving it, to say the least)",
 )
-def radius_at_real_size(draw: Draw, printed: bool) -> Trials:
+def radius_at_real_size(draw: Draw, *, printed: bool) -> Trials:
     """N^(-1/(nd)) for 10^12 samples of 64 tokens of width 128: relative to the radius of one.
 
     Printed: at most 1/2 of it.
     """
-    found = generalisation_radius(10**12, 64, 128)
-    words = "10^12 samples in 8192 dimensions leave of the radius"
+    radius = generalisation_radius(10**12, 64, 128)
+    case = "10^12 samples in 8192 dimensions leave of the radius"
     if printed:
-        return at_most(found.shrinkage, 0.5, f"{words} of one")
-    vacuous = found.vacuous and not generalisation_radius(1000, 1, 2).vacuous
+        return at_most(radius.shrinkage, 0.5, f"{case} of one")
+    vacuous = radius.vacuous and not generalisation_radius(1000, 1, 2).vacuous
     return [
-        at_most(0.99, found.shrinkage, words),
+        at_most(0.99, radius.shrinkage, case),
         holds_if(vacuous, "said to be vacuous there, not in 2 dimensions"),
     ]
 
@@ -266,7 +271,7 @@ def radius_at_real_size(draw: Draw, printed: bool) -> Trials:
     share=0.5,
     printed=Printed("the same with 4 D sqrt(nd) g_max for 2 dt nd sum_k g_k", share=0.05),
 )
-def robust_loss(draw: Draw, printed: bool) -> Trials:
+def robust_loss(draw: Draw, *, printed: bool) -> Trials:
     """G(X) = L|X - Y|_1, which is L-Lipschitz, over random samples of any placement, each with its
     own `transport_bound`.
 
@@ -279,22 +284,24 @@ def robust_loss(draw: Draw, printed: bool) -> Trials:
         depth, x, y = diverging(draw)
         target = depth(x)
     else:
-        made, x, y = _two_samples(draw)
-        depth = made.depth
+        model, x, y = _two_samples(draw)
+        depth = model.depth
         target = draw.normal(1, *x.shape[1:])
-    mean, other = (
-        float(slope * (depth(each) - target).abs().sum((1, 2)).mean()) for each in (x, y)
-    )
-    bounded = known(
-        (printed_transport_bound if printed else transport_bound)(
-            depth, x.shape[1], wasserstein(x, y, 1), 1
-        )
-    )
-    bound = mean + slope * bounded
-    words = f"the mean loss over nu, L = {slope:.3g}"
-    above = at_most(other, bound, words)
+
+    def mean_loss(samples: Tensor) -> float:
+        return float(slope * (depth(samples) - target).abs().sum((1, 2)).mean())
+
+    distance = wasserstein(x, y, 1)
+    if printed:
+        transported = not_none(printed_transport_bound(depth, x.shape[1], distance, 1))
+    else:
+        transported = not_none(transport_bound(depth, x.shape[1], distance, 1))
+    bound = mean_loss(x) + slope * transported
+    case = f"the mean loss over nu, L = {slope:.3g}"
+    above = at_most(mean_loss(y), bound, case)
     if constructed and not printed:
-        return [above, at_most(0.9999 * bound, other, f"0.9999 of the bound against {words}")]
+        attained = at_most(0.9999 * bound, mean_loss(y), f"0.9999 of the bound against {case}")
+        return [above, attained]
     return above
 
 
@@ -310,7 +317,7 @@ def robust_loss(draw: Draw, printed: bool) -> Trials:
         "the bound tells how the network generalises: it tends to the mean loss", share=0.02
     ),
 )
-def generalisation_bound(draw: Draw, printed: bool) -> Trials:
+def generalisation_bound(draw: Draw, *, printed: bool) -> Trials:
     """The excess of the true mean of a loss over that of N samples, in 400 draws of a fair coin's
     loss 0 or M behind the diverging fields, against Hoeffding's bound and Kan's.
 
@@ -320,7 +327,7 @@ def generalisation_bound(draw: Draw, printed: bool) -> Trials:
     Printed: r = 0, so that mu = nu and the excess is 0, against what the bound allows.
     """
     depth, x, y = diverging(draw)
-    constant = known(transport_bound(depth, 1, 0.0, 1))
+    constant = not_none(transport_bound(depth, 1, 0.0, 1))
     if printed:
         return at_most(constant, 0.0, "r = 0, L = 1: the bound allows for two equal distributions")
     samples = 10 + draw.integer(990)

@@ -1,4 +1,4 @@
-"""Sections 4 and 5: H with a residual's gains, steps towards an image, and streams."""
+"""Section 4: H with a residual's gains, steps towards an image, and streams."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ import torch
 from torch import Tensor
 
 from ctrans.base.draw import Draw
-from ctrans.control.attained import StepAt
-from ctrans.control.costate import costate
 from ctrans.control.regularization import Regularization
 from ctrans.control.residual_pullback import certify_towards_image
 from ctrans.control.sets_by_norm import image_of
 from ctrans.dynamics.norm import SphereNorm
 from ctrans.theory.payoffs import largest_payoff, none_better, payoff
-from ctrans.theory.random_models import described, random_model, random_text
+from ctrans.theory.random_models import describe_model, random_model
 from ctrans.theory.random_norms import random_norm
-from ctrans.theory.statement import Trial, Trials, at_most, equal, holds_if, known, statement
+from ctrans.theory.statement import Trial, Trials, at_most, equal, holds_if, not_none, statement
 
 SECTION = 4
 
@@ -34,20 +32,20 @@ def pullback(draw: Draw) -> Trials:
     the sublayer's W do not exceed it.
     """
     residual = draw.choice(("layerscale", "rezero", "hyper_connections", "mhc"))
-    made = random_model(draw, draw.choice(("peri", "output")), residual=residual, eps=0.0)
-    sublayer = draw.choice(made.depth.sublayers)
-    chosen = known(sublayer.output_norm)
-    P = draw.rows(8 * made.config.state_streams)
+    model = random_model(draw, draw.choice(("peri", "output")), residual=residual, eps=0.0)
+    sublayer = draw.choice(model.depth.sublayers)
+    norm = not_none(sublayer.output_norm)
+    P = draw.rows(8 * model.config.state_streams)
     q = sublayer.pulled(P)
     x = torch.zeros_like(P)
-    image = image_of(chosen)
+    image = image_of(norm)
     H = float(image.support(q))
     best = sublayer.joined(image.maximizer(q), x)
-    others = torch.stack([sublayer.joined(chosen(draw.normal(len(P), 8)), x) for _ in range(30)])
+    outputs = torch.stack([sublayer.joined(norm(draw.normal(len(P), 8)), x) for _ in range(30)])
     scale = P.norm() * best.norm()
     return [
-        equal(payoff(P, best), H, f"{residual}, {described(made)}", scale),
-        none_better(P, others, H, scale, "the best of 30 outputs against H"),
+        equal(payoff(P, best), H, f"{residual}, {describe_model(model)}", scale),
+        none_better(P, outputs, H, scale, "the best of 30 outputs against H"),
     ]
 
 
@@ -57,21 +55,21 @@ def _scaled(
     """A norm, P, a bound R, the values of H at g * P for all gains g_i = +-R (256 for eight
     channels), and R H(P).
     """
-    chosen = random_norm(draw, name, width=least + draw.integer(5))
-    P = draw.rows(chosen.width, 3)
+    norm = random_norm(draw, name, width=least + draw.integer(5))
+    P = draw.rows(norm.width, 3)
     R = draw.log_uniform(-1, 1)
-    signs = torch.cartesian_prod(*[torch.tensor([-R, R], dtype=torch.float64)] * chosen.width)
+    signs = torch.cartesian_prod(*[torch.tensor([-R, R], dtype=torch.float64)] * norm.width)
     return (
-        chosen,
+        norm,
         P,
         R,
-        _supports(chosen, [g * P for g in signs]),
-        R * float(image_of(chosen).support(P)),
+        _supports(norm, [g * P for g in signs]),
+        R * float(image_of(norm).support(P)),
     )
 
 
-def _supports(chosen: SphereNorm, costates: list[Tensor]) -> list[float]:
-    image = image_of(chosen)
+def _supports(norm: SphereNorm, costates: list[Tensor]) -> list[float]:
+    image = image_of(norm)
     return [float(image.support(P)) for P in costates]
 
 
@@ -84,33 +82,35 @@ def _supports(chosen: SphereNorm, costates: list[Tensor]) -> list[float]:
     0.2,
     printed="the same R H(P) behind LayerNorm",
 )
-def gain_by_channel(draw: Draw, printed: bool) -> Trials:
+def gain_by_channel(draw: Draw, *, printed: bool) -> Trials:
     """RMSNorm: every corner of the box has R H(P), 30 gains inside have no more. LayerNorm: the
     best corner is between R H(P) and the bound.
 
     Printed: R H(P) for LayerNorm against the best corner of the box.
     """
     if printed:
-        chosen, _, _, values, H = _scaled(draw, "layernorm", 4)
+        norm, _, _, values, H = _scaled(draw, "layernorm", 4)
         return at_most(
             max(values),
             H,
-            f"LayerNorm, d = {chosen.width}: the best gains with |g_i| <= R against R H(P)",
+            f"LayerNorm, d = {norm.width}: the best gains with |g_i| <= R against R H(P)",
         )
-    chosen, P, R, values, H = _scaled(draw, "rmsnorm")
-    scale = R * float(largest_payoff(P, image_of(chosen).maximizer(P)))
+    norm, P, R, values, H = _scaled(draw, "rmsnorm")
+    scale = R * float(largest_payoff(P, image_of(norm).maximizer(P)))
     inside = [draw.uniform(-R, R) * P for _ in range(5)]
-    inside += [R * (2 * draw.unit(chosen.width) - 1) * P for _ in range(25)]
-    other, Q, S, corners, least = _scaled(draw, "layernorm")
+    inside += [R * (2 * draw.unit(norm.width) - 1) * P for _ in range(25)]
+    layernorm, Q, S, corners, least = _scaled(draw, "layernorm")
     bound = S * float(
-        math.sqrt(other.width) * (other.gamma * Q).norm(dim=-1).sum()
-        + (Q.sum(0).abs() * other.beta.abs()).sum()
+        math.sqrt(layernorm.width) * (layernorm.gamma * Q).norm(dim=-1).sum()
+        + (Q.sum(0).abs() * layernorm.beta.abs()).sum()
     )
     return [
-        equal(torch.tensor(values, dtype=torch.float64), H, f"corners, d = {chosen.width}", scale),
-        Trial((max(_supports(chosen, inside)) - H) / scale, "gains inside the box against R H(P)"),
+        equal(torch.tensor(values, dtype=torch.float64), H, f"corners, d = {norm.width}", scale),
+        Trial((max(_supports(norm, inside)) - H) / scale, "gains inside the box against R H(P)"),
         at_most(
-            max(corners), bound, f"LayerNorm, d = {other.width}: the best corner against the bound"
+            max(corners),
+            bound,
+            f"LayerNorm, d = {layernorm.width}: the best corner against the bound",
         ),
         Trial((least - max(corners)) / bound, "LayerNorm: R H(P) against the best corner"),
     ]
@@ -127,21 +127,19 @@ def one_gain(draw: Draw) -> Trials:
     """max over 41 values of |a| <= R of H(a P) is R max(H(P), H(-P)), and ten times the bound has
     ten times that.
     """
-    chosen = random_norm(draw)
-    P = draw.rows(chosen.width, 3)
+    norm = random_norm(draw)
+    P = draw.rows(norm.width, 3)
     R = draw.log_uniform(-1, 1)
 
     def most(bound: float) -> float:
         return max(
-            _supports(
-                chosen, [a * P for a in torch.linspace(-bound, bound, 41, dtype=torch.float64)]
-            )
+            _supports(norm, [a * P for a in torch.linspace(-bound, bound, 41, dtype=torch.float64)])
         )
 
-    H = R * max(_supports(chosen, [-P, P]))
-    scale = R * float(largest_payoff(P, image_of(chosen).maximizer(P)))
+    H = R * max(_supports(norm, [-P, P]))
+    scale = R * float(largest_payoff(P, image_of(norm).maximizer(P)))
     return [
-        equal(most(R), H, f"d = {chosen.width}, {len(P)} tokens", scale),
+        equal(most(R), H, f"d = {norm.width}, {len(P)} tokens", scale),
         equal(most(10 * R), 10 * H, "ten times the bound", 10 * scale),
     ]
 
@@ -158,10 +156,10 @@ def towards_image(draw: Draw) -> Trials:
     """H_N(Q) + <Q, X>: the closed form's maximiser attains it through the sublayer, and 30 outputs
     do not exceed it.
     """
-    made = random_model(draw, draw.choice(("post", "pre_post")), residual="ngpt", eps=0.0)
-    sublayer = draw.choice(made.depth.sublayers)
-    around = known(sublayer.state_norm)
-    image = known(sublayer.image)
+    model = random_model(draw, draw.choice(("post", "pre_post")), residual="ngpt", eps=0.0)
+    sublayer = draw.choice(model.depth.sublayers)
+    around = not_none(sublayer.state_norm)
+    image = not_none(sublayer.image)
     residual = sublayer.residual
     P = draw.rows(8, 3)
     X = around(draw.normal(1, 8))
@@ -170,13 +168,13 @@ def towards_image(draw: Draw) -> Trials:
     q = sublayer.pulled(torch.func.vjp(lambda f: around.tangent(X, f), P)[1](P)[0])
     toward = image_of(image).maximizer(q)
     best = around.tangent(X, residual.pull(toward - X))
-    others = torch.stack(
+    outputs = torch.stack(
         [around.tangent(X, sublayer.joined(draw.normal(*P.shape), X)) for _ in range(30)]
     )
     scale = q.norm() * (X.norm() + toward.norm())
     return [
-        equal(payoff(P, best), H, described(made), scale),
-        none_better(P, others, H, scale, "the best of 30 outputs against H"),
+        equal(payoff(P, best), H, describe_model(model), scale),
+        none_better(P, outputs, H, scale, "the best of 30 outputs against H"),
     ]
 
 
@@ -198,91 +196,55 @@ def section(draw: Draw) -> Trials:
     largest at v = a |r|^2/b, a the part of q in V and b = <q, r> > 0. For b <= 0 long v only
     approach |a|.
     """
-    chosen = random_norm(draw, width=3 + draw.integer(6))
-    d = chosen.width
+    norm = random_norm(draw, width=3 + draw.integer(6))
+    d = norm.width
     dt = draw.log_uniform(-2, 0)
     p = draw.normal(d)
     X = draw.normal(d)
     g = torch.where(torch.arange(d) < 1 + draw.integer(d - 1), 0.5 + draw.unit(d), 0.0)
     g = g[torch.randperm(d, generator=draw.generator)]
     moving = int((g != 0).sum())
-    at = chosen.retract(X)
-    basis = torch.linalg.svd(
-        chosen.centre(torch.eye(d, dtype=torch.float64)[g != 0]).T, full_matrices=False
-    )
+    at = norm.retract(X)
+    moving_axes = torch.eye(d, dtype=torch.float64)[g != 0]
+    basis = torch.linalg.svd(norm.centre(moving_axes).T, full_matrices=False)
     V = basis.U[:, basis.S > 1e-9]
-    q = chosen.gamma * p
-    centred = chosen.centre(X)
+    q = norm.gamma * p
+    centred = norm.centre(X)
     r = centred - V @ (V.T @ centred)
-    # 0 if V has full rank
-    if float(r.norm()) > 1e-9 * float(centred.norm()):
-        r = r
-    else:
+    if not float(r.norm()) > 1e-9 * float(centred.norm()):  # 0 but for rounding: V has full rank
         r = torch.zeros_like(r)
     a = V.T @ q
     b = float(q @ r)
     if b > 0:
         beside = b**2 / float(r @ r)
+        length = float(r @ r) / b
     else:
         beside = 0.0
-    H = math.sqrt(d) * math.sqrt(float(a @ a) + beside) + float(p @ chosen.beta)
-    v = V @ a * (float(r @ r) / b if b > 0 else 1e8 * float(X.norm() / a.norm()))
+        length = 1e8 * float(X.norm() / a.norm())
+    H = math.sqrt(d) * math.sqrt(float(a @ a) + beside) + float(p @ norm.beta)
+    v = V @ a * length
     # some f has C(X + dt g * f) = v + r, as these channels span V
-    f = torch.linalg.lstsq(
-        dt * chosen.centre(torch.diag(g)).T, (v + r - centred).unsqueeze(-1), driver="gelsd"
-    ).solution[:, 0]
+    of_f = dt * norm.centre(torch.diag(g)).T
+    f = torch.linalg.lstsq(of_f, (v + r - centred).unsqueeze(-1), driver="gelsd").solution[:, 0]
     raw = draw.log_uniform(-1, 5) * draw.normal(300, d)
     scale = math.sqrt(d) * float(q.norm())
-    A = torch.stack([chosen.tangent(at, g * e) for e in torch.eye(d, dtype=torch.float64)], -1)
+    A = torch.stack([norm.tangent(at, g * e) for e in torch.eye(d, dtype=torch.float64)], -1)
     idle = torch.linalg.svd(A.T).Vh[int(torch.linalg.matrix_rank(A)) :]
     outputs = g * draw.normal(30, d)
-    moved = chosen.tangent(at.expand_as(outputs), outputs)
-    words = f"{type(chosen).__name__}, d = {d}, {moving} channels move"
+    moved = norm.tangent(at.expand_as(outputs), outputs)
+    case = f"{type(norm).__name__}, d = {d}, {moving} channels move"
     return [
-        equal(chosen(X + dt * g * f) @ p, H, f"{words}: the best output", scale),
+        equal(norm(X + dt * g * f) @ p, H, f"{case}: the best output", scale),
         Trial(
-            (float((chosen(X + dt * g * raw) @ p).max()) - H) / scale,
-            f"{words}: 300 outputs against the support",
+            (float((norm(X + dt * g * raw) @ p).max()) - H) / scale,
+            f"{case}: 300 outputs against the support",
         ),
         Trial(
             float((moved @ idle.T).abs().max()) / float(moved.norm()),
-            f"{words}: a costate that T' takes to channels without gain",
+            f"{case}: a costate that T' takes to channels without gain",
         ),
         holds_if(
             len(idle) >= d - moving,
-            f"{words}: costates of H = 0, of at least as many dimensions as channels stand",
+            f"{case}: costates of H = 0, of at least as many dimensions as channels stand",
         ),
     ]
-
-
-SECTION = 5
-
-
-@statement(
-    "gain-radial",
-    "ctrans",
-    "dt <P, r> = <g, dL/dg> for a residual's gains g, nGPT's steps and what hyper-connections"
-    " write: 0 at a critical point",
-    1e-11,
-    0.2,
-)
-def radial(draw: Draw) -> Trial:
-    """<g, dL/dg> by autograd against dt <P, r>, P dL/d(X + dt r) of the discrete model."""
-    residual = draw.choice(("layerscale", "rezero", "ngpt", "hyper_connections"))
-    made = random_model(
-        draw, "post" if residual == "ngpt" else draw.choice(("pre", "peri")), residual=residual
-    )
-    ids = random_text(draw)
-    targets = random_text(draw)
-    k = draw.integer(4)
-    sublayer = made.depth.sublayers[k]
-    dt = made.depth.lengths[k]
-    step = StepAt.of(sublayer, costate(made, ids, targets), k, dt, (0.0, 0.0))
-    gains = sublayer.residual.get_parameter(
-        "write_weights" if residual == "hyper_connections" else "gain"
-    )
-    with torch.enable_grad():
-        gains.requires_grad_()
-        (slope,) = torch.autograd.grad(made(ids, targets)[1], gains)
-        gains.requires_grad_(False)
-    return equal((gains * slope).sum(), step.work, f"{residual}, {described(made)}", step.size)

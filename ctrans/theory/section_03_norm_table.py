@@ -6,7 +6,7 @@ import torch
 
 from ctrans.base.draw import Draw
 from ctrans.dynamics.norm import NORMS, ClipNorm, SquashNorm
-from ctrans.theory.random_norms import SQUASHING, any_norm, norm_words
+from ctrans.theory.random_norms import SQUASHING, any_norm, describe_norm
 from ctrans.theory.statement import Trial, Trials, at_most, dense_jacobian, equal, statement
 from solvers import Segment
 from solvers.solve import solve
@@ -31,14 +31,14 @@ def jacobians(draw: Draw) -> Trials:
     x = draw.of_any_size(norm.width)
     dense = dense_jacobian(norm, x)
     slope = norm.slope(x)
-    words = norm_words(norm)
+    case = describe_norm(norm)
     return [
-        equal(norm.jacobian(x), dense, f"J against autograd, {words}", slope),
+        equal(norm.jacobian(x), dense, f"J against autograd, {case}", slope),
         Trial(
             float(torch.linalg.matrix_norm(dense, 2) - slope) / (float(slope) or 1.0),
-            f"|J|_2 against the slope, {words}",
+            f"|J|_2 against the slope, {case}",
         ),
-        at_most(slope, norm.steepest, f"the slope against the steepest, {words}"),
+        at_most(slope, norm.steepest, f"the slope against the steepest, {case}"),
     ]
 
 
@@ -59,7 +59,7 @@ def surfaces(draw: Draw) -> Trials:
     x = norm(draw.normal(norm.width))
     f = draw.normal(norm.width)
     h = 1e-4
-    words = norm_words(norm)
+    case = describe_norm(norm)
     v = norm.tangent(x, f)
     length = f.norm() * (norm.gamma.abs().max() / norm.gamma.abs().min()) ** 2
     normals = norm.normals(x)
@@ -67,17 +67,17 @@ def surfaces(draw: Draw) -> Trials:
     return [
         Trial(
             float((normals.mT @ v).abs().max() / (normals.norm() * length)),
-            f"normals against T f, {words}",
+            f"normals against T f, {case}",
         ),
-        equal(norm.tangent(x, v), v, f"T(T f) against T f, {words}", length),
-        equal(norm.retract(x), x, f"R against the identity on the image, {words}"),
+        equal(norm.tangent(x, v), v, f"T(T f) against T f, {case}", length),
+        equal(norm.retract(x), x, f"R against the identity on the image, {case}"),
         Trial(
             float(norm.constraint_violation(norm.retract(draw.log_uniform(-1, 1) * f + norm.beta))),
-            f"residual of R(y), {words}",
+            f"residual of R(y), {case}",
         ),
         Trial(
             1e-9 * float(gap / (100 * h * length / norm.gamma.abs().min())),
-            f"R(x + hf) less x + h T f, {words}",
+            f"R(x + hf) less x + h T f, {case}",
         ),
     ]
 
@@ -101,7 +101,7 @@ def projected_flow(draw: Draw) -> Trial:
         [Segment(0, 1, lambda t, x: norm.tangent(x, f.expand_as(x)))], x, method="rk4", steps=200
     ).x1
     return Trial(
-        float(norm.constraint_violation(x).max()), f"residual after t = 1, {norm_words(norm)}"
+        float(norm.constraint_violation(x).max()), f"residual after t = 1, {describe_norm(norm)}"
     )
 
 
@@ -117,19 +117,22 @@ def clipping_is_a_projection(draw: Draw) -> Trials:
     the nearest point.
     """
     norm = any_norm(draw, CLIPPING)
-    x, y = (draw.of_any_size(50, norm.width) for _ in range(2))
+    x = draw.of_any_size(50, norm.width)
+    y = draw.of_any_size(50, norm.width)
     z = norm(x)
-    words = norm_words(norm)
-    others = norm(3 * draw.normal(50, norm.width))
-    turn = ((x - z) * (others - z)).sum(-1).max() / (x - z).square().sum(-1).max().clamp_min(1e-12)
+    case = describe_norm(norm)
+    points_of_the_set = norm(3 * draw.normal(50, norm.width))
+    turn = ((x - z) * (points_of_the_set - z)).sum(-1).max() / (x - z).square().sum(
+        -1
+    ).max().clamp_min(1e-12)
     return [
-        equal(norm(z), z, f"N(N(x)) against N(x), {words}"),
+        equal(norm(z), z, f"N(N(x)) against N(x), {case}"),
         at_most(
             ((norm(x) - norm(y)).norm(dim=-1) / (x - y).norm(dim=-1)).max(),
             1.0,
-            f"|N(x) - N(y)|/|x - y|, {words}",
+            f"|N(x) - N(y)|/|x - y|, {case}",
         ),
-        Trial(float(turn), f"<x - N(x), z - N(x)>, {words}"),
+        Trial(float(turn), f"<x - N(x), z - N(x)>, {case}"),
     ]
 
 
@@ -143,12 +146,16 @@ def squashing_jumps(draw: Draw) -> Trial:
     """With gamma = 1, beta = s = 0 and alpha < 1 for DyT (0.88 for Derf), |N(x)| <= alpha
     phi'(0)|x|: repeated, N goes to 0.
     """
-    norm = NORMS[draw.choice(SQUASHING)](2 + draw.integer(11)).double().requires_grad_(False)
+    norm = (
+        NORMS[draw.choice(SQUASHING)](2 + draw.integer(11))
+        .double()
+        .requires_grad_(requires_grad=False)
+    )
     assert isinstance(norm, SquashNorm), "those are drawn"
     norm.alpha.fill_(draw.uniform(0.1, 0.8))
     x = draw.of_any_size(norm.width)
     return at_most(
         norm(x).norm(),
         norm.steepest * x.norm(),
-        f"|N(x)| against alpha phi'(0)|x|, {norm_words(norm)}",
+        f"|N(x)| against alpha phi'(0)|x|, {describe_norm(norm)}",
     )

@@ -21,9 +21,9 @@ ROUNDING = 1e-14
 """Absolute rounding error of 1 - delta^2."""
 
 
-def within(measured: float | Tensor, bound: float | Tensor, words: str) -> Trial:
+def within(measured: float | Tensor, bound: float | Tensor, case: str) -> Trial:
     """measured <= bound, up to the rounding of theta."""
-    return at_most(max(float(measured) - ROUNDING, 0.0), bound, words)
+    return at_most(max(float(measured) - ROUNDING, 0.0), bound, case)
 
 
 def all_subsets(entries: int) -> Float[Tensor, "subsets entries"]:
@@ -41,7 +41,9 @@ def random_row(draw: Draw, longest: int, shortest: int = 1) -> Float[Tensor, " e
     """A softmax row: logits of any spread, some of them equal."""
     entries = shortest + draw.integer(longest - shortest + 1)
     logits = draw.log_uniform(-3.0, 1.0) * draw.normal(entries)
-    return (logits.round(decimals=1) if draw.flag() else logits).softmax(-1)
+    if draw.flag():
+        logits = logits.round(decimals=1)
+    return logits.softmax(-1)
 
 
 def softmax_jacobian(
@@ -121,21 +123,22 @@ def bracket(draw: Draw) -> Trial:
     0.02,
     printed="the same in every row",
 )
-def long_rows(draw: Draw, printed: bool) -> Trials:
+def long_rows(draw: Draw, *, printed: bool) -> Trials:
     """The median of 33 rows. Printed: the row with the largest entry, of 5000."""
     cases = []
     for entries, claimed in {32: 2e-9, 64: 5e-13}.items():
-        words = f"1 - theta of N(0, 1) logits, L = {entries}"
+        case = f"1 - theta of N(0, 1) logits, L = {entries}"
         tolerance = claimed / 10
-        p = draw.normal(5000 if printed else 33, entries).softmax(-1)
         if printed:
+            p = draw.normal(5000, entries).softmax(-1)
             heaviest = p[p.amax(-1).argmax()]
-            left = 1 - balanced_mass(heaviest, tolerance=tolerance).upper
-            words = f"{words}, a row with largest mass {float(heaviest.max()):.2f}"
+            difference = 1 - balanced_mass(heaviest, tolerance=tolerance).upper
+            case = f"{case}, a row with largest mass {float(heaviest.max()):.2f}"
         else:
-            left = (1 - balanced_mass(p, tolerance=tolerance).lower).median()
-            words = f"{words}, the median row"
-        cases.append(at_most(left, claimed, words))
+            p = draw.normal(33, entries).softmax(-1)
+            difference = (1 - balanced_mass(p, tolerance=tolerance).lower).median()
+            case = f"{case}, the median row"
+        cases.append(at_most(difference, claimed, case))
     return cases
 
 
@@ -155,18 +158,17 @@ def greedy_prefix(p: RowsOfEntries) -> Float[Tensor, "*rows"]:
     0.02,
     printed=Printed("for L <= 16 the greedy prefix gives theta exactly", 1e-12, 1.0),
 )
-def greedy(draw: Draw, printed: bool) -> Trials:
+def greedy(draw: Draw, *, printed: bool) -> Trials:
     """theta(p) - 4 c (1 - c) >= 0, c the greedy prefix's mass, and > 0 in most rows of 16. Printed:
     0, for 4, 8 or 16 entries.
     """
     if printed:
         entries = draw.choice((4, 8, 16))
-    else:
-        entries = 16
-    rows = torch.stack([draw.normal(entries).softmax(-1) for _ in range(1 if printed else 100)])
+        row = draw.normal(entries).softmax(-1)
+        miss = float(balanced_mass(row).lower - greedy_prefix(row))
+        return Trial(miss, f"L = {entries}: greedy prefix misses theta by {miss:.3g}")
+    rows = torch.stack([draw.normal(16).softmax(-1) for _ in range(100)])
     gap = balanced_mass(rows).lower - greedy_prefix(rows)
-    if printed:
-        return Trial(float(gap), f"L = {entries}: greedy prefix misses theta by {float(gap):.3g}")
     missed = float((gap > 1e-12).double().mean())
     return [
         Trial(float(-gap.min()) - ROUNDING, "greedy against theta"),
@@ -182,7 +184,7 @@ def greedy(draw: Draw, printed: bool) -> Trials:
     0.25,
     printed="the uniform row has theta = 1",
 )
-def uniform(draw: Draw, printed: bool) -> Trials:
+def uniform(draw: Draw, *, printed: bool) -> Trials:
     """theta = 1 - [L odd]/L^2 for the uniform rows of two neighbouring lengths L, one of them odd.
     Printed: theta = 1.
     """
@@ -190,9 +192,8 @@ def uniform(draw: Draw, printed: bool) -> Trials:
     cases = []
     for length in (first, first + 1):
         theta = balanced_mass(torch.full((length,), 1 / length, dtype=torch.float64)).lower
-        if printed:
-            expected = 1.0
-        else:
+        expected = 1.0
+        if not printed:
             expected = 1 - (length % 2) / length**2
         cases.append(equal(theta, expected, f"theta of the uniform row, L = {length}", 1.0))
     return cases
@@ -228,7 +229,7 @@ def peaked_bound(p: RowsOfEntries) -> Float[Tensor, "*rows"]:
     "a row with top mass 1 - kappa has theta <= 4 kappa (1 - kappa) for kappa <= 1/2",
     printed="the same for every kappa",
 )
-def peaked(draw: Draw, printed: bool) -> Trial:
+def peaked(draw: Draw, *, printed: bool) -> Trial:
     """theta over every subset against 4 kappa (1 - kappa), kappa <= 1/2. Printed: any kappa, rows
     of 2 to 11 entries.
     """
@@ -288,12 +289,11 @@ def first_order_variation(draw: Draw) -> Trial:
     tau = draw.uniform(0.2, 3.0)
     h = 1e-4
     x = 2 * draw.unit(len(u)) - 1
-    moved = _total_variation(*(((u + sign * h / 2 * x) / tau).softmax(-1) for sign in (1, -1)))
-    return equal(
-        2 * moved / h,
-        (softmax_jacobian((u / tau).softmax(-1), tau) @ x).abs().sum(),
-        "2 TV/h against |J x|_1",
-    )
+    ahead = ((u + h / 2 * x) / tau).softmax(-1)
+    behind = ((u - h / 2 * x) / tau).softmax(-1)
+    moved = _total_variation(ahead, behind)
+    derivative = softmax_jacobian((u / tau).softmax(-1), tau) @ x
+    return equal(2 * moved / h, derivative.abs().sum(), "2 TV/h against |J x|_1")
 
 
 @statement(
@@ -316,16 +316,11 @@ def finite_variation(draw: Draw) -> Trials:
     most = math.tanh(r / (2 * tau))
     moved = ((u + r * (2 * all_subsets(len(u)) - 1)) / tau).softmax(-1)
     pair = torch.tensor([r / 2, -r / 2], dtype=torch.float64) / tau
+    farthest = (moved - row).abs().sum(-1).max() / 2
+    swapped = _total_variation(pair.softmax(-1), (-pair).softmax(-1))
     return [
-        within(
-            (moved - row).abs().sum(-1).max() / 2, most, f"L = {len(u)}, r/tau = {r / tau:.3g}: TV"
-        ),
-        equal(
-            _total_variation(pair.softmax(-1), (-pair).softmax(-1)),
-            most,
-            "two entries that swap",
-            max(most, 1e-3),
-        ),
+        within(farthest, most, f"L = {len(u)}, r/tau = {r / tau:.3g}: TV"),
+        equal(swapped, most, "two entries that swap", max(most, 1e-3)),
     ]
 
 
@@ -335,7 +330,7 @@ def finite_variation(draw: Draw) -> Trials:
     "|J_softmax|_2 <= theta/(2 tau), attained by rows of two entries",
     printed="|J_softmax|_2 <= 1/(2 tau)",
 )
-def spectral_softmax(draw: Draw, printed: bool) -> Trials:
+def spectral_softmax(draw: Draw, *, printed: bool) -> Trials:
     """The largest eigenvalue of J against theta/(2 tau), theta over every subset; equal for two
     entries.
 
@@ -347,7 +342,10 @@ def spectral_softmax(draw: Draw, printed: bool) -> Trials:
     pair = random_row(draw, 2, 2)
     cases = []
     for row in (p, pair):
-        bound = (1.0 if printed else float(theta_of_subsets(row))) / (2 * tau)
+        theta = 1.0
+        if not printed:
+            theta = float(theta_of_subsets(row))
+        bound = theta / (2 * tau)
         largest = torch.linalg.eigvalsh(softmax_jacobian(row, tau))[-1]
         cases.append(within(largest, bound, f"L = {len(row)}: |J|_2"))
         if row is pair and not printed:

@@ -32,9 +32,9 @@ from ctrans.model.blocks import make_block
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.initialisation import initialise
-from ctrans.theory.random_models import described, random_block, random_model, random_state
+from ctrans.theory.random_models import describe_model, random_block, random_model, random_state
+from ctrans.theory.section_09_softmax import random_row, within
 from ctrans.theory.statement import Printed, Trial, Trials, at_most, equal, statement
-from ctrans.theory.theta import random_row, within
 
 SECTION = 9
 
@@ -56,8 +56,8 @@ def mixing(draw: Draw) -> Trial:
 
 
 def _input_norm(draw: Draw) -> tuple[Norm, Tensor]:
-    made, x = random_block(draw, "pre")
-    norm = made.depth.sublayers[0].input_norm
+    model, x = random_block(draw, "pre")
+    norm = model.depth.sublayers[0].input_norm
     assert isinstance(norm, Norm), "pre has one"
     return norm, x
 
@@ -103,7 +103,7 @@ def _local_value(attention: Attention, x: Tensor, draw: Draw, iterations: int) -
     "L_MHA <= |W_O| sum_h (|V_h| + theta_h/tau B (2 B|Q_h| + |b_Q|)|K_h||V_h|/sqrt(d_h))",
     printed=Printed("the same without the queries' bias", share=0.05),
 )
-def theorem_5_1(draw: Draw, printed: bool) -> Trial:
+def theorem_5_1(draw: Draw, *, printed: bool) -> Trial:
     """Attention's local value against theorem 5.1 with b_Q: random attention, and in one case of 20
     W_Q = 0, b_Q = (20, 0).
 
@@ -111,8 +111,8 @@ def theorem_5_1(draw: Draw, printed: bool) -> Trial:
     """
     usual = not printed and draw.integer(CONSTRUCTED)
     if usual:
-        made, x = random_block(draw, "none")
-        module = made.depth.sublayers[0].field
+        model, x = random_block(draw, "none")
+        module = model.depth.sublayers[0].field
     else:
         module, x = _biased(draw)
     longest = float(token_lengths(x).max())
@@ -128,7 +128,8 @@ def _biased(draw: Draw) -> tuple[Attention, Tensor]:
     """Attention with W_Q = 0, b_Q = (20, 0), and two tokens with equal scores that differ across
     the queries' direction.
     """
-    module = Attention(2, 1, causal=False).double().requires_grad_(False)
+    module = Attention(2, 1, causal=False).double()
+    module.requires_grad_(requires_grad=False)
     module.qkv.weight.copy_(torch.tensor([[0.0, 0], [0, 0], [1, 0], [0, 1], [1, 0], [0, 1]]))
     module.qkv.bias.copy_(torch.tensor([20.0, 0, 0, 0, 0, 0]))
     module.out.weight.copy_(torch.eye(2))
@@ -141,9 +142,11 @@ def _wide(draw: Draw) -> tuple[GPT, Tensor, AttentionLayer]:
     """A model of width 32 with Xavier weights, a state and its attention's bound and local value
     there.
     """
-    made = random_model(draw, "pre", spread=0, width=32, depth=1)
+    model = random_model(draw, "pre", spread=0, width=32, depth=1)
     x = draw.normal(1, 8, 32)
-    return made, x, attention_layers(made.depth, states_of(made.depth, x)[:2], seed=draw.seed())[0]
+    states = states_of(model.depth, x)
+    (layer,) = attention_layers(model.depth, states[:2], seed=draw.seed())
+    return model, x, layer
 
 
 @statement(
@@ -155,9 +158,9 @@ def _wide(draw: Draw) -> tuple[GPT, Tensor, AttentionLayer]:
 )
 def looseness(draw: Draw) -> Trials:
     """Bound over measured at width 32 and Xavier weights: at least 10."""
-    made, _, layer = _wide(draw)
+    model, _, layer = _wide(draw)
     return [
-        at_most(layer.measured, layer.bound, f"the local value, {described(made)}"),
+        at_most(layer.measured, layer.bound, f"the local value, {describe_model(model)}"),
         at_most(10.0, layer.ratio, f"bound over local value at d = 32 is {layer.ratio:.0f}"),
     ]
 
@@ -173,14 +176,14 @@ def local_form(draw: Draw) -> Trial:
     in 20 is the biased one.
     """
     if draw.integer(CONSTRUCTED):
-        made = random_model(draw, "none", depth=1, spread=draw.uniform(0, 1))
-        module = made.depth.sublayers[0].field
-        x = random_state(draw, made, tokens=1 + draw.integer(6))
+        model = random_model(draw, "none", depth=1, spread=draw.uniform(0, 1))
+        module = model.depth.sublayers[0].field
+        x = random_state(draw, model, tokens=1 + draw.integer(6))
     else:
         module, x = _biased(draw)
     measured = _local_value(module, x[0], draw, 3)
-    words = f"{x.shape[-2]} tokens: the local value against the form with radii"
-    return at_most(measured, local_attention_bound(module, x), words)
+    case = f"{x.shape[-2]} tokens: the local value against the form with radii"
+    return at_most(measured, local_attention_bound(module, x), case)
 
 
 @statement(
@@ -194,13 +197,13 @@ def local_is_sharper(draw: Draw) -> Trial:
     """At width 32 and Xavier weights the form with radii is at most a quarter of theorem 5.1's
     bound.
     """
-    made, x, layer = _wide(draw)
-    sublayer = made.depth.sublayers[0]
+    model, x, layer = _wide(draw)
+    sublayer = model.depth.sublayers[0]
     local = local_attention_bound(sublayer.field, sublayer.given(x))
-    words = (
+    case = (
         f"{local / layer.measured:.3g} times the local value, theorem 5.1 {layer.ratio:.3g} times"
     )
-    return at_most(local, layer.bound / 4, f"d = 32: {words}")
+    return at_most(local, layer.bound / 4, f"d = 32: {case}")
 
 
 @statement(
@@ -213,11 +216,11 @@ def local_is_sharper(draw: Draw) -> Trial:
         "the same with L_FFN = |W_2||W_1|, so with phi of slope 1 (GELU's is 1.1289)", share=0.05
     ),
 )
-def pre_block(draw: Draw, printed: bool) -> Trial:
+def pre_block(draw: Draw, *, printed: bool) -> Trial:
     """Local value <= theorem 5.2 with Lip(phi), slopes of norms at the state. Printed: with slope
     1.
     """
-    return _block(draw, "pre", printed)
+    return _block(draw, "pre", printed=printed)
 
 
 @statement(
@@ -227,28 +230,28 @@ def pre_block(draw: Draw, printed: bool) -> Trial:
     share=0.5,
     printed=Printed("the same with L_FFN = |W_2||W_1|", share=0.05),
 )
-def post_block(draw: Draw, printed: bool) -> Trial:
+def post_block(draw: Draw, *, printed: bool) -> Trial:
     """Local value <= theorem 5.3 with Lip(phi), slopes of norms at the state. Printed: with slope
     1.
     """
-    return _block(draw, "post", printed)
+    return _block(draw, "post", printed=printed)
 
 
-def _block(draw: Draw, placement: str, printed: bool) -> Trial:
+def _block(draw: Draw, placement: str, *, printed: bool) -> Trial:
     """Random blocks; one case in 20 is the steep one, whose GELU has slope above 1. Printed: that
     one alone.
     """
     if not printed and draw.integer(CONSTRUCTED):
-        made = random_model(draw, placement, depth=1, spread=draw.uniform(0, 1))
-        x = random_state(draw, made)
-        words = f"the block's local value, {described(made)}"
+        model = random_model(draw, placement, depth=1, spread=draw.uniform(0, 1))
+        x = random_state(draw, model)
+        case = f"the block's local value, {describe_model(model)}"
     else:
-        made, x = _steep_block(draw, placement)
-        words = (
-            f"{placement}, GELU at sqrt(2), W_1 = W_2 = 1, no attention: the block's local value"
-        )
-    layer = _only_block(made, x, draw)
-    return at_most(layer.measured, layer.printed if printed else layer.bound, words)
+        model, x = _steep_block(draw, placement)
+        case = f"{placement}, GELU at sqrt(2), W_1 = W_2 = 1, no attention: the block's local value"
+    layer = _only_block(model, x, draw)
+    if printed:
+        return at_most(layer.measured, layer.printed, case)
+    return at_most(layer.measured, layer.bound, case)
 
 
 def _steep_block(draw: Draw, placement: str) -> tuple[GPT, Tensor]:
@@ -264,18 +267,18 @@ def _steep_block(draw: Draw, placement: str) -> tuple[GPT, Tensor]:
         "eps": 1e6,
         "dt": 1.0,
     }
-    made = random_model(draw, placement, spread=0.0, activation="gelu", bias=False, **config)
-    for part in made.depth.modules():
+    model = random_model(draw, placement, spread=0.0, activation="gelu", bias=False, **config)
+    for part in model.depth.modules():
         if isinstance(part, Norm):
             part.gamma.fill_(1e3)
-    for sublayer, value in zip(made.depth.sublayers, (0.0, 1.0), strict=True):
+    for sublayer, value in zip(model.depth.sublayers, (0.0, 1.0), strict=True):
         for matrix in sublayer.field.matrices():
             matrix.weight.fill_(value)
-    return made, torch.full((1, 1, 1), math.sqrt(2) + draw.uniform(-0.1, 0.1), dtype=torch.float64)
+    return model, torch.full((1, 1, 1), math.sqrt(2) + draw.uniform(-0.1, 0.1), dtype=torch.float64)
 
 
-def _only_block(made: GPT, x: Tensor, draw: Draw) -> BlockLayer:
-    return block_layers(made.depth, states_of(made.depth, x), iterations=2, seed=draw.seed())[0]
+def _only_block(model: GPT, x: Tensor, draw: Draw) -> BlockLayer:
+    return block_layers(model.depth, states_of(model.depth, x), iterations=2, seed=draw.seed())[0]
 
 
 @statement(
@@ -299,15 +302,14 @@ def block_bound(draw: Draw) -> Trial:
 )
 def attribution(draw: Draw) -> Trial:
     """log S = log theta/tau + 2 log B + log G."""
-    made = random_model(draw, draw.choice(("pre", "peri")), depth=1)
-    (layer,) = attention_layers(
-        made.depth, states_of(made.depth, random_state(draw, made, tokens=4))[:2], seed=0
-    )
+    model = random_model(draw, draw.choice(("pre", "peri")), depth=1)
+    states = states_of(model.depth, random_state(draw, model, tokens=4))
+    (layer,) = attention_layers(model.depth, states[:2], seed=0)
     product = layer.softmax_norm * layer.B**2 * layer.G
     return equal(
         math.exp(sum(layer.log_sensitivity.values())),
         product,
-        f"S against (theta/tau) B^2 G, {described(made)}",
+        f"S against (theta/tau) B^2 G, {describe_model(model)}",
     )
 
 
@@ -326,11 +328,9 @@ def path_length(draw: Draw) -> Trials:
     """
     blocks = 1 + draw.integer(200)
     seed = draw.seed()
-    scaled, plain = (_drawn_products(name, blocks, seed) for name in ("path_length", "xavier"))
-    return [
-        equal(one, other / blocks, f"N = {blocks}, {path}")
-        for (path, one), other in zip(scaled.items(), plain.values(), strict=True)
-    ]
+    scaled = _drawn_products("path_length", blocks, seed)
+    plain = _drawn_products("xavier", blocks, seed)
+    return [equal(scaled[path], plain[path] / blocks, f"N = {blocks}, {path}") for path in scaled]
 
 
 def _drawn_products(initialisation: str, blocks: int, seed: int) -> dict[str, float]:

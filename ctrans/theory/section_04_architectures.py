@@ -24,8 +24,8 @@ def _best(P: Tensor, norms: list[SphereNorm]) -> tuple[Tensor, Tensor, float]:
     """H of each token behind each norm, (norms, tokens), the maximisers, (norms, tokens, width),
     and a scale of payoffs.
     """
-    values = torch.stack([image_of(each).support(P.unsqueeze(-2)) for each in norms])
-    best = torch.stack([image_of(each).maximizer(P) for each in norms])
+    values = torch.stack([image_of(norm).support(P.unsqueeze(-2)) for norm in norms])
+    best = torch.stack([image_of(norm).maximizer(P) for norm in norms])
     return values, best, sum(float(largest_payoff(P, f)) for f in best)
 
 
@@ -42,10 +42,10 @@ def parallel(draw: Draw) -> Trials:
     P = draw.rows(width)
     values, best, scale = _best(P, [first, second])
     H = float(values[0].sum() + values[1].sum())
-    others = first(draw.normal(30, *P.shape)) + second(draw.normal(30, *P.shape))
+    random_pairs = first(draw.normal(30, *P.shape)) + second(draw.normal(30, *P.shape))
     return [
         equal(payoff(P, best[0] + best[1]), H, "the two maximisers' sum", scale),
-        none_better(P, others, H, scale, "the best of 30 pairs against H_1 + H_2"),
+        none_better(P, random_pairs, H, scale, "the best of 30 pairs against H_1 + H_2"),
     ]
 
 
@@ -66,12 +66,13 @@ def experts(draw: Draw) -> Trials:
     P = draw.rows(width)
     values, best, scale = _best(P, norms)
     H = float(values.amax(0).sum())
-    chosen = best[values.argmax(0), torch.arange(len(P))]
+    one_expert = best[values.argmax(0), torch.arange(len(P))]
     gates = draw.normal(30, count, len(P), 1).mul(3).softmax(1)
-    others = (gates * torch.stack([one(draw.normal(30, *P.shape)) for one in norms], 1)).sum(1)
+    velocities = torch.stack([norm(draw.normal(30, *P.shape)) for norm in norms], 1)
+    mixtures = (gates * velocities).sum(1)
     return [
-        equal(payoff(P, chosen), H, f"{count} experts, the best one for each token", scale),
-        none_better(P, others, H, scale, "the best of 30 mixtures against H"),
+        equal(payoff(P, one_expert), H, f"{count} experts, the best one for each token", scale),
+        none_better(P, mixtures, H, scale, "the best of 30 mixtures against H"),
         none_better(
             P, (gates * best).sum(1), H, scale, "mixtures of the experts' maximisers against H"
         ),
@@ -90,15 +91,15 @@ def without_gain(draw: Draw) -> Trials:
     p_j/|p_j|.
     """
     width = 1 + draw.integer(9)
-    chosen = RMSNorm(width, 0.0).double().requires_grad_(False)
+    norm = RMSNorm(width, 0.0).double().requires_grad_(requires_grad=False)
     P = draw.rows(width)
     best = -math.sqrt(width) * P / P.norm(dim=-1, keepdim=True)
     H = math.sqrt(width) * float(P.norm(dim=-1).sum())
     return [
-        equal(image_of(chosen).support(P.unsqueeze(-2)).sum(), H, "H against sqrt(d) sum_j |p_j|"),
+        equal(image_of(norm).support(P.unsqueeze(-2)).sum(), H, "H against sqrt(d) sum_j |p_j|"),
         equal(payoff(P, best), H, "the value of -sqrt(d) p/|p|"),
         Trial(
-            float(payoff(P, chosen(draw.normal(30, *P.shape))).max()) / H - 1,
+            float(payoff(P, norm(draw.normal(30, *P.shape))).max()) / H - 1,
             "the best of 30 outputs",
         ),
     ]
@@ -122,11 +123,15 @@ def free_rows(draw: Draw) -> Trials:
     P = draw.normal(tokens, width)
     M = draw.normal(width, width)
     gains = -P @ (X @ M.mT).mT
-    hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1 if causal else tokens)
+    hidden = torch.zeros(tokens, tokens, dtype=torch.bool)
+    readable = [range(tokens)] * tokens
+    if causal:
+        hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+        readable = [range(row + 1) for row in range(tokens)]
     H = float(gains.masked_fill(hidden, -math.inf).amax(-1).sum())
     scale = gains.abs().sum()
-    choices = [range(row + 1 if causal else tokens) for row in range(tokens)]
-    best = max(float(payoff(P, X[list(read)] @ M.mT)) for read in itertools.product(*choices))
+    choices = itertools.product(*readable)
+    best = max(float(payoff(P, X[list(choice)] @ M.mT)) for choice in choices)
     scores = draw.choice((1.0, 5.0)) * draw.normal(50, tokens, tokens)
     rows = scores.masked_fill(hidden, -math.inf).softmax(-1)
     return [

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from torch import Tensor
+
 from ctrans.base.draw import Draw
 from ctrans.dynamics.norm import LayerNorm
 from ctrans.measure.forward.conservation import DriftByDepth
 from ctrans.measure.forward.weight_scaling import log_slope
 from ctrans.measure.walk import observe
 from ctrans.model.orders import own_methods
-from ctrans.theory.random_models import described, random_model
+from ctrans.theory.random_models import describe_model, random_model
 from ctrans.theory.random_norms import learned
-from ctrans.theory.statement import Trial, Trials, at_most, known, statement
-from solvers import Segment
-from solvers.methods import fixed_step
+from ctrans.theory.statement import Trial, Trials, at_most, not_none, statement
+from solvers import Segment, fixed_step
 from solvers.solve import solve
 
 SECTION = 3
@@ -20,34 +23,37 @@ SECTION = 3
 STEP_COUNTS = (50, 100, 200)
 
 
-def _projected_errors(draw: Draw, plain: bool, unit: bool = False) -> list[float]:
+def _projected_errors(draw: Draw, *, plain: bool, unit: bool = False) -> list[float]:
     """Errors |X_M - X(1)| of M steps of an FFN field, each projected by the retraction or the plain
     norm, against the projected ODE.
 
     The norm is LayerNorm with learned gains and offsets, or with gain 1 and offset 0.
     """
-    made = random_model(draw, "none", width=6, depth=1, activation="gelu")
-    chosen = LayerNorm(6, 0.0).double().requires_grad_(False)
+    model = random_model(draw, "none", width=6, depth=1, activation="gelu")
+    norm = LayerNorm(6, 0.0).double().requires_grad_(requires_grad=False)
     if not unit:
-        learned(draw, chosen, 0.3, signed=False)
-    f = made.depth.sublayers[1].field
-    x0 = chosen.retract(draw.normal(4, 6))
+        learned(draw, norm, 0.3, signed=False)
+    f = model.depth.sublayers[1].field
+    x0 = norm.retract(draw.normal(4, 6))
     exact = solve(
-        [Segment(0, 1, lambda t, x: chosen.tangent(x, f(x)))],
+        [Segment(0, 1, lambda t, x: norm.tangent(x, f(x)))],
         x0,
         method="tsit5",
         rtol=1e-10,
         atol=1e-12,
     ).x1
-    parts = [Segment(0, 1, lambda t, x: f(x), project=chosen if plain else chosen.retract)]
+    projection: Callable[[Tensor], Tensor] = norm.retract
+    if plain:
+        projection = norm
+    parts = [Segment(0, 1, lambda t, x: f(x), project=projection)]
     return [float((solve(parts, x0, steps=m).x1 - exact).norm()) for m in STEP_COUNTS]
 
 
-def _order_of(errors: list[float], words: str) -> Trial:
+def _order_of(errors: list[float], case: str) -> Trial:
     """|p - 1|, p the order fitted to the errors."""
     slope = -log_slope(STEP_COUNTS, errors)
     return Trial(
-        abs(slope - 1), f"{words}: error {errors[0]:.2g} to {errors[-1]:.2g} from 50 to 200 steps"
+        abs(slope - 1), f"{case}: error {errors[0]:.2g} to {errors[-1]:.2g} from 50 to 200 steps"
     )
 
 
@@ -76,7 +82,7 @@ def retraction_converges(draw: Draw) -> Trial:
     0.02,
     printed="the Post-LN step is the discretisation of the projected ODE",
 )
-def plain_step(draw: Draw, printed: bool) -> Trials:
+def plain_step(draw: Draw, *, printed: bool) -> Trials:
     """Error |p - 1| of N(X + dt f(X)) at gamma = 1, beta = 0; with learned ones the error at 200
     steps is >= half that at 50.
 
@@ -110,16 +116,16 @@ def conserved(draw: Draw) -> Trial:
     """max |1'Gamma^-1 (x_j+ - x_j - dt beta)|/d over tokens and segments, peri or output,
     LayerNorm, a drawn Runge-Kutta method.
     """
-    made = random_model(draw, draw.choice(("peri", "output")), norm="layernorm", depth=1)
+    model = random_model(draw, draw.choice(("peri", "output")), norm="layernorm", depth=1)
     method = draw.choice(own_methods())
-    x0 = draw.normal(2, 3, made.config.width)
+    x0 = draw.normal(2, 3, model.config.width)
     steps = 1 + draw.integer(3)
     solution = solve(
-        made.depth.segments(), x0, method=fixed_step(method), steps=steps, save="segments"
+        model.depth.segments(), x0, method=fixed_step(method), steps=steps, save="segments"
     )
-    (found,) = observe(made.depth, solution.states, [DriftByDepth()])
-    drift = max(known(found)[1])
-    return Trial(drift, f"{method}, {described(made)}: drift {drift:.2g}")
+    (measured,) = observe(model.depth, solution.states, [DriftByDepth()])
+    drift = max(not_none(measured)[1])
+    return Trial(drift, f"{method}, {describe_model(model)}: drift {drift:.2g}")
 
 
 @statement(
@@ -133,7 +139,7 @@ def mean_is_constant(draw: Draw) -> Trial:
     """max_j |mean x_j(T) - mean x_j(0)| of the discrete model, peri or output, LayerNorm with gamma
     = 1 and beta = 0.
     """
-    made = random_model(draw, draw.choice(("peri", "output")), norm="layernorm", spread=0)
-    x0 = draw.normal(2, 3, made.config.width)
-    gap = (made.depth(x0).mean(-1) - x0.mean(-1)).abs().max()
-    return Trial(float(gap), f"{described(made)}: means change by {float(gap):.2g}")
+    model = random_model(draw, draw.choice(("peri", "output")), norm="layernorm", spread=0)
+    x0 = draw.normal(2, 3, model.config.width)
+    gap = (model.depth(x0).mean(-1) - x0.mean(-1)).abs().max()
+    return Trial(float(gap), f"{describe_model(model)}: means change by {float(gap):.2g}")

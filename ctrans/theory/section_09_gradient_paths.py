@@ -5,8 +5,9 @@ weights must shrink with depth (Emadi, sections 5.3 and 6).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from ctrans.dynamics.fields import Attention
 from ctrans.dynamics.norm import LayerNorm, Norm, RMSNorm
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.measure.walk import states_of
-from ctrans.theory.random_models import described, random_model
+from ctrans.theory.random_models import describe_model, random_model
 from ctrans.theory.statement import (
     Printed,
     Trial,
@@ -25,14 +26,18 @@ from ctrans.theory.statement import (
     at_most,
     dense_matrix,
     equal,
-    known,
+    not_none,
     statement,
 )
 
 SECTION = 9
 
+KINDS: tuple[Literal["attention"], Literal["ffn"]] = ("attention", "ffn")
+"""The kinds of sublayers, in turn."""
 CONSTRUCTED = 4
 """One case in this many attains the bound; the others are random models."""
+
+Comparison = Callable[[float | Tensor, float | Tensor, str], Trial]
 
 
 def _steps(depth: Depth, x: Tensor) -> list[tuple[Sublayer, float, Tensor]]:
@@ -58,10 +63,8 @@ def _across(draw: Draw, gains: Sequence[float], d: int = 5) -> tuple[Depth, Tens
     for k, c in enumerate(gains):
         field = nn.Linear(d, d, bias=False)
         field.weight = nn.Parameter(c * sigma * across)
-        parts.append(
-            Sublayer(field, "ffn" if k % 2 else "attention", input_norm=RMSNorm(d, 0.0).double())
-        )
-    return Depth(parts, 1.0).requires_grad_(False), x
+        parts.append(Sublayer(field, KINDS[k % 2], input_norm=RMSNorm(d, 0.0).double()))
+    return Depth(parts, 1.0).requires_grad_(requires_grad=False), x
 
 
 @statement(
@@ -78,7 +81,7 @@ def _across(draw: Draw, gains: Sequence[float], d: int = 5) -> tuple[Depth, Tens
         0.02,
     ),
 )
-def identity_path(draw: Draw, printed: bool) -> Trials:
+def identity_path(draw: Draw, *, printed: bool) -> Trials:
     """The dense Jacobian of the whole depth against its expansion, and its extreme singular values
     against products over segments; c_k from the dense Jacobian of the map and the norm's slope.
 
@@ -96,55 +99,59 @@ def identity_path(draw: Draw, printed: bool) -> Trials:
             f"pre, dt J_k = -(I - ee')/2, {segments} segments: 1/N against the least singular"
             " value",
         )
+    above: Comparison = at_most
+    below: Comparison = at_most
     if draw.integer(CONSTRUCTED):
-        sign = 0
+        model = random_model(draw, "pre", width=4)
+        depth = model.depth
+        x = draw.log_uniform(-0.5, 1) * draw.normal(3, 4)
+        case = describe_model(model)
     else:
         sign = draw.choice((-1, 1))
-    if sign == 0:
-        made = random_model(draw, "pre", width=4)
-        depth = made.depth
-        x = draw.log_uniform(-0.5, 1) * draw.normal(3, 4)
-        words = described(made)
-    else:
-        depth, x = _across(
-            draw, [sign * draw.uniform(0.05, 0.9) for _ in range(2 + 2 * draw.integer(3))]
-        )
-        words = "multiples of one projection"
+        segments = 2 + 2 * draw.integer(3)
+        depth, x = _across(draw, [sign * draw.uniform(0.05, 0.9) for _ in range(segments)])
+        case = "multiples of one projection"
+        if sign > 0:
+            above = equal
+        else:
+            below = equal
     c = []
     eye = torch.eye(x.numel(), dtype=x.dtype)
     for sublayer, h, state in _steps(depth, x):
         of_map = torch.linalg.matrix_norm(dense_matrix(sublayer.field, sublayer.given(state)), 2)
         assert isinstance(sublayer.input_norm, Norm), "pre has one"
         c.append(h * float(of_map * sublayer.input_norm.slope(state).max()))
-    whole = dense_matrix(depth, x)
+    jacobian = dense_matrix(depth, x)
     parts = [factor - eye for factor in _factors(depth, x)]
-    values = torch.linalg.svdvals(whole)
-    grown = math.prod(1 + each for each in c)
-    left = math.prod(max(0.0, 1 - each) for each in c)
-    rest = torch.linalg.matrix_norm(whole - eye - torch.stack(parts).sum(0), 2)
-    above, below = equal if sign > 0 else at_most, equal if sign < 0 else at_most
+    singular_values = torch.linalg.svdvals(jacobian)
+    most = math.prod(1 + c_k for c_k in c)
+    least = math.prod(max(0.0, 1 - c_k) for c_k in c)
+    higher_terms = torch.linalg.matrix_norm(jacobian - eye - torch.stack(parts).sum(0), 2)
+    trials = [
+        at_most(torch.linalg.matrix_norm(part, 2), c_k, f"dt |J_k|, {case}")
+        for part, c_k in zip(parts, c, strict=True)
+    ]
     return [
-        *(
-            at_most(torch.linalg.matrix_norm(part, 2), each, f"dt |J_k|, {words}")
-            for part, each in zip(parts, c, strict=True)
-        ),
-        above(rest, grown - 1 - sum(c), f"|J - I - sum dt J_k|, {words}"),
-        above(values[0], grown, f"the largest singular value, {words}"),
+        *trials,
+        above(higher_terms, most - 1 - sum(c), f"|J - I - sum dt J_k|, {case}"),
+        above(singular_values[0], most, f"the largest singular value, {case}"),
         below(
-            left, values[-1], f"the least value allowed against the least singular value, {words}"
+            least,
+            singular_values[-1],
+            f"the least value allowed against the least singular value, {case}",
         ),
     ]
 
 
 def _turning(
-    draw: Draw, c: float, segments: int, norm: type[LayerNorm | RMSNorm], others: int
+    draw: Draw, c: float, segments: int, norm: type[LayerNorm | RMSNorm], free: int
 ) -> tuple[Depth, Tensor]:
     """A post depth of constant fields b_k, |b_k| = c sqrt(d), each at right angles to the state in
-    one plane: sigma(X + b_k)^2 = 1 + c^2. With the state. The norm leaves `others` directions at
+    one plane: sigma(X + b_k)^2 = 1 + c^2. With the state. The norm leaves `free` directions at
     right angles to that plane; LayerNorm's plane has mean 0.
     """
     lost = int(norm is LayerNorm)
-    d = lost + 2 + others
+    d = lost + 2 + free
     first, second = torch.linalg.qr(
         torch.cat([torch.ones(d, lost, dtype=torch.float64), draw.normal(d, 2)], 1)
     ).Q.T[lost:]
@@ -152,15 +159,13 @@ def _turning(
     parts = []
     for k in range(segments):
         field = nn.Linear(d, d)
+        direction = math.cos(angle) * second - math.sin(angle) * first
         field.weight = nn.Parameter(torch.zeros(d, d, dtype=torch.float64))
-        field.bias = nn.Parameter(
-            c * math.sqrt(d) * (math.cos(angle) * second - math.sin(angle) * first)
-        )
-        parts.append(
-            Sublayer(field, "ffn" if k % 2 else "attention", state_norm=norm(d, 0.0).double())
-        )
+        field.bias = nn.Parameter(c * math.sqrt(d) * direction)
+        parts.append(Sublayer(field, KINDS[k % 2], state_norm=norm(d, 0.0).double()))
         angle += math.atan(c)
-    return Depth(parts, 1.0).requires_grad_(False), math.sqrt(d) * first.reshape(1, 1, d)
+    state = math.sqrt(d) * first.reshape(1, 1, d)
+    return Depth(parts, 1.0).requires_grad_(requires_grad=False), state
 
 
 @statement(
@@ -179,7 +184,7 @@ def _turning(
         0.02,
     ),
 )
-def no_identity_path(draw: Draw, printed: bool) -> Trials:
+def no_identity_path(draw: Draw, *, printed: bool) -> Trials:
     """The dense Jacobian of a post depth: its rank, its norm against the product over segments, and
     its norm for constant fields. Without a direction that all norms keep (RMSNorm of width 2,
     LayerNorm of 3) N - 1 projections by the angle atan c follow one another.
@@ -191,44 +196,46 @@ def no_identity_path(draw: Draw, printed: bool) -> Trials:
     eps > 0: each norm multiplies x_hat by eps/sigma^3.
     """
     if printed:
-        kept = []
+        least = []
         for segments in (2, 40):
             depth, x = _turning(draw, 0.0, segments, LayerNorm, 3)
-            kept.append(float(torch.linalg.svdvals(dense_matrix(depth, x))[x.numel() - 3]))
+            least.append(float(torch.linalg.svdvals(dense_matrix(depth, x))[x.numel() - 3]))
         return at_most(
-            kept[1],
-            kept[0] / 2,
+            least[1],
+            least[0] / 2,
             "no field: the least positive singular value of 40 norms against half of that of 2",
         )
-    made = random_model(draw, "post", width=4, eps=0.0)
+    model = random_model(draw, "post", width=4, eps=0.0)
     x = draw.normal(3, 4)
     bound = 1.0
-    for sublayer, h, state in _steps(made.depth, x):
+    for sublayer, h, state in _steps(model.depth, x):
         before = partial(_before_norm, sublayer, h)
         bound *= float(
             torch.linalg.matrix_norm(dense_matrix(before, state), 2)
-            * known(sublayer.state_norm).slope(before(state)).max()
+            * not_none(sublayer.state_norm).slope(before(state)).max()
         )
-    values = torch.linalg.svdvals(dense_matrix(made.depth, x))
-    if made.config.norm == "layernorm":
+    values = torch.linalg.svdvals(dense_matrix(model.depth, x))
+    lost = 1
+    if model.config.norm == "layernorm":
         lost = 2
-    else:
-        lost = 1
     c = draw.uniform(0.2, 2)
     segments = 2 * (1 + draw.integer(5))
-    norm = RMSNorm if draw.integer(2) else LayerNorm
-    others = draw.integer(3)
-    depth, state = _turning(draw, c, segments, norm, others)
-    if others:
+    norm: type[LayerNorm | RMSNorm] = LayerNorm
+    if draw.integer(2):
+        norm = RMSNorm
+    free = draw.integer(3)
+    depth, state = _turning(draw, c, segments, norm, free)
+    if free:
         factors = segments / 2
     else:
         factors = segments - 1 / 2
+    rank = 3 * (4 - lost)
     return [
         Trial(
-            float(values[3 * (4 - lost)] / values[0]),
-            f"the singular value {3 * (4 - lost) + 1} of 12, {described(made)}",
+            float(values[rank] / values[0]),
+            f"the singular value {rank + 1} of 12, {describe_model(model)}",
         ),
-        at_most(values[0], bound, f"|J|, {described(made)}"),
+        at_most(values[0], bound, f"|J|, {describe_model(model)}"),
         equal(
             torch.linalg.matrix_norm(dense_matrix(depth, state), 2),
             (1 + c * c) ** -factors,
@@ -254,7 +261,7 @@ def _before_norm(sublayer: Sublayer, h: float, x: Tensor) -> Tensor:
         "N^(-1/4) each of the four maps keeps the product over N layers bounded (by e^c)", 0.0, 0.02
     ),
 )
-def values_path(draw: Draw, printed: bool) -> Trials:
+def values_path(draw: Draw, *, printed: bool) -> Trials:
     """One token, whose attention is W_O W_V: J_k = W_O W_V J_N(x), here c b^2 (I - ee') with b =
     N^(-1/2), so that |J| = (1 + c/N)^N is at most e^c, and at least e^(c - c^2/(2 N)). Where n
     tokens attend to one, |A| = sqrt(n) is another factor of c.
@@ -263,15 +270,18 @@ def values_path(draw: Draw, printed: bool) -> Trials:
     """
     layers = 100 + 2 * draw.integer(50)
     c = draw.uniform(0.2, 2)
-    depth, x = _across(draw, [c * layers ** (-0.5 if printed else -1.0)] * layers)
+    power = -1.0
+    if printed:
+        power = -0.5
+    depth, x = _across(draw, [c * layers**power] * layers)
     grown = torch.linalg.matrix_norm(dense_matrix(depth, x), 2)
-    words = f"one token, N = {layers}, c = {c:.3g}: |J|"
-    above = at_most(grown, math.exp(c), f"{words} against e^c")
+    case = f"one token, N = {layers}, c = {c:.3g}: |J|"
+    above = at_most(grown, math.exp(c), f"{case} against e^c")
     if printed:
         return above
     return [
         above,
-        at_most(math.exp(c - c * c / (2 * layers)), grown, f"e^(c - c^2/(2 N)) against {words}"),
+        at_most(math.exp(c - c * c / (2 * layers)), grown, f"e^(c - c^2/(2 N)) against {case}"),
     ]
 
 
@@ -286,13 +296,16 @@ def values_path(draw: Draw, printed: bool) -> Trials:
         "shared W_Q = W_K have m = 3 maps, which scale like b^3 and need N^(-1/3)", share=0.02
     ),
 )
-def shared_queries(draw: Draw, printed: bool) -> Trial:
+def shared_queries(draw: Draw, *, printed: bool) -> Trial:
     """|s - 4| of |J(b) - b^2 J(values)| ~ b^s, b = 0.01 to 0.02 the common scale of the maps, J
     dense, J(values) that of uniform rows. Printed: |s - 3|.
     """
-    module = Attention(6, 2, causal=False, bias=False).double().requires_grad_(False)
+    module = Attention(6, 2, causal=False, bias=False).double()
+    module.requires_grad_(requires_grad=False)
     x = draw.normal(4, 6)
-    query, value, out = (draw.normal(6, 6) for _ in range(3))
+    query = draw.normal(6, 6)
+    value = draw.normal(6, 6)
+    out = draw.normal(6, 6)
     paths = []
     plain = torch.kron(torch.full((4, 4), 0.25, dtype=x.dtype), out @ value)
     for b in (0.01, 0.02):
@@ -300,4 +313,7 @@ def shared_queries(draw: Draw, printed: bool) -> Trial:
         module.out.weight.copy_(b * out)
         paths.append(float(torch.linalg.matrix_norm(dense_matrix(module, x) - b * b * plain, 2)))
     slope = math.log2(paths[1] / paths[0])
-    return Trial(abs(slope - (3 if printed else 4)), f"the attention's path ~ b^{slope:.4f}")
+    maps = 4
+    if printed:
+        maps = 3
+    return Trial(abs(slope - maps), f"the attention's path ~ b^{slope:.4f}")
