@@ -54,8 +54,8 @@ def checked(made: Made, *, face: str | None = None, by_itself: Collection[str] =
     - a sequence: whatever has a length and entries by their number, but no text
     - lists and dictionaries: every entry, unless they are iterators
 
-    - `face`: the package that offers the function to users. Inner code imports the function from its
-      own module, so that nothing is checked twice
+    - `face`: the package that offers the function to users. Inner code imports the function from
+      its own module, so that nothing is checked twice
     - `by_itself`: arguments that the function checks itself, with messages that say more
 
     It checks nothing in `torch.compile`. For a class it checks the constructor.

@@ -72,10 +72,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in REMOVED:
             ctx.fail(f"ctrans {cmd_name} was removed: use {REMOVED[cmd_name]}")
-        if cmd_name in OLD_COMMANDS:
-            new = OLD_COMMANDS[cmd_name]
-            click.echo(f"ctrans {cmd_name} is now a part of {new}", err=True)
-        elif cmd_name not in COMMANDS:
+        if cmd_name not in COMMANDS and cmd_name not in OLD_COMMANDS:
             import difflib
 
             near = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
@@ -119,6 +116,9 @@ class Commands(click.Group):
         try:
             made = super().invoke(ctx)
             sys.stdout.flush()
+            if ctx.invoked_subcommand in OLD_COMMANDS:
+                new = OLD_COMMANDS[ctx.invoked_subcommand]
+                click.echo(f"ctrans {ctx.invoked_subcommand} is now a part of {new}", err=True)
             return made
         except (BrokenPipeError, SystemExit) as error:
             if not isinstance(error, BrokenPipeError) and not isinstance(

@@ -27,7 +27,7 @@ from ctrans.report.contents import page_of, page_of_table
 from ctrans.report.files import check_writable, takes_data, to_json, write_atomic
 from ctrans.report.html import check_libraries, render
 from ctrans.report.picture import pictures
-from ctrans.report.sections import Page, decoded
+from ctrans.report.sections import Page
 from ctrans.report.terminal import show
 from solvers import ConfigError
 
@@ -121,8 +121,8 @@ def end(
         about = {"model": inputs.summary}
     whole = {**begin, **about, **result}
     if measured is not None:
-        whole = {**begin, **about, "measured": measured.as_json(), **result}
-        report = page_of_table(decoded(plain({**begin, **about, **result})), measured)
+        whole = plain({**begin, **about, "measured": measured.as_json(), **result})
+        report = page_of_table(whole, measured)
     page = write_result(request, directory, whole, report)
     if (report is None or measured is not None) and directory is not None:
         own = pictures(page)

@@ -31,7 +31,6 @@ from ctrans.model.sums import STATE
 from ctrans.model.text import VOCABULARY, read_text
 from ctrans.report.contents import page_of_table
 from ctrans.report.progress import progress_bar
-from ctrans.report.sections import decoded
 from ctrans.training.processes import get_device
 from ctrans.training.training_state import read_state
 from solvers import ConfigError
@@ -123,8 +122,8 @@ def command(request: GenerateRequest) -> None:
     found = {"scheme": scheme, "prompt": prompt, "samples": samples}
     begins = result_of(request, request.shown(), device)
     table = _measured(samples)
-    result = {**begins, "measured": table.as_json(), **found}
-    write_result(request, None, result, page_of_table(decoded(plain(result)), table))
+    result = plain({**begins, "measured": table.as_json(), **found})
+    write_result(request, None, result, page_of_table(result, table))
 
 
 def _measured(samples: Sequence[Mapping[str, Any]]) -> Measured:

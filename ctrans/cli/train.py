@@ -313,22 +313,19 @@ def _add_depths(
 ) -> None:
     """Evaluates a finished run at other depths, and writes the result with these losses."""
     losses = losses_at(request.eval_depth if finished else (), run)
-    whole = {**result, "other_depths": losses}
-    write_result(request, run.store.directory, _with_table(whole), _page(whole))
+    whole, page = _with_table({**result, "other_depths": losses})
+    write_result(request, run.store.directory, whole, page)
     if not request.quiet:
         for depth, loss in losses.items():
             _say(f"Validation loss at depth {depth}: {loss:.4f}")
 
 
-def _with_table(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The result with its table of measured values."""
-    table = measured({"": plain(result)})
-    return {**result, "measured": table.as_json()}
-
-
-def _page(result: Mapping[str, Any]) -> Page:
-    known = decoded(plain(result))
-    return page_of_table(known, measured({"": known}))
+def _with_table(result: Mapping[str, Any]) -> tuple[dict[str, Any], Page]:
+    """The result with its table of measured values, in JSON's types, and its page."""
+    kept: dict[str, Any] = plain(result)
+    table = measured({"": decoded(kept)})
+    whole = plain({**kept, "measured": table.as_json()})
+    return whole, page_of_table(whole, table)
 
 
 def _show(
@@ -336,8 +333,8 @@ def _show(
 ) -> None:
     """Writes the figures and the JSON, but not to stdout, and prints how the run ended."""
     directory = run.store.directory
-    save_json(request, directory, _with_table(result))
-    page = _page(result)
+    whole, page = _with_table(result)
+    save_json(request, directory, whole)
     drawn = pictures(page)
     for name, make in drawn.items():
         write_atomic(directory / name, make())

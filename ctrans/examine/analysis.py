@@ -4,9 +4,8 @@ another library is opened first.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -18,10 +17,9 @@ from ctrans.examine.screening.screen import Effort, Screening
 from ctrans.interop import open_model
 from ctrans.interop.losses import Loss
 from ctrans.measure.forward import simulation
-from solvers import ConfigError
-
-Options = ParamSpec("Options")
-Result = TypeVar("Result")
+from ctrans.measure.forward.simulation import Simulation
+from ctrans.measure.walk import SegmentCallback
+from solvers import ConfigError, Method, Norm
 
 
 def diagnose(
@@ -91,28 +89,41 @@ def screen(
     )
 
 
-def _opening(
-    analysis: Callable[Concatenate[Any, Tensor, Options], Result],
-) -> Callable[Concatenate[Any, Tensor, Options], Result]:
-    """The same analysis, with the same options, for any model. A model of another library is first
-    opened on the tokens.
+def simulate(
+    model: Any,
+    tokens: Tensor,
+    *,
+    method: str | Method = "euler",
+    steps: int = 1,
+    rtol: float | None = None,
+    atol: float | None = None,
+    norm: str | Norm | None = None,
+    reference: bool = True,
+    progress: SegmentCallback | None = None,
+) -> Simulation:
+    """X(t) of any model on these tokens by a method, with the bounds and laws of theory.
+
+    It calls `ctrans.measure.forward.simulation.simulate`, whose options it takes. A model of
+    another library is first opened on these tokens.
+
+    - `model`, `tokens`: as in `diagnose`
+    - `method`, `steps`, `rtol`, `atol`, `norm`: as in `solvers.solve`
+    - `reference`: whether to solve the ODE accurately too
+    - `progress(k)`: called after each segment
+
+    Raises ConfigError for a model that cannot be opened, and for invalid options.
     """
-
-    @functools.wraps(analysis)
-    def analysis_of_any(
-        model: Any, tokens: Tensor, *args: Options.args, **options: Options.kwargs
-    ) -> Result:
-        return analysis(_opened(model, tokens, None), tokens, *args, **options)
-
-    return analysis_of_any  # type: ignore[return-value]  # mypy takes names of arguments for a difference
-
-
-simulate = _opening(simulation.simulate)
-"""X(t) of any model. Takes the options of `ctrans.measure.forward.simulation.simulate`.
-
-`model` and `tokens` are as in `diagnose`. A model of another library is first opened on these
-tokens. Raises ConfigError for a model that cannot be opened.
-"""
+    return simulation.simulate(
+        _opened(model, tokens, None),
+        tokens,
+        method=method,
+        steps=steps,
+        rtol=rtol,
+        atol=atol,
+        norm=norm,
+        reference=reference,
+        progress=progress,
+    )
 
 
 def _opened(model: Any, tokens: Any, loss: str | Loss | None) -> Any:

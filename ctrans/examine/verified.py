@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from ctrans.base.theory_sections import SECTIONS
 from ctrans.measure.findings import Finding
 from ctrans.measure.measured import Answer, Measured, Value
 from ctrans.measure.measures import MEASURES, Measure
@@ -23,6 +24,7 @@ REACHED = (
 MEASURES.add(
     "ctrans verify",
     {
+        "section": Measure(formula="the section of THEORY.md", topic="Statements"),
         "holds": Measure(formula=VERDICT, title="verdict", topic="Statements"),
         "what holds": Measure(formula="the statement", topic="Statements"),
         "worst case": Measure(formula=REACHED, title="reached", topic="Statements"),
@@ -38,7 +40,7 @@ MEASURES.add(
 )
 
 
-class Check(Protocol):
+class CheckedForm(Protocol):
     """One form of a statement, checked."""
 
     @property
@@ -51,11 +53,13 @@ class Check(Protocol):
     def words(self) -> str: ...
 
 
-class Checked(Protocol):
+class CheckedStatement(Protocol):
     """A statement, checked: `ctrans.theory` has the class."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def section(self) -> int: ...
     @property
     def source(self) -> str: ...
     @property
@@ -65,14 +69,14 @@ class Checked(Protocol):
     @property
     def seconds(self) -> float: ...
     @property
-    def seed(self) -> Check | None: ...
+    def seed(self) -> CheckedForm | None: ...
     @property
-    def corrected(self) -> Check: ...
+    def corrected(self) -> CheckedForm: ...
     @property
     def verdict(self) -> str: ...
 
 
-def measured(results: Sequence[Checked], findings: Sequence[Finding]) -> Measured:
+def measured(results: Sequence[CheckedStatement], findings: Sequence[Finding]) -> Measured:
     """The table of the statements. A statement stands where other tables have a model."""
     return Measured(
         values=tuple(value for result in results for value in _values(result)),
@@ -81,7 +85,7 @@ def measured(results: Sequence[Checked], findings: Sequence[Finding]) -> Measure
     )
 
 
-def answer(results: Sequence[Checked]) -> Answer:
+def answer(results: Sequence[CheckedStatement]) -> Answer:
     """How many statements hold."""
     counts = Counter(result.verdict for result in results)
     plural = "" if len(results) == 1 else "s"
@@ -98,8 +102,10 @@ def answer(results: Sequence[Checked]) -> Answer:
     )
 
 
-def _values(result: Checked) -> Iterator[Value]:
+def _values(result: CheckedStatement) -> Iterator[Value]:
     name = result.name
+    section = f"{result.section}. {SECTIONS[result.section]}"
+    yield Value(name, "section", result.section, words=section)
     yield Value(name, "holds", None, words=result.verdict)
     yield Value(name, "what holds", None, words=result.says)
     yield Value(name, "worst case", result.corrected.excess)

@@ -42,8 +42,8 @@ class Check:
     - `rule`, `limits`: for a training, the rule over its past, and the limits that the rule uses
     - `quantity`: the measure, which its entry in the table of measures fills in
     - `description`: how the check looks at the measure; empty for the measure's own formula
-    - `topics`: the analyses that judge it: diagnosis, screening, training, control, theory, weights,
-      change, precision
+    - `topics`: the analyses that judge it: diagnosis, screening, training, control, theory,
+      weights, change, precision
     """
 
     severity: Severity

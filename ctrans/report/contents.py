@@ -77,15 +77,18 @@ def page_of(results: JSONObject) -> Page:
 
 
 def page_of_table(result: JSONObject, measured: Measured) -> Page:
-    """The page of one result, whose table is at hand. `page_of` makes the same of its JSON."""
+    """The page of one result, in JSON's types, whose table is at hand. `page_of` makes the same of
+    its JSON alone.
+    """
     command = result["command"]
-    group = {command: result}
+    group = {command: decoded(result)}
     chapters = [
         *view(escaped(measured), command),
         *_own_charts(command, group),
         _options(command, group),
     ]
-    return Page(f"ctrans {command}", _line(command, command, result), chapters, group)
+    line = _line(command, command, group[command])
+    return Page(f"ctrans {command}", line, chapters, {command: result})
 
 
 def table_of(command: str, result: JSONObject) -> Measured:

@@ -15,6 +15,7 @@ from ctrans.base.printable import printable
 from ctrans.measure.findings import SEVERITY_MARKS as SEVERITY_MARKS
 from ctrans.measure.findings import Mark as Mark
 from ctrans.measure.findings import in_words
+from ctrans.measure.measured import Answer as Answer
 from solvers import AnyFloat, ConfigError, shown
 
 JSONObject = Mapping[str, Any]
@@ -23,16 +24,6 @@ MOST_FINDINGS = 1_000
 """At most so many findings are shown together; the JSON has all."""
 EMPTY = ("–", "")
 """Texts of cells in which there is nothing."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the command found, in one sentence that a reader understands who does not know the
-    theory.
-    """
-
-    text: str
-    mark: Mark = ""
 
 
 @dataclass(frozen=True)

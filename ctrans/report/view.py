@@ -16,7 +16,6 @@ from ctrans.measure.findings import Check, Finding
 from ctrans.measure.measured import Measured, Value
 from ctrans.measure.measures import MEASURES, Measure
 from ctrans.report.sections import (
-    Answer,
     Cell,
     Chapter,
     ColouredText,
@@ -54,7 +53,7 @@ AXES = {"state": "segments done", "sublayer": "segment", "head": "head, counted 
 def view(measured: Measured, picture: str) -> list[Chapter]:
     """The chapters of a page. `picture` names the PNG file that holds the charts."""
     chapters = [
-        Chapter("Summary", [*_answers(measured), *_run_tables(measured, detail=False)]),
+        Chapter("Summary", [*measured.answers, *_run_tables(measured, detail=False)]),
         Chapter("Findings, the most severe first", findings(measured)),
         Chapter("Remarks", _remarks(measured)),
         Chapter("What the verdicts mean", _explained(measured)),
@@ -77,10 +76,6 @@ def known_measure(name: str) -> Measure:
     return MEASURES.get(name, UNKNOWN_MEASURE)
 
 
-def _answers(measured: Measured) -> list[Answer]:
-    return [Answer(answer.text, answer.mark) for answer in measured.answers]
-
-
 def findings(measured: Measured) -> list[Section]:
     """The findings of each model, under its name where there are several."""
     several = len(measured.models) > 1
@@ -95,9 +90,12 @@ def _remarks(measured: Measured) -> list[Words]:
     several = len(measured.notes) > 1 or len(measured.models) > 1
     remarks = []
     for model, lines in measured.notes.items():
+        named = several and bool(model)
+        if named and len(lines) > 1:
+            remarks.append(Words(f"{model}:", list(lines)))
+            continue
         for line in lines:
-            text = f"{model}: {line}" if several and model else line
-            remarks.append(Words(text))
+            remarks.append(Words(f"{model}: {line}" if named else line))
     return remarks
 
 

@@ -19,7 +19,7 @@ from solvers import ConfigError, SolveError
 
 WINDOWS = 4
 
-Measure = Callable[[GPT, Tensor, Tensor], Any]
+RunMeasure = Callable[[GPT, Tensor, Tensor], Any]
 
 
 def _moments(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[float]]:
@@ -64,7 +64,7 @@ def _last_gradient(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, flo
     return {"last": math.hypot(*norms[-model.depth.per_block :]), "largest": max(norms)}
 
 
-MEASURES: dict[str, Measure] = {
+MEASURES: dict[str, RunMeasure] = {
     "moments": _moments,
     "massive": _massive,
     "attention": _attention,

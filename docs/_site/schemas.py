@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ctrans.cli import COMMANDS
+from ctrans.cli import COMMANDS, OLD_COMMANDS
 from ctrans.measure.findings import Finding
 from ctrans.measure.measured import COLUMNS, SCHEMA, Answer
 from docs._site.json_schema import (
@@ -59,7 +59,7 @@ def schema() -> Schema:
         " go with version 0.5."
     )
     begins: dict[str, Schema] = {
-        "command": {"enum": list(COMMANDS)},
+        "command": {"enum": [*COMMANDS, *OLD_COMMANDS]},
         "options": described("The command's options by name, with the values decided.", OBJECT),
         "environment": described("Versions, device, threads, plugins.", OBJECT),
         "measured": MEASURED,

@@ -320,7 +320,7 @@ def test_a_saved_model_is_looked_at_in_place_of_a_seeded_one(name, tmp_path):
         (["simulte"], "No such command 'simulte': did you mean 'simulate'?"),
         (["families", "gpt2"], "ctrans families was removed: use the table in docs"),
         (["rate"], "ctrans rate was removed: use ctrans study FILE.toml"),
-        (["xyz"], "No such command 'xyz'. There are simulate, convergence, "),
+        (["xyz"], "No such command 'xyz'. There are simulate, hjb-check, "),
         (["simulate", "--placment", "peri"], "No such option"),
         (["simulate", "--placement", "perri"], "did you mean 'peri'"),
         (["simulate", "--norm", "rms"], "did you mean 'rmsnorm'"),

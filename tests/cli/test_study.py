@@ -143,7 +143,7 @@ def test_a_result_shows_the_rule_of_the_largest_stable_rate_and_the_floor_of_its
         1e-3 * 10 ** (((0.08 + floor) / 2 - 0.08) / (guess - 0.08))
     )
     said = " ".join(result.output.split())
-    assert "at least 0.01" in said
+    assert "0.01 (at least)" in said
     assert "Rule of the largest stable learning rate: depthless floor" in said
     assert "2.08" in said
 

@@ -20,7 +20,7 @@ from ctrans.examine.screening.screen import STEPS
 from ctrans.examine.screening.screening_checks import CHECKS
 from ctrans.measure.findings import Reading
 from ctrans.report import html
-from ctrans.report.contents import SECTIONS, page_of
+from ctrans.report.contents import READERS, page_of
 from ctrans.report.html import render
 from ctrans.report.sections import Cell, Chapter, Column, Line, Page, Plot, Table, Words, cell
 from ctrans.report.words import JUDGED, TERMS, terms_in, verdicts
@@ -411,7 +411,7 @@ def test_what_is_no_result_is_refused(kept, words):
         page_of(kept)
 
 
-@pytest.mark.parametrize("name", sorted(SECTIONS))
+@pytest.mark.parametrize("name", sorted(READERS))
 def test_contents_are_of_commands(name):
     assert name in COMMANDS
 

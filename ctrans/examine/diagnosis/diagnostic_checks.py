@@ -640,6 +640,7 @@ MEASURES.add(
             },
         ),
         "token similarity": Measure(
+            decimals=3,
             compute=StatesByDepth,
             formula="mean cosine between two tokens of a sequence, by depth",
             scope="sublayer",
@@ -756,6 +757,7 @@ MEASURES.add(
             },
         ),
         "loss over guessing": Measure(
+            decimals=3,
             compute=Logits,
             formula=LOSS_EXCESS,
             scope="run",

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import ctrans
 from ctrans import low_precision
 from ctrans.examine.diagnosis import low_precision as room
 from ctrans.examine.diagnosis.low_precision import PRECISION_CHECKS, InFormats, weights_in
@@ -480,4 +481,4 @@ def test_lazy_weights_are_measured_once_they_are_there():
 @pytest.mark.parametrize("formats", [0, b"bf16", ["bf16"], torch.ones(2), None])
 def test_formats_are_a_text(formats):
     with pytest.raises(ConfigError, match="formats = "):
-        InFormats(formats)
+        ctrans.low_precision(torch.nn.Linear(2, 2), formats)
