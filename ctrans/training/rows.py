@@ -37,8 +37,8 @@ class Labelled(Data):
     def _pairs(self, tokens: Tokens) -> tuple[Tokens, Tokens]:
         """A model without depth knows a token and its place."""
         rows = tokens[: len(tokens) // self._row * self._row].reshape(-1, self._row)
-        known = rows[:, self._asked] * self.context + self._asked
-        return known.reshape(-1), rows[:, self.context :].reshape(-1)
+        token_and_place = rows[:, self._asked] * self.context + self._asked
+        return token_and_place.reshape(-1), rows[:, self.context :].reshape(-1)
 
     @checked
     def validation_windows(
@@ -57,7 +57,7 @@ class Labelled(Data):
         rows = torch.from_numpy(
             np.stack([tokens[start : start + self._row] for start in starts]).astype(np.int64)
         )
-        read = rows[:, : self.context]
-        targets = torch.full_like(read, -1)
+        inputs = rows[:, : self.context]
+        targets = torch.full_like(inputs, -1)
         targets[:, self._asked] = rows[:, self.context :]
-        return read, targets
+        return inputs, targets
