@@ -74,10 +74,9 @@ class Objective(nn.Module):
         else:
             total = cross_entropy + self.config.kinetic * cost
         if self.training:
+            terms: dict[str, list[Tensor]] = {}
             if self.has_terms:
                 terms = self._auxiliary(states)
-            else:
-                terms = {}
             for name, values in terms.items():
                 total = total + getattr(self.config, name, 1.0) * torch.stack(values).sum()
             means = tuple(

@@ -16,20 +16,20 @@ from solvers import checked
 
 @dataclasses.dataclass(frozen=True)
 class Labelled(Data):
-    """Rows, one after the other: `context` tokens, and then the targets of those in the places
-    `asked`, by default of the last one. All other tokens have target -1.
+    """Rows, one after the other: `context` tokens, and then the targets of those at `positions`, by
+    default of the last one. All other tokens have target -1.
     """
 
-    asked: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
 
     @property
-    def _asked(self) -> list[int]:
-        return list(self.asked or (self.context - 1,))
+    def _positions(self) -> list[int]:
+        return list(self.positions or (self.context - 1,))
 
     @property
     def _row(self) -> int:
         """The number of tokens and targets of a row."""
-        return self.context + len(self._asked)
+        return self.context + len(self._positions)
 
     def _starts(self, u: Float[np.ndarray, " batch"]) -> Integer[np.ndarray, " batch"]:
         return (u * (len(self.train) // self._row)).astype(np.int64) * self._row
@@ -37,7 +37,7 @@ class Labelled(Data):
     def _pairs(self, tokens: Tokens) -> tuple[Tokens, Tokens]:
         """A model without depth knows a token and its place."""
         rows = tokens[: len(tokens) // self._row * self._row].reshape(-1, self._row)
-        token_and_place = rows[:, self._asked] * self.context + self._asked
+        token_and_place = rows[:, self._positions] * self.context + self._positions
         return token_and_place.reshape(-1), rows[:, self.context :].reshape(-1)
 
     @checked
@@ -59,5 +59,5 @@ class Labelled(Data):
         )
         inputs = rows[:, : self.context]
         targets = torch.full_like(inputs, -1)
-        targets[:, self._asked] = rows[:, self.context :]
+        targets[:, self._positions] = rows[:, self.context :]
         return inputs, targets

@@ -408,7 +408,7 @@ def test_steps_without_a_report_are_kept_to_a_number_and_their_peak_is_shown():
             optimiser,
             gradient_norm=9.0 if step == 5 * LOSSES else None,
         )
-        assert len(monitor._waiting._kept) < 2 * LOSSES
+        assert len(monitor._waiting._entries) < 2 * LOSSES
     _, figures = monitor.past.reports[-1]
     assert (figures["highest_loss"], figures["highest_gradient_norm"], figures["loss"]) == (
         7.0,
