@@ -7,7 +7,7 @@ import dataclasses
 import enum
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -20,6 +20,7 @@ from ctrans.training import log
 from ctrans.training.attention_theta import mean_theta
 from ctrans.training.data import Data
 from ctrans.training.evaluation import evaluate
+from ctrans.training.explained_errors import explaining
 from ctrans.training.parallel import Parallel
 from ctrans.training.processes import Processes
 from ctrans.training.rows import Labelled
@@ -29,9 +30,8 @@ from ctrans.training.schedule import learning_rate, temperature
 from ctrans.training.settings import PRECISIONS, TrainConfig
 from ctrans.training.signals import stopping
 from ctrans.training.training_state import Progress, State
-from solvers import ConfigError, SolveError
+from solvers import SolveError
 
-COMPILER = ("torch._dynamo", "torch._inductor")
 Observer = Callable[[log.Row], None]
 
 
@@ -385,28 +385,3 @@ def diverged(run: TrainingRun, progress: Progress, why: str) -> Outcome:
     if run.processes.first:
         run.store.go_back(progress.good)
     return Outcome(Ending.DIVERGED, progress, why)
-
-
-@contextlib.contextmanager
-def explaining(config: TrainConfig, context: int) -> Iterator[None]:
-    """Turns lack of memory, on any device, and a compiler's failure into a ConfigError with the
-    fix.
-    """
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        # torch has no error type for its CPU allocator, and many for its compiler
-        out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-        if out_of_memory or "can't allocate memory" in str(error):
-            raise ConfigError(
-                f"out of memory with a batch of {config.batch} sequences and a context of"
-                f" {context}: lower --batch and raise --accumulate by as much, use --gradient"
-                " checkpoint, or lower --context"
-            ) from None
-        if type(error).__module__.startswith(COMPILER):
-            reason = next(iter(str(error).splitlines()), "it failed")
-            raise ConfigError(
-                f"cannot compile the model here: {reason}; leave out --compile, or install a C++"
-                " compiler"
-            ) from None
-        raise

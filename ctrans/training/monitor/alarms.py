@@ -16,7 +16,7 @@ from ctrans.measure.findings import OURS, SEVERITIES, Check, Checks, Finding, Re
 from ctrans.training.monitor import past_checks
 from ctrans.training.monitor.gauge_table import GAUGES
 from ctrans.training.monitor.past import Array, Past
-from ctrans.training.monitor.past_checks import Limits, Sighting
+from ctrans.training.monitor.sightings import Limits, Sighting
 from solvers import ConfigError, shown, unknown
 
 SET = (

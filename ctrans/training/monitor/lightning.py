@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ctrans.training.monitor.hooks import in_a_line
 from ctrans.training.monitor.memory import Memory
-from ctrans.training.monitor.monitor import Monitor, check_options
+from ctrans.training.monitor.monitor import DEFAULTS, Monitor
+from ctrans.training.monitor.monitor_options import check_options
 from solvers import ConfigError
 
 LOGGER = logging.getLogger("ctrans.training.monitor")
@@ -61,7 +62,7 @@ class LightningCallback(Base):
         **options: Any,
     ):
         self.options = {**options, "every": every, "out": out}
-        check_options(self.options)
+        check_options(self.options, DEFAULTS)
         self.model = model
         self.batch = batch
         self.monitor: Monitor | None = None

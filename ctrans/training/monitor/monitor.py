@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import math
 import time
@@ -16,60 +17,25 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.base.as_found import as_found
-from ctrans.base.json_values import is_step
-from ctrans.dynamics.depth import check_count
 from ctrans.measure.findings import Finding
-from ctrans.training.monitor.alarms import Watch, check_limits
+from ctrans.training.monitor.alarms import Watch
 from ctrans.training.monitor.gauge_table import Figures, measures_of
 from ctrans.training.monitor.gauges import Gauges
 from ctrans.training.monitor.hooks import in_a_line
-from ctrans.training.monitor.log import LogWriter
-from ctrans.training.monitor.log_lines import Header, Report
+from ctrans.training.monitor.log_lines import Report
 from ctrans.training.monitor.memory import Memory, into_past, of_past, of_weights, weights_of
+from ctrans.training.monitor.monitor_options import check_options
 from ctrans.training.monitor.past import Past
 from ctrans.training.monitor.probes import Held, probe
-from ctrans.training.monitor.reactions import Reactions, check_reactions, distributed
+from ctrans.training.monitor.reactions import Reactions
 from ctrans.training.monitor.reductions import largest, norm_of, stacked_softmaxes
-from ctrans.training.monitor.report_callbacks import ReportCallback, summarised, write_tensorboard
+from ctrans.training.monitor.report_callbacks import ReportCallback
+from ctrans.training.monitor.report_writer import ReportWriter
 from ctrans.training.monitor.sites import first_quarter, is_compiled, sites_of
 from ctrans.training.monitor.updates import settings
 from ctrans.training.monitor.waiting import Waiting, warn
-from ctrans.training.run_directory import RunDirectory
-from solvers import AnyFloat, ConfigError, checked, shown, unknown
+from solvers import AnyFloat, ConfigError, checked
 
-
-def _is_norm(value: Any) -> bool:
-    return isinstance(value, (int, float)) and value > 0
-
-
-def _are_functions(value: Any) -> bool:
-    return isinstance(value, Sequence) and all(map(callable, value))
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, Sequence) and len(value) == 2
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, (str, Path))
-
-
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
-ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "start": (is_step, "the number of steps done, 0 or more"),
-    "total": (is_step, "the training's number of steps, or None"),
-    "clip": (_is_norm, "a norm above 0, or None"),
-    "scale": (callable, "a function, such as scaler.get_scale"),
-    "save": (callable, "a function of the alarm"),
-    "told": (_are_functions, "a list of functions of step and figures"),
-    "held": (_is_pair, "a pair (tokens, targets)"),
-    "out": (_is_path, "a directory"),
-    "memory": (_is_mapping, "the result of Monitor.memory()"),
-}
-"""What an option of `Monitor` may be, besides its default: a test of it, and that in words."""
 OF_OPEN_MODEL = ("blocks", "attention", "ffn", "embed", "head", "loss", "example", "heads")
 """The options that `Monitor` passes on to `open_model`."""
 
@@ -141,7 +107,7 @@ class Monitor:
         heads: int | None = None,
     ):
         options = {name: value for name, value in locals().items() if name not in ("self", "model")}
-        check_options(options)
+        check_options(options, DEFAULTS)
         self.every = every
         self.probe_every = probe_every
         self.start = start
@@ -164,12 +130,17 @@ class Monitor:
         self.held: Held | None = None
         if held is not None:
             self.held = Held(*held)
-        self.first_process = not distributed() or torch.distributed.get_rank() == 0
-        if self.out is not None and self.first_process:
-            RunDirectory(self.out).check_writable()
+        self._writer = ReportWriter(
+            self.sites,
+            self.out,
+            told,
+            every=every,
+            start=start,
+            total=total,
+            tensorboard=tensorboard,
+        )
         self.reactions = Reactions(react, self.sites.root, self.out, save)
         self.alarms: list[Finding] = []
-        self._callbacks = list(told)
         self._step = start
         self._last_report_time = time.perf_counter()
         self._last_report_step = start
@@ -182,9 +153,6 @@ class Monitor:
         # until a pass shows the number of heads
         head_counts = [int(site.attention is not None) for site in self.sites.sites]
         self.past = Past(places, head_counts, self.sites.vocabulary)
-        self._writer: LogWriter | None = None
-        if tensorboard and self.out is not None and self.first_process:
-            self._callbacks.append(write_tensorboard(self.out, start))
         if memory is not None:
             self._remember(memory)
         self._arm_for(start + 1)
@@ -271,14 +239,11 @@ class Monitor:
         self._closed = True
         with self._errors_as_warnings(self._step):
             self.gauges.disarm()
-            writer = self._writer
-            self._writer = None
-            if writer is not None:
-                writer.end(self._step, words)
+            self._writer.end(self._step, words)
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy, which has no hooks and writes no log."""
-        return {**vars(self), "out": None, "_writer": None}
+        return {**vars(self), "out": None, "_writer": copy.copy(self._writer)}
 
     def __enter__(self) -> Monitor:
         return self
@@ -358,7 +323,8 @@ class Monitor:
         alarms = self.watch.look(self.past)
         self.alarms.extend(alarms)
         with self._errors_as_warnings(step):
-            self._write(Report(step, figures, dict(self.gauges.unknown)), alarms, probed)
+            report = Report(step, figures, dict(self.gauges.unknown))
+            self._writer.write(report, alarms, probed, heads=self.past.heads)
         return alarms
 
     def _run_figures(self, step: int, optimizer: torch.optim.Optimizer | None) -> Figures:
@@ -413,69 +379,10 @@ class Monitor:
         self.past.probes.append((step, numbers))
         return figures
 
-    def _write(
-        self, report: Report, alarms: Sequence[Finding], probed: Mapping[str, Any] | None
-    ) -> None:
-        if not self.first_process:
-            return
-        if self.out is not None:
-            if self._writer is None:
-                self._writer = LogWriter(self.out, self._header(report), self.start)
-            self._writer.report(report)
-            for alarm in alarms:
-                self._writer.finding(report.step, alarm)
-            if probed is not None:
-                self._writer.probe(report.step, probed)
-        if self._callbacks:
-            summary = summarised(report.figures)
-            for callback in self._callbacks:
-                with self._errors_as_warnings(report.step):
-                    callback(report.step, summary)
 
-    def _header(self, report: Report) -> Header:
-        unseen = ""
-        if "rms" not in report.figures:
-            unseen = "no forward pass was seen: for a compiled model, give monitor.step its batch="
-        return Header(
-            model=self.sites.description,
-            places=[site.place for site in self.sites.sites],
-            kinds=[str(site.sublayer.kind) for site in self.sites.sites],
-            heads=self.past.heads,
-            every=self.every,
-            total=self.total,
-            unseen=unseen,
-        )
-
-
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raises ConfigError for options of `Monitor` that do not exist, are invalid, or contradict
-    each other.
-    """
-    defaults = {
-        name: parameter.default
-        for name, parameter in inspect.signature(Monitor).parameters.items()
-        if name != "model"
-    }
-    for name in options:
-        if name not in defaults:
-            raise unknown("option of a monitor", name, defaults)
-    options = {**defaults, **options}
-    check_count("every", options["every"])
-    for name, (fits, allowed) in ALLOWED.items():
-        if options[name] != defaults[name] and not fits(options[name]):
-            raise ConfigError(f"{name} = {shown(options[name])}: give {allowed}")
-    if options["probe_every"] is not None:
-        check_count("probe_every", options["probe_every"])
-        if options["held"] is None:
-            raise ConfigError("probe_every needs a batch: give held=(tokens, targets)")
-    check_limits(options["limits"] or {})
-    react = check_reactions(options["react"])
-    if "save" in react and options["save"] is None and options["out"] is None:
-        raise ConfigError(
-            "react = 'save' needs a place: give out=DIR, or save=FUNCTION of the alarm"
-        )
-    if "skip" in react and options["scale"] is not None and not options["unscaled"]:
-        raise ConfigError(
-            "react = 'skip' cannot remove gradients that a GradScaler still has to unscale: call"
-            " scaler.unscale_(optimizer) before monitor.step, and give unscaled=True"
-        )
+DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(Monitor).parameters.items()
+    if name != "model"
+}
+"""The options of `Monitor` with their defaults."""

@@ -6,40 +6,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctrans.training.monitor.past import Array, Past, Trend, trend
-
-Limits = Mapping[str, float]
-Transform = Callable[[Array, Past], Array]
-"""Maps values (reports, places) of a gauge to the figure that a check judges."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Sighting:
-    """What a check found.
-
-    - `place`, `value`, `limit`: where, the figure there, and its limit
-    - `since`: the step at which it began
-    - `doubling`, `crossing`: in how many steps the figure doubles, and the step at which it passes
-      its limit
-    - `below`: whether the figure is below its limit
-    """
-
-    place: str
-    value: float
-    limit: float
-    since: int
-    doubling: float = math.inf
-    crossing: float = math.inf
-    below: bool = False
-
-
-PastCheck = Callable[[Past, Limits], Sighting | None]
+from ctrans.training.monitor.sightings import (
+    Limits,
+    PastCheck,
+    Sighting,
+    Transform,
+    medians,
+    places_outside,
+    seen_at,
+    values_of,
+)
 
 
 def beyond(name: str, transform: Transform | None = None, *, below: bool = False) -> PastCheck:
@@ -48,12 +29,12 @@ def beyond(name: str, transform: Transform | None = None, *, below: bool = False
     """
 
     def check(past: Past, limits: Limits) -> Sighting | None:
-        _, values = _values(past, name, transform)
+        _, values = values_of(past, name, transform)
         if below:
             outside = values < limits["limit"]
         else:
             outside = values > limits["limit"]
-        places = _always(outside, limits)
+        places = places_outside(outside, limits)
         if not len(places):
             return None
         last = values[-1, places]
@@ -61,7 +42,7 @@ def beyond(name: str, transform: Transform | None = None, *, below: bool = False
             worst = int(places[np.argmin(last)])
         else:
             worst = int(places[np.argmax(last)])
-        return _seen(past, name, worst, values, limits["limit"], outside, below=below)
+        return seen_at(past, name, worst, values, limits["limit"], outside, below=below)
 
     return check
 
@@ -74,13 +55,14 @@ def grows(name: str, transform: Transform | None = None) -> PastCheck:
     """
 
     def check(past: Past, limits: Limits) -> Sighting | None:
-        steps, values = _values(past, name, transform)
+        steps, values = values_of(past, name, transform)
+        is_high = values > limits["low"]
         window = int(limits.get("window", 6))
         sightings: list[Sighting] = []
         for index in range(values.shape[1]):
             line = values[-window:, index]
             value = float(values[-1, index])
-            if not value > limits["low"]:
+            if not is_high[-1, index]:
                 continue
             growth = Trend(0.0, 0.0)
             if len(line) >= min(window, 4):
@@ -89,7 +71,7 @@ def grows(name: str, transform: Transform | None = None) -> PastCheck:
             horizon = limits.get("ahead", 4.0) * (steps[-1] - steps[-len(line)])
             is_near = crossing - past.step <= horizon
             if value >= limits["limit"] or (is_near and growth.fit >= limits.get("fit", 0.8)):
-                sighting = _seen(past, name, index, values, limits["limit"], values > limits["low"])
+                sighting = seen_at(past, name, index, values, limits["limit"], is_high)
                 sightings.append(
                     dataclasses.replace(sighting, doubling=growth.doubling, crossing=crossing)
                 )
@@ -204,11 +186,11 @@ def dead(past: Past, limits: Limits) -> Sighting | None:
             if values.shape[1] < 3:
                 continue
             with np.errstate(all="ignore"):
-                values = values / _medians(values)
+                values = values / medians(values)
         outside = values < limit
-        places = _always(outside, limits)
+        places = places_outside(outside, limits)
         if len(places):
-            return _seen(past, name, int(places[0]), values, limit, outside, below=True)
+            return seen_at(past, name, int(places[0]), values, limit, outside, below=True)
     return None
 
 
@@ -222,13 +204,13 @@ def outgrown(past: Past, limits: Limits) -> Sighting | None:
         return None
     with np.errstate(all="ignore"):
         ratios = values / np.median(before, 0)
-        ratios /= _medians(ratios)
+        ratios /= medians(ratios)
     outside = ratios > limits["limit"]
-    places = _always(outside, limits)
+    places = places_outside(outside, limits)
     if not len(places):
         return None
     worst = int(places[np.argmax(ratios[-1, places])])
-    return _seen(past, "velocity", worst, ratios, limits["limit"], outside)
+    return seen_at(past, "velocity", worst, ratios, limits["limit"], outside)
 
 
 def frozen(past: Past, limits: Limits) -> Sighting | None:
@@ -237,11 +219,11 @@ def frozen(past: Past, limits: Limits) -> Sighting | None:
     """
     _, values = past.of("unmoved")
     still = values > 0
-    places = _always(still, limits)
+    places = places_outside(still, limits)
     if not len(places) or len(places) > limits["share"] * values.shape[1]:
         return None
     worst = int(places[np.argmax(values[-1, places])])
-    return _seen(past, "unmoved", worst, values, 0.0, still)
+    return seen_at(past, "unmoved", worst, values, 0.0, still)
 
 
 def slow(past: Past, limits: Limits) -> Sighting | None:
@@ -275,7 +257,7 @@ def slow(past: Past, limits: Limits) -> Sighting | None:
     # unknown where the rate is 0, or where decay is most of a step
     with np.errstate(divide="ignore", invalid="ignore"):
         known_share = np.where(expected > 2 * decay, expected, np.nan)
-        shares = _medians(np.abs(updates[-count:] / rates[-count:] - decay) / known_share)
+        shares = medians(np.abs(updates[-count:] / rates[-count:] - decay) / known_share)
     if not (shares < limits["limit"]).all():
         return None
     return Sighting(
@@ -309,7 +291,7 @@ def leak(past: Past, limits: Limits) -> Sighting | None:
         limit = np.full_like(copied, limits["limit"])
     if not (shares[-count:] > limit[-count:]).all():
         return None
-    return _seen(past, name, 0, shares, float(limit[-1, 0]), shares > limit)
+    return seen_at(past, name, 0, shares, float(limit[-1, 0]), shares > limit)
 
 
 def not_finite(past: Past, limits: Limits) -> Sighting | None:
@@ -378,50 +360,4 @@ def over_first(values: Array, past: Past, name: str) -> Array:
 def median_by_depth(values: Array, past: Past) -> Array:
     """The median sublayer's value at each place, for a check of the model as a whole."""
     with np.errstate(all="ignore"):
-        return np.repeat(_medians(values), values.shape[1], 1)
-
-
-def _medians(values: Array) -> Array:
-    """The median over places of each report as a column, without nan; nan if there is nothing
-    else.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # numpy warns of rows of nan
-        return np.nanmedian(values, 1, keepdims=True)
-
-
-def _values(past: Past, name: str, transform: Transform | None) -> tuple[Array, Array]:
-    steps, values = past.of(name)
-    if transform is not None and len(steps):
-        values = transform(values, past)
-    return steps, values
-
-
-def _always(outside: NDArray[np.bool_], limits: Limits) -> NDArray[np.intp]:
-    """The places that are outside in each of the last `reports` reports; none of fewer reports."""
-    count = int(limits.get("reports", 1))
-    if len(outside) < count:
-        return np.zeros(0, dtype=np.intp)
-    return np.flatnonzero(outside[-count:].all(0))
-
-
-def _seen(
-    past: Past,
-    name: str,
-    index: int,
-    values: Array,
-    limit: float,
-    outside: NDArray[np.bool_],
-    *,
-    below: bool = False,
-) -> Sighting:
-    """A gauge's last value at a place, since the first step of the last stretch of reports that are
-    outside.
-    """
-    steps, _ = past.of(name)
-    inside = np.flatnonzero(~outside[:, index])
-    first = 0
-    if len(inside):
-        first = min(len(steps) - 1, int(inside[-1]) + 1)
-    since = int(steps[first])
-    return Sighting(past.place(name, index), float(values[-1, index]), limit, since, below=below)
+        return np.repeat(medians(values), values.shape[1], 1)

@@ -19,7 +19,8 @@ from ctrans.measure.findings import Finding
 from ctrans.model.weights_file import write_durably
 from ctrans.training.monitor.hooks import Hook, in_a_line
 from ctrans.training.monitor.memory import MEMORY, memory_in
-from ctrans.training.monitor.monitor import Monitor, check_options
+from ctrans.training.monitor.monitor import DEFAULTS, Monitor
+from ctrans.training.monitor.monitor_options import check_options
 from solvers import checked
 
 LOGGER = logging.getLogger("ctrans.training.monitor")
@@ -54,7 +55,7 @@ class TrainerCallback(transformers.TrainerCallback):
         **options: Any,
     ):
         self.options = {"save": self._ask_to_save, **options, "every": every, "out": out}
-        check_options(self.options)
+        check_options(self.options, DEFAULTS)
         self.batch = batch
         self.monitor: Monitor | None = None
         self._losses: list[Tensor] = []
