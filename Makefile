@@ -13,11 +13,12 @@ train: setup
 	$(BIN)/ctrans generate --checkpoint out/small --prompt "The " --tokens 300
 	@echo "Its losses by step: out/small/loss.png"
 
-# each row of each table of cases; test-all: all their combinations, and what is marked slow or cases(n). Processes that tests start
-# read the bytecode of those before them
+# each row of each table of cases, in at most 180 s on two quiet cores. A test takes at most 0.3 s, unless it stands in
+# tests/end_to_end.py. Processes that tests start read the bytecode of those before them
 test: setup
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal -m "not slow" --ignore=tests/lint
 
+# all combinations of cases, what is marked slow or cases(n), campaigns and processes; shapes and types are checked at run time
 test-all: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
@@ -49,6 +50,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/pytest -q -m "not slow" tests/lint
 
 # the site, with warnings as errors: out/site/index.html opens from its file
 docs: setup

@@ -2,18 +2,22 @@
 lose when it is run another way?
 
 `python -m benchmarks.continuous --minutes 30`, then `--report`, which also draws continuous.png.
-Tasks that need depth, `pre` and `peri` at dt 1 with 4 blocks, the batches and iterations of
-benchmarks/reach, seeds 20 to 22. The learning rate of a task is the best half decade of the study's
-seeds 10 and 11. The rows are in results/study-reach/continuous.jsonl.
+Tasks that need depth, `pre` and `peri` at dt 1 with 4 blocks, the batches and iterations of the
+registered study (docs/why/prediction.md), seeds 20 to 22. The learning rate of a task is the best
+half decade of that study's seeds 10 and 11. The rows are in results/continuous.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import json
+import multiprocessing
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +27,11 @@ wait_passively()
 
 import torch
 
-from benchmarks.reach.__main__ import FILE, add, data, rows
-from benchmarks.reach.cases import BASE, SETTINGS
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.study.description import PlannedRun
 from ctrans.study.training import begin
+from ctrans.training.data import Data
 from ctrans.training.evaluation import evaluate
 from ctrans.training.loop import carry_out
 from ctrans.training.objective import Objective
@@ -36,7 +39,15 @@ from ctrans.training.processes import Processes
 from ctrans.training.settings import TrainConfig
 from ctrans.training.tasks import TASKS
 
-ROWS = FILE.with_name("continuous.jsonl")
+ROWS = Path(__file__).parent / "results" / "continuous.jsonl"
+BASE: dict[str, Any] = {"depth": 4, "width": 32, "heads": 2, "embedding_std": 0.1}
+SETTINGS: dict[str, Any] = {
+    "iterations": 600,
+    "warmup": 60,
+    "batch": 16,
+    "eval_every": 600,
+    "eval_windows": 512,
+}
 RATES = {"recall": 0.01, "sorting": 10**-2.5}
 """The best half decade of both placements, over seeds 10 and 11 of the study."""
 SEEDS = (20, 21, 22)
@@ -59,6 +70,42 @@ RUN: dict[str, dict[str, Any]] = {
 }
 """How a trained model is run: Euler with so many steps for each sublayer, or the ODE to six digits.
 """
+
+
+def rows() -> list[dict[str, Any]]:
+    """The rows of the file; a last line that was cut off is none."""
+    if not ROWS.exists():
+        return []
+    return [json.loads(line) for line in ROWS.read_text().splitlines() if line.endswith("}")]
+
+
+def add(jobs: Sequence[tuple[str, str, int]], minutes: float, workers: int) -> None:
+    """Appends a row for each job to the file. No job begins when the time is over. Those in
+    progress end: a pool that is stopped may hang.
+    """
+    case_in_time = functools.partial(in_time, end=time.monotonic() + 60 * minutes)
+    with multiprocessing.get_context("fork").Pool(workers) as pool, ROWS.open("a") as file:
+        for number, row in enumerate(pool.imap(case_in_time, jobs), 1):
+            if row is None:
+                continue
+            file.write(f"{json.dumps(row)}\n")
+            file.flush()
+            print(f"\r{number} of {len(jobs)}", end="", flush=True)
+        pool.close()
+        pool.join()
+    print()
+
+
+def in_time(job: tuple[str, str, int], end: float) -> dict[str, Any] | None:
+    """The row of a job that begins before `end`, a time of the monotonic clock."""
+    if time.monotonic() < end:
+        return case(job)
+    return None
+
+
+@functools.cache
+def data(task: str) -> Data:
+    return TASKS[task].data()
 
 
 def settings(task: str, seed: int, way: dict[str, Any], share: float = 1.0) -> TrainConfig:
@@ -115,7 +162,7 @@ def evaluations(model: GPT, task: str, seed: int, way: dict[str, Any]) -> float:
 def report() -> list[str]:
     """Mean losses over seeds, with the lowest and the highest."""
     lines = ["Validation losses in nats, mean over seeds (lowest to highest)"]
-    found = rows(ROWS)
+    found = rows()
     for task, placement in dict.fromkeys((row["task"], row["placement"]) for row in found):
         each = [
             row["trained"] for row in found if (row["task"], row["placement"]) == (task, placement)
@@ -145,7 +192,7 @@ def draw(path: Path) -> None:
     """
     import matplotlib.pyplot as plt
 
-    found = rows(ROWS)
+    found = rows()
     cases = list(dict.fromkeys((row["task"], row["placement"]) for row in found))
     figure, axes = plt.subplots(
         1, len(cases), figsize=(2.9 * len(cases), 3.6), layout="constrained", squeeze=False
@@ -193,14 +240,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("continuous.png"))
     options = parser.parse_args()
     if not options.report:
-        done = {(row["task"], row["placement"], row["seed"]) for row in rows(ROWS)}
+        done = {(row["task"], row["placement"], row["seed"]) for row in rows()}
         jobs = [
             (task, placement, seed)
             for seed in SEEDS
             for task in RATES
             for placement in ("pre", "peri")
         ]
-        add(ROWS, case, [job for job in jobs if job not in done], options)
+        add([job for job in jobs if job not in done], options.minutes, options.workers)
     print("\n".join(report()))
     draw(options.out)
 

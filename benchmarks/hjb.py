@@ -30,8 +30,8 @@ from torch import Tensor
 
 from benchmarks.record import keep
 from ctrans.control.hjb import SCHEMES, Grid, ValueFunction, solve_hjb
-from ctrans.control.hjb_study import NearestTarget
-from ctrans.control.hopf_lax import BallImage, Terminal, hopf_lax, velocity_hull
+from ctrans.control.hjb.hopf_lax import BallImage, Terminal, hopf_lax, velocity_hull
+from ctrans.control.hjb.study import NearestTarget
 from ctrans.dynamics.norm import RMSNorm
 
 GAMMA = (1.0, 0.5)

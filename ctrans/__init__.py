@@ -7,6 +7,7 @@ The names below are imported on first use, so that `import ctrans` and `ctrans -
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from ctrans.base import old_names
@@ -23,12 +24,13 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from ctrans.dynamics.sublayer import Sublayer
     from ctrans.examine.analysis import diagnose, screen, simulate
     from ctrans.examine.diagnosis.low_precision import low_precision
-    from ctrans.interop import from_nanogpt, from_transformers, open_model
+    from ctrans.interop.hugging_face import from_transformers
+    from ctrans.interop.nanogpt import from_nanogpt
+    from ctrans.interop.open_model import open_model
     from ctrans.model.checkpoint import load, save
     from ctrans.model.config import GPTConfig
     from ctrans.model.gpt import GPT
-    from ctrans.study.rate_sweep import largest_rate
-    from ctrans.training.monitor import Monitor
+    from ctrans.training.monitor.monitor import Monitor
     from ctrans.training.settings import TrainConfig
     from ctrans.training.train import resume, train
     from solvers import ConfigError, SolveError
@@ -43,7 +45,7 @@ _HOMES = {
     "GPT": "ctrans.model.gpt",
     "GPTConfig": "ctrans.model.config",
     "LayerNorm": "ctrans.dynamics.norm",
-    "Monitor": "ctrans.training.monitor",
+    "Monitor": "ctrans.training.monitor.monitor",
     "ODEBlock": "ctrans.dynamics.ode_block",
     "PLACEMENTS": "ctrans.dynamics.placement",
     "RMSNorm": "ctrans.dynamics.norm",
@@ -54,12 +56,11 @@ _HOMES = {
     "certify": "ctrans.control.certificate",
     "costate": "ctrans.control.costate",
     "diagnose": "ctrans.examine.analysis",
-    "from_nanogpt": "ctrans.interop",
-    "from_transformers": "ctrans.interop",
-    "largest_rate": "ctrans.study.rate_sweep",
+    "from_nanogpt": "ctrans.interop.nanogpt",
+    "from_transformers": "ctrans.interop.hugging_face",
     "load": "ctrans.model.checkpoint",
     "low_precision": "ctrans.examine.diagnosis.low_precision",
-    "open_model": "ctrans.interop",
+    "open_model": "ctrans.interop.open_model",
     "resume": "ctrans.training.train",
     "save": "ctrans.model.checkpoint",
     "screen": "ctrans.examine.analysis",
@@ -91,7 +92,6 @@ __all__ = [
     "diagnose",
     "from_nanogpt",
     "from_transformers",
-    "largest_rate",
     "load",
     "low_precision",
     "open_model",
@@ -108,7 +108,10 @@ if not TYPE_CHECKING:  # otherwise a type checker would accept any name
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        if inspect.isfunction(value):  # checked where a user calls, and nowhere inside
+            value = importlib.import_module("solvers").checked(value, face=__name__)
+        globals()[name] = value
         return value
 
 

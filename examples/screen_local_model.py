@@ -18,7 +18,8 @@ import transformers
 from rich.console import Console
 
 from ctrans.base.json_values import plain
-from ctrans.examine.screening.screen import EFFORTS, Screening, as_result, screen
+from ctrans.examine.screened import as_object
+from ctrans.examine.screening.screen import EFFORTS, Screening, screen
 from ctrans.interop import open_model
 from ctrans.model.text import default_text, windows
 from ctrans.report.contents import page_of
@@ -74,5 +75,5 @@ def save_examples(root: Path) -> list[Path]:
 
 with tempfile.TemporaryDirectory() as scratch:
     directories = [Path(name) for name in sys.argv[1:]] or save_examples(Path(scratch))
-    result = as_result({directory.name: screened(directory) for directory in directories})
+    result = as_object({directory.name: screened(directory) for directory in directories})
     show(page_of({"screen": plain({"command": "screen", **result})}), Console())

@@ -3,42 +3,30 @@
 >>> solution = solve([Segment(0, 1, lambda t, x: -x), Segment(1, 2, lambda t, x: x)], torch.ones(3), method="tsit5")
 """
 
-from solvers import error_norm, gradients, methods, request, run, step_control
 from solvers.adjoint import Adjoint, AdjointError
 from solvers.checked import AnyFloat, Finite, checked, is_dense
 from solvers.checkpoint import Checkpoint
 from solvers.controller import CONTROLLERS, PI, PID, Cautious, Controller
 from solvers.each import EachSolution, solve_each
-from solvers.error_norm import ERROR_NORMS, Norm
+from solvers.error_norm import ERROR_NORMS, Norm, get_norm
 from solvers.errors import ConfigError, SolveError, look_up, shown, unknown
 from solvers.event import Event
-from solvers.gradients import GRADIENTS
+from solvers.gradients import GRADIENTS, get_gradient
 from solvers.march import Gradient
 from solvers.method import HasFixedSteps, HasReversibleForm, Method, Replayable, ReversibleForm
-from solvers.methods import METHODS
+from solvers.methods import METHODS, fixed_step, get_method
 from solvers.odeint import odeint
 from solvers.odeint_calls import odeint_adjoint, odeint_dense, odeint_event
+from solvers.request import check_solver
 from solvers.reversible import Reversible
 from solvers.reversible_scheme import ReversibleScheme
-from solvers.run import Run, Save
+from solvers.run import Run, Save, finite
 from solvers.runge_kutta import RungeKutta
 from solvers.segment import Field, Map, Segment, Time
 from solvers.solution import ADVICE, Solution, Stats, Status
 from solvers.solve import solve
-from solvers.step_control import StepControl
+from solvers.step_control import StepControl, check_unused_options
 from solvers.tableau import EULER, Tableau, tableau
-
-# checked here and not where they are defined, because a solve calls them, some of them at each step
-check_solver, check_unused_options = (
-    checked(request.check_solver),
-    checked(step_control.check_unused_options),
-)
-get_gradient, get_method, get_norm = (
-    checked(gradients.get_gradient),
-    checked(methods.get_method),
-    checked(error_norm.get_norm),
-)
-finite, fixed_step = checked(run.finite), checked(methods.fixed_step)
 
 __all__ = [
     "ADVICE",
@@ -101,3 +89,34 @@ __all__ = [
     "tableau",
     "unknown",
 ]
+
+_CHECKED: dict[str, tuple[str, ...]] = {
+    "check_solver": ("method", "steps"),
+    "check_unused_options": (),
+    "finite": (),
+    "odeint": ("t", "gradient"),
+    "odeint_adjoint": ("t", "adjoint_method", "adjoint_params"),
+    "odeint_dense": (),
+    "odeint_event": ("odeint_interface",),
+    "solve": (
+        "segments",
+        "method",
+        "steps",
+        "rtol",
+        "atol",
+        "gradient",
+        "save",
+        "times",
+        "events",
+        "steady",
+        "on_step",
+        "progress",
+    ),
+    "solve_each": ("segments", "x0", "method", "rtol", "atol"),
+    "tableau": (),
+}
+"""Functions whose arguments are checked here, where a user calls, and nowhere inside: each with the
+arguments that it checks itself, by messages that say more. What is not listed checks them all.
+"""
+for _name, _by_itself in _CHECKED.items():
+    globals()[_name] = checked(globals()[_name], face=__name__, by_itself=_by_itself)

@@ -4,7 +4,6 @@ wrong types, shapes and limits.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -44,16 +43,20 @@ PLAIN = {
 }
 
 
-def checked(made: Made) -> Made:
+def checked(made: Made, *, face: str | None = None, by_itself: Collection[str] = ()) -> Made:
     """The function or class, which raises ConfigError for an argument that its annotation excludes.
 
     - numbers: no bool is one, and a float is finite. Numbers of numpy and tensors without axes are
       numbers
-    - tensors: dense, with numbers, and of the dtype and shape of the annotation; sizes of one name
-      agree between arguments
+    - tensors: dense, with numbers, and of the dtype and the number of axes of the annotation.
+      Whether sizes agree between arguments is for the function to say
     - `Annotated[type, limits]`: also checked by `limits.check(name, value)`
     - a sequence: whatever has a length and entries by their number, but no text
     - lists and dictionaries: every entry, unless they are iterators
+
+    - `face`: the package that offers the function to users. Inner code imports the function from its
+      own module, so that nothing is checked twice
+    - `by_itself`: arguments that the function checks itself, with messages that say more
 
     It checks nothing in `torch.compile`. For a class it checks the constructor.
 
@@ -63,14 +66,20 @@ def checked(made: Made) -> Made:
     if isinstance(made, type):
         constructed: Any = made
         constructed.__init__ = _checked(
-            constructed.__init__, made if dataclasses.is_dataclass(made) else constructed.__init__
+            constructed.__init__,
+            made if dataclasses.is_dataclass(made) else constructed.__init__,
+            by_itself,
         )
         return made
-    checking: Made = _checked(made, inspect.unwrap(made))
+    checking: Made = _checked(made, inspect.unwrap(made), by_itself)
+    if face is not None:
+        checking.__module__ = face  # where pickle looks for this function
     return checking
 
 
-def _checked(made: Callable[..., Any], annotated: Callable[..., Any]) -> Any:
+def _checked(
+    made: Callable[..., Any], annotated: Callable[..., Any], by_itself: Collection[str]
+) -> Any:
     """The function that checks its arguments against the annotations of a function or a
     dataclass.
     """
@@ -81,12 +90,11 @@ def _checked(made: Callable[..., Any], annotated: Callable[..., Any]) -> Any:
     @functools.wraps(made)
     def call(*arguments: Any, **named: Any) -> Any:
         if not torch.compiler.is_compiling():
-            checks, sizes = _checks(annotated)
+            checks = _checks(annotated)
             try:
-                with SIZES() if sizes else NOTHING:  # in which names of sizes are bound
-                    for name, value in (*zip(places, arguments, strict=False), *named.items()):
-                        if name in checks:
-                            checks[name](name, value)
+                for name, value in (*zip(places, arguments, strict=False), *named.items()):
+                    if name in checks and name not in by_itself:
+                        checks[name](name, value)
             except ConfigError:
                 if binds(made, *arguments, **named):
                     # else Python's own error for a missing or an unknown argument comes first
@@ -105,7 +113,6 @@ def binds(made: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
     return True
 
 
-NOTHING = contextlib.nullcontext()
 SIZES: Any = getattr(
     getattr(jaxtyping, "_decorator", None), "_JaxtypingContext", lambda: jaxtyped("context")
 )
@@ -116,18 +123,15 @@ Test = Callable[[Any], bool]
 
 
 @functools.cache
-def _checks(made: Callable[..., Any]) -> tuple[dict[str, Callable[[str, Any], None]], bool]:
-    """A check for each annotated parameter but `*args` and `**options`, and whether some name
-    sizes.
-    """
+def _checks(made: Callable[..., Any]) -> dict[str, Callable[[str, Any], None]]:
+    """A check for each annotated parameter but `*args` and `**options`."""
     hints = typing.get_type_hints(made, include_extras=True)
     known = {
         name: each
         for name, each in inspect.signature(made).parameters.items()
         if hints.get(name, Any) is not Any
     }
-    checks = {name: _check(hints[name]) for name, each in known.items() if each.kind not in SEVERAL}
-    return checks, any("jaxtyping" in repr(hints[name]) for name in checks)
+    return {name: _check(hints[name]) for name, each in known.items() if each.kind not in SEVERAL}
 
 
 def _check(hint: Any) -> Callable[[str, Any], None]:
@@ -181,10 +185,7 @@ def _test(hint: Any) -> Test:
     if hint in NUMBERS:
         return _is_number(NUMBERS[hint][0], math.isfinite if hint is float else _any)
     if isinstance(hint, type) and issubclass(hint, AbstractArray):
-        array: Any = hint
-        return lambda value: (
-            (not isinstance(value, Tensor) or has_numbers(value)) and isinstance(value, array)
-        )
+        return lambda value: _is_array(value, hint)
     if kind is typing.get_origin(Callable[..., Any]):
         return callable
     if hint is bool:
@@ -226,6 +227,14 @@ def _test(hint: Any) -> Test:
         return lambda value: isinstance(value, os.PathLike) and _is_path(value)
     wanted = BYTES if kind is bytes else kind
     return lambda value: isinstance(value, wanted)
+
+
+def _is_array(value: Any, annotation: Any) -> bool:
+    """Whether the value has numbers of the annotated dtype and number of axes."""
+    if isinstance(value, Tensor) and not has_numbers(value):
+        return False
+    with SIZES():  # names of sizes mean what they mean in this annotation alone
+        return isinstance(value, annotation)
 
 
 def _several(kind: type, entry: Test | None, *, text: bool) -> Test:

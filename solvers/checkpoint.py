@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from solvers.checked import checked
 from solvers.march import Gradient, Progress, march
 from solvers.method import Method, Replayable
 from solvers.recompute import recomputed
@@ -27,7 +26,6 @@ Part = tuple[int, Segment]
 """(k, piece): a piece of segment k that is recomputed as a whole."""
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class Checkpoint(Gradient):
     """Backprop in groups of `every` steps, which the backward pass computes again one by one. It

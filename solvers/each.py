@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from solvers.attempts import SHORTEST
-from solvers.checked import checked
 from solvers.controller import SHORTER, SMALLEST, STRETCH, for_tensors
 from solvers.errors import ConfigError, SolveError, shown
 from solvers.method import Method
@@ -60,7 +59,6 @@ class EachSolution:
         )
 
 
-@checked
 def solve_each(
     segments: Sequence[Segment],
     x0: Tensor,

@@ -12,12 +12,12 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from solvers.checked import checked
 from solvers.errors import ConfigError, SolveError, shown
 from solvers.run import Accepted, Run, Stopped, as_tensor
 from solvers.segment import Segment
@@ -28,7 +28,6 @@ FoundRoot = tuple[float, int]
 """The time of an event, and its number."""
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class Event:
     """The first time at which g(t, x) = 0. `function(t, x)` returns g, a tensor with one entry.
@@ -56,7 +55,8 @@ class Event:
             raise ConfigError(
                 f"an event's function is {shown(self.function)}: give a function of time and state"
             )
-        if isinstance(self.direction, bool) or self.direction not in (-1, 0, 1):
+        is_whole = isinstance(self.direction, Integral) and not isinstance(self.direction, bool)
+        if not is_whole or self.direction not in (-1, 0, 1):
             raise ConfigError(
                 f"an event's direction is {shown(self.direction)}: give 1 (upward), -1 (downward)"
                 " or 0 (either)"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from solvers.checked import binds, checked, is_dense
+from solvers.checked import binds, has_numbers, is_dense
 from solvers.controller import PI
 from solvers.error_norm import rms
 from solvers.errors import ConfigError, SolveError, check_positive, look_up, shown, unknown
@@ -55,7 +55,6 @@ FIXED = ("norm", "step_size", "grid_constructor", "interp", "perturb")
 Func = Callable[[Tensor, Any], Any]
 
 
-@checked
 def odeint(
     func: Func,
     y0: Any,
@@ -462,6 +461,8 @@ def _by_entry(name: str, given: Tolerance, y0: Tensor, tree: Tree | None) -> flo
 
 
 def _check_times(t: object) -> None:
+    if isinstance(t, Tensor) and not has_numbers(t):
+        raise ConfigError(f"t is {shown(t)}: give a floating tensor of one axis")
     if not isinstance(t, Tensor) or t.dim() != 1 or not t.dtype.is_floating_point or len(t) == 0:
         if isinstance(t, Tensor):
             what = f"a tensor of shape {tuple(t.shape)} of {t.dtype}"

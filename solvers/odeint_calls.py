@@ -12,7 +12,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from solvers.adjoint import Adjoint
-from solvers.checked import binds, checked
+from solvers.checked import binds
 from solvers.errors import ConfigError, look_up, shown
 from solvers.methods import METHODS
 from solvers.odeint import ALL_METHODS, ITS_METHODS, Func, Problem, odeint, their_result
@@ -20,7 +20,6 @@ from solvers.step_control import Tolerance
 from solvers.torchdiffeq_methods import NAMES
 
 
-@checked
 def odeint_adjoint(
     func: Func,
     y0: Any,
@@ -51,6 +50,11 @@ def odeint_adjoint(
       gradients. So func may be any function
     """
     if adjoint_params is not None:
+        if isinstance(adjoint_params, Tensor) or not isinstance(adjoint_params, Iterable):
+            raise ConfigError(
+                f"adjoint_params = {shown(adjoint_params)}: give a list of the parameters that func"
+                " depends on, or None"
+            )
         adjoint_params = tuple(adjoint_params)  # an iterator's, too
     if method in NAMES and method not in ITS_METHODS:
         own = {key: value for key, value in locals().items() if key.startswith("adjoint_")}
@@ -97,7 +101,6 @@ def odeint_adjoint(
     )
 
 
-@checked
 def odeint_event(
     func: Func,
     y0: Any,
@@ -124,7 +127,6 @@ def odeint_event(
     return odeint_interface(func, y0, t, event_fn=event_fn, **kwargs)
 
 
-@checked
 def odeint_dense(
     func: Func,
     y0: Any,

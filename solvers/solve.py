@@ -11,7 +11,6 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from solvers.checked import checked
 from solvers.dense import Curve, Times, check_times
 from solvers.errors import ConfigError, SolveError, shown, unknown
 from solvers.event import Event
@@ -32,7 +31,6 @@ from solvers.tree import Tree
 SAVE = get_args(Save)
 
 
-@checked
 def solve(
     segments: Sequence[Segment],
     x0: Any,
@@ -129,7 +127,7 @@ def solve(
         )
     # a steady state uses the norm with every method
     limits = control.limits(chosen, method, x, tree, norm_is_used=steady is not None)
-    if save not in SAVE:
+    if not isinstance(save, str) or save not in SAVE:
         raise unknown("save", save, SAVE)
     check_callable("progress", progress)
     kind.check(chosen, segments)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solvers.checked import checked
 from solvers.error_norm import Norm, get_norm
 from solvers.errors import ConfigError, check_positive, shown
 from solvers.method import Method, options_of
@@ -28,7 +27,6 @@ numbers and tensors in its structure.
 """
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class StepControl:
     """How an adaptive method chooses its steps: it keeps norm(error/(atol + rtol abs(x))) below 1
@@ -227,6 +225,8 @@ def spread(
         raise ConfigError(
             f"{name} requires a gradient, which a tolerance does not have: give {name}.detach()"
         )
+    if whole.is_meta:
+        raise ConfigError(f"{name} is {shown(given)}: give positive finite numbers")
     if not whole.is_complex():
         low, high = (float(whole.min()), float(whole.max()))
     else:

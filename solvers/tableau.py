@@ -246,7 +246,6 @@ class Tableau:
         return values
 
 
-@checked
 def tableau(
     order: int,
     a: Sequence[Sequence[Coefficient]],

@@ -4,6 +4,21 @@ their combinations.
 
 from collections.abc import Mapping, Sequence
 
+SLOW_PLACES = (
+    "campaigns/",
+    "cli/test_signals.py",
+    "interop/test_subprocess_guard.py",
+    "training/monitor/test_parallel.py",
+    "training/test_parallel.py",
+)
+"""Folders and files under tests that only `make test-all` runs: campaigns, signals, processes."""
+
+
+def is_in_slow_place(path: str) -> bool:
+    """Whether `path`, relative to tests, is in one of `SLOW_PLACES`."""
+    return path.startswith(SLOW_PLACES)
+
+
 PAPERS = ("layernorm", "rmsnorm")
 """The norms that the papers are about: with gains that tests set by hand."""
 

@@ -1,10 +1,10 @@
-"""Shapes and types of public functions are checked at run time, in tests only: the hook precedes
-the packages' first import.
+"""Chooses what `make test` runs, and names what took it long. In all other runs, shapes and types of
+public functions are checked at run time: the hook precedes the packages' first import.
 """
 
 import collections
-import math
 import os
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -12,15 +12,8 @@ import torch
 from jaxtyping import install_import_hook
 
 from tests import typecheck
-from tests.cases import covering, evenly_spread
-
-if typecheck.beartype is not None:
-    install_import_hook(["solvers", "ctrans"], f"{typecheck.__name__}.check")
-
-from ctrans.base import as_found
-from tests.guests import checking_as_found
-
-as_found.leaving_as_found = checking_as_found(as_found.leaving_as_found, as_found._HELD)
+from tests.cases import covering, evenly_spread, is_in_slow_place
+from tests.end_to_end import END_TO_END
 
 hypothesis.settings.register_profile("ctrans", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("ctrans")
@@ -28,20 +21,34 @@ hypothesis.settings.load_profile("ctrans")
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
-CHECKS = pytest.StashKey[float]()
-LONG = 2.0
-"""Processor seconds from which `make test` names a test."""
+TESTS = Path(__file__).parent
+LONG = 0.3
+"""Processor seconds from which a test is slow, unless it stands in `END_TO_END`."""
+
+
+def is_quick_run(config):
+    return "not slow" in config.option.markexpr
+
+
+def pytest_configure(config):
+    if not is_quick_run(config) and typecheck.beartype is not None:
+        install_import_hook(["solvers", "ctrans"], f"{typecheck.__name__}.check")
+    from ctrans.base import as_found
+    from tests.guests import checking_as_found
+
+    as_found.leaving_as_found = checking_as_found(as_found.leaving_as_found, as_found._HELD)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Chooses what `make test` leaves to `make test-all`, besides tests marked `slow`.
 
-    Of a test with several tables of cases it keeps each row of each table, not all their
-    combinations. Of a test marked `cases(n)` it keeps n cases. Shapes and types are only checked in
-    the first calls of a test's first case, and not in whole commands, because the checks double a
-    test's time.
+    These are the tests in `SLOW_PLACES`. Of a test with several tables of cases it keeps each row
+    of each table, not all their combinations. Of a test marked `cases(n)` it keeps n cases.
     """
+    for item in items:
+        if is_in_slow_place(item.path.relative_to(TESTS).as_posix()):
+            item.add_marker(pytest.mark.slow)
     of_a_test = collections.defaultdict(list)
     for item in items:
         of_a_test[item.nodeid.partition("[")[0]].append(item)
@@ -54,11 +61,6 @@ def pytest_collection_modifyitems(config, items):
         for place, case in enumerate(free):
             if place not in kept:
                 case.add_marker(pytest.mark.slow)
-    for cases in of_a_test.values():
-        first = next((case for case in cases if case.get_closest_marker("slow") is None), cases[0])
-        for case in cases:
-            few = typecheck.FEW if case is first and "cli" not in case.path.parts else 0
-            case.stash[CHECKS] = few if "not slow" in config.option.markexpr else math.inf
 
 
 def _places(case):
@@ -84,7 +86,9 @@ def _cost(request):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Names quick tests that took long, with the mark that helps, and the sum over all tests."""
+    """Names quick tests that took long, and the sum over all tests. It fails no test: a time
+    depends on what else the machine does.
+    """
     reports = [
         each
         for found in terminalreporter.stats.values()
@@ -95,10 +99,15 @@ def pytest_terminal_summary(terminalreporter, config):
     seconds = {
         end.nodeid: cost for end in ends for name, cost in end.user_properties if name == "seconds"
     }
-    if "not slow" in config.option.markexpr:
-        for name in sorted(
-            (name for name in seconds if seconds[name] >= LONG), key=seconds.get, reverse=True
-        ):
+    if is_quick_run(config):
+        long = [
+            name
+            for name in seconds
+            if seconds[name] >= LONG
+            and name not in END_TO_END
+            and not name.startswith("tests/lint/")
+        ]
+        for name in sorted(long, key=seconds.get, reverse=True):
             terminalreporter.write_line(
                 f"{seconds[name]:.1f} processor seconds: mark it slow or cases(n): {name}"
             )
@@ -107,9 +116,9 @@ def pytest_terminal_summary(terminalreporter, config):
 
 @pytest.fixture(autouse=True)
 def _types(request):
-    typecheck.allow(request.node.stash[CHECKS])
+    typecheck.allow(request.node.get_closest_marker("untyped") is None)
     yield
-    typecheck.allow(math.inf)
+    typecheck.allow(True)
 
 
 @pytest.fixture(autouse=True)

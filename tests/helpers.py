@@ -2,11 +2,8 @@
 states to feed them.
 """
 
-import sys
-
 import torch
 
-import solvers
 from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.measure.backward.parameter_gradients import ParameterGradients
 from ctrans.measure.forward.carried import CarriedStates
@@ -81,27 +78,3 @@ def tokens(batch=2, length=8, vocabulary=11, seed=0):
     return torch.randint(
         0, vocabulary, (batch, length), generator=torch.Generator().manual_seed(seed)
     )
-
-
-def unchecked(function):
-    """The function as users call it: without the run-time check of its annotations that the tests
-    turn on.
-    """
-    plain, is_checked = function, False
-    while hasattr(plain, "__wrapped__"):
-        is_checked |= plain.__code__.co_filename == sys.modules["solvers.checked"].__file__
-        plain = plain.__wrapped__
-    return solvers.checked(plain) if is_checked else plain
-
-
-def as_called(function):
-    """The function with the check of `solvers.checked` if it has one, and without that of the
-    tests, which wraps it.
-    """
-    plain, is_checked = function, False
-    while hasattr(plain, "__wrapped__"):
-        inside = (cell.cell_contents for cell in plain.__closure__ or ())
-        files = [each.__code__.co_filename for each in inside if hasattr(each, "__code__")]
-        is_checked |= sys.modules["solvers.checked"].__file__ in files
-        plain = plain.__wrapped__
-    return solvers.checked(plain) if is_checked else plain

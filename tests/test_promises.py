@@ -20,6 +20,7 @@ from ctrans.study.carry_out import carry_out_study, prospect
 from ctrans.study.database import FILE, open_store
 from ctrans.training.run_directory import KEPT
 from solvers import ConfigError
+from tests.cases import is_in_slow_place
 from tests.study.helpers import one_by_one, small
 
 ROOT = Path(__file__).parents[1]
@@ -42,10 +43,12 @@ def functions(path):
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-def left_out(function):
+def left_out(path, function):
     """What `make test` leaves out of a test, as the page says it. A parameter's own mark is some
     cases, as tests/conftest.py has it.
     """
+    if is_in_slow_place(path):
+        return "slow"
     marks = [ast.unparse(each) for each in function.decorator_list]
     if "pytest.mark.slow" in marks:
         return "slow"
@@ -66,7 +69,7 @@ def test_a_promise_names_tests_that_exist_and_says_which_are_slow(row):
     assert re.sub(r"[,\s]", "", NAMED.sub("", tests)) == "", "what stands beside the names is none"
     for path, name, said in found:
         assert name in functions(path), f"{path} has no {name}"
-        assert left_out(functions(path)[name]) == said, f"{path}::{name}"
+        assert left_out(path, functions(path)[name]) == said, f"{path}::{name}"
 
 
 def test_numbers_of_the_page_are_the_codes():
@@ -121,6 +124,7 @@ def test_a_full_disk_loses_no_run_of_a_study_that_was_done(tmp_path):
         assert len(store.runs()) == 4
 
 
+@pytest.mark.slow
 def test_the_time_of_day_is_read_for_the_end_of_a_studys_runs_alone():
     """All else measures durations, by clocks that do not jump."""
     found = []

@@ -20,6 +20,7 @@ def test_every_snippet_is_found():
     assert len(SNIPPETS) == TEXT.count("```python") >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=lambda snippet: snippet.split("\n")[0])
 def test_a_snippet_runs_from_nothing(snippet, tmp_path):
     offline = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

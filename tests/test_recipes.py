@@ -5,6 +5,7 @@ Every class below is what somebody would write who adds it; every test shows wha
 without being told.
 """
 
+import dataclasses
 import json
 import math
 import os
@@ -25,17 +26,14 @@ from ctrans.dynamics.fields import ATTENTIONS, FFNS, Matrix, reference_kernels
 from ctrans.dynamics.norm import NORMS, SphereNorm, SquashNorm
 from ctrans.dynamics.placement import PLACEMENTS, Placement
 from ctrans.dynamics.residual import RESIDUALS, Residual, ResidualEntry
-from ctrans.examine.diagnosis.diagnostic_checks import CHECKS, INSTRUMENTS
 from ctrans.examine.screening.case import StepPlan, StepVerdict
 from ctrans.examine.screening.screen import STEPS, ScreeningStep, screen
-from ctrans.examine.screening.screening_checks import CHECKS as SCREENED
-from ctrans.examine.screening.screening_checks import Quantity
 from ctrans.measure.backward.sensitivity import sublayer_sensitivity
 from ctrans.measure.findings import Check, Reading
+from ctrans.measure.measures import MEASURES, Measure
 from ctrans.measure.walk import Instrument, walk
 from ctrans.model.orders import substep_convergence
-from ctrans.training.monitor import ALARMS, GAUGES, Monitor, read_log
-from ctrans.training.monitor.gauge_table import Gauge
+from ctrans.training.monitor import Monitor, read_log
 from ctrans.training.monitor.past_checks import beyond
 from solvers import METHODS, ConfigError, RungeKutta, solve, tableau
 
@@ -333,25 +331,25 @@ def test_a_new_instrument_with_a_verdict_is_one_class_and_one_entry(monkeypatch)
     ]
     assert value == pytest.approx(sum(pairs) / len(pairs))
     alike = Check(
-        "cosine",
-        "mean cosine of two tokens",
-        "note",
-        "ours",
-        "It is.",
-        "Leave it.",
+        severity="note",
+        source="ours",
+        impact="It is.",
+        remediation="Leave it.",
         high=-1.0,
         verdict="collapse",
+        topics=("screening",),
     )
-    with pytest.raises(ConfigError, match="nothing measures 'cosine'"):
-        SCREENED["tokens alike"] = alike
-    offers = {"cosine": Quantity("mean cosine of two tokens", decimals=1)}
-    monkeypatch.setitem(
-        STEPS, "similarity", ScreeningStep("do tokens collapse?", plan_similarity, offers)
-    )
+    with pytest.raises(ConfigError, match="nothing computes the measure 'cosine'"):
+        MEASURES["cosine"] = Measure(formula="mean cosine of two tokens")
+    cosine = Measure(formula="mean cosine of two tokens", decimals=1, compute=Similarity)
+    monkeypatch.setitem(MEASURES, "cosine", cosine)
+    step = ScreeningStep("do tokens collapse?", plan_similarity, ("cosine",))
+    monkeypatch.setitem(STEPS, "similarity", step)
     screening = screen(model, TEXT[:, :-1], TEXT[:, 1:], "quick")
     assert screening.steps["similarity"].verdict == "apart"
     assert screening.steps["similarity"].flags == {}
-    monkeypatch.setitem(SCREENED, "tokens alike", alike)
+    limited = dataclasses.replace(cosine, checks={"tokens alike": alike})
+    monkeypatch.setitem(MEASURES, "cosine", limited)
     assert screening.steps["similarity"].flags == {"cosine": "collapse"}
     (found,) = [each for each in screening.findings if each.check == "tokens alike"]
     assert (found.place, found.topic) == ("step similarity", "screening")
@@ -372,8 +370,6 @@ def test_a_new_solver_is_one_entry(monkeypatch):
 class Longest(Instrument):
     """The longest token of the last state."""
 
-    offers = ("longest",)
-
     def forward(self, at):
         self.length, self.k = float(at.y.norm(dim=-1).max()), at.k
 
@@ -387,12 +383,14 @@ class Longest(Instrument):
 
 def test_a_new_finding_is_an_instrument_and_a_check(monkeypatch):
     long = Check(
-        "longest", "the longest token", "note", "ours", "It is long.", "Make it shorter.", high=0.0
+        severity="note",
+        source="ours",
+        impact="It is long.",
+        remediation="Make it shorter.",
+        high=0.0,
     )
-    with pytest.raises(ConfigError, match="nothing measures 'longest'"):
-        CHECKS["too long"] = long
-    monkeypatch.setitem(INSTRUMENTS, "lengths", Longest)
-    monkeypatch.setitem(CHECKS, "too long", long)
+    longest = Measure(formula="the longest token", compute=Longest, checks={"too long": long})
+    monkeypatch.setitem(MEASURES, "longest", longest)
     findings = command("diagnose")["placements"]["peri"]["findings"]
     assert [each["remediation"] for each in findings if each["check"] == "too long"] == [
         "Make it shorter."
@@ -400,40 +398,25 @@ def test_a_new_finding_is_an_instrument_and_a_check(monkeypatch):
 
 
 def test_a_new_gauge_is_one_entry_in_the_log_and_for_an_alarm(monkeypatch, tmp_path):
-    with pytest.raises(ConfigError, match="nothing measures the gauge 'tallest'"):
-        GAUGES["tallest"] = Gauge("largest entry of a state, with its sign", "state", None)
     tall = Check(
-        "tallest",
-        "largest entry",
-        "note",
-        "ours",
-        "It is tall.",
-        "Make it smaller.",
+        severity="note",
+        source="ours",
+        impact="It is tall.",
+        remediation="Make it smaller.",
         limits={"limit": -9.0},
-        measure=beyond("tallest"),
+        rule=beyond("tallest"),
     )
-    with pytest.raises(ConfigError, match="nothing measures 'tallest'"):
-        ALARMS["too tall"] = tall
-    monkeypatch.setitem(
-        GAUGES,
-        "tallest",
-        Gauge("largest entry of a state, with its sign", "state", lambda x: x.max()),
-    )
-    monkeypatch.setitem(
-        GAUGES, "moved", Gauge("mean entry of a velocity", "sublayer", lambda r: r.mean())
-    )
-    monkeypatch.setitem(
-        GAUGES,
-        "span",
-        Gauge(
-            "largest score less the smallest", "head", lambda s: s.isfinite().float().sum((-2, -1))
-        ),
-    )
-    monkeypatch.setitem(
-        GAUGES, "twice", Gauge("twice the loss", "run", lambda figures: 2 * figures["loss"])
-    )
-    monkeypatch.setitem(GAUGES, "wrong", Gauge("what cannot be", "state", lambda x: 1 / 0))
-    monkeypatch.setitem(ALARMS, "too tall", tall)
+    formulas = {
+        "tallest": ("largest entry of a state, with its sign", "state", lambda x: x.max()),
+        "moved": ("mean entry of a velocity", "sublayer", lambda r: r.mean()),
+        "span": ("scores that are read", "head", lambda s: s.isfinite().float().sum((-2, -1))),
+        "twice": ("twice the loss", "run", lambda figures: 2 * figures["loss"]),
+        "wrong": ("what cannot be", "state", lambda x: 1 / 0),
+    }
+    for name, (formula, scope, compute) in formulas.items():
+        checks = {"too tall": tall} if name == "tallest" else {}
+        measure = Measure(formula=formula, scope=scope, compute=compute, live=True, checks=checks)
+        monkeypatch.setitem(MEASURES, name, measure)
     model = GPT(GPTConfig(vocab_size=11, context=16, depth=2, width=16, heads=2))
     states = []
     model.depth.sublayers[1].register_forward_pre_hook(

@@ -20,6 +20,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_the_site_is_searched_from_its_files(tmp_path):
     sync_api = pytest.importorskip(
         "playwright.sync_api", reason="no playwright here: pip install 'ctrans[test]'"

@@ -11,7 +11,7 @@ from benchmarks.bench.measure import Row, alone, pairs, row_alone, row_of_pairs
 from benchmarks.bench.peaks import bandwidth
 from benchmarks.hjb import CFL, PEER, NearestTarget, our_solver, peer_solver, square, velocities
 from ctrans.control.hjb import SCHEMES, solve_hjb
-from ctrans.control.hopf_lax import Terminal
+from ctrans.control.hjb.hopf_lax import Terminal
 
 
 def grids(quick: bool, device: str = "cpu") -> list[Row]:

@@ -29,30 +29,36 @@ take_huge_pages()
 
 COMMANDS = {
     "simulate": "Run text through a GPT and show how hidden states move through depth.",
-    "convergence": "Measure the order of every integration method on every placement.",
     "hjb-check": (
         "Certify for each sublayer whether its Hamiltonian is finite, and under which bounds."
     ),
-    "control": "Show by depth how far a model is from the maximum principle.",
     "diagnose": (
         "List what is unusual in a model, most severe first: place, figure, and what may help."
     ),
     "screen": (
         "Screen an architecture before you train it: each figure has a lower and an upper limit."
     ),
-    "families": (
-        "List the model families of other libraries that ctrans knows, with their placements."
-    ),
     "verify": "Check every statement of the theory on random cases, as printed and as corrected.",
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",
     "coordinate-check": "Check whether a learning rate transfers to other widths and depths.",
-    "rate": "Find the largest stable learning rate of a model on its data by a sweep.",
     "export": "Write a trained model in the format of Hugging Face or nanoGPT.",
     "watch": "Show a monitored training: progress, figures by depth, alarms.",
     "generate": "Continue a text with a trained model.",
     "study": "Run many trainings, keep them in one file, and compare their results.",
     "report": "Put JSON results side by side on one page.",
 }
+REMOVED = {
+    "families": "the table in docs/howto/model-families.md",
+    "rate": "ctrans study FILE.toml with several learning_rates (docs/commands/study.md)",
+}
+"""What to use in place of a command of version 0.3 that is gone."""
+
+
+OLD_COMMANDS = {
+    "control": "ctrans hjb-check --principle",
+    "convergence": "ctrans simulate --orders",
+}
+"""Commands of version 0.3 that are parts of another one now. They work until version 0.5."""
 
 
 class Commands(click.Group):
@@ -64,7 +70,12 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name in REMOVED:
+            ctx.fail(f"ctrans {cmd_name} was removed: use {REMOVED[cmd_name]}")
+        if cmd_name in OLD_COMMANDS:
+            new = OLD_COMMANDS[cmd_name]
+            click.echo(f"ctrans {cmd_name} is now a part of {new}", err=True)
+        elif cmd_name not in COMMANDS:
             import difflib
 
             near = difflib.get_close_matches(cmd_name, COMMANDS, n=1)

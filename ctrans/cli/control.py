@@ -11,10 +11,8 @@ from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import read_batch
 from ctrans.cli.model_sources import check_loss, find_models
 from ctrans.cli.request import ModelRequest, command_of, get_dtype
-from ctrans.control import Attained, MaximumPrinciple, attained, maximum_principle
-from ctrans.control.costate import continuous_or_discrete
+from ctrans.examine.principled import as_object, measured, principled
 from ctrans.report.progress import progress_bar
-from solvers import ConfigError
 from solvers.request import check_solver
 
 
@@ -55,29 +53,16 @@ def command(request: ControlRequest) -> None:
     check_loss(found, "control")
     batch = read_batch(request, found)
     directory = directory_of(request)
-    readings: dict[str, MaximumPrinciple] = {}
-    trained: dict[str, Attained | str] = {}
-    instead: dict[str, str] = {}
     with progress_bar("control", sum(source.segments for source in found)) as advance:
-        for source in found:
-            model = source.model(request)
-            p, why = continuous_or_discrete(
-                model, batch.tokens, batch.targets, rtol=request.rtol, atol=request.atol
+        models = {
+            source.name: principled(
+                source.model(request),
+                batch.tokens,
+                batch.targets,
+                rtol=request.rtol,
+                atol=request.atol,
+                progress=advance.of(source.name),
             )
-            readings[source.name] = maximum_principle(model.depth, p)
-            if why is None:
-                instead |= {}
-            else:
-                instead |= {source.name: why}
-            try:
-                trained[source.name] = attained(
-                    model, batch.tokens, batch.targets, progress=advance.of(source.name)
-                )
-            except ConfigError as error:
-                trained[source.name] = str(error)
-    end(
-        request,
-        directory,
-        inputs=batch,
-        result={"placements": readings, "attained": trained, "instead": instead},
-    )
+            for source in found
+        }
+    end(request, directory, inputs=batch, result=as_object(models), measured=measured(models))

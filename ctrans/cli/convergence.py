@@ -13,9 +13,11 @@ from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.dynamics.norm import NORMS
 from ctrans.dynamics.placement import PLACEMENTS
+from ctrans.examine.converged import as_object, measured
 from ctrans.model.orders import Convergence, depth_convergence, own_methods, substep_convergence
 from ctrans.report.progress import progress_bar
-from solvers import METHODS, ConfigError, fixed_step
+from solvers import METHODS, ConfigError
+from solvers.methods import fixed_step
 
 LIMITS = ("substeps", "depth")
 
@@ -77,7 +79,7 @@ def command(request: ConvergenceRequest) -> None:
         for word, job in jobs:
             advance(word)
             results.append(job())
-    end(request, directory, result={"results": [{**vars(r), "order": r.order} for r in results]})
+    end(request, directory, result=as_object(results), measured=measured(results))
 
 
 def _jobs(

@@ -11,11 +11,11 @@ from ctrans.cli.click_options import OptionValues, settings_of
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import command_of
 from ctrans.cli.train_options import OfTraining
-from ctrans.report.pages.coordinate_page import transfer_words
 from ctrans.report.progress import progress_bar
 from ctrans.training.coordinate_check import coordinate_check
 from ctrans.training.data_sources import source_of
 from ctrans.training.settings import TrainConfig
+from ctrans.training.transferred import in_words, measured
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,5 +87,6 @@ def command(request: CoordinateRequest) -> None:
     end(
         request,
         directory,
-        result={**vars(found), "verdict": found.verdict, "answer": transfer_words(found)},
+        result={**vars(found), "verdict": found.verdict, "answer": in_words(found)},
+        measured=measured(found),
     )

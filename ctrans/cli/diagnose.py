@@ -13,6 +13,7 @@ from ctrans.cli.ending import check_file_of, directory_of, end
 from ctrans.cli.inputs import Batch, read_batch
 from ctrans.cli.model_sources import ModelSource, find_models, labels
 from ctrans.cli.request import ComparisonRequest, WrittenRequest, command_of
+from ctrans.examine.diagnosed import measured
 from ctrans.examine.diagnosis.diagnose import Diagnosis, diagnose, merged, readings_in
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
 from ctrans.examine.diagnosis.low_precision import PRECISION_CHECKS, PrecisionDiagnosis, weights_in
@@ -193,6 +194,7 @@ def command(request: DiagnoseRequest) -> None:
         checks = WEIGHT_CHECKS
     else:
         checks = CHECKS
+    treatment = treat(source, request.treat, results)
     end(
         request,
         directory,
@@ -203,8 +205,9 @@ def command(request: DiagnoseRequest) -> None:
             "checks": {name: as_object(check) for name, check in checks.items()},
             "placements": results,
             "changes": changes,
-            "treatment": treat(source, request.treat, results),
+            "treatment": treatment,
         },
+        measured=measured(results, changes, treatment),
         files={str(path.absolute()): make for path, make in files.items() if path is not None},
         failures=(
             [

@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from ctrans import __version__
+from ctrans.base.json_values import plain
 from ctrans.base.printable import printable
 from ctrans.cli.exits import Exit
 from ctrans.cli.inputs import Batch
@@ -21,11 +22,12 @@ from ctrans.cli.model_sources import resolved
 from ctrans.cli.plugins import LOADED
 from ctrans.cli.request import STDOUT, Request, WrittenRequest
 from ctrans.cli.say import say
-from ctrans.report.contents import page_of
+from ctrans.measure.measured import Measured
+from ctrans.report.contents import page_of, page_of_table
 from ctrans.report.files import check_writable, takes_data, to_json, write_atomic
 from ctrans.report.html import check_libraries, render
 from ctrans.report.picture import pictures
-from ctrans.report.sections import Page
+from ctrans.report.sections import Page, decoded
 from ctrans.report.terminal import show
 from solvers import ConfigError
 
@@ -85,6 +87,7 @@ def end(
     inputs: Batch | None = None,
     files: Mapping[str, Callable[[], bytes]] = MappingProxyType({}),
     report: Page | None = None,
+    measured: Measured | None = None,
     failures: Sequence[str] = (),
     code: int = 1,
 ) -> None:
@@ -100,6 +103,7 @@ def end(
     - `files`: further files of the directory, or elsewhere by absolute paths: names, and functions
       that make the content
     - `report`: the page to show, if it is not that of the result
+    - `measured`: the table of measured values, which the page is drawn from
     - `failures`: one line each
     """
     if inputs is None:
@@ -115,8 +119,12 @@ def end(
         about = {}
     else:
         about = {"model": inputs.summary}
-    page = write_result(request, directory, {**begin, **about, **result}, report)
-    if report is None and directory is not None:
+    whole = {**begin, **about, **result}
+    if measured is not None:
+        whole = {**begin, **about, "measured": measured.as_json(), **result}
+        report = page_of_table(decoded(plain({**begin, **about, **result})), measured)
+    page = write_result(request, directory, whole, report)
+    if (report is None or measured is not None) and directory is not None:
         own = pictures(page)
     else:
         own = {}

@@ -15,6 +15,7 @@ from ctrans.cli.ending import check_json, end
 from ctrans.cli.request import Request, command_of
 from ctrans.interop.nanogpt import CHECKPOINT, to_nanogpt
 from ctrans.interop.to_transformers import target_of, write_transformers
+from ctrans.measure.measured import Answer, Measured
 from ctrans.model.checkpoint import load, load_config
 from ctrans.model.gpt import GPT
 from ctrans.report.files import write_atomic
@@ -80,4 +81,10 @@ def command(request: ExportRequest) -> None:
         for path in request.out.iterdir()
         if path.name in ("config.json", "model.safetensors", CHECKPOINT)
     )
-    end(request, None, result={"family": family, "directory": str(request.out), "files": files})
+    answer = Answer(f"Wrote the model as {family} to {request.out}.", "good")
+    end(
+        request,
+        None,
+        result={"family": family, "directory": str(request.out), "files": files},
+        measured=Measured(answers=(answer,), notes={"": [f"Files: {', '.join(files)}"]}),
+    )

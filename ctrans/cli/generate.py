@@ -7,13 +7,14 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ctrans.base.json_values import plain
 from ctrans.base.option import COUNT, REQUIRED, option
 from ctrans.base.threads import choose_threads, flops
 from ctrans.cli.click_options import once
@@ -21,12 +22,16 @@ from ctrans.cli.ending import check_json, result_of, write_result
 from ctrans.cli.request import Request, command_of
 from ctrans.cli.say import say
 from ctrans.dynamics.scheme import DISCRETE, Scheme
+from ctrans.measure.measured import Answer, Measured, Value
+from ctrans.measure.measures import MEASURES, Measure
 from ctrans.model.checkpoint import find_model, load
 from ctrans.model.generation import Sampling, stream
 from ctrans.model.gpt import GPT
 from ctrans.model.sums import STATE
 from ctrans.model.text import VOCABULARY, read_text
+from ctrans.report.contents import page_of_table
 from ctrans.report.progress import progress_bar
+from ctrans.report.sections import decoded
 from ctrans.training.processes import get_device
 from ctrans.training.training_state import read_state
 from solvers import ConfigError
@@ -34,6 +39,15 @@ from solvers.gradients import get_gradient
 from solvers.methods import get_method
 
 Decode = Callable[[int, bool], str]
+
+
+MEASURES.add(
+    "ctrans generate",
+    {
+        "continuation": Measure(formula="the text that the model wrote"),
+        "tokens generated": Measure(formula="the number of tokens of a continuation"),
+    },
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,7 +121,22 @@ def command(request: GenerateRequest) -> None:
             )
             show("\n" if k + 1 == request.samples else "\n---\n")
     found = {"scheme": scheme, "prompt": prompt, "samples": samples}
-    write_result(request, None, {**result_of(request, request.shown(), device), **found})
+    begins = result_of(request, request.shown(), device)
+    table = _measured(samples)
+    result = {**begins, "measured": table.as_json(), **found}
+    write_result(request, None, result, page_of_table(decoded(plain(result)), table))
+
+
+def _measured(samples: Sequence[Mapping[str, Any]]) -> Measured:
+    """The continuations as a table."""
+    plural = "" if len(samples) == 1 else "s"
+    values = []
+    for sample in samples:
+        name = f"seed {sample['seed']}"
+        values.append(Value(name, "continuation", None, words=sample["text"]))
+        values.append(Value(name, "tokens generated", len(sample["tokens"])))
+    answer = Answer(f"{len(samples)} continuation{plural} of the prompt.", "good")
+    return Measured(values=tuple(values), answers=(answer,))
 
 
 def trained_with(directory: Path) -> Scheme:

@@ -13,12 +13,16 @@ from ctrans.cli.inputs import read_batch
 from ctrans.cli.model_sources import ModelSource, check_loss, find_models
 from ctrans.cli.request import ModelRequest, command_of, get_dtype
 from ctrans.control.control_checks import findings_of
-from ctrans.control.hjb_study import pde_study
-from ctrans.control.hopf_lax import velocity_hull
+from ctrans.control.hjb.hopf_lax import velocity_hull
+from ctrans.control.hjb.study import pde_study
 from ctrans.control.model_check import ModelCheck, check_model, why_not_applicable
 from ctrans.control.regularization import Regularization
 from ctrans.dynamics.norm import NORMS, RMSNorm
 from ctrans.dynamics.placement import get_placement
+from ctrans.examine.certified import measured, name_of
+from ctrans.examine.principled import Principled, principled
+from ctrans.examine.principled import measured as measured_principles
+from ctrans.measure.measured import together
 from ctrans.model.config import GPTConfig
 from ctrans.report import hjb_figure
 from ctrans.report.files import png
@@ -69,6 +73,11 @@ class HJBCheckRequest(ModelRequest):
     kinetic: float | None = option(
         None, "Regularization: running cost LAM/2 |f|^2 of each velocity.", metavar="LAM"
     )
+    principle: bool = option(
+        False,
+        "Also show by depth how far each layer is from the maximum principle: the gap to the best"
+        " velocity, the alignment with it, and what training of shared weights can change.",
+    )
     pde: bool = option(
         False,
         "Also solve the HJB equation in the plane and draw it in hjb-pde.png. This takes half a"
@@ -81,7 +90,7 @@ class HJBCheckRequest(ModelRequest):
         "context": 64,
         "batch": 1,
     }
-    unshown = ModelRequest.unshown | {"pde"}
+    unshown = ModelRequest.unshown | {"pde", "principle"}
 
 
 @command_of(HJBCheckRequest, "hjb-check")
@@ -133,11 +142,19 @@ def command(request: HJBCheckRequest) -> None:
                 progress=progress,
             )
             checks[norm].append(dataclasses.replace(check, placement=source.config.placement))
+        principles: dict[str, Principled] = {}
+        for source in jobs if request.principle else ():
+            name = name_of(source.config.norm, source.config.placement, len(checks))
+            principles[name] = principled(source.model(request), batch.tokens, batch.targets)
         if request.pde:
             study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS)
         else:
             study = None
     named = [(f"{norm}, {check.placement}", check) for norm, row in checks.items() for check in row]
+    by_placement = {norm: {check.placement: check for check in row} for norm, row in checks.items()}
+    table = measured(by_placement, refused, None if study is None else study.summary())
+    if principles:
+        table = together(table, measured_principles(principles))
     failures = [f"{name}, {failure}" for name, check in named for failure in check.failures]
     end(
         request,
@@ -152,6 +169,7 @@ def command(request: HJBCheckRequest) -> None:
             "not_applicable": refused,
             "pde": None if study is None else study.summary(),
         },
+        measured=table,
         files={} if study is None else {"hjb-pde.png": lambda: png(hjb_figure.draw(study))},
         failures=[*failures, ADVICE] if failures else [],
     )

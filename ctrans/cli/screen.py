@@ -16,7 +16,8 @@ from ctrans.cli.model_sources import ModelSource, check_foreign_options, find_mo
 from ctrans.cli.request import ComparisonRequest, command_of
 from ctrans.dynamics.norm import NORMS
 from ctrans.dynamics.weights.on_demand import watch
-from ctrans.examine.screening.screen import EFFORTS, Screening, as_result, screen
+from ctrans.examine.screened import as_object, measured
+from ctrans.examine.screening.screen import EFFORTS, Screening, screen
 from ctrans.model.architectures import ARCHITECTURES, PLAIN
 from ctrans.report.axes import MOST_LINES
 from ctrans.report.progress import progress_bar
@@ -110,7 +111,8 @@ def command(request: ScreenRequest) -> None:
             )
         },
         inputs=batch,
-        result=as_result(results),
+        result=as_object(results),
+        measured=measured(results),
         failures=[
             f"{name}: activations become non-finite in segment {screening.broken}"
             for name, screening in results.items()

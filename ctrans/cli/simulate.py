@@ -9,18 +9,23 @@ import click
 import torch
 
 from ctrans.base.option import Range, option
+from ctrans.cli.click_options import expand_placements
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import Batch, Text, read_batch
 from ctrans.cli.model_sources import find_models
 from ctrans.cli.request import ModelRequest, command_of, get_dtype
 from ctrans.dynamics.scheme import METHOD_WORDS, Scheme
+from ctrans.examine.converged import measured as measured_orders
+from ctrans.examine.simulated import Simulated, measured
 from ctrans.interop.losses import AnyModel, ModelWithLoss
 from ctrans.measure.backward.token_exponents import token_exponents
 from ctrans.measure.forward.contributions import contributions_by_depth
 from ctrans.measure.forward.simulation import Simulation, simulate
 from ctrans.measure.forward.spectra import Spectra
+from ctrans.measure.measured import together
 from ctrans.measure.walk import walk
 from ctrans.model.gpt import GPT
+from ctrans.model.orders import Convergence, depth_convergence, own_methods, substep_convergence
 from ctrans.report.progress import progress_bar
 from solvers import ERROR_NORMS, ConfigError, Status
 from solvers.methods import get_method
@@ -59,6 +64,11 @@ class SimulateRequest(ModelRequest):
     spectra: bool = option(
         False, "Show eigenvalues of QK, OV and the FFN's W_2 W_1 by depth: spectra.png."
     )
+    orders: bool = option(
+        False,
+        "Also measure the order of convergence of each own method, and of more blocks, for these"
+        " placements (two minutes for all).",
+    )
     contributions: bool = option(
         False,
         "Show what each sublayer adds to the last state and to the target's logit:"
@@ -92,62 +102,96 @@ def command(request: SimulateRequest) -> None:
         )
     directory = directory_of(request)
     passes = (1 if solver.discrete else 2) + request.reference
-    results: list[Simulation] = []
-    analyses: list[dict[str, Any]] = []
+    models: dict[str, Simulated] = {}
     with progress_bar("simulate", passes * sum(source.segments for source in found)) as advance:
         for source in found:
             model = source.model(request)
-            results.append(
-                simulate(
-                    model,
-                    batch.tokens,
-                    method=request.method,
-                    steps=solver.steps,
-                    rtol=request.rtol,
-                    atol=request.atol,
-                    norm=request.error_norm,
-                    reference=request.reference,
-                    progress=advance.of(source.name),
-                )
+            simulation = simulate(
+                model,
+                batch.tokens,
+                method=request.method,
+                steps=solver.steps,
+                rtol=request.rtol,
+                atol=request.atol,
+                norm=request.error_norm,
+                reference=request.reference,
+                progress=advance.of(source.name),
             )
-            analyses.append(_analyses(request, batch, model))
+            models[simulation.placement] = _with_analyses(request, batch, model, simulation)
+    failed = {
+        name: model.simulation
+        for name, model in models.items()
+        if model.simulation.status is not Status.SUCCESS
+    }
+    table = measured(models)
+    if request.orders:
+        table = together(table, measured_orders(_orders(request)))
     end(
         request,
         directory,
         inputs=batch,
-        result={
-            "placements": {
-                s.placement: {**vars(s), **more} for s, more in zip(results, analyses, strict=True)
-            }
-        },
-        failures=[f"{s.placement}: {s.message}" for s in results if s.status is not Status.SUCCESS],
+        result={"placements": {name: _object(model) for name, model in models.items()}},
+        measured=table,
+        failures=[f"{name}: {simulation.message}" for name, simulation in failed.items()],
     )
 
 
-def _analyses(
-    request: SimulateRequest, batch: Batch, model: AnyModel | ModelWithLoss
-) -> dict[str, Any]:
-    """The results of the optional analyses; None for those that the user did not ask for."""
+def _orders(request: SimulateRequest) -> list[Convergence]:
+    """The orders of convergence for the request's placements, in both limits."""
+    placements = expand_placements(request.placements)
+    methods = own_methods()
+    series = []
+    with progress_bar("orders", len(placements) * (len(methods) + 2)) as advance:
+        for placement in placements:
+            for method in methods:
+                advance(f"{method}, {placement}")
+                series.append(substep_convergence(method, placement))
+            for symmetric in (False, True):
+                advance(f"depth, {placement}")
+                series.append(depth_convergence(placement, symmetric=symmetric))
+    return series
+
+
+def _object(model: Simulated) -> dict[str, Any]:
+    """A model in the JSON of version 1."""
+    lyapunov = None
+    if model.lyapunov is not None:
+        lyapunov = {**vars(model.lyapunov), "words": model.words}
+    return {
+        **vars(model.simulation),
+        "lyapunov": lyapunov,
+        "spectra": model.spectra,
+        "contributions": model.contributions,
+    }
+
+
+def _with_analyses(
+    request: SimulateRequest,
+    batch: Batch,
+    model: AnyModel | ModelWithLoss,
+    simulation: Simulation,
+) -> Simulated:
+    """The simulation with the analyses that the user asked for."""
     text = batch.text
     tokens = batch.tokens
-    found = dict.fromkeys(("lyapunov", "spectra", "contributions"))
+    simulated = Simulated(simulation)
     if request.lyapunov and isinstance(text, Text):
         sequence = tokens[0, : request.lyapunov]
-        found["lyapunov"] = {
-            **vars(token_exponents(model, sequence)),
-            "words": text.words(sequence.tolist()),
-        }
-    if request.spectra:
-        (found["spectra"],) = walk(model, tokens[:1], None, [Spectra()])
-    if request.contributions:
-        if isinstance(text, Text) and isinstance(model, GPT):
-            targets = tokens[:, 1:]
-        else:
-            targets = None
-        found["contributions"] = contributions_by_depth(
-            model, tokens if targets is None else tokens[:, :-1], targets
+        simulated = dataclasses.replace(
+            simulated,
+            lyapunov=token_exponents(model, sequence),
+            words=text.words(sequence.tolist()),
         )
-    return found
+    if request.spectra:
+        (spectra,) = walk(model, tokens[:1], None, [Spectra()])
+        simulated = dataclasses.replace(simulated, spectra=spectra)
+    if request.contributions:
+        inputs, targets = tokens, None
+        if isinstance(text, Text) and isinstance(model, GPT):
+            inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        contributions = contributions_by_depth(model, inputs, targets)
+        simulated = dataclasses.replace(simulated, contributions=contributions)
+    return simulated
 
 
 def _scheme(request: SimulateRequest, dtype: torch.dtype) -> Scheme:

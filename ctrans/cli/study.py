@@ -20,6 +20,7 @@ from ctrans.study.engine import check_ray
 from ctrans.study.outcomes import Floor, curves, losses, outcomes_of, stable_rule, states
 from ctrans.study.presets.claim import Verdict, judge
 from ctrans.study.presets.table import PRESETS, Preset
+from ctrans.study.studied import measured
 from ctrans.study.study_file import read_study
 from ctrans.study.training import FAILED
 from ctrans.training.data import Data
@@ -59,7 +60,7 @@ def command(request: StudyRequest) -> None:
             _say_damage(store)
             plan = prospect(study, store)
         result = {**begins(plan), "cost": costs(plan, processes(request.workers))}
-        end(request, None, result=result)
+        end(request, None, result=result, measured=measured(result))
         return
     with open_store(directory, write=not request.report) as store:
         _say_damage(store)
@@ -165,6 +166,7 @@ def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -
         request,
         directory,
         result=result,
+        measured=measured(result),
         files=files,
         failures=[*failures, *islice(causes, CAUSES)],
     )

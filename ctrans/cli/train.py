@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ctrans.base.json_values import plain
 from ctrans.base.threads import choose_threads, flops
 from ctrans.cli.ending import check_json, print_page, result_of, save_json, write_result
 from ctrans.cli.exits import Exit
@@ -22,10 +23,11 @@ from ctrans.cli.say import discard_stdout, say
 from ctrans.cli.train_options import TrainRequest
 from ctrans.measure.findings import Finding
 from ctrans.model.gpt import GPT
-from ctrans.report.contents import page_of
+from ctrans.report.contents import page_of_table
 from ctrans.report.files import to_json, write_atomic
 from ctrans.report.picture import pictures
 from ctrans.report.progress import bar_words, evaluation_line, progress_bar
+from ctrans.report.sections import Page, decoded
 from ctrans.report.tensorboard import check_tensorboard, tensorboard
 from ctrans.training import log
 from ctrans.training.loop import Advice, Ending, Observer, Outcome, TrainingRun, Watcher, carry_out
@@ -36,6 +38,7 @@ from ctrans.training.processes import get_device, restarts
 from ctrans.training.run_directory import KEEP, RunDirectory
 from ctrans.training.start_from import start_from
 from ctrans.training.train import Plan, begun, plan, plan_to_resume
+from ctrans.training.trained import measured
 from ctrans.training.training_state import Progress
 from solvers import ConfigError
 
@@ -310,10 +313,22 @@ def _add_depths(
 ) -> None:
     """Evaluates a finished run at other depths, and writes the result with these losses."""
     losses = losses_at(request.eval_depth if finished else (), run)
-    write_result(request, run.store.directory, {**result, "other_depths": losses})
+    whole = {**result, "other_depths": losses}
+    write_result(request, run.store.directory, _with_table(whole), _page(whole))
     if not request.quiet:
         for depth, loss in losses.items():
             _say(f"Validation loss at depth {depth}: {loss:.4f}")
+
+
+def _with_table(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The result with its table of measured values."""
+    table = measured({"": plain(result)})
+    return {**result, "measured": table.as_json()}
+
+
+def _page(result: Mapping[str, Any]) -> Page:
+    known = decoded(plain(result))
+    return page_of_table(known, measured({"": known}))
 
 
 def _show(
@@ -321,7 +336,8 @@ def _show(
 ) -> None:
     """Writes the figures and the JSON, but not to stdout, and prints how the run ended."""
     directory = run.store.directory
-    page = page_of({request.command: json.loads(save_json(request, directory, result))})
+    save_json(request, directory, _with_table(result))
+    page = _page(result)
     drawn = pictures(page)
     for name, make in drawn.items():
         write_atomic(directory / name, make())

@@ -8,6 +8,7 @@ from ctrans.base.option import COUNT, option
 from ctrans.base.threads import choose_threads
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import WrittenRequest, command_of
+from ctrans.examine.verified import measured
 from ctrans.report.progress import progress_bar
 from ctrans.theory.all_statements import SECTIONS, select, verify_all
 from ctrans.theory.run import Result
@@ -63,6 +64,7 @@ def command(request: VerifyRequest) -> None:
             "seconds": sum(r.seconds for r in results),
             "statements": {r.name: {**vars(r), "verdict": r.verdict} for r in results},
         },
+        measured=measured(results, findings_of(results)),
         failures=[_failure(r) for r in violated],
     )
 

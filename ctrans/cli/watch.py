@@ -21,9 +21,11 @@ from ctrans.report.contents import page_of
 from ctrans.report.files import to_json
 from ctrans.report.sections import Page
 from ctrans.report.terminal import show
-from ctrans.training.monitor import MonitorLog, read_log
+from ctrans.training.monitor import MonitorLog
 from ctrans.training.monitor.history import history
+from ctrans.training.monitor.log import read_log
 from ctrans.training.monitor.post_mortem import post_mortem
+from ctrans.training.monitor.watched import measured
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,8 @@ def command(request: WatchRequest) -> None:
     console = Console(emoji=False)
     if not (request.once or request.quiet) and console.is_terminal:
         log = _followed(request, console, log)
-    end(request, directory, findings(log, why=request.why))
+    result = findings(log, why=request.why)
+    end(request, directory, {**result, "measured": measured(result).as_json()})
 
 
 def findings(log: MonitorLog, *, why: bool = False) -> dict[str, Any]:

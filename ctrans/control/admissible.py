@@ -46,7 +46,7 @@ VERDICTS: tuple[Posedness, ...] = get_args(Posedness)
 
 
 def verdict_of(
-    finite: bool | None, *, rest_fixed: bool = False, bounded_gains: bool = False
+    *, finite: bool | None, rest_fixed: bool = False, bounded_gains: bool = False
 ) -> Posedness:
     """The verdict that the evidence supports. No other code decides a verdict.
 
@@ -55,9 +55,9 @@ def verdict_of(
     - `bounded_gains`: whether it assumes that gains and offsets, or a residual's gains, stay
       bounded
     """
+    if finite is None:
+        return "open"
     if not finite:
-        if finite is None:
-            return "open"
         return "degenerate"
     if rest_fixed:
         return "well-posed, the rest fixed"
@@ -168,9 +168,8 @@ class Supremum(ABC):
         It is at least sqrt(eps) sum_j |p_j||f*_j|, with eps the machine epsilon and f* the
         maximiser: smaller differences are rounding.
         """
-        rounding = float((length(P) * length(self.maximizer(P))).sum()) * math.sqrt(
-            torch.finfo(P.dtype).eps
-        )
+        sum_of_lengths = float((length(P) * length(self.maximizer(P))).sum())
+        rounding = sum_of_lengths * math.sqrt(torch.finfo(P.dtype).eps)
         base = self.base(P)
         return max(abs(float(self.support(P)) - base) + abs(base), rounding)
 
@@ -229,15 +228,15 @@ def check_costate(
             f"the {what} has shape {tuple(P.shape)} and dtype {P.dtype}: give floats of shape"
             " (*batch, tokens, width)"
         )
-    for name, have, want in (
+    for name, actual, expected in (
         ("tokens", P.shape[-2], tokens),
         ("width", P.shape[-1], width),
         ("dtype", P.dtype, dtype),
     ):
-        if want is not None and have != want:
+        if expected is not None and actual != expected:
             raise ConfigError(
-                f"the {what} has {name} {have}, the admissible set {want}: take both from one model"
-                " and text, in one dtype"
+                f"the {what} has {name} {actual}, the admissible set {expected}: take both from one"
+                " model and text, in one dtype"
             )
     if not torch.isfinite(P).all():
         raise ConfigError(
@@ -267,6 +266,6 @@ def length(x: Vectors) -> PerBatch:
     return row_length(x)
 
 
-def ratio(part: AnyShape, whole: Float[Tensor, "*#shape"]) -> AnyShape:
-    """part/whole, with 0/0 = 0."""
-    return part / torch.where(whole == 0, 1.0, whole)
+def ratio(numerator: AnyShape, denominator: Float[Tensor, "*#shape"]) -> AnyShape:
+    """numerator/denominator, with 0/0 = 0."""
+    return numerator / torch.where(denominator == 0, 1.0, denominator)

@@ -152,12 +152,14 @@ def ascend(
         return (a * b).sum(axes, keepdim=True)
 
     eps = torch.finfo(start.dtype).eps
-    z = at = project(start.detach())
+    z = project(start.detach())
+    best_z = z
     best, gradient = _slope(payoff, z)
-    move = fall = torch.zeros_like(z)
+    move = torch.zeros_like(z)
+    fall = move
     eta = torch.zeros_like(inner(z, z))
-    taken = 0
-    while taken < steps:
+    step = 0
+    while step < steps:
         size = inner(z, z).sqrt()
         slope = inner(gradient, gradient).sqrt()
         unit = size / torch.where(slope == 0, 1.0, slope)
@@ -167,7 +169,7 @@ def ascend(
         if not active.any():
             break
         curvature = inner(move, fall)
-        if taken % 2:
+        if step % 2 == 1:
             secant = inner(move, move) / curvature
         else:
             secant = curvature / inner(fall, fall)
@@ -179,10 +181,10 @@ def ascend(
         gradient = uphill
         # of payoffs that are equal to rounding, the later one has converged further
         later = values >= best - NOISE * eps * best.abs()
-        at = torch.where(later.reshape(size.shape), z, at)
+        best_z = torch.where(later.reshape(size.shape), z, best_z)
         best = torch.maximum(best, values)
-        taken += 1
-    return Ascent(best, at, taken)
+        step += 1
+    return Ascent(best, best_z, step)
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,11 +221,13 @@ class BoundedAscent:
         self, radius: float, starts: Tensor, steps: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """The best value found from any of the starts, and its z."""
+        if steps is None:
+            steps = self.steps
         payoff = partial(self.payoff, radius)
         within = partial(self.within, radius)
-        found = ascend(payoff, starts, (-2, -1), within, steps or self.steps)
-        first = found.best.argmax()
-        return found.best[first : first + 1], found.z[first : first + 1]
+        ascents = ascend(payoff, starts, (-2, -1), within, steps)
+        first = ascents.best.argmax()
+        return ascents.best[first : first + 1], ascents.z[first : first + 1]
 
 
 def balanced(
@@ -234,9 +238,8 @@ def balanced(
     """
     size = torch.linalg.vector_norm(P, dim=-1, keepdim=True)
     largest = size.amax()
-    lengthened: Tensor = raw * (size / torch.where(largest == 0, 1.0, largest)).sqrt().clamp_min(
-        SMALL
-    )
+    share = size / torch.where(largest == 0, 1.0, largest)
+    lengthened: Tensor = raw * share.sqrt().clamp_min(SMALL)
     return lengthened
 
 

@@ -37,7 +37,7 @@ from ctrans.control.residual_pullback import support_towards_image
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.measure.walk import Model, SegmentCallback
-from solvers import ConfigError, checked
+from solvers import ConfigError
 
 Parameters = dict[str, Tensor]
 
@@ -85,7 +85,6 @@ class Attained:
 
 
 @torch.no_grad()
-@checked
 def attained(
     model: Model,
     tokens: Tensor,
@@ -111,19 +110,22 @@ def attained(
         raise ConfigError(
             "weights on demand are loaded for one pass and cannot be trained: load the whole model"
         )
-    found = costate(model, tokens, targets)
-    decays = (weight_decay * decay_gains, weight_decay)
-    where = places(model.depth)
-    figures = [field.name for field in fields(Attained) if field.name not in ("loss", *where)]
+    costates = costate(model, tokens, targets)
+    vector_decay = 0.0
+    if decay_gains:
+        vector_decay = weight_decay
+    identification = places(model.depth)
+    figures = [
+        field.name for field in fields(Attained) if field.name not in ("loss", *identification)
+    ]
     steps = []
     for k, (sublayer, h) in enumerate(zip(model.depth.sublayers, model.depth.lengths, strict=True)):
-        step = StepAt.of(sublayer, found, k, h, decays)
+        step = StepAt.of(sublayer, costates, k, h, (vector_decay, weight_decay))
         steps.append({name: getattr(step, name) for name in figures})
         if progress is not None:
             progress(k)
-    return Attained(
-        found.loss, **where, **{name: [step[name] for step in steps] for name in figures}
-    )
+    columns = {name: [step[name] for step in steps] for name in figures}
+    return Attained(costates.loss, **identification, **columns)
 
 
 ENTERING = ("state_norm.", "residual.mix")
@@ -145,18 +147,20 @@ class StepAt:
 
     @classmethod
     def of(
-        cls, sublayer: Sublayer, found: Costate, k: int, h: float, decays: tuple[float, float]
+        cls, sublayer: Sublayer, costates: Costate, k: int, h: float, decays: tuple[float, float]
     ) -> StepAt:
-        x = sublayer.enter(found.states[k])
-        p = found.costates[k + 1]
+        """That of segment k, of length h."""
+        x = sublayer.enter(costates.states[k])
+        p = costates.costates[k + 1]
         if sublayer.state_norm is not None:
-            p = torch.func.vjp(sublayer.state_norm, x + h * sublayer(x))[1](p)[0]
+            pull = torch.func.vjp(sublayer.state_norm, x + h * sublayer(x))[1]
+            (p,) = pull(p)
         return cls(sublayer, x, p, h, decays)
 
     @cached_property
     def velocity(self) -> Tensor:
-        made: Tensor = self.sublayer(self.x)
-        return made
+        velocity: Tensor = self.sublayer(self.x)
+        return velocity
 
     @property
     def work(self) -> float:
@@ -164,7 +168,11 @@ class StepAt:
 
     @property
     def size(self) -> float:
-        return self.h * float(self.p.norm() * self.velocity.norm()) or 1.0
+        """h |P||r|, or 1 for 0."""
+        size = self.h * float(self.p.norm() * self.velocity.norm())
+        if size == 0:
+            return 1.0
+        return size
 
     @cached_property
     def parameters(self) -> Parameters:
@@ -178,7 +186,7 @@ class StepAt:
     def gradients(self) -> Parameters:
         """dL/dtheta of this step's parameters."""
         pull: Callable[[Tensor], tuple[Parameters]] = torch.func.vjp(
-            self._made_by, self.parameters
+            self._velocity_of, self.parameters
         )[1]
         return pull(self.h * self.p)[0]
 
@@ -193,30 +201,33 @@ class StepAt:
                 name: value for name, value in self.parameters.items() if name == "residual.gain"
             }
         if norm is not None:
-            found = {
+            gains = {
                 f"output_norm.{name}": value for name, value in norm.linear_parameters().items()
             }
-            if not found:
+            if not gains:
                 raise ConfigError(
                     f"{type(norm).__name__} behind the {self.sublayer.kind} sublayer has no gains"
                     " or offsets, so its velocity is linear in no parameter: choose an output norm"
                     " with gains, or a placement without one"
                 )
-            return found
+            return gains
         field = projected_field(self.sublayer)
         # compares storage, because the model may keep them transposed
-        wanted = {(each.data_ptr(), each.numel()) for each in field.output_projection.parameters()}
-        found = {
+        storage = {
+            (parameter.data_ptr(), parameter.numel())
+            for parameter in field.output_projection.parameters()
+        }
+        last_map = {
             name: value
             for name, value in self.parameters.items()
-            if (value.data_ptr(), value.numel()) in wanted
+            if (value.data_ptr(), value.numel()) in storage
         }
-        if len(found) < len(wanted):
+        if len(last_map) < len(storage):
             raise ConfigError(
                 f"the last linear map of {type(field).__name__} is part of a larger parameter:"
                 " store it separately"
             )
-        return found
+        return last_map
 
     @property
     def radial(self) -> float:
@@ -229,27 +240,27 @@ class StepAt:
     @property
     def stationarity(self) -> float:
         """(work + lam |theta|^2)/(h |P||r|), with the decay of each part of the last factor."""
-        decayed = (
-            self.decays[value.dim() > 1] * float(value.square().sum())
-            for value in self.last.values()
-        )
-        return (self.work + sum(decayed)) / self.size
+        vector_decay, matrix_decay = self.decays
+        decayed = 0.0
+        for value in self.last.values():
+            if value.dim() > 1:
+                decay = matrix_decay
+            else:
+                decay = vector_decay
+            decayed += decay * float(value.square().sum())
+        return (self.work + decayed) / self.size
 
     @property
     def last_gap(self) -> float:
-        theta, slope = (
-            torch.cat([part[name].flatten() for name in self.last]).norm()
-            for part in (self.last, self.gradients)
-        )
-        return float(theta * slope) + self.radial
+        theta = torch.cat([value.flatten() for value in self.last.values()])
+        gradient = torch.cat([self.gradients[name].flatten() for name in self.last])
+        return float(theta.norm() * gradient.norm()) + self.radial
 
     @property
     def first_order(self) -> float:
-        theta, slope = (
-            torch.cat([part.flatten() for part in parts.values()])
-            for parts in (self.parameters, self.gradients)
-        )
-        return float(theta.norm() * slope.norm() + (theta * slope).sum())
+        theta = torch.cat([value.flatten() for value in self.parameters.values()])
+        gradient = torch.cat([slope.flatten() for slope in self.gradients.values()])
+        return float(theta.norm() * gradient.norm() + (theta * gradient).sum())
 
     @property
     def pointwise_gap(self) -> float:
@@ -258,11 +269,9 @@ class StepAt:
             return self.h * support_towards_image(self.sublayer, self.x, self.p) + self.work
         if norm is None:
             return math.inf
-        scaled = self.sublayer.pulled(self.p)
-        return (
-            self.h * float(admissible_set(norm, self.sublayer.placement).support(scaled).sum())
-            + self.work
-        )
+        allowed = admissible_set(norm, self.sublayer.placement)
+        hamiltonian = float(allowed.support(self.sublayer.pulled(self.p)).sum())
+        return self.h * hamiltonian + self.work
 
     @property
     def shared_gap(self) -> float:
@@ -276,15 +285,19 @@ class StepAt:
                 piece.reshape(part.shape)
                 for piece, part in zip(z.flatten().split(counts), parts, strict=True)
             ]
-            return -self.h * (
-                self.p * self._made_by(dict(zip(names, pieces, strict=True)))
-            ).sum().reshape(1)
+            velocity = self._velocity_of(dict(zip(names, pieces, strict=True)))
+            return -self.h * (self.p * velocity).sum().reshape(1)
 
         ascent = BoundedAscent(payoff, STEPS)
         random = noise(theta, torch.Generator().manual_seed(0), STARTS, *theta.shape)
         starts = [theta, *(radius * z / frobenius(z) for z in random)]
-        return max(float(ascent.climb(float(radius), start)[0]) for start in starts) + self.work
+        payoffs = []
+        for start in starts:
+            best, _ = ascent.climb(float(radius), start)
+            payoffs.append(float(best))
+        return max(payoffs) + self.work
 
-    def _made_by(self, parameters: Parameters) -> Tensor:
-        made: Tensor = torch.func.functional_call(self.sublayer, parameters, (self.x,))
-        return made
+    def _velocity_of(self, parameters: Parameters) -> Tensor:
+        """The raw velocity at X with these parameters."""
+        velocity: Tensor = torch.func.functional_call(self.sublayer, parameters, (self.x,))
+        return velocity

@@ -5,11 +5,9 @@ the model's own modules.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -25,29 +23,32 @@ from ctrans.control.admissible import (
     check_costate,
 )
 from ctrans.control.ascent import STEPS
-from ctrans.control.certificate_ascents import (
+from ctrans.control.ellipsoids import SphereImage
+from ctrans.control.evidence import (
     PAIRS,
+    Growth,
     VelocityAscent,
     WeightAscent,
+    Witness,
     climb_velocities,
     climb_weights,
+    gained_growth,
+    growth,
     share_of,
+    witness,
 )
-from ctrans.control.ellipsoid import SphereImage
-from ctrans.control.growth import Growth, Witness, gained_growth, growth, witness
-from ctrans.control.last_map import Features
+from ctrans.control.last_map import Features, gap_of_rank
 from ctrans.control.norm_image import NormImage
-from ctrans.control.rank_gap import gap_of_rank
 from ctrans.control.regularization import KineticCost
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.tangent import LinearSpace
 from ctrans.dynamics.norm import NORMS, Norm
-from solvers import ConfigError, checked, look_up
+from solvers import ConfigError, look_up
 
-LINEAR, SATURATED = 0.01, 0.05
-"""Allowed error of a growth exponent: LINEAR from 1 where H is infinite or gains are trained too,
-SATURATED from 0 where H is finite.
-"""
+LINEAR = 0.01
+"""Allowed error of a growth exponent of 1: H is infinite, or gains are trained too."""
+SATURATED = 0.05
+"""Allowed error of a growth exponent of 0: H is finite."""
 
 VALUES = frozenset(
     {
@@ -120,81 +121,123 @@ class Certificate:
         return self.weights is not None and self.weights.rank < self.weights.tokens
 
     @property
+    def expected_exponent(self) -> int:
+        """The k of value ~ R^k that H implies: 1 if H is infinite, 0 if it is finite."""
+        if self.hamiltonian == math.inf:
+            return 1
+        return 0
+
+    @property
     def findings(self) -> dict[str, bool]:
         """The expected findings in words, each with whether it holds."""
-        small = math.sqrt(self.eps)
-        found: dict[str, bool] = {}
-        if self.kkt is not None:
-            words = (
-                "the closed form's maximiser satisfies the KKT conditions (found: to"
-                f" {self.kkt:.2g})"
+        return (
+            self._closed_form_findings()
+            | self._velocity_findings()
+            | self._weight_findings()
+            | self._growth_findings()
+            | self._gain_findings()
+            | self._witness_findings()
+        )
+
+    @property
+    def _small(self) -> float:
+        """The allowed error of a value."""
+        return math.sqrt(self.eps)
+
+    def _closed_form_findings(self) -> dict[str, bool]:
+        if self.kkt is None:
+            return {}
+        statement = (
+            f"the closed form's maximiser satisfies the KKT conditions (found: to {self.kkt:.2g})"
+        )
+        return {statement: self.kkt <= max(self.eps ** (2 / 3), self.kkt_noise)}
+
+    def _velocity_findings(self) -> dict[str, bool]:
+        ascent = self.velocities
+        if ascent is None:
+            return {}
+        if self.ceiling is None:
+            value_statement = (
+                "the best velocity found has the closed form's value (found: a gap of"
+                f" {ascent.gap:.2g})"
             )
-            found[words] = self.kkt <= max(self.eps ** (2 / 3), self.kkt_noise)
-        if self.velocities is not None:
-            if self.ceiling is None:
-                words = (
-                    "the best velocity found has the closed form's value (found: a gap of"
-                    f" {self.velocities.gap:.2g})"
-                )
-                found[words] = abs(self.velocities.gap) <= small
-            else:
-                above = self.ceiling + small * abs(self.ceiling)
-                found["no velocity found exceeds the proven bound"] = (
-                    max(self.velocities.best, self.hamiltonian) <= above
-                )
-            words = (
-                "different starts find one maximiser, ties apart (found:"
-                f" {self.velocities.uniqueness:.2g} apart)"
-            )
-            found[words] = self.velocities.uniqueness <= math.sqrt(small)
-        if self.weights is not None:
-            if self.weights.rank == self.weights.tokens:
-                least, most = (-small, small)
-            else:
-                least, most = (self.weights.proven - small, math.inf)
-            words = (
-                "the best weights found have a value that their rank allows (found: a gap of"
-                f" {self.weights.gap:.2g})"
-            )
-            found[words] = least <= self.weights.gap <= most
-        if self.growth is not None:
-            if self.hamiltonian == math.inf:
-                k, error = (1, LINEAR)
-            else:
-                k, error = (0, SATURATED)
-            words = (
+            value_holds = abs(ascent.gap) <= self._small
+        else:
+            value_statement = "no velocity found exceeds the proven bound"
+            bound = self.ceiling + self._small * abs(self.ceiling)
+            value_holds = max(ascent.best, self.hamiltonian) <= bound
+        uniqueness_statement = (
+            "different starts find one maximiser, ties apart (found:"
+            f" {ascent.uniqueness:.2g} apart)"
+        )
+        uniqueness_holds = ascent.uniqueness <= math.sqrt(self._small)
+        return {value_statement: value_holds, uniqueness_statement: uniqueness_holds}
+
+    def _weight_findings(self) -> dict[str, bool]:
+        ascent = self.weights
+        if ascent is None:
+            return {}
+        if ascent.rank == ascent.tokens:
+            least = -self._small
+            most = self._small
+        else:
+            least = ascent.proven - self._small
+            most = math.inf
+        statement = (
+            "the best weights found have a value that their rank allows (found: a gap of"
+            f" {ascent.gap:.2g})"
+        )
+        return {statement: least <= ascent.gap <= most}
+
+    def _growth_findings(self) -> dict[str, bool]:
+        if self.growth is None:
+            return {}
+        findings = {}
+        k = self.expected_exponent
+        if k == 1:
+            error = LINEAR
+        else:
+            error = SATURATED
+        if not self.rank_deficient:
+            statement = (
                 f"the value grows like R^{k} with a bound R (found: R^{self.growth.exponent:.3g},"
                 f" allowed error {error:g})"
             )
-            if not self.rank_deficient:
-                found[words] = abs(self.growth.exponent - k) <= error
-            if self.weights is not None:
-                found["no weights within a bound exceed H"] = (
-                    max(self.growth.values) <= self.growth.limit
-                )
-        if self.gained is not None and self.gain_slope is not None:
-            grown = f"found: R^{self.gained.exponent:.3g}, allowed error {LINEAR:g}"
-            if not self.rank_deficient:
-                found[f"with gains trained, the value grows like R^1 ({grown})"] = (
-                    abs(self.gained.exponent - 1) <= LINEAR
-                )
-            pairs = zip(self.gained.radii, self.gained.values, strict=True)
-            share = max(
-                (value - self.gained.base) / (radius * self.gain_slope.upper)
-                for radius, value in pairs
+            findings[statement] = abs(self.growth.exponent - k) <= error
+        if self.weights is not None:
+            findings["no weights within a bound exceed H"] = (
+                max(self.growth.values) <= self.growth.limit
             )
-            words = (
-                f"no weights and gains within R exceed the proven slope times R (found: {share:.6g}"
-                " of it)"
+        return findings
+
+    def _gain_findings(self) -> dict[str, bool]:
+        if self.gained is None or self.gain_slope is None:
+            return {}
+        findings = {}
+        if not self.rank_deficient:
+            statement = (
+                "with gains trained, the value grows like R^1 (found:"
+                f" R^{self.gained.exponent:.3g}, allowed error {LINEAR:g})"
             )
-            found[words] = share <= 1 + small
-        if self.witness is not None:
-            found["the witness velocities are admissible"] = self.witness.residual <= small
-        return found
+            findings[statement] = abs(self.gained.exponent - 1) <= LINEAR
+        share = max(
+            (value - self.gained.base) / (radius * self.gain_slope.upper)
+            for radius, value in zip(self.gained.radii, self.gained.values, strict=True)
+        )
+        statement = (
+            f"no weights and gains within R exceed the proven slope times R (found: {share:.6g}"
+            " of it)"
+        )
+        findings[statement] = share <= 1 + self._small
+        return findings
+
+    def _witness_findings(self) -> dict[str, bool]:
+        if self.witness is None:
+            return {}
+        return {"the witness velocities are admissible": self.witness.residual <= self._small}
 
 
 @torch.no_grad()
-@checked
 def certify(
     admissible: Supremum | str,
     P: UnbatchedRows,
@@ -230,17 +273,14 @@ def certify(
     set.
     """
     if isinstance(admissible, str):
-        if norm is None or isinstance(norm, str):
-            norm = (
-                look_up("norm", norm or "layernorm", NORMS)(P.shape[-1]).to(P).requires_grad_(False)
-            )
-        admissible = admissible_set(norm, admissible, state=state)
+        admissible = _set_of_placement(admissible, P, norm, state)
     elif norm is not None or state is not None:
         raise ConfigError(
             "norm and state describe a placement's set: leave them out, or give the placement's"
             " name instead of a set"
         )
-    if exponent := _out_of_range(admissible, P):
+    exponent = _out_of_range(admissible, P)
+    if exponent != 0:
         evidence = certify(
             admissible, _times(P, -exponent), features=features, pairs=pairs, seed=seed
         )
@@ -249,55 +289,105 @@ def certify(
     chart = admissible.chart(P)
     value = float(admissible.support(P))
     ties = admissible.ties(P)
-    if value < math.inf:
-        attained = admissible.attained
-    else:
-        attained = None
-    eps = torch.finfo(P.dtype).eps
     summary = Certificate(
-        admissible.words, admissible.verdict, value, int(ties.sum()), eps, attained=attained
+        words=admissible.words,
+        verdict=admissible.verdict,
+        hamiltonian=value,
+        ties=int(ties.sum()),
+        eps=torch.finfo(P.dtype).eps,
     )
-    generator = torch.Generator().manual_seed(int(seed))
+    if value < math.inf:
+        summary = replace(summary, attained=admissible.attained)
     last_map = None
     if features is not None and chart.degree is not None:
         check_costate(features, P.dtype, tokens=len(P), what="feature matrix")
         if features.any():
             last_map = Features(features)
-        else:
-            last_map = None
     if isinstance(admissible, LinearSpace) and value == math.inf:
-        bound = last_map or Features(torch.eye(len(P), dtype=P.dtype, device=P.device))
-        grown = growth(chart, bound, admissible.witness(P, math.sqrt(P.numel())), generator)
-        return replace(summary, growth=grown, witness=witness(admissible, P))
+        return _of_infinite(summary, admissible, P, last_map, seed)
+    return _of_finite(summary, admissible, P, ties, last_map, pairs, seed)
+
+
+def _of_infinite(
+    summary: Certificate, space: LinearSpace, P: Tensor, last_map: Features | None, seed: int
+) -> Certificate:
+    """Adds the growth of the best value with a bound on the weights, or on the velocities, and a
+    witness.
+    """
+    if last_map is None:
+        last_map = Features(torch.eye(len(P), dtype=P.dtype, device=P.device))
+    generator = torch.Generator().manual_seed(int(seed))
+    typical = space.witness(P, math.sqrt(P.numel()))
+    grown = growth(space.chart(P), last_map, typical, generator)
+    return replace(summary, growth=grown, witness=witness(space, P))
+
+
+def _of_finite(
+    summary: Certificate,
+    admissible: Supremum,
+    P: Tensor,
+    ties: Tensor,
+    last_map: Features | None,
+    pairs: int,
+    seed: int,
+) -> Certificate:
+    """Adds the maximiser's KKT residual, the ascent over velocities and what weights attain."""
+    chart = admissible.chart(P)
+    value = summary.hamiltonian
+    generator = torch.Generator().manual_seed(int(seed))
     best = admissible.maximizer(P)
     ceiling = admissible.ceiling(P)
-    # H of velocities that all are 0: their rounding counts against velocities of 1
-    scale = admissible.scale(P) or float(P.abs().max())
+    scale = admissible.scale(P)
+    if scale == 0:
+        # H of velocities that all are 0: their rounding counts against velocities of 1
+        scale = float(P.abs().max())
     # if the problem of a token splits, some of its parts may tie and others not
     if chart.parts == 1:
         idle = bool(ties.all())
     else:
         idle = not P.any()
-    still = idle and not admissible.gains_tie(P)
-    velocities, likely = climb_velocities(
-        chart, value, scale, ties, pairs, generator, steps=0 if still else STEPS
-    )
+    steps = STEPS
+    if idle and not admissible.gains_tie(P).any():
+        steps = 0
+    velocities, likely = climb_velocities(chart, value, scale, ties, pairs, generator, steps=steps)
     summary = replace(
         summary,
         scale=scale,
         kkt=float(admissible.kkt(P, best)),
         kkt_noise=ROUNDING * summary.eps * admissible.magnification(best),
         velocities=velocities,
-        ceiling=None if ceiling <= value + math.sqrt(summary.eps) * scale else ceiling,
     )
+    is_value = ceiling <= value + math.sqrt(summary.eps) * scale
+    if not is_value:
+        summary = replace(summary, ceiling=ceiling)
     if last_map is None or idle:
         return summary
+    # the tokens that the last map can move
     moved = last_map.h.any(-1)
     if moved.all() or not undefined_at_zero(admissible):
         return _with_weights(summary, admissible, P, last_map, likely, pairs, generator)
-    rest = certify(admissible, P[moved], features=last_map.h[moved], pairs=pairs, seed=seed)
-    names = ("weights", "growth", "gained", "gain_slope")
-    return replace(summary, **{name: getattr(rest, name) for name in names})
+    of_moved_tokens = certify(
+        admissible, P[moved], features=last_map.h[moved], pairs=pairs, seed=seed
+    )
+    return replace(
+        summary,
+        weights=of_moved_tokens.weights,
+        growth=of_moved_tokens.growth,
+        gained=of_moved_tokens.gained,
+        gain_slope=of_moved_tokens.gain_slope,
+    )
+
+
+def _set_of_placement(
+    placement: str, P: Tensor, norm: Norm | str | None, state: Tensor | None
+) -> Supremum:
+    """The set of a placement's name; its norm is a module, a name, or LayerNorm if None."""
+    if norm is None:
+        norm = "layernorm"
+    if isinstance(norm, str):
+        kind = look_up("norm", norm, NORMS)
+        norm = kind(P.shape[-1]).to(P).requires_grad_(requires_grad=False)
+    return admissible_set(norm, placement, state=state)
 
 
 def _out_of_range(admissible: Supremum, P: Tensor) -> int:
@@ -308,40 +398,44 @@ def _out_of_range(admissible: Supremum, P: Tensor) -> int:
         return 0
     admissible.check(P)
     largest = P.abs().max()
-    if largest:
-        fastest = admissible.maximizer(P / largest).abs().max()
-    else:
-        fastest = largest
-    if fastest:
-        exponent = sum(math.frexp(float(factor))[1] for factor in (largest, fastest))
-    else:
-        exponent = 0
-    if 4 * abs(exponent) > -math.frexp(torch.finfo(P.dtype).tiny)[1]:
+    if largest == 0:
+        return 0
+    fastest = admissible.maximizer(P / largest).abs().max()
+    if fastest == 0:
+        return 0
+    exponent = math.frexp(float(largest))[1] + math.frexp(float(fastest))[1]
+    smallest_exponent = math.frexp(torch.finfo(P.dtype).tiny)[1]
+    if 4 * abs(exponent) > -smallest_exponent:
         return exponent
     return 0
 
 
+def _powers(exponent: int) -> tuple[float, float]:
+    """Two powers of two whose product is 2^exponent, which itself may be no number of P's dtype."""
+    half = exponent // 2
+    return 2.0**half, 2.0 ** (exponent - half)
+
+
 def _times(P: Tensor, exponent: int) -> Tensor:
-    """P * 2^exponent. One factor may be no number of P's dtype."""
-    return (P.double() * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2)).to(P.dtype)
+    """P * 2^exponent."""
+    first, second = _powers(exponent)
+    return (P.double() * first * second).to(P.dtype)
 
 
 def _scaled(evidence: Any, exponent: int) -> Any:
     """The evidence with each value of H * 2^exponent."""
-    scaled = {}
+    first, second = _powers(exponent)
+    scaled: dict[str, Any] = {}
     for field in fields(evidence):
         value = getattr(evidence, field.name)
         if is_dataclass(value):
             scaled[field.name] = _scaled(value, exponent)
-        elif field.name in VALUES and value is not None:
-            each = [
-                number * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2)
-                for number in np.atleast_1d(value)
-            ]
-            if isinstance(value, tuple):
-                scaled[field.name] = tuple(map(float, each))
-            else:
-                scaled[field.name] = float(each[0])
+        elif field.name not in VALUES or value is None:
+            continue
+        elif isinstance(value, tuple):
+            scaled[field.name] = tuple(number * first * second for number in value)
+        else:
+            scaled[field.name] = value * first * second
     return replace(evidence, **scaled)
 
 
@@ -362,18 +456,18 @@ def _with_weights(
     scale = summary.scale
     weights = climb_weights(chart, last_map, value, pairs, generator, likely, scale=scale)
     if isinstance(admissible, SphereImage):
-        weights = replace(
-            weights, proven=share_of(gap_of_rank(admissible.norm, P, last_map), scale)
-        )
-    limit = value + math.sqrt(summary.eps) * (scale or 1.0)
+        proven_loss = gap_of_rank(admissible.norm, P, last_map)
+        weights = replace(weights, proven=share_of(proven_loss, scale))
+    unit = scale
+    if unit == 0:
+        unit = 1.0
+    limit = value + math.sqrt(summary.eps) * unit
     best = admissible.maximizer(P)
-    found = growth(chart, last_map, best, generator, likely=likely, base=admissible.base(P))
-    grown = replace(found, limit=limit)
-    summary = replace(summary, weights=weights, growth=grown)
-    if isinstance(admissible, VelocitySet):
-        slope = admissible.slope_in_gains(P)
-    else:
-        slope = None
+    grown = growth(chart, last_map, best, generator, likely=likely, base=admissible.base(P))
+    summary = replace(summary, weights=weights, growth=replace(grown, limit=limit))
+    if not isinstance(admissible, VelocitySet):
+        return summary
+    slope = admissible.slope_in_gains(P)
     if slope is None or slope.lower == 0:
         return summary
     gained = gained_growth(chart, last_map, best, likely, generator)
@@ -384,38 +478,6 @@ def undefined_at_zero(admissible: Supremum) -> bool:
     """Whether a raw output of 0 has no velocity, as behind a norm with eps = 0. The ascents over
     weights leave such tokens out.
     """
-    image = admissible.velocities if isinstance(admissible, KineticCost) else admissible
-    return isinstance(image, NormImage) and image.norm.undefined_at_zero
-
-
-def weakest(certificates: Iterable[Certificate]) -> dict[str, float | None]:
-    """The weakest evidence of several certificates; None where it does not apply.
-
-    - `gap`: (H - best)/`scale` of the ascent over velocities; `weights`: of that over the last
-      map's weights
-    - `kkt`: the residual of the closed form's maximiser
-    - `uniqueness`: the distance between maximisers from different starts
-    - `exponent`: the k of value ~ R^k that is farthest from the verdict's; `gained`: the same with
-      trained gains
-    """
-    given = list(certificates)
-    grown = [
-        (c.growth.exponent, 0.0 if math.isfinite(c.hamiltonian) else 1.0)
-        for c in given
-        if c.growth is not None
-    ]
-    gained = [c.gained.exponent for c in given if c.gained is not None]
-    return {
-        "gap": max(
-            (c.velocities.gap for c in given if c.velocities is not None), key=abs, default=None
-        ),
-        "weights": max(
-            (c.weights.gap for c in given if c.weights is not None), key=abs, default=None
-        ),
-        "kkt": max((c.kkt for c in given if c.kkt is not None), default=None),
-        "uniqueness": max(
-            (c.velocities.uniqueness for c in given if c.velocities is not None), default=None
-        ),
-        "exponent": max(grown, key=lambda pair: abs(pair[0] - pair[1]))[0] if grown else None,
-        "gained": max(gained, key=lambda k: abs(k - 1), default=None),
-    }
+    if isinstance(admissible, KineticCost):
+        return undefined_at_zero(admissible.velocities)
+    return isinstance(admissible, NormImage) and admissible.norm.undefined_at_zero

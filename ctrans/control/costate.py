@@ -27,21 +27,10 @@ from ctrans.measure.walk import (
     value_and_pullback,
     walk,
 )
-from solvers import (
-    ADVICE,
-    ConfigError,
-    Map,
-    Method,
-    Segment,
-    SolveError,
-    Stats,
-    Status,
-    checked,
-    solve,
-    unknown,
-)
+from solvers import ADVICE, ConfigError, Map, Method, Segment, SolveError, Stats, Status, unknown
 from solvers.request import check_solver
 from solvers.run import finite
+from solvers.solve import solve
 
 Point = tuple[Tensor, Tensor]
 """(X, P): a hidden state and its costate."""
@@ -78,7 +67,6 @@ class Costate:
 
 @torch.no_grad()
 @leaving_as_found
-@checked
 def costate(
     model: Model,
     tokens: Tensor,
@@ -109,8 +97,8 @@ def costate(
     if form not in FORMS:
         raise unknown("form of the costate", form, FORMS)
     check_targets(model, tokens, targets)
-    given = {"method": method, "steps": steps, "rtol": rtol, "atol": atol}
-    options = {name: value for name, value in given.items() if value is not None}
+    solver_options = {"method": method, "steps": steps, "rtol": rtol, "atol": atol}
+    options = {name: value for name, value in solver_options.items() if value is not None}
     if form == "continuous":
         return _continuous(model, tokens, targets, options)
     if options:
@@ -118,11 +106,10 @@ def costate(
             f"the discrete form takes the model's own steps: leave {', '.join(options)} out, or"
             " choose form 'continuous'"
         )
-    found: Costate = walk(model, tokens, targets, [DiscreteCostate()])[0]
-    return found
+    discrete: Costate = walk(model, tokens, targets, [DiscreteCostate()])[0]
+    return discrete
 
 
-@checked
 def places(depth: Depth) -> dict[str, Any]:
     """What identifies each segment: its start in depth-time, its kind and its placement."""
     return {
@@ -132,7 +119,6 @@ def places(depth: Depth) -> dict[str, Any]:
     }
 
 
-@checked
 def continuous_or_discrete(
     model: Model,
     tokens: Tensor,
@@ -150,12 +136,11 @@ def continuous_or_discrete(
     """
     check_solver("tsit5", 1, rtol, atol, torch.float64)
     try:
-        return costate(model, tokens, targets, form="continuous", rtol=rtol, atol=atol), None
+        continuous = costate(model, tokens, targets, form="continuous", rtol=rtol, atol=atol)
     except (ConfigError, SolveError) as error:
-        return (
-            costate(model, tokens, targets),
-            f"there is no continuous costate, so ctrans uses the discrete model's: {error}",
-        )
+        reason = f"there is no continuous costate, so ctrans uses the discrete model's: {error}"
+        return costate(model, tokens, targets), reason
+    return continuous, None
 
 
 ZERO_GRADIENT = (
@@ -189,8 +174,7 @@ class DiscreteCostate(Instrument):
         try:
             drift = float(_drift(at.sublayer.velocity, [(at.y, at.p), at.met]))
         except ConfigError:
-            # a zero gain flattens the norm's image: the ODE has no velocity, and the step needs
-            # none
+            # a zero gain flattens the norm's image: the ODE has no velocity, the step needs none
             drift = math.nan
         self._drift.insert(0, drift)
 
@@ -199,14 +183,14 @@ class DiscreteCostate(Instrument):
         _check_finite(self._states, self._costates)
         steps = 2 * len(self._starts)  # forward and backward
         return Costate(
-            "discrete",
-            self._loss,
-            self._times,
-            tuple(self._states),
-            tuple(self._costates),
-            tuple(self._starts),
-            tuple(self._drift),
-            Stats(steps, steps),
+            form="discrete",
+            loss=self._loss,
+            times=self._times,
+            states=tuple(self._states),
+            costates=tuple(self._costates),
+            starts=tuple(self._starts),
+            drift=tuple(self._drift),
+            stats=Stats(steps, steps),
         )
 
 
@@ -224,7 +208,7 @@ def _continuous(model: Model, tokens: Tensor, targets: Any, options: dict[str, A
     forward = solve(segments, x0, save="steps", **options)
     options.pop("steps", None)
     states = [x0]
-    ways = []
+    forward_steps = []
     first = 0
     for sublayer, segment in zip(depth.sublayers, segments, strict=True):
         last = forward.times.index(float(segment.t1), first)
@@ -233,14 +217,10 @@ def _continuous(model: Model, tokens: Tensor, targets: Any, options: dict[str, A
             start = x
         else:
             start = segment.enter(x)
-        steps = list(
-            zip(
-                forward.times[first : last + 1],
-                [start, *forward.states[first + 1 : last + 1]],
-                strict=True,
-            )
-        )
-        ways.append((sublayer.velocity, segment.enter, x, steps))
+        step_times = forward.times[first : last + 1]
+        step_states = [start, *forward.states[first + 1 : last + 1]]
+        steps = list(zip(step_times, step_states, strict=True))
+        forward_steps.append((sublayer.velocity, segment.enter, x, steps))
         states.append(forward.states[last])
         first = last
     loss, p = value_and_pullback(lambda x: terminal_loss(model, x, targets), states[-1])
@@ -248,22 +228,24 @@ def _continuous(model: Model, tokens: Tensor, targets: Any, options: dict[str, A
     starts = list[Point]()
     drift = list[float]()
     stats = forward.stats
-    for velocity, enter, before, steps in reversed(ways):
-        path, p, taken = _solve_back(velocity, steps, options, costates[0])
-        costates.insert(0, p if enter is None else value_and_pullback(enter, before, p)[1])
+    for velocity, enter, before, steps in reversed(forward_steps):
+        path, p, backward_stats = _solve_back(velocity, steps, options, costates[0])
+        if enter is not None:
+            _, p = value_and_pullback(enter, before, p)
+        costates.insert(0, p)
         starts.insert(0, path[-1])
         drift.insert(0, float(_drift(velocity, path)))
-        stats += taken
+        stats += backward_stats
     _check_finite(states, costates)
     return Costate(
-        "continuous",
-        float(loss),
-        depth.times,
-        tuple(states),
-        tuple(costates),
-        tuple(starts),
-        tuple(drift),
-        stats,
+        form="continuous",
+        loss=float(loss),
+        times=depth.times,
+        states=tuple(states),
+        costates=tuple(costates),
+        starts=tuple(starts),
+        drift=tuple(drift),
+        stats=stats,
     )
 
 
@@ -285,36 +267,35 @@ def _solve_back(
     def from_state(x: Tensor) -> Map:
         return lambda z: torch.stack([x, z[1]])
 
-    # the adjoint is linear in P: at unit size the tolerances suit P for any size of the loss's
-    # gradient
+    # the adjoint is linear in P: at unit size the tolerances suit any size of the loss's gradient
     size = p.square().mean().sqrt()
     size = torch.where(size == 0, 1.0, size)
     segments = [
         Segment(t1, t0, field, enter=from_state(x1)) for (t0, _), (t1, x1) in pairwise(steps)
     ]
-    solution = solve(
-        segments[::-1], torch.stack([steps[-1][1], p / size]), save="steps", throw=False, **options
-    )
+    first_time, first_state = steps[0]
+    last_time, last_state = steps[-1]
+    end = torch.stack([last_state, p / size])
+    solution = solve(segments[::-1], end, save="steps", throw=False, **options)
     if solution.status is not Status.SUCCESS:
         where = (
-            f"at t = {solution.time:.6g}, on the way back from {steps[-1][0]:.6g} to"
-            f" {steps[0][0]:.6g}"
+            f"at t = {solution.time:.6g}, on the way back from {last_time:.6g} to {first_time:.6g}"
         )
         raise SolveError(
             f"the costate's equation failed {where}: {ADVICE[solution.status]}", solution
         )
     path = [(x, size * p) for x, p in solution.states]
-    path[-1] = steps[0][1], path[-1][1]
-    return path, path[-1][1], solution.stats
+    _, first_costate = path[-1]
+    path[-1] = (first_state, first_costate)
+    return path, first_costate, solution.stats
 
 
 def _drift(velocity: Map, path: Sequence[Point]) -> Tensor:
     """(max - min of <P, v>)/max |P||v| over the points; 0 where P or v vanishes at all of them."""
     velocities = [velocity(x) for x, _ in path]
     products = torch.stack([(p * v).sum() for (_, p), v in zip(path, velocities, strict=True)])
-    size = torch.stack(
-        [p.norm() * v.norm() for (_, p), v in zip(path, velocities, strict=True)]
-    ).max()
+    sizes = torch.stack([p.norm() * v.norm() for (_, p), v in zip(path, velocities, strict=True)])
+    size = sizes.max()
     return (products.max() - products.min()) / torch.where(size == 0, 1.0, size)
 
 
@@ -329,7 +310,7 @@ def _check_finite(states: Sequence[Tensor], costates: Sequence[Tensor]) -> None:
                 f"the hidden state became non-finite in segment {max(k - 1, 0)}:"
                 f" {ADVICE[Status.NON_FINITE]}"
             )
-    k = next(k for k in range(last, -1, -1) if not finite(costates[k]))
+    k = max(k for k, p in enumerate(costates) if not finite(p))
     if k == last:
         where = "at the head"
     else:

@@ -39,19 +39,23 @@ from ctrans.control.admissible import Posedness, length, ratio, verdict_of
 from ctrans.control.ascent import BoundedAscent, ascend, noise
 from ctrans.dynamics.fields import Activation, ExposesHeads, HasUnits, why_not
 from ctrans.dynamics.fields.scaled_linear import scaled_parts
-from solvers import ConfigError, checked
+from solvers import ConfigError
 
 STARTS = 16
 """Random directions of a unit, in addition to those along which X and P have most in common."""
+UNIT_STEPS = 200
+"""Steps of the ascent over a unit's direction."""
 DECADES = (0.0, 2.0, 3.0)
 """Bounds R, in decades from the size of factors with entries of 1/sqrt(width)."""
 STEPS = 40
+"""Steps of an ascent over both factors at one bound."""
 UNITS = 16
 """The number of units in an ascent. Each unit grows separately, so more units are only more starts.
 """
 TRIES = 8
 """Ascents below the threshold, until one ends above zero."""
-BELOW, ABOVE = 0.9, 1.1
+BELOW = 0.9
+ABOVE = 1.1
 """Penalties of the ascents over both factors, in dt lam*."""
 GROWS = 80.0
 """The least growth of an infinite value in the last decade of R; in theory it is hundredfold."""
@@ -75,10 +79,10 @@ class ValuePath:
 
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         heads, _, width = self.mixed.shape
-        return (len(set(self._values)), self.head, width), (heads, width, self.head)
+        return (len(set(self._groups)), self.head, width), (heads, width, self.head)
 
     def velocity(self, inner: Tensor, outer: Tensor) -> UnbatchedRows:
-        return (self.mixed @ inner[list(self._values)].mT @ outer.mT).sum(0)
+        return (self.mixed @ inner[list(self._groups)].mT @ outer.mT).sum(0)
 
     homogeneous = True
 
@@ -90,15 +94,17 @@ class ValuePath:
         many as tokens.
         """
         t = torch.linalg.qr(P.mT, mode="r").R
-        sharing = [[h for h, own in enumerate(self._values) if own == g] for g in set(self._values)]
-        found = max(
-            float(torch.linalg.matrix_norm((t @ self.mixed[heads]).flatten(0, 1), 2))
-            for heads in sharing
-        )
-        return found, found
+        norms = []
+        for group in set(self._groups):
+            heads = [head for head, of_head in enumerate(self._groups) if of_head == group]
+            stacked = (t @ self.mixed[heads]).flatten(0, 1)
+            norms.append(float(torch.linalg.matrix_norm(stacked, 2)))
+        threshold = max(norms)
+        return threshold, threshold
 
     @property
-    def _values(self) -> tuple[int, ...]:
+    def _groups(self) -> tuple[int, ...]:
+        """The index of the values of each head."""
         if self.groups is None:
             return tuple(range(len(self.mixed)))
         return self.groups
@@ -127,24 +133,19 @@ class UnitsPath:
         shared, vt = product_svd(P, self.x)
         generator = torch.Generator().manual_seed(0)
         random = noise(P, generator, STARTS, self.x.shape[-1])
-        directions = torch.cat(
-            [vt[:STARTS], -vt[:STARTS], random, self.x[length(P).topk(min(STARTS, len(P))).indices]]
-        )
+        longest = length(P).topk(min(STARTS, len(P))).indices
+        directions = torch.cat([vt[:STARTS], -vt[:STARTS], random, self.x[longest]])
 
         def project(w: Tensor) -> Tensor:
             return ratio(w, length(w).unsqueeze(-1))
 
-        found = ascend(
-            lambda w: length((self.x @ w.mT).clamp_min(0).mT @ P),
-            project(directions),
-            (-1,),
-            project,
-            steps=200,
-        )
-        above = (
-            shared[0] + torch.linalg.matrix_norm(P, 2) * torch.linalg.matrix_norm(self.x, 2)
-        ) / 2
-        return growth * float(found.best.amax()), growth * float(above)
+        def payoff(w: Tensor) -> Tensor:
+            return length((self.x @ w.mT).clamp_min(0).mT @ P)
+
+        ascents = ascend(payoff, project(directions), (-1,), project, steps=UNIT_STEPS)
+        product = torch.linalg.matrix_norm(P, 2) * torch.linalg.matrix_norm(self.x, 2)
+        bound = (shared[0] + product) / 2
+        return growth * float(ascents.best.amax()), growth * float(bound)
 
     @property
     def homogeneous(self) -> bool:
@@ -199,8 +200,12 @@ class DecayThreshold:
         """The verdict under a penalty `decay`, with attention rows, input gains and biases
         fixed.
         """
-        unproven = self.lower <= decay < self.upper
-        return verdict_of(None if unproven else decay >= self.upper, rest_fixed=True)
+        finite: bool | None
+        if self.lower <= decay < self.upper:
+            finite = None
+        else:
+            finite = decay >= self.upper
+        return verdict_of(finite=finite, rest_fixed=True)
 
     @property
     def findings(self) -> dict[str, bool]:
@@ -231,16 +236,16 @@ def path_of(field: object, x: SequenceRows) -> Path:
     if isinstance(field, ExposesHeads):
         mixed = (field.probabilities(x) @ x.unsqueeze(-3)).transpose(0, -3).flatten(1, -2)
         values = [matrices.value for matrices in field.head_matrices()]
-        places = list(dict.fromkeys(value.data_ptr() for value in values))
-        return ValuePath(
-            mixed, len(values[0]), tuple(places.index(value.data_ptr()) for value in values)
-        )
+        addresses = [value.data_ptr() for value in values]
+        distinct = list(dict.fromkeys(addresses))
+        groups = tuple(distinct.index(address) for address in addresses)
+        return ValuePath(mixed, len(values[0]), groups)
+    units = None
     if isinstance(field, HasUnits):
         units = field.units()
-    else:
-        units = None
     if units is not None and units.activation.degree == 1:
-        return UnitsPath(x.flatten(0, -2), units.activation, min(UNITS, units.number), x.shape[-1])
+        number = min(UNITS, units.number)
+        return UnitsPath(x.flatten(0, -2), units.activation, number, x.shape[-1])
     raise ConfigError(
         f"{type(field).__name__} shows neither heads nor units, so its two decaying factors are"
         f" unknown{why_not(field)}: give it `probabilities(x)` and `heads`, or `units()` where no"
@@ -250,7 +255,7 @@ def path_of(field: object, x: SequenceRows) -> Path:
 
 
 def product_svd(
-    left: Float[Tensor, "tokens rows"], right: Float[Tensor, "tokens columns"]
+    L: Float[Tensor, "tokens rows"], R: Float[Tensor, "tokens columns"]
 ) -> tuple[Float[Tensor, " rank"], Float[Tensor, "rank columns"]]:
     """Singular values of L'R in falling order, and its right singular vectors; rank = min(tokens,
     rows, columns).
@@ -258,21 +263,22 @@ def product_svd(
     With L' = Q S and R' = O T, it is Q (S T') O'. If there are fewer tokens than entries of a
     state, all intermediate matrices stay as small as L and R.
     """
-    (_, s), (o, t) = (torch.linalg.qr(each.mT) for each in (left, right))
+    _, s = torch.linalg.qr(L.mT)
+    o, t = torch.linalg.qr(R.mT)
     _, values, vt = torch.linalg.svd(s @ t.mT, full_matrices=False)
     return values, vt @ o.mT
 
 
 @torch.no_grad()
-@checked
 def decay_threshold(
     path: Path, P: UnbatchedRows, *, bias: bool = False, gains: bool = False
 ) -> DecayThreshold:
     """dt lam* of a path at P, dt times the costate of its output. lam* is linear in P."""
     lower, upper = path.threshold(P)
-    return DecayThreshold(
-        lower, upper, float(P.sum(0).norm()) if bias else 0.0, gains, path.homogeneous
-    )
+    of_bias = 0.0
+    if bias:
+        of_bias = float(P.sum(0).norm())
+    return DecayThreshold(lower, upper, of_bias, gains, path.homogeneous)
 
 
 def largest(thresholds: Sequence[DecayThreshold]) -> DecayThreshold:
@@ -281,19 +287,20 @@ def largest(thresholds: Sequence[DecayThreshold]) -> DecayThreshold:
 
     The ascents are those of the segment with the largest `lower`.
     """
-    top = max(thresholds, key=lambda each: each.lower)
+    top = max(thresholds, key=lambda threshold: threshold.lower)
     return replace(
         top,
-        upper=max(each.upper for each in thresholds),
-        bias=max(each.bias for each in thresholds),
-        gains=any(each.gains for each in thresholds),
-        homogeneous=all(each.homogeneous for each in thresholds),
+        upper=max(threshold.upper for threshold in thresholds),
+        bias=max(threshold.bias for threshold in thresholds),
+        gains=any(threshold.gains for threshold in thresholds),
+        homogeneous=all(threshold.homogeneous for threshold in thresholds),
     )
 
 
 def with_evidence(threshold: DecayThreshold, path: Path, P: UnbatchedRows) -> DecayThreshold:
     """The threshold with ascents over both factors below and above it, at the same P."""
-    below, above = (climb_factors(path, P, share * threshold.lower) for share in (BELOW, ABOVE))
+    below = climb_factors(path, P, BELOW * threshold.lower)
+    above = climb_factors(path, P, ABOVE * threshold.lower)
     for seed in range(1, TRIES):
         if below.values[-1] > 0:
             break
@@ -318,7 +325,9 @@ def climb_factors(path: Path, P: UnbatchedRows, decay: float, seed: int = 0) -> 
         first = counts[0]
         inner = flat[:first].reshape(shapes[0])
         outer = flat[first:].reshape(shapes[1])
-        return (-(P * path.velocity(inner, outer)).sum() - decay / 2 * z.square().sum()).reshape(1)
+        gain = -(P * path.velocity(inner, outer)).sum()
+        cost = decay / 2 * z.square().sum()
+        return (gain - cost).reshape(1)
 
     ascent = BoundedAscent(payoff, STEPS)
     values = []

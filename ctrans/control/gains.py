@@ -25,7 +25,6 @@ from ctrans.base.shapes import BatchMask, PerBatch, TokenRows, UnbatchedRows, Ve
 from ctrans.control.admissible import ROUNDING, GainSlope, check_costate, length, ratio, rounding_of
 from ctrans.control.ascent import noise
 from ctrans.dynamics.norm import Norm, SphereNorm
-from solvers import checked
 
 STARTS = 32
 """Random starts for LayerNorm, whose sum has local maxima, in addition to gamma_i = |p_i|, p_i
@@ -72,7 +71,6 @@ def has_offset(norm: Norm) -> bool:
 
 
 @torch.no_grad()
-@checked
 def gain_slope(norm: SphereNorm, P: UnbatchedRows) -> GainSlope:
     """Lower and upper bound on the growth of H with gains and offsets that are bounded together;
     equal for RMSNorm.
@@ -86,14 +84,20 @@ def gain_slope(norm: SphereNorm, P: UnbatchedRows) -> GainSlope:
     else:
         offset = 0.0
     # a token without length has its own bound: |w_j| <= |p_j|_inf, as |gamma| = 1
-    seen = lengths > rounding_of(P) * lengths.amax()
-    top = float(torch.linalg.eigvalsh(_form(norm, P[seen], lengths[seen]))[-1].clamp_min(0))
-    if (~seen).any():
-        unseen = float(P[~seen].abs().amax(-1).sum())
-    else:
-        unseen = 0.0
-    above = math.sqrt(norm.width) * (math.sqrt(top * float(lengths[seen].sum())) + unseen)
-    return GainSlope(gain, offset, math.hypot(gain, offset), math.hypot(max(gain, above), offset))
+    has_length = lengths > rounding_of(P) * lengths.amax()
+    form = _form(norm, P[has_length], lengths[has_length])
+    top = float(torch.linalg.eigvalsh(form)[-1].clamp_min(0))
+    with_length = math.sqrt(top * float(lengths[has_length].sum()))
+    without_length = 0.0
+    if not has_length.all():
+        without_length = float(P[~has_length].abs().amax(-1).sum())
+    bound = math.sqrt(norm.width) * (with_length + without_length)
+    return GainSlope(
+        gain=gain,
+        offset=offset,
+        lower=math.hypot(gain, offset),
+        upper=math.hypot(max(gain, bound), offset),
+    )
 
 
 @torch.no_grad()
@@ -109,18 +113,20 @@ def best_gains(norm: SphereNorm, P: TokenRows) -> BestGains:
     scale = P.abs().amax((-2, -1), keepdim=True)
     p = ratio(P, scale).unsqueeze(-3)
     generator = torch.Generator().manual_seed(0)
-    random = noise(P, generator, STARTS if norm.centred else 0, P.shape[-1])
-    gamma = unit(
-        torch.cat([p.square().sum(-2).sqrt(), random.expand(*P.shape[:-2], *random.shape)], -2)
-    )
+    if norm.centred:
+        random_starts = STARTS
+    else:
+        random_starts = 0
+    random = noise(P, generator, random_starts, P.shape[-1])
+    sizes = p.square().sum(-2).sqrt()
+    gamma = unit(torch.cat([sizes, random.expand(*P.shape[:-2], *random.shape)], -2))
     for _ in range(STEPS):
         slope = _slope(norm, p, gamma)
         gamma = torch.where(length(slope).unsqueeze(-1) > 0, unit(slope), gamma)
     values = _sum(norm, p, gamma)
     first = values.argmax(-1, keepdim=True)
-    best, flat = _newton(
-        norm, p, gamma.gather(-2, first.unsqueeze(-1).expand(*first.shape, P.shape[-1]))
-    )
+    index = first.unsqueeze(-1).expand(*first.shape, P.shape[-1])
+    best, flat = _newton(norm, p, gamma.gather(-2, index))
     near = values >= (1 - torch.finfo(P.dtype).eps ** 0.5) * _sum(norm, p, best)
     apart = torch.minimum(length(gamma - best), length(gamma + best)) > APART
     return BestGains(best.squeeze(-2), flat.squeeze(-1) | (near & apart).any(-1))
@@ -147,30 +153,24 @@ def _newton(norm: SphereNorm, p: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]
             - _form(norm, p, lengths)
             + s.mT @ ratio(s, lengths.unsqueeze(-1))
         )
-        off = eye - gamma.unsqueeze(-1) * gamma.unsqueeze(-2)
-        curvature = off @ curvature @ off + value[..., None, None] * (eye - off)
+        off_gamma = eye - gamma.unsqueeze(-1) * gamma.unsqueeze(-2)
+        curvature = off_gamma @ curvature @ off_gamma + value[..., None, None] * (eye - off_gamma)
         values, vectors = torch.linalg.eigh((curvature + curvature.mT) / 2)
         flat = values[..., 0] <= eps**FLAT * value
         if (length(tangent) <= ROUNDING * eps * value).all():
             break
         softest = (ROUNDING * eps * value).unsqueeze(-1)
-        climb = (
-            vectors
-            @ ratio(vectors.mT @ tangent.unsqueeze(-1), values.abs().maximum(softest).unsqueeze(-1))
-        ).squeeze(-1)
+        stiffness = values.abs().maximum(softest).unsqueeze(-1)
+        climb = (vectors @ ratio(vectors.mT @ tangent.unsqueeze(-1), stiffness)).squeeze(-1)
         climb = climb / length(climb).unsqueeze(-1).clamp_min(1)
         plain = torch.where(length(slope).unsqueeze(-1) > 0, unit(slope), gamma)
-        tried = torch.stack([*(unit(gamma + share * climb) for share in SHARES), plain], -2)
-        heights = _sum(norm, p.unsqueeze(-4), tried)
+        candidates = torch.stack([*(unit(gamma + share * climb) for share in SHARES), plain], -2)
+        heights = _sum(norm, p.unsqueeze(-4), candidates)
         # of values that are equal to rounding, the longest step has converged furthest
-        first = (
-            (heights >= (1 - ROUNDING * eps) * heights.amax(-1, keepdim=True))
-            .to(torch.int8)
-            .argmax(-1)
-        )
-        gamma = tried.gather(
-            -2, first[..., None, None].expand(*first.shape, 1, p.shape[-1])
-        ).squeeze(-2)
+        highest = heights >= (1 - ROUNDING * eps) * heights.amax(-1, keepdim=True)
+        first = highest.to(torch.int8).argmax(-1)
+        index = first[..., None, None].expand(*first.shape, 1, p.shape[-1])
+        gamma = candidates.gather(-2, index).squeeze(-2)
     return gamma, flat
 
 
@@ -194,7 +194,6 @@ def _form(norm: SphereNorm, p: Tensor, lengths: Tensor) -> Tensor:
     return form
 
 
-@checked
 def boxed_value(norm: SphereNorm, P: TokenRows, gain: float, offset: float = 0.0) -> PerBatch:
     """sqrt(d) g sum_j |p_j| + b |sum_j p_j|_1: an upper bound of H over all |gamma_i| <= g and
     |beta_i| <= b.
@@ -203,9 +202,9 @@ def boxed_value(norm: SphereNorm, P: TokenRows, gain: float, offset: float = 0.0
     centres.
     """
     check_costate(P, width=norm.width)
-    return math.sqrt(norm.width) * gain * length(P).sum(-1) + float(offset) * P.sum(-2).abs().sum(
-        -1
-    )
+    by_gain = math.sqrt(norm.width) * gain * length(P).sum(-1)
+    by_offset = float(offset) * P.sum(-2).abs().sum(-1)
+    return by_gain + by_offset
 
 
 def unit(x: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
 """The last linear map f = h W' at fixed features h: its weights in a Frobenius ball, or with a
-decay of their own.
+decay of their own, and what a low rank of h loses.
 """
 
 from __future__ import annotations
 
 import abc
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,6 +20,7 @@ from ctrans.control.admissible import (
     VelocitySet,
     check_costate,
     check_positive,
+    length,
     no_ties,
     ratio,
     rounding_of,
@@ -29,6 +31,7 @@ from ctrans.control.regularization import Regularization
 from ctrans.control.trust_region import in_ball
 from ctrans.dynamics.fields import HasOutputProjection
 from ctrans.dynamics.fields.scaled_linear import scaled_parts
+from ctrans.dynamics.norm import SphereNorm
 from ctrans.dynamics.sublayer import Sublayer
 from solvers import ConfigError, checked
 
@@ -63,10 +66,11 @@ class Features:
         Entries that are 0 to rounding are 0 in both.
         """
         u, s, vt = torch.linalg.svd(self.h, full_matrices=False)
-        kept = s > max(self.h.shape[-2:]) * torch.finfo(s.dtype).eps * s[..., :1]
-        inverse = torch.where(kept, 1 / torch.where(kept, s, 1.0), 0.0).unsqueeze(-1)
-        s = torch.where(kept, s, 0.0).unsqueeze(-1)
-        rank = max(1, int(kept.sum(-1).amax()))
+        largest = s[..., :1]
+        nonzero = s > max(self.h.shape[-2:]) * torch.finfo(s.dtype).eps * largest
+        inverse = torch.where(nonzero, 1 / torch.where(nonzero, s, 1.0), 0.0).unsqueeze(-1)
+        s = torch.where(nonzero, s, 0.0).unsqueeze(-1)
+        rank = max(1, int(nonzero.sum(-1).amax()))
         return u[..., :rank], s[..., :rank, :], inverse[..., :rank, :], vt[..., :rank, :]
 
     @property
@@ -95,7 +99,8 @@ class Features:
 
     def off_range(self, f: TokenRows) -> PerBatch:
         """|f - U S z|/|f|: the share of f that no weights produce."""
-        return ratio(frobenius(f - self.velocity(self.coordinates(f))), frobenius(f))[..., 0, 0]
+        remainder = f - self.velocity(self.coordinates(f))
+        return ratio(frobenius(remainder), frobenius(f))[..., 0, 0]
 
     def chart(self, P: UnbatchedRows) -> Chart:
         """Velocities in the coordinates z of their weights."""
@@ -123,7 +128,7 @@ class LastMap(AdmissibleSet):
 
     @property
     def verdict(self) -> Posedness:
-        return verdict_of(True, rest_fixed=True)
+        return verdict_of(finite=True, rest_fixed=True)
 
     @property
     def attained(self) -> bool:
@@ -164,7 +169,8 @@ class FrobeniusBall(LastMap, VelocitySet):
     def weights(self, P: TokenRows) -> LastWeights:
         slope = P.mT @ self.features
         tie = self.ties(P)[..., :1].unsqueeze(-1)
-        return torch.where(tie, 0.0, -self.radius * slope / torch.where(tie, 1.0, frobenius(slope)))
+        size = torch.where(tie, 1.0, frobenius(slope))
+        return torch.where(tie, 0.0, -self.radius * slope / size)
 
     def ties(self, P: TokenRows) -> TokenMask:
         self.check(P)
@@ -173,7 +179,8 @@ class FrobeniusBall(LastMap, VelocitySet):
         return tie[..., 0].expand(P.shape[:-1])
 
     def residual(self, f: TokenRows) -> PerBatch:
-        excess = (frobenius(self.map.coordinates(f))[..., 0, 0] / self.radius - 1).clamp_min(0)
+        size = frobenius(self.map.coordinates(f))[..., 0, 0]
+        excess = (size / self.radius - 1).clamp_min(0)
         return torch.maximum(excess, self.map.off_range(f))
 
     def nearest(self, y: TokenRows) -> TokenRows:
@@ -191,7 +198,8 @@ class FrobeniusBall(LastMap, VelocitySet):
         size = frobenius(z)
         eta = ratio(-(slope * z).sum((-2, -1), keepdim=True), size.square()).clamp_min(0)
         error = torch.maximum(frobenius(slope + eta * z), eta * (self.radius - size).abs())
-        return torch.maximum(ratio(error, frobenius(self.map.pull(P)))[..., 0, 0], self.residual(f))
+        relative_error = ratio(error, frobenius(self.map.pull(P)))[..., 0, 0]
+        return torch.maximum(relative_error, self.residual(f))
 
     def chart(self, P: UnbatchedRows) -> Chart:
         self.check(P)
@@ -239,7 +247,8 @@ class LastMapDecay(LastMap):
         """Stationarity in W: P'h + lam W = 0, relative to |h'P|."""
         pull = self.map.pull(P)
         error = frobenius(pull + self.last_map_decay * self.map.coordinates(f))
-        return torch.maximum(ratio(error, frobenius(pull))[..., 0, 0], self.residual(f))
+        relative_error = ratio(error, frobenius(pull))[..., 0, 0]
+        return torch.maximum(relative_error, self.residual(f))
 
     def chart(self, P: UnbatchedRows) -> Chart:
         self.check(P)
@@ -291,13 +300,66 @@ def check_last_decay(sublayer: Sublayer, regularization: Regularization) -> None
 
     A cost of |W|_F^2 is no cost of |s * W|_F^2, and the set's weights are the scaled ones.
     """
-    if (
-        regularization.last_map_decay is not None
-        and sublayer.output_norm is None
-        and scaled_parts(sublayer.field)
-    ):
+    if regularization.last_map_decay is None or sublayer.output_norm is not None:
+        return
+    if scaled_parts(sublayer.field):
         raise ConfigError(
             f"the {sublayer.kind} sublayer's last linear map is followed by a scale by channel, so"
             " a decay of that map's weights is none of the scaled ones: leave --last-map-decay"
             " out, or fold the scale into the weights"
         )
+
+
+SUBSETS = 8
+"""Number of thresholds on |w_j|. More tokens lack more features, but the smallest |w_j| decides."""
+
+
+@torch.no_grad()
+def gap_of_rank(norm: SphereNorm, P: UnbatchedRows, features: Features) -> float:
+    """A lower bound of H(P) less the value of any weights W of the last linear map in norm(h W'); 0
+    if none is proven. It is positive only if the features have fewer dimensions than there are
+    tokens.
+
+    Let w_j = C(gamma * p_j), u*_j = -w_j/|w_j| the best direction of token j, u_j the direction
+    that weights give it, e_j = u_j - u*_j. The value lost is sqrt(d) sum_j |w_j|(1 - <u_j, u*_j>)
+    >= sqrt(d)/2 sum_j |w_j||e_j|^2 (eps shortens u_j, and >= still holds). The raw output has rows
+    t_j u_j with some t_j >= 0 and columns in the range of h, so with M the projection off that
+    range M diag(t) (U* + E) = 0. With G = M * (U* U*') entry by entry, t'G t = |M diag(t) U*|^2 <=
+    max_j(t_j^2/|w_j|) sum_j |w_j||e_j|^2, hence
+
+        sum_j |w_j||e_j|^2 >= min over j of min over t with t_j^2 = |w_j| of t'G t
+                            = min_j |w_j|/(G^-1)_jj.
+
+    Other tokens can only increase the loss. So the bound also holds for any subset of the tokens
+    with its own rows of h, and the best one counts.
+    """
+    w = norm.centre(norm.gamma * P)
+    lengths = length(w)
+    has_length = lengths > rounding_of(P) * length(norm.gamma * P)
+    order = lengths.argsort(descending=True)
+    order = order[has_length[order]]
+    u, s, _, _ = features.svd
+    basis = (u * (s > 0).mT)[order]
+    first = features.rank + 1
+    last = len(order)
+    if first > last:
+        return 0.0
+    counts = sorted({round(first + (last - first) * k / SUBSETS) for k in range(1, SUBSETS + 1)})
+    losses = [_least_loss(w[order[:n]], lengths[order[:n]], basis[:n]) for n in counts]
+    return math.sqrt(norm.width) / 2 * max(losses)
+
+
+def _least_loss(w: Tensor, lengths: Tensor, basis: Tensor) -> float:
+    """min_j |w_j|/(G^-1)_jj of these tokens; 0 if G is singular to rounding."""
+    n = len(w)
+    eye = torch.eye(n, dtype=w.dtype, device=w.device)
+    if basis.shape[-1] <= n:
+        inside = torch.linalg.qr(basis).Q
+    else:
+        inside = eye
+    off_range = eye - inside @ inside.mT
+    best = w / lengths.unsqueeze(-1)
+    values, vectors = torch.linalg.eigh(off_range * (best @ best.mT))
+    if float(values[0]) <= n * rounding_of(w):
+        return 0.0
+    return float((lengths / (vectors.square() / values).sum(-1)).amin())

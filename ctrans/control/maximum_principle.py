@@ -18,7 +18,7 @@ from ctrans.control.costate import Costate, places
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.sublayer import Sublayer
-from solvers import ConfigError, checked, unknown
+from solvers import ConfigError, unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,6 @@ NOTHING = PointwiseReading()
 
 @torch.no_grad()
 @leaving_as_found
-@checked
 def maximum_principle(
     depth: Depth, costate: Costate, *, measure: str | None = None
 ) -> MaximumPrinciple:
@@ -96,9 +95,7 @@ def maximum_principle(
     sublayers = list(depth.sublayers)
     skipped = dict[str, str]()
     readings = list[PointwiseReading]()
-    measures = [
-        measure or ("gap" if sublayer.placement.output_norm else "cosine") for sublayer in sublayers
-    ]
+    measures = [measure or _measure_of(sublayer) for sublayer in sublayers]
     for k, (name, sublayer, (x, p)) in enumerate(
         zip(measures, sublayers, costate.starts, strict=True)
     ):
@@ -113,7 +110,7 @@ def maximum_principle(
             pointwise._replace(velocity_norm=float(v.norm()), product=float((p * v).sum()))
         )
     columns = {
-        name: [getattr(each, name) for each in readings] for name in PointwiseReading._fields
+        name: [getattr(reading, name) for reading in readings] for name in PointwiseReading._fields
     }
     return MaximumPrinciple(
         form=costate.form,
@@ -127,6 +124,13 @@ def maximum_principle(
     )
 
 
+def _measure_of(sublayer: Sublayer) -> str:
+    """The gap if H is finite, else the cosine."""
+    if sublayer.placement.output_norm:
+        return "gap"
+    return "cosine"
+
+
 def _against_maximizer(sublayer: Sublayer, p: TokenRows, v: TokenRows) -> PointwiseReading:
     placement = sublayer.placement
     norm = sublayer.output_norm
@@ -137,29 +141,34 @@ def _against_maximizer(sublayer: Sublayer, p: TokenRows, v: TokenRows) -> Pointw
             " of placement peri or output"
         )
     allowed = admissible_set(norm, placement)
-    scaled = sublayer.pulled(p)  # v = gain * W N_out f, so H(P) is the norm's at the pulled costate
+    # v = gain * W N_out f, so H(P) is the norm's at the pulled costate
+    scaled = sublayer.pulled(p)
     hamiltonian = allowed.support(scaled).sum()
     centre = (scaled @ norm.beta).sum()
     product = (p * v).sum()
-    tie = bool(allowed.ties(scaled).all())
-    if tie:
-        alignment = None
-    else:
+    alignment: float | None = None
+    if not allowed.ties(scaled).all():
         alignment = float((centre - product) / (centre + hamiltonian))
-    return PointwiseReading(float(hamiltonian), float(hamiltonian + product), alignment)
+    return PointwiseReading(
+        hamiltonian=float(hamiltonian), gap=float(hamiltonian + product), alignment=alignment
+    )
 
 
 def _against_costate(sublayer: Sublayer, p: TokenRows, v: TokenRows) -> PointwiseReading:
-    size = p.norm() * v.norm()
     bounded = sublayer.placement.output_norm or sublayer.image is not None
     # a finite H is not part of this measure; H(0) = 0
+    hamiltonian: float | None
     if bounded:
-        h = None
+        hamiltonian = None
     elif p.any():
-        h = math.inf
+        hamiltonian = math.inf
     else:
-        h = 0.0
-    return PointwiseReading(h, h, float(-(p * v).sum() / size) if size else None)
+        hamiltonian = 0.0
+    size = p.norm() * v.norm()
+    alignment: float | None = None
+    if size != 0:
+        alignment = float(-(p * v).sum() / size)
+    return PointwiseReading(hamiltonian, gap=hamiltonian, alignment=alignment)
 
 
 MEASURES: dict[str, Callable[[Sublayer, Tensor, Tensor], PointwiseReading]] = {

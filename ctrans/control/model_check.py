@@ -4,6 +4,7 @@ of a text.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from ctrans.base.as_found import leaving_as_found
 from ctrans.control.admissible import VERDICTS, Posedness
-from ctrans.control.certificate import weakest
+from ctrans.control.certificate import Certificate
 from ctrans.control.costate import Costate, continuous_or_discrete, costate
 from ctrans.control.decay_threshold import DecayThreshold, largest, path_of, with_evidence
 from ctrans.control.regularization import Regularization
@@ -28,6 +29,7 @@ from ctrans.control.tangent import LinearSpace
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.norm import RMSNorm
 from ctrans.dynamics.placement import Placement
+from ctrans.dynamics.sublayer import Sublayer
 from ctrans.measure.walk import Model, SegmentCallback
 from solvers import ConfigError, SolveError
 
@@ -83,11 +85,14 @@ class ModelCheck:
         """The penalty that suffices on all segments: the largest one found and the largest one
         proven; None if a segment has none.
         """
-        found = [segment.training_threshold for segment in self.segments]
-        known = [threshold for threshold in found if threshold is not None]
-        if len(known) == len(found):
-            return largest(known)
-        return None
+        thresholds = [
+            segment.training_threshold
+            for segment in self.segments
+            if segment.training_threshold is not None
+        ]
+        if len(thresholds) < len(self.segments):
+            return None
+        return largest(thresholds)
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -97,7 +102,12 @@ class ModelCheck:
         threshold = self.training_threshold
         if threshold is None or not any(segment.decayed for segment in self.segments):
             return ()
-        return ("biases",) * (threshold.bias > 0) + ("gains",) * threshold.gains
+        held: tuple[str, ...] = ()
+        if threshold.bias > 0:
+            held += ("biases",)
+        if threshold.gains:
+            held += ("gains",)
+        return held
 
     @property
     def failures(self) -> list[str]:
@@ -123,6 +133,35 @@ class ModelCheck:
         if steps:
             return weakest(steps)
         return None
+
+
+def weakest(certificates: Iterable[Certificate]) -> dict[str, float | None]:
+    """The weakest evidence of several certificates; None where it does not apply.
+
+    - `gap`: (H - best)/`scale` of the ascent over velocities; `weights`: of that over the last
+      map's weights
+    - `kkt`: the residual of the closed form's maximiser
+    - `uniqueness`: the distance between maximisers from different starts
+    - `exponent`: the k of value ~ R^k that is farthest from the verdict's; `gained`: the same with
+      trained gains
+    """
+    certificates = list(certificates)
+    velocities = [c.velocities for c in certificates if c.velocities is not None]
+    weights = [c.weights for c in certificates if c.weights is not None]
+    residuals = [c.kkt for c in certificates if c.kkt is not None]
+    exponents = [
+        (c.growth.exponent, c.expected_exponent) for c in certificates if c.growth is not None
+    ]
+    gained = [c.gained.exponent for c in certificates if c.gained is not None]
+    farthest, _ = max(exponents, key=lambda pair: abs(pair[0] - pair[1]), default=(None, None))
+    return {
+        "gap": max((ascent.gap for ascent in velocities), key=abs, default=None),
+        "weights": max((ascent.gap for ascent in weights), key=abs, default=None),
+        "kkt": max(residuals, default=None),
+        "uniqueness": max((ascent.uniqueness for ascent in velocities), default=None),
+        "exponent": farthest,
+        "gained": max(gained, key=lambda k: abs(k - 1), default=None),
+    }
 
 
 def why_not_applicable(placement: Placement, regularization: Regularization) -> str | None:
@@ -169,44 +208,33 @@ def check_model(
     """
     if regularization is None:
         regularization = Regularization()
-    else:
-        regularization = regularization
-    found, instead = continuous_or_discrete(model, tokens, targets)
+    costates, instead = continuous_or_discrete(model, tokens, targets)
     sublayers = list(model.depth.sublayers)
-    continuous = found.form == "continuous"
-    around = any(sublayer.state_norm is not None for sublayer in sublayers)
-    if not around:
-        discrete = None
-    elif continuous:
-        discrete = costate(model, tokens, targets)
+    continuous = costates.form == "continuous"
+    has_state_norm = any(sublayer.state_norm is not None for sublayer in sublayers)
+    if has_state_norm and continuous:
+        of_steps = costate(model, tokens, targets)
     else:
-        discrete = found
+        of_steps = costates
     segments = []
     failed = dict[str, ConfigError | SolveError]()
     for k, (sublayer, start, dt) in enumerate(
-        zip(sublayers, found.starts, model.depth.lengths, strict=True)
+        zip(sublayers, costates.starts, model.depth.lengths, strict=True)
     ):
         try:
-            ends = (found.states[k], found.costates[k + 1])
-            time = found.times[k]
             segment = check_segment(
                 sublayer,
-                ends,
+                (costates.states[k], costates.costates[k + 1]),
                 start,
                 segment=k,
-                time=time,
+                time=costates.times[k],
                 dt=dt,
                 regularization=regularization,
                 continuous=continuous,
             )
-            if (
-                discrete is not None
-                and (norm := sublayer.state_norm) is not None
-                and norm.has_tangent
-                and sublayer.image is None
-            ):
+            if _has_own_step(sublayer):
                 step = check_step(
-                    sublayer, discrete.states[k], discrete.costates[k + 1], dt, regularization
+                    sublayer, of_steps.states[k], of_steps.costates[k + 1], dt, regularization
                 )
                 segment = replace(segment, step=step)
             segments.append(segment)
@@ -215,17 +243,28 @@ def check_model(
         if progress is not None:
             progress(k)
     if not segments:
-        raise next(iter(failed.values()))
-    skipped = {name: str(error) for name, error in failed.items()}
-    names = ", ".join(sorted({sublayer.placement.name for sublayer in sublayers}))
+        first_error, *_ = failed.values()
+        raise first_error
     check = ModelCheck(
-        names, found.loss, tokens.numel(), tuple(segments), found.form, instead, skipped
+        placement=", ".join(sorted({sublayer.placement.name for sublayer in sublayers})),
+        loss=costates.loss,
+        tokens=tokens.numel(),
+        segments=tuple(segments),
+        form=costates.form,
+        instead=instead,
+        skipped={name: str(error) for name, error in failed.items()},
     )
-    return _with_factor_ascents(check, model.depth, found)
+    return _with_factor_ascents(check, model.depth, costates)
+
+
+def _has_own_step(sublayer: Sublayer) -> bool:
+    """Whether the discrete step has a set of its own, next to that of the ODE."""
+    norm = sublayer.state_norm
+    return norm is not None and norm.has_tangent and sublayer.image is None
 
 
 @torch.no_grad()
-def _with_factor_ascents(check: ModelCheck, depth: Depth, found: Costate) -> ModelCheck:
+def _with_factor_ascents(check: ModelCheck, depth: Depth, costates: Costate) -> ModelCheck:
     """The check with ascents over both factors on the segment with the largest threshold."""
 
     def size(segment: SegmentCheck) -> float:
@@ -238,7 +277,8 @@ def _with_factor_ascents(check: ModelCheck, depth: Depth, found: Costate) -> Mod
         return check
     sublayer = list(depth.sublayers)[top.segment]
     dt = depth.lengths[top.segment]
-    x, p = at_field(sublayer, found.starts[top.segment], found.form == "continuous")
+    start = costates.starts[top.segment]
+    x, p = at_field(sublayer, start, continuous=costates.form == "continuous")
     space = admissible_at(
         sublayer.state_norm,
         sublayer.placement,
@@ -248,13 +288,10 @@ def _with_factor_ascents(check: ModelCheck, depth: Depth, found: Costate) -> Mod
         active_channels(sublayer),
     )
     assert isinstance(space, LinearSpace), "a threshold is that of a linear space"
-    P = (
-        dt
-        * sublayer.gain
-        * raw_costate(sublayer, space, costate_of_map(sublayer, p.flatten(0, -2)))
-    )
-    climbed = with_evidence(top.training_threshold, path_of(sublayer.field, sublayer.given(x)), P)
-    segments = (
-        replace(top, training_threshold=climbed) if each is top else each for each in check.segments
-    )
+    pulled = raw_costate(sublayer, space, costate_of_map(sublayer, p.flatten(0, -2)))
+    P = dt * sublayer.gain * pulled
+    path = path_of(sublayer.field, sublayer.given(x))
+    climbed = with_evidence(top.training_threshold, path, P)
+    segments = list(check.segments)
+    segments[segments.index(top)] = replace(top, training_threshold=climbed)
     return replace(check, segments=tuple(segments))

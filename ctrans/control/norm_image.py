@@ -1,5 +1,6 @@
-"""The image of a norm: the set of velocities behind an output norm. It is bounded, so H is
-finite.
+"""Images of norms: the set of velocities behind an output norm. It is bounded, so H is finite.
+
+Boxes and balls are here, ellipsoids in `ctrans.control.ellipsoids`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,26 @@ import torch
 from torch import Tensor
 
 from ctrans.base.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
-from ctrans.control.admissible import Posedness, VelocitySet, check_costate, ratio, verdict_of
+from ctrans.control.admissible import (
+    GainSlope,
+    Posedness,
+    VelocitySet,
+    check_costate,
+    length,
+    no_ties,
+    ratio,
+    rounding_of,
+    verdict_of,
+)
 from ctrans.control.ascent import Chart, Gains, Map, identity
-from ctrans.control.gains import BestGains, GainMask, GainPoints, PerGain, has_offset
-from ctrans.dynamics.norm import Norm
+from ctrans.control.gains import BestGains, GainMask, GainPoints, PerGain, has_offset, unit
+from ctrans.dynamics.norm import ClipEntries, ClipLength, Norm, SquashNorm
 from solvers import ConfigError
+
+NEARLY = 1 - 5e-6
+"""The |u_i| that stands for 1 where only infinite inputs attain 1: typical inputs lose the same
+share to a norm's eps.
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,7 +50,7 @@ class NormImage(VelocitySet):
 
     @property
     def verdict(self) -> Posedness:
-        return verdict_of(True, bounded_gains=self.trained)
+        return verdict_of(finite=True, bounded_gains=self.trained)
 
     @property
     def attained(self) -> bool:
@@ -63,16 +79,18 @@ class NormImage(VelocitySet):
 
     def magnification(self, f: UnbatchedRows) -> float:
         """The largest (|f_i| + |beta_i|)/|gamma_i|: u = (f - beta)/gamma has entries of about 1."""
-        seen = self.norm.gamma != 0
-        if seen.any():
-            return float(
-                ((f.abs() + self.norm.beta.abs()) / self.norm.gamma.abs())[..., seen].max()
-            )
-        return 1.0
+        nonzero = self.norm.gamma != 0
+        if not nonzero.any():
+            return 1.0
+        shares = (f.abs() + self.norm.beta.abs()) / self.norm.gamma.abs()
+        return float(shares[..., nonzero].max())
 
     def chart(self, P: UnbatchedRows) -> Chart:
         """Raw outputs x, through the module itself."""
         self.check(P)
+        gains: Gains | None = None
+        if self.trained:
+            gains = self._gains
         return Chart(
             P,
             P.shape,
@@ -81,7 +99,7 @@ class NormImage(VelocitySet):
             project=self.inside,
             spread=self.spread,
             raw=self.input,
-            gains=self._gains if self.trained else None,
+            gains=gains,
             parts=self.parts,
         )
 
@@ -163,22 +181,133 @@ class NormImage(VelocitySet):
 
     @property
     def _gains(self) -> Gains:
-        norm, each = self.norm, self.norm.gains == "each"
-        if each:
+        norm = self.norm
+        if norm.gains == "each":
             gamma = norm.gamma
-        else:
-            gamma = torch.linalg.vector_norm(norm.gamma).reshape(1)
-        if each:
+            beta = norm.beta
+            has_trained_offset = has_offset(norm)
             scale = 1.0
         else:
+            gamma = torch.linalg.vector_norm(norm.gamma).reshape(1)
+            beta = torch.zeros_like(gamma)
+            has_trained_offset = False
             scale = math.sqrt(norm.width)
 
         def velocity(x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
             return gamma / scale * norm.standardize(x) + beta
 
-        return Gains(
-            gamma,
-            norm.beta if each else torch.zeros_like(gamma),
-            each and has_offset(norm),
-            velocity,
-        )
+        return Gains(gamma, beta, has_trained_offset, velocity)
+
+
+class Box(NormImage):
+    """{beta + gamma * u : abs(u_i) <= 1} for each token, or its inside: H(P) = sum_ji abs(gamma_i
+    p_ji) - <p_j, beta>.
+
+    Each entry is a separate problem, so the maximiser is a corner, beta - gamma * sign(gamma *
+    p_j). Entries with gamma_i p_ji = 0 tie. The set is convex, so the point nearest to y is unique:
+    y with its entries clamped.
+    """
+
+    norm: SquashNorm | ClipEntries
+
+    @property
+    def words(self) -> str:
+        if self.attained:
+            sign = "<="
+        else:
+            sign = "<"
+        return f"f_j = beta + gamma * u_j, abs(u_ji) {sign} 1"
+
+    @property
+    def parts(self) -> int:
+        return self.norm.width
+
+    @property
+    def inside(self) -> Map:
+        if isinstance(self.norm, ClipEntries):
+            return self.norm
+        return identity
+
+    @property
+    def spread(self) -> float:
+        """The size of inputs with u = 1/2, where the norm bends."""
+        half = torch.full_like(self.norm.gamma, 0.5)
+        return float((self.norm.preimage(half) - self.norm.preimage(0 * half)).abs().amax())
+
+    def input(self, f: UnbatchedRows) -> UnbatchedRows:
+        gamma = self.norm.gamma
+        u = torch.where(gamma == 0, 0.0, ratio(f - self.norm.beta, gamma))
+        if not self.attained:
+            u = NEARLY * u
+        return self.norm.preimage(u)
+
+    def nearest(self, y: TokenRows) -> TokenRows:
+        beta = self.norm.beta
+        reach = self.norm.gamma.abs()
+        return torch.minimum(torch.maximum(y, beta - reach), beta + reach)
+
+    def slope_in_gains(self, P: UnbatchedRows) -> GainSlope | None:
+        """H + <p, beta> = <abs(gamma), a>, a_i = sum_j abs(p_ji): linear in abs(gamma), so both
+        bounds are |a|.
+        """
+        if not self.trained:
+            return None
+        self.check(P)
+        gain = float(P.abs().sum(0).norm())
+        offset = 0.0
+        if has_offset(self.norm):
+            offset = float(P.sum(0).norm())
+        slope = math.hypot(gain, offset)
+        return GainSlope(gain, offset, lower=slope, upper=slope)
+
+    def best_gains(self, P: TokenRows) -> BestGains:
+        """kappa = |a| at gamma = a/|a|, a_i = sum_j abs(p_ji)."""
+        gamma = unit(P.abs().sum(-2))
+        return BestGains(gamma, no_ties(gamma))
+
+    def points(self, P: TokenRows, gamma: PerGain) -> GainPoints:
+        return -torch.sign(gamma * P)
+
+    def points_tie(self, P: TokenRows, gamma: PerGain) -> GainMask:
+        size = (gamma * P).abs()
+        zero = size <= rounding_of(P) * size.amax((-2, -1), keepdim=True)
+        return (zero & (gamma != 0)).any(-1)
+
+    @property
+    def point_chart(self) -> tuple[Map, Map, float]:
+        """u itself in the closed box, because only infinite inputs have its corners."""
+        return identity, lambda u: u.clamp(-1, 1), 0.5
+
+
+class Ball(NormImage):
+    """{f : |f_j| <= c sqrt(d)}: H(P) = c sqrt(d) sum_j |p_j|, attained at -c sqrt(d) p_j/|p_j|; if
+    p_j = 0 all points tie.
+    """
+
+    norm: ClipLength
+
+    @property
+    def radius(self) -> float:
+        """c sqrt(d)."""
+        return self.norm.radius * math.sqrt(self.norm.width)
+
+    @property
+    def words(self) -> str:
+        return f"|f_j| <= {self.radius:g}"
+
+    @property
+    def inside(self) -> Map:
+        """The norm itself: outside the ball it has no slope along the input, so an ascent would not
+        leave a costly velocity.
+        """
+        return self.norm
+
+    @property
+    def spread(self) -> float:
+        return self.norm.radius
+
+    def input(self, f: UnbatchedRows) -> UnbatchedRows:
+        return f
+
+    def nearest(self, y: TokenRows) -> TokenRows:
+        return y / (length(y).unsqueeze(-1) / self.radius).clamp_min(1)

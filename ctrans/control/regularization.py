@@ -23,7 +23,7 @@ from ctrans.control.admissible import (
     ratio,
     verdict_of,
 )
-from ctrans.control.ascent import Chart
+from ctrans.control.ascent import Chart, Map
 from ctrans.control.gains import has_offset, unit
 from ctrans.control.norm_image import NormImage
 from ctrans.control.sets_by_norm import image_of
@@ -84,7 +84,7 @@ class KineticCost(AdmissibleSet):
 
     @property
     def verdict(self) -> Posedness:
-        return verdict_of(True)
+        return verdict_of(finite=True)
 
     def check(self, P: Tensor) -> None:
         self.velocities.check(P)
@@ -117,11 +117,8 @@ class KineticCost(AdmissibleSet):
     def scale(self, P: UnbatchedRows) -> float:
         """|H - b| + |b| + lam/2 |f*|^2, b the base without cost."""
         base = self.velocities.base(P)
-        return (
-            abs(float(self.support(P)) - base)
-            + abs(base)
-            + self.kinetic / 2 * float(self.maximizer(P).square().sum())
-        )
+        cost = self.kinetic / 2 * float(self.maximizer(P).square().sum())
+        return abs(float(self.support(P)) - base) + abs(base) + cost
 
     def chart(self, P: UnbatchedRows) -> Chart:
         chart = self.velocities.chart(P)
@@ -173,7 +170,7 @@ class GainDecay(Supremum):
 
     @property
     def verdict(self) -> Posedness:
-        return verdict_of(True)
+        return verdict_of(finite=True)
 
     @property
     def attained(self) -> bool:
@@ -214,11 +211,12 @@ class GainDecay(Supremum):
         """
         gamma, beta = self.gains(P)
         u = self.image.points(P, gamma)
-        off = ratio((f - beta - gamma * u).flatten(-2).norm(dim=-1), f.flatten(-2).norm(dim=-1))
-        error = (
-            self.gain_decay * gamma + self.image.allowed_gains((P * u).sum(-2, keepdim=True))
-        ).norm(dim=(-2, -1))
-        return torch.maximum(off, ratio(error, self.gain_decay * gamma.norm(dim=(-2, -1))))
+        remainder = f - beta - gamma * u
+        distance = ratio(remainder.flatten(-2).norm(dim=-1), f.flatten(-2).norm(dim=-1))
+        slope = self.image.allowed_gains((P * u).sum(-2, keepdim=True))
+        error = (self.gain_decay * gamma + slope).norm(dim=(-2, -1))
+        stationarity = ratio(error, self.gain_decay * gamma.norm(dim=(-2, -1)))
+        return torch.maximum(distance, stationarity)
 
     def chart(self, P: UnbatchedRows) -> Chart:
         """Raw outputs. The gains are eliminated: for given u the best are -sum_j p_j * u_j/lam. A
@@ -234,31 +232,36 @@ class GainDecay(Supremum):
         else:
             beta = torch.zeros_like(P[0])
 
-        def made(x: Tensor) -> tuple[Tensor, Tensor]:
+        def best_gamma(u: Tensor) -> Tensor:
+            return -image.allowed_gains((P * u).sum(-2, keepdim=True)) / self.gain_decay
+
+        def velocity(x: Tensor) -> Tensor:
             u = standardize(x)
-            gamma = -image.allowed_gains((P * u).sum(-2, keepdim=True)) / self.gain_decay
-            return gamma, beta + gamma * u
+            return beta + best_gamma(u) * u
 
         def cost(x: Tensor, f: Tensor) -> Tensor:
-            return self.gain_decay / 2 * (made(x)[0].square().sum((-2, -1)) + beta.square().sum())
+            gamma = best_gamma(standardize(x))
+            return self.gain_decay / 2 * (gamma.square().sum((-2, -1)) + beta.square().sum())
 
-        def guess(gamma: Tensor) -> Tensor:
+        def best_points(gamma: Tensor) -> Tensor:
             u = image.points(P, gamma)
             # for a token without costate any direction serves, but a norm without eps has none at 0
-            u = torch.where(
-                length(u).unsqueeze(-1) > 0, u, image.points(-torch.ones_like(P), gamma)
-            )
+            any_direction = image.points(-torch.ones_like(P), gamma)
+            u = torch.where(length(u).unsqueeze(-1) > 0, u, any_direction)
             return math.sqrt(self.norm.width) * spread * unit(u)
 
+        guess: Map | None = None
+        if image.gains_have_local_maxima:
+            guess = best_points
         return Chart(
             P,
             P.shape,
-            lambda x: made(x)[1],
+            velocity,
             axes=(-2, -1),
             cost=cost,
             project=project,
             spread=spread,
-            guess=guess if image.gains_have_local_maxima else None,
+            guess=guess,
             joint=True,
         )
 

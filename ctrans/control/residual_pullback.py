@@ -18,10 +18,11 @@ from ctrans.base.shapes import StreamRows, TokenRows, UnbatchedRows
 from ctrans.control.admissible import VelocitySet, verdict_of
 from ctrans.control.certificate import Certificate, certify
 from ctrans.control.regularization import Regularization
-from ctrans.control.section import SectionImage
 from ctrans.control.sets_by_norm import image_of, reachable
+from ctrans.control.step_image import SectionImage
 from ctrans.control.tangent import LinearSpace
 from ctrans.dynamics.norm import SphereNorm
+from ctrans.dynamics.residual import Residual
 from ctrans.dynamics.sublayer import Sublayer
 from solvers import ConfigError
 
@@ -47,14 +48,12 @@ def active_channels(sublayer: Sublayer) -> Bool[Tensor, " width"] | None:
     its W is 0.
     """
     gains = sublayer.residual.gains
-    if (
-        sublayer.state_norm is None
-        or gains is None
-        or has_zero_gain(sublayer)
-        or (gains != 0).all()
-    ):
+    if sublayer.state_norm is None or gains is None or has_zero_gain(sublayer):
         return None
-    return gains.detach() != 0
+    active = gains.detach() != 0
+    if active.all():
+        return None
+    return active
 
 
 def reachable_set(sublayer: Sublayer, x: UnbatchedRows, *, kinetic: bool) -> VelocitySet:
@@ -81,7 +80,8 @@ def raw_costate(sublayer: Sublayer, space: LinearSpace, P: UnbatchedRows) -> Unb
     """W'T'P at P of `costate_of_map`, T being the placement's map of a raw output: the identity, or
     the (oblique) projection of `Norm.tangent`. Without a norm around the state P includes W'.
     """
-    pulled: Tensor = torch.func.vjp(space.chart(P).velocity, P)[1](P)[0]
+    pull = torch.func.vjp(space.chart(P).velocity, P)[1]
+    pulled: Tensor = pull(P)[0]
     inside = sublayer.state_norm is not None and not has_zero_gain(sublayer)
     if inside:
         return sublayer.residual.pull(pulled)
@@ -127,7 +127,7 @@ def trains_gains(sublayer: Sublayer) -> bool:
     """Whether trained gains multiply the two factors of the map: those of an input norm, or of the
     residual.
     """
-    return sublayer.input_norm is not None or next(sublayer.residual.parameters(), None) is not None
+    return sublayer.input_norm is not None or _has_parameters(sublayer.residual)
 
 
 def has_unbounded_gains(sublayer: Sublayer) -> bool:
@@ -135,7 +135,11 @@ def has_unbounded_gains(sublayer: Sublayer) -> bool:
     them.
     """
     residual = sublayer.residual
-    return not residual.bounded and next(residual.parameters(), None) is not None
+    return not residual.bounded and _has_parameters(residual)
+
+
+def _has_parameters(residual: Residual) -> bool:
+    return len(list(residual.parameters())) > 0
 
 
 def assuming_bounded_gains(sublayer: Sublayer, certificate: Certificate) -> Certificate:
@@ -144,14 +148,16 @@ def assuming_bounded_gains(sublayer: Sublayer, certificate: Certificate) -> Cert
     """
     if certificate.verdict != "well-posed" or not has_unbounded_gains(sublayer):
         return certificate
-    return replace(certificate, verdict=verdict_of(True, bounded_gains=True))
+    return replace(certificate, verdict=verdict_of(finite=True, bounded_gains=True))
 
 
 def check_gain_decay(sublayer: Sublayer, regularization: Regularization) -> None:
     """Raises ConfigError for a decay of norms' gains if the residual's own gains are trained too:
     it does not bound those.
     """
-    if regularization.gain_decay is not None and has_unbounded_gains(sublayer):
+    if regularization.gain_decay is None:
+        return
+    if has_unbounded_gains(sublayer):
         raise ConfigError(
             "a decay of norms' gains does not hold those of the residual"
             f" {type(sublayer.residual).__name__}, which H grows with: leave --gain-decay out, or"
@@ -187,28 +193,28 @@ def certify_towards_image(
     residual = sublayer.residual
     assert norm is not None, "the residual has a norm"
     assert around is not None, "its placement has a norm around the state"
-    if asked := [
+    running_costs = [
         name
         for name, value in vars(regularization).items()
         if value is not None and name != "weight_decay"
-    ]:
+    ]
+    if running_costs:
         raise ConfigError(
             "a residual that moves towards a norm's image already bounds its velocities: leave"
-            f" {', '.join(asked)} out"
+            f" {', '.join(running_costs)} out"
         )
-    q = residual.pull(torch.func.vjp(lambda f: around.tangent(x, f), p)[1](p)[0])
-    found = certify(image_of(norm), q, features=features)
+    pull = torch.func.vjp(lambda f: around.tangent(x, f), p)[1]
+    q = residual.pull(pull(p)[0])
+    of_image = certify(image_of(norm), q, features=features)
     offset = float((q * x).sum())
-    if found.ceiling is None:
-        ceiling = None
-    else:
-        ceiling = found.ceiling + offset
-    velocities = found.velocities and replace(found.velocities, best=found.velocities.best + offset)
-    words = f"{residual.words}, f in: {found.words}"
-    return replace(
-        found,
-        hamiltonian=found.hamiltonian + offset,
-        velocities=velocities,
-        ceiling=ceiling,
-        words=words,
+    certificate = replace(
+        of_image,
+        words=f"{residual.words}, f in: {of_image.words}",
+        hamiltonian=of_image.hamiltonian + offset,
     )
+    if of_image.velocities is not None:
+        ascent = replace(of_image.velocities, best=of_image.velocities.best + offset)
+        certificate = replace(certificate, velocities=ascent)
+    if of_image.ceiling is not None:
+        certificate = replace(certificate, ceiling=of_image.ceiling + offset)
+    return certificate

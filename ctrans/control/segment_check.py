@@ -12,8 +12,8 @@ from ctrans.control.admissible import Posedness, Supremum, verdict_of
 from ctrans.control.certificate import Certificate, certify
 from ctrans.control.costate import Point
 from ctrans.control.decay_threshold import DecayThreshold, decay_threshold, path_of
-from ctrans.control.ellipsoid import EllipsoidSlice, ellipsoid_value
-from ctrans.control.growth import decayed_growth
+from ctrans.control.ellipsoids import EllipsoidSlice, ellipsoid_value
+from ctrans.control.evidence import decayed_growth
 from ctrans.control.last_map import LastMapDecay, check_last_decay, last_features
 from ctrans.control.regularization import KineticCost, Regularization
 from ctrans.control.residual_pullback import (
@@ -75,7 +75,7 @@ class SegmentCheck:
         if self.weight_decay is None or self.certificate.verdict != "degenerate":
             return self.certificate.verdict
         if self.training_threshold is None:
-            return verdict_of(None)
+            return verdict_of(finite=None)
         return self.training_threshold.verdict(self.weight_decay)
 
     @property
@@ -92,12 +92,9 @@ class SegmentCheck:
         """
         if not self.decayed:
             return self.certificate.hamiltonian
-        exact = (
-            self.training_threshold is not None
-            and self.training_threshold.homogeneous
-            and self.verdict != "open"
-        )
-        if exact:
+        if self.training_threshold is None or self.verdict == "open":
+            return None
+        if self.training_threshold.homogeneous:
             return 0.0
         return None
 
@@ -111,13 +108,10 @@ class SegmentCheck:
     @property
     def failures(self) -> list[str]:
         """The findings that contradict the verdicts, each with its segment; empty if all agree."""
-        parts = {
-            "": self.certificate.findings,
-            ", step": {} if self.step is None else self.step.findings,
-        }
-        if self.training_threshold is None:
-            parts[", decay"] = {}
-        else:
+        parts = {"": self.certificate.findings}
+        if self.step is not None:
+            parts[", step"] = self.step.findings
+        if self.training_threshold is not None:
             parts[", decay"] = self.training_threshold.findings
         return [
             f"segment {self.segment} ({self.kind}{part}): does not hold: {finding}"
@@ -150,21 +144,19 @@ def check_segment(
     there is no ODE, and the certificate is the discrete step's (`check_step`).
     """
     if sublayer.state_norm is not None and not sublayer.state_norm.has_tangent:
-        certificate = check_step(sublayer, *ends, dt, regularization)
-        size = float(ends[1].norm())
-        decay = regularization.weight_decay
+        x, p = ends
         return SegmentCheck(
-            segment,
-            sublayer.kind,
-            time,
-            size,
-            certificate,
-            None,
-            None,
-            weight_decay=decay,
+            segment=segment,
+            kind=sublayer.kind,
+            time=time,
+            costate_norm=float(p.norm()),
+            certificate=check_step(sublayer, x, p, dt, regularization),
+            slope=None,
+            ellipsoid=None,
+            weight_decay=regularization.weight_decay,
             ode=False,
         )
-    state, p = at_field(sublayer, start, continuous)
+    state, p = at_field(sublayer, start, continuous=continuous)
     costate_norm = float(p.norm())
     check_gain_decay(sublayer, regularization)
     h = last_features(sublayer, state).flatten(0, -2)
@@ -173,40 +165,51 @@ def check_segment(
     p = p.flatten(0, -2)
     norm = sublayer.state_norm
     if sublayer.image is not None:
-        certificate = assuming_bounded_gains(
-            sublayer, certify_towards_image(sublayer, x, p, h, regularization)
+        certificate = certify_towards_image(sublayer, x, p, h, regularization)
+        return SegmentCheck(
+            segment=segment,
+            kind=sublayer.kind,
+            time=time,
+            costate_norm=costate_norm,
+            certificate=assuming_bounded_gains(sublayer, certificate),
+            slope=None,
+            ellipsoid=None,
         )
-        return SegmentCheck(segment, sublayer.kind, time, costate_norm, certificate, None, None)
     p = costate_of_map(sublayer, p)
     if sublayer.output_norm is not None:
         norm = sublayer.output_norm
     if regularization.kinetic is not None:
-        regularization = replace(
-            regularization, kinetic=regularization.kinetic * cost_factor(sublayer)
-        )
+        kinetic = regularization.kinetic * cost_factor(sublayer)
+        regularization = replace(regularization, kinetic=kinetic)
     admissible = admissible_at(
         norm, sublayer.placement, x, h, regularization, active_channels(sublayer)
     )
+    pulled: Tensor | None = None
+    slope: float | None = None
+    blind = False
     if isinstance(admissible, LinearSpace):
         pulled = raw_costate(sublayer, admissible, p)
-    else:
-        pulled = None
-    if pulled is None:
-        slope = None
-    else:
         slope = float((h.mT @ pulled).norm())
-    blind = slope is not None and slope <= torch.finfo(p.dtype).eps * float(
-        h.norm() * p.norm()
-    ) * len(p)
-    if blind and pulled is not None:
-        slope = float(pulled.norm())
-    certificate = certify(admissible, p, features=None if blind else h)
+        rounding = torch.finfo(p.dtype).eps * float(h.norm() * p.norm()) * len(p)
+        blind = slope <= rounding
+        if blind:
+            slope = float(pulled.norm())
+    if blind:
+        certificate = certify(admissible, p)
+    else:
+        certificate = certify(admissible, p, features=h)
     if isinstance(admissible, LastMapDecay) and certificate.hamiltonian > 0:
         certificate = replace(certificate, growth=decayed_growth(admissible, p))
     certificate = assuming_bounded_gains(sublayer, certificate)
     factor = factor_formula(sublayer)
     if factor is not None:
         certificate = replace(certificate, words=f"{factor}, {certificate.words}")
+    ellipsoid: float | None = None
+    if isinstance(admissible, EllipsoidSlice):
+        ellipsoid = float(ellipsoid_value(admissible.norm, p))
+    training_threshold: DecayThreshold | None = None
+    if pulled is not None and not has_zero_gain(sublayer):
+        training_threshold = threshold_at(sublayer, state, dt * sublayer.gain * pulled)
     return SegmentCheck(
         segment=segment,
         kind=sublayer.kind,
@@ -214,27 +217,21 @@ def check_segment(
         costate_norm=costate_norm,
         certificate=certificate,
         slope=slope,
-        ellipsoid=(
-            float(ellipsoid_value(admissible.norm, p))
-            if isinstance(admissible, EllipsoidSlice)
-            else None
-        ),
+        ellipsoid=ellipsoid,
         blind=blind,
-        training_threshold=(
-            None
-            if pulled is None or has_zero_gain(sublayer)
-            else threshold_at(sublayer, state, dt * sublayer.gain * pulled)
-        ),
+        training_threshold=training_threshold,
         weight_decay=regularization.weight_decay,
     )
 
 
-def at_field(sublayer: Sublayer, start: Point, continuous: bool) -> Point:
+def at_field(sublayer: Sublayer, start: Point, *, continuous: bool) -> Point:
     """The state and costate at which a segment is certified. The X of a discrete model is retracted
     to the image of a norm around the state.
     """
     x, p = start
-    return (x if continuous or sublayer.state_norm is None else sublayer.state_norm.retract(x)), p
+    if sublayer.state_norm is not None and not continuous:
+        x = sublayer.state_norm.retract(x)
+    return x, p
 
 
 @torch.no_grad()
@@ -252,12 +249,13 @@ def check_step(
     state = x.flatten(0, -2)
     p = p.flatten(0, -2)
     kinetic = regularization.kinetic
-    velocities = StepImage(reachable_set(sublayer, state, kinetic=kinetic is not None), state, dt)
-    return certify(
-        velocities if kinetic is None else KineticCost(velocities, kinetic),
-        p,
-        features=h.flatten(0, -2),
-    )
+    next_states = reachable_set(sublayer, state, kinetic=kinetic is not None)
+    admissible: Supremum
+    if kinetic is None:
+        admissible = StepImage(next_states, state, dt)
+    else:
+        admissible = KineticCost(StepImage(next_states, state, dt), kinetic)
+    return certify(admissible, p, features=h.flatten(0, -2))
 
 
 def threshold_at(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThreshold | None:
@@ -281,16 +279,20 @@ def admissible_at(
     active: Tensor | None = None,
 ) -> Supremum:
     """The set of a placement at the state X and the features h, with a regularization."""
-    last_map_decay = regularization.last_map_decay
+    state: Tensor | None = None
+    if placement.state_norm:
+        state = x
+    features: Tensor | None = None
+    no_norm = not placement.output_norm and not placement.state_norm
+    if no_norm and regularization.last_map_decay is not None:
+        features = h
     return admissible_set(
         norm,
         placement,
-        state=x if placement.state_norm else None,
+        state=state,
         active_channels=active,
-        features=(
-            None if last_map_decay is None or placement.output_norm or placement.state_norm else h
-        ),
-        last_map_decay=last_map_decay,
+        features=features,
+        last_map_decay=regularization.last_map_decay,
         gain_decay=regularization.gain_decay,
         kinetic=regularization.kinetic,
     )

@@ -12,17 +12,15 @@ from ctrans.base.shapes import TokenRows
 from ctrans.control.admissible import Supremum, VelocitySet
 from ctrans.control.last_map import FrobeniusBall, LastMapDecay
 from ctrans.control.regularization import GainDecay, KineticCost
-from ctrans.control.section import TangentSection
 from ctrans.control.sets_by_norm import image_of, reachable
-from ctrans.control.tangent import TangentSpace, WholeSpace
+from ctrans.control.tangent import TangentSection, TangentSpace, WholeSpace
 from ctrans.dynamics.norm import Norm
 from ctrans.dynamics.placement import Placement, get_placement
-from solvers import ConfigError, Finite, checked
+from solvers import ConfigError, Finite
 
-Given = TypeVar("Given")
+Argument = TypeVar("Argument")
 
 
-@checked
 def admissible_set(
     norm: Norm | None,
     placement: str | Placement,
@@ -57,35 +55,32 @@ def admissible_set(
     """
     if isinstance(placement, str):
         placement = get_placement(placement)
-    else:
-        placement = placement
     weights = {"features": features, "radius": radius, "last_map_decay": last_map_decay}
-    _check_options(placement, state, weights, gain_decay, kinetic)
+    contradiction = _contradiction(placement, state, weights, gain_decay, kinetic)
+    if contradiction is not None:
+        raise ConfigError(f"placement {placement.name!r} {contradiction}")
     if last_map_decay is not None:
-        return LastMapDecay(
-            _given(placement, features, "features, the input of its last linear map"),
-            last_map_decay,
-        )
+        h = _needed(placement, features, "features, the input of its last linear map")
+        return LastMapDecay(h, last_map_decay)
     if gain_decay is not None:
-        return GainDecay(_given(placement, norm, "norm, its output norm"), gain_decay)
+        return GainDecay(_needed(placement, norm, "norm, its output norm"), gain_decay)
     velocities: VelocitySet
     if placement.output_norm:
-        norm = _given(placement, norm, "norm, its output norm")
+        norm = _needed(placement, norm, "norm, its output norm")
         if kinetic is None:
             velocities = image_of(norm)
         else:
             velocities = reachable(norm)
     elif placement.state_norm:
-        norm = _given(placement, norm, "norm, its state norm")
-        x = _given(placement, state, "state, for the tangent space of its state norm's image")
+        norm = _needed(placement, norm, "norm, its state norm")
+        x = _needed(placement, state, "state, for the tangent space of its state norm's image")
         if active_channels is None:
             velocities = TangentSpace(norm, x)
         else:
             velocities = TangentSection(norm, x, active_channels)
     elif radius is not None:
-        velocities = FrobeniusBall(
-            _given(placement, features, "features, the input of its last linear map"), radius
-        )
+        h = _needed(placement, features, "features, the input of its last linear map")
+        velocities = FrobeniusBall(h, radius)
     else:
         velocities = WholeSpace()
     if kinetic is None:
@@ -93,71 +88,51 @@ def admissible_set(
     return KineticCost(velocities, kinetic)
 
 
-def _given(placement: Placement, value: Given | None, what: str) -> Given:
+def _needed(placement: Placement, value: Argument | None, what: str) -> Argument:
+    """The value. Raises ConfigError if it is None."""
     if value is None:
         raise ConfigError(f"placement {placement.name!r} needs {what}: pass it")
     return value
 
 
-def _check_options(
+def _contradiction(
     placement: Placement,
     state: Tensor | None,
     weights: Mapping[str, object],
     gain_decay: float | None,
     kinetic: float | None,
-) -> None:
-    """Raises ConfigError for the first contradiction."""
-    given = [name for name, value in weights.items() if value is not None]
-    contradictions = (
-        (
-            placement.output_norm and placement.state_norm,
-            (
-                "has an output norm and a state norm, for which no closed form is known: choose one"
-                " with at most one of them"
-            ),
-        ),
-        (
-            state is not None and not placement.state_norm,
-            "allows the same velocities at every state: leave state out",
-        ),
-        (
-            bool(given) and placement.output_norm,
-            (
-                "has an output norm, which removes the scale of the last linear map: leave"
-                f" {', '.join(given)} out; gain_decay and kinetic apply"
-            ),
-        ),
-        (
-            bool(given) and placement.state_norm,
-            (
-                "projects the output of its last linear map on a tangent space: leave"
-                f" {', '.join(given)} out; kinetic applies"
-            ),
-        ),
-        (
-            given == ["features"],
-            "got features without a bound on their map: add radius or last_map_decay",
-        ),
-        (
-            "radius" in given and "last_map_decay" in given,
-            "got both radius and last_map_decay: choose one",
-        ),
-        (
-            gain_decay is not None and not placement.output_norm,
-            (
-                "has no output norm whose gains could decay (a state norm's are not covered): leave"
-                " gain_decay out; kinetic applies"
-            ),
-        ),
-        (
-            "last_map_decay" in given and kinetic is not None,
-            "got two running costs, last_map_decay and kinetic: choose one",
-        ),
-        (
-            gain_decay is not None and kinetic is not None,
-            "got two running costs, gain_decay and kinetic: choose one",
-        ),
-    )
-    for found, message in contradictions:
-        if found:
-            raise ConfigError(f"placement {placement.name!r} {message}")
+) -> str | None:
+    """The first contradiction of the arguments; None if there is none."""
+    weight_options = [name for name, value in weights.items() if value is not None]
+    listed = ", ".join(weight_options)
+    if placement.output_norm and placement.state_norm:
+        return (
+            "has an output norm and a state norm, for which no closed form is known: choose one"
+            " with at most one of them"
+        )
+    if state is not None and not placement.state_norm:
+        return "allows the same velocities at every state: leave state out"
+    if weight_options and placement.output_norm:
+        return (
+            "has an output norm, which removes the scale of the last linear map: leave"
+            f" {listed} out; gain_decay and kinetic apply"
+        )
+    if weight_options and placement.state_norm:
+        return (
+            "projects the output of its last linear map on a tangent space: leave"
+            f" {listed} out; kinetic applies"
+        )
+    if weight_options == ["features"]:
+        return "got features without a bound on their map: add radius or last_map_decay"
+    if "radius" in weight_options and "last_map_decay" in weight_options:
+        return "got both radius and last_map_decay: choose one"
+    if gain_decay is not None and not placement.output_norm:
+        return (
+            "has no output norm whose gains could decay (a state norm's are not covered): leave"
+            " gain_decay out; kinetic applies"
+        )
+    if "last_map_decay" in weight_options and kinetic is not None:
+        return "got two running costs, last_map_decay and kinetic: choose one"
+    if gain_decay is not None and kinetic is not None:
+        return "got two running costs, gain_decay and kinetic: choose one"
+    return None

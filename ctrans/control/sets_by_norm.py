@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ctrans.control.ball import Ball
-from ctrans.control.box import Box
-from ctrans.control.ellipsoid import Ellipsoid, EllipsoidProduct, EllipsoidSlice
-from ctrans.control.norm_image import NormImage
+from ctrans.control.ellipsoids import Ellipsoid, EllipsoidProduct, EllipsoidSlice
+from ctrans.control.norm_image import Ball, Box, NormImage
 from ctrans.dynamics.norm import Norm
 from solvers import look_up
 

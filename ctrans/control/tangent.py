@@ -1,5 +1,5 @@
-"""Linear spaces of velocities: the whole space, and tangent spaces of a norm's image. Without a
-cost H degenerates.
+"""Linear spaces of velocities: the whole space, tangent spaces of a norm's image, and their
+sections. Without a cost H degenerates.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.base.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
@@ -47,7 +47,7 @@ class LinearSpace(VelocitySet):
 
     @property
     def verdict(self) -> Posedness:
-        return verdict_of(self._trivial)
+        return verdict_of(finite=self._trivial)
 
     def support(self, P: TokenRows) -> PerBatch:
         return torch.where(self.ties(P).all(-1), 0.0, math.inf).to(P.dtype)
@@ -67,11 +67,13 @@ class LinearSpace(VelocitySet):
         """
         self.check(P)
         p = self.nearest(P)
-        return -radius * ratio(p, torch.linalg.vector_norm(p, dim=(-2, -1), keepdim=True))
+        size = torch.linalg.vector_norm(p, dim=(-2, -1), keepdim=True)
+        return -radius * ratio(p, size)
 
     def ties(self, P: TokenRows) -> TokenMask:
         self.check(P)
-        rows = ratio(P, P.abs().amax(-1, keepdim=True))  # squares of small entries could underflow
+        # squares of small entries could underflow
+        rows = ratio(P, P.abs().amax(-1, keepdim=True))
         return length(self.nearest(rows)) <= rounding_of(P) * length(rows)
 
     def residual(self, f: TokenRows) -> PerBatch:
@@ -132,25 +134,22 @@ class TangentSpace(LinearSpace, AtState):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        bad = self.norm.outside_domain(self.state)
-        if bad.any():
+        outside = self.norm.outside_domain(self.state)
+        if outside.any():
             raise ConfigError(
-                f"{int(bad.sum())} tokens of the state are on no scaled copy of the norm's image,"
-                " so nothing is tangent there: pass a state that the norm has been applied to, or"
-                " norm.retract(state)"
+                f"{int(outside.sum())} tokens of the state are on no scaled copy of the norm's"
+                " image, so nothing is tangent there: pass a state that the norm has been applied"
+                " to, or norm.retract(state)"
             )
 
     @property
     def words(self) -> str:
+        conditions = "u_j'q_j = 0"
         if self.norm.centred:
-            centred = ", 1'q_j = 0"
-        else:
-            centred = ""
+            conditions += ", 1'q_j = 0"
         if self.norm.image == "ellipsoids":
-            groups = " in each group"
-        else:
-            groups = ""
-        return f"f_j = gamma * q_j, u_j'q_j = 0{centred}{groups}, u_j = (x_j - beta)/gamma"
+            conditions += " in each group"
+        return f"f_j = gamma * q_j, {conditions}, u_j = (x_j - beta)/gamma"
 
     @functools.cached_property
     def _normals(self) -> Float[Tensor, "*batch tokens width normals"]:
@@ -167,3 +166,42 @@ class TangentSpace(LinearSpace, AtState):
 
     def _velocity(self, raw: Tensor) -> Tensor:
         return self.norm.tangent(self.state.expand_as(raw), raw)
+
+
+@dataclass(frozen=True, eq=False)
+class TangentSection(TangentSpace):
+    """{T S f}, T the projection on the tangent space at X and S that on the `active` channels: H(P)
+    = 0 if S T'P = 0.
+
+    It is orthogonal to the tangent space's normals n and to those w in the inactive channels with
+    <w, gamma^2 * n> = 0. For them T'w = w, as T = Gamma Pi Gamma^-1 with Pi the projection off
+    gamma * n, so S T'w = 0.
+    """
+
+    active: Bool[Tensor, " width"]
+
+    @property
+    def words(self) -> str:
+        return f"{super().words}, made by {int(self.active.sum())} of {self.norm.width} channels"
+
+    @functools.cached_property
+    def _normals(self) -> Float[Tensor, "*batch tokens width directions"]:
+        """Orthonormal, or 0, columns that span the orthogonal complement of the section."""
+        normals = self.norm.normals(self.state).detach()
+        # the unit vectors of the inactive channels, and gamma^2 * n there
+        inactive = torch.diag((~self.active).to(normals))[:, ~self.active]
+        scaled = inactive.mT @ (self.norm.gamma.detach().square().unsqueeze(-1) * normals)
+        off_scaled = torch.eye(scaled.shape[-2]).to(scaled) - scaled @ torch.linalg.pinv(scaled)
+        w = inactive @ off_scaled
+        columns = torch.cat([ratio(normals, length(normals.mT).unsqueeze(-2)), w], -1)
+        svd = torch.linalg.svd(columns, full_matrices=False)
+        rounding = len(self.active) * rounding_of(columns)
+        basis: Tensor = svd.U * (rounding < svd.S).unsqueeze(-2)
+        return basis
+
+    @property
+    def _trivial(self) -> bool:
+        return bool((self._normals.any(-2).sum(-1) == self.norm.width).all())
+
+    def _velocity(self, raw: Tensor) -> Tensor:
+        return super()._velocity(torch.where(self.active, raw, 0.0))

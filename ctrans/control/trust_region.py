@@ -35,10 +35,9 @@ def on_sphere(
     lowest = curvature.argmin()
     s, short = _solve(curvature - curvature[lowest], b / radius, rounding_of(b))
     first = torch.arange(len(curvature), device=b.device) == lowest
-    rest = torch.where(first, 0.0, s).square().sum(-1, keepdim=True)
-    missing = torch.where(
-        short, 1 - rest, 1.0
-    ).sqrt()  # the 1 avoids the root's infinite slope in the gradient elsewhere
+    filled_by_others = torch.where(first, 0.0, s).square().sum(-1, keepdim=True)
+    # the 1 avoids the root's infinite slope in the gradient elsewhere
+    missing = torch.where(short, 1 - filled_by_others, 1.0).sqrt()
     filled = torch.where(first, torch.where(s >= 0, missing, -missing), s)
     return radius * torch.where(short, filled, s), short.squeeze(-1)
 
@@ -54,16 +53,14 @@ def _solve(gaps: Tensor, b: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     """s = -b/(gaps + t) with |s| = 1 and t > floor, or |s| < 1 at t = floor; and whether it is the
     second case.
     """
-    scale = torch.maximum(
-        gaps.amax(-1, keepdim=True), torch.linalg.vector_norm(b, dim=-1, keepdim=True)
-    ).detach()
+    length_of_b = torch.linalg.vector_norm(b, dim=-1, keepdim=True)
+    scale = torch.maximum(gaps.amax(-1, keepdim=True), length_of_b).detach()
     gaps = ratio(gaps.expand_as(b), scale)
     b = ratio(b, scale)
     rounding = rounding_of(b)
     with torch.no_grad():
-        t = (
-            (b.abs() - gaps).amax(-1, keepdim=True).clamp_min(floor)
-        )  # a lower bound of the root from each entry
+        # a lower bound of the root from each entry
+        t = (b.abs() - gaps).amax(-1, keepdim=True).clamp_min(floor)
         for _ in range(NEWTON_STEPS):
             step = _newton_step(gaps, b, t, rounding)
             t = t + step
@@ -73,9 +70,8 @@ def _solve(gaps: Tensor, b: Tensor, floor: float) -> tuple[Tensor, Tensor]:
             raise SolveError(
                 f"the secular equation did not converge in {NEWTON_STEPS} Newton steps: use float64"
             )
-    t = t + _newton_step(
-        gaps, b, t, rounding
-    )  # zero to rounding, but with the root's derivative in b
+    # this step is zero to rounding, but has the root's derivative in b
+    t = t + _newton_step(gaps, b, t, rounding)
     s = -ratio(b, gaps + t)
     size = torch.linalg.vector_norm(s, dim=-1, keepdim=True)
     short = size < 1 - rounding

@@ -77,7 +77,7 @@ class Depth(nn.Module):
     def forward(self, x: TokenRows) -> TokenRows:
         """The discrete Transformer: one step of length spans[k] * dt for each segment."""
         for sublayer, length in zip(self.sublayers, self.lengths, strict=True):
-            x = sublayer._step(x, length)
+            x = sublayer.step(x, length)
         return x
 
     @property

@@ -15,10 +15,9 @@ import itertools
 import re
 from typing import NamedTuple
 
-from solvers import ConfigError, checked, look_up, shown
+from solvers import ConfigError, look_up, shown
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class Placement:
     """Which norms surround a sublayer's map f, and what follows for the model.

@@ -12,21 +12,12 @@ import torch
 
 from ctrans.base.shapes import TokenRows
 from ctrans.dynamics.depth import Depth, check_count
-from solvers import (
-    METHODS,
-    Gradient,
-    Method,
-    Norm,
-    Segment,
-    Solution,
-    StepControl,
-    checked,
-    get_norm,
-    solve,
-)
+from solvers import METHODS, Gradient, Method, Norm, Segment, Solution, StepControl, checked
+from solvers.error_norm import get_norm
 from solvers.gradients import get_gradient
 from solvers.methods import get_method
 from solvers.request import check_solver
+from solvers.solve import solve
 from solvers.step_control import check_unused_options
 
 METHOD_WORDS = ", ".join(
@@ -82,28 +73,24 @@ class Scheme:
         """
         return self.discrete and self.gradient == "backprop"
 
-    @checked
     def check_numbers(self, dtype: torch.dtype) -> Method:
         """The method. Raises ConfigError for invalid numbers, and for tolerances below the dtype's
         precision.
         """
         return check_solver(self.method, self.steps, self.rtol, self.atol, dtype)[0]
 
-    @checked
     def check(self, depth: Depth, dtype: torch.dtype = torch.float64) -> None:
         """Raises ConfigError if the gradient does not work with the method and the depth's
         segments, or the numbers with the dtype.
         """
         get_gradient(self.gradient).check(self.check_numbers(dtype), self.segments(depth))
 
-    @checked
     def segments(self, depth: Depth, continuous: bool | None = None) -> list[Segment]:
         """The depth's own steps for the discrete model, and its ODE otherwise. `continuous`
         overrides this.
         """
         return depth.segments(continuous=not self.discrete if continuous is None else continuous)
 
-    @checked
     def request(self, max_steps: int | None = None) -> dict[str, Any]:
         """The arguments of `solvers.solve` for this scheme."""
         control = StepControl(self.rtol, self.atol, self.norm, max_steps=max_steps)
@@ -114,12 +101,10 @@ class Scheme:
             "step_control": control,
         }
 
-    @checked
     def solve(self, depth: Depth, x0: TokenRows) -> Solution:
         """The solution over all segments, with its ends saved. Raises as `solvers.solve`."""
         return solve(self.segments(depth), x0, **self.request())
 
-    @checked
     def last_state(self, depth: Depth, x0: TokenRows) -> TokenRows:
         """X_T. Raises SolveError if an integration fails. The discrete model never raises it."""
         return depth(x0) if self.evaluates_once else self.solve(depth, x0).x1

@@ -128,7 +128,6 @@ class Sublayer(nn.Module):
         r: Tensor = self.residual(v if self.gain == 1.0 else self.gain * v, x)
         return r
 
-    @checked
     def pulled(self, p: StreamRows) -> TokenRows:
         """gain * W'p, so that <p, r> = <pulled(p), v>: H over the velocities r is that over v at
         this costate.
@@ -178,28 +177,18 @@ class Sublayer(nn.Module):
         v = self(x)
         return v if self.state_norm is None else self.state_norm.tangent(x, v)
 
-    @checked
     def step(self, x: TokenRows, dt: float) -> TokenRows:
         """The discrete Transformer's step: X + dt r(X) of the state that has entered the segment,
         with the state norm around it if there is one.
         """
-        return self._step(x, dt)
+        entered = self.enter(x)
+        return self.moved(entered, self(entered), dt)
 
-    def _step(self, x: Tensor, dt: float) -> Tensor:
-        """The same without checks, for the forward pass of a depth."""
-        x = self.enter(x)
-        return self._moved(x, self(x), dt)
-
-    @checked
     def moved(self, x: StreamRows, r: StreamRows, dt: float) -> StreamRows:
         """X + dt r, with the state norm around it if there is one."""
-        return self._moved(x, r, dt)
-
-    def _moved(self, x: Tensor, r: Tensor, dt: float) -> Tensor:
         y = x + dt * r
         return y if self.state_norm is None else self.state_norm(y)
 
-    @checked
     def met(
         self,
         x: StreamRows,
@@ -215,7 +204,6 @@ class Sublayer(nn.Module):
         entered = self.enter(x)
         return entered, torch.func.vjp(lambda y: y + dt * self(y), entered)[1](p)[0]
 
-    @checked
     def segment(self, t0: Time, t1: Time, *, continuous: bool = False) -> Segment:
         """This sublayer as a segment of depth-time.
 

@@ -18,13 +18,12 @@ from ctrans.examine.screening.screen import Effort, Screening
 from ctrans.interop import open_model
 from ctrans.interop.losses import Loss
 from ctrans.measure.forward import simulation
-from solvers import ConfigError, checked
+from solvers import ConfigError
 
 Options = ParamSpec("Options")
 Result = TypeVar("Result")
 
 
-@checked
 def diagnose(
     model: Any,
     tokens: Any,
@@ -56,7 +55,6 @@ def diagnose(
     )
 
 
-@checked
 def screen(
     model: Any,
     tokens: Any,

@@ -12,6 +12,7 @@ from ctrans.interop.open_model import open_model
 from ctrans.interop.opened import Opened
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.to_transformers import to_gpt, to_transformers, write_transformers
+from solvers import checked
 
 __all__ = [
     "PRESETS",
@@ -31,3 +32,17 @@ __all__ = [
     "to_transformers",
     "write_transformers",
 ]
+
+for _function in (
+    continuize,
+    discretize,
+    from_architecture,
+    from_nanogpt,
+    from_transformers,
+    open_model,
+    to_gpt,
+    to_nanogpt,
+    to_transformers,
+    write_transformers,
+):  # checked where a user calls, and nowhere inside
+    globals()[_function.__name__] = checked(_function, face=__name__)

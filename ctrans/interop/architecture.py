@@ -26,7 +26,7 @@ from ctrans.interop.imported import Imported
 from ctrans.interop.streamed import drawn, put_in_place, put_model_on_demand
 from ctrans.interop.transformers_library import import_transformers, reading
 from ctrans.model.config import check_seed
-from solvers import checked, unknown
+from solvers import unknown
 
 
 def _gpt2(blocks: int, width: int, heads: int) -> dict[str, Any]:
@@ -94,7 +94,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Published models, as their config.json describes them. `transformers` has their families."""
 
 
-@checked
 def from_architecture(
     architecture: Description,
     *,

@@ -26,7 +26,7 @@ from ctrans.interop.block_calls import StateForm, bind, own_context, recorded
 from ctrans.interop.example_inputs import example_of
 from ctrans.interop.find_blocks import find_blocks
 from ctrans.interop.recognise import recognise
-from solvers import ConfigError, Gradient, Method, checked
+from solvers import ConfigError, Gradient, Method
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -44,7 +44,6 @@ class Flow:
     """Whether `continuize` turned config.use_cache off."""
 
 
-@checked
 def continuize(
     model: Model,
     layers: int | Iterable[int] | None = None,
@@ -104,7 +103,6 @@ def continuize(
     return model
 
 
-@checked
 def discretize(model: Model) -> Model:
     """Reverses `continuize` in place: the blocks keep their current weights and are discrete again.
     Returns the model.

@@ -1,6 +1,6 @@
 """Model families of `transformers` that are known to work, or known not to. Each has one entry with
-a configuration so small that a test, or `ctrans families`, builds it quickly. All that ctrans
-reports about a family is found in that model.
+a configuration so small that a test builds it quickly. All that the documentation says about a
+family (docs/howto/model-families.md) is found in that model.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from ctrans.interop.streamed import (
     stored_weights,
 )
 from ctrans.interop.transformers_library import import_transformers, reading
-from solvers import ConfigError, checked, unknown
+from solvers import ConfigError, unknown
 
 CONFIG, WEIGHTS, INDEX, ADAPTER = (
     "config.json",
@@ -54,7 +54,6 @@ TOWERS = ("vision_model", "text_model")
 """Attributes of models that compare images and texts."""
 
 
-@checked
 def from_transformers(
     model: nn.Module | str | Path,
     *,

@@ -28,7 +28,7 @@ from ctrans.interop.pickled import is_dense, load_pickled
 from ctrans.interop.weight_names import GPT2_NAMES
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from solvers import ConfigError, checked, shown, unknown
+from solvers import ConfigError, shown, unknown
 
 Settings = Mapping[str, Any]
 """Parts of a checkpoint, or its model's arguments, by name."""
@@ -59,7 +59,6 @@ COMPILED = "_orig_mod."
 """The prefix that torch.compile adds to each name."""
 
 
-@checked
 def from_nanogpt(source: str | Path | Settings, *, heads: int | None = None) -> GPT | OTTransformer:
     """The GPT of a nanoGPT `ckpt.pt` or its directory, of such a checkpoint in memory, or of a bare
     state dict (which needs `heads`).
@@ -209,7 +208,6 @@ def _load(model: GPT, named: str, weights: dict[str, Tensor]) -> None:
     model.load_state_dict({ours[name]: value for name, value in weights.items()})
 
 
-@checked
 def to_nanogpt(model: GPT) -> dict[str, Any]:
     """The model as nanoGPT's checkpoint {"model", "model_args"}, for torch.save(..., "ckpt.pt").
 

@@ -43,7 +43,7 @@ from ctrans.interop.probe_weights import probe_weights, random_states
 from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.interop.transformers_library import quiet, reading
 from ctrans.model.gpt import GPT
-from solvers import ConfigError, checked, shown
+from solvers import ConfigError, shown
 
 WRAPPERS = (DataParallel, DistributedDataParallel)
 QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
@@ -53,7 +53,6 @@ PICKLED = (".pt", ".pth")
 
 
 @leaving_as_found
-@checked
 def open_model(
     model: str | Path | nn.Module,
     dtype: torch.dtype | None = None,

@@ -28,7 +28,7 @@ from ctrans.interop.weight_names import GPT2_NAMES, GPT_NEOX_NAMES, LLAMA_NAMES,
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.weights_file import safetensors_bytes, write_durably
-from solvers import ConfigError, checked
+from solvers import ConfigError
 
 LLAMA = GPTConfig(placement="pre", norm="rmsnorm", positions="rotary", ffn="swiglu", bias=False)
 GPT2 = GPTConfig(placement="pre")
@@ -228,7 +228,6 @@ def target_of(config: GPTConfig) -> Target:
     )
 
 
-@checked
 def to_transformers(model: GPT) -> Any:
     """The library's model with copies of these weights, in their dtype and in eval mode. Raises
     ConfigError for a model without a counterpart.
@@ -246,7 +245,6 @@ def to_transformers(model: GPT) -> Any:
     return made.eval()
 
 
-@checked
 def write_transformers(model: GPT, directory: str | Path) -> str:
     """Writes config.json and model.safetensors, which `AutoModelForCausalLM.from_pretrained` reads.
     Each file is written completely or not at all.
@@ -289,7 +287,6 @@ def _written(model: GPT) -> tuple[Target, Any, Weights]:
     return target, config, weights
 
 
-@checked
 def to_gpt(model: nn.Module | str | Path) -> GPT:
     """Our GPT with copies of the weights of a Llama, Granite or GPT-NeoX model, or of one saved in
     a directory.

@@ -1,26 +1,14 @@
-"""Checks and findings of all commands. A `Check` is a rule for a figure; a `Finding` is a check
-that failed, with place and value.
-
-Each topic has one table of checks:
-
-| topic | table | used by |
-| --- | --- | --- |
-| diagnosis | `ctrans.examine.diagnosis.diagnostic_checks.CHECKS` | `ctrans diagnose` |
-| screening | `ctrans.examine.screening.screening_checks.CHECKS` | `ctrans screen` |
-| training | `ctrans.training.monitor.alarms.ALARMS` | `ctrans.training.monitor`, `ctrans watch` |
-| control | `ctrans.control.control_checks.CHECKS` | `ctrans hjb-check` |
-| theory | `ctrans.theory.theory_checks.CHECKS` | `ctrans verify` |
+"""Checks and findings of all commands. A `Check` is a limit of a measure; a `Finding` is a check
+that failed, with place and value. The checks stand in the table `ctrans.measure.measures.MEASURES`.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
-
-from solvers import ConfigError
 
 Severity = Literal["broken", "serious", "note"]
 SEVERITIES: tuple[Severity, ...] = ("broken", "serious", "note")
@@ -30,19 +18,20 @@ SEVERITIES: tuple[Severity, ...] = ("broken", "serious", "note")
 - serious: it probably costs quality, or breaks a training
 - note: worth knowing, and often intended
 """
+Mark = Literal["", "bad", "note", "good"]
+"""How a renderer marks a figure or a sentence."""
+SEVERITY_MARKS: dict[str, Mark] = {"broken": "bad", "serious": "bad", "note": "note"}
 OURS = "our choice"
 PLACES = 6
 """The largest number of places in the words of a finding."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Check:
-    """A rule. It makes a finding if a reading of `quantity` lies below `low` or above `high`, or if
-    `measure` finds something.
+    """A limit of a measure. It makes a finding if a value lies below `low` or above `high`, or if
+    `rule` finds something in a training's past.
 
-    - `quantity`: the name of the figure that it judges, of which an instrument of its topic offers
-      readings
-    - `description`: that figure as a formula in words
+    - `severity`: how bad it is
     - `source`: who set the limit
     - `impact`, `remediation`: the effect on the model or the training, and the fix
     - `requires`: what the model must have, or you must give, to measure the figure
@@ -50,11 +39,13 @@ class Check:
       factor
     - `suppresses`: checks that follow from this one at the same segment, and are not reported then
     - `verdict`: its word in a step's verdict of `ctrans screen`
-    - `measure`, `limits`: the measurement of a training's check, and the limits that it uses
+    - `rule`, `limits`: for a training, the rule over its past, and the limits that the rule uses
+    - `quantity`: the measure, which its entry in the table of measures fills in
+    - `description`: how the check looks at the measure; empty for the measure's own formula
+    - `topics`: the analyses that judge it: diagnosis, screening, training, control, theory, weights,
+      change, precision
     """
 
-    quantity: str
-    description: str
     severity: Severity
     source: str
     impact: str
@@ -66,7 +57,10 @@ class Check:
     suppresses: tuple[str, ...] = ()
     verdict: str = ""
     limits: Mapping[str, float] = field(default_factory=dict)
-    measure: Callable[..., Any] | None = None
+    rule: Callable[..., Any] | None = None
+    quantity: str = ""
+    description: str = ""
+    topics: tuple[str, ...] = ()
 
     def fails(self, value: float) -> bool:
         """Whether a value is outside of its limits; False for nan, which is an unknown value."""
@@ -193,29 +187,24 @@ class Finding:
         return in_a_paragraph(asdict(self))
 
 
-class Checks(dict[str, Check]):
-    """The checks of a topic by name. Raises ConfigError for a new check without a measurement.
+class Checks(Mapping[str, Check]):
+    """The checks of a topic by name, in the order of the table of measures.
 
-    - `measured`: whether this topic offers readings of the quantity of a check
+    - `found`: gives them as they are now, since a plugin may add measures
     """
 
-    def __init__(
-        self,
-        topic: str,
-        checks: Mapping[str, Check],
-        measured: Callable[[Check], bool] = lambda check: True,
-    ):
-        super().__init__(checks)
+    def __init__(self, topic: str, found: Callable[[], Mapping[str, Check]]):
         self.topic = topic
-        self.measured = measured
+        self._found = found
 
-    def __setitem__(self, name: str, check: Check) -> None:
-        if not self.measured(check):
-            raise ConfigError(
-                f"nothing measures {check.quantity!r}, the quantity of the check {name!r} of the"
-                f" topic {self.topic}: register its measurement first, and use the same name"
-            )
-        super().__setitem__(name, check)
+    def __getitem__(self, name: str) -> Check:
+        return self._found()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found())
+
+    def __len__(self) -> int:
+        return len(self._found())
 
     def finding(self, name: str, reading: Reading, **more: Any) -> Finding:
         """A finding of the check `name` at one place; `more` are further fields."""

@@ -34,7 +34,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, check_buildable, number_of_weights
 from ctrans.model.sums import check_bound
 from ctrans.model.weights_file import read_weights, sha256_of, write_durably, write_weights
-from solvers import ConfigError, checked, unknown
+from solvers import ConfigError, unknown
 
 CONFIG, WEIGHTS, ADAPTER, BASE = "config.json", "model.safetensors", "adapter.safetensors", "base"
 _NAMES = [field.name for field in fields(GPTConfig)]
@@ -48,7 +48,6 @@ CONFIG_DIGEST, BASE_DIGEST = "config_sha256", "base_sha256"
 """Keys in the metadata of a file of weights. A file without a key is not checked."""
 
 
-@checked
 def save(model: GPT, directory: str | Path) -> None:
     """Writes the model to the directory, each file whole or not at all, even if the machine stops.
     For a model with low-rank updates it writes the updates, and their base next to the directory if
@@ -189,7 +188,6 @@ def _read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
-@checked
 def load(directory: str | Path, *, merge: bool = True) -> GPT:
     """The model in this directory (see `find_model`), on the CPU, in the dtype of the saved
     weights; the smallest that holds them all if they have several.

@@ -42,7 +42,7 @@ from ctrans.dynamics.weights.functions_of_depth import BASES
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.model.parametrisation import PARAMETRISATIONS, STANDARD, Parametrisation
 from ctrans.model.stack import MOST_STEPS, check_stack
-from solvers import ConfigError, checked
+from solvers import ConfigError
 
 FREE = "free"
 """The `depth_weights` of a model whose blocks have their own weights."""
@@ -359,7 +359,6 @@ class GPTConfig(MapSettings, NormOptions):
         """The number of streams, which are concatenated along the state's last axis."""
         return self.streams or RESIDUALS[self.residual].streams or 1
 
-    @checked
     def gain_of(self, placement: Placement) -> float:
         """The factor of a sublayer's map: DeepNorm's 1/alpha if the placement has a residual gain,
         else 1.

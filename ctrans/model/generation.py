@@ -18,7 +18,7 @@ from ctrans.dynamics.depth import check_count
 from ctrans.dynamics.scheme import DISCRETE, Scheme
 from ctrans.model.config import check_seed
 from ctrans.model.gpt import GPT
-from solvers import ConfigError, SolveError, checked
+from solvers import ConfigError, SolveError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,6 @@ class Sampling:
 DEFAULT = Sampling()
 
 
-@checked
 def generate(
     model: GPT,
     prompt: TokenIds,

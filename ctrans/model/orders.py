@@ -24,7 +24,9 @@ from ctrans.base.shapes import SequenceRows
 from ctrans.dynamics.depth import Depth
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from solvers import METHODS, HasReversibleForm, Segment, fixed_step, solve
+from solvers import METHODS, HasReversibleForm, Segment
+from solvers.methods import fixed_step
+from solvers.solve import solve
 
 # Enough steps to be asymptotic, few enough to stay above rounding.
 STEPS: dict[int, tuple[int, ...]] = {

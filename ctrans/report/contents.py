@@ -1,5 +1,4 @@
-"""How a command's result is shown: `SECTIONS` has one entry for each command, which reads the
-command's JSON alone.
+"""A command's page: by `view`, from the table of measured values in its JSON.
 
 So the page of a stored result equals the page that the command made. Several results of one
 command, of models or of commits, become one page that shows all of their models together.
@@ -7,39 +6,44 @@ command, of models or of commits, become one page that shows all of their models
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ctrans.examine import certified, converged, diagnosed, principled, screened, simulated
+from ctrans.measure.measured import Measured, escaped, joined, measured_in
+from ctrans.report import growth, other, training
 from ctrans.report.sections import Chapter, JSONObject, Page, Words, cell, decoded, table
-from solvers import ConfigError, checked
+from ctrans.report.view import view
+from ctrans.study import studied
+from ctrans.training import trained, transferred
+from solvers import ConfigError
 
-SECTIONS = {
-    "screen": "screen",
-    "diagnose": "diagnose",
-    "simulate": "simulate",
-    "hjb-check": "hjb_check",
-    "control": "control",
-    "convergence": "convergence",
-    "verify": "verify",
-    "train": "train",
-    "watch": "watch",
-    "study": "study",
-    "families": "families",
-    "coordinate-check": "coordinate",
-    "rate": "rate",
-    "export": "written",
-    "generate": "written",
+READERS: dict[str, Callable[[JSONObject], Measured]] = {
+    "screen": screened.measured_in,
+    "diagnose": diagnosed.measured_in,
+    "hjb-check": certified.measured_in,
+    "control": principled.measured_in,
+    "convergence": converged.measured_in,
+    "train": trained.measured_in,
+    "coordinate-check": transferred.measured_in,
+    "study": studied.measured_in,
+    "simulate": simulated.measured_in,
 }
-"""The page of each command: a module, imported when it is needed, whose `chapters` takes models by
-name, of one or several results, and the first result, which has what all have in common. Its
-`models` finds the models in a result; without it the result is of one thing.
+"""The table of a result of version 1, by command. Version 0.5 removes these."""
+OWN_CHARTS: dict[str, Callable[[JSONObject], Chapter]] = {"hjb-check": growth.chapter}
+"""The chapter of a result whose charts have code of their own."""
+WRONG = (
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    ValueError,
+    StopIteration,
+    ArithmeticError,
+)
+"""What a result raises that no command has written."""
 
-A command that has no entry is shown as tables of all that its result holds (`other_page`).
-"""
 
-
-@checked
 def page_of(results: JSONObject) -> Page:
     """The page of one or several results, by a name for each. Results of one command share their
     tables and charts.
@@ -50,10 +54,7 @@ def page_of(results: JSONObject) -> Page:
         raise ConfigError("there are no results: give at least one")
     groups: dict[str, dict[str, Any]] = {}
     for name, result in decoded(results).items():
-        if isinstance(result, Mapping):
-            command = result.get("command")
-        else:
-            command = None
+        command = result.get("command") if isinstance(result, Mapping) else None
         if not isinstance(command, str):
             raise ConfigError(
                 f"{name}: this is no result of a ctrans command: give a file that one has written"
@@ -61,43 +62,63 @@ def page_of(results: JSONObject) -> Page:
             )
         groups.setdefault(command, {})[name] = result
     chapters: list[Chapter] = []
-    asked: list[str] = []
+    lines: list[str] = []
     for command, group in groups.items():
         try:
             chapters += [*_chapters(command, group), _options(command, group)]
-            asked += [_line(command, name, result) for name, result in group.items()]
-        except (
-            KeyError,
-            TypeError,
-            AttributeError,
-            IndexError,
-            ValueError,
-            StopIteration,
-            ArithmeticError,
-        ) as error:
+            lines += [_line(command, name, result) for name, result in group.items()]
+        except WRONG as error:
             raise ConfigError(
                 f"{', '.join(group)}: ctrans {command} does not write this ({type(error).__name__}:"
                 f" {error}): make the result anew"
             ) from None
-    return Page(
-        " and ".join(f"ctrans {command}" for command in groups),
-        "; ".join(asked),
-        chapters,
-        dict(results),
-    )
+    title = " and ".join(f"ctrans {command}" for command in groups)
+    return Page(title, "; ".join(lines), chapters, dict(results))
+
+
+def page_of_table(result: JSONObject, measured: Measured) -> Page:
+    """The page of one result, whose table is at hand. `page_of` makes the same of its JSON."""
+    command = result["command"]
+    group = {command: result}
+    chapters = [
+        *view(escaped(measured), command),
+        *_own_charts(command, group),
+        _options(command, group),
+    ]
+    return Page(f"ctrans {command}", _line(command, command, result), chapters, group)
+
+
+def table_of(command: str, result: JSONObject) -> Measured:
+    """The table of measured values in a command's JSON."""
+    if "measured" in result:
+        return measured_in(result["measured"])
+    return READERS[command](result)
 
 
 def _chapters(command: str, group: Mapping[str, JSONObject]) -> Sequence[Chapter]:
-    page = importlib.import_module(f"ctrans.report.pages.{SECTIONS.get(command, 'other')}_page")
-    models_in: Callable[[JSONObject], JSONObject] = getattr(
-        page, "models", lambda result: {"": result}
-    )
-    models: dict[str, Any] = {}
-    for label, result in group.items():
-        for name, model in models_in(result).items():
-            models[": ".join(filter(None, (label, name))) if len(group) > 1 else name] = model
-    chapters = page.chapters(models, next(iter(group.values())))
-    return [each.shown for each in chapters if each.shown.parts]
+    if command == "watch":
+        return _shown(training.chapters(_unnamed_alone(group)))
+    if command in READERS or all("measured" in result for result in group.values()):
+        tables = {label: table_of(command, result) for label, result in group.items()}
+        return [*view(escaped(joined(tables)), command), *_own_charts(command, group)]
+    return _shown(other.chapters(_unnamed_alone(group)))
+
+
+def _unnamed_alone(group: Mapping[str, JSONObject]) -> Mapping[str, JSONObject]:
+    """The results by name; one alone has no name."""
+    if len(group) > 1:
+        return group
+    return {"": next(iter(group.values()))}
+
+
+def _shown(chapters: Sequence[Chapter]) -> list[Chapter]:
+    return [chapter.shown for chapter in chapters if chapter.shown.parts]
+
+
+def _own_charts(command: str, group: Mapping[str, JSONObject]) -> list[Chapter]:
+    if command not in OWN_CHARTS:
+        return []
+    return [OWN_CHARTS[command](result) for result in group.values()]
 
 
 def _options(command: str, group: Mapping[str, JSONObject]) -> Chapter:
@@ -111,11 +132,11 @@ def _options(command: str, group: Mapping[str, JSONObject]) -> Chapter:
             rows.append([key, *(cell(value, "note" if differs else "") for value in values)])
     several = len(group) > 1
     columns = ["option", *(group if several else ["value"])]
-    models = [
-        Words(f"{name}: {words}" if several else words)
-        for name, result in group.items()
-        if (words := _model(result))
-    ]
+    models = []
+    for name, result in group.items():
+        words = _model(result)
+        if words:
+            models.append(Words(f"{name}: {words}" if several else words))
     return Chapter(
         f"Options and versions of {command}", [*models, table(columns, rows)], folded=True
     )
@@ -129,9 +150,9 @@ def _model(result: JSONObject) -> str:
     several = model.get("several")
     if isinstance(several, Mapping):
         return "; ".join(
-            f"{name}: {each['described']}"
-            for name, each in several.items()
-            if isinstance(each, Mapping)
+            f"{name}: {described['described']}"
+            for name, described in several.items()
+            if isinstance(described, Mapping)
         )
     return str(model.get("described", ""))
 
@@ -146,13 +167,14 @@ def _line(command: str, name: str, result: JSONObject) -> str:
         "dt": "step dt = {}",
         "seed": "seed {}",
     }
-    given = {key: options[key] for key in words if options.get(key) is not None}
-    known = [
-        words[key].format(value) + "s" * (key in ("depth", "heads") and value != 1)
-        for key, value in given.items()
-    ]
+    sizes = []
+    for key, text in words.items():
+        value = options.get(key)
+        if value is not None:
+            plural = "s" if key in ("depth", "heads") and value != 1 else ""
+            sizes.append(text.format(value) + plural)
     named = (result.get("study") or {}).get("name") or (result.get("log") or {}).get("model")
-    described = _model(result) or ", ".join(known) or str(named or "")
+    described = _model(result) or ", ".join(sizes) or str(named or "")
     if name == command:
         return described
     return f"{name}: {described or command}"

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from torch import Tensor
 
-from ctrans.control.hjb_study import HORIZON, SCHEME, PDEStudy
+from ctrans.control.hjb.study import HORIZON, SCHEME, PDEStudy
 from ctrans.report.axes import PLAIN
 
 LEVEL = 0.25

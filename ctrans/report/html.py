@@ -20,7 +20,7 @@ from ctrans.base.json_values import plain
 from ctrans.base.printable import UNSAFE
 from ctrans.report.placement_style import looks_of
 from ctrans.report.sections import SEVERITY_MARKS, Page, Plot, digits, finding_rows
-from solvers import ConfigError, checked
+from solvers import ConfigError
 
 if TYPE_CHECKING:
     import markupsafe
@@ -30,7 +30,6 @@ MOST_LINES = 7
 MISSING = "a page needs plotly and jinja2: pip install 'ctrans[report]'"
 
 
-@checked
 def render(page: Page) -> str:
     """The page's HTML. All that came from a user, names of models and files, is escaped: text is
     never taken for markup.

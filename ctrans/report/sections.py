@@ -12,19 +12,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ctrans.base.printable import printable
+from ctrans.measure.findings import SEVERITY_MARKS as SEVERITY_MARKS
+from ctrans.measure.findings import Mark as Mark
 from ctrans.measure.findings import in_words
-from solvers import AnyFloat, ConfigError, checked, shown
+from solvers import AnyFloat, ConfigError, shown
 
 JSONObject = Mapping[str, Any]
 """An object of a command's JSON."""
-Mark = Literal["", "bad", "note", "good"]
 MOST_FINDINGS = 1_000
 """At most so many findings are shown together; the JSON has all."""
 EMPTY = ("–", "")
 """Texts of cells in which there is nothing."""
 
 
-@checked
 @dataclass(frozen=True)
 class Answer:
     """What the command found, in one sentence that a reader understands who does not know the
@@ -35,7 +35,6 @@ class Answer:
     mark: Mark = ""
 
 
-@checked
 @dataclass(frozen=True)
 class Cell:
     """A table's cell. `value` is what it is sorted by; without one it is sorted by its text."""
@@ -49,7 +48,6 @@ class Cell:
             raise ValueError(f"{self.text!r} is no text")
 
 
-@checked
 @dataclass(frozen=True)
 class Column:
     """A column's heading in words, what its figures mean, and their formula.
@@ -68,7 +66,6 @@ class Column:
         return "; ".join(filter(None, (self.meaning, self.symbol)))
 
 
-@checked
 @dataclass(frozen=True)
 class Table:
     """A table. Without --verbose a terminal shows about `rows_shown` of its rows, evenly spread; 0
@@ -98,7 +95,6 @@ class Table:
         return replace(self, columns=[self.columns[k] for k in chosen], rows=rows)
 
 
-@checked
 @dataclass(frozen=True)
 class Line:
     """A model's figures along a chart's axis. A `bound` is what theory allows, not what was
@@ -132,7 +128,6 @@ class Line:
             raise ConfigError(f"{self.model}: {shown(self.placement)} is no placement")
 
 
-@checked
 @dataclass(frozen=True)
 class Plot:
     """Figures against depth, or against what `x` says in words with its unit. `log` is how the
@@ -163,7 +158,6 @@ class Plot:
         return any(value < 0 for line in self.lines for value in line.y if value is not None)
 
 
-@checked
 @dataclass(frozen=True)
 class Words:
     """A paragraph, and a list of `lines` below it."""
@@ -172,7 +166,6 @@ class Words:
     lines: Sequence[str] = ()
 
 
-@checked
 @dataclass(frozen=True)
 class Token:
     """A token's text on a colour, and its figure in words."""
@@ -182,7 +175,6 @@ class Token:
     figure: str
 
 
-@checked
 @dataclass(frozen=True)
 class ColouredText:
     """Tokens in their order."""
@@ -192,7 +184,6 @@ class ColouredText:
     meaning: str = ""
 
 
-@checked
 @dataclass(frozen=True)
 class Findings:
     """Findings of a model as JSON objects, the most severe first; `title` names the model where
@@ -219,7 +210,6 @@ class Findings:
 Section = Answer | Words | Table | Plot | ColouredText | Findings
 
 
-@checked
 @dataclass(frozen=True)
 class Chapter:
     """A heading and its parts. A `folded` chapter is closed on a page, and a terminal shows it with
@@ -252,7 +242,6 @@ def _has_content(part: Section) -> bool:
     return not isinstance(part, Findings) or bool(part.found)
 
 
-@checked
 @dataclass(frozen=True)
 class Page:
     """A title, a line on what was looked at, chapters with the answer first, and the results that
@@ -272,7 +261,6 @@ class Page:
         ]
 
 
-@checked
 def decoded(value: Any) -> Any:
     """A JSON value with numbers in the place of the texts "inf", "-inf" and "nan" and with all
     other text `printable`, also inside of lists and objects. Whole numbers beyond float are
@@ -293,7 +281,6 @@ def decoded(value: Any) -> Any:
     return printable(value)
 
 
-@checked
 def finite(values: Sequence[AnyFloat | None] | None) -> list[float]:
     """The values that are finite numbers."""
     return [
@@ -303,7 +290,6 @@ def finite(values: Sequence[AnyFloat | None] | None) -> list[float]:
     ]
 
 
-@checked
 def percent(value: AnyFloat | None) -> str:
     """A share as a percentage, as a multiple where it is large, or a dash."""
     if value is None:
@@ -313,7 +299,6 @@ def percent(value: AnyFloat | None) -> str:
     return f"{float(value):.1g}x"
 
 
-@checked
 def cell(value: Any, mark: Mark = "") -> Cell:
     """A JSON value as a cell: numbers in three digits, truths as yes and no, lists with commas,
     nothing as a dash. A cell stays as it is.
@@ -336,7 +321,6 @@ def cell(value: Any, mark: Mark = "") -> Cell:
     return Cell(str(value), None, mark)
 
 
-@checked
 def table(
     columns: Iterable[Any],
     rows: Iterable[Iterable[Any]],
@@ -357,7 +341,6 @@ def table(
     )
 
 
-@checked
 def digits(value: AnyFloat) -> str:
     """Three significant digits; whole numbers whole."""
     if math.isinf(value):
@@ -375,10 +358,6 @@ def digits(value: AnyFloat) -> str:
     return text
 
 
-SEVERITY_MARKS: dict[str, Mark] = {"broken": "bad", "serious": "bad", "note": "note"}
-
-
-@checked
 def mark_of(found: Sequence[JSONObject]) -> Mark:
     """The mark of several findings together: that of the most severe."""
     if any(each["severity"] != "note" for each in found):
@@ -395,7 +374,6 @@ OPTIONAL: dict[str, Any] = {
 """Fields that not every finding has."""
 
 
-@checked
 def finding_rows(finding: JSONObject) -> dict[str, str]:
     """A finding in words, by what each line says."""
     try:

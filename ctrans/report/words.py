@@ -105,7 +105,7 @@ def terms_in(text: str) -> list[str]:
 
 def verdicts() -> dict[str, str]:
     """What every verdict of a screening means; of those outside of a limit, beyond which."""
-    impacts = {check.verdict: check.impact for check in reversed(CHECKS.values())}
+    impacts = {check.verdict: check.impact for check in reversed(list(CHECKS.values()))}
     limits = {
         word: [f"{c.quantity} {c.limit}" for c in CHECKS.values() if c.verdict == word]
         for word in impacts

@@ -7,7 +7,8 @@ import math
 import torch
 
 from ctrans.base.draw import Draw
-from ctrans.control import Costate, costate
+from ctrans.control import Costate
+from ctrans.control.costate import costate
 from ctrans.dynamics.norm import Norm
 from ctrans.dynamics.residual import sinkhorn
 from ctrans.measure.forward.mixing import product_gains

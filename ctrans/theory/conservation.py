@@ -11,7 +11,9 @@ from ctrans.model.orders import own_methods
 from ctrans.theory.random_models import described, random_model
 from ctrans.theory.random_norms import learned
 from ctrans.theory.statement import Trial, Trials, at_most, known, statement
-from solvers import Segment, fixed_step, solve
+from solvers import Segment
+from solvers.methods import fixed_step
+from solvers.solve import solve
 
 SECTION = 3
 

@@ -27,7 +27,9 @@ from ctrans.model.gpt import GPT
 from ctrans.theory.random_models import described, random_model, random_text
 from ctrans.theory.random_norms import EPSILONS, random_norm
 from ctrans.theory.statement import Printed, Trial, Trials, equal, known, statement
-from solvers import Stats, fixed_step, solve
+from solvers import Stats
+from solvers.methods import fixed_step
+from solvers.solve import solve
 
 SECTION = 5
 

@@ -17,7 +17,8 @@ from ctrans.model.orders import Convergence, depth_convergence, own_methods, sub
 from ctrans.theory.random_models import described, random_model, random_state, smooth_model
 from ctrans.theory.random_norms import random_norm
 from ctrans.theory.statement import Printed, Trial, Trials, at_most, equal, holds_if, statement
-from solvers import Segment, solve
+from solvers import Segment
+from solvers.solve import solve
 
 SECTION = 1
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from ctrans.base.draw import Draw
 from ctrans.dynamics.fields import EXPERTS, ROUTERS, ExpertOptions, MixtureOfExperts
 from ctrans.theory.statement import Trial, Trials, at_most, dense_jacobian, statement
-from solvers import Segment, solve
+from solvers import Segment
+from solvers.solve import solve
 
 END, STEPS = 0.1, 5
 """Of the flow that crosses a switch: how long it is, and steps of rk4 in each of its two parts."""

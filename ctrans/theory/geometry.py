@@ -20,7 +20,8 @@ from ctrans.theory.statement import (
     equal,
     statement,
 )
-from solvers import Segment, solve
+from solvers import Segment
+from solvers.solve import solve
 
 SECTION = 3
 

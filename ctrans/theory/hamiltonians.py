@@ -10,15 +10,10 @@ import torch
 from torch import Tensor
 
 from ctrans.base.draw import Draw
-from ctrans.control import (
-    EllipsoidSlice,
-    KineticCost,
-    TangentSpace,
-    WholeSpace,
-    admissible_set,
-    certify,
-    ellipsoid_value,
-)
+from ctrans.control import EllipsoidSlice, KineticCost, TangentSpace, WholeSpace
+from ctrans.control.certificate import certify
+from ctrans.control.ellipsoid import ellipsoid_value
+from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.sets_by_norm import image_of
 from ctrans.dynamics.norm import SphereNorm
 from ctrans.dynamics.placement import PLACEMENTS

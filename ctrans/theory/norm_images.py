@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ctrans.base.draw import Draw
-from ctrans.control import GainDecay, certify
+from ctrans.control import GainDecay
 from ctrans.control.ascent import ascend
+from ctrans.control.certificate import certify
 from ctrans.control.gains import has_offset
 from ctrans.control.sets_by_norm import image_of
 from ctrans.dynamics.norm import NORMS, Norm, SquashNorm

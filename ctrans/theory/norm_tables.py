@@ -8,7 +8,8 @@ from ctrans.base.draw import Draw
 from ctrans.dynamics.norm import NORMS, ClipNorm, SquashNorm
 from ctrans.theory.random_norms import SQUASHING, any_norm, norm_words
 from ctrans.theory.statement import Trial, Trials, at_most, dense_jacobian, equal, statement
-from solvers import Segment, solve
+from solvers import Segment
+from solvers.solve import solve
 
 SECTION = 3
 

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ctrans.measure.findings import Check, Checks, Finding, Reading
+from ctrans.measure.findings import Check, Finding, Reading
+from ctrans.measure.measures import MEASURES, Measure, checks_of
 from ctrans.theory.run import Result
 
-CHECKS = Checks(
-    "theory",
+MEASURES.add(
+    "ctrans verify",
     {
-        "statement violated": Check(
-            "reached",
-            "measured/bound - 1 for a bound, the relative difference for an equality",
-            "broken",
-            "each statement's own tolerance, for rounding",
-            "The form of the statement that should hold fails for this case.",
-            "Report it with the command and verify.json.",
+        "reached": Measure(
+            formula="measured/bound - 1 for a bound, the relative difference for an equality",
+            scope="run",
+            checks={
+                "statement violated": Check(
+                    severity="broken",
+                    source="each statement's own tolerance, for rounding",
+                    impact="The form of the statement that should hold fails for this case.",
+                    remediation="Report it with the command and verify.json.",
+                )
+            },
         )
     },
+    topic="theory",
 )
+CHECKS = checks_of("theory")
 
 
 def findings_of(results: Sequence[Result]) -> list[Finding]:

@@ -10,19 +10,12 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 from ctrans.base.draw import Draw
-from ctrans.control import (
-    FrobeniusBall,
-    GainDecay,
-    LastMapDecay,
-    StepImage,
-    boxed_value,
-    certify,
-    gain_slope,
-    gap_of_rank,
-)
+from ctrans.control import FrobeniusBall, GainDecay, LastMapDecay, StepImage
 from ctrans.control.ascent import ascend
-from ctrans.control.certificate_ascents import climb_weights
-from ctrans.control.last_map import Features
+from ctrans.control.certificate import certify
+from ctrans.control.evidence import climb_weights
+from ctrans.control.gains import boxed_value, gain_slope
+from ctrans.control.last_map import Features, gap_of_rank
 from ctrans.control.sets_by_norm import image_of
 from ctrans.control.tangent import TangentSpace
 from ctrans.dynamics.norm import SphereNorm

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from ctrans.base.draw import Draw
 from ctrans.control.hjb import Grid, solve_hjb
-from ctrans.control.hjb_study import NearestTarget
-from ctrans.control.hopf_lax import hopf_lax, velocity_ball, velocity_hull
+from ctrans.control.hjb.hopf_lax import hopf_lax, velocity_ball, velocity_hull
+from ctrans.control.hjb.study import NearestTarget
 from ctrans.control.sets_by_norm import image_of
 from ctrans.dynamics.norm import RMSNorm, SphereNorm
 from ctrans.theory.random_norms import norm_words, random_norm
 from ctrans.theory.statement import Printed, Trial, Trials, at_most, equal, statement
-from solvers import Segment, solve
+from solvers import Segment
+from solvers.solve import solve
 
 SECTION = 4
 

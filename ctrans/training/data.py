@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ctrans.base.option import COUNT, Count, Range, Seed
 from ctrans.interop.tokens import map_tokens
-from solvers import ConfigError, checked
+from solvers import ConfigError
 
 SHARE = 10
 """The last tenth of a text is for validation."""
@@ -41,7 +41,6 @@ Tokens = Integer[np.ndarray, " _"]
 Index = Annotated[int, Range(0, COUNT.high)]
 
 
-@checked
 @dataclasses.dataclass(frozen=True)
 class Data:
     """A training and a validation split, and sequences of `context` tokens drawn from them.
@@ -70,7 +69,6 @@ class Data:
     def _splits(self) -> dict[str, Tokens]:
         return {"training": self.train, "validation": self.validation}
 
-    @checked
     def batch(
         self,
         step: Index,
@@ -94,7 +92,6 @@ class Data:
         starts = self._starts((raw_words >> 11) * 2.0**-53)
         return self._windows(self.train, starts[rank * share : (rank + 1) * share])
 
-    @checked
     def validation_windows(
         self, count: Count
     ) -> tuple[Int[Tensor, "windows context"], Int[Tensor, "windows context"]]:
@@ -218,7 +215,6 @@ def _frequencies(tokens: Tokens, size: int) -> Float[np.ndarray, " size"]:
     return share
 
 
-@checked
 def share_of(batch: Count, world: Count) -> int:
     """The number of sequences of a micro-batch for each process. Raises ConfigError if they cannot
     share it evenly.
@@ -232,7 +228,6 @@ def share_of(batch: Count, world: Count) -> int:
     return share
 
 
-@checked
 def from_text(text: bytes, context: Count, name: str = "the text") -> Data:
     """The bytes as tokens. The last tenth is for validation, and no training sequence overlaps
     it.
@@ -242,7 +237,6 @@ def from_text(text: bytes, context: Count, name: str = "the text") -> Data:
     return Data(tokens[:cut], tokens[cut:], context, name)
 
 
-@checked
 def from_bin(directory: str | Path, context: Count) -> Data:
     """nanoGPT's `train.bin` and `val.bin`, uint16, memory-mapped. Raises ConfigError for a file
     that is missing or invalid.

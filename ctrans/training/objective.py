@@ -14,7 +14,8 @@ from ctrans.base.shapes import Scalar, TokenBatch
 from ctrans.dynamics.fields import Balances, HasAuxiliary
 from ctrans.model.gpt import GPT
 from ctrans.training.settings import TrainConfig
-from solvers import Map, Save, Segment, solve
+from solvers import Map, Save, Segment
+from solvers.solve import solve
 
 
 class Losses(NamedTuple):

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ctrans.base.option import Count
 from ctrans.training.data import Data, Tokens
-from solvers import checked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +39,6 @@ class Labelled(Data):
         token_and_place = rows[:, self._positions] * self.context + self._positions
         return token_and_place.reshape(-1), rows[:, self.context :].reshape(-1)
 
-    @checked
     def validation_windows(
         self, count: Count
     ) -> tuple[Int[Tensor, "rows context"], Int[Tensor, "rows context"]]:

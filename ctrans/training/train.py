@@ -37,7 +37,6 @@ from ctrans.training.run_start import (
 )
 from ctrans.training.settings import TrainConfig, check_names
 from ctrans.training.training_state import Progress, read_state
-from solvers import checked
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,6 @@ class Trained:
         return list(log.read(self.directory))
 
 
-@checked
 def train(
     model: GPTConfig | GPT,
     config: TrainConfig | None = None,
@@ -120,7 +118,6 @@ def train(
     )
 
 
-@checked
 def resume(
     out: str | Path,
     data: Given = None,

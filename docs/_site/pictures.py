@@ -29,7 +29,6 @@ PICTURES = {
         "it/hjb-check.png",
     ),
     "monitor": (f"{ROOT}/examples/monitor_trainer.py it; -m ctrans watch it", "it/watch.png"),
-    "prediction": ("-m benchmarks.prediction --kept --stage sealed --out it", "it/study.png"),
     "clinic": ("-m benchmarks.clinic --half sealed --report --picture it.png", "it.png"),
     "steer_points": (f"{ROOT}/examples/steer_points.py --out it.png", "it.png"),
     "continuous": ("-m benchmarks.continuous --report --out it.png", "it.png"),

@@ -121,7 +121,7 @@ def test_a_look_leaves_the_model_as_it_was_found(look):
         LOOKS[look](model)
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("look", [look for look in LOOKS if look != "continuize, refused"])
 def test_a_look_that_fails_leaves_the_model_as_it_was_found(look, monkeypatch):
     """The model raises at its first pass, and in the middle of the passes of a look that
@@ -172,6 +172,7 @@ def test_a_refused_module_is_left_as_it_was_found():
             ctrans.open_model(model)
 
 
+@pytest.mark.slow
 def test_threads_find_the_same_and_leave_the_model_as_it_was_found():
     model = guest()
     alone = str(ctrans.diagnose(copy.deepcopy(model), TOKENS, TARGETS, loss="next"))
@@ -244,6 +245,7 @@ def test_a_model_that_was_looked_at_trains_to_the_same_bits(place):
     assert losses[0] == losses[1]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("gradient", ["backprop", "checkpoint", "adjoint"])
 def test_an_opened_model_computes_without_dropout_and_without_gradients_of_weights(gradient):
     """As a twin in evaluation mode whose weights need none, whatever the module's mode, also where

@@ -112,6 +112,7 @@ def test_flops_are_what_torch_counts(placement):
     assert counter.get_total_flops() == threads.flops(width=16, batch=3, context=8)
 
 
+@pytest.mark.slow
 @given(st.floats(0, 1e15), st.floats(0, 1e15), st.sampled_from([2, 4, 8]))
 def test_more_work_has_as_many_threads_or_more(some, more, itemsize):
     few, many = sorted((some, more))

@@ -73,6 +73,7 @@ def test_the_exponent_of_a_power_is_found(power):
     )
 
 
+@pytest.mark.slow
 def test_a_result_is_kept_as_json_text_and_page(tmp_path):
     path = tmp_path / "bench-2026-01-01-cpu2.json"
     keep(result_of([a_row()]), path)

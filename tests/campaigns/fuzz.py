@@ -589,7 +589,6 @@ def results():
     asked = [
         *([command, *SMALL] for command in ("simulate", "diagnose", "control", "hjb-check")),
         ["screen", "--quick", *SMALL],
-        ["rate", "--rates", "0.01", "--iterations", "40", *SMALL[2:8], "--json", "-"],
         [
             "coordinate-check",
             "--widths",

@@ -24,7 +24,7 @@ SECONDS = 0.5
 @pytest.fixture(autouse=True)
 def _as_users_call_it():
     """Users check no types at run time."""
-    typecheck.allow(0)
+    typecheck.allow(False)
 
 
 @pytest.mark.parametrize("name", TARGETS)

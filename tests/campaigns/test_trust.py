@@ -283,7 +283,7 @@ def entries_of_any_config():
 
 @pytest.mark.parametrize("count", [12, pytest.param(400, marks=pytest.mark.slow)])
 def test_an_entry_of_any_type_gets_a_line_or_an_answer(count, tmp_path, capfd):
-    seed = int(time.time()) // 86400
+    seed = 2026
     draws = random.Random(seed)
     pairs = [(name, value) for name in entries_of_any_config() for value in VALUES]
     for name, value in [("return_dict", False), ("torchscript", True), *draws.sample(pairs, count)]:

@@ -53,7 +53,6 @@ QUICK = {
     "control": SMALL,
     "screen": [*SMALL, "--quick"],
     "diagnose": SMALL,
-    "rate": [*SMALL, "--rates", "0.01", "--rates", "0.1", "--iterations", "40"],
     "coordinate-check": [
         *SMALL[:2],
         *SMALL[4:8],
@@ -70,7 +69,6 @@ QUICK = {
     "study": ["kim-growth", "--report", "--out", "/proc/none"],
     "report": ["/proc/none.json"],
     "watch": ["/proc/none", "--once"],
-    "families": ["none-such"],
     "export": ["--checkpoint", "/proc/none"],
 }
 """What keeps the answer to a request that is right after all short."""
@@ -78,7 +76,6 @@ SLOW = {
     "convergence",
     "verify",
     "coordinate-check",
-    "rate",
     "hjb-check",
     "control",
     "screen",

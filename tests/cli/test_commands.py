@@ -155,6 +155,7 @@ def test_simulate_writes_table_json_and_picture(tmp_path):
     assert result.stderr == ""
 
 
+@pytest.mark.slow
 def test_the_json_goes_into_a_pipe_which_stays(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
@@ -317,6 +318,8 @@ def test_a_saved_model_is_looked_at_in_place_of_a_seeded_one(name, tmp_path):
     ("args", "words"),
     [
         (["simulte"], "No such command 'simulte': did you mean 'simulate'?"),
+        (["families", "gpt2"], "ctrans families was removed: use the table in docs"),
+        (["rate"], "ctrans rate was removed: use ctrans study FILE.toml"),
         (["xyz"], "No such command 'xyz'. There are simulate, convergence, "),
         (["simulate", "--placment", "peri"], "No such option"),
         (["simulate", "--placement", "perri"], "did you mean 'peri'"),

@@ -344,7 +344,7 @@ def test_a_baseline_with_wrong_values_is_refused(places, tmp_path):
     kept = strict((places / "healthy.json").read_text())
     kept["placements"]["healthy"]["readings"]["spectral norm"][0]["value"] = "large"
     (tmp_path / "it.json").write_text(json.dumps(kept))
-    allow(0)  # the tests' type checks would find it first
+    allow(False)  # the tests' type checks would find it first
     result = gate(places / "healthy", "--baseline", tmp_path / "it.json")
     assert result.exit_code == 2
     assert "has the value 'large', and readings are numbers" in result.stderr

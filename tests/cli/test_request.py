@@ -96,7 +96,7 @@ def test_every_field_of_a_request_is_an_option_of_its_command(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["simulate", "hjb-check", "control", "diagnose", "screen", "train", "coordinate-check", "rate"],
+    ["simulate", "hjb-check", "control", "diagnose", "screen", "train", "coordinate-check"],
 )
 def test_every_option_of_an_architecture_is_one_of_the_command(name):
     module = importlib.import_module(f"ctrans.cli.{name.replace('-', '_')}")

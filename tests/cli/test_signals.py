@@ -121,10 +121,10 @@ def test_signals_are_given_back():
     def held():
         return len(os.listdir("/proc/self/fd")), threading.active_count()
 
-    run("families", "--help")
+    run("convergence", "--help")
     before, most = state(), held()
     for _ in range(5):
-        assert run("families", "--help").exit_code == 0
+        assert run("convergence", "--help").exit_code == 0
     for _ in range(100):
         if state() == before and all(now <= then for now, then in zip(held(), most, strict=True)):
             return

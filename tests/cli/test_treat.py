@@ -84,6 +84,7 @@ def treated(request, tmp_path_factory):
     return place, strict(result.stdout)["treatment"]
 
 
+@pytest.mark.cases(1)
 def test_the_copy_has_one_other_weight_and_all_others_bit_for_bit(treated):
     place, lines = treated
     ill, made = tensors(place / "ill"), tensors(place / "models" / "treated")
@@ -116,6 +117,7 @@ def test_the_copy_has_all_files_of_the_model_the_acts_and_the_weights_of_before(
     assert [path.name for path in (place / "models").iterdir()] == ["treated"]
 
 
+@pytest.mark.cases(1)
 def test_the_treated_model_computes_nearly_what_the_healthy_one_does(treated):
     place, _ = treated
     healthy, ill, made = (logits(place / name) for name in ("healthy", "ill", "models/treated"))
@@ -179,6 +181,7 @@ def test_a_model_of_ctrans_keeps_its_checks_and_nothing_of_a_training(tmp_path):
         load(tmp_path / "treated")
 
 
+@pytest.mark.slow
 def test_nothing_is_written_without_the_finding_or_without_such_a_weight(tmp_path):
     """A gain of 100 makes its sublayer as large, and no weight is scaled for it."""
     healthy = our_model(1.0)
@@ -308,7 +311,7 @@ def dying(path):
     raise Killed
 
 
-@pytest.mark.cases(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("lasting", [False, True])
 @pytest.mark.parametrize(
     "fail",

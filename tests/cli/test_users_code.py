@@ -24,7 +24,7 @@ def exits():
 @pytest.mark.parametrize("code", ["0", "", "3", "'words'"])
 def test_a_plugin_that_exits_is_named_with_its_line(code, tmp_path):
     (tmp_path / "plugin.py").write_text(f"import sys\nsys.exit({code})\n")
-    result = run("--plugin", tmp_path / "plugin.py", "families")
+    result = run("--plugin", tmp_path / "plugin.py", "verify", "--only", "lemma-1", "--cases", 1)
     assert result.exit_code == 2
     assert "plugin.py, line 2: SystemExit" in result.stderr
     assert result.stderr.count("\n") == 1
@@ -63,7 +63,7 @@ def test_a_model_whose_pass_raises_any_class_ends_in_a_line(error, monkeypatch):
 
 
 def test_a_module_without_a_file_can_be_a_plugin():
-    assert run("--plugin", "math", "families").exit_code == 0
+    assert run("--plugin", "math", "verify", "--only", "lemma-1", "--cases", 1).exit_code == 0
 
 
 def test_a_function_that_exits_is_named_with_its_line(tmp_path):
@@ -98,6 +98,7 @@ os.wait()
 """
 
 
+@pytest.mark.slow
 def test_what_users_code_writes_to_the_descriptor_of_stdout_goes_to_stderr(tmp_path):
     (tmp_path / "loud.py").write_text(LOUD)
     options = ["simulate", *map(str, SMALL), "--json", "-"]
@@ -111,6 +112,7 @@ def test_what_users_code_writes_to_the_descriptor_of_stdout_goes_to_stderr(tmp_p
     )
 
 
+@pytest.mark.slow
 def test_no_file_gets_the_number_of_a_closed_stderr(tmp_path):
     (tmp_path / "number.py").write_text(
         "import os\nassert os.path.samestat(os.fstat(2), os.stat(os.devnull))\n"
@@ -135,6 +137,7 @@ def test_no_file_gets_the_number_of_a_closed_stderr(tmp_path):
     assert (done.returncode, strict(done.stdout)["command"]) == (0, "simulate")
 
 
+@pytest.mark.slow
 def test_a_program_that_calls_the_command_has_its_stdout_as_before():
     code = """
 import os, sys
@@ -173,6 +176,7 @@ def test_a_model_that_prints_or_exits_in_a_pass(monkeypatch):
         assert "sys.exit" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_signal_while_users_code_runs_is_no_fault_of_that_code(tmp_path):
     (tmp_path / "model.py").write_text(
         "import os, signal, time\ndef slow():\n    os.kill(os.getpid(), signal.SIGTERM)\n   "

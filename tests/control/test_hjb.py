@@ -14,8 +14,8 @@ from scipy.optimize import brentq
 
 from ctrans.control import admissible_set
 from ctrans.control.hjb import SCHEMES, Grid, one_sided, solve_hjb, speeds
-from ctrans.control.hjb_study import NearestTarget, pde_study
-from ctrans.control.hopf_lax import hopf_lax, velocity_ball, velocity_hull
+from ctrans.control.hjb.hopf_lax import hopf_lax, velocity_ball, velocity_hull
+from ctrans.control.hjb.study import NearestTarget, pde_study
 from ctrans.dynamics.norm import LayerNorm, RMSNorm
 from ctrans.report.hjb_figure import draw
 from solvers import ConfigError
@@ -202,7 +202,7 @@ def test_a_running_cost_gives_the_parabola_of_its_closed_form(width):
 @pytest.mark.slow
 @every_scheme
 def test_a_compiled_solve_has_the_same_values(scheme):
-    allow(0)  # jaxtyping's checks cannot be compiled
+    allow(False)  # jaxtyping's checks cannot be compiled
     hull, grid = velocity_hull(rms_norm((1.0, 0.5))), cube(2, 21)
     request = {"horizon": 0.3, "scheme": scheme}
     values = [
@@ -579,6 +579,7 @@ def test_the_studys_balls_go_flat_and_its_bounded_velocities_do_not(study):
     assert (study.spread.diff() < 1e-12).all()
 
 
+@pytest.mark.slow
 def test_the_studys_summary_is_plain_json(study):
     summary = json.loads(json.dumps(study.summary()))
     assert summary["times"] == pytest.approx([1, 2 / 3, 1 / 3, 0])

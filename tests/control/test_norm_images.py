@@ -151,7 +151,7 @@ def test_trained_gains_make_h_grow_at_the_proven_slope(name):
     assert (slope.offset > 0) == has_offset(norm)
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(1)
 @every
 def test_a_decay_of_gains_is_for_gains(name):
     """H by an oracle that knows no closed form: theta <- d support/d theta / lam, which never lets

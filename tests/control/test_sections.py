@@ -11,9 +11,9 @@ from ctrans.control.admissible import length
 from ctrans.control.certificate import certify
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
-from ctrans.control.section import SectionImage, TangentSection
 from ctrans.control.sets_by_norm import image_of
-from ctrans.control.step_image import StepImage
+from ctrans.control.step_image import SectionImage, StepImage
+from ctrans.control.tangent import TangentSection
 from ctrans.dynamics.norm import NORMS
 from tests.helpers import learned, small_model, tokens
 

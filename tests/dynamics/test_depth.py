@@ -6,7 +6,7 @@ import torch
 
 from ctrans.dynamics.depth import Depth
 from solvers import ConfigError, solve
-from tests.helpers import NAMES, small_model, unchecked
+from tests.helpers import NAMES, small_model
 
 every = pytest.mark.parametrize("name", NAMES)
 
@@ -114,9 +114,7 @@ def test_symmetric_blocks_share_the_weights_of_their_halves_and_the_time():
 @pytest.mark.parametrize("dt", [0, -1.0, math.nan, math.inf, True])
 def test_a_dt_that_is_no_positive_number_is_refused(dt):
     with pytest.raises(ConfigError, match="dt = "):
-        unchecked(Depth.__init__)(
-            small_model("pre").depth, list(small_model("pre").depth.sublayers), dt
-        )
+        Depth(list(small_model("pre").depth.sublayers), dt)
 
 
 def test_requests_that_do_not_fit_the_blocks_are_refused():
@@ -124,7 +122,7 @@ def test_requests_that_do_not_fit_the_blocks_are_refused():
     with pytest.raises(ConfigError, match="k = 0"):
         depth.refine(0)
     with pytest.raises(ConfigError, match="did you mean 'linear'"):
-        unchecked(Depth.refine)(depth, 2, "linaer")
+        depth.refine(2, "linaer")
     with pytest.raises(ConfigError, match="do not make blocks"):
         Depth(list(depth.sublayers)[:3], 0.1)
     with pytest.raises(ConfigError, match="positive spans"):

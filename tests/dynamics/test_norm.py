@@ -309,8 +309,16 @@ def test_an_offset_is_refused_where_there_is_none(name):
         ),
         ("group_rmsnorm", {"norm_groups": 0}, "norm_groups = 0: give a whole number"),
         ("dyt", {"norm_alpha": 0.0}, "norm_alpha = 0.0: give a number from 1e-12"),
-        ("clip_length", {"norm_radius": math.inf}, "norm_radius = inf: give a finite number"),
-        ("clip_entries", {"norm_radius": True}, "norm_radius = True: give a finite number"),
+        (
+            "clip_length",
+            {"norm_radius": math.inf},
+            "norm_radius = inf: give a number from 1e-12 to 1e",
+        ),
+        (
+            "clip_entries",
+            {"norm_radius": True},
+            "norm_radius = True: give a number from 1e-12 to 1e",
+        ),
     ],
 )
 def test_options_that_make_no_sense_are_refused(name, said, words):

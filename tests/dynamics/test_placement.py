@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from ctrans.dynamics.placement import PLACEMENTS, arrange, check_arrangement, spell, spell_for
 from ctrans.model.config import GPTConfig
 from solvers import ConfigError
-from tests.helpers import unchecked
 
 names = st.sampled_from(sorted(PLACEMENTS))
 entries = st.one_of(names, st.tuples(names, names))
@@ -28,7 +27,7 @@ def config(depth, placement):
         "placement": placement,
     }.items():
         object.__setattr__(made, key, value)
-    unchecked(GPTConfig.__post_init__)(made)
+    made.__post_init__()
     return made
 
 
@@ -127,5 +126,5 @@ def test_cases_of_the_spelling():
 )
 def test_what_is_ambiguous_or_no_placement_is_refused_with_the_fix(given, words):
     with pytest.raises(ConfigError) as error:
-        check_arrangement(unchecked(spell)(given), 3)
+        check_arrangement(spell(given), 3)
     assert words in str(error.value)

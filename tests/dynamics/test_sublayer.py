@@ -1,6 +1,5 @@
 import copy
 import math
-import re
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from ctrans.dynamics.norm import RMSNorm
 from ctrans.dynamics.placement import PLACEMENTS, get_placement
 from ctrans.dynamics.sublayer import Sublayer
 from solvers import ConfigError
-from tests.helpers import NAMES, as_called, learned, small_model
+from tests.helpers import NAMES, learned, small_model
 
 
 def states(*shape, seed=0, dtype=torch.float64):
@@ -182,24 +181,3 @@ def test_unknown_names_are_answered_with_the_nearest():
         FeedForward(4, 4, activation="gellu")
     with pytest.raises(ConfigError, match="not divisible by heads"):
         Attention(10, 3)
-
-
-@pytest.mark.parametrize(
-    ("method", "arguments", "named"),
-    [
-        ("step", (states(2, 16), math.nan), "dt = nan"),
-        ("step", (states(2, 16), "1"), "dt = '1'"),
-        ("moved", (states(2, 16), 3, 0.5), "r = 3"),
-        ("met", (states(2, 16), states(2, 16), None, 0.5), "p = None"),
-        ("pulled", (1.0,), "p = 1.0"),
-        ("segment", (0, 1, "no"), "continuous = 'no'"),
-    ],
-)
-def test_arguments_of_methods_are_checked(method, arguments, named):
-    arguments, options = (
-        (arguments[:2], {"continuous": arguments[2]}) if method == "segment" else (arguments, {})
-    )
-    with pytest.raises(ConfigError, match=re.escape(named)):
-        as_called(getattr(Sublayer, method))(
-            small_model("pre").depth.sublayers[0], *arguments, **options
-        )

@@ -10,6 +10,7 @@ from ctrans.interop.block_calls import is_state
 from ctrans.interop.example_inputs import EXAMPLES, main_input
 from ctrans.interop.families import FAMILIES, VOCABULARY, found_family, small_model
 from ctrans.interop.recorded_calls import CACHES
+from docs._site.tables import DOCS, family_tables
 from solvers import ConfigError
 from tests.helpers import learned
 
@@ -164,3 +165,11 @@ def test_a_recurrent_cache_is_not_filled_while_a_model_is_read():
         kwargs = mixer.adapter.block_context(0, x)["call"].kwargs
         assert [kwargs[name] for name in CACHES if name in kwargs] == [None]
         assert torch.equal(mixer(x), mixer(x))
+
+
+@pytest.mark.slow
+def test_the_page_of_families_says_what_is_found():
+    """If not, `python -m docs._site.tables` writes it."""
+    page = (DOCS / "howto" / "model-families.md").read_text()
+    for table in family_tables([found_family(name) for name in FAMILIES]):
+        assert table in page

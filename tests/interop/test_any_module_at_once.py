@@ -83,6 +83,7 @@ def test_weights_that_are_not_finite_are_the_first_thing_said():
     assert first.place == "block 1, FFN (segment 3): the weight stack.1.grow.weight"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("family", ["mamba", "llama4_text"])
 def test_a_hugging_face_model_is_opened_by_its_family_and_by_an_example_has_the_same_states(family):
     model, tokens = (

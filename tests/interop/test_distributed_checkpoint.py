@@ -48,6 +48,7 @@ def check(directory):
     assert not found
 
 
+@pytest.mark.slow
 def test_weights_are_read_by_name_without_the_optimiser(tmp_path):
     more = {
         "optimizer": {"state": {"layers.0.mlp.weight": torch.ones(6, 10)}},
@@ -215,6 +216,7 @@ SAID = {
 }
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", [*SAID, "of Bridge", "of NeMo", "of NeMo, not so"])
 def test_gains_that_megatron_stored_less_one_become_gains(kind, tmp_path):
     """Oracle: 1 + w of what was stored, where the arguments say so; all else, and other weights, as

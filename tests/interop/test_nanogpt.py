@@ -178,7 +178,7 @@ def refusal(source):
     return ""
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("in_zip", [True, False])
 def test_a_checkpoint_with_any_byte_changed_is_read_or_refused_in_a_line(in_zip, tmp_path):
@@ -253,6 +253,7 @@ DOUBLED = b"".join(b"h%c\x86q%c" % (i, i + 1) for i in range(60))
 """Pairs of pairs, of which each has the one before twice."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bytes_of_pickle",
     [

@@ -19,7 +19,8 @@ from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
 from ctrans.control.segment_check import check_segment
 from ctrans.dynamics.norm import LayerNorm
-from ctrans.examine.screening.screen import EFFORTS, as_result, screen
+from ctrans.examine.screened import as_object
+from ctrans.examine.screening.screen import EFFORTS, screen
 from ctrans.interop import from_transformers, to_nanogpt
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.open_model import open_model
@@ -430,7 +431,7 @@ def test_models_whose_sublayers_differ_in_placement_are_shown():
     assert pictures(page)["simulate.png"]().startswith(b"\x89PNG")
     checked = check_model(model, text[:1, :2], text[:1, 1:3])
     assert checked.placement == "peri, pre"
-    screened = as_result({"mixed": screen(model, text[:, :-1], text[:, 1:], TINY)})
+    screened = as_object({"mixed": screen(model, text[:, :-1], text[:, 1:], TINY)})
     assert page_of({"screen": plain({"command": "screen", **screened})}).answers
 
 

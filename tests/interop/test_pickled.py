@@ -43,6 +43,7 @@ def pickled(tmp_path):
     return model, tmp_path
 
 
+@pytest.mark.slow
 def test_a_pickle_is_refused_unless_it_is_allowed_and_then_gives_the_same_model(pickled):
     model, directory = pickled
     with pytest.raises(ConfigError, match=r"is a pickle and is not read: .*--allow-pickle"):

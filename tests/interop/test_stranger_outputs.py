@@ -10,9 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import ctrans
-from ctrans.interop.imported import Imported
 from solvers import ConfigError
-from tests.helpers import unchecked
 
 D = 16
 
@@ -151,6 +149,7 @@ class Decoder(nn.Module):
         return self.out(x)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("causal", [True, False])
 def test_later_tokens_are_found_where_each_sequence_has_its_own_memory(causal):
     module, text = made(Decoder, causal), torch.arange(20).reshape(2, 10) * 7 % 30
@@ -389,6 +388,7 @@ def test_a_screen_reads_slices_of_one_weight_and_detached_maps(detached):
     )
 
 
+@pytest.mark.slow
 def test_a_loss_that_knows_the_size_of_its_batch_is_left_out_by_name():
     def of_two(output, targets):
         return F.ctc_loss(
@@ -430,7 +430,7 @@ def test_a_mapping_of_inputs_is_opened_first():
         ):
             ctrans.diagnose(analysed, inputs)
     with pytest.raises(ConfigError, match="give the tensor that is the first argument"):
-        unchecked(Imported.embed)(opened.model, inputs)
+        opened.model.embed(inputs)
     assert "model" in ctrans.diagnose(opened, inputs["u"]).unknown
 
 

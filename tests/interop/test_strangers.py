@@ -197,7 +197,7 @@ def test_the_gradient_of_the_loss_is_the_modules(name):
     assert math.isclose(float(rise), float(p.norm()), rel_tol=1e-5)
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", STRANGERS)
 def test_a_diagnosis_names_what_needs_known_parts(name):
     _, opened, _, main, targets = opened_of(name)
@@ -251,6 +251,7 @@ def root_mean_squares(tensors):
     return pytest.approx([float(each.square().mean().sqrt()) for each in tensors])
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("name", STRANGERS)
 def test_a_monitor_sees_the_states_velocities_and_costates_and_changes_no_bit(name):
     module, opened, inputs, main, targets = opened_of(name)
@@ -367,6 +368,7 @@ class Decoder(torch.nn.Module):
         return self.head(self.core(self.table(tokens), memory))
 
 
+@pytest.mark.slow
 def test_what_larger_weights_do_is_unknown_where_the_maps_are():
     torch.manual_seed(0)
     module, given = (
@@ -398,6 +400,7 @@ def test_any_padding_is_read_if_it_is_that_of_the_example():
         opened.embed(main.flip(0))
 
 
+@pytest.mark.slow
 def test_a_model_is_causal_only_if_all_its_parts_are():
     assert [
         opened_of(name)[1].causal for name in ("Conformer", "RWKV", "lists without blocks")

@@ -137,6 +137,7 @@ def drawn(share):
     return [each for each in pairs() if zlib.crc32(repr(each).encode()) % share == 0]
 
 
+@pytest.mark.slow
 def test_a_draw_of_pairs_of_options_is_made_whole_or_refused():
     made = [holds(changes) for changes in drawn(60)]
     assert 0 < sum(made) < len(made)

@@ -11,7 +11,7 @@ from ctrans.model.gpt import GPT
 from ctrans.training.objective import Objective
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError, SolveError, solve
-from tests.helpers import DEVICES, NAMES, learned, small_config, small_model, tokens, unchecked
+from tests.helpers import DEVICES, NAMES, learned, small_config, small_model, tokens
 
 PROMPT = tokens(1, 5)[0]
 
@@ -168,7 +168,7 @@ def test_a_request_that_cannot_be_is_refused_before_anything_is_made(changes, wo
         **{key: value for key, value in changes.items() if key not in drawn},
     }
     with pytest.raises(ConfigError, match=words):
-        unchecked(stream)(small_model("peri"), **asked, sampling=Sampling(**drawn))
+        stream(small_model("peri"), **asked, sampling=Sampling(**drawn))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_request_that_cannot_be_is_refused_before_anything_is_made(changes, wo
 )
 def test_a_scheme_that_cannot_be_is_refused_when_it_is_made(scheme, words):
     with pytest.raises(ConfigError, match=words):
-        unchecked(Scheme)(**scheme)
+        Scheme(**scheme)
 
 
 def test_a_model_whose_tokens_see_later_ones_cannot_continue_a_text():

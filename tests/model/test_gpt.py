@@ -23,22 +23,20 @@ from tests import typecheck
 from tests.helpers import (
     DEVICES,
     NAMES,
-    as_called,
     learned,
     small_config,
     small_model,
     tokens,
-    unchecked,
 )
 from tests.model import plain_gpt
 
 
-def unchecked_config(**changes):
+def configured(**changes):
     """A configuration as users make it, whose fields' types nobody checked before."""
     config = object.__new__(GPTConfig)
     for key, value in {**dataclasses.asdict(small_config("peri")), **changes}.items():
         object.__setattr__(config, key, value)
-    unchecked(GPTConfig.__post_init__)(config)
+    config.__post_init__()
     return config
 
 
@@ -152,22 +150,19 @@ def test_the_parameter_count_is_the_number_of_matrix_entries():
 )
 def test_configurations_that_make_no_sense_are_named(changes, words):
     with pytest.raises(ConfigError, match=words):
-        GPT(unchecked_config(**changes))
+        GPT(configured(**changes))
 
 
 @pytest.mark.parametrize("value", [torch.ones(3), torch.ones(3).numpy()])
-def test_a_temperature_that_has_no_comparison_with_the_default_is_named(value, monkeypatch):
-    monkeypatch.setattr("ctrans.model.config.check_temperature", unchecked(check_temperature))
+def test_a_temperature_that_has_no_comparison_with_the_default_is_named(value):
     with pytest.raises(ConfigError, match=r"temperature = an? (tensor|array)"):
-        unchecked_config(temperature=value)
+        configured(temperature=value)
 
 
 @pytest.mark.parametrize(
     "value", [torch.nn.Linear.__new__(torch.nn.Linear), "x" * 10**6, torch.ones(2, 2)]
 )
-@pytest.mark.parametrize(
-    "give", [lambda value: unchecked_config(bias=value), unchecked(spell), unchecked(qk_norm_name)]
-)
+@pytest.mark.parametrize("give", [lambda value: configured(bias=value), spell, qk_norm_name])
 def test_a_value_whose_repr_fails_or_is_long_is_named_on_one_line(give, value):
     with pytest.raises(ConfigError) as error:
         give(value)
@@ -177,7 +172,7 @@ def test_a_value_whose_repr_fails_or_is_long_is_named_on_one_line(give, value):
 @pytest.mark.parametrize("seed", [-1, 10**20, 1.5, "x"])
 def test_a_seed_that_is_none_is_named(seed):
     with pytest.raises(ConfigError, match="seed = "):
-        unchecked(check_buildable)(small_config("peri"), seed)
+        check_buildable(small_config("peri"), seed)
 
 
 @pytest.mark.parametrize(
@@ -185,13 +180,13 @@ def test_a_seed_that_is_none_is_named(seed):
 )
 def test_what_are_no_tokens_is_named(ids):
     with pytest.raises(ConfigError, match="the tokens are"):
-        unchecked(GPT.embed)(small_model("peri"), ids)
+        small_model("peri").embed(ids)
 
 
 def test_targets_that_do_not_fit_are_named():
     model, ids = small_model("peri"), tokens()
     with pytest.raises(ConfigError, match="one target per token"):
-        unchecked(GPT.forward)(model, ids, ids[:1])
+        model(ids, ids[:1])
     with pytest.raises(ConfigError, match="targets run from -7"):
         model(ids, torch.full_like(ids, -7))
     with pytest.raises(ConfigError, match="all 16 targets are -1 or -100"):
@@ -202,16 +197,14 @@ def test_logits_and_states_that_do_not_fit_are_named():
     model, ids = small_model("peri"), tokens()
     logits = model(ids)[0]
     with pytest.raises(ConfigError, match="logits = None"):
-        unchecked(GPT.loss)(model, None, ids, ids)
+        model.loss(None, ids, ids)
     with pytest.raises(ConfigError, match="tokens = None"):
-        unchecked(GPT.loss)(model, logits, None, ids)
+        model.loss(logits, None, ids)
     with pytest.raises(ConfigError, match="give one row per target"):
-        unchecked(GPT.loss)(model, logits[:, 1:], ids, ids)
+        model.loss(logits[:, 1:], ids, ids)
     for x in (None, 1.0, torch.tensor(1.0)):
         with pytest.raises(ConfigError, match=r"x = .*: give states of width 16"):
-            unchecked(GPT.head)(model, x)
-    with pytest.raises(ConfigError, match="placement = 'pre'"):
-        as_called(GPTConfig.gain_of)(model.config, "pre")
+            model.head(x)
 
 
 def test_a_configuration_cannot_be_changed_into_a_wrong_one():
@@ -302,7 +295,7 @@ def test_a_request_is_refused_exactly_where_it_cannot_be(method, steps, rtol, le
     possible = sizes and names and numbers and solver and model and tokens_given <= c.context
 
     def request():
-        model = unchecked(GPT)(GPTConfig(vocab_size=7, **config)).double()
+        model = GPT(GPTConfig(vocab_size=7, **config)).double()
         return model.trajectory(tokens(1, tokens_given, 7), method=method, steps=steps, rtol=rtol)
 
     if not possible:
@@ -338,7 +331,7 @@ def test_targets_without_one_to_predict_are_refused_and_not_nan(count):
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf, 1e39, 1e-40, True])
 def test_temperatures_that_scores_cannot_be_divided_by_are_refused(temperature):
     with pytest.raises(ConfigError, match="temperature = "):
-        unchecked_config(temperature=temperature).__post_init__()
+        configured(temperature=temperature).__post_init__()
     with pytest.raises(ConfigError, match="temperature = "):
         check_temperature(temperature)
 
@@ -351,10 +344,11 @@ def test_the_largest_and_smallest_temperatures_give_numbers(temperature):
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("of", ["model", "objective"])
 def test_it_compiles_to_one_graph(of):
     """A break by a check, or by a fraction in torch 2.11, made a step on a GPU a third slower."""
-    typecheck.allow(0)  # jaxtyping's checks cannot be compiled
+    typecheck.allow(False)  # jaxtyping's checks cannot be compiled
     model = GPT(small_config("peri"))
     module, batch = (
         (model, (tokens(),))
@@ -366,8 +360,9 @@ def test_it_compiles_to_one_graph(of):
     assert torch.equal(compiled(*batch)[0], module(*batch)[0])
 
 
+@pytest.mark.slow
 def test_compiled_on_the_cpu_it_refuses_unknown_tokens():
-    typecheck.allow(0)
+    typecheck.allow(False)
     torch._dynamo.reset()
     compiled = torch.compile(GPT(small_config("peri")), backend="eager")
     with pytest.raises(IndexError, match="out of range"):

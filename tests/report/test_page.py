@@ -25,9 +25,9 @@ from ctrans.report.html import render
 from ctrans.report.sections import Cell, Chapter, Column, Line, Page, Plot, Table, Words, cell
 from ctrans.report.words import JUDGED, TERMS, terms_in, verdicts
 from ctrans.study.presets.table import PRESETS
-from ctrans.training.monitor.gauge_table import GAUGES
 from ctrans.training.monitor.log import LogWriter
 from ctrans.training.monitor.log_lines import Header, Report
+from ctrans.training.monitor.training_measures import GAUGES
 from docs._site.tables import verdicts_table
 from solvers import ConfigError
 from tests.cli.test_study import kept
@@ -52,11 +52,10 @@ CALLS = {
     "convergence": ["--method", "euler", "--placement", "pre", "--limit", "substeps"],
     "train": ["--iterations", "2", "--eval-every", "1", "--threads", "1", *TINY],
     "verify": ["--only", "theorem-4", "--cases", "3"],
-    "families": ["gpt2", "granite", "t5"],
     "watch": ["LOG"],
     "study": ["xiong-warmup", "--report"],
 }
-WITHOUT_OUT = ("verify", "families")
+WITHOUT_OUT = ("verify",)
 """Commands that write no directory."""
 
 
@@ -159,6 +158,8 @@ def test_a_pages_figures_are_the_jsons():
         "mean_abs": [0.5, 2.0],
         "variance": [1.0, 3.0],
         "rms": [1.0, 1.7],
+        "common": [0.0, 0.1],
+        "warnings": [],
         "discrete": True,
         "evaluations": 1,
         "accepted": 1,
@@ -166,9 +167,10 @@ def test_a_pages_figures_are_the_jsons():
         "seconds": 0.1,
     }
     rest = {
-        "bounds": {"mean_abs": [0.5, 4.0], "variance": [1.0, 9.0]},
+        "bounds": {"mean_abs": [0.5, 4.0], "variance": [1.0, 9.0], "rms": [1.0, 3.0]},
         "used": [1.0, 0.5],
         "drift": None,
+        "distance": [0.0, 0.25],
         "discrete_distance": [0.0, 0.25],
     }
     page = page_of({"a": {"command": "simulate", "placements": {"pre": measured | rest}}})
@@ -181,7 +183,7 @@ def test_a_pages_figures_are_the_jsons():
     assert answer.text.startswith(
         "Through the depth the hidden states change in size by a factor of 4, within"
     )
-    assert [each.text for each in table.rows[0]] == ["pre", "yes", "0.5", "2", "50%", "–", "0.25"]
+    assert [each.text for each in table.rows[0]] == ["pre", "yes", "0.5", "2", "50%", "0.25"]
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ EXPLICIT.remove("esdirk4")
 @pytest.fixture
 def traced(monkeypatch):
     """Steps are traced, and then run as they are: what a compiler sees, without its minutes."""
-    typecheck.allow(0)  # jaxtyping's checks cannot be compiled
+    typecheck.allow(False)  # jaxtyping's checks cannot be compiled
     runge_kutta._by_compiler.cache_clear()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     yield
@@ -57,6 +57,7 @@ def test_steps_are_the_same(traced, method):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "gradient", [name for name, kind in GRADIENTS.items() if not kind.detached]
 )
@@ -78,6 +79,7 @@ def test_gradients_are_the_same(traced, gradient):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128])
 def test_every_type_keeps_its_accuracy(traced, dtype):
     resolution = torch.finfo(dtype).eps
@@ -109,6 +111,7 @@ def test_a_field_sees_its_own_segment_only(traced):
     assert 1.0 not in inside
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "late", [lambda x: x.mean(-1, keepdim=True), lambda x: x[0, 0], lambda x: x > 0, lambda x: 1.0]
 )
@@ -126,7 +129,7 @@ def test_what_a_field_returns_is_checked_at_every_stage(traced, late):
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_by_the_real_compiler(device):
-    typecheck.allow(0)
+    typecheck.allow(False)
     segments, x0 = (
         [Segment(0, 3, lambda t, x: torch.tanh(x.roll(1, -1)) - x * t)],
         torch.randn(64, 8, device=device).double(),

@@ -412,7 +412,7 @@ def test_checkpoint_keeps_as_many_states_as_there_are_groups_of_steps():
     assert saved_bytes(fields, steps=48, gradient=Checkpoint(every=16)) == fewest + (9 - 3) * state
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(GRADIENTS))
 def test_what_a_solve_keeps_is_freed_with_it(kind):
     solve(

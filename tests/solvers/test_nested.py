@@ -2,7 +2,6 @@
 method and kind of gradient.
 """
 
-import sys
 from collections import OrderedDict, namedtuple
 
 import pytest
@@ -20,7 +19,6 @@ from solvers import (
     solve,
 )
 from solvers.tree import Tree, leaves, mapped
-from tests.helpers import unchecked
 
 OWN = [name for name, method in METHODS.items() if isinstance(method, RungeKutta)]
 Pair = namedtuple("Pair", ["place", "speed"])
@@ -244,11 +242,9 @@ def test_vmap_over_structures():
         ),
     ],
 )
-def test_structures_that_do_not_fit_are_named(state, field, words, monkeypatch):
-    run = sys.modules["solvers.run"]
-    monkeypatch.setattr(run, "check_like", unchecked(run.check_like))
+def test_structures_that_do_not_fit_are_named(state, field, words):
     with pytest.raises(ConfigError, match=words):
-        unchecked(solve)([Segment(0, 1, field)], state, method="rk4")
+        solve([Segment(0, 1, field)], state, method="rk4")
 
 
 def test_flat_and_parts_undo_each_other_and_leave_the_state_alone():

@@ -20,7 +20,6 @@ from solvers import (
     solve,
 )
 from solvers.method import BOUNDED, options_of
-from tests.helpers import unchecked
 
 X0 = torch.tensor([1.0, 1e-3], dtype=torch.float64)
 FIXED_ESDIRK = METHODS["esdirk4"].fixed()
@@ -77,7 +76,7 @@ def test_an_option_is_heeded_or_refused(name, option):
     with pytest.raises(
         ConfigError, match=option if option not in ("rtol", "atol") else "rtol or atol"
     ):
-        unchecked(solve)([Segment(0, 1, field)], X0, method=method, **controlled(**{option: value}))
+        solve([Segment(0, 1, field)], X0, method=method, **controlled(**{option: value}))
 
 
 @pytest.mark.cases(19)
@@ -89,7 +88,7 @@ def test_saved_steps_are_all_steps_or_refused(name):
         with pytest.raises(
             ConfigError, match="takes no save='steps': use an adaptive method of the package"
         ):
-            unchecked(solve)([Segment(0, 1, field)], X0, method=method, save="steps", **request)
+            solve([Segment(0, 1, field)], X0, method=method, save="steps", **request)
         return
     solution = solve([Segment(0, 1, field)], X0, method=method, save="steps", **request)
     assert len(solution.states) == solution.stats.accepted + 1
@@ -110,9 +109,7 @@ def test_a_norm_of_fixed_steps_is_refused_unless_a_steady_state_is_looked_for():
     with pytest.raises(
         ConfigError, match="method 'rk4' has fixed steps and takes no norm: give steps"
     ):
-        unchecked(solve)(
-            [Segment(0, 1, still)], X0, method="rk4", step_control=StepControl(norm="max")
-        )
+        solve([Segment(0, 1, still)], X0, method="rk4", step_control=StepControl(norm="max"))
     ends = [
         solve(
             [Segment(0, 4, still)],
@@ -142,9 +139,7 @@ def test_a_method_of_ones_own_heeds_what_its_kind_does_or_what_it_says():
         options = frozenset({"steps", "rtol", "norm"})
 
     with pytest.raises(ConfigError, match="takes no norm"):
-        unchecked(solve)(
-            [Segment(0, 1, field)], X0, method=Plain(), step_control=StepControl(norm="max")
-        )
+        solve([Segment(0, 1, field)], X0, method=Plain(), step_control=StepControl(norm="max"))
     assert (
         solve(
             [Segment(0, 1, field)],
@@ -156,9 +151,7 @@ def test_a_method_of_ones_own_heeds_what_its_kind_does_or_what_it_says():
         is Status.SUCCESS
     )
     with pytest.raises(ConfigError, match="takes no max_steps"):
-        unchecked(solve)(
-            [Segment(0, 1, field)], X0, method=Said(), step_control=StepControl(max_steps=3)
-        )
+        solve([Segment(0, 1, field)], X0, method=Said(), step_control=StepControl(max_steps=3))
 
 
 def decay(t, x):
@@ -261,7 +254,7 @@ def test_whatever_is_asked_of_whatever_method_and_gradient_is_given_or_refused(n
     segments = [Segment(0, 0.5, decay), Segment(0.5, 1, decay)]
 
     def given():
-        solution = unchecked(solve)(
+        solution = solve(
             segments, x, method=method, gradient=kind, **controlled(**{**size, **request})
         )
         return solution, *torch.autograd.grad(solution.x1.sum(), x)

@@ -3,8 +3,6 @@ the result in silence.
 """
 
 import math
-import sys
-import types
 from decimal import Decimal
 from fractions import Fraction
 
@@ -13,33 +11,8 @@ import pytest
 import torch
 
 from solvers import ConfigError, Segment, SolveError, Status, StepControl, solve
-from tests.helpers import unchecked
 
 X0 = torch.ones(2)
-
-
-@pytest.fixture(autouse=True)
-def as_users_call_it(monkeypatch):
-    """Without the run-time check of annotations that the tests turn on."""
-    for name in (
-        "solve",
-        "request",
-        "methods",
-        "gradients",
-        "segment",
-        "march",
-        "run",
-        "learned_time",
-        "errors",
-        "step_control",
-    ):
-        module = sys.modules[f"solvers.{name}"]
-        for key, value in vars(module).items():
-            if isinstance(value, types.FunctionType) and value.__module__.startswith("solvers."):
-                monkeypatch.setattr(module, key, unchecked(value))
-    monkeypatch.setattr(Segment, "__init__", unchecked(Segment.__init__))
-    for key in ("__init__", "with_tolerances", "limits"):
-        monkeypatch.setattr(StepControl, key, unchecked(getattr(StepControl, key)))
 
 
 def decay(t, x):
@@ -49,7 +22,7 @@ def decay(t, x):
 def ask(x0=X0, segments=None, **request):
     if "max_steps" in request:
         request["step_control"] = StepControl(max_steps=request.pop("max_steps"))
-    return unchecked(solve)([Segment(0, 1, decay)] if segments is None else segments, x0, **request)
+    return solve([Segment(0, 1, decay)] if segments is None else segments, x0, **request)
 
 
 class Half(torch.nn.Module):
@@ -175,9 +148,10 @@ def test_segments_that_are_no_list_of_segments_that_meet_are_refused(what):
 )
 def test_times_that_are_no_two_finite_numbers_are_refused(times):
     with pytest.raises(ConfigError):
-        unchecked(Segment)(*times, decay)
+        Segment(*times, decay)
 
 
+@pytest.mark.untyped
 @pytest.mark.parametrize(
     "end",
     [
@@ -193,7 +167,7 @@ def test_times_that_are_no_two_finite_numbers_are_refused(times):
     ],
 )
 def test_whatever_names_the_same_number_is_the_same_time(end):
-    segment = unchecked(Segment)(0, end, decay)
+    segment = Segment(0, end, decay)
     assert (segment.t1, segment.span) == (Fraction(1), 1.0)
     assert torch.equal(ask(segments=[segment], method="rk4").x1, ask(method="rk4").x1)
 
@@ -209,7 +183,7 @@ def test_whatever_names_the_same_number_is_the_same_time(end):
 )
 def test_maps_that_are_no_functions_are_refused(given):
     with pytest.raises(ConfigError, match="give a function"):
-        unchecked(Segment)(0, 1, **given)
+        Segment(0, 1, **given)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +221,7 @@ def test_numbers_and_names_that_make_no_sense_are_refused(request_):
         ask(**request_)
 
 
+@pytest.mark.untyped
 def test_numbers_of_numpy_are_numbers():
     assert torch.equal(ask(steps=np.int64(3)).x1, ask(steps=3).x1)
     tolerances = {"rtol": np.float32(1e-3), "atol": np.float64(1e-3)}

@@ -144,6 +144,7 @@ def test_a_study_that_grows_runs_what_is_new(tmp_path):
             prospect(small("other"), store)
 
 
+@pytest.mark.slow
 def test_outcomes_are_of_the_study_as_it_is_now(tmp_path):
     """Runs of what the study was before stay in the store, and are no runs of its cases."""
     carried_out(small(), tmp_path)
@@ -328,6 +329,7 @@ def altered(directory, *commands):
             connection.execute(command)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from benchmarks.prediction.evaluation import spearman
-from ctrans.study.bootstrap import interval, mean_interval, rows_to_decide
+from ctrans.study.bootstrap import mean_interval, rows_to_decide
 from ctrans.study.cost import cost_of
 from ctrans.study.database import Finished
 from ctrans.study.presets.claim import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Contrast, judge
@@ -161,18 +160,6 @@ def test_a_run_that_failed_is_not_one_that_did_not_diverge():
         result=RunResult("failed", "", [], 1.0, {}),
     )
     assert FIGURES["diverged"](run) is None
-
-
-def test_spearman_is_scipys():
-    generator = np.random.default_rng(1)
-    for _ in range(20):
-        pairs = generator.integers(0, 6, (12, 2)).astype(float)
-        assert spearman(pairs) == pytest.approx(
-            scipy.stats.spearmanr(*pairs.T).statistic, nan_ok=True
-        )
-    assert math.isnan(spearman(np.ones((4, 2))))
-    low, high = interval(np.stack([np.arange(20.0)] * 2, axis=1), spearman)
-    assert low == pytest.approx(high) == pytest.approx(1.0)
 
 
 @pytest.mark.cases(10)

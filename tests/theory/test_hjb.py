@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ctrans.control import admissible_set
 from ctrans.control.hjb import SCHEMES, Grid, solve_hjb
-from ctrans.control.hjb_study import NearestTarget
-from ctrans.control.hopf_lax import hopf_lax, velocity_ball, velocity_hull
+from ctrans.control.hjb.hopf_lax import hopf_lax, velocity_ball, velocity_hull
+from ctrans.control.hjb.study import NearestTarget
 from ctrans.dynamics.norm import LayerNorm, RMSNorm
 
 GAMMA = (1.0, 0.5)

@@ -13,10 +13,10 @@ import torch
 
 from ctrans.control import LastMapDecay, StepImage
 from ctrans.control.tangent import TangentSpace
-from ctrans.measure.backward import adjoint_statements
 from ctrans.measure.initialisation.over_seeds import interval
-from ctrans.measure.transport import transport_statements
+from ctrans.theory import adjoint as adjoint_statements
 from ctrans.theory import costates, trained_weights
+from ctrans.theory import transport as transport_statements
 from ctrans.theory.all_statements import all_statements
 from ctrans.theory.run import verify
 from ctrans.theory.statement import at_most, equal

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from ctrans.dynamics.norm import SphereNorm
-from ctrans.measure.attention import lipschitz_statements
-from ctrans.measure.transport import transport, transport_statements
+from ctrans.measure.transport import transport
 from ctrans.report.files import to_json
+from ctrans.theory import lipschitz as lipschitz_statements
+from ctrans.theory import transport as transport_statements
 from ctrans.theory.all_statements import SECTIONS, all_statements, select, verify_all
 from ctrans.theory.run import draw_of, find, verify
 from ctrans.theory.statement import (
@@ -142,6 +143,7 @@ def test_the_printed_form_is_the_same_function_asked_for_it(monkeypatch):
     assert (found.corrected.tolerance, found.seed.tolerance) == (0.5, 0.25)
 
 
+@pytest.mark.slow
 def test_nothing_else_imports_statements():
     code = (
         "import sys, ctrans, ctrans.cli, ctrans.cli.verify; print([m for m in sys.modules if"
@@ -155,6 +157,7 @@ def test_nothing_else_imports_statements():
     )
 
 
+@pytest.mark.slow
 def test_a_plugins_statement_is_verified_last_in_its_section(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(

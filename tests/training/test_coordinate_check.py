@@ -199,6 +199,7 @@ def test_adams_updates_grow_with_the_width_in_the_standard_parametrisation():
     assert abs(found.growths[0].at_start) < 0.1  # the embeddings
 
 
+@pytest.mark.slow
 def test_models_that_pass_a_check_of_widths_are_told_apart_by_their_depth():
     found = {name: check(name) for name in ("mup", "completep")}
     PARAMETRISATIONS["half"] = dataclasses.replace(PARAMETRISATIONS["completep"], branch=-0.5)
@@ -282,6 +283,7 @@ def test_widths_that_make_no_models_are_refused():
         check("standard", widths=(32, 40))
 
 
+@pytest.mark.slow
 def test_the_command_gives_the_verdict_and_the_places(tmp_path):
     options = [item for width in (16, 32) for item in ("--widths", width)]
     result = run(

@@ -150,6 +150,7 @@ def test_the_fingerprint_sees_every_token_of_a_text_of_usual_size(place):
     assert from_text(bytes(text), 4).fingerprint() != BLANK
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("wrong", [-1, 2**24, 2**40])
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_ids_that_no_vocabulary_has_are_refused_before_they_are_counted(split, wrong):

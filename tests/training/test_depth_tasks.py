@@ -122,6 +122,7 @@ def test_the_depthless_floor_of_counting_is_the_entropy_of_the_count_given_the_p
     assert counting().guess_loss() == pytest.approx(math.log(COUNTED_TO))
 
 
+@pytest.mark.slow
 def test_a_trained_model_without_depth_ends_no_lower_than_the_floor():
     """The floor is of token and place: a floor of tokens alone, 1.28, would not bind."""
     task = TASKS["counting"]

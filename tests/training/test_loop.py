@@ -217,6 +217,7 @@ def test_a_signal_that_was_ignored_before_stays_ignored(tmp_path):
     assert outcome.ending is Ending.FINISHED
 
 
+@pytest.mark.slow
 def test_after_divergence_last_is_the_newest_checkpoint_up_to_the_last_good_evaluation(tmp_path):
     run, progress = start(
         tmp_path, iterations=40, eval_every=10, save_every=3, patience=1, margin=0.5

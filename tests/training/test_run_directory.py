@@ -101,6 +101,7 @@ def operations(monkeypatch, directory, step):
     return total, killed_after
 
 
+@pytest.mark.slow
 def test_killed_before_any_operation_a_save_leaves_a_whole_last_and_can_be_repeated(
     tmp_path, monkeypatch
 ):
@@ -194,6 +195,7 @@ def test_a_power_loss_at_any_operation_leaves_links_to_whole_checkpoints(tmp_pat
     }
 
 
+@pytest.mark.slow
 @given(name=st.sampled_from([*FILES, "SHA256SUMS"]), data=st.data())
 def test_any_flipped_bit_or_cut_is_seen_and_another_checkpoint_named(name, data, tmp_path_factory):
     directory = tmp_path_factory.mktemp("run")

@@ -36,7 +36,6 @@ def check_temperature(value: float) -> float:
     return value
 
 
-@checked
 class SoftmaxAttention(JoinedHeads):
     """f(x)_i = W_O [G_hi sum_j a_hij (V_g x_j + b_v,g)]_h + b_O, with concatenated heads, over the
     tokens of each sequence.

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from ctrans.base.option import Count
 from ctrans.base.shapes import PerChannel, Vectors
 from ctrans.dynamics.norm.norm import GainParameters
-from solvers import checked
 
 
 class BranchGains(nn.Module, ABC):
@@ -42,7 +41,6 @@ class BranchGains(nn.Module, ABC):
         return self.gamma * u + self.beta
 
 
-@checked
 class OwnGains(GainParameters, BranchGains):
     """Trained gains, initialised at 1 and 0. beta stays 0 without `bias`."""
 

@@ -20,7 +20,7 @@ from ctrans.dynamics.fields.protocols import (
     SupportsTokenSubset,
     mixes_tokens,
 )
-from solvers import ConfigError, checked, shown
+from solvers import ConfigError, shown
 
 SIZES = (0.1, 1.0, 10.0)
 """Standard deviations of the entries of the test states."""
@@ -28,7 +28,6 @@ BATCH, TOKENS = 2, 5
 
 
 @torch.no_grad()
-@checked
 def check_map(field: nn.Module, kind: Kind, width: Count, *, seed: Seed = 0) -> None:
     """Raises ConfigError with the map, the fault and the fix, unless at random states of that width
 
@@ -60,7 +59,6 @@ def check_map(field: nn.Module, kind: Kind, width: Count, *, seed: Seed = 0) -> 
             raise _refusal(field, kind, found, fix)
 
 
-@checked
 def check_shape(field: nn.Module, kind: Kind, x: Tensor, y: object) -> Tensor:
     """The output y of a map. Raises ConfigError, with the map and the shapes, unless y is a tensor
     of x's shape.

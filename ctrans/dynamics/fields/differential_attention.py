@@ -14,13 +14,12 @@ from ctrans.dynamics.fields.attention import check_temperature
 from ctrans.dynamics.fields.joined_heads import JoinedHeads
 from ctrans.dynamics.fields.positions import later_tokens
 from ctrans.dynamics.fields.protocols import TokenBound
-from solvers import ConfigError, checked
+from solvers import ConfigError
 
 FIRST_SHARE = 0.8
 """The initial lambda, as in the paper's deeper layers."""
 
 
-@checked
 class DifferentialAttention(JoinedHeads):
     """f(x)_i = W_O [sum_j (a_hij - l_h a'_hij)(V_h x_j + b_v,h)]_h + b_O, a and a' softmaxes of
     <q_i, k_j>/(tau sqrt(d_h/2)).

@@ -20,7 +20,7 @@ from ctrans.dynamics.fields.projected_map import ProjectedMap
 from ctrans.dynamics.fields.protocols import Matrix, TokenBound
 from ctrans.dynamics.fields.routing import EXPERTS, ROUTERS, ExpertOptions, Routing
 from ctrans.dynamics.fields.spectral_norm import spectral_norm
-from solvers import checked, look_up
+from solvers import look_up
 
 SCORES_SLOPE = math.sqrt(0.5)
 """abs(d(s_e - s_e')) <= sqrt(1/2) |dz|: softmax is 1/2-Lipschitz in the Euclidean norm, the sigmoid
@@ -28,7 +28,6 @@ SCORES_SLOPE = math.sqrt(0.5)
 """
 
 
-@checked
 class MixtureOfExperts(ProjectedMap):
     """f(x) = sum_{e in S(x)} g_e(x) W_2,e h_e(x) + sum_{shared e} W_2,e h_e(x) + b_2, on each token
     alone.

@@ -102,7 +102,6 @@ class FeedForward(HiddenLayer):
         return twin
 
 
-@checked
 class GatedLinearUnits(HiddenLayer):
     """f(x) = W_d (phi(W_g x + b_g) * (W_u x + b_u)) + b_d on each token, phi one of `ACTIVATIONS`
     (Shazeer 2020).

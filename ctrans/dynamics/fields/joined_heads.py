@@ -16,10 +16,9 @@ from ctrans.base.shapes import ByHead, TokenRows
 from ctrans.dynamics.fields.projected_map import ProjectedMap, scale_linear
 from ctrans.dynamics.fields.protocols import HeadMatrices, Matrix
 from ctrans.dynamics.fields.spectral_norm import norm_of_product
-from solvers import ConfigError, checked, look_up
+from solvers import ConfigError, look_up
 
 
-@checked
 class JoinedHeads(ProjectedMap):
     """f(x) = W_O [head h applied to the values V_g x + b_v,g of its group]_h + b_O, linear in the
     values.

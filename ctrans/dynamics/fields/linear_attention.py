@@ -19,7 +19,6 @@ from ctrans.dynamics.fields.joined_heads import JoinedHeads
 from ctrans.dynamics.fields.positions import later_tokens
 from ctrans.dynamics.fields.protocols import HeadMatrices, Matrix, TokenBound
 from ctrans.dynamics.fields.spectral_norm import spectral_norm
-from solvers import checked
 
 CHUNK = 64
 """Tokens whose weights are multiplied out. The tokens before them are one matrix of d_h x (d_h + 1)
@@ -124,7 +123,6 @@ class LinearAttention(KernelAttention):
         )
 
 
-@checked
 class GatedLinearAttention(KernelAttention):
     """`KernelAttention` that forgets: g_h = sigmoid(G_h x + c_h)^(1/16). Always causal.
 

@@ -22,10 +22,8 @@ from ctrans.dynamics.fields.protocols import (
     Matrix,
     TokenBound,
 )
-from solvers import checked
 
 
-@checked
 class ParallelMaps(nn.Module):
     """f(u) = attention(A u) + ffn(B u), for X + dt (attention(N X) + FFN(N X)). A and B are
     `BranchGains` or the identity.

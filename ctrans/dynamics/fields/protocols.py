@@ -37,7 +37,6 @@ from ctrans.base.protocol import AsksTheInstance
 from ctrans.base.shapes import AttentionRows, Scalar, SequenceRows, TokenRows, WeightMatrix
 from ctrans.dynamics.fields.activations import Activation
 from ctrans.dynamics.fields.branch import Branch
-from solvers import checked
 
 OfHead = Float[Tensor, "head width"]
 """A map from the state to a head."""
@@ -230,7 +229,6 @@ class MixesTokens(Protocol, metaclass=AsksTheInstance):
     mixes_tokens: bool
 
 
-@checked
 def mixes_tokens(field: nn.Module, kind: Kind) -> bool:
     """The map's own statement, or the default for maps of its kind."""
     if isinstance(field, MixesTokens):
@@ -286,7 +284,6 @@ class ExplainsUnsupported(Protocol, metaclass=AsksTheInstance):
     why_not: str
 
 
-@checked
 def why_not(field: object) -> str:
     """Why the map lacks protocols: ": its reason", to append to a sentence, or ""."""
     if isinstance(field, ExplainsUnsupported) and field.why_not:

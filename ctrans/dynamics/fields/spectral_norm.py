@@ -13,8 +13,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from solvers import checked
-
 EXACT = 1024
 """Up to this smaller side, the eigenvalues of the Gram matrix are computed."""
 SLACK = 0.05
@@ -52,7 +50,6 @@ def norms_found_once() -> Iterator[None]:
         _found.reset(token)
 
 
-@checked
 def spectral_norm(matrix: Float[Tensor, "rows columns"]) -> float:
     """The norm |M|_2: to a relative 1e-8 up to a smaller side of `EXACT`, otherwise an upper bound,
     at most 5% too large.
@@ -62,7 +59,6 @@ def spectral_norm(matrix: Float[Tensor, "rows columns"]) -> float:
     return _once(_norm, matrix.detach())
 
 
-@checked
 def norm_of_product(
     left: Float[Tensor, "rows inner"], right: Float[Tensor, "inner columns"]
 ) -> float:

@@ -24,7 +24,7 @@ from ctrans.dynamics.norm.groups import GroupRMSNorm
 from ctrans.dynamics.norm.norm import Norm, check_norm
 from ctrans.dynamics.norm.options import NormOptions
 from ctrans.dynamics.norm.spheres import LayerNorm, RMSNorm, SphereNorm, SphereOf, WithEps
-from solvers import ConfigError, checked, look_up, shown
+from solvers import ConfigError, look_up, shown
 
 NORMS: dict[str, Callable[..., Norm]] = {
     "layernorm": LayerNorm,
@@ -49,7 +49,6 @@ it.
 """
 
 
-@checked
 def norm_settings(
     name: str, settings: NormOptions, width: Count, heads: Count | None = None
 ) -> dict[str, Any]:
@@ -83,7 +82,6 @@ def norm_settings(
     return options
 
 
-@checked
 def make_norm(config: NormOptions) -> Norm:
     """A new norm of the `GPTConfig`'s kind. LayerNorm has no offset if the model has no biases."""
     made: Any = config

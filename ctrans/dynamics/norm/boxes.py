@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from ctrans.base.shapes import AnyShape, BatchMask, Matrices, PerBatch, Vectors
 from ctrans.dynamics.norm.norm import GainParameters, Norm, check_norm
 from ctrans.dynamics.norm.options import check_size
-from solvers import checked
 
 ALPHA = 0.5
 """The initial alpha (Zhu et al. 2025)."""
@@ -53,7 +52,6 @@ class BoxNorm(Norm):
         return torch.where(flat, offset, outside).amax(-1)
 
 
-@checked
 class SquashNorm(GainParameters, BoxNorm):
     """z = gamma * phi(alpha x + s) + beta, phi odd and strictly increasing onto (-1, 1), alpha and
     s one number each.

@@ -14,13 +14,11 @@ from ctrans.base.shapes import BatchMask, Matrices, PerBatch, Vectors
 from ctrans.dynamics.norm.boxes import BoxNorm
 from ctrans.dynamics.norm.norm import ConstantGain, Norm, check_bias, check_norm, row_length
 from ctrans.dynamics.norm.options import check_size
-from solvers import checked
 
 RADIUS = 1.0
 """The default limit of a token's RMS, or of an entry: that of a normalised token."""
 
 
-@checked
 class ClipNorm(ConstantGain, Norm):
     """z = argmin |z - x| over a closed convex set of radius c about 0: N(N(x)) = N(x), Lipschitz
     with constant 1, without parameters.

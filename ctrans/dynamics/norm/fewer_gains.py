@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from ctrans.base.shapes import PerChannel, Vectors
 from ctrans.dynamics.norm.norm import ConstantGain, check_bias, check_norm
 from ctrans.dynamics.norm.spheres import SphereNorm
-from solvers import checked
 
 
-@checked
 class PlainNorm(ConstantGain, SphereNorm):
     """z = c x_hat without parameters: gamma = c in every channel, beta = 0."""
 
@@ -61,7 +59,6 @@ class L2Norm(PlainNorm):
         return 1 / math.sqrt(width)
 
 
-@checked
 class ScaleNorm(SphereNorm):
     """z = g x/sqrt(|x|^2 + d eps), g one number, initialised at sqrt(d): H(P) = abs(g) sum_j |p_j|
     (Cauchy-Schwarz; Nguyen and Salazar 2019).

@@ -21,10 +21,9 @@ from ctrans.dynamics.norm.norm import (
     row_length,
 )
 from ctrans.dynamics.norm.spheres import SphereOf
-from solvers import ConfigError, checked
+from solvers import ConfigError
 
 
-@checked
 class GroupRMSNorm(GainParameters, DividingNorm):
     """z_g = gamma_g * x_g/sqrt(mean(x_g^2) + eps) for each of G groups of m = d/G channels (for
     heads: RetNet, Qwen's QK-norm).

@@ -251,7 +251,6 @@ class RMSNorm(GainParameters, SphereNorm):
         return F.rms_norm(x, (self.width,), self.weight, self.eps)
 
 
-@checked
 class WithEps(SphereNorm):
     """Another sphere norm with a different eps and the same gamma and beta."""
 
@@ -278,7 +277,6 @@ class WithEps(SphereNorm):
         return self.norm.beta
 
 
-@checked
 class SphereOf(SphereNorm):
     """The sphere norm with given gains, offsets and eps and without centring, for a part of a token
     or for tensors without training.

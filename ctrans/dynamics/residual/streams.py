@@ -15,7 +15,6 @@ from ctrans.base.option import Range
 from ctrans.base.protocol import AsksTheInstance
 from ctrans.base.shapes import StreamRows, TokenRows
 from ctrans.dynamics.residual.velocities import Residual
-from solvers import checked
 
 Mixing = Float[Tensor, "streams streams"]
 """A matrix that mixes the streams."""
@@ -158,7 +157,6 @@ class ManifoldConnections(Streams):
 Iterations = Annotated[int, Range(0, 10_000, "a whole number from 0 to 10,000")]
 
 
-@checked
 def sinkhorn(
     logits: Float[Tensor, "*batch n n"], iterations: Iterations
 ) -> Float[Tensor, "*batch n n"]:

@@ -10,7 +10,7 @@ from ctrans.dynamics.norm import NORMS, make_norm
 from ctrans.dynamics.placement import Placement
 from ctrans.dynamics.residual.streams import HyperConnections, ManifoldConnections
 from ctrans.dynamics.residual.velocities import DepthScaled, Gain, Residual, TowardsImage
-from solvers import ConfigError, checked, look_up, shown
+from solvers import ConfigError, look_up, shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +132,6 @@ def residual_name(name: str) -> str:
     return ALIASES.get(name, name)
 
 
-@checked
 def check_image(residual: str, norm: str) -> None:
     """Raises ConfigError for a residual on the image of a norm around the state, if this image has
     no tangent spaces.
@@ -147,7 +146,6 @@ def check_image(residual: str, norm: str) -> None:
         )
 
 
-@checked
 def check_residual(
     name: str, placements: Sequence[Placement], start: float | None, streams: int | None
 ) -> None:

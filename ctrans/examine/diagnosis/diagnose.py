@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ctrans.base.as_found import leaving_as_found
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
 from ctrans.examine.diagnosis.forward_instruments import sensitivity_readings
-from ctrans.examine.diagnosis.instruments import INSTRUMENTS
+from ctrans.examine.diagnosis.instruments import instruments
 from ctrans.examine.diagnosis.loss_instruments import DecayOverThreshold
 from ctrans.examine.diagnosis.reading import cut, place_of
 from ctrans.examine.diagnosis.weight_readings import weight_readings
@@ -33,7 +33,7 @@ from ctrans.measure.walk import (
     loss_refusal,
     walk_lanes,
 )
-from solvers import ConfigError, checked, shown
+from solvers import ConfigError, shown
 
 JACOBIAN_TOKENS, JACOBIAN_SEQUENCES = 64, 4
 """Number of tokens of a Jacobian, and number of sequences of which the worst counts."""
@@ -134,7 +134,6 @@ class Diagnosis:
         return "\n".join(lines)
 
 
-@checked
 def readings_in(model: Mapping[str, Any]) -> Readings:
     """The readings of a diagnosis from its JSON object. Raises ConfigError for another object."""
     try:
@@ -149,7 +148,6 @@ def readings_in(model: Mapping[str, Any]) -> Readings:
         ) from None
 
 
-@checked
 class Examination:
     """Instruments of a diagnosis, for the whole text (`whole`) and for the tokens of Jacobians
     (`part`), in a walk of their own or together with others. Call `conclude` after the walk.
@@ -170,7 +168,7 @@ class Examination:
                 " number of at least 0"
             )
         self.model = model
-        self.whole = {name: Attempt(make()) for name, make in INSTRUMENTS.items()}
+        self.whole = {name: Attempt(instrument) for name, instrument in instruments().items()}
         if weight_decay is not None:
             self.whole["decay over dt lam*"] = Attempt(DecayOverThreshold(weight_decay))
         self.sensitivities = sensitivities or Sensitivities(tolerance=TOLERANCE, starts=0)
@@ -226,7 +224,6 @@ class Examination:
         return Diagnosis(CHECKS.judge(readings), readings, unknown)
 
 
-@checked
 def lane_of_attempts(
     model: Model, tokens: Tensor, targets: Any, instruments: Sequence[Instrument]
 ) -> Lane:
@@ -246,7 +243,6 @@ def lane_of_attempts(
 
 
 @leaving_as_found
-@checked
 def diagnose(
     model: Model,
     tokens: Shaped[Tensor, "*batch tokens"],
@@ -275,7 +271,6 @@ def diagnose(
     return examination.conclude()
 
 
-@checked
 def merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
     """Merges diagnoses of several texts or seeds. A finding of any walk counts, with the number of
     walks that saw it and each walk's value.

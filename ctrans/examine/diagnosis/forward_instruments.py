@@ -102,13 +102,7 @@ class GainsByNorm(DiagnosticInstrument):
     norm's root mean square.
     """
 
-    offers = (
-        *(quantity for quantity, _ in NORMS.values()),
-        "outlier with a dead gain",
-        "largest gain of a norm",
-        "largest gain over the median",
-        "output gain",
-    )
+    name = "gains"
 
     def forward(self, at: StepContext) -> None:
         for attribute, (quantity, name) in NORMS.items():
@@ -153,7 +147,7 @@ class StatesByDepth(DiagnosticInstrument):
     similarity of tokens.
     """
 
-    offers = ("entries that are not finite", "massive activation", "token similarity")
+    name = "states"
 
     def start(self, x0: Tensor) -> None:
         self._read(x0, "the embedded text", None)
@@ -193,7 +187,7 @@ class BlockMoves(DiagnosticInstrument):
     the share of its sublayers.
     """
 
-    offers = ("block moves",)
+    name = "what blocks do"
 
     def forward(self, at: StepContext) -> None:
         each = self.depth.per_block
@@ -218,7 +212,7 @@ class HeadRows(DiagnosticInstrument):
     that does not expose rows has none.
     """
 
-    offers = ("least entropy of a head", "median entropy of a head")
+    name = "heads"
 
     def start(self, x0: Tensor) -> None:
         self._entropies = list[float]()
@@ -288,7 +282,7 @@ class ScoreSpread(DiagnosticInstrument):
     count as its smallest number. With two layers there is no reading.
     """
 
-    offers = ("scores over the other layers'",)
+    name = "scores"
 
     def start(self, x0: Tensor) -> None:
         self._spread = dict[int, float]()
@@ -330,7 +324,7 @@ class ScoreSpread(DiagnosticInstrument):
 class DeadUnits(DiagnosticInstrument):
     """The share of an FFN's features, before its last map, that are the same for all tokens."""
 
-    offers = ("share of dead units",)
+    name = "units"
 
     def forward(self, at: StepContext) -> None:
         branch = at.sublayer.branches.get("ffn")
@@ -356,7 +350,7 @@ class ZeroHeads(DiagnosticInstrument):
     0.
     """
 
-    offers = ("heads of zeros",)
+    name = "heads of zeros"
 
     def forward(self, at: StepContext) -> None:
         if at.sublayer.attention is None:
@@ -386,7 +380,7 @@ class ZeroHeads(DiagnosticInstrument):
 class EpsShare(DiagnosticInstrument):
     """eps over mean((C x)^2), the median over tokens, of each norm's input x."""
 
-    offers = ("eps over mean square",)
+    name = "eps"
 
     def forward(self, at: StepContext) -> None:
         part = at.sublayer
@@ -416,7 +410,7 @@ class EmbeddingShare(DiagnosticInstrument):
     that the depth adds.
     """
 
-    offers = ("text in the embedding", "depth beside a large embedding")
+    name = "embedding"
 
     def start(self, x0: Tensor) -> None:
         self._last = self._without = x0
@@ -462,7 +456,7 @@ class SublayerMoves(DiagnosticInstrument):
     quiet.
     """
 
-    offers = ("move over the neighbours'", "neighbours' move over its own")
+    name = "what sublayers add"
 
     def start(self, x0: Tensor) -> None:
         self._moves = dict[int, float]()

@@ -32,7 +32,7 @@ class ReadsAhead(DiagnosticInstrument):
     same twice, and there is no reading of later tokens.
     """
 
-    offers = ("change by a later token", "difference of two passes")
+    name = "what tokens read"
 
     def start(self, x0: Tensor) -> None:
         self._next = False
@@ -78,7 +78,7 @@ class ReadsAhead(DiagnosticInstrument):
     def figures(self) -> Readings:
         k, apart = self._differs or (0, 0.0)
         self.add(
-            self.offers[1],
+            "difference of two passes",
             apart / self._rounding,
             f"a second pass of the same text differs by {apart:.2g} of the state",
             k,
@@ -91,7 +91,7 @@ class ReadsAhead(DiagnosticInstrument):
         first = next((k for k, each in enumerate(r) if each > 1), None)
         if first is None:
             self.add(
-                self.offers[0],
+                "change by a later token",
                 max(r),
                 "no earlier token's state changes with the last token's sign",
                 place="the depth",
@@ -99,7 +99,7 @@ class ReadsAhead(DiagnosticInstrument):
         else:
             change = f"{self._changes[first]:.2g} of themselves, {r[first]:.2g} times the limit"
             self.add(
-                self.offers[0],
+                "change by a later token",
                 r[first],
                 f"with another last token alone, states of earlier ones change by {change}",
                 first,

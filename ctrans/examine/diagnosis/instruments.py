@@ -1,56 +1,67 @@
-"""The instruments of `ctrans diagnose`. A new one is an entry of `INSTRUMENTS`."""
+"""The instruments of `ctrans diagnose`, as the table of measures names them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
-from ctrans.examine.diagnosis import weight_readings
-from ctrans.examine.diagnosis.forward_instruments import (
-    BlockMoves,
-    DeadUnits,
-    EmbeddingShare,
-    EpsShare,
-    GainsByNorm,
-    HeadRows,
-    ScoreSpread,
-    StatesByDepth,
-    SublayerMoves,
-    ZeroHeads,
-)
-from ctrans.examine.diagnosis.future_tokens import ReadsAhead
-from ctrans.examine.diagnosis.loss_instruments import (
-    CostatesByDepth,
-    DecayOverThreshold,
-    Logits,
-    LossOfLess,
-    TiedGradients,
-)
-from ctrans.measure.findings import Check
-from ctrans.measure.walk import Instrument
+import torch
+from torch import Tensor
 
-INSTRUMENTS: dict[str, Callable[[], Instrument]] = {
-    "gains": GainsByNorm,
-    "states": StatesByDepth,
-    "what blocks do": BlockMoves,
-    "heads": HeadRows,
-    "scores": ScoreSpread,
-    "heads of zeros": ZeroHeads,
-    "units": DeadUnits,
-    "eps": EpsShare,
-    "embedding": EmbeddingShare,
-    "what sublayers add": SublayerMoves,
-    "logits and loss": Logits,
-    "costates": CostatesByDepth,
-    "loss of less": LossOfLess,
-    "tied weights": TiedGradients,
-    "what tokens read": ReadsAhead,
-}
-"""Instruments by name. Each has readings of the quantities that its class `offers`."""
-_OWN = (*weight_readings.OFFERS, *DecayOverThreshold.offers, "sensitivity")
+from ctrans.examine.diagnosis.reading import DiagnosticInstrument
+from ctrans.measure.measures import MEASURES, Measure
+from ctrans.measure.walk import Instrument, StepContext
+
+TOPIC = "diagnosis"
 
 
-def offered(check: Check) -> bool:
-    """Whether an instrument of a diagnosis offers the check's quantity."""
-    return check.quantity in _OWN or any(
-        check.quantity in getattr(each, "offers", ()) for each in INSTRUMENTS.values()
+def instruments() -> dict[str, Instrument]:
+    """An instrument of each kind that a measure names, and one for the measures that are plain
+    functions, by name.
+    """
+    kinds = dict.fromkeys(
+        kind
+        for measure in MEASURES.values()
+        for kind in _computes(measure)
+        if isinstance(kind, type) and issubclass(kind, Instrument)
     )
+    made = {getattr(kind, "name", "") or kind.__name__: kind() for kind in kinds}
+    return {**made, PlainMeasures.name: PlainMeasures()}
+
+
+def _computes(measure: Measure) -> tuple[object, ...]:
+    if isinstance(measure.compute, tuple):
+        return measure.compute
+    return (measure.compute,)
+
+
+class PlainMeasures(DiagnosticInstrument):
+    """The measures of states and velocities that are plain functions and have a limit here."""
+
+    name = "plain measures"
+
+    def start(self, x0: Tensor) -> None:
+        self._look("state", x0, 0, "the embedded text")
+
+    def forward(self, at: StepContext) -> None:
+        self._look("state", at.y, at.k)
+        self._look("sublayer", (at.y - at.x) / at.h, at.k)
+
+    def _look(self, scope: str, tensor: Tensor, segment: int, place: str = "") -> None:
+        for name, measure in plain_measures(scope):
+            value = _number(measure, tensor)
+            self.add(name, value, f"{MEASURES.title(name)} = {value:.3g}", segment, place)
+
+
+def plain_measures(scope: str) -> Iterator[tuple[str, Measure]]:
+    """The measures of that scope that are plain functions and that a diagnosis judges."""
+    for name, measure in MEASURES.items():
+        judged = any(TOPIC in check.topics for check in measure.checks.values())
+        plain = callable(measure.compute) and not isinstance(measure.compute, type)
+        if measure.scope == scope and judged and plain:
+            yield name, measure
+
+
+def _number(measure: Measure, tensor: Tensor) -> float:
+    assert callable(measure.compute)
+    value = measure.compute(tensor)
+    return float(value.detach()) if isinstance(value, torch.Tensor) else float(value)

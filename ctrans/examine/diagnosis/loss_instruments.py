@@ -34,7 +34,7 @@ class Logits(DiagnosticInstrument):
     The first two need logits. For a model's own loss only the last is known.
     """
 
-    offers = ("entries that are not finite", "log Z", "loss over guessing")
+    name = "logits and loss"
 
     def head(self, model: Model, at: Turn) -> None:
         if not math.isfinite(at.loss):
@@ -61,7 +61,7 @@ class Logits(DiagnosticInstrument):
 class CostatesByDepth(DiagnosticInstrument):
     """Costates dL/dX_k with entries that are not finite."""
 
-    offers = ("entries that are not finite",)
+    name = "costates"
 
     def backward(self, at: StepContextBack) -> None:
         bad = int((~at.before.isfinite()).sum())
@@ -77,7 +77,7 @@ class LossOfLess(DiagnosticInstrument):
     It is the fall of the loss, in nats for a share of the step. A trained sublayer has nearly none.
     """
 
-    offers = ("loss of less of a sublayer",)
+    name = "loss of less"
 
     def backward(self, at: StepContextBack) -> None:
         if not (finite(at.x) and finite(at.y) and finite(at.p)):
@@ -100,7 +100,7 @@ class DecayOverThreshold(DiagnosticInstrument):
     discrete model's costates.
     """
 
-    offers = ("decay over dt lam*",)
+    name = "decay over dt lam*"
 
     def __init__(self, weight_decay: float):
         self.weight_decay = weight_decay
@@ -150,7 +150,7 @@ class TiedGradients(DiagnosticInstrument):
     alone.
     """
 
-    offers = ("cosine of tied gradients",)
+    name = "tied weights"
 
     def head(self, model: Model, at: Turn) -> None:
         self._head: dict[Hashable, Tensor] = {}

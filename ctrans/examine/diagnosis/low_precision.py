@@ -25,7 +25,7 @@ from ctrans.examine.diagnosis.diagnose import Diagnosis
 from ctrans.examine.diagnosis.number_formats import FORMATS, Format, format_of
 from ctrans.examine.diagnosis.weights_only import WeightReaders, chunks, parts_of, place_and_block
 from ctrans.measure.findings import OURS, Check, Checks, Reading, Readings
-from solvers import checked
+from ctrans.measure.measures import MEASURES, Measure, checks_of
 
 ROUNDED = ("rounding error", "entries that overflow", "entries that become zero")
 """The quantities of every tensor."""
@@ -36,59 +36,93 @@ _SCALE = (
     " gradients; or keep it in bf16."
 )
 
-PRECISION_CHECKS = Checks(
-    "precision",
+MEASURES.add(
+    "InFormats",
     {
-        "overflow": Check(
-            "entries that overflow",
-            "share of the entries that round to more than the format's largest number",
-            "broken",
-            "a format has no such number",
-            "They become inf or nan, or the largest number where the cast saturates.",
-            _SCALE,
-            high=0.0,
-            near=None,
+        "entries that overflow": Measure(
+            formula="share of the entries that round to more than the format's largest number",
+            scope="weight",
+            checks={
+                "overflow": Check(
+                    severity="broken",
+                    source="a format has no such number",
+                    impact=(
+                        "They become inf or nan, or the largest number where the cast saturates."
+                    ),
+                    remediation=_SCALE,
+                    high=0.0,
+                    near=None,
+                )
+            },
         ),
-        "range too small": Check(
-            "rounding error",
-            "|fl(x) - x|/|x| of a tensor, without entries that overflow",
-            "serious",
-            "where no entry is subnormal or becomes 0 it is at most 2^-p: 0.0625 in E4M3, 0.125 in"
-            " E5M2, less in others",
-            "The tensor loses more than the digits that the format lacks: its small entries are"
-            " rounded to few values, or to 0.",
-            _SCALE,
-            high=0.125,
-            near=None,
+        "rounding error": Measure(
+            formula="|fl(x) - x|/|x| of a tensor, without entries that overflow",
+            scope="weight",
+            checks={
+                "range too small": Check(
+                    severity="serious",
+                    source=(
+                        "where no entry is subnormal or becomes 0 it is at most 2^-p: 0.0625 in"
+                        " E4M3, 0.125 in E5M2, less in others"
+                    ),
+                    impact=(
+                        "The tensor loses more than the digits that the format lacks: its small"
+                        " entries are rounded to few values, or to 0."
+                    ),
+                    remediation=_SCALE,
+                    high=0.125,
+                    near=None,
+                )
+            },
         ),
-        "entries become zero": Check(
-            "entries that become zero",
-            "share of the entries other than 0 that round to 0",
-            "note",
-            f"{OURS}. Micikevicius et al. 2018 (arXiv 1710.03740) lost a training to gradients that"
-            " became 0",
-            "Small entries have no effect. A tensor's size may hardly change by it.",
-            _SCALE,
-            high=0.1,
-            near=None,
+        "entries that become zero": Measure(
+            formula="share of the entries other than 0 that round to 0",
+            scope="weight",
+            checks={
+                "entries become zero": Check(
+                    severity="note",
+                    source=(
+                        f"{OURS}. Micikevicius et al. 2018 (arXiv 1710.03740) lost a training to"
+                        " gradients that became 0"
+                    ),
+                    impact="Small entries have no effect. A tensor's size may hardly change by it.",
+                    remediation=_SCALE,
+                    high=0.1,
+                    near=None,
+                )
+            },
         ),
-        "updates lost": Check(
-            "lost updates",
-            "share of the updates other than 0 that do not change a weight stored in the format,"
-            " fl(w + dw) = w",
-            "serious",
-            f"{OURS}. In benchmarks/precision.py a mean share of 0.38 cost less than seeds do, and"
-            " one of 0.51 cost 0.18 nats",
-            "These weights stand still until an update is large enough. A small learning rate makes"
-            " it worse.",
-            "Keep the weights of the optimiser in float32, as mixed precision does, or round"
-            " stochastically.",
-            requires="a step of an optimiser",
-            high=0.5,
-            near=None,
+        "lost updates": Measure(
+            formula=(
+                "share of the updates other than 0 that do not change a weight stored in the"
+                " format, fl(w + dw) = w"
+            ),
+            scope="weight",
+            checks={
+                "updates lost": Check(
+                    severity="serious",
+                    source=(
+                        f"{OURS}. In benchmarks/precision.py a mean share of 0.38 cost less than"
+                        " seeds do, and one of 0.51 cost 0.18 nats"
+                    ),
+                    impact=(
+                        "These weights stand still until an update is large enough. A small"
+                        " learning rate makes it worse."
+                    ),
+                    remediation=(
+                        "Keep the weights of the optimiser in float32, as mixed precision does, or"
+                        " round stochastically."
+                    ),
+                    requires="a step of an optimiser",
+                    high=0.5,
+                    near=None,
+                )
+            },
         ),
     },
+    topic="precision",
 )
+PRECISION_CHECKS = checks_of("precision")
 """The checks of a format by name."""
 
 
@@ -98,7 +132,6 @@ class PrecisionDiagnosis(Diagnosis):
     checks: ClassVar[Checks] = PRECISION_CHECKS
 
 
-@checked
 class InFormats:
     """What tensors would lose in formats, named with commas between them."""
 
@@ -149,7 +182,6 @@ def weights_in(
 
 
 @contextlib.contextmanager
-@checked
 def low_precision(model: nn.Module, formats: str = ",".join(FORMATS)) -> Iterator[InFormats]:
     """Inside, it measures a step of your training in float32: weights before it, outputs of all
     modules, the gradients of both, and the optimiser's updates. It changes none of them.

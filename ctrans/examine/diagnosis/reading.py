@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,9 +17,12 @@ NAMED = 4
 
 
 class DiagnosticInstrument(Instrument):
-    """An instrument with readings of the quantities in `offers`."""
+    """An instrument with readings of measures.
 
-    offers: tuple[str, ...] = ()
+    `name` stands for it where a figure could not be measured.
+    """
+
+    name: ClassVar[str] = ""
     found: Readings
 
     def begin(self, depth: Depth, x0: Tensor) -> None:

@@ -5,7 +5,8 @@ checkpoints.
 from __future__ import annotations
 
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
-from ctrans.measure.findings import OURS, Check, Checks
+from ctrans.measure.findings import OURS, Check
+from ctrans.measure.measures import MEASURES, Measure, checks_of
 
 _BETWEEN = f"{OURS}, for two checkpoints of one training or fine-tuning"
 _BACK = (
@@ -13,152 +14,226 @@ _BACK = (
     " gradients."
 )
 
-WEIGHT_CHECKS = Checks(
+MEASURES.add(
     "weights",
     {
-        **{name: CHECKS[name] for name in ("not finite", "dead norm")},
-        "dead gain": Check(
-            "smallest gain over the median",
-            "smallest |gamma_i| of a norm over its median |gamma_i|",
-            "serious",
-            CHECKS["dead gain of an output norm"].source,
-            "The channel is the norm's offset for every text. Around the state or behind a sublayer"
-            " this loses the channel.",
-            "Set the gain to the norm's median and train on. Diagnose with a text to see which norm"
-            " it is: before a sublayer it is a note.",
-            requires="gains whose name contains norm or ln",
-            low=1e-3,
+        "smallest gain over the median": Measure(
+            formula="smallest |gamma_i| of a norm over its median |gamma_i|",
+            scope="weight",
+            checks={
+                "dead gain": Check(
+                    severity="serious",
+                    source=CHECKS["dead gain of an output norm"].source,
+                    impact=(
+                        "The channel is the norm's offset for every text. Around the state or"
+                        " behind a sublayer this loses the channel."
+                    ),
+                    remediation=(
+                        "Set the gain to the norm's median and train on. Diagnose with a text to"
+                        " see which norm it is: before a sublayer it is a note."
+                    ),
+                    requires="gains whose name contains norm or ln",
+                    low=1e-3,
+                )
+            },
         ),
-        **{name: CHECKS[name] for name in ("zero weight", "gain too large")},
-        "dead units": Check(
-            "units of zeros",
-            "rows and columns of a block's matrix that are 0",
-            "serious",
-            "weights are drawn at random, and training alone seldom makes a whole row 0; the limit"
-            f" is {OURS}",
-            "A row of zeros gives a unit the same value for every text. A column of zeros ignores"
-            " its input.",
-            "Draw the units again and train on, or remove them. Do nothing if the model was pruned"
-            " on purpose.",
-            requires="matrices in numbered blocks",
-            high=0.0,
-            near=None,
+        "units of zeros": Measure(
+            formula="rows and columns of a block's matrix that are 0",
+            scope="weight",
+            checks={
+                "dead units": Check(
+                    severity="serious",
+                    source=(
+                        "weights are drawn at random, and training alone seldom makes a whole row"
+                        f" 0; the limit is {OURS}"
+                    ),
+                    impact=(
+                        "A row of zeros gives a unit the same value for every text. A column of"
+                        " zeros ignores its input."
+                    ),
+                    remediation=(
+                        "Draw the units again and train on, or remove them. Do nothing if the model"
+                        " was pruned on purpose."
+                    ),
+                    requires="matrices in numbered blocks",
+                    high=0.0,
+                    near=None,
+                )
+            },
         ),
-        "rank near one": Check(
-            "stable rank",
-            "|W|_F^2/|W|_2^2 of a matrix with both sides of at least 16",
-            "note",
-            f"{OURS}: at 1.1 one direction has 90% of the squares",
-            "The matrix reads or writes one direction only. Nearly all of its parameters have no"
-            " effect.",
-            "Compare with an earlier checkpoint. In a training: a lower learning rate, or weight"
-            " decay.",
-            requires="matrices",
-            low=1.1,
+        "stable rank": Measure(
+            formula="|W|_F^2/|W|_2^2 of a matrix with both sides of at least 16",
+            scope="weight",
+            checks={
+                "rank near one": Check(
+                    severity="note",
+                    source=f"{OURS}: at 1.1 one direction has 90% of the squares",
+                    impact=(
+                        "The matrix reads or writes one direction only. Nearly all of its"
+                        " parameters have no effect."
+                    ),
+                    remediation=(
+                        "Compare with an earlier checkpoint. In a training: a lower learning rate,"
+                        " or weight decay."
+                    ),
+                    requires="matrices",
+                    low=1.1,
+                )
+            },
         ),
-        "outlier channel": Check(
-            "outlier channel",
-            "length of the longest row or column of a matrix over the median length",
-            "note",
-            OURS,
-            "One channel sets the scale of the product and of a quantised tensor.",
-            "Quantise that channel separately. In a training: weight decay, or a norm behind the"
-            " sublayer.",
-            requires="matrices",
-            high=100.0,
+        "outlier channel": Measure(
+            formula="length of the longest row or column of a matrix over the median length",
+            scope="weight",
+            checks={
+                "outlier channel": Check(
+                    severity="note",
+                    source=OURS,
+                    impact="One channel sets the scale of the product and of a quantised tensor.",
+                    remediation=(
+                        "Quantise that channel separately. In a training: weight decay, or a norm"
+                        " behind the sublayer."
+                    ),
+                    requires="matrices",
+                    high=100.0,
+                )
+            },
         ),
     },
+    topic="weights",
 )
+WEIGHT_CHECKS = checks_of("weights")
 """The checks of `--weights-only` by name."""
 
-CHANGE_CHECKS = Checks(
-    "change",
+MEASURES.add(
+    "ctrans diagnose A B",
     {
-        "not finite now": Check(
-            "new entries that are not finite",
-            "more entries of a weight or state are inf or nan than before",
-            "broken",
-            "no such entry is allowed",
-            CHECKS["not finite"].impact,
-            "Go back to the earlier checkpoint.",
-            high=0.0,
-            near=None,
+        "new entries that are not finite": Measure(
+            formula="more entries of a weight or state are inf or nan than before",
+            scope="weight",
+            checks={
+                "not finite now": Check(
+                    severity="broken",
+                    source="no such entry is allowed",
+                    impact=CHECKS["not finite"].impact,
+                    remediation="Go back to the earlier checkpoint.",
+                    high=0.0,
+                    near=None,
+                )
+            },
         ),
-        "units died": Check(
-            "new units of zeros",
-            "rows and columns of a block's matrix that are 0 now and were not before",
-            "serious",
-            OURS,
-            "These units no longer react to the text, or nothing reads them.",
-            _BACK,
-            requires="matrices in numbered blocks of both",
-            high=0.0,
-            near=None,
+        "new units of zeros": Measure(
+            formula="rows and columns of a block's matrix that are 0 now and were not before",
+            scope="weight",
+            checks={
+                "units died": Check(
+                    severity="serious",
+                    source=OURS,
+                    impact="These units no longer react to the text, or nothing reads them.",
+                    remediation=_BACK,
+                    requires="matrices in numbered blocks of both",
+                    high=0.0,
+                    near=None,
+                )
+            },
         ),
-        "spectral norm grew": Check(
-            "growth of the spectral norm",
-            "|W'|_2/|W|_2",
-            "serious",
-            _BETWEEN,
-            "The map stretches states and gradients by so much more.",
-            _BACK,
-            requires="matrices of both",
-            high=5.0,
+        "growth of the spectral norm": Measure(
+            formula="|W'|_2/|W|_2",
+            scope="weight",
+            checks={
+                "spectral norm grew": Check(
+                    severity="serious",
+                    source=_BETWEEN,
+                    impact="The map stretches states and gradients by so much more.",
+                    remediation=_BACK,
+                    requires="matrices of both",
+                    high=5.0,
+                )
+            },
         ),
-        "stable rank fell": Check(
-            "change of the stable rank",
-            "the ratio of |W|_F^2/|W|_2^2, now over before",
-            "serious",
-            f"{_BETWEEN}. MSign (arXiv 2602.01734) saw it fall before trainings failed",
-            "The matrix acts in ever fewer directions.",
-            _BACK,
-            requires="matrices of both",
-            low=0.25,
+        "change of the stable rank": Measure(
+            formula="the ratio of |W|_F^2/|W|_2^2, now over before",
+            scope="weight",
+            checks={
+                "stable rank fell": Check(
+                    severity="serious",
+                    source=(
+                        f"{_BETWEEN}. MSign (arXiv 2602.01734) saw it fall before trainings failed"
+                    ),
+                    impact="The matrix acts in ever fewer directions.",
+                    remediation=_BACK,
+                    requires="matrices of both",
+                    low=0.25,
+                )
+            },
         ),
-        "gains moved": Check(
-            "change of a gain",
-            "the factor of a norm's largest |gamma|, or of its smallest over its median",
-            "serious",
-            _BETWEEN,
-            "A channel is scaled otherwise than the maps around it expect.",
-            "Keep weight decay off gains, or lower their learning rate.",
-            requires="gains of both",
-            high=10.0,
+        "change of a gain": Measure(
+            formula="the factor of a norm's largest |gamma|, or of its smallest over its median",
+            scope="weight",
+            checks={
+                "gains moved": Check(
+                    severity="serious",
+                    source=_BETWEEN,
+                    impact="A channel is scaled otherwise than the maps around it expect.",
+                    remediation="Keep weight decay off gains, or lower their learning rate.",
+                    requires="gains of both",
+                    high=10.0,
+                )
+            },
         ),
-        "weight replaced": Check(
-            "update over weight",
-            "|W' - W|/|W| in the Frobenius norm",
-            "note",
-            f"{OURS}: at 1 the update is as large as the weight",
-            "Little of the earlier weight is left.",
-            "Expected from the start to the end of a training. In a fine-tuning, lower the learning"
-            " rate.",
-            requires="the weights of both",
-            high=1.0,
+        "update over weight": Measure(
+            formula="|W' - W|/|W| in the Frobenius norm",
+            scope="weight",
+            checks={
+                "weight replaced": Check(
+                    severity="note",
+                    source=f"{OURS}: at 1 the update is as large as the weight",
+                    impact="Little of the earlier weight is left.",
+                    remediation=(
+                        "Expected from the start to the end of a training. In a fine-tuning, lower"
+                        " the learning rate."
+                    ),
+                    requires="the weights of both",
+                    high=1.0,
+                )
+            },
         ),
-        "outlier channel moved": Check(
-            "drift of an outlier channel",
-            "the factor of the longest row or column over the median one; if another one is the"
-            " longest now, the larger of the two lengths",
-            "note",
-            _BETWEEN,
-            "Scales of a quantisation, and masks for outliers, that were set before do not fit any"
-            " more.",
-            "Calibrate the quantisation again.",
-            requires="matrices of both",
-            high=3.0,
+        "drift of an outlier channel": Measure(
+            formula=(
+                "the factor of the longest row or column over the median one; if another one is the"
+                " longest now, the larger of the two lengths"
+            ),
+            scope="weight",
+            checks={
+                "outlier channel moved": Check(
+                    severity="note",
+                    source=_BETWEEN,
+                    impact=(
+                        "Scales of a quantisation, and masks for outliers, that were set before do"
+                        " not fit any more."
+                    ),
+                    remediation="Calibrate the quantisation again.",
+                    requires="matrices of both",
+                    high=3.0,
+                )
+            },
         ),
-        "figure moved": Check(
-            "change of another figure",
-            "how many times larger or smaller any other figure became",
-            "note",
-            _BETWEEN,
-            "The model behaves otherwise at this place.",
-            "Compare the two findings or figures by depth.",
-            requires="a figure at the same place of both",
-            high=10.0,
-            near=None,
+        "change of another figure": Measure(
+            formula="how many times larger or smaller any other figure became",
+            scope="weight",
+            checks={
+                "figure moved": Check(
+                    severity="note",
+                    source=_BETWEEN,
+                    impact="The model behaves otherwise at this place.",
+                    remediation="Compare the two findings or figures by depth.",
+                    requires="a figure at the same place of both",
+                    high=10.0,
+                    near=None,
+                )
+            },
         ),
     },
+    topic="change",
 )
+CHANGE_CHECKS = checks_of("change")
 """The checks of a change by name."""

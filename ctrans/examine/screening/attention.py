@@ -86,7 +86,7 @@ def plan_attention(case: Case) -> StepPlan:
             f" {'all' if len(entropies) == len(own) else len(entropies)} layers has rows of"
             f" {three(least)} nats"
         )
-        quantities = {"attention path": gain, "least entropy": least}
+        quantities = {"attention path": gain, "least entropy of a head": least}
         return StepVerdict(
             judged(quantities, "held"), f"path {three(gain)}", why, quantities, notes, result
         )

@@ -245,7 +245,7 @@ def plan_forward(case: Case) -> StepPlan:
     varied = States(variance_over_inputs)
     scaled = Attempt(GrowthWithWeights())
     initial = Attempt(InitialLoss())
-    shares = DepthShares()
+    shares = DepthShares(similarity=lambda: _similarities(case))
 
     def conclude() -> StepVerdict:
         notes: list[str] = []
@@ -310,7 +310,7 @@ def plan_forward(case: Case) -> StepPlan:
             return StepVerdict("non-finite", f"t = {times[-1]:.3g}", why, quantities, notes, result)
         quantities = {
             "added by depth": share.added[-1],
-            "growth": math.log10(rms[-1] / rms[0]) if rms[0] and rms[-1] else math.nan,
+            "decades of growth": math.log10(rms[-1] / rms[0]) if rms[0] and rms[-1] else math.nan,
             "growth exponent": share.growth,
             "token similarity": share.similarity[-1],
             "loss over guessing": math.nan if loss is None or guessing is None else loss - guessing,
@@ -321,6 +321,12 @@ def plan_forward(case: Case) -> StepPlan:
         return StepVerdict(verdict, figure, _why_forward(result, slope), quantities, notes, result)
 
     return StepPlan({"text": [sizes, massive, varied, initial, shares], "part": [scaled]}, conclude)
+
+
+def _similarities(case: Case) -> dict[int | None, float]:
+    """The similarity of tokens by segment, which the diagnosis of the same walk measures."""
+    readings = case.examination.whole["states"].figures() or {}
+    return {reading.segment: reading.value for reading in readings.get("token similarity", [])}
 
 
 def _why_forward(result: ForwardStep, slope: float) -> str:

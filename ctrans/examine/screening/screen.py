@@ -23,37 +23,33 @@ from ctrans.examine.screening.backward import plan_backward, plan_transport
 from ctrans.examine.screening.case import EFFORTS, Case, Effort, LaneName, StepPlan, StepVerdict
 from ctrans.examine.screening.forward import plan_forward, plan_well_posedness
 from ctrans.examine.screening.screening_checks import (
-    STEP_QUANTITIES,
+    MEASURED_IN,
+    QUESTIONS,
     STEPS,
     ScreeningStep,
     findings_of,
-    limits_of,
-    measured,
 )
 from ctrans.examine.screening.updates import plan_updates
 from ctrans.measure.findings import Finding
 from ctrans.measure.walk import Attempt, DescribedModel, Instrument, Lane, own_loss, walk_lanes
-from solvers import ConfigError, SolveError, checked, look_up, shown
+from solvers import ConfigError, SolveError, look_up, shown
 
 Found = TypeVar("Found")
 
 __all__ = ["EFFORTS", "STEPS", "Effort", "Screening", "ScreeningStep", "screen"]
 
 
-STEPS.update(
-    {
-        name: ScreeningStep(question, plan, STEP_QUANTITIES.get(name, {}))
-        for name, question, plan in (
-            ("well-posedness", "is training a well-posed control problem?", plan_well_posedness),
-            ("forward", "how do hidden states grow?", plan_forward),
-            ("backward", "how do gradients pass?", plan_backward),
-            ("transport", "how far does uncertainty travel?", plan_transport),
-            ("attention", "how sensitive is attention?", plan_attention),
-            ("updates", "what does one optimiser step do?", plan_updates),
-            ("initialisation", "what does theory say of the initial weights?", plan_initialisation),
-        )
-    }
-)
+PLANS = {
+    "well-posedness": plan_well_posedness,
+    "forward": plan_forward,
+    "backward": plan_backward,
+    "transport": plan_transport,
+    "attention": plan_attention,
+    "updates": plan_updates,
+    "initialisation": plan_initialisation,
+}
+for _name, _plan in PLANS.items():
+    STEPS[_name] = ScreeningStep(QUESTIONS[_name], _plan, MEASURED_IN.get(_name, ()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +84,6 @@ class Screening:
 
 
 @leaving_as_found
-@checked
 def screen(
     model: DescribedModel,
     tokens: Tensor,
@@ -226,25 +221,3 @@ def _lanes(case: Case, plans: Mapping[str, StepPlan | StepVerdict]) -> list[Lane
         for name, instruments in wanted.items()
         if instruments
     ]
-
-
-@checked
-def as_result(screenings: Mapping[str, Screening]) -> dict[str, Any]:
-    """The screenings by model's name as `ctrans screen` writes them, with the description and
-    limits of each quantity.
-    """
-    models = {}
-    for name, each in screenings.items():
-        steps = {step: {**vars(found), "flags": found.flags} for step, found in each.steps.items()}
-        models[name] = {
-            **vars(each),
-            "flags": each.flags,
-            "steps": steps,
-            "findings": each.findings,
-        }
-    return {
-        "quantities": {
-            name: {**vars(each), **limits_of(name)} for name, each in measured().items()
-        },
-        "models": models,
-    }

@@ -24,7 +24,7 @@ from ctrans.measure.backward.singular_values import (
     leading_singular,
 )
 from ctrans.measure.walk import Instrument, Model, Turn, check_targets, own_loss
-from solvers import ConfigError, Finite, SolveError, checked
+from solvers import ConfigError, Finite, SolveError
 
 PARTS = 8
 """Number of parts of the tokens. Adam's second moments are the mean of the parts' squared
@@ -40,7 +40,6 @@ TOLERANCE = 0.05
 """Default relative error of lambda_max. It is finer than usual grids of learning rates."""
 
 
-@checked
 def edge(learning_rate: Positive = 1.0, momentum: Annotated[float, BELOW_ONE] = 0.0) -> float:
     """2 (1 + b)/((1 - b) lr): the largest curvature at which gradient descent with momentum b,
     averaged as in Adam, is stable.
@@ -109,7 +108,6 @@ class GaussNewton(Instrument):
         self.found = curvature(model, at.tokens, at.targets)
 
 
-@checked
 def curvature(
     model: Model, tokens: Tensor, targets: Tensor, *, tolerance: float = TOLERANCE
 ) -> Curvature:
@@ -132,7 +130,6 @@ def curvature(
     return Curvature(plain, adam, effective_rank(kernel), len(kernel))
 
 
-@checked
 def effective_rank(kernel: Annotated[Float[Tensor, "size size"], Finite]) -> float:
     """exp(-sum_i s_i log s_i), s the eigenvalues' shares: 1 for rank one, the size if all are
     equal, nan for a zero matrix.

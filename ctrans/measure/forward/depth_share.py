@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -35,29 +36,44 @@ class DepthShare:
 
 
 class DepthShares(Instrument):
-    """`DepthShare` along the walk, from the states alone."""
+    """`DepthShare` along the walk, from the states alone.
+
+    `similarity` gives the similarities of tokens by segment, with None for X_0, where another
+    instrument of the same walk measures them.
+    """
+
+    def __init__(self, similarity: Callable[[], Mapping[int | None, float]] | None = None):
+        self._known_similarity = similarity
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self._depth = depth
         self._without = x0
-        self._sizes, self._added, self._similarity = (
-            [self._size(x0)],
-            [0.0],
-            [token_similarity(x0, self.kept)],
-        )
+        self._sizes = [self._size(x0)]
+        self._added = [0.0]
+        self._similarity: list[float] = []
+        self._look(x0)
 
     def forward(self, at: StepContext) -> None:
         self._without = without_map(at.sublayer, self._without)
         self._sizes.append(self._size(at.y))
         self._added.append(self._size(at.y - self._without))
-        self._similarity.append(token_similarity(at.y, self.kept))
+        self._look(at.y)
+
+    def _look(self, x: Tensor) -> None:
+        if self._known_similarity is None:
+            self._similarity.append(token_similarity(x, self.kept))
 
     def figures(self) -> DepthShare:
         shares = [
             added / size if size else math.nan
             for added, size in zip(self._added, self._sizes, strict=True)
         ]
-        return DepthShare(shares, self._growth(), self._similarity)
+        similarity = self._similarity
+        if self._known_similarity is not None:
+            known = self._known_similarity()
+            places = [None, *range(len(shares) - 1)]
+            similarity = [known.get(place, math.nan) for place in places]
+        return DepthShare(shares, self._growth(), similarity)
 
     def _size(self, x: Tensor) -> float:
         return float(torch.linalg.vector_norm(of_text(x, self.kept).double()))

@@ -21,7 +21,7 @@ from ctrans.measure.forward.bounds import BoundsByDepth, ForwardBounds
 from ctrans.measure.forward.conservation import DriftByDepth
 from ctrans.measure.forward.moments import moments
 from ctrans.measure.walk import Attempt, DescribedModel, SegmentCallback, States, kept_of, observe
-from solvers import ConfigError, Method, Norm, Solution, Status, checked
+from solvers import ConfigError, Method, Norm, Solution, Status
 
 REFERENCE = {"method": "tsit5", "rtol": 1e-8, "atol": 1e-8}
 """How the reference solution of the ODE is computed, in float64."""
@@ -70,7 +70,6 @@ class Simulation:
 
 @torch.no_grad()
 @leaving_as_found
-@checked
 def simulate(
     model: DescribedModel,
     tokens: Tensor,

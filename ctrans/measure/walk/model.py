@@ -17,7 +17,7 @@ from ctrans.base.protocol import AsksTheInstance
 from ctrans.base.shapes import Scalar, TokenRows
 from ctrans.dynamics.depth import Depth
 from ctrans.model.gpt import counted
-from solvers import ConfigError, Solution, checked, is_dense, shown
+from solvers import ConfigError, Solution, is_dense, shown
 
 
 @runtime_checkable
@@ -85,7 +85,6 @@ def own_loss(model: Model) -> Callable[[Tensor, Any], Tensor] | None:
     return found
 
 
-@checked
 def terminal_loss(model: Model, x: TokenRows, targets: Any) -> Scalar:
     """L(X_T): the model's own loss, or the mean cross-entropy of its logits. Raises as
     `cross_entropy`.
@@ -96,7 +95,6 @@ def terminal_loss(model: Model, x: TokenRows, targets: Any) -> Scalar:
     return own(x, targets)
 
 
-@checked
 def check_targets(model: Model, tokens: Tensor, targets: Any) -> None:
     """Raises ConfigError unless the model has its own loss, or each token has one target of int64
     and not all are -1 or -100, which do not count.
@@ -131,7 +129,6 @@ def check_targets(model: Model, tokens: Tensor, targets: Any) -> None:
         )
 
 
-@checked
 def loss_refusal(model: Model, tokens: Tensor, targets: Any) -> str | None:
     """Why this model has no loss for targets of this shape, tested by its head at X_0; None if it
     has one. Raises ConfigError for wrong targets (`check_targets`).
@@ -145,7 +142,6 @@ def loss_refusal(model: Model, tokens: Tensor, targets: Any) -> str | None:
     return None
 
 
-@checked
 def cross_entropy(model: Model, x: TokenRows, targets: Int[Tensor, "..."]) -> Scalar:
     """L(X_T): the mean cross-entropy of head(X_T) in nats. Targets of -1 and -100 do not
     count.

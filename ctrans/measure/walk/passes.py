@@ -25,7 +25,7 @@ from ctrans.dynamics.norm import SphereNorm
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.measure.walk.instrument import Instrument, States, StepContext, StepContextBack, Turn
 from ctrans.measure.walk.model import Model, check_targets, kept_of, terminal_loss
-from solvers import ConfigError, Map, checked, shown
+from solvers import ConfigError, Map, shown
 
 SegmentCallback = Callable[[int], None]
 """Called with k when segment k is done, on each way."""
@@ -41,7 +41,6 @@ class Lane:
 
 
 @leaving_as_found
-@checked
 def walk(
     model: Model,
     tokens: Tensor,
@@ -74,7 +73,6 @@ def walk(
 
 @torch.no_grad()
 @leaving_as_found
-@checked
 def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: SegmentCallback | None) -> None:
     """Walks all lanes together, segment by segment. Raises as `walk`. Call each instrument's
     `figures()` afterwards.
@@ -90,7 +88,6 @@ def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: SegmentCallback
 
 @torch.no_grad()
 @leaving_as_found
-@checked
 def walk_depth(
     depth: Depth,
     x0: TokenRows,
@@ -132,7 +129,6 @@ def states_of(depth: Depth, x0: TokenRows) -> list[TokenRows]:
 
 @torch.no_grad()
 @leaving_as_found
-@checked
 def observe(
     depth: Depth,
     states: Sequence[TokenRows],
@@ -221,7 +217,6 @@ def _walked(lane: Lane, depth: Depth, x0: Tensor, model: Model | None = None) ->
 
 
 @torch.enable_grad()
-@checked
 def value_and_pullback(
     function: Map, x: Float[Tensor, "*x"], p: Float[Tensor, "*y"] | None = None
 ) -> tuple[Tensor, Tensor]:

@@ -11,10 +11,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ctrans.training.monitor.alarms import ALARMS
-from ctrans.training.monitor.gauge_table import GAUGES
 from ctrans.training.monitor.log import MonitorLog, read_log
 from ctrans.training.monitor.monitor import Monitor
 from ctrans.training.monitor.reactions import REACTIONS
+from ctrans.training.monitor.training_measures import GAUGES
+from solvers import checked
 
 if TYPE_CHECKING:
     from ctrans.training.monitor.lightning import LightningCallback
@@ -34,6 +35,8 @@ _HOMES = {
     "LightningCallback": "ctrans.training.monitor.lightning",
     "TrainerCallback": "ctrans.training.monitor.trainer",
 }
+
+globals()["read_log"] = checked(read_log, face=__name__)  # checked where a user calls
 
 if not TYPE_CHECKING:
 

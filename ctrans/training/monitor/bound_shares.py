@@ -10,8 +10,8 @@ from torch import nn
 from ctrans.dynamics.fields import TokenBound
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.measure.forward.bounds import velocity_bound
-from ctrans.training.monitor.gauge_table import GaugeAt
 from ctrans.training.monitor.sites import Sites
+from ctrans.training.monitor.training_measures import GaugeAt
 
 
 def bound_shares(

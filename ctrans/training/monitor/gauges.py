@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.dynamics.fields import TokenBound
+from ctrans.measure.reductions import growth_exponent, length, norm_of, to_host
 from ctrans.training.monitor.bound_shares import bound_shares
-from ctrans.training.monitor.gauge_table import GAUGES, TINY, Figures, GaugeAt
 from ctrans.training.monitor.hooks import in_a_line
 from ctrans.training.monitor.pass_hooks import PassHooks
-from ctrans.training.monitor.reductions import growth_exponent, length, norm_of, to_host
 from ctrans.training.monitor.sites import Sites, own_parameters
+from ctrans.training.monitor.training_measures import GAUGES, TINY, Figures, GaugeAt
 from ctrans.training.monitor.updates import Updates
 
 OF_GRADIENTS = ("costate", "gradient", "gradient_outside")

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ctrans.training.monitor.gauge_table import GAUGES
 from ctrans.training.monitor.log import MonitorLog
+from ctrans.training.monitor.training_measures import GAUGES
 
 MOMENTS = 200
 """The largest number of reports whose figures by depth are kept."""

@@ -27,7 +27,6 @@ from ctrans.base.json_values import is_step, plain
 from ctrans.measure.findings import Finding
 from ctrans.model.weights_file import write_durably
 from ctrans.training.log import append_line, writing
-from ctrans.training.monitor.gauge_table import GAUGES
 from ctrans.training.monitor.log_lines import (
     Header,
     LogLine,
@@ -40,7 +39,8 @@ from ctrans.training.monitor.log_lines import (
     probe_of,
     report_of,
 )
-from solvers import ConfigError, checked
+from ctrans.training.monitor.training_measures import GAUGES
+from solvers import ConfigError
 
 LOGGER = logging.getLogger("ctrans.training.monitor")
 Content = TypeVar("Content")
@@ -195,7 +195,6 @@ class LogWriter:
         return writer
 
 
-@checked
 def read_log(directory: str | Path) -> MonitorLog:
     """Reads the log in that directory, without lines that are incomplete or that no monitor writes.
 

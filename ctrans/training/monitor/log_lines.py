@@ -17,7 +17,7 @@ import numpy as np
 
 from ctrans.base.json_values import is_number, is_step, plain
 from ctrans.measure.findings import SEVERITIES, Finding
-from ctrans.training.monitor.gauge_table import GAUGES, RENAMED, Figures
+from ctrans.training.monitor.training_measures import GAUGES, RENAMED, Figures
 
 LogLine = dict[str, Any]
 Test = Callable[[Any], bool]

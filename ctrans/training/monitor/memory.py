@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ctrans.base.given_files import read_json
-from ctrans.training.monitor.gauge_table import Figures
 from ctrans.training.monitor.past import Past
+from ctrans.training.monitor.training_measures import Figures
 
 Memory = dict[str, Any]
 MEMORY = "monitor.json"

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ctrans.base.as_found import as_found
 from ctrans.measure.findings import Finding
+from ctrans.measure.reductions import largest, norm_of, stacked_softmaxes
 from ctrans.training.monitor.alarms import Watch
-from ctrans.training.monitor.gauge_table import Figures, measures_of
 from ctrans.training.monitor.gauges import Gauges
 from ctrans.training.monitor.hooks import in_a_line
 from ctrans.training.monitor.log_lines import Report
@@ -28,10 +28,10 @@ from ctrans.training.monitor.monitor_options import check_options
 from ctrans.training.monitor.past import Past
 from ctrans.training.monitor.probes import Held, probe
 from ctrans.training.monitor.reactions import Reactions
-from ctrans.training.monitor.reductions import largest, norm_of, stacked_softmaxes
 from ctrans.training.monitor.report_callbacks import ReportCallback
 from ctrans.training.monitor.report_writer import ReportWriter
 from ctrans.training.monitor.sites import first_quarter, is_compiled, sites_of
+from ctrans.training.monitor.training_measures import Figures, measures_of
 from ctrans.training.monitor.updates import settings
 from ctrans.training.monitor.waiting import Waiting, warn
 from solvers import AnyFloat, ConfigError, checked

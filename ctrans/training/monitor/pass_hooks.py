@@ -21,9 +21,7 @@ from ctrans.interop.map_outputs import MapOutput
 from ctrans.interop.recorded_calls import first_tensor
 from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.measure.forward.bounds import needs_radius
-from ctrans.training.monitor.gauge_table import TINY, GaugeAt, Scope, measures_of
-from ctrans.training.monitor.hooks import Hook, in_a_line, local, state_in, traced
-from ctrans.training.monitor.reductions import (
+from ctrans.measure.reductions import (
     SAMPLE,
     evenness,
     length,
@@ -32,8 +30,10 @@ from ctrans.training.monitor.reductions import (
     sample,
     sample_rows,
 )
+from ctrans.training.monitor.hooks import Hook, in_a_line, local, state_in, traced
 from ctrans.training.monitor.scores import ScoresSeen
 from ctrans.training.monitor.sites import Site, Sites
+from ctrans.training.monitor.training_measures import TINY, GaugeAt, Scope, measures_of
 
 
 class PassHooks:

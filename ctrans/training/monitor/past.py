@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ctrans.training.monitor.gauge_table import GAUGES, Figures, GaugeAt
+from ctrans.measure.measures import MEASURES, Figures, MeasureAt
 
 Array = NDArray[np.float64]
 REPORTS = 64
@@ -55,7 +55,7 @@ class Past:
         self.heads = list(heads)
         self.vocabulary = vocabulary
         self.half = False
-        self.broken: list[GaugeAt] = []
+        self.broken: list[MeasureAt] = []
         """(gauge, place) of the figures of the last report that are inf or nan, in the order of a
         pass.
         """
@@ -69,7 +69,7 @@ class Past:
     def step(self) -> int:
         return self.reports[-1][0]
 
-    def add(self, step: int, figures: Figures, broken: Sequence[GaugeAt] = ()) -> None:
+    def add(self, step: int, figures: Figures, broken: Sequence[MeasureAt] = ()) -> None:
         self.broken = list(broken)
         for name, value in figures.items():
             first = self.first.get(name)
@@ -97,7 +97,7 @@ class Past:
 
     def place(self, name: str, index: int) -> str:
         """The place of an entry of a gauge, in words."""
-        scope = GAUGES[name].scope
+        scope = MEASURES[name].scope
         if scope == "run":
             return "the model"
         if scope == "state":

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ctrans.base.as_found import as_found
-from ctrans.control import costate, maximum_principle
+from ctrans.control.costate import costate
+from ctrans.control.maximum_principle import maximum_principle
 from ctrans.control.regularization import Regularization
 from ctrans.control.segment_check import check_segment
 from ctrans.dynamics.fields import TokenBound

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ctrans.training.monitor.gauge_table import Figures
+from ctrans.training.monitor.training_measures import Figures
 
 ReportCallback = Callable[[int, Mapping[str, float]], object]
 """Gets the step of a report and its figures as `summarised` gives them."""

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.fields import Balances
 from ctrans.dynamics.sublayer import Sublayer
-from ctrans.interop import open_model
 from ctrans.interop.map_outputs import MapOutput, map_outputs, router_in
 from ctrans.interop.model_adapter import tensor_in
-from ctrans.interop.open_model import unwrap_model
+from ctrans.interop.open_model import open_model, unwrap_model
 from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.measure.walk import Model
 from solvers import ConfigError

@@ -27,6 +27,7 @@ LOGGER = logging.getLogger("ctrans.training.monitor")
 PRINTERS = (transformers.PrinterCallback, transformers.ProgressCallback)
 
 
+@checked
 class TrainerCallback(transformers.TrainerCallback):
     """Watches a `Trainer`'s training: `Trainer(..., callbacks=[TrainerCallback(every=50)])`.
 
@@ -45,7 +46,6 @@ class TrainerCallback(transformers.TrainerCallback):
     of float16 is that of the trainer's scaler.
     """
 
-    @checked
     def __init__(
         self,
         *,

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctrans.training.monitor.gauge_table import GaugeAt
 from ctrans.training.monitor.hooks import local
+from ctrans.training.monitor.training_measures import GaugeAt
 
 ENTRIES = 8192
 """The number of entries of the sample of a group of weights."""

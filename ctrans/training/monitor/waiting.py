@@ -8,10 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ctrans.measure.reductions import detached, host_numbers, largest
 from ctrans.training.monitor.hooks import in_a_line
 from ctrans.training.monitor.memory import Memory, packed, unpacked
 from ctrans.training.monitor.past import STEPS
-from ctrans.training.monitor.reductions import detached, host_numbers, largest
 
 LOGGER = logging.getLogger("ctrans.training.monitor")
 

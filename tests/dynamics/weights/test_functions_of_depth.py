@@ -22,7 +22,7 @@ from ctrans.measure.forward.simulation import simulate
 from ctrans.model.gpt import GPT, number_of_weights
 from ctrans.model.orders import Convergence
 from solvers import ConfigError, Segment, solve
-from tests.helpers import NAMES, learned, small_config, small_model, tokens, unchecked
+from tests.helpers import NAMES, learned, small_config, small_model, tokens
 
 every = pytest.mark.parametrize("name", NAMES)
 bases = pytest.mark.parametrize("basis", sorted(BASES))
@@ -238,7 +238,7 @@ def test_coarsening_undoes_refining_bit_for_bit(basis):
     assert torch.equal(back(x), depth(x))
 
 
-@pytest.mark.cases(1)
+@pytest.mark.slow
 @bases
 def test_symmetric_blocks_share_theta(basis):
     depth = model_in_depth(basis).depth
@@ -458,4 +458,4 @@ def test_functions_of_depth_that_cannot_be_are_refused(changes, words):
 
 def test_an_unknown_basis_is_named():
     with pytest.raises(ConfigError, match="did you mean 'linear'"):
-        unchecked(blocks_through)([torch.nn.Linear(2, 2)], "lineer", 3)
+        blocks_through([torch.nn.Linear(2, 2)], "lineer", 3)

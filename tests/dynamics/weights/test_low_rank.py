@@ -163,6 +163,7 @@ def test_an_adapter_that_does_not_fit_is_refused_in_a_line(tmp_path):
     assert torch.equal(update_like(trained(), whole, "")(tokens())[0], model(tokens())[0])
 
 
+@pytest.mark.slow
 def test_what_cannot_be_updated_is_refused():
     with pytest.raises(ConfigError, match="low_rank = 17: give 1 to 16"):
         with_updates(trained(), rank=17)

@@ -20,6 +20,7 @@ from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
 from ctrans.examine.diagnosis.weight_readings import weight_readings
 from ctrans.examine.screening.screen import screen
 from ctrans.measure.findings import SEVERITIES, Check
+from ctrans.measure.measures import MEASURES, Measure
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.report.contents import page_of
@@ -474,14 +475,13 @@ def test_a_norm_of_another_library_outside_of_the_depth_is_read_by_what_it_compu
 
 
 def test_a_check_that_nothing_measures_is_refused():
-    check = Check("nobody's quantity", "it", "note", "ours", "it is.", "leave it.", high=0.0)
-    with pytest.raises(
-        ConfigError,
-        match="nothing measures \"nobody's quantity\", the quantity of the check 'mine'",
-    ):
-        CHECKS["mine"] = check
-    assert "mine" not in CHECKS
-    assert all(map(CHECKS.measured, CHECKS.values()))
+    check = Check(
+        severity="note", source="ours", impact="it is.", remediation="leave it.", high=0.0
+    )
+    with pytest.raises(ConfigError, match="nothing computes the measure 'mine'"):
+        MEASURES["mine"] = Measure(formula="it", checks={"nobody's": check})
+    assert "nobody's" not in CHECKS
+    assert all(check.quantity in MEASURES for check in CHECKS.values())
 
 
 def test_a_text_of_one_token_says_that_heads_have_nothing_to_show():

@@ -96,6 +96,7 @@ def test_a_dead_gain_beside_a_silenced_outlier_is_still_found():
     assert "channel 5" not in finding.figure
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_the_same_twice_says_nothing_of_later_tokens():
     diagnosis = found("not the same twice")
     assert "change by a later token" not in diagnosis.readings

@@ -15,7 +15,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.report.files import to_json
 from solvers import ConfigError, SolveError
-from tests.helpers import NAMES, small_model, tokens, unchecked
+from tests.helpers import NAMES, small_model, tokens
 
 TINY = dataclasses.replace(EFFORTS["quick"], tokens=6, certified=2, layers=2)
 ALL = dataclasses.replace(TINY, curvature=True, lanczos=8)
@@ -446,7 +446,7 @@ def test_lanes_of_the_same_tokens_are_one(monkeypatch):
 def test_shapes_that_do_not_fit_are_named():
     text = tokens(2, 9)
     with pytest.raises(ConfigError, match="other text has shape"):
-        unchecked(screen)(tiny("peri"), text[:, :-1], text[:, 1:], TINY, other=tokens(2, 5))
+        screen(tiny("peri"), text[:, :-1], text[:, 1:], TINY, other=tokens(2, 5))
 
 
 def test_chosen_segments_are_spread_and_hold_the_ends():

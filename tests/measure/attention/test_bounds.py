@@ -59,6 +59,7 @@ STATED = [
 STATED += ["theorem-5.1", "block-bound", "kim-3.1"]
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("name", STATED)
 def test_no_bound_is_violated(name):
     assert verify(all_statements()[name], cases=50, seed=1).corrected.holds

@@ -65,12 +65,14 @@ def test_the_ranges_are_lemma_2s():
     assert attention.high == pytest.approx([2.0] * 6)
 
 
+@pytest.mark.slow
 def test_what_is_outside_of_its_range_does_not_hold():
     (growth,) = hidden_growth("pre", 6, 24, SMALL)
     assert farthest(growth) <= 0
     assert farthest(dataclasses.replace(growth, high=[1.5] * 6)) > 0
 
 
+@pytest.mark.slow
 def test_before_the_attentions_norm_hidden_states_of_post_grow_as_tokens_align():
     """E|x|^2/d from 1 + 1/n for independent tokens, towards 2: not 3/2, as it is printed."""
     attention, _ = hidden_growth("post", 6, 24, SMALL)
@@ -113,6 +115,7 @@ def test_a_slope_needs_two_depths():
         gradient_slope("pre", (16, 16), 2, SMALL)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("initialisation", INITIALISATIONS)
 def test_every_initialisation_grows_within_its_range(initialisation):
     setting = dataclasses.replace(SMALL, initialisation=initialisation, heads=2, ffn_width=64)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ctrans import GPT, GPTConfig
+from ctrans.measure.measures import MEASURES, Measure
 from ctrans.report.files import to_json
 from ctrans.training.monitor import ALARMS, Monitor
 from ctrans.training.monitor.alarms import Watch
@@ -211,13 +212,13 @@ def test_a_robust_deviation_is_1_48_times_the_median_distance():
 
 
 def test_an_alarm_that_nothing_measures_is_refused():
-    rule = ALARMS["updates too large"]
-    for check in (
-        dataclasses.replace(rule, measure=None),
-        dataclasses.replace(rule, quantity="nobody's"),
-    ):
-        with pytest.raises(ConfigError, match="nothing measures"):
-            ALARMS["mine"] = check
+    alarm = ALARMS["updates too large"]
+    with pytest.raises(ConfigError, match="nothing computes the measure 'mine'"):
+        MEASURES["mine"] = Measure(formula="it", checks={"mine": alarm})
+    without = dataclasses.replace(alarm, rule=None)
+    with pytest.raises(ConfigError, match="the alarm 'mine' of the measure 'mine' has no rule"):
+        MEASURES["mine"] = Measure(formula="it", compute=len, checks={"mine": without})
+    assert "mine" not in MEASURES
 
 
 def test_limits_of_an_unknown_alarm_are_refused():

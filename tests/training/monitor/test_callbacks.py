@@ -71,6 +71,7 @@ def test_a_place_for_the_log_that_no_system_holds_is_named(out):
         TrainerCallback(out=out)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "arguments",
     [{}, {"gradient_accumulation_steps": 2, "gradient_checkpointing": True, "bf16": True}],
@@ -240,6 +241,7 @@ def test_a_trainer_that_is_resumed_has_the_log_of_one_that_did_not_stop(tmp_path
     )
 
 
+@pytest.mark.slow
 def test_callbacks_that_share_a_trainer_hear_every_norm_and_leave_its_clipping_as_it_was(tmp_path):
     pytest.importorskip("accelerate")
     from ctrans.training.monitor import TrainerCallback

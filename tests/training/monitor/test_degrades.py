@@ -115,6 +115,7 @@ def test_a_disk_that_fails_at_any_operation_changes_no_bit_and_loses_no_line_if_
     assert said
 
 
+@pytest.mark.slow
 def test_lines_that_wait_grow_no_further_than_a_log_does(tmp_path, said):
     writer = LogWriter(tmp_path / "log", HEADER)
     for step in range(1, 2 * KEPT):
@@ -251,6 +252,7 @@ def test_a_clip_of_infinity_clips_nothing():
     assert figures(float("inf")) == figures(None)
 
 
+@pytest.mark.slow
 def test_a_probe_whose_value_json_lacks_costs_its_line_and_no_alarm(
     tmp_path, monkeypatch, said, reports_may_fail
 ):
@@ -278,7 +280,7 @@ def hooks(model):
 
 
 def test_what_is_no_number_costs_its_figure_and_no_report(said):
-    typecheck.allow(0)
+    typecheck.allow(False)
     model, optimiser = small()
     monitor = Monitor(model, every=1, react=["skip"])
     strange = [
@@ -300,7 +302,7 @@ def test_what_is_no_number_costs_its_figure_and_no_report(said):
 
 
 def test_what_is_no_optimiser_ends_no_training(said, reports_may_fail):
-    typecheck.allow(0)
+    typecheck.allow(False)
     model, optimiser = small()
     monitor = Monitor(model, every=1)
     train(monitor, model, optimiser, 3)
@@ -308,6 +310,7 @@ def test_what_is_no_optimiser_ends_no_training(said, reports_may_fail):
     assert said
 
 
+@pytest.mark.slow
 def test_a_monitor_that_is_forgotten_leaves_no_hook_and_keeps_no_model():
     model, optimiser = small()
     monitor = Monitor(model, every=1)

@@ -8,9 +8,9 @@ from torch import nn
 
 from ctrans import GPT, ConfigError, GPTConfig
 from ctrans.dynamics.placement import PLACEMENTS
+from ctrans.measure.reductions import growth_exponent
 from ctrans.measure.walk import Instrument, States, walk
 from ctrans.training.monitor import GAUGES, Monitor
-from ctrans.training.monitor.reductions import growth_exponent
 from ctrans.training.monitor.scores import ScoresSeen, largest_score, row_entropy
 from ctrans.training.monitor.sites import sites_of
 from tests.training.monitor.test_bits import Plain, hugging_face

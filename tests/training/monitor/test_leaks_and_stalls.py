@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from ctrans import GPT, GPTConfig
+from ctrans.measure.reductions import SAMPLE
 from ctrans.training.monitor import Monitor
 from ctrans.training.monitor.past import Past
 from ctrans.training.monitor.past_checks import slow
-from ctrans.training.monitor.reductions import SAMPLE
 from ctrans.training.monitor.scores import weight_ahead
 from ctrans.training.monitor.updates import Updates
 
@@ -90,6 +90,7 @@ def checks(monitor):
     return {alarm.check for alarm in monitor.alarms}
 
 
+@pytest.mark.slow
 def test_labels_that_are_not_shifted_are_told_and_shifted_ones_are_not():
     assert "targets leak" in checks(trained(shift=0, steps=30)[0])
     assert "targets leak" not in checks(trained(steps=30)[0])
@@ -136,6 +137,7 @@ def test_a_gradient_that_frozen_weights_keep_is_not_told():
     assert "gradients are not reset" not in checks(monitor)
 
 
+@pytest.mark.slow
 def test_a_missing_mask_is_told_once_the_model_uses_it():
     monitor, model, tokens = trained(causal=False, steps=120)
     with torch.no_grad():
@@ -144,6 +146,7 @@ def test_a_missing_mask_is_told_once_the_model_uses_it():
     assert "targets leak" in checks(monitor)
 
 
+@pytest.mark.slow
 def test_a_model_that_fills_in_hidden_tokens_leaks_nothing():
     assert "targets leak" not in checks(trained(causal=False, hide=True, steps=40)[0])
 
@@ -166,6 +169,7 @@ def test_the_weight_on_later_tokens_is_the_upper_triangle_of_the_softmax():
     assert torch.equal(weight_ahead(hidden), torch.zeros(2))
 
 
+@pytest.mark.slow
 def test_an_adam_that_divides_by_its_eps_hardly_moves_and_is_told():
     assert "updates near zero" in checks(trained(eps=1.0, steps=20)[0])
     assert "updates near zero" not in checks(trained(steps=20)[0])
@@ -215,6 +219,7 @@ def test_weights_that_have_grown_do_not_make_a_step_of_the_rate_near_zero():
     )
 
 
+@pytest.mark.slow
 def test_matrices_that_stand_still_are_told_although_the_norm_before_them_moves():
     monitor, _, _ = trained(frozen=("sublayers.3.field",), steps=20)
     assert [alarm.place for alarm in monitor.alarms if alarm.check == "frozen layer"] == [

@@ -274,6 +274,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_leaves_a_log_that_can_be_read(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     run = subprocess.Popen(

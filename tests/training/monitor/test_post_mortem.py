@@ -63,11 +63,13 @@ def logs(tmp_path_factory):
     return made
 
 
+@pytest.mark.slow
 def test_nothing_leaves_the_past_of_a_healthy_training(logs):
     found = post_mortem(read_log(logs[None]))
     assert (found.deviations, found.loss, found.sigma) == ([], None, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "gauge", "place"),
     [
@@ -90,11 +92,13 @@ def test_the_fault_is_what_moved_first(logs, fault, gauge, place):
     )
 
 
+@pytest.mark.slow
 def test_what_is_told_of_the_loss_and_of_the_6_sigma_rule(logs):
     found = post_mortem(read_log(logs[broken]))
     assert (found.loss, found.sigma) == (EVENT, EVENT)
 
 
+@pytest.mark.slow
 def test_a_short_run_has_no_past(logs, tmp_path):
     lines = (logs[redraw] / LOG).read_text().splitlines(keepends=True)
     (tmp_path / LOG).write_text("".join(lines[:LEAST]))
@@ -104,6 +108,7 @@ def test_a_short_run_has_no_past(logs, tmp_path):
     assert f"{LEAST - 1} reports cannot say what moved first" in result.output
 
 
+@pytest.mark.slow
 def test_a_schedule_that_ends_is_no_deviation(logs):
     log = read_log(logs[None])
     rates = log.series("learning_rate")

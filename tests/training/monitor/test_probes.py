@@ -125,6 +125,7 @@ def test_every_probe_speaks_of_our_models(placement):
         )
 
 
+@pytest.mark.slow
 def test_probes_speak_of_a_model_of_transformers_and_leave_it_as_it_was():
     model = hugging_face()
     tokens, targets = batch(32, 8)

@@ -11,6 +11,7 @@ import os
 import pytest
 import torch
 
+from ctrans.measure.measures import MEASURES
 from ctrans.model.checkpoint import load
 from ctrans.training import log, loop
 from ctrans.training.monitor import ALARMS, read_log
@@ -37,10 +38,11 @@ WORDS = [
 @pytest.fixture
 def often(monkeypatch):
     """An alarm where nothing is wrong: every update is too large."""
-    rule = ALARMS["updates too large"]
-    monkeypatch.setitem(
-        ALARMS, "updates too large", dataclasses.replace(rule, limits={**rule.limits, "limit": 0.0})
-    )
+    alarm = ALARMS["updates too large"]
+    always = dataclasses.replace(alarm, limits={**alarm.limits, "limit": 0.0})
+    update = MEASURES["update"]
+    checks = {**update.checks, "updates too large": always}
+    monkeypatch.setitem(MEASURES, "update", dataclasses.replace(update, checks=checks))
 
 
 def train(out, *words, code=0):
@@ -78,6 +80,7 @@ def reacting(*names):
     return [word for name in names for word in ("--react", name)]
 
 
+@pytest.mark.slow
 def test_a_run_that_reacts_and_is_killed_goes_on_to_the_same_bits(tmp_path, often, monkeypatch):
     made, steps = loop.nn.utils.get_total_norm, itertools.count(1)
     monkeypatch.setattr(

@@ -55,6 +55,7 @@ def test_a_step_whose_gradient_is_not_finite_is_left_out_after_its_report(by, tm
     assert not math.isfinite(dict(zip(log.steps, log.series("gradient_norm"), strict=True))[8])
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_is_told_again_after_a_step_that_was_left_out():
     """The loss of the step that was left out is remembered, and is no news at later reports."""
     torch.manual_seed(0)

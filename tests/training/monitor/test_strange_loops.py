@@ -106,7 +106,7 @@ def test_sparse_gradients_have_the_norm_of_dense_ones():
 
 
 def test_several_optimisers_cost_their_figures_and_no_report(said):
-    typecheck.allow(0)
+    typecheck.allow(False)
     model, optimiser = small()
     figures = report(model, [lambda: passed(model)], optimizer=[optimiser, optimiser])
     assert "rms" in figures

@@ -1,0 +1,355 @@
+"""What `ctrans hjb-check` measures of a model, as one table: which weights need a bound or a decay
+so that every layer has a finite best output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ctrans.base.from_json import from_json
+from ctrans.control.control_checks import findings_of
+from ctrans.control.costate import ZERO_GRADIENT
+from ctrans.control.decay_threshold import DecayThreshold
+from ctrans.control.model_check import ModelCheck
+from ctrans.control.segment_check import SegmentCheck
+from ctrans.measure.measured import Answer, Measured, Value
+from ctrans.measure.measures import MEASURES, Measure
+
+FREE = {
+    "well-posed": "nothing",
+    "well-posed for bounded gains": "gains",
+    "degenerate": "weights",
+    "open": "unknown",
+}
+"""What has to be bounded or penalised so that H is finite, by verdict."""
+NEEDS = (
+    "what must be bounded or penalised so that every layer has a finite best output: the norms'"
+    " gains and offsets, or the weights. A question mark: the evidence disagrees"
+)
+SENTENCES = {
+    "nothing": "every layer of {} has a finite best output",
+    "gains": "every layer of {} has a finite best output while the norms' gains stay bounded",
+    "weights": (
+        "the best outputs of {} are finite only with a bound or a penalty on the weights (no fault"
+        " of a model)"
+    ),
+    "unknown": "it is not known whether the best outputs of {} are finite",
+}
+EVIDENCE = {
+    "gap": ("gap", "worst distance of the best velocities that were found from H, (H - best)/S"),
+    "weights": ("weight gap", "the same for the best last-layer weights W"),
+    "kkt": ("KKT", "worst residual of the maximiser's first-order conditions"),
+    "uniqueness": ("apart", "largest distance between maximisers from different starts"),
+    "exponent": ("power of R", "exponent with which the value grows, |W| bounded by R: k of R^k"),
+    "gained": ("power with gains", "the same with W, gains and offsets bounded by R together"),
+}
+"""Names and formulas of the evidence."""
+NO_ODE = "no ODE"
+
+MEASURES.add(
+    "ctrans hjb-check",
+    {
+        "needs a bound, ODE": Measure(formula=NEEDS),
+        "needs a bound, Transformer": Measure(formula=NEEDS),
+        "steepest descent": Measure(
+            formula=(
+                "H(P) = sup -<P, f>: loss decrease per unit of depth-time by a layer's best output,"
+                " in closed form, at the segment with the largest costate"
+            ),
+            source="Kan, section 3",
+        ),
+        "penalty needed": Measure(
+            formula=(
+                "the weight penalty above which the rate is finite (found-proven): dt lam* of lam/2"
+                " |W|^2 for every matrix, not AdamW's decoupled decay; at this text, these weights,"
+                " attention rows, input gains and biases"
+            ),
+        ),
+        "verdict, ODE": Measure(
+            formula=(
+                "well-posed: H is finite. For bounded gains: H is finite at the norm's present"
+                " gains and offsets, and grows in proportion to them. Degenerate: H is infinite."
+                " Biases or gains fixed: only if they are not trained"
+            ),
+            detail=True,
+        ),
+        "verdict, Transformer": Measure(
+            formula=(
+                "the same for the discrete step. No ODE: a norm around the state that is no"
+                " projection on a surface"
+            ),
+            detail=True,
+        ),
+        "segment of the largest costate": Measure(
+            formula="the segment where H was taken, P = dL/dX", detail=True
+        ),
+        "found by search": Measure(
+            formula=(
+                "the best rate that gradient ascents found; where it is infinite, within the"
+                " largest bound tried"
+            ),
+            detail=True,
+        ),
+        "Kan's value": Measure(
+            formula="of H, for LayerNorm, as the paper prints it", source="Kan", detail=True
+        ),
+        **{title: Measure(formula=formula, detail=True) for title, formula in EVIDENCE.values()},
+        "costate of a segment": Measure(
+            formula="|P| = |dL/dX|, the loss's gradient by the state",
+            title="costate",
+            unit="|P| = |dL/dX|",
+            scope="sublayer",
+        ),
+        "steepest descent of a segment": Measure(
+            formula="H(P) = sup -<P, f>. Where it is infinite there is no point",
+            title="steepest descent",
+            unit="H(P) = sup −<P, f>",
+            scope="sublayer",
+        ),
+        "verdict of a segment": Measure(
+            formula="well-posed, degenerate or open", title="verdict", scope="sublayer", detail=True
+        ),
+        "velocities that the placement allows": Measure(
+            formula="the admissible set of a segment", scope="sublayer", detail=True
+        ),
+    },
+)
+
+
+def name_of(norm: str, placement: str, norms: int) -> str:
+    """What a model is called: by its placement, and by its norm too where there are several."""
+    if norms == 1:
+        return placement
+    return f"{norm}, {placement}"
+
+
+def measured(
+    checks: Mapping[str, Mapping[str, ModelCheck]],
+    refused: Mapping[str, str],
+    pde: Mapping[str, Any] | None = None,
+) -> Measured:
+    """The table of the checks by norm and placement.
+
+    - `refused`: by placement, why a regularization does not apply to it
+    - `pde`: figures of the HJB equation in the plane
+    """
+    models = {
+        name_of(norm, placement, len(checks)): check
+        for norm, row in checks.items()
+        for placement, check in row.items()
+    }
+    styles = {
+        name_of(norm, placement, len(checks)): placement
+        for norm, row in checks.items()
+        for placement in row
+    }
+    findings = {name: findings_of(name, check) for name, check in models.items()}
+    notes = {"": [f"n/a: {why}" for why in dict.fromkeys(refused.values())]}
+    notes |= {name: notes_of(check) for name, check in models.items() if notes_of(check)}
+    values = [value for name, check in models.items() for value in values_of(name, check)]
+    plane = [f"{name}: {figure}" for name, figure in (pde or {}).items()]
+    return Measured(
+        values=tuple(values),
+        answers=(answer(models),),
+        findings={name: found for name, found in findings.items() if found},
+        notes=notes,
+        reasons={"The HJB equation in the plane": plane} if plane else {},
+        styles=styles,
+    )
+
+
+def answer(models: Mapping[str, ModelCheck]) -> Answer:
+    """Which models have a finite best output, and what the others need."""
+    wrong = [name for name, check in models.items() if not check.agrees]
+    if wrong:
+        return Answer(
+            f"The numerical evidence disagrees with the verdict for {', '.join(wrong)}.", "bad"
+        )
+    groups: dict[str, list[str]] = {}
+    for name, check in models.items():
+        groups.setdefault(needed(check, check.step_verdict), []).append(name)
+    other = "every layer of {} has a finite best output with {}"
+    order = list(SENTENCES)
+    sentences = []
+    for need in sorted(groups, key=lambda need: order.index(need) if need in order else 0):
+        names = ", ".join(groups[need])
+        sentences.append(SENTENCES.get(need, other).format(names, need))
+    text = "; ".join(sentences)
+    apart = [
+        name
+        for name, check in models.items()
+        if needed(check, check.verdict) != needed(check, check.step_verdict)
+    ]
+    about_ode = ""
+    if apart:
+        about_ode = (
+            f" This is about the Transformer: the ODE of {', '.join(apart)} needs more, as the"
+            " table shows."
+        )
+    return Answer(f"{text[0].upper()}{text[1:]}.{about_ode} Numerical searches agree.", "good")
+
+
+def needed(check: ModelCheck, verdict: str) -> str:
+    """What has to be bounded; what must stay fixed where a penalty decides."""
+    held = "+".join(check.held) or "the rest"
+    return FREE.get(verdict, f"{held} fixed")
+
+
+def values_of(model: str, check: ModelCheck) -> Iterator[Value]:
+    """The rows of a model."""
+    doubt = "" if check.agrees else "?"
+    ode = f"{needed(check, check.verdict)}{doubt}" if check.has_ode else NO_ODE
+    yield Value(model, "needs a bound, ODE", None, words=ode)
+    step = f"{needed(check, check.step_verdict)}{doubt}"
+    yield Value(model, "needs a bound, Transformer", None, words=step)
+    top = check.largest
+    yield _steepest(model, top)
+    threshold = check.training_threshold
+    yield Value(
+        model,
+        "penalty needed",
+        None if threshold is None else threshold.lower,
+        error=None if threshold is None else threshold.upper - threshold.lower,
+        words=penalty(threshold),
+    )
+    yield Value(model, "verdict, ODE", None, words=_verdict(check, check.verdict, check.has_ode))
+    yield Value(model, "verdict, Transformer", None, words=_verdict(check, check.step_verdict))
+    yield Value(model, "segment of the largest costate", top.segment)
+    yield Value(model, "found by search", _found(top))
+    if top.ellipsoid is not None:
+        yield Value(model, "Kan's value", top.ellipsoid)
+    for key, (title, _) in EVIDENCE.items():
+        figure = check.evidence.get(key)
+        if figure is not None:
+            yield Value(model, title, figure)
+    for segment in check.segments:
+        yield from _of_segment(model, segment)
+
+
+def _of_segment(model: str, segment: SegmentCheck) -> Iterator[Value]:
+    k = segment.segment
+    place = f"{k} ({segment.kind})"
+    hamiltonian = segment.certificate.hamiltonian
+    yield Value(model, "costate of a segment", segment.costate_norm, depth=k, place=place)
+    yield Value(model, "steepest descent of a segment", hamiltonian, depth=k, place=place)
+    yield Value(model, "verdict of a segment", None, depth=k, words=segment.verdict)
+    words = segment.certificate.words
+    yield Value(model, "velocities that the placement allows", None, depth=k, words=words)
+
+
+def _steepest(model: str, segment: SegmentCheck) -> Value:
+    """H, from what was found to what is proven where its maximiser is the best that was found."""
+    value = segment.hamiltonian
+    ceiling = segment.certificate.ceiling
+    if value is None:
+        words = "open" if segment.verdict == "open" else "finite"
+        return Value(model, "steepest descent", None, words=words)
+    if ceiling is None or segment.decayed:
+        return Value(model, "steepest descent", value)
+    return Value(model, "steepest descent", value, words=f"{value:.3g}..{ceiling:.3g}")
+
+
+def _verdict(check: ModelCheck, verdict: str, has_ode: bool = True) -> str:
+    if not has_ode:
+        return NO_ODE
+    if check.held:
+        verdict = verdict.replace("the rest fixed", f"{'+'.join(check.held)} fixed")
+    return verdict if check.agrees else f"{verdict}?"
+
+
+def _found(segment: SegmentCheck) -> float | None:
+    """The best value of a search; none where a weight decay decides, for which the search does not
+    pay.
+    """
+    certificate = segment.certificate
+    if segment.decayed:
+        return None
+    if certificate.velocities is not None:
+        return certificate.velocities.best
+    if certificate.growth is not None:
+        return certificate.growth.values[-1]
+    return None
+
+
+def penalty(threshold: DecayThreshold | None) -> str:
+    """dt lam*, from what was found to what is proven where these differ, or a dash."""
+    if threshold is None:
+        return "–"
+    lower, upper = threshold.lower, threshold.upper
+    low, high, power = f"{lower:.2g}", f"{upper:.2g}", ""
+    if 0 < upper < 0.1:  # one power for both takes less room
+        k = math.floor(math.log10(upper))
+        low, high, power = f"{lower / 10**k:.1f}", f"{upper / 10**k:.1f}", f"e{k}"
+    if low == high:
+        return f"{low}{power}"
+    return f"{low}-{high}{power}"
+
+
+def notes_of(check: ModelCheck) -> list[str]:
+    """What replaces an ODE, what was skipped, what a weight decay does, and where more than one
+    velocity is optimal.
+    """
+    lines = [] if check.instead is None else [check.instead]
+    lines += [f"{where} is skipped: {why}" for where, why in check.skipped.items()]
+    lines += _decay_notes(check)
+    if not any(segment.costate_norm for segment in check.segments):
+        lines.append(f"{ZERO_GRADIENT}; the verdict is of any other costate")
+    ties = sum(segment.certificate.ties for segment in check.segments)
+    if ties:
+        tokens = len(check.segments) * check.tokens
+        lines.append(f"a tie, more than one velocity is optimal, for {ties} of {tokens} tokens")
+    return lines
+
+
+def _decay_notes(check: ModelCheck) -> list[str]:
+    """What the weight decay asked about does, and what no weight decay can do."""
+    threshold = check.training_threshold
+    asked = check.largest.weight_decay
+    if asked is None:
+        return []
+    if threshold is None:
+        unknown = sum(segment.verdict == "open" for segment in check.segments)
+        if not unknown:
+            return []
+        return [
+            f"{unknown} of {len(check.segments)} segments have a map that gives access to no path"
+            " of two factors (a gate or a scale by channel makes a third): the decay it needs is"
+            " not known"
+        ]
+    is_needed = f"dt lam* is {penalty(threshold)}"
+    if asked < threshold.lower:
+        times = f"{threshold.lower / asked:.3g}"
+        lines = [f"a penalty of {asked:g} is {times} times too small for a finite H: {is_needed}"]
+    elif asked < threshold.upper:
+        lines = [
+            f"a penalty of {asked:g} is between the dt lam* that was found and what is proven to"
+            f" suffice: {is_needed}"
+        ]
+    else:
+        lines = [f"a penalty of {asked:g} keeps both factors from running away: {is_needed}"]
+    if threshold.bias > 0:
+        lines.append(
+            "biases without decay make H infinite whatever the penalty, as dt |sum_j p_j| ="
+            f" {threshold.bias:.2g} is not 0"
+        )
+    if threshold.gains:
+        lines.append(
+            "so do the input norm's gains: trained, they are a third factor, and the value grows"
+            " like R^3"
+        )
+    return lines
+
+
+def measured_in(result: Mapping[str, Any]) -> Measured:
+    """The table of a check's JSON of version 1. Raises ConfigError for another object."""
+    return measured(checks_in(result), result.get("not_applicable") or {}, result.get("pde"))
+
+
+def checks_in(result: Mapping[str, Any]) -> dict[str, dict[str, ModelCheck]]:
+    """The checks of a JSON result, by norm and placement."""
+    return {
+        norm: {placement: from_json(ModelCheck, check) for placement, check in row.items()}
+        for norm, row in result["checks"].items()
+    }

@@ -1,0 +1,264 @@
+"""How far a model is from the maximum principle, as one table: of each layer, and of what training
+can change (`ctrans hjb-check --principle`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ctrans.base.from_json import from_json
+from ctrans.control.attained import Attained, attained
+from ctrans.control.costate import ZERO_GRADIENT, continuous_or_discrete
+from ctrans.control.maximum_principle import MaximumPrinciple, maximum_principle
+from ctrans.measure import state_measures as state_measures  # the costate
+from ctrans.measure.measured import Answer, Measured, Value, along_depth
+from ctrans.measure.measures import MEASURES, Measure
+from ctrans.measure.walk import Model, SegmentCallback
+from solvers import ConfigError
+
+_ALIGNMENT = (
+    "cos(-P, v), or (<P, centre> - <P, v>)/(<P, centre> + H) where a norm bounds velocities. 1:"
+    " sublayers lower the loss as fast as they can; 0: they do not change it, as after training;"
+    " below 0: they raise it"
+)
+_GAP = (
+    "H(P) + <P, v>: how much faster the loss would fall if a layer's output could be chosen freely"
+    " at each token; infinite where nothing bounds it"
+)
+_DRIFT = "departure of <P, v> from what the ODE conserves: the solver's error"
+KINDS = {
+    "gap": (
+        "alignment is the share of the steepest descent that the velocity achieves of what its norm"
+        " allows token by token"
+    ),
+    "cosine": "alignment is cos(-P, v), as no norm at the output bounds velocities",
+}
+"""What alignment means, by the measure that a segment allows."""
+
+MEASURES.add(
+    "ctrans hjb-check --principle",
+    {
+        "loss of the text": Measure(formula="mean cross-entropy in nats a token", unit="nats"),
+        "mean alignment": Measure(formula=f"{_ALIGNMENT}; mean over segments"),
+        "largest gap": Measure(formula=f"{_GAP}; the largest of all segments"),
+        "largest drift": Measure(formula=f"{_DRIFT}; the largest of all segments"),
+        "first-order condition": Measure(
+            formula=("largest decrease of the loss, to first order, that the shared weights leave"),
+        ),
+        "size of the velocity": Measure(
+            formula="|v|, of what the sublayer adds per depth-time", scope="sublayer", detail=True
+        ),
+        "descent": Measure(
+            formula=("<P, v>: rate at which the sublayer changes the loss; below 0 it lowers it"),
+            scope="sublayer",
+            log=False,
+        ),
+        "drift": Measure(formula=_DRIFT, unit="change of <P, v> on a segment", scope="sublayer"),
+        "gap to free velocities": Measure(formula=_GAP, unit="H(P) + <P, v>", scope="sublayer"),
+        "gap of a layer that does nothing": Measure(
+            formula="H(P), the fastest that any allowed velocity could lower the loss",
+            unit="H(P)",
+            scope="sublayer",
+            bounds="gap to free velocities",
+        ),
+        "alignment": Measure(
+            formula=_ALIGNMENT,
+            unit="alignment with the best velocity",
+            scope="sublayer",
+            log=False,
+        ),
+        "work": Measure(
+            formula="dt <P, v>, the change of the loss by the sublayer's output",
+            scope="sublayer",
+            log=False,
+            detail=True,
+        ),
+        "work of the last weights": Measure(
+            formula=(
+                "<th, dL/dth>, the same by the size of the last weights: equal to the work, and 0"
+                " after training"
+            ),
+            scope="sublayer",
+            log=False,
+            detail=True,
+        ),
+        "left by free velocities": Measure(
+            formula="loss left, to first order, by velocities that are free at each token",
+            scope="sublayer",
+            detail=True,
+        ),
+        "left by the last weights": Measure(
+            formula="the same by the last weights within their norm", scope="sublayer", detail=True
+        ),
+        "left by all weights": Measure(
+            formula=("the same by all parameters within theirs, from below, as ascents found it"),
+            scope="sublayer",
+            detail=True,
+        ),
+        "left to first order": Measure(
+            formula="its first-order condition, which holds at a saddle too",
+            scope="sublayer",
+            detail=True,
+        ),
+    },
+)
+
+
+@dataclass(frozen=True)
+class Principled:
+    """The maximum principle of a model, what training attains, or why that is unknown, and what
+    replaces the ODE's costate, if anything does.
+    """
+
+    principle: MaximumPrinciple
+    attained: Attained | str
+    instead: str | None = None
+
+    def values(self, model: str) -> Iterator[Value]:
+        """The rows of the table."""
+        found = self.principle
+        yield Value(model, "loss of the text", found.loss)
+        yield from _largest(model, "largest gap", found.gap, infinite=True)
+        alignment = _finite(found.alignment)
+        if alignment:
+            yield Value(model, "mean alignment", sum(alignment) / len(alignment))
+        yield from _largest(model, "largest drift", found.drift)
+        yield from along_depth(model, "costate", found.costate_norm)
+        yield from along_depth(model, "size of the velocity", found.velocity_norm)
+        yield from along_depth(model, "descent", found.product)
+        yield from along_depth(model, "drift", found.drift)
+        yield from along_depth(model, "gap to free velocities", found.gap)
+        yield from along_depth(model, "gap of a layer that does nothing", found.hamiltonian)
+        yield from along_depth(model, "alignment", found.alignment)
+        if isinstance(self.attained, Attained):
+            yield from self._attained_values(model, self.attained)
+
+    def _attained_values(self, model: str, found: Attained) -> Iterator[Value]:
+        yield from _largest(model, "first-order condition", found.first_order)
+        series = {
+            "work": found.work,
+            "work of the last weights": found.radial,
+            "left by free velocities": found.pointwise_gap,
+            "left by the last weights": found.last_gap,
+            "left by all weights": found.shared_gap,
+            "left to first order": found.first_order,
+        }
+        for measure, figures in series.items():
+            yield from along_depth(model, measure, figures)
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be had, and what replaces it."""
+        lines = [] if self.instead is None else [self.instead]
+        lines += [f"{where} is skipped: {why}" for where, why in self.principle.skipped.items()]
+        if not any(_finite(self.principle.costate_norm)):
+            lines.append(ZERO_GRADIENT)
+        lines += [KINDS[kind] for kind in dict.fromkeys(self.principle.measures)]
+        return lines
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """What was not measured, and why."""
+        if isinstance(self.attained, str):
+            return {"left by all weights": self.attained}
+        return {}
+
+    @property
+    def placement(self) -> str:
+        names = set(self.principle.placements)
+        return next(iter(names)) if len(names) == 1 else "mixed"
+
+
+def principled(
+    model: Model,
+    tokens: Tensor,
+    targets: Any,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    progress: SegmentCallback | None = None,
+) -> Principled:
+    """The maximum principle of a model on a text, with what training attains.
+
+    - `rtol`, `atol`: tolerances of state and costate
+    - `progress(k)`: called after each segment
+    """
+    costate, instead = continuous_or_discrete(model, tokens, targets, rtol=rtol, atol=atol)
+    principle = maximum_principle(model.depth, costate)
+    try:
+        reached: Attained | str = attained(model, tokens, targets, progress=progress)
+    except ConfigError as error:
+        reached = str(error)
+    return Principled(principle, reached, instead)
+
+
+def measured(models: Mapping[str, Principled]) -> Measured:
+    """The table of several models."""
+    return Measured(
+        values=tuple(value for name, model in models.items() for value in model.values(name)),
+        missing={name: model.missing for name, model in models.items() if model.missing},
+        answers=(answer(models),),
+        notes={name: model.notes for name, model in models.items() if model.notes},
+        styles={name: model.placement for name, model in models.items()},
+    )
+
+
+def answer(models: Mapping[str, Principled]) -> Answer:
+    """Whether the layers pull with the gradient or against it."""
+    costates = [_finite(model.principle.costate_norm) for model in models.values()]
+    if not any(any(norms) for norms in costates):
+        return Answer(f"{ZERO_GRADIENT}.", "bad")
+    parts = []
+    for name, model in models.items():
+        known = _finite(model.principle.alignment)
+        lowers = sum(value > 0 for value in known)
+        mean = sum(known) / len(known) if known else 0.0
+        parts.append(
+            f"{name}: {lowers} of {len(known)} sublayers move the state in a direction that lowers"
+            f" the loss (mean alignment {mean:.2g})"
+        )
+    return Answer(f"{'; '.join(parts)}.", "good")
+
+
+def as_object(models: Mapping[str, Principled]) -> dict[str, Any]:
+    """The models in the JSON of version 1."""
+    return {
+        "placements": {name: model.principle for name, model in models.items()},
+        "attained": {name: model.attained for name, model in models.items()},
+        "instead": {
+            name: model.instead for name, model in models.items() if model.instead is not None
+        },
+    }
+
+
+def measured_in(result: Mapping[str, Any]) -> Measured:
+    """The table of a JSON of version 1. Raises ConfigError for another object."""
+    models = {}
+    for name, principle in result["placements"].items():
+        attained = result["attained"].get(name)
+        if isinstance(attained, Mapping):
+            attained = from_json(Attained, attained)
+        instead = (result.get("instead") or {}).get(name)
+        models[name] = Principled(
+            from_json(MaximumPrinciple, principle), attained or "not computed", instead
+        )
+    return measured(models)
+
+
+def _finite(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def _largest(
+    model: str, measure: str, values: Sequence[float | None], *, infinite: bool = False
+) -> Iterator[Value]:
+    known = _finite(values)
+    if infinite:
+        known = [value for value in values if value is not None]
+    if known:
+        yield Value(model, measure, max(known))

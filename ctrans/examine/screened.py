@@ -1,0 +1,338 @@
+"""What `ctrans screen` measures of a model, as one table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ctrans.base.from_json import from_json
+from ctrans.control.model_check import ModelCheck
+from ctrans.examine import diagnosed
+from ctrans.examine.screening.attention import AttentionStep, InitialisationStep
+from ctrans.examine.screening.backward import BackwardStep, TransportStep
+from ctrans.examine.screening.case import StepVerdict
+from ctrans.examine.screening.forward import ForwardStep
+from ctrans.examine.screening.screen import Screening
+from ctrans.examine.screening.screening_checks import (
+    QUESTIONS,
+    STEPS,
+    limits_of,
+)
+from ctrans.examine.screening.screening_checks import (
+    measured as measured_by_steps,
+)
+from ctrans.examine.screening.updates import UpdateStep
+from ctrans.measure.findings import SEVERITIES, Finding, Mark
+from ctrans.measure.measured import Answer, Measured, Value, along_depth
+from ctrans.measure.measures import MEASURES, Measure
+
+NAMED = 7
+"""Up to so many models have an answer each."""
+LIMITS = (
+    "The limits are deliberately wide. A model outside them passes its input through unchanged,"
+    " diverges, or cannot learn with these weights (red), or would grow faster than weights that"
+    " grow (yellow). Within the limits nothing is said about which model is better, nor which"
+    " learning rate to take: ctrans study measures that."
+)
+RESULTS: dict[str, type] = {
+    "well-posedness": ModelCheck,
+    "forward": ForwardStep,
+    "backward": BackwardStep,
+    "transport": TransportStep,
+    "attention": AttentionStep,
+    "updates": UpdateStep,
+    "initialisation": InitialisationStep,
+}
+"""The class of each step's result."""
+OLD_NAMES = {"decades of growth": "growth", "least entropy of a head": "least entropy"}
+"""Measures that had another name in the JSON of version 1."""
+
+MEASURES.add(
+    "ctrans screen",
+    {
+        **{
+            f"verdict: {step}": Measure(formula=question, title=step, topic="Verdicts")
+            for step, question in QUESTIONS.items()
+        },
+        "added along the depth": Measure(
+            formula=(
+                "|X_k - Y_k| / |X_k|, Y the state without any sublayer: what is left of the"
+                " embedded text"
+            ),
+            title="added by the depth",
+            unit="share of the state, |X − Y| / |X|",
+            scope="state",
+        ),
+        "tokens apart": Measure(
+            formula=(
+                "1 - mean cosine of two tokens: towards 0 all tokens of a sequence become the same"
+                " vector"
+            ),
+            unit="1 − mean cosine of two tokens",
+            scope="state",
+        ),
+        "velocity's sensitivity": Measure(
+            formula=(
+                "largest singular value of a velocity's Jacobian: what a small change of the state"
+                " can become in a step of length 1"
+            ),
+            title="sensitivity of a sublayer",
+            unit="largest gain, |dv/dX|",
+            scope="sublayer",
+        ),
+        "gradient of a sublayer": Measure(
+            formula="|dL/dW|, the norm of the loss's gradient by the weights of each sublayer",
+            title="gradients",
+            unit="norm of a sublayer's, |dL/dW|",
+            scope="sublayer",
+        ),
+        "gain up to the end": Measure(
+            formula=(
+                "|J_i:D| |X_i| / |X_D|: how much a relative change of the state at block i can grow"
+                " up to the end"
+            ),
+            title="what a small change becomes",
+            unit="relative gain up to the end",
+            scope="size",
+            over="block that it is made before",
+        ),
+        "one step of Adam": Measure(
+            formula=(
+                "by how much of itself one step at learning rate 0.001 on this sublayer's weights"
+                " moves the state at the end, to first order"
+            ),
+            unit="relative change of the state at the end",
+            scope="sublayer",
+        ),
+        "one step of gradient descent": Measure(
+            formula="the same for gradient descent at learning rate 0.1",
+            unit="relative change of the state at the end",
+            scope="sublayer",
+            detail=True,
+        ),
+        "attention's rows alone": Measure(
+            formula="how much a relative change of the state grows through the attention rows",
+            unit="relative gain through the softmax",
+            scope="sublayer",
+        ),
+    },
+)
+
+
+def measured(screenings: Mapping[str, Screening]) -> Measured:
+    """The table of several models."""
+    return Measured(
+        values=tuple(value for name, model in screenings.items() for value in values(name, model)),
+        missing={name: missing(model) for name, model in screenings.items() if missing(model)},
+        answers=tuple(answers(screenings)),
+        findings={name: findings(model) for name, model in screenings.items()},
+        notes={"": [LIMITS]},
+        reasons={name: reasons(model) for name, model in screenings.items()},
+        styles={name: model.placement for name, model in screenings.items()},
+    )
+
+
+def findings(screening: Screening) -> list[Finding]:
+    """What the screening and the diagnosis of single parts found, the most severe first."""
+    every = [*screening.findings, *screening.diagnosis.findings]
+    return sorted(every, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def answers(screenings: Mapping[str, Screening]) -> list[Answer]:
+    """An answer for each of a few models, or one for all."""
+    if len(screenings) <= NAMED:
+        return [answer(name, model) for name, model in screenings.items()]
+    within = sum(not model.flags and model.broken is None for model in screenings.values())
+    return [
+        Answer(
+            f"{within} of {len(screenings)} models have all measured quantities within their"
+            " limits."
+        )
+    ]
+
+
+def answer(name: str, screening: Screening) -> Answer:
+    """How many quantities are outside of their limits, how many are unknown, and how much the
+    diagnosis found.
+    """
+    if screening.broken is not None:
+        return Answer(
+            f"{name}: the hidden states are not finite from segment {screening.broken} on.", "bad"
+        )
+    figures = [value for step in screening.steps.values() for value in step.quantities.values()]
+    known = sum(not math.isnan(figure) for figure in figures)
+    flags = len(screening.flags)
+    single = screening.diagnosis.findings
+    if flags:
+        parts = [f"{flags} of {known} measured quantities outside their limits"]
+    else:
+        parts = [f"{known} of {known} measured quantities within limits"]
+    if known < len(figures):
+        parts.append(f"{len(figures) - known} unknown")
+    if single:
+        parts.append(f"{diagnosed.counted(single)} in single parts")
+    else:
+        parts.append("nothing found in single parts")
+    serious = any(finding.severity != "note" for finding in findings(screening))
+    mark: Mark = "good"
+    if serious:
+        mark = "bad"
+    elif single or flags:
+        mark = "note"
+    return Answer(f"{name}: {', '.join(parts)}.", mark)
+
+
+def values(model: str, screening: Screening) -> Iterator[Value]:
+    """The rows: verdicts and quantities of the whole model, figures along the depth, and the
+    readings of its parts.
+    """
+    for step, verdict in screening.steps.items():
+        yield Value(model, _verdict_of(step), None, words=verdict.verdict)
+    for verdict in screening.steps.values():
+        for name, figure in verdict.quantities.items():
+            yield Value(
+                model,
+                name,
+                figure,
+                error=verdict.errors.get(name),
+                words=verdict.flags.get(name, ""),
+            )
+    for verdict in screening.steps.values():
+        yield from _along(model, verdict.result)
+    judged = {value.measure for value in _judged(model, screening)}
+    for value in diagnosed.values(model, screening.diagnosis.readings):
+        if value.measure not in judged:
+            yield value
+
+
+def _judged(model: str, screening: Screening) -> Iterator[Value]:
+    """The measures of which a step has the figure of the whole model."""
+    for verdict in screening.steps.values():
+        for name, figure in verdict.quantities.items():
+            yield Value(model, name, figure)
+
+
+def _verdict_of(step: str) -> str:
+    """The measure of a step's verdict. A plugin's step has none of its own before."""
+    name = f"verdict: {step}"
+    if name not in MEASURES:
+        question = STEPS[step].question if step in STEPS else ""
+        MEASURES.add(
+            "ctrans screen", {name: Measure(formula=question or step, title=step, topic="Verdicts")}
+        )
+    return name
+
+
+def _along(model: str, result: Any) -> Iterator[Value]:
+    """The figures of a step's result along the depth."""
+    if isinstance(result, ForwardStep):
+        bounds = None if result.bounds is None else result.bounds.mean_abs[: len(result.mean_abs)]
+        apart = [1 - similarity for similarity in result.share.similarity]
+        yield from along_depth(model, "times", result.times)
+        yield from along_depth(model, "mean_abs", result.mean_abs)
+        yield from along_depth(model, "bound", bounds or ())
+        yield from along_depth(model, "variance", result.variance)
+        yield from along_depth(model, "rms", result.rms)
+        yield from along_depth(model, "added along the depth", result.share.added)
+        yield from along_depth(model, "tokens apart", apart)
+    elif isinstance(result, BackwardStep):
+        sensitivities = [sublayer.value for sublayer in result.sensitivity.sublayers]
+        yield from along_depth(model, "velocity's sensitivity", sensitivities)
+        if result.gradients is not None:
+            totals = [gradient.total for gradient in result.gradients.sublayers]
+            yield from along_depth(model, "gradient of a sublayer", totals)
+        for place, gain in enumerate(result.condition):
+            if gain is not None:
+                yield Value(model, "gain up to the end", gain, step=place)
+    elif isinstance(result, UpdateStep):
+        steps = {"adam": "one step of Adam", "sgd": "one step of gradient descent"}
+        for optimiser, measure in steps.items():
+            responses = result.updates[optimiser]
+            for segment, response in zip(responses.segments, responses.values, strict=True):
+                yield Value(model, measure, response, depth=segment)
+    elif isinstance(result, AttentionStep):
+        for layer in result.layers:
+            if layer.path is not None:
+                yield Value(model, "attention's rows alone", layer.path, depth=layer.index)
+
+
+def missing(screening: Screening) -> dict[str, str]:
+    """What was not measured, and why."""
+    lacking = dict(diagnosed.missing(screening.diagnosis))
+    for step, verdict in screening.steps.items():
+        if verdict.verdict == "n/a":
+            lacking[_verdict_of(step)] = verdict.why
+    return lacking
+
+
+def reasons(screening: Screening) -> list[str]:
+    """Why each step has its verdict, and what it could not compute."""
+    lines = []
+    for step, verdict in screening.steps.items():
+        lines.append(f"{step}: {verdict.verdict}. {verdict.why}")
+        lines += dict.fromkeys(verdict.notes)
+    return lines
+
+
+def as_object(screenings: Mapping[str, Screening]) -> dict[str, Any]:
+    """The screenings in the JSON of version 1."""
+    quantities = {
+        OLD_NAMES.get(name, name): {
+            "description": MEASURES[name].formula,
+            "gauge": MEASURES[name].gauge,
+            "decimals": MEASURES[name].decimals,
+            "share": MEASURES[name].share,
+            **limits_of(name),
+        }
+        for name in measured_by_steps()
+    }
+    models = {}
+    for name, screening in screenings.items():
+        steps = {
+            step: {
+                **vars(verdict),
+                "quantities": _old(verdict.quantities),
+                "errors": _old(verdict.errors),
+                "flags": _old(verdict.flags),
+            }
+            for step, verdict in screening.steps.items()
+        }
+        models[name] = {
+            **vars(screening),
+            "flags": _old(screening.flags),
+            "steps": steps,
+            "findings": screening.findings,
+        }
+    return {"quantities": quantities, "models": models}
+
+
+def _old(figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {OLD_NAMES.get(name, name): figure for name, figure in figures.items()}
+
+
+def measured_in(result: Mapping[str, Any]) -> Measured:
+    """The table of a screening's JSON of version 1. Raises ConfigError for another object."""
+    return measured({name: _screening(model) for name, model in result["models"].items()})
+
+
+def _screening(model: Mapping[str, Any]) -> Screening:
+    new_names = {old: new for new, old in OLD_NAMES.items()}
+    steps = {}
+    for step, verdict in model["steps"].items():
+        known = dict(verdict)
+        for key in ("quantities", "errors"):
+            known[key] = {
+                new_names.get(name, name): figure
+                for name, figure in (verdict.get(key) or {}).items()
+            }
+        for key, figure in known["quantities"].items():
+            known["quantities"][key] = math.nan if figure is None else figure
+        result = known.get("result")
+        known["result"] = None
+        read = from_json(StepVerdict, known)
+        if result is not None and step in RESULTS:
+            read = from_json(StepVerdict, {**known, "result": from_json(RESULTS[step], result)})
+        steps[step] = read
+    whole = from_json(Screening, {**model, "steps": {}})
+    return Screening(**{**vars(whole), "steps": steps})

@@ -1,0 +1,112 @@
+"""What `ctrans verify` measures of the statements of theory, as one table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from ctrans.measure.findings import Finding
+from ctrans.measure.measured import Answer, Measured, Value
+from ctrans.measure.measures import MEASURES, Measure
+
+VERDICT = (
+    "as printed: the source's form holds; corrected: it fails and another form holds; sharpened: it"
+    " holds, and so does a stronger form; new: no source states it; violated: a form that should"
+    " hold does not"
+)
+REACHED = (
+    "the worst case: measured/bound - 1 for a bound, so that -0.1 is 10% of slack; a relative"
+    " difference for an equality; how far a slope, order or mean lies outside its range, negative"
+    " inside"
+)
+MEASURES.add(
+    "ctrans verify",
+    {
+        "holds": Measure(formula=VERDICT, title="verdict", topic="Statements"),
+        "what holds": Measure(formula="the statement", topic="Statements"),
+        "worst case": Measure(formula=REACHED, title="reached", topic="Statements"),
+        "cases": Measure(formula="the number of random cases", topic="Statements"),
+        "source of a statement": Measure(
+            formula="where it is stated", title="source", topic="Statements", detail=True
+        ),
+        "printed form": Measure(formula="as the source prints it", topic="Statements", detail=True),
+        "fate of the printed form": Measure(
+            formula="whether it holds", topic="Statements", detail=True
+        ),
+    },
+)
+
+
+class Check(Protocol):
+    """One form of a statement, checked."""
+
+    @property
+    def holds(self) -> bool: ...
+    @property
+    def excess(self) -> float: ...
+    @property
+    def cases(self) -> int: ...
+    @property
+    def words(self) -> str: ...
+
+
+class Checked(Protocol):
+    """A statement, checked: `ctrans.theory` has the class."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def says(self) -> str: ...
+    @property
+    def printed(self) -> str: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def seed(self) -> Check | None: ...
+    @property
+    def corrected(self) -> Check: ...
+    @property
+    def verdict(self) -> str: ...
+
+
+def measured(results: Sequence[Checked], findings: Sequence[Finding]) -> Measured:
+    """The table of the statements. A statement stands where other tables have a model."""
+    return Measured(
+        values=tuple(value for result in results for value in _values(result)),
+        answers=(answer(results),),
+        findings={"": list(findings)} if findings else {},
+    )
+
+
+def answer(results: Sequence[Checked]) -> Answer:
+    """How many statements hold."""
+    counts = Counter(result.verdict for result in results)
+    plural = "" if len(results) == 1 else "s"
+    many = f"{len(results)} statement{plural}"
+    if counts["violated"]:
+        names = ", ".join(result.name for result in results if result.verdict == "violated")
+        return Answer(f"{counts['violated']} of {many} did not hold: {names}.", "bad")
+    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    seconds = sum(result.seconds for result in results)
+    return Answer(
+        f"No counterexample was found to any of {many} ({words}; {seconds:.0f} s). This is no proof"
+        " of them.",
+        "good",
+    )
+
+
+def _values(result: Checked) -> Iterator[Value]:
+    name = result.name
+    yield Value(name, "holds", None, words=result.verdict)
+    yield Value(name, "what holds", None, words=result.says)
+    yield Value(name, "worst case", result.corrected.excess)
+    yield Value(name, "cases", result.corrected.cases)
+    yield Value(name, "source of a statement", None, words=result.source)
+    if result.printed:
+        yield Value(name, "printed form", None, words=result.printed)
+    if result.seed is not None and result.printed:
+        fate = "holds" if result.seed.holds else f"fails: {result.seed.words}"
+        yield Value(name, "fate of the printed form", None, words=fate)

@@ -1,0 +1,195 @@
+"""What can be measured: the one table `MEASURES`.
+
+A measure is a figure of a model or of its training. Its entry says the formula, the unit, the
+source, what the figure is of (`scope`), how it is computed, and its limits. Findings, alarms,
+charts, tables, the JSON and the documentation follow from the entry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from ctrans.measure.findings import Check, Checks
+from solvers import ConfigError
+
+Scope = Literal["run", "state", "sublayer", "head", "weight", "token", "size"]
+"""What a figure is of.
+
+- run: the whole model, or the whole training
+- state: X_k, for k = 0 to the number of segments
+- sublayer: segment k, or its sublayer
+- head: a head of an attention, counted through the depth
+- weight: a weight by its name, or a norm, or a block
+- token: a token of the text
+- size: a size that is varied, such as the learning rate or the number of steps
+"""
+Figures = dict[str, float | list[float]]
+"""Figures by measure: a number for one of the run, else a list by place; nan is unknown."""
+MeasureAt = tuple[str, int]
+"""A measure, and the number of the place where it is taken."""
+MOST_DECIMALS = 1000.0
+"""From this size on, a value has three digits instead of fixed decimals."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A figure that ctrans measures.
+
+    - `formula`: the figure as a formula, in words or signs
+    - `title`: its name in tables and charts; empty for the name of its entry
+    - `unit`: the unit, or what the axis of a chart says
+    - `scope`: what it is of
+    - `topic`: the question that it helps to answer, under which tables show it
+    - `source`: who defined it; empty for ctrans
+    - `compute`: a plain function of what the scope hands over, or the class of the instrument of a
+      walk (or of several) that has it; None if a driver measures it (`measured_by`)
+    - `measured_by`: the instrument or the function that measures it, in a word
+    - `live`: whether a training's hooks take it too, for the monitor
+    - `checks`: by name, the limits, what follows beyond them, and what helps
+    - `bounds`: the measure on which this one is a bound; it is drawn dashed in that one's chart
+    - `over`: what the steps of a figure of scope `size` count, and whether that axis is logarithmic
+    - `log`: whether the axis of a chart is logarithmic at first
+    - `share`: whether it is shown in per cent
+    - `decimals`: the number of decimals, for exponents; None for three digits
+    - `gauge`: why two models of the same function may differ in it; empty if they do not
+    - `detail`: whether only --verbose and the page show it
+    - `drawn`: how a chart shows it
+    - `against`: the measure along whose values it is drawn, as points
+    - `marked`: whether a value above this is marked as wrong
+    """
+
+    formula: str
+    title: str = ""
+    unit: str = ""
+    scope: Scope = "run"
+    topic: str = ""
+    source: str = ""
+    compute: Callable[..., Any] | tuple[Callable[..., Any], ...] | None = None
+    measured_by: str = ""
+    live: bool = False
+    checks: Mapping[str, Check] = field(default_factory=dict)
+    bounds: str = ""
+    over: str = ""
+    log: bool = True
+    log_x: bool = False
+    share: bool = False
+    decimals: int | None = None
+    gauge: str = ""
+    detail: bool = False
+    drawn: Literal["lines", "bars"] = "lines"
+    against: str = ""
+    marked: float | None = None
+
+    @property
+    def by_place(self) -> bool:
+        """Whether a table lists its figures by their places."""
+        return self.scope in ("weight", "size") and not self.against and not self.detail
+
+    def shown(self, value: float, error: float | None = None) -> str:
+        """The value as text, with its error if given."""
+        if math.isnan(value):
+            return "unknown"
+        if self.share:
+            if value < 10:
+                return f"{value:.0%}"
+            return f"{value:.1g}x"
+        fixed = self.decimals is not None and abs(value) < MOST_DECIMALS
+        if fixed:
+            number = f"{round(value, self.decimals) + 0.0:.{self.decimals}f}"
+        else:
+            number = f"{value:.3g}"
+        if error:
+            return f"{number} ± {error:.1g}"
+        return number
+
+
+class Measures(dict[str, Measure]):
+    """Measures by name. Raises ConfigError for one that nothing computes."""
+
+    def __setitem__(self, name: str, measure: Measure) -> None:
+        if not measure.compute and not measure.measured_by:
+            raise ConfigError(
+                f"nothing computes the measure {name!r}: give it compute=FUNCTION, or measured_by="
+                "the instrument that has its figures"
+            )
+        if measure.bounds and measure.bounds not in self:
+            raise ConfigError(
+                f"the measure {name!r} bounds {measure.bounds!r}, which is not in the table:"
+                " register that one first"
+            )
+        checks = _of_measure(name, measure, "")
+        for word, check in checks.items():
+            if "training" in check.topics and check.rule is None:
+                raise ConfigError(
+                    f"the alarm {word!r} of the measure {name!r} has no rule over the past: give"
+                    " Check(rule=FUNCTION)"
+                )
+        super().__setitem__(name, replace(measure, checks=checks))
+
+    def add(self, measured_by: str, measures: Mapping[str, Measure], *, topic: str = "") -> None:
+        """Registers several measures that one instrument or function computes. `topic` is the
+        analysis that judges their checks. Raises ConfigError for a name that is taken.
+        """
+        for name, measure in measures.items():
+            if name in self:
+                raise ConfigError(
+                    f"the measure {name!r} is in the table already: choose another name"
+                )
+            self[name] = replace(
+                measure,
+                measured_by=measure.measured_by or measured_by,
+                checks=_of_measure(name, measure, topic),
+            )
+
+    def limit(self, topic: str, checks: Mapping[str, Mapping[str, Check]]) -> None:
+        """Adds checks to measures of earlier rooms, by measure and name."""
+        for name, more in checks.items():
+            added = _of_measure(name, replace(self[name], checks=more), topic)
+            self[name] = replace(self[name], checks={**self[name].checks, **added})
+
+    def checks(self, topic: str) -> dict[str, Check]:
+        """The checks that an analysis judges, by name."""
+        return {
+            name: check
+            for measure in self.values()
+            for name, check in measure.checks.items()
+            if topic in check.topics
+        }
+
+    def title(self, name: str) -> str:
+        """What tables and charts call a measure. An unknown name stands for itself."""
+        measure = self.get(name)
+        if measure is None or not measure.title:
+            return name
+        return measure.title
+
+
+def _of_measure(name: str, measure: Measure, topic: str) -> dict[str, Check]:
+    """The checks of a measure, which know its name, its formula and the topic."""
+    return {
+        word: replace(
+            check,
+            quantity=name,
+            description=check.description or measure.formula,
+            topics=check.topics or (topic or _usual_topic(check),),
+        )
+        for word, check in measure.checks.items()
+    }
+
+
+def _usual_topic(check: Check) -> str:
+    if check.rule is not None:
+        return "training"
+    return "diagnosis"
+
+
+MEASURES = Measures()
+"""All measures by name, in the order of reports."""
+
+
+def checks_of(topic: str) -> Checks:
+    """The checks of the measures of a topic, by name."""
+    return Checks(topic, lambda: MEASURES.checks(topic))

@@ -1,0 +1,51 @@
+"""The chart of `ctrans hjb-check`: the best value of a layer against a bound on its weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ctrans.control.model_check import ModelCheck
+from ctrans.examine.certified import checks_in
+from ctrans.report.sections import Chapter, JSONObject, Line, Plot
+
+
+def chapter(result: JSONObject) -> Chapter:
+    """Growth with the weights, at the segment with the largest costate: a chart for each norm."""
+    charts = [growth_chart(norm, row) for norm, row in checks_in(result).items()]
+    return Chapter("Growth with the weights", charts, picture="hjb-check")
+
+
+def growth_chart(norm: str, checks: Mapping[str, ModelCheck]) -> Plot:
+    """The best value with |W|_F <= R against R."""
+    return Plot(
+        norm,
+        "bound on the last linear map's weights, R/R_0",
+        "how fast the loss could fall, less any penalty",
+        [line for name, check in checks.items() for line in _lines(name, check)],
+        "Found by search: solid. By formula: dashed. A curve that levels off is bounded; one that"
+        " grows with R is not. R_0 makes the best velocity out of the features. Gains are as they"
+        " are.",
+        log_x=True,
+    )
+
+
+def _lines(name: str, check: ModelCheck) -> list[Line]:
+    """What a search found, and where it is finite what the formula says."""
+    segment = check.largest
+    growth = segment.certificate.growth
+    lines = []
+    radii = [0.01, 100.0]
+    share = [0.01, 100.0]
+    if growth is not None:
+        radii = [radius for radius in growth.radii if math.isfinite(radius)]
+        middle = math.sqrt(radii[0] * radii[-1])
+        share = [radius / middle for radius in radii]
+        lines.append(Line(name, share, list(growth.values), check.placement))
+    if segment.slope is None:
+        bound = [segment.certificate.hamiltonian for _ in radii]
+    else:
+        bound = [segment.slope * radius for radius in radii]
+    if math.isfinite(bound[0]):
+        lines.append(Line(name, share, bound, check.placement, bound=True))
+    return lines

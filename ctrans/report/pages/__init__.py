@@ -1,1 +1,0 @@
-"""What each command shows: one module for each, which makes chapters from the command's JSON."""

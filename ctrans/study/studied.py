@@ -1,0 +1,309 @@
+"""What `ctrans study` measures of its cases, as one table."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ctrans.base.from_json import from_json
+from ctrans.measure.findings import Mark
+from ctrans.measure.measured import Answer, Measured, Value
+from ctrans.measure.measures import MEASURES, Measure
+from ctrans.study.outcomes import LEARNED, RULES
+from ctrans.study.presets.claim import NOT_REPRODUCED, REPRODUCED, Effect, Verdict
+
+HOLDS = {True: "holds", False: "refuted", None: "open"}
+MARKS: dict[str, Mark] = {REPRODUCED: "good", NOT_REPRODUCED: "bad"}
+OUTCOMES = {
+    "runs": "trainings of this case that are done",
+    "diverged": "trainings that diverged; their loss counts as the one before the first step",
+    "failed": "trainings that ended with an error",
+    "best loss": "lowest mean over seeds of the validation loss at the end, in nats a token",
+    "best learning rate": "the learning rate with the best loss",
+    "largest stable learning rate": (
+        "the highest rate up to which trainings are stable, by the rule below"
+    ),
+    "sensitivity": (
+        "mean over learning rates of the loss above the best, in nats a token; small is easy to"
+        " tune"
+    ),
+}
+"""The outcomes of a case, with their formulas."""
+COSTS = {
+    "runs": "runs",
+    "tokens": "tokens trained on",
+    "flops": "floating-point operations",
+    "processor_hours": "processor hours",
+    "hours": "hours with these processes",
+}
+CURVES = {
+    "loss by learning rate": ("losses", "rates"),
+    "loss by iteration": ("curves", "steps"),
+    "hidden states after training": ("states", "segments"),
+}
+"""Measures over a size, with their keys in the JSON of version 1."""
+FLOORS = {
+    "frequencies_loss": ("how often each target comes", "their losses cannot be compared"),
+    "depthless_loss": (
+        "the current token and its place, as one without depth",
+        "their losses say little about depth",
+    ),
+}
+"""By key: what a model of this loss knows, and what follows for cases that reach no lower."""
+_SPREAD = "mean over runs; dashed: the lowest and the highest one"
+
+MEASURES.add(
+    "ctrans study",
+    {
+        **{
+            f"case: {name}": Measure(formula=formula, title=name, topic="By case")
+            for name, formula in OUTCOMES.items()
+        },
+        **{
+            f"cost: {name}": Measure(formula=f"{name}, in all", title=name, topic="Cost in all")
+            for name in COSTS.values()
+        },
+        **{
+            f"left: {name}": Measure(
+                formula=f"{name}, of the runs that are left", title=name, topic="Cost of the rest"
+            )
+            for name in COSTS.values()
+        },
+        "effect": Measure(
+            formula="a difference that is positive where the claim holds; mean over the seeds",
+            topic="The claim",
+        ),
+        "95% interval": Measure(
+            formula="over the seeds: the wider of bootstrap and Student's t", topic="The claim"
+        ),
+        "effect's verdict": Measure(
+            formula=(
+                "holds: the interval lies above 0; refuted: below 0; open: neither, with the number"
+                " of seeds that would put 0 outside of it, were they like these"
+            ),
+            topic="The claim",
+        ),
+        "loss by learning rate": Measure(
+            formula=(f"{_SPREAD}. A run that diverged counts as its loss before the first step"),
+            unit="validation loss at the end, nats a token",
+            scope="size",
+            over="learning rate",
+            log=False,
+            log_x=True,
+        ),
+        "loss by iteration": Measure(
+            formula=_SPREAD,
+            unit="validation loss, nats a token",
+            scope="size",
+            over="iteration",
+            log=False,
+        ),
+        "hidden states after training": Measure(
+            formula=_SPREAD, unit="mean |x| over entries", scope="size", over="segments done"
+        ),
+        **{
+            f"{name}, {end}": Measure(
+                formula=f"the {end} run", scope="size", over=over, bounds=name, log_x=log_x
+            )
+            for name, over, log_x in (
+                ("loss by learning rate", "learning rate", True),
+                ("loss by iteration", "iteration", False),
+                ("hidden states after training", "segments done", False),
+            )
+            for end in ("lowest", "highest")
+        },
+    },
+)
+
+
+def measured(study: Mapping[str, Any]) -> Measured:
+    """The table of a study's JSON object. A case stands where other tables have a model, and so
+    does an effect of the claim.
+    """
+    return Measured(
+        values=tuple(_values(study)),
+        answers=(answer(study),),
+        notes={"": notes(study)},
+        styles=_styles(study),
+    )
+
+
+def measured_in(result: Mapping[str, Any]) -> Measured:
+    """The table of a study's JSON of version 1."""
+    return measured(result)
+
+
+def case_name(case: str) -> str:
+    """What varies in a case, from its JSON: "placement pre, dt 0.1"."""
+    return ", ".join(f"{name} {value}" for name, value in json.loads(case).items()) or "all"
+
+
+def _styles(study: Mapping[str, Any]) -> dict[str, str]:
+    styles = {}
+    for case in study.get("outcomes") or {}:
+        placement = json.loads(case).get("placement")
+        if isinstance(placement, str):
+            styles[case_name(case)] = placement
+    return styles
+
+
+def _values(study: Mapping[str, Any]) -> Iterator[Value]:
+    cost = study.get("cost")
+    if cost:
+        for key, name in COSTS.items():
+            yield Value("study", f"cost: {name}", cost["all"][key])
+            yield Value("study", f"left: {name}", cost[key])
+    for effect in verdict_of(study).effects if study.get("verdict") else ():
+        yield from _of_effect(effect)
+    for case, outcome in (study.get("outcomes") or {}).items():
+        yield from _of_case(case_name(case), outcome)
+    for measure, (key, axis) in CURVES.items():
+        for case, spread in (study.get(key) or {}).items():
+            if len(spread[axis]) > 1:
+                yield from _of_spread(case_name(case), measure, spread, axis)
+
+
+def verdict_of(study: Mapping[str, Any]) -> Verdict:
+    """The verdict on a study's claim."""
+    verdict = study["verdict"]
+    if isinstance(verdict, Verdict):
+        return verdict
+    return from_json(Verdict, verdict)
+
+
+def _of_effect(effect: Effect) -> Iterator[Value]:
+    name = f"{effect.says} ({effect.figure}, {effect.seeds} seeds)"
+    yield Value(name, "effect", effect.mean)
+    if not math.isnan(effect.low):
+        interval = f"{effect.low:.3g} to {effect.high:.3g}"
+        if effect.low == effect.high:
+            interval = "all seeds alike"
+        yield Value(name, "95% interval", None, words=interval)
+    verdict = HOLDS[effect.holds]
+    if effect.holds is None and effect.seeds_to_decide is not None:
+        verdict = f"open, {effect.seeds_to_decide} seeds would decide"
+    yield Value(name, "effect's verdict", None, words=verdict)
+
+
+def _of_case(name: str, outcome: Mapping[str, Any]) -> Iterator[Value]:
+    for key in OUTCOMES:
+        figure = outcome.get(key)
+        if figure is None or (key == "failed" and not figure):
+            continue
+        words = ""
+        if key == "largest stable learning rate" and outcome.get("at least"):
+            words = "at least"
+        yield Value(name, f"case: {key}", figure, words=words)
+
+
+def _of_spread(name: str, measure: str, spread: Mapping[str, Any], axis: str) -> Iterator[Value]:
+    ends = {"": "mean", ", lowest": "lowest", ", highest": "highest"}
+    for suffix, key in ends.items():
+        for size, figure in zip(spread[axis], spread[key], strict=True):
+            yield Value(name, f"{measure}{suffix}", figure, step=size)
+
+
+def answer(study: Mapping[str, Any]) -> Answer:
+    """How many runs are done, and what follows for the claim."""
+    left = study["runs"] - study["done"]
+    failed = study.get("failed")
+    done = f"{study['done']:,} of {study['runs']:,} runs are done"
+    if failed:
+        done += f", {failed:,} failed"
+    if study.get("cost"):
+        hours = f"{study['cost']['processor_hours']:.3g}"
+        return Answer(f"{done}. The rest takes about {hours} processor hours on this machine.")
+    if left:
+        if study["study"]["budget"] is not None:
+            done += "; the budget is spent: give more with --budget"
+        else:
+            done += "; the same command continues the study"
+    if failed == study["runs"]:
+        return Answer(f"Every run failed. {done}.", "bad")
+    outcomes = study.get("outcomes")
+    if outcomes and len(no_lower(study, "frequencies_loss")) == len(outcomes):
+        return Answer(
+            f"No case learned more than how often each token comes: train longer. {done}.", "note"
+        )
+    if not study.get("verdict"):
+        return Answer(f"{done}.", "note" if left else "")
+    verdict = verdict_of(study).verdict
+    return Answer(f"The claim is {verdict}. {done}.", MARKS.get(verdict, "note"))
+
+
+def notes(study: Mapping[str, Any]) -> list[str]:
+    """The claim, the rule of the largest stable rates, and which cases learned too little."""
+    lines = []
+    if study.get("verdict"):
+        verdict = verdict_of(study)
+        lines.append(f"Claim: {verdict.claim} ({verdict.source}).")
+        if verdict.best_loss is not None and verdict.depthless_loss is not None:
+            lines.append(
+                f"The best case ends at {verdict.best_loss:.3g} nats, a model without depth at"
+                f" {verdict.depthless_loss:.3g}. The claim is judged only if the best case ends"
+                " below half of that."
+            )
+        if verdict.notes:
+            lines.append(f"Note: {verdict.notes}.")
+    return [*lines, *_rule(study), *_plateau(study)]
+
+
+def _rule(study: Mapping[str, Any]) -> list[str]:
+    """The rule of the largest stable rates, with its floor, and which cases have none."""
+    rule = study.get("stable_rule")
+    if rule is None:
+        return []
+    text = (
+        f"Rule of the largest stable learning rate: {rule['rule']}. Up to this rate,"
+        f" {RULES[rule['rule']]}"
+    )
+    if rule["depthless_loss"] is not None:
+        text += (
+            f", which is {rule['depthless_loss']:.3g} nats. Losses count up to that of a guess,"
+            f" {rule['guess_loss']:.3g}"
+        )
+    unknown = rule["unknown"]
+    reasons = set(unknown.values())
+    if len(unknown) == len(study.get("outcomes") or {}) and len(reasons) == 1:
+        return [f"{text}. No case has such a rate: {reasons.pop()}."]
+    lines = [f"{text}."]
+    lines += [f"{case_name(case)} has no such rate: {why}" for case, why in unknown.items()]
+    return lines
+
+
+def no_lower(study: Mapping[str, Any], key: str) -> list[str]:
+    """The cases whose best loss is at most LEARNED below this floor; none if the floor is
+    unknown.
+    """
+    floor = study.get(key)
+    if floor is None:
+        return []
+    best = {
+        case_name(case): outcome.get("best loss")
+        for case, outcome in (study.get("outcomes") or {}).items()
+    }
+    return [name for name, loss in best.items() if loss is None or loss > floor - LEARNED]
+
+
+def _plateau(study: Mapping[str, Any]) -> list[str]:
+    """Which cases ended no lower than a model that knows frequencies only, or the current token
+    only.
+    """
+    lines = []
+    for key, (knows, follows) in FLOORS.items():
+        if study.get(key) is None:
+            continue
+        known = (
+            f"A model that knows only {knows} has a loss of about {study[key]:.3g} nats a target"
+        )
+        names = no_lower(study, key)
+        if names:
+            lines.append(
+                f"{known}. These cases ended at most {LEARNED:g} below it or above, so {follows}:"
+                f" {', '.join(names)}."
+            )
+        else:
+            lines.append(f"{known}. Every case ended more than {LEARNED:g} below it.")
+    return lines
