@@ -29,7 +29,8 @@ from torch import Tensor
 from benchmarks.record import keep
 from benchmarks.solvers import switched_problem
 from solvers import CONTROLLERS, PI, Cautious, Controller, RungeKutta, Segment, solve
-from solvers.tableau import DOPRI5, TSIT5, Tableau
+from solvers.explicit_tableaus import DOPRI5, TSIT5
+from solvers.tableau import Tableau
 
 Field = Callable[[Tensor, Tensor], Tensor]
 Problem = tuple[list[Segment], Tensor]

@@ -1,6 +1,8 @@
 """Integrates switched ODEs on tensors: smooth fields on segments of time, one after the other.
 
->>> solution = solve([Segment(0, 1, lambda t, x: -x), Segment(1, 2, lambda t, x: x)], torch.ones(3), method="tsit5")
+>>> decay = Segment(0, 1, lambda t, x: -x)
+>>> growth = Segment(1, 2, lambda t, x: x)
+>>> solution = solve([decay, growth], torch.ones(3), method="tsit5")
 """
 
 from solvers.adjoint import Adjoint, AdjointError
@@ -11,6 +13,7 @@ from solvers.each import EachSolution, solve_each
 from solvers.error_norm import ERROR_NORMS, Norm, get_norm
 from solvers.errors import ConfigError, SolveError, look_up, shown, unknown
 from solvers.event import Event
+from solvers.explicit_tableaus import EULER
 from solvers.gradients import GRADIENTS, get_gradient
 from solvers.march import Gradient
 from solvers.method import HasFixedSteps, HasReversibleForm, Method, Replayable, ReversibleForm
@@ -26,7 +29,7 @@ from solvers.segment import Field, Map, Segment, Time
 from solvers.solution import ADVICE, Solution, Stats, Status
 from solvers.solve import solve
 from solvers.step_control import StepControl, check_unused_options
-from solvers.tableau import EULER, Tableau, tableau
+from solvers.tableau import Tableau, tableau
 
 __all__ = [
     "ADVICE",

@@ -22,7 +22,7 @@ from solvers.chain import Arrival, Backward, Chain
 from solvers.checked import checked
 from solvers.errors import ConfigError, SolveError, check_positive, shown
 from solvers.march import Gradient, Progress, march
-from solvers.method import Method
+from solvers.method import Method, has_capability
 from solvers.run import Run
 from solvers.segment import Segment, Time
 from solvers.solution import Solution, Status
@@ -74,9 +74,9 @@ class Adjoint(Gradient):
     method: Method | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rtol", "atol"):
-            if getattr(self, name) is not None:
-                check_positive(f"the adjoint's {name}", getattr(self, name))
+        for name, tolerance in (("rtol", self.rtol), ("atol", self.atol)):
+            if tolerance is not None:
+                check_positive(f"the adjoint's {name}", tolerance)
         if self.method is not None and not isinstance(self.method, Method):
             raise ConfigError(
                 f"method = {shown(self.method)} of the adjoint: give a method, as METHODS['rk4'],"
@@ -87,7 +87,7 @@ class Adjoint(Gradient):
         """Raises ConfigError for implicit methods, and for segments that project the state after
         each step, which is no step of an ODE.
         """
-        if any(getattr(chosen, "implicit", False) for chosen in (method, self.method)):
+        if has_capability(method, "implicit") or has_capability(self.method, "implicit"):
             raise ConfigError(
                 "gradient 'adjoint' solves an ODE made of the field's derivatives, which an"
                 " implicit method would differentiate again: use gradient='backprop' or"
@@ -115,39 +115,46 @@ class Adjoint(Gradient):
     ) -> Solution:
         check_no_transform("adjoint")
         chain = Chain([x0], run)
+        back_method = method
+        if self.method is not None:
+            back_method = self.method
         # of the segments since the last node: the states at their starts, the captured tensors, the
         # accepted steps at their ends
         starts: dict[int, Tensor] = {}
         captured: Captured = {}
         counts: list[int] = []
-        tolerances = {"rtol": self.rtol or run.rtol, "atol": self.atol or run.atol}
-        request = run.again(
-            save="ends", steps=1 if run.save == "steps" else run.steps, **tolerances
-        )
+        request = run.again(save="ends")
+        if run.save == "steps":
+            request.steps = 1
+        if self.rtol is not None:
+            request.rtol = self.rtol
+        if self.atol is not None:
+            request.atol = self.atol
 
         def done(k: int, x: Tensor) -> None:
             captured[k] = capture.take()
             counts.append(run.stats.accepted)
             # a report compares all gradients together, so with one the whole way back is one node
             if self.report is None or k == len(segments) - 1:
-                stretch = {i: segments[i] for i in captured}
-                way = _AdjointPass(
-                    self.method or method,
-                    stretch,
-                    list(starts),
-                    list(counts),
-                    request,
-                    self.report,
-                    chain.baton,
+                backward = _AdjointPass(
+                    method=back_method,
+                    segments={i: segments[i] for i in captured},
+                    stored=list(starts),
+                    counts=list(counts),
+                    request=request,
+                    report=self.report,
+                    baton=chain.baton,
                 )
-                chain.add([x], list(starts.values()), dict(captured), way)
-                for found in (starts, captured, counts):
-                    found.clear()
+                chain.add([x], list(starts.values()), dict(captured), backward)
+                starts.clear()
+                captured.clear()
+                counts.clear()
 
-        noting = [
-            _noting(k, s, starts) if self.restore or k == 0 or s.enter is not None else s
-            for k, s in enumerate(segments)
-        ]
+        noting = []
+        for k, segment in enumerate(segments):
+            if self.restore or k == 0 or segment.enter is not None:
+                segment = _noting(k, segment, starts)
+            noting.append(segment)
         with without_graph(x0.device) as capture:
             solution = march(method, noting, x0.detach(), run, progress, done)
         if solution.status is Status.SUCCESS:
@@ -175,13 +182,13 @@ Stops = dict[int, list[tuple[float, Tensor | None]]]
 class _AdjointPass:
     """The backward solve over the segments (by their numbers) of one autograd node: a `Pass`.
 
-    The starts of the segments `kept` are kept. `counts` are the accepted steps at each segment's
-    end.
+    `stored` are the segments whose starts are stored. `counts` are the accepted steps at each
+    segment's end.
     """
 
     method: Method
     segments: dict[int, Segment]
-    kept: Sequence[int]
+    stored: Sequence[int]
     counts: Sequence[int]
     request: Run
     report: Report | None
@@ -190,7 +197,7 @@ class _AdjointPass:
     def __call__(
         self,
         state: Backward,
-        kept: Sequence[Tensor],
+        stored: Sequence[Tensor],
         arrivals: Sequence[Arrival],
         after: Sequence[Tensor],
     ) -> Sequence[Tensor]:
@@ -199,38 +206,30 @@ class _AdjointPass:
         stops: Stops = {k: [] for k in numbers}
         for time, steps, gradient in arrivals:
             stops[numbers[bisect_left(self.counts, steps)]].append((time, gradient))
-        starts = dict(zip(self.kept, kept, strict=True))
-        x1, *step = self.baton[0]
+        starts = dict(zip(self.stored, stored, strict=True))
+        if len(self.baton[0]) == 1:  # the first pass begins at what `Chain.end` stored
+            (x1,) = self.baton[0]
+            step_size = None
+        else:
+            x1, step_size = self.baton[0]
         request = self.request.again(controlled=(2, *x1.shape))
-        run = request.again(step_size=step[0] if step else None)
+        run = request.again(step_size=step_size)
         x, a, misses = self._back(x1, after[0], stops, starts, state, run)
         # an adaptive method continues with its step size on the way back too
         self.baton[0] = (x, run.step_size)
         if self.report is not None:
             # the error over the difference of the coarser solve from the finer one
-            finer = request.again(rtol=FINER * request.rtol, atol=FINER * request.atol)
-            factor = 1.0
-            if not self.method.adaptive:
+            if self.method.adaptive:
+                finer = request.again(rtol=FINER * request.rtol, atol=FINER * request.atol)
+                factor = 1.0
+            else:
                 finer = request.again(steps=2 * request.steps)
                 factor = 2**self.method.order / (2**self.method.order - 1)
             fine = Backward(state.captured, state.tensors)
             _, a_fine, _ = self._back(x1, after[0], stops, starts, fine, finer)
             pairs = [(a, a_fine), *zip(state.gradients, fine.gradients, strict=True)]
-            size = math.hypot(
-                *(float(torch.linalg.vector_norm(f)) for _, f in pairs if f is not None)
-            )
-            gap = math.hypot(
-                *(
-                    float(torch.linalg.vector_norm(g - f))
-                    for g, f in pairs
-                    if g is not None and f is not None
-                )
-            )
-            self.report(
-                AdjointError(
-                    factor * gap / size if size else 0.0, max(float(miss) for miss in misses)
-                )
-            )
+            gradient_error = _relative_difference(pairs, factor)
+            self.report(AdjointError(gradient_error, max(float(miss) for miss in misses)))
         return (a,)
 
     def _back(
@@ -242,7 +241,7 @@ class _AdjointPass:
         state: Backward,
         run: Run,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """x and a = dL/dx at the start from those at the end, and the relative miss of each kept
+        """x and a = dL/dx at the start from those at the end, and the relative miss of each stored
         state.
         """
         misses = []
@@ -252,15 +251,13 @@ class _AdjointPass:
                 if stop != float(t):
                     x, a = self._segment(k, t, stop, x, a, state, run)
                     t = stop
-                if gradient is None:
-                    a = a
-                else:
+                if gradient is not None:
                     a = a + gradient
             x, a = self._segment(k, t, segment.t0, x, a, state, run)
             if k in starts:
                 solved = x
-                entered = starts[k]
-                x = entered
+                x = starts[k]
+                entered = x
                 if segment.enter is not None:
                     entered, a = state.pull(k, segment.enter, x, a)
                 misses.append(torch.linalg.vector_norm(solved - entered) / _length(entered))
@@ -278,59 +275,63 @@ class _AdjointPass:
         used: set[int] = set()
 
         def augmented(t: Tensor, s: Tensor) -> Tensor:
-            v, pulled, parts = state.vjp(
-                k, lambda x: field(t, x), s[:count].view_as(x), s[count : 2 * count].view_as(x)
-            )
-            used.update(i for i, part in enumerate(parts) if part is not None)
-            rates = [
-                v,
-                -pulled,
-                *(
-                    torch.zeros_like(z) if g is None else -g
-                    for z, g in zip(tensors, parts, strict=True)
-                ),
-            ]
+            state_part = s[:count].view_as(x)
+            costate_part = s[count : 2 * count].view_as(x)
+            v, pulled, parts = state.vjp(k, lambda x: field(t, x), state_part, costate_part)
+            rates = [v, -pulled]
+            for i, (tensor, part) in enumerate(zip(tensors, parts, strict=True)):
+                if part is None:
+                    rates.append(torch.zeros_like(tensor))
+                else:
+                    used.add(i)
+                    rates.append(-part)
             return torch.cat([_entries(rate, dtype) for rate in rates])
 
         # the equation is linear in a: scaled to the state's size, the same tolerances suit both
+        scale = x.new_ones(())
         if self.method.adaptive:
             scale = _length(a) / _length(x)
-        else:
-            scale = x.new_ones(())
         flat = torch.cat([x.reshape(-1), (a / scale).reshape(-1), *sums])
         run.saved = []
         solution = march(self.method, [Segment(t1, t0, augmented)], flat, run)
         if solution.status is not Status.SUCCESS:
             raise SolveError(f"the adjoint of segment {k}: {solution.message}", solution)
-        ends, costates, *parts = torch.split(
-            solution.x1, [count, count, *(len(part) for part in sums)]
-        )
-        for i, (tensor, part) in enumerate(zip(tensors, parts, strict=True)):
+        sizes = [count, count, *(len(entries) for entries in sums)]
+        end, costate, *integrals = torch.split(solution.x1, sizes)
+        for i, (tensor, integral) in enumerate(zip(tensors, integrals, strict=True)):
             if i in used:
-                state.add(tensor, _from_entries(scale * part, tensor))
-        return ends.view_as(x), scale * costates.view_as(x)
+                state.add(tensor, _from_entries(scale * integral, tensor))
+        return end.view_as(x), scale * costate.view_as(x)
+
+
+def _relative_difference(
+    pairs: Sequence[tuple[Tensor | None, Tensor | None]], factor: float
+) -> float:
+    """factor |g - f|/|f| of all pairs (g, f) together, or 0 if |f| is zero."""
+    size = math.hypot(*(float(torch.linalg.vector_norm(f)) for _, f in pairs if f is not None))
+    if size == 0:
+        return 0.0
+    differences = [g - f for g, f in pairs if g is not None and f is not None]
+    gap = math.hypot(*(float(torch.linalg.vector_norm(d)) for d in differences))
+    return factor * gap / size
 
 
 def _entries(z: Tensor, dtype: torch.dtype) -> Tensor:
     """The entries of a tensor in a real or complex type. A real type gets the real and imaginary
     parts of a complex z.
     """
-    return (
-        (torch.view_as_real(z.resolve_conj()) if z.is_complex() and not dtype.is_complex else z)
-        .reshape(-1)
-        .to(dtype)
-    )
+    if z.is_complex() and not dtype.is_complex:
+        z = torch.view_as_real(z.resolve_conj())
+    return z.reshape(-1).to(dtype)
 
 
 def _from_entries(entries: Tensor, z: Tensor) -> Tensor:
     """A tensor like z from its `_entries`."""
     if z.is_complex() and not entries.is_complex():
         entries = torch.view_as_complex(entries.view(-1, 2))
-    return (
-        (entries if z.is_complex() or not entries.is_complex() else entries.real)
-        .to(z.dtype)
-        .view(z.shape)
-    )
+    if entries.is_complex() and not z.is_complex():
+        entries = entries.real
+    return entries.to(z.dtype).view(z.shape)
 
 
 def _length(x: Tensor) -> Tensor:

@@ -20,7 +20,9 @@ SHORTEST = 1e-150
 
 @dataclasses.dataclass
 class Attempts:
-    """The number of attempts, the size of the latest one, and the error of the latest result."""
+    """The attempts on one segment, of which `most` are allowed: their number, the size of the
+    latest one, and the error of the latest result.
+    """
 
     segment: Segment
     step_size: StepSize
@@ -30,39 +32,46 @@ class Attempts:
     size: float = math.inf
     error: float = 0.0
 
-    def next(self, t: float, dtype: torch.dtype, sound: bool) -> tuple[Step, Status | None]:
+    def next(self, t: float, dtype: torch.dtype, *, sound: bool) -> tuple[Step, Status | None]:
         """The next step to try from t, and why the solve breaks there, or None.
 
         `sound` says that the latest error or the slope at t is finite.
         """
-        before = self.size
+        previous_size = self.size
+        error_is_finite = math.isfinite(self.error)
         end = self.segment.end
-        finite = math.isfinite(self.error)
-        self.size, last = self.step_size.propose(abs(end - t))
+        self.size, ends_the_segment = self.step_size.propose(abs(end - t))
         h = math.copysign(self.size, end - t)
-        if not last and (end := representable(t + h, dtype)) != t:
-            h = end - t
+        hardly_advances = False
+        if not ends_the_segment:
+            hardly_advances = self.size <= max(4 * math.ulp(t), SHORTEST)
+            end = representable(t + h, dtype)
+            if end != t:
+                h = end - t
         status = None
-        if not sound or (
-            not last and self.size <= max(4 * math.ulp(t), SHORTEST)
-        ):  # the time hardly advances
-            if finite:
+        if not sound or hardly_advances:
+            if error_is_finite:
                 status = Status.STEP_UNDERFLOW
             else:
                 status = Status.NON_FINITE
-        elif not finite and before <= self.step_size.shortest:
+        elif not error_is_finite and previous_size <= self.step_size.shortest:
             status = Status.NON_FINITE
         elif self.count == self.most:
             status = Status.TOO_MANY_STEPS
         self.count += 1
         return Step(self.segment, t, end, h), status
 
-    def judge(self, error: float, refused: bool = False) -> bool:
+    def judge(self, error: float, *, refused: bool = False) -> bool:
         """Whether the latest attempt, with that error, is accepted. Sets the next size, and counts
         what was rejected or forced. A step may be `refused` for other reasons.
         """
         self.error = error
-        good = self.step_size.judge(self.size, math.inf if refused else error)
-        self.stats.rejected += not good
-        self.stats.forced += good and error > 1
-        return good
+        if refused:
+            accepted = self.step_size.judge(self.size, math.inf)
+        else:
+            accepted = self.step_size.judge(self.size, error)
+        if not accepted:
+            self.stats.rejected += 1
+        elif error > 1:
+            self.stats.forced += 1
+        return accepted

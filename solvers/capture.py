@@ -53,9 +53,9 @@ class Capture(TorchFunctionMode):
         if isinstance(result, Tensor):
             self._mark(result)
         elif isinstance(result, (tuple, list)):
-            for item in result:
-                if isinstance(item, Tensor):
-                    self._mark(item)
+            for part in result:
+                if isinstance(part, Tensor):
+                    self._mark(part)
         return result
 
     def _mark(self, tensor: Tensor) -> None:
@@ -76,9 +76,9 @@ class Capture(TorchFunctionMode):
 
     def take(self) -> list[Tensor]:
         """The tensors found since the last call."""
-        found = list(self.found.values())
+        captured = list(self.found.values())
         self.found = {}
-        return found
+        return captured
 
 
 class Substitute(TorchFunctionMode):
@@ -95,9 +95,9 @@ class Substitute(TorchFunctionMode):
         if isinstance(value, Tensor):
             return self._aliases.get(id(value), value)
         if type(value) in (tuple, list):
-            return type(value)(self._swap(item) for item in value)
+            return type(value)(self._swap(part) for part in value)
         if isinstance(value, dict):
-            return {key: self._swap(item) for key, item in value.items()}
+            return {key: self._swap(part) for key, part in value.items()}
         return value
 
 
@@ -105,9 +105,9 @@ def check_seen(y: Tensor, inputs: Sequence[Tensor], k: int) -> None:
     """Raises SolveError if y depends on a leaf that is not among the inputs: its gradient would be
     missing.
     """
-    known = {id(tensor) for tensor in inputs}
+    inputs_by_id = {id(tensor) for tensor in inputs}
     for leaf in leaves_behind([y.grad_fn]):
-        if id(leaf) not in known:
+        if id(leaf) not in inputs_by_id:
             raise SolveError(
                 f"segment {k} depends on a tensor of shape {tuple(leaf.shape)} in a way that cannot"
                 " be seen from outside (a scripted or custom function): use gradient='checkpoint'"
@@ -143,7 +143,7 @@ def aside() -> AbstractContextManager[None]:
     return torch._C.DisableTorchFunction()
 
 
-def autocast_state(device: str, cached: bool = False) -> dict[str, Any]:
+def autocast_state(device: str, *, cached: bool = False) -> dict[str, Any]:
     """The arguments that restore the present autocast. By default without its cache, which would
     keep weights cast without a graph.
     """
@@ -173,10 +173,10 @@ def without_graph(device: torch.device) -> Iterator[Capture]:
 
 def random_states(device: torch.device) -> list[Tensor]:
     """The states of the generators from which a field may draw."""
-    return [
-        torch.get_rng_state(),
-        *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else []),
-    ]
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
 
 
 def untraced(function: Function) -> Function:
@@ -188,8 +188,8 @@ def untraced(function: Function) -> Function:
 
     @functools.wraps(function)
     def wrapper(*args: Any) -> Any:
-        return (torch.compiler.disable(function) if "torch._dynamo" in sys.modules else function)(
-            *args
-        )
+        if "torch._dynamo" in sys.modules:
+            return torch.compiler.disable(function)(*args)
+        return function(*args)
 
     return cast(Function, wrapper)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
@@ -36,9 +37,13 @@ class Backward:
         self.captured = captured
         self.tensors = tensors
         self.gradients: Grads = [None] * len(tensors)
-        self._place = {id(tensor): i for i, tensor in enumerate(tensors)}
-        self._aliases = {id(t): t.detach().requires_grad_() for t in tensors if not t.is_leaf}
-        self._substitute = Substitute(self._aliases) if self._aliases else contextlib.nullcontext()
+        self._index = {id(tensor): i for i, tensor in enumerate(tensors)}
+        self._aliases = {
+            id(tensor): tensor.detach().requires_grad_() for tensor in tensors if not tensor.is_leaf
+        }
+        self._substitute: AbstractContextManager[object] = contextlib.nullcontext()
+        if self._aliases:
+            self._substitute = Substitute(self._aliases)
         self._seen: set[int] = set()
 
     def pull(
@@ -68,26 +73,29 @@ class Backward:
             self._seen.add(k)
             check_seen(y, inputs, k)
         gradient, *parts = torch.autograd.grad(y, inputs, cotangent.to(y.dtype), allow_unused=True)
-        return y.detach(), torch.zeros_like(x) if gradient is None else gradient, parts
+        if gradient is None:
+            gradient = torch.zeros_like(x)
+        return y.detach(), gradient, parts
 
     def add(self, tensor: Tensor, part: Tensor | None) -> None:
         """Adds to the gradient of a captured tensor."""
-        if part is not None:
-            place = self._place[id(tensor)]
-            so_far = self.gradients[place]
-            if so_far is None:
-                self.gradients[place] = part.clone()  # it may be the cotangent
-            else:
-                so_far.add_(part)
+        if part is None:
+            return
+        i = self._index[id(tensor)]
+        so_far = self.gradients[i]
+        if so_far is None:
+            self.gradients[i] = part.clone()  # it may be the cotangent
+        else:
+            so_far.add_(part)
 
 
 PullThrough = Callable[[Sequence[Tensor], Grads], Grads]
-"""(kept tensors, gradients of a node's outputs) -> gradients of its inputs."""
+"""(stored tensors, gradients of a node's outputs) -> gradients of its inputs."""
 Arrival = tuple[float, int, Tensor | None]
 """Of a state saved inside a stretch: its time, the accepted steps before it, and its gradient."""
 Pass = Callable[[Backward, Sequence[Tensor], Sequence[Arrival], Sequence[Tensor]], Sequence[Tensor]]
-"""(backward, kept tensors, gradients of the states inside, and of the links after) -> gradients of
-the links before.
+"""(backward, stored tensors, gradients of the states inside, and of the links after) -> gradients
+of the links before.
 """
 
 
@@ -97,7 +105,7 @@ class Chain:
 
     `links` are the tensors by which a stretch depends on the previous one; their number is
     constant. In `baton` a pass leaves what the next one needs besides gradients, such as the state.
-    The last node puts there what it kept. It always runs first, because every state that the user
+    The last node puts there what it stored. It always runs first, because every state that the user
     gets comes from it. `run` holds the states that the solve saves.
     """
 
@@ -105,20 +113,18 @@ class Chain:
         self.links = list(links)
         self.baton: list[Sequence[Any]] = [()]
         self._run = run
-        self._states: list[
-            Tensor
-        ] = []  # differentiable, in place of those saved after the initial one
-        self._roots = list(
-            links
-        )  # all gradients depend on the first links and the captured tensors
+        # differentiable, in place of those saved after the initial one
+        self._states: list[Tensor] = []
+        # all gradients depend on the first links and the captured tensors
+        self._roots = list(links)
         self._autocast = autocast_state(links[0].device.type)
 
     def add(
-        self, links: Sequence[Tensor], keep: Sequence[Tensor], captured: Captured, backward: Pass
+        self, links: Sequence[Tensor], stored: Sequence[Tensor], captured: Captured, backward: Pass
     ) -> None:
         """Makes the stretch that ends in `links` a node. They become the chain's links.
 
-        `keep` are the tensors that the pass needs, apart from the parameters. The pass runs under
+        `stored` are the tensors that the pass needs, apart from the parameters. The pass runs under
         the autocast of the solve. It raises SolveError if a parameter was changed in place
         meanwhile.
         """
@@ -126,56 +132,60 @@ class Chain:
         at_end = bool(inside) and inside[-1].x is links[0]
         if at_end:
             inside.pop()
-        places = [(saved.time, saved.steps) for saved in inside]
-        tensors = list(
-            {id(tensor): tensor for found in captured.values() for tensor in found}.values()
-        )
+        unique: dict[int, Tensor] = {}
+        for tensors_of_segment in captured.values():
+            for tensor in tensors_of_segment:
+                unique[id(tensor)] = tensor
+        tensors = list(unique.values())
         count = len(self.links)
+        moments = [(saved.time, saved.steps) for saved in inside]  # holds no state
 
-        def pull(kept: Sequence[Tensor], gradients: Grads) -> Grads:
+        def pull(stored: Sequence[Tensor], gradients: Grads) -> Grads:
             for tensor, version in zip(tensors, versions, strict=True):
                 check_unchanged(tensor, version)
             state = Backward(captured, tensors)
             arrivals = [
-                (*place, gradient)
-                for place, gradient in zip(places, gradients[:-count], strict=True)
+                (time, steps, gradient)
+                for (time, steps), gradient in zip(moments, gradients[:-count], strict=True)
             ]
             # the node after this one, at last that of `end`, gives a gradient to each link
             after = cast(list[Tensor], gradients[-count:])
-            return [*backward(state, kept, arrivals, after), *state.gradients]
+            before = backward(state, stored, arrivals, after)
+            return [*before, *state.gradients]
 
         self._roots += tensors
         with aside():  # a version that is read here would be captured for the next stretch
             versions = [tensor._version for tensor in tensors]
             outputs = self._node(
-                [*(saved.x for saved in inside), *links], keep, [*self.links, *tensors], pull
+                [*(saved.x for saved in inside), *links], stored, [*self.links, *tensors], pull
             )
         self.links = outputs[-count:]
-        self._states += [*outputs[:-count], *self.links[:at_end]]
+        self._states += outputs[:-count]
+        if at_end:
+            self._states.append(self.links[0])
 
-    def end(self, solution: Solution, x0: Tensor, keep: Sequence[Tensor]) -> Solution:
-        """The solution with differentiable states; `keep` is the baton of the first pass."""
+    def end(self, solution: Solution, x0: Tensor, stored: Sequence[Tensor]) -> Solution:
+        """The solution with differentiable states; `stored` is the baton of the first pass."""
         baton = self.baton
-        links = len(self.links)
+        count = len(self.links)
         # with "ends" the last state is saved after the last stretch
         if self._run.save == "ends":
             before = self._states
         else:
             before = self._states[:-1]
 
-        def pull(kept: Sequence[Tensor], gradients: Grads) -> Grads:
-            baton[0] = kept
-            *others, last = gradients
+        def pull(stored: Sequence[Tensor], gradients: Grads) -> Grads:
+            baton[0] = stored
+            *inside, last = gradients
             # never None: the passes run in order even for the gradient of a state inside
-            return [
-                torch.zeros_like(kept[0]) if last is None else last,
-                *map(torch.zeros_like, kept[1:links]),
-                *others,
-            ]
+            if last is None:
+                last = torch.zeros_like(stored[0])
+            second_links = [torch.zeros_like(link) for link in stored[1:count]]
+            return [last, *second_links, *inside]
 
         outputs = self._node(
             [tensor.detach() for tensor in (*before, self.links[0])],
-            keep,
+            stored,
             [*self.links, *before],
             pull,
         )
@@ -185,7 +195,7 @@ class Chain:
     def _node(
         self,
         outputs: Sequence[Tensor],
-        keep: Sequence[Tensor],
+        stored: Sequence[Tensor],
         inputs: Sequence[Tensor],
         pull: PullThrough,
     ) -> list[Tensor]:
@@ -194,7 +204,7 @@ class Chain:
         # aliases: autograd marks a node's outputs, and the solve continues without a graph
         with torch.enable_grad():
             aliases = [tensor.detach() for tensor in outputs]
-            return list(_Node.apply(aliases, keep, self._autocast, pull, self._roots, *inputs))  # type: ignore[no-untyped-call]  # torch gives it no types
+            return list(_Node.apply(aliases, stored, self._autocast, pull, self._roots, *inputs))  # type: ignore[no-untyped-call]  # torch gives it no types
 
 
 class _Node(torch.autograd.Function):
@@ -202,13 +212,13 @@ class _Node(torch.autograd.Function):
     def forward(
         ctx: Any,
         outputs: Sequence[Tensor],
-        keep: Sequence[Tensor],
+        stored: Sequence[Tensor],
         autocast: dict[str, Any],
         pull: PullThrough,
         roots: Sequence[Tensor],
         *inputs: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(*keep)
+        ctx.save_for_backward(*stored)
         ctx.autocast = autocast
         ctx.pull = pull
         ctx.roots = roots
@@ -217,9 +227,10 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        kept = [tensor.detach() for tensor in ctx.saved_tensors]
+        stored = [tensor.detach() for tensor in ctx.saved_tensors]
         with torch.autocast(**ctx.autocast), torch.no_grad():
-            found = ctx.pull(kept, list(gradients))
-        return *[None] * 5, *(
-            differentiable_once(ctx.roots, found) if torch.is_grad_enabled() else found
-        )
+            of_inputs = ctx.pull(stored, list(gradients))
+        if torch.is_grad_enabled():
+            of_inputs = differentiable_once(ctx.roots, of_inputs)
+        # none for outputs, stored, autocast, pull and roots
+        return (None, None, None, None, None, *of_inputs)

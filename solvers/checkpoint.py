@@ -14,16 +14,16 @@ from torch.utils.checkpoint import checkpoint
 from solvers.march import Gradient, Progress, march
 from solvers.method import Method, Replayable
 from solvers.recompute import recomputed
-from solvers.run import Run, Stopped
-from solvers.segment import Segment
+from solvers.run import Run, Save, Stopped
+from solvers.segment import Segment, Time
 from solvers.solution import Solution, Stats, Status
 from solvers.step_control import check_whole
 from solvers.transforms import check_no_transform
 
 Record = list[tuple[tuple[float, ...], Stats]]
-"""The times and the cost of a group of pieces: of its first pass, then of recomputations."""
+"""The times and the cost of a group of parts: of its first pass, then of recomputations."""
 Part = tuple[int, Segment]
-"""(k, piece): a piece of segment k that is recomputed as a whole."""
+"""(k, piece): a piece of segment k, which is recomputed as a whole."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Checkpoint(Gradient):
         run: Run,
         progress: Progress | None,
     ) -> Solution:
-        single, parts, request = _pieces(method, segments, x0, run)
+        single, parts, request = _parts(method, segments, x0, run)
         every = self.every or math.isqrt(len(parts) - 1) + 1
         x = x0
         run.keep(segments[0].start, x0)
@@ -76,17 +76,15 @@ class Checkpoint(Gradient):
             group = parts[max(0, end - every) : end]
             record: Record = []
             advance = partial(_advance, single, [piece for _, piece in group], request, record)
-            # a compiler can trace torch's own
-            compiling = torch.compiler.is_compiling()
-            if request.steps == 1:
-                opening = [i for i, (k, _) in enumerate(group) if i == 0 or group[i - 1][0] != k]
-            else:
-                opening = [0]
-            last = end == len(parts)
-            if compiling:
+            if torch.compiler.is_compiling():
+                # a compiler can trace torch's own
                 states = checkpoint(advance, x, use_reentrant=False)
             else:
-                states = recomputed(advance, x, last, opening)
+                checked_states = [0]
+                if request.steps == 1:
+                    checked_states = _starts_of_segments(group)
+                is_last = end == len(parts)
+                states = recomputed(advance, x, hold=is_last, checked=checked_states)
             x = states[-1]
             times, stats = record[0]
             run.stats += stats
@@ -105,6 +103,12 @@ class Checkpoint(Gradient):
         return run.solution(x)
 
 
+def _starts_of_segments(group: Sequence[Part]) -> list[int]:
+    """The indices of the parts in the group that are the group's first ones of their segments."""
+    numbers = [k for k, _ in group]
+    return [i for i, k in enumerate(numbers) if i == 0 or numbers[i - 1] != k]
+
+
 def _advance(
     method: Method, pieces: Sequence[Segment], request: Run, record: Record, x: Tensor
 ) -> tuple[Tensor, ...]:
@@ -116,13 +120,15 @@ def _advance(
     return part.states[1:]
 
 
-def _pieces(
+def _parts(
     method: Method, segments: Sequence[Segment], x0: Tensor, run: Run
 ) -> tuple[Method, list[Part], Run]:
-    """The method for one piece, the pieces to recompute, and the request of each."""
+    """The method for one part, the parts to recompute, and the request of each."""
     if not isinstance(method, Replayable):
-        whole = list(enumerate(segments))
-        return method, whole, run.again(save="steps" if run.save == "steps" else "segments")
+        save: Save = "segments"
+        if run.save == "steps":
+            save = "steps"
+        return method, list(enumerate(segments)), run.again(save=save)
     if not method.adaptive:
         parts = [
             (k, piece)
@@ -132,24 +138,22 @@ def _pieces(
         return method, parts, run.again(steps=1, save="segments")
     trial = run.again(save="ends")
     with torch.no_grad():
-        found = march(method, segments, x0, trial)
-    if found.status is not Status.SUCCESS:
-        raise Stopped(found.status, found.time or 0.0, found.x1)
+        tried = march(method, segments, x0, trial)
+    if tried.status is not Status.SUCCESS:
+        raise Stopped(tried.status, tried.time or 0.0, tried.x1)
     # the accepted steps are counted when they are repeated
     run.stats = dataclasses.replace(trial.stats, accepted=0)
-    place = {id(segment): k for k, segment in enumerate(segments)}
+    number = {id(segment): k for k, segment in enumerate(segments)}
     parts = []
     for step in trial.trace:
         segment = step.segment
         first = step.start == segment.start
-        last = step.end == segment.end
+        # the segment's own ends are exact, and may be learned
+        t0: Time = step.start
         if first:
             t0 = segment.t0
-        else:
-            t0 = step.start
-        if last:
+        t1: Time = step.end
+        if step.end == segment.end:
             t1 = segment.t1
-        else:
-            t1 = step.end
-        parts.append((place[id(segment)], segment.part(t0, t1, first)))
+        parts.append((number[id(segment)], segment.part(t0, t1, first=first)))
     return method.fixed(), parts, run.again(steps=1, save="segments")

@@ -67,8 +67,8 @@ class _ByFactors:
                 and not isinstance(value, bool)
                 and low <= value <= high
             )
-            useless = (value == 0 and name in NOT_ZERO) or (value == 1 and name in NOT_ONE)
-            if not inside or useless:
+            has_no_effect = (value == 0 and name in NOT_ZERO) or (value == 1 and name in NOT_ONE)
+            if not inside or has_no_effect:
                 raise ConfigError(
                     f"{type(self).__name__} has {name} = {shown(value)}: give a number between"
                     f" {low} and {high}"
@@ -79,7 +79,8 @@ LIMITS: dict[str, tuple[float, float]] = dict.fromkeys(
     ("safety", "retry", "damping", "shrink", "beta", "d"), (0, 1)
 )
 LIMITS |= {"alpha": (0, 2), "p": (0, 2), "i": (0, 2), "grow": (1, math.inf)}
-NOT_ZERO, NOT_ONE = ("safety", "retry", "shrink", "i"), ("shrink", "grow")
+NOT_ZERO = ("safety", "retry", "shrink", "i")
+NOT_ONE = ("shrink", "grow")
 
 
 @checked
@@ -100,10 +101,9 @@ class Cautious(_ByFactors):
     grow: AnyFloat = 10.0
 
     def accepted(self, size: Size, proposed: Size, errors: tuple[Size, Size, Size], q: int) -> Size:
-        error, before, _ = errors
-        factor = (
-            self.safety * error ** (-1 / q) * _at_most(before / error, 1.0) ** (self.damping / q)
-        )
+        error, previous_error, _ = errors
+        damped = _at_most(previous_error / error, 1.0) ** (self.damping / q)
+        factor = self.safety * error ** (-1 / q) * damped
         return _at_least(size * _at_most(factor, self.grow), proposed)
 
     def rejected(self, size: Size, error: Size, q: int) -> Size:
@@ -127,9 +127,14 @@ class _ByPowers(_ByFactors):
         factor = math.prod(
             error ** (power / q) for error, power in zip(errors, self.powers, strict=True)
         )
-        following = size * _at_most(_at_least(self.safety * factor, self.shrink), self.grow)
+        next_size = size * _at_most(_at_least(self.safety * factor, self.shrink), self.grow)
         # a step cut short by its segment's end is no evidence against the longer proposal
-        return _at_least(following, (size < proposed) * proposed)
+        cut_short = size < proposed
+        if isinstance(cut_short, Tensor):
+            return torch.where(cut_short, _at_least(next_size, proposed), next_size)
+        if cut_short:
+            return max(next_size, proposed)
+        return next_size
 
     def rejected(self, size: Size, error: Size, q: int) -> Size:
         return _shorter(size, error, q, self.shrink, self.safety)
@@ -213,17 +218,17 @@ class ByNumber:
         self.rule = rule
 
     def accepted(self, size: Size, proposed: Size, errors: tuple[Size, Size, Size], q: int) -> Size:
-        rows = torch.stack((size, proposed, *errors), 1).tolist()
-        return size.new_tensor(
-            [
-                self.rule.accepted(size, proposed, tuple(errors), q)
-                for size, proposed, *errors in rows
-            ]
-        )
+        next_sizes = []
+        for row in torch.stack((size, proposed, *errors), 1).tolist():
+            row_size, row_proposed, *row_errors = row
+            next_sizes.append(self.rule.accepted(row_size, row_proposed, tuple(row_errors), q))
+        return size.new_tensor(next_sizes)
 
     def rejected(self, size: Size, error: Size, q: int) -> Size:
-        rows = torch.stack((size, error), 1).tolist()
-        return size.new_tensor([self.rule.rejected(size, error, q) for size, error in rows])
+        next_sizes = []
+        for row_size, row_error in torch.stack((size, error), 1).tolist():
+            next_sizes.append(self.rule.rejected(row_size, row_error, q))
+        return size.new_tensor(next_sizes)
 
 
 CONTROLLERS: dict[str, Controller] = {"cautious": Cautious(), "pi": PI(), "pid": PID()}
@@ -231,8 +236,9 @@ CONTROLLERS: dict[str, Controller] = {"cautious": Cautious(), "pi": PI(), "pid":
 
 
 def for_tensors(rule: Controller) -> Any:
-    """The rule, for tensors in place of numbers. The package's own take them."""
-    if type(rule) in map(type, CONTROLLERS.values()):
+    """The rule, for tensors in place of numbers. The package's own rules take them."""
+    rules_for_tensors = [type(controller) for controller in CONTROLLERS.values()]
+    if type(rule) in rules_for_tensors:
         return rule
     return ByNumber(rule)
 
@@ -241,6 +247,10 @@ def for_tensors(rule: Controller) -> Any:
 class StepSize:
     """The next step size of an adaptive method, by its rule. q is the order of the error estimate
     plus one.
+
+    - `step`: the proposal; `shortest` and `longest` are its bounds
+    - `errors`: of the last two accepted steps, the latest first
+    - `rejected_size`: of the latest attempt if it was rejected, infinite otherwise
 
     A switch of field does not reset it: neighbouring segments of a model need similar steps. An
     occasional rejection costs less than a restart in each segment.
@@ -252,17 +262,21 @@ class StepSize:
     shortest: float = 0.0
     longest: float = math.inf
     errors: tuple[float, float] = (1.0, 1.0)
-    refused: float = math.inf
+    rejected_size: float = math.inf
 
     def propose(self, remaining: float) -> tuple[float, bool]:
         """The next step's size, and whether it ends the segment. The last two steps are equal,
         which avoids a very short last step.
         """
         self.step = max(self.shortest, min(self.step, self.longest))
-        pieces = max(1, math.ceil(min(3.0, remaining / min(STRETCH * self.step, self.longest))))
+        stretched = min(STRETCH * self.step, self.longest)
+        pieces = max(1, math.ceil(min(3.0, remaining / stretched)))
         # a stretched attempt could repeat the rejected one for ever
-        pieces += remaining / pieces >= self.refused > self.shortest
-        return (remaining / pieces if pieces <= 2 else self.step), pieces == 1
+        if self.rejected_size > self.shortest and remaining / pieces >= self.rejected_size:
+            pieces += 1
+        if pieces > 2:
+            return self.step, False
+        return remaining / pieces, pieces == 1
 
     def allows(self, size: float, error: float) -> bool:
         """Whether a step of that size may have that error: at most 1, or any finite one at the
@@ -274,10 +288,10 @@ class StepSize:
         """Whether a step of that size with that error is accepted. Sets the next proposal."""
         if not self.allows(size, error):  # also if it is nan
             self.step = min(self.rule.rejected(size, error, self.q), SHORTER * size)
-            self.refused = size
+            self.rejected_size = size
             return False
         error = max(error, SMALLEST)
         self.step = self.rule.accepted(size, self.step, (error, *self.errors), self.q)
         self.errors = (error, self.errors[0])
-        self.refused = math.inf
+        self.rejected_size = math.inf
         return True

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from solvers.errors import ConfigError, shown
 from solvers.march import Gradient
-from solvers.method import Method
+from solvers.method import Method, has_capability
 from solvers.run import Accepted
 from solvers.segment import Segment
 from solvers.transforms import batched
@@ -32,11 +32,13 @@ def check_times(
     Also for segments that turn back or have learned times, and for methods and gradients without
     states inside their steps.
     """
-    given = times.detach().tolist() if isinstance(times, Tensor) and times.dim() == 1 else times
+    listed = times
+    if isinstance(times, Tensor) and times.dim() == 1:
+        listed = times.detach().tolist()
     if (
-        not isinstance(given, Sequence)
-        or not all(isinstance(t, Real) and math.isfinite(t) for t in given)
-        or not given
+        not isinstance(listed, Sequence)
+        or not all(isinstance(t, Real) and math.isfinite(t) for t in listed)
+        or not listed
     ):
         raise ConfigError(
             f"times = {shown(times)}: give a list of finite numbers, or a tensor of one axis"
@@ -44,22 +46,22 @@ def check_times(
     start = segments[0].start
     end = segments[-1].end
     sign = check_one_way(segments)
-    if any(sign * (b - a) <= 0 for a, b in pairwise(given)):
+    if any(sign * (b - a) <= 0 for a, b in pairwise(listed)):
         raise ConfigError(
             "the times are not strictly in the order in which the segments pass them: sort them"
         )
-    if sign * (given[0] - start) < 0 or sign * (end - given[-1]) < 0:
+    if sign * (listed[0] - start) < 0 or sign * (end - listed[-1]) < 0:
         raise ConfigError(
-            f"the times from {given[0]:g} to {given[-1]:g} leave the segments, from {start:g} to"
+            f"the times from {listed[0]:g} to {listed[-1]:g} leave the segments, from {start:g} to"
             f" {end:g}"
         )
-    if not getattr(method, "dense", False) or not getattr(gradient, "dense", False):
+    if not has_capability(method, "dense") or not has_capability(gradient, "dense"):
         raise ConfigError(
             "states at any times need a method whose tableau has dense output, as tsit5, dopri5 or"
             " rk4, and gradient='backprop' or 'adjoint': use these, or make each time a segment's"
             " end and save='segments'"
         )
-    return [float(t) for t in given]
+    return [float(t) for t in listed]
 
 
 def check_one_way(segments: Sequence[Segment]) -> float:
@@ -91,9 +93,9 @@ class Curve:
     def __init__(self, segments: Sequence[Segment], method: Method, gradient: Gradient):
         self._sign = check_one_way(segments)
         if (
-            not getattr(method, "dense", False)
+            not has_capability(method, "dense")
             or gradient.detached
-            or not getattr(gradient, "dense", False)
+            or not has_capability(gradient, "dense")
             or batched()
         ):
             raise ConfigError(
@@ -103,10 +105,10 @@ class Curve:
         self._ends = [self._sign * segments[0].start]
         self._steps: list[Accepted] = []
 
-    def note(self, seen: Accepted) -> None:
+    def note(self, accepted: Accepted) -> None:
         """Stores an accepted step."""
-        self._steps.append(seen)
-        self._ends.append(self._sign * seen.step.end)
+        self._steps.append(accepted)
+        self._ends.append(self._sign * accepted.step.end)
 
     def ended(self, time: float) -> None:
         """Sets the last time, at which an event may have ended the solve inside the last step."""

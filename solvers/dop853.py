@@ -98,8 +98,10 @@ INTERPOLATION = rows("""
         -0.43533456590011143754432175058e+2 0.96324553959188282948394950600e+2
         -0.39177261675615439165231486172e+2 -0.14972683625798562581422125276e+3
 """)
-STAGES, LAST = 16, 12
-"""The number of all stages, and the index of the stage that is the field at the step's end."""
+STAGES = 16
+"""The number of all stages."""
+LAST = 12
+"""The index of the stage that is the field at the step's end."""
 
 
 def _interpolation() -> list[list[Fraction]]:
@@ -111,10 +113,10 @@ def _interpolation() -> list[list[Fraction]]:
     """
     polynomials = []
     for i in range(STAGES):
+        # the weights of stage i in D/h, k_0 and k_12
+        b = Fraction(0)
         if i < LAST:
             b = Fraction(B[i])
-        else:
-            b = Fraction(0)
         first = int(i == 0)
         last = int(i == LAST)
         factors = [b, first - b, 2 * b - first - last, *(Fraction(row[i]) for row in INTERPOLATION)]

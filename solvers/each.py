@@ -16,22 +16,18 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from solvers.attempts import SHORTEST
-from solvers.controller import SHORTER, SMALLEST, STRETCH, for_tensors
 from solvers.errors import ConfigError, SolveError, shown
+from solvers.first_step import guessed_step, probe_step
 from solvers.method import Method
 from solvers.methods import get_method
 from solvers.request import check_state
+from solvers.rows import GOOD, NON_FINITE, RowAttempts
 from solvers.run import Run, check_like, real_type
-from solvers.runge_kutta import RungeKutta, guessed_step, probe_step, weighted
+from solvers.runge_kutta import RungeKutta, weighted
 from solvers.segment import Segment, check_segments
 from solvers.solution import ADVICE, Stats, Status
 from solvers.step_control import StepControl
 from solvers.transforms import batched, in_forward_mode
-
-ENDS = (Status.SUCCESS, Status.STEP_UNDERFLOW, Status.NON_FINITE, Status.TOO_MANY_STEPS)
-"""The ways in which a row ends, by number."""
-GOOD, UNDERFLOW, NON_FINITE, TOO_MANY = range(4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +49,11 @@ class EachSolution:
         if not broken:
             return str(Status.SUCCESS.value)
         i = broken[0]
+        status = self.status[i]
+        place = f"segment {self.segment[i]} at t = {self.time[i]:.6g}"
         return (
-            f"{len(broken)} of {len(self.status)} rows broke; row {i}: {self.status[i].value} in"
-            f" segment {self.segment[i]} at t = {self.time[i]:.6g}: {ADVICE[self.status[i]]}"
+            f"{len(broken)} of {len(self.status)} rows broke; row {i}: {status.value} in {place}:"
+            f" {ADVICE[status]}"
         )
 
 
@@ -94,25 +92,24 @@ def solve_each(
             f"method {method!r} has no steps by row: use an explicit adaptive method of the"
             " package, as tsit5"
         )
-    control = (step_control or StepControl()).with_tolerances(rtol, atol)
+    if step_control is None:
+        step_control = StepControl()
+    control = step_control.with_tolerances(rtol, atol)
     for name, tolerance in (("rtol", control.rtol), ("atol", control.atol)):
         if tolerance is not None and not isinstance(tolerance, Real):
             raise ConfigError(
                 f"{name} = {shown(tolerance)}: give one number, for all entries of a row"
             )
     limits = control.limits(chosen, method, x0)
-    if (
-        x0.dim() == 0
-        or any(segment.learned for segment in segments)
-        or batched()
-        or in_forward_mode()
-    ):
+    has_rows = x0.dim() > 0
+    learned = any(segment.learned for segment in segments)
+    if not has_rows or learned or batched() or in_forward_mode():
         raise ConfigError(
             "steps by row need a state whose first axis are the rows, times that are not learned,"
             " and no vmap or forward mode: use `solve`"
         )
     run = Run(1, **limits)
-    rows = _Rows(len(x0))
+    rows = RowAttempts(len(x0))
     x = x0
     for k, segment in enumerate(segments):
         x = _Batch(chosen, segment, k, run, x, rows).advance()
@@ -122,176 +119,79 @@ def solve_each(
     return solution
 
 
-class _Rows:
-    """How far each row is, what its `StepSize` and `Attempts` hold, and how it ended, as tensors
-    over all rows on the CPU. `at` are numbers of rows.
-    """
-
-    def __init__(self, count: int):
-        def filled(value: float) -> Tensor:
-            return torch.full((count,), value, dtype=torch.float64, device="cpu")
-
-        (
-            self.status,
-            self.segment,
-            self.evaluations,
-            self.accepted,
-            self.rejected,
-            self.forced,
-            self.count,
-        ) = torch.zeros(7, count, dtype=torch.long, device="cpu")
-        self.t, self.end, self.h, self.proposed, self.refused = map(
-            filled, (0, 0, 0, math.nan, math.inf)
-        )
-        self.errors = torch.stack([filled(1), filled(1)])
-        # on the present segment, as `count`, the number of attempts
-        self.size = filled(math.inf)
-        self.error = filled(0)
-
-    def results(
-        self,
-    ) -> tuple[
-        tuple[Status, ...], tuple[Stats, ...], tuple[int | None, ...], tuple[float | None, ...]
-    ]:
-        """Those of an `EachSolution`."""
-        status = tuple(ENDS[k] for k in self.status.tolist())
-        costs = (self.evaluations, self.accepted, self.rejected, self.forced)
-        stats = tuple(Stats(*each) for each in torch.stack(costs, 1).tolist())
-        broken = [not each.good for each in status]
-        segments, times = (
-            tuple(value if bad else None for value, bad in zip(of.tolist(), broken, strict=True))
-            for of in (self.segment, self.t)
-        )
-        return status, stats, segments, times
-
-    def enter(self, at: Tensor, start: float) -> None:
-        self.t[at], self.count[at], self.size[at], self.error[at] = start, 0, math.inf, 0.0
-
-    def next(
-        self, at: Tensor, run: Run, segment: Segment, dtype: torch.dtype, sound: Tensor
-    ) -> Tensor:
-        """The next step of each row, as by `Attempts.next`, and its number in `ENDS`."""
-        t = self.t[at]
-        before = self.size[at]
-        finite = self.error[at].isfinite()
-        step = self.proposed[at].clamp(run.min_step, run.max_step)
-        left = (segment.end - t).abs()
-        refused = self.refused[at]
-        pieces = (left / (STRETCH * step).clamp(max=run.max_step)).clamp(max=3).ceil().clamp(min=1)
-        pieces = pieces + ((left / pieces >= refused) & (refused > run.min_step))
-        size = torch.where(pieces <= 2, left / pieces, step)
-        last = pieces == 1
-        h = torch.copysign(size, segment.end - t)
-        near = (t + h).to(real_type(dtype)).double()
-        self.end[at], self.h[at] = (
-            torch.where(last, segment.end, near),
-            torch.where(last | (near == t), h, near - t),
-        )
-        ulp = torch.nextafter(t.abs(), torch.full_like(t, math.inf)) - t.abs()
-        lost = ~(sound | finite) | (~last & (size <= (4 * ulp).clamp(min=SHORTEST)))
-        ends = torch.where(self.count[at] == run.max_steps, TOO_MANY, GOOD)
-        ends = torch.where(
-            ~finite & (lost | (before <= run.min_step)),
-            NON_FINITE,
-            torch.where(lost, UNDERFLOW, ends),
-        )
-        self.proposed[at], self.size[at] = step, size
-        self.count[at] += 1
-        return ends
-
-    def judge(self, at: Tensor, error: Tensor, method: RungeKutta, run: Run) -> Tensor:
-        """Which attempts are accepted, as by `Attempts.judge`."""
-        rule = for_tensors(method.controller)
-        q = method.tableau.error_order
-        size = self.size[at]
-        good = (error <= 1) | ((size <= run.min_step) & error.isfinite())
-        bad = at[~good]
-        fine = at[good]
-        self.error[at] = error
-        self.rejected[bad] += 1
-        self.forced[at[good & (error > 1)]] += 1
-        shorter = rule.rejected(size[~good], error[~good], q)
-        self.proposed[bad], self.refused[bad] = (
-            torch.minimum(shorter, SHORTER * size[~good]),
-            size[~good],
-        )
-        latest = error[good].clamp(min=SMALLEST)
-        self.proposed[fine] = rule.accepted(
-            size[good], self.proposed[fine], (latest, *self.errors[:, fine]), q
-        )
-        self.errors[:, fine], self.refused[fine] = (
-            torch.stack((latest, self.errors[0, fine])),
-            math.inf,
-        )
-        return good
-
-
 class _Batch:
-    """The rows on one segment. `x` and `first` hold the state and slope of the active rows, which
-    are `at` these places in `whole`, all states.
+    """The rows on segment k. `x` and `first` hold the state and slope of the active rows, which are
+    `at` these places in `states`, the states of all rows.
     """
 
     def __init__(
-        self, method: RungeKutta, segment: Segment, k: int, run: Run, whole: Tensor, rows: _Rows
+        self,
+        method: RungeKutta,
+        segment: Segment,
+        k: int,
+        run: Run,
+        states: Tensor,
+        rows: RowAttempts,
     ):
         self.method = method
         self.segment = segment
         self.k = k
         self.run = run
-        self.whole = whole
+        self.states = states
         self.rows = rows
-        self.at = _places(rows.status == GOOD)
-        self.x = self.first = whole[self.at.to(whole.device)]
+        self.at = _indices(rows.status == GOOD)
+        self.x = states[self.at.to(states.device)]
+        self.first = self.x  # until `advance` evaluates it
         rows.enter(self.at, segment.start)
-        self._end(torch.where(_sound(self.x), GOOD, NON_FINITE))
+        self._end(torch.where(_finite_rows(self.x), GOOD, NON_FINITE))
 
     def advance(self) -> Tensor:
-        """The whole batch at the segment's end."""
-        if not len(self.at):
-            return self.whole
+        """The states of all rows at the segment's end."""
+        if len(self.at) == 0:
+            return self.states
         if self.segment.enter is not None:
-            self.x, before = self.segment.enter(self.x), self.x
-            check_like("enter", self.x, before)
+            entered = self.segment.enter(self.x)
+            check_like("enter", entered, self.x)
+            self.x = entered
         self.first = self._slope(self.at, self.x)
         self._begin()
-        while len(self.at):
-            self._end(
-                self.rows.next(self.at, self.run, self.segment, self.x.dtype, _sound(self.first))
-            )
-            if len(self.at):
+        while len(self.at) > 0:
+            finite_slope = _finite_rows(self.first)
+            self._end(self.rows.next(self.at, self.run, self.segment, self.x.dtype, finite_slope))
+            if len(self.at) > 0:
                 self._attempt()
-        return self.whole
+        return self.states
 
     def _attempt(self) -> None:
         """One attempt by each row; accepted rows advance."""
+        rows = self.rows
         with torch.no_grad():
             x1, slope, errors = self._step(self.at, self.x, self.first)
-        good = self.rows.judge(self.at, errors, self.method, self.run)
-        if not good.any():
+        accepted = rows.judge(self.at, errors, self.method, self.run)
+        if not accepted.any():
             return
-        which = self._places(good)
-        taken = self.at[good]
+        which = self._device_indices(accepted)
+        at = self.at[accepted]
         if torch.is_grad_enabled():
-            x1, slope, _ = self._step(taken, self.x[which], self.first[which], count=False)
+            x1, slope, _ = self._step(at, self.x[which], self.first[which], counted=False)
         else:
             x1 = x1[which]
             slope = slope[which]
-        if self.segment.project is None:
-            projected = x1
-        else:
+        projected = x1
+        if self.segment.project is not None:
             projected = self.segment.project(x1)
         check_like("project", projected, x1)
-        self.rows.t[taken] = self.rows.end[taken]
-        self.rows.accepted[taken] += 1
-        more = self.rows.t[taken] != self.segment.end
-        if more.any() and not (self.method.tableau.reuses_last_stage and projected is x1):
-            some = self._places(more)
-            slope = slope.index_put((some,), self._slope(taken[more], projected[some]))
-        self.x, self.first = (
-            self.x.index_put((which,), projected),
-            self.first.index_put((which,), slope),
-        )
-        self._leave(self.rows.t[self.at] == self.segment.end)
+        rows.t[at] = rows.end[at]
+        rows.accepted[at] += 1
+        continuing = rows.t[at] != self.segment.end
+        slope_is_known = self.method.tableau.reuses_last_stage and projected is x1
+        if continuing.any() and not slope_is_known:
+            indices = self._device_indices(continuing)
+            next_slope = self._slope(at[continuing], projected[indices])
+            slope = slope.index_put((indices,), next_slope)
+        self.x = self.x.index_put((which,), projected)
+        self.first = self.first.index_put((which,), slope)
+        self._leave(rows.t[self.at] == self.segment.end)
 
     @torch.no_grad()
     def _begin(self) -> None:
@@ -309,46 +209,47 @@ class _Batch:
         span = abs(segment.end - segment.start)
         sign = math.copysign(1.0, segment.end - segment.start)
         scale = run.atol + run.rtol * x.abs()
-        slopes = self._norms(first / scale).tolist()
-        probes = [
-            probe_step(size, slope, span)
-            for size, slope in zip(self._norms(x / scale).tolist(), slopes, strict=True)
-        ]
+        speeds = self._norms(first / scale).tolist()
+        sizes = self._norms(x / scale).tolist()
+        probes = [probe_step(size, speed, span) for size, speed in zip(sizes, speeds, strict=True)]
         h = sign * torch.tensor(probes, dtype=torch.float64, device="cpu")
-        bend = self._velocity(rows.t[self.at] + h, x + self._by_row(h, x) * first, self.at) - first
+        probed = self._velocity(rows.t[self.at] + h, x + self._by_row(h, x) * first, self.at)
+        bend = probed - first
         curvatures = (self._norms(bend / scale) / h.abs()).tolist()
         guesses = [
-            guessed_step(*of, span, self.method.order)
-            for of in zip(slopes, curvatures, probes, strict=True)
+            guessed_step(speed, curvature, probe, span, self.method.order)
+            for speed, curvature, probe in zip(speeds, curvatures, probes, strict=True)
         ]
         rows.proposed[self.at] = h.new_tensor(guesses)
 
     def _norms(self, e: Tensor) -> Tensor:
-        found: Tensor = torch.func.vmap(self.run.norm)(e)
-        return found.to("cpu", torch.float64)
+        norms: Tensor = torch.func.vmap(self.run.norm)(e)
+        return norms.to("cpu", torch.float64)
 
-    def _places(self, chosen: Tensor) -> Tensor:
-        return _places(chosen).to(self.whole.device)
+    def _device_indices(self, chosen: Tensor) -> Tensor:
+        return _indices(chosen).to(self.states.device)
 
     def _by_row(self, numbers: Tensor, x: Tensor) -> Tensor:
         """A number for each row, in a shape that broadcasts with x."""
-        return numbers.to(x.device, x.dtype).reshape(-1, *[1] * (x.dim() - 1))
+        return _as_column(numbers.to(x.device, x.dtype), x)
 
     def _end(self, status: Tensor) -> None:
         """Ends the rows whose number in `ENDS` is not good."""
-        self.rows.status[self.at], self.rows.segment[self.at] = status, self.k
+        self.rows.status[self.at] = status
+        self.rows.segment[self.at] = self.k
         self._leave(status != GOOD)
 
     def _leave(self, gone: Tensor) -> None:
-        """Removes rows and stores their states in the whole."""
+        """Removes rows from the active ones and stores their states."""
         if not gone.any():
             return
-        places = self.at[gone].to(self.whole.device)
-        self.whole = self.whole.index_put((places,), self.x[self._places(gone)])
-        kept = self._places(~gone)
+        places = self.at[gone].to(self.states.device)
+        last_states = self.x[self._device_indices(gone)]
+        self.states = self.states.index_put((places,), last_states)
+        staying = self._device_indices(~gone)
         self.at = self.at[~gone]
-        self.x = self.x[kept]
-        self.first = self.first[kept]
+        self.x = self.x[staying]
+        self.first = self.first[staying]
 
     def _slope(self, at: Tensor, x: Tensor) -> Tensor:
         """dx/dt. Only rows whose dx/dt is finite get a graph: zero times a non-finite number is not
@@ -358,39 +259,41 @@ class _Batch:
             v = self._velocity(self.rows.t[at], x, at)
         if not torch.is_grad_enabled():
             return v
-        sound = _sound(v)
-        which = self._places(sound)
-        if sound.any():
-            return v.index_put((which,), self._velocity(self.rows.t[at[sound]], x[which]))
-        return v
+        finite = _finite_rows(v)
+        if not finite.any():
+            return v
+        which = self._device_indices(finite)
+        return v.index_put((which,), self._velocity(self.rows.t[at[finite]], x[which]))
 
-    def _velocity(self, times: Tensor, x: Tensor, counted: Tensor | None = None) -> Tensor:
-        if counted is not None:
-            self.rows.evaluations[counted] += 1
-        told = (
-            times.clamp(*self.run.inside(self.segment, x.dtype)).to(real_type(x.dtype)).to(x.device)
-        )
-        v = self.segment.field(told.reshape(-1, *[1] * (x.dim() - 1)), x)
+    def _velocity(self, times: Tensor, x: Tensor, counted_rows: Tensor | None = None) -> Tensor:
+        if counted_rows is not None:
+            self.rows.evaluations[counted_rows] += 1
+        low, high = self.run.inside(self.segment, x.dtype)
+        field_times = times.clamp(low, high).to(real_type(x.dtype)).to(x.device)
+        v = self.segment.field(_as_column(field_times, x), x)
         check_like("field", v, x)
         return v
 
     def _step(
-        self, at: Tensor, x: Tensor, first: Tensor, count: bool = True
+        self, at: Tensor, x: Tensor, first: Tensor, *, counted: bool = True
     ) -> tuple[Tensor, Tensor, Tensor]:
         """x1, the last stage and each row's error of one attempt by each row."""
         tableau = self.method.tableau
         start = self.rows.t[at]
         end = self.rows.end[at]
         h = self._by_row(self.rows.h[at], x)
+        counted_rows = None
+        if counted:
+            counted_rows = at
         stages = [first]
-        for c, weights in list(zip(tableau.c, tableau.a, strict=True))[1:]:
-            if c == 1:
+        for i in range(1, len(tableau.b)):
+            node = tableau.c[i]
+            if node == 1:
                 times = end
             else:
-                times = start + c * (end - start)
-            stages.append(
-                self._velocity(times, x + h * weighted(1, weights, stages), at if count else None)
-            )
+                times = start + node * (end - start)
+            state = x + h * weighted(1, tableau.a[i], stages)
+            stages.append(self._velocity(times, state, counted_rows))
         x1 = x + h * weighted(1, tableau.b, stages)
         with torch.no_grad():
             scale = self.run.atol + self.run.rtol * torch.maximum(x.abs(), x1.abs())
@@ -400,17 +303,19 @@ class _Batch:
             ]
         if len(norms) == 1:
             return x1, stages[-1], norms[0]
-        return (
-            x1,
-            stages[-1],
-            start.new_tensor([tableau.error(of_row) for of_row in torch.stack(norms, 1).tolist()]),
-        )
+        errors = [tableau.error(row_norms) for row_norms in torch.stack(norms, 1).tolist()]
+        return x1, stages[-1], start.new_tensor(errors)
 
 
-def _sound(x: Tensor) -> Tensor:
+def _finite_rows(x: Tensor) -> Tensor:
     """Which rows are finite."""
     return torch.isfinite(x.detach()).reshape(len(x), math.prod(x.shape[1:])).all(1).cpu()
 
 
-def _places(chosen: Tensor) -> Tensor:
+def _as_column(numbers: Tensor, x: Tensor) -> Tensor:
+    """A number for each row, with x's number of axes."""
+    return numbers.reshape(-1, *[1] * (x.dim() - 1))
+
+
+def _indices(chosen: Tensor) -> Tensor:
     return chosen.nonzero().squeeze(1)

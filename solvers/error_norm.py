@@ -33,9 +33,10 @@ def rms(e: Tensor) -> Tensor:
 
 def largest_token(e: Tensor) -> Tensor:
     """The largest root mean square over the last axis."""
-    return (
-        torch.linalg.vector_norm(e, dim=-1).max() / math.sqrt(e.shape[-1]) if e.dim() else e.abs()
-    )
+    if e.dim() == 0:
+        return e.abs()
+    norms: Tensor = torch.linalg.vector_norm(e, dim=-1)
+    return norms.max() / math.sqrt(e.shape[-1])
 
 
 def largest(e: Tensor) -> Tensor:

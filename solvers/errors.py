@@ -39,17 +39,9 @@ def shown(value: object) -> str:
     return _shown(value, 3)
 
 
-def _shown(value: object, deep: int) -> str:
+def _shown(value: object, depth: int) -> str:
     if isinstance(value, Tensor):
-        where = " on meta" * value.is_meta
-        if value.layout is torch.strided and not value.is_nested:
-            layout = ""
-        else:
-            layout = " that is not dense"
-        return (
-            f"a tensor of shape {tuple(value.shape) if not value.is_nested else '?'} and"
-            f" {value.dtype}{where}{layout}"
-        )
+        return _shown_tensor(value)
     if isinstance(value, int) and value.bit_length() > 128:
         return f"a number of {int(value.bit_length() * math.log10(2)) + 1} digits"
     if isinstance(value, (Real, str, bytes, PurePath)) or value is None:
@@ -58,29 +50,45 @@ def _shown(value: object, deep: int) -> str:
             return text
         return text[:SHOWN] + "..."
     if isinstance(value, (list, tuple)):
-        if deep:
-            return f"[{', '.join(_shown(each, deep - 1) for each in value[:3])}{', ...' * (len(value) > 3)}]"
-        return "[...]"
+        if depth == 0:
+            return "[...]"
+        entries = [_shown(entry, depth - 1) for entry in value[:3]]
+        if len(value) > 3:
+            entries.append("...")
+        return f"[{', '.join(entries)}]"
     if type(value).__name__ == "ndarray":
         array: Any = value
         return f"an array of shape {array.shape} and {array.dtype}"
     return with_article(type(value).__name__)
 
 
+def _shown_tensor(x: Tensor) -> str:
+    shape = "?"
+    if not x.is_nested:
+        shape = str(tuple(x.shape))
+    text = f"a tensor of shape {shape} and {x.dtype}"
+    if x.is_meta:
+        text += " on meta"
+    if x.layout is not torch.strided or x.is_nested:
+        text += " that is not dense"
+    return text
+
+
 def with_article(kind: str) -> str:
     """The name of a type with "a" or "an"."""
-    return f"{'an' if kind[:1] in 'AEIOUaeiou' else 'a'} {kind}"
+    if kind[:1] in "AEIOUaeiou":
+        return f"an {kind}"
+    return f"a {kind}"
 
 
 def check_positive(name: str, value: object, what: str = "a positive finite number") -> None:
     """Raises ConfigError unless the value is a positive finite number; `what` says what to give."""
-    try:
-        if isinstance(value, Real) and not isinstance(value, bool):
+    number = 0.0
+    if isinstance(value, Real) and not isinstance(value, bool):
+        try:
             number = float(value)
-        else:
-            number = 0.0
-    except OverflowError:
-        number = math.inf
+        except OverflowError:
+            number = math.inf
     if not 0 < number < math.inf:
         raise ConfigError(f"{name} = {shown(value)}: give {what}")
 
@@ -98,14 +106,11 @@ def look_up(what: str, name: object, table: Mapping[str, Entry]) -> Entry:
 def unknown(what: str, value: object, allowed: Iterable[str]) -> ConfigError:
     """The error for a name that is in no table: the nearest allowed name first, then all names."""
     names = sorted(allowed)
+    hint = ""
     if isinstance(value, str):
-        near = difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.4)
-    else:
-        near = []
-    if near:
-        hint = f"did you mean {near[0]!r}? "
-    else:
-        hint = ""
+        nearest = difflib.get_close_matches(value.lower(), names, n=1, cutoff=0.4)
+        if nearest:
+            hint = f"did you mean {nearest[0]!r}? "
     return ConfigError(
         f"unknown {what} {shown(value)}: {hint}choose one of {', '.join(_listed(names))}"
     )
@@ -119,12 +124,16 @@ def _listed(names: list[str]) -> list[str]:
     """The names. In a long list, a family is one entry: "torchdiffeq:NAME (14, as
     torchdiffeq:rk4)".
     """
+    if len(names) <= MANY:
+        return names
     families: dict[str, list[str]] = {}
     for name in names:
-        families.setdefault(
-            name.partition(":")[0] if len(names) > MANY and ":" in name else name, []
-        ).append(name)
-    return [
-        own[0] if len(own) == 1 else f"{family}:NAME ({len(own)}, as {own[-1]})"
-        for family, own in families.items()
-    ]
+        family, _, _ = name.partition(":")
+        families.setdefault(family, []).append(name)
+    entries = []
+    for family, members in families.items():
+        if len(members) == 1:
+            entries.append(members[0])
+        else:
+            entries.append(f"{family}:NAME ({len(members)}, as {members[-1]})")
+    return entries

@@ -24,7 +24,7 @@ from solvers.segment import Segment
 from solvers.solution import Status
 
 AlongCurve = Callable[[Tensor], Tensor]
-FoundRoot = tuple[float, int]
+Root = tuple[float, int]
 """The time of an event, and its number."""
 
 
@@ -94,42 +94,36 @@ class Events:
         self.state: Tensor | None = None
         self.values: list[float] = []
 
-    def __call__(self, seen: Accepted) -> None:
-        step = seen.step
-        curve = seen.inside
+    def __call__(self, accepted: Accepted) -> None:
+        step = accepted.step
+        curve = accepted.inside
         assert curve is not None, (
             "a method that does not tell the states inside its steps was refused"
         )
         with torch.no_grad():
-            if self.state is seen.before:
+            if self.state is accepted.before:
                 before = self.values
             else:
-                before = self._values(step.start, seen.before)
-            after = self._values(step.end, seen.after)
-            found: list[FoundRoot] = []
+                before = self._values(step.start, accepted.before)
+            after = self._values(step.end, accepted.after)
+            roots: list[Root] = []
             for i, event in enumerate(self.events):
                 if event.crosses(before[i], after[i]):
-                    found.append(
-                        (
-                            _root(
-                                functools.partial(self._along, i, curve),
-                                step.start,
-                                step.end,
-                                before[i],
-                                after[i],
-                            ),
-                            i,
-                        )
-                    )
-        # a value of zero that was no event keeps the previous sign
-        self.state = seen.after
-        self.values = [b if a == 0 else a for b, a in zip(before, after, strict=True)]
-        if found:
-            time, i = min(found, key=lambda event: (abs(event[0] - step.start), event[1]))
-            moment, x = moved(
-                self.events[i], time, step.segment, curve, seen.after if time == step.end else None
-            )
-            self.run.event = i, moment
+                    g = functools.partial(self._along, i, curve)
+                    roots.append((_root(g, step.start, step.end, before[i], after[i]), i))
+        self.state = accepted.after
+        self.values = list(after)
+        for i, value in enumerate(after):
+            # a value of zero that was no event keeps the previous sign
+            if value == 0:
+                self.values[i] = before[i]
+        if roots:
+            time, i = min(roots, key=lambda root: (abs(root[0] - step.start), root[1]))
+            end_state = None
+            if time == step.end:
+                end_state = accepted.after
+            event_time, x = moved(self.events[i], time, step.segment, curve, end_state)
+            self.run.event = (i, event_time)
             raise Stopped(Status.EVENT, time, x)
 
     def _values(self, t: float, x: Tensor) -> list[float]:
@@ -165,10 +159,12 @@ def moved(
         x = curve(t)
     else:
         x = end
-    clock = segment.clock or (lambda t: t)
-    if not torch.is_grad_enabled() or not (
-        x.requires_grad or event.value(clock(t), x).requires_grad
-    ):
+    clock = segment.clock
+    if clock is None:
+        clock = _as_it_is
+    if not torch.is_grad_enabled():
+        return t, x
+    if not x.requires_grad and not event.value(clock(t), x).requires_grad:
         return t, x
     t.requires_grad_()
     for _ in range(2):
@@ -181,6 +177,10 @@ def moved(
             )
         t = t - (g - g.detach()) / slope
     return clock(t), curve(t)
+
+
+def _as_it_is(t: Tensor) -> Tensor:
+    return t
 
 
 def _time(t: float) -> Tensor:
@@ -201,29 +201,22 @@ def _root(
         middle = before + (after - before) / 2
         if middle in (before, after) or high == 0:
             break
-        if k % 3 == 2:
-            t = middle
-        else:
-            t = after - high * (after - before) / (high - low)
-        if min(before, after) < t < max(before, after):
-            t = t
-        else:
-            t = middle
+        t = middle
+        if k % 3 != 2:
+            secant = after - high * (after - before) / (high - low)
+            if min(before, after) < secant < max(before, after):
+                t = secant
         value = g(t)
         if value * sign > 0:
             before = t
             low = value
             if side == -1:
                 high = high / 2
-            else:
-                high = high
             side = -1
         else:
             after = t
             high = value
             if side == 1:
                 low = low / 2
-            else:
-                low = low
             side = 1
     return after

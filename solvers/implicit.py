@@ -39,7 +39,10 @@ ACCURACY = 1e-3
 """
 FORCED = 1e-5
 """The part of the residual that GMRES may leave in an iteration."""
-KRYLOV, RESTARTS = 40, 3
+KRYLOV = 40
+"""The most products of a cycle of GMRES."""
+RESTARTS = 3
+"""The most cycles of GMRES."""
 
 
 class NotSolved(Exception):  # noqa: N818 - a signal inside the package
@@ -87,16 +90,16 @@ def _newton(run: Run, segment: Segment, t: float, base: Tensor, c: float, y: Ten
         # in units of the tolerances, so that entries of all sizes count equally
         scale = run.atol + run.rtol * torch.maximum(y.abs(), around)
         size = float(torch.linalg.vector_norm(residual / scale)) / math.sqrt(y.numel())
-        step, left = gmres(partial(_newtons, jacobian, c, scale), residual / scale, FORCED)
+        matrix = partial(_newtons, jacobian, c, scale)
+        step, unsolved_part = gmres(matrix, residual / scale, FORCED)
         step = scale * step
         y = y + step
         # (1 - c J)^-1 amplifies little for a stiff field, so the residual bounds the error
-        if left * size <= ACCURACY and float(run.size(step, y)) <= ACCURACY:
+        if unsolved_part * size <= ACCURACY and float(run.size(step, y)) <= ACCURACY:
             return y
         # at rounding level it gets no smaller
-        if bool(
-            (step.abs() <= 8 * torch.finfo(y.dtype).eps * torch.maximum(y.abs(), around)).all()
-        ):
+        rounding = 8 * torch.finfo(y.dtype).eps * torch.maximum(y.abs(), around)
+        if bool((step.abs() <= rounding).all()):
             return y
     raise NotSolved(Status.NOT_SOLVED)
 
@@ -160,11 +163,12 @@ def _differentiable(
         if not values.requires_grad:
             return cotangent
         rounding = torch.finfo(cotangent.dtype).eps
-        solved, left = gmres(transposed, cotangent, 100 * rounding)
-        if not left <= 10 * math.sqrt(rounding):
+        solved, unsolved_part = gmres(transposed, cotangent, 100 * rounding)
+        if not unsolved_part <= 10 * math.sqrt(rounding):
             raise SolveError(
-                f"the gradient of an implicit stage at t = {t:.6g} is accurate to {left:.1g} only"
-                " by GMRES: bound the step by max_step, or use an explicit method"
+                f"the gradient of an implicit stage at t = {t:.6g} is accurate to"
+                f" {unsolved_part:.1g} only by GMRES: bound the step by max_step, or use an"
+                " explicit method"
             )
         return solved
 
@@ -175,9 +179,9 @@ def _differentiable(
             return v
         return v - c * along
 
-    found = k + (through - through.detach())
-    found.register_hook(implicit)
-    return found
+    differentiable_k = k + (through - through.detach())
+    differentiable_k.register_hook(implicit)
+    return differentiable_k
 
 
 @torch.no_grad()
@@ -186,26 +190,29 @@ def gmres(matrix: Linear, b: Tensor, accuracy: float) -> tuple[Tensor, float]:
     residual in growing Krylov spaces.
     """
     if b.is_complex():  # the derivative is linear over the reals only, as that of conj(x)
-        x, left = gmres(
-            lambda v: torch.view_as_real(matrix(torch.view_as_complex(v)).resolve_conj()),
-            torch.view_as_real(b),
-            accuracy,
-        )
-        return torch.view_as_complex(x), left
+
+        def real_matrix(v: Tensor) -> Tensor:
+            return torch.view_as_real(matrix(torch.view_as_complex(v)).resolve_conj())
+
+        x, unsolved_part = gmres(real_matrix, torch.view_as_real(b), accuracy)
+        return torch.view_as_complex(x), unsolved_part
     x = torch.zeros_like(b)
     residual = b
-    size = left = float(torch.linalg.vector_norm(b))
+    size = float(torch.linalg.vector_norm(b))
+    residual_size = size
+    allowed = accuracy * size
     for _ in range(RESTARTS):
-        if left <= accuracy * size or not math.isfinite(left):
+        if residual_size <= allowed or not math.isfinite(residual_size):
             break
-        more, left = _cycle(matrix, residual, left, accuracy * size)
-        x = x + more
-        if (
-            left > accuracy * size or accuracy < 1e-6
-        ):  # by rounding, the rotations' residual differs from the true one
+        correction, residual_size = _cycle(matrix, residual, residual_size, allowed)
+        x = x + correction
+        # by rounding, the rotations' residual differs from the true one
+        if residual_size > allowed or accuracy < 1e-6:
             residual = b - matrix(x)
-            left = float(torch.linalg.vector_norm(residual))
-    return x, left / size if size else 0.0
+            residual_size = float(torch.linalg.vector_norm(residual))
+    if size == 0:
+        return x, 0.0
+    return x, residual_size / size
 
 
 def _cycle(matrix: Linear, b: Tensor, size: float, allowed: float) -> tuple[Tensor, float]:
@@ -227,10 +234,10 @@ def _cycle(matrix: Linear, b: Tensor, size: float, allowed: float) -> tuple[Tens
         column = [*(h + again).tolist(), float(torch.linalg.vector_norm(w))]
         length = column[-1]
         for i, (cosine, sine) in enumerate(rotations):
-            column[i], column[i + 1] = (
-                cosine * column[i] + sine * column[i + 1],
-                cosine * column[i + 1] - sine * column[i],
-            )
+            upper = column[i]
+            lower = column[i + 1]
+            column[i] = cosine * upper + sine * lower
+            column[i + 1] = cosine * lower - sine * upper
         radius = math.hypot(column[-2], column[-1])
         if radius == 0 or not math.isfinite(radius):
             break
@@ -244,8 +251,8 @@ def _cycle(matrix: Linear, b: Tensor, size: float, allowed: float) -> tuple[Tens
         basis.append(w / length)
     weights = [0.0] * len(columns)
     for i in reversed(range(len(columns))):
-        known = sum(columns[j][i] * weights[j] for j in range(i + 1, len(columns)))
-        weights[i] = (right[i] - known) / columns[i][i]
+        later = sum(columns[j][i] * weights[j] for j in range(i + 1, len(columns)))
+        weights[i] = (right[i] - later) / columns[i][i]
     total = torch.zeros_like(basis[0])
     for weight, vector in zip(weights, basis, strict=False):
         total = total.add(vector, alpha=weight)

@@ -33,27 +33,22 @@ def with_learned_times(field: Field, t0: Any, t1: Any) -> tuple[Field, Clock | N
     The values of both are unchanged, bit for bit. Without learned times it returns the field itself
     and None.
     """
-    learned = [
-        time if isinstance(time, Tensor) and _has_derivative(time) else None for time in (t0, t1)
-    ]
-    if not any(time is not None for time in learned):
+    learned_t0 = _learned(t0)
+    learned_t1 = _learned(t1)
+    if learned_t0 is None and learned_t1 is None:
         return field, None
-    a, b = (time.detach().item() if isinstance(time, Tensor) else float(time) for time in (t0, t1))
-
-    def ends(t: Tensor) -> list[Tensor]:
-        # time - value is an exact zero that carries the derivative
-        return [
-            t.new_zeros(()) if time is None else time - value
-            for time, value in zip(learned, (a, b), strict=True)
-        ]
+    a = _value(t0)
+    b = _value(t1)
 
     def clock(t: Tensor) -> Tensor:
-        da, db = ends(t)
+        da = _change(learned_t0, a, t)
+        db = _change(learned_t1, b, t)
         s = (t - a) / (b - a)
         return t + (da + s * (db - da)).to(t)
 
     def moved(t: Tensor, x: State) -> State:
-        da, db = ends(t)
+        da = _change(learned_t0, a, t)
+        db = _change(learned_t1, b, t)
         faster = 1 + (db - da) / (b - a)
         v: State = mapped(lambda part: part * faster.to(part), field(clock(t), x))
         return v
@@ -61,9 +56,28 @@ def with_learned_times(field: Field, t0: Any, t1: Any) -> tuple[Field, Clock | N
     return moved, clock
 
 
-def _has_derivative(time: Tensor) -> bool:
-    return (
+def _value(time: Any) -> float:
+    if isinstance(time, Tensor):
+        return float(time.detach().item())
+    return float(time)
+
+
+def _learned(time: Any) -> Tensor | None:
+    """The time if it has a derivative."""
+    if not isinstance(time, Tensor):
+        return None
+    has_derivative = (
         time.requires_grad
         or is_functorch_wrapped_tensor(time)
         or forward_ad.unpack_dual(time).tangent is not None
     )
+    if not has_derivative:
+        return None
+    return time
+
+
+def _change(learned: Tensor | None, value: float, t: Tensor) -> Tensor:
+    """learned - value: an exact zero, which carries the derivative of a learned time."""
+    if learned is None:
+        return t.new_zeros(())
+    return learned - value

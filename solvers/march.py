@@ -38,18 +38,17 @@ def march(
     run.keep(t, x0)
     run.set_clock(segments, x0.dtype)
     status = Status.SUCCESS
-    where = None
+    k = 0
     try:
         for k, segment in enumerate(segments):
-            where = k
-            too_long = (
-                abs(segment.end - segment.start) > torch.finfo(x.dtype).max
-            )  # torch cannot multiply by its steps
+            # torch cannot multiply by the steps of so long a segment
+            too_long = abs(segment.end - segment.start) > torch.finfo(x.dtype).max
             if too_long or (run.watch and not finite(x)):
                 raise Stopped(Status.NON_FINITE, t, x)
             if segment.enter is not None:
-                x, before = segment.enter(x), x
-                check_like("enter", x, before)
+                entered = segment.enter(x)
+                check_like("enter", entered, x)
+                x = entered
             x = method.advance(segment, x, run)
             t = segment.end
             if run.save == "segments":
@@ -58,10 +57,10 @@ def march(
                 done(k, x)
             if progress is not None:
                 progress(k)
-        where = None
     except Stopped as stopped:
         status = stopped.status
-        if run.save == "ends" and where and not status.good:
+        # the initial state is saved already
+        if run.save == "ends" and k > 0 and not status.good:
             run.keep(t, x)
         t = stopped.time
         x = stopped.x
@@ -70,7 +69,9 @@ def march(
     else:
         if run.save == "ends":
             run.keep(t, x)
-    return run.solution(x, status, where, None if status is Status.SUCCESS else t)
+    if status is Status.SUCCESS:
+        return run.solution(x)
+    return run.solution(x, status, segment=k, time=t)
 
 
 @runtime_checkable

@@ -46,8 +46,19 @@ def options_of(method: Method) -> frozenset[str]:
     """The options of `solve` that the method uses: its `options`, or those of its kind. `solve`
     rejects all others.
     """
-    used: frozenset[str] = getattr(method, "options", ADAPTIVE if method.adaptive else FIXED)
-    return used
+    if method.adaptive:
+        options_of_kind = ADAPTIVE
+    else:
+        options_of_kind = FIXED
+    options: frozenset[str] = getattr(method, "options", options_of_kind)
+    return options
+
+
+def has_capability(method: object, capability: str) -> bool:
+    """Whether a method, or a kind of gradient, has this capability: a true attribute `dense`,
+    `implicit`, `shows_steps` or `compiled`, which it may lack.
+    """
+    return bool(getattr(method, capability, None))
 
 
 @runtime_checkable

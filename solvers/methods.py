@@ -4,7 +4,7 @@ device tests include it.
 
 from __future__ import annotations
 
-from solvers import tableau
+from solvers import explicit_tableaus as tableaus
 from solvers.controller import PI
 from solvers.dop853 import DOP853
 from solvers.errors import ConfigError, look_up
@@ -25,15 +25,15 @@ tolerances in place of 1.2 to 1.9 (`benchmarks/stiff_controllers.py`).
 """
 
 METHODS: dict[str, Method] = {
-    "euler": RungeKutta(tableau.EULER),
-    "midpoint": RungeKutta(tableau.MIDPOINT),
-    "heun": RungeKutta(tableau.HEUN),
-    "heun3": RungeKutta(tableau.HEUN3),
-    "rk4": RungeKutta(tableau.RK4),
-    "heun_euler": RungeKutta(tableau.HEUN, adaptive=True),
-    "bosh3": RungeKutta(tableau.BOSH3, adaptive=True),
-    "dopri5": RungeKutta(tableau.DOPRI5, adaptive=True),
-    "tsit5": RungeKutta(tableau.TSIT5, adaptive=True, controller=TUNED),
+    "euler": RungeKutta(tableaus.EULER),
+    "midpoint": RungeKutta(tableaus.MIDPOINT),
+    "heun": RungeKutta(tableaus.HEUN),
+    "heun3": RungeKutta(tableaus.HEUN3),
+    "rk4": RungeKutta(tableaus.RK4),
+    "heun_euler": RungeKutta(tableaus.HEUN, adaptive=True),
+    "bosh3": RungeKutta(tableaus.BOSH3, adaptive=True),
+    "dopri5": RungeKutta(tableaus.DOPRI5, adaptive=True),
+    "tsit5": RungeKutta(tableaus.TSIT5, adaptive=True, controller=TUNED),
     "dop853": RungeKutta(DOP853, adaptive=True),
     "esdirk4": RungeKutta(ESDIRK4, adaptive=True, controller=STIFF),
     **{f"torchdiffeq:{name}": TorchDiffEq(name) for name in NAMES},

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -18,17 +20,15 @@ from solvers.tree import Tree
 def flat_segments(tree: Tree, segments: Sequence[Segment]) -> list[Segment]:
     """The segments for the flat state."""
 
-    def of(segment: Segment) -> Segment:
-        maps = {name: getattr(segment, name) for name in ("field", "project", "enter")}
-        return segment.with_maps(
-            **{
-                name: tree.flat_map(f"the {name}", given)
-                for name, given in maps.items()
-                if given is not None
-            }
-        )
-
-    return [of(segment) for segment in segments]
+    flat = []
+    for segment in segments:
+        maps = {"field": segment.field, "project": segment.project, "enter": segment.enter}
+        flat_maps = {}
+        for name, function in maps.items():
+            if function is not None:
+                flat_maps[name] = tree.flat_map(f"the {name}", function)
+        flat.append(segment.with_maps(**flat_maps))
+    return flat
 
 
 def flat_events(tree: Tree, events: Sequence[Event]) -> list[Event]:
@@ -38,14 +38,16 @@ def flat_events(tree: Tree, events: Sequence[Event]) -> list[Event]:
 
 def in_structure(tree: Tree, solution: Solution) -> Solution:
     """The solution with its states in the structure of the initial one."""
-    parts: Callable[[Tensor], Tensor] = tree.parts
-    if solution.curve is None:
-        curve = None
-    else:
-        curve = lambda t, flat=solution.curve: parts(flat(t))
+    curve: Callable[[Any], Any] | None = None
+    if solution.curve is not None:
+        curve = partial(_parts_of_curve, tree, solution.curve)
     return dataclasses.replace(
         solution,
-        x1=parts(solution.x1),
-        states=tuple(parts(state) for state in solution.states),
+        x1=tree.parts(solution.x1),
+        states=tuple(tree.parts(state) for state in solution.states),
         curve=curve,
     )
+
+
+def _parts_of_curve(tree: Tree, flat_curve: Callable[[Any], Tensor], t: Any) -> Any:
+    return tree.parts(flat_curve(t))

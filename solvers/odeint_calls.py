@@ -14,8 +14,10 @@ from torch import Tensor
 from solvers.adjoint import Adjoint
 from solvers.checked import binds
 from solvers.errors import ConfigError, look_up, shown
+from solvers.method import Method
 from solvers.methods import METHODS
-from solvers.odeint import ALL_METHODS, ITS_METHODS, Func, Problem, odeint, their_result
+from solvers.odeint import ALL_METHODS, ITS_METHODS, odeint, their_result
+from solvers.odeint_problem import Func, Problem
 from solvers.step_control import Tolerance
 from solvers.torchdiffeq_methods import NAMES
 
@@ -57,37 +59,32 @@ def odeint_adjoint(
             )
         adjoint_params = tuple(adjoint_params)  # an iterator's, too
     if method in NAMES and method not in ITS_METHODS:
-        own = {key: value for key, value in locals().items() if key.startswith("adjoint_")}
-        request = {
-            "rtol": rtol,
-            "atol": atol,
-            "method": method,
-            "options": options,
-            "event_fn": event_fn,
-            **own,
-        }
-        return their_result("odeint_adjoint", func, y0, t, **request)
-    same = dict(options or {})
-    for name, value in (adjoint_options or {}).items():
-        allowed = (None, "seminorm") if name == "norm" else (same.get(name),)
-        if not any(
-            value is one or (isinstance(value, (str, int, float)) and value == one)
-            for one in allowed
-        ):
-            raise ConfigError(
-                f"adjoint_options has {name} = {shown(value)}: the backward solve uses those of the"
-                " forward solve, and norm 'seminorm': leave it out"
-            )
+        return their_result(
+            "odeint_adjoint",
+            func,
+            y0,
+            t,
+            rtol=rtol,
+            atol=atol,
+            method=method,
+            options=options,
+            event_fn=event_fn,
+            adjoint_rtol=adjoint_rtol,
+            adjoint_atol=adjoint_atol,
+            adjoint_method=adjoint_method,
+            adjoint_options=adjoint_options,
+            adjoint_params=adjoint_params,
+        )
+    _check_adjoint_options(adjoint_options or {}, options or {})
     if not all(isinstance(parameter, Tensor) for parameter in adjoint_params or ()):
         raise ConfigError(
             "adjoint_params holds something else than tensors: give the parameters that func"
             " depends on, or None"
         )
-    if adjoint_method is None:
-        back_method = None
-    else:
+    back_method = None
+    if adjoint_method is not None:
         back_method = look_up("adjoint_method", adjoint_method, ALL_METHODS)
-    back = Adjoint(rtol=adjoint_rtol, atol=adjoint_atol, method=back_method)
+    gradient = Adjoint(rtol=adjoint_rtol, atol=adjoint_atol, method=back_method)
     return odeint(
         func,
         y0,
@@ -97,8 +94,29 @@ def odeint_adjoint(
         method=method,
         options=options,
         event_fn=event_fn,
-        gradient=back,
+        gradient=gradient,
     )
+
+
+def _check_adjoint_options(adjoint_options: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raises ConfigError for an option of the backward solve that the forward solve does not have,
+    except its norm.
+    """
+    for name, value in adjoint_options.items():
+        if name == "norm":
+            is_allowed = _is_equal(value, None) or _is_equal(value, "seminorm")
+        else:
+            is_allowed = _is_equal(value, options.get(name))
+        if not is_allowed:
+            raise ConfigError(
+                f"adjoint_options has {name} = {shown(value)}: the backward solve uses those of the"
+                " forward solve, and norm 'seminorm': leave it out"
+            )
+
+
+def _is_equal(value: object, option: object) -> bool:
+    """Whether both are the same object, number or text. Tensors are equal entry by entry only."""
+    return value is option or (isinstance(value, (str, int, float)) and value == option)
 
 
 def odeint_event(
@@ -116,14 +134,16 @@ def odeint_event(
     """
     if t0.dim() != 0:
         raise ConfigError(f"t0 is {shown(t0)}: give a tensor without axes")
-    if not binds(
-        getattr(odeint_interface, "forward", odeint_interface), func, y0, t0, event_fn=event_fn
-    ):
+    function = getattr(odeint_interface, "forward", odeint_interface)
+    if not binds(function, func, y0, t0, event_fn=event_fn):
         raise ConfigError(
             f"odeint_interface = {shown(odeint_interface)} does not take the arguments of odeint:"
             " give odeint or odeint_adjoint"
         )
-    t = torch.stack([t0, t0.detach() + (-1 if reverse_time else 1)])
+    direction = 1
+    if reverse_time:
+        direction = -1
+    t = torch.stack([t0, t0.detach() + direction])
     return odeint_interface(func, y0, t, event_fn=event_fn, **kwargs)
 
 
@@ -149,9 +169,11 @@ def odeint_dense(
       t and all that func depends on
     - `method`: any adaptive one of this package, dopri5 if None
     """
-    chosen = METHODS["dopri5"] if method is None else ITS_METHODS.get(method)
+    chosen: Method | None = METHODS["dopri5"]
+    if method is not None:
+        chosen = ITS_METHODS.get(method)
     if chosen is None or not chosen.adaptive:
-        adaptive = ", ".join(name for name, one in ITS_METHODS.items() if one.adaptive)
+        adaptive = ", ".join(name for name, entry in ITS_METHODS.items() if entry.adaptive)
         raise ConfigError(
             f"method {method!r} has no states inside steps of its own choice: use one of {adaptive}"
         )

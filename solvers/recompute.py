@@ -30,7 +30,7 @@ Advance = Callable[[Tensor], States]
 
 
 def recomputed(
-    function: Advance, x: Tensor, hold: bool = False, checked: Sequence[int] = (0,)
+    function: Advance, x: Tensor, *, hold: bool = False, checked: Sequence[int] = (0,)
 ) -> States:
     """function(x), of which autograd keeps x only. Raises SolveError in the backward pass if the
     second run of the function differs.
@@ -51,12 +51,11 @@ class _Turn(threading.local):
     latest: weakref.ref[_Call] | None = None
 
     def take(self, call: _Call) -> None:
-        if self.latest is None:
-            before = None
-        else:
-            before = self.latest()
-        if before is not None and before is not call:
-            before.saved = {}
+        previous: _Call | None = None
+        if self.latest is not None:
+            previous = self.latest()
+        if previous is not None and previous is not call:
+            previous.saved = {}
         self.latest = weakref.ref(call)
 
 
@@ -92,54 +91,59 @@ class _Call:
         self.device = x.device
         self.keeper = _Keep.apply(torch.empty(0, requires_grad=True), x)  # type: ignore[no-untyped-call]  # torch gives it no types
         self.autocast = [autocast_state(device, cached=True) for device in {x.device.type, "cpu"}]
-        self.thrown: list[tuple[torch.Size, torch.dtype]] = []
+        self.dropped: list[tuple[torch.Size, torch.dtype]] = []
         self.saved: dict[int, tuple[Tensor, int]] = {}
         self.random: list[Tensor] | None = None
         self.parameters: set[int] = set()
 
     def first(self, x: Tensor) -> States:
         _TURN.take(self)
-        before = random_states(self.device)
+        random_before = random_states(self.device)
+        hold = self.hold  # a function that differentiates sets it while it runs
         self.running = True
-        kept = self.hold
-        with saved_tensors_hooks(self._throw, self._fetch):
+        with saved_tensors_hooks(self._drop, self._fetch):
             states = self.function(x)
-        self.running, self.parameters = False, self._parameters(x, states)
-        if not kept:
+        self.parameters = self._parameters(x, states)
+        self.running = False
+        if not hold:
             self.saved = {}
-        if not all(map(torch.equal, before, random_states(self.device))):
-            self.random = before
+        if not all(map(torch.equal, random_before, random_states(self.device))):
+            self.random = random_before
         return states
 
-    def _throw(self, tensor: Tensor) -> int:
-        place = len(self.thrown)
-        self.thrown.append((tensor.shape, tensor.dtype))
+    def _drop(self, tensor: Tensor) -> int:
+        """The number of a dropped tensor."""
+        number = len(self.dropped)
+        self.dropped.append((tensor.shape, tensor.dtype))
         if self.hold:
-            self.saved[place] = (tensor.detach(), tensor._version)
-        return place
+            self.saved[number] = (tensor.detach(), tensor._version)
+        return number
 
-    def _fetch(self, place: int) -> Tensor:
+    def _fetch(self, number: int) -> Tensor:
+        """The dropped tensor of that number."""
         _TURN.take(self)
-        if place not in self.saved:
+        if number not in self.saved:
             self.saved = {i: (tensor, tensor._version) for i, tensor in enumerate(self._again())}
-            self.hold |= self.running  # the function itself differentiates, and will do so again
-        tensor, version = self.saved[place]
+            if self.running:  # the function itself differentiates, and will do so again
+                self.hold = True
+        tensor, version = self.saved[number]
         check_unchanged(tensor, version)
         return tensor
 
     def _again(self) -> list[Tensor]:
-        found: list[Tensor] = []
+        """The dropped tensors, from a second run of the function."""
+        tensors: list[Tensor] = []
 
         def keep(tensor: Tensor) -> Tensor:
-            if (
-                len(found) == len(self.thrown)
-                or (tensor.shape, tensor.dtype) != self.thrown[len(found)]
-            ):
+            number = len(tensors)
+            if number == len(self.dropped):
                 raise _different()
-            found.append(tensor.detach())
-            if self.running and len(found) == len(self.thrown):
+            if (tensor.shape, tensor.dtype) != self.dropped[number]:
+                raise _different()
+            tensors.append(tensor.detach())
+            if self.running and len(tensors) == len(self.dropped):
                 raise _Complete
-            return found[-1]
+            return tensors[-1]
 
         with contextlib.ExitStack() as stack:
             for settings in self.autocast:
@@ -153,8 +157,8 @@ class _Call:
             x = self.keeper.grad_fn.saved_tensors[0].detach().requires_grad_(self.needs_gradient)
             states = self.function(x)
         if self.running:
-            return found
-        if len(found) < len(self.thrown):
+            return tensors
+        if len(tensors) < len(self.dropped):
             raise _different()
         if self._parameters(x, states) != self.parameters:
             raise SolveError(
@@ -162,7 +166,7 @@ class _Call:
                 " the first time: did torch.func.functional_call replace its weights? Take the"
                 " gradient inside it, or use gradient='backprop'"
             )
-        return found
+        return tensors
 
     def _parameters(self, alias: Tensor, states: States) -> set[int]:
         """The leaves that the checked states depend on, except through the states before them."""

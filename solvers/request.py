@@ -69,7 +69,7 @@ def check_solver(
     return chosen, limits["rtol"], limits["atol"]
 
 
-def check_callable(what: str, given: object) -> None:
-    """Raises ConfigError unless `given` is callable or None."""
-    if given is not None and not callable(given):
-        raise ConfigError(f"{what} = {shown(given)}: give a function, or None")
+def check_callable(name: str, function: object) -> None:
+    """Raises ConfigError unless the function is callable or None."""
+    if function is not None and not callable(function):
+        raise ConfigError(f"{name} = {shown(function)}: give a function, or None")

@@ -17,7 +17,7 @@ from solvers.chain import Arrival, Backward, Chain
 from solvers.checked import checked
 from solvers.errors import ConfigError, SolveError, shown
 from solvers.march import Gradient, Progress, march
-from solvers.method import HasReversibleForm, Method, ReversibleForm
+from solvers.method import HasReversibleForm, Method, ReversibleForm, has_capability
 from solvers.run import Run, Step, dtype_name
 from solvers.segment import Segment
 from solvers.solution import Solution, Status
@@ -69,14 +69,15 @@ class Reversible(Gradient):
         """Raises ConfigError for methods of other packages, and for segments that project the
         state.
         """
-        if not isinstance(method, HasReversibleForm) or getattr(method, "implicit", False):
-            if getattr(method, "implicit", False):
-                other = "an implicit one"
+        implicit = has_capability(method, "implicit")
+        if implicit or not isinstance(method, HasReversibleForm):
+            if implicit:
+                kind = "an implicit one"
             else:
-                other = f"a {type(method).__name__}"
+                kind = f"a {type(method).__name__}"
             raise ConfigError(
                 "gradient 'reversible' is made of an explicit Runge-Kutta method of this package,"
-                f" not of {other}: use rk4 or tsit5, or gradient='checkpoint'"
+                f" not of {kind}: use rk4 or tsit5, or gradient='checkpoint'"
             )
         for k, segment in enumerate(segments):
             if segment.project is not None or segment.enter is not None:
@@ -114,7 +115,7 @@ class Reversible(Gradient):
             assert run.partner is not None, "every segment leaves a partner"
             steps = run.trace
             run.trace = []
-            back = partial(
+            backward = partial(
                 _backward,
                 scheme,
                 k,
@@ -123,7 +124,10 @@ class Reversible(Gradient):
                 chain.baton,
                 run.again(),
             )
-            chain.add([x, run.partner], [x0] if k == 0 else [], {k: capture.take()}, back)
+            stored = []
+            if k == 0:  # the backward pass ends there, and checks that it does
+                stored = [x0]
+            chain.add([x, run.partner], stored, {k: capture.take()}, backward)
 
         with without_graph(x0.device) as capture:
             solution = march(scheme, segments, x0.detach(), run, progress, done)
@@ -139,43 +143,46 @@ def _backward(
     scheme: ReversibleForm,
     k: int,
     steps: Sequence[Step],
-    before: int,
+    steps_before: int,
     baton: list[Sequence[Any]],
     run: Run,
     state: Backward,
-    kept: Sequence[Tensor],
+    stored: Sequence[Tensor],
     arrivals: Sequence[Arrival],
     after: Sequence[Tensor],
 ) -> Sequence[Tensor]:
     """dL/dy and dL/dz at segment k's start from those at its end. Gradients of saved states are
-    added where they were saved; `before` is the number of accepted steps before the segment.
+    added where they were saved. There are `steps_before` accepted steps before the segment.
     """
-    pair = (baton[0][0], baton[0][1])
+    y, z = baton[0]
+    pair = (y, z)
     cotangents = (after[0], after[1])
     waiting = list(arrivals)
-    after_first = pair
+    after_first_step = pair
     for i in range(len(steps), 0, -1):
-        after_first = pair
-        while waiting and waiting[-1][1] == before + i:
-            gradient = waiting.pop()[2]
-            if gradient is None:
-                cotangents = cotangents
-            else:
+        after_first_step = pair
+        while waiting and waiting[-1][1] == steps_before + i:
+            _, _, gradient = waiting.pop()
+            if gradient is not None:
                 cotangents = (cotangents[0] + gradient, cotangents[1])
         pair, cotangents = scheme.step_back(
             steps[i - 1], pair, cotangents, partial(state.pull, k), run
         )
     baton[0] = pair
-    for x0 in kept:
-        _check_start(pair[0], x0, after_first[0])
+    for x0 in stored:
+        _check_start(pair[0], x0, after_first_step[0])
     return cotangents
 
 
-def _check_start(y: Tensor, x0: Tensor, ahead: Tensor) -> None:
-    missed, *sizes = (float(torch.linalg.vector_norm(x)) for x in (y - x0, x0, ahead))
-    if not missed <= MISSED * max(sizes):
+def _check_start(y: Tensor, x0: Tensor, after_first_step: Tensor) -> None:
+    """Raises SolveError if the backward pass ends in a y that is too far from x0."""
+    missed = float(torch.linalg.vector_norm(y - x0))
+    size = max(
+        float(torch.linalg.vector_norm(x0)), float(torch.linalg.vector_norm(after_first_step))
+    )
+    if not missed <= MISSED * size:
         raise SolveError(
             "the backward pass of gradient 'reversible' misses the initial state by"
-            f" {missed / max(sizes):.1g} of it, because rounding errors grow in it: use"
+            f" {missed / size:.1g} of it, because rounding errors grow in it: use"
             " gradient='checkpoint', float64, fewer steps, or a coupling nearer to 1"
         )

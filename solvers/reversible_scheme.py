@@ -52,15 +52,18 @@ TOLERANCES_APART = 10.0
 """The largest |y - z| in an adaptive solve, in tolerances: the solve's error is about as large,
 amplified by the field.
 """
-PART_APART, MOST_APART = 0.5, 2.0
-"""The largest |y - z| over the state or its last step. The first is for several fixed steps in a
-segment, where y and z both approximate the ODE's state. The second is for a single step, where the
-pair may be a discrete model of its own: a growing mode has |y - z| above 2 |y|, with z near -1.3 y.
+PART_APART = 0.5
+"""The largest |y - z| over the state or its last step, for several fixed steps in a segment, where
+y and z both approximate the ODE's state.
 """
-REFUSALS, IN_ALL = 3, 100
-"""The limits of attempts in a row, each shorter, and of attempts in a segment that leave y and z
-too far apart.
+MOST_APART = 2.0
+"""The same for a single step, where the pair may be a discrete model of its own: a growing mode has
+|y - z| above 2 |y|, with z near -1.3 y.
 """
+REFUSALS = 3
+"""The most attempts in a row, each shorter, that leave y and z too far apart."""
+REFUSALS_IN_SEGMENT = 100
+"""The most such attempts in a segment."""
 
 Finish = Callable[[Step, Tensor, Tensor], Tensor | None]
 """(step, x, increment) -> the next x, or None to ask an adaptive method for a shorter step."""
@@ -109,23 +112,24 @@ class ReversibleScheme:
         too far apart.
         """
         y = x
-        if run.partner is None:
-            z = x
-        else:
+        z = x
+        if run.partner is not None:
             z = run.partner
-        refused = in_all = 0
+        refusals = 0
+        refusals_in_segment = 0
 
         def finish(step: Step, z: Tensor, increment: Tensor) -> Tensor | None:
-            nonlocal y, refused, in_all
+            nonlocal y, refusals, refusals_in_segment
             y1 = y + (1 - self.coupling) * (z - y) + increment
             z1 = z - self.method.increment(back(step), y1, run)
             if self._apart(y1, z1, increment, run):
-                refused = refused + 1
-                in_all = in_all + 1
-                if refused == REFUSALS or in_all == IN_ALL or not self.adaptive:
+                refusals += 1
+                refusals_in_segment += 1
+                too_many = refusals == REFUSALS or refusals_in_segment == REFUSALS_IN_SEGMENT
+                if too_many or not self.adaptive:
                     raise Stopped(Status.PAIR_APART, step.start, y)
                 return None
-            refused = 0
+            refusals = 0
             y = run.accept(segment, step.end, y1)
             return z1
 
@@ -141,10 +145,9 @@ class ReversibleScheme:
                 distance = float(run.size(y - z, y, z))
             return math.isfinite(distance) and distance > TOLERANCES_APART
         length = torch.linalg.vector_norm
+        limit = MOST_APART
         if run.steps > 1:
             limit = PART_APART
-        else:
-            limit = MOST_APART
         with aside(), torch.no_grad():
             apart = length(y - z) / (limit * torch.maximum(length(y), length(increment)))
             if run.apart is None:
@@ -157,7 +160,8 @@ class ReversibleScheme:
         self, step: Step, pair: Pair, cotangents: Pair, pull: Pull, run: Run
     ) -> tuple[Pair, Pair]:
         """The pair before the step and (dL/dy, dL/dz) there, from those after it."""
-        (y, z), (p, q) = pair, cotangents
+        y, z = pair
+        p, q = cotangents
         psi, pulled = pull(partial(self.method.increment, back(step), run=run), y, -q)
         z = z + psi
         p = p + pulled

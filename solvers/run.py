@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import cmath
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -97,7 +97,8 @@ class Run:
     - `save`: which states to save
     - `stats`, `saved`: the cost and the saved states
     - `step_size`: of an adaptive method; the next segment continues with it
-    - `wanted`: the times inside the solve whose states to save, in the order of integration
+    - `pending_times`: the times inside the solve whose states are still to be saved, in the order
+      of integration
     - `clock`: the times of the segments' ends as tensors. Making them one by one costs an Euler
       step 1%
     - `limits`: for the ends of a segment, the first and last time at which its field may be
@@ -126,7 +127,7 @@ class Run:
     stiffness: Stiffness = dataclasses.field(default_factory=lambda: Stiffness())
     partner: Tensor | None = None
     apart: Tensor | None = None
-    wanted: Sequence[float] = ()
+    pending_times: Sequence[float] = ()
     clock: dict[float, Tensor] = dataclasses.field(default_factory=dict)
     limits: dict[tuple[float, float], tuple[float, float]] = dataclasses.field(default_factory=dict)
     trace: list[Step] = dataclasses.field(default_factory=list)
@@ -136,7 +137,8 @@ class Run:
 
     def again(self, **changes: Any) -> Run:
         """A new run with the same request, except for the changes."""
-        return Run(**{**{name: getattr(self, name) for name in REQUEST}, **changes})
+        request = {name: getattr(self, name) for name in REQUEST}
+        return Run(**{**request, **changes})
 
     def velocity(self, segment: Segment, t: float | Tensor, x: Tensor) -> Tensor:
         """field(t, x), counted. Raises ConfigError if it is not like the state. A time given as a
@@ -145,7 +147,11 @@ class Run:
         self.stats.evaluations += 1
         if not isinstance(t, Tensor):
             low, high = self.inside(segment, x.dtype)
-            t = as_tensor(low if t < low else high if t > high else t, x.dtype)
+            if t < low:
+                t = low
+            elif t > high:
+                t = high
+            t = as_tensor(t, x.dtype)
         v = segment.field(t, x)
         check_like("field", v, x)
         return v
@@ -170,10 +176,11 @@ class Run:
         ends = segment.domain
         assert ends is not None, "every segment knows it"
         if ends not in self.limits:
-            low, high = (representable(end, dtype) for end in ends)
-            inner = neighbour(low, high, dtype), neighbour(high, low, dtype)
-            if inner[0] <= inner[1]:
-                self.limits[ends] = inner
+            earlier, later = (representable(end, dtype) for end in ends)
+            low = neighbour(earlier, later, dtype)
+            high = neighbour(later, earlier, dtype)
+            if low <= high:
+                self.limits[ends] = (low, high)
             else:
                 self.limits[ends] = ends
         return self.limits[ends]
@@ -184,19 +191,22 @@ class Run:
         tensors = torch.tensor(times, dtype=real_type(dtype), device="cpu").unbind()
         self.clock = dict(zip(times, tensors, strict=True))
 
-    def accept(self, segment: Segment, t: float, x: Tensor, seen: Accepted | None = None) -> Tensor:
+    def accept(
+        self, segment: Segment, t: float, x: Tensor, accepted: Accepted | None = None
+    ) -> Tensor:
         """Completes a step: projects its result, counts it, shows it to the observers, and saves it
         with `save="steps"`.
         """
         self.stats.accepted += 1
         if segment.project is not None:
-            x, before = segment.project(x), x
-            check_like("project", x, before)
+            projected = segment.project(x)
+            check_like("project", projected, x)
+            x = projected
         if self.watch and not finite(x):
             raise Stopped(Status.NON_FINITE, t, x)
-        if seen is not None:
+        if accepted is not None:
             for observer in self.observers:
-                observer(seen._replace(after=x))
+                observer(accepted._replace(after=x))
         if self.save == "steps":
             self.keep(t, x)
         return x
@@ -209,28 +219,29 @@ class Run:
 
     def size(self, error: Tensor, *states: Tensor) -> Tensor:
         """The norm of error/(atol + rtol max(abs states))."""
-        # tolerances vanish in half precision
-        counted = [
-            self.counted(x).float() if x.dtype.itemsize < 4 else self.counted(x)
-            for x in (error, *states)
-        ]
-        largest = functools.reduce(torch.maximum, (x.abs() for x in counted[1:]))
-        return self.norm(counted[0] / (self.atol + self.rtol * largest))
+        measured = []
+        for x in (error, *states):
+            entries = self.counted(x)
+            if entries.dtype.itemsize < 4:  # tolerances vanish in half precision
+                entries = entries.float()
+            measured.append(entries)
+        largest = measured[1].abs()
+        for entries in measured[2:]:
+            largest = torch.maximum(largest, entries.abs())
+        return self.norm(measured[0] / (self.atol + self.rtol * largest))
 
     def measure(self, x: Tensor) -> float:
         """The norm as a number. Waits for the device."""
         return float(self.norm(x))
 
     def passed(self, start: float, end: float) -> list[float]:
-        """The wanted times inside a step that were not returned before."""
-        served = 0
-        while served < len(self.wanted) and (
-            self.wanted[served] <= end if start < end else self.wanted[served] >= end
-        ):
-            served += 1
-        found = list(self.wanted[:served])
-        self.wanted = self.wanted[served:]
-        return found
+        """The pending times inside a step, which are then no longer pending."""
+        if start < end:
+            passed = list(takewhile(lambda time: time <= end, self.pending_times))
+        else:
+            passed = list(takewhile(lambda time: time >= end, self.pending_times))
+        self.pending_times = self.pending_times[len(passed) :]
+        return passed
 
     def solution(
         self,
@@ -240,13 +251,13 @@ class Run:
         time: float | None = None,
     ) -> Solution:
         """The solution that ends in x, with the saved states."""
-        if self.event is None:
-            number, moment = (None, None)
-        else:
-            number, moment = self.event
-        times = tuple(s.time for s in self.saved)
-        states = tuple(s.x for s in self.saved)
-        return Solution(x, times, states, status, self.stats, segment, time, number, moment)
+        event: int | None = None
+        event_time: Tensor | None = None
+        if self.event is not None:
+            event, event_time = self.event
+        times = tuple(saved.time for saved in self.saved)
+        states = tuple(saved.x for saved in self.saved)
+        return Solution(x, times, states, status, self.stats, segment, time, event, event_time)
 
     def keep(self, t: float, x: Tensor) -> None:
         """Saves a state for the solution."""
@@ -259,13 +270,9 @@ def check_like(what: str, y: object, x: Tensor) -> None:
     """
     if not isinstance(y, Tensor):
         raise ConfigError(
-            f"the {what} returned {type(y).__name__}: {WANTED[what]} must be a tensor of x's shape"
+            f"the {what} returned {type(y).__name__}: {VALUES[what]} must be a tensor of x's shape"
         )
-    if y.dtype is not x.dtype and not (
-        (y.dtype.is_floating_point or y.dtype.is_complex)
-        and y.dtype.is_complex == x.dtype.is_complex
-        and (y.dtype.itemsize < x.dtype.itemsize or torch.is_autocast_enabled(x.device.type))
-    ):
+    if y.dtype is not x.dtype and not _may_stand_for(y.dtype, x):
         raise ConfigError(
             f"the {what} returned {dtype_name(y.dtype)} for a state of {dtype_name(x.dtype)}:"
             " return it as .to(x.dtype), or start from a state of that type"
@@ -273,7 +280,7 @@ def check_like(what: str, y: object, x: Tensor) -> None:
     if y.shape != x.shape:
         raise ConfigError(
             f"the {what} returned shape {tuple(y.shape)} for a state of shape {tuple(x.shape)}:"
-            f" {WANTED[what]} must match x"
+            f" {VALUES[what]} must match x"
         )
     if y.device != x.device:
         raise ConfigError(
@@ -281,7 +288,18 @@ def check_like(what: str, y: object, x: Tensor) -> None:
         )
 
 
-WANTED = {"field": "dx/dt", "project": "the projected state", "enter": "the state entered with"}
+VALUES = {"field": "dx/dt", "project": "the projected state", "enter": "the state entered with"}
+"""What each map of a segment returns."""
+
+
+def _may_stand_for(dtype: torch.dtype, x: Tensor) -> bool:
+    """Whether a map of the state x may return that other type: one that is as real as x, and
+    narrower. Under autocast it may also be wider.
+    """
+    is_of_kind = dtype.is_floating_point or dtype.is_complex
+    if not is_of_kind or dtype.is_complex != x.dtype.is_complex:
+        return False
+    return dtype.itemsize < x.dtype.itemsize or torch.is_autocast_enabled(x.device.type)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -17,6 +17,7 @@ from solvers.attempts import Attempts
 from solvers.checked import checked
 from solvers.controller import CONTROLLERS, Controller, StepSize
 from solvers.errors import ConfigError, shown
+from solvers.first_step import initial_step
 from solvers.implicit import NotSolved, implicit_stage
 from solvers.method import BOUNDED, FIXED
 from solvers.reversible_scheme import Finish, ReversibleScheme
@@ -25,6 +26,10 @@ from solvers.segment import Segment
 from solvers.stiffness import STARTED
 from solvers.tableau import Tableau
 
+Attempted = tuple[list[Tensor], Tensor, Tensor, list[Tensor]]
+"""An adaptive step from x: its stages, h sum_i b_i k_i, the state after it, and the norms of its
+errors.
+"""
 UNSOLVED = 20
 """The most attempts in a row, each shorter, with an unsolved implicit stage: together they shorten
 the step by 1e14.
@@ -65,7 +70,8 @@ class RungeKutta:
                 f"controller = {shown(self.controller)}: give a rule such as PI(safety=0.9) or"
                 " Cautious()"
             )
-        object.__setattr__(self, "used", max(i for i, b in enumerate(self.tableau.b) if b) + 1)
+        last_used = max(i for i, weight in enumerate(self.tableau.b) if weight != 0)
+        object.__setattr__(self, "used", last_used + 1)
 
     @property
     def order(self) -> int:
@@ -116,10 +122,9 @@ class RungeKutta:
         h = segment.step(run.steps)
         for start, end in segment.intervals(run.steps):
             step = Step(segment, start, end, h)
-            if run.wanted:
+            times: list[float] = []
+            if run.pending_times:
                 times = run.passed(start, end)
-            else:
-                times = []
             if finish is not None:
                 following = finish(step, x, self.increment(step, x, run))
                 assert following is not None, "a step of given size is not refused"
@@ -127,9 +132,8 @@ class RungeKutta:
                 x = following
             elif times or run.observers:
                 stages = self._stages(step, x, run, None, len(self.tableau.b))
-                x = self._complete(
-                    step, x, x + weighted(h, self.tableau.b, stages), stages, times, run
-                )
+                x1 = x + weighted(h, self.tableau.b, stages)
+                x = self._complete(step, x, x1, stages, times, run)
             else:
                 x = run.accept(segment, end, x + self.increment(step, x, run))
         return x
@@ -141,18 +145,15 @@ class RungeKutta:
         projection.
         """
         if self.used == 1:  # Euler: beside the field of a small model every call counts
-            return (
-                step.h
-                * self.tableau.b[0]
-                * run.velocity(step.segment, run.start(step.segment, step.start, x), x)
-            )
+            t = run.start(step.segment, step.start, x)
+            return step.h * self.tableau.b[0] * run.velocity(step.segment, t, x)
         return weighted(step.h, self.tableau.b, self._stages(step, x, run, None, self.used))
 
     def pieces(self, segment: Segment, steps: int) -> Iterator[Segment]:
         """The segment's steps as segments of one step each, with the same bits."""
         ends = [segment.ends[0] + segment.length * Fraction(i, steps) for i in range(steps + 1)]
         for i, (t0, t1) in enumerate(pairwise(ends)):
-            yield segment.part(t0, t1, i == 0)
+            yield segment.part(t0, t1, first=i == 0)
 
     def _complete(
         self,
@@ -166,20 +167,20 @@ class RungeKutta:
         """The state after an accepted step from x to x1, projected. Shows the step to the
         observers, and saves the states at times inside it.
         """
+        inside = None
         if self.dense and (times or run.observers):
             inside = self._inside(step, x, stages, run)
-        else:
-            inside = None
-        x = run.accept(
-            step.segment,
-            step.end,
-            x1,
-            Accepted(step, x, x1, stages[0], inside) if run.observers else None,
-        )
+        accepted = None
+        if run.observers:
+            accepted = Accepted(step, x, x1, stages[0], inside)
+        following = run.accept(step.segment, step.end, x1, accepted)
         for time in times:
             assert inside is not None, "a method without states inside its steps was refused"
-            run.keep(time, x if time == step.end else inside(time))
-        return x
+            if time == step.end:
+                run.keep(time, following)
+            else:
+                run.keep(time, inside(time))
+        return following
 
     def _inside(
         self, step: Step, x: Tensor, stages: Sequence[Tensor], run: Run
@@ -187,20 +188,19 @@ class RungeKutta:
         """t -> the state at a time inside a step from x, by the tableau's interpolation. It is
         differentiable by a time given as a tensor.
         """
-        graph = torch.is_grad_enabled()
-        found = list(stages)
+        with_graph = torch.is_grad_enabled()
+        evaluated = list(stages)
 
         def all_stages() -> Sequence[Tensor]:
-            if len(found) == len(
-                stages
-            ):  # asked for the first time: by the search for a root without a graph
-                with torch.set_grad_enabled(graph):
+            """The stages and the inner ones, which the first call evaluates."""
+            if len(evaluated) == len(stages):
+                # the first call may come from the search for a root, which has no graph
+                with torch.set_grad_enabled(with_graph):
                     for row, node in zip(self.tableau.inner, self.tableau.inner_c, strict=True):
                         t = step.start + node * (step.end - step.start)
-                        found.append(
-                            run.velocity(step.segment, t, x + weighted(step.h, row, found))
-                        )
-            return found
+                        state = x + weighted(step.h, row, evaluated)
+                        evaluated.append(run.velocity(step.segment, t, state))
+            return evaluated
 
         def inside(t: Tensor | float) -> Tensor:
             theta = (t - step.start) / (step.end - step.start)
@@ -229,22 +229,25 @@ class RungeKutta:
         t = segment.start
         first = run.velocity(segment, t, x)
         if run.step_size is None:
-            run.step_size = self.step_size(
-                run.first_step or self._initial_step(segment, x, first, run), run
-            )
+            if run.first_step is None:
+                first_step = initial_step(segment, x, first, run, self.order)
+            else:
+                first_step = run.first_step
+            run.step_size = self.step_size(first_step, run)
         attempts = Attempts(segment, run.step_size, run.stats, run.max_steps)
         unsolved = 0
         while t != segment.end:
             # a short segment may be one step; if the field is not finite at the start, no step
             # is short enough
-            step, broken = attempts.next(t, x.dtype, math.isfinite(attempts.error) or finite(first))
+            sound = math.isfinite(attempts.error) or finite(first)
+            step, broken = attempts.next(t, x.dtype, sound=sound)
             if broken is not None:
                 raise Stopped(broken, t, x)
             try:
                 if self.compiled:
-                    stages, increment, x1, sizes = self._compiled(step, x, run, first)
+                    stages, increment, x1, norms = self._compiled(step, x, run, first)
                 else:
-                    stages, increment, x1, sizes = self._attempt(step, x, run, first)
+                    stages, increment, x1, norms = self._attempt(step, x, run, first)
             except Stopped:
                 attempts.judge(attempts.error, refused=True)
                 unsolved += 1
@@ -252,27 +255,26 @@ class RungeKutta:
                     raise
                 continue
             unsolved = 0
-            error = self.tableau.error([float(size) for size in sizes])
-            good = run.step_size.allows(attempts.size, error)
-            if finish is not None and good:
+            error = self.tableau.error([float(norm) for norm in norms])
+            if finish is not None and run.step_size.allows(attempts.size, error):
                 following = finish(step, x, increment)
             else:
                 following = x1
             if not attempts.judge(error, refused=following is None):
                 continue
-            assert following is not None, "refused, it is rejected"
+            assert following is not None, "a refused step is rejected"
             if run.stats.accepted >= STARTED and run.stats.stiff_at is None and not self.implicit:
-                self._look(step, stages, run)
+                self._check_stiffness(step, stages, run)
             run.trace.append(step)
             if finish is None:
-                following = self._complete(
-                    step, x, x1, stages, run.passed(t, step.end) if run.wanted else [], run
-                )
+                times: list[float] = []
+                if run.pending_times:
+                    times = run.passed(t, step.end)
+                following = self._complete(step, x, x1, stages, times, run)
             x = following
             t = step.end
             if t != segment.end:
-                reuse = self.tableau.reuses_last_stage and x is x1
-                if reuse:
+                if self.tableau.reuses_last_stage and x is x1:
                     first = stages[-1]
                 else:
                     first = run.velocity(segment, t, x)
@@ -285,30 +287,28 @@ class RungeKutta:
         run: Run,
         first: Tensor,
         field: Callable[[Any, Tensor], Tensor] | None = None,
-    ) -> tuple[list[Tensor], Tensor, Tensor, list[Tensor]]:
-        """An adaptive step from x: its stages, h sum_i b_i k_i, the state after it, and the norms
-        of its errors.
-        """
+    ) -> Attempted:
+        """One attempt from x, whose first stage is known."""
         stages = self._stages(step, x, run, first, len(self.tableau.b), field)
         increment = weighted(step.h, self.tableau.b, stages)
         x1 = x + increment
         with torch.no_grad():
-            sizes = [
-                run.size(weighted(step.h, row, stages), x, x1) for row in self.tableau.error_weights
-            ]
-        return stages, increment, x1, sizes
+            norms = []
+            for weights in self.tableau.error_weights:
+                error = weighted(step.h, weights, stages)
+                norms.append(run.size(error, x, x1))
+        return stages, increment, x1, norms
 
-    def _compiled(
-        self, step: Step, x: Tensor, run: Run, first: Tensor
-    ) -> tuple[list[Tensor], Tensor, Tensor, list[Tensor]]:
+    def _compiled(self, step: Step, x: Tensor, run: Run, first: Tensor) -> Attempted:
         """`_attempt` by `torch.compile`. Evaluations are counted here, and times are in a tensor: a
         Python number that changes would compile the step again.
         """
         run.stats.evaluations += len(self.tableau.b) - 1
+        low, high = run.inside(step.segment, x.dtype)
         numbers = torch.tensor(
-            [*step[1:], *run.inside(step.segment, x.dtype)], dtype=torch.float64, device="cpu"
+            [step.start, step.end, step.h, low, high], dtype=torch.float64, device="cpu"
         )
-        return _by_compiler()(self, step.segment, numbers, x, run, first)
+        return _compiled_attempt()(self, step.segment, numbers, x, run, first)
 
     def _stages(
         self,
@@ -316,14 +316,20 @@ class RungeKutta:
         x: Tensor,
         run: Run,
         first: Tensor | None,
-        used: int,
+        count: int,
         field: Callable[[Any, Tensor], Tensor] | None = None,
     ) -> list[Tensor]:
+        """The first `count` stages of a step from x; the very first one may be given. `field(t, x)`
+        stands for the segment's, counted.
+        """
         segment, start, end, h = step
-        velocity = field or partial(run.velocity, segment)
-        stages = [velocity(start, x) if first is None else first]
+        if field is None:
+            field = partial(run.velocity, segment)
+        if first is None:
+            first = field(start, x)
+        stages = [first]
         near = x
-        for i in range(1, used):
+        for i in range(1, count):
             node = self.tableau.c[i]
             if node == 1:
                 t = end
@@ -331,7 +337,7 @@ class RungeKutta:
                 t = start + node * (end - start)
             base = x + weighted(h, self.tableau.a[i], stages)
             if not self.implicit:
-                stages.append(velocity(t, base))
+                stages.append(field(t, base))
                 continue
             try:
                 stages.append(implicit_stage(run, segment, t, base, h * self.tableau.gamma, near))
@@ -342,39 +348,17 @@ class RungeKutta:
         return stages
 
     @torch.no_grad()
-    def _look(self, step: Step, stages: Sequence[Tensor], run: Run) -> None:
+    def _check_stiffness(self, step: Step, stages: Sequence[Tensor], run: Run) -> None:
         """Records in the statistics if stability bounds the steps."""
         moved = torch.linalg.vector_norm(weighted(step.h, self.tableau.last_difference, stages))
         product = abs(step.h) * float(torch.linalg.vector_norm(stages[-1] - stages[-2]) / moved)
         if run.stiffness.found(product, self.tableau.stability_interval):
             run.stats.stiff_at = step.start
 
-    @torch.no_grad()
-    def _initial_step(self, segment: Segment, x: Tensor, first: Tensor, run: Run) -> float:
-        """A first step from the sizes of x, x' and x'', with one evaluation (Hairer, Norsett,
-        Wanner, II.4).
-
-        Theirs is 0.01^(1/order) of this one, which gave first errors near 1e-4 of the allowed error
-        on switched Transformers.
-        """
-        scale = run.atol + run.rtol * run.counted(x).abs()
-        size = run.measure(run.counted(x) / scale)
-        slope = run.measure(run.counted(first) / scale)
-        span = abs(segment.end - segment.start)
-        probe = probe_step(size, slope, span)
-        h = math.copysign(probe, segment.end - segment.start)
-        curvature = (
-            run.measure(
-                run.counted(run.velocity(segment, segment.start + h, x + h * first) - first) / scale
-            )
-            / probe
-        )
-        return guessed_step(slope, curvature, probe, span, self.order)
-
 
 @cache
-def _by_compiler() -> Callable[..., tuple[list[Tensor], Tensor, Tensor, list[Tensor]]]:
-    """Made at the first use: it imports the compiler."""
+def _compiled_attempt() -> Callable[..., Attempted]:
+    """`_attempt`, compiled. It is made at the first use, because it imports the compiler."""
 
     def attempt(
         method: RungeKutta, segment: Segment, numbers: Any, x: Tensor, run: Run, first: Tensor
@@ -389,20 +373,6 @@ def _by_compiler() -> Callable[..., tuple[list[Tensor], Tensor, Tensor, list[Ten
         return method._attempt(Step(segment, start, end, h), x, run, first, field)
 
     return torch.compile(attempt, dynamic=False)
-
-
-def probe_step(size: float, slope: float, span: float) -> float:
-    """A short step that resolves the second derivative, from the norms of x and x'."""
-    return min(span, 0.01 * size / slope if size > 1e-5 and 1e-5 < slope < math.inf else 1e-6)
-
-
-def guessed_step(slope: float, curvature: float, probe: float, span: float, order: int) -> float:
-    """A first step from the norms of x' and x''."""
-    largest = max(slope, curvature)
-    if not math.isfinite(largest):
-        return probe
-    guess = (1 / largest) ** (1 / order) if largest > 1e-15 else max(1e-6, 1e-3 * probe)
-    return min(100 * probe, guess, span)
 
 
 def weighted(h: float | Tensor, weights: Sequence[float], stages: Sequence[Tensor]) -> Tensor:

@@ -59,13 +59,13 @@ class Segment:
     def __post_init__(self) -> None:
         t0 = _exact("t0", self.t0)
         t1 = _exact("t1", self.t1)
-        for name in ("field", "project", "enter"):
-            given = getattr(self, name)
-            if not callable(given) and (given is not None or name == "field"):
-                raise ConfigError(
-                    f"a segment's {name} is {shown(given)}: give a function"
-                    + (" of time and state" * (name == "field"))
-                )
+        if not callable(self.field):
+            raise ConfigError(
+                f"a segment's field is {shown(self.field)}: give a function of time and state"
+            )
+        for name, function in (("project", self.project), ("enter", self.enter)):
+            if function is not None and not callable(function):
+                raise ConfigError(f"a segment's {name} is {shown(function)}: give a function")
         if t0 == t1:
             raise ConfigError(
                 f"a segment from t0 = {float(t0):g} to the same t1 has no length: leave it out"
@@ -73,7 +73,10 @@ class Segment:
         field, clock = with_learned_times(self.field, self.t0, self.t1)
         start = float(t0)
         end = float(t1)
-        for name, value in {
+        domain = self.domain
+        if domain is None:
+            domain = (min(start, end), max(start, end))
+        computed = {
             "clock": clock,
             "field": field,
             "t0": t0,
@@ -83,8 +86,9 @@ class Segment:
             "start": start,
             "end": end,
             "span": float(t1 - t0),
-            "domain": (min(start, end), max(start, end)) if self.domain is None else self.domain,
-        }.items():
+            "domain": domain,
+        }
+        for name, value in computed.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -94,16 +98,19 @@ class Segment:
         """
         return self.clock is not None
 
-    def part(self, t0: Time, t1: Time, first: bool) -> Segment:
+    def part(self, t0: Time, t1: Time, *, first: bool) -> Segment:
         """The part from t0 to t1. Only the `first` part applies `enter`."""
-        return Segment(t0, t1, self.field, self.project, self.enter if first else None, self.domain)
+        enter = None
+        if first:
+            enter = self.enter
+        return Segment(t0, t1, self.field, self.project, enter, self.domain)
 
     def with_maps(self, **maps: Map | Field) -> Segment:
         """A copy with other maps; learned times stay."""
-        other = copy.copy(self)
-        for name, given in maps.items():
-            object.__setattr__(other, name, given)
-        return other
+        changed = copy.copy(self)
+        for name, function in maps.items():
+            object.__setattr__(changed, name, function)
+        return changed
 
     def step(self, steps: int) -> float:
         """The length of one of `steps` equal steps, rounded once. Negative if the segment runs
@@ -159,8 +166,10 @@ def _exact(name: str, time: object) -> Fraction:
             time = time.detach().item()
         if not isinstance(time, (Real, Decimal)) or isinstance(time, bool):
             raise TypeError
-        exact = Fraction(time if isinstance(time, Rational) else float(time))
-        float(exact)
+        if not isinstance(time, Rational):
+            time = float(time)
+        exact = Fraction(time)
+        float(exact)  # raises OverflowError if it is too large
         return exact
     except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"segment time {name} = {shown(time)} is not a finite number") from None

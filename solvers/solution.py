@@ -73,12 +73,15 @@ class Stats:
 
     def __add__(self, later: Stats) -> Stats:
         """The cost of two solves, one after the other. `stiff_at` is the first one found."""
+        stiff_at = self.stiff_at
+        if stiff_at is None:
+            stiff_at = later.stiff_at
         return Stats(
             self.evaluations + later.evaluations,
             self.accepted + later.accepted,
             self.rejected + later.rejected,
             self.forced + later.forced,
-            later.stiff_at if self.stiff_at is None else self.stiff_at,
+            stiff_at,
         )
 
 
@@ -117,32 +120,31 @@ class Solution:
     @property
     def warnings(self) -> tuple[str, ...]:
         """One sentence for each problem of a solve that reached its end."""
-        found = []
-        if self.stats.forced:
-            found.append(
+        sentences = []
+        if self.stats.forced > 0:
+            sentences.append(
                 f"{self.stats.forced} of {self.stats.accepted} steps have an error above the"
                 " tolerance, because min_step allowed no shorter ones: lower it, or raise rtol and"
                 " atol"
             )
         if self.stats.stiff_at is not None:
-            found.append(
+            sentences.append(
                 f"from t = {self.stats.stiff_at:.6g} on, stability and not accuracy bounds the"
                 " steps of this explicit method, which took"
                 f" {self.stats.accepted + self.stats.rejected}: the field is stiff there; an"
                 " implicit method, as esdirk4, may take fewer"
             )
-        return tuple(found)
+        return tuple(sentences)
 
     @property
     def message(self) -> str:
         """One sentence on how the solve ended: what happened, where, and what to try."""
         if self.status is Status.SUCCESS:
             return str(self.status.value)
-        if self.event is None:
-            which = ""
-        else:
-            which = f" (event {self.event})"
-        where = f"{self.status.value}{which} in segment {self.segment} at t = {self.time:.6g}"
+        ending = str(self.status.value)
+        if self.event is not None:
+            ending += f" (event {self.event})"
+        ending += f" in segment {self.segment} at t = {self.time:.6g}"
         if self.status.good:
-            return where
-        return f"{where}: {ADVICE[self.status]}"
+            return ending
+        return f"{ending}: {ADVICE[self.status]}"

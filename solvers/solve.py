@@ -16,7 +16,7 @@ from solvers.errors import ConfigError, SolveError, shown, unknown
 from solvers.event import Event
 from solvers.gradients import GRADIENTS, get_gradient
 from solvers.march import Gradient, Progress, march
-from solvers.method import Method
+from solvers.method import Method, has_capability
 from solvers.nested import flat_events, flat_segments, in_structure
 from solvers.request import check_callable, check_state, method_of
 from solvers.run import Run, Save, finite
@@ -24,7 +24,7 @@ from solvers.runge_kutta import RungeKutta
 from solvers.segment import Segment, check_segments
 from solvers.solution import Solution, Status
 from solvers.step_control import StepControl, Tolerance, check_unused_options
-from solvers.stop import OnStep, again_to_there, check_stops, observers, way_of
+from solvers.stop import OnStep, check_stops, integrator_of, observers, solve_to_stop
 from solvers.transforms import batched
 from solvers.tree import Tree
 
@@ -104,23 +104,22 @@ def solve(
     method with backprop to one graph. All other solves have graph breaks.
     """
     check_segments(segments)
-    if isinstance(x0, Tensor):
-        tree = None
-    else:
+    tree: Tree | None = None
+    x = x0
+    if not isinstance(x0, Tensor):
         tree = Tree(x0)
-    if tree is None:
-        x = x0
-    else:
         x = tree.flat("x0", x0)
     check_state(x)
-    control = (step_control or StepControl()).with_tolerances(rtol, atol)
+    if step_control is None:
+        step_control = StepControl()
+    control = step_control.with_tolerances(rtol, atol)
     chosen = method_of(method, steps)
     kind = get_gradient(gradient)
     if compiled:
         if not isinstance(chosen, RungeKutta):
             raise ConfigError(f"method {shown(method)} is not compiled: use one as tsit5")
         chosen = dataclasses.replace(chosen, compiled=True)
-    if kind.detached and getattr(chosen, "compiled", False):
+    if kind.detached and has_capability(chosen, "compiled"):
         raise ConfigError(
             f"gradient {shown(gradient)} calls fields outside of compiled steps: use backprop, or"
             " compiled=False"
@@ -131,22 +130,23 @@ def solve(
         raise unknown("save", save, SAVE)
     check_callable("progress", progress)
     kind.check(chosen, segments)
-    if times is None:
-        wanted = []
-    else:
-        wanted = check_times(times, segments, chosen, kind)
-    if wanted and save != "ends":
+    requested_times: list[float] = []
+    if times is not None:
+        requested_times = check_times(times, segments, chosen, kind)
+    if requested_times and save != "ends":
         raise ConfigError(
             f"save = {save!r} and times both choose the states to keep: give only one"
         )
-    check_unused_options(chosen, {"save='steps'": save == "steps" or None}, method)
+    if save == "steps":
+        check_unused_options(chosen, {"save='steps'": True}, method)
+    curve: Curve | None = None
     if save == "curve":
         curve = Curve(segments, chosen, kind)
-    else:
-        curve = None
-    run = Run(int(steps), save="ends" if curve else save, check=bool(check), **limits)
-    watched = check_stops(chosen, events, steady, on_step, bool(wanted))
-    run.wanted = [t for t in wanted if t not in (segments[0].start, segments[-1].end)]
+        save = "ends"
+    run = Run(int(steps), save=save, check=bool(check), **limits)
+    events = check_stops(chosen, events, steady, on_step, has_times=bool(requested_times))
+    ends = (segments[0].start, segments[-1].end)
+    run.pending_times = [t for t in requested_times if t not in ends]
     if chosen.adaptive and batched():
         raise ConfigError(
             "adaptive steps need the error of each sample, which vmap does not give: use a method"
@@ -154,31 +154,25 @@ def solve(
         )
     if tree is not None:
         segments = flat_segments(tree, segments)
-        watched = flat_events(tree, watched)
-        if on_step is None:
-            on_step = None
-        else:
+        events = flat_events(tree, events)
+        if on_step is not None:
             on_step = tree.on_parts(on_step)
-    run.observers = observers(watched, steady, on_step, run)
+    run.observers = observers(events, steady, on_step, run)
     if curve is not None:  # before an event ends the solve
         run.observers = [curve.note, *run.observers]
-    integrate, integrator = way_of(chosen, kind)
+    integrate, integrator = integrator_of(chosen, kind)
     # observers see the method's own steps; a kind of gradient with its own scheme takes others
-    if (
-        run.observers
-        and kind != GRADIENTS["backprop"]
-        and not (integrate is march and integrator is chosen)
-    ):
-        solution = again_to_there(chosen, kind, segments, x, run, progress)
+    takes_own_steps = kind == GRADIENTS["backprop"] or (integrate is march and integrator is chosen)
+    if run.observers and not takes_own_steps:
+        solution = solve_to_stop(chosen, kind, segments, x, run, progress)
     else:
         solution = integrate(integrator, segments, x, run, progress)
     if solution.status.good:
-        solution = _checked(solution, kind.scheme(chosen), segments, x, run)
-    if wanted and solution.status is Status.SUCCESS:
-        found = dict(zip(solution.times, solution.states, strict=True))
-        solution = dataclasses.replace(
-            solution, times=tuple(wanted), states=tuple(found[t] for t in wanted)
-        )
+        solution = _with_checked_result(solution, kind.scheme(chosen), segments, x, run)
+    if requested_times and solution.status is Status.SUCCESS:
+        state_at = dict(zip(solution.times, solution.states, strict=True))
+        states = tuple(state_at[t] for t in requested_times)
+        solution = dataclasses.replace(solution, times=tuple(requested_times), states=states)
     if curve is not None and solution.status.good:
         curve.ended(solution.times[-1])
         solution = dataclasses.replace(solution, curve=curve)
@@ -189,7 +183,7 @@ def solve(
     return solution
 
 
-def _checked(
+def _with_checked_result(
     solution: Solution, method: Method, segments: Sequence[Segment], x0: Tensor, run: Run
 ) -> Solution:
     """The solution that ended in time; if its result is invalid, with the place where it broke. A

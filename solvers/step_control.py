@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from numbers import Integral
@@ -11,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solvers.error_norm import Norm, get_norm
+from solvers.error_norm import Norm, get_norm, rms
 from solvers.errors import ConfigError, check_positive, shown
 from solvers.method import Method, options_of
 from solvers.run import dtype_name, real_type
 from solvers.tree import Tree
 
-RTOL, ATOL = 1e-6, 1e-8
+RTOL = 1e-6
+ATOL = 1e-8
 """Default tolerances of an adaptive method."""
 MAX_STEPS = 10_000
 """Default limit of attempts of an adaptive method in a segment."""
@@ -87,9 +89,11 @@ class StepControl:
                 )
         if rtol is None and atol is None:
             return self
-        return dataclasses.replace(
-            self, rtol=self.rtol if rtol is None else rtol, atol=self.atol if atol is None else atol
-        )
+        if rtol is None:
+            rtol = self.rtol
+        if atol is None:
+            atol = self.atol
+        return dataclasses.replace(self, rtol=rtol, atol=atol)
 
     def limits(
         self,
@@ -108,17 +112,31 @@ class StepControl:
         """
         least_rtol, rtol = spread("rtol", self.rtol, x, tree)
         least_atol, atol = spread("atol", self.atol, x, tree)
-        asked = {"rtol": least_rtol, "atol": least_atol, "max_steps": self.max_steps, **self.bounds}
-        check_unused_options(method, asked if norm_is_used else {**asked, "norm": self.norm}, name)
-        least_rtol, least_atol = check_tolerances(method, least_rtol, least_atol, x.dtype)
-        norm = get_norm("rms" if self.norm is None else self.norm)
-        return {
-            "rtol": rtol if isinstance(rtol, Tensor) else least_rtol,
-            "atol": atol if isinstance(atol, Tensor) else least_atol,
-            "norm": norm if tree is None else tree.norm(norm, named=not callable(self.norm)),
-            "max_steps": MAX_STEPS if self.max_steps is None else int(self.max_steps),
-            **{what: float(size) for what, size in self.bounds.items()},
+        options = {
+            "rtol": least_rtol,
+            "atol": least_atol,
+            "max_steps": self.max_steps,
+            **self.bounds,
         }
+        if not norm_is_used:
+            options["norm"] = self.norm
+        check_unused_options(method, options, name)
+        least_rtol, least_atol = check_tolerances(method, least_rtol, least_atol, x.dtype)
+        # without a tensor of tolerances, one number holds for all entries
+        if not isinstance(rtol, Tensor):
+            rtol = least_rtol
+        if not isinstance(atol, Tensor):
+            atol = least_atol
+        norm: Norm = rms
+        if self.norm is not None:
+            norm = get_norm(self.norm)
+        if tree is not None:
+            norm = tree.norm(norm, named=not callable(self.norm))
+        max_steps = MAX_STEPS
+        if self.max_steps is not None:
+            max_steps = int(self.max_steps)
+        bounds = {bound: float(size) for bound, size in self.bounds.items()}
+        return {"rtol": rtol, "atol": atol, "norm": norm, "max_steps": max_steps, **bounds}
 
 
 MOST = 10**12
@@ -145,16 +163,14 @@ def check_unused_options(method: Method, given: Mapping[str, object], name: obje
         if value is None or option in options_of(method):
             continue
         if option in ("rtol", "atol"):
-            what = "rtol or atol"
-        else:
-            what = option
-        raise ConfigError(
-            f"{called} takes no {what}: use an adaptive method of the package, as tsit5"
-            if method.adaptive
-            else (
-                f"{called} has fixed steps and takes no {what}: give steps, or use an adaptive"
-                " method, as tsit5"
+            option = "rtol or atol"
+        if method.adaptive:
+            raise ConfigError(
+                f"{called} takes no {option}: use an adaptive method of the package, as tsit5"
             )
+        raise ConfigError(
+            f"{called} has fixed steps and takes no {option}: give steps, or use an adaptive"
+            " method, as tsit5"
         )
 
 
@@ -166,34 +182,29 @@ def check_tolerances(
     """
     if rtol is None:
         rtol = RTOL
-    else:
-        rtol = rtol
     if atol is None:
         atol = ATOL
-    else:
-        atol = atol
-    for what, value in (("rtol", rtol), ("atol", atol)):
-        check_positive(what, value)
+    check_positive("rtol", rtol)
+    check_positive("atol", atol)
     resolution = 4 * torch.finfo(dtype).eps
     if "rtol" in options_of(method) and rtol < resolution:
         raise ConfigError(
             f"rtol = {rtol:g} is below what {dtype_name(dtype)} resolves ({resolution:.1g}): raise"
             " it or use float64"
         )
-    compared = real_type(dtype)
-    if "atol" in options_of(method) and atol < torch.finfo(compared).tiny:
+    compared_in = real_type(dtype)
+    least = torch.finfo(compared_in).tiny
+    if "atol" in options_of(method) and atol < least:
         # rounded to 0, it gives 0/0 for an entry that is 0
-        name = dtype_name(compared)
-        least = torch.finfo(compared).tiny
         raise ConfigError(
-            f"atol = {atol:g} vanishes in {name}, whose least number is {least:.1e}: raise it or"
-            " use float64"
+            f"atol = {atol:g} vanishes in {dtype_name(compared_in)}, whose least number is"
+            f" {least:.1e}: raise it or use float64"
         )
     return float(rtol), float(atol)
 
 
 def spread(
-    name: str, given: Tolerance | None, x: Tensor, tree: Tree | None = None
+    name: str, tolerance: Tolerance | None, x: Tensor, tree: Tree | None = None
 ) -> tuple[Any, Any]:
     """The smallest tolerance, and the tolerances for a `Run`: a number, or a tensor in x's shape. x
     is flat for a tree.
@@ -201,36 +212,34 @@ def spread(
     Raises ConfigError for tensors that do not fit the state, that require a gradient, or that hold
     anything but positive finite numbers.
     """
-    if (
-        given is None
-        or isinstance(given, str)
-        or not isinstance(given, (Tensor, Sequence, Mapping))
-    ):
-        return given, given
+    if isinstance(tolerance, str) or not isinstance(tolerance, (Tensor, Sequence, Mapping)):
+        return tolerance, tolerance
     try:
         if tree is None:
-            whole = torch.as_tensor(given).expand(x.shape)
+            by_entry = torch.as_tensor(tolerance).expand(x.shape)
         else:
-            whole = tree.spread(given)
+            by_entry = tree.spread(tolerance)
     except (RuntimeError, TypeError, ValueError):
         if tree is None:
             state = f"shape {tuple(x.shape)}"
         else:
             state = f"{len(tree.shapes)} tensors"
         raise ConfigError(
-            f"{name} = {shown(given)} does not fit a state of {state}: give one number, a tensor"
-            " that broadcasts with it, or one of both for each of its tensors"
+            f"{name} = {shown(tolerance)} does not fit a state of {state}: give one number, a"
+            " tensor that broadcasts with it, or one of both for each of its tensors"
         ) from None
-    if whole.requires_grad:
+    if by_entry.requires_grad:
         raise ConfigError(
             f"{name} requires a gradient, which a tolerance does not have: give {name}.detach()"
         )
-    if whole.is_meta:
-        raise ConfigError(f"{name} is {shown(given)}: give positive finite numbers")
-    if not whole.is_complex():
-        low, high = (float(whole.min()), float(whole.max()))
+    if by_entry.is_meta:
+        raise ConfigError(f"{name} is {shown(tolerance)}: give positive finite numbers")
+    if by_entry.is_complex():
+        low = math.nan
+        high = math.nan
     else:
-        low, high = (float("nan"),) * 2
-    if not (low > 0 and high < float("inf")):
+        low = float(by_entry.min())
+        high = float(by_entry.max())
+    if not (low > 0 and high < math.inf):
         raise ConfigError(f"{name} is from {low:g} to {high:g}: give positive finite numbers")
-    return low, whole.to(dtype=real_type(x.dtype), device=x.device)
+    return low, by_entry.to(dtype=real_type(x.dtype), device=x.device)

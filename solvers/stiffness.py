@@ -19,7 +19,10 @@ STARTED = 50
 """The first accepted steps are not checked: a solve that is over by then costs too little for a
 warning.
 """
-BOUNDED, EASY = 15, 6
+BOUNDED = 15
+"""So many steps that stability bounds make a problem stiff."""
+EASY = 6
+"""So many other steps in a row begin the count again."""
 NEAR = 0.9
 """A step counts from this part of the stability interval on: the controller's steps oscillate about
 its end.
@@ -36,7 +39,7 @@ class Stiffness:
     def found(self, product: float, interval: float) -> bool:
         """Whether an accepted step with h rho = product reaches the limit of such steps."""
         if product > NEAR * interval:
-            self.bounded = self.bounded + 1
+            self.bounded += 1
             self.easy = 0
         else:
             self.easy += 1

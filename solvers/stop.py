@@ -12,7 +12,7 @@ from torch import Tensor
 from solvers.errors import ConfigError, check_positive, shown
 from solvers.event import Event, Events, moved
 from solvers.march import Gradient, Progress, march
-from solvers.method import Method
+from solvers.method import Method, has_capability
 from solvers.request import check_callable
 from solvers.run import Accepted, Observer, Run, Stopped, as_tensor
 from solvers.segment import Segment
@@ -28,15 +28,14 @@ def check_stops(
     events: Event | Sequence[Event],
     steady: float | None,
     on_step: OnStep | None,
-    times: bool,
+    *,
+    has_times: bool,
 ) -> Sequence[Event]:
     """The events as a sequence. Raises ConfigError for an invalid request, and if the method or a
-    transform does not support it.
+    transform does not support it. `has_times` says that the solve also has times to save.
     """
     if isinstance(events, Event):
         events = (events,)
-    else:
-        events = events
     if not isinstance(events, Sequence) or not all(isinstance(event, Event) for event in events):
         raise ConfigError(
             f"events = {shown(events)}: give an Event(function of t and x), or a list of them"
@@ -48,15 +47,18 @@ def check_stops(
     check_callable("on_step", on_step)
     if not (events or steady is not None or on_step is not None):
         return ()
-    if not getattr(method, "shows_steps", False) or (
-        events and not getattr(method, "dense", False)
-    ):
-        if events:
-            what = "events need a method whose tableau has dense output"
-        else:
-            what = "on_step and steady need a method of the package"
-        raise ConfigError(f"{what}, as tsit5, dopri5 or rk4: use one of these")
-    if times and (events or steady is not None):
+    shows_steps = has_capability(method, "shows_steps")
+    if events and not (shows_steps and has_capability(method, "dense")):
+        raise ConfigError(
+            "events need a method whose tableau has dense output, as tsit5, dopri5 or rk4: use one"
+            " of these"
+        )
+    if not shows_steps:
+        raise ConfigError(
+            "on_step and steady need a method of the package, as tsit5, dopri5 or rk4: use one of"
+            " these"
+        )
+    if has_times and (events or steady is not None):
         raise ConfigError(
             "an event or a steady state may end the solve before the given times: use save='steps',"
             " or solve again to the end found"
@@ -80,21 +82,24 @@ def observers(
     """The observers of a solve. Events come first, so that no other observer sees a step beyond
     one.
     """
-    wanted: list[Observer] = [Events(events, run)] if events else []
+    in_order: list[Observer] = []
+    if events:
+        in_order.append(Events(events, run))
     if on_step is not None:
-        wanted.append(lambda seen: on_step(seen.step.end, seen.after))
+        in_order.append(lambda accepted: on_step(accepted.step.end, accepted.after))
     if steady is not None:
 
-        def rest(seen: Accepted) -> None:
-            assert seen.slope is not None, "a method that does not show it was refused"
-            if run.measure(run.counted(seen.slope.detach())) <= steady:
-                raise Stopped(Status.STEADY, seen.step.end, seen.after)
+        def stop_if_steady(accepted: Accepted) -> None:
+            assert accepted.slope is not None, "a method that does not show it was refused"
+            speed = run.measure(run.counted(accepted.slope.detach()))
+            if speed <= steady:
+                raise Stopped(Status.STEADY, accepted.step.end, accepted.after)
 
-        wanted.append(rest)
-    return wanted
+        in_order.append(stop_if_steady)
+    return in_order
 
 
-def way_of(method: Method, kind: Gradient) -> tuple[Callable[..., Solution], Method]:
+def integrator_of(method: Method, kind: Gradient) -> tuple[Callable[..., Solution], Method]:
     """The function that integrates, and the method that it gets: `march` without gradient or in
     forward mode, else the kind's own.
     """
@@ -103,7 +108,7 @@ def way_of(method: Method, kind: Gradient) -> tuple[Callable[..., Solution], Met
     return march, kind.scheme(method)
 
 
-def again_to_there(
+def solve_to_stop(
     method: Method,
     kind: Gradient,
     segments: Sequence[Segment],
@@ -117,37 +122,37 @@ def again_to_there(
     Near the event's time the state is that of one midpoint step from it. So its derivatives by the
     time are exact up to the second.
     """
-    wanted = run.wanted
-    integrate, integrator = way_of(method, kind)
+    pending_times = run.pending_times
+    integrate, integrator = integrator_of(method, kind)
     with torch.no_grad():
-        found = march(method, segments, x0, run)
-    if not found.status.good:
-        return found
-    if found.segment is None:
-        k = len(segments) - 1
-    else:
-        k = found.segment
+        stopped = march(method, segments, x0, run)
+    if not stopped.status.good:
+        return stopped
+    k = len(segments) - 1
+    if stopped.segment is not None:
+        k = stopped.segment
     last = segments[k]
-    if found.time is None:
-        time = last.end
-    else:
-        time = found.time
-    reached = [*segments[:k], last if time == last.end else last.part(last.t0, time, True)]
+    time = last.end
+    if stopped.time is not None:
+        time = stopped.time
+    reached = list(segments[: k + 1])
+    if time != last.end:
+        reached[k] = last.part(last.t0, time, first=True)
     # within one segment take the number of steps that were begun: `odeint_event` asks for a million
-    if k:
-        begun = run.steps
-    else:
-        begun = max(1, min(run.steps, math.ceil((time - last.start) / last.step(run.steps))))
-    request = run.again(steps=begun, wanted=wanted)
+    steps = run.steps
+    if k == 0:
+        begun = math.ceil((time - last.start) / last.step(run.steps))
+        steps = max(1, min(run.steps, begun))
+    request = run.again(steps=steps, pending_times=pending_times)
     solution = integrate(integrator, reached, x0, request, progress)
     run.apart = request.apart
-    if solution.status is not Status.SUCCESS or found.status is Status.SUCCESS:
+    if solution.status is not Status.SUCCESS or stopped.status is Status.SUCCESS:
         return solution
-    ended = dataclasses.replace(solution, status=found.status, segment=k, time=time)
+    ended = dataclasses.replace(solution, status=stopped.status, segment=k, time=time)
     if run.event is None:
         return ended
     i, _ = run.event
-    event = next(look for look in run.observers if isinstance(look, Events)).events[i]
+    (events,) = [observer for observer in run.observers if isinstance(observer, Events)]
     x = solution.x1
     low, high = request.inside(last, x.dtype)
     start = min(max(time, low), high)
@@ -161,7 +166,6 @@ def again_to_there(
             return after
         return last.project(after)
 
-    moment, x1 = moved(event, time, last, along, x)
-    return dataclasses.replace(
-        ended, x1=x1, states=(*solution.states[:-1], x1), event=i, event_time=moment
-    )
+    event_time, x1 = moved(events.events[i], time, last, along, x)
+    states = (*solution.states[:-1], x1)
+    return dataclasses.replace(ended, x1=x1, states=states, event=i, event_time=event_time)

@@ -12,25 +12,28 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, TypeVar
+from itertools import zip_longest
+from typing import TypeVar
 
 from torch import Tensor
 
 from solvers.checked import checked, item
 from solvers.errors import ConfigError, shown
+from solvers.rooted_trees import RootedTree, density, trees
 
 TOLERANCE = 1e-13
 """The largest error of a condition: coefficients are published to 16 digits."""
-DENSE_TOLERANCE, DENSE_SIZE = 1e-12, 100.0
+DENSE_TOLERANCE = 1e-12
+DENSE_SIZE = 100.0
 """The same for dense output, times the sum of its coefficients' sizes over DENSE_SIZE if above 1.
 """
 
 Coefficient = int | float | str | Fraction
 Number = TypeVar("Number", float, Tensor)
-RootedTree = tuple[Any, ...]  # a rooted tree: the sorted tuple of the trees at its root
-Known = dict[RootedTree, list[float]]
+BranchSums = dict[RootedTree, list[float]]
+"""By a branch: for each stage, the sum that the branch contributes to an order condition."""
 Row = tuple[float, ...]
 Rows = tuple[Row, ...]
 
@@ -72,20 +75,16 @@ class Tableau:
 
     def __post_init__(self) -> None:
         stages = len(self.b)
-        if (
-            len(self.a) != stages
-            or len(self.c) != stages
-            or any(len(row) != i for i, row in enumerate(self.a))
-        ):
+        is_triangular = all(len(row) == i for i, row in enumerate(self.a))
+        if len(self.a) != stages or len(self.c) != stages or not is_triangular:
             raise ConfigError(
                 f"a tableau of {stages} weights needs {stages} nodes and rows of 0, 1, ...,"
                 f" {stages - 1} coefficients"
             )
-        if (
-            any(len(row) != stages + i for i, row in enumerate(self.inner))
-            or len(self.inner_c) != len(self.inner)
-            or (self.inner and (self.gamma or not self.dense))
-        ):
+        inner_fits = len(self.inner_c) == len(self.inner) and all(
+            len(row) == stages + i for i, row in enumerate(self.inner)
+        )
+        if not inner_fits or (self.inner and (self.gamma or not self.dense)):
             raise ConfigError(
                 f"inner stages go with dense output of an explicit method: give rows of {stages},"
                 f" {stages + 1}, .. and their nodes"
@@ -103,33 +102,37 @@ class Tableau:
                 )
         if self.coarse is not None and self.embedded is None:
             raise ConfigError("coarse weights go with embedded ones: give both, or embedded alone")
-        known: Known = {}
+        branch_sums: BranchSums = {}
         for what, weights, order in (
             ("b", self.b, self.order),
             ("embedded", self.embedded, self.embedded_order),
             ("coarse", self.coarse, self.coarse_order),
         ):
-            if weights is not None:
-                if len(weights) != stages:
-                    raise ConfigError(f"{what} has {len(weights)} weights for {stages} stages")
-                self._check_order(what, weights, order, known)
+            if weights is None:
+                continue
+            if len(weights) != stages:
+                raise ConfigError(f"{what} has {len(weights)} weights for {stages} stages")
+            self._check_order(what, weights, order, branch_sums)
         if self.dense:
-            self._check_dense(known)
+            self._check_dense(branch_sums)
 
     @functools.cached_property
     def rows(self) -> Rows:
         """The rows of all stages with the diagonal, then the inner ones."""
-        return (*((*row, self.gamma if i else 0.0) for i, row in enumerate(self.a)), *self.inner)
+        first = [(*row, 0.0) for row in self.a[:1]]
+        later = [(*row, self.gamma) for row in self.a[1:]]
+        return (*first, *later, *self.inner)
 
     @functools.cached_property
     def error_weights(self) -> Rows:
         """b - embedded, and b - coarse if there is one. h times the stages, summed with such
         weights, estimates the error.
         """
-        lower = [weights for weights in (self.embedded, self.coarse) if weights is not None]
-        return tuple(
-            tuple(b - e for b, e in zip(self.b, weights, strict=True)) for weights in lower
-        )
+        differences = []
+        for weights in (self.embedded, self.coarse):
+            if weights is not None:
+                differences.append(tuple(b - e for b, e in zip(self.b, weights, strict=True)))
+        return tuple(differences)
 
     def error(self, norms: Sequence[float]) -> float:
         """The error from the norms of its estimates, the finer first: err_e, or
@@ -160,21 +163,21 @@ class Tableau:
             values = [
                 sum(a * value for a, value in zip(row, values, strict=False)) for row in self.a
             ]
-        fine = 1000
-        for k in range(1, 100 * fine):
+        points_per_unit = 1000
+        for k in range(1, 100 * points_per_unit):
             value = 0.0
             for power in reversed(powers):
-                value = power - k / fine * value
+                value = power - k / points_per_unit * value
             if abs(value) > 1 + 1e-9:
-                return (k - 1) / fine
+                return (k - 1) / points_per_unit
         raise AssertionError("the polynomial of an explicit method leaves the unit disc")
 
     @functools.cached_property
     def last_difference(self) -> Row:
         """x_s - x_(s-1) of the last two stages, over h, as weights of the stages."""
         last = self.a[-1]
-        before = (*self.a[-2], 0.0)
-        return tuple(a - b for a, b in zip(last, before, strict=True))
+        last_but_one = (*self.a[-2], 0.0)
+        return tuple(a - b for a, b in zip(last, last_but_one, strict=True))
 
     @property
     def reuses_last_stage(self) -> bool:
@@ -189,20 +192,20 @@ class Tableau:
             and self.a[-1] == self.b[:-1]
         )
 
-    def _check_order(self, what: str, weights: Sequence[float], order: int, known: Known) -> None:
+    def _check_order(
+        self, what: str, weights: Sequence[float], order: int, branch_sums: BranchSums
+    ) -> None:
         if order < 1:
             raise ConfigError(f"the order of {what} is {order}; it must be at least 1")
         for size in range(1, order + 1):
             for tree in trees(size):
+                phi = self._stage_weights(tree, branch_sums)
                 # inner stages come last and have no weight here
-                have = sum(
-                    w * value
-                    for w, value in zip(weights, self._stage_weights(tree, known), strict=False)
-                )
-                if abs(have - 1 / density(tree)) > TOLERANCE:
+                total = sum(w * value for w, value in zip(weights, phi, strict=False))
+                if abs(total - 1 / density(tree)) > TOLERANCE:
                     raise ConfigError(
                         f"{what} is not of order {order}: the condition of order {size} for the"
-                        f" tree {tree} gives {have:.17g}, not 1/{density(tree)}"
+                        f" tree {tree} gives {total:.17g}, not 1/{density(tree)}"
                     )
 
     def dense_weights(self, theta: Number) -> tuple[Number, ...]:
@@ -212,7 +215,7 @@ class Tableau:
             for row in self.dense
         )
 
-    def _check_dense(self, known: Known) -> None:
+    def _check_dense(self, branch_sums: BranchSums) -> None:
         ends = (*self.b, *(0.0 for _ in self.inner))
         if len(self.dense) != len(ends):
             raise ConfigError(f"dense has {len(self.dense)} polynomials for {len(ends)} stages")
@@ -223,27 +226,32 @@ class Tableau:
                 )
         for size in range(1, max(2, self.order)):
             for tree in trees(size):
-                values = self._stage_weights(tree, known)
+                phi = self._stage_weights(tree, branch_sums)
                 # theta^size/density, power by power
-                for power in range(1, max(map(len, self.dense)) + 1):
-                    weights = [row[power - 1] if len(row) >= power else 0.0 for row in self.dense]
-                    have = sum(w * v for w, v in zip(weights, values, strict=True))
+                for i, weights in enumerate(zip_longest(*self.dense, fillvalue=0.0)):
+                    power = i + 1
+                    required = 0.0
+                    if power == size:
+                        required = 1 / density(tree)
+                    total = sum(w * value for w, value in zip(weights, phi, strict=True))
                     allowed = DENSE_TOLERANCE * max(1.0, sum(map(abs, weights)) / DENSE_SIZE)
-                    if abs(have - (power == size) / density(tree)) > allowed:
+                    if abs(total - required) > allowed:
                         raise ConfigError(
                             f"dense is not of order {max(1, self.order - 1)}: in the condition of"
-                            f" order {size} for the tree {tree}, theta^{power} has {have:.17g}"
+                            f" order {size} for the tree {tree}, theta^{power} has {total:.17g}"
                         )
 
-    def _stage_weights(self, tree: RootedTree, known: Known) -> list[float]:
-        """The products of the row sums of the branches (`known` has those that were computed)."""
-        values = [1.0] * len(self.rows)
+    def _stage_weights(self, tree: RootedTree, branch_sums: BranchSums) -> list[float]:
+        """phi of the tree for each stage: the product of the sums over its branches. It adds those
+        that it computes to `branch_sums`.
+        """
+        phi = [1.0] * len(self.rows)
         for branch in tree:
-            if branch not in known:
-                below = self._stage_weights(branch, known)
-                known[branch] = [sum(map(operator.mul, row, below)) for row in self.rows]
-            values = list(map(operator.mul, values, known[branch]))
-        return values
+            if branch not in branch_sums:
+                below = self._stage_weights(branch, branch_sums)
+                branch_sums[branch] = [sum(map(operator.mul, row, below)) for row in self.rows]
+            phi = list(map(operator.mul, phi, branch_sums[branch]))
+        return phi
 
 
 def tableau(
@@ -272,31 +280,36 @@ def tableau(
     def floats(values: Sequence[Coefficient]) -> Row:
         return tuple(float(_exact(value)) for value in values)
 
-    def node(
-        row: Sequence[Coefficient],
-    ) -> float:  # 15 digits: decimals whose sum misses 1 in the last place give 1
+    def floats_or_none(values: Sequence[Coefficient] | None) -> Row | None:
+        if values is None:
+            return None
+        return floats(values)
+
+    def node(row: Sequence[Coefficient]) -> float:
+        # 15 digits: decimals whose sum misses 1 in the last place give 1
         return round(float(sum(map(_exact, row), Fraction(0))), 15)
 
+    with_diagonal = [*a[:1], *([*row, gamma] for row in a[1:])]
     return Tableau(
         order,
-        tuple(map(floats, a)),
-        floats(b),
-        tuple(node([*row, gamma] if i else row) for i, row in enumerate(a)),
-        None if embedded is None else floats(embedded),
-        embedded_order,
-        tuple(map(floats, dense)),
-        None if coarse is None else floats(coarse),
-        coarse_order,
-        float(_exact(gamma)),
-        tuple(map(floats, inner)),
-        tuple(map(node, inner)),
+        a=tuple(map(floats, a)),
+        b=floats(b),
+        c=tuple(map(node, with_diagonal)),
+        embedded=floats_or_none(embedded),
+        embedded_order=embedded_order,
+        dense=tuple(map(floats, dense)),
+        coarse=floats_or_none(coarse),
+        coarse_order=coarse_order,
+        gamma=float(_exact(gamma)),
+        inner=tuple(map(floats, inner)),
+        inner_c=tuple(map(node, inner)),
     )
 
 
 def _exact(coefficient: Coefficient) -> Fraction:
     try:
         exact = Fraction(item(coefficient))
-        float(exact)
+        float(exact)  # raises OverflowError if it is too large
         return exact
     except (ValueError, OverflowError, ZeroDivisionError):
         raise ConfigError(
@@ -313,129 +326,3 @@ def rows(text: str) -> list[list[str]]:
 def numbers(text: str) -> list[str]:
     """One row of coefficients."""
     return text.split()
-
-
-@functools.cache
-def trees(size: int) -> tuple[RootedTree, ...]:
-    """All rooted trees with that many nodes (1, 1, 2, 4, 9, ...), each as the sorted tuple of the
-    subtrees at its root.
-    """
-    return tuple(sorted(set(_forests(size - 1, size - 1))))
-
-
-def _forests(nodes: int, largest: int) -> Iterator[RootedTree]:
-    if nodes == 0:
-        yield ()
-    for size in range(1, min(nodes, largest) + 1):
-        for tree in trees(size):
-            for rest in _forests(nodes - size, size):
-                yield tuple(sorted((tree, *rest)))
-
-
-@functools.cache
-def density(tree: RootedTree) -> int:
-    """gamma(tree) = (number of nodes) * product of the densities of its branches. The order
-    condition is sum b phi = 1/gamma.
-    """
-    return _nodes(tree) * math.prod(map(density, tree))
-
-
-def _nodes(tree: RootedTree) -> int:
-    return 1 + sum(_nodes(branch) for branch in tree)
-
-
-EULER = tableau(1, [[]], [1], dense=[[1]])
-MIDPOINT = tableau(2, [[], ["1/2"]], [0, 1], dense=[[1, -1], [0, 1]])
-# With Euler's method as the embedded one, the pair 2(1).
-HEUN = tableau(2, [[], [1]], ["1/2", "1/2"], [1, 0], 1, dense=[[1, "-1/2"], [0, "1/2"]])
-RK4 = tableau(
-    4,
-    [[], *rows("1/2; 0 1/2; 0 0 1")],
-    numbers("1/6 1/3 1/3 1/6"),
-    dense=rows("1 -3/2 2/3; 0 1 -2/3; 0 1 -2/3; 0 -1/2 2/3"),
-)
-# Kutta (1901), the 3/8 rule.
-RK4_38 = tableau(
-    4,
-    [[], *rows("1/3; -1/3 1; 1 -1 1")],
-    numbers("1/8 3/8 3/8 1/8"),
-    dense=rows("1 -15/8 1; 0 15/8 -3/2; 0 3/8 0; 0 -3/8 1/2"),
-)
-HEUN3 = tableau(
-    3, [[], ["1/3"], [0, "2/3"]], numbers("1/4 0 3/4"), dense=rows("1 -3/4; 0 0; 0 3/4")
-)
-# Bogacki and Shampine (1989), the 3(2) pair; inside a step the cubic through both ends and their
-# slopes.
-BOSH3 = tableau(
-    3,
-    [[], *rows("1/2; 0 3/4; 2/9 1/3 4/9")],
-    numbers("2/9 1/3 4/9 0"),
-    numbers("7/24 1/4 1/3 1/8"),
-    2,
-    rows("1 -4/3 5/9; 0 1 -2/3; 0 4/3 -8/9; 0 -1 1"),
-)
-# Dormand and Prince (1980), the 5(4) pair.
-DOPRI5 = tableau(
-    5,
-    [
-        [],
-        *rows("""
-        1/5;
-        3/40 9/40;
-        44/45 -56/15 32/9;
-        19372/6561 -25360/2187 64448/6561 -212/729;
-        9017/3168 -355/33 46732/5247 49/176 -5103/18656;
-        35/384 0 500/1113 125/192 -2187/6784 11/84
-    """),
-    ],
-    numbers("35/384 0 500/1113 125/192 -2187/6784 11/84 0"),
-    numbers("5179/57600 0 7571/16695 393/640 -92097/339200 187/2100 1/40"),
-    4,
-    # Shampine (1986)
-    rows("""
-        1 -8048581381/2820520608 8663915743/2820520608 -12715105075/11282082432;
-        0;
-        0 131558114200/32700410799 -68118460800/10900136933 87487479700/32700410799;
-        0 -1754552775/470086768 14199869525/1410260304 -10690763975/1880347072;
-        0 127303824393/49829197408 -318862633887/49829197408 701980252875/199316789632;
-        0 -282668133/205662961 2019193451/616988883 -1453857185/822651844;
-        0 40617522/29380423 -110615467/29380423 69997945/29380423
-    """),
-)
-# Tsitouras (2011), the 5(4) pair; coefficients as published, to 16 digits.
-_TSIT5_B = numbers("""
-    0.09646076681806523 0.01 0.4798896504144996 1.379008574103742 -3.290069515436081
-    2.324710524099774 0
-""")
-_TSIT5_ERROR = numbers("""
-    -0.00178001105222577714 -0.0008164344596567469 0.007880878010261995 -0.1447110071732629
-    0.5823571654525552 -0.45808210592918697 1/66
-""")
-TSIT5 = tableau(
-    5,
-    [
-        [],
-        *rows("""
-            0.161;
-            -0.008480655492356989 0.335480655492357;
-            2.8971530571054935 -6.359448489975075 4.3622954328695815;
-            5.325864828439257 -11.748883564062828 7.4955393428898365 -0.09249506636175525;
-            5.86145544294642 -12.92096931784711 8.159367898576159 -0.071584973281401
-                -0.028269050394068383
-        """),
-        _TSIT5_B[:-1],
-    ],
-    _TSIT5_B,
-    [float(b) - float(Fraction(error)) for b, error in zip(_TSIT5_B, _TSIT5_ERROR, strict=True)],
-    4,
-    # Tsitouras' interpolant, multiplied out
-    rows("""
-        1.0 -2.763706197274826 2.9132554618219126 -1.0530884977290216;
-        0.0 0.1317 -0.2234 0.1017;
-        0.0 3.9302962368947516 -5.941033872131505 2.490627285651253;
-        0.0 -12.411077166933676 30.33818863028232 -16.548102889244902;
-        0.0 37.50931341651104 -88.1789048947664 47.37952196281928;
-        0.0 -27.896526289197286 65.09189467479366 -34.87065786149661;
-        0.0 1.5 -4.0 2.5
-    """),
-)

@@ -35,7 +35,7 @@ NAMES = (
 second.
 """
 # torchdiffeq fails by a bare assert; its message contains these words.
-ASSERTED = {
+STATUS_BY_ASSERTION = {
     "underflow in dt": Status.STEP_UNDERFLOW,
     "non-finite": Status.NON_FINITE,
     "max_num_steps": Status.TOO_MANY_STEPS,
@@ -100,51 +100,69 @@ class TorchDiffEq:
     ) -> Tensor:
         if self.name == "scipy_solver" and not finite(x):
             raise Stopped(Status.NON_FINITE, t0, x)
-        if any(
-            isinstance(given, Tensor) and given.shape != x.shape for given in (run.rtol, run.atol)
-        ):
-            raise ConfigError(
-                f"torchdiffeq:{self.name} with gradient 'adjoint' has no tolerances by entry: give"
-                " one number, or use tsit5"
-            )
+        for tolerance in (run.rtol, run.atol):
+            if isinstance(tolerance, Tensor) and tolerance.shape != x.shape:
+                raise ConfigError(
+                    f"torchdiffeq:{self.name} with gradient 'adjoint' has no tolerances by entry:"
+                    " give one number, or use tsit5"
+                )
         field = _Watched(segment, run, t0, t1, x, self._solver.valid_callbacks())
         times = torch.tensor([t0, t1], dtype=torch.float64, device=x.device)
-        options: dict[str, Any] = {}
-        if not self.adaptive:
-            options = {
-                "grid_constructor": lambda f, y, t: torch.linspace(
-                    t[0], t[-1], steps + 1, dtype=t.dtype, device=t.device
-                )
-            }
-            if self.name.endswith("_adams"):
-                options["max_order"] = (
-                    self.order + 1
-                )  # its own default, 12, is unstable at ordinary steps
-        elif self.name != "scipy_solver":
-            options = {"step_t": times[1:].clone(), "max_num_steps": run.max_steps}
-            options["norm"] = lambda x: run.norm(run.counted(x))
-        tolerances: dict[str, Any] = {"rtol": run.rtol, "atol": run.atol}
-        if self.name == "scipy_solver":  # which takes entries of a vector, and no tensors
-            tolerances = {
-                k: given.reshape(-1).cpu().numpy() if isinstance(given, Tensor) else given
-                for k, given in tolerances.items()
-            }
+        options = self._its_options(times, steps, run)
+        rtol: Any = run.rtol
+        atol: Any = run.atol
+        if self.name == "scipy_solver":
+            rtol = _without_tensor(run.rtol)
+            atol = _without_tensor(run.atol)
         try:
             from torchdiffeq import odeint
 
-            x1 = odeint(field, x, times, **tolerances, method=self.name, options=options)[-1]
-        except AssertionError as error:
-            status = next(
-                (status for words, status in ASSERTED.items() if words in str(error)), None
+            states = odeint(
+                field, x, times, rtol=rtol, atol=atol, method=self.name, options=options
             )
+        except AssertionError as error:
+            status = _status_of(error)
             if status is None:
                 raise
-            if finite(field.state):
-                status = status
-            else:
+            if not finite(field.state):
                 status = Status.NON_FINITE
             raise Stopped(status, field.time, field.state) from None
-        return run.accept(segment, t1, x1)
+        return run.accept(segment, t1, states[-1])
+
+    def _its_options(self, times: Tensor, steps: int, run: Run) -> dict[str, Any]:
+        """torchdiffeq's options for that many steps between the two times."""
+        if self.name == "scipy_solver":
+            return {}
+        if self.adaptive:
+            return {
+                "step_t": times[1:].clone(),
+                "max_num_steps": run.max_steps,
+                "norm": lambda x: run.norm(run.counted(x)),
+            }
+        options: dict[str, Any] = {
+            "grid_constructor": lambda f, y, t: torch.linspace(
+                t[0], t[-1], steps + 1, dtype=t.dtype, device=t.device
+            )
+        }
+        if self.name.endswith("_adams"):
+            # its own default, 12, is unstable at ordinary steps
+            options["max_order"] = self.order + 1
+        return options
+
+
+def _without_tensor(tolerance: float | Tensor) -> Any:
+    """A tolerance as scipy takes it: a number, or the entries of a vector."""
+    if isinstance(tolerance, Tensor):
+        return tolerance.reshape(-1).cpu().numpy()
+    return tolerance
+
+
+def _status_of(error: AssertionError) -> Status | None:
+    """The status for one of torchdiffeq's assertions, or None for any other."""
+    for words, status in STATUS_BY_ASSERTION.items():
+        if words in str(error):
+            return status
+    return None
 
 
 class _Watched(torch.nn.Module):
@@ -156,11 +174,11 @@ class _Watched(torch.nn.Module):
         self, segment: Segment, run: Run, t0: float, t1: float, x: Tensor, callbacks: set[str]
     ):
         super().__init__()
-        for name in callbacks & {
-            "callback_step",
-            "callback_reject_step",
-        }:  # torchdiffeq warns of callbacks that a method never calls
-            setattr(self, name, getattr(self, f"_{name}"))
+        # torchdiffeq warns of callbacks that a method never calls
+        if "callback_step" in callbacks:
+            self.callback_step = self._callback_step
+        if "callback_reject_step" in callbacks:
+            self.callback_reject_step = self._callback_reject_step
         self._segment = segment
         self._run = run
         low, high = run.inside(segment, x.dtype)
@@ -174,14 +192,14 @@ class _Watched(torch.nn.Module):
 
     def _callback_step(self, t: Tensor, x: Tensor, h: Tensor) -> None:
         # called before each attempt: at a new time, the step before was accepted
-        if float(t.detach()) != self.time:
+        time = float(t.detach())
+        if time != self.time:
             if t.requires_grad and self._run.save == "steps":
                 # its step sizes depend on the parameters; a saved state is at a fixed time
-                x = x - self._run.velocity(self._segment, t.detach(), x.detach()).detach() * (
-                    t - t.detach()
-                ).to(x.dtype)
-            self._run.accept(self._segment, float(t.detach()), x)
-        self.time = float(t.detach())
+                slope = self._run.velocity(self._segment, t.detach(), x.detach()).detach()
+                x = x - slope * (t - t.detach()).to(x.dtype)
+            self._run.accept(self._segment, time, x)
+        self.time = time
         self.state = x
 
     def _callback_reject_step(self, t: Tensor, x: Tensor, h: Tensor) -> None:

@@ -67,6 +67,12 @@ def differentiable_once(
     """The gradients, which depend on `roots`. Autograd raises ConfigError if they are
     differentiated again.
     """
-    given = [gradient for gradient in gradients if gradient is not None]
-    marked = iter(_Once.apply(len(given), *given, *roots))  # type: ignore[no-untyped-call]  # torch gives it no types
-    return [None if gradient is None else next(marked) for gradient in gradients]
+    present = [gradient for gradient in gradients if gradient is not None]
+    marked = iter(_Once.apply(len(present), *present, *roots))  # type: ignore[no-untyped-call]  # torch gives it no types
+    marked_gradients: list[Tensor | None] = []
+    for gradient in gradients:
+        if gradient is None:
+            marked_gradients.append(None)
+        else:
+            marked_gradients.append(next(marked))
+    return marked_gradients

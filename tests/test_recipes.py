@@ -174,15 +174,15 @@ def test_a_new_ffn_is_one_entry(monkeypatch):
 def test_a_new_placement_is_one_entry(monkeypatch):
     entry = Placement(
         "pre_deep",
-        True,
-        False,
-        False,
-        "f(N_in X)/alpha",
-        "X + dt v",
-        "nowhere",
-        "C7",
-        "h",
+        input_norm=True,
+        output_norm=False,
+        state_norm=False,
         residual_gain=True,
+        velocity="f(N_in X)/alpha",
+        step="X + dt v",
+        seen_in="nowhere",
+        colour="C7",
+        marker="h",
     )
     monkeypatch.setitem(PLACEMENTS, entry.name, entry)
     model = model_with(placement="pre_deep")
@@ -460,7 +460,16 @@ def plan(case):
     return StepPlan({"text": [length]}, lambda: StepVerdict("seen", "", "it has a length", {}, result=length.figures()))
 
 
-PLACEMENTS["mine"] = Placement("mine", True, True, False, "N_out f(N_in X)/alpha", "X + dt v", "nowhere", residual_gain=True)
+PLACEMENTS["mine"] = Placement(
+    "mine",
+    input_norm=True,
+    output_norm=True,
+    state_norm=False,
+    residual_gain=True,
+    velocity="N_out f(N_in X)/alpha",
+    step="X + dt v",
+    seen_in="nowhere",
+)
 METHODS["ralston"] = RungeKutta(tableau(order=2, a=[[], ["2/3"]], b=["1/4", "3/4"]))
 STEPS["length"] = ScreeningStep("how long is the last state?", plan)
 """

@@ -7,7 +7,7 @@ import random
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any, TypeVar
 
@@ -55,25 +55,15 @@ def as_found(model: Any) -> Iterator[None]:
         modes = [(part, part.training) for part in parts]
         leaves = [p for part in parts for p in part.parameters(recurse=False) if p.is_leaf]
         # torch could not set those of inference mode again
-        asked = [(p, p.requires_grad) for p in leaves if is_lazy(p) or not p.is_inference()]
-        kept = [
-            (part, type(part), each, each.copy())
-            for part in parts
-            for each in (vars(part), *vars(part).values())
-            if type(each) in (dict, OrderedDict, list)
-        ]
-        tensors = [
-            b
-            for part in parts
-            for b in part.buffers(recurse=False)
-            if not (is_lazy(b) or b.is_inference())
-        ]
-        buffers = [(b, b._version, _entries(b).clone()) for b in tensors]
+        settable = [p for p in leaves if is_lazy(p) or not p.is_inference()]
+        gradients_required = [(p, p.requires_grad) for p in settable]
+        containers = [_Container(part, value) for part in parts for value in _containers(part)]
+        buffers = [_Buffer(buffer) for part in parts for buffer in _settable_buffers(part)]
         generators = [
-            (g, g.get_state())
+            (generator, generator.get_state())
             for part in parts
-            for g in vars(part).values()
-            if isinstance(g, torch.Generator)
+            for generator in vars(part).values()
+            if isinstance(generator, torch.Generator)
         ]
         with random_numbers_kept():
             with _IDLE:
@@ -81,8 +71,8 @@ def as_found(model: Any) -> Iterator[None]:
             try:
                 for part in parts:
                     part.training = False
-                for p, _ in asked:
-                    p.requires_grad = False
+                for parameter in settable:
+                    parameter.requires_grad = False
                 yield
             finally:
                 with _IDLE:
@@ -90,27 +80,67 @@ def as_found(model: Any) -> Iterator[None]:
                     _HELD.difference_update(held)
                 for generator, state in generators:
                     generator.set_state(state)
-                for part, kind, now, before in kept:
-                    if (
-                        type(part) is not kind
-                    ):  # a lazy module got its weights, and its hook is gone for good
-                        continue
-                    if isinstance(now, list):
-                        now[:] = before
-                    else:
-                        for key in now.keys() - before.keys():
-                            del now[key]
-                        now.update(before)
+                for container in containers:
+                    container.restore()
                 for part, training in modes:
                     part.training = training
-                for p, required in asked:
-                    p.requires_grad = required
-                for b, version, value in buffers:
-                    known = b.layout == torch.strided and not b.is_meta
-                    if b._version != version or (
-                        known and not torch.equal(_entries(b), value)
-                    ):  # .data has no version
-                        _entries(b).copy_(value)
+                for parameter, requires_grad in gradients_required:
+                    parameter.requires_grad = requires_grad
+                for buffer in buffers:
+                    buffer.restore()
+
+
+class _Container:
+    """A dict or list of a module, with a copy of its entries."""
+
+    def __init__(self, part: nn.Module, value: Any):
+        self.part = part
+        self.kind = type(part)
+        self.value = value
+        self.entries = value.copy()
+
+    def restore(self) -> None:
+        if type(self.part) is not self.kind:
+            return  # a lazy module got its weights, and its hook is gone for good
+        if isinstance(self.value, list):
+            self.value[:] = self.entries
+            return
+        for key in self.value.keys() - self.entries.keys():
+            del self.value[key]
+        self.value.update(self.entries)
+
+
+def _containers(part: nn.Module) -> list[Any]:
+    """The module's dict of attributes, and those attributes that are dicts or lists."""
+    values = (vars(part), *vars(part).values())
+    return [value for value in values if type(value) in (dict, OrderedDict, list)]
+
+
+class _Buffer:
+    """A buffer, with a copy of its entries."""
+
+    def __init__(self, buffer: Tensor):
+        self.buffer = buffer
+        self.version = buffer._version
+        self.entries = _entries(buffer).clone()
+
+    def restore(self) -> None:
+        if self._changed():
+            _entries(self.buffer).copy_(self.entries)
+
+    def _changed(self) -> bool:
+        if self.buffer._version != self.version:
+            return True
+        if self.buffer.layout != torch.strided or self.buffer.is_meta:
+            return False
+        # a change through .data leaves the version
+        return not torch.equal(_entries(self.buffer), self.entries)
+
+
+def _settable_buffers(part: nn.Module) -> list[Tensor]:
+    """The module's own buffers to which torch can write again."""
+    buffers = part.buffers(recurse=False)
+    return [buffer for buffer in buffers if not is_lazy(buffer) and not buffer.is_inference()]
 
 
 @contextmanager
@@ -118,16 +148,17 @@ def random_numbers_kept() -> Iterator[None]:
     """At the end the random numbers of torch, numpy and Python go on as if none had been drawn
     inside.
     """
-    ours = random.getstate()
-    numpys = np.random.get_state()
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    devices = range(0)
+    if torch.cuda.is_initialized():
+        devices = range(torch.cuda.device_count())
     try:
-        with torch.random.fork_rng(
-            range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-        ):
+        with torch.random.fork_rng(devices):
             yield
     finally:
-        random.setstate(ours)
-        np.random.set_state(numpys)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 def _entries(buffer: Tensor) -> Tensor:
@@ -136,9 +167,11 @@ def _entries(buffer: Tensor) -> Tensor:
     """
     if buffer.layout != torch.strided:
         return buffer.data
-    return buffer.data[
-        tuple(slice(1) if stride == 0 else slice(None) for stride in buffer.stride())
-    ]
+    entries = buffer.data
+    for axis, stride in enumerate(buffer.stride()):
+        if stride == 0:
+            entries = entries.narrow(axis, 0, min(1, entries.shape[axis]))
+    return entries
 
 
 def leaving_as_found(function: Function) -> Function:
@@ -147,7 +180,11 @@ def leaving_as_found(function: Function) -> Function:
 
     @wraps(function)
     def measuring(*args: Any, **kwargs: Any) -> Any:
-        with as_found(args[0] if args else kwargs.get(first)):
+        if args:
+            model = args[0]
+        else:
+            model = kwargs.get(first)
+        with as_found(model):
             return function(*args, **kwargs)
 
     return measuring  # type: ignore[return-value]  # the same function to its callers
@@ -157,13 +194,14 @@ def keep_as_found(ours: Ours, theirs: nn.Module) -> Ours:
     """Our modules around a user's, in evaluation mode. Each computes inside of `as_found` of
     itself, whoever calls it.
     """
-    own = set(theirs.modules())
+    users_modules = set(theirs.modules())
     for part in ours.modules():
-        if part not in own:
-            part.training = False
-            for name in COMPUTED:
-                if inspect.isfunction(getattr(type(part), name, None)):
-                    setattr(part, name, partial(_computed, part, name))
+        if part in users_modules:
+            continue
+        part.training = False
+        for name in COMPUTED:
+            if inspect.isfunction(getattr(type(part), name, None)):
+                setattr(part, name, partial(_computed, part, name))
     return ours
 
 
@@ -181,13 +219,15 @@ def _guest(part: nn.Module) -> Iterator[None]:
         held = id(part) in _HELD
         if held:
             _GUESTS[id(part)] += 1
-    try:
-        with nullcontext() if held else as_found(part):
+    if not held:
+        with as_found(part):
             yield
+        return
+    try:
+        yield
     finally:
-        if held:
-            with _IDLE:
-                _GUESTS[id(part)] -= 1
-                if not _GUESTS[id(part)]:
-                    del _GUESTS[id(part)]
-                _IDLE.notify_all()
+        with _IDLE:
+            _GUESTS[id(part)] -= 1
+            if _GUESTS[id(part)] == 0:
+                del _GUESTS[id(part)]
+            _IDLE.notify_all()

@@ -9,7 +9,7 @@ import torch
 
 from ctrans.base.shapes import AnyShape
 
-Item = TypeVar("Item")
+Candidate = TypeVar("Candidate")
 
 
 class Draw:
@@ -58,7 +58,7 @@ class Draw:
         """10 to the power of a number uniform in [low, high]."""
         return 10 ** self.uniform(low, high)
 
-    def choice(self, items: Iterable[Item]) -> Item:
-        """One of the items (of a table: of its names), equally likely."""
-        known = list(items)
-        return known[self.integer(len(known))]
+    def choice(self, candidates: Iterable[Candidate]) -> Candidate:
+        """One of the candidates (of a table: of its names), equally likely."""
+        sequence = list(candidates)
+        return sequence[self.integer(len(sequence))]

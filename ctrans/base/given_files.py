@@ -52,9 +52,9 @@ def check_file(path: Path) -> int:
         status = os.fstat(handle)
     finally:
         os.close(handle)
-    what = no_regular_file(status.st_mode)
-    if what:
-        raise ConfigError(f"cannot read {str(path)!r}: it is {what}, and no regular file")
+    kind = no_regular_file(status.st_mode)
+    if kind:
+        raise ConfigError(f"cannot read {str(path)!r}: it is {kind}, and no regular file")
     return status.st_size
 
 
@@ -62,7 +62,10 @@ def no_regular_file(mode: int) -> str:
     """What a file of that mode is in words; "" for a regular file."""
     if stat.S_ISREG(mode):
         return ""
-    return next((words for kind, words in NO_FILE.items() if kind(mode)), "something else")
+    for is_kind, description in NO_FILE.items():
+        if is_kind(mode):
+            return description
+    return "something else"
 
 
 def read_file(path: Path, limit: int | None = None) -> bytes:
@@ -72,8 +75,6 @@ def read_file(path: Path, limit: int | None = None) -> bytes:
     size = check_file(path)
     if limit is None:
         limit = memory() // 2
-    else:
-        limit = limit
     if size > limit:
         raise ConfigError(
             f"cannot read {str(path)!r}: it has {size:,} bytes, and ctrans reads at most {limit:,}:"
@@ -93,7 +94,10 @@ def read_lines(path: Path) -> Iterator[str]:
     check_file(path)
     try:
         with path.open(errors="replace") as file:
-            while line := file.readline(LONGEST_LINE):
+            while True:
+                line = file.readline(LONGEST_LINE)
+                if not line:
+                    return
                 if len(line) == LONGEST_LINE:
                     raise ConfigError(
                         f"{str(path)!r} has a line of over {LONGEST_LINE:,} characters: it is no"
@@ -111,8 +115,9 @@ def check_safetensors(path: Path) -> None:
     size = check_file(path)
     with path.open("rb") as file:
         header = int.from_bytes(file.read(8), "little")
-    rest = max(0, size - 8)
-    most = min(MOST_NAMES, rest, max(0, rest - header) + (1 << 20))
+    after_length = max(0, size - 8)
+    weights = max(0, after_length - header)
+    most = min(MOST_NAMES, after_length, weights + (1 << 20))
     if header > most:
         raise ConfigError(
             f"{str(path)!r} is no complete safetensors file: its header has {header:,} bytes, and"
@@ -126,15 +131,12 @@ def read_json(path: Path) -> Any:
     """
     data = read_file(path, LARGEST_JSON)
     try:
-        found = json.loads(data)
+        value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} is no JSON: {one_line(error)}") from None
-    if nested_too_deep(found):
-        raise ConfigError(
-            f"{str(path)!r} is nested more than {DEEPEST_JSON} deep, which ctrans does not read:"
-            " give another file"
-        )
-    return found
+    if nested_too_deep(value):
+        raise _too_deep(path)
+    return value
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -144,74 +146,78 @@ def read_toml(path: Path) -> dict[str, Any]:
     data = read_file(path, LARGEST_TOML)
     try:
         text = data.decode()
-        if _long_key(text):
-            found = {}
-        else:
-            found = tomllib.loads(text)
+        has_long_key = _long_key(text)
+        table: dict[str, Any] = {}
+        if not has_long_key:
+            table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} is no TOML: {one_line(error)}") from None
-    if _long_key(text) or nested_too_deep(found):
-        raise ConfigError(
-            f"{str(path)!r} is nested more than {DEEPEST_JSON} deep, which ctrans does not read:"
-            " give another file"
-        )
-    return found
+    if has_long_key or nested_too_deep(table):
+        raise _too_deep(path)
+    return table
+
+
+def _too_deep(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{str(path)!r} is nested more than {DEEPEST_JSON} deep, which ctrans does not read:"
+        " give another file"
+    )
 
 
 def _long_key(text: str) -> bool:
     """Whether TOML may have a dotted key of over `DEEPEST_JSON` parts, for which Python needs time
     by the square. Parts in quotes can look like values, so that all of them count.
     """
-    bare = max(
-        len(re.findall(r"[\w-][ \t]*\.", piece)) for piece in re.split(r"[,=\[\]{}\n]", text)
-    )
-    return (
-        bare > DEEPEST_JSON
-        or len(re.findall(r"[\"'][ \t]*\.|\.[ \t]*[\"']", text)) > 10 * DEEPEST_JSON
-    )
+    pieces = re.split(r"[,=\[\]{}\n]", text)
+    longest_bare = max(len(re.findall(r"[\w-][ \t]*\.", piece)) for piece in pieces)
+    if longest_bare > DEEPEST_JSON:
+        return True
+    quoted = re.findall(r"[\"'][ \t]*\.|\.[ \t]*[\"']", text)
+    return len(quoted) > 10 * DEEPEST_JSON
 
 
-def read_array(path: Path, fits: Callable[[np.ndarray], bool], wanted: str) -> Any:
+def read_array(path: Path, fits: Callable[[np.ndarray], bool], description: str) -> Any:
     """An array that `numpy.save` wrote, memory-mapped. Raises ConfigError for another file, and,
-    naming what is wanted, for an array that does not fit.
+    with the description of those that fit, for an array that does not.
     """
     check_file(path)
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise cannot_read(path, error) from None
-    except (
-        Exception
-    ) as error:  # damaged bytes lead numpy to ValueError, SyntaxError, EOFError and more
+    # damaged bytes lead numpy to ValueError, SyntaxError, EOFError and more
+    except Exception as error:
         raise ConfigError(f"{str(path)!r} is no array of numpy.save: {one_line(error)}") from None
-    if not isinstance(found, np.ndarray) or not fits(found):
-        if isinstance(found, np.ndarray):
-            what = f"{found.dtype} of shape {found.shape}"
-        else:
-            what = type(found).__name__
-        raise ConfigError(f"{str(path)!r} holds {what}: give {wanted}")
-    return found
+    if not isinstance(array, np.ndarray):
+        raise ConfigError(f"{str(path)!r} holds {type(array).__name__}: give {description}")
+    if not fits(array):
+        raise ConfigError(
+            f"{str(path)!r} holds {array.dtype} of shape {array.shape}: give {description}"
+        )
+    return array
 
 
-def nested_too_deep(found: Any) -> bool:
+def nested_too_deep(document: Any) -> bool:
     """Whether objects and lists of JSON are nested more than `DEEPEST_JSON` deep, values
     included.
     """
     depth = 0
-    inside = [found]
-    while inside:
+    values = [document]
+    while values:
         depth += 1
         if depth > DEEPEST_JSON:
             return True
-        held = [
-            value.values() if isinstance(value, dict) else value
-            for value in inside
-            if isinstance(value, (dict, list))
-        ]
-        inside = [value for values in held for value in values]
+        inside: list[Any] = []
+        for value in values:
+            if isinstance(value, dict):
+                inside.extend(value.values())
+            elif isinstance(value, list):
+                inside.extend(value)
+        values = inside
     return False
 
 
 def cannot_read(path: Path, error: OSError | ValueError) -> ConfigError:
     """The error for a file that cannot be opened or read."""
-    return ConfigError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}")
+    reason = getattr(error, "strerror", None) or error
+    return ConfigError(f"cannot read {str(path)!r}: {reason}")

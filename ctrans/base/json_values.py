@@ -17,15 +17,14 @@ def plain(value: Any) -> Any:
     that JSON lacks the texts "inf", "-inf", "nan".
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: plain(getattr(value, name)) for name in names}
     if isinstance(value, enum.Enum):
         return value.name.lower()
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [plain(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
@@ -38,8 +37,6 @@ def is_step(value: Any) -> bool:
 
 def is_number(value: Any) -> bool:
     """Whether it is a number that a float can hold, as `plain` writes it."""
-    return (
-        value in ("nan", "inf", "-inf")
-        or type(value) is float
-        or (type(value) is int and abs(value) < 1e300)
-    )
+    if type(value) is int:
+        return abs(value) < 1e300
+    return type(value) is float or value in ("nan", "inf", "-inf")

@@ -40,12 +40,13 @@ def too_large_to_stay(weights: float) -> bool:
 
 def check_fits(size: int | float, remedy: str, what: str = "the weights need") -> None:
     """Raises ConfigError with the remedy if the size in bytes exceeds this machine's memory."""
-    if size > memory():
-        if size < 10**30:
-            much = f"{size / 1e9:.3g}"
-        else:
-            much = "over 10^21"
-        raise ConfigError(f"{what} {much} GB and this machine has {memory() / 1e9:.3g}: {remedy}")
+    if size <= memory():
+        return
+    if size < 10**30:
+        gigabytes = f"{size / 1e9:.3g}"
+    else:
+        gigabytes = "over 10^21"
+    raise ConfigError(f"{what} {gigabytes} GB and this machine has {memory() / 1e9:.3g}: {remedy}")
 
 
 def check_matrices_fit(entries: int) -> None:
@@ -53,6 +54,5 @@ def check_matrices_fit(entries: int) -> None:
     other devices, such as "meta", they need none of it.
     """
     if torch.get_default_device().type == "cpu":
-        check_fits(
-            entries * torch.get_default_dtype().itemsize, "lower the width, or the hidden width"
-        )
+        size = entries * torch.get_default_dtype().itemsize
+        check_fits(size, "lower the width, or the hidden width")

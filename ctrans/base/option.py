@@ -42,22 +42,24 @@ class Range:
 
     def check(self, name: str, value: Any, *, whole: bool = False, hint: str = "") -> None:
         """Raises ConfigError unless the value is a number in the range. `hint` ends the message."""
-        number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-        if number and self.low <= value <= self.high:
+        if whole:
+            is_number = isinstance(value, int) and not isinstance(value, bool)
+        else:
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if is_number and self.low <= value <= self.high:
             return
-        if number and value > self.high and not self.words:
+        if is_number and value > self.high and not self.words:
             if value < 10**15:
-                said = f"{value:,}"
+                value_text = f"{value:,}"
             else:
-                said = shown(value)
-            raise ConfigError(f"{name} = {said}: give at most {self.high:,}")
-        raise ConfigError(
-            f"{name} = {shown(value)}: give"
-            f" {self.words or f'a whole number of at least {self.low}'}{hint}"
-        )
+                value_text = shown(value)
+            raise ConfigError(f"{name} = {value_text}: give at most {self.high:,}")
+        allowed = self.words or f"a whole number of at least {self.low}"
+        raise ConfigError(f"{name} = {shown(value)}: give {allowed}{hint}")
 
 
-SMALLEST, LARGEST = math.ulp(0.0), sys.float_info.max
+SMALLEST = math.ulp(0.0)
+LARGEST = sys.float_info.max
 FINITE = Range(-LARGEST, LARGEST, "a finite number")
 POSITIVE = Range(SMALLEST, LARGEST, "a positive finite number")
 NOT_NEGATIVE = Range(0, LARGEST, "a finite number of at least 0")
@@ -117,8 +119,16 @@ def option(
     """A field of a dataclass that is an option (see `Option`). `flags` is one text, such as
     "--context --tokens".
     """
-    words = tuple(flags.split())
-    about = Option(help, group, choices, other_choices, limits, words, default_words, click)
+    about = Option(
+        help=help,
+        group=group,
+        choices=choices,
+        other_choices=other_choices,
+        limits=limits,
+        flags=tuple(flags.split()),
+        default_words=default_words,
+        click=click,
+    )
     return dataclasses.field(default=default, metadata={KEY: about})
 
 
@@ -144,16 +154,17 @@ def field_types(cls: type) -> Mapping[str, FieldType]:
 
 def _field_type(hint: Any) -> FieldType:
     several = typing.get_origin(hint) is tuple
-    if isinstance(hint, types.UnionType):
+    if several:
+        members = (typing.get_args(hint)[0],)
+    elif isinstance(hint, types.UnionType):
         members = typing.get_args(hint)
     else:
-        members = (typing.get_args(hint)[0] if several else hint,)
+        members = (hint,)
     kinds = [member for member in members if member is not types.NoneType]
+    kind: type = object
     if len(kinds) == 1 and kinds[0] in (bool, int, float, str, Path):
         kind = kinds[0]
-    else:
-        kind = object
-    return FieldType(kind, types.NoneType in members, several)
+    return FieldType(kind, optional=types.NoneType in members, several=several)
 
 
 @cache
@@ -161,18 +172,24 @@ def options_of(cls: type) -> Mapping[str, Option]:
     """The options of a dataclass by field name. Options without a group get that of the class that
     defines them.
     """
-    found = {}
+    options = {}
     for field in fields(cls):
-        if KEY in field.metadata:
-            home = next(each for each in cls.__mro__ if field.name in inspect.get_annotations(each))
-            about: Option = field.metadata[KEY]
-            if about.group:
-                found[field.name] = about
-            else:
-                found[field.name] = dataclasses.replace(
-                    about, group=getattr(home, "option_group", OWN)
-                )
-    return found
+        if KEY not in field.metadata:
+            continue
+        about: Option = field.metadata[KEY]
+        if not about.group:
+            group = getattr(_defining_class(cls, field.name), "option_group", OWN)
+            about = dataclasses.replace(about, group=group)
+        options[field.name] = about
+    return options
+
+
+def _defining_class(cls: type, field_name: str) -> type:
+    """The class of `cls` and its bases that declares the field."""
+    for base in cls.__mro__:
+        if field_name in inspect.get_annotations(base):
+            return base
+    raise AssertionError("a field is declared in a class")
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
@@ -186,25 +203,26 @@ def part_of(cls: type[Value], settings: object) -> Value:
     return cls(**{name: getattr(settings, name) for name in names})
 
 
-def check_options(made: Any) -> None:
+def check_options(settings: Any) -> None:
     """Raises ConfigError for the first field with a wrong type, an unknown choice or a value
     outside its limits.
     """
-    cls: Any = type(made)
-    about = options_of(cls)
-    for name, own in field_types(cls).items():
-        value = getattr(made, name)
-        if own.several or (value is None and own.optional):
+    cls: Any = type(settings)
+    options = options_of(cls)
+    for name, field_type in field_types(cls).items():
+        value = getattr(settings, name)
+        if field_type.several or (value is None and field_type.optional):
             continue
-        if own.kind is bool and not isinstance(value, bool):
+        if field_type.kind is bool and not isinstance(value, bool):
             raise ConfigError(f"{name} = {shown(value)}: give True or False")
-        if name not in about:
+        if name not in options:
             continue
-        limits = about[name].limits
-        choices = about[name].choices
+        limits = options[name].limits
+        choices = options[name].choices
         if limits is not None:
-            limits.check(
-                name, value, whole=own.kind is int, hint=", or leave it out" if own.optional else ""
-            )
-        if own.kind is str and choices is not None and not about[name].other_choices:
+            hint = ""
+            if field_type.optional:
+                hint = ", or leave it out"
+            limits.check(name, value, whole=field_type.kind is int, hint=hint)
+        if field_type.kind is str and choices is not None and not options[name].other_choices:
             look_up(name, value, choices)

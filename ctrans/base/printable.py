@@ -14,17 +14,18 @@ show nothing, and halves of characters.
 
 def printable(text: str) -> str:
     """The text with each unsafe character escaped as Python writes it, such as \\x1b."""
-    return UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def text_of(error: BaseException) -> str:
     """The text of an error, also of a class of the user's whose text cannot be made."""
     try:
         return str(error)
-    except Exception as other:
-        return f"its text cannot be made: {type(other).__name__}"
+    except Exception as error_of_text:
+        return f"its text cannot be made: {type(error_of_text).__name__}"
 
 
 def one_line(error: BaseException) -> str:
     """The first 200 characters of an error's text, on one line; its type if it has no text."""
-    return " ".join(text_of(error).split())[:200] or type(error).__name__
+    words = text_of(error).split()
+    return " ".join(words)[:200] or type(error).__name__

@@ -17,7 +17,7 @@ from ctrans.interop import Opened
 from ctrans.interop.image_inputs import images_for
 from ctrans.interop.tokens import BYTES, as_numbers, read_ids
 from ctrans.model.config import GPTConfig
-from ctrans.model.gpt import check_buildable
+from ctrans.model.size import check_buildable
 from ctrans.model.text import read_text, windows
 from ctrans.training.processes import get_device
 from solvers import ConfigError

@@ -32,7 +32,8 @@ from ctrans.interop.transformers_library import quiet
 from ctrans.measure.walk import Described
 from ctrans.model.checkpoint import load, load_config
 from ctrans.model.config import GPTConfig
-from ctrans.model.gpt import GPT, check_buildable, number_of_weights
+from ctrans.model.gpt import GPT
+from ctrans.model.size import check_buildable, number_of_weights
 from ctrans.model.text import VOCABULARY
 from ctrans.training.processes import get_device
 from solvers import ConfigError

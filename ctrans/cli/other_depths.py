@@ -10,7 +10,7 @@ from ctrans.base.memory import memory
 from ctrans.dynamics.depth import MOST_BLOCKS, check_count
 from ctrans.model.checkpoint import LAST, load
 from ctrans.model.config import GPTConfig
-from ctrans.model.gpt import check_buildable
+from ctrans.model.size import check_buildable
 from ctrans.report.progress import progress_bar
 from ctrans.training.evaluation import evaluate
 from ctrans.training.loop import TrainingRun

@@ -301,7 +301,7 @@ class EllipsoidProduct(NormImage):
         else:
             sign = "="
         return (
-            f"f_j = gamma * u_j, |u_jg|^2 {sign} {self.norm.each} in each of {self.norm.groups}"
+            f"f_j = gamma * u_j, |u_jg|^2 {sign} {self.norm.group_width} in each of {self.norm.groups}"
             " groups"
         )
 
@@ -365,7 +365,7 @@ class EllipsoidProduct(NormImage):
 
     @property
     def gains_have_local_maxima(self) -> bool:
-        return self.norm.each == 1
+        return self.norm.group_width == 1
 
     def chart(self, P: UnbatchedRows) -> Chart:
         chart = super().chart(P)
@@ -388,7 +388,7 @@ class EllipsoidProduct(NormImage):
         return [getattr(factor, method)(*parts, **options) for factor, *parts in groups]
 
     def _split(self, x: Tensor) -> Sequence[Tensor]:
-        groups: Sequence[Tensor] = x.split(self.norm.each, -1)
+        groups: Sequence[Tensor] = x.split(self.norm.group_width, -1)
         return groups
 
 

@@ -24,6 +24,7 @@ from solvers import ConfigError, Segment, checked, look_up, shown
 
 MOST_BLOCKS = 10_000
 """The largest number of blocks: ten times that of the deepest trained model."""
+DT = Range(SMALLEST, WEIGHT.high, "a positive residual scale of at most 1e37, such as 1 or 0.1")
 
 
 class Sublayers(nn.ModuleList):
@@ -63,7 +64,8 @@ class Depth(nn.Module):
         self.spans = _check_spans(spans, len(self.sublayers))
         self.per_block = per_block
         self.shared = shared
-        if sum(self.spans) * Fraction(self.dt) > sys.float_info.max:
+        depth_time = sum(self.spans) * Fraction(self.dt)
+        if depth_time > sys.float_info.max:
             raise ConfigError(
                 f"dt = {dt:g} times {len(self.sublayers)} sublayers is no finite depth-time:"
                 " lower dt"
@@ -95,9 +97,10 @@ class Depth(nn.Module):
         """The length of each segment in depth-time, spans[k] * dt rounded once: the step of the
         discrete model.
         """
-        step = Fraction(self.dt)
+        dt = Fraction(self.dt)
+        lengths = [span * dt for span in self.spans]
         # the quotient is what float() gives; compilers do not trace float() of a fraction
-        return tuple((span * step).numerator / (span * step).denominator for span in self.spans)
+        return tuple(length.numerator / length.denominator for length in lengths)
 
     @property
     def times(self) -> tuple[float, ...]:
@@ -141,30 +144,32 @@ class Depth(nn.Module):
         if self.shared:
             block = deepcopy(Sublayers(self._blocks()[0]))
             return self._over_same_time(list(block) * blocks, blocks)
-        old = [Sublayers(block) for block in self._blocks()]
-        parameters = [dict(block.named_parameters()) for block in old]
-        coefficients = {key: deepcopy(c) for key, c in coefficients_of(old).items()}
+        old_blocks = [Sublayers(block) for block in self._blocks()]
+        old_parameters = [dict(block.named_parameters()) for block in old_blocks]
+        coefficients = {key: deepcopy(c) for key, c in coefficients_of(old_blocks).items()}
         free = [
-            name for name, parameter in parameters[0].items() if id(parameter) not in coefficients
+            name
+            for name, parameter in old_parameters[0].items()
+            if id(parameter) not in coefficients
         ]
-        new: list[Sublayer] = []
+        new_sublayers: list[Sublayer] = []
         for j in range(blocks):
-            sources = sampler(Fraction(j, blocks), Fraction(j + 1, blocks), len(old))
-            block = copy_to(old[sources[0][0]], coefficients, Fraction(2 * j + 1, 2 * blocks))
-            own = dict(block.named_parameters())
+            sources = sampler(Fraction(j, blocks), Fraction(j + 1, blocks), len(old_blocks))
+            first_source = sources[0][0]
+            middle = Fraction(2 * j + 1, 2 * blocks)
+            block = copy_to(old_blocks[first_source], coefficients, middle)
+            parameters = dict(block.named_parameters())
             with torch.no_grad():
                 for name in free:
                     # relative to the first source, so that the mean of equal weights is exact
-                    first = parameters[sources[0][0]][name]
-                    own[name].copy_(
-                        first
-                        + sum(
-                            float(weight) * (parameters[i][name] - first)
-                            for i, weight in sources[1:]
-                        )
+                    first = old_parameters[first_source][name]
+                    change = sum(
+                        float(weight) * (old_parameters[i][name] - first)
+                        for i, weight in sources[1:]
                     )
-            new.extend(block)
-        return self._over_same_time(new, blocks)
+                    parameters[name].copy_(first + change)
+            new_sublayers.extend(block)
+        return self._over_same_time(new_sublayers, blocks)
 
     def _over_same_time(self, sublayers: Sequence[Sublayer], blocks: int) -> Depth:
         dt = float(Fraction(self.dt) * Fraction(self.blocks, blocks))
@@ -181,39 +186,37 @@ class Depth(nn.Module):
         al. 2020). The FFN halves share weights. Raises ConfigError for other blocks than attention
         and FFN.
         """
-        if self.per_block != 2 or any(
-            pair[0].kind != "attention" or pair[1].kind != "ffn" for pair in self._blocks()
-        ):
+        kinds_by_block = [[sublayer.kind for sublayer in block] for block in self._blocks()]
+        if any(kinds != ["attention", "ffn"] for kinds in kinds_by_block):
             raise ConfigError(
                 "only a depth of attention-FFN blocks has a symmetric form: leave out symmetric()"
             )
-        sublayers = [part for attention, ffn in self._blocks() for part in (ffn, attention, ffn)]
-        return Depth(
-            sublayers, self.dt, spans=[Fraction(1, 2), 1, Fraction(1, 2)] * self.blocks, per_block=3
-        )
+        sublayers: list[Sublayer] = []
+        for attention, ffn in self._blocks():
+            sublayers += [ffn, attention, ffn]
+        half = Fraction(1, 2)
+        spans = [half, Fraction(1), half] * self.blocks
+        return Depth(sublayers, self.dt, spans=spans, per_block=3)
 
     def _resampled_spans(self, blocks: int) -> list[Fraction]:
         """The spans of `blocks` blocks: each is the mean over the old blocks in its place, so that
         T stays.
         """
-        new = []
+        spans = []
         for j in range(blocks):
-            parts = _average(Fraction(j, blocks), Fraction(j + 1, blocks), self.blocks)
+            sources = _average(Fraction(j, blocks), Fraction(j + 1, blocks), self.blocks)
             for k in range(self.per_block):
-                new.append(
-                    sum(
-                        (share * self.spans[i * self.per_block + k] for i, share in parts),
-                        Fraction(0),
-                    )
-                )
-        return new
+                shares = (share * self.spans[i * self.per_block + k] for i, share in sources)
+                spans.append(sum(shares, Fraction(0)))
+        return spans
 
     def _times(self) -> list[Fraction]:
         return [Fraction(self.dt) * span for span in accumulate(self.spans, initial=Fraction(0))]
 
     def _blocks(self) -> list[list[Sublayer]]:
-        parts = list(self.sublayers)
-        return [parts[i : i + self.per_block] for i in range(0, len(parts), self.per_block)]
+        sublayers = list(self.sublayers)
+        starts = range(0, len(sublayers), self.per_block)
+        return [sublayers[start : start + self.per_block] for start in starts]
 
 
 Sources = list[tuple[int, Fraction]]
@@ -233,9 +236,12 @@ def _average(start: Fraction, end: Fraction, blocks: int) -> Sources:
 
 def _midpoint(start: Fraction, end: Fraction, blocks: int) -> Sources:
     """Linear theta between the blocks' midpoints, at the middle of [start, end]."""
-    place = min(max((start + end) / 2 * blocks - Fraction(1, 2), Fraction(0)), Fraction(blocks - 1))
-    i = math.floor(place)
-    return [(i, 1 - place + i)] + ([(i + 1, place - i)] if place > i else [])
+    middle = (start + end) / 2 * blocks - Fraction(1, 2)  # in blocks, from the first midpoint
+    middle = min(max(middle, Fraction(0)), Fraction(blocks - 1))
+    i = math.floor(middle)
+    if middle == i:
+        return [(i, Fraction(1))]
+    return [(i, 1 - middle + i), (i + 1, middle - i)]
 
 
 SAMPLERS: dict[str, Callable[[Fraction, Fraction, int], Sources]] = {
@@ -245,26 +251,28 @@ SAMPLERS: dict[str, Callable[[Fraction, Fraction, int], Sources]] = {
 
 
 def _check_spans(spans: Sequence[Fraction | int] | None, count: int) -> tuple[Fraction, ...]:
-    given = [1] * count if spans is None else list(spans)
-    if len(given) != count or not all(isinstance(span, Rational) and span > 0 for span in given):
+    if spans is None:
+        return (Fraction(1),) * count
+    spans = list(spans)
+    if len(spans) != count or not all(isinstance(span, Rational) and span > 0 for span in spans):
         raise ConfigError(
             f"{count} sublayers need as many positive spans, as whole numbers or fractions of dt,"
-            f" not {shown(given)}"
+            f" not {shown(spans)}"
         )
-    return tuple(Fraction(span) for span in given)
+    return tuple(Fraction(span) for span in spans)
 
 
-def spread(count: int, wanted: int) -> list[int]:
-    """At most `wanted` of the indices 0 .. count - 1, spread evenly, with both ends."""
-    return sorted(set(np.linspace(0, count - 1, min(wanted, count)).round().astype(int).tolist()))
+def spread(count: int, most: int) -> list[int]:
+    """At most `most` of the indices 0 .. count - 1, spread evenly, with both ends."""
+    indices = np.linspace(0, count - 1, min(most, count)).round().astype(int)
+    return sorted(set(indices.tolist()))
 
 
 def check_dt(dt: float) -> float:
     """dt as a float. Raises ConfigError unless it is positive and finite."""
-    given = float(dt) if isinstance(dt, Fraction) else dt
-    Range(
-        SMALLEST, WEIGHT.high, "a positive residual scale of at most 1e37, such as 1 or 0.1"
-    ).check("dt", given)
+    if isinstance(dt, Fraction):
+        dt = float(dt)
+    DT.check("dt", dt)
     return float(dt)
 
 
@@ -278,11 +286,12 @@ def check_matches(name: str, x: Tensor, weights: Iterable[Tensor]) -> None:
     """Raises ConfigError unless some weight has the dtype and the device of x, or there is none.
     Weights that are loaded on demand have neither yet. Autocast converts all dtypes but float64.
     """
-    kinds = {(each.dtype, each.device) for each in weights if not each.is_meta}
+    kinds = {(weight.dtype, weight.device) for weight in weights if not weight.is_meta}
     if x.dtype is not torch.float64 and torch.is_autocast_enabled(x.device.type):
         kinds |= {(x.dtype, device) for _, device in kinds}
     if kinds and (x.dtype, x.device) not in kinds:
-        has = " and ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        weights_are = " and ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
         raise ConfigError(
-            f"{name} is {x.dtype} on {x.device} and the weights are {has}: move one to the other"
+            f"{name} is {x.dtype} on {x.device} and the weights are {weights_are}: move one to the"
+            " other"
         )

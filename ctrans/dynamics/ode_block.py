@@ -41,10 +41,11 @@ def in_context(depth: Depth, context: Mapping[str, Any]) -> Depth:
     """
     if not context:
         return depth
-    sublayers = [
-        part.with_field(Called(part.field, context)) if part.kind != "ffn" else part
-        for part in depth.sublayers
-    ]
+    sublayers = []
+    for sublayer in depth.sublayers:
+        if sublayer.kind != "ffn":
+            sublayer = sublayer.with_field(Called(sublayer.field, context))
+        sublayers.append(sublayer)
     return Depth(sublayers, depth.dt, spans=depth.spans, per_block=depth.per_block)
 
 
@@ -86,35 +87,32 @@ class ODEBlock(nn.Module):
     ):
         super().__init__()
         self.scheme = Scheme(method, steps, rtol, atol, gradient)
-        chosen = get_placement(placement)
+        norms_around = get_placement(placement)
         norm_class = look_up("norm", norm, NORMS)
         if width is None:
             width = getattr(attention, "width", None)
-        else:
-            width = width
+        # the width of a foreign attention may be anything
         self.width: int | None = width if isinstance(width, int) else None
 
-        def make_norm(wanted: bool) -> Norm | None:
-            if not wanted:
-                return None
+        def make_norm() -> Norm:
             if width is None:
                 raise ConfigError(
                     f"placement {placement!r} has norms, which need the width: give width"
                 )
             return norm_class(width, eps)
 
-        def sublayer(field: nn.Module, kind: Kind) -> Sublayer:
+        def make_sublayer(field: nn.Module, kind: Kind) -> Sublayer:
             return Sublayer(
                 field,
                 kind,
-                input_norm=make_norm(chosen.input_norm),
-                output_norm=make_norm(chosen.output_norm),
-                state_norm=make_norm(chosen.state_norm),
+                input_norm=make_norm() if norms_around.input_norm else None,
+                output_norm=make_norm() if norms_around.output_norm else None,
+                state_norm=make_norm() if norms_around.state_norm else None,
                 gain=gain,
-                placement=chosen,
+                placement=norms_around,
             )
 
-        self.depth = Depth([sublayer(attention, "attention"), sublayer(ffn, "ffn")], dt)
+        self.depth = Depth([make_sublayer(attention, "attention"), make_sublayer(ffn, "ffn")], dt)
         self.scheme.check(self.depth)
 
     def forward(self, x: TokenRows, **context: Any) -> TokenRows:

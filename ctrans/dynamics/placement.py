@@ -30,6 +30,7 @@ class Placement:
     """
 
     name: str
+    _: dataclasses.KW_ONLY
     input_norm: bool
     output_norm: bool
     state_norm: bool
@@ -54,63 +55,89 @@ PLACEMENTS: dict[str, Placement] = {
     placement.name: placement
     for placement in (
         Placement(
-            "none", False, False, False, "f(X)", "X + dt v", "no normalisation", "#999933", "o"
+            "none",
+            input_norm=False,
+            output_norm=False,
+            state_norm=False,
+            velocity="f(X)",
+            step="X + dt v",
+            seen_in="no normalisation",
+            colour="#999933",
+            marker="o",
         ),
         Placement(
-            "pre", True, False, False, "f(N_in X)", "X + dt v", "GPT-2, Llama", "#0077bb", "s"
+            "pre",
+            input_norm=True,
+            output_norm=False,
+            state_norm=False,
+            velocity="f(N_in X)",
+            step="X + dt v",
+            seen_in="GPT-2, Llama",
+            colour="#0077bb",
+            marker="s",
         ),
         Placement(
             "peri",
-            True,
-            True,
-            False,
-            "N_out f(N_in X)",
-            "X + dt v",
-            "Gemma 2 and 3",
-            "#009988",
-            "D",
+            input_norm=True,
+            output_norm=True,
+            state_norm=False,
+            velocity="N_out f(N_in X)",
+            step="X + dt v",
+            seen_in="Gemma 2 and 3",
+            colour="#009988",
+            marker="D",
         ),
-        Placement("output", False, True, False, "N_out f(X)", "X + dt v", "OLMo 2", "#ee7733", "^"),
+        Placement(
+            "output",
+            input_norm=False,
+            output_norm=True,
+            state_norm=False,
+            velocity="N_out f(X)",
+            step="X + dt v",
+            seen_in="OLMo 2",
+            colour="#ee7733",
+            marker="^",
+        ),
         Placement(
             "post",
-            False,
-            False,
-            True,
-            "tangent part of f(X)",
-            "N(X + dt f(X))",
-            "original Transformer, BERT",
-            "#cc3311",
-            "v",
+            input_norm=False,
+            output_norm=False,
+            state_norm=True,
+            velocity="tangent part of f(X)",
+            step="N(X + dt f(X))",
+            seen_in="original Transformer, BERT",
+            colour="#cc3311",
+            marker="v",
         ),
         Placement(
             "pre_post",
-            True,
-            False,
-            True,
-            "tangent part of f(N_in X)",
-            "N(X + dt f(N_in X))",
-            "studied by Kim et al. (their A+C)",
-            "#ee3377",
-            "P",
+            input_norm=True,
+            output_norm=False,
+            state_norm=True,
+            velocity="tangent part of f(N_in X)",
+            step="N(X + dt f(N_in X))",
+            seen_in="studied by Kim et al. (their A+C)",
+            colour="#ee3377",
+            marker="P",
         ),
         Placement(
             "deepnorm",
-            False,
-            False,
-            True,
-            "tangent part of f(X)/alpha",
-            "N(X + dt f(X)/alpha)",
-            "DeepNet",
-            "#33bbee",
-            "X",
+            input_norm=False,
+            output_norm=False,
+            state_norm=True,
             residual_gain=True,
+            velocity="tangent part of f(X)/alpha",
+            step="N(X + dt f(X)/alpha)",
+            seen_in="DeepNet",
+            colour="#33bbee",
+            marker="X",
         ),
     )
 }
 
 
 def placement_with(
-    input_norm: bool, output_norm: bool, state_norm: bool, *, gain: bool = False
+    *, input_norm: bool, output_norm: bool, state_norm: bool, gain: bool = False
 ) -> Placement:
     """The placement with exactly these norms; `gain` chooses between those with and without a
     residual gain.
@@ -122,13 +149,16 @@ def placement_with(
         p for p in PLACEMENTS.values() if (p.input_norm, p.output_norm, p.state_norm) == norms
     ]
     if not matching:
-        words = ("an input norm", "an output norm", "a norm around the state")
-        on = " and ".join(word for word, there in zip(words, norms, strict=True) if there)
+        descriptions = ("an input norm", "an output norm", "a norm around the state")
+        norms_on = " and ".join(itertools.compress(descriptions, norms))
         raise ConfigError(
-            f"a sublayer has {on}, and no placement does: leave one out, or add an entry to"
+            f"a sublayer has {norms_on}, and no placement does: leave one out, or add an entry to"
             " PLACEMENTS"
         )
-    return min(matching, key=lambda p: p.residual_gain != gain)
+    for placement in matching:
+        if placement.residual_gain == gain:
+            return placement
+    return matching[0]
 
 
 def get_placement(name: str) -> Placement:
@@ -152,7 +182,7 @@ MOST_BLOCKS = 999_999
 """The largest number of blocks that a text can count."""
 
 
-def spell(given: Spelling) -> str:
+def spell(spelling: Spelling) -> str:
     """The placements of a model as one text, the same for equal placements.
 
     - a name such as "peri" applies to all sublayers of any number of blocks; the tuple ("post",
@@ -162,39 +192,47 @@ def spell(given: Spelling) -> str:
 
     Raises ConfigError for anything else, and for unknown names.
     """
-    if isinstance(given, str):
-        text = given
-    elif isinstance(given, tuple) and _is_pair(given):
-        text = "/".join(given)
-    elif (
-        isinstance(given, list)
-        and given
-        and all(isinstance(entry, str) or _is_pair(entry) for entry in given)
-    ):
-        each = [entry if isinstance(entry, str) else "/".join(entry) for entry in given]
-        if counted := next((name for name in each if set("*+") & set(name)), None):
-            raise ConfigError(
-                f"placement {shown(counted)} is an entry of a list, which has one entry for each"
-                " block: leave the count out"
-            )
-        text = "+".join(f"{name}*{len(list(same))}" for name, same in itertools.groupby(each))
+    if isinstance(spelling, str):
+        text = spelling
+    elif isinstance(spelling, tuple) and _is_pair(spelling):
+        text = "/".join(spelling)
+    elif isinstance(spelling, list) and spelling and all(_is_entry(entry) for entry in spelling):
+        text = _text_of_blocks(spelling)
     else:
         raise ConfigError(
-            f"placement = {shown(given)}: give a name for all blocks, a tuple of two names for"
+            f"placement = {shown(spelling)}: give a name for all blocks, a tuple of two names for"
             " attention and FFN, or a list with one of these for each block"
         )
-    return "+".join(_spelt(*run) for run in _runs(text))
+    return "+".join(_spelt(pair, count) for pair, count in _runs(text))
 
 
-def spell_for(given: Spelling, blocks: int) -> str:
+def _text_of_blocks(entries: list[str | tuple[str, str] | list[str]]) -> str:
+    """A text that counts the runs of equal entries, from one entry for each block."""
+    names = []
+    for entry in entries:
+        if isinstance(entry, str):
+            name = entry
+        else:
+            name = "/".join(entry)
+        if "*" in name or "+" in name:
+            raise ConfigError(
+                f"placement {shown(name)} is an entry of a list, which has one entry for each"
+                " block: leave the count out"
+            )
+        names.append(name)
+    return "+".join(f"{name}*{len(list(run))}" for name, run in itertools.groupby(names))
+
+
+def spell_for(spelling: Spelling, blocks: int) -> str:
     """The same for a model of this many blocks, without a count if all blocks are equal. Raises
     ConfigError for another number of blocks.
     """
-    text = spell(given)
+    text = spell(spelling)
     check_arrangement(text, blocks)
     runs = _runs(text)
     if len(runs) == 1:
-        return _spelt(runs[0][0], None)
+        pair, _ = runs[0]
+        return _spelt(pair, None)
     return text
 
 
@@ -203,7 +241,12 @@ def arrange(text: str, blocks: int) -> list[BlockPlacement]:
     of blocks.
     """
     check_arrangement(text, blocks)
-    return [pair for pair, count in _runs(text) for _ in range(blocks if count is None else count)]
+    arrangement = []
+    for pair, count in _runs(text):
+        if count is None:
+            count = blocks
+        arrangement.extend([pair] * count)
+    return arrangement
 
 
 def check_arrangement(text: str, blocks: int) -> None:
@@ -230,9 +273,13 @@ def check_arrangement(text: str, blocks: int) -> None:
 
 def placements_in(text: str) -> list[Placement]:
     """The different placements of a text, in order."""
-    return list(
-        {placement.name: placement for pair, _ in _runs(text) for placement in pair}.values()
-    )
+    by_name = {placement.name: placement for pair, _ in _runs(text) for placement in pair}
+    return list(by_name.values())
+
+
+def _is_entry(value: object) -> bool:
+    """Whether the value may describe a block: a name or a pair of names."""
+    return isinstance(value, str) or _is_pair(value)
 
 
 def _is_pair(value: object) -> bool:
@@ -244,11 +291,10 @@ def _is_pair(value: object) -> bool:
 
 
 def _spelt(pair: BlockPlacement, count: int | None) -> str:
-    attention, ffn = (placement.name for placement in pair)
-    if attention == ffn:
-        name = attention
+    if pair.attention.name == pair.ffn.name:
+        name = pair.attention.name
     else:
-        name = f"{attention}/{ffn}"
+        name = f"{pair.attention.name}/{pair.ffn.name}"
     if count is None:
         return name
     return f"{name}*{count}"
@@ -267,22 +313,21 @@ def _runs(text: str) -> list[tuple[BlockPlacement, int | None]]:
                 f"placement {shown(text)}: give a name, two as post/pre for attention and FFN, or"
                 " blocks as post*3+pre*9"
             )
-        attention, ffn, counted = match.groups()
+        attention, ffn, count_text = match.groups()
         pair = BlockPlacement(get_placement(attention), get_placement(ffn or attention))
-        if counted is None and len(parts) == 1:
+        if count_text is None and len(parts) == 1:
             return [(pair, None)]
-        if counted is None:
-            counted = "1"
-        else:
-            counted = counted
-        if not re.fullmatch(r"0*[1-9][0-9]{0,5}", counted):
+        if count_text is None:
+            count_text = "1"
+        if not re.fullmatch(r"0*[1-9][0-9]{0,5}", count_text):
             raise ConfigError(
-                f"placement {shown(text)}: {shown('*' + counted)} is no number of blocks: give a"
+                f"placement {shown(text)}: {shown('*' + count_text)} is no number of blocks: give a"
                 f" whole number from 1 to {MOST_BLOCKS} after each *"
             )
-        count = int(counted)
+        count = int(count_text)
         if runs and runs[-1][0] == pair:
-            count += runs.pop()[1] or 0
+            _, previous_count = runs.pop()
+            count += previous_count or 0
         runs.append((pair, count))
     if sum(count or 0 for _, count in runs) > MOST_BLOCKS:
         raise ConfigError(

@@ -83,13 +83,17 @@ class Scheme:
         """Raises ConfigError if the gradient does not work with the method and the depth's
         segments, or the numbers with the dtype.
         """
-        get_gradient(self.gradient).check(self.check_numbers(dtype), self.segments(depth))
+        gradient = get_gradient(self.gradient)
+        method = self.check_numbers(dtype)
+        gradient.check(method, self.segments(depth))
 
-    def segments(self, depth: Depth, continuous: bool | None = None) -> list[Segment]:
+    def segments(self, depth: Depth, *, continuous: bool | None = None) -> list[Segment]:
         """The depth's own steps for the discrete model, and its ODE otherwise. `continuous`
         overrides this.
         """
-        return depth.segments(continuous=not self.discrete if continuous is None else continuous)
+        if continuous is None:
+            continuous = not self.discrete
+        return depth.segments(continuous=continuous)
 
     def request(self, max_steps: int | None = None) -> dict[str, Any]:
         """The arguments of `solvers.solve` for this scheme."""
@@ -107,7 +111,10 @@ class Scheme:
 
     def last_state(self, depth: Depth, x0: TokenRows) -> TokenRows:
         """X_T. Raises SolveError if an integration fails. The discrete model never raises it."""
-        return depth(x0) if self.evaluates_once else self.solve(depth, x0).x1
+        if not self.evaluates_once:
+            return self.solve(depth, x0).x1
+        x1: TokenRows = depth(x0)
+        return x1
 
 
 DISCRETE = Scheme()
@@ -139,7 +146,7 @@ def trajectory(
     - `throw`: whether a failure raises SolveError; otherwise the solution's status shows it
     """
     scheme = Scheme(method, steps, rtol, atol, gradient, norm)
-    segments = scheme.segments(depth, continuous)
+    segments = scheme.segments(depth, continuous=continuous)
     return solve(
         segments, x0, **scheme.request(max_steps), save="segments", throw=throw, progress=progress
     )

@@ -56,15 +56,13 @@ class Sublayer(nn.Module):
         self.input_norm = input_norm
         self.output_norm = output_norm
         self.state_norm = state_norm
-        if placement is not None and self._norms != (
-            placement.input_norm,
-            placement.output_norm,
-            placement.state_norm,
-        ):
+        if placement is not None and not self._has_norms_of(placement):
             raise ConfigError(
                 f"placement {placement.name!r} has other norms than this sublayer: make them agree"
             )
-        self.residual = residual or Residual()
+        if residual is None:
+            residual = Residual()
+        self.residual = residual
 
     def with_field(self, field: nn.Module) -> Sublayer:
         """The same sublayer with another map. It shares the norms."""
@@ -88,15 +86,18 @@ class Sublayer(nn.Module):
         """
         if self._placement is not None:
             return self._placement
-        return placement_with(*self._norms, gain=self.gain != 1)
+        return placement_with(
+            input_norm=self.input_norm is not None,
+            output_norm=self.output_norm is not None,
+            state_norm=self.state_norm is not None,
+            gain=self.gain != 1,
+        )
 
-    @property
-    def _norms(self) -> tuple[bool, bool, bool]:
-        """Which of the three norms it has."""
+    def _has_norms_of(self, placement: Placement) -> bool:
         return (
-            self.input_norm is not None,
-            self.output_norm is not None,
-            self.state_norm is not None,
+            placement.input_norm == (self.input_norm is not None)
+            and placement.output_norm == (self.output_norm is not None)
+            and placement.state_norm == (self.state_norm is not None)
         )
 
     def forward(self, x: TokenRows) -> TokenRows:
@@ -106,7 +107,9 @@ class Sublayer(nn.Module):
 
     def raw_velocity(self, f: TokenRows, x: StreamRows) -> StreamRows:
         """r = gain * W N_out f at X, with f the output of the map."""
-        return self.joined(f if self.output_norm is None else self.output_norm(f), x)
+        if self.output_norm is None:
+            return self.joined(f, x)
+        return self.joined(self.output_norm(f), x)
 
     def enter(self, x: StreamRows) -> StreamRows:
         """The state on entering the segment: X, with its streams mixed."""
@@ -115,9 +118,7 @@ class Sublayer(nn.Module):
     def given(self, x: StreamRows) -> TokenRows:
         """U = s N_in R X, the map's input for a state that has entered the segment."""
         u = self.residual.read(x)
-        if self.input_norm is None:
-            u = u
-        else:
+        if self.input_norm is not None:
             u = self.input_norm(u)
         if self.input_scale == 1.0:
             return u
@@ -125,7 +126,9 @@ class Sublayer(nn.Module):
 
     def joined(self, v: TokenRows, x: StreamRows) -> StreamRows:
         """r = gain * W v at X, with v the normalised output of the map."""
-        r: Tensor = self.residual(v if self.gain == 1.0 else self.gain * v, x)
+        if self.gain != 1.0:
+            v = self.gain * v
+        r: Tensor = self.residual(v, x)
         return r
 
     def pulled(self, p: StreamRows) -> TokenRows:
@@ -174,8 +177,10 @@ class Sublayer(nn.Module):
         """The ODE's velocity v(X): r(X), or its part tangent to the state norm's image (Kan, eq.
         132).
         """
-        v = self(x)
-        return v if self.state_norm is None else self.state_norm.tangent(x, v)
+        v: Tensor = self(x)
+        if self.state_norm is None:
+            return v
+        return self.state_norm.tangent(x, v)
 
     def step(self, x: TokenRows, dt: float) -> TokenRows:
         """The discrete Transformer's step: X + dt r(X) of the state that has entered the segment,
@@ -187,7 +192,9 @@ class Sublayer(nn.Module):
     def moved(self, x: StreamRows, r: StreamRows, dt: float) -> StreamRows:
         """X + dt r, with the state norm around it if there is one."""
         y = x + dt * r
-        return y if self.state_norm is None else self.state_norm(y)
+        if self.state_norm is not None:
+            y = self.state_norm(y)
+        return y
 
     def met(
         self,
@@ -202,7 +209,8 @@ class Sublayer(nn.Module):
         if self.streams == 1:
             return x, before
         entered = self.enter(x)
-        return entered, torch.func.vjp(lambda y: y + dt * self(y), entered)[1](p)[0]
+        pull_back = torch.func.vjp(lambda y: y + dt * self(y), entered)[1]
+        return entered, pull_back(p)[0]
 
     def segment(self, t0: Time, t1: Time, *, continuous: bool = False) -> Segment:
         """This sublayer as a segment of depth-time.
@@ -213,12 +221,9 @@ class Sublayer(nn.Module):
         image of the state norm has no tangent spaces.
         """
         if self.state_norm is None or not continuous:
-            if self.streams > 1:
-                mix = self.enter
-            else:
-                mix = None
+            # only a state of several streams changes on entering
+            mix = self.enter if self.streams > 1 else None
             return Segment(t0, t1, lambda t, x: self(x), project=self.state_norm, enter=mix)
         if not self.state_norm.has_tangent:
             raise self.state_norm.no_ode()
-        enter = self.state_norm.retract
-        return Segment(t0, t1, lambda t, x: self.velocity(x), enter=enter)
+        return Segment(t0, t1, lambda t, x: self.velocity(x), enter=self.state_norm.retract)

@@ -44,7 +44,7 @@ def put_model_on_demand(model: nn.Module, anatomy: Anatomy, source: WeightSource
     for modules in list(_pieces(model, anatomy)):
         piece = Piece(next(iter(modules)), source(modules))
         for path, module in modules.items():
-            put_on_demand(module, piece, shelf, prefix=f"{path}.", known=known)
+            put_on_demand(module, piece, shelf, prefix=f"{path}.", known_pieces=known)
 
 
 def put_in_place(model: nn.Module, anatomy: Anatomy, source: WeightSource) -> None:

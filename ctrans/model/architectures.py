@@ -21,7 +21,9 @@ Differences = Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
 def _mix_ln(blocks: int) -> Mapping[str, Any]:
     """Mix-LN (arXiv 2412.13795): post in the first quarter of the blocks, pre in the others."""
     first = blocks // 4
-    return {"placement": f"post*{first}+pre*{blocks - first}" if first else "pre"}
+    if first == 0:
+        return {"placement": "pre"}
+    return {"placement": f"post*{first}+pre*{blocks - first}"}
 
 
 LLAMA = {"norm": "rmsnorm", "positions": "rotary", "ffn": "swiglu", "bias": False}
@@ -105,5 +107,7 @@ def differences(name: str, blocks: int) -> dict[str, Any]:
     """The fields of `GPTConfig` in which this architecture differs from `PLAIN`. Raises ConfigError
     with the nearest name for an unknown one.
     """
-    found = look_up("architecture", name, ARCHITECTURES)
-    return dict(found(blocks) if callable(found) else found)
+    entry = look_up("architecture", name, ARCHITECTURES)
+    if callable(entry):
+        return dict(entry(blocks))
+    return dict(entry)

@@ -31,20 +31,27 @@ from ctrans.base.given_files import read_json
 from ctrans.dynamics.weights.low_rank import before_updates, factors, merge_updates, update_like
 from ctrans.dynamics.weights.on_demand import check_present
 from ctrans.model.config import GPTConfig
-from ctrans.model.gpt import GPT, check_buildable, number_of_weights
+from ctrans.model.gpt import GPT
+from ctrans.model.size import check_buildable, number_of_weights
 from ctrans.model.sums import check_bound
 from ctrans.model.weights_file import read_weights, sha256_of, write_durably, write_weights
 from solvers import ConfigError, unknown
 
-CONFIG, WEIGHTS, ADAPTER, BASE = "config.json", "model.safetensors", "adapter.safetensors", "base"
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+ADAPTER = "adapter.safetensors"
+BASE = "base"
 _NAMES = [field.name for field in fields(GPTConfig)]
-LATER = frozenset(_NAMES) - {*_NAMES[_NAMES.index("vocab_size") : _NAMES.index("knots") + 1]}
+_FIRST = _NAMES[_NAMES.index("vocab_size") : _NAMES.index("knots") + 1]
+LATER = frozenset(_NAMES) - frozenset(_FIRST)
 """Options that are newer than the first checkpoints, which have the options from `vocab_size` to
 `knots`.
 """
-BEST, LAST = "best", "last"
+BEST = "best"
+LAST = "last"
 """Links to checkpoints in the directory of a training run."""
-CONFIG_DIGEST, BASE_DIGEST = "config_sha256", "base_sha256"
+CONFIG_DIGEST = "config_sha256"
+BASE_DIGEST = "base_sha256"
 """Keys in the metadata of a file of weights. A file without a key is not checked."""
 
 
@@ -76,8 +83,9 @@ def _write(
     metadata: Mapping[str, str] | None = None,
 ) -> None:
     settings = _settings(config)
+    metadata = {CONFIG_DIGEST: digest(settings), **(metadata or {})}
     directory.mkdir(parents=True, exist_ok=True)
-    write_weights(directory / name, weights, {CONFIG_DIGEST: digest(settings), **(metadata or {})})
+    write_weights(directory / name, weights, metadata)
     write_durably(directory / CONFIG, json.dumps(settings, indent=1).encode())
 
 
@@ -85,11 +93,13 @@ def _save_base(model: GPT, directory: Path) -> str:
     """Writes the weights that the model updates unless they exist, and returns their SHA-256."""
     weights = before_updates(model)
     digest = sha256_of(weights)
-    if not os.path.exists(directory / CONFIG) and (
-        _of_ours(directory / WEIGHTS) or not os.path.lexists(directory / WEIGHTS)
-    ):
+    path = directory / WEIGHTS
+    complete = os.path.exists(directory / CONFIG)
+    if not complete and (_of_ours(path) or not os.path.lexists(path)):
         _write(directory, WEIGHTS, model.config, weights)
-    elif sha256_of(read_weights(directory / WEIGHTS)[0]) != digest:
+        return digest
+    saved_weights, _ = read_weights(path)
+    if sha256_of(saved_weights) != digest:
         raise ConfigError(
             f"{str(directory)!r} has other weights than those that this model updates: save it in"
             " another directory"
@@ -122,7 +132,7 @@ def _weights(model: GPT) -> dict[str, Tensor]:
     """Each weight once, under the first of its names."""
     first = _first_names(model)
     return {
-        name: value for name, value in model.state_dict().items() if first.get(name, name) == name
+        name: weight for name, weight in model.state_dict().items() if first.get(name, name) == name
     }
 
 
@@ -157,18 +167,22 @@ def find_model(directory: str | Path) -> Path:
             raise ConfigError(f"{str(directory)!r} holds no model of ctrans: {fix}")
         return directory
     if not os.path.exists(best / CONFIG):
+        if os.path.lexists(best):
+            fault = "leads nowhere"
+        else:
+            fault = "is missing"
         raise ConfigError(
-            f"{str(best)!r}, the best model of the run,"
-            f" {'leads nowhere' if os.path.lexists(best) else 'is missing'}: give another"
-            f" checkpoint, such as {str(last)!r}, or continue the run with ctrans train --resume"
+            f"{str(best)!r}, the best model of the run, {fault}: give another checkpoint, such as"
+            f" {str(last)!r}, or continue the run with ctrans train --resume"
         )
-    place = best.resolve()  # a running training moves its links
-    if os.path.islink(last) and os.path.islink(best) and last.resolve().parent != place.parent:
+    checkpoint = best.resolve()  # a running training moves its links
+    are_links = os.path.islink(last) and os.path.islink(best)
+    if are_links and last.resolve().parent != checkpoint.parent:
         raise ConfigError(
             f"{str(best)!r} is of a run that was overwritten: give {str(last)!r}, or continue the"
             " run with ctrans train --resume"
         )
-    return place
+    return checkpoint
 
 
 def load_config(directory: str | Path) -> GPTConfig:
@@ -199,8 +213,11 @@ def load(directory: str | Path, *, merge: bool = True) -> GPT:
     """
     directory = find_model(directory)
     check_bound(directory)
-    updates = os.path.exists(directory / ADAPTER)
-    path = directory / (ADAPTER if updates else WEIGHTS)
+    has_updates = os.path.exists(directory / ADAPTER)
+    if has_updates:
+        path = directory / ADAPTER
+    else:
+        path = directory / WEIGHTS
     settings = _read_settings(directory / CONFIG)
     config = GPTConfig(**settings)
     check_buildable(config, seed=0)
@@ -210,17 +227,15 @@ def load(directory: str | Path, *, merge: bool = True) -> GPT:
             f"{str(directory / CONFIG)!r} was changed after {str(path)!r} was saved: restore the"
             " original"
         )
-    if (
-        number_of_weights(config) > sum(weight.numel() for weight in weights.values())
-        and not updates
-    ):
-        raise ConfigError(
-            f"{str(path)!r} does not fit its config.json, which describes"
-            f" {number_of_weights(config):,} weights"
-        )
-    if not updates:
+    if not has_updates:
+        described = number_of_weights(config)
+        if described > sum(weight.numel() for weight in weights.values()):
+            raise ConfigError(
+                f"{str(path)!r} does not fit its config.json, which describes {described:,} weights"
+            )
         return _filled(GPT(config), weights, path)
-    model = update_like(_base_of(path, config, metadata.get(BASE_DIGEST)), weights, path)
+    base = _base_of(path, config, metadata.get(BASE_DIGEST))
+    model = update_like(base, weights, path)
     if merge:
         return merge_updates(model)
     return model
@@ -230,21 +245,22 @@ def _base_of(adapter: Path, config: GPTConfig, digest: str | None) -> GPT:
     """The model that the updates in this file belong to. Raises ConfigError if it is missing or
     another model.
     """
-    place = adapter.parent.parent / BASE
-    if not os.path.exists(place / CONFIG):
+    directory = adapter.parent.parent / BASE
+    if not os.path.exists(directory / CONFIG):
         raise ConfigError(
-            f"{str(adapter)!r} updates weights that are not in {str(place)!r}: copy the directory"
-            f" `{BASE}` of its run there"
+            f"{str(adapter)!r} updates weights that are not in {str(directory)!r}: copy the"
+            f" directory `{BASE}` of its run there"
         )
-    if os.path.exists(place / ADAPTER):  # which could be this one again
+    if os.path.exists(directory / ADAPTER):  # which could be this one again
         raise ConfigError(
-            f"{str(place)!r} has {ADAPTER} itself: restore the base of the run of {str(adapter)!r}"
+            f"{str(directory)!r} has {ADAPTER} itself: restore the base of the run of"
+            f" {str(adapter)!r}"
         )
-    base = load(place)
+    base = load(directory)
     if base.config != config or sha256_of(_weights(base)) != digest:
         raise ConfigError(
-            f"{str(adapter)!r} updates other weights than those in {str(place)!r}: restore the base"
-            " of its run"
+            f"{str(adapter)!r} updates other weights than those in {str(directory)!r}: restore the"
+            " base of its run"
         )
     return base
 
@@ -252,32 +268,34 @@ def _base_of(adapter: Path, config: GPTConfig, digest: str | None) -> GPT:
 def _filled(model: GPT, weights: Mapping[str, Tensor], path: Path) -> GPT:
     """The model with these weights from `path`. Raises ConfigError if they do not fit it."""
     first = _first_names(model)
-    expected = {name: tuple(value.shape) for name, value in _weights(model).items()}
-    for name in sorted(expected.keys() | weights.keys()):
-        have = tuple(weights[name].shape) if name in weights else "absent"
-        want = expected.get(name, "absent")
-        if have != want:
+    expected_shapes = {name: tuple(weight.shape) for name, weight in _weights(model).items()}
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    for name in sorted(expected_shapes.keys() | shapes.keys()):
+        shape = shapes.get(name, "absent")
+        expected = expected_shapes.get(name, "absent")
+        if shape != expected:
             raise ConfigError(
-                f"{str(path)!r} does not fit its config.json: {name} is {have}, expected {want}"
+                f"{str(path)!r} does not fit its config.json: {name} is {shape}, expected"
+                f" {expected}"
             )
-    dtype = functools.reduce(torch.promote_types, (value.dtype for value in weights.values()))
-    parameters = {name: nn.Parameter(value.to(dtype)) for name, value in weights.items()}
+    dtype = functools.reduce(torch.promote_types, (weight.dtype for weight in weights.values()))
+    parameters = {name: nn.Parameter(weight.to(dtype)) for name, weight in weights.items()}
     # one Parameter under all its names stays shared
-    model.load_state_dict(
-        {name: parameters[first.get(name, name)] for name in model.state_dict()}, assign=True
-    )
+    state = {name: parameters[first.get(name, name)] for name in model.state_dict()}
+    model.load_state_dict(state, assign=True)
     return model
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
     """The first name of each parameter, by all its names."""
-    first: dict[int, str] = {}
+    by_identity: dict[int, str] = {}
     return {
-        name: first.setdefault(id(p), name)
-        for name, p in model.named_parameters(remove_duplicate=False)
+        name: by_identity.setdefault(id(parameter), name)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
     }
 
 
 def digest(settings: Mapping[str, Any]) -> str:
     """SHA-256 of the settings' values, independent of a file's layout."""
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -28,7 +28,7 @@ from ctrans.dynamics.fields import (
 )
 from ctrans.dynamics.fields.attention import check_temperature, qk_norm_name
 from ctrans.dynamics.fields.tables import check_maps, takes, usual_hidden_width
-from ctrans.dynamics.norm import NORMS, WITHOUT_GAINS, NormOptions, check_norm, norm_settings
+from ctrans.dynamics.norm import NORMS, NormOptions, check_norm, norm_settings
 from ctrans.dynamics.placement import (
     PLACEMENTS,
     BlockPlacement,
@@ -39,13 +39,18 @@ from ctrans.dynamics.placement import (
 )
 from ctrans.dynamics.residual import ALIASES, RESIDUALS, check_image, check_residual, residual_name
 from ctrans.dynamics.weights.functions_of_depth import BASES
+from ctrans.model.config_checks import (
+    FREE,
+    check_branch_norms,
+    check_depth_weights,
+    check_parallel_blocks,
+    check_parametrisation,
+)
 from ctrans.model.initialisation import INITIALISATIONS
 from ctrans.model.parametrisation import PARAMETRISATIONS, STANDARD, Parametrisation
 from ctrans.model.stack import MOST_STEPS, check_stack
 from solvers import ConfigError
 
-FREE = "free"
-"""The `depth_weights` of a model whose blocks have their own weights."""
 MOST_STREAMS = 64
 """The largest number of streams. With more, mixing costs more than the maps."""
 KNOTS = 4
@@ -111,12 +116,14 @@ class GPTConfig(MapSettings, NormOptions):
     activation: str = option(
         "gelu", "Activation of the FFN.", group="Feed-forward", choices=ACTIVATIONS
     )
-    bias: bool = option(True, "Use biases of linear maps and offsets of norms.", group="Weights")
+    bias: bool = option(
+        default=True, help="Use biases of linear maps and offsets of norms.", group="Weights"
+    )
     causal: bool = True
     temperature: float = option(1.0, "Temperature tau of the attention.", group="Attention")
     qk_norm: bool | str = option(
-        False,
-        "Norm of queries and keys.",
+        default=False,
+        help="Norm of queries and keys.",
         group="Attention",
         choices=QK_NORMS,
         default_words="none; rms without a name",
@@ -165,13 +172,13 @@ class GPTConfig(MapSettings, NormOptions):
         default_words="layerscale 0.1, rezero 0, ngpt 0.05",
     )
     parallel_blocks: bool = option(
-        False,
-        "Attention and FFN of a block act in parallel: X + dt (attention(N X) + FFN(N X)).",
+        default=False,
+        help="Attention and FFN of a block act in parallel: X + dt (attention(N X) + FFN(N X)).",
         group="Residual",
     )
     branch_norms: bool = option(
-        False,
-        "With --parallel-blocks: separate input norms for attention and FFN, as in GPT-NeoX.",
+        default=False,
+        help="With --parallel-blocks: separate input norms for attention and FFN, as in GPT-NeoX.",
         group="Residual",
     )
     streams: int | None = option(
@@ -217,74 +224,28 @@ class GPTConfig(MapSettings, NormOptions):
         check_count("vocab_size", self.vocab_size)
         check_dt(self.dt)
         object.__setattr__(self, "placement", spell_for(self.placement, self.depth))
-        mixed = next((pair for pair in self.placements if pair.attention != pair.ffn), None)
-        if self.parallel_blocks and mixed is not None:
-            raise ConfigError(
-                f"placement {mixed.attention.name}/{mixed.ffn.name} needs two sublayers, and a "
-                "parallel block has one: give one placement, or leave out parallel_blocks"
-            )
-        part_of(ExpertOptions, self)  # first, since hidden_width needs valid ones
-        check_temperature(
-            self.temperature
-        )  # first, since a tensor has no comparison with the default
+        check_parallel_blocks(self)
+        # before check_maps: hidden_width needs valid experts, and a temperature that is a tensor
+        # has no comparison with the default
+        part_of(ExpertOptions, self)
+        check_temperature(self.temperature)
         check_maps(self)
         object.__setattr__(self, "qk_norm", qk_norm_name(self.qk_norm))
         check_norm(self.width, self.eps)
         norm_settings(self.norm, self, self.width, self.heads)
-        self._check_branch_norms()
-        check_residual(
-            self.residual, placements_in(self.placement), self.residual_init, self.streams
-        )
+        check_branch_norms(self)
+        placements = placements_in(self.placement)
+        check_residual(self.residual, placements, self.residual_init, self.streams)
         check_image(self.residual, self.norm)
         if self.is_stack:
-            check_stack(
-                placements_in(self.placement), self.state_streams, takes("ffn", self.ffn, "experts")
-            )
-        self._check_depth_weights()
-        self._check_parametrisation()
+            has_experts = takes("ffn", self.ffn, "experts")
+            check_stack(placements, self.state_streams, experts=has_experts)
+        check_depth_weights(self)
+        check_parametrisation(self)
         if self.alpha is not None and not self._has_residual_gain:
             raise ConfigError(
                 f"alpha = {self.alpha} has no meaning for placement {self.placement!r}: leave it"
                 " out, or choose deepnorm"
-            )
-
-    def _check_depth_weights(self) -> None:
-        if self.depth_weights == FREE:
-            if self.knots is not None:
-                raise ConfigError(
-                    f"knots = {self.knots} has no meaning for free weights: leave it out, or choose"
-                    f" depth_weights {', '.join(sorted(BASES))}"
-                )
-            return
-        residual = RESIDUALS[self.residual]
-        if residual.counts_blocks:
-            raise ConfigError(
-                f"residual {self.residual!r} depends on the number of blocks, and weights as"
-                f" functions of depth do not: choose depth_weights {FREE}"
-            )
-        if residual.unit_weights:
-            raise ConfigError(
-                f"residual {self.residual!r} puts every matrix on a sphere by itself: choose"
-                f" depth_weights {FREE}"
-            )
-
-    def _check_parametrisation(self) -> None:
-        if self.parametrisation == STANDARD:
-            for name in ("base_width", "base_depth"):
-                if getattr(self, name) is not None:
-                    raise ConfigError(
-                        f"{name} = {getattr(self, name)} has no meaning for parametrisation"
-                        f" {STANDARD}: leave it out, or choose"
-                        f" {', '.join(sorted(PARAMETRISATIONS.keys() - {STANDARD}))}"
-                    )
-        elif self.is_stack or RESIDUALS[self.residual].unit_weights:
-            if self.is_stack:
-                odd = "stack_steps"
-            else:
-                odd = f"residual {self.residual!r}"
-            raise ConfigError(
-                f"parametrisation {self.parametrisation!r} has no rules for {odd}: choose"
-                f" {STANDARD}"
             )
 
     @property
@@ -315,9 +276,9 @@ class GPTConfig(MapSettings, NormOptions):
     @property
     def hidden_width(self) -> int:
         """The FFN's number of features."""
-        return self.ffn_width or usual_hidden_width(
-            self.width, self.ffn, part_of(ExpertOptions, self)
-        )
+        if self.ffn_width is not None:
+            return self.ffn_width
+        return usual_hidden_width(self.width, self.ffn, part_of(ExpertOptions, self))
 
     @property
     def per_block(self) -> int:
@@ -388,38 +349,16 @@ class GPTConfig(MapSettings, NormOptions):
                 f"residual {self.residual!r} depends on the number of blocks, here {self.depth}:"
                 " the model has no other depth"
             )
-        dt = (
-            float(Fraction(self.dt) * Fraction(self.depth, blocks))
-            * (self.depth / blocks) ** self.rules.branch
-        )
-        if self._has_residual_gain:
-            alpha = self._alpha
-        else:
-            alpha = None
+        dt = float(Fraction(self.dt) * Fraction(self.depth, blocks))
+        dt *= (self.depth / blocks) ** self.rules.branch
+        alpha = self._alpha if self._has_residual_gain else None
         return replace(self, depth=blocks, dt=dt, alpha=alpha)
-
-    def _check_branch_norms(self) -> None:
-        if not self.branch_norms:
-            return
-        if not self.parallel_blocks:
-            raise ConfigError(
-                "branch_norms = True has no meaning for blocks of two sublayers: leave it out, or"
-                " choose parallel_blocks"
-            )
-        if self.norm not in WITHOUT_GAINS:
-            raise ConfigError(
-                f"branch_norms = True needs a norm with a gain for each channel, and {self.norm!r}"
-                f" has none: choose norm {', '.join(WITHOUT_GAINS)}"
-            )
-        if odd := next((p.name for p in placements_in(self.placement) if not p.input_norm), None):
-            raise ConfigError(
-                f"branch_norms = True with placement {odd!r}, which has no input norm: leave it"
-                " out, or choose pre"
-            )
 
     @property
     def _alpha(self) -> float:
-        return (2 * self.depth) ** 0.25 if self.alpha is None else self.alpha
+        if self.alpha is None:
+            return float((2 * self.depth) ** 0.25)
+        return self.alpha
 
     @property
     def _has_residual_gain(self) -> bool:

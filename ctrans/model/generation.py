@@ -20,6 +20,8 @@ from ctrans.model.config import check_seed
 from ctrans.model.gpt import GPT
 from solvers import ConfigError, SolveError
 
+TEMPERATURES = Range(0, LARGEST, "a finite number of at least 0; 0 takes the most likely token")
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
@@ -36,9 +38,7 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        Range(0, LARGEST, "a finite number of at least 0; 0 takes the most likely token").check(
-            "temperature", self.temperature
-        )
+        TEMPERATURES.check("temperature", self.temperature)
         if self.top_k is not None:
             check_count("top_k", self.top_k)
         check_seed(self.seed)
@@ -74,9 +74,9 @@ def generate(
     The model sees at most its context of the latest tokens. Raises ConfigError for an invalid
     request, and SolveError if logits are not finite or an integration fails.
     """
-    return torch.stack(
-        list(stream(model, prompt, count, Sampling(temperature, top_k, seed), scheme)), dim=-1
-    )
+    sampling = Sampling(temperature, top_k, seed)
+    tokens = list(stream(model, prompt, count, sampling, scheme))
+    return torch.stack(tokens, dim=-1)
 
 
 def stream(
@@ -108,19 +108,15 @@ def _stream(
     model: GPT, tokens: Tensor, count: int, sampling: Sampling, scheme: Scheme
 ) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(sampling.seed)
-    for made in range(count):
+    for drawn in range(count):
         tokens = tokens[..., -model.config.context :]
         with torch.no_grad():  # inside the loop, as the caller's code runs between the tokens
-            logits = (
-                model.head(scheme.last_state(model.depth, model.embed(tokens))[..., -1:, :])[
-                    ..., 0, :
-                ]
-                .cpu()
-                .double()
-            )
+            last_state = scheme.last_state(model.depth, model.embed(tokens))
+            last_token = model.head(last_state[..., -1:, :])[..., 0, :]
+            logits = last_token.cpu().double()
         if not torch.isfinite(logits).all():
             raise SolveError(
-                f"the logits after {made} tokens are not finite: the weights have diverged; use an"
+                f"the logits after {drawn} tokens are not finite: the weights have diverged; use an"
                 " earlier checkpoint"
             )
         token = sample(logits, sampling, generator)
@@ -139,9 +135,7 @@ def sample(
     # subtract the largest first, so that a small temperature cannot make it infinite
     scaled = (logits - logits.amax(-1, keepdim=True)) / float(sampling.temperature)
     if sampling.top_k is not None:
-        values, places = scaled.topk(sampling.top_k)
-        scaled = torch.full_like(scaled, -math.inf).scatter(-1, places, values)
-    probabilities = scaled.softmax(-1)
-    return torch.multinomial(
-        probabilities.reshape(-1, logits.shape[-1]), 1, generator=generator
-    ).view(logits.shape[:-1])
+        largest, indices = scaled.topk(sampling.top_k)
+        scaled = torch.full_like(scaled, -math.inf).scatter(-1, indices, largest)
+    rows = scaled.softmax(-1).reshape(-1, logits.shape[-1])
+    return torch.multinomial(rows, 1, generator=generator).view(logits.shape[:-1])

@@ -35,14 +35,18 @@ def _residual(role: Role, blocks: float) -> float:
     """(2 N)^(-1/2) for matrices that write to the residual stream: N blocks add 2 N terms
     (GPT-2).
     """
-    return (2 * blocks) ** -0.5 if role in ("out", "down") else 1.0
+    if role in ("out", "down"):
+        return float((2 * blocks) ** -0.5)
+    return 1.0
 
 
 def _deepnorm(role: Role, blocks: float) -> float:
     """beta = (8 N)^(-1/4) for all but W_Q and W_K (DeepNet, decoder only; used with alpha = (2
     N)^(1/4)).
     """
-    return 1.0 if role in ("query", "key") else (8 * blocks) ** -0.25
+    if role in ("query", "key"):
+        return 1.0
+    return float((8 * blocks) ** -0.25)
 
 
 def _path_length(role: Role, blocks: float) -> float:
@@ -122,12 +126,12 @@ def initialise(
     functions of depth, as a block's own weights cannot be drawn.
     """
     rule = get_initialisation(name)
-    parts = list(sublayers)
-    if coefficients_of(parts):
+    sublayers = list(sublayers)
+    if coefficients_of(sublayers):
         raise ConfigError(
             "these weights are functions of depth: initialise the blocks at their knots first"
         )
-    for sublayer in parts:
+    for sublayer in sublayers:
         check_present(sublayer, "initialised")
         field = sublayer.field
         if not isinstance(field, ExposesWeights):
@@ -135,9 +139,11 @@ def initialise(
                 f"cannot initialise a field of type {type(field).__name__}: it does not expose its"
                 " weight matrices by `matrices()`"
             )
-        for weight, role, _ in field.matrices():
-            std = rule.std(weight.shape[1] / wider, weight.shape[0] / wider) * wider**power
-            weight.normal_(0.0, rule.gain(role, blocks) * std, generator=generator)
+        for matrix in field.matrices():
+            fan_out, fan_in = matrix.weight.shape
+            std = rule.std(fan_in / wider, fan_out / wider) * wider**power
+            gain = rule.gain(matrix.role, blocks)
+            matrix.weight.normal_(0.0, gain * std, generator=generator)
         for module in sublayer.field.modules():
             if isinstance(module, nn.Linear) and module.bias is not None:
                 module.bias.zero_()

@@ -16,12 +16,13 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from ctrans.base.draw import Draw
 from ctrans.base.shapes import SequenceRows
 from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.sublayer import Sublayer
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from solvers import METHODS, HasReversibleForm, Segment
@@ -72,14 +73,12 @@ class Convergence:
 
 def own_methods() -> list[str]:
     """The names of own explicit methods whose order can be measured in float64 (`STEPS`)."""
-    own = {
-        name: method for name, method in METHODS.items() if isinstance(method, HasReversibleForm)
-    }
-    return [
-        name
-        for name, method in own.items()
-        if method.order in STEPS and not getattr(method, "implicit", False)
-    ]
+    names = []
+    for name, method in METHODS.items():
+        implicit: bool = getattr(method, "implicit", False)
+        if isinstance(method, HasReversibleForm) and method.order in STEPS and not implicit:
+            names.append(name)
+    return names
 
 
 def substep_convergence(
@@ -90,11 +89,11 @@ def substep_convergence(
     """
     model, x0 = _problem(placement, norm, seed)
     segments = model.depth.segments(continuous=True)
-    chosen = fixed_step(method)
+    stepper = fixed_step(method)
     exact = _exact("substeps", placement, norm, seed)
-    sizes = STEPS[min(chosen.order, max(STEPS))]
-    errors = _errors(exact, (solve(segments, x0, method=chosen, steps=n).x1 for n in sizes))
-    return Convergence("substeps", method, placement, sizes, errors, chosen.order)
+    sizes = STEPS[min(stepper.order, max(STEPS))]
+    errors = _errors(exact, (solve(segments, x0, method=stepper, steps=n).x1 for n in sizes))
+    return Convergence("substeps", method, placement, sizes, errors, stepper.order)
 
 
 def depth_convergence(
@@ -118,14 +117,9 @@ def depth_convergence(
         return end
 
     errors = _errors(exact, (end(n) for n in BLOCKS))
-    return Convergence(
-        "depth",
-        "symmetric" if symmetric else "plain",
-        placement,
-        BLOCKS,
-        errors,
-        2 if symmetric else 1,
-    )
+    if symmetric:
+        return Convergence("depth", "symmetric", placement, BLOCKS, errors, formal=2)
+    return Convergence("depth", "plain", placement, BLOCKS, errors, formal=1)
 
 
 def averaged_segments(depth: Depth) -> list[Segment]:
@@ -135,41 +129,38 @@ def averaged_segments(depth: Depth) -> list[Segment]:
     It does not use `Depth.refine`, whose limit it is. Each piece on which the weights are smooth is
     one segment.
     """
-    attention = depth.sublayers[0]
-    ffn = depth.sublayers[1]
-    weights = [
-        [dict(sublayer.named_parameters()) for sublayer in list(depth.sublayers)[k::2]]
-        for k in (0, 1)
-    ]
-    total = depth.times[-1]
+    sublayers = list(depth.sublayers)
+    attention_weights = [dict(sublayer.named_parameters()) for sublayer in sublayers[0::2]]
+    ffn_weights = [dict(sublayer.named_parameters()) for sublayer in sublayers[1::2]]
+    depth_time = depth.times[-1]
     blocks = depth.blocks
 
-    def velocity(t: Tensor, x: Tensor) -> Tensor:
-        place = min(max(float(t) / total * blocks - 0.5, 0.0), blocks - 1.0)
-        if blocks > 1:
-            i = min(int(place), blocks - 2)
-        else:
-            i = 0
-        parts = []
-        for template, knots in zip((attention, ffn), weights, strict=True):
-            left = knots[i]
-            right = knots[min(i + 1, blocks - 1)]
-            now = {name: torch.lerp(left[name], right[name], place - i) for name in left}
-            raw = functional_call(template, now, (x,))
-            parts.append(
-                raw if template.state_norm is None else template.state_norm.tangent(x, raw)
-            )
-        return (parts[0] + parts[1]) / 2
+    def velocity_of(
+        sublayer: Sublayer, weights: list[dict[str, nn.Parameter]], t: Tensor, x: Tensor
+    ) -> Tensor:
+        block = min(max(float(t) / depth_time * blocks - 0.5, 0.0), blocks - 1.0)
+        i = min(int(block), max(blocks - 2, 0))
+        before = weights[i]
+        after = weights[min(i + 1, blocks - 1)]
+        between = {name: torch.lerp(before[name], after[name], block - i) for name in before}
+        raw: Tensor = functional_call(sublayer, between, (x,))
+        if sublayer.state_norm is None:
+            return raw
+        return sublayer.state_norm.tangent(x, raw)
 
-    if attention.state_norm is None:
-        enter = None
-    else:
-        enter = attention.state_norm.retract
-    edges = [0.0, *((i + 0.5) / blocks * total for i in range(blocks)), total]
-    return [
-        Segment(t0, t1, velocity, enter=enter if k == 0 else None)
-        for k, (t0, t1) in enumerate(pairwise(edges))
-    ]
+    def velocity(t: Tensor, x: Tensor) -> Tensor:
+        attention_velocity = velocity_of(sublayers[0], attention_weights, t, x)
+        ffn_velocity = velocity_of(sublayers[1], ffn_weights, t, x)
+        return (attention_velocity + ffn_velocity) / 2
+
+    edges = [0.0, *((i + 0.5) / blocks * depth_time for i in range(blocks)), depth_time]
+    state_norm = sublayers[0].state_norm
+    enter = None if state_norm is None else state_norm.retract
+    segments = []
+    for t0, t1 in pairwise(edges):
+        segments.append(Segment(t0, t1, velocity, enter=enter))
+        enter = None  # only the first: from there the state stays on the image
+    return segments
 
 
 def _problem(placement: str, norm: str, seed: int) -> tuple[GPT, SequenceRows]:
@@ -186,7 +177,7 @@ def _problem(placement: str, norm: str, seed: int) -> tuple[GPT, SequenceRows]:
         eps=0.0,
         initialisation="xavier",
     )
-    model = GPT(config, seed=seed).double().requires_grad_(False)
+    model = GPT(config, seed=seed).double().requires_grad_(requires_grad=False)
     return model, Draw(seed).normal(1, 4, 96)
 
 
@@ -196,17 +187,16 @@ def _exact(limit: str, placement: str, norm: str, seed: int) -> Tensor:
     more accurate.
     """
     model, x0 = _problem(placement, norm, seed)
-    in_substeps = limit == "substeps"
-    if in_substeps:
+    if limit == "substeps":
         segments = model.depth.segments(continuous=True)
+        steps = 192
     else:
         segments = averaged_segments(model.depth)
-    return solve(segments, x0, method=fixed_step("tsit5"), steps=192 if in_substeps else 24).x1
+        steps = 24
+    return solve(segments, x0, method=fixed_step("tsit5"), steps=steps).x1
 
 
 @torch.no_grad()
 def _errors(exact: Tensor, ends: Iterable[Tensor]) -> tuple[float, ...]:
-    return tuple(
-        float(torch.linalg.vector_norm(end - exact) / torch.linalg.vector_norm(exact))
-        for end in ends
-    )
+    size = torch.linalg.vector_norm(exact)
+    return tuple(float(torch.linalg.vector_norm(end - exact) / size) for end in ends)

@@ -53,10 +53,18 @@ class Parametrisation:
         matrix and by entry otherwise. The rate is this over the step's norm at rate 1. A gradient
         by entry is like n^logits, and l^branch in the depth.
         """
-        inside = part != "ends"
-        width = -self.rates * (steps.matrices if part == "matrices" else steps.entries)
-        rate = wider**width * deeper ** (inside * (self.update - steps.of_gradient * self.branch))
-        return rate, wider**self.logits * deeper ** (inside * self.branch)
+        if part == "matrices":
+            growth = steps.matrices
+        else:
+            growth = steps.entries
+        rate = wider ** (-self.rates * growth)
+        epsilon = wider**self.logits
+        if part == "ends":
+            return rate, epsilon
+        update_over_gradient = self.update
+        if steps.of_gradient:
+            update_over_gradient -= self.branch
+        return rate * deeper**update_over_gradient, epsilon * deeper**self.branch
 
 
 STANDARD = "standard"

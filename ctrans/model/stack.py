@@ -53,12 +53,11 @@ class Stack(nn.Module):
 
     def pre_projection(self, x: Tensor) -> Tensor:
         """[h y]."""
-        sublayer, _ = self._ending()
-        for before, length in zip(
-            list(self.blocks.sublayers)[:-1], self.blocks.lengths, strict=False
-        ):
-            x = before.step(x, length)
-        return torch.cat([sublayer.field.pre_projection(sublayer.given(x)), x], -1)
+        last, _ = self._ending()
+        steps = list(zip(self.blocks.sublayers, self.blocks.lengths, strict=True))
+        for sublayer, length in steps[:-1]:
+            x = sublayer.step(x, length)
+        return torch.cat([last.field.pre_projection(last.given(x)), x], -1)
 
     def _ending(self) -> tuple[Sublayer, float]:
         sublayer = self.blocks.sublayers[-1]
@@ -106,14 +105,15 @@ def stacked(blocks: Depth, steps: int, dt: float, norm: Norm | None) -> Depth:
     return Depth([velocity] * steps, dt, per_block=1, shared=True)
 
 
-def check_stack(placements: list[Placement], streams: int, experts: bool) -> None:
+def check_stack(placements: list[Placement], streams: int, *, experts: bool) -> None:
     """Raises ConfigError for blocks that cannot be one velocity."""
-    around = next((placement.name for placement in placements if placement.state_norm), None)
-    if around is not None:
-        raise ConfigError(
-            f"placement {around!r} has a norm around the state, and a stack as a velocity has no"
-            " state of its own: choose pre, peri, output or none, or leave out stack_steps"
-        )
+    for placement in placements:
+        if placement.state_norm:
+            raise ConfigError(
+                f"placement {placement.name!r} has a norm around the state, and a stack as a"
+                " velocity has no state of its own: choose pre, peri, output or none, or leave out"
+                " stack_steps"
+            )
     if streams > 1:
         raise ConfigError(
             "a stack as a velocity has one stream: choose another residual, or leave out"

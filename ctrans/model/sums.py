@@ -34,15 +34,15 @@ def damage(checkpoint: Path) -> str | None:
         return f"cannot read {error.filename!r}: {error.strerror}"
     if recorded == actual:
         return None
-    listed = recorded.splitlines()
-    there = actual.splitlines()
-    for lines, others, what in (
-        (there, listed, f"is damaged: its SHA-256 is not the one in {SUMS}"),
-        (listed, there, "is missing"),
-    ):
-        wrong = [line[NAME:].decode(errors="replace") for line in lines if line not in others]
-        if wrong:
-            return f"{str(checkpoint / wrong[0])!r} {what}"
+    recorded_lines = recorded.splitlines()
+    actual_lines = actual.splitlines()
+    for line in actual_lines:
+        if line not in recorded_lines:
+            path = checkpoint / _name(line)
+            return f"{str(path)!r} is damaged: its SHA-256 is not the one in {SUMS}"
+    for line in recorded_lines:
+        if line not in actual_lines:
+            return f"{str(checkpoint / _name(line))!r} is missing"
     return f"{str(checkpoint / SUMS)!r} is damaged"
 
 
@@ -50,13 +50,16 @@ def check_bound(checkpoint: Path) -> None:
     """Raises ConfigError for a training run's checkpoint that is damaged or has files of another
     run. A model saved alone has no sums.
     """
-    run = [name for name in (SUMS, STATE) if os.path.exists(checkpoint / name)]
-    if run:
-        found = damage(checkpoint)
-    else:
-        found = None
-    if found is not None:
-        raise ConfigError(f"{found}: restore the whole checkpoint, or give another one of the run")
+    if not any(os.path.exists(checkpoint / name) for name in (SUMS, STATE)):
+        return
+    fault = damage(checkpoint)
+    if fault is not None:
+        raise ConfigError(f"{fault}: restore the whole checkpoint, or give another one of the run")
+
+
+def _name(line: bytes) -> str:
+    """The file's name in a line of sums."""
+    return line[NAME:].decode(errors="replace")
 
 
 def _digest(path: Path) -> str:

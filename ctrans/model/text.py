@@ -65,12 +65,8 @@ def windows(ids: Integer[np.ndarray, " _"], batch: int, length: int) -> TokenBat
     if len(ids) < 2:
         raise ConfigError(f"the text has {len(ids)} tokens: give at least two tokens of text")
     length = min(length, len(ids))
-    check_fits(
-        WORK * batch * length,
-        "lower --batch or --context",
-        f"{batch:,} sequences of {length:,} tokens take",
-    )
+    sequences = f"{batch:,} sequences of {length:,} tokens take"
+    check_fits(WORK * batch * length, "lower --batch or --context", sequences)
     starts = np.linspace(0, len(ids) - length, batch).astype(int)
-    return torch.from_numpy(
-        np.stack([ids[start : start + length] for start in starts]).astype(np.int64)
-    )
+    rows = np.stack([ids[start : start + length] for start in starts])
+    return torch.from_numpy(rows.astype(np.int64))

@@ -28,11 +28,14 @@ def put_on_spheres(
     for sublayer in sublayers:
         if isinstance(sublayer.field, ExposesWeights):
             for matrix in sublayer.field.matrices():
-                _normalise(matrix.weight, 0 if matrix.last else 1)
+                if matrix.last:
+                    _normalise(matrix.weight, axis=0)
+                else:
+                    _normalise(matrix.weight, axis=1)
     for embedding in embeddings:
-        _normalise(embedding.weight, 1)
+        _normalise(embedding.weight, axis=1)
 
 
-def _normalise(weight: torch.Tensor, axis: int) -> None:
+def _normalise(weight: torch.Tensor, *, axis: int) -> None:
     length = torch.linalg.vector_norm(weight, dim=axis, keepdim=True)
     weight.div_(torch.where(length == 0, 1.0, length))

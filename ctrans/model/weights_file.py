@@ -30,10 +30,9 @@ PICKLES = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": "a pic
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Writes the weights with their checksum. Raises OSError."""
-    whole = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
-    write_durably(
-        path, safetensors_bytes(whole, {"format": "pt", **metadata, CHECKSUM: _checksum(whole)})
-    )
+    tensors = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
+    metadata = {"format": "pt", **metadata, CHECKSUM: _checksum(tensors)}
+    write_durably(path, safetensors_bytes(tensors, metadata))
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -41,15 +40,15 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     file.
     """
     data = read_file(path)
-    pickled = next(
-        (what for beginning, what in PICKLES.items() if data.startswith(beginning)), None
-    )
-    if not pickled:
+    pickle_format = _pickle_format(data)
+    if pickle_format is None:
         check_safetensors(path)
     try:
         weights = safetensors.torch.load(data)
     except safetensors.SafetensorError as error:
-        reason = f"it is {pickled}, and reading that may run code" if pickled else error
+        reason = str(error)
+        if pickle_format is not None:
+            reason = f"it is {pickle_format}, and reading that may run code"
         raise ConfigError(f"{str(path)!r} is no complete safetensors file: {reason}") from None
     length = int.from_bytes(data[:8], "little")
     metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
@@ -58,13 +57,21 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             f"{str(path)!r} is damaged: its weights are not those that were saved (checksum"
             f" {CHECKSUM})"
         )
-    for name, value in weights.items():
-        if not value.is_floating_point() or value.itemsize < 2:
+    for name, weight in weights.items():
+        if not weight.is_floating_point() or weight.itemsize < 2:
             raise ConfigError(
-                f"{str(path)!r} is damaged: {name} holds {value.dtype}, and weights are"
+                f"{str(path)!r} is damaged: {name} holds {weight.dtype}, and weights are"
                 " floating-point numbers of at least two bytes"
             )
     return weights, metadata
+
+
+def _pickle_format(data: bytes) -> str | None:
+    """Which file of `PICKLES` these bytes begin, or None."""
+    for beginning, description in PICKLES.items():
+        if data.startswith(beginning):
+            return description
+    return None
 
 
 def safetensors_bytes(weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -73,17 +80,14 @@ def safetensors_bytes(weights: Mapping[str, Tensor], metadata: Mapping[str, str]
 
     The header is 8 bytes of length and then JSON, padded with spaces. Offsets count from its end.
     """
-    made = safetensors.torch.save(dict(weights), dict(metadata))
-    end = 8 + int.from_bytes(made[:8], "little")
-    header = json.loads(made[8:end])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(
-        {"__metadata__": header.pop("__metadata__"), **header},
-        separators=(",", ":"),
-        ensure_ascii=False,
-    ).encode()
+    data = safetensors.torch.save(dict(weights), dict(metadata))
+    end = 8 + int.from_bytes(data[:8], "little")
+    tensors = json.loads(data[8:end])
+    sorted_metadata = dict(sorted(tensors.pop("__metadata__").items()))
+    header = {"__metadata__": sorted_metadata, **tensors}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     padded = text + b" " * (-len(text) % 8)
-    return b"".join((len(padded).to_bytes(8, "little"), padded, memoryview(made)[end:]))
+    return b"".join((len(padded).to_bytes(8, "little"), padded, memoryview(data)[end:]))
 
 
 def write_durably(path: Path, data: bytes) -> None:
@@ -131,6 +135,6 @@ def _checksum(weights: Mapping[str, Tensor]) -> str:
 def _pieces(weights: Mapping[str, Tensor]) -> Iterator[Any]:
     """The pieces that are hashed: bytes and views of memory."""
     for name in sorted(weights):
-        value = weights[name]
-        yield f"{name} {value.dtype} {tuple(value.shape)}".encode()
-        yield value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+        weight = weights[name]
+        yield f"{name} {weight.dtype} {tuple(weight.shape)}".encode()
+        yield weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ctrans.model.gpt import number_of_weights
+from ctrans.model.size import number_of_weights
 from ctrans.study.description import PlannedRun
 from ctrans.study.training import train_run
 from ctrans.training.data import Data

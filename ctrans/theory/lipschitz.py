@@ -28,8 +28,9 @@ from ctrans.measure.attention.by_depth import (
 )
 from ctrans.measure.forward.moments import token_lengths
 from ctrans.measure.walk import states_of
+from ctrans.model.blocks import make_block
 from ctrans.model.config import GPTConfig
-from ctrans.model.gpt import GPT, make_block
+from ctrans.model.gpt import GPT
 from ctrans.model.initialisation import initialise
 from ctrans.theory.random_models import described, random_block, random_model, random_state
 from ctrans.theory.statement import Printed, Trial, Trials, at_most, equal, statement

@@ -19,7 +19,8 @@ import torch
 from ctrans.dynamics.weights.low_rank import adapt
 from ctrans.model.checkpoint import load_config
 from ctrans.model.config import GPTConfig
-from ctrans.model.gpt import GPT, check_buildable
+from ctrans.model.gpt import GPT
+from ctrans.model.size import check_buildable
 from ctrans.training import log
 from ctrans.training.data_sources import Given, read_source, source_of
 from ctrans.training.loop import Ending, Observer, Outcome, TrainingRun, carry_out, unobserved

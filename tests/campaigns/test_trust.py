@@ -31,7 +31,8 @@ from ctrans.base.memory import memory
 from ctrans.base.printable import UNSAFE, printable
 from ctrans.model.checkpoint import load, save
 from ctrans.model.config import GPTConfig
-from ctrans.model.gpt import GPT, check_buildable, number_of_weights
+from ctrans.model.gpt import GPT
+from ctrans.model.size import check_buildable, number_of_weights
 from ctrans.model.weights_file import read_weights, safetensors_bytes
 from ctrans.report.contents import page_of
 from ctrans.report.html import render
@@ -155,7 +156,7 @@ def test_what_is_refused_is_what_does_not_fit(tmp_path, monkeypatch):
     size = number_of_weights(config) * 8 + 3 * 2 * 2000**2 * 8
     for there, fits in ((size - 1, False), (size, True)):
         monkeypatch.setattr("ctrans.base.memory.memory", lambda there=there: there)
-        monkeypatch.setattr("ctrans.model.gpt.memory", lambda there=there: there)
+        monkeypatch.setattr("ctrans.model.size.memory", lambda there=there: there)
         with (
             nullcontext()
             if fits

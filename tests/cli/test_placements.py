@@ -137,12 +137,12 @@ DAMPED = dataclasses.replace(
 )
 EVERYWHERE = Placement(
     "everywhere",
-    True,
-    True,
-    True,
-    "tangent part of N_out f(N_in X)",
-    "N(X + dt N_out f(N_in X))",
-    "nobody",
+    input_norm=True,
+    output_norm=True,
+    state_norm=True,
+    velocity="tangent part of N_out f(N_in X)",
+    step="N(X + dt N_out f(N_in X))",
+    seen_in="nobody",
 )
 
 

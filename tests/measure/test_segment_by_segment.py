@@ -178,7 +178,7 @@ def test_embedding_and_head_on_demand_have_the_gradients_that_they_have_in_memor
             getattr(twin, name),
             Piece(name, partial(makers.make, 100 + k, weights)),
             shelf,
-            known=known,
+            known_pieces=known,
         )
     found = gradient_norms(twin, tokens(), tokens(seed=1))
     assert figures(found) == pytest.approx(

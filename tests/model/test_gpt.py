@@ -14,8 +14,9 @@ from ctrans.dynamics.norm import NORMS
 from ctrans.dynamics.norm.norm import DividingNorm
 from ctrans.dynamics.placement import PLACEMENTS, spell
 from ctrans.model.config import GPTConfig
-from ctrans.model.gpt import GPT, check_buildable, number_of_weights
+from ctrans.model.gpt import GPT
 from ctrans.model.initialisation import INITIALISATIONS
+from ctrans.model.size import check_buildable, number_of_weights
 from ctrans.training.objective import Objective
 from ctrans.training.settings import TrainConfig
 from solvers import METHODS, ConfigError, SolveError, Status

@@ -14,7 +14,8 @@ from ctrans.control.model_check import check_model
 from ctrans.interop import from_nanogpt
 from ctrans.model.checkpoint import load, save
 from ctrans.model.config import GPTConfig
-from ctrans.model.gpt import GPT, number_of_weights
+from ctrans.model.gpt import GPT
+from ctrans.model.size import number_of_weights
 from ctrans.training.objective import Objective
 from ctrans.training.settings import TrainConfig
 from solvers import ConfigError, Segment, solve

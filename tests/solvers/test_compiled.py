@@ -23,10 +23,10 @@ EXPLICIT.remove("esdirk4")
 def traced(monkeypatch):
     """Steps are traced, and then run as they are: what a compiler sees, without its minutes."""
     typecheck.allow(False)  # jaxtyping's checks cannot be compiled
-    runge_kutta._by_compiler.cache_clear()
+    runge_kutta._compiled_attempt.cache_clear()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     yield
-    runge_kutta._by_compiler.cache_clear()
+    runge_kutta._compiled_attempt.cache_clear()
     torch.compiler.reset()
 
 

@@ -13,7 +13,7 @@ from scipy.integrate import solve_ivp
 from scipy.integrate._ivp.rk import DOP853, RK23, RK45
 
 from solvers import METHODS, ConfigError, Event, RungeKutta, Segment, solve, tableau
-from solvers.tableau import BOSH3, DOPRI5, RK4_38, TSIT5
+from solvers.explicit_tableaus import BOSH3, DOPRI5, RK4_38, TSIT5
 
 OWN = sorted(name for name, method in METHODS.items() if getattr(method, "dense", False))
 X0 = torch.tensor([1.0, -0.5], dtype=torch.float64)

@@ -32,8 +32,8 @@ from solvers import (
     solve,
 )
 from solvers.controller import StepSize
+from solvers.explicit_tableaus import DOPRI5, RK4, TSIT5
 from solvers.run import Step
-from solvers.tableau import DOPRI5, RK4, TSIT5
 from solvers.torchdiffeq_methods import NAMES
 
 rules = pytest.mark.parametrize("rule", sorted(CONTROLLERS))

@@ -519,7 +519,7 @@ def test_an_event_is_theirs_with_its_gradients(method, reverse):
 
 
 def test_an_event_that_never_comes_ends_where_the_state_goes_round(monkeypatch):
-    monkeypatch.setattr(sys.modules["solvers.odeint"], "EVENT_STEPS", 100)
+    monkeypatch.setattr(sys.modules["solvers.odeint_problem"], "EVENT_STEPS", 100)
     turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
     with pytest.raises(SolveError, match="max"):
         odeint_event(

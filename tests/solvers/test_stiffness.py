@@ -8,8 +8,8 @@ import torch
 
 from benchmarks.controllers import DETEST, detest
 from solvers import METHODS, RungeKutta, Segment, solve
+from solvers.explicit_tableaus import DOPRI5, EULER, HEUN, RK4
 from solvers.stiffness import BOUNDED, EASY, Stiffness
-from solvers.tableau import DOPRI5, EULER, HEUN, RK4
 
 PAIRS = [
     name for name, method in METHODS.items() if method.adaptive and isinstance(method, RungeKutta)

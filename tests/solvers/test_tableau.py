@@ -8,9 +8,10 @@ from scipy.integrate._ivp import dop853_coefficients as theirs
 
 from solvers import METHODS, ConfigError, RungeKutta, Segment, Tableau, solve, tableau
 from solvers.dop853 import DOP853
+from solvers.explicit_tableaus import DOPRI5, EULER, RK4, TSIT5
+from solvers.rooted_trees import density, trees
 from solvers.run import Run
 from solvers.runge_kutta import weighted
-from solvers.tableau import DOPRI5, EULER, RK4, TSIT5, density, trees
 
 OWN = [method.tableau for method in METHODS.values() if isinstance(method, RungeKutta)]
 

@@ -23,8 +23,9 @@ from torch import Tensor
 from ctrans.control.hjb.hopf_lax import Terminal, finite_values
 from solvers import ConfigError, RungeKutta, Segment
 from solvers.errors import unknown
+from solvers.explicit_tableaus import EULER
 from solvers.solve import solve
-from solvers.tableau import EULER, tableau
+from solvers.tableau import tableau
 
 OnGrid = Float[Tensor, "*space"]
 """A number for each node."""

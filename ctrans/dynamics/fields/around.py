@@ -26,11 +26,6 @@ class AroundMap(nn.Module):
     @property
     def why_not(self) -> str:
         """The wrapped map's reason, or that it is wrapped."""
-        if isinstance(self.field, ExplainsUnsupported):
-            reason = self.field.why_not
-        else:
-            reason = ""
-        return (
-            reason
-            or f"it wraps a {type(self.field).__name__}, whose properties need not be its own"
-        )
+        if isinstance(self.field, ExplainsUnsupported) and self.field.why_not:
+            return self.field.why_not
+        return f"it wraps a {type(self.field).__name__}, whose properties need not be its own"

@@ -108,7 +108,9 @@ class SoftmaxAttention(JoinedHeads):
     def pre_projection(self, x: TokenRows) -> TokenRows:
         """The input of the output projection: the heads' averages, concatenated, times the gate."""
         mixed = super().pre_projection(x)
-        return mixed if self.gate is None else mixed * self.gate(x).sigmoid()
+        if self.gate is not None:
+            mixed = mixed * self.gate(x).sigmoid()
+        return mixed
 
     def mixed(self, x: TokenRows) -> ByHead:
         """The heads' averages."""
@@ -130,7 +132,8 @@ class SoftmaxAttention(JoinedHeads):
         """
         query, key, _ = self.split(self.qkv.weight)
         b_q, b_k, _ = self.offsets()
-        q, k = (self.by_head(F.linear(x, rows, b)) for rows, b in ((query, b_q), (key, b_k)))
+        q = self.by_head(F.linear(x, query, b_q))
+        k = self.by_head(F.linear(x, key, b_k))
         return self._rows(*self._normed_and_turned(q, k))
 
     def at_tokens(
@@ -142,28 +145,28 @@ class SoftmaxAttention(JoinedHeads):
         sum_j a_hij V_g x_j, so it computes no keys and values. If a norm or rotations act on keys,
         it computes f and selects the token.
         """
-        each = torch.arange(len(x), device=x.device)
+        sequences = torch.arange(len(x), device=x.device)
         if self.options.places.turned or not isinstance(self.key_norm, nn.Identity):
-            whole: Tensor = self(x)[each, chosen]
-            return whole
-        own = x[each, chosen].unsqueeze(-2)
+            outputs: Tensor = self(x)
+            return outputs[sequences, chosen]
+        token = x[sequences, chosen].unsqueeze(-2)
         query, key, value = self.split(self.qkv.weight)
         b_q, b_k, b_v = self.offsets()
-        key, value = (
-            self._for_each_head(part.unflatten(0, (-1, self.head))) for part in (key, value)
-        )
-        q = self.by_head(F.linear(own, query, b_q)) * self._scale
+        key = self._for_each_head(key.unflatten(0, (-1, self.head)))
+        value = self._for_each_head(value.unflatten(0, (-1, self.head)))
+        q = self.by_head(F.linear(token, query, b_q)) * self._scale
         scores = (q @ key) @ x.unsqueeze(-3).transpose(-1, -2)
         if b_k is not None:
             scores = scores + q @ self._for_each_head(b_k.view(-1, self.head, 1))
         rows = self._weights(scores, chosen)
         mixed = (rows @ x.unsqueeze(-3)) @ value.transpose(-1, -2)
         if b_v is not None:
-            mixed = mixed + rows.sum(-1, keepdim=True) * self._for_each_head(
-                b_v.view(-1, 1, self.head)
-            )
+            value_offset = self._for_each_head(b_v.view(-1, 1, self.head))
+            mixed = mixed + rows.sum(-1, keepdim=True) * value_offset
         mixed = mixed.transpose(-3, -2).flatten(-2)
-        y: Tensor = self.out(mixed if self.gate is None else mixed * self.gate(own).sigmoid())
+        if self.gate is not None:
+            mixed = mixed * self.gate(token).sigmoid()
+        y: Tensor = self.out(mixed)
         return y.squeeze(-2)
 
     def matrices(self) -> Iterator[Matrix]:
@@ -196,15 +199,13 @@ class SoftmaxAttention(JoinedHeads):
         else:
             offsets = self.for_heads(b_v.detach().double())
         if self.gate is not None:
-            lengths = [
-                spectral_norm(part)
-                for part in self.for_heads(self.split(self.qkv.weight.detach())[2])
-            ]
-            each = sum(
-                spectral_norm(part) * of_values
-                for part, of_values in zip(outs, lengths, strict=True)
+            _, _, value = self.split(self.qkv.weight.detach())
+            value_norms = [spectral_norm(part) for part in self.for_heads(value)]
+            sum_of_heads = sum(
+                spectral_norm(part) * value_norm
+                for part, value_norm in zip(outs, value_norms, strict=True)
             )
-            gain = min(each, spectral_norm(out) * math.hypot(*lengths))
+            gain = min(sum_of_heads, spectral_norm(out) * math.hypot(*value_norms))
             if not offsets:
                 return TokenBound(gain, 0.0)
             return TokenBound(
@@ -247,21 +248,21 @@ class SoftmaxAttention(JoinedHeads):
     def _weights(self, scores: Tensor, chosen: Tensor | None = None) -> Tensor:
         """The rows for these scores, of all tokens, or of one chosen token in each sequence."""
 
-        def asked(each: Tensor) -> Tensor:
+        def rows_of_chosen(table: Tensor) -> Tensor:
             """The rows of the chosen tokens, from a table (*heads, tokens, tokens)."""
             if chosen is None:
-                return each
-            return each.expand(self.heads, -1, -1)[:, chosen].transpose(0, 1).unsqueeze(-2)
+                return table
+            return table.expand(self.heads, -1, -1)[:, chosen].transpose(0, 1).unsqueeze(-2)
 
         cap = self.options.softcap
         if cap is not None:
             scores = cap * torch.tanh(scores / cap)
         tokens = scores.shape[-1]
         if self.options.places.sloped:
-            scores = scores + asked(falling_scores(self.heads, tokens, scores))
+            scores = scores + rows_of_chosen(falling_scores(self.heads, tokens, scores))
         hidden = self.causal_window_mask(tokens, scores.device)
         if hidden is not None:
-            scores = scores.masked_fill(asked(hidden), -math.inf)
+            scores = scores.masked_fill(rows_of_chosen(hidden), -math.inf)
         if self.sinks is None:
             return scores.softmax(-1)
         sinks = self.sinks.view(-1, 1, 1).expand(*scores.shape[:-1], 1)
@@ -274,17 +275,15 @@ class SoftmaxAttention(JoinedHeads):
         window = min(self.options.window or tokens, tokens)
         if not self.causal and window == tokens:
             return None
-        whole = torch.ones(tokens, tokens, dtype=torch.bool, device=device)
+        all_pairs = torch.ones(tokens, tokens, dtype=torch.bool, device=device)
         if self.causal:
-            hidden = whole.triu(1)
+            hidden = all_pairs.triu(1)
         else:
-            hidden = torch.zeros_like(whole)
+            hidden = torch.zeros_like(all_pairs)
         if window < tokens:
-            hidden = hidden | whole.tril(-window)
-            if self.causal:
-                hidden = hidden
-            else:
-                hidden = hidden | whole.triu(window)
+            hidden = hidden | all_pairs.tril(-window)
+            if not self.causal:
+                hidden = hidden | all_pairs.triu(window)
         return hidden
 
     def _mask(self, q: Tensor) -> Tensor | None:
@@ -356,11 +355,11 @@ def reference_kernels(module: nn.Module) -> Iterator[None]:
     forward-mode and second derivatives.
     """
     attentions = [part for part in module.modules() if isinstance(part, HasReferenceKernel)]
-    before = [part.use_reference_kernel for part in attentions]
-    for part in attentions:
-        part.use_reference_kernel = True
+    previous = [attention.use_reference_kernel for attention in attentions]
+    for attention in attentions:
+        attention.use_reference_kernel = True
     try:
         yield
     finally:
-        for part, plain in zip(attentions, before, strict=True):
-            part.use_reference_kernel = plain
+        for attention, used_reference_kernel in zip(attentions, previous, strict=True):
+            attention.use_reference_kernel = used_reference_kernel

@@ -62,9 +62,12 @@ class AttentionOptions:
     """Outside these limits scores over c, or c times a tanh, overflow or underflow in single
     precision.
     """
-    sinks: bool = option(False, "Add a learned logit of each head to the denominator of its rows.")
+    sinks: bool = option(
+        default=False, help="Add a learned logit of each head to the denominator of its rows."
+    )
     gated_output: bool = option(
-        False, "Multiply the heads' averages by sigmoid(W_G x + b_G), entry by entry."
+        default=False,
+        help="Multiply the heads' averages by sigmoid(W_G x + b_G), entry by entry.",
     )
 
     def __post_init__(self) -> None:

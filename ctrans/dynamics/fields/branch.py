@@ -44,9 +44,9 @@ class BranchGains(nn.Module, ABC):
 class OwnGains(GainParameters, BranchGains):
     """Trained gains, initialised at 1 and 0. beta stays 0 without `bias`."""
 
-    def __init__(self, width: Count, bias: bool):
+    def __init__(self, width: Count, *, bias: bool):
         super().__init__()
-        self.make_gains(width, bias)
+        self.make_gains(width, bias=bias)
 
 
 class Branch(NamedTuple):
@@ -68,8 +68,10 @@ class Branch(NamedTuple):
 
     def given(self, u: Vectors) -> Vectors:
         """A u, the input of the map."""
-        given: Tensor = u if self.gains is None else self.gains(u)
-        return given
+        if self.gains is None:
+            return u
+        map_input: Tensor = self.gains(u)
+        return map_input
 
     def reach(self, radius: float) -> float:
         """The largest length of a token of A u if no token of u is longer than `radius`."""

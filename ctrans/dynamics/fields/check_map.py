@@ -24,7 +24,8 @@ from solvers import ConfigError, shown
 
 SIZES = (0.1, 1.0, 10.0)
 """Standard deviations of the entries of the test states."""
-BATCH, TOKENS = 2, 5
+BATCH = 2
+TOKENS = 5
 
 
 @torch.no_grad()
@@ -42,7 +43,7 @@ def check_map(field: nn.Module, kind: Kind, width: Count, *, seed: Seed = 0) -> 
 
     >>> check_map(RunningMean(GPTConfig(width=16)), "attention", 16)
     """
-    weight = next(field.parameters(), torch.zeros(()))
+    weight: Tensor = next(field.parameters(), torch.zeros(()))
     generator = torch.Generator().manual_seed(int(seed))
     for size in SIZES:
         x = (size * torch.randn(BATCH, TOKENS, width, generator=generator)).to(weight)
@@ -55,8 +56,8 @@ def check_map(field: nn.Module, kind: Kind, width: Count, *, seed: Seed = 0) -> 
                 f"fails at states {tuple(x.shape)}: {error}",
                 f"give a map of width {width}",
             ) from error
-        for found, fix in _faults(field, kind, x, y):
-            raise _refusal(field, kind, found, fix)
+        for fault, fix in _faults(field, kind, x, y):
+            raise _refusal(field, kind, fault, fix)
 
 
 def check_shape(field: nn.Module, kind: Kind, x: Tensor, y: object) -> Tensor:
@@ -64,17 +65,17 @@ def check_shape(field: nn.Module, kind: Kind, x: Tensor, y: object) -> Tensor:
     of x's shape.
     """
     if not isinstance(y, Tensor):
-        gave = f"a {type(y).__name__}"
+        output = f"a {type(y).__name__}"
     elif y.is_nested:  # it raises where its shape is asked for
-        gave = shown(y)
+        output = shown(y)
     elif y.shape == x.shape:
         return y
     else:
-        gave = f"{tuple(y.shape)}"
+        output = f"{tuple(y.shape)}"
     raise _refusal(
         field,
         kind,
-        f"gave {gave} for states {tuple(x.shape)}",
+        f"gave {output} for states {tuple(x.shape)}",
         "a map returns one tensor of its input's shape",
     )
 
@@ -92,23 +93,23 @@ def _faults(field: nn.Module, kind: Kind, x: Tensor, y: Tensor) -> Faults:
         yield "made one sequence depend on another of the batch", "act on each sequence alone"
     if not mixes_tokens(field, kind):
         yield from _mixed_tokens(field, kind, x, y)
-    yield from _false_sayings(field, x, y)
+    yield from _false_statements(field, x, y)
 
 
 def _mixed_tokens(field: nn.Module, kind: Kind, x: Tensor, y: Tensor) -> Faults:
     for token in range(x.shape[-2]):
-        other = x.clone()
-        other[:, token] = -other[:, token] + 1
-        same = [k for k in range(x.shape[-2]) if k != token]
-        if not _close(field(other)[:, same], y[:, same]):
+        changed = x.clone()
+        changed[:, token] = -changed[:, token] + 1
+        unchanged_tokens = [k for k in range(x.shape[-2]) if k != token]
+        if not _close(field(changed)[:, unchanged_tokens], y[:, unchanged_tokens]):
             if kind == "attention":
-                said = "says that it does not"
+                contradiction = "says that it does not"
             else:
-                said = "a map of an FFN is taken to act on each token alone"
-            yield "mixes tokens", f"{said}: give it `mixes_tokens = True`"
+                contradiction = "a map of an FFN is taken to act on each token alone"
+            yield "mixes tokens", f"{contradiction}: give it `mixes_tokens = True`"
 
 
-def _false_sayings(field: nn.Module, x: Tensor, y: Tensor) -> Faults:
+def _false_statements(field: nn.Module, x: Tensor, y: Tensor) -> Faults:
     if isinstance(field, HasOutputProjection) and not _close(
         field.output_projection(field.pre_projection(x)), y
     ):
@@ -119,53 +120,47 @@ def _false_sayings(field: nn.Module, x: Tensor, y: Tensor) -> Faults:
         if not _close(field.at_tokens(x, chosen), y[chosen - 1, chosen]):
             yield "gives other tokens by `at_tokens` than f(x) has", "fix it, or leave it out"
     if isinstance(field, ExposesWeights):
-        own = {parameter.untyped_storage().data_ptr() for parameter in field.parameters()}
+        storages = {parameter.untyped_storage().data_ptr() for parameter in field.parameters()}
         for matrix in field.matrices():
-            if matrix.weight.untyped_storage().data_ptr() not in own:
+            if matrix.weight.untyped_storage().data_ptr() not in storages:
                 fix = "yield its parameters, or views of them, so that they can be drawn in place"
                 yield f"yields a matrix of role {matrix.role!r} that is none of its parameters", fix
-    longest = float(x.norm(dim=-1).max())
+    longest_input = float(x.norm(dim=-1).max())
     slack = 1 + math.sqrt(torch.finfo(x.dtype).eps)
-    if isinstance(field, HasBound) and not float(y.norm(dim=-1).max()) <= slack * field.bound().at(
-        longest
-    ):
-        found = (
-            f"gave a token of length {float(y.norm(dim=-1).max()):.4g}, above its bound"
-            f" {field.bound().at(longest):.4g}"
-        )
-        yield found, "fix `bound`, or leave it out"
+    if isinstance(field, HasBound):
+        longest_output = float(y.norm(dim=-1).max())
+        bound = field.bound().at(longest_input)
+        if not longest_output <= slack * bound:  # a NaN is a fault too
+            fault = f"gave a token of length {longest_output:.4g}, above its bound {bound:.4g}"
+            yield fault, "fix `bound`, or leave it out"
     if isinstance(field, HasLipschitz):
-        nearby = x * (
-            1
-            - torch.rand(x.shape[:-1], generator=torch.Generator().manual_seed(0))
-            .to(x)
-            .unsqueeze(-1)
-            / 8
-        )
+        generator = torch.Generator().manual_seed(0)
+        shares = torch.rand(x.shape[:-1], generator=generator).to(x).unsqueeze(-1)
+        nearby = x * (1 - shares / 8)
         moved = float((field(nearby) - y).norm(dim=-1).max())
         step = float((nearby - x).norm(dim=-1).max())
-        if not moved <= slack * field.lipschitz(longest) * step:
-            found = (
+        if not moved <= slack * field.lipschitz(longest_input) * step:
+            fault = (
                 f"moved a token by {moved:.4g} for a step of {step:.4g}, above its Lipschitz"
                 " constant"
             )
-            yield found, "fix `lipschitz`, or leave it out"
+            yield fault, "fix `lipschitz`, or leave it out"
     if isinstance(field, ExposesHeads):
         rows = field.probabilities(x)
         shape = (*x.shape[:-2], field.heads, x.shape[-2], x.shape[-2])
         if rows.shape != shape or not _close(rows.sum(-1), torch.ones_like(rows[..., 0])):
-            found = f"gave probabilities of shape {tuple(rows.shape)}, or rows that do not sum to 1"
-            yield found, f"give rows of probabilities of shape {shape}"
+            fault = f"gave probabilities of shape {tuple(rows.shape)}, or rows that do not sum to 1"
+            yield fault, f"give rows of probabilities of shape {shape}"
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
     error = float((a - b).abs().max())
-    return error <= math.sqrt(torch.finfo(b.dtype).eps) * max(
-        float(b.abs().max()), torch.finfo(b.dtype).tiny
-    )
+    precision = torch.finfo(b.dtype)
+    size = max(float(b.abs().max()), precision.tiny)
+    return error <= math.sqrt(precision.eps) * size
 
 
-def _refusal(field: nn.Module, kind: Kind, found: str, fix: str) -> ConfigError:
+def _refusal(field: nn.Module, kind: Kind, fault: str, fix: str) -> ConfigError:
     while isinstance(field, AroundMap):
         field = field.field
-    return ConfigError(f"the {kind} map {type(field).__name__} {found}: {fix}")
+    return ConfigError(f"the {kind} map {type(field).__name__} {fault}: {fix}")

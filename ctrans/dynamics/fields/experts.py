@@ -5,7 +5,7 @@ with them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -65,21 +65,18 @@ class MixtureOfExperts(ProjectedMap):
         activation: str = "gelu",
         bias: bool = True,
     ):
-        options = options or ExpertOptions()
-        gate = EXPERTS[options.expert]
+        if options is None:
+            options = ExpertOptions()
         total = hidden * (options.experts + options.shared_experts)
-        super().__init__((2 if gate is None else 3) * width * total)
+        gate_activation = EXPERTS[options.expert]
+        gated = gate_activation is not None
+        matrices = 3 if gated else 2
+        super().__init__(matrices * width * total)
         self.options = options
-        if gate is None:
-            self.activation = activation
-        else:
-            self.activation = gate
+        self.activation = gate_activation or activation
         look_up("activation", self.activation, ACTIVATIONS)
         self.hidden = hidden
-        if gate is None:
-            self.gate = None
-        else:
-            self.gate = nn.Linear(width, total, bias=bias)
+        self.gate = nn.Linear(width, total, bias=bias) if gated else None
         self.up = nn.Linear(width, total, bias=bias)
         self.down = nn.Linear(total, width, bias=bias)
         self.router = nn.Linear(width, options.experts, bias=False)
@@ -97,17 +94,12 @@ class MixtureOfExperts(ProjectedMap):
         """The input of the output projection: the features of every expert times its gate, which is
         0 for most.
         """
-        gates = self.route(x).gates.to(x.dtype)
-        gates = torch.cat(
-            [gates, gates.new_ones(*gates.shape[:-1], self.options.shared_experts)], -1
-        )
-        whole = FFNMaps(
-            None if self.gate is None else _affine(self.gate),
-            _affine(self.up),
-            _affine(self.down),
-            self.phi,
-        )
-        return whole.features(x) * gates.repeat_interleave(self.hidden, -1)
+        routed_gates = self.route(x).gates.to(x.dtype)
+        shared_gates = routed_gates.new_ones(*routed_gates.shape[:-1], self.options.shared_experts)
+        gates = torch.cat([routed_gates, shared_gates], -1)
+        gate = None if self.gate is None else _affine(self.gate)
+        all_experts = FFNMaps(gate, _affine(self.up), _affine(self.down), self.phi)
+        return all_experts.features(x) * gates.repeat_interleave(self.hidden, -1)
 
     def route(self, x: TokenRows) -> Routing:
         """The experts and gates of each token."""
@@ -116,12 +108,9 @@ class MixtureOfExperts(ProjectedMap):
             logits = F.linear(x.to(wide), self.router.weight.to(wide))
             rule = ROUTERS[self.options.router]
             scores = rule.log_scores(logits).exp()
-            best = (
-                (scores.detach() + self.choice_bias.to(wide))
-                .topk(self.options.top_k, dim=-1)
-                .indices
-            )
-            chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True)
+            ranked = scores.detach() + self.choice_bias.to(wide)
+            best = ranked.topk(self.options.top_k, dim=-1).indices
+            chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, value=True)
             return Routing(logits, scores, chosen, rule.gates(logits, chosen))
 
     def auxiliary(self, x: TokenRows) -> Mapping[str, Scalar]:
@@ -164,33 +153,29 @@ class MixtureOfExperts(ProjectedMap):
         if self.options.top_k == self.options.experts:
             return torch.full_like(routing.logits[..., 0], math.inf)
         if self.choice_bias.any():
-            ordered = (
-                (routing.scores + self.choice_bias.to(routing.scores))
-                .sort(-1, descending=True)
-                .values
-            )
+            ranked = routing.scores + self.choice_bias.to(routing.scores)
+            ordered = ranked.sort(-1, descending=True).values
             gap = ordered[..., self.options.top_k - 1] - ordered[..., self.options.top_k]
             return gap / (SCORES_SLOPE * spectral_norm(self.router.weight))
         rows = self.router.weight.double()
         apart = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
         logits = F.linear(x.double(), rows)
         between = routing.chosen.unsqueeze(-1) & ~routing.chosen.unsqueeze(-2)
-        # equal rows never change their order; saturated scores may contradict the order of the
-        # logits, then the token is at a switch
-        gaps = ((logits.unsqueeze(-1) - logits.unsqueeze(-2)).clamp_min(0) / apart).nan_to_num(
-            nan=math.inf, posinf=math.inf
-        )
+        # saturated scores may contradict the order of the logits, then the token is at a switch
+        differences = (logits.unsqueeze(-1) - logits.unsqueeze(-2)).clamp_min(0)
+        # equal rows never change their order
+        gaps = (differences / apart).nan_to_num(nan=math.inf, posinf=math.inf)
         return gaps.masked_fill(~between, math.inf).amin((-2, -1)).to(routing.logits)
 
     def matrices(self) -> Iterator[Matrix]:
         """W_r, then W_g (if gated), W_1 and W_2 of each expert."""
         yield Matrix(self.router.weight, "router")
-        for part in range(self.options.experts + self.options.shared_experts):
-            own = slice(part * self.hidden, (part + 1) * self.hidden)
+        for expert in range(self.options.experts + self.options.shared_experts):
+            units = slice(expert * self.hidden, (expert + 1) * self.hidden)
             if self.gate is not None:
-                yield Matrix(self.gate.weight[own], "gate")
-            yield Matrix(self.up.weight[own], "up")
-            yield Matrix(self.down.weight[:, own], "down")
+                yield Matrix(self.gate.weight[units], "gate")
+            yield Matrix(self.up.weight[units], "up")
+            yield Matrix(self.down.weight[:, units], "down")
 
     def bound(self) -> TokenBound:
         """The largest gain, offset and curvature of the routed experts, plus those of the shared
@@ -198,19 +183,21 @@ class MixtureOfExperts(ProjectedMap):
 
         It holds for every router, since gates sum to at most 1.
         """
-        each = [part.bound() for part in self._experts()]
-        routed = each[: self.options.experts]
-        shared = each[self.options.experts :]
-        largest = TokenBound(*map(max, zip(*routed, strict=True)))
-        gain, offset, curvature = map(sum, zip(largest, *shared, strict=True))
+        bounds = [expert.bound() for expert in self._experts()]
+        routed = bounds[: self.options.experts]
+        shared = bounds[self.options.experts :]
+        gain = max(bound.gain for bound in routed) + sum(bound.gain for bound in shared)
+        offset = max(bound.offset for bound in routed) + sum(bound.offset for bound in shared)
+        curvature = max(bound.curvature for bound in routed)
+        curvature += sum(bound.curvature for bound in shared)
         return TokenBound(gain, offset + length(self.down.bias), curvature)
 
     def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
         """inf, since f jumps where experts change. If every token uses all experts,
         `lipschitz_between_switches`.
         """
-        every = self.options.top_k == self.options.experts
-        if every:
+        uses_all = self.options.top_k == self.options.experts
+        if uses_all:
             return self.lipschitz_between_switches(radius, printed=printed)
         return math.inf
 
@@ -224,15 +211,15 @@ class MixtureOfExperts(ProjectedMap):
         4.2 of Emadi for the softmax of z or of log s, abs(d log sigmoid(z)) <= abs(dz)); B_e = max
         |E_e(x)|, E_e = W_2,e h_e, is the expert's bound.
         """
-        parts = self._experts()
+        experts = self._experts()
         count = self.options.experts
-        slopes = [part.lipschitz(radius, printed=printed) for part in parts]
-        rows = float(torch.linalg.vector_norm(self.router.weight.detach().double(), dim=-1).max())
+        slopes = [expert.lipschitz(radius, printed=printed) for expert in experts]
+        row_lengths = torch.linalg.vector_norm(self.router.weight.detach().double(), dim=-1)
+        change_of_gates = 0.0
         if count > 1:
-            turned = rows * max(part.bound().at(radius) for part in parts[:count])
-        else:
-            turned = 0.0
-        return max(slopes[:count]) + turned + sum(slopes[count:])
+            largest_output = max(expert.bound().at(radius) for expert in experts[:count])
+            change_of_gates = float(row_lengths.max()) * largest_output
+        return max(slopes[:count]) + change_of_gates + sum(slopes[count:])
 
     @property
     def phi(self) -> Activation:
@@ -244,38 +231,40 @@ class MixtureOfExperts(ProjectedMap):
         options = self.options
         routing = self.route(x)
         # k entries for each token, in the order of its experts; then all entries sorted by expert
-        places = routing.chosen.nonzero()[:, 1]
-        order = places.argsort(stable=True)
-        loads = torch.bincount(places, minlength=options.experts).tolist()
-        mine = (
-            x.unsqueeze(1)
-            .expand(-1, options.top_k, -1)
-            .reshape(-1, x.shape[-1])[order]
-            .split(loads)
-        )
-        maps = self._experts()
-        parts = [
-            F.linear(maps[e].features(mine[e]), maps[e].down.weight)
+        expert_of_entry = routing.chosen.nonzero()[:, 1]
+        order = expert_of_entry.argsort(stable=True)
+        loads = torch.bincount(expert_of_entry, minlength=options.experts).tolist()
+        entries = x.unsqueeze(1).expand(-1, options.top_k, -1).reshape(-1, x.shape[-1])
+        tokens_of_expert = entries[order].split(loads)
+        experts = self._experts()
+        sorted_outputs = [
+            F.linear(experts[e].features(tokens_of_expert[e]), experts[e].down.weight)
             for e in range(options.experts)
             if loads[e]
         ]
-        each = torch.cat(parts)[order.argsort()].unflatten(0, (-1, options.top_k))
-        gates = routing.gates[routing.chosen].to(each.dtype).unflatten(0, (-1, options.top_k))
-        y: Tensor = (gates.unsqueeze(-1) * each).sum(1)
+        outputs = torch.cat(sorted_outputs)[order.argsort()].unflatten(0, (-1, options.top_k))
+        gates = routing.gates[routing.chosen].to(outputs.dtype).unflatten(0, (-1, options.top_k))
+        y: Tensor = (gates.unsqueeze(-1) * outputs).sum(1)
         if options.shared_experts:
-            y = y + F.linear(maps[-1].features(x), maps[-1].down.weight)
+            y = y + F.linear(experts[-1].features(x), experts[-1].down.weight)
         if self.down.bias is None:
             return y
         return y + self.down.bias.to(y.dtype)
 
     def _experts(self) -> list[FFNMaps]:
         """Each routed expert without its last offset, and all shared ones together at the end."""
-        shared = self.hidden * self.options.shared_experts
-        sizes = [self.hidden] * self.options.experts + [shared] * bool(shared)
-        gates = [None] * len(sizes) if self.gate is None else _affine(self.gate).split(sizes)
+        sizes = [self.hidden] * self.options.experts
+        if self.options.shared_experts:
+            sizes.append(self.hidden * self.options.shared_experts)
+        gates: Sequence[Affine | None] = [None] * len(sizes)
+        if self.gate is not None:
+            gates = _affine(self.gate).split(sizes)
+        ups = _affine(self.up).split(sizes)
         downs = self.down.weight.split(sizes, dim=1)
-        each = zip(gates, _affine(self.up).split(sizes), downs, strict=True)
-        return [FFNMaps(gate, up, Affine(down), self.phi) for gate, up, down in each]
+        return [
+            FFNMaps(gate, up, Affine(down), self.phi)
+            for gate, up, down in zip(gates, ups, downs, strict=True)
+        ]
 
 
 def _affine(linear: nn.Linear) -> Affine:

@@ -44,19 +44,16 @@ class HiddenLayer(BoundedFFN, ProjectedMap):
     up: nn.Linear
     down: nn.Linear
 
-    def __init__(self, width: int, hidden: int, activation: str, bias: bool):
+    def __init__(self, width: int, hidden: int, *, activation: str, bias: bool):
         super().__init__(len(self.roles) * width * hidden)
         look_up("activation", activation, ACTIVATIONS)
         self.activation = activation
         for role in self.roles:
-            self.add_module(
-                role,
-                (
-                    nn.Linear(hidden, width, bias=bias)
-                    if role == "down"
-                    else nn.Linear(width, hidden, bias=bias)
-                ),
-            )
+            if role == "down":
+                linear = nn.Linear(hidden, width, bias=bias)
+            else:
+                linear = nn.Linear(width, hidden, bias=bias)
+            self.add_module(role, linear)
 
     @property
     def phi(self) -> Activation:
@@ -70,9 +67,11 @@ class HiddenLayer(BoundedFFN, ProjectedMap):
 
     @property
     def maps(self) -> FFNMaps:
-        parts = [getattr(self, role) for role in self.roles]
-        *gate, up, down = (Affine(part.weight, part.bias) for part in parts)
-        return FFNMaps(gate[0] if gate else None, up, down, self.phi)
+        by_role: dict[Role, Affine] = {}
+        for role in self.roles:
+            linear = getattr(self, role)
+            by_role[role] = Affine(linear.weight, linear.bias)
+        return FFNMaps(by_role.get("gate"), by_role["up"], by_role["down"], self.phi)
 
 
 @checked
@@ -84,7 +83,7 @@ class FeedForward(HiddenLayer):
     """Kan's W_1. phi is not homogeneous, so f does not become c f."""
 
     def __init__(self, width: Count, hidden: Count, *, activation: str = "gelu", bias: bool = True):
-        super().__init__(width, hidden, activation, bias)
+        super().__init__(width, hidden, activation=activation, bias=bias)
 
     def pre_projection(self, x: TokenRows) -> Float[Tensor, "*batch tokens hidden"]:
         """The input of the output projection: phi(W_1 x + b_1)."""
@@ -114,7 +113,7 @@ class GatedLinearUnits(HiddenLayer):
     why_not = "its gate makes three factors of its matrices"
 
     def __init__(self, width: Count, hidden: Count, *, activation: str = "silu", bias: bool = True):
-        super().__init__(width, hidden, activation, bias)
+        super().__init__(width, hidden, activation=activation, bias=bias)
         if self.phi.degree != 1:
             raise ConfigError(
                 f"activation {activation!r} grows with the square of its argument, which a gate"

@@ -42,11 +42,11 @@ class Affine(NamedTuple):
 
     def split(self, sizes: list[int]) -> list[Affine]:
         """The maps of these numbers of rows."""
+        weights = self.weight.split(sizes)
         if self.bias is None:
-            offsets = [None] * len(sizes)
-        else:
-            offsets = self.bias.split(sizes)
-        return [Affine(*part) for part in zip(self.weight.split(sizes), offsets, strict=True)]
+            return [Affine(weight) for weight in weights]
+        offsets = self.bias.split(sizes)
+        return [Affine(weight, bias) for weight, bias in zip(weights, offsets, strict=True)]
 
     def offsets(self) -> PerOutput:
         """b in float64, 0 if there is none."""
@@ -99,13 +99,16 @@ class FFNMaps(NamedTuple):
         g')/2, whose eigenvalues are (<g, u> +- |g| |u|)/2.
         """
         outer = spectral_norm(self.down.weight)
-        last = length(self.down.bias)
+        last_offset = length(self.down.bias)
         if self.gate is None and self.phi.degree == 1:
-            return TokenBound(
-                outer * spectral_norm(self.up.weight), outer * length(self.up.bias) + last
-            )
-        inner = _product_bound(self.gate or self.up, self.up)
-        return TokenBound(outer * inner.gain, outer * inner.offset + last, outer * inner.curvature)
+            gain = outer * spectral_norm(self.up.weight)
+            return TokenBound(gain, outer * length(self.up.bias) + last_offset)
+        if self.gate is None:
+            inner = _product_bound(self.up, self.up)
+        else:
+            inner = _product_bound(self.gate, self.up)
+        offset = outer * inner.offset + last_offset
+        return TokenBound(outer * inner.gain, offset, outer * inner.curvature)
 
     def lipschitz(self, radius: float = math.inf, *, printed: bool = False) -> float:
         """Plain: L = Lip(phi) |W_2|_2 |W_1|_2 (Emadi, proof of theorem 5.2, with phi's own slope;
@@ -116,24 +119,18 @@ class FFNMaps(NamedTuple):
         Jacobian is W_d (diag(w * phi'(z)) W_g + diag(phi(z)) W_u). |z|_r and |w|_r are
         `Affine.largest`.
         """
-        gate = self.gate
-        up = self.up
-        phi = self.phi
         if printed:
             slope = 1.0
         else:
-            slope = phi.slope
+            slope = self.phi.slope
         outer = spectral_norm(self.down.weight)
-        if gate is None:
-            if phi.degree == 2 and not printed:
-                slope *= up.largest(radius)
-            else:
-                slope *= 1.0
-            return slope * outer * spectral_norm(up.weight)
-        entries = slope * spectral_norm(gate.weight) * up.largest(radius) + gate.largest(
-            radius
-        ) * spectral_norm(up.weight)
-        return outer * entries
+        if self.gate is None:
+            if self.phi.degree == 2 and not printed:
+                slope *= self.up.largest(radius)
+            return slope * outer * spectral_norm(self.up.weight)
+        through_gate = slope * spectral_norm(self.gate.weight) * self.up.largest(radius)
+        through_up = self.gate.largest(radius) * spectral_norm(self.up.weight)
+        return outer * (through_gate + through_up)
 
 
 class BoundedFFN(nn.Module, abc.ABC):
@@ -174,8 +171,13 @@ def _product_bound(gate: Affine, up: Affine) -> TokenBound:
     entry_gate = (float(gates.max()), float(g_0.abs().max()))
     entry_up = (float(ups.max()), float(u_0.abs().max()))
     mixed = gates * u_0.abs() + ups * g_0.abs()
-    pairs = zip(gate.parts(), up.parts(), strict=True)
-    overlaps = torch.cat([(g.double() * u.double()).sum(-1) for g, u in pairs])  # <g_k, u_k>
+    # <g_k, u_k>
+    overlaps = torch.cat(
+        [
+            (gate_rows.double() * up_rows.double()).sum(-1)
+            for gate_rows, up_rows in zip(gate.parts(), up.parts(), strict=True)
+        ]
+    )
     return min(
         _times(entry_gate, whole_up),
         _times(whole_gate, entry_up),
@@ -186,5 +188,6 @@ def _product_bound(gate: Affine, up: Affine) -> TokenBound:
 
 def _times(first: tuple[float, float], second: tuple[float, float]) -> TokenBound:
     """(a r + b) (c r + d)."""
-    (a, b), (c, d) = first, second
+    a, b = first
+    c, d = second
     return TokenBound(a * d + b * c, b * d, a * c)

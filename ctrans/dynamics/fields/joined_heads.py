@@ -45,11 +45,14 @@ class JoinedHeads(ProjectedMap):
                 f"width {width} is not divisible by heads {heads}: choose heads that divide the"
                 " width"
             )
-        super().__init__(2 * width * (width + (groups or heads) * (width // heads)))
+        if groups is None:
+            groups = heads
+        shared_width = groups * (width // heads)
+        super().__init__(2 * width * (width + shared_width))
         self.width = width
         self.heads = heads
         self.causal = causal
-        self.groups = groups or heads
+        self.groups = groups
         self.qkv = nn.Linear(width, width + 2 * self.groups * self.head, bias=bias)
         self.out = nn.Linear(width, width, bias=bias)
 
@@ -82,15 +85,18 @@ class JoinedHeads(ProjectedMap):
         look_up("scaling", name, self.scalings)
         twin = copy.deepcopy(self)
         if name == "V":
-            inner, last = (c, 1.0)
+            value_factor = c
+            out_factor = 1.0
         else:
-            inner, last = (math.sqrt(c), math.sqrt(c))
+            value_factor = math.sqrt(c)
+            out_factor = math.sqrt(c)
         for parameter in (twin.qkv.weight, twin.qkv.bias):
             if parameter is not None:
-                self.split(parameter)[2].mul_(inner)
+                _, _, values = self.split(parameter)
+                values.mul_(value_factor)
         if twin.out.bias is not None:
-            twin.out.bias.mul_(inner)
-        scale_linear(twin.out, last)
+            twin.out.bias.mul_(value_factor)
+        scale_linear(twin.out, out_factor)
         return twin
 
     def split(self, rows: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
@@ -125,34 +131,32 @@ class JoinedHeads(ProjectedMap):
         """
         query, key, value = self.split(self.qkv.weight)
         b_q, b_k, _ = self.offsets()
-        if of_keys:
-            if b_k is None:
-                counted = key.new_zeros(len(key))
-            else:
-                counted = b_k
-        else:
-            counted = None
+        if not of_keys:
+            b_k = None
+        elif b_k is None:
+            b_k = key.new_zeros(len(key))
         return matrices_by_head(
-            (query, key, value, self.out.weight), b_q, counted, self.heads, self.groups
+            (query, key, value, self.out.weight), b_q, b_k, self.heads, self.groups
         )
 
     def paths(self) -> list[float]:
         """|W_O,h V_g|_2 of each head."""
         outs = self.out.weight.detach().chunk(self.heads, dim=1)
-        values = self.for_heads(self.split(self.qkv.weight.detach())[2])
+        _, _, value_rows = self.split(self.qkv.weight.detach())
+        values = self.for_heads(value_rows)
         return [norm_of_product(out, value) for out, value in zip(outs, values, strict=True)]
 
     def offset(self, shares: Float[Tensor, " heads"] | None = None) -> float:
         """|sum_h s_h W_O,h b_v,g + b_O|, for rows that sum to s_h (1 by default)."""
         if self.qkv.bias is None:
             return 0.0
-        values = torch.stack(self.for_heads(self.split(self.qkv.bias.detach())[2].double()))
+        _, _, b_v = self.split(self.qkv.bias.detach())
+        values = torch.stack(self.for_heads(b_v.double()))
         if shares is not None:
             values = values * shares.detach().double().unsqueeze(-1)
-        whole = (
-            self.out.weight.detach().double() @ values.flatten() + self.out.bias.detach().double()
-        )
-        return float(torch.linalg.vector_norm(whole))
+        out = self.out.weight.detach().double()
+        b_o = self.out.bias.detach().double()
+        return float(torch.linalg.vector_norm(out @ values.flatten() + b_o))
 
 
 def for_each_head(shared: Tensor, heads: int, groups: int) -> list[Tensor]:
@@ -169,14 +173,19 @@ def matrices_by_head(
 ) -> Iterator[HeadMatrices]:
     """W_Q, W_K, W_V and W_O, cut into the matrices of each head with its parts of the offsets."""
     query, key, value, out = weights
-    nothing = [None] * heads
-    each = zip(
+    b_q: Sequence[Tensor | None] = [None] * heads
+    if query_offsets is not None:
+        b_q = query_offsets.chunk(heads)
+    b_k: Sequence[Tensor | None] = [None] * heads
+    if key_offsets is not None:
+        b_k = for_each_head(key_offsets, heads, groups)
+    by_head = zip(
         query.chunk(heads),
         for_each_head(key, heads, groups),
         for_each_head(value, heads, groups),
         out.chunk(heads, dim=1),
-        nothing if query_offsets is None else query_offsets.chunk(heads),
-        nothing if key_offsets is None else for_each_head(key_offsets, heads, groups),
+        b_q,
+        b_k,
         strict=True,
     )
-    return (HeadMatrices(*own) for own in each)
+    return (HeadMatrices(*matrices) for matrices in by_head)

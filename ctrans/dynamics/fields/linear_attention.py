@@ -66,9 +66,8 @@ class KernelAttention(JoinedHeads):
         """The heads' averages."""
         q, k, v = self._features_and_values(x)
         # a column of ones after the values also sums the weights
-        summed = weighted_sums(
-            q, k, F.pad(v, (0, 1), value=1.0), self.log_keep(x), causal=self.causal
-        )
+        v_and_ones = F.pad(v, (0, 1), value=1.0)
+        summed = weighted_sums(q, k, v_and_ones, self.log_keep(x), causal=self.causal)
         return summed[..., :-1] / summed[..., -1:]
 
     def log_keep(self, x: TokenRows) -> Float[Tensor, "*batch heads tokens"]:
@@ -115,12 +114,16 @@ class LinearAttention(KernelAttention):
         |W_O,h V_h| r. Offsets of values do not count, because the changes sum to zero. For softmax
         attention the second term is 2 r^2 |Q_h||K_h|/(tau sqrt(d_h)).
         """
-        query, key = (part.chunk(self.heads) for part in self.qkv.weight.chunk(3)[:2])
-        turns = [spectral_norm(q) + spectral_norm(k) for q, k in zip(query, key, strict=True)]
-        return math.fsum(
-            path * (1 + (radius * turn if turn else 0.0))
-            for path, turn in zip(self.paths(), turns, strict=True)
-        )
+        query, key, _ = self.qkv.weight.chunk(3)
+        by_head = zip(self.paths(), query.chunk(self.heads), key.chunk(self.heads), strict=True)
+        slopes = []
+        for path, q, k in by_head:
+            score_slope = spectral_norm(q) + spectral_norm(k)
+            change_of_rows = 0.0
+            if score_slope:  # the radius may be infinite
+                change_of_rows = radius * score_slope
+            slopes.append(path * (1 + change_of_rows))
+        return math.fsum(slopes)
 
 
 class GatedLinearAttention(KernelAttention):
@@ -170,8 +173,8 @@ def weighted_sums(
     sums = (q @ k.mT * kept(keep)) @ v
     if tokens > size:
         within = keep.cumsum(-1).unsqueeze(-1)
-        whole = within[..., -1:, :]
-        before = _carried(k.mT @ (v * (whole - within).exp()), whole.exp())
+        total = within[..., -1:, :]
+        before = _carried(k.mT @ (v * (total - within).exp()), total.exp())
         sums = sums + (q * within.exp()) @ before
     return sums.flatten(-3, -2)[..., :tokens, :]
 
@@ -179,11 +182,8 @@ def weighted_sums(
 def kept(log_keep: Float[Tensor, "*batch tokens"]) -> Float[Tensor, "*batch tokens tokens"]:
     """exp(c_i - c_j) for j <= i, otherwise 0."""
     running = log_keep.cumsum(-1)
-    return (
-        (running.unsqueeze(-1) - running.unsqueeze(-2))
-        .masked_fill(later_tokens(log_keep), -math.inf)
-        .exp()
-    )
+    between = running.unsqueeze(-1) - running.unsqueeze(-2)
+    return between.masked_fill(later_tokens(log_keep), -math.inf).exp()
 
 
 def _carried(

@@ -86,11 +86,15 @@ class ParallelMaps(nn.Module):
         self._all(HasBound, "does not say how large its output can be")
 
         def both() -> TokenBound:
-            each = [
+            attention, ffn = (
                 branch.field.bound().behind(branch.steepest, branch.offset)
                 for branch in self.branches.values()
-            ]
-            return TokenBound(*(sum(values) for values in zip(*each, strict=True)))
+            )
+            return TokenBound(
+                attention.gain + ffn.gain,
+                attention.offset + ffn.offset,
+                attention.curvature + ffn.curvature,
+            )
 
         return both
 
@@ -99,41 +103,32 @@ class ParallelMaps(nn.Module):
         """[W_O W_2] for the concatenated features. Missing unless both maps have an output
         projection. Raises ConfigError if one raises it.
         """
-        return LinearMaps(
-            *(
-                field.output_projection
-                for field in self._all(HasOutputProjection, "does not name its last linear map")
-            )
-        )
+        attention, ffn = self._all(HasOutputProjection, "does not name its last linear map")
+        return LinearMaps(attention.output_projection, ffn.output_projection)
 
     def pre_projection(self, u: TokenRows) -> Float[Tensor, "*batch tokens features"]:
         """[h_attention(A u) h_ffn(B u)]."""
-        return torch.cat(
-            [branch.field.pre_projection(branch.given(u)) for branch in self.branches.values()], -1
-        )
+        features = [
+            branch.field.pre_projection(branch.given(u)) for branch in self.branches.values()
+        ]
+        return torch.cat(features, -1)
 
     @property
     def why_not(self) -> str:
         """The first reason that a map gives, or ""."""
-        fields = (branch.field for branch in self.branches.values())
-        return next(
-            (
-                field.why_not
-                for field in fields
-                if isinstance(field, ExplainsUnsupported) and field.why_not
-            ),
-            "",
-        )
+        for branch in self.branches.values():
+            if isinstance(branch.field, ExplainsUnsupported) and branch.field.why_not:
+                return branch.field.why_not
+        return ""
 
     def _all(self, protocol: type, lacks: str) -> list[Any]:
         """Both maps if both have the protocol. Raises AttributeError otherwise, so that the sum
         does not have it either.
         """
         fields = [branch.field for branch in self.branches.values()]
-        if (
-            odd := next((field for field in fields if not isinstance(field, protocol)), None)
-        ) is not None:
-            raise AttributeError(f"{type(odd).__name__} {lacks}")
+        for field in fields:
+            if not isinstance(field, protocol):
+                raise AttributeError(f"{type(field).__name__} {lacks}")
         return fields
 
 
@@ -153,12 +148,12 @@ class LinearMaps(nn.Module):
 
     @property
     def bias(self) -> Tensor | None:
-        each: list[Tensor] = [
+        biases: list[Tensor] = [
             part.bias for part in (self.first, self.second) if part.bias is not None
         ]
-        if each:
-            return torch.stack(each).sum(0)
-        return None
+        if not biases:
+            return None
+        return torch.stack(biases).sum(0)
 
     def forward(self, h: Tensor) -> Tensor:
         first, second = h.split([self.first.in_features, self.second.in_features], -1)

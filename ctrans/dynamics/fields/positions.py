@@ -53,9 +53,9 @@ def turns(tokens: int, entries: int, base: float, like: Tensor) -> Turns:
         exact = torch.float64
     else:
         exact = torch.float32
-    places = torch.arange(tokens, dtype=exact, device=like.device)
+    positions = torch.arange(tokens, dtype=exact, device=like.device)
     rates = base ** (-torch.arange(0, entries, 2, dtype=exact, device=like.device) / entries)
-    angles = places.unsqueeze(-1) * rates
+    angles = positions.unsqueeze(-1) * rates
     cosine = angles.cos().to(like.dtype)
     sine = angles.sin().to(like.dtype)
     return torch.cat([cosine, cosine], -1), torch.cat([-sine, sine], -1)
@@ -79,18 +79,17 @@ def slopes(heads: int) -> list[float]:
     lower power, then every other one of the next higher power (Press et al. 2022, ALiBi).
     """
     power = 2 ** math.floor(math.log2(heads))
-    own = [2 ** (-8 * h / power) for h in range(1, power + 1)]
+    of_power = [2 ** (-8 * h / power) for h in range(1, power + 1)]
     between = [2 ** (-4 * h / power) for h in range(1, 2 * power + 1, 2)]
-    return [*own, *between[: heads - power]]
+    return [*of_power, *between[: heads - power]]
 
 
 def falling_scores(heads: int, tokens: int, like: Tensor) -> Float[Tensor, "heads tokens tokens"]:
     """-m_h abs(i - j), which ALiBi adds to the scores, in the dtype and on the device of `like`."""
-    place = torch.arange(tokens, device=like.device)
-    distance = (place.unsqueeze(-1) - place).abs()
-    return (
-        -torch.tensor(slopes(heads), dtype=like.dtype, device=like.device).view(-1, 1, 1) * distance
-    )
+    positions = torch.arange(tokens, device=like.device)
+    distance = (positions.unsqueeze(-1) - positions).abs()
+    by_head = torch.tensor(slopes(heads), dtype=like.dtype, device=like.device).view(-1, 1, 1)
+    return -by_head * distance
 
 
 def later_tokens(rows: Tensor) -> Bool[Tensor, "tokens tokens"]:

@@ -74,19 +74,22 @@ class TokenBound(NamedTuple):
 
     def at(self, radius: float) -> float:
         """The largest length of an output token if no input token is longer than `radius`."""
-        # without curvature, avoid 0 times an infinite radius
-        return self.offset + radius * (
-            self.gain + (self.curvature * radius if self.curvature else 0.0)
-        )
+        slope = self.gain
+        if self.curvature:  # without it, avoid 0 times an infinite radius
+            slope += self.curvature * radius
+        return self.offset + radius * slope
 
     def behind(self, gain: float, offset: float) -> TokenBound:
         """The bound of f(A x) if abs(A x_i) <= gain r + offset: k (g r + b)^2 + l (g r + b) + o, by
         powers of r.
         """
-        slope = gain * (self.gain + (2 * self.curvature * offset if self.curvature else 0.0))
-        return TokenBound(
-            slope, self.at(offset) if offset else self.offset, self.curvature * gain**2
-        )
+        slope = self.gain
+        if self.curvature:
+            slope += 2 * self.curvature * offset
+        offset_of_map = self.offset
+        if offset:
+            offset_of_map = self.at(offset)
+        return TokenBound(gain * slope, offset_of_map, self.curvature * gain**2)
 
 
 class HeadMatrices(NamedTuple):

@@ -54,7 +54,9 @@ def scaled_parts(field: object) -> list[ScaledLinear]:
     decay acts on another weight.
     """
     try:
-        last = field.output_projection if isinstance(field, HasOutputProjection) else nn.Identity()
+        if not isinstance(field, HasOutputProjection):
+            return []
+        last = field.output_projection
     except ConfigError:  # it has no output projection
         return []
     return [part for part in last.modules() if isinstance(part, ScaledLinear)]

@@ -30,9 +30,10 @@ SEED = 6_021_992
 AT_ONCE = 2**24
 """Entries of a matrix in half precision that are converted at once."""
 
-_found: ContextVar[dict[tuple[object, ...], tuple[tuple[Tensor, ...], float]] | None] = ContextVar(
-    "norms found", default=None
-)
+KeptNorms = dict[tuple[object, ...], tuple[tuple[Tensor, ...], float]]
+"""For each key, the matrices and their norm."""
+
+_kept_norms: ContextVar[KeptNorms | None] = ContextVar("kept norms", default=None)
 
 
 @contextlib.contextmanager
@@ -43,11 +44,11 @@ def norms_found_once() -> Iterator[None]:
     Several probes request bounds of the same map, and the norms of its matrices are most of the
     cost of a bound.
     """
-    token = _found.set({})
+    token = _kept_norms.set({})
     try:
         yield
     finally:
-        _found.reset(token)
+        _kept_norms.reset(token)
 
 
 def spectral_norm(matrix: Float[Tensor, "rows columns"]) -> float:
@@ -72,28 +73,26 @@ def norm_of_product(
 
 
 def _once(norm: Callable[..., float], *matrices: Tensor) -> float:
-    found = _found.get()
-    if found is None:
+    kept_norms = _kept_norms.get()
+    if kept_norms is None:
         return norm(*matrices)
-    # the matrices are kept with their norm, so that no other matrix gets their address
-    key = (
-        norm,
-        *(
-            (m.data_ptr(), m._version, m.device, m.dtype, tuple(m.shape), m.stride())
-            for m in matrices
-        ),
+    identities = (
+        (m.data_ptr(), m._version, m.device, m.dtype, tuple(m.shape), m.stride()) for m in matrices
     )
-    if key not in found:
-        found[key] = matrices, norm(*matrices)
-    return found[key][1]
+    key = (norm, *identities)
+    if key not in kept_norms:
+        # the matrices are kept with their norm, so that no other matrix gets their address
+        kept_norms[key] = (matrices, norm(*matrices))
+    _, size = kept_norms[key]
+    return size
 
 
 def _norm(m: Tensor) -> float:
-    # sums and copies of a large matrix need as much memory as the matrix
-    if not m.numel() or not all(math.isfinite(float(extreme)) for extreme in (m.amax(), m.amin())):
-        if m.numel():
-            return math.inf
+    if m.numel() == 0:
         return 0.0
+    # by its extremes, since sums and copies of a large matrix need as much memory as the matrix
+    if not math.isfinite(float(m.amax())) or not math.isfinite(float(m.amin())):
+        return math.inf
     if min(m.shape) <= EXACT:
         return _exact(m.double())
     return upper_bound(m)
@@ -124,9 +123,8 @@ def upper_bound(matrix: Float[Tensor, "rows columns"]) -> float:
         m = matrix.T
     n = m.shape[1]
     eps = 1 - ((1 + ROUNDING) / (1 + SLACK)) ** 2
-    steps = math.ceil(
-        (math.log(1.648 * math.sqrt(n)) - math.log(FAILURE) / VECTORS) / (2 * math.sqrt(eps)) + 0.5
-    )
+    log_ratio = math.log(1.648 * math.sqrt(n)) - math.log(FAILURE) / VECTORS
+    steps = math.ceil(log_ratio / (2 * math.sqrt(eps)) + 0.5)
     generator = torch.Generator().manual_seed(SEED)
     v = torch.randn(n, VECTORS, generator=generator, dtype=torch.float64).to(m.device)
     basis = torch.empty(n, 0, dtype=torch.float64, device=m.device)
@@ -142,14 +140,13 @@ def upper_bound(matrix: Float[Tensor, "rows columns"]) -> float:
 
 
 def _exact(m: Tensor) -> float:
-    if m.numel():
-        largest = float(m.abs().max())
-    else:
-        largest = 0.0
-    if not 1e-140 < largest < 1e140:  # whose squares overflow, or underflow
-        if largest:
-            return largest * _exact(m / largest)
+    if m.numel() == 0:
         return 0.0
+    largest = float(m.abs().max())
+    if largest == 0:
+        return 0.0
+    if not 1e-140 < largest < 1e140:  # whose squares overflow, or underflow
+        return largest * _exact(m / largest)
     if m.shape[0] > m.shape[1]:
         gram = m.T @ m
     else:
@@ -159,9 +156,12 @@ def _exact(m: Tensor) -> float:
 
 def _product(m: Tensor, v: Tensor) -> Tensor:
     """m v in m's precision, at least float32. v and the result are float64."""
-    if m.dtype in (torch.float32, torch.float64):
-        v = v.to(m.dtype)
-        # BLAS is faster with few vectors if the matrix is stored by rows
-        return (m @ v if m.is_contiguous() else (v.T.contiguous() @ m.T).T).double()
-    v = v.float()
-    return torch.cat([part.float() @ v for part in m.split(max(AT_ONCE // m.shape[1], 1))]).double()
+    if m.dtype not in (torch.float32, torch.float64):
+        v = v.float()
+        rows_at_once = max(AT_ONCE // m.shape[1], 1)
+        return torch.cat([part.float() @ v for part in m.split(rows_at_once)]).double()
+    v = v.to(m.dtype)
+    # BLAS is faster with few vectors if the matrix is stored by rows
+    if m.is_contiguous():
+        return (m @ v).double()
+    return (v.T.contiguous() @ m.T).T.double()

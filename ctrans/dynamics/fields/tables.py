@@ -91,10 +91,8 @@ def check_maps(settings: MapSettings) -> None:
     """
     qk_norm_name(settings.qk_norm)
     part_of(AttentionOptions, settings).check_heads(settings.width, settings.heads)
-    if (
-        part_of(ExpertOptions, settings).expert in GATES
-        and settings.activation not in IDLE["ffn"]["activation"]
-    ):
+    experts_are_gated = part_of(ExpertOptions, settings).expert in GATES
+    if experts_are_gated and settings.activation not in IDLE["ffn"]["activation"]:
         raise ConfigError(
             f"activation = {settings.activation!r} has no meaning for expert {settings.expert!r},"
             " whose gate has its own: leave it out, or choose expert mlp"
@@ -105,7 +103,7 @@ def check_maps(settings: MapSettings) -> None:
         for option, idle in options.items():
             value = getattr(settings, option)
             if value not in idle and not takes(kind, name, option):
-                able = [other for other in FIELDS[kind] if takes(kind, other, option)]
+                able = [key for key in FIELDS[kind] if takes(kind, key, option)]
                 raise ConfigError(
                     f"{option} = {shown(value)} has no meaning for {kind} {name!r}: leave it out,"
                     f" or choose {kind} {', '.join(able)}"
@@ -126,14 +124,14 @@ def usual_hidden_width(width: int, ffn: str, experts: ExpertOptions) -> int:
     return 4 * width
 
 
-def _made(kind: Callable[..., nn.Module], size: str, *names: str, **others: object) -> Maker:
-    """A maker of kind(width, size, name=.., ..) from the settings of these names, and from
-    `others`.
+def _made(map_class: Callable[..., nn.Module], size: str, *names: str, **fixed: object) -> Maker:
+    """A maker of map_class(width, size, name=.., ..) from the settings of these names, and from
+    `fixed`.
     """
 
     def make(settings: MapSettings) -> nn.Module:
-        chosen = {name: getattr(settings, name) for name in names}
-        return kind(settings.width, getattr(settings, size), **chosen, **others)
+        from_settings = {name: getattr(settings, name) for name in names}
+        return map_class(settings.width, getattr(settings, size), **from_settings, **fixed)
 
     return make
 
@@ -141,12 +139,11 @@ def _made(kind: Callable[..., nn.Module], size: str, *names: str, **others: obje
 def _softmax(settings: MapSettings) -> nn.Module:
     options = part_of(AttentionOptions, settings)
     if options.sinks or options.gated_output:
-        kind = SoftmaxAttention
+        map_class = SoftmaxAttention
     else:
-        kind = Attention
-    return _made(kind, "heads", "causal", "temperature", "qk_norm", "bias", "eps", options=options)(
-        settings
-    )
+        map_class = Attention
+    names = ("causal", "temperature", "qk_norm", "bias", "eps")
+    return _made(map_class, "heads", *names, options=options)(settings)
 
 
 def _gated(activation: str) -> MapEntry:
@@ -157,13 +154,9 @@ def _gated(activation: str) -> MapEntry:
 
 
 def _experts(settings: MapSettings) -> nn.Module:
-    return _made(
-        MixtureOfExperts,
-        "hidden_width",
-        "activation",
-        "bias",
-        options=part_of(ExpertOptions, settings),
-    )(settings)
+    options = part_of(ExpertOptions, settings)
+    make = _made(MixtureOfExperts, "hidden_width", "activation", "bias", options=options)
+    return make(settings)
 
 
 def _expert_hidden_width(width: int, experts: ExpertOptions) -> int:
@@ -171,10 +164,10 @@ def _expert_hidden_width(width: int, experts: ExpertOptions) -> int:
     FFN.
     """
     if experts.expert in GATES:
-        whole = gated_hidden_width(width)
+        features = gated_hidden_width(width)
     else:
-        whole = 4 * width
-    return MULTIPLE * math.ceil(whole / experts.active / MULTIPLE)
+        features = 4 * width
+    return MULTIPLE * math.ceil(features / experts.active / MULTIPLE)
 
 
 ATTENTIONS: dict[str, Maker] = {

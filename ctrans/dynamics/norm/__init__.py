@@ -58,22 +58,20 @@ def norm_settings(
     Raises ConfigError for an option that the norm does not take, with the norms that do, and for
     invalid values.
     """
-    takes: frozenset[str] = getattr(look_up("norm", name, NORMS), "options", frozenset())
+    takes = _options_of(look_up("norm", name, NORMS))
+    options: dict[str, Any] = {}
     if "norm_groups" in takes and heads is not None:
-        options = {"norm_groups": heads}
-    else:
-        options = {}
-    for option in (field.name for field in dataclasses.fields(NormOptions)):
+        options["norm_groups"] = heads
+    for field in dataclasses.fields(NormOptions):
+        option = field.name
         value = getattr(settings, option)
         if value is None:
             continue
         if option not in takes:
-            others = ", ".join(
-                other for other, kind in NORMS.items() if option in getattr(kind, "options", ())
-            )
+            able = ", ".join(norm for norm, maker in NORMS.items() if option in _options_of(maker))
             raise ConfigError(
                 f"{option} = {shown(value)} has no meaning for norm {name!r}: leave it out, or"
-                f" choose {others}"
+                f" choose {able}"
             )
         options[option] = value
     if options:
@@ -82,14 +80,19 @@ def norm_settings(
     return options
 
 
+def _options_of(maker: Callable[..., Norm]) -> frozenset[str]:
+    """The fields of `NormOptions` that an entry of `NORMS` takes; none for a plain function."""
+    options: frozenset[str] = getattr(maker, "options", frozenset())
+    return options
+
+
 def make_norm(config: NormOptions) -> Norm:
     """A new norm of the `GPTConfig`'s kind. LayerNorm has no offset if the model has no biases."""
-    made: Any = config
-    kind = NORMS[made.norm]
-    options = norm_settings(made.norm, made, made.width, made.heads)
-    return kind(
-        made.width, made.eps, bias=made.bias and getattr(kind, "has_offset", False), **options
-    )
+    model: Any = config
+    maker = NORMS[model.norm]
+    has_offset: bool = getattr(maker, "has_offset", False)
+    options = norm_settings(model.norm, model, model.width, model.heads)
+    return maker(model.width, model.eps, bias=model.bias and has_offset, **options)
 
 
 __all__ = [

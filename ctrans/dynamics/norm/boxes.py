@@ -70,17 +70,19 @@ class SquashNorm(GainParameters, BoxNorm):
     no_tangent = "squashes it further each time, since N(N(x)) is not N(x)"
 
     def __init__(
-        self, width: int, eps: float = 1e-5, bias: bool = True, *, norm_alpha: float | None = None
+        self, width: int, eps: float = 1e-5, *, bias: bool = True, norm_alpha: float | None = None
     ):
         """`norm_alpha` is the initial alpha. eps is checked but has no effect, since there is no
         variance.
         """
         super().__init__()
         self.width, _ = check_norm(width, eps)
-        self.alpha = nn.Parameter(
-            torch.full((1,), ALPHA if norm_alpha is None else check_size("norm_alpha", norm_alpha))
-        )
-        self.make_gains(width, bias)
+        if norm_alpha is None:
+            alpha = ALPHA
+        else:
+            alpha = check_size("norm_alpha", norm_alpha)
+        self.alpha = nn.Parameter(torch.full((1,), alpha))
+        self.make_gains(width, bias=bias)
 
     @staticmethod
     @abstractmethod
@@ -139,13 +141,9 @@ class SquashNorm(GainParameters, BoxNorm):
     def steepest(self) -> float:
         """max|gamma| abs(alpha) phi'(0): phi' is largest at 0."""
         alpha = self.alpha.detach()
-        return float(
-            (
-                self.gamma.detach().abs().amax()
-                * alpha.abs()
-                * self.derivative(torch.zeros_like(alpha))
-            ).sum()
-        )
+        largest_gain = self.gamma.detach().abs().amax()
+        slope = largest_gain * alpha.abs() * self.derivative(torch.zeros_like(alpha))
+        return float(slope.sum())
 
     def linear_parameters(self) -> dict[str, Float[Tensor, "..."]]:
         """Gains and offsets, but not alpha and s, which are inside phi."""
@@ -185,9 +183,9 @@ class Derf(SquashNorm):
     """
 
     def __init__(
-        self, width: int, eps: float = 1e-5, bias: bool = True, *, norm_alpha: float | None = None
+        self, width: int, eps: float = 1e-5, *, bias: bool = True, norm_alpha: float | None = None
     ):
-        super().__init__(width, eps, bias, norm_alpha=norm_alpha)
+        super().__init__(width, eps, bias=bias, norm_alpha=norm_alpha)
         self.offset = nn.Parameter(torch.zeros(1))
 
     @property

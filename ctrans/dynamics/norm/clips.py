@@ -35,11 +35,11 @@ class ClipNorm(ConstantGain, Norm):
     no_tangent = "projects on a full set, and the velocity would jump at its boundary"
 
     def __init__(
-        self, width: int, eps: float = 1e-5, bias: bool = False, *, norm_radius: float | None = None
+        self, width: int, eps: float = 1e-5, *, bias: bool = False, norm_radius: float | None = None
     ):
         """`norm_radius` is c. eps is checked but has no effect, since there is no variance."""
         super().__init__()
-        check_bias(type(self).__name__, bias)
+        check_bias(type(self).__name__, bias=bias)
         self.width, _ = check_norm(width, eps)
         if norm_radius is None:
             self.radius = RADIUS

@@ -17,9 +17,9 @@ from ctrans.dynamics.norm.spheres import SphereNorm
 class PlainNorm(ConstantGain, SphereNorm):
     """z = c x_hat without parameters: gamma = c in every channel, beta = 0."""
 
-    def __init__(self, width: int, eps: float = 1e-5, bias: bool = False):
+    def __init__(self, width: int, eps: float = 1e-5, *, bias: bool = False):
         super().__init__()
-        check_bias(type(self).__name__, bias)
+        check_bias(type(self).__name__, bias=bias)
         self.width, self.eps = check_norm(width, eps)
         self.make_constant(self.width, self.constant_at(width))
 
@@ -29,7 +29,10 @@ class PlainNorm(ConstantGain, SphereNorm):
         return 1.0
 
     def forward(self, x: Vectors) -> Vectors:
-        x_hat = (F.layer_norm if self.centred else F.rms_norm)(x, (self.width,), eps=self.eps)
+        if self.centred:
+            x_hat = F.layer_norm(x, (self.width,), eps=self.eps)
+        else:
+            x_hat = F.rms_norm(x, (self.width,), eps=self.eps)
         if self.constant == 1:
             return x_hat
         return x_hat * self.constant
@@ -66,9 +69,9 @@ class ScaleNorm(SphereNorm):
 
     gains = "one"
 
-    def __init__(self, width: int, eps: float = 1e-5, bias: bool = False):
+    def __init__(self, width: int, eps: float = 1e-5, *, bias: bool = False):
         super().__init__()
-        check_bias("ScaleNorm", bias)
+        check_bias("ScaleNorm", bias=bias)
         self.width, self.eps = check_norm(width, eps)
         self.scale = nn.Parameter(torch.full((1,), math.sqrt(width)))
 

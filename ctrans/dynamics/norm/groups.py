@@ -39,40 +39,44 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         self,
         width: Count,
         eps: float = 1e-5,
-        bias: bool = False,
         *,
+        bias: bool = False,
         norm_groups: Count | None = None,
     ):
         """`norm_groups` is G; None is two, or one for an odd width."""
         super().__init__()
-        check_bias("GroupRMSNorm", bias)
+        check_bias("GroupRMSNorm", bias=bias)
         self.width, self.eps = check_norm(width, eps)
-        if norm_groups is None:
-            groups = 1 + (width % 2 == 0)
-        else:
+        if norm_groups is not None:
             groups = norm_groups
+        elif width % 2 == 0:
+            groups = 2
+        else:
+            groups = 1
         if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1 or width % groups:
             raise ConfigError(
                 f"norm_groups = {groups!r}: give a whole number that divides the width {width}"
             )
         self.groups = groups
-        self.each = width // self.groups
-        self.make_gains(width, bias)
+        self.group_width = width // groups
+        self.make_gains(width, bias=bias)
 
     @property
     def parts(self) -> list[SphereOf]:
         """Each group's norm, with its gains."""
         return [
             SphereOf(gamma, torch.zeros_like(gamma), self.eps)
-            for gamma in self.gamma.split(self.each)
+            for gamma in self.gamma.split(self.group_width)
         ]
 
     def forward(self, x: Vectors) -> Vectors:
-        return F.rms_norm(self.apart(x), (self.each,), None, self.eps).flatten(-2) * self.weight
+        return (
+            F.rms_norm(self.apart(x), (self.group_width,), None, self.eps).flatten(-2) * self.weight
+        )
 
     def apart(self, x: Vectors) -> Float[Tensor, "*batch groups each"]:
         """x_g."""
-        groups: Tensor = x.unflatten(-1, (self.groups, self.each))
+        groups: Tensor = x.unflatten(-1, (self.groups, self.group_width))
         return groups
 
     def sigma(self, x: Vectors) -> Float[Tensor, "*batch sizes"]:
@@ -85,16 +89,14 @@ class GroupRMSNorm(GainParameters, DividingNorm):
 
     def support(self, p: Vectors) -> PerBatch:
         """sum_g sqrt(m) |gamma_g * p_g|."""
-        return math.sqrt(self.each) * self._lengths(p).sum(-1)
+        return math.sqrt(self.group_width) * self._lengths(p).sum(-1)
 
     def maximizer(self, p: Vectors) -> Vectors:
         """z_g = sqrt(m) gamma_g * w_g/|w_g|, w = gamma * p. Where w_g = 0 every point ties, and the
         rule is RMSNorm's.
         """
-        return torch.cat(
-            [part.maximizer(q) for part, q in zip(self.parts, p.split(self.each, -1), strict=True)],
-            -1,
-        )
+        groups = zip(self.parts, p.split(self.group_width, -1), strict=True)
+        return torch.cat([part.maximizer(p_g) for part, p_g in groups], -1)
 
     def ties(self, p: Vectors) -> BatchMask:
         """Where gamma_g * p_g = 0 for a group, to rounding of the whole."""
@@ -107,25 +109,25 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         """
         share = radius / math.sqrt(self.groups)
         if share:
-            reached = share / math.sqrt(share**2 / self.each + self.eps)
+            reached = share / math.sqrt(share**2 / self.group_width + self.eps)
         else:
             reached = 0.0
-        return (math.sqrt(self.each) - reached) * self._lengths(p).sum(-1)
+        return (math.sqrt(self.group_width) - reached) * self._lengths(p).sum(-1)
 
     def constraint_violation(self, z: Vectors) -> PerBatch:
         """The largest violation of a group."""
-        rows = [
-            part.constraint_violation(y)
-            for part, y in zip(self.parts, z.split(self.each, -1), strict=True)
-        ]
-        return torch.stack(rows).amax(0)
+        groups = zip(self.parts, z.split(self.group_width, -1), strict=True)
+        violations = [part.constraint_violation(z_g) for part, z_g in groups]
+        return torch.stack(violations).amax(0)
 
     def jacobian(self, x: Vectors) -> Matrices:
         """J has the blocks diag(gamma_g)/sigma_g (I - x_hat_g x_hat_g'/m), and 0 between groups."""
-        rows = [
-            F.pad(part.jacobian(y), (k * self.each, self.width - (k + 1) * self.each))
-            for k, (part, y) in enumerate(zip(self.parts, x.split(self.each, -1), strict=True))
-        ]
+        groups = zip(self.parts, x.split(self.group_width, -1), strict=True)
+        rows = []
+        for k, (part, x_g) in enumerate(groups):
+            before = k * self.group_width
+            after = self.width - (k + 1) * self.group_width
+            rows.append(F.pad(part.jacobian(x_g), (before, after)))
         return torch.cat(rows, -2)
 
     def slope(self, x: Vectors) -> PerBatch:
@@ -146,13 +148,13 @@ class GroupRMSNorm(GainParameters, DividingNorm):
         """R(y)_g = gamma_g * w_g sqrt(m)/|w_g|, w = y/gamma. NaN where a w_g = 0."""
         gamma = self._invertible_gain()
         w = self.apart(y / gamma)
-        return gamma * (w * (math.sqrt(self.each) / row_length(w, keepdim=True))).flatten(-2)
+        return gamma * (w * (math.sqrt(self.group_width) / row_length(w, keepdim=True))).flatten(-2)
 
     def normals(self, x: Vectors) -> Float[Tensor, "*batch width normals"]:
         """u_g/gamma_g in group g and 0 outside, for each g."""
         u = self.apart(self.coordinates(x) / self.gamma)
-        own = torch.eye(self.groups, dtype=x.dtype, device=x.device)
-        return (u.unsqueeze(-1) * own.unsqueeze(-2)).flatten(-3, -2)
+        same_group = torch.eye(self.groups, dtype=x.dtype, device=x.device)
+        return (u.unsqueeze(-1) * same_group.unsqueeze(-2)).flatten(-3, -2)
 
     def outside_domain(self, x: Vectors) -> BatchMask:
         """Where a u_g = 0."""

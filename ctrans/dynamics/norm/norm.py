@@ -181,12 +181,13 @@ class Norm(nn.Module, ABC):
 
     def linear_parameters(self) -> dict[str, Float[Tensor, "..."]]:
         """The parameters in which N(x) is linear: each name with its factor, gamma or beta."""
-        offset = self.beta.data_ptr()
-        named = dict(self.named_parameters())
-        return {
-            name: self.beta if value.data_ptr() == offset else self.gamma
-            for name, value in named.items()
-        }
+        factors = {}
+        for name, parameter in self.named_parameters():
+            if parameter.data_ptr() == self.beta.data_ptr():
+                factors[name] = self.beta
+            else:
+                factors[name] = self.gamma
+        return factors
 
     def coordinates(self, z: Vectors) -> Vectors:
         """u = Gamma^-1 (z - beta), the value before gain and offset.
@@ -203,11 +204,11 @@ class Norm(nn.Module, ABC):
         size = gamma.detach().abs()
         if (size <= torch.finfo(gamma.dtype).eps * size.max()).any():
             i = int(size.argmin())
-            kind = str(gamma.dtype).removeprefix("torch.")
+            precision = str(gamma.dtype).removeprefix("torch.")
             raise ConfigError(
-                f"gamma[{i}] = {float(gamma[i]):.2g}: the norm's image is flat there, in {kind},"
-                " and has no tangent space or retraction; use a larger gain, or the discrete"
-                " model, whose step needs neither"
+                f"gamma[{i}] = {float(gamma[i]):.2g}: the norm's image is flat there, in"
+                f" {precision}, and has no tangent space or retraction; use a larger gain, or the"
+                " discrete model, whose step needs neither"
             )
         return gamma
 
@@ -248,10 +249,10 @@ class DividingNorm(Norm):
     @property
     def steepest(self) -> float:
         """max|gamma|/(sqrt(eps) + a) (Emadi, lemma A.1, for a = 0); inf for eps = a = 0."""
-        least = math.sqrt(self.eps) + self.added
-        if least:
-            return self.half_diameter / least
-        return math.inf
+        smallest_sigma = math.sqrt(self.eps) + self.added
+        if smallest_sigma == 0:
+            return math.inf
+        return self.half_diameter / smallest_sigma
 
 
 class GainParameters(nn.Module):
@@ -262,7 +263,7 @@ class GainParameters(nn.Module):
     weight: nn.Parameter
     bias: nn.Parameter | None
 
-    def make_gains(self, width: int, bias: bool) -> None:
+    def make_gains(self, width: int, *, bias: bool) -> None:
         """Makes the parameters."""
         self.weight = nn.Parameter(torch.ones(width))
         if bias:
@@ -303,18 +304,19 @@ def row_length(x: Vectors, *, keepdim: bool = False) -> Float[Tensor, "..."]:
     largest entry first; all others have the bits of `torch.linalg.vector_norm`.
     """
     largest = x.detach().abs().amax(-1, keepdim=True)
-    kind = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32)
-    high = math.sqrt(kind.max / x.shape[-1])
-    usual = (
-        (largest > math.sqrt(kind.tiny) / kind.eps) & (largest < high)
-        | (largest == 0)
-        | ~largest.isfinite()
-    )
-    unit = torch.where(usual, 1.0, largest)
-    size: Tensor = torch.linalg.vector_norm(x / unit, dim=-1, keepdim=True) * unit
+    if x.dtype == torch.float64:
+        precision = torch.finfo(torch.float64)
+    else:
+        precision = torch.finfo(torch.float32)
+    low = math.sqrt(precision.tiny) / precision.eps
+    high = math.sqrt(precision.max / x.shape[-1])
+    in_range = (largest > low) & (largest < high)
+    unscaled = in_range | (largest == 0) | ~largest.isfinite()
+    unit = torch.where(unscaled, 1.0, largest)
+    length: Tensor = torch.linalg.vector_norm(x / unit, dim=-1, keepdim=True) * unit
     if keepdim:
-        return size
-    return size.squeeze(-1)
+        return length
+    return length.squeeze(-1)
 
 
 def check_norm(width: int, eps: float) -> tuple[int, float]:
@@ -326,7 +328,7 @@ def check_norm(width: int, eps: float) -> tuple[int, float]:
     return width, float(eps)
 
 
-def check_bias(name: str, bias: bool) -> None:
+def check_bias(name: str, *, bias: bool) -> None:
     """Raises ConfigError if `bias` is set for a norm without offset."""
     if bias:
         raise ConfigError(f"{name} has no offset beta: leave bias out, or choose 'layernorm'")

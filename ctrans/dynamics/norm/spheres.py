@@ -70,9 +70,9 @@ class SphereNorm(DividingNorm):
         d; for one of eps and a > 0.
         """
         square = u.square().mean(-1, keepdim=True)
-        return u * (
-            self.added / (1 - square.sqrt()) if self.added else (self.eps / (1 - square)).sqrt()
-        )
+        if self.added:
+            return u * (self.added / (1 - square.sqrt()))
+        return u * (self.eps / (1 - square)).sqrt()
 
     def constraint_violation(self, z: Vectors) -> PerBatch:
         """The largest violation of the image's equations (eps = 0) by z; exactly 0 on the image.
@@ -86,22 +86,22 @@ class SphereNorm(DividingNorm):
         offset = z - self.beta
         u = torch.where(hidden, 0.0, offset / torch.where(hidden, 1.0, gamma))
         free = int(hidden.sum())
-        spare = self.width - u.square().sum(
-            -1
-        )  # what the hidden coordinates must contribute to |u|^2
-        total = u.sum(-1)  # and to 1'u, with the opposite sign
+        # what the hidden coordinates must contribute to |u|^2
+        spare = self.width - u.square().sum(-1)
+        # and to 1'u, with the opposite sign
+        total = u.sum(-1)
         flat = torch.where(hidden, offset, 0.0).abs().amax(-1)
-        if free == 0:
-            parts = [spare.abs() / self.width] + (
-                [total.abs() / self.width] if self.centred else []
-            )
+        if free == 0 and self.centred:
+            violations = [spare.abs() / self.width, total.abs() / self.width]
+        elif free == 0:
+            violations = [spare.abs() / self.width]
         elif not self.centred:
-            parts = [(-spare).clamp(min=0) / self.width, flat]
+            violations = [(-spare).clamp(min=0) / self.width, flat]
         elif free == 1:
-            parts = [(spare - total.square()).abs() / self.width, flat]
+            violations = [(spare - total.square()).abs() / self.width, flat]
         else:
-            parts = [(total.square() / free - spare).clamp(min=0) / self.width, flat]
-        return torch.stack(parts).amax(0)
+            violations = [(total.square() / free - spare).clamp(min=0) / self.width, flat]
+        return torch.stack(violations).amax(0)
 
     def tangent(self, x: Vectors, f: Vectors) -> Vectors:
         """v = Gamma (q - u (u.q)/(u.u)), q = C Gamma^-1 f: the part of f tangent to the image at x.
@@ -188,8 +188,8 @@ class SphereNorm(DividingNorm):
         return self.length(p) <= 8 * torch.finfo(p.dtype).eps * row_length(self.gamma * p)
 
     def shortfall(self, p: Vectors, radius: float) -> PerBatch:
-        """|w| (sqrt(d) - r/(sqrt(r^2/d + eps) + a)) at x = r w/|w|, w = C(gamma * p), exactly: about
-        |w| sqrt(d) eps d/(2 r^2) for a = 0, and |w| d a/r for eps = 0.
+        """|w| (sqrt(d) - r/(sqrt(r^2/d + eps) + a)) at x = r w/|w|, w = C(gamma * p), exactly:
+        about |w| sqrt(d) eps d/(2 r^2) for a = 0, and |w| d a/r for eps = 0.
         """
         if radius:
             reached = radius / (math.sqrt(radius**2 / self.width + self.eps) + self.added)
@@ -226,10 +226,10 @@ class LayerNorm(GainParameters, SphereNorm):
     centred = True
     has_offset = True
 
-    def __init__(self, width: int, eps: float = 1e-5, bias: bool = True):
+    def __init__(self, width: int, eps: float = 1e-5, *, bias: bool = True):
         super().__init__()
         self.width, self.eps = check_norm(width, eps)
-        self.make_gains(width, bias)
+        self.make_gains(width, bias=bias)
 
     def forward(self, x: Vectors) -> Vectors:
         return F.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
@@ -241,11 +241,11 @@ class RMSNorm(GainParameters, SphereNorm):
     0.
     """
 
-    def __init__(self, width: int, eps: float = 1e-5, bias: bool = False):
+    def __init__(self, width: int, eps: float = 1e-5, *, bias: bool = False):
         super().__init__()
-        check_bias("RMSNorm", bias)
+        check_bias("RMSNorm", bias=bias)
         self.width, self.eps = check_norm(width, eps)
-        self.make_gains(width, bias)
+        self.make_gains(width, bias=bias)
 
     def forward(self, x: Vectors) -> Vectors:
         return F.rms_norm(x, (self.width,), self.weight, self.eps)
@@ -286,12 +286,15 @@ class SphereOf(SphereNorm):
         super().__init__()
         self.width = len(gamma)
         self.eps = eps
-        self._given = (gamma, beta)
+        # a tuple: a module would register a parameter as its own
+        self._gains_and_offsets = (gamma, beta)
 
     @property
     def gamma(self) -> PerChannel:
-        return self._given[0]
+        gamma, _ = self._gains_and_offsets
+        return gamma
 
     @property
     def beta(self) -> PerChannel:
-        return self._given[1]
+        _, beta = self._gains_and_offsets
+        return beta

@@ -38,25 +38,27 @@ class ResidualEntry:
 
 
 def _scales_nothing(placement: Placement) -> str | None:
-    able = "placement pre, peri or pre_post"
     if placement.input_norm:
         return None
-    return f"scales the output of an input norm, and the placement has none: choose {able}"
+    return (
+        "scales the output of an input norm, and the placement has none: choose placement pre,"
+        " peri or pre_post"
+    )
 
 
 def _leaves_streams(placement: Placement) -> str | None:
-    able = "placement pre, peri, output or none"
-    if placement.state_norm:
-        return f"would have a norm around all streams: choose {able}"
-    return None
+    if not placement.state_norm:
+        return None
+    return "would have a norm around all streams: choose placement pre, peri, output or none"
 
 
 def _needs_image(placement: Placement) -> str | None:
-    able = "placement post or pre_post"
-    bare = placement.state_norm and not placement.output_norm and not placement.residual_gain
-    if bare:
+    if placement.state_norm and not placement.output_norm and not placement.residual_gain:
         return None
-    return f"moves on the image of a norm around the state with its own step: choose {able}"
+    return (
+        "moves on the image of a norm around the state with its own step: choose placement post"
+        " or pre_post"
+    )
 
 
 RESIDUALS: dict[str, ResidualEntry] = {
@@ -138,11 +140,11 @@ def check_image(residual: str, norm: str) -> None:
     """
     if look_up("residual", residual, RESIDUALS).refuses is not _needs_image:
         return
-    able = [name for name, kind in NORMS.items() if kind(2, 1e-5).has_tangent]
-    if norm not in able:
+    with_tangent = [name for name, norm_class in NORMS.items() if norm_class(2, 1e-5).has_tangent]
+    if norm not in with_tangent:
         raise ConfigError(
             f"residual {residual!r} moves on the image of the norm around the state, and the image"
-            f" of {norm!r} has no tangent spaces: choose norm {', '.join(able)}"
+            f" of {norm!r} has no tangent spaces: choose norm {', '.join(with_tangent)}"
         )
 
 
@@ -154,19 +156,25 @@ def check_residual(
     """
     entry = look_up("residual", name, RESIDUALS)
     for placement in placements:
-        if (why := entry.refuses(placement)) is not None:
-            raise ConfigError(f"residual {name!r} with placement {placement.name!r} {why}")
-    for option, value, default in (
-        ("residual_init", start, "start"),
-        ("streams", streams, "streams"),
-    ):
-        able = [other for other, each in RESIDUALS.items() if getattr(each, default) is not None]
-        if value is not None and name not in able:
-            raise ConfigError(
-                f"{option} = {shown(value)} has no meaning for residual {name!r}: leave it out, or"
-                f" choose {', '.join(able)}"
-            )
+        reason = entry.refuses(placement)
+        if reason is not None:
+            raise ConfigError(f"residual {name!r} with placement {placement.name!r} {reason}")
+    if start is not None and entry.start is None:
+        with_start = [key for key, candidate in RESIDUALS.items() if candidate.start is not None]
+        raise _meaningless("residual_init", start, name, with_start)
+    if streams is not None and entry.streams is None:
+        with_streams = [
+            key for key, candidate in RESIDUALS.items() if candidate.streams is not None
+        ]
+        raise _meaningless("streams", streams, name, with_streams)
     if streams == 1:
         raise ConfigError(
             f"streams = 1 for residual {name!r}: give at least 2, or choose residual plain"
         )
+
+
+def _meaningless(option: str, value: float, name: str, able: list[str]) -> ConfigError:
+    return ConfigError(
+        f"{option} = {shown(value)} has no meaning for residual {name!r}: leave it out, or choose"
+        f" {', '.join(able)}"
+    )

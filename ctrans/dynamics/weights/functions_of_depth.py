@@ -92,21 +92,21 @@ BASES: dict[str, Basis] = {
 
 
 class InDepth(nn.Module):
-    """theta(s) = sum_j phi_j(s) c_j at the place s of one block: the parametrisation of a parameter
+    """theta(s) = sum_j phi_j(s) c_j at the s of one block: the parametrisation of a parameter
     by coefficients c_j. `network` is the trained part of the functions, if any.
     """
 
-    def __init__(self, basis: str, count: int, place: Fraction, network: nn.Module | None):
+    def __init__(self, basis: str, count: int, s: Fraction, network: nn.Module | None):
         super().__init__()
         self.basis = basis
         self.count = count
         self.network = network
-        self.move(place)
+        self.move(s)
 
-    def move(self, place: Fraction) -> None:
+    def move(self, s: Fraction) -> None:
         """Puts the block at another s."""
-        self.place = place
-        self._fixed = tuple(BASES[self.basis].functions(place, self.count))
+        self.s = s
+        self._fixed = tuple(BASES[self.basis].functions(s, self.count))
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -117,7 +117,7 @@ class InDepth(nn.Module):
 
     def _trained(self) -> Tensor:
         assert self.network is not None, "nothing of these functions is trained"
-        u: Tensor = self.network(self.place)
+        u: Tensor = self.network(self.s)
         return u + u.new_tensor(self._fixed)
 
     def forward(self, *coefficients: Tensor) -> Tensor:
@@ -125,14 +125,11 @@ class InDepth(nn.Module):
             return torch.stack(
                 [share * c for share, c in zip(self._trained().unbind(), coefficients, strict=True)]
             ).sum(0)
-        (first, share), *others = [
-            (c, share) for c, share in zip(coefficients, self.shares, strict=True) if share
-        ]
-        if share == 1:
-            theta = first
-        else:
-            theta = share * first
-        for c, share in others:
+        terms = [(c, share) for c, share in zip(coefficients, self.shares, strict=True) if share]
+        theta, first_share = terms[0]
+        if first_share != 1:
+            theta = first_share * theta
+        for c, share in terms[1:]:
             theta = torch.add(theta, c, alpha=share)
         return theta
 
@@ -159,26 +156,28 @@ def blocks_through(
     """
     kind = look_up("basis of weights in depth", basis, BASES)
     to_coefficients = kind.coefficients(len(knots))
-    generator = generator or torch.Generator().manual_seed(0)
-    if kind.network is None:
-        network = None
-    else:
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
+    network: nn.Module | None = None
+    if kind.network is not None:
         network = kind.network(len(knots), generator)
     block = deepcopy(knots[0])
-    values = [dict(knot.named_parameters()) for knot in knots]
-    places = _centres(blocks)
+    parameters_of_knots = [dict(knot.named_parameters()) for knot in knots]
+    middles = _centres(blocks)
     for path, module in list(block.named_modules()):
-        for name in [name for name, _ in module.named_parameters(recurse=False)]:
+        names = [name for name, _ in module.named_parameters(recurse=False)]
+        for name in names:
             if path:
                 key = f"{path}.{name}"
             else:
                 key = name
+            values = [parameters[key] for parameters in parameters_of_knots]
             if network is not None:
-                network = network.to(values[0][key])
-            theta = InDepth(basis, len(knots), places[0], network)
-            _replace(module, name, [value[key] for value in values], to_coefficients, theta)
+                network = network.to(values[0])
+            theta = InDepth(basis, len(knots), middles[0], network)
+            _replace(module, name, values, to_coefficients, theta)
     shared = coefficients_of([block])
-    return [copy_to(block, shared, place) for place in places]
+    return [copy_to(block, shared, s) for s in middles]
 
 
 def _replace(
@@ -190,15 +189,13 @@ def _replace(
 ) -> None:
     """Makes a parameter a function of coefficients that interpolate the values."""
     stacked = torch.stack([value.detach() for value in values])
-    coefficients = torch.tensordot(to_coefficients.to(stacked.device), stacked.double(), 1).to(
-        stacked.dtype
-    )
+    inverse = to_coefficients.to(stacked.device)
+    coefficients = torch.tensordot(inverse, stacked.double(), 1).to(stacked.dtype)
     parametrize.register_parametrization(module, name, theta)
     originals = module.parametrizations[name]  # type: ignore[index]  # a ModuleDict
     for j, coefficient in enumerate(coefficients):
-        setattr(
-            originals, f"original{j}", nn.Parameter(coefficient.clone(), values[0].requires_grad)
-        )
+        parameter = nn.Parameter(coefficient.clone(), values[0].requires_grad)
+        setattr(originals, f"original{j}", parameter)
 
 
 def coefficients_of(modules: Iterable[nn.Module]) -> dict[int, nn.Parameter]:
@@ -214,10 +211,10 @@ def coefficients_of(modules: Iterable[nn.Module]) -> dict[int, nn.Parameter]:
     }
 
 
-def copy_to(block: Block, coefficients: dict[int, nn.Parameter], place: Fraction) -> Block:
-    """A copy of the block at another place s. `coefficients` replace its own, by identity."""
+def copy_to(block: Block, coefficients: dict[int, nn.Parameter], s: Fraction) -> Block:
+    """A copy of the block at another s. `coefficients` replace its own, by identity."""
     moved = deepcopy(block, dict(coefficients))
     for part in moved.modules():
         if isinstance(part, InDepth):
-            part.move(place)
+            part.move(s)
     return moved

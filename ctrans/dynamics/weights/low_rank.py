@@ -41,9 +41,8 @@ class LowRank(nn.Module):
         return cls(a.to(weight), weight.new_zeros(rows, rank))
 
     def forward(self, weight: WeightMatrix) -> WeightMatrix:
-        with torch.autocast(
-            weight.device.type, enabled=False
-        ):  # like merged weights, which are rounded only when they are used
+        # like merged weights, which are rounded only when they are used
+        with torch.autocast(weight.device.type, enabled=False):
             return torch.addmm(weight, self.b, self.a)
 
 
@@ -54,14 +53,7 @@ def adapt(module: nn.Module, maps: Iterable[nn.Module], rank: int, *, seed: int 
     Raises ConfigError for a rank below 1 or above all dimensions, for maps without a linear map,
     and for weights that are functions of depth or have updates already.
     """
-    linear = list(
-        {
-            id(part): part
-            for each in maps
-            for part in each.modules()
-            if isinstance(part, nn.Linear)
-        }.values()
-    )
+    linear = _linear_parts(maps)
     if not linear:
         raise ConfigError(
             f"low_rank = {rank}: the model has no linear maps in its depth: leave it out to train"
@@ -72,17 +64,27 @@ def adapt(module: nn.Module, maps: Iterable[nn.Module], rank: int, *, seed: int 
             f"low_rank = {rank}: the weights are already functions of depth or have updates: leave"
             " it out to train all of them"
         )
-    most = max(min(part.weight.shape) for part in linear)
-    if not 1 <= rank <= most:
+    largest_rank = max(min(part.weight.shape) for part in linear)
+    if not 1 <= rank <= largest_rank:
         raise ConfigError(
-            f"low_rank = {rank}: give 1 to {most}, the largest rank of a map here, or leave it out"
+            f"low_rank = {rank}: give 1 to {largest_rank}, the largest rank of a map here, or leave"
+            " it out"
         )
     generator = torch.Generator().manual_seed(seed)
-    module.requires_grad_(False)
+    module.requires_grad_(requires_grad=False)
     for part in linear:
-        parametrize.register_parametrization(
-            part, "weight", LowRank.drawn(part.weight, rank, generator)
-        )
+        update = LowRank.drawn(part.weight, rank, generator)
+        parametrize.register_parametrization(part, "weight", update)
+
+
+def _linear_parts(maps: Iterable[nn.Module]) -> list[nn.Linear]:
+    """The linear maps within the modules, each once, in order."""
+    by_identity = {}
+    for module in maps:
+        for part in module.modules():
+            if isinstance(part, nn.Linear):
+                by_identity[id(part)] = part
+    return list(by_identity.values())
 
 
 def updated(
@@ -111,15 +113,15 @@ def update_like(module: Changed, tensors: Mapping[str, Tensor], source: object) 
     """Freezes the module in place and gives it the updates with these `factors`. Raises ConfigError
     with `source` for factors that do not fit.
     """
-    given: dict[str, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
+    pairs: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
         path, _, factor = name.rpartition(".")
-        given.setdefault(path, {})[factor] = value
+        pairs.setdefault(path, {})[factor] = tensor
     parts = dict(module.named_modules())
-    module.requires_grad_(False)
-    for path, pair in sorted(given.items()):
+    module.requires_grad_(requires_grad=False)
+    for path, pair in sorted(pairs.items()):
         part = parts.get(path)
-        if not isinstance(part, nn.Linear) or not _update(part, pair):
+        if not isinstance(part, nn.Linear) or not _fits(part, pair):
             raise ConfigError(
                 f"{str(source)!r} does not fit its base: its {', '.join(sorted(pair))} of {path!r}"
                 " are not A and B of a linear map there"
@@ -128,17 +130,17 @@ def update_like(module: Changed, tensors: Mapping[str, Tensor], source: object) 
     return module
 
 
-def _update(part: nn.Linear, pair: Mapping[str, Tensor]) -> bool:
+def _fits(part: nn.Linear, pair: Mapping[str, Tensor]) -> bool:
     """Whether the pair is A (r, in) and B (out, r) for this map, in its dtype."""
-    if pair.keys() != {"a", "b"} or any(
-        factor.dim() != 2 or factor.dtype != part.weight.dtype for factor in pair.values()
-    ):
+    if pair.keys() != {"a", "b"}:
         return False
-    rank = len(pair["a"])
-    return pair["a"].shape == (rank, part.in_features) and pair["b"].shape == (
-        part.out_features,
-        rank,
-    )
+    a = pair["a"]
+    b = pair["b"]
+    dtype = part.weight.dtype
+    if a.dim() != 2 or b.dim() != 2 or a.dtype != dtype or b.dtype != dtype:
+        return False
+    rank = len(a)
+    return a.shape == (rank, part.in_features) and b.shape == (part.out_features, rank)
 
 
 def merge_updates(module: Changed) -> Changed:
@@ -149,7 +151,7 @@ def merge_updates(module: Changed) -> Changed:
     """
     for _, part, _ in list(updated(module)):
         parametrize.remove_parametrizations(part, "weight")
-    return module.requires_grad_(True)
+    return module.requires_grad_(requires_grad=True)
 
 
 def before_updates(module: nn.Module) -> dict[str, Tensor]:
@@ -158,7 +160,6 @@ def before_updates(module: nn.Module) -> dict[str, Tensor]:
     for path, _, _ in updated(module, all_names=True):
         beginning = f"{path}.parametrizations.weight."
         original = weights[f"{beginning}original"]
-        weights = {
-            name: value for name, value in weights.items() if not name.startswith(beginning)
-        } | {f"{path}.weight": original}
+        weights = {name: value for name, value in weights.items() if not name.startswith(beginning)}
+        weights[f"{path}.weight"] = original
     return weights

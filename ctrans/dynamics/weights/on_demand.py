@@ -48,9 +48,9 @@ class Shelf:
             self.clear()
             if self.on_piece is not None:
                 self.on_piece(piece.name)
-            made = piece.make()
+            weights = piece.make()
             # one at a time, so that only one exists twice during a conversion
-            self._weights = {key: made.pop(key).to(self.like) for key in list(made)}
+            self._weights = {key: weights.pop(key).to(self.like) for key in list(weights)}
             self._piece = piece
         return self._weights[name]
 
@@ -78,7 +78,8 @@ class Place:
     names: dict[str, tuple[Piece, str]]
 
     def weight(self, name: str) -> Tensor:
-        return self.shelf.weight(*self.names[name])
+        piece, name_in_piece = self.names[name]
+        return self.shelf.weight(piece, name_in_piece)
 
 
 class OnDemand(nn.Module):
@@ -123,7 +124,7 @@ def skeletons() -> Iterator[None]:
 
 
 KnownPieces = dict[nn.Parameter, tuple[Piece, str]]
-"""Weights that already have a piece, which modules may share."""
+"""The piece of a weight, and its name there, for weights that modules may share."""
 
 
 def put_on_demand(
@@ -132,27 +133,33 @@ def put_on_demand(
     shelf: Shelf,
     *,
     prefix: str = "",
-    known: KnownPieces | None = None,
+    known_pieces: KnownPieces | None = None,
 ) -> None:
     """Makes each part of the module without a matrix `OnDemand`, in place. Its weights are those of
-    the piece with the name prefix + path.
+    the piece with the name prefix + path. `known_pieces` has the weights that already have a
+    piece, and gets those of this module.
     """
-    if known is None:
-        known = {}
-    else:
-        known = known
+    if known_pieces is None:
+        known_pieces = {}
     for path, part in list(module.named_modules()):
-        own = dict(part.named_parameters(recurse=False))
-        if not any(parameter.is_meta for parameter in own.values()):
+        parameters = dict(part.named_parameters(recurse=False))
+        if not any(parameter.is_meta for parameter in parameters.values()):
             continue
-        for name, parameter in own.items():
-            known.setdefault(
-                parameter, (piece, f"{prefix}{path}.{name}" if path else f"{prefix}{name}")
-            )
+        names: dict[str, tuple[Piece, str]] = {}
+        for name, parameter in parameters.items():
+            name_in_piece = f"{prefix}{_path_to(path, name)}"
+            names[name] = known_pieces.setdefault(parameter, (piece, name_in_piece))
             del part._parameters[name]
         kind: Any = type(part)  # a class is hashable, which mypy does not know
-        part.__class__ = _on_demand(kind, tuple(own))
-        part.place = Place(shelf, {name: known[parameter] for name, parameter in own.items()})
+        part.__class__ = _on_demand(kind, tuple(parameters))
+        part.place = Place(shelf, names)
+
+
+def _path_to(path: str, name: str) -> str:
+    """The name of a weight of the part at that path, which is empty for the module itself."""
+    if path:
+        return f"{path}.{name}"
+    return name
 
 
 @functools.cache
@@ -190,8 +197,6 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = dict(module.named_parameters())
     for path, part in module.named_modules():
         if isinstance(part, OnDemand):
-            weights |= {
-                f"{path}.{name}" if path else name: part.place.weight(name)
-                for name in part.place.names
-            }
+            for name in part.place.names:
+                weights[_path_to(path, name)] = part.place.weight(name)
     return weights

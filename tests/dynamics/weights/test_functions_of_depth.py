@@ -19,8 +19,9 @@ from ctrans.dynamics.weights.functions_of_depth import (
     coefficients_of,
 )
 from ctrans.measure.forward.simulation import simulate
-from ctrans.model.gpt import GPT, number_of_weights
+from ctrans.model.gpt import GPT
 from ctrans.model.orders import Convergence
+from ctrans.model.size import number_of_weights
 from solvers import ConfigError, Segment, solve
 from tests.helpers import NAMES, learned, small_config, small_model, tokens
 
