@@ -17,16 +17,31 @@ SAMPLE = 256
 """The number of tokens of a batch at which growth since X_0 and logits are measured."""
 GRAPH = 64
 """The number of nodes of a loss's graph that are looked at."""
-SAME = ("View", "UnsafeView", "Reshape", "Slice", "Transpose", "TBackward", "Permute", "ToCopy", "Clone", "Squeeze", "Unsqueeze",
-        "Alias", "Select", "Index", "LogSoftmax")  # fmt: skip
+PASSED_OVER = (
+    "View",
+    "UnsafeView",
+    "Reshape",
+    "Slice",
+    "Transpose",
+    "TBackward",
+    "Permute",
+    "ToCopy",
+    "Clone",
+    "Squeeze",
+    "Unsqueeze",
+    "Alias",
+    "Select",
+    "Index",
+    "LogSoftmax",
+)
 """Nodes of a graph that move or copy entries, and the log of a softmax, which may follow another.
 """
 
 
 def length(x: Tensor, order: float = 2) -> Tensor:
     """The norm of all entries, in at least float32, without a copy of x."""
-    found: Tensor = torch.linalg.vector_norm(x, order, dtype=wide(x))
-    return found
+    norm: Tensor = torch.linalg.vector_norm(x, order, dtype=wide(x))
+    return norm
 
 
 def wide(x: Tensor) -> torch.dtype:
@@ -40,35 +55,39 @@ def norm_of(tensors: Sequence[Tensor]) -> Tensor:
     """
     if not tensors:
         return torch.zeros(())
-    parts = [part.coalesce().values() if part.is_sparse else part for part in tensors]
-    whole = [part for part in parts if not hasattr(part, "full_tensor")]
-    sharded = [part.norm().full_tensor() for part in parts if hasattr(part, "full_tensor")]
-    norms = [*(torch._foreach_norm(whole) if whole else ()), *sharded]
+    dense = [part.coalesce().values() if part.is_sparse else part for part in tensors]
+    unsharded = [part for part in dense if not hasattr(part, "full_tensor")]
+    norms = [part.norm().full_tensor() for part in dense if hasattr(part, "full_tensor")]
+    if unsharded:
+        norms = [*torch._foreach_norm(unsharded), *norms]
     return length(torch.stack([norm.float() for norm in norms]))
 
 
-def to_host(found: Mapping[Key, Tensor]) -> dict[Key, list[float]]:
+def to_host(tensors: Mapping[Key, Tensor]) -> dict[Key, list[float]]:
     """All numbers on the host, by one transfer from each device."""
-    parts = {key: value.detach().float().reshape(-1) for key, value in found.items()}
+    parts = {key: tensor.detach().float().reshape(-1) for key, tensor in tensors.items()}
     values: dict[Key, list[float]] = {}
     for device in {part.device for part in parts.values()}:
-        here = {key: part for key, part in parts.items() if part.device == device}
-        numbers = torch.cat(list(here.values())).tolist()
-        for key, part in here.items():
-            values[key], numbers = numbers[: part.numel()], numbers[part.numel() :]
+        on_device = {key: part for key, part in parts.items() if part.device == device}
+        numbers = torch.cat(list(on_device.values())).tolist()
+        start = 0
+        for key, part in on_device.items():
+            end = start + part.numel()
+            values[key] = numbers[start:end]
+            start = end
     return values
 
 
 def longest(x: Tensor) -> Tensor:
     """The length of the longest token."""
-    found: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=wide(x)).max()
-    return found
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=wide(x)).max()
+    return norm
 
 
 def evenness(shares: Tensor) -> Tensor:
     """exp(entropy)/n of n shares: 1 for equal ones, 1/n if one has all."""
-    found: Tensor = torch.special.entr(shares).sum().exp() / len(shares)
-    return found
+    share: Tensor = torch.special.entr(shares).sum().exp() / len(shares)
+    return share
 
 
 def sample(x: Tensor) -> Tensor:
@@ -88,11 +107,12 @@ def detached(value: Tensor | float | None) -> Any:
     if isinstance(value, Tensor):
         if value.is_meta:
             raise ValueError("a tensor on meta has no value")
-        value = value.detach()
-        value = value.full_tensor() if hasattr(value, "full_tensor") else value
-        if value.numel() == 1:
-            return value.reshape(()).clone()
-        return value.float().mean()
+        tensor = value.detach()
+        if hasattr(tensor, "full_tensor"):
+            tensor = tensor.full_tensor()
+        if tensor.numel() == 1:
+            return tensor.reshape(()).clone()
+        return tensor.float().mean()
     if value is None:
         return None
     return float(value)
@@ -105,47 +125,61 @@ def stacked_softmaxes(loss: object) -> dict[str, Any]:
     nodes = [getattr(loss, "grad_fn", None)]
     count = 0
     for _ in range(GRAPH):
-        if nodes:
-            node = nodes.pop(0)
-        else:
-            node = None
+        if not nodes:
+            break
+        node = nodes.pop(0)
         if node is None:
             continue
         name = node.name()
-        if name.startswith("LogSoftmax") and not count:
+        if name.startswith("LogSoftmax") and count == 0:
             nodes = []
             count = 1
         elif name.startswith("Softmax"):
-            count += count > 0
-        elif count and not name.startswith(SAME):
+            if count > 0:
+                count += 1
+        elif count > 0 and not name.startswith(PASSED_OVER):
             continue
-        nodes += [each for each, _ in node.next_functions]
-    if count:
-        return {"softmaxes": float(count)}
-    return {}
+        nodes += [before for before, _ in node.next_functions]
+    if count == 0:
+        return {}
+    return {"softmaxes": float(count)}
 
 
 def host_numbers(values: Sequence[Any]) -> list[float]:
     """The values on the host, in one transfer from a device; nan for None."""
-    found = to_host({i: value for i, value in enumerate(values) if isinstance(value, Tensor)})
-    return [
-        found[i][0] if isinstance(value, Tensor) else math.nan if value is None else float(value)
-        for i, value in enumerate(values)
-    ]
+    tensors = {i: value for i, value in enumerate(values) if isinstance(value, Tensor)}
+    from_device = to_host(tensors)
+    numbers = []
+    for i, value in enumerate(values):
+        if i in from_device:
+            numbers.append(from_device[i][0])
+        elif value is None:
+            numbers.append(math.nan)
+        else:
+            numbers.append(float(value))
+    return numbers
 
 
 def largest(pairs: Sequence[tuple[int, float]]) -> float:
     """The largest value of (step, value) pairs; the first inf or nan if there is one."""
     values = [value for _, value in pairs]
-    return next((value for value in values if not math.isfinite(value)), max(values))
+    for value in values:
+        if not math.isfinite(value):
+            return value
+    return max(values)
 
 
 def growth_exponent(added: Sequence[float]) -> float | None:
     """p of |X_k - X_0| ~ k^p by least squares of the logarithms from the middle of the depth to its
     end; None for fewer than two points.
     """
-    half = range(max(1, len(added) // 2), len(added) + 1)
-    points = [(math.log(k), math.log(added[k - 1])) for k in half if 0 < added[k - 1] < math.inf]
-    if len(points) < 2:
+    log_depths = []
+    log_lengths = []
+    for k in range(max(1, len(added) // 2), len(added) + 1):
+        size = added[k - 1]
+        if size > 0 and math.isfinite(size):
+            log_depths.append(math.log(k))
+            log_lengths.append(math.log(size))
+    if len(log_depths) < 2:
         return None
-    return statistics.linear_regression(*zip(*points, strict=True)).slope
+    return statistics.linear_regression(log_depths, log_lengths).slope

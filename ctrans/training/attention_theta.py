@@ -51,5 +51,5 @@ class MeanTheta(Instrument):
 
 def mean_theta(model: GPT, tokens: TokenIds) -> float:
     """`MeanTheta` of the discrete model on these tokens."""
-    found: float = walk(model, tokens, instruments=[MeanTheta()])[0]
-    return found
+    theta: float = walk(model, tokens, instruments=[MeanTheta()])[0]
+    return theta

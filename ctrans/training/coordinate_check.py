@@ -36,7 +36,8 @@ SURE = 2.0
 """An exponent's interval is so many standard errors to each side."""
 SMALL_HEAD = 0.03
 """The factor of a GPT's own head in the check. Larger first logits hide how updates change them."""
-LOSS, LOGITS = "loss", "attention logits"
+LOSS = "loss"
+LOGITS = "attention logits"
 MASKED = -1e9
 """Attention logits below it are masks."""
 
@@ -44,6 +45,8 @@ TransferVerdict = Literal["transfers", "undecided", "does not transfer"]
 ORDER: tuple[TransferVerdict, ...] = get_args(TransferVerdict)
 """From the best to the worst."""
 Build = Callable[[int, int], nn.Module]
+Run = Mapping[str, tuple[float, float]]
+"""The mean |change| of a run and the mean size before it, by place."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +96,16 @@ class Transfer:
         """The place that decides the axis: one that moves, else one that is undecided, else the
         largest |k|. The loss is reported, and decides nothing.
         """
-        judged = (each for each in self.growths if each.axis == axis and each.place != LOSS)
-        return max(judged, key=lambda each: (ORDER.index(each.verdict), abs(each.exponent)))
+        judged = [growth for growth in self.growths if growth.axis == axis and growth.place != LOSS]
+        return max(judged, key=lambda growth: (ORDER.index(growth.verdict), abs(growth.exponent)))
 
     @property
     def verdict(self) -> TransferVerdict:
         """The rate transfers if no place moves with the width or the depth."""
         return max((self.worst(axis).verdict for axis in self.sizes), key=ORDER.index)
+
+
+SOFTMAXES = (F.softmax, torch.softmax, Tensor.softmax)
 
 
 class _AttentionLogits(TorchFunctionMode):
@@ -109,24 +115,21 @@ class _AttentionLogits(TorchFunctionMode):
         self.keep = keep
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = dict(kwargs or {})
+        kwargs = dict(kwargs or {})
         if func is F.scaled_dot_product_attention:
             q, k = args[:2]
-            if given.get("enable_gqa"):
+            if kwargs.get("enable_gqa"):
                 k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
-            else:
-                k = k
-            self.keep(LOGITS, (q @ k.mT) * (given.get("scale") or q.shape[-1] ** -0.5))
-        elif (
-            func in (F.softmax, torch.softmax, Tensor.softmax)
-            and args[0].dim() > 2
-            and args[0].shape[-1] == args[0].shape[-2]
-        ):
-            self.keep(LOGITS, args[0].where(args[0] > MASKED, 0.0))
-        return func(*args, **given)
+            scale = kwargs.get("scale") or q.shape[-1] ** -0.5
+            self.keep(LOGITS, (q @ k.mT) * scale)
+        elif func in SOFTMAXES:
+            scores = args[0]
+            if scores.dim() > 2 and scores.shape[-1] == scores.shape[-2]:
+                self.keep(LOGITS, scores.where(scores > MASKED, 0.0))
+        return func(*args, **kwargs)
 
 
-def _alike(name: str) -> str:
+def _without_numbers(name: str) -> str:
     """The name with * for numbers."""
     return re.sub(r"\d+", "*", name)
 
@@ -134,53 +137,56 @@ def _alike(name: str) -> str:
 @torch.no_grad()
 def _outputs(module: nn.Module, loss: Callable[[nn.Module], Tensor]) -> dict[str, list[Tensor]]:
     """The outputs of each module within, attention logits, and the loss, by place."""
-    found: dict[str, list[Tensor]] = {}
+    outputs: dict[str, list[Tensor]] = {}
 
     def keep(name: str, output: Any) -> None:
-        parts = (
-            output.values()
-            if isinstance(output, Mapping)
-            else output
-            if isinstance(output, (tuple, list))
-            else (output,)
-        )
-        first = next(
-            (
-                each
-                for each in parts
-                if isinstance(each, Tensor) and each.is_floating_point() and each.dim()
-            ),
-            None,
-        )
-        if first is not None:
-            found.setdefault(name, []).append(first.detach().double())
+        tensor = _first_tensor(output)
+        if tensor is not None:
+            outputs.setdefault(name, []).append(tensor.detach().double())
 
     def hook(name: str) -> Callable[..., None]:
-        return lambda part, given, output: keep(_alike(name) or "output", output)
+        return lambda _, args, output: keep(_without_numbers(name) or "output", output)
 
     with contextlib.ExitStack() as stack:
         for name, part in module.named_modules():
             stack.callback(part.register_forward_hook(hook(name)).remove)
         stack.enter_context(_AttentionLogits(keep))
         value = loss(module)
-    rescaled = {name for name, after in pairwise(found) if _proportional(found[name], found[after])}
-    return {name: each for name, each in found.items() if name not in rescaled} | {
-        LOSS: [value.detach().double()]
+    rescaled = {
+        name for name, after in pairwise(outputs) if _proportional(outputs[name], outputs[after])
     }
+    places = {name: tensors for name, tensors in outputs.items() if name not in rescaled}
+    return places | {LOSS: [value.detach().double()]}
+
+
+def _first_tensor(output: Any) -> Tensor | None:
+    """The first tensor of real numbers in a module's output, None without one."""
+    if isinstance(output, Mapping):
+        parts = list(output.values())
+    elif isinstance(output, (tuple, list)):
+        parts = list(output)
+    else:
+        parts = [output]
+    for part in parts:
+        if isinstance(part, Tensor) and part.is_floating_point() and part.dim():
+            return part
+    return None
 
 
 def _proportional(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     """Whether the second outputs are the first ones times a number: their place alone counts then,
     as behind a multiplier of logits.
     """
-    if [each.shape for each in first] != [each.shape for each in second]:
+    if [tensor.shape for tensor in first] != [tensor.shape for tensor in second]:
         return False
-    a, b = (torch.cat([each.flatten() for each in parts]) for parts in (first, second))
-    return float(a @ b) > (1 - 1e-9) * float(a.norm() * b.norm()) > 0
+    a = torch.cat([tensor.flatten() for tensor in first])
+    b = torch.cat([tensor.flatten() for tensor in second])
+    least = (1 - 1e-9) * float(a.norm() * b.norm())
+    return least > 0 and float(a @ b) > least
 
 
-def _mean(parts: Sequence[Tensor]) -> float:
-    return fmean(float(each.abs().mean()) for each in parts)
+def _mean_size(tensors: Sequence[Tensor]) -> float:
+    return fmean(float(tensor.abs().mean()) for tensor in tensors)
 
 
 def _measure(
@@ -188,9 +194,9 @@ def _measure(
     optimiser: torch.optim.Optimizer,
     loss: Callable[[nn.Module], Tensor],
     updates: int,
-) -> dict[str, tuple[float, float]]:
+) -> Run:
     """The mean |change| after the updates, and the mean size before, by place."""
-    names = {id(parameter): _alike(name) for name, parameter in module.named_parameters()}
+    names = {id(weight): _without_numbers(name) for name, weight in module.named_parameters()}
     before = _outputs(module, loss)
     for _ in range(updates):
         optimiser.zero_grad(set_to_none=True)
@@ -199,20 +205,17 @@ def _measure(
         if isinstance(module, GPT):
             module.after_step()
     after = _outputs(module, loss)
-    decay = {
+    sizes = {
         f"decay of {names[id(weight)]}": (group["lr"] * group["weight_decay"], 1.0)
         for group in optimiser.param_groups
         for weight in group["params"]
         if group.get("weight_decay")
     }
-    return decay | {
-        place: (
-            _mean([b - a for a, b in zip(before[place], after[place], strict=True)]),
-            _mean(before[place]),
-        )
-        for place in before
-        if place in after
-    }
+    for place, tensors in before.items():
+        if place in after:
+            changes = [b - a for a, b in zip(tensors, after[place], strict=True)]
+            sizes[place] = (_mean_size(changes), _mean_size(tensors))
+    return sizes
 
 
 def transfer_check(
@@ -238,18 +241,13 @@ def transfer_check(
 
     Raises ConfigError for fewer than two sizes of both, and for no rate or seed.
 
-    >>> transfer_check(build, optimiser, loss, widths=(32, 64, 128), depths=(2, 4, 8), rates=(1e-3,)).verdict
+    >>> sizes = {"widths": (32, 64, 128), "depths": (2, 4, 8)}
+    >>> transfer_check(build, optimiser, loss, **sizes, rates=(1e-3,)).verdict
     """
     widths = list(dict.fromkeys(widths))
     depths = list(dict.fromkeys(depths))
-    if (
-        not widths
-        or not depths
-        or len(widths) == len(depths) == 1
-        or not rates
-        or seeds < 1
-        or updates < 1
-    ):
+    has_axis = bool(widths) and bool(depths) and max(len(widths), len(depths)) > 1
+    if not has_axis or not rates or seeds < 1 or updates < 1:
         raise ConfigError(
             f"widths = {widths}, depths = {depths}, rates = {list(rates)}, seeds = {seeds}, updates"
             f" = {updates}: give at least two widths or two depths, and at least one of the others"
@@ -258,45 +256,48 @@ def transfer_check(
         "width": [(width, depths[0]) for width in widths],
         "depth": [(widths[0], depth) for depth in depths],
     }
-    axes = {axis: sizes for axis, sizes in axes.items() if len(sizes) > 1}
-    found: dict[tuple[int, int], list[dict[str, tuple[float, float]]]] = {}
-    for size in dict.fromkeys(each for sizes in axes.values() for each in sizes):
-        found[size] = []
+    axes = {axis: models for axis, models in axes.items() if len(models) > 1}
+    runs: dict[tuple[int, int], list[Run]] = {}
+    for width, depth in dict.fromkeys(model for models in axes.values() for model in models):
+        runs[width, depth] = []
         for seed in range(seeds):
             for rate in rates:
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(seed)
-                    module = build(*size)
-                    found[size].append(_measure(module, optimiser(module, rate), loss, updates))
+                    module = build(width, depth)
+                    run = _measure(module, optimiser(module, rate), loss, updates)
+                    runs[width, depth].append(run)
         if progress is not None:
-            progress(f"width {size[0]}, {size[1]} blocks")
-    sizes = {axis: [size[axis == "depth"] for size in each] for axis, each in axes.items()}
-    growths = [
-        _growth(axis, place, sizes[axis], [[run[place] for run in found[size]] for size in each])
-        for axis, each in axes.items()
-        for place in found[each[0]][0]
-        if all(place in run for size in each for run in found[size])
-        and any(run[place][0] for size in each for run in found[size])
-    ]
+            progress(f"width {width}, {depth} blocks")
+    sizes = {"width": widths, "depth": depths}
+    growths = []
+    for axis, models in axes.items():
+        by_size = [runs[model] for model in models]
+        for place in by_size[0][0]:
+            if not all(place in run for of_size in by_size for run in of_size):
+                continue
+            if any(run[place][0] for of_size in by_size for run in of_size):
+                growths.append(_growth(axis, place, sizes[axis], by_size))
+    sizes = {axis: sizes[axis] for axis in axes}
     return Transfer(sizes, list(rates), seeds, updates, growths)
 
 
 def _growth(
-    axis: str, place: str, sizes: Sequence[int], runs: Sequence[Sequence[tuple[float, float]]]
+    axis: str, place: str, sizes: Sequence[int], by_size: Sequence[Sequence[Run]]
 ) -> PlaceGrowth:
-    changes, starts = ([[run[k] for run in each] for each in runs] for k in range(2))
-    slopes = [log_slope(sizes, each) for each in zip(*changes, strict=True)]
-    finite = not any(map(math.isnan, slopes))
-    if finite and len(slopes) > 1:
-        error = statistics.stdev(slopes) / len(slopes) ** 0.5
-    elif finite:
+    """The growth at a place, from the runs of each size."""
+    changes = [[run[place][0] for run in runs] for runs in by_size]
+    starts = [[run[place][1] for run in runs] for runs in by_size]
+    slopes = [log_slope(sizes, of_run) for of_run in zip(*changes, strict=True)]
+    error = math.nan
+    means = [math.nan for _ in changes]
+    if not any(map(math.isnan, slopes)):
         error = 0.0
-    else:
-        error = math.nan
-    means = [statistics.geometric_mean(each) if finite else math.nan for each in changes]
-    return PlaceGrowth(
-        axis, place, means, fmean(slopes), error, log_slope(sizes, [fmean(each) for each in starts])
-    )
+        if len(slopes) > 1:
+            error = statistics.stdev(slopes) / len(slopes) ** 0.5
+        means = [statistics.geometric_mean(of_size) for of_size in changes]
+    at_start = log_slope(sizes, [fmean(of_size) for of_size in starts])
+    return PlaceGrowth(axis, place, means, fmean(slopes), error, at_start)
 
 
 def coordinate_check(
@@ -318,20 +319,18 @@ def coordinate_check(
     head = config.width // config.heads
     if any(width < 1 or width % head for width in widths):
         raise ConfigError(f"widths = {list(widths)}: give multiples of a head's width {head}")
-    base: dict[str, Any] = (
-        {}
-        if config.parametrisation == STANDARD
-        else {"base_width": config.width, "base_depth": config.depth}
-    )
-    base = {name: getattr(config, name) or value for name, value in base.items()}
+    base: dict[str, Any] = {}
+    if config.parametrisation != STANDARD:
+        base["base_width"] = config.base_width or config.width
+        base["base_depth"] = config.base_depth or config.depth
     tokens, targets = data.batch(0, 0, batch=settings.batch, seed=settings.seed)
 
     def build(width: int, depth: int) -> nn.Module:
         sized = replace(config, width=width, heads=width // head, depth=depth, **base)
-        made = GPT(sized, seed=settings.seed + torch.initial_seed())
-        if made.unembedding is not None:
-            made.unembedding.weight.data.mul_(SMALL_HEAD)
-        return made
+        model = GPT(sized, seed=settings.seed + torch.initial_seed())
+        if model.unembedding is not None:
+            model.unembedding.weight.data.mul_(SMALL_HEAD)
+        return model
 
     def optimiser(module: nn.Module, rate: float) -> torch.optim.Optimizer:
         assert isinstance(module, GPT)

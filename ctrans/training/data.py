@@ -26,7 +26,8 @@ SHARE = 10
 """The last tenth of a text is for validation."""
 PIECE = 1 << 24
 """The number of tokens checked at once: 32 MB."""
-PLACES, LENGTH = 1024, 1024
+PLACES = 1024
+LENGTH = 1024
 """The fingerprint of a split hashes `PLACES` stretches of `LENGTH` tokens: all of it up to a
 million tokens.
 """
@@ -34,7 +35,8 @@ MOST_IDS = 1 << 24
 """Token ids are below this number. The largest vocabularies have some 10^6."""
 COUNTED = 1 << 22
 """The largest number of tokens of each split, from its start, whose frequencies are counted."""
-TRAIN, VALIDATION = "train.bin", "val.bin"
+TRAIN = "train.bin"
+VALIDATION = "val.bin"
 Tokens = Integer[np.ndarray, " _"]
 Index = Annotated[int, Range(0, COUNT.high)]
 
@@ -53,10 +55,10 @@ class Data:
     name: str
 
     def __post_init__(self) -> None:
-        for what, tokens in self._splits.items():
+        for split, tokens in self._splits.items():
             if len(tokens) <= self.context:
                 raise ConfigError(
-                    f"{self.name} has {len(tokens)} tokens for {what} and a sequence needs"
+                    f"{self.name} has {len(tokens)} tokens for {split} and a sequence needs"
                     f" {self.context + 1}: lower context, or give more text"
                 )
             limits = np.iinfo(tokens.dtype)
@@ -86,8 +88,8 @@ class Data:
         """
         share = share_of(batch, world)
         # numpy keeps raw words the same in all versions, but not integers() or random()
-        words = np.random.Philox(key=seed, counter=[0, 0, micro, step]).random_raw(batch)
-        starts = self._starts((words >> 11) * 2.0**-53)
+        raw_words = np.random.Philox(key=seed, counter=[0, 0, micro, step]).random_raw(batch)
+        starts = self._starts((raw_words >> 11) * 2.0**-53)
         return self._windows(self.train, starts[rank * share : (rank + 1) * share])
 
     def validation_windows(
@@ -97,9 +99,8 @@ class Data:
         fixed.
         """
         last = len(self.validation) - self.context - 1
-        return self._windows(
-            self.validation, np.unique(np.linspace(0, last, min(count, last + 1)).astype(np.int64))
-        )
+        starts = np.unique(np.linspace(0, last, min(count, last + 1)).astype(np.int64))
+        return self._windows(self.validation, starts)
 
     def check_batch(self, sequences: int) -> None:
         """Raises ConfigError if an iteration has more tokens than the training split."""
@@ -112,13 +113,13 @@ class Data:
 
     def check_vocabulary(self, size: int) -> None:
         """Raises ConfigError for a token outside of the vocabulary. Reads all tokens."""
-        for what, tokens in self._splits.items():
+        for split, tokens in self._splits.items():
             for start in range(0, len(tokens), PIECE):
                 highest = int(tokens[start : start + PIECE].max())
                 lowest = int(tokens[start : start + PIECE].min())
                 if lowest < 0:
                     raise ConfigError(
-                        f"{self.name} has token {lowest} in its {what} tokens: give ids from 0"
+                        f"{self.name} has token {lowest} in its {split} tokens: give ids from 0"
                     )
                 if highest >= size:
                     if highest < MOST_IDS:
@@ -126,7 +127,7 @@ class Data:
                     else:
                         fix = f"ids below {MOST_IDS}"
                     raise ConfigError(
-                        f"{self.name} has token {highest} in its {what} tokens {start} to"
+                        f"{self.name} has token {highest} in its {split} tokens {start} to"
                         f" {min(start + PIECE, len(tokens)) - 1} and the vocabulary ends at"
                         f" {size - 1}: give {fix}"
                     )
@@ -161,19 +162,21 @@ class Data:
         split. Both splits count over their first `COUNTED` tokens. It is no bound: a trained model
         without depth may smooth its table better.
         """
-        (known, learned), (asked, targets), size = self._counted()
-        pairs, of_pair = np.unique(known * size + learned, return_counts=True)
-        wanted = asked * size + targets
-        at = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
-        seen = np.where(pairs[at] == wanted, of_pair[at], 0)
-        of_known = np.bincount(known, minlength=1 + int(asked.max()))[asked]
-        return float(-np.log((seen + _frequencies(learned, size)[targets]) / (of_known + 1)).mean())
+        (inputs, learned), (test_inputs, targets), size = self._counted()
+        pairs, pair_counts = np.unique(inputs * size + learned, return_counts=True)
+        test_pairs = test_inputs * size + targets
+        index = np.minimum(np.searchsorted(pairs, test_pairs), len(pairs) - 1)
+        seen = np.where(pairs[index] == test_pairs, pair_counts[index], 0)
+        input_counts = np.bincount(inputs, minlength=1 + int(test_inputs.max()))[test_inputs]
+        smoothed = (seen + _frequencies(learned, size)[targets]) / (input_counts + 1)
+        return float(-np.log(smoothed).mean())
 
     def guess_loss(self) -> float:
         """ln(number of different targets of the training split), in nats: the loss of a guess among
         the answers. Counts as `frequencies_loss` does.
         """
-        return math.log(len(np.unique(self._counted()[0][1])))
+        (_, targets), _, _ = self._counted()
+        return math.log(len(np.unique(targets)))
 
     def floors(self) -> dict[str, float]:
         """The frequencies' and the depthless loss, by their names in results."""
@@ -184,10 +187,10 @@ class Data:
 
     def _counted(self) -> tuple[tuple[Tokens, Tokens], tuple[Tokens, Tokens], int]:
         """`_pairs` of the start of each split, and 1 + the largest target."""
-        train, validation = (
-            self._pairs(tokens[:COUNTED].astype(np.int64)) for tokens in self._splits.values()
-        )
-        return train, validation, 1 + max(int(targets.max()) for _, targets in (train, validation))
+        train = self._pairs(self.train[:COUNTED].astype(np.int64))
+        validation = self._pairs(self.validation[:COUNTED].astype(np.int64))
+        largest = max(int(targets.max()) for _, targets in (train, validation))
+        return train, validation, 1 + largest
 
     def _pairs(self, tokens: Tokens) -> tuple[Tokens, Tokens]:
         """What a model without depth knows at each target, as a number, and the targets."""
@@ -200,11 +203,8 @@ class Data:
     def _windows(
         self, tokens: Tokens, starts: Integer[np.ndarray, " windows"]
     ) -> tuple[Tensor, Tensor]:
-        windows = torch.from_numpy(
-            np.stack([tokens[start : start + self.context + 1] for start in starts]).astype(
-                np.int64
-            )
-        )
+        rows = [tokens[start : start + self.context + 1] for start in starts]
+        windows = torch.from_numpy(np.stack(rows).astype(np.int64))
         return windows[:, :-1], windows[:, 1:]
 
 
@@ -219,8 +219,8 @@ def share_of(batch: Count, world: Count) -> int:
     """The number of sequences of a micro-batch for each process. Raises ConfigError if they cannot
     share it evenly.
     """
-    share, rest = divmod(int(batch), int(world))
-    if rest:
+    share, remainder = divmod(int(batch), int(world))
+    if remainder:
         raise ConfigError(
             f"a batch of {batch} sequences cannot be shared by {world} processes: make it a"
             f" multiple of {world}"
@@ -241,5 +241,6 @@ def from_bin(directory: str | Path, context: Count) -> Data:
     """nanoGPT's `train.bin` and `val.bin`, uint16, memory-mapped. Raises ConfigError for a file
     that is missing or invalid.
     """
-    train, validation = (map_tokens(Path(directory) / name) for name in (TRAIN, VALIDATION))
+    train = map_tokens(Path(directory) / TRAIN)
+    validation = map_tokens(Path(directory) / VALIDATION)
     return Data(train, validation, context, repr(str(directory)))

@@ -21,23 +21,19 @@ nanoGPT's files; a source; or None for the text that Python ships.
 """
 
 
-def source_of(given: Given, context: int) -> tuple[dict[str, str | None], Data]:
+def source_of(data: Given, context: int) -> tuple[dict[str, str | None], Data]:
     """Returns the source of the data, and the data. Raises ConfigError if they cannot be read."""
-    if isinstance(given, Mapping):
-        return dict(given), read_source(given, context)
-    if isinstance(given, Data):
-        return {}, given
-    if isinstance(given, bytes):
-        return {}, from_text(given, context)
-    if given is None:
-        path = None
-    else:
-        path = Path(given).absolute()
-    is_text = path is None or not os.path.isdir(path)
-    source = {
-        "file": str(path) if path and is_text else None,
-        "bin": None if is_text else str(path),
-    }
+    if isinstance(data, Mapping):
+        return dict(data), read_source(data, context)
+    if isinstance(data, Data):
+        return {}, data
+    if isinstance(data, bytes):
+        return {}, from_text(data, context)
+    source: dict[str, str | None] = {"file": None, "bin": None}
+    if data is not None:
+        path = Path(data).absolute()
+        kind = "bin" if os.path.isdir(path) else "file"
+        source[kind] = str(path)
     return source, read_source(source, context)
 
 
@@ -56,4 +52,8 @@ def read_source(source: Source, context: int) -> Data:
     file = source.get("file")
     if directory is not None:
         return from_bin(directory, context)
-    return from_text(read_text(file), context, "the text" if file is None else repr(file))
+    if file is None:
+        name = "the text"
+    else:
+        name = repr(file)
+    return from_text(read_text(file), context, name)

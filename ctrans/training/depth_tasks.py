@@ -14,15 +14,22 @@ from jaxtyping import Float, Integer
 
 from ctrans.training.rows import Labelled
 
-PAIRS, KEYS, VALUES = 4, 8, 8
+PAIRS = 4
+KEYS = 8
+VALUES = 8
 """Associative recall: pairs of a row, and how many keys and values there are."""
-MODULUS, SUMS = 23, 8
+MODULUS = 23
+SUMS = 8
 """Modular addition: the modulus, and how many sums a row has."""
-SYMBOLS, COUNTED_TO, SYMBOLS_OF_ROW = 6, 4, 16
+SYMBOLS = 6
+COUNTED_TO = 4
+SYMBOLS_OF_ROW = 16
 """Counting: how many symbols there are, the modulus of the count, and the symbols of a row."""
-ORDERED, OF_SYMBOLS = 8, 16
+ORDERED = 8
+OF_SYMBOLS = 16
 """Sorting: symbols of a row, and how many symbols there are."""
-ROWS, HELD_OUT = 40_000, 1_000
+ROWS = 40_000
+HELD_OUT = 1_000
 """Rows of the training and of the validation split."""
 
 
@@ -41,8 +48,8 @@ def recall() -> Labelled:
     values = KEYS + (_uniform(draws, count, PAIRS) * VALUES).astype(np.int64)
     order = _uniform(draws, count, PAIRS).argsort(1, kind="stable")
     pairs = np.stack([keys, values], axis=2)
-    asked = np.take_along_axis(pairs, order[:, :, None], axis=1)
-    rows = np.concatenate([pairs, asked], axis=1).reshape(count, -1)
+    queries = np.take_along_axis(pairs, order[:, :, None], axis=1)
+    rows = np.concatenate([pairs, queries], axis=1).reshape(count, -1)
     return _next(rows, tuple(range(2 * PAIRS, 4 * PAIRS, 2)), "the recall task")
 
 
@@ -66,11 +73,11 @@ def counting() -> Labelled:
     count is binomial (i, 1/SYMBOLS), whatever the symbol. So no function of the token and its
     position has less than the mean over places of the entropy of that count, modulo `COUNTED_TO`.
     """
-    symbols = (_uniform(np.random.Philox(key=3), ROWS + HELD_OUT, SYMBOLS_OF_ROW) * SYMBOLS).astype(
-        np.int64
-    )
-    came = np.cumsum(symbols[:, :, None] == np.arange(SYMBOLS), axis=1)  # with the symbol itself
-    before = np.take_along_axis(came, symbols[:, :, None], axis=2)[:, :, 0] - 1
+    u = _uniform(np.random.Philox(key=3), ROWS + HELD_OUT, SYMBOLS_OF_ROW)
+    symbols = (u * SYMBOLS).astype(np.int64)
+    # with the symbol itself
+    counts = np.cumsum(symbols[:, :, None] == np.arange(SYMBOLS), axis=1)
+    before = np.take_along_axis(counts, symbols[:, :, None], axis=2)[:, :, 0] - 1
     return _split(
         symbols, SYMBOLS + before % COUNTED_TO, tuple(range(SYMBOLS_OF_ROW)), "the counting task"
     )
@@ -82,10 +89,9 @@ def sorting() -> Labelled:
     The targets are the sorted symbols. The first answer is the smallest symbol of the row; each
     later one follows a known smaller one, so a table of tokens and places knows a part of it.
     """
-    drawn = (_uniform(np.random.Philox(key=4), ROWS + HELD_OUT, ORDERED) * OF_SYMBOLS).astype(
-        np.int64
-    )
-    rows = np.concatenate([drawn, np.sort(drawn, axis=1)], axis=1)
+    u = _uniform(np.random.Philox(key=4), ROWS + HELD_OUT, ORDERED)
+    symbols = (u * OF_SYMBOLS).astype(np.int64)
+    rows = np.concatenate([symbols, np.sort(symbols, axis=1)], axis=1)
     return _next(rows, tuple(range(ORDERED - 1, 2 * ORDERED - 1)), "the sorting task")
 
 
@@ -94,16 +100,23 @@ def _uniform(draws: np.random.Philox, *shape: int) -> Float[np.ndarray, "..."]:
     return (draws.random_raw(math.prod(shape)) >> 11).reshape(shape) * 2.0**-53
 
 
-def _next(rows: Integer[np.ndarray, "rows tokens"], asked: tuple[int, ...], name: str) -> Labelled:
-    """Each token asked has the next one as its target. The last token of a row is a target only."""
-    return _split(rows[:, :-1], rows[:, [place + 1 for place in asked]], asked, name)
+def _next(
+    rows: Integer[np.ndarray, "rows tokens"], positions: tuple[int, ...], name: str
+) -> Labelled:
+    """The tokens at these positions have the next ones as their targets. The last token of a row is
+    a target only.
+    """
+    targets = rows[:, [position + 1 for position in positions]]
+    return _split(rows[:, :-1], targets, positions, name)
 
 
 def _split(
     tokens: Integer[np.ndarray, "rows context"],
-    targets: Integer[np.ndarray, "rows asked"],
-    asked: tuple[int, ...],
+    targets: Integer[np.ndarray, "rows targets"],
+    positions: tuple[int, ...],
     name: str,
 ) -> Labelled:
-    flat = np.concatenate([tokens, targets], axis=1).astype(np.uint8)
-    return Labelled(flat[:ROWS].reshape(-1), flat[ROWS:].reshape(-1), tokens.shape[1], name, asked)
+    rows = np.concatenate([tokens, targets], axis=1).astype(np.uint8)
+    return Labelled(
+        rows[:ROWS].reshape(-1), rows[ROWS:].reshape(-1), tokens.shape[1], name, positions
+    )

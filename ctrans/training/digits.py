@@ -13,7 +13,9 @@ import numpy as np
 from ctrans.training.rows import Labelled
 from solvers import ConfigError
 
-LEVELS, PIXELS, CLASSES = 17, 64, 10
+LEVELS = 17
+PIXELS = 64
+CLASSES = 10
 CLASS_TOKEN = LEVELS
 """The last token of an image. The classes follow it in the vocabulary."""
 VOCABULARY = LEVELS + 1 + CLASSES
@@ -32,9 +34,9 @@ def digits() -> Labelled:
         raise ConfigError(
             "the task digits needs scikit-learn, which has the images: pip install 'ctrans[digits]'"
         ) from None
-    found = load_digits()
-    pixels = found.data.astype(np.int64)
-    classes = found.target.astype(np.int64)
+    images = load_digits()
+    pixels = images.data.astype(np.int64)
+    classes = images.target.astype(np.int64)
     ends = np.stack([np.full(len(pixels), CLASS_TOKEN), LEVELS + 1 + classes], axis=1)
     order = np.random.Philox(key=0).random_raw(len(pixels)).argsort(kind="stable")
     rows = np.concatenate([pixels, ends], axis=1)[order]

@@ -28,31 +28,44 @@ def evaluate(
     sums = torch.zeros(5, dtype=torch.float64, device=processes.device)
     largest = torch.zeros((), dtype=torch.float64, device=processes.device)
     module.eval()
-    for mine in shares(
-        len(tokens), max(1, size // processes.world), processes.rank, processes.world
-    ):
+    size_here = max(1, size // processes.world)
+    for windows_here in shares(len(tokens), size_here, processes.rank, processes.world):
         # a process without windows still takes part in collective operations
-        rows = mine or [0]
+        rows = windows_here or [0]
         losses = module(tokens[rows].to(processes.device), targets[rows].to(processes.device))
-        means = [losses.cross_entropy, losses.first_square, losses.last_square, losses.accuracy]
-        sums += len(mine) * torch.stack(
-            [each.double() for each in (*means, torch.ones_like(losses.cross_entropy))]
-        )
+        means = [
+            losses.cross_entropy,
+            losses.first_square,
+            losses.last_square,
+            losses.accuracy,
+            torch.ones_like(losses.cross_entropy),
+        ]
+        sums += len(windows_here) * torch.stack([mean.double() for mean in means])
         largest = torch.maximum(largest, losses.largest.double())
     module.train()
-    loss, first, last, right, count = processes.sum(sums).tolist()
+    loss, first_square, last_square, right, count = processes.sum(sums).tolist()
     return {
         "validation_loss": loss / count,
-        "growth": math.sqrt(last / first) if first else math.inf if last else math.nan,
+        "growth": _growth(first_square, last_square),
         "largest": float(processes.max(largest)),
         "accuracy": right / count,
     }
+
+
+def _growth(first_square: float, last_square: float) -> float:
+    """rms X_T / rms X_0 from their squares."""
+    if first_square:
+        return math.sqrt(last_square / first_square)
+    if last_square:
+        return math.inf
+    return math.nan
 
 
 def shares(count: int, size: int, rank: int, world: int) -> Iterator[list[int]]:
     """The windows of this process out of `count`, at most `size` at a time. All processes get the
     same number of lists, so some may be empty.
     """
-    mine = range(rank, count, world)
-    for start in range(0, -(-count // world), size):
-        yield list(mine[start : start + size])
+    windows = range(rank, count, world)
+    largest_share = -(-count // world)
+    for start in range(0, largest_share, size):
+        yield list(windows[start : start + size])

@@ -74,17 +74,17 @@ def curves(rows: Iterable[Row]) -> dict[str, list[tuple[float, float]]]:
     stretches of equal length.
     """
     rows = list(rows)
-    steps, evaluations = (
-        [row for row in rows if row.keys() >= {*each.values()}] for each in (ITERATION, EVALUATION)
-    )
-    stretch = max(1, len(steps) // SMOOTH)
-    parts = [steps[i : i + stretch] for i in range(0, len(steps) - stretch + 1, stretch)]
-    found = {}
+    iterations = [row for row in rows if row.keys() >= set(ITERATION.values())]
+    evaluations = [row for row in rows if row.keys() >= set(EVALUATION.values())]
+    length = max(1, len(iterations) // SMOOTH)
+    starts = range(0, len(iterations) - length + 1, length)
+    stretches = [iterations[start : start + length] for start in starts]
+    pairs = {}
     for name, key in ITERATION.items():
-        found[name] = [(_mean(part, "step"), _mean(part, key)) for part in parts]
+        pairs[name] = [(_mean(stretch, "step"), _mean(stretch, key)) for stretch in stretches]
     for name, key in EVALUATION.items():
-        found[name] = [(float(row["step"]), float(row[key])) for row in evaluations]
-    return found
+        pairs[name] = [(float(row["step"]), float(row[key])) for row in evaluations]
+    return pairs
 
 
 def _mean(rows: Sequence[Row], name: str) -> float:
@@ -100,12 +100,12 @@ def cut(directory: Path, step: int) -> None:
     """Removes the rows after the checkpoint of that iteration. Raises ConfigError, and changes
     nothing, if it cannot write.
     """
-    kept = [
+    rows_before = [
         row
         for row in read(directory)
         if row["step"] < step or (row["step"] == step and "settings" not in row)
     ]
-    text = "".join(json.dumps(row) + "\n" for row in kept if "diverged" not in row)
+    text = "".join(json.dumps(row) + "\n" for row in rows_before if "diverged" not in row)
     with writing(directory / LOG, RESUME):
         write_durably(directory / LOG, text.encode())
 
@@ -117,10 +117,12 @@ def set_aside(directory: Path, generation: str, new: str) -> None:
     A log aside under the `new` run's directory is of an earlier run there, which is no more.
     """
     for name in RECORDS:
+        record = directory / name
+        aside = directory / _aside(generation, name)
         (directory / _aside(new, name)).unlink(missing_ok=True)
-        if (directory / name).exists() and not (directory / _aside(generation, name)).exists():
-            os.replace(directory / name, directory / _aside(generation, name))
-        (directory / name).unlink(missing_ok=True)
+        if record.exists() and not aside.exists():
+            os.replace(record, aside)
+        record.unlink(missing_ok=True)
 
 
 def bring_back(directory: Path, generation: str) -> None:
@@ -131,8 +133,8 @@ def bring_back(directory: Path, generation: str) -> None:
         aside = directory / _aside(generation, name)
         if aside.exists():
             os.replace(aside, directory / name)
-        for other in directory.glob(_aside("*", name)):
-            other.unlink()
+        for record_aside in directory.glob(_aside("*", name)):
+            record_aside.unlink()
 
 
 def _aside(generation: str, name: str) -> str:
@@ -147,5 +149,8 @@ def _rows(path: Path) -> Iterator[Row | None]:
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
-        whole = line.endswith("\n") and isinstance(row, dict) and is_step(row.get("step"))
-        yield row if whole and all(is_number(row[name]) for name in figures & row.keys()) else None
+        complete = line.endswith("\n") and isinstance(row, dict) and is_step(row.get("step"))
+        if complete and all(is_number(row[name]) for name in figures & row.keys()):
+            yield row
+        else:
+            yield None

@@ -7,7 +7,7 @@ import dataclasses
 import enum
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -20,6 +20,7 @@ from ctrans.training import log
 from ctrans.training.attention_theta import mean_theta
 from ctrans.training.data import Data
 from ctrans.training.evaluation import evaluate
+from ctrans.training.explained_errors import explaining
 from ctrans.training.parallel import Parallel
 from ctrans.training.processes import Processes
 from ctrans.training.rows import Labelled
@@ -29,9 +30,8 @@ from ctrans.training.schedule import learning_rate, temperature
 from ctrans.training.settings import PRECISIONS, TrainConfig
 from ctrans.training.signals import stopping
 from ctrans.training.training_state import Progress, State
-from solvers import ConfigError, SolveError
+from solvers import SolveError
 
-COMPILER = ("torch._dynamo", "torch._inductor")
 Observer = Callable[[log.Row], None]
 
 
@@ -166,9 +166,8 @@ class TrainingRun:
         )
         norm = full(total)
         advice = self.watch.before_step(loss, norm, self.optimiser, tokens)  # before clipping
-        nn.utils.clip_grads_with_norm_(
-            self.weights, config.clip, total
-        )  # queued before the numbers below wait for a device
+        # queued before the numbers below wait for a device
+        nn.utils.clip_grads_with_norm_(self.weights, config.clip, total)
         row = {
             "step": step + 1,
             "loss": float(self.processes.sum(loss)) / self.processes.world,
@@ -179,8 +178,9 @@ class TrainingRun:
                 name: float(self.processes.sum(value)) / self.processes.world
                 for name, value in terms.items()
             },
-            **({"skipped": True} if advice.skip else {}),
         }
+        if advice.skip:
+            row["skipped"] = True
         return Passed(row, loads, advice, started)
 
     def update(self, passed: Passed) -> log.Row:
@@ -189,16 +189,13 @@ class TrainingRun:
         """
         config = self.config
         row = passed.row
-        if (
-            math.isfinite(row["loss"])
-            and math.isfinite(row["gradient_norm"])
-            and not passed.advice.skip
-        ):
+        finite = math.isfinite(row["loss"]) and math.isfinite(row["gradient_norm"])
+        if finite and not passed.advice.skip:
             self.optimiser.step()
             self.model.after_step()
             self.rebalance(passed.loads)
-        done = config.batch * config.accumulate * self.data.context
-        return {**row, "tokens_per_second": done / (time.perf_counter() - passed.started)}
+        tokens = config.batch * config.accumulate * self.data.context
+        return {**row, "tokens_per_second": tokens / (time.perf_counter() - passed.started)}
 
     def evaluate(self, progress: Progress) -> tuple[Progress, log.Row]:
         """Returns the progress with one more validation loss, and the figures of the evaluation."""
@@ -210,18 +207,17 @@ class TrainingRun:
         if not isinstance(self.data, Labelled):
             del row["accuracy"]
         if self.config.theta:
-            row["theta"] = mean_theta(
-                self.model, self.data.validation_windows(1)[0].to(self.processes.device)
-            )
+            tokens, _ = self.data.validation_windows(1)
+            row["theta"] = mean_theta(self.model, tokens.to(self.processes.device))
         return progress.evaluated(row["validation_loss"], self.config.margin), row
 
     def save(self, progress: Progress, files: Mapping[str, str] | None = None) -> None:
         """Saves a checkpoint with the watcher's files. The link `last`, and `best` for the best
         one, then point to it.
         """
-        state = replace(
-            self.state, progress=progress, beside=self.watch.files() if files is None else files
-        )
+        if files is None:
+            files = self.watch.files()
+        state = replace(self.state, progress=progress, beside=files)
         if self.parallel.saves:
             save_checkpoint(
                 self.store,
@@ -243,13 +239,13 @@ class TrainingRun:
         iteration, in every process alike.
         """
         if loads:
-            each = [
+            fields = [
                 branch.field
                 for sublayer in self.model.depth.sublayers
                 for branch in sublayer.branches.values()
             ]
-            maps = [field for field in each if isinstance(field, Balances)]
-            for field, load in zip(maps, loads, strict=True):
+            balanced = [field for field in fields if isinstance(field, Balances)]
+            for field, load in zip(balanced, loads, strict=True):
                 field.rebalance(self.processes.sum(load), self.config.bias_rate)
 
     def heat(self, tau: float) -> float:
@@ -309,16 +305,14 @@ def carry_out(run: TrainingRun, progress: Progress) -> Outcome:
                 progress, ended = after_iteration(run, progress, run.update(passed))
                 if ended is not None:
                     return ended
-                last = progress.step == config.iterations
-                asked = int(
-                    run.processes.max(torch.tensor(wish.number, device=run.processes.device))
-                )
+                number = torch.tensor(wish.number, device=run.processes.device)
+                signal = int(run.processes.max(number))
                 due = (
-                    last
+                    progress.step == config.iterations
                     or progress.step % config.save_every == 0
                     or progress.step == progress.best_step
                 )
-                if asked or ((due or passed.advice.stop) and progress.above == 0):
+                if signal or ((due or passed.advice.stop) and progress.above == 0):
                     run.save(progress)
                 if passed.advice.stop:
                     return Outcome(
@@ -326,12 +320,12 @@ def carry_out(run: TrainingRun, progress: Progress) -> Outcome:
                         progress,
                         f"stopped after iteration {progress.step}: {passed.advice.stop}",
                     )
-                if asked:
+                if signal:
                     return Outcome(
                         Ending.INTERRUPTED,
                         progress,
                         f"stopped after iteration {progress.step} and saved",
-                        asked,
+                        signal,
                     )
         except SolveError as error:
             return diverged(run, progress, f"iteration {progress.step + 1}: {error}")
@@ -357,11 +351,11 @@ def after_iteration(
     """Reports the row of an iteration, with an evaluation if one is due. Returns the progress, and
     the outcome if the run has diverged.
     """
-    for what in ("loss", "gradient_norm"):
-        if not math.isfinite(row[what]) and not row.get("skipped"):
+    for name in ("loss", "gradient_norm"):
+        if not math.isfinite(row[name]) and not row.get("skipped"):
             run.report(row)
             return progress, diverged(
-                run, progress, f"{what.replace('_', ' ')} {row[what]} in iteration {row['step']}"
+                run, progress, f"{name.replace('_', ' ')} {row[name]} in iteration {row['step']}"
             )
     progress = replace(progress, step=row["step"])
     if progress.step == run.config.iterations or progress.step % run.config.eval_every == 0:
@@ -391,29 +385,3 @@ def diverged(run: TrainingRun, progress: Progress, why: str) -> Outcome:
     if run.processes.first:
         run.store.go_back(progress.good)
     return Outcome(Ending.DIVERGED, progress, why)
-
-
-@contextlib.contextmanager
-def explaining(config: TrainConfig, context: int) -> Iterator[None]:
-    """Turns lack of memory, on any device, and a compiler's failure into a ConfigError with the
-    fix.
-    """
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        # torch has no error type for its CPU allocator, and many for its compiler
-        if isinstance(
-            error, (MemoryError, torch.OutOfMemoryError)
-        ) or "can't allocate memory" in str(error):
-            raise ConfigError(
-                f"out of memory with a batch of {config.batch} sequences and a context of"
-                f" {context}: lower --batch and raise --accumulate by as much, use --gradient"
-                " checkpoint, or lower --context"
-            ) from None
-        if type(error).__module__.startswith(COMPILER):
-            reason = next(iter(str(error).splitlines()), "it failed")
-            raise ConfigError(
-                f"cannot compile the model here: {reason}; leave out --compile, or install a C++"
-                " compiler"
-            ) from None
-        raise

@@ -75,30 +75,26 @@ class Objective(nn.Module):
         else:
             total = cross_entropy + self.config.kinetic * cost
         if self.training:
+            terms: dict[str, list[Tensor]] = {}
             if self.has_terms:
                 terms = self._auxiliary(states)
-            else:
-                terms = {}
             for name, values in terms.items():
                 total = total + getattr(self.config, name, 1.0) * torch.stack(values).sum()
             means = tuple(
                 (name, torch.stack(values).mean().detach()) for name, values in terms.items()
             )
-            return Losses(
-                total,
-                cross_entropy.detach(),
-                means,
-                self._loads(states) if self.config.bias_rate else (),
-            )
-        first, last = (state.square().mean() for state in (x, states[-1]))
+            loads: tuple[Tensor, ...] = ()
+            if self.config.bias_rate:
+                loads = self._loads(states)
+            return Losses(total, cross_entropy.detach(), means, loads)
         largest = torch.stack([state.abs().max() for state in states]).max()
         counted = targets.flatten() != -1
         right = (logits.argmax(-1) == targets.flatten()) & counted
         return Losses(
             total,
             cross_entropy,
-            first_square=first,
-            last_square=last,
+            first_square=x.square().mean(),
+            last_square=states[-1].square().mean(),
             largest=largest,
             accuracy=right.sum() / counted.sum(),
         )
@@ -113,15 +109,15 @@ class Objective(nn.Module):
     def _auxiliary(self, states: tuple[Tensor, ...]) -> dict[str, list[Tensor]]:
         """The values of each term, over all maps that have it."""
         terms: dict[str, list[Tensor]] = {}
-        for field, given in self._inputs(states, HasAuxiliary):
-            for name, value in field.auxiliary(given).items():
+        for field, u in self._inputs(states, HasAuxiliary):
+            for name, value in field.auxiliary(u).items():
                 terms.setdefault(name, []).append(value)
         return terms
 
     @torch.no_grad()
     def _loads(self, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The load of each map that balances its parts."""
-        return tuple(field.load(given) for field, given in self._inputs(states, Balances))
+        return tuple(field.load(u) for field, u in self._inputs(states, Balances))
 
     def _flow(self, x: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """The states that the losses need, with X_T last, and the mean over tokens of int |v|^2/2
@@ -136,7 +132,9 @@ class Objective(nn.Module):
         if config.kinetic:
             segments = [kinetic_segment(segment, width) for segment in segments]
             x = torch.cat([x, x.new_zeros(*x.shape[:-1], 1)], dim=-1)
-        save: Save = "ends" if self.training and not self.has_terms else "segments"
+        save: Save = "segments"
+        if self.training and not self.has_terms:
+            save = "ends"
         states = solve(segments, x, **self.scheme.request(), save=save).states
         if not config.kinetic:
             return states, None

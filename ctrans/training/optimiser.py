@@ -16,8 +16,10 @@ FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})
 """Devices for which torch has a fused AdamW."""
 EPS = 1e-8
 """Adam's epsilon."""
-SCHULZ, ROUNDS = (3.4445, -4.775, 2.0315), 5
-"""Muon's polynomial (Jordan et al., 2024) and how often it acts: singular values end near 1."""
+SCHULZ = (3.4445, -4.775, 2.0315)
+"""Muon's polynomial (Jordan et al., 2024)."""
+ROUNDS = 5
+"""How often it acts: singular values end near 1."""
 
 Groups = list[dict[str, Any]]
 Make = Callable[[Groups, float, tuple[float, float]], torch.optim.Optimizer]
@@ -40,18 +42,18 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     """U V' of the matrix U S V', up to singular values between about 0.7 and 1.2, by Newton-Schulz
     steps in its dtype.
     """
-    wide = matrix.shape[-2] <= matrix.shape[-1]
-    if wide:
-        x = matrix
-    else:
+    is_tall = matrix.shape[-2] > matrix.shape[-1]
+    x: Tensor = matrix
+    if is_tall:
         x = matrix.mT
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-30)
     a, b, c = SCHULZ
     for _ in range(ROUNDS):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    made: Tensor = x if wide else x.mT
-    return made
+    if is_tall:
+        x = x.mT
+    return x
 
 
 class Muon(torch.optim.Optimizer):
@@ -68,40 +70,39 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Makes one step. Returns the closure's loss."""
-        with torch.enable_grad():
-            if closure is None:
-                loss = None
-            else:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            first, second = group["betas"]
             for weight in group["params"]:
                 if weight.grad is None:
                     continue
-                state = self.state[weight]
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
                 if group["orthogonal"]:
-                    momentum = (
-                        state.setdefault("momentum_buffer", torch.zeros_like(weight))
-                        .mul_(first)
-                        .add_(weight.grad)
-                    )
-                    size = math.sqrt(max(1.0, weight.shape[-2] / weight.shape[-1]))
-                    weight.add_(
-                        orthogonalised(weight.grad + first * momentum), alpha=-group["lr"] * size
-                    )
-                    continue
-                step = (
-                    state.setdefault("step", torch.zeros(())).add_(1).item()
-                )  # a tensor, which checkpoints keep
-                mean = state.setdefault("exp_avg", torch.zeros_like(weight)).lerp_(
-                    weight.grad, 1 - first
-                )
-                square = state.setdefault("exp_avg_sq", torch.zeros_like(weight)).mul_(second)
-                square.addcmul_(weight.grad, weight.grad, value=1 - second)
-                spread = (square / (1 - second**step)).sqrt_().add_(group["eps"])
-                weight.addcdiv_(mean, spread, value=-group["lr"] / (1 - first**step))
+                    self._orthogonal_step(weight, group)
+                else:
+                    self._adam_step(weight, group)
         return loss
+
+    def _orthogonal_step(self, weight: Tensor, group: dict[str, Any]) -> None:
+        first, _ = group["betas"]
+        momentum = self.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
+        momentum.mul_(first).add_(weight.grad)
+        size = math.sqrt(max(1.0, weight.shape[-2] / weight.shape[-1]))
+        weight.add_(orthogonalised(weight.grad + first * momentum), alpha=-group["lr"] * size)
+
+    def _adam_step(self, weight: Tensor, group: dict[str, Any]) -> None:
+        first, second = group["betas"]
+        state = self.state[weight]
+        # a tensor, which checkpoints keep
+        step = state.setdefault("step", torch.zeros(())).add_(1).item()
+        mean = state.setdefault("exp_avg", torch.zeros_like(weight))
+        mean.lerp_(weight.grad, 1 - first)
+        square = state.setdefault("exp_avg_sq", torch.zeros_like(weight))
+        square.mul_(second).addcmul_(weight.grad, weight.grad, value=1 - second)
+        root = (square / (1 - second**step)).sqrt_().add_(group["eps"])
+        weight.addcdiv_(mean, root, value=-group["lr"] / (1 - first**step))
 
 
 @dataclasses.dataclass(frozen=True)

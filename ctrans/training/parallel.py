@@ -34,35 +34,31 @@ class Parallel:
 
 
 def _replicate(objective: Objective, device: torch.device) -> nn.Module:
-    return DistributedDataParallel(
-        objective, device_ids=[device.index] if device.type == "cuda" else None
-    )
+    device_ids = None
+    if device.type == "cuda":
+        device_ids = [device.index]
+    return DistributedDataParallel(objective, device_ids=device_ids)
 
 
 def _shard(objective: Objective, device: torch.device) -> nn.Module:
     """Makes each map a unit. The root, which stays whole during a pass, has norms and embeddings,
     which are used outside of a module's call, and maps that share coefficients in depth.
     """
-    from torch.distributed.fsdp import (
-        fully_shard,
-        register_fsdp_forward_method,
-    )  # the import takes a second
+    # the import takes a second
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     # the solver adds velocities out of place, so views are safe
     warnings.filterwarnings(
         "ignore", message="FSDP2-wrapped module .* returned a view", category=UserWarning
     )
-    sublayers = objective.model.depth.sublayers
-    for sublayer in sublayers:
-        for field in (
-            []
-            if coefficients_of([sublayer])
-            else [branch.field for branch in sublayer.branches.values()]
-        ):
-            fully_shard(field)
+    for sublayer in objective.model.depth.sublayers:
+        if coefficients_of([sublayer]):
+            continue
+        for branch in sublayer.branches.values():
+            fully_shard(branch.field)
             for method in ("auxiliary", "load"):  # they use weights outside of a forward pass
-                if hasattr(field, method):
-                    register_fsdp_forward_method(field, method)
+                if hasattr(branch.field, method):
+                    register_fsdp_forward_method(branch.field, method)
     # reshard the root too: without a backward pass, an evaluation would leave other parameters than
     # the optimiser has
     fully_shard(objective, reshard_after_forward=True)
@@ -70,7 +66,9 @@ def _shard(objective: Objective, device: torch.device) -> nn.Module:
 
 
 def _reduce_after_last(module: nn.Module, last: bool) -> AbstractContextManager[None]:
-    return nullcontext() if last else module.no_sync()  # type: ignore[operator]  # the wrapper is DDP
+    if last:
+        return nullcontext()
+    return module.no_sync()  # type: ignore[operator, no-any-return]  # the wrapper is DDP
 
 
 def _scatter_after_last(module: nn.Module, last: bool) -> AbstractContextManager[None]:

@@ -82,11 +82,11 @@ def processes(name: str, device: torch.device) -> Iterator[Processes]:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    place, rank, world = next(rendezvous("env://"))
+    store, rank, world = next(rendezvous("env://"))
     # torchrun may keep its store over restarts, with addresses of ended processes
-    place = PrefixStore(f"attempt {os.environ.get(RESTARTS, '0')}", place)
+    store = PrefixStore(f"attempt {os.environ.get(RESTARTS, '0')}", store)
     dist.init_process_group(
-        BACKENDS.get(device.type, "gloo"), store=place, rank=rank, world_size=world
+        BACKENDS.get(device.type, "gloo"), store=store, rank=rank, world_size=world
     )
     try:
         yield Processes(device, dist.get_rank(), dist.get_world_size())
@@ -106,13 +106,8 @@ def get_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (
-        RuntimeError,
-        AssertionError,
-        ImportError,
-        ValueError,
-        TypeError,
-    ):  # backends raise different ones
+    # backends raise different errors
+    except (RuntimeError, AssertionError, ImportError, ValueError, TypeError):
         raise ConfigError(
             f"device {name!r} is not available here: use --device cpu, or install a torch that"
             " supports it"

@@ -15,20 +15,20 @@ from ctrans.training.data import Data, Tokens
 
 @dataclasses.dataclass(frozen=True)
 class Labelled(Data):
-    """Rows, one after the other: `context` tokens, and then the targets of those in the places
-    `asked`, by default of the last one. All other tokens have target -1.
+    """Rows, one after the other: `context` tokens, and then the targets of those at `positions`, by
+    default of the last one. All other tokens have target -1.
     """
 
-    asked: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
 
     @property
-    def _asked(self) -> list[int]:
-        return list(self.asked or (self.context - 1,))
+    def _positions(self) -> list[int]:
+        return list(self.positions or (self.context - 1,))
 
     @property
     def _row(self) -> int:
         """The number of tokens and targets of a row."""
-        return self.context + len(self._asked)
+        return self.context + len(self._positions)
 
     def _starts(self, u: Float[np.ndarray, " batch"]) -> Integer[np.ndarray, " batch"]:
         return (u * (len(self.train) // self._row)).astype(np.int64) * self._row
@@ -36,8 +36,8 @@ class Labelled(Data):
     def _pairs(self, tokens: Tokens) -> tuple[Tokens, Tokens]:
         """A model without depth knows a token and its place."""
         rows = tokens[: len(tokens) // self._row * self._row].reshape(-1, self._row)
-        known = rows[:, self._asked] * self.context + self._asked
-        return known.reshape(-1), rows[:, self.context :].reshape(-1)
+        token_and_place = rows[:, self._positions] * self.context + self._positions
+        return token_and_place.reshape(-1), rows[:, self.context :].reshape(-1)
 
     def validation_windows(
         self, count: Count
@@ -55,7 +55,7 @@ class Labelled(Data):
         rows = torch.from_numpy(
             np.stack([tokens[start : start + self._row] for start in starts]).astype(np.int64)
         )
-        read = rows[:, : self.context]
-        targets = torch.full_like(read, -1)
-        targets[:, self._asked] = rows[:, self.context :]
-        return read, targets
+        inputs = rows[:, : self.context]
+        targets = torch.full_like(inputs, -1)
+        targets[:, self._positions] = rows[:, self.context :]
+        return inputs, targets

@@ -50,27 +50,26 @@ def save_checkpoint(
     if not (sharded or processes.first):
         return
     progress = state.progress
-    if sharded:
-        wait = processes.wait
-    else:
-        wait = lambda: None
     with store.saving(
-        progress.step, best=progress.best_step, good=progress.good, first=processes.first, wait=wait
+        progress.step,
+        best=progress.best_step,
+        good=progress.good,
+        first=processes.first,
+        wait=processes.wait if sharded else None,
     ) as directory:
         tensors = optimiser_tensors(model, optimiser)
-        if sharded and tensors:
+        in_shards = sharded and bool(tensors)
+        if in_shards:
             _write_shards(directory / SHARDS, tensors)
         if sharded:
-            whole = _with_whole_weights(model)
-        else:
-            whole = model
+            model = _with_whole_weights(model)
         if processes.first:
-            checkpoint.save(whole, directory)
-            if not (sharded and tensors):
-                one_file = {
+            checkpoint.save(model, directory)
+            if not in_shards:
+                on_host = {
                     name: value.detach().cpu().contiguous() for name, value in tensors.items()
                 }
-                safetensors.torch.save_file(one_file, directory / OPTIMISER)
+                safetensors.torch.save_file(on_host, directory / OPTIMISER)
             state.write(directory)
 
 
@@ -84,12 +83,13 @@ def restore(directory: Path, model: GPT, optimiser: torch.optim.Optimizer) -> No
     else:
         tensors = _read_whole(directory, model)
     parameters = dict(model.named_parameters())
-    order = {
-        parameter: i
-        for i, parameter in enumerate(
-            p for group in optimiser.param_groups for p in group["params"]
-        )
-    }
+    numbers: dict[nn.Parameter, int] = {}
+    quantities: list[set[str]] = []
+    for group in optimiser.param_groups:
+        of_group = _quantities(optimiser, group)
+        for parameter in group["params"]:
+            numbers[parameter] = len(quantities)
+            quantities.append(of_group)
     state: dict[int, dict[str, Tensor]] = {}
     for full_name, value in tensors.items():
         name = parameter_of(full_name)
@@ -99,18 +99,13 @@ def restore(directory: Path, model: GPT, optimiser: torch.optim.Optimizer) -> No
                 f"the optimiser's {full_name} has shape {tuple(value.shape)} and fits no weight of"
                 " this model: use the checkpoint's model"
             )
-        state.setdefault(order[parameters[name]], {})[key] = value
-    wanted = [
-        names
-        for group in optimiser.param_groups
-        for names in [_quantities(optimiser, group)] * len(group["params"])
-    ]
-    for number, held in state.items():
-        if held.keys() != wanted[number]:
+        state.setdefault(numbers[parameters[name]], {})[key] = value
+    for number, saved in state.items():
+        if saved.keys() != quantities[number]:
             raise ConfigError(
-                f"{str(directory)!r} has {', '.join(map(printable, sorted(held)))} of the optimiser"
-                f" for weight {number}, and {type(optimiser).__name__} needs"
-                f" {', '.join(sorted(wanted[number]))}: use the checkpoint's settings, or an"
+                f"{str(directory)!r} has {', '.join(map(printable, sorted(saved)))} of the"
+                f" optimiser for weight {number}, and {type(optimiser).__name__} needs"
+                f" {', '.join(sorted(quantities[number]))}: use the checkpoint's settings, or an"
                 " earlier one"
             )
     optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
@@ -121,26 +116,27 @@ def _quantities(optimiser: torch.optim.Optimizer, group: dict[str, Any]) -> set[
     weight = nn.Parameter(torch.zeros([1] * group["params"][0].dim()))
     weight.grad = torch.ones_like(weight)
     takes = inspect.signature(type(optimiser)).parameters
-    other = type(optimiser)(
-        [{**group, "params": [weight]}],
-        **{name: value for name, value in optimiser.defaults.items() if name in takes},
-    )
-    other.step()
-    return {name for name, value in other.state[weight].items() if isinstance(value, Tensor)}
+    options = {name: value for name, value in optimiser.defaults.items() if name in takes}
+    of_one_weight = type(optimiser)([{**group, "params": [weight]}], **options)
+    of_one_weight.step()
+    state = of_one_weight.state[weight]
+    return {name for name, value in state.items() if isinstance(value, Tensor)}
 
 
 def full(value: Tensor) -> Tensor:
     """The whole of a tensor, of which this process may have a part."""
-    whole: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
-    return whole
+    if hasattr(value, "full_tensor"):
+        gathered: Tensor = value.full_tensor()
+        return gathered
+    return value
 
 
 def _with_whole_weights(model: GPT) -> GPT:
     """A copy of the model with whole weights in this process. All processes must call this."""
     weights = {name: full(value).cpu() for name, value in model.state_dict().items()}
-    whole = GPT(model.config).to(next(iter(weights.values())).dtype)
-    whole.load_state_dict(weights)
-    return whole
+    copy = GPT(model.config).to(next(iter(weights.values())).dtype)
+    copy.load_state_dict(weights)
+    return copy
 
 
 def _write_shards(directory: Path, tensors: dict[str, Tensor]) -> None:
@@ -185,12 +181,12 @@ def _read_shards(directory: Path, model: GPT) -> dict[str, Tensor]:
     parameters = dict(model.named_parameters())
     tensors: dict[str, Tensor] = {}
     for name, stored in reader.read_metadata().state_dict_metadata.items():
-        like = parameters.get(parameter_of(name))
+        parameter = parameters.get(parameter_of(name))
         size = stored.size  # type: ignore[union-attr]  # safetensors hold tensors only
-        if like is None or like.shape != size:
+        if parameter is None or parameter.shape != size:
             tensors[name] = torch.zeros(size)
         else:
-            tensors[name] = torch.zeros_like(like.detach())
+            tensors[name] = torch.zeros_like(parameter.detach())
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(tensors, storage_reader=reader, no_dist=not torch.distributed.is_initialized())

@@ -1,7 +1,9 @@
 """The directory of a run: its checkpoints, and the links `last` and `best` to two of them.
 
-    checkpoints/step-00000100/   config.json, model.safetensors, optimiser.safetensors, train.json, SHA256SUMS
-    checkpoints/base/            weights under low-rank updates; step-00000100 then has adapter.safetensors for model.safetensors
+    checkpoints/step-00000100/   config.json, model.safetensors, optimiser.safetensors, train.json,
+                                 SHA256SUMS
+    checkpoints/base/            weights under low-rank updates; step-00000100 then has
+                                 adapter.safetensors for model.safetensors
     last, best                   links into checkpoints/
     log.jsonl                    one JSON object per iteration
     .lock                        locked by the process that trains here
@@ -38,7 +40,7 @@ from solvers import ConfigError
 LOCK = ".lock"
 GENERATIONS = ("checkpoints", "checkpoints-2")
 """The directories of checkpoints. A run that overwrites another one uses the free one."""
-STEP = "step-" + 8 * "[0-9]"
+STEP = "step-[0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]"
 """The pattern of names of checkpoints. Other files of users stay."""
 KEEP = "alarm.json"
 """The newest checkpoint with this file is kept: a watcher saved it before a danger."""
@@ -76,10 +78,10 @@ class RunDirectory:
                 name = Path(os.readlink(self.directory / link)).parent.name
                 if name in GENERATIONS:
                     return name
-        return next(
-            (name for name in GENERATIONS if any((self.directory / name).glob(STEP))),
-            GENERATIONS[0],
-        )
+        for name in GENERATIONS:
+            if any((self.directory / name).glob(STEP)):
+                return name
+        return GENERATIONS[0]
 
     def beside(self) -> RunDirectory:
         """The directory of a new run in the same place. The old run stays until the new one has a
@@ -141,7 +143,7 @@ class RunDirectory:
         best: int | None,
         good: int,
         first: bool = True,
-        wait: Callable[[], None] = lambda: None,
+        wait: Callable[[], None] | None = None,
     ) -> Iterator[Path]:
         """Makes a directory into which the caller writes a checkpoint, and then commits it. The
         link `best` points to step `best`, and the newest checkpoint up to step `good` is kept.
@@ -155,7 +157,8 @@ class RunDirectory:
             if first:
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
-            wait()
+            if wait is not None:
+                wait()
             yield temporary
             if first:
                 (temporary / SUMS).write_bytes(sums(temporary))
@@ -166,7 +169,8 @@ class RunDirectory:
                 os.rename(temporary, self.step_directory(step))
                 flush(self.checkpoints)
                 self.settle(step, best=best, good=good)
-        wait()
+        if wait is not None:
+            wait()
 
     def settle(self, last: int, *, best: int | None, good: int) -> None:
         """Points the links to these steps (`best` to `last` if its step has no checkpoint), and
@@ -177,7 +181,10 @@ class RunDirectory:
             os.rename(path, path.with_name(f".{path.name}.copy"))
         steps = self.steps()  # of this run, wherever `last` points
         self._link(LAST, last)
-        self._link(BEST, best if best in steps else last)
+        if best is not None and best in steps:
+            self._link(BEST, best)
+        else:
+            self._link(BEST, last)
         self.prune(last, {best, self.newest(good)})
         self.forget_others()
         for path in copies:
@@ -185,7 +192,7 @@ class RunDirectory:
 
     def newest(self, step: int) -> int | None:
         """The newest checkpoint up to that step, or None."""
-        return max((made for made in self.steps() if made <= step), default=None)
+        return max((saved for saved in self.steps() if saved <= step), default=None)
 
     def go_back(self, good: int) -> None:
         """Points `last` to the newest checkpoint up to step `good`, if there is one. Raises
@@ -202,10 +209,13 @@ class RunDirectory:
         """
         for unfinished in self.checkpoints.glob(f".{STEP}"):
             shutil.rmtree(unfinished)
-        warned = [step for step in self.steps() if (self.step_directory(step) / KEEP).exists()]
-        kept = {*[step for step in self.steps() if step <= last][-KEPT:], *warned[-1:], *needed}
-        for step in self.steps():
-            if step not in kept:  # rename first, so that all checkpoints are whole
+        steps = self.steps()
+        newest = [step for step in steps if step <= last][-KEPT:]
+        warned = [step for step in steps if (self.step_directory(step) / KEEP).exists()]
+        retained = {*newest, *warned[-1:], *needed}
+        for step in steps:
+            if step not in retained:
+                # rename first, so that all checkpoints are whole
                 os.rename(self.step_directory(step), self.temporary(step))
                 shutil.rmtree(self.temporary(step))
 
@@ -215,9 +225,9 @@ class RunDirectory:
         """
         for name in GENERATIONS:
             if name != self.checkpoints.name:
-                other = RunDirectory(self.directory, name)
-                other.prune(-1, set())
-                other.forget_base()
+                earlier_run = RunDirectory(self.directory, name)
+                earlier_run.prune(-1, set())
+                earlier_run.forget_base()
                 with suppress(OSError):  # missing, or with files of users
                     (self.directory / name).rmdir()
 
@@ -240,10 +250,12 @@ class RunDirectory:
         try:
             yield
         except OSError as error:
+            advice = "free some space, or choose another place"
+            if self.exists:
+                advice = f"{self._what_is_left()}; {advice}"
             raise ConfigError(
                 f"cannot write to directory {str(self.directory)!r}: {error.strerror or error};"
-                f" {self._what_is_left() + '; ' if self.exists else ''}free some space, or choose"
-                " another place"
+                f" {advice}"
             ) from None
 
     @contextmanager
@@ -255,7 +267,7 @@ class RunDirectory:
             yield
         except (OSError, safetensors.SafetensorError, ConfigError) as error:
             shutil.rmtree(self.temporary(step), ignore_errors=True)
-            reason = (error.strerror if isinstance(error, OSError) else None) or error
+            reason = getattr(error, "strerror", None) or error
             raise ConfigError(
                 f"cannot save step {step} in {str(self.directory)!r}: {reason};"
                 f" {self._what_is_left()}; free some space, then go on with --resume"
@@ -277,30 +289,33 @@ class RunDirectory:
                 " leave out --resume"
             )
         copies = self._copies()
-        fault = (
-            f"{str(copies[0])!r} is no link, as after a copy that follows links"
-            if copies
-            else damage(self.last)
-        )
-        if fault is None:
-            return self.last
-        good = next(
-            (step for step in reversed(self.steps()) if damage(self.step_directory(step)) is None),
-            None,
-        )
+        if copies:
+            fault = f"{str(copies[0])!r} is no link, as after a copy that follows links"
+        else:
+            last_damage = damage(self.last)
+            if last_damage is None:
+                return self.last
+            fault = last_damage
+        good = self._newest_whole()
         if good is None:
             raise ConfigError(
                 f"{fault}; no other checkpoint of this run is whole: start again with --overwrite"
             )
-        aside = "".join(
-            f"mv {shlex.quote(str(path))} {shlex.quote(_free(f'{path}.copy'))} && "
-            for path in copies
-        )
-        link = (
+        commands = [
+            f"mv {shlex.quote(str(path))} {shlex.quote(_free(f'{path}.copy'))}" for path in copies
+        ]
+        commands.append(
             f"ln -sfn {self.step_directory(good).relative_to(self.directory)}"
             f" {shlex.quote(str(self.directory / LAST))}"
         )
-        raise ConfigError(f"{fault}; to go on from step {good}: {aside}{link}")
+        raise ConfigError(f"{fault}; to go on from step {good}: {' && '.join(commands)}")
+
+    def _newest_whole(self) -> int | None:
+        """The step of the newest checkpoint that is not damaged, or None."""
+        for step in reversed(self.steps()):
+            if damage(self.step_directory(step)) is None:
+                return step
+        return None
 
     def _copies(self) -> list[Path]:
         """The paths of links that are no links."""
@@ -318,24 +333,25 @@ class RunDirectory:
         flush(self.directory)
 
 
-def lock(path: Path, other: str) -> IO[bytes]:
+def lock(path: Path, activity: str) -> IO[bytes]:
     """The file, made if needed, and locked against other processes until it is closed. Raises
-    ConfigError that says what the other one does, if one has the lock, and for no regular file.
+    ConfigError that says what the other one does (`activity`), if one has the lock, and for no
+    regular file.
     """
     with ExitStack() as stack:
         # without waiting, as opening a pipe does
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         file = stack.enter_context(open(handle, "r+b", buffering=0))
-        what = no_regular_file(os.fstat(handle).st_mode)
-        if what:
+        kind = no_regular_file(os.fstat(handle).st_mode)
+        if kind:
             raise ConfigError(
-                f"cannot lock {str(path)!r}: it is {what}, and no regular file: move it away"
+                f"cannot lock {str(path)!r}: it is {kind}, and no regular file: move it away"
             )
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                f"another process {other}: wait for its end, or choose another --out"
+                f"another process {activity}: wait for its end, or choose another --out"
             ) from None
         except OSError:
             pass  # a file system without locks
@@ -345,4 +361,9 @@ def lock(path: Path, other: str) -> IO[bytes]:
 
 def _free(path: str) -> str:
     """The path, or with a number after it, that nothing has."""
-    return next(name for n in itertools.count() if not os.path.lexists(name := f"{path}{n or ''}"))
+    name = path
+    for number in itertools.count(1):
+        if not os.path.lexists(name):
+            break
+        name = f"{path}{number}"
+    return name

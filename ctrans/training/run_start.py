@@ -44,12 +44,10 @@ def anew(
     few for a batch, have tokens outside of the vocabulary, or cannot be shared evenly. Then it
     removes nothing.
     """
-    if not overwrite:
-        check_free(store)
     if overwrite:
         store = store.beside()
     else:
-        store = store
+        check_free(store)
     check_data(model, config, data, processes)
     state = State(Progress(), config, dict(source), data.fingerprint())
     run = assemble(model, state, data, store, parallel, processes)
@@ -76,9 +74,9 @@ def check_free(store: RunDirectory) -> None:
             " --overwrite, or choose another --out"
         )
     for path in (store.directory / BEST, store.directory / log.LOG):
-        if os.path.lexists(path) and not (
-            path.name == log.LOG and path.is_file() and log.unsaved(path.parent)
-        ):
+        # of a run that ended before its first checkpoint
+        is_unsaved_log = path.name == log.LOG and path.is_file() and log.unsaved(path.parent)
+        if os.path.lexists(path) and not is_unsaved_log:
             raise ConfigError(
                 f"a run would replace {str(path)!r}: move it away, or choose another --out"
             )
@@ -111,16 +109,15 @@ def check_low_rank(model: GPT | GPTConfig, config: TrainConfig) -> None:
     """Raises ConfigError for low-rank updates of an untrained model, or of normalised weights."""
     if config.low_rank == 0:
         return
-    begins = f"low_rank = {config.low_rank}"
     if not isinstance(model, GPT):
         raise ConfigError(
-            f"{begins} updates a trained model: give one (--from RUN), or leave it out to train all"
-            " weights"
+            f"low_rank = {config.low_rank} updates a trained model: give one (--from RUN), or leave"
+            " it out to train all weights"
         )
     if RESIDUALS[model.config.residual].unit_weights:
         raise ConfigError(
-            f"{begins}: residual {model.config.residual!r} keeps weights on spheres, which updates"
-            " would leave; leave it out"
+            f"low_rank = {config.low_rank}: residual {model.config.residual!r} keeps weights on"
+            " spheres, which updates would leave; leave it out"
         )
 
 
@@ -143,7 +140,8 @@ def resumed(
     It logs the settings that differ from the saved ones. Raises ConfigError for other data, for
     fewer iterations than the run has made, or for a batch that the processes cannot share evenly.
     """
-    progress, directory = state.progress, store.step_directory(state.progress.step)
+    progress = state.progress
+    directory = store.step_directory(progress.step)
     if store.last.resolve() != directory.resolve():
         raise ConfigError(
             f"the run in {str(store.directory)!r} has continued since it was read: try again"
@@ -188,15 +186,8 @@ def assemble(
     and makes an optimiser.
     """
     config = state.config
-    orthogonal = OPTIMISERS[config.optimiser].orthogonal
-    if parallel.sharded and (orthogonal or RESIDUALS[model.config.residual].unit_weights):
-        if orthogonal:
-            what = f"optimiser {config.optimiser!r}"
-        else:
-            what = f"residual {model.config.residual!r}"
-        raise ConfigError(
-            f"{what} normalises whole matrices, and no process has them: choose --parallel ddp"
-        )
+    if parallel.sharded:
+        check_shardable(model, config)
     model = model.to(device=processes.device, dtype=config.weight_dtype)
     objective = Objective(model, config)
     if config.compile:
@@ -206,13 +197,26 @@ def assemble(
     return TrainingRun(model, module, optimiser, data, config, store, state, parallel, processes)
 
 
+def check_shardable(model: GPT, config: TrainConfig) -> None:
+    """Raises ConfigError if the optimiser or the residual normalises whole matrices."""
+    if OPTIMISERS[config.optimiser].orthogonal:
+        part = f"optimiser {config.optimiser!r}"
+    elif RESIDUALS[model.config.residual].unit_weights:
+        part = f"residual {model.config.residual!r}"
+    else:
+        return
+    raise ConfigError(
+        f"{part} normalises whole matrices, and no process has them: choose --parallel ddp"
+    )
+
+
 def check_continues(
-    saved: Mapping[str, Any], given: Mapping[str, Any], flags: Mapping[str, str]
+    saved: Mapping[str, Any], settings: Mapping[str, Any], flags: Mapping[str, str]
 ) -> None:
-    """Raises ConfigError for a setting that contradicts the saved one. `flags` are its options by
-    setting.
+    """Raises ConfigError for a setting that contradicts the saved one. `flags` are the options of
+    the settings.
     """
-    for name, value in given.items():
+    for name, value in settings.items():
         if name not in MAY_CHANGE and saved[name] != value:
             raise ConfigError(
                 f"{flags.get(name, name)} {value} contradicts the run to resume, which has"
@@ -220,7 +224,7 @@ def check_continues(
             )
 
 
-def with_settings(state: State, given: Mapping[str, Any]) -> State:
-    """The state with the given settings, of those in `MAY_CHANGE`."""
-    changed = {name: value for name, value in given.items() if name in MAY_CHANGE}
+def with_settings(state: State, settings: Mapping[str, Any]) -> State:
+    """The state with these settings, of those in `MAY_CHANGE`."""
+    changed = {name: value for name, value in settings.items() if name in MAY_CHANGE}
     return replace(state, config=replace(state.config, **changed))

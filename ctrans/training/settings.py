@@ -21,6 +21,7 @@ from ctrans.base.option import (
 )
 from ctrans.dynamics.fields.attention import check_temperature
 from ctrans.dynamics.scheme import METHOD_WORDS, Scheme
+from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.parametrisation import STANDARD, WeightGroup
 from ctrans.training.optimiser import EPS, OPTIMISERS
@@ -195,25 +196,27 @@ class TrainConfig:
                 f"optimiser {self.optimiser!r} treats the matrices of a GPT's depth apart: give the"
                 " model, or choose adamw"
             )
-        apart = model is not None and (
-            optimiser.orthogonal or model.config.parametrisation != STANDARD
-        )
-        inside = {id(p) for p in model.depth.parameters()} if model is not None and apart else ()
+        scaled: GPTConfig | None = None
+        inside_depth = set[int]()
+        if model is not None and (optimiser.orthogonal or model.config.parametrisation != STANDARD):
+            scaled = model.config
+            inside_depth = {id(p) for p in model.depth.parameters()}
         members: dict[tuple[bool, bool], list[nn.Parameter]] = {}
         for p in parameters:
             if p.requires_grad:
-                members.setdefault((p.dim() < 2, id(p) in inside), []).append(p)
+                is_vector = p.dim() < 2
+                members.setdefault((is_vector, id(p) in inside_depth), []).append(p)
         groups = []
-        for (vectors, within), each in sorted(members.items(), key=lambda item: item[0]):
+        for is_vector, inside in sorted(members):
+            decays = self.decay_gains or not is_vector
             group: dict[str, Any] = {
-                "params": each,
-                "weight_decay": self.weight_decay * (self.decay_gains if vectors else 1),
+                "params": members[is_vector, inside],
+                "weight_decay": self.weight_decay if decays else 0.0,
             }
-            part: WeightGroup = ("vectors" if vectors else "matrices") if within else "ends"
-            if model is not None and apart:
-                config = model.config
-                rate, eps = config.rules.scales(
-                    part, config.times_wider, config.times_deeper, optimiser.steps
+            if scaled is not None:
+                part = _weight_group(is_vector=is_vector, inside=inside)
+                rate, eps = scaled.rules.scales(
+                    part, scaled.times_wider, scaled.times_deeper, optimiser.steps
                 )
                 group["weight_decay"] /= rate
                 group |= {"scale": rate, "lr": self.learning_rate * rate, "eps": EPS * eps}
@@ -243,21 +246,34 @@ class TrainConfig:
 
 MAY_CHANGE = frozenset(
     {
-        *("iterations", "save_every", "eval_every", "eval_windows", "theta", "margin", "patience"),
-        *(
-            "learning_rate",
-            "min_learning_rate",
-            "warmup",
-            "schedule",
-            "weight_decay",
-            "decay_gains",
-            "clip",
-        ),
+        "iterations",
+        "save_every",
+        "eval_every",
+        "eval_windows",
+        "theta",
+        "margin",
+        "patience",
+        "learning_rate",
+        "min_learning_rate",
+        "warmup",
+        "schedule",
+        "weight_decay",
+        "decay_gains",
+        "clip",
     }
 )
 """The settings that a resumed run may change: those that do not affect weights, and those that help
 a run that diverged.
 """
+
+
+def _weight_group(*, is_vector: bool, inside: bool) -> WeightGroup:
+    """The group of a weight in a parametrisation. `inside` is whether it is in the depth."""
+    if not inside:
+        return "ends"
+    if is_vector:
+        return "vectors"
+    return "matrices"
 
 
 def attached_gradients() -> str:
@@ -272,10 +288,10 @@ def from_saved(settings: Mapping[str, Any]) -> TrainConfig:
 
 
 def check_names(
-    given: Iterable[str], kind: type = TrainConfig, what: str = "training setting"
+    names: Iterable[str], kind: type = TrainConfig, what: str = "training setting"
 ) -> None:
     """Raises ConfigError with the nearest name for a name that is no field of the dataclass."""
-    names = [field.name for field in dataclasses.fields(kind)]
-    for name in given:
-        if name not in names:
-            raise unknown(what, name, names)
+    fields = [field.name for field in dataclasses.fields(kind)]
+    for name in names:
+        if name not in fields:
+            raise unknown(what, name, fields)

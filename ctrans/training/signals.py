@@ -34,10 +34,10 @@ def stopping() -> Iterator[Wish]:
     before = {
         number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN
     }
-    told = signal.set_wakeup_fd(-1)  # nobody ends the process for the first signal
+    wakeup_fd = signal.set_wakeup_fd(-1)  # nobody ends the process for the first signal
 
     def restore() -> None:
-        signal.set_wakeup_fd(told)
+        signal.set_wakeup_fd(wakeup_fd)
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -13,25 +13,28 @@ from ctrans.model.gpt import GPT
 from solvers import ConfigError
 
 
-def start_from(path: str | Path, given: Mapping[str, Any]) -> GPT:
+def start_from(path: str | Path, options: Mapping[str, Any]) -> GPT:
     """Loads the model saved there, with weights that need gradients.
 
-    If `given` has another `depth`, it returns `GPT.at_depth`: weights interpolated in depth-time
+    If `options` has another `depth`, it returns `GPT.at_depth`: weights interpolated in depth-time
     between the middles of blocks, and dt scaled to keep T. For a stack, that setting is
     `stack_steps`. At the same depth the model is the same to the bit. Raises ConfigError for any
     other setting that contradicts the architecture.
     """
     model = load(path)
-    own = vars(model.config)
+    architecture = vars(model.config)
     if model.config.is_stack:
-        other = "stack_steps"
+        depth_name = "stack_steps"
     else:
-        other = "depth"
-    for name, value in given.items():
-        if name in own and name != other and own[name] != value:
+        depth_name = "depth"
+    for name, value in options.items():
+        contradicts = name in architecture and architecture[name] != value
+        if contradicts and name != depth_name:
             raise ConfigError(
-                f"{name} = {value!r} contradicts the model to start from, which has {own[name]!r}:"
-                f" leave the option out; only its {other} may change"
+                f"{name} = {value!r} contradicts the model to start from, which has"
+                f" {architecture[name]!r}: leave the option out; only its {depth_name} may change"
             )
-    blocks = given.get(other, own[other])
-    return (model if blocks == own[other] else model.at_depth(blocks)).requires_grad_(True)
+    blocks = options.get(depth_name, architecture[depth_name])
+    if blocks != architecture[depth_name]:
+        model = model.at_depth(blocks)
+    return model.requires_grad_()

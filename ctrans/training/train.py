@@ -1,6 +1,7 @@
 """Training runs from Python, as `ctrans train` makes them.
 
->>> trained = train(GPTConfig(placement="pre"), TrainConfig(iterations=500), "book.txt", out="out/book")
+>>> config = TrainConfig(iterations=500)
+>>> trained = train(GPTConfig(placement="pre"), config, "book.txt", out="out/book")
 >>> trained.model, trained.progress.best
 """
 
@@ -182,7 +183,7 @@ def plan(
 
 def plan_to_resume(
     out: str | Path,
-    given: Mapping[str, Any],
+    changes: Mapping[str, Any],
     data: Given = None,
     *,
     parallel: str = "none",
@@ -190,18 +191,17 @@ def plan_to_resume(
 ) -> Plan:
     """Plans to resume a run. Arguments and errors are those of `resume`.
 
-    `given` may also have fields of the architecture that agree with the run's. `flags` are the
+    `changes` may also have fields of the architecture that agree with the run's. `flags` are the
     options that errors name, by setting.
     """
     store = RunDirectory(Path(out))
     directory = store.verified_last()
     state = read_state(directory)
     architecture = load_config(directory)
-    known = {**asdict(architecture), **asdict(state.config)}
-    check_continues(
-        known, {name: value for name, value in given.items() if name in known}, flags or {}
-    )
-    state = with_settings(state, given)
+    saved = {**asdict(architecture), **asdict(state.config)}
+    settings = {name: value for name, value in changes.items() if name in saved}
+    check_continues(saved, settings, flags or {})
+    state = with_settings(state, changes)
     check_warm_up(architecture, state.config)
     if data is None:
         tokens = read_source(state.source, architecture.context)

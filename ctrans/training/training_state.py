@@ -37,21 +37,20 @@ class Progress:
         """The progress with one more validation loss. The loss is good if it is at most the first
         plus the margin.
         """
-        if self.first is None:
+        first = self.first
+        if first is None:
             first = loss
-        else:
-            first = self.first
-        fine = loss <= first + margin
-        if fine:
-            above, good = (0, self.step)
-        else:
-            above, good = (self.above + 1, self.good)
-        best = (
-            (loss, self.step)
-            if self.best is None or loss < self.best
-            else (self.best, self.best_step)
-        )
-        return Progress(self.step, first, *best, above, good)
+        above = self.above + 1
+        good = self.good
+        if loss <= first + margin:
+            above = 0
+            good = self.step
+        best = self.best
+        best_step = self.best_step
+        if best is None or loss < best:
+            best = loss
+            best_step = self.step
+        return Progress(self.step, first, best, best_step, above, good)
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,8 @@ class State:
 
     def write(self, directory: Path) -> None:
         """Writes the files to the directory of a checkpoint."""
-        own = {name: value for name, value in asdict(self).items() if name in SAVED}
-        (directory / STATE).write_text(json.dumps(own, indent=1))
+        saved = {name: value for name, value in asdict(self).items() if name in SAVED}
+        (directory / STATE).write_text(json.dumps(saved, indent=1))
         for name, text in self.beside.items():
             (directory / name).write_text(text)
 
@@ -95,17 +94,15 @@ def read_state(directory: Path) -> State:
         raise ConfigError(f"{str(path)!r} is no training state of ctrans") from None
     check_names(progress, Progress, f"key in {STATE}")
     for name, value in progress.items():
-        if not (
-            _is_loss(value)
-            if name in LOSSES
-            else is_step(value) or (name == "best_step" and value is None)
-        ):
-            if name in LOSSES:
-                wanted = "a number or null"
-            else:
-                wanted = "a step"
+        if name in LOSSES:
+            fits = _is_loss(value)
+            allowed = "a number or null"
+        else:
+            fits = is_step(value) or (name == "best_step" and value is None)
+            allowed = "a step"
+        if not fits:
             raise ConfigError(
-                f"{name} = {shown(value)} in {str(path)!r}: give {wanted}, or restore the file"
+                f"{name} = {shown(value)} in {str(path)!r}: give {allowed}, or restore the file"
             )
     if not isinstance(source, dict) or not all(
         isinstance(value, str | None) for value in source.values()

@@ -125,9 +125,9 @@ def test_rate_times_decay_has_its_place():
         )
 
     def decay(scale):
-        made = lambda module, rate: make(scale)(
-            list(module.parameters()), rate * 4 / len(module.maps[0].weight)
-        )
+        def made(module, rate):
+            return make(scale)(list(module.parameters()), rate * 4 / len(module.maps[0].weight))
+
         found = transfer_check(
             lambda w, d: Sum(w, d, 1 / d),
             made,

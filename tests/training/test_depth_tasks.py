@@ -52,7 +52,7 @@ SMALL = [
 def rows_of(data):
     """The rows as sequences. Where a row's targets are its next tokens, with the last target."""
     both = np.concatenate([data.train, data.validation])
-    rows = both.reshape(-1, data.context + len(data.asked)).astype(int)
+    rows = both.reshape(-1, data.context + len(data.positions)).astype(int)
     return np.concatenate([rows[:, : data.context], rows[:, -1:]], axis=1)
 
 

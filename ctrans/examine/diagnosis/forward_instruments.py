@@ -15,6 +15,7 @@ from ctrans.dynamics.fields import ExposesHeads, ExposesWeights, HasOutputProjec
 from ctrans.dynamics.fields.positions import later_tokens
 from ctrans.dynamics.norm import Norm, SphereNorm
 from ctrans.examine.diagnosis.reading import DiagnosticInstrument, named, place_of, rms
+from ctrans.measure.attention.row_entropy import entropy_of_rows
 from ctrans.measure.backward.sensitivity import NOT_FINITE, Sensitivity
 from ctrans.measure.findings import Reading, Readings
 from ctrans.measure.forward.depth_share import token_similarity, without_map
@@ -236,7 +237,7 @@ class HeadRows(DiagnosticInstrument):
         rows = rows[:, counted]
         if not rows.shape[1]:
             return
-        entropy = torch.special.entr(rows).sum(-1).mean(-1)
+        entropy = entropy_of_rows(rows).mean(-1)
         self._entropies += entropy.tolist()
         likely = rows.topk(2).values
         apart = torch.where(

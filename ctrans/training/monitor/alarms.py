@@ -14,7 +14,7 @@ from typing import Any
 from ctrans.measure.findings import SEVERITIES, Check, Checks, Finding, Reading
 from ctrans.measure.measures import MEASURES
 from ctrans.training.monitor.past import Past
-from ctrans.training.monitor.past_checks import Limits, Sighting
+from ctrans.training.monitor.sightings import Limits, Sighting
 from ctrans.training.monitor.training_measures import REPORTED_FIRST
 from solvers import ConfigError, shown, unknown
 
@@ -33,21 +33,19 @@ ALARMS = Checks("training", _in_order)
 """Alarms by name, in the order of reports: causes before their consequences."""
 
 
-def check_limits(given: Mapping[str, Mapping[str, float]]) -> dict[str, Limits]:
-    """The limits of all alarms, with the given ones instead of the defaults. Raises ConfigError
-    with the nearest name for an unknown one.
+def check_limits(changes: Mapping[str, Mapping[str, float]]) -> dict[str, Limits]:
+    """The limits of all alarms, with these changes of the defaults. Raises ConfigError with the
+    nearest name for an unknown one.
     """
-    now = {}
-    for name, limits in given.items():
+    for name, limits in changes.items():
         if name not in ALARMS:
             raise unknown("alarm", name, ALARMS)
-        now[name] = limits
         for key, value in limits.items():
             if key not in ALARMS[name].limits:
                 raise unknown(f"limit of {name!r}", key, ALARMS[name].limits)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
                 raise ConfigError(f"limit {key!r} of {name!r} is {shown(value)}: give a number")
-    return {name: {**check.limits, **now.get(name, {})} for name, check in ALARMS.items()}
+    return {name: {**check.limits, **changes.get(name, {})} for name, check in ALARMS.items()}
 
 
 class Watch:
@@ -72,7 +70,7 @@ class Watch:
     def look(self, past: Past) -> list[Finding]:
         """The new alarms of the last report, with notes last."""
         self._count += 1
-        found = []
+        findings = []
         for name, check in ALARMS.items():
             assert check.rule is not None, "an alarm has a rule"
             sighting = check.rule(past, self.limits[name])
@@ -81,19 +79,30 @@ class Watch:
             quiet = self._count - self._last.get(name, -REMEMBERED - 1)
             self._last[name] = self._count
             if quiet > REMEMBERED:
-                found.append(_finding(name, sighting, past.step))
-        return sorted(found, key=lambda alarm: alarm.severity == SEVERITIES[-1])
+                findings.append(_finding(name, sighting, past.step))
+        return sorted(findings, key=lambda finding: finding.severity == SEVERITIES[-1])
 
 
 def _finding(name: str, sighting: Sighting, step: int) -> Finding:
-    check = ALARMS[name]
-    known = math.isfinite(sighting.limit)
+    figure = f"{ALARMS[name].description} = {sighting.value:.3g}"
+    if not math.isfinite(sighting.limit):
+        limit = ""
+    elif sighting.below:
+        limit = f"below {sighting.limit:.3g}"
+    else:
+        limit = f"above {sighting.limit:.3g}"
+    doubling = None
+    if sighting.doubling < 1e6:
+        doubling = sighting.doubling
+    crossing = None
+    if sighting.crossing < 1e9:
+        crossing = round(sighting.crossing)
     return ALARMS.finding(
         name,
-        Reading(sighting.value, sighting.place, f"{check.description} = {sighting.value:.3g}"),
-        limit=f"{'below' if sighting.below else 'above'} {sighting.limit:.3g}" if known else "",
+        Reading(sighting.value, sighting.place, figure),
+        limit=limit,
         step=step,
         since=sighting.since,
-        doubling=sighting.doubling if sighting.doubling < 1e6 else None,
-        crossing=round(sighting.crossing) if sighting.crossing < 1e9 else None,
+        doubling=doubling,
+        crossing=crossing,
     )

@@ -24,25 +24,26 @@ def bound_shares(
     """
     shares: dict[GaugeAt, list[float]] = {}
     for site in sites.sites:
-        part = site.sublayer
+        sublayer = site.sublayer
         k = site.k
+        map_bound = None
         if map_bounds:
-            bound = map_bounds[k]
-        else:
-            bound = None
-        known = ("longest", k) in values and not any(
-            hasattr(weight, "full_tensor") for weight in part.parameters()
-        )
-        if not known or (part.output_norm is None and part.image is None and bound is None):
+            map_bound = map_bounds[k]
+        bounded_behind = sublayer.output_norm is not None or sublayer.image is not None
+        if not bounded_behind and map_bound is None:
             continue
-        limit = velocity_bound(part, values.get(("radius", k), [math.nan])[0], bound)
-        if part.output_norm is not None or part.image is not None:
-            slack = 1.0
-        else:
-            slack = dropped(part)
-        shares["bound_share", k] = [
-            values["longest", k][0] / (slack * limit) if limit > 0 else math.nan
-        ]
+        if ("longest", k) not in values:
+            continue
+        if any(hasattr(weight, "full_tensor") for weight in sublayer.parameters()):
+            continue
+        radius = values.get(("radius", k), [math.nan])[0]
+        limit = velocity_bound(sublayer, radius, map_bound)
+        if not bounded_behind:
+            limit = dropped(sublayer) * limit
+        share = math.nan
+        if limit > 0:
+            share = values["longest", k][0] / limit
+        shares["bound_share", k] = [share]
     return shares
 
 
@@ -55,19 +56,18 @@ def dropped(sublayer: Sublayer) -> float:
     """
     factor = 1.0
     for part in sublayer.field.modules():
-        if part.training:
-            named = {
-                name: value
-                for name, value in vars(part).items()
-                if "drop" in name and isinstance(value, float)
-            }
-            if isinstance(part, nn.modules.dropout._DropoutNd):
-                shares = [part.p, *named.values()]
+        if not part.training:
+            continue
+        shares = [
+            value
+            for name, value in vars(part).items()
+            if "drop" in name and isinstance(value, float)
+        ]
+        if isinstance(part, nn.modules.dropout._DropoutNd):
+            shares = [part.p, *shares]
+        for share in shares:
+            if 0 <= share < 1:
+                factor *= 1 / (1 - share)
             else:
-                shares = [*named.values()]
-            for share in shares:
-                if 0 <= share < 1:
-                    factor *= 1 / (1 - share)
-                else:
-                    factor *= math.inf
+                factor *= math.inf
     return factor

@@ -28,23 +28,22 @@ def history(log: MonitorLog) -> dict[str, Any]:
     - `by_depth`: for each other gauge, one list for each of `steps`; nan is unknown. Figures have
       four digits, one more than in the log
     """
-    run = [name for name, gauge in GAUGES.items() if gauge.scope == "run"]
     width = sum(log.width(name) for name in GAUGES)
-    chosen = kept_reports(len(log.reports), max(2, min(MOMENTS, ENTRIES // max(1, width))))
-    kept = dataclasses.replace(log, reports=[log.reports[i] for i in chosen])
-    seen = {name: (log if name in run else kept).series(name) for name in GAUGES}
-    known = {
-        name: series for name, series in seen.items() if series.size and np.isfinite(series).any()
-    }
-    return {
-        "over_time": {name: series.tolist() for name, series in known.items() if name in run},
-        "steps": kept.steps,
-        "by_depth": {
-            name: [[_short(value) for value in row] for row in series]
-            for name, series in known.items()
-            if name not in run
-        },
-    }
+    moments = max(2, min(MOMENTS, ENTRIES // max(1, width)))
+    chosen = kept_reports(len(log.reports), moments)
+    sparse_log = dataclasses.replace(log, reports=[log.reports[i] for i in chosen])
+    over_time = {}
+    by_depth = {}
+    for name, gauge in GAUGES.items():
+        if gauge.scope == "run":
+            series = log.series(name)
+            if np.isfinite(series).any():
+                over_time[name] = series.tolist()
+        else:
+            series = sparse_log.series(name)
+            if np.isfinite(series).any():
+                by_depth[name] = [[_short(value) for value in row] for row in series]
+    return {"over_time": over_time, "steps": sparse_log.steps, "by_depth": by_depth}
 
 
 def kept_reports(count: int, most: int) -> list[int]:

@@ -20,14 +20,12 @@ class Hook:
     def __init__(self, act: Callable[..., None]):
         self.act = act
 
-    def __call__(self, *given: Any) -> None:
-        self.act(*given)
+    def __call__(self, *args: Any) -> None:
+        self.act(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (
-            contextlib.nullcontext(),
-            "__exit__",
-        )  # takes any arguments, and needs no ctrans to load
+        # it takes any arguments, and needs no ctrans to load
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 def traced() -> bool:
@@ -35,17 +33,20 @@ def traced() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 
 
-def state_in(given: Sequence[Any]) -> Tensor | None:
+def state_in(arguments: Sequence[Any]) -> Tensor | None:
     """The first of the arguments that may be a state."""
-    return next(
-        (x for x in given if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1), None
-    )
+    for x in arguments:
+        if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1:
+            return x
+    return None
 
 
 def local(x: Tensor) -> Tensor:
     """The entries of a sharded tensor that this process has; any other tensor as it is."""
-    part: Tensor = x.to_local() if hasattr(x, "to_local") else x
-    return part
+    if hasattr(x, "to_local"):
+        part: Tensor = x.to_local()
+        return part
+    return x
 
 
 def in_a_line(error: BaseException) -> str:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ctrans.training.monitor.hooks import in_a_line
 from ctrans.training.monitor.memory import Memory
-from ctrans.training.monitor.monitor import Monitor, check_options
+from ctrans.training.monitor.monitor import DEFAULTS, Monitor
+from ctrans.training.monitor.monitor_options import check_options
 from solvers import ConfigError
 
 LOGGER = logging.getLogger("ctrans.training.monitor")
@@ -61,7 +62,7 @@ class LightningCallback(Base):
         **options: Any,
     ):
         self.options = {**options, "every": every, "out": out}
-        check_options(self.options)
+        check_options(self.options, DEFAULTS)
         self.model = model
         self.batch = batch
         self.monitor: Monitor | None = None
@@ -85,25 +86,23 @@ class LightningCallback(Base):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         total = trainer.estimated_stepping_batches
-        scaler = _scaler(trainer)
-        if trainer.gradient_clip_algorithm in (None, "norm"):
-            clip = trainer.gradient_clip_val
-        else:
-            clip = None
+        # the trainer unscales before it calls the callback
+        options: dict[str, Any] = {"unscaled": True}
         memory = self._memory
         self._memory = None
-        defaults = {
-            "memory": memory if memory and memory["step"] == trainer.global_step else None,
-            "clip": clip or None,
-            "scale": None if scaler is None else scaler.get_scale,
-            "unscaled": True,  # the trainer unscales before it calls the callback
-        }
-        options: dict[str, Any] = defaults | self.options
+        if memory and memory["step"] == trainer.global_step:
+            options["memory"] = memory
+        if trainer.gradient_clip_algorithm in (None, "norm"):
+            options["clip"] = trainer.gradient_clip_val or None
+        scaler = _scaler(trainer)
+        if scaler is not None:
+            options["scale"] = scaler.get_scale
+        options |= self.options
         options["told"] = [*options.get("told", ()), functools.partial(self._log, trainer)]
-        options |= {
-            "start": trainer.global_step,
-            "total": int(total) if 0 < total < math.inf else None,
-        }
+        options["start"] = trainer.global_step
+        options["total"] = None
+        if 0 < total < math.inf:
+            options["total"] = int(total)
         self.monitor = Monitor(self._watched(pl_module), **options)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
@@ -114,9 +113,8 @@ class LightningCallback(Base):
             loss = loss.detach()
         else:
             loss = loss.detach() / scaler.scale(torch.ones_like(loss))
-        loss = (
-            loss.mean()
-        )  # a manual backward pass may have several losses, each with a device of its own
+        # a manual backward pass may have several losses, each with a device of its own
+        loss = loss.mean()
         if self._loss is None:
             self._loss = loss
         else:
@@ -131,22 +129,26 @@ class LightningCallback(Base):
         trainer.should_stop = trainer.should_stop or self.monitor.stopped
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        if self.monitor is not None:
-            self.monitor.close(
-                f"stopped at step {trainer.global_step}" if self.monitor.stopped else "finished"
-            )
+        if self.monitor is None:
+            return
+        if self.monitor.stopped:
+            self.monitor.close(f"stopped at step {trainer.global_step}")
+        else:
+            self.monitor.close("finished")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         if self.monitor is not None:
             self.monitor.close(in_a_line(exception))
 
-    def _watched(self, pl_module: Any) -> nn.Module:
-        if self.model is None:
-            own = getattr(pl_module, "model", None)
-            return own if isinstance(own, nn.Module) else pl_module
-        return (
-            getattr(pl_module, self.model) if isinstance(self.model, str) else self.model(pl_module)
-        )
+    def _watched(self, pl_module: Any) -> Any:
+        if isinstance(self.model, str):
+            return getattr(pl_module, self.model)
+        if self.model is not None:
+            return self.model(pl_module)
+        model = getattr(pl_module, "model", None)
+        if isinstance(model, nn.Module):
+            return model
+        return pl_module
 
     def _log(self, trainer: Any, step: int, figures: Mapping[str, float]) -> None:
         for logger in trainer.loggers:

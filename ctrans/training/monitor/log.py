@@ -43,7 +43,7 @@ from ctrans.training.monitor.training_measures import GAUGES
 from solvers import ConfigError
 
 LOGGER = logging.getLogger("ctrans.training.monitor")
-Made = TypeVar("Made")
+Content = TypeVar("Content")
 
 LOG = "monitor.jsonl"
 ADVICE = "or choose another out="
@@ -71,17 +71,19 @@ class MonitorLog:
         """A gauge over time: (reports,) for one of the run, else (reports, places); nan is
         unknown.
         """
-        rows = [report.figures.get(name) for report in self.reports]
-        width = self.width(name)
         if GAUGES[name].scope == "run":
-            return np.array([np.nan if row is None else row for row in rows], dtype=float)
-        return np.array(
-            [
-                row if isinstance(row, list) and len(row) == width else [np.nan] * width
-                for row in rows
-            ],
-            dtype=float,
-        )
+            numbers = [report.figures.get(name, np.nan) for report in self.reports]
+            return np.array(numbers, dtype=float)
+        width = self.width(name)
+        unknown = [np.nan] * width
+        rows = []
+        for report in self.reports:
+            row = report.figures.get(name)
+            if isinstance(row, list) and len(row) == width:
+                rows.append(row)
+            else:
+                rows.append(unknown)
+        return np.array(rows, dtype=float)
 
     def width(self, name: str) -> int:
         """The number of places of a gauge; 0 for one of the run, and for one without figures."""
@@ -124,16 +126,15 @@ class LogWriter:
     def probe(self, step: int, figures: Mapping[str, Any]) -> None:
         self._add({"step": step, "probe": figures})
 
-    def end(self, step: int, words: str) -> None:
-        self._add({"step": step, "end": words})
+    def end(self, step: int, reason: str) -> None:
+        self._add({"step": step, "end": reason})
 
     def _add(self, line: LogLine) -> None:
         line = plain(line)
-        json.dumps(
-            line
-        )  # a value that JSON lacks raises here, and does not wait with each later line
+        # a value that JSON lacks raises here, and does not wait with each later line
+        json.dumps(line)
         self._waiting.append(line)
-        self._reports += "by" in line
+        self._reports += count_reports([line])
         self._write()
 
     def _write(self) -> None:
@@ -141,7 +142,7 @@ class LogWriter:
             with writing(self.path, ADVICE):
                 self._put()
         except ConfigError as error:
-            if sum("by" in line for line in self._waiting) >= KEPT:
+            if count_reports(self._waiting) >= KEPT:
                 self._waiting = thinned(self._waiting)
             if not self._warned:
                 LOGGER.warning("the log stays in memory: %s", error)
@@ -155,7 +156,9 @@ class LogWriter:
             raise ConfigError(
                 f"a fork of the process that writes {str(self.path)!r} writes nothing there"
             )
-        writer = self._writer_of_file() if self._begun else None
+        writer = None
+        if self._begun:
+            writer = self._writer_of_file()
         if writer not in (None, self._header["writer"]):
             raise ConfigError(
                 f"another monitor writes {str(self.path)!r}: give each one its own out="
@@ -163,30 +166,33 @@ class LogWriter:
         if writer is not None and len(self._waiting) == 1 and self._reports < KEPT:
             append_line(self.path, self._waiting[0], ADVICE)
         else:
-            earlier = [
-                line
-                for line in lines_of(self.path.parent)
-                if "header" not in line and "end" not in line
-            ]
-            if not self._begun:
-                earlier = [line for line in earlier if self._start and line["step"] <= self._start]
-            lines = [*earlier, *self._waiting]
-            if sum("by" in line for line in lines) >= KEPT:
-                lines = thinned(lines)
-            else:
-                lines = lines
-            write_durably(
-                self.path,
-                "".join(json.dumps(line) + "\n" for line in (self._header, *lines)).encode(),
-            )
-            self._begun = True
-            self._reports = sum("by" in line for line in lines)
+            self._rewrite()
         self._waiting.clear()
+
+    def _rewrite(self) -> None:
+        """Writes the whole file: the lines in it that stay, and those that wait."""
+        earlier = [
+            line
+            for line in lines_of(self.path.parent)
+            if "header" not in line and "end" not in line
+        ]
+        if not self._begun:
+            earlier = [line for line in earlier if self._start and line["step"] <= self._start]
+        lines = [*earlier, *self._waiting]
+        if count_reports(lines) >= KEPT:
+            lines = thinned(lines)
+        text = "".join(json.dumps(line) + "\n" for line in (self._header, *lines))
+        write_durably(self.path, text.encode())
+        self._begun = True
+        self._reports = count_reports(lines)
 
     def _writer_of_file(self) -> str | None:
         """The writer in the file's header; None without a file or header."""
         first = next(lines_of(self.path.parent), {})
-        return first.get("writer", "") if "header" in first else None
+        if "header" not in first:
+            return None
+        writer: str = first.get("writer", "")
+        return writer
 
 
 def read_log(directory: str | Path) -> MonitorLog:
@@ -197,7 +203,7 @@ def read_log(directory: str | Path) -> MonitorLog:
     """
     directory = Path(directory)
     lines = _few(lines_of(directory))
-    header = next(_each(header_of, lines), None)
+    header = next(_contents(header_of, lines), None)
     if header is None:
         raise ConfigError(
             f"{str(directory / LOG)!r} is no log of a monitor: give the directory of"
@@ -205,30 +211,36 @@ def read_log(directory: str | Path) -> MonitorLog:
         )
     return MonitorLog(
         header,
-        list(_each(report_of, lines)),
-        list(_each(finding_of, lines)),
-        list(_each(probe_of, lines)),
-        next(_each(end_of, reversed(lines)), ""),
+        list(_contents(report_of, lines)),
+        list(_contents(finding_of, lines)),
+        list(_contents(probe_of, lines)),
+        next(_contents(end_of, reversed(lines)), ""),
     )
 
 
 def _few(lines: Iterable[LogLine]) -> list[LogLine]:
     """The lines, with as few reports as a writer keeps."""
-    kept: list[LogLine] = []
+    few: list[LogLine] = []
     reports = 0
     for line in lines:
-        kept.append(line)
-        reports += "by" in line
+        few.append(line)
+        reports += count_reports([line])
         if reports >= 2 * KEPT:
-            kept = thinned(kept)
-            reports = sum("by" in line for line in kept)
+            few = thinned(few)
+            reports = count_reports(few)
     if reports >= KEPT:
-        return thinned(kept)
-    return kept
+        return thinned(few)
+    return few
 
 
-def _each(made: Callable[[LogLine], Made | None], lines: Iterable[LogLine]) -> Iterator[Made]:
-    return (found for line in lines if (found := made(line)) is not None)
+def _contents(
+    content_of: Callable[[LogLine], Content | None], lines: Iterable[LogLine]
+) -> Iterator[Content]:
+    """The contents of one kind, of the lines that have one."""
+    for line in lines:
+        content = content_of(line)
+        if content is not None:
+            yield content
 
 
 def lines_of(directory: Path) -> Iterator[LogLine]:
@@ -239,17 +251,25 @@ def lines_of(directory: Path) -> Iterator[LogLine]:
     """
     path = directory / LOG
     try:
-        there = path.is_file()
+        exists = path.is_file()
     except OSError as error:
         raise cannot_read(path, error) from None
-    for text in read_lines(path) if there else ():
+    if not exists:
+        return
+    for text in read_lines(path):
         try:
             line = json.loads(text)
         except (ValueError, RecursionError):
             continue
-        whole = text.endswith("\n") and isinstance(line, dict) and not nested_too_deep(line)
-        if whole and ("header" in line or is_step(line.get("step"))):
+        if not text.endswith("\n") or not isinstance(line, dict) or nested_too_deep(line):
+            continue
+        if "header" in line or is_step(line.get("step")):
             yield line
+
+
+def count_reports(lines: Iterable[LogLine]) -> int:
+    """The number of reports among the lines."""
+    return sum("by" in line for line in lines)
 
 
 def thinned(lines: Sequence[LogLine]) -> list[LogLine]:
@@ -258,24 +278,23 @@ def thinned(lines: Sequence[LogLine]) -> list[LogLine]:
     """
     reports = [i for i, line in enumerate(lines) if "by" in line]
     dropped = set(reports[:-DENSE][::2])
-    kept: list[LogLine] = []
+    sparse: list[LogLine] = []
     peaks: dict[str, float] = {}
     for i, line in enumerate(lines):
+        run = _run(line)
         if i in dropped:
-            own = _run(line)
-            peaks = {name: own[name] for name in PEAKS if isinstance(own.get(name), float)}
+            peaks = {name: run[name] for name in PEAKS if isinstance(run.get(name), float)}
             continue
         if "by" in line and peaks:
-            own = _run(line)
             larger = {
-                name: max(value, own.get(name, value))
+                name: max(value, run.get(name, value))
                 for name, value in peaks.items()
-                if is_finite(own.get(name, value))
+                if is_finite(run.get(name, value))
             }
-            line = {**line, "run": {**own, **larger}}
+            line = {**line, "run": {**run, **larger}}
             peaks = {}
-        kept.append(line)
-    return kept
+        sparse.append(line)
+    return sparse
 
 
 def _run(line: LogLine) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from ctrans.training.monitor.training_measures import GAUGES, RENAMED, Figures
 LogLine = dict[str, Any]
 Test = Callable[[Any], bool]
 """Whether a value of a line is what it should be."""
-LONGEST, MOST = 2_000, 1_000
+LONGEST = 2_000
+MOST = 1_000
 """Most characters of a text, and most entries of an object, that are shown of a log."""
 PLACES = 1 << 18
 """Most figures of a gauge in a report."""
@@ -62,11 +63,11 @@ def encoded(values: Sequence[float]) -> str:
     with np.errstate(over="ignore"):
         bits = np.asarray(values, dtype=np.float32).view(np.uint32)
     finite = (bits & 0x7F800000) != 0x7F800000
-    rounded = np.where(
-        finite,
-        bits + 0x7FFF + ((bits >> 16) & 1),
-        bits | ((bits & 0xFFFF) != 0) * np.uint32(0x400000),
-    )
+    nearest_even = bits + 0x7FFF + ((bits >> 16) & 1)
+    # a nan whose bits are all in the lower half would become inf
+    quiet_nan = bits | np.uint32(0x400000)
+    not_finite = np.where((bits & 0xFFFF) != 0, quiet_nan, bits)
+    rounded = np.where(finite, nearest_even, not_finite)
     return base64.b64encode((rounded >> 16).astype("<u2").tobytes()).decode()
 
 
@@ -75,79 +76,82 @@ def decoded(text: str) -> list[float]:
     if len(text) > 3 * PLACES:
         raise ValueError(f"more than {PLACES:,} figures")
     bits = np.frombuffer(base64.b64decode(text, validate=True), dtype="<u2").astype(np.uint32) << 16
-    found: list[float] = bits.view(np.float32).tolist()
-    return found
+    values: list[float] = bits.view(np.float32).tolist()
+    return values
 
 
 def line_of(report: Report) -> LogLine:
     """The line of a report; `report_of` reads it."""
-    run = {
-        name: float(f"{value:.6g}")
-        for name, value in report.figures.items()
-        if not isinstance(value, list)
-    }
-    return {
-        "step": report.step,
-        "run": plain(run),
-        "by": {
-            name: encoded(value)
-            for name, value in report.figures.items()
-            if isinstance(value, list)
-        },
-        **({"unknown": dict(report.unknown)} if report.unknown else {}),
-    }
+    run = {}
+    by = {}
+    for name, value in report.figures.items():
+        if isinstance(value, list):
+            by[name] = encoded(value)
+        else:
+            run[name] = float(f"{value:.6g}")
+    line: LogLine = {"step": report.step, "run": plain(run), "by": by}
+    if report.unknown:
+        line["unknown"] = dict(report.unknown)
+    return line
 
 
 def header_of(line: LogLine) -> Header | None:
     """The header in a line; None for other lines, and for an invalid header."""
-    given = line.get("header")
-    if not isinstance(given, dict):
+    content = line.get("header")
+    if not isinstance(content, dict):
         return None
-    known = {name: _shown(given[name]) for name in HEADER if name in given}
+    values = {name: _shown(content[name]) for name in HEADER if name in content}
     needed = {
         field.name for field in dataclasses.fields(Header) if field.default is dataclasses.MISSING
     }
-    if not needed <= known.keys() or not all(HEADER[name](value) for name, value in known.items()):
+    if not needed <= values.keys():
         return None
-    return Header(**known)
+    if not all(HEADER[name](value) for name, value in values.items()):
+        return None
+    return Header(**values)
 
 
 def report_of(line: LogLine) -> Report | None:
     """The report in a line, without figures that are not in `GAUGES`; None for other lines, and for
     an invalid report.
     """
-    run, by, unknown = (line.get(name, {}) for name in ("run", "by", "unknown"))
-    if "by" not in line or not all(isinstance(each, dict) for each in (run, by, unknown)):
+    run = line.get("run", {})
+    by = line.get("by")
+    unknown = line.get("unknown", {})
+    if not isinstance(run, dict) or not isinstance(by, dict) or not isinstance(unknown, dict):
         return None
+    figures: Figures = {}
     try:
-        run, by = (
-            {RENAMED.get(name, name): value for name, value in each.items()} for each in (run, by)
-        )
-        figures: Figures = {
-            name: float(value) for name, value in run.items() if _is_of(name, run=True)
-        }
-        figures |= {name: decoded(text) for name, text in by.items() if _is_of(name, run=False)}
+        for name, value in _with_new_names(run).items():
+            if name in GAUGES and GAUGES[name].scope == "run":
+                figures[name] = float(value)
+        for name, text in _with_new_names(by).items():
+            if name in GAUGES and GAUGES[name].scope != "run":
+                figures[name] = decoded(text)
     except (TypeError, ValueError, OverflowError):
         return None
-    return Report(line["step"], figures, {name: str(why) for name, why in _shown(unknown).items()})
+    errors = {name: str(why) for name, why in _shown(unknown).items()}
+    return Report(line["step"], figures, errors)
+
+
+def _with_new_names(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures by today's names of their gauges."""
+    return {RENAMED.get(name, name): value for name, value in figures.items()}
 
 
 def finding_of(line: LogLine) -> dict[str, Any] | None:
     """The JSON object of the finding in a line; None for other lines, and for an invalid
     finding.
     """
-    given = line.get("finding", line.get("alarm"))
-    if not isinstance(given, dict):
+    content = line.get("finding", line.get("alarm"))
+    if not isinstance(content, dict):
         return None
-    if "finding" in line:
-        given = given
-    else:
-        given = _of_before(given)
-    known = {name: _shown(value) for name, value in {"step": line["step"], **given}.items()}
-    fields = [field.name for field in dataclasses.fields(Finding)]
-    if all(fits(known.get(name)) for name, fits in FINDING.items()):
-        return {name: known.get(name) for name in fields}
-    return None
+    if "finding" not in line:
+        content = _from_alarm(content)
+    values = {name: _shown(value) for name, value in {"step": line["step"], **content}.items()}
+    if not all(fits(values.get(name)) for name, fits in FINDING.items()):
+        return None
+    return {field.name: values.get(field.name) for field in dataclasses.fields(Finding)}
 
 
 OLDER_ALARMS = {
@@ -162,53 +166,52 @@ OLDER_ALARMS = {
 """Alarms by their names in logs of version 0.2."""
 
 
-def _of_before(alarm: Mapping[str, Any]) -> dict[str, Any]:
+def _from_alarm(alarm: Mapping[str, Any]) -> dict[str, Any]:
     """An alarm in a log of version 0.2, as a finding."""
-    rule, limit, says = (alarm.get(name) for name in ("rule", "limit", "says"))
-    texts = {
+    check = alarm.get("rule")
+    if isinstance(check, str):
+        check = OLDER_ALARMS.get(check, check)
+    says = alarm.get("says")
+    value = alarm.get("value")
+    if is_finite(value):
+        figure = f"{says} = {value:.3g}"
+    else:
+        figure = str(says or value)
+    limit = ""
+    if is_finite(alarm.get("limit")):
+        limit = f"{alarm['limit']:.3g}"
+    unchanged = ("step", "place", "value", "since", "doubling", "crossing")
+    return {
+        **{name: alarm[name] for name in unchanged if name in alarm},
         "impact": alarm.get("does", ""),
         "remediation": alarm.get("helps"),
         "source": alarm.get("source", ""),
-    }
-    return {
-        **{
-            name: alarm[name]
-            for name in ("step", "place", "value", "since", "doubling", "crossing")
-            if name in alarm
-        },
-        **texts,
-        "check": OLDER_ALARMS.get(rule, rule) if isinstance(rule, str) else rule,
+        "check": check,
         "topic": "training",
         "severity": {"danger": "serious", "notice": "note"}.get(str(alarm.get("grade"))),
-        "figure": (
-            f"{says} = {alarm.get('value'):.3g}"
-            if is_finite(alarm.get("value"))
-            else str(says or alarm.get("value"))
-        ),
-        "limit": f"{limit:.3g}" if is_finite(limit) else "",
+        "figure": figure,
+        "limit": limit,
         "places": [],
     }
 
 
 def probe_of(line: LogLine) -> dict[str, Any] | None:
     """The figures of a probe with its step; None for other lines."""
-    given = line.get("probe")
-    if not isinstance(given, dict) or not isinstance(given.get("unknown", {}), dict):
+    content = line.get("probe")
+    if not isinstance(content, dict) or not isinstance(content.get("unknown", {}), dict):
         return None
-    return {
-        "step": line["step"],
-        **given,
-        **({"unknown": _shown(given["unknown"])} if "unknown" in given else {}),
-    }
+    figures = {"step": line["step"], **content}
+    if "unknown" in content:
+        figures["unknown"] = _shown(content["unknown"])
+    return figures
 
 
 def end_of(line: LogLine) -> str | None:
     """How a run ended; None for other lines."""
-    return _shown(line["end"]) if isinstance(line.get("end"), str) else None
-
-
-def _is_of(name: str, *, run: bool) -> bool:
-    return name in GAUGES and (GAUGES[name].scope == "run") == run
+    end = line.get("end")
+    if isinstance(end, str):
+        return _shown_text(end)
+    return None
 
 
 def _is_text(value: Any) -> bool:
@@ -257,13 +260,16 @@ def _shown(value: Any) -> Any:
     reads (`LONGEST`, `MOST`).
     """
     if isinstance(value, str):
-        if len(value) <= LONGEST:
-            text = value
-        else:
-            text = value[:LONGEST] + "..."
-        return "".join(each if each.isprintable() else " " for each in text)
+        return _shown_text(value)
     if isinstance(value, dict):
-        return {_shown(name): _shown(each) for name, each in itertools.islice(value.items(), MOST)}
+        entries = itertools.islice(value.items(), MOST)
+        return {_shown(name): _shown(entry) for name, entry in entries}
     if isinstance(value, list):
-        return [_shown(each) for each in value]
+        return [_shown(entry) for entry in value]
     return value
+
+
+def _shown_text(text: str) -> str:
+    if len(text) > LONGEST:
+        text = text[:LONGEST] + "..."
+    return "".join(character if character.isprintable() else " " for character in text)

@@ -31,9 +31,9 @@ def memory_in(directory: Path, step: int) -> Memory | None:
     path = directory / MEMORY
     if not step or not path.is_file():
         return None
-    found: Memory = read_json(path)
-    if isinstance(found, dict) and found.get("step") == step:
-        return found
+    memory: Memory = read_json(path)
+    if isinstance(memory, dict) and memory.get("step") == step:
+        return memory
     return None
 
 
@@ -44,8 +44,8 @@ def packed(values: Any, dtype: str = "<f8") -> str:
 
 def unpacked(text: str, dtype: str = "<f8") -> list[float]:
     """The inverse of `packed`."""
-    found: list[float] = np.frombuffer(base64.b64decode(text), dtype=dtype).tolist()
-    return found
+    values: list[float] = np.frombuffer(base64.b64decode(text), dtype=dtype).tolist()
+    return values
 
 
 def of_figures(figures: Figures) -> Memory:

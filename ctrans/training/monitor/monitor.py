@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import math
 import time
@@ -16,45 +17,25 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.base.as_found import as_found
-from ctrans.base.json_values import is_step
-from ctrans.dynamics.depth import check_count
 from ctrans.measure.findings import Finding
 from ctrans.measure.reductions import largest, norm_of, stacked_softmaxes
-from ctrans.training.monitor.alarms import Watch, check_limits
+from ctrans.training.monitor.alarms import Watch
 from ctrans.training.monitor.gauges import Gauges
 from ctrans.training.monitor.hooks import in_a_line
-from ctrans.training.monitor.log import LogWriter
-from ctrans.training.monitor.log_lines import Header, Report
+from ctrans.training.monitor.log_lines import Report
 from ctrans.training.monitor.memory import Memory, into_past, of_past, of_weights, weights_of
+from ctrans.training.monitor.monitor_options import check_options
 from ctrans.training.monitor.past import Past
 from ctrans.training.monitor.probes import Held, probe
-from ctrans.training.monitor.reactions import Reactions, check_reactions, distributed
-from ctrans.training.monitor.report_callbacks import ReportCallback, summarised, write_tensorboard
+from ctrans.training.monitor.reactions import Reactions
+from ctrans.training.monitor.report_callbacks import ReportCallback
+from ctrans.training.monitor.report_writer import ReportWriter
 from ctrans.training.monitor.sites import first_quarter, is_compiled, sites_of
 from ctrans.training.monitor.training_measures import Figures, measures_of
 from ctrans.training.monitor.updates import settings
 from ctrans.training.monitor.waiting import Waiting, warn
-from ctrans.training.run_directory import RunDirectory
-from solvers import AnyFloat, ConfigError, checked, shown, unknown
+from solvers import AnyFloat, ConfigError, checked
 
-ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "start": (is_step, "the number of steps done, 0 or more"),
-    "total": (is_step, "the training's number of steps, or None"),
-    "clip": (lambda norm: isinstance(norm, (int, float)) and norm > 0, "a norm above 0, or None"),
-    "scale": (callable, "a function, such as scaler.get_scale"),
-    "save": (callable, "a function of the alarm"),
-    "told": (
-        lambda each: isinstance(each, Sequence) and all(map(callable, each)),
-        "a list of functions of step and figures",
-    ),
-    "held": (
-        lambda pair: isinstance(pair, Sequence) and len(pair) == 2,
-        "a pair (tokens, targets)",
-    ),
-    "out": (lambda place: isinstance(place, (str, Path)), "a directory"),
-    "memory": (lambda memory: isinstance(memory, Mapping), "the result of Monitor.memory()"),
-}
-"""What an option of `Monitor` may be, besides its default."""
 OF_OPEN_MODEL = ("blocks", "attention", "ffn", "embed", "head", "loss", "example", "heads")
 """The options that `Monitor` passes on to `open_model`."""
 
@@ -126,7 +107,7 @@ class Monitor:
         heads: int | None = None,
     ):
         options = {name: value for name, value in locals().items() if name not in ("self", "model")}
-        check_options(options)
+        check_options(options, DEFAULTS)
         self.every = every
         self.probe_every = probe_every
         self.start = start
@@ -134,45 +115,44 @@ class Monitor:
         self.clip = clip
         self.scale = scale
         self.unscaled = unscaled
-        if out is None:
-            self.out = None
-        else:
+        self.out: Path | None = None
+        if out is not None:
             self.out = Path(out)
         self.watch = Watch(limits)
-        self.sites = sites_of(
-            model, **{name: options[name] for name in OF_OPEN_MODEL if options[name] is not None}
-        )
+        opening = {name: options[name] for name in OF_OPEN_MODEL if options[name] is not None}
+        self.sites = sites_of(model, **opening)
         if compiled is None:
-            self.compiled = is_compiled(model)
-        else:
-            self.compiled = compiled
+            compiled = is_compiled(model)
+        self.compiled = compiled
         self.gauges = Gauges(self.sites)
-        weakref.finalize(
-            self, self.gauges.hooks.close
-        ).atexit = False  # hold no model, which may hold this monitor
-        if held is None:
-            self.held = None
-        else:
+        # hold no model, which may hold this monitor
+        weakref.finalize(self, self.gauges.passes.hooks.close).atexit = False
+        self.held: Held | None = None
+        if held is not None:
             self.held = Held(*held)
-        self.first_process = not distributed() or torch.distributed.get_rank() == 0
-        if self.out is not None and self.first_process:
-            RunDirectory(self.out).check_writable()
+        self._writer = ReportWriter(
+            self.sites,
+            self.out,
+            told,
+            every=every,
+            start=start,
+            total=total,
+            tensorboard=tensorboard,
+        )
         self.reactions = Reactions(react, self.sites.root, self.out, save)
         self.alarms: list[Finding] = []
-        self._told = list(told)
         self._step = start
-        self._time = time.perf_counter()
-        self._timed = start
+        self._last_report_time = time.perf_counter()
+        self._last_report_step = start
         self._first_report = start + 1
         """The step that reports whatever `every` is; 0 after a resumption with a memory."""
         self._waiting = Waiting(scaled=scale is not None)
         self._closed = False
         self._memory_before: Memory | None = None
-        at_first = [1 if site.attention is not None else 0 for site in self.sites.sites]
-        self.past = Past([site.place for site in self.sites.sites], at_first, self.sites.vocabulary)
-        self._writer: LogWriter | None = None
-        if tensorboard and self.out is not None and self.first_process:
-            self._told.append(write_tensorboard(self.out, start))
+        places = [site.place for site in self.sites.sites]
+        # until a pass shows the number of heads
+        head_counts = [int(site.attention is not None) for site in self.sites.sites]
+        self.past = Past(places, head_counts, self.sites.vocabulary)
         if memory is not None:
             self._remember(memory)
         self._arm_for(start + 1)
@@ -204,11 +184,10 @@ class Monitor:
             return alarms
         reports = self._reports(step)
         optimizer = self._waiting.optimizer(optimizer, step)
+        self._memory_before = None
         with self._errors_as_warnings(step):
-            if "save" in self.reactions.asked and reports:
+            if "save" in self.reactions.names and reports:
                 self._memory_before = self.memory()
-            else:
-                self._memory_before = None
         self._step = step
         norm = self._waiting.number("gradient_norm", gradient_norm, step)
         with self._errors_as_warnings(step):
@@ -222,9 +201,8 @@ class Monitor:
             if self._reports(step + 1):
                 self.gauges.sample_weights()
         with self._errors_as_warnings(step):
-            if (
-                "skip" in self.reactions.asked
-            ):  # after the report, which shows the gradients that are skipped
+            # after the report, which shows the gradients that are skipped
+            if "skip" in self.reactions.names:
                 self._skip(step, norm)
         self._memory_before = None
         self._arm_for(step + 1)
@@ -255,20 +233,17 @@ class Monitor:
         self._waiting.add(step, loss, gradient_norm)
 
     def close(self, words: str = "finished") -> None:
-        """Removes the hooks and ends the log. Later steps do nothing. A log without an end is of a
-        run that still runs, or was killed.
+        """Removes the hooks and ends the log, in `words`. Later steps do nothing. A log without an
+        end is of a run that still runs, or was killed.
         """
         self._closed = True
         with self._errors_as_warnings(self._step):
             self.gauges.disarm()
-            writer = self._writer
-            self._writer = None
-            if writer is not None:
-                writer.end(self._step, words)
+            self._writer.end(self._step, words)
 
     def __getstate__(self) -> dict[str, Any]:
         """The state of a copy, which has no hooks and writes no log."""
-        return {**vars(self), "out": None, "_writer": None}
+        return {**vars(self), "out": None, "_writer": copy.copy(self._writer)}
 
     def __enter__(self) -> Monitor:
         return self
@@ -279,7 +254,10 @@ class Monitor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close("finished" if error is None else in_a_line(error))
+        if error is None:
+            self.close("finished")
+        else:
+            self.close(in_a_line(error))
 
     def _remember(self, memory: Mapping[str, Any]) -> None:
         if memory.get("step") != self.start:
@@ -315,22 +293,22 @@ class Monitor:
         return step % self.every == 0 or step == self._first_report
 
     def _arm_for(self, step: int) -> None:
-        # a compiled part cannot be traced inside the mode of `Gauges` that shows sums
-        if self._reports(step) and not (
-            self.compiled or (self.sites.stream and is_compiled(self.sites.root))
-        ):
-            self.gauges.arm()
+        if not self._reports(step) or self.compiled:
+            return
+        # a compiled part cannot be traced inside the mode of `PassHooks` that shows sums
+        if self.sites.stream is not None and is_compiled(self.sites.root):
+            return
+        self.gauges.arm()
 
     def _report(
         self, step: int, optimizer: torch.optim.Optimizer | None, batch: Any, loss: object
     ) -> list[Finding]:
         self.gauges.disarm()
-        if not self.gauges.seen and batch is not None:
+        if not self.gauges.passes.seen and batch is not None:
             self._run_eagerly(batch)
         probed = self._probe(step, optimizer)
-        if self.scale is None:
-            scale = None
-        else:
+        scale: float | None = None
+        if self.scale is not None:
             scale = self.scale()
         figures = self.gauges.read(optimizer, self.clip, scale, unscaled=self.unscaled)
         figures.update(self._run_figures(step, optimizer) | stacked_softmaxes(loss))
@@ -340,12 +318,13 @@ class Monitor:
             except Exception as error:  # a user's function may raise anything
                 self.gauges.unknown[f"the gauge {name}"] = in_a_line(error)
         self.past.heads = self.gauges.heads or self.past.heads
-        self.past.half = self.gauges.half
+        self.past.half = self.gauges.passes.half
         self.past.add(step, figures, self.gauges.broken)
         alarms = self.watch.look(self.past)
         self.alarms.extend(alarms)
         with self._errors_as_warnings(step):
-            self._write(Report(step, figures, dict(self.gauges.unknown)), alarms, probed)
+            report = Report(step, figures, dict(self.gauges.unknown))
+            self._writer.write(report, alarms, probed, heads=self.past.heads)
         return alarms
 
     def _run_figures(self, step: int, optimizer: torch.optim.Optimizer | None) -> Figures:
@@ -354,19 +333,20 @@ class Monitor:
         self.past.losses.extend(losses)
         self.past.norms.extend(norms)
         now = time.perf_counter()
+        figures: Figures = {}
         if losses:
-            found = {"loss": losses[-1][1], "highest_loss": largest(losses)}
-        else:
-            found = {}
-        if step > self._timed:
-            found["seconds"] = (now - self._time) / (step - self._timed)
-        self._time = now
-        self._timed = step
+            figures["loss"] = losses[-1][1]
+            figures["highest_loss"] = largest(losses)
+        if step > self._last_report_step:
+            figures["seconds"] = (now - self._last_report_time) / (step - self._last_report_step)
+        self._last_report_time = now
+        self._last_report_step = step
         if norms:
-            found["highest_gradient_norm"] = largest(norms)
-            if norms[-1][0] == step:
-                found["gradient_norm"] = norms[-1][1]
-        return found | settings(optimizer)
+            figures["highest_gradient_norm"] = largest(norms)
+            norm_step, norm = norms[-1]
+            if norm_step == step:
+                figures["gradient_norm"] = norm
+        return figures | settings(optimizer)
 
     def _skip(self, step: int, norm: Tensor | float | None) -> None:
         if norm is None:
@@ -385,83 +365,24 @@ class Monitor:
 
     def _probe(self, step: int, optimizer: torch.optim.Optimizer | None) -> dict[str, Any] | None:
         self.gauges.map_bounds = []
-        every = self.probe_every
-        if (
-            every is None
-            or self.held is None
-            or (step != self._first_report and step % every >= self.every)
-        ):
+        if self.probe_every is None or self.held is None:
+            return None
+        # the first report since a probe is due
+        is_due = step % self.probe_every < self.every
+        if not is_due and step != self._first_report:
             return None
         started = time.perf_counter()
-        found = probe(self.sites, self.held, optimizer)
-        self._time += time.perf_counter() - started  # a probe's time is not a step's
-        self.gauges.map_bounds = found.pop("map_bounds", [])
-        self.past.probes.append(
-            (step, {name: value for name, value in found.items() if isinstance(value, float)})
-        )
-        return found
-
-    def _write(
-        self, report: Report, alarms: Sequence[Finding], probed: Mapping[str, Any] | None
-    ) -> None:
-        if not self.first_process:
-            return
-        if self.out is not None:
-            if self._writer is None:
-                self._writer = LogWriter(self.out, self._header(report), self.start)
-            self._writer.report(report)
-            for alarm in alarms:
-                self._writer.finding(report.step, alarm)
-            if probed is not None:
-                self._writer.probe(report.step, probed)
-        if self._told:
-            summary = summarised(report.figures)
-            for told in self._told:
-                with self._errors_as_warnings(report.step):
-                    told(report.step, summary)
-
-    def _header(self, report: Report) -> Header:
-        sites = self.sites.sites
-        if "rms" in report.figures:
-            unseen = ""
-        else:
-            unseen = "no forward pass was seen: for a compiled model, give monitor.step its batch="
-        places = [site.place for site in sites]
-        kinds = [str(site.sublayer.kind) for site in sites]
-        return Header(
-            self.sites.said, places, kinds, self.past.heads, self.every, self.total, unseen
-        )
+        figures = probe(self.sites, self.held, optimizer)
+        self._last_report_time += time.perf_counter() - started  # a probe's time is not a step's
+        self.gauges.map_bounds = figures.pop("map_bounds", [])
+        numbers = {name: value for name, value in figures.items() if isinstance(value, float)}
+        self.past.probes.append((step, numbers))
+        return figures
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raises ConfigError for options of `Monitor` that do not exist, are invalid, or contradict
-    each other.
-    """
-    defaults = {
-        name: parameter.default
-        for name, parameter in inspect.signature(Monitor).parameters.items()
-        if name != "model"
-    }
-    for name in options:
-        if name not in defaults:
-            raise unknown("option of a monitor", name, defaults)
-    given = {**defaults, **options}
-    check_count("every", given["every"])
-    for name, (fits, wanted) in ALLOWED.items():
-        if given[name] != defaults[name] and not fits(given[name]):
-            raise ConfigError(f"{name} = {shown(given[name])}: give {wanted}")
-    if given["probe_every"] is not None:
-        check_count("probe_every", given["probe_every"])
-        if given["held"] is None:
-            raise ConfigError("probe_every needs a batch: give held=(tokens, targets)")
-    check_limits(given["limits"] or {})
-    react = check_reactions(given["react"])
-    if "save" in react and given["save"] is None and given["out"] is None:
-        raise ConfigError(
-            "react = 'save' needs a place: give out=DIR, or save=FUNCTION of the alarm"
-        )
-    if "skip" in react and given["scale"] is not None and not given["unscaled"]:
-        raise ConfigError(
-            "react = 'skip' cannot remove gradients that a GradScaler still has to unscale: call"
-            " scaler.unscale_(optimizer) before monitor.step, and give unscaled=True"
-        )
+DEFAULTS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(Monitor).parameters.items()
+    if name != "model"
+}
+"""The options of `Monitor` with their defaults."""

@@ -72,8 +72,8 @@ class Past:
     def add(self, step: int, figures: Figures, broken: Sequence[MeasureAt] = ()) -> None:
         self.broken = list(broken)
         for name, value in figures.items():
-            known = self.first.get(name)
-            if known is None or (isinstance(known, list) and any(map(math.isnan, known))):
+            first = self.first.get(name)
+            if first is None or (isinstance(first, list) and any(map(math.isnan, first))):
                 self.first[name] = value
         self.reports.append((step, figures))
 
@@ -81,17 +81,19 @@ class Past:
         """Steps (reports,) and values (reports, places) of the reports that have the gauge. A
         figure of the run has one place.
         """
-        rows = [(step, figures[name]) for step, figures in self.reports if name in figures]
+        rows: list[tuple[int, list[float]]] = []
+        for step, figures in self.reports:
+            value = figures.get(name)
+            if isinstance(value, list):
+                rows.append((step, value))
+            elif value is not None:
+                rows.append((step, [value]))
         if not rows:
             return np.zeros(0), np.zeros((0, 0))
-        values = [row if isinstance(row, list) else [row] for _, row in rows]
-        width = len(values[-1])
-        fitting = [
-            (step, each) for (step, _), each in zip(rows, values, strict=True) if len(each) == width
-        ]
-        return np.array([step for step, _ in fitting], dtype=float), np.array(
-            [each for _, each in fitting], dtype=float
-        )
+        width = len(rows[-1][1])
+        steps = [step for step, row in rows if len(row) == width]
+        values = [row for _, row in rows if len(row) == width]
+        return np.array(steps, dtype=float), np.array(values, dtype=float)
 
     def place(self, name: str, index: int) -> str:
         """The place of an entry of a gauge, in words."""
@@ -122,4 +124,7 @@ def trend(steps: Array, values: Array) -> Trend:
     log = log - log.mean()
     rate = float((s * log).sum() / (s * s).sum())
     total = float((log * log).sum())
-    return Trend(rate, 1 - float(((log - rate * s) ** 2).sum()) / total if total > 0 else 0.0)
+    fit = 0.0
+    if total > 0:
+        fit = 1 - float(((log - rate * s) ** 2).sum()) / total
+    return Trend(rate, fit)

@@ -6,40 +6,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctrans.training.monitor.past import Array, Past, Trend, trend
-
-Limits = Mapping[str, float]
-Transform = Callable[[Array, Past], Array]
-"""Maps values (reports, places) of a gauge to the figure that a check judges."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Sighting:
-    """What a check found.
-
-    - `place`, `value`, `limit`: where, the figure there, and its limit
-    - `since`: the step at which it began
-    - `doubling`, `crossing`: in how many steps the figure doubles, and the step at which it passes
-      its limit
-    - `below`: whether the figure is below its limit
-    """
-
-    place: str
-    value: float
-    limit: float
-    since: int
-    doubling: float = math.inf
-    crossing: float = math.inf
-    below: bool = False
-
-
-PastCheck = Callable[[Past, Limits], Sighting | None]
+from ctrans.training.monitor.sightings import (
+    Limits,
+    PastCheck,
+    Sighting,
+    Transform,
+    medians,
+    places_outside,
+    seen_at,
+    values_of,
+)
 
 
 def beyond(name: str, transform: Transform | None = None, *, below: bool = False) -> PastCheck:
@@ -48,16 +29,20 @@ def beyond(name: str, transform: Transform | None = None, *, below: bool = False
     """
 
     def check(past: Past, limits: Limits) -> Sighting | None:
-        _, values = _values(past, name, transform)
+        _, values = values_of(past, name, transform)
         if below:
             outside = values < limits["limit"]
         else:
             outside = values > limits["limit"]
-        places = _always(outside, limits)
+        places = places_outside(outside, limits)
         if not len(places):
             return None
-        worst = int(places[int((np.argmin if below else np.argmax)(values[-1, places]))])
-        return _seen(past, name, worst, values, limits["limit"], outside, below=below)
+        last = values[-1, places]
+        if below:
+            worst = int(places[np.argmin(last)])
+        else:
+            worst = int(places[np.argmax(last)])
+        return seen_at(past, name, worst, values, limits["limit"], outside, below=below)
 
     return check
 
@@ -70,46 +55,42 @@ def grows(name: str, transform: Transform | None = None) -> PastCheck:
     """
 
     def check(past: Past, limits: Limits) -> Sighting | None:
-        steps, values = _values(past, name, transform)
+        steps, values = values_of(past, name, transform)
+        is_high = values > limits["low"]
         window = int(limits.get("window", 6))
-        found: list[tuple[float, Sighting]] = []
-        for place in range(values.shape[1]):
-            line = values[-window:, place]
-            value = float(values[-1, place])
-            if not value > limits["low"]:
+        sightings: list[Sighting] = []
+        for index in range(values.shape[1]):
+            line = values[-window:, index]
+            value = float(values[-1, index])
+            if not is_high[-1, index]:
                 continue
+            growth = Trend(0.0, 0.0)
             if len(line) >= min(window, 4):
-                run = trend(steps[-window:], line)
-            else:
-                run = Trend(0.0, 0.0)
-            crossing = run.crossing(past.step, value, limits["limit"])
-            near = crossing - past.step <= limits.get("ahead", 4.0) * (
-                steps[-1] - steps[-len(line)]
-            )
-            if value >= limits["limit"] or (near and run.fit >= limits.get("fit", 0.8)):
-                sighting = _seen(past, name, place, values, limits["limit"], values > limits["low"])
-                found.append(
-                    (
-                        crossing,
-                        dataclasses.replace(sighting, doubling=run.doubling, crossing=crossing),
-                    )
+                growth = trend(steps[-window:], line)
+            crossing = growth.crossing(past.step, value, limits["limit"])
+            horizon = limits.get("ahead", 4.0) * (steps[-1] - steps[-len(line)])
+            is_near = crossing - past.step <= horizon
+            if value >= limits["limit"] or (is_near and growth.fit >= limits.get("fit", 0.8)):
+                sighting = seen_at(past, name, index, values, limits["limit"], is_high)
+                sightings.append(
+                    dataclasses.replace(sighting, doubling=growth.doubling, crossing=crossing)
                 )
-        if found:
-            return min(found, key=lambda each: (each[0], -each[1].value))[1]
-        return None
+        if not sightings:
+            return None
+        return min(sightings, key=lambda sighting: (sighting.crossing, -sighting.value))
 
     return check
 
 
 def spike(
-    known: Iterable[tuple[int, float]], limits: Limits, place: str, *, additive: bool = False
+    series: Iterable[tuple[int, float]], limits: Limits, place: str, *, additive: bool = False
 ) -> Sighting | None:
     """The largest spike of the last `recent` ones of (step, value) pairs.
 
     A spike is larger than `factor` times the median m of the `window` values before it. With
     `additive` it is larger than m + factor d, where d = 1.48 median |value - m|, at least `floor`.
     """
-    pairs = list(known)
+    pairs = list(series)
     values = [value for _, value in pairs]
     window = int(limits["window"])
     recent = int(limits["recent"])
@@ -171,18 +152,23 @@ def by_depth(past: Past, limits: Limits, *, exploding: bool) -> Sighting | None:
     count = int(limits["reports"])
     if len(steps) < count or costates.shape != sizes.shape:
         return None
-    known = costates[-count:, :] * sizes[-count:, :]
-    if np.isnan(known[:, -1]).any():
-        ends = known[:, :-1]
-    else:
-        ends = known
+    products = costates[-count:, :] * sizes[-count:, :]
+    if np.isnan(products[:, -1]).any():
+        products = products[:, :-1]
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = ends[:, 0] / ends[:, -1]
-    if not (ratios > limits["limit"] if exploding else ratios < limits["limit"]).all():
+        ratios = products[:, 0] / products[:, -1]
+    if exploding:
+        outside = ratios > limits["limit"]
+    else:
+        outside = ratios < limits["limit"]
+    if not outside.all():
         return None
-    where = "from the last state to the first"
     return Sighting(
-        where, float(ratios[-1]), limits["limit"], int(steps[-count]), below=not exploding
+        "from the last state to the first",
+        float(ratios[-1]),
+        limits["limit"],
+        int(steps[-count]),
+        below=not exploding,
     )
 
 
@@ -200,11 +186,11 @@ def dead(past: Past, limits: Limits) -> Sighting | None:
             if values.shape[1] < 3:
                 continue
             with np.errstate(all="ignore"):
-                values = values / _medians(values)
+                values = values / medians(values)
         outside = values < limit
-        places = _always(outside, limits)
+        places = places_outside(outside, limits)
         if len(places):
-            return _seen(past, name, int(places[0]), values, limit, outside, below=True)
+            return seen_at(past, name, int(places[0]), values, limit, outside, below=True)
     return None
 
 
@@ -218,19 +204,13 @@ def outgrown(past: Past, limits: Limits) -> Sighting | None:
         return None
     with np.errstate(all="ignore"):
         ratios = values / np.median(before, 0)
-        ratios /= _medians(ratios)
+        ratios /= medians(ratios)
     outside = ratios > limits["limit"]
-    places = _always(outside, limits)
+    places = places_outside(outside, limits)
     if not len(places):
         return None
-    return _seen(
-        past,
-        "velocity",
-        int(places[np.argmax(ratios[-1, places])]),
-        ratios,
-        limits["limit"],
-        outside,
-    )
+    worst = int(places[np.argmax(ratios[-1, places])])
+    return seen_at(past, "velocity", worst, ratios, limits["limit"], outside)
 
 
 def frozen(past: Past, limits: Limits) -> Sighting | None:
@@ -239,10 +219,11 @@ def frozen(past: Past, limits: Limits) -> Sighting | None:
     """
     _, values = past.of("unmoved")
     still = values > 0
-    places = _always(still, limits)
+    places = places_outside(still, limits)
     if not len(places) or len(places) > limits["share"] * values.shape[1]:
         return None
-    return _seen(past, "unmoved", int(places[np.argmax(values[-1, places])]), values, 0.0, still)
+    worst = int(places[np.argmax(values[-1, places])])
+    return seen_at(past, "unmoved", worst, values, 0.0, still)
 
 
 def slow(past: Past, limits: Limits) -> Sighting | None:
@@ -252,28 +233,31 @@ def slow(past: Past, limits: Limits) -> Sighting | None:
 
     A step that moves no weight at all was skipped, by a scaler or a reaction: none of these may be.
     """
-    names = ("learning_rate", "update", "rate_share", "decay_share")
-    (_, rates), (_, values), (_, shares), (_, decays) = map(past.of, names)
+    _, rates = past.of("learning_rate")
+    _, updates = past.of("update")
+    _, updates_outside = past.of("update_outside")
+    _, rate_shares = past.of("rate_share")
+    _, decay_shares = past.of("decay_share")
+    adam_steps, _ = past.of("adam_gradient_ratio")
     count = int(limits["reports"])
-    known = (
-        min(len(rates), len(values), len(shares)) >= count and values.shape[1] == shares.shape[1]
-    )
-    if not known or not len(past.of("adam_gradient_ratio")[0]) or not (rates[-count:] > 0).all():
+    if min(len(rates), len(updates), len(rate_shares)) < count or not len(adam_steps):
         return None
-    _, outside = past.of("update_outside")
-    moved = np.nan_to_num(values[-count:]).max(1) > 0
-    if not (moved | (outside[-count:, 0] > 0 if len(outside) >= count else False)).all():
+    if updates.shape[1] != rate_shares.shape[1] or not (rates[-count:] > 0).all():
         return None
-    if decays.shape == shares.shape:
-        decay = decays[-count:]
+    moved = np.nan_to_num(updates[-count:]).max(1) > 0
+    if len(updates_outside) >= count:
+        moved |= updates_outside[-count:, 0] > 0
+    if not moved.all():
+        return None
+    expected = rate_shares[-count:]
+    if decay_shares.shape == rate_shares.shape:
+        decay = decay_shares[-count:]
     else:
-        decay = 0.0 * shares[-count:]
-    expected = shares[-count:]
-    with np.errstate(
-        divide="ignore", invalid="ignore"
-    ):  # unknown where the rate is 0, or where decay is most of a step
+        decay = 0.0 * expected
+    # unknown where the rate is 0, or where decay is most of a step
+    with np.errstate(divide="ignore", invalid="ignore"):
         known_share = np.where(expected > 2 * decay, expected, np.nan)
-        shares = _medians(np.abs(values[-count:] / rates[-count:] - decay) / known_share)
+        shares = medians(np.abs(updates[-count:] / rates[-count:] - decay) / known_share)
     if not (shares < limits["limit"]).all():
         return None
     return Sighting(
@@ -288,23 +272,26 @@ def leak(past: Past, limits: Limits) -> Sighting | None:
 
     A model of hidden tokens reads later ones and names its own token: this is no leak.
     """
-    (_, ahead), (_, own), (_, following) = (
-        past.of(name) for name in ("ahead", "copied", "foreseen")
-    )
+    _, ahead = past.of("ahead")
+    _, copied = past.of("copied")
+    _, foreseen = past.of("foreseen")
     count = int(limits["reports"])
-    if min(len(ahead), len(own)) < count:
+    if min(len(ahead), len(copied)) < count:
         return None
-    reads = ahead[-1].max() > limits["reads"]
-    if reads:
-        known, limit = (following, own + limits["margin"])
+    if ahead[-1].max() > limits["reads"]:
+        name = "foreseen"
+        shares = foreseen
+        limit = copied + limits["margin"]
     else:
-        known, limit = (own, np.full_like(own, limits["limit"]))
-    low = past.losses and past.losses[-1][1] < 0.5 * math.log(max(2, past.vocabulary))
-    if not (known[-count:] > limit[-count:]).all() or not (reads or low):
+        half_of_guessing = 0.5 * math.log(max(2, past.vocabulary))
+        if not past.losses or not past.losses[-1][1] < half_of_guessing:
+            return None
+        name = "copied"
+        shares = copied
+        limit = np.full_like(copied, limits["limit"])
+    if not (shares[-count:] > limit[-count:]).all():
         return None
-    return _seen(
-        past, "foreseen" if reads else "copied", 0, known, float(limit[-1, 0]), known > limit
-    )
+    return seen_at(past, name, 0, shares, float(limit[-1, 0]), shares > limit)
 
 
 def not_finite(past: Past, limits: Limits) -> Sighting | None:
@@ -314,29 +301,31 @@ def not_finite(past: Past, limits: Limits) -> Sighting | None:
     After a loss that is not finite all weights are nan, unless that step was skipped, so the gauges
     no longer show where it began. An earlier loss belongs to the report before.
     """
-    # >=: a trainer may give the loss of a report's own step after the report
     if len(past.reports) > 1:
-        last = past.reports[-2][0]
+        last_report = past.reports[-2][0]
     else:
-        last = 0
-    bad = next(
-        ((step, loss) for step, loss in past.losses if step >= last and not math.isfinite(loss)),
-        None,
-    )
-    if bad is not None and bad[0] < past.step:
-        place = (
-            f"the loss of step {bad[0]}, between reports, so the gauges do not show where it began"
-            " (use every=1)"
-        )
-        return Sighting(place, bad[1], math.inf, bad[0])
+        last_report = 0
+    # >=: a trainer may give the loss of a report's own step after the report
+    bad_losses = [
+        (step, loss)
+        for step, loss in past.losses
+        if step >= last_report and not math.isfinite(loss)
+    ]
+    if bad_losses:
+        step, loss = bad_losses[0]
+        if step < past.step:
+            where = (
+                f"the loss of step {step}, between reports, so the gauges do not show where it"
+                " began (use every=1)"
+            )
+            return Sighting(where, loss, math.inf, step)
     if past.broken:
         name, index = past.broken[0]
-        return Sighting(
-            f"{past.place(name, index)} ({name.replace('_', ' ')})", math.nan, math.inf, past.step
-        )
-    if bad is None:
-        return None
-    return Sighting("the loss", bad[1], math.inf, bad[0])
+        where = f"{past.place(name, index)} ({name.replace('_', ' ')})"
+        return Sighting(where, math.nan, math.inf, past.step)
+    if bad_losses:
+        return Sighting("the loss", loss, math.inf, step)
+    return None
 
 
 def half_range(past: Past, limits: Limits) -> Sighting | None:
@@ -350,10 +339,13 @@ def probed(name: str) -> PastCheck:
     """A figure of the last probe above `limit`."""
 
     def check(past: Past, limits: Limits) -> Sighting | None:
-        found = [(step, figures[name]) for step, figures in past.probes if name in figures]
-        if not found or not found[-1][1] > limits["limit"]:
+        pairs = [(step, figures[name]) for step, figures in past.probes if name in figures]
+        if not pairs:
             return None
-        return Sighting("the loss at the held batch", found[-1][1], limits["limit"], found[-1][0])
+        step, value = pairs[-1]
+        if not value > limits["limit"]:
+            return None
+        return Sighting("the loss at the held batch", value, limits["limit"], step)
 
     return check
 
@@ -368,43 +360,4 @@ def over_first(values: Array, past: Past, name: str) -> Array:
 def median_by_depth(values: Array, past: Past) -> Array:
     """The median sublayer's value at each place, for a check of the model as a whole."""
     with np.errstate(all="ignore"):
-        return np.repeat(_medians(values), values.shape[1], 1)
-
-
-def _medians(values: Array) -> Array:
-    """The median over places of each report as a column, without nan; nan if there is nothing
-    else.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # numpy warns of rows of nan
-        return np.nanmedian(values, 1, keepdims=True)
-
-
-def _values(past: Past, name: str, transform: Transform | None) -> tuple[Array, Array]:
-    steps, values = past.of(name)
-    return steps, values if transform is None or not len(steps) else transform(values, past)
-
-
-def _always(outside: NDArray[np.bool_], limits: Limits) -> NDArray[np.intp]:
-    """The places that are outside in each of the last `reports` reports; none of fewer reports."""
-    count = int(limits.get("reports", 1))
-    return np.flatnonzero(outside[-count:].all(0) & (len(outside) >= count))
-
-
-def _seen(
-    past: Past,
-    name: str,
-    place: int,
-    values: Array,
-    limit: float,
-    outside: NDArray[np.bool_],
-    *,
-    below: bool = False,
-) -> Sighting:
-    """A gauge's last value at a place, since the first step of the last stretch of reports that are
-    outside.
-    """
-    steps, _ = past.of(name)
-    inside = np.flatnonzero(~outside[:, place])
-    since = int(steps[min(len(steps) - 1, inside[-1] + 1 if len(inside) else 0)])
-    return Sighting(past.place(name, place), float(values[-1, place]), limit, since, below=below)
+        return np.repeat(medians(values), values.shape[1], 1)

@@ -15,11 +15,16 @@ from numpy.typing import NDArray
 from ctrans.training.monitor.log import MonitorLog
 from ctrans.training.monitor.past import Past
 
-WINDOW, LEAST, LATE = 16, 12, 36
-"""Reports of a past, at most and at least; the first report at which growth counts."""
-FACTOR, FLOOR = 12.0, 0.1
+WINDOW = 16
+LEAST = 12
+"""Reports of a past, at most and at least."""
+LATE = 36
+"""The first report at which growth counts."""
+FACTOR = 12.0
+FLOOR = 0.1
 """Deviations from the median of the past, and the least deviation of a logarithm."""
-FIT, GROWTH = 0.95, 10.0
+FIT = 0.95
+GROWTH = 10.0
 """R^2 of the line of logarithms over `LEAST` reports, and the factor of its growth."""
 RULE = (
     f"a logarithm leaves its past if this report and the next are {FACTOR:g} deviations or more"
@@ -27,24 +32,29 @@ RULE = (
     f" it grew or shrank {GROWTH:g}-fold along a line with R^2 of {FIT:g} over {LEAST} reports (a"
     " schedule may), or if it is not finite any more"
 )
-SIGMA, STEPS, REPORTS = 6.0, 128, 8
+SIGMA = 6.0
+STEPS = 128
+REPORTS = 8
 """OLMo-core's SkipStep: deviations above the mean of that many steps before. Here of the reports in
 them, or of that many reports if these are more.
 """
+SETTINGS = ("learning_rate", "adam_memory", "softmaxes", "unmoved")
 DEPTH = ("rms", "largest", "velocity", "step_share", "logit", "routing")
 ORDER = (
-    *(
-        "learning_rate",
-        "adam_memory",
-        "softmaxes",
-        "unmoved",
-        *DEPTH,
-        "log_z",
-        "largest_logit",
-        "loss",
-    ),
-    *("costate", "gradient", "gradient_outside", "gradient_norm", "highest_gradient_norm"),
-    *("adam_gradient_ratio", "adam_gradient_ratio_outside", "update", "update_outside"),
+    *SETTINGS,
+    *DEPTH,
+    "log_z",
+    "largest_logit",
+    "loss",
+    "costate",
+    "gradient",
+    "gradient_outside",
+    "gradient_norm",
+    "highest_gradient_norm",
+    "adam_gradient_ratio",
+    "adam_gradient_ratio_outside",
+    "update",
+    "update_outside",
 )
 """The gauges that are compared: settings, the pass forward, the pass back, the step. Those of
 `DEPTH` are in the order of the pass.
@@ -83,33 +93,40 @@ class PostMortem:
 def post_mortem(log: MonitorLog) -> PostMortem:
     """What left its past in the training of a log."""
     past = Past(log.header.places, log.header.heads, 0)
-    found = list[tuple[tuple[float, ...], Deviation]]()
+    ranked = list[tuple[tuple[float, ...], Deviation]]()
     for rank, name in enumerate(ORDER):
         series = log.series(name)
-        for t, index, times, away in _leaving(
-            series.reshape(len(series), -1), name != "learning_rate"
-        ):
-            place = past.place(name, index)
-            key = (ORDER.index(DEPTH[0]), _depth(past, place), rank) if name in DEPTH else (rank,)
-            found.append(((log.steps[t], *key), Deviation(name, place, log.steps[t], times, away)))
+        values = series.reshape(len(series), -1)
+        for t, index, times, away in _leaving(values, growth=name != "learning_rate"):
+            where = past.place(name, index)
+            step = log.steps[t]
+            key: tuple[float, ...] = (step, rank)
+            if name in DEPTH:
+                key = (step, len(SETTINGS), _depth(past, where), rank)
+            ranked.append((key, Deviation(name, where, step, times, away)))
+    ranked.sort(key=lambda pair: pair[0])
+    deviations = [deviation for _, deviation in ranked]
+    sigmas = [_sigma(log, "loss"), _sigma(log, "gradient_norm")]
+    sigma = min((step for step in sigmas if step is not None), default=None)
+    return PostMortem(deviations, _loss_leaves(log), sigma)
+
+
+def _loss_leaves(log: MonitorLog) -> int | None:
+    """The step from which on three reports have a loss above those before, or one has a loss that
+    is not finite; None without one.
+    """
     losses = log.series("loss")
-    rises = [
-        t
-        for t in range(LEAST, len(losses) - 2)
-        if losses[t : t + 3].min() > losses[max(0, t - WINDOW) : t].max()
-    ]
-    loss = min([*rises, *np.flatnonzero(~np.isfinite(losses)).tolist()], default=None)
-    seen = [step for name in ("loss", "gradient_norm") if (step := _sigma(log, name)) is not None]
-    found.sort(key=lambda pair: pair[0])
-    return PostMortem(
-        [each for _, each in found],
-        None if loss is None else log.steps[loss],
-        min(seen, default=None),
-    )
+    for t, loss in enumerate(losses):
+        if not math.isfinite(loss):
+            return log.steps[t]
+        has_past_and_future = LEAST <= t < len(losses) - 2
+        if has_past_and_future and losses[t : t + 3].min() > losses[max(0, t - WINDOW) : t].max():
+            return log.steps[t]
+    return None
 
 
 def _leaving(
-    values: NDArray[np.float64], growth: bool = True
+    values: NDArray[np.float64], *, growth: bool = True
 ) -> Iterator[tuple[int, int, float, float]]:
     """Row, column, factor and deviations where each column first leaves its past, by `growth`
     too.
@@ -128,24 +145,24 @@ def _leaving(
             out = (len(away) == 2) & ((away > FACTOR).all(0) | (away < -FACTOR).all(0))
             slopes = steps @ (line - line.mean(0)) / (steps @ steps)
             fits = slopes**2 * (steps @ steps) > FIT * ((line - line.mean(0)) ** 2).sum(0)
-            out |= growth & (t >= LATE) & fits & (np.abs(slopes) * LEAST > math.log(GROWTH))
+            if growth and t >= LATE:
+                out |= fits & (np.abs(slopes) * LEAST > math.log(GROWTH))
             out |= ~np.isfinite(logs[t]) & np.isfinite(logs[t - 1])
             for index in np.flatnonzero(out & inside):
-                yield (
-                    t,
-                    int(index),
-                    float(np.exp(logs[t, index] - middle[index])),
-                    float(abs(away[0, index])),
-                )
+                factor = float(np.exp(logs[t, index] - middle[index]))
+                yield t, int(index), factor, float(abs(away[0, index]))
             inside &= ~out
 
 
-def _depth(past: Past, place: str) -> float:
+def _depth(past: Past, where: str) -> float:
     """How deep a place is in the pass forward; a state lies before its sublayer."""
-    name = place.removeprefix("the state before ").split(", head")[0]
-    return (
-        past.places.index(name) if name in past.places else len(past.places)
-    ) - 0.5 * place.startswith("the state")
+    name = where.removeprefix("the state before ").split(", head")[0]
+    depth: float = len(past.places)
+    if name in past.places:
+        depth = past.places.index(name)
+    if where.startswith("the state"):
+        return depth - 0.5
+    return depth
 
 
 def _sigma(log: MonitorLog, name: str) -> int | None:

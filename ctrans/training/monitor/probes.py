@@ -64,18 +64,18 @@ def attention(at: Probed) -> Mapping[str, Any]:
     if not places:
         raise ConfigError("no sublayer of this model shows an attention")
     theta = Attempt(MeanTheta())
-    layers = Attempt(AttentionByDepth({places[0], places[-1]}, tolerance=TOLERANCE))
-    mean, ends = walk(at.model, at.few, instruments=[theta, layers])
-    if mean is None:
-        named = {}
-    else:
-        named = {"theta": mean}
-    for word, layer in zip(("first", "last"), (ends[0], ends[-1]) if ends else (), strict=False):
-        if layer.finite:
-            named[f"log_sensitivity_{word}"] = math.fsum(layer.log_sensitivity.values())
-    if not named:
-        raise ConfigError(theta.note or layers.note or "no state is finite")
-    return named
+    by_depth = Attempt(AttentionByDepth({places[0], places[-1]}, tolerance=TOLERANCE))
+    mean, layers = walk(at.model, at.few, instruments=[theta, by_depth])
+    figures = {}
+    if mean is not None:
+        figures["theta"] = mean
+    if layers:
+        for end, layer in (("first", layers[0]), ("last", layers[-1])):
+            if layer.finite:
+                figures[f"log_sensitivity_{end}"] = math.fsum(layer.log_sensitivity.values())
+    if not figures:
+        raise ConfigError(theta.note or by_depth.note or "no state is finite")
+    return figures
 
 
 def jacobians(at: Probed) -> Mapping[str, Any]:
@@ -83,25 +83,30 @@ def jacobians(at: Probed) -> Mapping[str, Any]:
     velocities = Sensitivities(tolerance=TOLERANCE, starts=0)
     rates = Attempt(LyapunovExponents(count=EXPONENTS))
     lyapunov = walk(at.model, at.few, instruments=[velocities, rates])[1]
-    found = {
-        "sensitivity": [
-            math.nan if one.value is None else float(one.value) for one in velocities.sublayers
-        ]
-    }
+    figures = {"sensitivity": [_number(one.value) for one in velocities.sublayers]}
     if lyapunov is not None:
-        found["lyapunov"] = [float(exponent) for exponent in lyapunov.exponents]
-    return found
+        figures["lyapunov"] = [float(exponent) for exponent in lyapunov.exponents]
+    return figures
 
 
 def principle(at: Probed) -> Mapping[str, Any]:
     """H, the gap g = H + <P, v> and the alignment of each sublayer; inf where H is, nan where they
     are unknown.
     """
-    found = maximum_principle(at.model.depth, costate(at.model, at.held.tokens, at.held.targets))
+    costates = costate(at.model, at.held.tokens, at.held.targets)
+    result = maximum_principle(at.model.depth, costates)
     return {
-        name: [math.nan if value is None else float(value) for value in getattr(found, name)]
-        for name in ("hamiltonian", "gap", "alignment")
+        "hamiltonian": list(map(_number, result.hamiltonian)),
+        "gap": list(map(_number, result.gap)),
+        "alignment": list(map(_number, result.alignment)),
     }
+
+
+def _number(value: Any) -> float:
+    """The value as a float; nan for None."""
+    if value is None:
+        return math.nan
+    return float(value)
 
 
 def exponents(at: Probed) -> Mapping[str, Any]:
@@ -111,27 +116,24 @@ def exponents(at: Probed) -> Mapping[str, Any]:
     k is 1 if H is infinite, 0 if it is finite. It comes from ascents that use neither
     (`ctrans.control.segment_check.check_segment`).
     """
-    found = costate(at.model, at.held.tokens, at.held.targets)
+    adjoint = costate(at.model, at.held.tokens, at.held.targets)
     sublayers = list(at.model.depth.sublayers)
-    named = dict[str, Any]()
-    for word, k in (("first", 0), ("last", len(sublayers) - 1)):
-        x, p = (part[:1, :TOKENS] for part in found.starts[k])
-        step = found.states[k][:1, :TOKENS], found.costates[k + 1][:1, :TOKENS]
-        time = found.times[k]
-        dt = at.model.depth.lengths[k]
+    figures = dict[str, Any]()
+    for end, k in (("first", 0), ("last", len(sublayers) - 1)):
+        x, p = adjoint.starts[k]
         check = check_segment(
             sublayers[k],
-            step,
-            (x, p),
+            (adjoint.states[k][:1, :TOKENS], adjoint.costates[k + 1][:1, :TOKENS]),
+            (x[:1, :TOKENS], p[:1, :TOKENS]),
             continuous=False,
             segment=k,
-            time=time,
-            dt=dt,
+            time=adjoint.times[k],
+            dt=at.model.depth.lengths[k],
             regularization=Regularization(),
         )
         if check.certificate.growth is not None:
-            named[f"hamiltonian_exponent_{word}"] = float(check.certificate.growth.exponent)
-    return named
+            figures[f"hamiltonian_exponent_{end}"] = float(check.certificate.growth.exponent)
+    return figures
 
 
 def curvature(at: Probed) -> Mapping[str, Any]:
@@ -173,13 +175,13 @@ def probe(sites: Sites, held: Held, optimizer: torch.optim.Optimizer | None) -> 
         few = held.tokens[:1, :TOKENS]
     else:
         few = held.tokens[:1]
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     unknown: dict[str, str] = {}
     with as_found(sites.root):
         at = Probed(sites, sites.model, held, optimizer, few)
         for name, look in PROBES.items():
             try:
-                found.update(look(at))
+                figures.update(look(at))
             except Exception as error:
                 # of any kind, such as lack of memory: a training must not stop for a figure
                 if isinstance(error, (ConfigError, SolveError)):
@@ -187,5 +189,5 @@ def probe(sites: Sites, held: Held, optimizer: torch.optim.Optimizer | None) -> 
                 else:
                     unknown[name] = in_a_line(error)
     if unknown:
-        return {**found, "unknown": unknown}
-    return found
+        figures["unknown"] = unknown
+    return figures

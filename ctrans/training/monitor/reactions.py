@@ -25,12 +25,13 @@ def check_reactions(react: Collection[str]) -> frozenset[str]:
     if isinstance(react, str):
         raise ConfigError(f"react = {react!r}: give a list of names, as [{react!r}]")
     for name in react:
-        if name not in REACTIONS:
-            words = (
+        if name == "lower":
+            raise ConfigError(
                 "react = 'lower' was removed, as in its trial it healed no more than a placebo:"
                 " choose skip, save or stop"
             )
-            raise ConfigError(words) if name == "lower" else unknown("reaction", name, REACTIONS)
+        if name not in REACTIONS:
+            raise unknown("reaction", name, REACTIONS)
     return frozenset(react)
 
 
@@ -44,7 +45,7 @@ class Reactions:
         out: Path | None,
         save: Callable[[Finding], object] | None,
     ):
-        self.asked = check_reactions(react)
+        self.names = check_reactions(react)
         self.root = root
         self.out = out
         self.save = save
@@ -53,13 +54,14 @@ class Reactions:
 
     def react(self, alarms: Collection[Finding], step: int) -> None:
         """Reacts before the optimiser's step, in all processes if one of them sees a danger."""
-        if not self.asked - {"skip"}:
+        if not self.names - {"skip"}:
             return
         dangers = _of_all_processes([alarm for alarm in alarms if alarm.severity != "note"])
         if not dangers:
             return
-        self.stopped |= "stop" in self.asked
-        if "save" not in self.asked:
+        if "stop" in self.names:
+            self.stopped = True
+        if "save" not in self.names:
             return
         if self.save is not None:  # last, as it may fail in one process only
             self.save(dangers[0])
@@ -82,6 +84,6 @@ def _of_all_processes(dangers: list[Finding]) -> list[Finding]:
     """The dangers of all processes. Each sees other batches, and all must stop at the same step."""
     if not distributed() or torch.distributed.get_world_size() == 1:
         return dangers
-    seen: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(seen, dangers)
-    return [alarm for each in seen for alarm in each]
+    by_process: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(by_process, dangers)
+    return [alarm for alarms in by_process for alarm in alarms]

@@ -16,19 +16,17 @@ def summarised(figures: Figures) -> dict[str, float]:
     """Figures as plain numbers. A figure by depth becomes its least, median and largest finite
     value, such as 'rms/largest'.
     """
-    found: dict[str, float] = {}
+    summary: dict[str, float] = {}
     for name, value in figures.items():
         if not isinstance(value, list):
-            found[name] = value
+            summary[name] = value
             continue
-        known = sorted(each for each in value if math.isfinite(each))
-        if known:
-            found |= {
-                f"{name}/least": known[0],
-                f"{name}/median": known[len(known) // 2],
-                f"{name}/largest": known[-1],
-            }
-    return found
+        finite = sorted(number for number in value if math.isfinite(number))
+        if finite:
+            summary[f"{name}/least"] = finite[0]
+            summary[f"{name}/median"] = finite[len(finite) // 2]
+            summary[f"{name}/largest"] = finite[-1]
+    return summary
 
 
 def write_tensorboard(directory: Path, start: int) -> ReportCallback:

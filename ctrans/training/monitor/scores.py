@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ctrans.measure.attention.row_entropy import entropy_of_rows
+
 ROWS = 64
 """The number of rows of the first sequence, evenly spaced."""
 HIDDEN = -9e3
@@ -58,8 +60,8 @@ class ScoresSeen(TorchFunctionMode):
 
 def largest_score(scores: Tensor) -> Tensor:
     """max |s_ij| of each head, over scores that are not masked."""
-    shown = scores != -math.inf  # a nan is not masked, and stays nan
-    return scores.masked_fill(~shown, 0.0).abs().amax((-2, -1))
+    visible = scores != -math.inf  # a nan is not masked, and stays nan
+    return scores.masked_fill(~visible, 0.0).abs().amax((-2, -1))
 
 
 def row_entropy(scores: Tensor) -> Tensor:
@@ -67,7 +69,7 @@ def row_entropy(scores: Tensor) -> Tensor:
     and n_i its number of visible tokens. Rows with one visible token do not count.
     """
     count = (scores != -math.inf).sum(-1)
-    entropy = torch.special.entr(scores.softmax(-1)).sum(-1)
+    entropy = entropy_of_rows(scores.softmax(-1))
     several = count > 1
     share = torch.where(several, entropy / count.clamp(min=2).log(), 0.0)
     return share.sum(-1) / several.sum(-1).clamp(min=1)
@@ -95,11 +97,14 @@ def _of_kernel(
 ) -> Tensor | None:
     if query.dim() < 3:
         return None
-    q, k = (_first(part) for part in (query, key))
+    q = _first(query)
+    k = _first(key)
     if len(q) > len(k):
         k = k.repeat_interleave(len(q) // len(k), 0)
     rows = _rows(q.shape[-2], q.device)
-    scores = (q[:, rows] @ k.mT).float() * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    scores = (q[:, rows] @ k.mT).float() * scale
     if is_causal:
         later = torch.arange(k.shape[-2], device=q.device) > rows.unsqueeze(-1)
         return scores.masked_fill(later, -math.inf)
@@ -114,8 +119,8 @@ def _of_kernel(
     return _without_hidden(scores + mask.float())
 
 
-def _of_softmax(*given: Any, **named: Any) -> Tensor | None:
-    scores: Tensor = given[0] if given else named["input"]
+def _of_softmax(*args: Any, **kwargs: Any) -> Tensor | None:
+    scores: Tensor = args[0] if args else kwargs["input"]
     if scores.dim() < 4 or scores.shape[-1] < scores.shape[-2]:
         return None
     first = _first(scores)
@@ -128,39 +133,35 @@ def _of_multihead(
     """torch's multi-head attention, of inputs (tokens, batch, width), with queries and keys from
     one matrix.
     """
-    named = (
-        inspect.signature(F.multi_head_attention_forward)
-        .bind(query, key, value, *args, **kwargs)
-        .arguments
-    )
-    heads = named["num_heads"]
-    weight = named["in_proj_weight"]
-    bias = named["in_proj_bias"]
+    signature = inspect.signature(F.multi_head_attention_forward)
+    arguments = signature.bind(query, key, value, *args, **kwargs).arguments
+    heads = arguments["num_heads"]
+    weight = arguments["in_proj_weight"]
+    bias = arguments["in_proj_bias"]
     if weight is None or query.dim() != 3:
         return None
     width = query.shape[-1]
-    parts = []
+    projected = []
     for i, x in enumerate((query, key)):
-        part = F.linear(
-            x[:, 0],
-            weight[i * width : (i + 1) * width],
-            None if bias is None else bias[i * width : (i + 1) * width],
-        )
-        parts.append(part.unflatten(-1, (heads, -1)).transpose(0, 1))
-    mask = named.get("attn_mask")
-    padded = named.get("key_padding_mask")
-    if mask is not None and mask.dim() == 3:
-        mask = mask[:heads]
-    else:
-        mask = mask
-    hidden = [
-        _added(each.to(query.device))
-        for each in (mask, None if padded is None else padded[:1])
-        if each is not None
-    ]
-    return _of_kernel(
-        parts[0], parts[1], parts[1], attn_mask=sum(hidden[1:], hidden[0]) if hidden else None
-    )
+        rows = slice(i * width, (i + 1) * width)
+        if bias is None:
+            part = F.linear(x[:, 0], weight[rows])
+        else:
+            part = F.linear(x[:, 0], weight[rows], bias[rows])
+        projected.append(part.unflatten(-1, (heads, -1)).transpose(0, 1))
+    q, k = projected
+    masks = []
+    mask = arguments.get("attn_mask")
+    if mask is not None:
+        if mask.dim() == 3:
+            mask = mask[:heads]
+        masks.append(_added(mask.to(query.device)))
+    padding = arguments.get("key_padding_mask")
+    if padding is not None:
+        masks.append(_added(padding[:1].to(query.device)))
+    if not masks:
+        return _of_kernel(q, k, k)
+    return _of_kernel(q, k, k, attn_mask=sum(masks[1:], masks[0]))
 
 
 def _added(mask: Tensor) -> Tensor:

@@ -38,7 +38,9 @@ def sharpness(
     gradient of a gradient, on one graph of the whole model.
     """
     assert isinstance(model, nn.Module), "only modules train"
-    scaling: Sequence[Tensor | float] = [1.0] * len(weights) if scales is None else scales
+    scaling: Sequence[Tensor | float] = [1.0] * len(weights)
+    if scales is not None:
+        scaling = scales
     with (
         requiring_gradients(weights),
         reference_kernels(model),
@@ -51,23 +53,16 @@ def sharpness(
         )
 
         def product(v: Tensor) -> Tensor:
-            parts = [
-                part.view_as(weight) for part, weight in zip(v.split(sizes), weights, strict=True)
-            ]
-            along = [part * scale for part, scale in zip(parts, scaling, strict=True)]
-            total = sum(
-                ((g * p).sum() for g, p in zip(gradients, along, strict=True)),
-                torch.zeros((), device=v.device),
+            slope = torch.zeros((), device=v.device)
+            for part, weight, scale, gradient in zip(
+                v.split(sizes), weights, scaling, gradients, strict=True
+            ):
+                slope = slope + (gradient * (part.view_as(weight) * scale)).sum()
+            second = torch.autograd.grad(
+                slope, list(weights), retain_graph=True, materialize_grads=True
             )
-            found = torch.autograd.grad(
-                total, list(weights), retain_graph=True, materialize_grads=True
-            )
-            return torch.cat(
-                [
-                    (part * scale).detach().flatten()
-                    for part, scale in zip(found, scaling, strict=True)
-                ]
-            )
+            scaled = [part * scale for part, scale in zip(second, scaling, strict=True)]
+            return torch.cat([part.detach().flatten() for part in scaled])
 
         sizes = [weight.numel() for weight in weights]
         start = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(0)).to(gradients[0])
@@ -89,7 +84,8 @@ def adam_scales(
         if id(weight) not in states:
             return None
         state, options = states[id(weight)]
-        steps, (beta_1, beta_2) = float(state["step"]), options["betas"]
+        steps = float(state["step"])
+        beta_1, beta_2 = options["betas"]
         root = (state["exp_avg_sq"] / (1 - beta_2**steps)).sqrt() + options["eps"]
         scales.append(((1 - beta_1**steps) * root).rsqrt())
     return scales
@@ -108,27 +104,30 @@ def over_edge(
     (38/lr at 0.9), and 2 (1 + b)/lr for gradient descent with momentum b.
     """
     plain = sharpness(model, weights, tokens, targets)
-    found = {"sharpness": plain}
+    figures = {"sharpness": plain}
     if optimizer is None:
-        return found
-    group = optimizer.param_groups[0]
-    rate = max(float(each["lr"]) for each in optimizer.param_groups)
+        return figures
+    first_group = optimizer.param_groups[0]
+    rate = max(float(group["lr"]) for group in optimizer.param_groups)
     scales = adam_scales(weights, optimizer)
     if rate > 0 and scales is not None:
-        seen = sharpness(model, weights, tokens, targets, scales)
-        limit = edge(rate, float(group["betas"][0]))
-        found |= {"preconditioned": seen, "edge": limit, "preconditioned_over_edge": seen / limit}
-    elif rate > 0 and "betas" not in group:
-        limit = 2 * (1 + float(group.get("momentum", 0.0))) / rate
-        found |= {"edge": limit, "preconditioned_over_edge": plain / limit}
-    return found
+        preconditioned = sharpness(model, weights, tokens, targets, scales)
+        limit = edge(rate, float(first_group["betas"][0]))
+        figures["preconditioned"] = preconditioned
+        figures["edge"] = limit
+        figures["preconditioned_over_edge"] = preconditioned / limit
+    elif rate > 0 and "betas" not in first_group:
+        limit = 2 * (1 + float(first_group.get("momentum", 0.0))) / rate
+        figures["edge"] = limit
+        figures["preconditioned_over_edge"] = plain / limit
+    return figures
 
 
 def _largest(product: Any, start: Tensor) -> float:
     """The largest Ritz value, with two orthogonalisations of each vector."""
     basis = [start / start.norm()]
     diagonal = list[float]()
-    beside = list[float]()
+    off_diagonal = list[float]()
     for _ in range(min(STEPS, len(start))):
         w = product(basis[-1])
         diagonal.append(float(w @ basis[-1]))
@@ -137,15 +136,16 @@ def _largest(product: Any, start: Tensor) -> float:
                 w = w - (w @ q) * q
         residual = float(w.norm())
         matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
-        if beside:
-            off = torch.diag(torch.tensor(beside, dtype=torch.float64), 1)
-            matrix = matrix + off + off.mT
+        if off_diagonal:
+            above = torch.diag(torch.tensor(off_diagonal, dtype=torch.float64), 1)
+            matrix = matrix + above + above.mT
         if not torch.isfinite(matrix).all() or not math.isfinite(residual):
             return math.nan
         values, vectors = torch.linalg.eigh(matrix)
-        found = float(values[-1])
-        if residual * abs(float(vectors[-1, -1])) <= TOLERANCE * abs(found) or residual == 0:
+        largest = float(values[-1])
+        error = residual * abs(float(vectors[-1, -1]))
+        if error <= TOLERANCE * abs(largest) or residual == 0:
             break
-        beside.append(residual)
+        off_diagonal.append(residual)
         basis.append(w / residual)
-    return found
+    return largest

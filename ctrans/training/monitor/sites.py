@@ -57,8 +57,8 @@ class Sites:
     - `root`: the user's module
     - `model`: the same model as ctrans opens it, with the modules of the root
     - `vocabulary`: the number of tokens, 0 for a model without
-    - `said`: the model in one line
-    - `own`: whether the root is a model of ctrans
+    - `description`: the model in one line
+    - `of_ctrans`: whether the root is a model of ctrans
     - `stream`: what sees the states of a model that is read by its sums
     """
 
@@ -66,24 +66,21 @@ class Sites:
     model: Model
     sites: tuple[Site, ...]
     vocabulary: int
-    said: str
-    own: bool = False
+    description: str
+    of_ctrans: bool = False
     stream: StreamAdapter | None = None
 
     def logits(self, output: Any) -> Tensor | None:
         """The logits (*batch, tokens, vocabulary) in an output of the root, or None."""
-        output = (
-            output[0]
-            if isinstance(output, tuple) and output and isinstance(output[0], Tensor)
-            else tensor_in(output)
-        )
-        fits = (
-            isinstance(output, Tensor)
-            and output.dim() > 2
-            and self.vocabulary
-            and output.shape[-1] == self.vocabulary
-        )
-        return output if fits else None
+        if isinstance(output, tuple) and output and isinstance(output[0], Tensor):
+            logits: Tensor | None = output[0]
+        else:
+            logits = tensor_in(output)
+        if logits is None or logits.dim() <= 2 or not self.vocabulary:
+            return None
+        if logits.shape[-1] != self.vocabulary:
+            return None
+        return logits
 
 
 def is_compiled(model: nn.Module) -> bool:
@@ -109,10 +106,10 @@ def sites_of(model: nn.Module, **opening: Any) -> Sites:
                 f"{', '.join(opening)}: a {type(root).__name__} is a model of ctrans and needs no"
                 " such options; leave them out"
             )
-        vocabulary = int(getattr(getattr(root, "config", None), "vocab_size", 0) or 0)
-        return Sites(
-            root, root, _own_sites(root, root.depth), vocabulary, type(root).__name__, own=True
-        )
+        config = getattr(root, "config", None)
+        vocabulary = int(getattr(config, "vocab_size", 0) or 0)
+        sites = _sites_in(root, root.depth)
+        return Sites(root, root, sites, vocabulary, type(root).__name__, of_ctrans=True)
     if any(hasattr(parameter, "full_tensor") for parameter in root.parameters()):
         raise ConfigError(
             "the model's weights are sharded already: make the Monitor first, then shard the model"
@@ -123,43 +120,35 @@ def sites_of(model: nn.Module, **opening: Any) -> Sites:
         stream = adapter
     else:
         stream = None
-    sites = _own_sites(root, opened.depth, by_modules=stream is None)
-    return Sites(
-        root, opened, sites, opened.vocabulary, opened.described.split(";")[0], stream=stream
-    )
+    sites = _sites_in(root, opened.depth, by_modules=stream is None)
+    description = opened.described.split(";")[0]
+    return Sites(root, opened, sites, opened.vocabulary, description, stream=stream)
 
 
 def first_quarter(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A batch as arguments of a model, with the first quarter of its sequences: of each tensor that
     has as many rows as the first one.
     """
-    args = (
-        ()
-        if isinstance(batch, Mapping)
-        else tuple(batch)
-        if isinstance(batch, (tuple, list))
-        else (batch,)
-    )
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
     if isinstance(batch, Mapping):
         kwargs = dict(batch)
+    elif isinstance(batch, (tuple, list)):
+        args = tuple(batch)
     else:
-        kwargs = {}
-    count = next(
-        (
-            len(each)
-            for each in (*args, *kwargs.values())
-            if isinstance(each, Tensor) and each.dim()
-        ),
-        0,
-    )
+        args = (batch,)
+    lengths = [
+        len(argument)
+        for argument in (*args, *kwargs.values())
+        if isinstance(argument, Tensor) and argument.dim()
+    ]
 
-    def cut(each: Any) -> Any:
-        fits = isinstance(each, Tensor) and each.dim() > 0 and len(each) == count
-        if fits:
-            return each[: max(1, count // 4)]
-        return each
+    def cut(argument: Any) -> Any:
+        if isinstance(argument, Tensor) and argument.dim() and len(argument) == lengths[0]:
+            return argument[: max(1, lengths[0] // 4)]
+        return argument
 
-    return tuple(map(cut, args)), {name: cut(each) for name, each in kwargs.items()}
+    return tuple(map(cut, args)), {name: cut(argument) for name, argument in kwargs.items()}
 
 
 def own_parameters(sites: Sites) -> tuple[list[list[nn.Parameter]], list[nn.Parameter]]:
@@ -170,58 +159,65 @@ def own_parameters(sites: Sites) -> tuple[list[list[nn.Parameter]], list[nn.Para
     inside = [
         [p for p in site.sublayer.parameters() if id(p) in all_of_root] for site in sites.sites
     ]
-    known = {id(parameter) for each in inside for parameter in each}
-    return inside, [parameter for key, parameter in all_of_root.items() if key not in known]
+    ids_inside = {id(parameter) for group in inside for parameter in group}
+    return inside, [parameter for key, parameter in all_of_root.items() if key not in ids_inside]
 
 
-def _own_sites(root: nn.Module, depth: Depth, *, by_modules: bool = True) -> tuple[Site, ...]:
-    found = []
-    own = set(root.modules())
+def _sites_in(root: nn.Module, depth: Depth, *, by_modules: bool = True) -> tuple[Site, ...]:
+    sites = []
+    modules_of_root = set(root.modules())
     for k, (sublayer, length) in enumerate(zip(depth.sublayers, depth.lengths, strict=True)):
-        if sublayer in own:
-            made = _ours(sublayer)
+        hooked: Mapping[str, Any] = {}
+        if sublayer in modules_of_root:
+            hooked = _ours(sublayer)
         elif by_modules:
-            made = _theirs(sublayer, own)
-        else:
-            made = {}
-        found.append(Site(k, k // depth.per_block, length, sublayer, **made))
-    return tuple(found)
+            hooked = _theirs(sublayer, modules_of_root)
+        sites.append(Site(k, k // depth.per_block, length, sublayer, **hooked))
+    return tuple(sites)
 
 
 def _ours(sublayer: Sublayer) -> Mapping[str, Any]:
-    branch = sublayer.attention
-    return {
+    hooked: dict[str, Any] = {
         "enter": sublayer,
         "exits": (MapOutput(sublayer),),
         "state_norm": sublayer.state_norm,
-        "attention": None if branch is None else branch.field,
-        "router": next(
-            (each.field for each in sublayer.branches.values() if isinstance(each.field, Balances)),
-            None,
-        ),
     }
+    if sublayer.attention is not None:
+        hooked["attention"] = sublayer.attention.field
+    balanced = [
+        branch.field for branch in sublayer.branches.values() if isinstance(branch.field, Balances)
+    ]
+    if balanced:
+        hooked["router"] = balanced[0]
+    return hooked
 
 
-def _theirs(sublayer: Sublayer, own: set[nn.Module]) -> Mapping[str, Any]:
+def _theirs(sublayer: Sublayer, modules_of_root: set[nn.Module]) -> Mapping[str, Any]:
     """The modules of another library in a sublayer: its norms and maps, in the order in which they
     act.
     """
     branches = sublayer.branches
-    maps = [map_outputs(branch.field, own) for branch in branches.values()]
+    maps = [map_outputs(branch.field, modules_of_root) for branch in branches.values()]
     if not all(maps):
         raise ConfigError(
             "cannot watch this model: the monitor needs blocks that call attention and FFN as"
             " modules"
         )
-    before, behind, state_norm = (
-        getattr(getattr(sublayer, role), "module", None)
-        for role in ("input_norm", "output_norm", "state_norm")
-    )
-    mixes = "attention" in branches
-    return {
-        "enter": before or maps[0][0].module,
-        "exits": tuple(each[-1] for each in maps) if behind is None else (MapOutput(behind),),
-        "state_norm": state_norm,
-        "attention": maps[0][0].module if mixes else None,
-        "router": router_in([each[0].module for each in maps[mixes:]]),
-    }
+    input_norm = getattr(sublayer.input_norm, "module", None)
+    output_norm = getattr(sublayer.output_norm, "module", None)
+    first_modules = [outputs[0].module for outputs in maps]
+    hooked: dict[str, Any] = {"state_norm": getattr(sublayer.state_norm, "module", None)}
+    if input_norm is None:
+        hooked["enter"] = first_modules[0]
+    else:
+        hooked["enter"] = input_norm
+    if output_norm is None:
+        hooked["exits"] = tuple(outputs[-1] for outputs in maps)
+    else:
+        hooked["exits"] = (MapOutput(output_norm),)
+    if "attention" in branches:
+        hooked["attention"] = first_modules[0]
+        hooked["router"] = router_in(first_modules[1:])
+    else:
+        hooked["router"] = router_in(first_modules)
+    return hooked

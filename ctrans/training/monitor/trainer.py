@@ -19,7 +19,8 @@ from ctrans.measure.findings import Finding
 from ctrans.model.weights_file import write_durably
 from ctrans.training.monitor.hooks import Hook, in_a_line
 from ctrans.training.monitor.memory import MEMORY, memory_in
-from ctrans.training.monitor.monitor import Monitor, check_options
+from ctrans.training.monitor.monitor import DEFAULTS, Monitor
+from ctrans.training.monitor.monitor_options import check_options
 from solvers import checked
 
 LOGGER = logging.getLogger("ctrans.training.monitor")
@@ -54,7 +55,7 @@ class TrainerCallback(transformers.TrainerCallback):
         **options: Any,
     ):
         self.options = {"save": self._ask_to_save, **options, "every": every, "out": out}
-        check_options(self.options)
+        check_options(self.options, DEFAULTS)
         self.batch = batch
         self.monitor: Monitor | None = None
         self._losses: list[Tensor] = []
@@ -79,18 +80,19 @@ class TrainerCallback(transformers.TrainerCallback):
         control: Any,
         model: nn.Module | None = None,
         optimizer: Any = None,
-        **others: Any,
+        **_: Any,
     ) -> None:
         assert model is not None, "a trainer has a model"
         self._undo.close()
         root = unwrap_model(model)
+        # the trainer unscales for its norm before it calls the callback
+        options: dict[str, Any] = {"unscaled": True}
+        if getattr(args, "torch_compile", None):
+            options["compiled"] = True
         scaler = getattr(optimizer, "scaler", None)
-        defaults = {
-            "compiled": bool(getattr(args, "torch_compile", False)) or None,
-            "scale": None if scaler is None else scaler.get_scale,
-            "unscaled": True,  # the trainer unscales for its norm before it calls the callback
-        }
-        options: dict[str, Any] = defaults | self.options
+        if scaler is not None:
+            options["scale"] = scaler.get_scale
+        options |= self.options
         if options["out"] is None:
             options["out"] = args.output_dir
         if self._trainer is not None:
@@ -105,7 +107,7 @@ class TrainerCallback(transformers.TrainerCallback):
             self._note_norms(self._trainer.accelerator)
 
     def on_pre_optimizer_step(
-        self, args: Any, state: Any, control: Any, optimizer: Any = None, **others: Any
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
     ) -> None:
         if self.monitor is None:
             return
@@ -117,17 +119,17 @@ class TrainerCallback(transformers.TrainerCallback):
             LOGGER.warning(str(alarm))
         control.should_training_stop = control.should_training_stop or self.monitor.stopped
 
-    def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        place = _checkpoint(args, state)
-        if self.monitor is not None and state.is_world_process_zero and place.is_dir():
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        checkpoint = _checkpoint(args, state)
+        path = checkpoint / MEMORY
+        if self.monitor is not None and state.is_world_process_zero and checkpoint.is_dir():
             try:
-                write_durably(
-                    place / MEMORY, json.dumps(self.monitor.memory(), allow_nan=False).encode()
-                )
+                text = json.dumps(self.monitor.memory(), allow_nan=False)
+                write_durably(path, text.encode())
             except Exception as error:  # a training must not stop for the monitor's file
-                LOGGER.warning("cannot write %s: %s", place / MEMORY, in_a_line(error))
+                LOGGER.warning("cannot write %s: %s", path, in_a_line(error))
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         control.should_save = control.should_save or self._save
         self._save = False
 
@@ -137,34 +139,26 @@ class TrainerCallback(transformers.TrainerCallback):
         state: Any,
         control: Any,
         logs: Mapping[str, Any] | None = None,
-        **others: Any,
+        **_: Any,
     ) -> None:
         """Notes the loss and the gradient norm if the step did not know them."""
-        if self._knows_loss:
-            missing = {}
-        else:
-            missing = {"loss": "loss"}
-        if self._trainer is None:
-            missing |= {"grad_norm": "gradient_norm"}
-        else:
-            missing |= {}
         logs = logs or {}
-        late = {
-            ours: float(logs[name])
-            for name, ours in missing.items()
-            if isinstance(logs.get(name), (int, float))
-        }
+        late = {}
+        if not self._knows_loss and isinstance(logs.get("loss"), (int, float)):
+            late["loss"] = float(logs["loss"])
+        if self._trainer is None and isinstance(logs.get("grad_norm"), (int, float)):
+            late["gradient_norm"] = float(logs["grad_norm"])
         if late and self.monitor is not None:
             self.monitor.note(state.global_step, **late)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._undo.close()
-        if self.monitor is not None:
-            self.monitor.close(
-                "finished"
-                if state.global_step >= state.max_steps
-                else f"stopped at step {state.global_step}"
-            )
+        if self.monitor is None:
+            return
+        if state.global_step >= state.max_steps:
+            self.monitor.close("finished")
+        else:
+            self.monitor.close(f"stopped at step {state.global_step}")
 
     def _returned(
         self, module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any
@@ -175,12 +169,9 @@ class TrainerCallback(transformers.TrainerCallback):
             loss = output[0]
         else:
             loss = None
-        if (
-            module.training
-            and isinstance(loss, Tensor)
-            and loss.requires_grad
-            and loss.numel() == 1
-        ):
+        if not module.training or not isinstance(loss, Tensor):
+            return
+        if loss.requires_grad and loss.numel() == 1:
             self._losses.append(loss.detach().reshape(()))
             self._adds_up = kwargs.get("num_items_in_batch") is not None
 
@@ -193,12 +184,13 @@ class TrainerCallback(transformers.TrainerCallback):
         if not losses:
             return None
         self._knows_loss = True
-        total = torch.stack(
-            [loss.to(losses[0].device) for loss in losses]
-        ).sum()  # replicas have devices of their own
+        # replicas have devices of their own
+        total = torch.stack([loss.to(losses[0].device) for loss in losses]).sum()
         if not self._adds_up:
             return total / len(losses)
-        return total * (args.world_size if args.average_tokens_across_devices else 1)
+        if args.average_tokens_across_devices:
+            total = total * args.world_size
+        return total
 
     def _note_norms(self, accelerator: Any) -> None:
         """Keeps what the accelerator's `clip_grad_norm_` returns, the norm before clipping, for the
@@ -207,7 +199,7 @@ class TrainerCallback(transformers.TrainerCallback):
         if not isinstance(accelerator.clip_grad_norm_, Clip):
             accelerator.clip_grad_norm_ = Clip(accelerator)
         clip = accelerator.clip_grad_norm_
-        clip.told.append(self._note_norm)
+        clip.listeners.append(self._note_norm)
         self._undo.callback(clip.leave, self._note_norm)
 
     def _note_norm(self, norm: Any) -> None:
@@ -239,22 +231,23 @@ class Clip:
     def __init__(self, accelerator: Any):
         self.accelerator = accelerator
         self.clip = accelerator.clip_grad_norm_
-        self.own = vars(accelerator).get("clip_grad_norm_")
-        self.told: list[Callable[[Any], None]] = []
+        self.previous = vars(accelerator).get("clip_grad_norm_")
+        """The attribute of the accelerator itself, if it had one besides its class's."""
+        self.listeners: list[Callable[[Any], None]] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         norm = self.clip(*args, **kwargs)
-        for tell in self.told:
-            tell(norm)
+        for listener in self.listeners:
+            listener(norm)
         return norm
 
-    def leave(self, tell: Callable[[Any], None]) -> None:
-        self.told.remove(tell)
-        if self.told or vars(self.accelerator).get("clip_grad_norm_") is not self:
+    def leave(self, listener: Callable[[Any], None]) -> None:
+        self.listeners.remove(listener)
+        if self.listeners or vars(self.accelerator).get("clip_grad_norm_") is not self:
             return
         del self.accelerator.clip_grad_norm_
-        if self.own is not None:
-            self.accelerator.clip_grad_norm_ = self.own
+        if self.previous is not None:
+            self.accelerator.clip_grad_norm_ = self.previous
 
 
 def _checkpoint(args: Any, state: Any) -> Path:

@@ -19,6 +19,8 @@ ENTRIES = 8192
 """The number of entries of the sample of a group of weights."""
 Group = Sequence[nn.Parameter]
 """The weights of a sublayer, or those outside of the depth."""
+AdamState = tuple[dict[str, Any], dict[str, Any]]
+"""The optimiser's state of a parameter, and the options of its group."""
 
 
 class Updates:
@@ -48,31 +50,32 @@ class Updates:
 
         `cut` is a factor of the gradients that is yet to be applied.
         """
-        if optimizer is None:
-            states, rates, decays = ({}, {}, {})
-        else:
-            states, rates, decays = (adam_states(optimizer), *rates_of(optimizer))
-        found: dict[GaugeAt, Tensor] = {}
-        adam = [
-            (k, p, n)
-            for k, p, n in _strides(groups)
+        states: dict[int, AdamState] = {}
+        rates: dict[int, float] = {}
+        decays: dict[int, float] = {}
+        if optimizer is not None:
+            states = adam_states(optimizer)
+            rates, decays = rates_of(optimizer)
+        by_group: dict[str, dict[int, Tensor]] = {}
+        sampled = [
+            (k, p, stride)
+            for k, p, stride in _strides(groups)
             if p.grad is not None and not p.grad.is_sparse and id(p) in states
         ]
-        if adam:
-            measured = [("adam_gradient_ratio", _gradient_ratio(adam, states, cut))]
-        else:
-            measured = []
+        if sampled:
+            by_group["adam_gradient_ratio"] = _gradient_ratio(sampled, states, cut)
         before = self.before
         self.before = None
         if before is not None:
-            measured += _step(groups, before, rates, decays)
-        for name, values in measured:
+            by_group |= _step(groups, before, rates, decays)
+        figures: dict[GaugeAt, Tensor] = {}
+        for name, values in by_group.items():
             for k, value in values.items():
                 if k + 1 < len(groups):
-                    found[name, k] = value
+                    figures[name, k] = value
                 elif name in ("update", "adam_gradient_ratio"):
-                    found[name + "_outside", 0] = value
-        return found
+                    figures[name + "_outside", 0] = value
+        return figures
 
 
 def _step(
@@ -80,49 +83,52 @@ def _step(
     before: list[list[Tensor]],
     rates: Mapping[int, float],
     decays: Mapping[int, float],
-) -> Iterator[tuple[str, dict[int, Tensor]]]:
+) -> dict[str, dict[int, Tensor]]:
     """The figures of one step by group, of all groups at once: on a GPU each call of torch
     counts.
     """
-    now = _samples(groups)
-    same = [
+    after = _samples(groups)
+    # a group that was sharded since then has samples of other shapes
+    comparable = [
         k
-        for k, old in enumerate(before)
-        if old and [part.shape for part in old] == [part.shape for part in now[k]]
+        for k, parts in enumerate(before)
+        if parts and [part.shape for part in parts] == [part.shape for part in after[k]]
     ]
-    if not same:
-        return
-    weights = [(k, p) for k in same for p in groups[k]]
-    new, old = ([part for k in same for part in parts[k]] for parts in (now, before))
-    size = {k: length.clamp(min=1e-30) for k, length in _lengths(weights, old).items()}
-    changed = torch._foreach_sub(new, old)
-    yield "update", {k: length / size[k] for k, length in _lengths(weights, changed).items()}
-    matrices = [(k, part) for (k, p), part in zip(weights, changed, strict=True) if p.dim() > 1]
-    if matrices:
-        still = torch.stack(_here(torch._foreach_norm([part for _, part in matrices]))) == 0
-        counts = Counter(k for k, _ in matrices)
-        yield (
-            "unmoved",
-            {
-                k: part.float().mean()
-                for k, part in zip(counts, still.split([*counts.values()]), strict=True)
-            },
-        )
+    if not comparable:
+        return {}
+    weights = [(k, p) for k in comparable for p in groups[k]]
+    old = [part for k in comparable for part in before[k]]
+    new = [part for k in comparable for part in after[k]]
+    sizes = {k: length.clamp(min=1e-30) for k, length in _lengths(weights, old).items()}
+    changes = torch._foreach_sub(new, old)
+    update = {k: length / sizes[k] for k, length in _lengths(weights, changes).items()}
+    figures = {"update": update, "unmoved": _unmoved(weights, changes)}
     # a step is not longer where weights have grown
-    small = torch._foreach_clamp_max(torch._foreach_clamp_min(old, -1.0), 1.0)
-    for name, share, parts in (("rate_share", rates, small), ("decay_share", decays, old)):
-        shares = [share.get(id(p), 0.0) for _, p in weights]
-        there = {k for (k, _), each in zip(weights, shares, strict=True) if each}
-        if there:
-            lengths = _lengths(weights, torch._foreach_mul(parts, shares))
-        else:
-            lengths = {}
-        yield name, {k: length / size[k] for k, length in lengths.items() if k in there}
+    cut = torch._foreach_clamp_max(torch._foreach_clamp_min(old, -1.0), 1.0)
+    for name, shares, parts in (("rate_share", rates, cut), ("decay_share", decays, old)):
+        factors = [shares.get(id(p), 0.0) for _, p in weights]
+        with_share = {k for (k, _), factor in zip(weights, factors, strict=True) if factor}
+        lengths: dict[int, Tensor] = {}
+        if with_share:
+            lengths = _lengths(weights, torch._foreach_mul(parts, factors))
+        figures[name] = {k: lengths[k] / sizes[k] for k in lengths if k in with_share}
+    return figures
 
 
-def adam_states(
-    optimizer: torch.optim.Optimizer,
-) -> dict[int, tuple[dict[str, Any], dict[str, Any]]]:
+def _unmoved(
+    weights: Sequence[tuple[int, nn.Parameter]], changes: Sequence[Tensor]
+) -> dict[int, Tensor]:
+    """The share of each group's matrices whose change is 0; nothing for groups without any."""
+    matrices = [(k, part) for (k, p), part in zip(weights, changes, strict=True) if p.dim() > 1]
+    if not matrices:
+        return {}
+    is_still = torch.stack(_here(torch._foreach_norm([part for _, part in matrices]))) == 0
+    counts = Counter(k for k, _ in matrices)
+    by_group = is_still.split([*counts.values()])
+    return {k: part.float().mean() for k, part in zip(counts, by_group, strict=True)}
+
+
+def adam_states(optimizer: torch.optim.Optimizer) -> dict[int, AdamState]:
     """The state and the options of each parameter that has Adam's second moments, by id.
     Adafactor's have no betas.
     """
@@ -150,35 +156,33 @@ def rates_of(optimizer: torch.optim.Optimizer) -> tuple[dict[int, float], dict[i
         for p in group["params"]
     }
     largest = max((float(group["lr"]) for group in groups.values()), default=0.0)
-    if largest > 0:
-        rates = {key: float(group["lr"]) / largest for key, group in groups.items()}
-    else:
-        rates = {}
-    return rates, {
+    if not largest > 0:
+        return {}, {}
+    rates = {key: float(group["lr"]) / largest for key, group in groups.items()}
+    decays = {
         key: rate * float(groups[key].get("weight_decay") or 0.0) for key, rate in rates.items()
     }
+    return rates, decays
 
 
 def settings(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     """`learning_rate` and `adam_memory` of an optimiser that has them."""
     if optimizer is None:
-        groups = []
-    else:
-        groups = optimizer.param_groups
+        return {}
+    groups = optimizer.param_groups
     rates = [float(group["lr"]) for group in groups if group["lr"] is not None]
     betas = [float(group["betas"][1]) for group in groups if "betas" in group]
+    figures = {}
     if rates:
-        found = {"learning_rate": max(rates)}
-    else:
-        found = {}
+        figures["learning_rate"] = max(rates)
     if betas:
-        return {**found, "adam_memory": 1 / max(1e-12, 1 - max(betas))}
-    return found
+        figures["adam_memory"] = 1 / max(1e-12, 1 - max(betas))
+    return figures
 
 
 def _gradient_ratio(
-    own: Sequence[tuple[int, nn.Parameter, int]],
-    states: Mapping[int, tuple[dict[str, Any], dict[str, Any]]],
+    sampled: Sequence[tuple[int, nn.Parameter, int]],
+    states: Mapping[int, AdamState],
     cut: Tensor | None,
 ) -> dict[int, Tensor]:
     """rms of g/sqrt(nu) by group, where g is this step's gradient and nu = (beta_2 nu' + (1 -
@@ -187,37 +191,34 @@ def _gradient_ratio(
     It is 1 for constant gradients, and at most 1/sqrt(1 - beta_2). Source: Wortsman et al. (arXiv
     2304.13013, section 3.4).
     """
-    g = [_sample(_placed(p), n) for _, p, n in own]
-    moments = [_sample(states[id(p)][0]["exp_avg_sq"], n) for _, p, n in own]
-    betas = [float(states[id(p)][1]["betas"][1]) for _, p, _ in own]
-    if cut is None:
-        g = g
-    else:
+    g = [_sample(_placed_gradient(p), stride) for _, p, stride in sampled]
+    if cut is not None:
         g = [part * cut.to(part) for part in g]
+    moments = []
+    betas = []
+    steps = []
+    for _, p, stride in sampled:
+        state, options = states[id(p)]
+        moments.append(_sample(state["exp_avg_sq"], stride))
+        betas.append(float(options["betas"][1]))
+        steps.append(torch.as_tensor(state["step"], dtype=torch.float32))
     squares = torch._foreach_mul(torch._foreach_mul(g, g), [1 - beta for beta in betas])
     squares = torch._foreach_add(torch._foreach_mul(moments, betas), squares)
     ratios = torch._foreach_div(g, torch._foreach_sqrt(torch._foreach_clamp_min(squares, 1e-30)))
-    steps = (
-        torch.stack(
-            _here(
-                [torch.as_tensor(states[id(p)][0]["step"], dtype=torch.float32) for _, p, _ in own]
-            )
-        )
-        + 1
-    )
-    corrections = (1 - steps.new_tensor(betas) ** steps).sqrt()
+    t = torch.stack(_here(steps)) + 1
+    corrections = (1 - t.new_tensor(betas) ** t).sqrt()
     counts = dict[int, float]()
-    for (k, p, _), part in zip(own, g, strict=True):
+    for (k, p, _), part in zip(sampled, g, strict=True):
         counts[k] = counts.get(k, 0.0) + _shards(p) * part.numel()
-    lengths = _lengths([(k, p) for k, p, _ in own], ratios, corrections)
+    lengths = _lengths([(k, p) for k, p, _ in sampled], ratios, corrections)
     return {k: length / math.sqrt(counts[k]) for k, length in lengths.items()}
 
 
 def _samples(groups: Sequence[Group]) -> list[list[Tensor]]:
-    found: list[list[Tensor]] = [[] for _ in groups]
-    for k, p, n in _strides(groups):
-        found[k].append(_sample(p, n))
-    return found
+    samples: list[list[Tensor]] = [[] for _ in groups]
+    for k, p, stride in _strides(groups):
+        samples[k].append(_sample(p, stride))
+    return samples
 
 
 def _sample(tensor: Tensor, stride: int) -> Tensor:
@@ -230,17 +231,15 @@ def _shards(weight: nn.Parameter) -> float:
     return weight.numel() / max(1, local(weight).numel())
 
 
-def _placed(weight: nn.Parameter) -> Tensor:
+def _placed_gradient(weight: nn.Parameter) -> Tensor:
     """The gradient, sharded as the weight is: behind sequence-parallel maps it may be a part of a
     sum.
     """
-    own: Any = weight
-    grad: Tensor = (
-        own.grad.redistribute(placements=own.placements)
-        if hasattr(own.grad, "redistribute")
-        else own.grad
-    )
-    return grad
+    gradient: Any = weight.grad
+    if hasattr(gradient, "redistribute"):
+        gradient = gradient.redistribute(placements=weight.placements)  # type: ignore[attr-defined]
+    placed: Tensor = gradient
+    return placed
 
 
 def _strides(groups: Sequence[Group]) -> Iterator[tuple[int, nn.Parameter, int]]:
@@ -249,24 +248,28 @@ def _strides(groups: Sequence[Group]) -> Iterator[tuple[int, nn.Parameter, int]]
     """
     for k, group in enumerate(groups):
         stride = max(1, math.ceil(sum(p.numel() for p in group) / ENTRIES))
-        yield from ((k, p, stride if p.dim() > 1 else 1) for p in group)
+        for p in group:
+            if p.dim() > 1:
+                yield k, p, stride
+            else:
+                yield k, p, 1
 
 
 def _lengths(
     weights: Sequence[tuple[int, nn.Parameter]],
     samples: Sequence[Tensor],
-    factors: Tensor | float = 1.0,
+    factors: Tensor | None = None,
 ) -> dict[int, Tensor]:
     """The length of each group's whole weights, from samples of this process, times a factor of
     each weight.
     """
     norms = torch.stack(_here(torch._foreach_norm(list(samples))))
     norms = norms * norms.new_tensor([_shards(p) for _, p in weights]).sqrt()
-    norms = norms * (factors.to(norms) if isinstance(factors, Tensor) else factors)
+    if factors is not None:
+        norms = norms * factors.to(norms)
     counts = Counter(k for k, _ in weights)
-    return dict(
-        zip(counts, torch._foreach_norm(list(norms.split([*counts.values()]))), strict=True)
-    )
+    by_group = norms.split([*counts.values()])
+    return dict(zip(counts, torch._foreach_norm(list(by_group)), strict=True))
 
 
 def _here(numbers: Sequence[Tensor]) -> list[Tensor]:

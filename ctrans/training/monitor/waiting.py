@@ -16,10 +16,14 @@ from ctrans.training.monitor.past import STEPS
 LOGGER = logging.getLogger("ctrans.training.monitor")
 
 
-def warn(step: int, words: str, error: Exception) -> None:
+Entry = tuple[int, Any, Any]
+"""A step, its loss and its gradient norm: tensors, numbers, or None if they are unknown."""
+
+
+def warn(step: int, message: str, error: Exception) -> None:
     """Logs an error of a step. A handler of the user's that raises ends no training."""
     with contextlib.suppress(Exception):
-        LOGGER.warning("step %d: %s: %s", step, words, in_a_line(error))
+        LOGGER.warning("step %d: %s: %s", step, message, in_a_line(error))
 
 
 class Waiting:
@@ -31,7 +35,7 @@ class Waiting:
 
     def __init__(self, *, scaled: bool):
         self._scaled = scaled
-        self._kept: list[tuple[int, Any, Any]] = []
+        self._entries: list[Entry] = []
         self._warned: set[str] = set()
 
     def number(self, name: str, value: Any, step: int) -> Any:
@@ -44,12 +48,14 @@ class Waiting:
             self._warned.add(name)
             return None
 
-    def optimizer(self, given: Any, step: int) -> Any:
+    def optimizer(self, optimizer: Any, step: int) -> Any:
         """An optimiser. None for what has no groups of parameters, with one warning."""
-        if given is None or (hasattr(given, "param_groups") and hasattr(given, "state")):
-            return given
+        if optimizer is None or (
+            hasattr(optimizer, "param_groups") and hasattr(optimizer, "state")
+        ):
+            return optimizer
         if "optimizer" not in self._warned:
-            kind = type(given).__name__
+            kind = type(optimizer).__name__
             warn(
                 step,
                 "unknown optimizer",
@@ -62,29 +68,36 @@ class Waiting:
 
     def add(self, step: int, loss: Any, norm: Any) -> None:
         """Adds a step whose values are tensors, floats, or None if they are unknown."""
-        self._kept.append((step, loss, norm))
-        if len(self._kept) >= 2 * STEPS:
-            old = self._kept[:-STEPS]
-            losses = self._known(old, 1)
-            norms = self._known(old, 2)
+        self._entries.append((step, loss, norm))
+        if len(self._entries) >= 2 * STEPS:
+            old = self._entries[:-STEPS]
+            last_step, _, _ = old[-1]
+            losses = self._known_losses(old)
+            norms = self._known_norms(old)
             peaks = (
-                old[-1][0],
+                last_step,
                 largest(losses) if losses else None,
                 largest(norms) if norms else None,
             )
-            self._kept = [peaks, *self._kept[-STEPS:]]
+            self._entries = [peaks, *self._entries[-STEPS:]]
 
     def take(self) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
         """The known losses and norms, each with its step. They wait no longer."""
-        kept = self._kept
-        self._kept = []
-        return self._known(kept, 1), self._known(kept, 2)
+        entries = self._entries
+        self._entries = []
+        return self._known_losses(entries), self._known_norms(entries)
 
     def memory(self) -> Memory:
         """What waits, for a resumed run."""
-        losses, norms = (packed(host_numbers([each[i] for each in self._kept])) for i in (1, 2))
-        known = [[step, loss is not None, norm is not None] for step, loss, norm in self._kept]
-        return {"waiting": known, "waiting_losses": losses, "waiting_norms": norms}
+        losses = host_numbers([loss for _, loss, _ in self._entries])
+        norms = host_numbers([norm for _, _, norm in self._entries])
+        return {
+            "waiting": [
+                [step, loss is not None, norm is not None] for step, loss, norm in self._entries
+            ],
+            "waiting_losses": packed(losses),
+            "waiting_norms": packed(norms),
+        }
 
     def remember(self, memory: Mapping[str, Any]) -> None:
         """Continues from a result of `memory`."""
@@ -95,14 +108,21 @@ class Waiting:
         ):
             self.add(step, loss if has_loss else None, norm if has_norm else None)
 
-    def _known(self, kept: Sequence[tuple[int, Any, Any]], i: int) -> list[tuple[int, float]]:
-        """Steps and values of the known losses (i = 1) or norms (i = 2)."""
-        values = host_numbers([each[i] for each in kept])
-        known = [
-            (each[0], value)
-            for each, value in zip(kept, values, strict=True)
-            if each[i] is not None
-        ]
-        if i == 2 and self._scaled:
-            return [(step, norm) for step, norm in known if math.isfinite(norm)]
-        return known
+    def _known_losses(self, entries: Sequence[Entry]) -> list[tuple[int, float]]:
+        return _known([(step, loss) for step, loss, _ in entries])
+
+    def _known_norms(self, entries: Sequence[Entry]) -> list[tuple[int, float]]:
+        norms = _known([(step, norm) for step, _, norm in entries])
+        if self._scaled:
+            return [(step, norm) for step, norm in norms if math.isfinite(norm)]
+        return norms
+
+
+def _known(pairs: Sequence[tuple[int, Any]]) -> list[tuple[int, float]]:
+    """The steps and values of (step, value) pairs whose value is known."""
+    values = host_numbers([value for _, value in pairs])
+    return [
+        (step, number)
+        for (step, value), number in zip(pairs, values, strict=True)
+        if value is not None
+    ]

@@ -251,8 +251,8 @@ def test_callbacks_that_share_a_trainer_hear_every_norm_and_leave_its_clipping_a
     users = accelerator.clip_grad_norm_
     bound = Clip(accelerator)
     accelerator.clip_grad_norm_ = bound
-    bound.told.append(lambda norm: None)
-    bound.leave(bound.told[0])
+    bound.listeners.append(lambda norm: None)
+    bound.leave(bound.listeners[0])
     assert accelerator.clip_grad_norm_ is users
     watching = [TrainerCallback(every=4, out=tmp_path / name) for name in ("first", "second")]
     trainer = trained(tmp_path, watching)

@@ -19,7 +19,8 @@ from ctrans import GPT, ConfigError, GPTConfig
 from ctrans.training.monitor import Monitor, read_log
 from ctrans.training.monitor.log import KEPT, LOG, LogWriter
 from ctrans.training.monitor.log_lines import Report
-from ctrans.training.monitor.monitor import check_options
+from ctrans.training.monitor.monitor import DEFAULTS
+from ctrans.training.monitor.monitor_options import check_options
 from ctrans.training.monitor.past import STEPS as LOSSES
 from ctrans.training.monitor.probes import PROBES
 from tests import typecheck
@@ -232,7 +233,7 @@ def test_a_copy_of_a_watched_model_is_a_model_and_its_passes_are_not_the_models(
 )
 def test_an_option_that_cannot_be_is_refused_by_its_name(name, value):
     with pytest.raises(ConfigError, match=rf"^{name} = .*: give "):
-        check_options({name: value})
+        check_options({name: value}, DEFAULTS)
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_training(tmp_path):
@@ -411,7 +412,7 @@ def test_steps_without_a_report_are_kept_to_a_number_and_their_peak_is_shown():
             optimiser,
             gradient_norm=9.0 if step == 5 * LOSSES else None,
         )
-        assert len(monitor._waiting._kept) < 2 * LOSSES
+        assert len(monitor._waiting._entries) < 2 * LOSSES
     _, figures = monitor.past.reports[-1]
     assert (figures["highest_loss"], figures["highest_gradient_norm"], figures["loss"]) == (
         7.0,

@@ -154,7 +154,7 @@ def test_scores_of_padding_are_none_of_torchs_own_attention(kind):
     monitor = Monitor(model, every=1, example=torch.zeros(1, 4, dtype=torch.int64))
     layer = model.train().body.layers[0]
     layer(x, src_key_padding_mask=given)
-    found, x = monitor.gauges._found["logit", 0], layer.norm1(x)
+    found, x = monitor.gauges.passes._figures["logit", 0], layer.norm1(x)
     weight, bias = attention.in_proj_weight, attention.in_proj_bias
     q, k, _ = (
         part.unflatten(-1, (2, 8)).transpose(1, 2)[0] for part in (x @ weight.T + bias).chunk(3, -1)
@@ -173,7 +173,7 @@ def test_an_error_without_a_text_ends_no_pass():
 
     model, _ = small()
     monitor = Monitor(model, every=5)
-    monitor.gauges._entered = fails
+    monitor.gauges.passes._entered = fails
     monitor.gauges.arm()
     passed(model)
     monitor.step(1.0)
