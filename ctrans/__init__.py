@@ -23,7 +23,8 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from ctrans.dynamics.sublayer import Sublayer
     from ctrans.examine.analysis import diagnose, screen, simulate
     from ctrans.examine.diagnosis.low_precision import low_precision
-    from ctrans.interop import from_nanogpt, from_transformers, open_model
+    from ctrans.interop import from_nanogpt, from_transformers
+    from ctrans.interop.open_model import open_model
     from ctrans.model.checkpoint import load, save
     from ctrans.model.config import GPTConfig
     from ctrans.model.gpt import GPT
@@ -59,7 +60,7 @@ _HOMES = {
     "largest_rate": "ctrans.study.rate_sweep",
     "load": "ctrans.model.checkpoint",
     "low_precision": "ctrans.examine.diagnosis.low_precision",
-    "open_model": "ctrans.interop",
+    "open_model": "ctrans.interop.open_model",
     "resume": "ctrans.training.train",
     "save": "ctrans.model.checkpoint",
     "screen": "ctrans.examine.analysis",

@@ -8,13 +8,13 @@ from typing import Any
 import click
 import torch
 
+from ctrans import interop
 from ctrans.base.option import Range, option
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import Batch, Text, read_batch
 from ctrans.cli.model_sources import find_models
 from ctrans.cli.request import ModelRequest, command_of, get_dtype
 from ctrans.dynamics.scheme import METHOD_WORDS, Scheme
-from ctrans.interop.losses import AnyModel, ModelWithLoss
 from ctrans.measure.backward.token_exponents import token_exponents
 from ctrans.measure.forward.contributions import contributions_by_depth
 from ctrans.measure.forward.simulation import Simulation, simulate
@@ -125,7 +125,7 @@ def command(request: SimulateRequest) -> None:
 
 
 def _analyses(
-    request: SimulateRequest, batch: Batch, model: AnyModel | ModelWithLoss
+    request: SimulateRequest, batch: Batch, model: interop.AnyModel | interop.ModelWithLoss
 ) -> dict[str, Any]:
     """The results of the optional analyses; None for those that the user did not ask for."""
     text = batch.text

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from solvers import ConfigError
 
+Example = Tensor | Mapping[str, Any]
+"""A batch of inputs, or the keyword arguments of a forward pass with the batch first."""
+
 
 def main_input(model: nn.Module) -> str:
     """The name of the argument for the tokens or the image: `main_input_name`, or the first

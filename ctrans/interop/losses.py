@@ -18,6 +18,7 @@ from ctrans.dynamics.depth import Depth
 from ctrans.interop.block_calls import tensors_in
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.imported import Imported
+from ctrans.interop.loss_names import LOSS_NAMES, Loss
 from ctrans.interop.model_adapter import tensor_in
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.probe_weights import random_states
@@ -25,22 +26,9 @@ from ctrans.measure.walk import kept_of
 from ctrans.model.gpt import GPT, counted
 from solvers import ConfigError, Solution
 
-Loss = Callable[[Any, Any], Tensor]
-"""From all that a model returns, and targets, to a number."""
 AnyModel = GPT | OTTransformer | Imported
 Tensors = Callable[[Any], Tensor | None]
 """From all that a model returns to its main tensor."""
-LOSS_NAMES: dict[str, str] = {
-    "next": (
-        "cross-entropy of each next token, with products with the embeddings as logits if there is"
-        " no head"
-    ),
-    "mlm": "the same of every seventh token, which is hidden",
-    "mean": "the mean of the output, a stand-in",
-    "random": "the mean product of the output with fixed Gaussian numbers, a stand-in",
-    "none": "no loss, and no results that need one",
-}
-"""Losses by name, and what each is."""
 
 
 class ModelAround(nn.Module):

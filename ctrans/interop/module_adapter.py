@@ -25,6 +25,7 @@ from ctrans.interop.block_calls import (
     without_cache,
 )
 from ctrans.interop.block_parts import token_axis_is_first
+from ctrans.interop.example_inputs import Example
 from ctrans.interop.find_blocks import block_list_by_calls
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.model_adapter import ModelAdapter
@@ -32,7 +33,6 @@ from ctrans.interop.recorded_calls import without_fast_path
 from ctrans.interop.tolerances import difference, tolerance
 from solvers import ConfigError, shown
 
-Example = Tensor | Mapping[str, Any]
 Embed = Callable[[Tensor], Tensor]
 Head = Callable[[Tensor], Any]
 

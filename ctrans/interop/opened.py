@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
+from ctrans.interop.directory_tokeniser import find_tokeniser
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.imported import Imported
-from ctrans.interop.losses import LOSS_NAMES, AnyModel, Loss, ModelAround, ModelWithLoss, with_loss
-from ctrans.interop.tokens import Tokeniser, find_tokeniser
+from ctrans.interop.loss_names import LOSS_NAMES, Loss
+from ctrans.interop.losses import AnyModel, ModelAround, ModelWithLoss, with_loss
+from ctrans.interop.probe_weights import probe_weights, random_states
+from ctrans.interop.tokens import Tokeniser
 from ctrans.measure.walk import own_loss
 from solvers import checked
 
@@ -153,3 +156,73 @@ class Opened(ModelAround):
             torch.arange(tokens.shape[1], device=tokens.device) % HIDDEN_EVERY == 0
         ).expand_as(tokens)
         return torch.where(hidden, mask, tokens), torch.where(hidden, tokens, -1)
+
+
+def open_imported(
+    model: Imported, directory: Path | None = None, loss: str | Loss | None = None
+) -> Opened:
+    """Opens an imported model as `open_model` opens a directory's. Its tokenizer is looked for in
+    the directory.
+    """
+    like = model.adapter.like()
+    first, *others = model.depth.sublayers
+    causal = all(
+        _is_causal(part.field, like) for part in (first, *(others if first.kind == "part" else ()))
+    )
+    predicts = model.adapter.predicts()
+    model.forget()
+    opened = Opened(
+        model,
+        directory,
+        str(model.config),
+        loss,
+        model.vocabulary,
+        causal=causal,
+        predicts=predicts,
+    )
+    if model.adapter.apart:
+        which = sorted(model.adapter.apart)
+        opened.described += (
+            f"; a loss must not read outputs {which} (from 0), which are no functions of the last"
+            " state alone"
+        )
+    if model.vocabulary and not causal and opened.loss in BOTH_WAYS:
+        opened.described += (
+            f"; each token also reads later tokens, {BOTH_WAYS[opened.loss]}. If this is a GPT, its"
+            " causal mask is missing"
+        )
+    return opened
+
+
+BOTH_WAYS = {
+    "mlm": "so its loss is that of hidden tokens",
+    "next": "including those that it predicts",
+}
+"""By loss: the consequence for a model in which tokens read both ways."""
+
+
+def open_probed(
+    module: nn.Module, read: Callable[[], Imported], directory: Path | None, loss: str | Loss | None
+) -> Opened:
+    """Opens what `read` makes of the module, which has `probe_weights` meanwhile."""
+    with probe_weights(module) as broken:
+        opened = open_imported(read(), directory, loss)
+    if broken:
+        if len(broken) > 1:
+            more = f" and {len(broken) - 1} more"
+        else:
+            more = ""
+        opened.described += f"; not finite: the weight {broken[0]}{more}"
+    return opened
+
+
+def _is_causal(attention: nn.Module, like: Tensor) -> bool:
+    """Whether the first token reads no other token: d|f(x)_1|^2/dx_j = 0 exactly for all j > 1, for
+    states of the shape of `like` (tokens, width).
+
+    All j are tested, because a window may hide the last token in a model that reads both ways.
+    """
+    x = random_states(like.unsqueeze(0)).requires_grad_()
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(attention(x)[0, 0].square().sum(), x)
+    return not gradient[0, 1:].any()

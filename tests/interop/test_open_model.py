@@ -21,9 +21,10 @@ from ctrans.control.segment_check import check_segment
 from ctrans.dynamics.norm import LayerNorm
 from ctrans.examine.screening.screen import EFFORTS, as_result, screen
 from ctrans.interop import from_transformers, to_nanogpt
+from ctrans.interop.directory_tokeniser import find_tokeniser
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.open_model import open_model
-from ctrans.interop.tokens import find_tokeniser, read_ids
+from ctrans.interop.tokens import read_ids
 from ctrans.measure.forward.simulation import simulate
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
