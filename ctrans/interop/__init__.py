@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from ctrans.interop.opened import Opened
     from ctrans.interop.ot_transformer import OTTransformer
     from ctrans.interop.presets import PRESETS
-    from ctrans.interop.to_transformers import to_gpt, to_transformers, write_transformers
+    from ctrans.interop.transformers_export import to_gpt, to_transformers, write_transformers
 
 __all__ = [
     "PRESETS",
@@ -56,10 +56,10 @@ _HOMES = {
     "from_architecture": "ctrans.interop.architecture",
     "from_nanogpt": "ctrans.interop.nanogpt",
     "from_transformers": "ctrans.interop.hugging_face",
-    "to_gpt": "ctrans.interop.to_transformers",
+    "to_gpt": "ctrans.interop.transformers_export",
     "to_nanogpt": "ctrans.interop.nanogpt",
-    "to_transformers": "ctrans.interop.to_transformers",
-    "write_transformers": "ctrans.interop.to_transformers",
+    "to_transformers": "ctrans.interop.transformers_export",
+    "write_transformers": "ctrans.interop.transformers_export",
 }
 """The module of each name that is imported when it is first used."""
 

@@ -16,12 +16,8 @@ from ctrans.dynamics.depth import check_count
 from ctrans.dynamics.weights.on_demand import skeletons
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.config_checks import MOST_PARTS, check_names, check_size, neutral
-from ctrans.interop.hugging_face import (
-    build,
-    check_family,
-    read_config,
-    read_settings,
-)
+from ctrans.interop.hugging_face import build, check_family
+from ctrans.interop.hugging_face_files import read_config, read_settings
 from ctrans.interop.imported import Imported
 from ctrans.interop.presets import PRESETS
 from ctrans.interop.streamed import drawn, put_in_place, put_model_on_demand
@@ -66,12 +62,13 @@ def from_architecture(
     size = sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
     if on_demand is None:
         on_demand = too_large_to_stay(size)
-    else:
-        on_demand = on_demand
     if not on_demand:
         check_fits(size, "have them drawn on demand (on_demand=True, --stream)")
     with reading(f"the {type(model).__name__} of this architecture does not run"):
-        (put_model_on_demand if on_demand else put_in_place)(model, anatomy, drawn(model, seed))
+        if on_demand:
+            put_model_on_demand(model, anatomy, drawn(model, seed))
+        else:
+            put_in_place(model, anatomy, drawn(model, seed))
         return Imported(model, dt=dt, anatomy=anatomy)
 
 
@@ -88,20 +85,20 @@ def skeleton(
     check_seed(seed)
     transformers = import_transformers()
     settings = _settings(architecture, transformers)
-    own = {name: value for name, value in settings.items() if name != "model_type"}
+    entries = {name: value for name, value in settings.items() if name != "model_type"}
     if isinstance(architecture, Mapping):
-        named = settings["model_type"]
+        label = settings["model_type"]
     else:
-        named = str(architecture)
-    with reading(f"architecture {named!r} makes no model"):
+        label = str(architecture)
+    with reading(f"architecture {label!r} makes no model"):
         kind = transformers.CONFIG_MAPPING[settings["model_type"]]
         if isinstance(architecture, Mapping):
-            check_names(f"architecture {named!r}", own, kind)
-        config = neutral(kind(**own))
+            check_names(f"architecture {label!r}", entries, kind)
+        config = neutral(kind(**entries))
         if blocks is not None:
             _set_blocks(config, blocks)
         make = partial(build, settings, config, transformers.AutoModelForCausalLM, dtype)
-        check_size(f"architecture {named!r}", make, dtype, held=None, on_demand=True)
+        check_size(f"architecture {label!r}", make, dtype, held=None, on_demand=True)
         # a skeleton draws only vectors, if its family draws them
         with skeletons(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -341,7 +341,7 @@ def _said(stage: nn.Module) -> str:
     """The name of a stage: the class of the model's module, or the name of the function that it
     stands for.
     """
-    said: str = getattr(stage, "said", type(own_module(stage)).__name__)
+    said: str = getattr(stage, "label", type(own_module(stage)).__name__)
     return said
 
 

@@ -262,12 +262,12 @@ class ModuleAdapter(ModelAdapter):
         """Raises ConfigError if blocks get arguments that differ from those for an example of the
         same shape.
         """
-        if not any(tensors_in(call.others) for call in calls):
+        if not any(tensors_in(call.arguments_but_the_state) for call in calls):
             return
         for call, like in zip(calls, self._calls(self.shaped(calls[0].x)), strict=True):
-            for name, value in call.others.items():
+            for name, value in call.arguments_but_the_state.items():
                 found = tensors_in(value)
-                expected = tensors_in(like.others.get(name))
+                expected = tensors_in(like.arguments_but_the_state.get(name))
                 if len(found) != len(expected) or not all(map(torch.equal, found, expected)):
                     raise ConfigError(
                         f"{type(self.model).__name__} gives its blocks another {name} for these"

@@ -18,14 +18,8 @@ from ctrans.base.memory import check_fits, too_large_to_stay
 from ctrans.base.printable import one_line
 from ctrans.dynamics.depth import Depth
 from ctrans.interop.anatomy import Anatomy
-from ctrans.interop.hugging_face import (
-    CONFIG,
-    directory_weights,
-    from_transformers,
-    load_local,
-    open_local,
-    read_settings,
-)
+from ctrans.interop.hugging_face import from_transformers, load_local, open_local
+from ctrans.interop.hugging_face_files import CONFIG, directory_weights, read_settings
 from ctrans.interop.loss_names import Loss
 from ctrans.interop.nanogpt import CHECKPOINT, read_nanogpt
 from ctrans.interop.opened import Opened, open_probed
@@ -46,22 +40,22 @@ def find_checkpoint(path: Path) -> Path:
         return path
     if is_directory and os.path.isfile(path / CHECKPOINT):
         return path / CHECKPOINT
-    wanted = (
+    advice = (
         f"give a directory with {CONFIG} (Hugging Face), or a {CHECKPOINT} or its directory"
         " (nanoGPT)"
     )
     if is_directory:
-        raise ConfigError(f"{str(path)!r} holds neither {CONFIG} nor {CHECKPOINT}: {wanted}")
+        raise ConfigError(f"{str(path)!r} holds neither {CONFIG} nor {CHECKPOINT}: {advice}")
     file, _, function = str(path).rpartition(":")
     if function.isidentifier() and file.endswith(".py"):
         raise ConfigError(
             f"{str(path)!r} is no directory: for a function that makes a module use --python {path}"
         )
     if os.path.exists(path):
-        what = "is no checkpoint"
+        problem = "is no checkpoint"
     else:
-        what = "does not exist (nothing is downloaded)"
-    raise ConfigError(f"{str(path)!r} {what}: {wanted}")
+        problem = "does not exist (nothing is downloaded)"
+    raise ConfigError(f"{str(path)!r} {problem}: {advice}")
 
 
 def is_nanogpt(checkpoint: Path) -> bool:
@@ -83,14 +77,14 @@ def open_files(
 ) -> Opened:
     """Opens what `find_checkpoint` found. Options and errors as in `open_model`."""
     if is_nanogpt(checkpoint):
-        return _from_nanogpt(checkpoint, dtype, loss, dt, on_demand, heads)
+        return _from_nanogpt(checkpoint, dtype, loss=loss, dt=dt, on_demand=on_demand, heads=heads)
     return _from_transformers(
         checkpoint,
         dtype,
-        loss,
-        dt,
-        on_demand,
-        anatomy,
+        loss=loss,
+        dt=dt,
+        on_demand=on_demand,
+        anatomy=anatomy,
         images=images,
         allow_pickle=allow_pickle,
     )
@@ -99,6 +93,7 @@ def open_files(
 def _from_nanogpt(
     path: Path,
     dtype: torch.dtype,
+    *,
     loss: str | Loss | None,
     dt: float,
     on_demand: bool | None,
@@ -110,22 +105,34 @@ def _from_nanogpt(
         model, notes = read_nanogpt(path, heads=heads)
     model = model.to(dtype).requires_grad_(False).eval()
     if isinstance(model, OTTransformer):
-        said = str(model.with_scale(dt).config)
+        description = str(model.with_scale(dt).config)
     else:
-        c = model.config = dataclasses.replace(model.config, dt=dt)
+        config = dataclasses.replace(model.config, dt=dt)
+        model.config = config
         model.depth = Depth(model.depth.sublayers, dt)
-        said = (
-            f"nanoGPT: {c.depth} block{'s' * (c.depth != 1)} of width {c.width}, {c.heads} heads,"
-            f" placement {c.placement}, {c.norm}"
+        if config.depth == 1:
+            blocks = "1 block"
+        else:
+            blocks = f"{config.depth} blocks"
+        description = (
+            f"nanoGPT: {blocks} of width {config.width}, {config.heads} heads,"
+            f" placement {config.placement}, {config.norm}"
         )
-    own = model.config
-    said = "; ".join([said, *notes])
-    return Opened(model, path.parent, said, loss, own.vocab_size, causal=own.causal, predicts=True)
+    return Opened(
+        model,
+        path.parent,
+        "; ".join([description, *notes]),
+        loss,
+        model.config.vocab_size,
+        causal=model.config.causal,
+        predicts=True,
+    )
 
 
 def _from_transformers(
     directory: Path,
     dtype: torch.dtype,
+    *,
     loss: str | Loss | None,
     dt: float,
     on_demand: bool | None,
@@ -134,11 +141,9 @@ def _from_transformers(
     allow_pickle: bool,
 ) -> Opened:
     _check_foreign(directory)
-    size = _entries(directory, allow_pickle) * dtype.itemsize
+    size = _entries(directory, allow_pickle=allow_pickle) * dtype.itemsize
     if on_demand is None:
         on_demand = too_large_to_stay(size)
-    else:
-        on_demand = on_demand
     if not on_demand:
         check_fits(
             size,
@@ -146,14 +151,13 @@ def _from_transformers(
         )
     with quiet(), reading(f"cannot open {str(directory)!r}"):
         try:
-            loaded: Any = (
-                open_local(directory, anatomy, dtype, allow_pickle)
-                if on_demand
-                else load_local(directory, dtype, allow_pickle)
-            )
-            if hasattr(
-                loaded, "set_experts_implementation"
-            ):  # fused kernels of experts have no float64
+            loaded: Any
+            if on_demand:
+                loaded = open_local(directory, anatomy, dtype, allow_pickle=allow_pickle)
+            else:
+                loaded = load_local(directory, dtype, allow_pickle=allow_pickle)
+            # fused kernels of experts have no float64
+            if hasattr(loaded, "set_experts_implementation"):
                 loaded.set_experts_implementation("eager")
             read = partial(from_transformers, loaded, dt=dt, anatomy=anatomy, images=images)
             return open_probed(loaded.requires_grad_(False), read, directory, loss).eval()
@@ -172,12 +176,12 @@ def _check_foreign(directory: Path) -> None:
         raise ConfigError(f"{str(directory)!r} is a checkpoint of ctrans: pass it as --checkpoint")
 
 
-def _entries(directory: Path, allow_pickle: bool) -> int:
+def _entries(directory: Path, *, allow_pickle: bool) -> int:
     """How many numbers the files of weights hold; 0 if they cannot be read, for which loading
     raises the error.
     """
     try:
-        stored = directory_weights(directory, allow_pickle)
+        stored = directory_weights(directory, allow_pickle=allow_pickle)
     except ConfigError:
         return 0
     return sum(math.prod(weight.shape) for weight in stored.values())

@@ -57,8 +57,8 @@ def open_module(
     def read() -> Imported:
         inputs = example
         try:
-            is_of_the_library = hasattr(getattr(module, "config", None), "model_type")
-            if embed is None and head is None and example is None and is_of_the_library:
+            all_from_the_module = embed is None and head is None and example is None
+            if all_from_the_module and _is_of_transformers(module):
                 inputs = example_of(module)
                 return from_transformers(module, dt=dt, anatomy=anatomy)
             if inputs is None:
@@ -74,20 +74,25 @@ def open_module(
         return keep_as_found(open_probed(module, read, None, loss), module)
 
 
+def _is_of_transformers(module: nn.Module) -> bool:
+    return hasattr(getattr(module, "config", None), "model_type")
+
+
 def _ready(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     """The module, or a copy of it in that dtype. Raises ConfigError for one that cannot be read."""
     for path, part in module.named_modules():
-        why = _unreadable(part)
-        if why:
-            raise ConfigError(f"{path or type(module).__name__} {why}")
+        problem = _unreadable(part)
+        if problem:
+            raise ConfigError(f"{path or type(module).__name__} {problem}")
     if isinstance(module, (GPT, OTTransformer)):
         raise ConfigError(
             f"a {type(module).__name__} is already a model of ctrans: pass it to screen, simulate"
             " and the others"
         )
-    if dtype is None or all(
-        weight.dtype == dtype for weight in module.parameters() if weight.is_floating_point()
-    ):
+    if dtype is None:
+        return module
+    floats = (weight for weight in module.parameters() if weight.is_floating_point())
+    if all(weight.dtype == dtype for weight in floats):
         return module
     try:
         return deepcopy(module).to(dtype)
@@ -120,42 +125,33 @@ def _token_example(module: nn.Module) -> Tensor:
         for part in module.modules()
         if isinstance(part, nn.Embedding) and part.num_embeddings > 1
     ]
-    table = min(
-        tables, key=lambda part: part.num_embeddings, default=None
-    )  # ids that fit each of the tables
-    if table is None:
+    if not tables:
         raise ConfigError(
             f"example=: {type(module).__name__} embeds no tokens, so its input is unknown: give a"
             " batch of inputs, such as torch.zeros(2, 3, 224, 224) for images"
         )
-    # 0 is often padding even if no table says so
-    padding = {
-        0,
-        *(
-            part.padding_idx % part.num_embeddings
-            for part in tables
-            if part.padding_idx is not None
-        ),
-    }
-    usable = [
-        i
-        for i in range(table.num_embeddings)
-        if i not in padding or table.num_embeddings < 2 + len(padding)
-    ]
-    places = torch.randint(
-        len(usable), (2, EXAMPLE_TOKENS), generator=torch.Generator().manual_seed(0)
-    )
-    return torch.tensor(usable, device=table.weight.device)[places]
+    # ids that fit each of the tables
+    smallest = min(tables, key=lambda part: part.num_embeddings)
+    padding = {0}  # 0 is often padding even if no table says so
+    for part in tables:
+        if part.padding_idx is not None:
+            padding.add(part.padding_idx % part.num_embeddings)
+    usable = list(range(smallest.num_embeddings))
+    if smallest.num_embeddings >= 2 + len(padding):
+        usable = [i for i in usable if i not in padding]
+    generator = torch.Generator().manual_seed(0)
+    indices = torch.randint(len(usable), (2, EXAMPLE_TOKENS), generator=generator)
+    return torch.tensor(usable, device=smallest.weight.device)[indices]
 
 
 def _unreadable(part: nn.Module) -> str:
     """Why a part of a module cannot be read; empty if it can."""
-    own = list(part.parameters(recurse=False))
-    if any(map(nn.parameter.is_lazy, own)):
+    weights = list(part.parameters(recurse=False))
+    if any(map(nn.parameter.is_lazy, weights)):
         return "is lazy and has no weights yet: run the module on one batch first"
-    if any(weight.is_meta for weight in own):
+    if any(weight.is_meta for weight in weights):
         return "is on the meta device and has no weights: load them first"
-    if any(weight.is_inference() for weight in own):
+    if any(weight.is_inference() for weight in weights):
         return (
             "was made in inference mode and has no derivatives: make it without"
             " torch.inference_mode"

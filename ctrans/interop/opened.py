@@ -25,6 +25,11 @@ HIDDEN_EVERY = 7
 """One token in so many is hidden from a masked language model, at fixed places: about the 15% of
 BERT's training.
 """
+BOTH_WAYS = {
+    "mlm": "so its loss is that of hidden tokens",
+    "next": "including those that it predicts",
+}
+"""By loss: the consequence for a model in which tokens read both ways."""
 STAND_INS = ("mean", "random", "none")
 """Losses that a description names, because the model was not trained for them."""
 
@@ -68,8 +73,8 @@ class Opened(ModelAround):
 
     def forward(self, tokens: Tensor, targets: Any = None) -> tuple[Tensor, Tensor | None]:
         """The output of the head, and with `targets` the loss."""
-        found: tuple[Tensor, Tensor | None] = self.model(tokens, targets)
-        return found
+        output_and_loss: tuple[Tensor, Tensor | None] = self.model(tokens, targets)
+        return output_and_loss
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -100,27 +105,26 @@ class Opened(ModelAround):
         """
         return find_tokeniser(self.directory, self.vocabulary)
 
-    def longest(self, wanted: int) -> int:
-        """The most tokens, at most `wanted`, that it reads: what the model states, or what was
+    def longest(self, limit: int) -> int:
+        """The most tokens, at most `limit`, that it reads: what the model states, or what was
         found by trying.
         """
-        said: int | None = self.config.context
-        if said is None:
-            most = wanted
-        else:
-            most = min(wanted, said)
-        if said is not None or not self.vocabulary or self._reads(most):
-            return most
-        return 1 + bisect.bisect_left(
-            range(2, most), True, key=lambda length: not self._reads(length)
-        )
+        context: int | None = self.config.context
+        if context is not None:
+            return min(limit, context)
+        if not self.vocabulary or self._reads(limit):
+            return limit
+        lengths = range(2, limit)
+        return 1 + bisect.bisect_left(lengths, 1, key=lambda length: int(not self._reads(length)))
 
     def _reads(self, length: int) -> bool:
+        """Whether it runs on one sequence of so many tokens."""
         like = next(self.parameters(), torch.empty(0))
         row = self._row
         try:
+            tokens = row[torch.arange(length) % len(row)]
             with torch.no_grad():
-                self(row[torch.arange(length) % len(row)].unsqueeze(0).to(like.device))
+                self(tokens.unsqueeze(0).to(like.device))
         except FOREIGN_ERRORS:
             return False
         return True
@@ -139,7 +143,7 @@ class Opened(ModelAround):
           and of "mlm" otherwise
         """
         tokens = windows[:, :-1]
-        after = windows[:, 1:]
+        next_tokens = windows[:, 1:]
         if self.loss != "given":
             kind = self.loss
         elif self.causal:
@@ -149,12 +153,11 @@ class Opened(ModelAround):
         if kind == "none":
             return tokens, torch.full_like(tokens, -1)
         if kind == "next":
-            return tokens, after
+            return tokens, next_tokens
         if kind != "mlm" or mask is None:
             return tokens, tokens
-        hidden = (
-            torch.arange(tokens.shape[1], device=tokens.device) % HIDDEN_EVERY == 0
-        ).expand_as(tokens)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        hidden = (positions % HIDDEN_EVERY == 0).expand_as(tokens)
         return torch.where(hidden, mask, tokens), torch.where(hidden, tokens, -1)
 
 
@@ -165,10 +168,12 @@ def open_imported(
     the directory.
     """
     like = model.adapter.like()
-    first, *others = model.depth.sublayers
-    causal = all(
-        _is_causal(part.field, like) for part in (first, *(others if first.kind == "part" else ()))
-    )
+    first = model.depth.sublayers[0]
+    if first.kind == "part":
+        mixing = list(model.depth.sublayers)
+    else:
+        mixing = [first]
+    causal = all(_is_causal(sublayer.field, like) for sublayer in mixing)
     predicts = model.adapter.predicts()
     model.forget()
     opened = Opened(
@@ -181,9 +186,9 @@ def open_imported(
         predicts=predicts,
     )
     if model.adapter.apart:
-        which = sorted(model.adapter.apart)
+        outputs = sorted(model.adapter.apart)
         opened.described += (
-            f"; a loss must not read outputs {which} (from 0), which are no functions of the last"
+            f"; a loss must not read outputs {outputs} (from 0), which are no functions of the last"
             " state alone"
         )
     if model.vocabulary and not causal and opened.loss in BOTH_WAYS:
@@ -192,13 +197,6 @@ def open_imported(
             " causal mask is missing"
         )
     return opened
-
-
-BOTH_WAYS = {
-    "mlm": "so its loss is that of hidden tokens",
-    "next": "including those that it predicts",
-}
-"""By loss: the consequence for a model in which tokens read both ways."""
 
 
 def open_probed(

@@ -306,7 +306,7 @@ def _order(run: BlockRun, parts: Parts) -> list[_BlockStep]:
     x = run.x
     maps = [part for part in (parts.attention, parts.ffn) if part is not None]
     kinds: dict[nn.Module, Kind] = dict(
-        zip([part.own[0] for part in maps], ("attention", "ffn"), strict=False)
+        zip([part.modules[0] for part in maps], ("attention", "ffn"), strict=False)
     )
     inside = {module for part in maps for module in part.inside}
     roles: dict[nn.Module, AdaptedNorm | Kind | None] = {}

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from ctrans.dynamics.fields.positions import turned_entries
 from ctrans.dynamics.weights.on_demand import check_present
-from ctrans.interop.hugging_face import CONFIG, WEIGHTS, load_local
+from ctrans.interop.hugging_face import load_local
+from ctrans.interop.hugging_face_files import CONFIG, WEIGHTS
 from ctrans.interop.transformers_library import import_transformers
 from ctrans.interop.weight_names import GPT2_NAMES, GPT_NEOX_NAMES, LLAMA_NAMES, WeightNames
 from ctrans.model.config import GPTConfig
