@@ -214,8 +214,8 @@ def _no_attention(run: BlockRun, mixing: Sequence[RecordedCall]) -> str:
         modules = ", ".join(f"{call.path} ({type(call.module).__name__})" for call in mixing)
         return (
             f"attention=: several modules of {run.kind} mix tokens, {modules}: a block must have"
-            " one attention and one FFN (no cross-attention, no convolution next to attention); name"
-            " one only if the others do nothing"
+            " one attention and one FFN (no cross-attention, no convolution next to attention);"
+            " name one only if the others do nothing"
         )
     return (
         f"no module of {run.kind} mixes tokens, so its own forward does: move attention, from the"

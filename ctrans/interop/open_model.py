@@ -70,7 +70,8 @@ def open_model(
 
     >>> opened = open_model("models/gpt2", torch.float32)
     >>> screen(opened.model, *opened.pairs(windows))
-    >>> open_model(my_module, example=torch.zeros(2, 3, 32, 32), loss=torch.nn.functional.cross_entropy).depth
+    >>> images = torch.zeros(2, 3, 32, 32)
+    >>> open_model(my_module, example=images, loss=torch.nn.functional.cross_entropy).depth
 
     Raises ConfigError, saying what to give, for a model that cannot be read or recognised (see
     `from_transformers`, `from_nanogpt`).
@@ -81,9 +82,9 @@ def open_model(
     from ctrans.interop.open_module import open_module
 
     if dt is None:
-        dt = 1.0
+        length = 1.0
     else:
-        dt = check_dt(dt)
+        length = check_dt(dt)
     anatomy = Anatomy(blocks, attention, ffn)
     if heads is not None and (
         isinstance(model, nn.Module) or not is_nanogpt(find_checkpoint(Path(model)))
@@ -96,7 +97,7 @@ def open_model(
         return open_module(
             unwrap_model(model),
             dtype,
-            dt=dt,
+            dt=length,
             anatomy=anatomy,
             embed=embed,
             head=head,
@@ -126,7 +127,7 @@ def open_model(
     return open_files(
         checkpoint,
         dtype or torch.float64,
-        dt=dt,
+        dt=length,
         on_demand=on_demand,
         anatomy=anatomy,
         loss=loss,

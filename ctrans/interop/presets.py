@@ -19,7 +19,7 @@ def _gated(
     vocabulary: int,
     theta: float,
     context: int,
-    **other: Any,
+    **settings: Any,
 ) -> dict[str, Any]:
     return {
         "model_type": family,
@@ -31,7 +31,7 @@ def _gated(
         "vocab_size": vocabulary,
         "max_position_embeddings": context,
         "rope_parameters": {"rope_type": "default", "rope_theta": theta},
-        **other,
+        **settings,
     }
 
 
