@@ -29,13 +29,17 @@ from solvers import ConfigError
 def _of_files(request: ModelRequest, path: Path) -> ModelSource:
     """A checkpoint of another library."""
     check_alone("--model", request, but=("context", "dt", "heads"))
+    if "heads" in request.typed:
+        heads = request.config["heads"]
+    else:
+        heads = None
     opened = open_model(
         path,
         get_dtype(request.dtype),
         dt=check_dt(request.config["dt"]),
         on_demand=request.stream,
         loss=_loss(request),
-        heads=request.config["heads"] if "heads" in request.typed else None,
+        heads=heads,
         images=request.images is not None,
         allow_pickle=request.allow_pickle,
         **_named_parts(request),
@@ -48,23 +52,19 @@ def _of_python(request: ModelRequest, function: str) -> ModelSource:
     check_alone("--python", request, but=("context", "dt"))
     if request.stream:
         raise ConfigError(f"{function!r} returns a model with all its weights: leave out --stream")
-    made = called(function)
+    module = called(function)
     dtype = get_dtype(request.dtype)
-    if isinstance(made, Opened):
+    if isinstance(module, Opened):
         raise ConfigError(
             f"{function!r} returns a model that open_model made: return the module itself"
         )
-    if not isinstance(made, nn.Module):
-        raise ConfigError(f"{function!r} returned {type(made).__name__}: return an nn.Module")
-    if request.example is None:
-        example, given = (None, None)
-    else:
-        example, given = _example(request.example)
-    if (
-        example is None
-        and request.images is not None
-        and not hasattr(getattr(made, "config", None), "model_type")
-    ):
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"{function!r} returned {type(module).__name__}: return an nn.Module")
+    example: Example | None = None
+    batch = None
+    if request.example is not None:
+        example, batch = _example(request.example)
+    if example is None and request.images is not None and not _is_of_transformers(module):
         if request.images.suffix != ".npy":
             raise ConfigError(
                 f"the module of {function!r} does not state its image size: give --images an .npy"
@@ -72,14 +72,19 @@ def _of_python(request: ModelRequest, function: str) -> ModelSource:
             )
         example = torch.from_numpy(read_images(request.images)[:2].copy()).to(dtype)
     opened = open_model(
-        made.to(dtype),
+        module.to(dtype),
         dtype,
         dt=check_dt(request.config["dt"]),
         loss=_loss(request),
         example=example,
         **_named_parts(request),
     )
-    return _of_opened(opened, request, Path(function).name, trained=True, given=given)
+    return _of_opened(opened, request, Path(function).name, trained=True, given=batch)
+
+
+def _is_of_transformers(module: nn.Module) -> bool:
+    """Whether its config states its kind, and so the size of its images."""
+    return hasattr(getattr(module, "config", None), "model_type")
 
 
 def _loss(request: ModelRequest) -> str | Loss | None:
@@ -91,31 +96,25 @@ def _loss(request: ModelRequest) -> str | Loss | None:
 
 def _example(value: str) -> tuple[Example, tuple[Tensor, Tensor | None]]:
     """The model's input that the user's function returns; and the rows and targets of its batch."""
-    made = called(value)
-    if isinstance(made, tuple) and len(made) == 2:
-        example, targets = made
-    else:
-        example, targets = (made, None)
+    example = called(value)
+    targets = None
+    if isinstance(example, tuple) and len(example) == 2:
+        example, targets = example
+    arguments = example
     if isinstance(example, Mapping) and len(example) == 1:
-        inner = next(iter(example.values()))
-    else:
-        inner = None
-    # the forward's one argument may be a mapping
-    if isinstance(inner, Mapping):
-        arguments = inner
-    else:
-        arguments = example
+        argument = next(iter(example.values()))
+        if isinstance(argument, Mapping):  # the forward's one argument may be a mapping
+            arguments = argument
     if isinstance(arguments, Mapping):
         rows = next(iter(arguments.values()), None)
     else:
         rows = arguments
     if not isinstance(rows, Tensor) or not (targets is None or isinstance(targets, Tensor)):
-        if targets is None:
-            what = f"a {type(rows).__name__}"
-        else:
-            what = f"a {type(rows).__name__} and a {type(targets).__name__}"
+        returned = f"a {type(rows).__name__}"
+        if targets is not None:
+            returned += f" and a {type(targets).__name__}"
         raise ConfigError(
-            f"{value!r} returns {what}: return a tensor, or a mapping of the forward's keyword"
+            f"{value!r} returns {returned}: return a tensor, or a mapping of the forward's keyword"
             " arguments with a tensor first; or a pair of one of them and a tensor of targets"
         )
     if targets is not None and targets.shape[:1] != rows.shape[:1]:
@@ -141,14 +140,22 @@ def _of_architecture(request: ModelRequest, name: str) -> ModelSource:
             outline = skeleton(name)
             if READS.get(getattr(outline, "main_input_name", "")) == "images":
                 raise needs_images(type(outline).__name__)
+        blocks = None
+        if "depth" in request.typed:
+            blocks = request.config["depth"]
+        dt = check_dt(request.config["dt"])
+        dtype = get_dtype(request.dtype)
+        anatomy = None
+        if request.anatomy is not None:
+            anatomy = read_anatomy(request.anatomy)
         model = from_architecture(
             name,
             seed=request.seed,
-            blocks=request.config["depth"] if "depth" in request.typed else None,
-            dt=check_dt(request.config["dt"]),
-            dtype=get_dtype(request.dtype),
+            blocks=blocks,
+            dt=dt,
+            dtype=dtype,
             on_demand=request.stream,
-            anatomy=None if request.anatomy is None else read_anatomy(request.anatomy),
+            anatomy=anatomy,
         )
     path = Path(name)
     if name in PRESETS:
@@ -157,7 +164,8 @@ def _of_architecture(request: ModelRequest, name: str) -> ModelSource:
         directory = path
     else:
         directory = path.parent
-    return _of_opened(open_imported(model, directory, _loss(request)), request, path.name)
+    opened = open_imported(model, directory, _loss(request))
+    return _of_opened(opened, request, path.name)
 
 
 def _of_opened(opened: Opened, request: ModelRequest, name: str, **more: Any) -> ModelSource:
@@ -170,6 +178,7 @@ def _of_opened(opened: Opened, request: ModelRequest, name: str, **more: Any) ->
     else:
         longest = config.context
     unknown = dict.fromkeys(key for key in request.config if key not in ("context", "dt"))
+    placements = dict.fromkeys(sublayer.placement.name for sublayer in depth.sublayers)
     return ModelSource(
         config=config,
         make=lambda: opened.model,
@@ -178,7 +187,7 @@ def _of_opened(opened: Opened, request: ModelRequest, name: str, **more: Any) ->
         segments=len(depth.sublayers),
         context=context,
         longest=longest,
-        placements=tuple(dict.fromkeys(sublayer.placement.name for sublayer in depth.sublayers)),
+        placements=tuple(placements),
         resolved={
             **unknown,
             "depth": depth.blocks,

@@ -156,10 +156,10 @@ def read_inputs(request: ModelRequest, found: Sequence[ModelSource]) -> Text | I
     return Text(
         ids,
         first.vocabulary,
-        tokenisers[0].said,
+        tokenisers[0].description,
         tokenisers[0].mask,
         first.opened,
-        tokenisers[0].words,
+        tokenisers[0].texts,
     )
 
 
@@ -191,8 +191,8 @@ def _pictures(request: ModelRequest, found: Sequence[ModelSource]) -> InputRows:
     holds = f"{str(images.path)!r} holds"
     return InputRows(
         images.batch,
-        images.there,
-        images.said,
+        images.count,
+        images.description,
         holds,
         "image",
         opened.loss,

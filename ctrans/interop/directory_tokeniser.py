@@ -64,14 +64,14 @@ def find_tokeniser(directory: Path | None, vocabulary: int) -> Tokeniser:
         f"; in its vocabulary of {vocabulary} these ids probably mean another text: give its own"
         " ids by --ids FILE, or put its tokenizer into its directory"
     )
-    return dataclasses.replace(BYTES, said=BYTES.said + doubt)
+    return dataclasses.replace(BYTES, description=BYTES.description + doubt)
 
 
 def _modulo(vocabulary: int) -> Tokeniser:
     """Bytes modulo the size of a vocabulary that is smaller than 256."""
     description = (
-        f"{BYTES.said}, modulo {vocabulary}, because its vocabulary has fewer than 256 tokens."
-        " The loss of a trained model is meaningless on this text; give its own tokens by"
+        f"{BYTES.description}, modulo {vocabulary}, because its vocabulary has fewer than 256"
+        " tokens. The loss of a trained model is meaningless on this text; give its own tokens by"
         " --ids FILE, or a batch by --example MODULE:FUNCTION"
     )
 
@@ -113,19 +113,19 @@ def _from_files(directory: Path) -> Tokeniser:
 
         return np.array(_attempt(directory, ids, len(text)), dtype=np.int64)
 
-    def words(ids: list[int]) -> list[str]:
-        def texts() -> list[str]:
+    def texts(ids: list[int]) -> list[str]:
+        def decode() -> list[str]:
             tokenizer = load()
             return [
                 tokenizer.convert_tokens_to_string([token])
                 for token in tokenizer.convert_ids_to_tokens(ids)
             ]
 
-        texts_of_ids: list[str] = _attempt(directory, texts, len(ids))
-        return texts_of_ids
+        decoded: list[str] = _attempt(directory, decode, len(ids))
+        return decoded
 
     size, mask = _attempt(directory, describe)
-    return Tokeniser(f"the tokenizer in {str(directory)!r} ({size} tokens)", encode, mask, words)
+    return Tokeniser(f"the tokenizer in {str(directory)!r} ({size} tokens)", encode, mask, texts)
 
 
 def _attempt(directory: Path, act: Callable[[], Any], length: int = 0) -> Any:

@@ -57,14 +57,14 @@ class Images:
         return self._of_files(count)
 
     @property
-    def there(self) -> int:
+    def count(self) -> int:
         """How many there are. Errors as `batch`."""
         if self.path.suffix == ".npy":
             return len(read_images(self.path))
         return len(image_files(self.path))
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """A description in words."""
         if self.path.suffix == ".npy":
             return f"array of {self.path}"

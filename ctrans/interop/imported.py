@@ -344,7 +344,7 @@ def _architecture(
         for name in dict.fromkeys(scaled)
     ]
     unread = [f"{name}: {chain.why_not}" for name, chain in maps if chain.why_not]
-    norm_kinds = {"layernorm" if norm.centred else "rmsnorm" for norm in norms}
+    norm_kinds = {_kind(norm) for norm in norms}
     return Architecture(
         model=type(adapter.model).__name__,
         family=adapter.family,
@@ -369,6 +369,12 @@ def _label(stage: nn.Module) -> str:
     """
     label: str = getattr(stage, "label", type(own_module(stage)).__name__)
     return label
+
+
+def _kind(norm: AdaptedNorm | FreeNorm | WithoutGain) -> str:
+    if norm.centred:
+        return "layernorm"
+    return "rmsnorm"
 
 
 def _described(norm: AdaptedNorm | FreeNorm | WithoutGain) -> str:

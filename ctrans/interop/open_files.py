@@ -159,8 +159,8 @@ def _from_transformers(
             # fused kernels of experts have no float64
             if hasattr(loaded, "set_experts_implementation"):
                 loaded.set_experts_implementation("eager")
-            read = partial(from_transformers, loaded, dt=dt, anatomy=anatomy, images=images)
-            return open_probed(loaded.requires_grad_(False), read, directory, loss).eval()
+            imported = partial(from_transformers, loaded, dt=dt, anatomy=anatomy, images=images)
+            return open_probed(loaded.requires_grad_(False), imported, directory, loss).eval()
         except RuntimeError as error:  # some modules have kernels only for some dtypes
             kind = str(dtype).removeprefix("torch.")
             raise ConfigError(

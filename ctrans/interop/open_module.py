@@ -32,7 +32,7 @@ EXAMPLE_TOKENS = 6
 
 
 def open_module(
-    own: nn.Module,
+    user_module: nn.Module,
     dtype: torch.dtype | None,
     *,
     dt: float,
@@ -42,9 +42,9 @@ def open_module(
     loss: str | Loss | None,
     example: Example | None,
 ) -> Opened:
-    """Opens the user's `own` module. Options and errors as in `open_model`."""
-    module = _ready(own, dtype)
-    if module is not own and (embed or head):
+    """Opens the user's module. Options and errors as in `open_model`."""
+    module = _ready(user_module, dtype)
+    if module is not user_module and (embed or head):
         raise ConfigError(
             f"dtype = {dtype} copies the module, which embed= and head= use: give the"
             " module.to(dtype)"
@@ -54,7 +54,7 @@ def open_module(
         shared = {id(part): part for part in (*inner.modules(), *inner.parameters())}
         return keep_as_found(open_imported(deepcopy(module, shared), loss=loss), inner)
 
-    def read() -> Imported:
+    def imported() -> Imported:
         inputs = example
         try:
             all_from_the_module = embed is None and head is None and example is None
@@ -71,7 +71,7 @@ def open_module(
             return _by_its_sums(module, inputs, dt, error)
 
     with reading(f"cannot open {type(module).__name__}"):
-        return keep_as_found(open_probed(module, read, None, loss), module)
+        return keep_as_found(open_probed(module, imported, None, loss), module)
 
 
 def _is_of_transformers(module: nn.Module) -> bool:

@@ -200,17 +200,18 @@ def open_imported(
 
 
 def open_probed(
-    module: nn.Module, read: Callable[[], Imported], directory: Path | None, loss: str | Loss | None
+    module: nn.Module,
+    imported: Callable[[], Imported],
+    directory: Path | None,
+    loss: str | Loss | None,
 ) -> Opened:
-    """Opens what `read` makes of the module, which has `probe_weights` meanwhile."""
+    """Opens what `imported` makes of the module, which has `probe_weights` meanwhile."""
     with probe_weights(module) as broken:
-        opened = open_imported(read(), directory, loss)
+        opened = open_imported(imported(), directory, loss)
     if broken:
+        opened.described += f"; not finite: the weight {broken[0]}"
         if len(broken) > 1:
-            more = f" and {len(broken) - 1} more"
-        else:
-            more = ""
-        opened.described += f"; not finite: the weight {broken[0]}{more}"
+            opened.described += f" and {len(broken) - 1} more"
     return opened
 
 

@@ -91,7 +91,7 @@ class Graph:
             results = tensors_in(output)
         acts_in_place = name.endswith("_")
         if not acts_in_place:  # what it only passes on is no result
-            results = [x for x in results if all(x is not given for given in inputs)]
+            results = [x for x in results if all(x is not input_ for input_ in inputs)]
         if results:
             self._add(Operation(site, name, [self.number(x) for x in inputs], output), results)
         # several outputs: each is an operation that reads them all

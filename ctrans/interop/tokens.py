@@ -22,14 +22,14 @@ def as_numbers(ids: list[int]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Tokeniser:
-    """From bytes to token ids. `said` describes it in one line; `mask` is the id of the mask token,
-    or None; `words` gives tokens as text.
+    """From bytes to token ids. `description` is one line; `mask` is the id of the mask token, or
+    None; `texts` gives tokens as text.
     """
 
-    said: str
+    description: str
     encode: Callable[[bytes], Ids]
     mask: int | None = None
-    words: Callable[[list[int]], list[str]] = as_numbers
+    texts: Callable[[list[int]], list[str]] = as_numbers
 
 
 def _bytes_as_ids(text: bytes) -> Ids:
@@ -38,10 +38,10 @@ def _bytes_as_ids(text: bytes) -> Ids:
 
 def _characters(ids: list[int]) -> list[str]:
     """Bytes as text. Bytes above ASCII may be parts of a character, and are written as numbers."""
-    return [chr(i) if i < 128 else f"\\x{i:02x}" for i in ids]
+    return [f"\\x{i:02x}" if i > 127 else chr(i) for i in ids]
 
 
-BYTES = Tokeniser("bytes as token ids", _bytes_as_ids, words=_characters)
+BYTES = Tokeniser("bytes as token ids", _bytes_as_ids, texts=_characters)
 """The tokenizer of seeded models, and of models without one."""
 
 
