@@ -19,7 +19,7 @@ from ctrans.base.given_files import read_json
 from ctrans.interop.distributed_checkpoint import METADATA, distributed_weights, gains_less_one
 from ctrans.interop.hugging_face_files import CONFIG, NO_WEIGHTS, directory_weights
 from ctrans.interop.pickled import pickled_weights
-from ctrans.interop.streamed import CODES, FLOATS, Stored, read_weight, stored_weights
+from ctrans.interop.stored_weights import CODES, FLOATS, Stored, read_weight, stored_weights
 from ctrans.interop.weight_names import GAIN
 from ctrans.model.checkpoint import BEST, LAST, find_model
 from solvers import ConfigError

@@ -23,7 +23,7 @@ from torch import Tensor
 from ctrans.base.given_files import check_file, read_file, read_json
 from ctrans.base.printable import one_line
 from ctrans.interop.pickled import is_dense, load_pickled
-from ctrans.interop.streamed import Stored, stored_tensor
+from ctrans.interop.stored_weights import Stored, stored_tensor
 from solvers import ConfigError
 
 METADATA = ".metadata"

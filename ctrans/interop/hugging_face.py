@@ -26,14 +26,8 @@ from ctrans.interop.hugging_face_files import (
     read_config,
 )
 from ctrans.interop.imported import Imported
-from ctrans.interop.streamed import (
-    Stored,
-    check_floating,
-    check_tied,
-    put_model_on_demand,
-    read,
-    stored_dtype,
-)
+from ctrans.interop.stored_weights import Stored, check_floating, stored_dtype
+from ctrans.interop.streamed import check_tied, put_model_on_demand, read
 from ctrans.interop.transformers_library import import_transformers, reading
 from solvers import ConfigError, checked, unknown
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ctrans.base.given_files import read_json
 from ctrans.interop.pickled import pickled_weights
-from ctrans.interop.streamed import Stored, stored_weights
+from ctrans.interop.stored_weights import Stored, stored_weights
 from solvers import ConfigError
 
 CONFIG = "config.json"

@@ -18,7 +18,7 @@ from torch import Tensor
 from ctrans.base.given_files import cannot_read, check_file
 from ctrans.base.memory import check_fits
 from ctrans.interop.foreign_errors import named_error
-from ctrans.interop.streamed import Stored, stored_tensor
+from ctrans.interop.stored_weights import Stored, stored_tensor
 from ctrans.interop.subprocess_guard import run_guarded
 from solvers import ConfigError
 
