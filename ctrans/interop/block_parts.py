@@ -10,21 +10,18 @@ their sequence with the activation or gate between them. A block may have no FFN
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ctrans.interop.anatomy import Anatomy, named_maps, parts_of
-from ctrans.interop.block_calls import Running, is_state
+from ctrans.interop.block_run import BlockRun, calls_a_norm, leaf_calls, mixing_calls
 from ctrans.interop.ffn_in_model import KNOWN, Activated, GatedUnits
-from ctrans.interop.foreign_errors import FOREIGN_ERRORS
-from ctrans.interop.module_chain import ModuleChain, has_matrix, is_leaf, is_linear
+from ctrans.interop.module_chain import ModuleChain, has_matrix
 from ctrans.interop.multihead import UnfoldedAttention, unfolds
-from ctrans.interop.norms import as_norm
-from ctrans.interop.recorded_calls import CalledAs, RecordedCall, watched
+from ctrans.interop.recorded_calls import CalledAs, RecordedCall
 from ctrans.interop.tolerances import same
 from solvers import ConfigError
 
@@ -56,39 +53,6 @@ class Parts:
     ffn: Part | None
     context: dict[str, Any]
     called: nn.Module | None
-
-
-@dataclass(frozen=True, eq=False)
-class BlockRun:
-    """A block that was run on the state x (batch, tokens, width) and returned y. `calls` are all
-    calls of its modules that have a state, in the order in which they began.
-    """
-
-    running: Running
-    x: Tensor
-    y: Tensor
-    calls: list[RecordedCall]
-
-    @property
-    def block(self) -> nn.Module:
-        return self.running.block
-
-    @property
-    def kind(self) -> str:
-        """The name of the block's class."""
-        return type(self.block).__name__
-
-
-def run_of(running: Running, x: Tensor) -> BlockRun:
-    """Runs the block on the state x."""
-    parts = {
-        path: part
-        for path, part in running.block.named_modules()
-        if path and "parametrizations" not in path
-    }
-    with watched(parts) as calls:
-        y = running(x)
-    return BlockRun(running, x, y, [call for call in calls if call.x is not None])
 
 
 def named_parts(run: BlockRun, anatomy: Anatomy) -> Parts | None:
@@ -150,7 +114,7 @@ def check_roles(run: BlockRun, anatomy: Anatomy) -> None:
     if anatomy.attention is None and anatomy.ffn is None:
         return
     attention, ffn = (set(modules or ()) for modules in named_maps(run.block, anatomy))
-    mixing = _mixing(run)
+    mixing = mixing_calls(run)
     attention_mixes = _holds_one_of(attention, mixing)
     ffn_mixes = _holds_one_of(ffn, mixing)
     if anatomy.attention is not None and attention and mixing and not attention_mixes:
@@ -190,7 +154,7 @@ def _attention(run: BlockRun, named: Sequence[nn.Module] | None) -> tuple[Part, 
             raise ConfigError(f"attention=: {run.kind} does not call its {type(named[0]).__name__}")
         call = named_call
     else:
-        mixing = _mixing(run)
+        mixing = mixing_calls(run)
         if len(mixing) != 1:
             raise ConfigError(_no_attention(run, mixing))
         call = mixing[0]
@@ -224,82 +188,24 @@ def _no_attention(run: BlockRun, mixing: Sequence[RecordedCall]) -> str:
     )
 
 
-def _mixing(run: BlockRun) -> list[RecordedCall]:
-    """The smallest modules that mix tokens, each once."""
-    modules = {call.module: call for call in run.calls if _mixes(call, run.running)}
-    return [
-        call
-        for module, call in modules.items()
-        if not any(inner in modules for inner in list(module.modules())[1:])
-    ]
-
-
-def _mixes(call: RecordedCall, running: Running) -> bool:
-    """Whether a change of one token of the module's input changes its output at another token."""
-    if is_linear(call.module) or not is_state(call.x) or not is_state(call.y):
-        return False
-    if call.x.shape[:2] != call.y.shape[:2]:
-        return False
-    turned = running.form.turned
-    if turned(call.x).shape[:2] != running.call.x.shape[:2]:
-        return False  # the axes have another order, such as channels first for a convolution
-    try:
-        return mixes_tokens(lambda x: turned(call.again(turned(x))), turned(call.x))
-    except FOREIGN_ERRORS:
-        return False
-
-
-def mixes_tokens(function: Callable[[Tensor], Tensor], x: Tensor) -> bool:
-    """Whether function(x) after the first token changes if the first token of x (sequences, tokens,
-    ...) changes.
-    """
-    changed = x.clone()
-    changed[:, 0] = -changed[:, 0] + 1
-    expected = function(x)[:, 1:]
-    return not same(function(changed)[:, 1:], expected)
-
-
-@torch.no_grad()
-def token_axis_is_first(block: Running, x: Tensor) -> bool:
-    """Whether tokens are the first axis of the block's state and not the second: it mixes along the
-    first alone.
-    """
-
-    def transposed(z: Tensor) -> Tensor:
-        y: Tensor = block(z.transpose(0, 1))
-        return y.transpose(0, 1)
-
-    if mixes_tokens(block, x):
-        return False
-    return mixes_tokens(transposed, x.transpose(0, 1))
-
-
 def _extended(call: RecordedCall, run: BlockRun) -> list[nn.Module]:
     """The called module and each later leaf that acts on its output alone and is no norm."""
     inside = set(call.module.modules())
     y = call.y
     modules = [call.module]
-    for later in _leaves(run.calls[run.calls.index(call) + 1 :]):
-        if later.module not in inside and later.x is y and not _is_norm(later):
+    for later in leaf_calls(run.calls[run.calls.index(call) + 1 :]):
+        if later.module not in inside and later.x is y and not calls_a_norm(later):
             modules.append(later.module)
             y = later.y
     return modules
-
-
-def _leaves(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
-    return [call for call in calls if is_leaf(call.module)]
-
-
-def _is_norm(call: RecordedCall) -> bool:
-    return as_norm(call.module, call.x.shape[-1]) is not None
 
 
 def _ffn(run: BlockRun, attention: Part) -> Part | None:
     """The FFN after this attention; None for a block without one."""
     calls = run.calls
     start = next(i for i, call in enumerate(calls) if call.module is attention.modules[0])
-    leaves = [call for call in _leaves(calls) if call.module not in attention.inside]
-    weighty = [call for call in leaves if has_matrix(call.module) and not _is_norm(call)]
+    leaves = [call for call in leaf_calls(calls) if call.module not in attention.inside]
+    weighty = [call for call in leaves if has_matrix(call.module) and not calls_a_norm(call)]
     if not weighty:
         return None
     early = next((call for call in weighty if calls.index(call) < start), None)
@@ -343,10 +249,10 @@ def _holder(run: BlockRun, paths: Sequence[str], attention: Part) -> RecordedCal
         return None
     if holder.y is None or holder.y.shape != holder.x.shape:
         return None
-    leaves_inside = [call for call in _leaves(run.calls) if call.path.startswith(f"{parent}.")]
+    leaves_inside = [call for call in leaf_calls(run.calls) if call.path.startswith(f"{parent}.")]
     if leaves_inside:
         first = leaves_inside[0]
-        if first.x is holder.x and _is_norm(first):
+        if first.x is holder.x and calls_a_norm(first):
             return None
     return holder
 
@@ -355,7 +261,7 @@ def _line(kind: str, leaves: Sequence[RecordedCall], weighty: Sequence[RecordedC
     """The maps in sequence, with the functions that the block applies between them."""
     heads = [call for call in weighty if call.x is weighty[0].x]
     behind = leaves[leaves.index(heads[-1]) + 1 :]
-    later = [call for call in behind if call not in heads and not _is_norm(call)]
+    later = [call for call in behind if call not in heads and not calls_a_norm(call)]
     modules = [call.module for call in heads]
     stages: list[nn.Module]
     if len(heads) == 2 and later:

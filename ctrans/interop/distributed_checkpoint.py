@@ -116,9 +116,9 @@ def gains_less_one(directory: Path) -> bool:
     return any(LESS_ONE.search(read_file(path)) for path in paths if path.is_file())
 
 
-Place = tuple[Path, int, int]
+PlaceInFile = tuple[Path, int, int]
 """Where a part of a weight is: the file, the first byte and the number of bytes."""
-Part = tuple[tuple[int, ...], tuple[int, ...], Path, int, int]
+StoredPart = tuple[tuple[int, ...], tuple[int, ...], Path, int, int]
 """A part of a weight: its offsets and sizes along each axis, and its place."""
 
 
@@ -130,7 +130,7 @@ def _weights(directory: Path, metadata: Mapping[str, Any]) -> dict[str, Stored]:
         if "size" not in fields or NOT_MODEL.search(name):  # bytes, or not of the model
             continue
         size = _shape(fields["size"])
-        parts: list[Part] = []
+        parts: list[StoredPart] = []
         for chunk in map(_fields, fields["chunks"]):
             offsets = _shape(chunk["offsets"])
             parts.append((offsets, _shape(chunk["sizes"]), *places[name, offsets]))
@@ -162,11 +162,11 @@ def _weights(directory: Path, metadata: Mapping[str, Any]) -> dict[str, Stored]:
 
 def _places(
     directory: Path, storage: Mapping[Any, Any]
-) -> dict[tuple[str, tuple[int, ...]], Place]:
+) -> dict[tuple[str, tuple[int, ...]], PlaceInFile]:
     """The place of each part, by the weight's name and the part's offsets. Raises ConfigError for
     files elsewhere, and for parts beyond a file's end.
     """
-    places: dict[tuple[str, tuple[int, ...]], Place] = {}
+    places: dict[tuple[str, tuple[int, ...]], PlaceInFile] = {}
     sizes: dict[str, int] = {}
     for index, info in storage.items():
         part = _fields(index)
@@ -212,7 +212,9 @@ def _shape(size: Any) -> tuple[int, ...]:
     return tuple(int(n) for n in size)
 
 
-def _check_parts(directory: Path, name: str, size: tuple[int, ...], parts: list[Part]) -> None:
+def _check_parts(
+    directory: Path, name: str, size: tuple[int, ...], parts: list[StoredPart]
+) -> None:
     """Raises ConfigError unless the parts lie inside of the weight, fill it, and have its bytes."""
     inside = all(_is_inside(offsets, sizes, size) for offsets, sizes, *_ in parts)
     numbers = sum(math.prod(sizes) for _, sizes, *_ in parts)
@@ -235,7 +237,7 @@ def _is_inside(offsets: tuple[int, ...], sizes: tuple[int, ...], size: tuple[int
 
 
 def _assembled(
-    name: str, size: tuple[int, ...], dtype: torch.dtype, parts: list[Part], block: int | None
+    name: str, size: tuple[int, ...], dtype: torch.dtype, parts: list[StoredPart], block: int | None
 ) -> Tensor:
     """The weight, or its slice for a block, from the parts that it needs."""
     if block is None:

@@ -23,7 +23,7 @@ from ctrans.interop.block_calls import (
     tensors_in,
     without_cache,
 )
-from ctrans.interop.block_parts import token_axis_is_first
+from ctrans.interop.block_run import token_axis_is_first
 from ctrans.interop.example_inputs import Example
 from ctrans.interop.find_blocks import block_list_by_calls
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error

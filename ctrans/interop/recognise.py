@@ -23,7 +23,8 @@ from ctrans.dynamics.ode_block import in_context
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.block_calls import Call, Running, StateForm
-from ctrans.interop.block_parts import BlockRun, Parts, check_roles, named_parts, run_of, seen_parts
+from ctrans.interop.block_parts import Parts, check_roles, named_parts, seen_parts
+from ctrans.interop.block_run import BlockRun, run_of
 from ctrans.interop.block_structure import ROLES, Roles, Structure
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.module_chain import ModuleChain, is_leaf

@@ -24,7 +24,7 @@ from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.attention_in_model import reference_kernel
 from ctrans.interop.block_calls import Seen, tensors_in
-from ctrans.interop.block_parts import mixes_tokens
+from ctrans.interop.block_run import mixes_tokens
 from ctrans.interop.block_structure import Structure
 from ctrans.interop.module_adapter import ModuleAdapter
 from ctrans.interop.operations import CallSite, Graph, Operations
