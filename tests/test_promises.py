@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ctrans.base import given_files
-from ctrans.interop import tokens
+from ctrans.interop import directory_tokeniser
 from ctrans.study.carry_out import carry_out_study, prospect
 from ctrans.study.database import FILE, open_store
 from ctrans.training.run_directory import KEPT
@@ -76,7 +76,8 @@ def test_numbers_of_the_page_are_the_codes():
     assert f"at most {given_files.LARGEST_JSON >> 20} MiB" in PAGE
     assert f"header of {given_files.MOST_NAMES >> 20} MiB" in PAGE
     assert f"nested {given_files.DEEPEST_JSON} deep" in PAGE
-    assert f"{tokens.SECONDS} processor seconds and {tokens.MEMORY >> 30} GiB" in PAGE
+    limits = f"{directory_tokeniser.SECONDS} processor seconds and {directory_tokeniser.MEMORY >> 30} GiB"
+    assert limits in PAGE
     assert f"the newest {KEPT}" in PAGE
 
 

@@ -14,7 +14,7 @@ from ctrans.cli.click_options import once
 from ctrans.cli.ending import check_json, end
 from ctrans.cli.request import Request, command_of
 from ctrans.interop.nanogpt import CHECKPOINT, to_nanogpt
-from ctrans.interop.to_transformers import target_of, write_transformers
+from ctrans.interop.transformers_export import target_of, write_transformers
 from ctrans.measure.measured import Answer, Measured
 from ctrans.model.checkpoint import load, load_config
 from ctrans.model.gpt import GPT

@@ -11,10 +11,9 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor
 
+from ctrans import interop
 from ctrans.cli.model_sources import ModelSource, needs_images, settle_threads, tokens_of
 from ctrans.cli.request import ModelRequest, get_dtype
-from ctrans.interop import Opened
-from ctrans.interop.image_inputs import images_for
 from ctrans.interop.tokens import BYTES, as_numbers, read_ids
 from ctrans.model.config import GPTConfig
 from ctrans.model.size import check_buildable
@@ -31,7 +30,7 @@ class Text:
     vocabulary: int
     said: str
     mask: int | None = None
-    opened: Opened | None = None
+    opened: interop.Opened | None = None
     words: Callable[[list[int]], list[str]] = as_numbers
 
     def sequences(self, count: int, length: int, walks: int = 1) -> Tensor:
@@ -78,7 +77,7 @@ class InputRows:
     loss: str
     exact: bool
     targets: Tensor | None = None
-    reader: Opened | None = None
+    reader: interop.Opened | None = None
 
     def sequences(self, count: int, length: int, walks: int = 1) -> Tensor:
         """count rows for each walk, or fewer if the user chose no number. Token ids are cut to
@@ -157,10 +156,10 @@ def read_inputs(request: ModelRequest, found: Sequence[ModelSource]) -> Text | I
     return Text(
         ids,
         first.vocabulary,
-        tokenisers[0].said,
+        tokenisers[0].description,
         tokenisers[0].mask,
         first.opened,
-        tokenisers[0].words,
+        tokenisers[0].texts,
     )
 
 
@@ -185,13 +184,15 @@ def _pictures(request: ModelRequest, found: Sequence[ModelSource]) -> InputRows:
         raise ConfigError(
             f"the models read images of {len(shapes)} sizes: compare models of one size"
         )
+    from ctrans.interop.image_inputs import images_for  # here: few models read images
+
     dtype = next(opened.parameters()).dtype
     images = images_for(request.images, shapes.pop(), dtype, opened.directory)
     holds = f"{str(images.path)!r} holds"
     return InputRows(
         images.batch,
-        images.there,
-        images.said,
+        images.count,
+        images.description,
         holds,
         "image",
         opened.loss,

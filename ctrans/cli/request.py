@@ -28,8 +28,8 @@ from ctrans.cli.click_options import (
 )
 from ctrans.cli.exits import Exit
 from ctrans.cli.say import stdout_apart
-from ctrans.interop import PRESETS
-from ctrans.interop.losses import LOSS_NAMES
+from ctrans.interop.loss_names import LOSS_NAMES
+from ctrans.interop.presets import PRESETS
 from ctrans.model.checkpoint import load_config
 from ctrans.model.config import GPTConfig
 from ctrans.training.processes import get_device

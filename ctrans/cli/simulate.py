@@ -8,6 +8,7 @@ from typing import Any
 import click
 import torch
 
+from ctrans import interop
 from ctrans.base.option import Range, option
 from ctrans.cli.click_options import expand_placements
 from ctrans.cli.ending import directory_of, end
@@ -17,7 +18,6 @@ from ctrans.cli.request import ModelRequest, command_of, get_dtype
 from ctrans.dynamics.scheme import METHOD_WORDS, Scheme
 from ctrans.examine.converged import measured as measured_orders
 from ctrans.examine.simulated import Simulated, measured
-from ctrans.interop.losses import AnyModel, ModelWithLoss
 from ctrans.measure.backward.token_exponents import token_exponents
 from ctrans.measure.forward.contributions import contributions_by_depth
 from ctrans.measure.forward.simulation import Simulation, simulate
@@ -168,7 +168,7 @@ def _object(model: Simulated) -> dict[str, Any]:
 def _with_analyses(
     request: SimulateRequest,
     batch: Batch,
-    model: AnyModel | ModelWithLoss,
+    model: interop.AnyModel | interop.ModelWithLoss,
     simulation: Simulation,
 ) -> Simulated:
     """The simulation with the analyses that the user asked for."""

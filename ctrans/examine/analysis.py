@@ -15,7 +15,7 @@ from ctrans.examine.diagnosis.diagnose import Diagnosis
 from ctrans.examine.screening import screen as screening
 from ctrans.examine.screening.screen import Effort, Screening
 from ctrans.interop import open_model
-from ctrans.interop.losses import Loss
+from ctrans.interop.loss_names import Loss
 from ctrans.measure.forward import simulation
 from ctrans.measure.forward.simulation import Simulation
 from ctrans.measure.walk import SegmentCallback

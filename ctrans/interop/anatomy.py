@@ -56,17 +56,15 @@ def read_anatomy(path: Path) -> Anatomy:
     Raises ConfigError for a file that is not TOML, an unknown name, and a value of the wrong type.
     """
     entries = read_toml(path)
-    known = [field.name for field in dataclasses.fields(Anatomy)]
+    names = [field.name for field in dataclasses.fields(Anatomy)]
     for name, value in entries.items():
-        if name not in known:
-            raise unknown(f"entry of {str(path)!r}", name, known)
-        several = (
-            isinstance(value, list)
-            and name != "blocks"
-            and all(isinstance(each, str) for each in value)
-            and value
-        )
-        if not isinstance(value, str) and not several:
+        if name not in names:
+            raise unknown(f"entry of {str(path)!r}", name, names)
+        if isinstance(value, list) and name != "blocks":
+            is_valid = len(value) > 0 and all(isinstance(part, str) for part in value)
+        else:
+            is_valid = isinstance(value, str)
+        if not is_valid:
             raise ConfigError(
                 f"{str(path)!r}: {name} = {shown(value)} is no path of attributes: give one such as"
                 ' "model.layers"'
@@ -80,12 +78,14 @@ def fields(block: nn.Module, anatomy: Anatomy) -> tuple[ModuleChain, ModuleChain
     """
     attention, ffn = named_maps(block, anatomy)
     if attention is None or ffn is None:
-        missing = " and ".join(
-            what for what, found in (("attention", attention), ("FFN", ffn)) if found is None
-        )
+        missing = []
+        if attention is None:
+            missing.append("attention")
+        if ffn is None:
+            missing.append("FFN")
         raise ConfigError(
-            f"no {missing} found in {type(block).__name__}, which has {parts_of(block)}: give the"
-            " paths by anatomy=Anatomy(...), or by --anatomy FILE.toml"
+            f"no {' and '.join(missing)} found in {type(block).__name__}, which has"
+            f" {parts_of(block)}: give the paths by anatomy=Anatomy(...), or by --anatomy FILE.toml"
         )
     return ModuleChain(attention), ModuleChain(ffn)
 
@@ -101,20 +101,26 @@ def named_maps(
     """The modules of attention and of the FFN at the given or usual paths; None for a map that is
     not found.
     """
-    return _modules(block, anatomy.attention, ATTENTION_PATHS), _modules(
-        block, anatomy.ffn, FFN_PATHS
-    )
+    attention = _modules(block, anatomy.attention, ATTENTION_PATHS)
+    ffn = _modules(block, anatomy.ffn, FFN_PATHS)
+    return attention, ffn
 
 
 def _modules(
-    block: nn.Module, given: str | Sequence[str] | None, known: tuple[tuple[str, ...], ...]
+    block: nn.Module,
+    named_paths: str | Sequence[str] | None,
+    usual_paths: tuple[tuple[str, ...], ...],
 ) -> list[nn.Module] | None:
-    """The modules at the given paths, or at the first row of usual paths that the block has."""
-    if given is None:
-        rows = known
+    """The modules at the named paths, or at the first row of usual paths that the block has."""
+    rows: tuple[tuple[str, ...], ...]
+    if named_paths is None:
+        rows = usual_paths
+    elif isinstance(named_paths, str):
+        rows = ((named_paths,),)
     else:
-        rows = ((given,) if isinstance(given, str) else tuple(given),)
+        rows = (tuple(named_paths),)
     parts = dict(block.named_modules())
-    return next(
-        ([parts[path] for path in row] for row in rows if all(path in parts for path in row)), None
-    )
+    for row in rows:
+        if all(path in parts for path in row):
+            return [parts[path] for path in row]
+    return None

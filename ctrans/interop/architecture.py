@@ -16,82 +16,17 @@ from ctrans.dynamics.depth import check_count
 from ctrans.dynamics.weights.on_demand import skeletons
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.config_checks import MOST_PARTS, check_names, check_size, neutral
-from ctrans.interop.hugging_face import (
-    build,
-    check_family,
-    read_config,
-    read_settings,
-)
+from ctrans.interop.hugging_face import build, check_family
+from ctrans.interop.hugging_face_files import read_config, read_settings
 from ctrans.interop.imported import Imported
+from ctrans.interop.presets import PRESETS
 from ctrans.interop.streamed import drawn, put_in_place, put_model_on_demand
 from ctrans.interop.transformers_library import import_transformers, reading
 from ctrans.model.config import check_seed
 from solvers import unknown
 
-
-def _gpt2(blocks: int, width: int, heads: int) -> dict[str, Any]:
-    return {"model_type": "gpt2", "n_layer": blocks, "n_embd": width, "n_head": heads}
-
-
-def _gated(
-    family: str,
-    blocks: int,
-    width: int,
-    heads: int,
-    groups: int,
-    hidden: int,
-    vocabulary: int,
-    theta: float,
-    context: int,
-    **other: Any,
-) -> dict[str, Any]:
-    return {
-        "model_type": family,
-        "num_hidden_layers": blocks,
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "num_key_value_heads": groups,
-        "intermediate_size": hidden,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": context,
-        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
-        **other,
-    }
-
-
 Description = str | Path | Mapping[str, Any]
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "gpt2": _gpt2(12, 768, 12),
-    "gpt2-medium": _gpt2(24, 1024, 16),
-    "gpt2-large": _gpt2(36, 1280, 20),
-    "gpt2-xl": _gpt2(48, 1600, 25),
-    "llama-7b": _gated("llama", 32, 4096, 32, 32, 11008, 32000, 1e4, 4096, rms_norm_eps=1e-5),
-    "llama-13b": _gated("llama", 40, 5120, 40, 40, 13824, 32000, 1e4, 4096, rms_norm_eps=1e-5),
-    "llama-70b": _gated("llama", 80, 8192, 64, 8, 28672, 32000, 1e4, 4096, rms_norm_eps=1e-5),
-    "llama3-8b": _gated("llama", 32, 4096, 32, 8, 14336, 128256, 5e5, 8192, rms_norm_eps=1e-5),
-    "llama3-70b": _gated("llama", 80, 8192, 64, 8, 28672, 128256, 5e5, 8192, rms_norm_eps=1e-5),
-    "qwen2.5-7b": _gated("qwen2", 28, 3584, 28, 4, 18944, 152064, 1e6, 131072, rms_norm_eps=1e-6),
-    "gemma2-9b": _gated(
-        "gemma2", 42, 3584, 16, 8, 14336, 256000, 1e4, 8192, head_dim=256, query_pre_attn_scalar=256
-    ),
-    "gemma2-27b": _gated(
-        "gemma2",
-        46,
-        4608,
-        32,
-        16,
-        36864,
-        256000,
-        1e4,
-        8192,
-        head_dim=128,
-        query_pre_attn_scalar=144,
-    ),
-    "olmo2-7b": _gated("olmo2", 32, 4096, 32, 32, 11008, 100352, 5e5, 4096, rms_norm_eps=1e-6),
-    "olmo2-13b": _gated("olmo2", 40, 5120, 40, 40, 13824, 100352, 5e5, 4096, rms_norm_eps=1e-6),
-}
-"""Published models, as their config.json describes them. `transformers` has their families."""
+"""A name in `PRESETS`, a config.json or a directory that holds one, or its entries."""
 
 
 def from_architecture(
@@ -126,12 +61,13 @@ def from_architecture(
     size = sum(parameter.numel() * parameter.itemsize for parameter in model.parameters())
     if on_demand is None:
         on_demand = too_large_to_stay(size)
-    else:
-        on_demand = on_demand
     if not on_demand:
         check_fits(size, "have them drawn on demand (on_demand=True, --stream)")
     with reading(f"the {type(model).__name__} of this architecture does not run"):
-        (put_model_on_demand if on_demand else put_in_place)(model, anatomy, drawn(model, seed))
+        if on_demand:
+            put_model_on_demand(model, anatomy, drawn(model, seed))
+        else:
+            put_in_place(model, anatomy, drawn(model, seed))
         return Imported(model, dt=dt, anatomy=anatomy)
 
 
@@ -148,20 +84,20 @@ def skeleton(
     check_seed(seed)
     transformers = import_transformers()
     settings = _settings(architecture, transformers)
-    own = {name: value for name, value in settings.items() if name != "model_type"}
+    entries = {name: value for name, value in settings.items() if name != "model_type"}
     if isinstance(architecture, Mapping):
-        named = settings["model_type"]
+        label = settings["model_type"]
     else:
-        named = str(architecture)
-    with reading(f"architecture {named!r} makes no model"):
+        label = str(architecture)
+    with reading(f"architecture {label!r} makes no model"):
         kind = transformers.CONFIG_MAPPING[settings["model_type"]]
         if isinstance(architecture, Mapping):
-            check_names(f"architecture {named!r}", own, kind)
-        config = neutral(kind(**own))
+            check_names(f"architecture {label!r}", entries, kind)
+        config = neutral(kind(**entries))
         if blocks is not None:
             _set_blocks(config, blocks)
         make = partial(build, settings, config, transformers.AutoModelForCausalLM, dtype)
-        check_size(f"architecture {named!r}", make, dtype, held=None, on_demand=True)
+        check_size(f"architecture {label!r}", make, dtype, held=None, on_demand=True)
         # a skeleton draws only vectors, if its family draws them
         with skeletons(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

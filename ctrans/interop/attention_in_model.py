@@ -54,9 +54,9 @@ class AttentionInModel(MapInModel):
         self.use_reference_kernel = False
 
     def forward(self, x: TokenRows, **context: Any) -> TokenRows:
-        own = self.adapter.block_context(self.block, x.reshape(-1, *x.shape[-2:]))
+        block_context = self.adapter.block_context(self.block, x.reshape(-1, *x.shape[-2:]))
         with reference_kernel(self):
-            return super().forward(x, **own, **context)
+            return super().forward(x, **block_context, **context)
 
 
 class AttentionWithValues(AttentionInModel):
@@ -97,39 +97,37 @@ class AttentionWithValues(AttentionInModel):
         value = reading.value.weight(self).detach()
         out = reading.out.weight(self).detach()
         values = for_each_head(value, self.heads, reading.groups)
-        squares = [spectral_norm(part) ** 2 for part in value.chunk(reading.groups)]
         outs = out.chunk(self.heads, dim=1)
-        each = sum(norm_of_product(*pair) for pair in zip(outs, values, strict=True))
-        gain = min(
-            each,
-            spectral_norm(out)
-            * math.sqrt(
-                sum(square for square in squares for _ in range(self.heads // reading.groups))
-            ),
-        )
+        sum_over_heads = sum(norm_of_product(*pair) for pair in zip(outs, values, strict=True))
+        squares = [spectral_norm(part) ** 2 for part in value.chunk(reading.groups)]
+        heads_per_group = self.heads // reading.groups
+        sum_of_squares = sum(square for square in squares for _ in range(heads_per_group))
+        gain = min(sum_over_heads, spectral_norm(out) * math.sqrt(sum_of_squares))
         offsets = []
-        bias, last = reading.value.bias(self), reading.out.bias(self)
-        if bias is not None:
-            biases = for_each_head(bias.detach().double(), self.heads, reading.groups)
-            offsets += [part.double() @ own for part, own in zip(outs, biases, strict=True)]
-        if last is not None:
-            offsets.append(last.detach().double())
+        value_bias = reading.value.bias(self)
+        if value_bias is not None:
+            biases = for_each_head(value_bias.detach().double(), self.heads, reading.groups)
+            offsets += [part.double() @ bias for part, bias in zip(outs, biases, strict=True)]
+        out_bias = reading.out.bias(self)
+        if out_bias is not None:
+            offsets.append(out_bias.detach().double())
         if not offsets:
             return TokenBound(gain, 0.0)
-        lengths = torch.linalg.vector_norm(torch.stack(offsets), dim=-1)
-        whole = torch.linalg.vector_norm(torch.stack(offsets).sum(0))
-        return TokenBound(gain, float(whole if reading.whole_rows else lengths.sum()))
+        if reading.whole_rows:
+            offset = torch.linalg.vector_norm(torch.stack(offsets).sum(0))
+        else:
+            offset = torch.linalg.vector_norm(torch.stack(offsets), dim=-1).sum()
+        return TokenBound(gain, float(offset))
 
     def rows(self, x: TokenRows) -> AttentionRows:
         """The rows a_h as the library returns them."""
         states = x.reshape(-1, *x.shape[-2:])
         with showing_rows(self.adapter.model):
-            context = self.adapter.block_context(
-                self.block, states
-            )  # may run the model, which must not be recorded
-            with seeing_rows(self.stages[0]) as shown:
+            # this may run the model, which must not be recorded
+            context = self.adapter.block_context(self.block, states)
+            with seeing_rows(self.stages[0]) as last_rows:
                 self.stages[0](states, **context)
-        rows = shown()
+        rows = last_rows()
         assert rows is not None  # reading the attention has checked this
         return rows.expand(len(states), -1, -1, -1).reshape(*x.shape[:-2], *rows.shape[1:])
 
@@ -172,13 +170,14 @@ class AttentionWithHeads(AttentionWithValues):
         """
         reading = self.reading
         weights = [getattr(reading, role).weight(self) for role in ROLES]
-        q_0 = reading.query.bias(self)
-        k_0 = reading.key.bias(self)
+        query_bias = reading.query.bias(self)
+        key_bias = reading.key.bias(self)
         if not reading.key_offsets:
-            k_0 = None
-        elif k_0 is None:
-            k_0 = weights[1].new_zeros(len(weights[1]))
-        return matrices_by_head(weights, q_0, k_0, self.heads, reading.groups)
+            key_bias = None
+        elif key_bias is None:
+            key_weight = weights[1]
+            key_bias = key_weight.new_zeros(len(key_weight))
+        return matrices_by_head(weights, query_bias, key_bias, self.heads, reading.groups)
 
 
 def attention_in_model(
@@ -189,5 +188,6 @@ def attention_in_model(
     """
     if isinstance(reading, str):
         return AttentionInModel(chain, block, adapter, reading)
-    kind = AttentionWithHeads if reading.whole_rows else AttentionWithValues
-    return kind(chain, block, adapter, reading)
+    if reading.whole_rows:
+        return AttentionWithHeads(chain, block, adapter, reading)
+    return AttentionWithValues(chain, block, adapter, reading)

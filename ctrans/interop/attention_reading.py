@@ -41,10 +41,10 @@ SCALES = ("scaling", "scale", "softmax_scale")
 """Attributes that hold the factor of the scores."""
 SOFT_CAPS = ("attn_logit_softcapping", "logit_softcapping")
 """Attributes that hold a soft-cap."""
-FAINT, STRONG = 0.3, 3.0
-"""Sizes of scores. A soft-cap has no visible effect at the first. It has one at the second, where
-rows still have all their digits.
-"""
+FAINT = 0.3
+"""A size of scores at which a soft-cap has no visible effect."""
+STRONG = 3.0
+"""A size of scores at which a soft-cap has an effect, and rows still have all their digits."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,10 @@ class AttentionReading:
     scale: float | None
     key_offsets: bool
     why_not: str
+
+
+Candidate = tuple[Projection, Projection, Projection]
+"""Queries, keys and values."""
 
 
 class _UnreadableError(Exception):
@@ -96,9 +100,9 @@ def _read(
 ) -> AttentionReading:
     first = chain.stages[0]
     close = tolerance(x.dtype)
-    with watched(chain.linear_maps()) as seen, seeing_rows(first) as shown:
+    with watched(chain.linear_maps()) as seen, seeing_rows(first) as last_rows:
         output = chain(x, **context)
-    rows = shown()
+    rows = last_rows()
     name = type(own_module(first)).__name__
     if rows is None:
         raise _UnreadableError(f"{name} does not return its rows")
@@ -113,26 +117,19 @@ def _read(
     if features % heads:
         raise _UnreadableError(f"its {features} features do not divide into {heads} equal heads")
     candidates = list(_candidates(inner, x, heads, head))
-    reading = [
-        each
-        for each in candidates
-        if difference(_averages(chain, each[2], x, rows, head), last.x) <= close
+    fitting = [
+        candidate
+        for candidate in candidates
+        if difference(_averages(chain, candidate[2], x, rows, head), last.x) <= close
     ]
-    if not reading:
-        raise _UnreadableError(_no_values(inner, x, heads, bool(candidates)))
-    cap = next(
-        (
-            float(cap)
-            for name in SOFT_CAPS
-            if isinstance(cap := getattr(own_module(first), name, None), (int, float))
-        ),
-        None,
-    )
+    if not fitting:
+        raise _UnreadableError(_no_values(inner, x, heads, has_candidates=bool(candidates)))
+    cap = _soft_cap(own_module(first))
     scores = _Scores(chain, x, _at_one_position(context), rows > 0, head, cap)
-    fits = ((each, scale) for each in reading if (scale := scores.scale(*each[:2])) is not None)
-    (query, key, value), scale = next(fits, (reading[0], None))
-    missing = float((1 - rows.sum(-1)).max())
-    sums_to_one = bool(((rows.sum(-1) - 1).abs() <= close).all()) and not _other_parameters(first)
+    (query, key, value), scale = _with_scale(fitting, scores)
+    row_sums = rows.sum(-1)
+    missing = float((1 - row_sums).max())
+    sums_to_one = bool(((row_sums - 1).abs() <= close).all()) and not _other_parameters(first)
     return AttentionReading(
         query=query,
         key=key,
@@ -143,57 +140,82 @@ def _read(
         whole_rows=sums_to_one,
         scale=scale,
         key_offsets=ROTARY in context or cap is not None,
-        why_not=_why_not(chain, sums_to_one, missing, scale),
+        why_not=_why_not(chain, missing, scale, sums_to_one=sums_to_one),
     )
 
 
-def _no_values(inner: Sequence[RecordedCall], x: Tensor, heads: int, fitting: bool) -> str:
+def _soft_cap(attention: nn.Module) -> float | None:
+    """The soft-cap of the scores that the module states."""
+    for name in SOFT_CAPS:
+        cap = getattr(attention, name, None)
+        if isinstance(cap, (int, float)):
+            return float(cap)
+    return None
+
+
+def _with_scale(candidates: Sequence[Candidate], scores: _Scores) -> tuple[Candidate, float | None]:
+    """The first candidate with bilinear scores, and their scale; if there is none, the first
+    candidate, and None.
+    """
+    for candidate in candidates:
+        query, key, _ = candidate
+        scale = scores.scale(query, key)
+        if scale is not None:
+            return candidate, scale
+    return candidates[0], None
+
+
+def _no_values(
+    inner: Sequence[RecordedCall], x: Tensor, heads: int, *, has_candidates: bool
+) -> str:
     """Why the linear maps before the last are not queries, keys and values."""
-    if fitting:
+    if has_candidates:
         return "its heads' averages are not averages of values that are linear in its input"
-    others = dict.fromkeys(
+    names = dict.fromkeys(
         part.path.rpartition(".")[2] for part in inner if not torch.equal(part.x, x)
     )
-    if others:
-        why = (
-            f"; not applied to the state: {', '.join(others)} (relative positions, or a map"
-            " between)"
+    if names:
+        reason = (
+            f"; not applied to the state: {', '.join(names)} (relative positions, or a map between)"
         )
     else:
-        why = ""
+        reason = ""
     return (
         f"its {len(inner)} linear maps before the last are not queries, keys and values of {heads}"
-        f" heads{why}"
+        f" heads{reason}"
     )
 
 
 def _candidates(
     inner: Sequence[RecordedCall], x: Tensor, heads: int, head: int
-) -> Iterator[tuple[Projection, Projection, Projection]]:
+) -> Iterator[Candidate]:
     """Queries, keys and values that fit the shapes. They are three linear maps in any order;
     queries and one map of keys and values; or one map of all three. A shared map holds them one
     below the other, or group by group of heads.
     """
     if not all(torch.equal(part.x, x) for part in inner):
         return
-    wholes = [Projection(part.path, 0, part.y.shape[-1]) for part in inner]
-    if any(whole.rows % head for whole in wholes):
+    maps = [Projection(part.path, 0, part.y.shape[-1]) for part in inner]
+    if any(projection.rows % head for projection in maps):
         return
-    if len(wholes) == 1:
-        groups, odd = divmod(wholes[0].rows // head - heads, 2)
-        for sizes, parts in _layouts(heads, groups, head) if not odd else ():
-            query, key, value = wholes[0].cut(sizes, parts)
+    if len(maps) == 1:
+        groups, remainder = divmod(maps[0].rows // head - heads, 2)
+        if remainder:
+            return
+        for sizes, parts in _layouts(heads, groups, head):
+            query, key, value = maps[0].cut(sizes, parts)
             yield query, key, value
-    elif len(wholes) == 2:
-        for query, both in itertools.permutations(wholes):
-            groups, odd = divmod(both.rows // head, 2)
-            for sizes, parts in (
-                _layouts(heads, groups, head) if query.rows == heads * head and not odd else ()
-            ):
-                first, second = both.cut(sizes[1:], parts)
-                yield from ((query, first, second), (query, second, first))
-    elif len(wholes) == 3:
-        for query, key, value in itertools.permutations(wholes):
+    elif len(maps) == 2:
+        for query, keys_and_values in itertools.permutations(maps):
+            groups, remainder = divmod(keys_and_values.rows // head, 2)
+            if query.rows != heads * head or remainder:
+                continue
+            for sizes, parts in _layouts(heads, groups, head):
+                first, second = keys_and_values.cut(sizes[1:], parts)
+                yield query, first, second
+                yield query, second, first
+    elif len(maps) == 3:
+        for query, key, value in itertools.permutations(maps):
             if query.rows == heads * head and key.rows == value.rows and query.rows % key.rows == 0:
                 yield query, key, value
 
@@ -202,7 +224,9 @@ def _layouts(heads: int, groups: int, head: int) -> Iterator[tuple[tuple[int, in
     """How one map may hold queries, keys and values: their sizes, and the number of equal parts."""
     if groups > 0 and heads % groups == 0:
         for parts in dict.fromkeys((1, groups)):
-            yield (heads * head // parts, groups * head // parts, groups * head // parts), parts
+            query_rows = heads * head // parts
+            key_rows = groups * head // parts
+            yield (query_rows, key_rows, key_rows), parts
 
 
 def _by_head(z: Tensor, heads: int, head: int) -> Tensor:
@@ -240,51 +264,50 @@ class _Scores:
         larger states. A factor that the module states is used if it fits. Otherwise the fit is
         rounded up, so that bounds remain valid.
         """
-        small, large = (
-            self._state_size(query, key, target * math.sqrt(self.head))
-            for target in (FAINT, STRONG)
-        )
+        small = self._state_size(query, key, FAINT * math.sqrt(self.head))
+        large = self._state_size(query, key, STRONG * math.sqrt(self.head))
         if not 0 < small < large < math.inf:
             return None
         close = tolerance(self.x.dtype)
         faint = self._centred(self._products(query, key, small))
-        by_place = self._observed(0.0)
-        fitted = float((faint * (self._observed(small) - by_place)).sum() / faint.square().sum())
-        scale = max(
-            (said for said in self._said() if abs(said - fitted) <= close * said),
-            default=fitted * (1 + close),
-        )
+        by_position = self._observed(0.0)
+        products_by_rows = (faint * (self._observed(small) - by_position)).sum()
+        fitted = float(products_by_rows / faint.square().sum())
+        agreeing = [stated for stated in self._stated() if abs(stated - fitted) <= close * stated]
+        if agreeing:
+            scale = max(agreeing)
+        else:
+            scale = fitted * (1 + close)
         scores = scale * self._products(query, key, large)
         if self.cap is None:
             capped = scores
         else:
             capped = self.cap * torch.tanh(scores / self.cap)
-        if (
-            scale > 0
-            and difference(self._centred(capped), self._observed(large) - by_place) <= 2 * close
-        ):
+        if not scale > 0:
+            return None
+        miss = difference(self._centred(capped), self._observed(large) - by_position)
+        if miss <= 2 * close:
             return scale
         return None
 
-    def _said(self) -> list[float]:
+    def _stated(self) -> list[float]:
         """Candidates for the scale: what the module states and 1/sqrt(head), each also times the
         squared length of the rotary tables.
         """
-        said = [getattr(own_module(self.chain.stages[0]), name, None) for name in SCALES]
+        attributes = [getattr(own_module(self.chain.stages[0]), name, None) for name in SCALES]
         factors = [
-            float(each)
-            for each in said
-            if isinstance(each, (int, float)) and not isinstance(each, bool)
+            float(attribute)
+            for attribute in attributes
+            if isinstance(attribute, (int, float)) and not isinstance(attribute, bool)
         ]
-        stretch = 1.0
+        factors.append(self.head**-0.5)
+        stretches = {1.0}
         if isinstance(self.context.get(ROTARY), tuple):
             cosines, sines = self.context[ROTARY]
-            lengths = float((cosines.double().square() + sines.double().square()).max())
-            if abs(lengths - 1) <= tolerance(cosines.dtype):
-                stretch = 1.0
-            else:
-                stretch = lengths
-        return [factor * more for factor in (*factors, self.head**-0.5) for more in {1.0, stretch}]
+            length = float((cosines.double().square() + sines.double().square()).max())
+            if not abs(length - 1) <= tolerance(cosines.dtype):
+                stretches.add(length)
+        return [factor * stretch for factor in factors for stretch in stretches]
 
     def _state_size(self, query: Projection, key: Projection, target: float) -> float:
         """t for which the products of t x differ within rows by about `target`."""
@@ -297,57 +320,60 @@ class _Scores:
 
     def _products(self, query: Projection, key: Projection, t: float) -> Tensor:
         """<Q t x_i + b_q, K t x_j + b_k> for each head."""
-        q, k = (self._projected(each, t) for each in (query, key))
+        q = self._projected(query, t)
+        k = self._projected(key, t)
         return q @ k.transpose(-1, -2)
 
     def _projected(self, projection: Projection, t: float) -> Tensor:
-        bias = projection.bias(self.chain)
         z = t * F.linear(self.x, projection.weight(self.chain)).double()
-        return _by_head(z if bias is None else z + bias.double(), self.visible.shape[1], self.head)
+        bias = projection.bias(self.chain)
+        if bias is not None:
+            z = z + bias.double()
+        return _by_head(z, self.visible.shape[1], self.head)
 
     def _observed(self, t: float) -> Tensor:
-        with seeing_rows(self.chain.stages[0]) as shown:
+        """The logarithms of the rows at t x, centred."""
+        with seeing_rows(self.chain.stages[0]) as last_rows:
             self.chain(t * self.x, **self.context)
-        rows = shown()
+        rows = last_rows()
         assert rows is not None
         return self._centred(torch.where(self.visible, rows.double(), 1.0).log())
 
     def _centred(self, scores: Tensor) -> Tensor:
         """Scores minus their mean over the tokens that a row reads; 0 elsewhere."""
-        kept = torch.where(self.visible, scores, 0.0)
-        return torch.where(
-            self.visible,
-            scores - kept.sum(-1, keepdim=True) / self.visible.sum(-1, keepdim=True),
-            0.0,
-        )
+        visible_scores = torch.where(self.visible, scores, 0.0)
+        mean = visible_scores.sum(-1, keepdim=True) / self.visible.sum(-1, keepdim=True)
+        return torch.where(self.visible, scores - mean, 0.0)
 
 
 def _at_one_position(context: dict[str, Any]) -> dict[str, Any]:
     """The context with the last token's rotary position for all tokens."""
     if ROTARY not in context:
         return context
-    given = context[ROTARY]
-    last = [
-        part[..., -1:, :].expand_as(part)
-        for part in ([given] if isinstance(given, Tensor) else given)
-    ]
-    return context | {ROTARY: last[0] if isinstance(given, Tensor) else tuple(last)}
+    rotary = context[ROTARY]
+    at_the_last: Tensor | tuple[Tensor, ...]
+    if isinstance(rotary, Tensor):
+        at_the_last = rotary[..., -1:, :].expand_as(rotary)
+    else:
+        at_the_last = tuple(table[..., -1:, :].expand_as(table) for table in rotary)
+    return {**context, ROTARY: at_the_last}
 
 
 def _other_parameters(chain: nn.Module) -> bool:
     """Whether it has weights, such as sinks, that are no part of a linear map, a norm or a table of
     positions.
     """
-    parts = [
-        part
+    recognised = {
+        parameter
         for part in chain.modules()
         if isinstance(part, nn.Embedding) or is_linear(part) or as_norm(part) is not None
-    ]
-    known = {p for part in parts for p in part.parameters()}
-    return any(parameter not in known for parameter in chain.parameters())
+        for parameter in part.parameters()
+    }
+    return any(parameter not in recognised for parameter in chain.parameters())
 
 
-def _why_not(chain: ModuleChain, sums_to_one: bool, missing: float, scale: float | None) -> str:
+def _why_not(chain: ModuleChain, missing: float, scale: float | None, *, sums_to_one: bool) -> str:
+    """How the attention differs from an ordinary one, or ""."""
     if not sums_to_one and missing > tolerance(next(chain.parameters()).dtype):
         return f"a sink takes up to {missing:.2g} of a row, but theta needs rows that sum to 1"
     if not sums_to_one:

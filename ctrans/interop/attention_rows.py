@@ -15,10 +15,10 @@ from torch.overrides import TorchFunctionMode
 
 from ctrans.interop.recorded_calls import watched
 
-IMPLEMENTATION, ROWS = "_attn_implementation", "eager"
-"""The setting by which the library chooses the attention kernel, and its value for the one that
-returns rows.
-"""
+IMPLEMENTATION = "_attn_implementation"
+"""The setting by which the library chooses the attention kernel."""
+ROWS = "eager"
+"""Its value for the kernel that returns rows."""
 SOFTMAXES: tuple[Callable[..., Any], ...] = (torch.softmax, F.softmax, Tensor.softmax)
 
 
@@ -30,9 +30,10 @@ class _SoftmaxRows(TorchFunctionMode):
         self.rows: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
+        named = kwargs or {}
+        output = func(*args, **named)
         if func is F.scaled_dot_product_attention:
-            self._note(_rows(*args, **(kwargs or {})))
+            self._note(_rows(*args, **named))
         elif func in SOFTMAXES:
             self._note(output)
         return output
@@ -45,35 +46,34 @@ class _SoftmaxRows(TorchFunctionMode):
 @contextmanager
 def showing_rows(model: nn.Module) -> Iterator[None]:
     """Inside, the library uses the attention kernel that also returns the rows."""
-    parts = {
-        id(config): config
-        for part in model.modules()
-        if hasattr(config := getattr(part, "config", None), IMPLEMENTATION)
-    }
-    before = [(config, getattr(config, IMPLEMENTATION)) for config in parts.values()]
+    configs = {}
+    for part in model.modules():
+        config = getattr(part, "config", None)
+        if hasattr(config, IMPLEMENTATION):
+            configs[id(config)] = config
+    before = [(config, getattr(config, IMPLEMENTATION)) for config in configs.values()]
     try:
         for config, _ in before:
             setattr(config, IMPLEMENTATION, ROWS)
         yield
     finally:
-        for config, own in before:  # outer configs first: setting one also sets those inside it
-            setattr(config, IMPLEMENTATION, own)
+        # outer configs first: setting one also sets those inside it
+        for config, implementation in before:
+            setattr(config, IMPLEMENTATION, implementation)
 
 
 def _returned(output: Any) -> Tensor | None:
     """The attention rows (batch, heads, tokens, tokens) in a module's output: the first such array
     with entries >= 0 (T5 returns biases too).
     """
-    if isinstance(output, tuple):
-        returned = output[1:]
-    else:
-        returned = ()
-    square = (
-        each
-        for each in returned
-        if isinstance(each, Tensor) and each.dim() == 4 and each.shape[2] == each.shape[3]
-    )
-    return next((each for each in square if (each >= 0).all()), None)
+    if not isinstance(output, tuple):
+        return None
+    for part in output[1:]:
+        if not isinstance(part, Tensor) or part.dim() != 4:
+            continue
+        if part.shape[2] == part.shape[3] and (part >= 0).all():
+            return part
+    return None
 
 
 @contextmanager
@@ -84,12 +84,15 @@ def seeing_rows(first: nn.Module) -> Iterator[Callable[[], Tensor | None]]:
     with watched({"": first}) as seen, _SoftmaxRows() as computing:
 
         def rows() -> Tensor | None:
-            found = _returned(seen[-1].output)
-            if found is None and computing.rows:
-                found = computing.rows[-1]
-                if found.dim() == 3:  # sequences and heads share an axis, sequences first
-                    found = found.unflatten(0, (len(seen[-1].x), -1))
-            return found
+            call = seen[-1]
+            returned = _returned(call.output)
+            if returned is not None or not computing.rows:
+                return returned
+            computed: Tensor = computing.rows[-1]
+            if computed.dim() == 3:  # sequences and heads share an axis, sequences first
+                by_head: Tensor = computed.unflatten(0, (len(call.x), -1))
+                return by_head
+            return computed
 
         yield rows
 
@@ -104,7 +107,8 @@ def _rows(
     **more: Any,
 ) -> Tensor:
     """softmax(s q k' + mask): the output for the unit matrix as values, without dropout."""
-    one = torch.eye(value.shape[-2], dtype=value.dtype, device=value.device).expand(
-        *value.shape[:-1], -1
+    unit = torch.eye(value.shape[-2], dtype=value.dtype, device=value.device)
+    unit_values = unit.expand(*value.shape[:-1], -1)
+    return F.scaled_dot_product_attention(
+        query, key, unit_values, attn_mask, is_causal=is_causal, **more
     )
-    return F.scaled_dot_product_attention(query, key, one, attn_mask, is_causal=is_causal, **more)

@@ -41,12 +41,13 @@ class Call:
         return {**self.around, self.key: x}
 
     @property
-    def others(self) -> dict[str, Any]:
+    def arguments_but_the_state(self) -> dict[str, Any]:
         """All arguments of the block except the state, by name."""
-        return {
-            **self.context,
-            **{name: value for name, value in (self.around or {}).items() if name != self.key},
-        }
+        arguments = dict(self.context)
+        for name, value in (self.around or {}).items():
+            if name != self.key:
+                arguments[name] = value
+        return arguments
 
 
 def bind(kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -55,15 +56,13 @@ def bind(kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call
     """
     names = _arguments(kind)  # type: ignore[arg-type]  # classes are hashable
     named = dict(zip(names, args, strict=False)) | kwargs
-    state = next((name for name in names if is_state(named.get(name))), names[0])
-    value = named.pop(state)
+    argument = next((name for name in names if is_state(named.get(name))), names[0])
+    value = named.pop(argument)
     if isinstance(value, Mapping):
-        inside = [key for key, part in value.items() if is_state(part)]
-    else:
-        inside = []
-    if len(inside) == 1:
-        return Call(value[inside[0]], named, state, value, inside[0])
-    return Call(value, named, state)
+        keys = [key for key, part in value.items() if is_state(part)]
+        if len(keys) == 1:
+            return Call(value[keys[0]], named, argument, around=value, key=keys[0])
+    return Call(value, named, argument)
 
 
 def is_state(value: object) -> bool:
@@ -76,12 +75,12 @@ class StateForm:
     """How a block returns its state: alone or as a part of its output, and whether tokens are the
     first axis.
 
-    `others` is the length of a returned tuple that holds only the state and None.
+    `length` is that of a returned tuple that holds only the state and None.
     """
 
     part: int | str | None = None
     tokens_first: bool = False
-    others: int | None = None
+    length: int | None = None
 
     def turned(self, x: Tensor) -> Tensor:
         """Swaps the first two axes if the model puts tokens first; its own inverse."""
@@ -91,19 +90,22 @@ class StateForm:
 
     def read(self, output: Any) -> Tensor:
         """The state in the output of a block."""
-        found: Tensor = output if self.part is None else output[self.part]
-        return self.turned(found)
+        if self.part is None:
+            return self.turned(output)
+        return self.turned(output[self.part])
 
     def put(self, output: Any, x: Tensor) -> Any:
         """The output of a block with x as the state."""
         if self.part is None:
             return self.turned(x)
-        if self.others is not None:
-            output = (None,) * self.others
+        if self.length is not None:
+            output = (None,) * self.length
         if isinstance(output, (tuple, list)):
-            return type(output)(
-                self.turned(x) if i == self.part else each for i, each in enumerate(output)
-            )
+            parts = list(output)
+            for i in range(len(parts)):
+                if i == self.part:
+                    parts[i] = self.turned(x)
+            return type(output)(parts)
         return {**output, self.part: self.turned(x)}
 
 
@@ -122,10 +124,11 @@ def form_of(output: Any, x: Tensor) -> StateForm | None:
     fitting = [key for key, value in parts.items() if is_state(value) and value.shape == x.shape]
     if len(fitting) != 1:
         return None
-    alone = isinstance(output, tuple) and all(
-        value is None for key, value in parts.items() if key != fitting[0]
-    )
-    return StateForm(fitting[0], others=len(parts) if alone else None)
+    state = fitting[0]
+    rest_is_none = all(value is None for key, value in parts.items() if key != state)
+    if isinstance(output, tuple) and rest_is_none:
+        return StateForm(state, length=len(parts))
+    return StateForm(state)
 
 
 @dataclass(frozen=True)
@@ -144,13 +147,12 @@ class Running:
         kind = type(self.block)
         parameter = inspect.signature(kind.forward).parameters[self.call.argument]
         first_argument = _arguments(kind)[0]  # type: ignore[arg-type]  # a class is hashable
-        by_keyword_only = parameter.kind is parameter.KEYWORD_ONLY
-        first = self.call.argument == first_argument and not by_keyword_only
-        given = self.call.given(x.clone())  # a block may change its input in place
-        if first:
-            output = self.block(given, **named)
+        keyword_only = parameter.kind is parameter.KEYWORD_ONLY
+        state = self.call.given(x.clone())  # a block may change its input in place
+        if self.call.argument == first_argument and not keyword_only:
+            output = self.block(state, **named)
         else:
-            output = self.block(**{self.call.argument: given}, **named)
+            output = self.block(**{self.call.argument: state}, **named)
         if self.form.part is None and not isinstance(output, Tensor):
             return output
         return self.form.read(output)
@@ -163,7 +165,7 @@ def _arguments(kind: type[Any]) -> tuple[str, ...]:
     return tuple(name for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD)[1:]
 
 
-def own_context(call: Call, cached: bool) -> dict[str, Any]:
+def own_context(call: Call, *, cached: bool) -> dict[str, Any]:
     """The call's context. Raises ConfigError for a cache, unless `cached` allows it, and for states
     of an encoder.
     """
@@ -187,13 +189,12 @@ def intercepted(
     def stand_in(i: int, block: nn.Module) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             call = bind(type(block), args, kwargs)
-            x = instead(
-                i, replace(call, x=form.turned(call.x) if isinstance(call.x, Tensor) else call.x)
-            )
+            if isinstance(call.x, Tensor):
+                call = replace(call, x=form.turned(call.x))
+            x = instead(i, call)
             output = None
-            if (
-                form.part is not None and form.others is None
-            ):  # the block computes what it returns besides the state
+            if form.part is not None and form.length is None:
+                # the block computes what it returns besides the state
                 with torch.no_grad():
                     output = type(block).forward(block, *args, **kwargs)
             return form.put(output, x)
@@ -206,10 +207,10 @@ def intercepted(
     try:
         yield
     finally:
-        for block, own in zip(blocks, before, strict=True):
+        for block, forward_before in zip(blocks, before, strict=True):
             del block.forward
-            if own is not None:
-                block.forward = own
+            if forward_before is not None:
+                block.forward = forward_before
 
 
 def recorded(
@@ -252,11 +253,11 @@ def recorded(
     for i, call in sorted(calls.items()):
         if not isinstance(call.x, Tensor) or call.x.dim() != 3:
             if isinstance(call.x, Tensor):
-                what = f"of shape {tuple(call.x.shape)}"
+                state = f"of shape {tuple(call.x.shape)}"
             else:
-                what = type(call.x).__name__
+                state = type(call.x).__name__
             raise ConfigError(
-                f"block {i} gets a state {what}: states must be (batch, tokens, width)"
+                f"block {i} gets a state {state}: states must be (batch, tokens, width)"
             )
         if not torch.equal(call.x, calls[0].x):
             raise ConfigError(
@@ -268,9 +269,11 @@ def recorded(
 
 def without_cache(call: Call) -> Call:
     """The same call without keys and values of an earlier call."""
-    return replace(
-        call, context={**call.context, **{key: None for key in CACHES if key in call.context}}
-    )
+    context = dict(call.context)
+    for key in CACHES:
+        if key in context:
+            context[key] = None
+    return replace(call, context=context)
 
 
 class Seen(BaseException):  # a model that catches every Exception must not catch it
@@ -302,15 +305,16 @@ def observed(
     """For each block the state that it got and what it returned, in each call; `copies` as in
     `watched`.
     """
-    found: dict[nn.Module, list[tuple[Any, Any]]] = {block: [] for block in blocks}
-    with watched({str(i): block for i, block in enumerate(found)}, copies=copies) as calls:
+    states: dict[nn.Module, list[tuple[Any, Any]]] = {block: [] for block in blocks}
+    with watched({str(i): block for i, block in enumerate(states)}, copies=copies) as calls:
         run()
     for call in calls:
-        given = call.args or call.kwargs
-        found[call.module].append(
-            (bind(type(call.module), call.args, call.kwargs).x if given else None, call.output)
-        )
-    return found
+        if call.args or call.kwargs:
+            state = bind(type(call.module), call.args, call.kwargs).x
+        else:
+            state = None
+        states[call.module].append((state, call.output))
+    return states
 
 
 def tensors_in(value: Any) -> list[Tensor]:

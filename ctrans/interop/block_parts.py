@@ -10,21 +10,18 @@ their sequence with the activation or gate between them. A block may have no FFN
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ctrans.interop.anatomy import Anatomy, named_maps, parts_of
-from ctrans.interop.block_calls import Running, is_state
+from ctrans.interop.block_run import BlockRun, calls_a_norm, leaf_calls, mixing_calls
 from ctrans.interop.ffn_in_model import KNOWN, Activated, GatedUnits
-from ctrans.interop.foreign_errors import FOREIGN_ERRORS
-from ctrans.interop.module_chain import ModuleChain, has_matrix, is_leaf, is_linear
+from ctrans.interop.module_chain import ModuleChain, has_matrix
 from ctrans.interop.multihead import UnfoldedAttention, unfolds
-from ctrans.interop.norms import as_norm
-from ctrans.interop.recorded_calls import CalledAs, RecordedCall, watched
+from ctrans.interop.recorded_calls import CalledAs, RecordedCall
 from ctrans.interop.tolerances import same
 from solvers import ConfigError
 
@@ -34,12 +31,12 @@ class Part:
     """A map, and the block's modules that it consists of, in the order in which they act."""
 
     chain: ModuleChain
-    own: tuple[nn.Module, ...]
+    modules: tuple[nn.Module, ...]
 
     @property
     def inside(self) -> set[nn.Module]:
         """The modules of the map and all their submodules."""
-        return {part for module in self.own for part in module.modules()}
+        return {part for module in self.modules for part in module.modules()}
 
 
 @dataclass(frozen=True)
@@ -58,50 +55,19 @@ class Parts:
     called: nn.Module | None
 
 
-@dataclass(frozen=True, eq=False)
-class BlockRun:
-    """A block that was run on the state x (batch, tokens, width) and returned y. `calls` are all
-    calls of its modules that have a state, in the order in which they began.
-    """
-
-    running: Running
-    x: Tensor
-    y: Tensor
-    calls: list[RecordedCall]
-
-    @property
-    def block(self) -> nn.Module:
-        return self.running.block
-
-    @property
-    def kind(self) -> str:
-        """The name of the block's class."""
-        return type(self.block).__name__
-
-
-def run_of(running: Running, x: Tensor) -> BlockRun:
-    """Runs the block on the state x."""
-    parts = {
-        path: part
-        for path, part in running.block.named_modules()
-        if path and "parametrizations" not in path
-    }
-    with watched(parts) as calls:
-        y = running(x)
-    return BlockRun(running, x, y, [call for call in calls if call.x is not None])
-
-
 def named_parts(run: BlockRun, anatomy: Anatomy) -> Parts | None:
     """The parts at the given or known paths; None unless both are found. Attention gets the
     arguments of the block itself.
     """
-    maps = named_maps(run.block, anatomy)
-    if None in maps:
+    attention, ffn = named_maps(run.block, anatomy)
+    if attention is None or ffn is None:
         return None
-    attention, ffn = (
-        Part(ModuleChain(modules), tuple(modules)) for modules in maps if modules is not None
-    )
-    return Parts(attention, ffn, run.running.call.context, called=None)
+    return Parts(_part(attention), _part(ffn), run.running.call.context, called=None)
+
+
+def _part(modules: Sequence[nn.Module]) -> Part:
+    """These modules in sequence."""
+    return Part(ModuleChain(modules), tuple(modules))
 
 
 def seen_parts(run: BlockRun, anatomy: Anatomy, *, own_calls: bool) -> Parts:
@@ -111,28 +77,32 @@ def seen_parts(run: BlockRun, anatomy: Anatomy, *, own_calls: bool) -> Parts:
     it gets the arguments of the block itself. Raises ConfigError, saying what to pass, if a part is
     not found and for blocks with more or fewer than these two maps.
     """
-    named = named_maps(run.block, anatomy)
-    for what, path, found in (
-        ("attention", anatomy.attention, named[0]),
-        ("FFN", anatomy.ffn, named[1]),
+    named_attention, named_ffn = named_maps(run.block, anatomy)
+    for name, path, modules in (
+        ("attention", anatomy.attention, named_attention),
+        ("FFN", anatomy.ffn, named_ffn),
     ):
-        if path is not None and found is None:
+        if path is not None and modules is None:
             raise ConfigError(
-                f"no {what} found in {run.kind}, which has {parts_of(run.block)}: it has nothing at"
+                f"no {name} found in {run.kind}, which has {parts_of(run.block)}: it has nothing at"
                 f" {path!r}"
             )
-    own_calls = own_calls or named[0] is None
-    if own_calls:
-        attention, context = _attention(run, None if anatomy.attention is None else named[0])
+    called: nn.Module | None
+    if own_calls or named_attention is None:
+        if anatomy.attention is None:
+            attention, context = _attention(run, None)
+        else:
+            attention, context = _attention(run, named_attention)
+        called = attention.modules[0]
     else:
-        assert named[0] is not None
-        attention = Part(ModuleChain(named[0]), tuple(named[0]))
+        attention = _part(named_attention)
         context = run.running.call.context
-    if anatomy.ffn is None or named[1] is None:
+        called = None
+    if anatomy.ffn is None or named_ffn is None:
         ffn = _ffn(run, attention)
     else:
-        ffn = _given_ffn(run, named[1])
-    return Parts(attention, ffn, context, attention.own[0] if own_calls else None)
+        ffn = _named_ffn(run, named_ffn)
+    return Parts(attention, ffn, context, called)
 
 
 def check_roles(run: BlockRun, anatomy: Anatomy) -> None:
@@ -143,12 +113,10 @@ def check_roles(run: BlockRun, anatomy: Anatomy) -> None:
     """
     if anatomy.attention is None and anatomy.ffn is None:
         return
-    attention, ffn = (set(part or ()) for part in named_maps(run.block, anatomy))
-    mixing = _mixing(run)
-    attention_mixes, ffn_mixes = (
-        any(call.module in module.modules() for call in mixing for module in own)
-        for own in (attention, ffn)
-    )
+    attention, ffn = (set(modules or ()) for modules in named_maps(run.block, anatomy))
+    mixing = mixing_calls(run)
+    attention_mixes = _holds_one_of(attention, mixing)
+    ffn_mixes = _holds_one_of(ffn, mixing)
     if anatomy.attention is not None and attention and mixing and not attention_mixes:
         if anatomy.ffn is not None and ffn_mixes:
             raise ConfigError(
@@ -167,42 +135,51 @@ def check_roles(run: BlockRun, anatomy: Anatomy) -> None:
         )
 
 
+def _holds_one_of(modules: set[nn.Module], calls: Sequence[RecordedCall]) -> bool:
+    """Whether the module of one of these calls is one of the modules or inside of them."""
+    return any(call.module in module.modules() for call in calls for module in modules)
+
+
 def _path(named: str | Sequence[str]) -> str:
     if isinstance(named, str):
         return repr(named)
     return " then ".join(map(repr, named))
 
 
-def _attention(run: BlockRun, given: Sequence[nn.Module] | None) -> tuple[Part, dict[str, Any]]:
-    if given is not None:
-        call = next((call for call in run.calls if call.module is given[0]), None)
-        if call is None:
-            raise ConfigError(f"attention=: {run.kind} does not call its {type(given[0]).__name__}")
+def _attention(run: BlockRun, named: Sequence[nn.Module] | None) -> tuple[Part, dict[str, Any]]:
+    """The attention, at the named modules or found, and the context of its chain: the call."""
+    if named is not None:
+        named_call = next((call for call in run.calls if call.module is named[0]), None)
+        if named_call is None:
+            raise ConfigError(f"attention=: {run.kind} does not call its {type(named[0]).__name__}")
+        call = named_call
     else:
-        mixing = _mixing(run)
+        mixing = mixing_calls(run)
         if len(mixing) != 1:
             raise ConfigError(_no_attention(run, mixing))
         call = mixing[0]
-    if given is not None and len(given) > 1:
-        stages = list(given)
+    if named is not None and len(named) > 1:
+        stages = list(named)
     else:
         stages = _extended(call, run)
     tokens_first = run.running.form.tokens_first
-    first: nn.Module = CalledAs(call.module, tokens_first)
+    first: nn.Module
     if unfolds(call.module, call.template):
-        first = UnfoldedAttention(call.module, tokens_first)  # type: ignore[arg-type]  # it is of that class
-    return Part(ModuleChain([first, *stages[1:]]), tuple(stages)), {
-        "call": call.template.alone(call.x)
-    }
+        assert isinstance(call.module, nn.MultiheadAttention), "unfolds has tested this"
+        first = UnfoldedAttention(call.module, tokens_first=tokens_first)
+    else:
+        first = CalledAs(call.module, tokens_first=tokens_first)
+    chain = ModuleChain([first, *stages[1:]])
+    return Part(chain, tuple(stages)), {"call": call.template.alone(call.x)}
 
 
 def _no_attention(run: BlockRun, mixing: Sequence[RecordedCall]) -> str:
     if mixing:
-        found = ", ".join(f"{call.path} ({type(call.module).__name__})" for call in mixing)
+        modules = ", ".join(f"{call.path} ({type(call.module).__name__})" for call in mixing)
         return (
-            f"attention=: several modules of {run.kind} mix tokens, {found}: a block must have one"
-            " attention and one FFN (no cross-attention, no convolution next to attention); name"
-            " one only if the others do nothing"
+            f"attention=: several modules of {run.kind} mix tokens, {modules}: a block must have"
+            " one attention and one FFN (no cross-attention, no convolution next to attention);"
+            " name one only if the others do nothing"
         )
     return (
         f"no module of {run.kind} mixes tokens, so its own forward does: move attention, from the"
@@ -211,83 +188,24 @@ def _no_attention(run: BlockRun, mixing: Sequence[RecordedCall]) -> str:
     )
 
 
-def _mixing(run: BlockRun) -> list[RecordedCall]:
-    """The smallest modules that mix tokens, each once."""
-    modules = {call.module: call for call in run.calls if _mixes(call, run.running)}
-    return [
-        call
-        for module, call in modules.items()
-        if not any(other in modules for other in list(module.modules())[1:])
-    ]
-
-
-def _mixes(call: RecordedCall, running: Running) -> bool:
-    """Whether a change of one token of the module's input changes its output at another token."""
-    if (
-        is_linear(call.module)
-        or not is_state(call.x)
-        or not is_state(call.y)
-        or call.x.shape[:2] != call.y.shape[:2]
-    ):
-        return False
-    turned = running.form.turned
-    if turned(call.x).shape[:2] != running.call.x.shape[:2]:
-        return False  # the axes have another order, such as channels first for a convolution
-    try:
-        return mixes_tokens(lambda x: turned(call.again(turned(x))), turned(call.x))
-    except FOREIGN_ERRORS:
-        return False
-
-
-def mixes_tokens(function: Callable[[Tensor], Tensor], x: Tensor) -> bool:
-    """Whether function(x) after the first token changes if the first token of x (sequences, tokens,
-    ...) changes.
-    """
-    changed = x.clone()
-    changed[:, 0] = -changed[:, 0] + 1
-    expected = function(x)[:, 1:]
-    return not same(function(changed)[:, 1:], expected)
-
-
-@torch.no_grad()
-def token_axis_is_first(block: Running, x: Tensor) -> bool:
-    """Whether tokens are the first axis of the block's state and not the second: it mixes along the
-    first alone.
-    """
-    return not mixes_tokens(block, x) and mixes_tokens(
-        lambda z: block(z.transpose(0, 1)).transpose(0, 1), x.transpose(0, 1)
-    )
-
-
 def _extended(call: RecordedCall, run: BlockRun) -> list[nn.Module]:
     """The called module and each later leaf that acts on its output alone and is no norm."""
     inside = set(call.module.modules())
     y = call.y
-    found = [call.module]
-    for later in _leaves(run.calls[run.calls.index(call) + 1 :]):
-        if (
-            later.module not in inside
-            and later.x is y
-            and as_norm(later.module, later.x.shape[-1]) is None
-        ):
-            found.append(later.module)
+    modules = [call.module]
+    for later in leaf_calls(run.calls[run.calls.index(call) + 1 :]):
+        if later.module not in inside and later.x is y and not calls_a_norm(later):
+            modules.append(later.module)
             y = later.y
-    return found
-
-
-def _leaves(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
-    return [call for call in calls if is_leaf(call.module)]
+    return modules
 
 
 def _ffn(run: BlockRun, attention: Part) -> Part | None:
+    """The FFN after this attention; None for a block without one."""
     calls = run.calls
-    start = next(i for i, call in enumerate(calls) if call.module is attention.own[0])
-    leaves = [call for call in _leaves(calls) if call.module not in attention.inside]
-    weighty = [
-        call
-        for call in leaves
-        if has_matrix(call.module) and as_norm(call.module, call.x.shape[-1]) is None
-    ]
+    start = next(i for i, call in enumerate(calls) if call.module is attention.modules[0])
+    leaves = [call for call in leaf_calls(calls) if call.module not in attention.inside]
+    weighty = [call for call in leaves if has_matrix(call.module) and not calls_a_norm(call)]
     if not weighty:
         return None
     early = next((call for call in weighty if calls.index(call) < start), None)
@@ -300,86 +218,87 @@ def _ffn(run: BlockRun, attention: Part) -> Part | None:
     if holder is not None:
         stages = _extended(holder, run)
         template = holder.template.alone(holder.x)
-        first = CalledAs(holder.module, always=template) if template.adds else holder.module
+        first = holder.module
+        if template.adds:
+            first = CalledAs(holder.module, always=template)
         return Part(ModuleChain([first, *stages[1:]]), tuple(stages))
     return _line(run.kind, leaves, weighty)
 
 
-def _given_ffn(run: BlockRun, given: Sequence[nn.Module]) -> Part:
-    """The given modules in sequence, with the functions that the block applies between them."""
-    own = [call for call in run.calls if call.module in given]
-    missing = next((part for part in given if all(call.module is not part for call in own)), None)
-    if missing is not None:
-        raise ConfigError(f"ffn=: {run.kind} does not call its {type(missing).__name__}")
-    if len(own) == 1:
-        return Part(ModuleChain(given), tuple(given))
-    return _line(run.kind, own, own)
+def _named_ffn(run: BlockRun, named: Sequence[nn.Module]) -> Part:
+    """The named modules in sequence, with the functions that the block applies between them."""
+    calls = [call for call in run.calls if call.module in named]
+    for module in named:
+        if all(call.module is not module for call in calls):
+            raise ConfigError(f"ffn=: {run.kind} does not call its {type(module).__name__}")
+    if len(calls) == 1:
+        return _part(named)
+    return _line(run.kind, calls, calls)
 
 
 def _holder(run: BlockRun, paths: Sequence[str], attention: Part) -> RecordedCall | None:
     """The smallest module that holds all these paths and is called as a map; None if it holds
     attention or begins with a norm.
     """
-    parent = paths[0].rpartition(".")[0]
     if len(paths) > 1:
         parent = posixpath.commonpath([path.replace(".", "/") for path in paths]).replace("/", ".")
-    found = next((call for call in run.calls if call.path == parent), None)
-    if (
-        found is None
-        or attention.own[0] in set(found.module.modules())
-        or found.y is None
-        or found.y.shape != found.x.shape
-    ):
+    else:
+        parent = paths[0].rpartition(".")[0]
+    holder = next((call for call in run.calls if call.path == parent), None)
+    if holder is None or attention.modules[0] in set(holder.module.modules()):
         return None
-    first = next(
-        (call for call in _leaves(run.calls) if call.path.startswith(f"{found.path}.")), None
-    )
-    if (
-        first is not None
-        and first.x is found.x
-        and as_norm(first.module, first.x.shape[-1]) is not None
-    ):
+    if holder.y is None or holder.y.shape != holder.x.shape:
         return None
-    return found
+    leaves_inside = [call for call in leaf_calls(run.calls) if call.path.startswith(f"{parent}.")]
+    if leaves_inside:
+        first = leaves_inside[0]
+        if first.x is holder.x and calls_a_norm(first):
+            return None
+    return holder
 
 
 def _line(kind: str, leaves: Sequence[RecordedCall], weighty: Sequence[RecordedCall]) -> Part:
     """The maps in sequence, with the functions that the block applies between them."""
     heads = [call for call in weighty if call.x is weighty[0].x]
     behind = leaves[leaves.index(heads[-1]) + 1 :]
-    rest = [
-        call
-        for call in behind
-        if call not in heads and as_norm(call.module, call.x.shape[-1]) is None
-    ]
-    own = [call.module for call in heads]
+    later = [call for call in behind if call not in heads and not calls_a_norm(call)]
+    modules = [call.module for call in heads]
     stages: list[nn.Module]
-    if len(heads) == 2 and rest:
-        gate = _gate(heads[0], heads[1], rest)
+    if len(heads) == 2 and later:
+        gate = _gate(heads[0], heads[1], later)
         if gate is None:
-            raise ConfigError(_between(kind, heads[0], rest[0]))
-        stages = [gate[0]]
-        y = rest[gate[1]].x
-        rest = rest[gate[1] :]
+            raise ConfigError(_between(kind, heads[0], later[0]))
+        units, index = gate
+        stages = [units]
+        y = later[index].x
+        later = later[index:]
     else:
         stages = [heads[0].module]
         y = heads[0].y
-    for call in rest:
+    for call in later:
         if call.x is not y and not same(call.x, y):
             if not has_matrix(call.module):
                 continue  # a leaf of another branch
-            name = next((name for name, phi in KNOWN.items() if same(phi(y), call.x)), None)
+            name = _activation(y, call.x)
             if name is None:
                 raise ConfigError(_between(kind, heads[0], call))
             stages.append(Activated(name))
         stages.append(call.module)
-        own.append(call.module)
+        modules.append(call.module)
         y = call.y
-    return Part(ModuleChain(stages), tuple(own))
+    return Part(ModuleChain(stages), tuple(modules))
+
+
+def _activation(y: Tensor, x: Tensor) -> str | None:
+    """The name of the activation phi with phi(y) = x."""
+    for name, phi in KNOWN.items():
+        if same(phi(y), x):
+            return name
+    return None
 
 
 def _gate(
-    first: RecordedCall, second: RecordedCall, rest: Sequence[RecordedCall]
+    first: RecordedCall, second: RecordedCall, later: Sequence[RecordedCall]
 ) -> tuple[GatedUnits, int] | None:
     """phi(first) * second or phi(second) * first, whichever is the input of a later map; and the
     index of that map.
@@ -387,8 +306,8 @@ def _gate(
     for gate, up in ((first, second), (second, first)):
         for name, phi in KNOWN.items():
             value = phi(gate.y) * up.y
-            for i, act in enumerate(rest):
-                if same(value, act.x):
+            for i, call in enumerate(later):
+                if same(value, call.x):
                     return GatedUnits(gate.module, up.module, name), i
     return None
 

@@ -6,6 +6,7 @@ distributed checkpoint, and a pickle of weights if that is allowed.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -16,14 +17,15 @@ from torch import Tensor
 
 from ctrans.base.given_files import read_json
 from ctrans.interop.distributed_checkpoint import METADATA, distributed_weights, gains_less_one
-from ctrans.interop.hugging_face import CONFIG, NO_WEIGHTS, directory_weights
+from ctrans.interop.hugging_face_files import CONFIG, NO_WEIGHTS, directory_weights
 from ctrans.interop.pickled import pickled_weights
-from ctrans.interop.streamed import CODES, FLOATS, Stored, read_weight, stored_weights
+from ctrans.interop.stored_weights import CODES, FLOATS, Stored, read_weight, stored_weights
 from ctrans.interop.weight_names import GAIN
 from ctrans.model.checkpoint import BEST, LAST, find_model
 from solvers import ConfigError
 
-SAFETENSORS, PICKLED = ".safetensors", (".bin", ".pt", ".pth")
+SAFETENSORS = ".safetensors"
+PICKLED = (".bin", ".pt", ".pth")
 BLOCK = 128
 """Rows and columns that share a scale of fp8."""
 PACKED = re.compile(
@@ -44,17 +46,17 @@ def checkpoint_weights(
     Codes of fp8 and of 8 bits with scales become numbers. Gains that a family stores less 1 become
     gains. Raises ConfigError for a path without weights, and for other quantised weights.
     """
+    no_weights = "|".join(NO_WEIGHTS)
     stored = {
         name: weight
-        for name, weight in _stored(path, allow_pickle).items()
-        if not re.search("|".join(NO_WEIGHTS), name)
+        for name, weight in _stored(path, allow_pickle=allow_pickle).items()
+        if not re.search(no_weights, name)
     }
-    less_one = (
-        gains_less_one(path)
-        if os.path.isfile(path / METADATA)
-        else ONE_PLUS.fullmatch(_family(path))
-    )
-    found: dict[str, Callable[[], Tensor]] = {}
+    if os.path.isfile(path / METADATA):
+        less_one = gains_less_one(path)
+    else:
+        less_one = ONE_PLUS.fullmatch(_family(path)) is not None
+    weights: dict[str, Callable[[], Tensor]] = {}
     for name, weight in stored.items():
         if PACKED.search(name):
             raise ConfigError(
@@ -62,25 +64,22 @@ def checkpoint_weights(
                 " read: save it unquantised"
             )
         if weight.dtype in CODES:
-            found[name] = _dequantised(name, weight, stored)
+            weights[name] = _dequantised(name, weight, stored)
         elif weight.dtype in FLOATS:
-            one_plus = less_one and GAIN.search(name) and "linear_attn" not in name
-            if one_plus:
-                found[name] = partial(_one_plus, weight)
+            if less_one and GAIN.search(name) and "linear_attn" not in name:
+                weights[name] = partial(_one_plus, weight)
             else:
-                found[name] = partial(read_weight, weight)
+                weights[name] = partial(read_weight, weight)
         elif name.endswith("weight"):
             raise ConfigError(
                 f"{str(weight.path)!r} holds {name} as {weight.dtype}, and ctrans reads"
                 f" {', '.join(FLOATS | CODES)}: save it so"
             )
-    scales = {
-        each
-        for name, weight in stored.items()
-        if weight.dtype in CODES
-        for each in _scales_of(name)
-    }
-    return {name: read for name, read in found.items() if name not in scales}
+    for name, weight in stored.items():
+        if weight.dtype in CODES:
+            for scale in _scales_of(name):
+                weights.pop(scale, None)
+    return weights
 
 
 def _scales_of(name: str) -> list[str]:
@@ -90,7 +89,7 @@ def _scales_of(name: str) -> list[str]:
     return [f"{name}_scale_inv", f"{name}_scale", re.sub(r"weight$", "SCB", name)]
 
 
-def _stored(path: Path, allow_pickle: bool) -> Mapping[str, Stored]:
+def _stored(path: Path, *, allow_pickle: bool) -> Mapping[str, Stored]:
     if os.path.isfile(path) and path.suffix == SAFETENSORS:
         return stored_weights([path])
     if os.path.isfile(path) and path.suffix in PICKLED:
@@ -103,8 +102,10 @@ def _stored(path: Path, allow_pickle: bool) -> Mapping[str, Stored]:
     if os.path.isfile(path / METADATA):
         return distributed_weights(path)
     if os.path.isdir(path):
-        run = os.path.lexists(path / BEST) or os.path.lexists(path / LAST)
-        return directory_weights(find_model(path) if run else path, allow_pickle)
+        is_run = os.path.lexists(path / BEST) or os.path.lexists(path / LAST)
+        if is_run:
+            return directory_weights(find_model(path), allow_pickle=allow_pickle)
+        return directory_weights(path, allow_pickle=allow_pickle)
     raise ConfigError(
         f"{str(path)!r} holds no weights: give a directory of Hugging Face or ctrans, a distributed"
         f" checkpoint, or a {SAFETENSORS} file"
@@ -113,14 +114,16 @@ def _stored(path: Path, allow_pickle: bool) -> Mapping[str, Stored]:
 
 def _family(path: Path) -> str:
     """The family in the config next to the weights; empty if there is none."""
-    config = (path if os.path.isdir(path) else path.parent) / CONFIG
-    if os.path.isfile(config):
-        said = read_json(config)
+    if os.path.isdir(path):
+        config_path = path / CONFIG
     else:
-        said = None
-    if isinstance(said, dict):
-        return str(said.get("model_type", ""))
-    return ""
+        config_path = path.parent / CONFIG
+    if not os.path.isfile(config_path):
+        return ""
+    config = read_json(config_path)
+    if not isinstance(config, dict):
+        return ""
+    return str(config.get("model_type", ""))
 
 
 def _one_plus(weight: Stored) -> Tensor:
@@ -131,36 +134,44 @@ def _dequantised(name: str, codes: Stored, stored: Mapping[str, Stored]) -> Call
     """A function that multiplies the codes by their scales. Raises ConfigError for scales that are
     missing or do not fit.
     """
-    scale = next((stored[each] for each in _scales_of(name) if each in stored), None)
-    if scale is None and codes.dtype == "I8":
+    scales = [stored[scale] for scale in _scales_of(name) if scale in stored]
+    if not scales and codes.dtype == "I8":
         raise ConfigError(
             f"{str(codes.path)!r} holds {name} as I8 without scales: save it unquantised"
         )
-    if scale is None:
+    if not scales:
         return partial(read_weight, codes)
+    scale = scales[0]
     rows, columns = (*codes.shape, 1, 1)[:2]
-    many = scale.shape
-    if many in ((), (1,), (rows,), (rows, 1)):
-        block = 1, columns
-    elif len(many) == 2 and many == (-(-rows // BLOCK), -(-columns // BLOCK)):
-        block = BLOCK, BLOCK
-    elif len(many) == 2 and many[0] == rows and columns % many[1] == 0:
-        block = 1, columns // many[1]
+    shape = scale.shape
+    blocks_of_rows = math.ceil(rows / BLOCK)
+    blocks_of_columns = math.ceil(columns / BLOCK)
+    if shape in ((), (1,), (rows,), (rows, 1)):
+        block = (1, columns)
+    elif shape == (blocks_of_rows, blocks_of_columns):
+        block = (BLOCK, BLOCK)
+    elif len(shape) == 2 and shape[0] == rows and columns % shape[1] == 0:
+        block = (1, columns // shape[1])
     else:
         raise ConfigError(
-            f"{str(codes.path)!r} holds {name} {codes.shape} with scales {many}, which do not fit:"
+            f"{str(codes.path)!r} holds {name} {codes.shape} with scales {shape}, which do not fit:"
             " save it unquantised"
         )
-    return partial(_multiplied, codes, scale, block, 127.0 if scale.name.endswith("SCB") else 1.0)
+    if scale.name.endswith("SCB"):  # of bitsandbytes
+        unit = 127.0
+    else:
+        unit = 1.0
+    return partial(_multiplied, codes, scale, block, unit)
 
 
 def _multiplied(codes: Stored, scale: Stored, block: tuple[int, int], unit: float) -> Tensor:
+    """The codes times scale/unit, one scale for each block of rows and columns."""
     factors = read_weight(scale).float() / unit
     if factors.dim() == 1 and factors.numel() > 1:
         factors = factors.unsqueeze(1)
     numbers = read_weight(codes).float()
     if factors.dim() == 2 and factors.numel() > 1:
-        factors = factors.repeat_interleave(block[0], 0)[: len(numbers)].repeat_interleave(
-            block[1], 1
-        )[:, : numbers.shape[1]]
+        rows, columns = numbers.shape
+        factors = factors.repeat_interleave(block[0], 0)[:rows]
+        factors = factors.repeat_interleave(block[1], 1)[:, :columns]
     return numbers.mul_(factors)

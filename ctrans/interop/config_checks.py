@@ -24,8 +24,15 @@ for each block, expert and label.
 MOST_WEIGHTS = 10**13
 """The largest number of weights made on demand: ten times that of the largest models."""
 AT_LEAST_ONE = (
-    *("vocab_size", "hidden_size", "n_embd", "intermediate_size"),
-    *("num_hidden_layers", "n_layer", "num_attention_heads", "n_head", "num_key_value_heads"),
+    "vocab_size",
+    "hidden_size",
+    "n_embd",
+    "intermediate_size",
+    "num_hidden_layers",
+    "n_layer",
+    "num_attention_heads",
+    "n_head",
+    "num_key_value_heads",
 )
 """Config entries that count something which every model has."""
 NEUTRAL = {
@@ -39,7 +46,8 @@ NEUTRAL = {
 """Config entries that change how a model returns its output, not what it computes."""
 KERNELS = (None, "eager", "sdpa")
 """Attention kernels of the library itself. It would download and run others by name."""
-SLACK, SPARE = 4, 10**7
+SLACK = 4
+SPARE = 10**7
 """A model may have at most SLACK * (numbers in its files) + SPARE numbers. Loading names the
 weights that are missing.
 """
@@ -57,10 +65,11 @@ def check_settings(where: str, config: Mapping[str, Any]) -> None:
         if isinstance(value, int) and not isinstance(value, bool):
             if name in AT_LEAST_ONE and value < 1:
                 raise ConfigError(f"{where} says {name} = {value}: it must be at least 1")
-            most = min((most for word, most in MOST_BY_WORD.items() if word in name), default=value)
-            if value > most:
+            limits = [limit for word, limit in MOST_BY_WORD.items() if word in name]
+            if limits and value > min(limits):
                 raise ConfigError(
-                    f"{where} says {name} = {_short(value)}: the largest allowed number is {most:,}"
+                    f"{where} says {name} = {_short(value)}: the largest allowed number is"
+                    f" {min(limits):,}"
                 )
 
 
@@ -102,17 +111,17 @@ def check_size(
         check_fits(4 * max(sizes) * dtype.itemsize, "lower its width or its vocabulary")
 
 
-def check_names(where: str, given: Mapping[str, Any], kind: Any) -> None:
+def check_names(where: str, entries: Mapping[str, Any], kind: Any) -> None:
     """Raises ConfigError for an entry that the library's config `kind` does not know and whose name
     is close to one that is not given. It would be lost silently. Other entries pass, as the library
     keeps entries of other families and versions.
     """
-    known = {*vars(kind()), *kind.attribute_map, *dir(kind)}
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, known - set(given), n=1, cutoff=0.8)
-        else:
-            near = []
+    entries_of_kind = {*vars(kind()), *kind.attribute_map, *dir(kind)}
+    free = entries_of_kind - set(entries)
+    for name in entries:
+        if name in entries_of_kind:
+            continue
+        near = difflib.get_close_matches(name, free, n=1, cutoff=0.8)
         if near:
             raise ConfigError(f"{where} has no entry {name!r}: did you mean {near[0]!r}?")
 
@@ -137,7 +146,11 @@ def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _check_kernels(where: str, name: str, value: Any) -> None:
     """A kernel's name, or names by part of the model."""
-    for kernel in value.values() if isinstance(value, Mapping) else [value]:
+    if isinstance(value, Mapping):
+        kernels = list(value.values())
+    else:
+        kernels = [value]
+    for kernel in kernels:
         if kernel not in KERNELS:
             raise ConfigError(
                 f"{where} asks for {name} {kernel!r}, which may be downloaded code, or lack float64"

@@ -85,19 +85,20 @@ def continuize(
     blocks = find_blocks(model, anatomy)
     chosen = _chosen(layers, blocks)
     with as_found(model), torch.no_grad():
-        inputs = example_of(model) if example is None else example
+        if example is None:
+            example = example_of(model)
+        inputs = example
         calls = recorded(blocks, lambda: model(**inputs))
         depths = {i: recognise(blocks[i], calls[i], anatomy, StateForm()).depth(dt) for i in chosen}
     for depth in depths.values():
         scheme.check(depth)
-    used_cache = not scheme.evaluates_once and bool(
-        getattr(getattr(model, "config", None), "use_cache", False)
-    )
-    if used_cache:
-        _use_cache(model, False)
+    uses_cache = bool(getattr(getattr(model, "config", None), "use_cache", False))
+    turn_cache_off = uses_cache and not scheme.evaluates_once
+    if turn_cache_off:
+        _set_use_cache(model, value=False)
     for i, depth in depths.items():
         block = blocks[i]
-        flow = Flow(depth, scheme, type(block), used_cache)
+        flow = Flow(depth, scheme, type(block), used_cache=turn_cache_off)
         block.__class__ = _continuous(type(block))  # type: ignore[arg-type]  # classes are hashable
         block.flow = flow  # type: ignore[assignment]  # not a tensor
     return model
@@ -113,7 +114,7 @@ def discretize(model: Model) -> Model:
             block.__class__ = flow.discrete
             del block.flow
             if flow.used_cache:
-                _use_cache(model, True)
+                _set_use_cache(model, value=True)
     return model
 
 
@@ -127,7 +128,7 @@ def _continuous(discrete: type[Any]) -> type[Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Tensor:
         flow: Flow = self.flow
         call = bind(flow.discrete, args, kwargs)
-        depth = in_context(flow.depth, own_context(call, flow.scheme.evaluates_once))
+        depth = in_context(flow.depth, own_context(call, cached=flow.scheme.evaluates_once))
         return flow.scheme.solve(depth, call.x).x1
 
     return type(f"Continuous{discrete.__name__}", (discrete,), {"forward": forward})
@@ -135,25 +136,24 @@ def _continuous(discrete: type[Any]) -> type[Any]:
 
 def _chosen(layers: int | Iterable[int] | None, blocks: list[nn.Module]) -> list[int]:
     """The indices of the blocks to change, sorted and without repetition."""
-    wanted = (
-        range(len(blocks))
-        if layers is None
-        else [layers]
-        if isinstance(layers, int)
-        else list(layers)
-    )
-    for i in wanted:
+    if layers is None:
+        indices = list(range(len(blocks)))
+    elif isinstance(layers, int):
+        indices = [layers]
+    else:
+        indices = list(layers)
+    for i in indices:
         if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < len(blocks):
             raise ConfigError(f"layer {i!r}: the model has blocks 0 to {len(blocks) - 1}")
-    if not wanted:
+    if not indices:
         raise ConfigError(
             f"no layers given: give some of 0 to {len(blocks) - 1}, or leave layers out for all"
         )
-    return sorted(set(wanted))
+    return sorted(set(indices))
 
 
-def _use_cache(model: nn.Module, wanted: bool) -> None:
+def _set_use_cache(model: nn.Module, *, value: bool) -> None:
     for name in ("config", "generation_config"):
         config = getattr(model, name, None)
         if config is not None:
-            config.use_cache = wanted
+            config.use_cache = value

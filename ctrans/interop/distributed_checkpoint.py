@@ -23,10 +23,11 @@ from torch import Tensor
 from ctrans.base.given_files import check_file, read_file, read_json
 from ctrans.base.printable import one_line
 from ctrans.interop.pickled import is_dense, load_pickled
-from ctrans.interop.streamed import Stored, stored_tensor
+from ctrans.interop.stored_weights import Stored, stored_tensor
 from solvers import ConfigError
 
-METADATA, MEGATRON = ".metadata", "metadata.json"
+METADATA = ".metadata"
+MEGATRON = "metadata.json"
 LARGEST_METADATA = 32 << 20
 """The largest size of `.metadata` in bytes; a checkpoint of 200,000 parts has about 30 MB."""
 SETTINGS = ("common.pt", "run_config.yaml", "../context/model.yaml")
@@ -50,9 +51,9 @@ class Inert:
     """A record in the place of any object of a pickle: its arguments and its state."""
 
     def __new__(cls, *args: Any, **_: Any) -> Inert:
-        made = object.__new__(cls)
-        made.__dict__["args"] = args
-        return made
+        record = object.__new__(cls)
+        record.__dict__["args"] = args
+        return record
 
     def __setstate__(self, state: Any) -> None:
         self.__dict__["state"] = state
@@ -68,9 +69,9 @@ def inert(path: Path) -> Any:
     data = read_file(path, LARGEST_METADATA)
     try:
         for code, argument, _ in pickletools.genops(data):
-            if (
-                "PUT" in code.name and isinstance(argument, int) and argument > len(data)
-            ):  # would reserve memory
+            if "PUT" not in code.name or not isinstance(argument, int):
+                continue
+            if argument > len(data):  # would reserve memory
                 raise ValueError(f"it keeps object {argument}")
         return _Inert(io.BytesIO(data)).load()
     except Exception as error:  # damaged bytes lead to errors of many kinds
@@ -88,9 +89,9 @@ def distributed_weights(directory: Path) -> dict[str, Stored]:
     """
     path = directory / METADATA
     if (directory / MEGATRON).is_file():
-        said = read_json(directory / MEGATRON)
-        if isinstance(said, dict):
-            backend = said.get("sharded_backend")
+        settings = read_json(directory / MEGATRON)
+        if isinstance(settings, dict):
+            backend = settings.get("sharded_backend")
         else:
             backend = None
         if backend not in ("torch_dist", None):
@@ -111,81 +112,92 @@ def gains_less_one(directory: Path) -> bool:
     """Whether Megatron's settings next to the weights say that it stored a norm's gains less 1. It
     looks at their bytes and unpickles nothing.
     """
-    return any(
-        LESS_ONE.search(read_file(path))
-        for name in SETTINGS
-        if (path := directory / name).is_file()
-    )
+    paths = [directory / name for name in SETTINGS]
+    return any(LESS_ONE.search(read_file(path)) for path in paths if path.is_file())
+
+
+PlaceInFile = tuple[Path, int, int]
+"""Where a part of a weight is: the file, the first byte and the number of bytes."""
+StoredPart = tuple[tuple[int, ...], tuple[int, ...], Path, int, int]
+"""A part of a weight: its offsets and sizes along each axis, and its place."""
 
 
 def _weights(directory: Path, metadata: Mapping[str, Any]) -> dict[str, Stored]:
-    places: dict[tuple[str, tuple[int, ...]], tuple[Path, int, int]] = {}
+    places = _places(directory, metadata["storage_data"])
+    weights: dict[str, Stored] = {}
+    for name, entry in metadata["state_dict_metadata"].items():
+        fields = _fields(entry)
+        if "size" not in fields or NOT_MODEL.search(name):  # bytes, or not of the model
+            continue
+        size = _shape(fields["size"])
+        parts: list[StoredPart] = []
+        for chunk in map(_fields, fields["chunks"]):
+            offsets = _shape(chunk["offsets"])
+            parts.append((offsets, _shape(chunk["sizes"]), *places[name, offsets]))
+        dtype = getattr(torch, vars(fields["properties"])["state"][0].__name__, None)
+        _check_parts(directory, name, size, parts)
+        if not isinstance(dtype, torch.dtype):
+            raise ConfigError(
+                f"{str(directory)!r} holds {name} in a dtype that this torch does not have"
+            )
+        like = torch.empty(size, dtype=dtype, device="meta")
+        stacked = STACKED.search(name)
+        if len(size) > 1 and stacked is not None:
+            before = name[: stacked.end()]
+            after = name[stacked.end() :]
+            for block in range(size[0]):
+                block_name = f"{before}{block}.{after}"
+                make = partial(_assembled, name, size, dtype, parts, block)
+                weights[block_name] = stored_tensor(directory, block_name, like[0], make)
+        else:
+            make = partial(_assembled, name, size, dtype, parts, None)
+            weights[name] = stored_tensor(directory, name, like, make)
+    if not weights:
+        raise ConfigError(
+            f"{str(directory)!r} holds no weights of a model: give the directory of a distributed"
+            " checkpoint"
+        )
+    return weights
+
+
+def _places(
+    directory: Path, storage: Mapping[Any, Any]
+) -> dict[tuple[str, tuple[int, ...]], PlaceInFile]:
+    """The place of each part, by the weight's name and the part's offsets. Raises ConfigError for
+    files elsewhere, and for parts beyond a file's end.
+    """
+    places: dict[tuple[str, tuple[int, ...]], PlaceInFile] = {}
     sizes: dict[str, int] = {}
-    for index, info in metadata["storage_data"].items():
-        own = _fields(index)
-        at = _fields(info)
-        name = str(at["relative_path"])
+    for index, info in storage.items():
+        part = _fields(index)
+        stored = _fields(info)
+        name = str(stored["relative_path"])
         if name != Path(name).name or name in ("", ".."):
             raise ConfigError(
                 f"{str(directory / METADATA)!r} names {name!r}: parts must be files in the same"
                 " directory"
             )
-        if at.get("transform_descriptors"):
+        if stored.get("transform_descriptors"):
             raise ConfigError(
                 f"{str(directory)!r} has parts that are transformed by"
-                f" {at['transform_descriptors']!r}: save them plain"
+                f" {stored['transform_descriptors']!r}: save them plain"
             )
         if name not in sizes:
             sizes[name] = check_file(directory / name)
-        start = int(at["offset"])
-        length = int(at["length"])
+        start = int(stored["offset"])
+        length = int(stored["length"])
         if not 0 <= start <= start + length <= sizes[name]:
             raise ConfigError(
                 f"{str(directory / name)!r} is not whole: it has {sizes[name]:,} bytes, and a part"
                 f" ends at {start + length:,}"
             )
-        places[str(own["fqn"]), _shape(own.get("offset"))] = directory / name, start, length
-    found: dict[str, Stored] = {}
-    for name, entry in metadata["state_dict_metadata"].items():
-        about = _fields(entry)
-        if "size" not in about or NOT_MODEL.search(name):  # bytes, or not of the model
-            continue
-        size = _shape(about["size"])
-        parts = []
-        for chunk in map(_fields, about["chunks"]):
-            offsets = _shape(chunk["offsets"])
-            parts.append((offsets, _shape(chunk["sizes"]), *places[name, offsets]))
-        dtype = getattr(torch, vars(about["properties"])["state"][0].__name__, None)
-        _check_parts(directory, name, size, parts)
-        if isinstance(dtype, torch.dtype):
-            like = torch.empty(size, dtype=dtype, device="meta")
-        else:
-            like = None
-        if like is None:
-            raise ConfigError(
-                f"{str(directory)!r} holds {name} in a dtype that this torch does not have"
-            )
-        if len(size) > 1:
-            stacked = STACKED.search(name)
-        else:
-            stacked = None
-        for block in range(size[0]) if stacked else [None]:
-            if stacked is None:
-                one = name
-            else:
-                one = f"{name[: stacked.end()]}{block}.{name[stacked.end() :]}"
-            make = partial(_assembled, name, size, like.dtype, parts, block)
-            found[one] = stored_tensor(directory, one, like if block is None else like[0], make)
-    if not found:
-        raise ConfigError(
-            f"{str(directory)!r} holds no weights of a model: give the directory of a distributed"
-            " checkpoint"
-        )
-    return found
+        places[str(part["fqn"]), _shape(part.get("offset"))] = directory / name, start, length
+    return places
 
 
-def _fields(made: Any) -> Mapping[str, Any]:
-    state = vars(made).get("state")
+def _fields(record: Any) -> Mapping[str, Any]:
+    """The state of an `Inert` record; empty if it is no mapping."""
+    state = vars(record).get("state")
     if isinstance(state, Mapping):
         return state
     return {}
@@ -195,30 +207,43 @@ def _shape(size: Any) -> tuple[int, ...]:
     """The numbers of a torch.Size; () for none."""
     if size is None:
         return ()
-    return tuple(int(n) for n in (vars(size)["args"][0] if isinstance(size, Inert) else size))
+    if isinstance(size, Inert):
+        size = vars(size)["args"][0]
+    return tuple(int(n) for n in size)
 
 
-def _check_parts(directory: Path, name: str, size: tuple[int, ...], parts: list[Any]) -> None:
+def _check_parts(
+    directory: Path, name: str, size: tuple[int, ...], parts: list[StoredPart]
+) -> None:
     """Raises ConfigError unless the parts lie inside of the weight, fill it, and have its bytes."""
-    inside = all(
-        len(size) == len(offsets) == len(sizes)
-        and all(0 <= a <= a + n <= whole for a, n, whole in zip(offsets, sizes, size, strict=True))
-        for offsets, sizes, *_ in parts
-    )
+    inside = all(_is_inside(offsets, sizes, size) for offsets, sizes, *_ in parts)
     numbers = sum(math.prod(sizes) for _, sizes, *_ in parts)
-    bytes_ = sum(length for *_, length in parts)
-    if not inside or numbers != math.prod(size) or numbers > bytes_:
+    number_of_bytes = sum(length for *_, length in parts)
+    if not inside or numbers != math.prod(size) or numbers > number_of_bytes:
         raise ConfigError(
             f"{str(directory)!r} does not hold all of {name}: its parts have {numbers:,} of"
             f" {math.prod(size):,} numbers"
         )
 
 
+def _is_inside(offsets: tuple[int, ...], sizes: tuple[int, ...], size: tuple[int, ...]) -> bool:
+    """Whether a part with these offsets and sizes lies inside of a weight of this size."""
+    if not len(size) == len(offsets) == len(sizes):
+        return False
+    return all(
+        0 <= start <= start + length <= end
+        for start, length, end in zip(offsets, sizes, size, strict=True)
+    )
+
+
 def _assembled(
-    name: str, size: tuple[int, ...], dtype: torch.dtype, parts: list[Any], block: int | None
+    name: str, size: tuple[int, ...], dtype: torch.dtype, parts: list[StoredPart], block: int | None
 ) -> Tensor:
     """The weight, or its slice for a block, from the parts that it needs."""
-    whole = torch.empty(size if block is None else size[1:], dtype=dtype)
+    if block is None:
+        weight = torch.empty(size, dtype=dtype)
+    else:
+        weight = torch.empty(size[1:], dtype=dtype)
     for offsets, sizes, path, start, length in parts:
         if block is not None and not offsets[0] <= block < offsets[0] + sizes[0]:
             continue
@@ -234,9 +259,9 @@ def _assembled(
             raise ConfigError(
                 f"{str(path)!r} does not hold the part of {name} that its {METADATA} describes"
             )
-        inside = tuple(slice(a, a + n) for a, n in zip(offsets, sizes, strict=True))
+        slices = tuple(slice(a, a + n) for a, n in zip(offsets, sizes, strict=True))
         if block is None:
-            whole[inside] = part
+            weight[slices] = part
         else:
-            whole[inside[1:]] = part[block - offsets[0]]
-    return whole
+            weight[slices[1:]] = part[block - offsets[0]]
+    return weight

@@ -11,14 +11,17 @@ from torch import Tensor, nn
 
 from solvers import ConfigError
 
+Example = Tensor | Mapping[str, Any]
+"""A batch of inputs, or the keyword arguments of a forward pass with the batch first."""
+
 
 def main_input(model: nn.Module) -> str:
     """The name of the argument for the tokens or the image: `main_input_name`, or the first
     argument of forward.
     """
-    return getattr(
-        model, "main_input_name", next(iter(inspect.signature(model.forward).parameters), "")
-    )
+    parameters = inspect.signature(model.forward).parameters
+    first = next(iter(parameters), "")
+    return getattr(model, "main_input_name", first)
 
 
 def example_of(model: nn.Module) -> dict[str, Any]:
@@ -27,14 +30,16 @@ def example_of(model: nn.Module) -> dict[str, Any]:
     """
     name = main_input(model)
     if name not in EXAMPLES:
-        known = ", ".join(sorted(EXAMPLES))
         raise ConfigError(
-            f"{type(model).__name__} takes {name!r} first, which is not one of {known}: give"
-            " example=dict(...), the keyword arguments of one forward pass"
+            f"{type(model).__name__} takes {name!r} first, which is not one of"
+            f" {', '.join(sorted(EXAMPLES))}: give example=dict(...), the keyword arguments of one"
+            " forward pass"
         )
     weight = next(model.parameters())
-    made = EXAMPLES[name](model)
-    return {name: made.to(weight.device, weight.dtype if made.is_floating_point() else made.dtype)}
+    example = EXAMPLES[name](model)
+    if example.is_floating_point():
+        return {name: example.to(weight.device, weight.dtype)}
+    return {name: example.to(weight.device)}
 
 
 def _images(model: nn.Module) -> Tensor:
@@ -42,7 +47,8 @@ def _images(model: nn.Module) -> Tensor:
     config: Any = model.config
     size = config.image_size
     if isinstance(size, int):
-        height, width = (size, size)
+        height = size
+        width = size
     else:
         height, width = size
     return torch.zeros(1, config.num_channels, height, width)
@@ -57,9 +63,12 @@ def _sounds(model: nn.Module) -> Tensor:
 
 
 def _tokens(model: nn.Module) -> Tensor:
-    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore[operator]  # a method, no module
-    count: int = getattr(embedding, "num_embeddings", 5)
-    return (torch.arange(1, 5) % count)[None]  # 0 is often padding
+    """One sequence of four token ids, not 0, which is often padding."""
+    count: int = 5
+    if hasattr(model, "get_input_embeddings"):
+        embedding = model.get_input_embeddings()  # type: ignore[operator]  # a method, no module
+        count = getattr(embedding, "num_embeddings", 5)
+    return (torch.arange(1, 5) % count)[None]
 
 
 def reads_tokens(model: nn.Module) -> bool:

@@ -21,8 +21,14 @@ from solvers import ConfigError, look_up
 
 Settings = Mapping[str, Any]
 """Settings of a configuration, by name."""
-VOCABULARY, WIDTH, WINDOW, IMAGE = 31, 32, 4, 8
-"""Sizes of the small models: tokens, channels, a sliding window, pixels per side."""
+VOCABULARY = 31
+"""Tokens of the small models."""
+WIDTH = 32
+"""Channels of the small models."""
+WINDOW = 4
+"""Tokens of a sliding window of the small models."""
+IMAGE = 8
+"""Pixels per side of the images of the small models."""
 SIZES: Settings = {
     "hidden_size": WIDTH,
     "num_hidden_layers": 3,
@@ -281,8 +287,10 @@ def small_model(family: str, seed: int = 0) -> nn.Module:
         model: Any = getattr(transformers, entry.model)(config).eval()
     if hasattr(model, "set_experts_implementation"):  # fused kernels of experts have no float64
         model.set_experts_implementation("eager")
-    part: nn.Module = getattr(model, entry.part) if entry.part else model
-    return part
+    if entry.part:
+        model = getattr(model, entry.part)
+    opened: nn.Module = model
+    return opened
 
 
 def found_family(family: str) -> FoundFamily:
@@ -300,21 +308,28 @@ def found_family(family: str) -> FoundFamily:
     except ConfigError as error:
         return FoundFamily(**about, supported=False, refused=str(error))
     config = imported.config
-    branches = [part.branches for part in imported.depth.sublayers]
-    maps = [branch.field for each in branches for branch in each.values()]
-    heads = [each for each in maps if isinstance(each, ExposesHeads)]
-    attentions = sum("attention" in each for each in branches)
+    fields = [
+        branch.field
+        for sublayer in imported.depth.sublayers
+        for branch in sublayer.branches.values()
+    ]
+    attentions = sum("attention" in sublayer.branches for sublayer in imported.depth.sublayers)
+    with_heads = [field for field in fields if isinstance(field, ExposesHeads)]
+    bilinear = not any(field.normalised_scores for field in with_heads)
     return FoundFamily(
         **about,
         supported=True,
-        **{
-            name: getattr(config, name)
-            for name in ("placement", "norm", "attention", "ffn", "parallel", "lengths", "unread")
-        },
-        theta=len(heads) == attentions and not any(each.normalised_scores for each in heads),
-        bounds=all(isinstance(each, HasBound) for each in maps),
-        matrices=all(isinstance(each, ExposesWeights) for each in maps),
-        last=all(_has_last(each) for each in maps),
+        placement=config.placement,
+        norm=config.norm,
+        attention=config.attention,
+        ffn=config.ffn,
+        parallel=config.parallel,
+        lengths=config.lengths,
+        unread=config.unread,
+        theta=len(with_heads) == attentions and bilinear,
+        bounds=all(isinstance(field, HasBound) for field in fields),
+        matrices=all(isinstance(field, ExposesWeights) for field in fields),
+        last=all(_has_last(field) for field in fields),
     )
 
 

@@ -5,7 +5,6 @@ one.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 
@@ -19,9 +18,14 @@ from ctrans.interop.module_chain import MapInModel, ModuleChain, Projection
 from ctrans.interop.recorded_calls import RecordedCall, watched
 from ctrans.interop.tolerances import difference, unit
 
+
+def _quick_gelu(z: Tensor) -> Tensor:
+    return z * torch.sigmoid(1.702 * z)
+
+
 KNOWN: Mapping[str, Activation] = ACTIVATIONS | {
     "gelu_tanh": Activation(partial(F.gelu, approximate="tanh"), 1.129),
-    "quick_gelu": Activation(lambda z: z * torch.sigmoid(1.702 * z), 1.09984),
+    "quick_gelu": Activation(_quick_gelu, 1.09984),
 }
 """Activations that a foreign FFN may have. A gate needs one of degree 1, with abs(phi(z)) <=
 abs(z).
@@ -35,7 +39,8 @@ class Activated(nn.Module):
 
     def __init__(self, name: str):
         super().__init__()
-        self.name = self.said = name
+        self.name = name
+        self.label = name
 
     def forward(self, x: Tensor) -> Tensor:
         return KNOWN[self.name](x)
@@ -49,7 +54,7 @@ class GatedUnits(nn.Module):
         self.gate = gate
         self.up = up
         self.name = name
-        self.said = f"{name} gate"
+        self.label = f"{name} gate"
 
     def forward(self, x: Tensor) -> Tensor:
         gated: Tensor = KNOWN[self.name](self.gate(x)) * self.up(x)
@@ -78,9 +83,12 @@ class ReadFeedForward(BoundedFFN, MapInModel):
     @property
     def projections(self) -> dict[Role, Projection]:
         """Where W_g (if there is a gate), W_u and W_d are."""
-        reading = self.reading
-        gate: dict[Role, Projection] = {} if reading.gate is None else {"gate": reading.gate}
-        return {**gate, "up": reading.up, "down": reading.down}
+        projections: dict[Role, Projection] = {}
+        if self.reading.gate is not None:
+            projections["gate"] = self.reading.gate
+        projections["up"] = self.reading.up
+        projections["down"] = self.reading.down
+        return projections
 
     def matrices(self) -> Iterator[Matrix]:
         """W_g (if there is a gate), W_u and W_d."""
@@ -89,8 +97,9 @@ class ReadFeedForward(BoundedFFN, MapInModel):
 
     @property
     def maps(self) -> FFNMaps:
-        *gate, up, down = (each.affine(self) for each in self.projections.values())
-        return FFNMaps(gate[0] if gate else None, up, down, KNOWN[self.reading.activation])
+        maps = {role: part.affine(self) for role, part in self.projections.items()}
+        activation = KNOWN[self.reading.activation]
+        return FFNMaps(maps.get("gate"), maps["up"], maps["down"], activation)
 
 
 class PlainFeedForward(ReadFeedForward):
@@ -124,24 +133,26 @@ def read_ffn(chain: ModuleChain, x: Tensor) -> FeedForwardReading | str:
     inner, _ = _seen(chain, x)
     if not inner or not all(torch.equal(part.x, x) for part in inner):
         return f"not all of the {len(inner)} linear maps before its last act on its input"
-    x = x * TELLING / torch.cat([part.y for part in inner], -1).square().mean().sqrt()
+    size = torch.cat([part.y for part in inner], -1).square().mean().sqrt()
+    x = x * TELLING / size
     inner, last = _seen(chain, x)
     fits: list[tuple[float, FeedForwardReading]] = []
     down = Projection(last.path, 0, last.y.shape[-1], scale_path=chain.scale_path)
     for gate, up in _candidates(inner, last.x.shape[-1]):
-        values = {each: _value(each, inner) for each in (gate, up) if each is not None}
+        up_value = _value(up, inner)
         for name, activation in KNOWN.items():
-            if gate is not None and activation.degree != 1:
-                continue
             if gate is None:
-                found = activation(values[up])
+                hidden = activation(up_value)
+            elif activation.degree == 1:
+                hidden = activation(_value(gate, inner)) * up_value
             else:
-                found = activation(values[gate]) * values[up]
-            fits.append((difference(found, last.x), FeedForwardReading(gate, up, down, name)))
-    miss, reading = min(fits, key=lambda fit: fit[0], default=(math.inf, None))
-    if reading is None or not miss <= 64 * unit(x.dtype):
-        return f"it is no plain or gated FFN with one of the activations {', '.join(KNOWN)}"
-    return reading
+                continue
+            fits.append((difference(hidden, last.x), FeedForwardReading(gate, up, down, name)))
+    if fits:
+        miss, reading = min(fits, key=lambda fit: fit[0])
+        if miss <= 64 * unit(x.dtype):
+            return reading
+    return f"it is no plain or gated FFN with one of the activations {', '.join(KNOWN)}"
 
 
 def ffn_in_model(chain: ModuleChain, reading: FeedForwardReading | str) -> MapInModel:
@@ -178,5 +189,5 @@ def _candidates(
 
 def _value(projection: Projection, inner: list[RecordedCall]) -> Tensor:
     """The output of the projection."""
-    whole: Tensor = next(part.y for part in inner if part.path == projection.path)
-    return whole[..., projection.start : projection.stop]
+    output: Tensor = next(part.y for part in inner if part.path == projection.path)
+    return output[..., projection.start : projection.stop]

@@ -31,7 +31,9 @@ def find_blocks(model: nn.Module, anatomy: Anatomy) -> list[nn.Module]:
 def blocks_at(model: nn.Module, path: str) -> list[nn.Module]:
     """The modules of the list at that path."""
     blocks: Any = model.get_submodule(path)
-    return list(blocks.values() if isinstance(blocks, nn.ModuleDict) else blocks)
+    if isinstance(blocks, nn.ModuleDict):
+        return list(blocks.values())
+    return list(blocks)
 
 
 def block_list_by_name(model: nn.Module, anatomy: Anatomy) -> str:
@@ -46,18 +48,21 @@ def block_list_by_name(model: nn.Module, anatomy: Anatomy) -> str:
             )
         return anatomy.blocks
     maps = {name: [named_maps(block, anatomy) for block in part] for name, part in lists.items()}
-    fitting = [name for name, each in maps.items() if all(None not in pair for pair in each)]
-    # an FFN without a known name is found when the block runs
-    fitting = fitting or [
-        name for name, each in maps.items() if all(attention is not None for attention, _ in each)
-    ]
+    fitting = [name for name, pairs in maps.items() if all(None not in pair for pair in pairs)]
+    if not fitting:
+        # an FFN without a known name is found when the block runs
+        fitting = [
+            name
+            for name, pairs in maps.items()
+            if all(attention is not None for attention, _ in pairs)
+        ]
     if len(fitting) != 1:
         if fitting:
-            found = "several lists"
+            count = "several lists"
         else:
-            found = "no list"
+            count = "no list"
         raise ConfigError(
-            f"{type(model).__name__} has {found} of blocks with an attention and an FFN of a known"
+            f"{type(model).__name__} has {count} of blocks with an attention and an FFN of a known"
             f" name; its lists are {_described(lists)}: give paths by anatomy=Anatomy(blocks=...,"
             " attention=..., ffn=...), or by --anatomy FILE.toml"
         )
@@ -80,15 +85,21 @@ def block_list_by_calls(
             f"blocks=: the model has no list of modules {path!r}: it has {_described(lists)}"
         )
     if path is None:
-        wanted = lists
+        candidates = lists
     else:
-        wanted = {path: lists[path]}
-    calls = observed({part for blocks in wanted.values() for part in blocks}, run)
-    found = {name: _form(blocks, calls) for name, blocks in wanted.items()}
-    forms = {name: form for name, form in found.items() if isinstance(form, StateForm)}
+        candidates = {path: lists[path]}
+    calls = observed({part for blocks in candidates.values() for part in blocks}, run)
+    forms: dict[str, StateForm] = {}
+    reasons: dict[str, str] = {}
+    for name, blocks in candidates.items():
+        form = _form(blocks, calls)
+        if isinstance(form, StateForm):
+            forms[name] = form
+        else:
+            reasons[name] = form
     if path is not None:
         if path not in forms:
-            raise ConfigError(f"blocks=: {path!r} is no sequence of blocks: {found[path]}")
+            raise ConfigError(f"blocks=: {path!r} is no sequence of blocks: {reasons[path]}")
         return path, forms[path]
     # a block has at least two modules with a matrix
     fitting = {
@@ -105,11 +116,10 @@ def block_list_by_calls(
                 "blocks=: give the path of the list of blocks: several lists could be; candidates:"
                 f" {_described(fitting)}"
             )
-        reasons = [f"{name!r}: {form}" for name, form in found.items() if isinstance(form, str)]
+        why = ""
         if reasons:
-            why = f" ({'; '.join(reasons[:2])})"
-        else:
-            why = ""
+            first_reasons = [f"{name!r}: {reason}" for name, reason in reasons.items()][:2]
+            why = f" ({'; '.join(first_reasons)})"
         raise ConfigError(
             f"{type(model).__name__} has no list of modules that act in sequence on one state{why},"
             f" so no blocks= can name one; its lists are {_described(lists)}: make each step of its"
@@ -141,13 +151,13 @@ def _form(
             return f"module {i} gets no floating-point state (batch, tokens, width)"
         if state is not None and not (x.shape == state.shape and torch.equal(x, state)):
             return f"the model changes the state before module {i}"
-        found = form_of(output, x)
-        if found is None:
+        form_here = form_of(output, x)
+        if form_here is None:
             return f"module {i} returns no state of the shape {tuple(x.shape)} of its input"
-        if form is None or form == found:
-            form = found
+        if form is None or form == form_here:
+            form = form_here
         else:
-            form = dataclasses.replace(found, others=None)
+            form = dataclasses.replace(form_here, length=None)
         if isinstance(output, Tensor):
             state = output
         else:
@@ -155,36 +165,42 @@ def _form(
     return form or "it is empty"
 
 
-def _within_larger(name: str, part: Blocks, others: Mapping[str, Blocks]) -> bool:
+def _within_larger(name: str, part: Blocks, lists: Mapping[str, Blocks]) -> bool:
     """Whether it holds, or is inside of, a list with more modules; of two equal lists the outer one
     is kept.
     """
-    for other, blocks in others.items():
-        inside = other.startswith(f"{name}.") or name == ""
-        around = name.startswith(f"{other}.") or other == ""
-        if other != name and (
-            (inside and len(blocks) > len(part)) or (around and len(blocks) >= len(part))
-        ):
+    for list_name, blocks in lists.items():
+        if list_name == name:
+            continue
+        is_inside = list_name.startswith(f"{name}.") or name == ""
+        if is_inside and len(blocks) > len(part):
+            return True
+        is_around = name.startswith(f"{list_name}.") or list_name == ""
+        if is_around and len(blocks) >= len(part):
             return True
     return False
 
 
 def _lists(model: nn.Module) -> dict[str, Blocks]:
     """Lists of modules that may hold blocks, by path."""
-    return {
-        name: blocks_at(model, name)
-        for name, part in model.named_modules()
-        if isinstance(part, (nn.ModuleList, nn.ModuleDict, nn.Sequential))
-        and len(part)
-        and "parametrizations" not in name
-        and None not in blocks_at(model, name)
-    }
+    lists: dict[str, Blocks] = {}
+    for name, part in model.named_modules():
+        if not isinstance(part, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
+            continue
+        if len(part) == 0 or "parametrizations" in name:
+            continue
+        blocks = blocks_at(model, name)
+        if None not in blocks:
+            lists[name] = blocks
+    return lists
 
 
 def _described(lists: Mapping[str, Blocks]) -> str:
     """Each list as 'layers: 2 Layer (norm, body)'."""
-    each = []
+    if not lists:
+        return "none"
+    descriptions = []
     for name, part in lists.items():
         children = ", ".join(child for child, _ in part[0].named_children())
-        each.append(f"{name}: {len(part)} {type(part[0]).__name__} ({children})")
-    return "; ".join(each) or "none"
+        descriptions.append(f"{name}: {len(part)} {type(part[0]).__name__} ({children})")
+    return "; ".join(descriptions)

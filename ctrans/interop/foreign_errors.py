@@ -11,7 +11,7 @@ FOREIGN_ERRORS = (Exception,)
 def named_error(error: BaseException) -> str:
     """The error as 'TypeError: its text on one line', and for one of dtypes what to give."""
     text = f"{type(error).__name__}: {one_line(error)}"
-    own = "dtype" in text or "double" in text.lower()
-    if own:
+    is_of_dtypes = "dtype" in text or "double" in text.lower()
+    if is_of_dtypes:
         return f"{text}; if its code makes float32 tensors, give --dtype float32"
     return text

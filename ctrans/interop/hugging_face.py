@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -16,41 +15,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctrans.base.given_files import read_json
 from ctrans.dynamics.weights.on_demand import skeletons
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.config_checks import check_settings, check_size, neutral
 from ctrans.interop.families import FAMILIES
-from ctrans.interop.imported import Imported
-from ctrans.interop.pickled import pickled_weights
-from ctrans.interop.streamed import (
-    Stored,
-    check_floating,
-    check_tied,
-    put_model_on_demand,
-    read,
-    stored_dtype,
-    stored_weights,
+from ctrans.interop.hugging_face_files import (
+    CONFIG,
+    NO_WEIGHTS,
+    directory_weights,
+    read_config,
 )
+from ctrans.interop.imported import Imported
+from ctrans.interop.stored_weights import Stored, check_floating, stored_dtype
+from ctrans.interop.streamed import check_tied, put_model_on_demand, read
 from ctrans.interop.transformers_library import import_transformers, reading
 from solvers import ConfigError, unknown
 
-CONFIG, WEIGHTS, INDEX, ADAPTER = (
-    "config.json",
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "adapter_config.json",
-)
-PICKLES = "pytorch_model.bin", "pytorch_model.bin.index.json"
-"""The file of weights, and the index of shards, of a model that was saved as a pickle."""
-
-NO_WEIGHTS = (
-    r"rotary_emb\w*\.(original_)?inv_freq$",
-    r"(^|\.)position_ids$",
-    r"(attn|attention)\.(bias|masked_bias|causal_mask)$",
-)
-"""Patterns of buffers that older versions of the library stored and the newer ones compute."""
-TOWERS = ("vision_model", "text_model")
+IMAGE_TOWER = "vision_model"
+TEXT_TOWER = "text_model"
+TOWERS = (IMAGE_TOWER, TEXT_TOWER)
 """Attributes of models that compare images and texts."""
 
 
@@ -87,9 +70,9 @@ def from_transformers(
     if not isinstance(model, nn.Module):
         anatomy = anatomy or Anatomy()
         if on_demand:
-            model = open_local(model, anatomy, dtype, allow_pickle)
+            model = open_local(model, anatomy, dtype, allow_pickle=allow_pickle)
         else:
-            model = load_local(model, dtype, allow_pickle)
+            model = load_local(model, dtype, allow_pickle=allow_pickle)
     elif dtype is not None or on_demand:
         raise ConfigError(
             f"dtype = {dtype} and on_demand = {on_demand} are only for models loaded from a"
@@ -119,28 +102,32 @@ def one_stack(model: nn.Module, *, images: bool | None = None) -> nn.Module:
             raise ConfigError(
                 f"{type(model).__name__} has two towers: give its {' or its '.join(TOWERS)}"
             )
-        tower: nn.Module = getattr(base, TOWERS[not images])
+        if images:
+            tower: nn.Module = getattr(base, IMAGE_TOWER)
+        else:
+            tower = getattr(base, TEXT_TOWER)
         return tower
-    both = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and isinstance(
-        getattr(base, "decoder", None), nn.Module
-    )
-    encoder: nn.Module = base.encoder if both else model
-    return encoder
+    is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    if is_encoder_decoder and isinstance(getattr(base, "decoder", None), nn.Module):
+        encoder: nn.Module = base.encoder
+        return encoder
+    return model
 
 
 def load_local(
-    directory: str | Path, dtype: torch.dtype | None = None, allow_pickle: bool = False
+    directory: str | Path, dtype: torch.dtype | None = None, *, allow_pickle: bool = False
 ) -> nn.Module:
     """The model saved in that directory, of the class that its config names, in eval mode. Errors
     as `from_transformers`.
     """
     directory = Path(directory)
     transformers = import_transformers()
-    settings, config, stored, _ = _checked(directory, dtype, allow_pickle, on_demand=False)
+    settings, config, stored, _ = _checked(
+        directory, dtype, allow_pickle=allow_pickle, on_demand=False
+    )
     with reading(f"cannot load {str(directory)!r}"):
-        model, seen = (
-            model_class(settings, transformers) or transformers.AutoModel
-        ).from_pretrained(
+        kind = model_class(settings, transformers) or transformers.AutoModel
+        model, seen = kind.from_pretrained(
             directory,
             config=config,
             local_files_only=True,
@@ -152,11 +139,11 @@ def load_local(
         )
     # the library casts without a word; buffers may be whole numbers, and some families rename what
     # stands before the last two parts
-    whole = {
+    whole_numbers = {
         _ending(name) for name, buffer in model.named_buffers() if not buffer.is_floating_point()
     }
     for name in sorted(stored.keys() - seen["unexpected_keys"]):
-        if _ending(name) not in whole and not ignored(model, name):
+        if _ending(name) not in whole_numbers and not ignored(model, name):
             check_floating(stored[name])
     if seen["missing_keys"]:
         names = sorted(map(str, seen["missing_keys"]))
@@ -176,13 +163,13 @@ def load_local(
 
 
 def open_local(
-    directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | None, allow_pickle: bool
+    directory: str | Path, anatomy: Anatomy, dtype: torch.dtype | None, *, allow_pickle: bool
 ) -> nn.Module:
     """The model saved in that directory with matrices read on demand, in eval mode and without
     gradients. Errors as `from_transformers`.
     """
     directory = Path(directory)
-    _, _, stored, make = _checked(directory, dtype, allow_pickle, on_demand=True)
+    _, _, stored, make = _checked(directory, dtype, allow_pickle=allow_pickle, on_demand=True)
     with reading(f"cannot load {str(directory)!r}"), skeletons():
         model = make()
     source, unused = read(model, stored)
@@ -193,7 +180,7 @@ def open_local(
 
 
 def _checked(
-    directory: Path, dtype: torch.dtype | None, allow_pickle: bool, *, on_demand: bool
+    directory: Path, dtype: torch.dtype | None, *, allow_pickle: bool, on_demand: bool
 ) -> tuple[Mapping[str, Any], Any, Mapping[str, Stored], Callable[[], nn.Module]]:
     """The entries of a directory's config, the library's config, the stored weights, and a function
     that makes the model without them.
@@ -205,7 +192,7 @@ def _checked(
     where = repr(str(directory / CONFIG))
     settings = read_config(directory)
     check_family(where, settings, transformers)
-    stored = directory_weights(directory, allow_pickle)
+    stored = directory_weights(directory, allow_pickle=allow_pickle)
     with reading(f"cannot load {str(directory)!r}"):
         # runs no code of the directory and does not ask whether to
         config = neutral(
@@ -213,17 +200,17 @@ def _checked(
                 directory, local_files_only=True, trust_remote_code=False
             )
         )
-        kept = dtype or getattr(config, "dtype", None) or stored_dtype(stored)
-        make = partial(build, settings, config, transformers.AutoModel, kept)
+        model_dtype = dtype or getattr(config, "dtype", None) or stored_dtype(stored)
+        make = partial(build, settings, config, transformers.AutoModel, model_dtype)
         held = sum(math.prod(weight.shape) for weight in stored.values())
-        check_size(where, make, kept, held=held, on_demand=on_demand)
+        check_size(where, make, model_dtype, held=held, on_demand=on_demand)
     return settings, config, stored, make
 
 
 def ignored(model: nn.Module, name: str) -> bool:
     """Whether the library itself says that a stored weight of that name is not for the model."""
-    own = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
-    return any(re.search(pattern, name) for pattern in (*NO_WEIGHTS, *own))
+    patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    return any(re.search(pattern, name) for pattern in (*NO_WEIGHTS, *patterns))
 
 
 def _ending(name: str) -> str:
@@ -239,7 +226,7 @@ def check_unused(directory: Path, model: nn.Module, unused: Iterable[str]) -> No
     """
     base = f"{getattr(model, 'base_model_prefix', '')}."
     parts = dict(model.named_modules())
-    lost = dict[str, None]()
+    lost: list[str] = []
     for name in sorted(name for name in unused if not ignored(model, name)):
         for full in (name, base + name, name.removeprefix(base)):
             path = ""
@@ -261,14 +248,12 @@ def check_unused(directory: Path, model: nn.Module, unused: Iterable[str]) -> No
                 path = inner
             else:
                 inside = inside or isinstance(getattr(parts[path], "weight", None), torch.Tensor)
-            if inside:
-                lost |= {name: None}
-            else:
-                lost |= {}
+            if inside and name not in lost:
+                lost.append(name)
     if lost:
         raise ConfigError(
             f"{str(directory)!r} holds weights that a model of its {CONFIG} does not use"
-            f" ({len(lost)}), such as {', '.join(list(lost)[:3])}: fix the {CONFIG}, or save the"
+            f" ({len(lost)}), such as {', '.join(lost[:3])}: fix the {CONFIG}, or save the"
             " model without them"
         )
 
@@ -288,11 +273,10 @@ def build(settings: Mapping[str, Any], config: Any, default: Any, dtype: torch.d
 
 def model_class(settings: Mapping[str, Any], transformers: Any) -> Any:
     """The library's class that a config names, or None."""
-    named = settings.get("architectures")
-    if isinstance(named, list) and named:
-        kind = getattr(transformers, str(named[0]), None)
-    else:
-        kind = None
+    names = settings.get("architectures")
+    if not isinstance(names, list) or not names:
+        return None
+    kind = getattr(transformers, str(names[0]), None)
     if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
         return kind
     return None
@@ -302,40 +286,19 @@ def check_not_quantised(model: nn.Module) -> None:
     """Raises ConfigError for weights that are not floating-point numbers: maps with quantised
     weights have no derivative.
     """
-    kept = getattr(getattr(model, "config", None), "quantization_config", None)
-    whole = [
+    settings = getattr(getattr(model, "config", None), "quantization_config", None)
+    quantised = [
         name for name, parameter in model.named_parameters() if not parameter.is_floating_point()
     ]
-    if kept is not None or whole:
-        if whole:
-            what = f"such as {whole[0]}"
-        else:
-            what = "according to its config"
-        raise ConfigError(
-            f"{type(model).__name__} has quantised weights, {what}: load it unquantised"
-        )
-
-
-def read_config(directory: Path) -> dict[str, Any]:
-    """The config of a directory. Raises ConfigError if there is none."""
-    if not os.path.isdir(directory):
-        raise ConfigError(
-            f"{str(directory)!r} is no directory: give one with {CONFIG} and {WEIGHTS} (nothing is"
-            " downloaded)"
-        )
-    if not os.path.isfile(directory / CONFIG):
-        raise ConfigError(
-            f"{str(directory)!r} has no {CONFIG}: give a directory written by save_pretrained()"
-        )
-    return read_settings(directory / CONFIG)
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """The entries of a config file. Raises ConfigError for a file that holds something else."""
-    config = read_json(path)
-    if not isinstance(config, dict):
-        raise ConfigError(f"{str(path)!r} is no model's config: it must hold a JSON object")
-    return config
+    if quantised:
+        evidence = f"such as {quantised[0]}"
+    elif settings is not None:
+        evidence = "according to its config"
+    else:
+        return
+    raise ConfigError(
+        f"{type(model).__name__} has quantised weights, {evidence}: load it unquantised"
+    )
 
 
 def check_family(where: str, config: Mapping[str, Any], transformers: Any) -> None:
@@ -358,79 +321,3 @@ def check_family(where: str, config: Mapping[str, Any], transformers: Any) -> No
             )
         raise unknown(f"model_type of {where}", family, list(FAMILIES))
     check_settings(where, config)
-
-
-def weight_files(directory: Path, names: tuple[str, str] = (WEIGHTS, INDEX)) -> list[str]:
-    """The names of the weight files: the single file, which the library prefers, or those of the
-    index. Errors as `weight_map`.
-    """
-    return sorted(set(weight_map(directory, names).values())) or [names[0]]
-
-
-def weight_map(directory: Path, names: tuple[str, str] = (WEIGHTS, INDEX)) -> dict[str, str]:
-    """The file of each weight, from the index; empty if there is the single file, or no index.
-
-    Raises ConfigError for an invalid index, and for one that names files elsewhere.
-    """
-    path = directory / names[1]
-    if os.path.isfile(directory / names[0]) or not os.path.isfile(path):
-        return {}
-    index = read_json(path)
-    for key in ("metadata", "weight_map"):  # the library writes into the metadata
-        if not isinstance(index, dict) or not isinstance(index.get(key), dict):
-            raise ConfigError(
-                f"{str(path)!r} is no index of shards: its {key} must be a JSON object"
-            )
-    files: dict[str, str] = index["weight_map"]
-    if not files:
-        raise ConfigError(f"{str(path)!r} is no index of shards: its weight_map names no weights")
-    for name, shard in files.items():
-        if not isinstance(shard, str):
-            raise ConfigError(
-                f"{str(path)!r} is no index of shards: its weight_map must give {name!r} the name"
-                " of a file"
-            )
-        if shard != Path(shard).name or shard in ("", ".."):
-            raise ConfigError(
-                f"{str(path)!r} names {shard!r}: shards must be files in the same directory"
-            )
-    return files
-
-
-def directory_weights(directory: Path, allow_pickle: bool) -> dict[str, Stored]:
-    """The weights in the directory's files, in pickles only if that is allowed. Raises ConfigError
-    unless all files exist and are complete.
-    """
-    if os.path.exists(directory / ADAPTER):
-        raise ConfigError(
-            f"{str(directory)!r} holds an adapter for another model: merge them and save the result"
-        )
-    shards = weight_files(directory)
-    missing = [name for name in shards if not os.path.isfile(directory / name)]
-    if missing and allow_pickle:
-        others = weight_files(directory, PICKLES)
-    else:
-        others = []
-    if others and all(os.path.isfile(directory / name) for name in others):
-        return {
-            name: weight
-            for file in others
-            for name, weight in pickled_weights(directory / file).items()
-        }
-    if missing:
-        found = sorted(
-            path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern)
-        )
-        if found:
-            hint = f"; {found[0]} is a pickle and is not read: save with safe_serialization=True"
-        else:
-            hint = ""
-        if PICKLES[0] in found and not allow_pickle:
-            hint += ", or allow it (--allow-pickle)"
-        else:
-            hint += ""
-        raise ConfigError(
-            f"{str(directory)!r} lacks {len(missing)} of {len(shards)} weight files, such as"
-            f" {missing[0]}{hint}"
-        )
-    return stored_weights([directory / name for name in shards], weight_map(directory))

@@ -26,8 +26,12 @@ from solvers import ConfigError, shown
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"}
 """File suffixes of images, and their formats."""
-LARGEST_FILE, MOST_PIXELS, MOST_FILES = 64 << 20, 64_000_000, 100_000
-"""The largest numbers of bytes and pixels of an image, and of entries of a folder."""
+LARGEST_FILE = 64 << 20
+"""The largest number of bytes of an image."""
+MOST_PIXELS = 64_000_000
+"""The largest number of pixels of an image."""
+MOST_FILES = 100_000
+"""The largest number of entries of a folder."""
 PREPARED = "preprocessor_config.json"
 """The file of a directory with the mean and deviation by which images were normalised."""
 HALF = 0.5
@@ -53,25 +57,28 @@ class Images:
         return self._of_files(count)
 
     @property
-    def there(self) -> int:
+    def count(self) -> int:
         """How many there are. Errors as `batch`."""
         if self.path.suffix == ".npy":
             return len(read_images(self.path))
         return len(image_files(self.path))
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """A description in words."""
-        return f"{'array' if self.path.suffix == '.npy' else 'images'} of {self.path}"
+        if self.path.suffix == ".npy":
+            return f"array of {self.path}"
+        return f"images of {self.path}"
 
     def _of_array(self, count: int) -> Tensor:
-        whole = read_images(self.path)
-        if whole.shape[1:] != self.shape:
+        images = read_images(self.path)
+        if images.shape[1:] != self.shape:
             raise ConfigError(
-                f"{str(self.path)!r} has shape {whole.shape}, but the model reads (count,"
+                f"{str(self.path)!r} has shape {images.shape}, but the model reads (count,"
                 f" {', '.join(map(str, self.shape))})"
             )
-        x = torch.from_numpy(np.ascontiguousarray(whole[spread(len(whole), count, self.path)]))
+        chosen = images[spread(len(images), count, self.path)]
+        x = torch.from_numpy(np.ascontiguousarray(chosen))
         if not x.is_floating_point():
             return self._scaled(x)
         if not x.isfinite().all():
@@ -85,9 +92,8 @@ class Images:
                 " .npy file of them"
             )
         files = image_files(self.path)
-        return self._scaled(
-            torch.stack([self._image(files[i]) for i in spread(len(files), count, self.path)])
-        )
+        images = [self._image(files[i]) for i in spread(len(files), count, self.path)]
+        return self._scaled(torch.stack(images))
 
     def _image(self, path: Path) -> Tensor:
         """An image resized to the model's size, as bytes (channels, height, width)."""
@@ -104,6 +110,10 @@ class Images:
                 f"the model reads {channels} channels, and image files have 1 or 3: give an .npy"
                 " array"
             )
+        if channels == 1:
+            mode = "L"
+        else:
+            mode = "RGB"
         try:
             with (
                 warnings.catch_warnings(action="ignore"),
@@ -114,9 +124,7 @@ class Images:
                         f"{str(path)!r} is {image.width} x {image.height}: the largest allowed"
                         f" image has {MOST_PIXELS:,} pixels"
                     )
-                small = image.convert("L" if channels == 1 else "RGB").resize(
-                    (width, height), Image.Resampling.BILINEAR
-                )
+                small = image.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
                 pixels = np.asarray(small).reshape(height, width, channels)
         except ConfigError:
             raise
@@ -127,9 +135,8 @@ class Images:
     def _scaled(self, x: Tensor) -> Tensor:
         """(x/255 - mean)/deviation for each channel."""
         shape = (-1, *(1,) * (x.dim() - 2))
-        mean, deviation = (
-            torch.tensor(each, dtype=self.dtype).view(shape) for each in (self.mean, self.deviation)
-        )
+        mean = torch.tensor(self.mean, dtype=self.dtype).view(shape)
+        deviation = torch.tensor(self.deviation, dtype=self.dtype).view(shape)
         return (x.to(self.dtype) / 255 - mean) / deviation
 
 
@@ -144,35 +151,38 @@ def images_for(
         entries = read_json(directory / PREPARED)
         if not isinstance(entries, dict):
             raise ConfigError(f"{str(directory / PREPARED)!r} must hold a JSON object")
-    mean, deviation = (
-        _by_channel(entries, name, shape[0], directory) for name in ("image_mean", "image_std")
-    )
+    mean = _by_channel(entries, "image_mean", shape[0], directory)
+    deviation = _by_channel(entries, "image_std", shape[0], directory)
     return Images(path, tuple(shape), mean, deviation, dtype)
 
 
 def _by_channel(
     entries: dict[str, Any], name: str, channels: int, directory: Path | None
 ) -> tuple[float, ...]:
-    found = entries.get(name)
-    if found is None:
+    """The entry of that name, a number for each channel."""
+    entry = entries.get(name)
+    if entry is None:
         return (HALF,) * channels
-    if isinstance(found, (int, float)):
-        numbers = [found] * channels
+    if isinstance(entry, (int, float)):
+        numbers = [entry] * channels
     else:
-        numbers = found
+        numbers = entry
+    advice = f"give {channels} finite numbers"
     fits = isinstance(numbers, list) and len(numbers) == channels and all(map(_is_level, numbers))
-    if not fits or (name == "image_std" and min(numbers) <= 0):
+    if name == "image_std":
+        advice += " above 0"
+        fits = fits and min(numbers) > 0
+    if not fits:
         raise ConfigError(
-            f"{str(Path(directory or '') / PREPARED)!r} says {name} = {shown(found)}: give"
-            f" {channels} finite numbers" + (" above 0" if name == "image_std" else "")
+            f"{str(Path(directory or '') / PREPARED)!r} says {name} = {shown(entry)}: {advice}"
         )
     return tuple(map(float, numbers))
 
 
 def _is_level(value: object) -> bool:
-    return (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < WEIGHT.high
-    )
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return abs(value) < WEIGHT.high
 
 
 def read_images(path: Path) -> Any:
@@ -211,11 +221,14 @@ def image_files(path: Path) -> list[Path]:
     return [path]
 
 
-def spread(there: int, wanted: int, path: Path) -> list[int]:
-    """`wanted` evenly spaced indices below `there`. Raises ConfigError if there are fewer."""
-    if there < check_count("batch", wanted):
+def spread(total: int, count: int, path: Path) -> list[int]:
+    """`count` evenly spaced indices below `total`. Raises ConfigError if there are fewer."""
+    if total < check_count("batch", count):
+        if total == 1:
+            images = "1 image"
+        else:
+            images = f"{total} images"
         raise ConfigError(
-            f"{str(path)!r} holds {there} image{'s' * (there != 1)}, but {wanted} are needed: give"
-            " more, or lower --batch"
+            f"{str(path)!r} holds {images}, but {count} are needed: give more, or lower --batch"
         )
-    return [i * there // wanted for i in range(wanted)]
+    return [i * total // count for i in range(count)]

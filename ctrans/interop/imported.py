@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,12 +27,12 @@ from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.attention_in_model import attention_in_model
 from ctrans.interop.attention_reading import AttentionReading, read_attention
 from ctrans.interop.attention_rows import showing_rows
+from ctrans.interop.block_structure import ROLES, UNKNOWN, Structure, depth_of, make_of
 from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_ffn
 from ctrans.interop.model_adapter import OUTPUTS, ModelAdapter
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, FreeNorm, WithoutGain
 from ctrans.interop.probe_weights import random_states
-from ctrans.interop.recognise import ROLES, UNKNOWN, Structure, depth_of, make_of
 from ctrans.interop.recorded_calls import own_module
 from ctrans.interop.residual_scale import ScaledOutput
 from ctrans.interop.transformers_adapter import TransformersAdapter
@@ -75,23 +75,30 @@ class Architecture:
 
     def __str__(self) -> str:
         if self.placement == UNKNOWN:
-            what = "part"
+            unit = "part"
         else:
-            what = "block"
-        return (
-            f"{self.model} ({self.family}): {self.blocks} {what}{'s' * (self.blocks != 1)} of width"
-            f" {self.width}, placement {self.placement}{self._lengths()}, attention"
-            f" {self.attention}, FFN"
-            f" {self.ffn}{' in parallel, one segment for both' if self.parallel else ''}, norms"
-            f" {', '.join(self.norms) or 'none'}{''.join(f'; {said}' for said in self.unread)}"
+            unit = "block"
+        if self.blocks != 1:
+            unit += "s"
+        if self.parallel:
+            parallel = " in parallel, one segment for both"
+        else:
+            parallel = ""
+        description = (
+            f"{self.model} ({self.family}): {self.blocks} {unit} of width {self.width},"
+            f" placement {self.placement}{self._lengths()}, attention {self.attention},"
+            f" FFN {self.ffn}{parallel}, norms {', '.join(self.norms) or 'none'}"
         )
+        return "; ".join([description, *self.unread])
 
     def _lengths(self) -> str:
         """The lengths of the segments, unless all are 1."""
         if self.lengths == (1.0,):
             return ""
-        said = ", ".join(f"{length:g}" for length in self.lengths[:MOST_LENGTHS])
-        return f", dt = {said}{', ..' if len(self.lengths) > MOST_LENGTHS else ''}"
+        lengths = [f"{length:g}" for length in self.lengths[:MOST_LENGTHS]]
+        if len(self.lengths) > MOST_LENGTHS:
+            lengths.append("..")
+        return f", dt = {', '.join(lengths)}"
 
 
 @checked
@@ -118,8 +125,8 @@ class Imported(nn.Module):
         self.adapter: ModelAdapter = adapter or TransformersAdapter(model, anatomy or Anatomy())
         with as_found(model), torch.no_grad():
             structures, like = self.adapter.structures()
-            _say_what_they_are(
-                self.adapter, structures, like, each=not has_weights_on_demand(model)
+            _expose_maps(
+                self.adapter, structures, like, every_block=not has_weights_on_demand(model)
             )
             self.adapter.check(depth_of(structures, 1.0))
         self.depth = depth_of(structures, check_dt(dt))
@@ -138,7 +145,9 @@ class Imported(nn.Module):
         Raises ConfigError if all targets are -1.
         """
         logits = self.head(self.depth(self.embed(tokens)))
-        return logits, None if targets is None else next_token_loss(logits, targets)
+        if targets is None:
+            return logits, None
+        return logits, next_token_loss(logits, targets)
 
     def embed(self, tokens: Tensor) -> TokenRows:
         """X_0: the input of the model's first block for tokens (*batch, tokens), or images (batch,
@@ -212,7 +221,8 @@ class Imported(nn.Module):
                 "a padding mask is (batch, tokens), 1 for tokens and 0 for padding, with at least"
                 " one token in each row"
             )
-        before, self.adapter.padding = self.adapter.padding, mask.long()
+        before = self.adapter.padding
+        self.adapter.padding = mask.long()
         try:
             yield
         finally:
@@ -246,103 +256,125 @@ class Imported(nn.Module):
         check_range("tokens", tokens, self.vocabulary)
 
 
-def _say_what_they_are(
-    adapter: ModelAdapter, structures: list[Structure], like: Tensor, *, each: bool
+def _expose_maps(
+    adapter: ModelAdapter, structures: list[Structure], like: Tensor, *, every_block: bool
 ) -> None:
-    """Replaces the blocks' modules by maps that expose their matrices and bounds. `each`: each
-    block is read; otherwise one block of each build is read.
+    """Replaces the blocks' modules by maps that expose their matrices and bounds. With
+    `every_block` each block is read; otherwise one block of each build is read.
     """
-    known: dict[object, tuple[AttentionReading | str, FeedForwardReading | str]] = {}
+    readings: dict[object, tuple[AttentionReading | str, FeedForwardReading | str]] = {}
     x = random_states(like)
     for i, (block, structure) in enumerate(zip(adapter.blocks(), structures, strict=True)):
-        chains, key = structure.chains, i if each else make_of(block)
+        chains = structure.chains
+        key: object
+        if every_block:
+            key = i
+        else:
+            key = make_of(block)
         if not isinstance(chains[0], ModuleChain):
             continue
-        if key not in known:
-            # the FFN first: if weights are read on demand, its own are still in memory
-            if len(chains) > 1:
-                ffn_seen = read_ffn(chains[1], x)
-            else:
-                ffn_seen = ""
-            output = chains[0](x, **adapter.block_context(i, x))
-            with showing_rows(adapter.model):
-                known[key] = (
-                    read_attention(chains[0], x, output, adapter.block_context(i, x)),
-                    ffn_seen,
-                )
-        read_as, ffn_read_as = known[key]
-        attention = attention_in_model(chains[0], i, adapter, read_as)
-        if len(chains) == 1:
-            structure.sublayers[0].field = attention
-            continue
-        ffn = ffn_in_model(chains[1], ffn_read_as)
+        if key not in readings:
+            readings[key] = _read(adapter, i, chains, x)
+        attention_reading, ffn_reading = readings[key]
+        attention = attention_in_model(chains[0], i, adapter, attention_reading)
         first = structure.sublayers[0]
-        if isinstance(both := first.field, ParallelMaps):
-            first.field = ParallelMaps(attention, ffn, (both.attention_gains, both.ffn_gains))
+        if len(chains) == 1:
+            first.field = attention
+            continue
+        ffn = ffn_in_model(chains[1], ffn_reading)
+        if isinstance(first.field, ParallelMaps):
+            gains = (first.field.attention_gains, first.field.ffn_gains)
+            first.field = ParallelMaps(attention, ffn, gains)
         else:
-            first.field, structure.sublayers[1].field = attention, ffn
+            first.field = attention
+            structure.sublayers[1].field = ffn
+
+
+def _read(
+    adapter: ModelAdapter, block: int, chains: Sequence[ModuleChain], x: Tensor
+) -> tuple[AttentionReading | str, FeedForwardReading | str]:
+    """The readings of that block's attention and FFN; "" for a block without an FFN."""
+    # the FFN first: if weights are read on demand, its own are still in memory
+    ffn_reading: FeedForwardReading | str = ""
+    if len(chains) > 1:
+        ffn_reading = read_ffn(chains[1], x)
+    attention = chains[0]
+    output = attention(x, **adapter.block_context(block, x))
+    with showing_rows(adapter.model):
+        context = adapter.block_context(block, x)
+        return read_attention(attention, x, output, context), ffn_reading
 
 
 def _architecture(
     adapter: ModelAdapter, structures: list[Structure], width: int, depth: Depth
 ) -> Architecture:
-    sublayers = [part for structure in structures for part in structure.sublayers]
-    norms = list(
-        dict.fromkeys(
-            norm
-            for part in sublayers
-            for role in ROLES
-            if (norm := getattr(part, role)) is not None
-        )
-    )
-    part = sublayers[0].kind == "part"
+    """What was recognised, in words."""
+    sublayers = [sublayer for structure in structures for sublayer in structure.sublayers]
+    norms = []
+    for sublayer in sublayers:
+        for role in ROLES:
+            norm = getattr(sublayer, role)
+            if norm is not None and norm not in norms:
+                norms.append(norm)
+    names: tuple[str, ...]
+    if sublayers[0].kind == "part":
+        names = ("part",)
+        none = UNKNOWN
+        norm_descriptions: tuple[str, ...] = (UNKNOWN,)
+    else:
+        names = ("attention", "FFN")
+        none = "none"
+        norm_descriptions = tuple(sorted({_described(norm) for norm in norms}))
     maps = [
-        dict(zip(("part",) if part else ("attention", "FFN"), each.chains, strict=False))
-        for each in structures
+        (name, chain)
+        for structure in structures
+        for name, chain in zip(names, structure.chains, strict=False)
     ]
-    stages = {what: "+".join(map(_said, each.stages)) for what, each in maps[0].items()}
+    first_maps = dict(zip(names, structures[0].chains, strict=False))
+    stages = {name: "+".join(map(_label, chain.stages)) for name, chain in first_maps.items()}
     # by channel, or by a number that is no length
-    scaled = dict.fromkeys(
-        what
-        for each in maps
-        for what, part in each.items()
-        if part.scale_path is not None or isinstance(part.stages[-1], ScaledOutput)
-    )
-    unread = [
-        f"{what}: {part.why_not}" for each in maps for what, part in each.items() if part.why_not
+    scaled = [
+        name
+        for name, chain in maps
+        if chain.scale_path is not None or isinstance(chain.stages[-1], ScaledOutput)
     ]
+    notes = [
+        f"the model scales the output of its {name}: the scale is folded into the last weights of"
+        " that map"
+        for name in dict.fromkeys(scaled)
+    ]
+    unread = [f"{name}: {chain.why_not}" for name, chain in maps if chain.why_not]
+    norm_kinds = {_kind(norm) for norm in norms}
     return Architecture(
         model=type(adapter.model).__name__,
         family=adapter.family,
         placement=", ".join(dict.fromkeys(structure.placement for structure in structures)),
-        norm="/".join(sorted({"layernorm" if norm.centred else "rmsnorm" for norm in norms}))
-        or ("none", UNKNOWN)[part],
-        norms=(UNKNOWN,) if part else tuple(sorted({_described(norm) for norm in norms})),
+        norm="/".join(sorted(norm_kinds)) or none,
+        norms=norm_descriptions,
         attention=stages.get("attention", UNKNOWN),
-        ffn=stages.get("FFN", ("none", UNKNOWN)[part]),
+        ffn=stages.get("FFN", none),
         blocks=len(structures),
         width=width,
         context=adapter.context,
         dt=depth.dt,
         lengths=tuple(dict.fromkeys(depth.lengths)),
         parallel=sublayers[0].kind == "parallel",
-        unread=(
-            *(
-                f"the model scales the output of its {what}: the scale is folded into the last"
-                " weights of that map"
-                for what in scaled
-            ),
-            *dict.fromkeys(unread),
-        ),
+        unread=(*notes, *dict.fromkeys(unread)),
     )
 
 
-def _said(stage: nn.Module) -> str:
+def _label(stage: nn.Module) -> str:
     """The name of a stage: the class of the model's module, or the name of the function that it
     stands for.
     """
-    said: str = getattr(stage, "said", type(own_module(stage)).__name__)
-    return said
+    label: str = getattr(stage, "label", type(own_module(stage)).__name__)
+    return label
+
+
+def _kind(norm: AdaptedNorm | FreeNorm | WithoutGain) -> str:
+    if norm.centred:
+        return "layernorm"
+    return "rmsnorm"
 
 
 def _described(norm: AdaptedNorm | FreeNorm | WithoutGain) -> str:
@@ -352,24 +384,17 @@ def _described(norm: AdaptedNorm | FreeNorm | WithoutGain) -> str:
         kind = "not centred"
     if isinstance(norm, FreeNorm):
         return f"of the block's own forward ({kind}, gamma = 1, eps = {norm.eps:g})"
-    if isinstance(norm, AdaptedNorm):
-        form = norm.form
-    else:
-        form = None
-    if form is None:
-        name = None
-    else:
-        name = form.gain
-    if form is None:
+    eps = f"eps = {norm.eps:g}"
+    if isinstance(norm, WithoutGain):
         gain = "of the maps"
-    elif name is None:
-        gain = "1"
-    elif form.shift:
-        gain = f"1 + {name}"
     else:
-        gain = name
-    if form is None or not form.added:
-        eps = f"eps = {norm.eps:g}"
-    else:
-        eps = f"eps = {form.added:g} added to the deviation"
+        form = norm.form
+        if form.gain is None:
+            gain = "1"
+        elif form.shift:
+            gain = f"1 + {form.gain}"
+        else:
+            gain = form.gain
+        if form.added:
+            eps = f"eps = {form.added:g} added to the deviation"
     return f"{type(norm.module).__name__} ({kind}, gamma = {gain}, {eps})"

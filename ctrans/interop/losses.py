@@ -18,6 +18,7 @@ from ctrans.dynamics.depth import Depth
 from ctrans.interop.block_calls import tensors_in
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.imported import Imported
+from ctrans.interop.loss_names import LOSS_NAMES, Loss
 from ctrans.interop.model_adapter import tensor_in
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.probe_weights import random_states
@@ -25,22 +26,9 @@ from ctrans.measure.walk import kept_of
 from ctrans.model.gpt import GPT, counted
 from solvers import ConfigError, Solution
 
-Loss = Callable[[Any, Any], Tensor]
-"""From all that a model returns, and targets, to a number."""
 AnyModel = GPT | OTTransformer | Imported
 Tensors = Callable[[Any], Tensor | None]
 """From all that a model returns to its main tensor."""
-LOSS_NAMES: dict[str, str] = {
-    "next": (
-        "cross-entropy of each next token, with products with the embeddings as logits if there is"
-        " no head"
-    ),
-    "mlm": "the same of every seventh token, which is hidden",
-    "mean": "the mean of the output, a stand-in",
-    "random": "the mean product of the output with fixed Gaussian numbers, a stand-in",
-    "none": "no loss, and no results that need one",
-}
-"""Losses by name, and what each is."""
 
 
 class ModelAround(nn.Module):
@@ -87,7 +75,10 @@ class ModelWithLoss(ModelAround):
     def forward(self, tokens: Tensor, targets: Any = None) -> tuple[Tensor, Tensor | None]:
         """The output of the head, and with `targets` the loss."""
         x = self.depth(self.embed(tokens))
-        return self.head(x), None if targets is None else self.terminal_loss(x, targets)
+        output = self.head(x)
+        if targets is None:
+            return output, None
+        return output, self.terminal_loss(x, targets)
 
     def terminal_loss(self, x: TokenRows, targets: Any) -> Float[Tensor, ""]:
         """L as a function of X_T. Raises ConfigError for a loss that is not a number."""
@@ -106,10 +97,10 @@ class ModelWithLoss(ModelAround):
             ) from error
         if not isinstance(value, Tensor) or value.numel() != 1:
             if isinstance(value, Tensor):
-                what = f"a tensor {tuple(value.shape)}"
+                returned = f"a tensor {tuple(value.shape)}"
             else:
-                what = f"a {type(value).__name__}"
-            raise ConfigError(f"loss=: it returned {what}: return one number, such as a mean")
+                returned = f"a {type(value).__name__}"
+            raise ConfigError(f"loss=: it returned {returned}: return one number, such as a mean")
         return value.reshape(())
 
 
@@ -128,14 +119,17 @@ class _Apart(Tensor):
 def _of_last_state(loss: Loss, apart: Collection[int]) -> Loss:
     """The loss, for which each output `apart` is an `_Apart`."""
 
-    def own(outputs: Any, targets: Any) -> Tensor:
+    def loss_of_the_rest(outputs: Any, targets: Any) -> Tensor:
         unknown = {id(x) for i, x in enumerate(tensors_in(outputs)) if i in apart}
-        return loss(
-            tree_map(lambda x: x.detach().as_subclass(_Apart) if id(x) in unknown else x, outputs),
-            targets,
-        )
 
-    return own
+        def marked(x: Any) -> Any:
+            if id(x) in unknown:
+                return x.detach().as_subclass(_Apart)
+            return x
+
+        return loss(tree_map(marked, outputs), targets)
+
+    return loss_of_the_rest
 
 
 def _stand_in(tensor: Tensors, *, random: bool) -> Loss:
@@ -149,7 +143,9 @@ def _stand_in(tensor: Tensors, *, random: bool) -> Loss:
             raise ConfigError(
                 f"the model returns a {type(outputs).__name__} without a known tensor: give loss="
             )
-        return (random_states(y) * y if random else y).mean()
+        if random:
+            return (random_states(y) * y).mean()
+        return y.mean()
 
     return loss
 
@@ -162,18 +158,16 @@ def _tied_cross_entropy(tensor: Tensors, table: nn.Embedding) -> Loss:
     def loss(outputs: Any, targets: Tensor) -> Tensor:
         y = tensor(outputs)
         weight = table.weight
+        shape = None
+        if y is not None:
+            shape = tuple(y.shape)
         if y is None or y.shape[-1] != weight.shape[-1] or y.shape[:-1].numel() != targets.numel():
-            if y is None:
-                shape = None
-            else:
-                shape = tuple(y.shape)
             raise ConfigError(
                 f"the model's output {shape} cannot be multiplied with the embeddings"
                 f" {tuple(weight.shape)} for each token: choose the loss mean or random"
             )
-        return F.cross_entropy(
-            (y @ weight.T).flatten(0, -2), counted(targets).flatten(), ignore_index=-1
-        )
+        logits = (y @ weight.T).flatten(0, -2)
+        return F.cross_entropy(logits, counted(targets).flatten(), ignore_index=-1)
 
     return loss
 
@@ -189,13 +183,12 @@ def with_loss(
     if the model reads none, and for an output that gives no logits.
     """
     if loss is None:
-        if predicts:
-            if causal:
-                loss = "next"
-            else:
-                loss = "mlm"
-        else:
+        if not predicts:
             loss = "random"
+        elif causal:
+            loss = "next"
+        else:
+            loss = "mlm"
     if not isinstance(loss, str):
         if isinstance(model, Imported) and model.adapter.apart:
             loss = _of_last_state(loss, model.adapter.apart)
@@ -233,15 +226,15 @@ def with_loss(
 
 def _embeddings(model: AnyModel) -> nn.Embedding:
     """The embedding table of the tokens."""
-    tables = (part for part in model.modules() if isinstance(part, nn.Embedding))
     if isinstance(model, Imported):
         size = model.vocabulary
     else:
         size = model.config.vocab_size
-    found = next((part for part in tables if size and part.num_embeddings == size), None)
-    if found is None:
-        raise ConfigError(
-            "the model embeds no tokens, so it cannot predict any: choose the loss mean or random,"
-            " or give a function"
-        )
-    return found
+    if size:
+        for part in model.modules():
+            if isinstance(part, nn.Embedding) and part.num_embeddings == size:
+                return part
+    raise ConfigError(
+        "the model embeds no tokens, so it cannot predict any: choose the loss mean or random,"
+        " or give a function"
+    )

@@ -35,44 +35,43 @@ class MapOutput:
     def velocity(self, args: Sequence[Any], y: Tensor) -> Tensor:
         """The part of r where the module got `args` and returned y."""
         if self.adds:
-            given = [
+            states = [
                 x
                 for x in args
                 if isinstance(x, Tensor) and x.is_floating_point() and x.shape == y.shape
             ]
-            other = next((x for x in given if x is not given[0]), None)
-            if other is None:
-                y = y
-            else:
-                y = y - other.detach()
+            added = [x for x in states if x is not states[0]]
+            if added:
+                y = y - added[0].detach()
         return self.tail(y)
 
 
-def map_outputs(chain: Any, own: Set[nn.Module]) -> list[MapOutput]:
+def map_outputs(chain: Any, model_modules: Set[nn.Module]) -> list[MapOutput]:
     """The model's own modules in a chain of stages, each with the function that is still applied to
     its output.
     """
     scaled = [stage for stage in chain.stages if isinstance(stage, ScaledOutput)]
-    tail = scaled[0] if scaled else itself
-    stages = [
-        (stage, _own_within(stage, own))
-        for stage in chain.stages
-        if not isinstance(stage, ScaledOutput)
-    ]
-    return [
-        MapOutput(part, tail, isinstance(stage, CalledAs))
-        for stage, part in stages
-        if part is not None
-    ]
+    tail: Callable[[Tensor], Tensor] = itself
+    if scaled:
+        tail = scaled[0]
+    outputs = []
+    for stage in chain.stages:
+        if isinstance(stage, ScaledOutput):
+            continue
+        module = _module_within(stage, model_modules)
+        if module is not None:
+            outputs.append(MapOutput(module, tail, adds=isinstance(stage, CalledAs)))
+    return outputs
 
 
-def _own_within(stage: nn.Module, own: Set[nn.Module]) -> nn.Module | None:
+def _module_within(stage: nn.Module, model_modules: Set[nn.Module]) -> nn.Module | None:
     """The model's own module that a stage is or holds; the first of several."""
     if isinstance(stage, UnfoldedAttention):  # torch's attention calls its last map as a function
-        return next((part for part in own if getattr(part, "out_proj", None) is stage.out), None)
-    if own_module(stage) in own:
+        holders = (part for part in model_modules if getattr(part, "out_proj", None) is stage.out)
+        return next(holders, None)
+    if own_module(stage) in model_modules:
         return own_module(stage)
-    return next((part for part in stage.modules() if part in own), None)
+    return next((part for part in stage.modules() if part in model_modules), None)
 
 
 ROUTER_NAMES = ("gate", "router")
@@ -83,14 +82,16 @@ def router_in(maps: Sequence[nn.Module]) -> nn.Module | None:
     """The module that chooses experts in the first of the maps that has experts; None if there is
     none or its name is unknown.
     """
-    for part in (inner for each in maps for inner in each.modules()):
-        if hasattr(part, "experts"):
-            return next(
-                (
-                    router
-                    for name in ROUTER_NAMES
-                    if isinstance(router := getattr(part, name, None), nn.Module)
-                ),
-                None,
-            )
+    for module in maps:
+        for part in module.modules():
+            if hasattr(part, "experts"):
+                return _router_of(part)
+    return None
+
+
+def _router_of(experts: nn.Module) -> nn.Module | None:
+    for name in ROUTER_NAMES:
+        router = getattr(experts, name, None)
+        if isinstance(router, nn.Module):
+            return router
     return None

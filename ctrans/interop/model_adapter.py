@@ -18,8 +18,9 @@ from ctrans.dynamics.weights.on_demand import has_weights_on_demand
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.attention_rows import IMPLEMENTATION
 from ctrans.interop.block_calls import Call, StateForm, recorded_until
+from ctrans.interop.block_structure import Structure, alike, make_of
 from ctrans.interop.find_blocks import blocks_at
-from ctrans.interop.recognise import Structure, alike, make_of, recognise
+from ctrans.interop.recognise import recognise
 from ctrans.interop.recorded_calls import watched, without_fast_path
 from solvers import ConfigError
 
@@ -92,34 +93,38 @@ class ModelAdapter(ABC):
         """The structure of each block, and the state (batch, tokens, width) of the example before
         the first block.
         """
-        found: list[Structure] = []
-        known: dict[object, tuple[nn.Module, Structure]] = {}
+        structures: list[Structure] = []
+        recognised: dict[object, tuple[nn.Module, Structure]] = {}
         with without_fast_path():
             calls = self.block_calls()
-            each = not has_weights_on_demand(
-                self.model
-            )  # running a block on demand is slow: only the first of each build
+            # running a block on demand is slow: only the first of each build
+            every_block = not has_weights_on_demand(self.model)
             for i, (block, call) in enumerate(zip(self.blocks(), calls, strict=True)):
-                key = i if each else make_of(block)
-                if key in known:
-                    found.append(alike(*known[key], block, self.anatomy))
+                key: object
+                if every_block:
+                    key = i
+                else:
+                    key = make_of(block)
+                if key in recognised:
+                    structures.append(alike(*recognised[key], block, self.anatomy))
                     continue
                 try:
-                    found.append(recognise(block, call, self.anatomy, self.form, self.own_calls))
+                    structure = recognise(block, call, self.anatomy, self.form, self.own_calls)
                 except ConfigError as error:
-                    raise (
-                        error
-                        if not i
-                        else ConfigError(f"block {i} differs from the blocks before it: {error}")
+                    if i == 0:
+                        raise error from None
+                    raise ConfigError(
+                        f"block {i} differs from the blocks before it: {error}"
                     ) from None
-                known[key] = block, found[-1]
+                structures.append(structure)
+                recognised[key] = block, structure
         self._called = tuple(
-            next((path for path, part in block.named_modules() if part is structure.called), None)
-            for block, structure in zip(self.blocks(), found, strict=True)
+            _path_of(structure.called, block)
+            for block, structure in zip(self.blocks(), structures, strict=True)
         )
         self.tokens = calls[0].x.shape[-2]
         self._like = torch.zeros_like(calls[0].x[0])
-        return found, calls[0].x
+        return structures, calls[0].x
 
     def like(self) -> Tensor:
         """Zeros (tokens, width) of the model's dtype, with as many tokens as the example has."""
@@ -129,24 +134,24 @@ class ModelAdapter(ABC):
         """The main tensor of the model's output, sequences first: logits or the last state; None if
         there is none.
         """
-        found = tensor_in(output)
-        if found is not None and found.dim() > 1:
-            return self.form.turned(found)
-        return found
+        tensor = tensor_in(output)
+        if tensor is not None and tensor.dim() > 1:
+            return self.form.turned(tensor)
+        return tensor
 
     def block_context(self, block: int, x: Tensor) -> dict[str, Any]:
         """What the model gives that block besides its state x (batch, tokens, width), such as masks
         and rotary embeddings: keyword arguments of its attention.
         """
-        kernel = getattr(
-            getattr(self.model, "config", None), IMPLEMENTATION, None
-        )  # kernels get different masks
+        # kernels get different masks
+        kernel = getattr(getattr(self.model, "config", None), IMPLEMENTATION, None)
         key = (x.shape, x.dtype, x.device, kernel, self.padding)
         if key not in self._contexts:
-            found = self._contexts_for(x)
+            contexts = self._contexts_for(x)
             if len(self._contexts) == REMEMBERED:
-                del self._contexts[next(iter(self._contexts))]
-            self._contexts[key] = found
+                oldest = next(iter(self._contexts))
+                del self._contexts[oldest]
+            self._contexts[key] = contexts
         return self._contexts[key][block]
 
     def forget(self) -> None:
@@ -171,11 +176,12 @@ class ModelAdapter(ABC):
                 for call in calls:
                     contexts[int(call.path)] = {"call": call.template.alone(call.x)}
             if len(called) < len(blocks):
-                of_blocks = recorded_until(
+                block_calls = recorded_until(
                     blocks, len(blocks) - 1, lambda: self.run_like(x), self.form
                 )
                 contexts = [
-                    own or call.context for own, call in zip(contexts, of_blocks, strict=True)
+                    context or call.context
+                    for context, call in zip(contexts, block_calls, strict=True)
                 ]
         return contexts
 
@@ -188,8 +194,8 @@ class ModelAdapter(ABC):
         mask = self.padding
         if mask is None:
             return {}
-        copies, rest = divmod(len(x), len(mask))
-        if rest or x.shape[1] != mask.shape[1]:
+        copies, remainder = divmod(len(x), len(mask))
+        if remainder or x.shape[1] != mask.shape[1]:
             raise ConfigError(
                 f"the padding mask is for {len(mask)} sequences of {mask.shape[1]} tokens, but the"
                 f" model reads {len(x)} of {x.shape[1]}: give one row for each"
@@ -203,10 +209,18 @@ class ModelAdapter(ABC):
         model = memo.get(id(self.model))
         if model is None:
             return self
-        other = copy.copy(self)
-        other.model = model
-        other._contexts = {}
-        return other
+        adapter = copy.copy(self)
+        adapter.model = model
+        adapter._contexts = {}
+        return adapter
+
+
+def _path_of(module: nn.Module | None, block: nn.Module) -> str | None:
+    """The module's path in the block; None for no module, or one elsewhere."""
+    paths = [path for path, part in block.named_modules() if part is module]
+    if paths:
+        return str(paths[0])
+    return None
 
 
 def tensor_in(output: Any) -> Tensor | None:
@@ -223,11 +237,16 @@ def tensor_in(output: Any) -> Tensor | None:
         entries = output
     else:
         entries = {name: getattr(output, name, None) for name in OUTPUTS}
-    named = next((entries[name] for name in OUTPUTS if entries.get(name) is not None), None)
-    if named is not None or not isinstance(output, Mapping):
-        return named
-    numbers = [part for part in output.values() if _of_numbers(part)]
-    return numbers[0] if len(numbers) == 1 else None
+    for name in OUTPUTS:
+        entry: Tensor | None = entries.get(name)
+        if entry is not None:
+            return entry
+    if not isinstance(output, Mapping):
+        return None
+    tensors: list[Tensor] = [part for part in output.values() if _of_numbers(part)]
+    if len(tensors) == 1:
+        return tensors[0]
+    return None
 
 
 def _of_numbers(part: Any) -> bool:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +23,8 @@ from ctrans.interop.block_calls import (
     tensors_in,
     without_cache,
 )
-from ctrans.interop.block_parts import token_axis_is_first
+from ctrans.interop.block_run import token_axis_is_first
+from ctrans.interop.example_inputs import Example
 from ctrans.interop.find_blocks import block_list_by_calls
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.model_adapter import ModelAdapter
@@ -32,7 +32,6 @@ from ctrans.interop.recorded_calls import without_fast_path
 from ctrans.interop.tolerances import difference, tolerance
 from solvers import ConfigError, shown
 
-Example = Tensor | Mapping[str, Any]
 Embed = Callable[[Tensor], Tensor]
 Head = Callable[[Tensor], Any]
 
@@ -46,7 +45,8 @@ class ModuleAdapter(ModelAdapter):
     - `embed`, `head`: replace what the module computes before its blocks and after them
     """
 
-    family, context = "module", None
+    family = "module"
+    context = None
     own_calls = (True,)
 
     def __init__(
@@ -60,13 +60,13 @@ class ModuleAdapter(ModelAdapter):
         super().__init__(model, anatomy)
         self.own_embed = embed
         self.own_head = head
-        if (
-            isinstance(example, Mapping)
-            and len(example) == 1
-            and isinstance(inner := next(iter(example.values())), Mapping)
-        ):
-            example = inner  # the one argument is a mapping
-        self.named = dict(example) if isinstance(example, Mapping) else None
+        if isinstance(example, Mapping) and len(example) == 1:
+            inner = next(iter(example.values()))
+            if isinstance(inner, Mapping):
+                example = inner  # the one argument is a mapping
+        self.named: dict[str, Any] | None = None
+        if isinstance(example, Mapping):
+            self.named = dict(example)
         self.as_one = self.named is not None and not _fits(model, self.named)
         if self.named:
             main = next(iter(self.named.values()))
@@ -113,30 +113,30 @@ class ModuleAdapter(ModelAdapter):
         Inputs are converted to the module's current dtype and device. Raises ConfigError for any
         error of the module.
         """
-        given = self._like_the_weights(tokens.transpose(0, 1) if self.tokens_first else tokens)
-        others = list(self.named or {})[1:]
+        batch = tokens
+        if self.tokens_first:
+            batch = tokens.transpose(0, 1)
+        batch = self._like_the_weights(batch)
+        names = list(self.named or {})
         try:
             with without_fast_path():
                 if self.named is None:
-                    return self.model(given)
-                rest = {
-                    name: self._like_the_weights(self._as_many(self.named[name], len(tokens)))
-                    for name in others
-                }
-                arguments = {next(iter(self.named)): given, **rest}
+                    return self.model(batch)
+                arguments = {names[0]: batch}
+                for name in names[1:]:
+                    value = self._as_many(self.named[name], len(tokens))
+                    arguments[name] = self._like_the_weights(value)
                 if self.as_one:
                     return self.model(arguments)
                 return self.model(**arguments)
         except ConfigError:
             raise
         except FOREIGN_ERRORS as error:
-            read = f"a tensor {tuple(given.shape)} of {str(given.dtype).removeprefix('torch.')}"
-            if others:
-                beside = f" with {', '.join(others)} as in the example"
-            else:
-                beside = ""
+            inputs = f"a tensor {tuple(batch.shape)} of {str(batch.dtype).removeprefix('torch.')}"
+            if len(names) > 1:
+                inputs += f" with {', '.join(names[1:])} as in the example"
             raise ConfigError(
-                f"example=: {type(self.model).__name__} does not run on {read}{beside}"
+                f"example=: {type(self.model).__name__} does not run on {inputs}"
                 f" ({named_error(error)}): give an input that it accepts"
             ) from error
 
@@ -160,7 +160,13 @@ class ModuleAdapter(ModelAdapter):
         if self.own_head is not None:
             return self.own_head(x)
         last = len(self.blocks()) - 1
-        with intercepted(self.blocks(), lambda i, call: x if i == last else call.x, self.form):
+
+        def instead(i: int, call: Call) -> Tensor:
+            if i == last:
+                return x
+            return call.x
+
+        with intercepted(self.blocks(), instead, self.form):
             return self.run(self.shaped(x))
 
     def shaped(self, x: Tensor) -> Tensor:
@@ -173,16 +179,16 @@ class ModuleAdapter(ModelAdapter):
             return rows
         for axis in range(1, rows.dim()):
             length = rows.shape[axis]
-            for wanted in dict.fromkeys(
-                (tokens + length - self.tokens, round(tokens * length / self.tokens))
-            ):
-                if wanted > 0:
-                    cut: Tensor = rows.index_select(
-                        axis, torch.arange(wanted, device=rows.device) % length
-                    )
-                    state = self._first_state(cut)
-                    if state is not None and state.shape[-2] == tokens:
-                        return cut
+            with_as_many_more = tokens + length - self.tokens
+            in_proportion = round(tokens * length / self.tokens)
+            for new_length in dict.fromkeys((with_as_many_more, in_proportion)):
+                if new_length <= 0:
+                    continue
+                indices = torch.arange(new_length, device=rows.device) % length
+                cut: Tensor = rows.index_select(axis, indices)
+                state = self._first_state(cut)
+                if state is not None and state.shape[-2] == tokens:
+                    return cut
         raise ConfigError(
             f"{type(self.model).__name__} reads its example as {self.tokens} tokens, and the"
             f" example cannot be cut or repeated to {tokens} tokens: give states, or an example=,"
@@ -209,8 +215,8 @@ class ModuleAdapter(ModelAdapter):
             calls = observed(blocks, lambda: self.run(tokens), copies=True)
         before: Tensor | None = None
         for i, block in enumerate(blocks):
-            ((given, output),) = calls[block]
-            x = self.form.turned(given)
+            ((state, output),) = calls[block]
+            x = self.form.turned(state)
             y = self.form.read(output)
             if before is not None and not torch.equal(x, before):
                 raise ConfigError(
@@ -231,26 +237,26 @@ class ModuleAdapter(ModelAdapter):
                 )
 
     def _check_output(self, depth: Depth, tokens: Tensor) -> None:
-        outputs = self.run(tokens), self.outputs(depth(self.embed(tokens)))
-        whole, rebuilt = map(self.tensor, outputs)
-        if (
-            whole is None
-            or rebuilt is None
-            or self.own_embed is not None
-            or self.own_head is not None
-        ):
+        output = self.run(tokens)
+        rebuilt_output = self.outputs(depth(self.embed(tokens)))
+        expected = self.tensor(output)
+        rebuilt = self.tensor(rebuilt_output)
+        if expected is None or rebuilt is None:
+            return
+        if self.own_embed is not None or self.own_head is not None:
             return  # the user's embed or head may differ from the module's
-        miss = difference(rebuilt, whole)
-        if not miss <= tolerance(whole.dtype):
+        miss = difference(rebuilt, expected)
+        if not miss <= tolerance(expected.dtype):
             raise ConfigError(
                 f"head=: the output of {type(self.model).__name__} does not depend on its last"
                 f" block's state alone (relative difference {miss:.1g}), as when a head reads the"
                 " input again: give head=, a function of that state"
             )
-        for i, (x, y) in enumerate(zip(*map(tensors_in, outputs), strict=False)):
-            if not (
-                torch.equal(x, y) or difference(x.double(), y.double()) <= tolerance(whole.dtype)
-            ):
+        pairs = zip(tensors_in(output), tensors_in(rebuilt_output), strict=False)
+        for i, (x, y) in enumerate(pairs):
+            if torch.equal(x, y):
+                continue
+            if not difference(x.double(), y.double()) <= tolerance(expected.dtype):
                 self.apart = {*self.apart, i}
 
     def _calls(self, tokens: Tensor) -> list[Call]:
@@ -262,13 +268,13 @@ class ModuleAdapter(ModelAdapter):
         """Raises ConfigError if blocks get arguments that differ from those for an example of the
         same shape.
         """
-        if not any(tensors_in(call.others) for call in calls):
+        if not any(tensors_in(call.arguments_but_the_state) for call in calls):
             return
         for call, like in zip(calls, self._calls(self.shaped(calls[0].x)), strict=True):
-            for name, value in call.others.items():
-                found = tensors_in(value)
-                expected = tensors_in(like.others.get(name))
-                if len(found) != len(expected) or not all(map(torch.equal, found, expected)):
+            for name, value in call.arguments_but_the_state.items():
+                tensors = tensors_in(value)
+                expected = tensors_in(like.arguments_but_the_state.get(name))
+                if len(tensors) != len(expected) or not all(map(torch.equal, tensors, expected)):
                     raise ConfigError(
                         f"{type(self.model).__name__} gives its blocks another {name} for these"
                         " inputs than for its example, as when it computes a padding mask from the"
@@ -281,41 +287,34 @@ class ModuleAdapter(ModelAdapter):
         several do.
         """
         tables = [part for part in self.model.modules() if isinstance(part, nn.Embedding)]
+        rolled = self.example.roll(1, -1)
         with torch.no_grad():
-            first, second = (
-                observed(tables, partial(self.run, ids), copies=True)
-                for ids in (self.example, self.example.roll(1, -1))
-            )
-        ids = self.example.sort(-1).values
-        read = []
-        changed = []
+            calls = observed(tables, lambda: self.run(self.example), copies=True)
+            calls_for_rolled = observed(tables, lambda: self.run(rolled), copies=True)
+        sorted_ids = self.example.sort(-1).values
+        reading = []
+        changing = []
         for table in tables:
-            given, other = ([x for x, _ in calls[table]] for calls in (first, second))
-            if any(
-                x.shape == ids.shape and torch.equal(x.sort(-1).values.to(ids), ids) for x in given
-            ):
-                read.append(table)
+            inputs = [x for x, _ in calls[table]]
+            rolled_inputs = [x for x, _ in calls_for_rolled[table]]
+            if any(_are_sorted_as(x, sorted_ids) for x in inputs):
+                reading.append(table)
             if any(
                 x.shape == y.shape and not torch.equal(x, y)
-                for x, y in zip(given, other, strict=False)
+                for x, y in zip(inputs, rolled_inputs, strict=False)
             ):
-                changed.append(table)
-        return max(
-            (
-                part.num_embeddings
-                for part in [part for part in changed if part in read] or changed or read
-            ),
-            default=0,
-        )
+                changing.append(table)
+        certain = [table for table in changing if table in reading]
+        tables_of_ids = certain or changing or reading
+        return max((table.num_embeddings for table in tables_of_ids), default=0)
 
     def _find_axes(self) -> None:
         """Finds the order of the states' axes, by the axis along which the first block mixes; and
         puts sequences first in the example.
         """
         block = self.blocks()[0]
-        call = without_cache(
-            recorded_until([block], 0, lambda: self.run(self.example), self.form)[0]
-        )
+        calls = recorded_until([block], 0, lambda: self.run(self.example), self.form)
+        call = without_cache(calls[0])
         with without_fast_path():
             first = token_axis_is_first(Running(block, call, self.form), call.x)
         self.form = StateForm(self.form.part, tokens_first=first)
@@ -334,7 +333,8 @@ class ModuleAdapter(ModelAdapter):
         return after.shape[0] - before.shape[0], after.shape[1] - before.shape[1]
 
     def _like_the_weights(self, value: Any) -> Any:
-        like = next((p for p in self.model.parameters() if p.is_floating_point()), None)
+        floats = (weight for weight in self.model.parameters() if weight.is_floating_point())
+        like = next(floats, None)
         if like is None or not isinstance(value, Tensor):
             return value
         if value.is_floating_point():
@@ -364,10 +364,17 @@ class ModuleAdapter(ModelAdapter):
         return None
 
 
-def _fits(model: nn.Module, named: Mapping[str, Any]) -> bool:
+def _are_sorted_as(x: Tensor, sorted_ids: Tensor) -> bool:
+    """Whether x has the same ids in each row, in any order."""
+    if x.shape != sorted_ids.shape:
+        return False
+    return torch.equal(x.sort(-1).values.to(sorted_ids), sorted_ids)
+
+
+def _fits(model: nn.Module, arguments: Mapping[str, Any]) -> bool:
     """Whether these can be keyword arguments of its forward."""
     try:
-        inspect.signature(model.forward).bind(**named)
-        return True
+        inspect.signature(model.forward).bind(**arguments)
     except TypeError:
         return False
+    return True

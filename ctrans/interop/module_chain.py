@@ -49,9 +49,9 @@ class ModuleChain(nn.Module):
         self.scale_path = scale_path
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
-        first, *others = self.stages
+        first, *later = self.stages
         y: Tensor = first_tensor(first(x, **context))
-        for stage in others:
+        for stage in later:
             y = first_tensor(stage(y))
         # experts may return the tokens of all sequences along one axis
         if y.numel() == x.numel() and y.dim() == 2:
@@ -63,19 +63,20 @@ class ModuleChain(nn.Module):
         """The last linear map, which shares the model's weight. Raises ConfigError if f does not
         end in one.
         """
-        linear: Any = self.get_submodule(self._require_output_path())
-        linear = _as_linear(linear) if isinstance(linear, TransposedLinear) else linear
-        return (
-            linear
-            if self.scale_path is None
-            else ScaledLinear(linear, numbers_at(self, self.scale_path))
-        )
+        module: Any = self.get_submodule(self._require_output_path())
+        linear: nn.Linear
+        if isinstance(module, TransposedLinear):
+            linear = _as_linear(module)
+        else:
+            linear = module
+        if self.scale_path is None:
+            return linear
+        return ScaledLinear(linear, numbers_at(self, self.scale_path))
 
     def pre_projection(self, x: Tensor, **context: Any) -> Tensor:
         """The input of the last linear map. Raises ConfigError as `output_projection` does."""
-        with watched(
-            {self._require_output_path(): self.get_submodule(self._require_output_path())}
-        ) as seen:
+        path = self._require_output_path()
+        with watched({path: self.get_submodule(path)}) as seen:
             self(x, **context)
         features: Tensor = seen[-1].x
         return features
@@ -95,11 +96,9 @@ class ModuleChain(nn.Module):
         elif y.shape == output.shape:
             shapes = ((), (1,), y.shape[-1:])  # one number, or one for each channel
             for name, scale in (*self.named_parameters(), *self.named_buffers()):
-                if (
-                    scale.is_floating_point()
-                    and scale.shape in shapes
-                    and torch.equal(scale.to(y) * y, output)
-                ):
+                if not scale.is_floating_point() or scale.shape not in shapes:
+                    continue
+                if torch.equal(scale.to(y) * y, output):
                     self.output_path = path
                     self.scale_path = name
                     return
@@ -130,7 +129,8 @@ class MapInModel(ModuleChain):
         self.why_not = why_not
 
     def forward(self, x: Vectors, **context: Any) -> Vectors:
-        return super().forward(x.reshape(-1, *x.shape[-2:]), **context).reshape(x.shape)
+        states = x.reshape(-1, *x.shape[-2:])
+        return super().forward(states, **context).reshape(x.shape)
 
     def pre_projection(self, x: Vectors, **context: Any) -> Float[Tensor, "*batch features"]:
         """The input of the last linear map. Raises ConfigError as `output_projection` does."""
@@ -147,10 +147,10 @@ def has_matrix(module: nn.Module) -> bool:
     """
     if isinstance(module, ParametrizationList):  # its matrix is that of the module around it
         return False
-    kept = any(
-        buffer.dim() > 1 and buffer.dtype in BYTES for buffer in module.buffers(recurse=False)
-    )
-    return kept or any(weight.dim() > 1 for weight in module.parameters(recurse=is_leaf(module)))
+    for buffer in module.buffers(recurse=False):
+        if buffer.dim() > 1 and buffer.dtype in BYTES:
+            return True
+    return any(weight.dim() > 1 for weight in module.parameters(recurse=is_leaf(module)))
 
 
 def is_leaf(module: nn.Module) -> bool:
@@ -197,20 +197,22 @@ class Projection:
         scale.
         """
         module: Any = chain.get_submodule(self.path)
-        whole: Tensor = module.weight
-        rows = self._rows_of(whole.T if isinstance(module, TransposedLinear) else whole)
+        weight: Tensor = module.weight
+        if isinstance(module, TransposedLinear):
+            weight = weight.T
+        rows = self._rows_of(weight)
         if self.scale_path is None:
             return rows
         return numbers_at(chain, self.scale_path).to(rows).reshape(-1, 1) * rows
 
     def matrix(self, chain: nn.Module, role: Role) -> Matrix:
         """W with its role, as a map exposes it."""
-        own: Any = chain.get_submodule(self.path)
-        return Matrix(
-            self.weight(chain),
-            role,
-            own.weight if self.parts > 1 or self.scale_path is not None else None,
-        )
+        weight = self.weight(chain)
+        is_a_copy = self.parts > 1 or self.scale_path is not None
+        if not is_a_copy:
+            return Matrix(weight, role, None)
+        module: Any = chain.get_submodule(self.path)
+        return Matrix(weight, role, module.weight)
 
     def bias(self, chain: nn.Module) -> Float[Tensor, " out"] | None:
         """b: a view, or a differentiable copy if it has several parts or a scale; None if the map
@@ -218,10 +220,9 @@ class Projection:
         """
         bias: Tensor | None = getattr(chain.get_submodule(self.path), "bias", None)
         if bias is None:
-            rows = None
-        else:
-            rows = self._rows_of(bias)
-        if rows is None or self.scale_path is None:
+            return None
+        rows = self._rows_of(bias)
+        if self.scale_path is None:
             return rows
         return numbers_at(chain, self.scale_path).to(rows) * rows
 
@@ -229,10 +230,10 @@ class Projection:
         """W x + b."""
         return Affine(self.weight(chain), self.bias(chain))
 
-    def _rows_of(self, whole: Tensor) -> Tensor:
+    def _rows_of(self, weight: Tensor) -> Tensor:
         if self.parts == 1:
-            return whole[self.start : self.stop]
-        parts: Tensor = whole.unflatten(0, (self.parts, -1))[:, self.start : self.stop]
+            return weight[self.start : self.stop]
+        parts: Tensor = weight.unflatten(0, (self.parts, -1))[:, self.start : self.stop]
         return parts.flatten(0, 1)
 
     def cut(self, sizes: Sequence[int], parts: int = 1) -> list[Projection]:

@@ -24,14 +24,15 @@ class UnfoldedAttention(nn.Module):
     record them.
     """
 
-    said = nn.MultiheadAttention.__name__
+    label = nn.MultiheadAttention.__name__
 
-    def __init__(self, module: nn.MultiheadAttention, tokens_first: bool):
+    def __init__(self, module: nn.MultiheadAttention, *, tokens_first: bool):
         super().__init__()
         self.heads = module.num_heads
         self.tokens_first = tokens_first
         self.qkv = nn.Linear(1, 1, bias=False, device="meta")
-        self.qkv.weight, self.qkv.bias = module.in_proj_weight, module.in_proj_bias
+        self.qkv.weight = module.in_proj_weight
+        self.qkv.bias = module.in_proj_bias
         self.out = module.out_proj
 
     def forward(self, x: Tensor, call: Template | None = None) -> Tensor:
@@ -40,42 +41,43 @@ class UnfoldedAttention(nn.Module):
             for part in self.qkv(x).chunk(3, dim=-1)
         )
         if call is None:
-            mask, causal = (None, False)
+            mask = None
         else:
-            mask, causal = self._mask(call, x)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+            mask = self._mask(call, x)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         out: Tensor = self.out(y.transpose(1, 2).flatten(-2))
         return out
 
-    def _mask(self, call: Template, x: Tensor) -> tuple[Tensor | None, bool]:
-        """The mask to add to scores, or that attention is causal. In a boolean mask of
+    def _mask(self, call: Template, x: Tensor) -> Tensor | None:
+        """The mask to add to scores, or that shows tokens. In a boolean mask of
         `nn.MultiheadAttention`, True hides a token.
         """
-        given = arguments(call)
-        mask = given.get("attn_mask")
-        padding = given.get("key_padding_mask")
-        if padding is not None:
+        named = arguments(call)
+        if named.get("key_padding_mask") is not None:
             raise ConfigError(
                 "padding masks are not supported: give sequences of one length, without a padding"
                 " mask"
             )
+        mask: Tensor | None = named.get("attn_mask")
         if mask is None:
-            return None, False
-        if mask.dtype.is_floating_point is False:
-            mask = ~mask
-        else:
+            return None
+        if mask.dtype.is_floating_point:
             mask = mask.to(x.dtype)
-        return (mask.unflatten(0, (-1, self.heads)) if mask.dim() == 3 else mask), False
+        else:
+            mask = ~mask
+        if mask.dim() == 3:
+            mask = mask.unflatten(0, (-1, self.heads))
+        return mask
 
 
 def unfolds(module: nn.Module, call: Template) -> bool:
     """Whether the module is torch's attention, called on one state, with weights of one size."""
     if type(module) is not nn.MultiheadAttention:
         return False
-    given = arguments(call)
-    alike = all(given.get(name) is STATE for name in ("query", "key", "value"))
+    named = arguments(call)
+    of_one_state = all(named.get(name) is STATE for name in ("query", "key", "value"))
     return (
-        alike
+        of_one_state
         and module.in_proj_weight is not None
         and module.bias_k is None
         and not module.add_zero_attn

@@ -80,12 +80,10 @@ def read_nanogpt(
 ) -> tuple[GPT | OTTransformer, tuple[str, ...]]:
     """`from_nanogpt`, with notes on settings that the model does not have in place of warnings."""
     if isinstance(source, (str, Path)):
-        named = str(source)
-    else:
-        named = "the state dict"
-    if isinstance(source, (str, Path)):
+        source_name = str(source)
         checkpoint = _read(_file(Path(source)))
     else:
+        source_name = "the state dict"
         checkpoint = source
     weights: Settings = checkpoint
     arguments: Settings = {}
@@ -94,36 +92,33 @@ def read_nanogpt(
         arguments = checkpoint.get("model_args", {})
     if not isinstance(arguments, Mapping):
         raise ConfigError(
-            f"{named!r} holds no nanoGPT model: its model_args are a {type(arguments).__name__} and"
-            " not a dict of settings"
+            f"{source_name!r} holds no nanoGPT model: its model_args are a"
+            f" {type(arguments).__name__} and not a dict of settings"
         )
-    _check_arguments(named, arguments)
-    weights = _weights(named, weights)
+    _check_arguments(source_name, arguments)
+    weights = _weights(source_name, weights)
     if heads is None:
         heads = arguments.get("n_head")
-    else:
-        heads = heads
     if heads is None:
         raise ConfigError(
-            f"{named!r} is a bare state dict, which does not state the number of heads: give"
+            f"{source_name!r} is a bare state dict, which does not state the number of heads: give"
             " heads=... (--heads)"
         )
-    config = _config(named, weights, heads, arguments)
-    model = GPT(config).to(
-        functools.reduce(torch.promote_types, (value.dtype for value in weights.values()))
-    )
+    config = _config(source_name, weights, heads, arguments)
+    dtypes = (weight.dtype for weight in weights.values())
+    model = GPT(config).to(functools.reduce(torch.promote_types, dtypes))
     if not _ot(arguments, "lnf_on"):
         model.final_norm = nn.Identity()
-    _load(model, named, weights)
-    notes = tuple(
-        f"trained with dropout {p:g}, which is off here" for p in [arguments.get("dropout")] if p
-    )
+    _load(model, source_name, weights)
+    notes: tuple[str, ...] = ()
+    dropout = arguments.get("dropout")
+    if dropout:
+        notes = (f"trained with dropout {dropout:g}, which is off here",)
     if not _ot(arguments, "cts"):
         return model, notes
-    return (
-        OTTransformer(model, _ot(arguments, "steps"), kinetic=float(_ot(arguments, "lmbda"))),
-        notes,
-    )
+    steps = _ot(arguments, "steps")
+    kinetic = float(_ot(arguments, "lmbda"))
+    return OTTransformer(model, steps, kinetic=kinetic), notes
 
 
 def _file(path: Path) -> Path:
@@ -137,75 +132,81 @@ def _file(path: Path) -> Path:
     return path
 
 
-def _check_arguments(named: str, arguments: Settings) -> None:
+def _check_arguments(source_name: str, arguments: Settings) -> None:
     """Raises ConfigError for unknown settings, whose effect would be lost silently, and for invalid
     values.
     """
-    known = [*SETTINGS.values(), *OT, *OTHER]
+    settings = [*SETTINGS.values(), *OT, *OTHER]
     for name, value in arguments.items():
-        if name not in known:
-            raise unknown(
-                f"setting in the model_args of {named!r}",
-                name if isinstance(name, str) else shown(name),
-                known,
-            )
-        if (
-            name in OT
-            and type(value) is not type(OT[name])
-            and not (name == "lmbda" and type(value) is int)
-        ):
+        if name not in settings:
+            if isinstance(name, str):
+                label = name
+            else:
+                label = shown(name)
+            raise unknown(f"setting in the model_args of {source_name!r}", label, settings)
+        if name in OT and not _is_like(value, OT[name]):
             raise ConfigError(
-                f"{named!r} has {name} = {shown(value)}: it must be of type"
+                f"{source_name!r} has {name} = {shown(value)}: it must be of type"
                 f" {type(OT[name]).__name__}"
             )
         if value is not None and not isinstance(value, (Real, str)):
             raise ConfigError(
-                f"{named!r} has {name} = {shown(value)}: it must be a number or a text"
+                f"{source_name!r} has {name} = {shown(value)}: it must be a number or a text"
             )
     dropout = arguments.get("dropout", 0.0)
     kinetic = _ot(arguments, "lmbda")
     if not isinstance(dropout, (int, float)) or not 0 <= dropout <= 1:
-        raise ConfigError(f"{named!r} has dropout = {shown(dropout)}: it must be between 0 and 1")
+        raise ConfigError(
+            f"{source_name!r} has dropout = {shown(dropout)}: it must be between 0 and 1"
+        )
     if not 0 <= kinetic <= sys.float_info.max:
         raise ConfigError(
-            f"{named!r} has lmbda = {shown(kinetic)}: it must be at least 0 and at most"
+            f"{source_name!r} has lmbda = {shown(kinetic)}: it must be at least 0 and at most"
             f" {sys.float_info.max:.3g}"
         )
     if not _ot(arguments, "cts") and not _ot(arguments, "lnf_on"):
         raise ConfigError(
-            f"{named!r} has no norm before its head (lnf_on = False without cts): ctrans has no"
-            " such GPT"
+            f"{source_name!r} has no norm before its head (lnf_on = False without cts): ctrans has"
+            " no such GPT"
         )
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether the value is of the default's type. A whole number serves as a float."""
+    return type(value) is type(default) or (type(default) is float and type(value) is int)
 
 
 def _ot(arguments: Settings, name: str) -> Any:
+    """A setting of the OT-Transformer's fork."""
     return arguments.get(name, OT[name])
 
 
-def _load(model: GPT, named: str, weights: dict[str, Tensor]) -> None:
+def _load(model: GPT, source_name: str, weights: dict[str, Tensor]) -> None:
     """Loads the weights into the model. Raises ConfigError if a name or shape differs."""
     tied = weights.pop(TIED, None)
     table = weights["transformer.wte.weight"]
-    if tied is not None and not (
-        (tied.shape, tied.dtype) == (table.shape, table.dtype)
-        and torch.equal(
-            *(each.contiguous().view(torch.uint8) for each in (tied, table))
-        )  # bits: nan equals itself
-    ):
+    if tied is not None and not _same_bits(tied, table):
         raise ConfigError(
-            f"{named!r} has an untied head ({TIED} differs from transformer.wte.weight): nanoGPT's"
-            " head is tied"
+            f"{source_name!r} has an untied head ({TIED} differs from transformer.wte.weight):"
+            " nanoGPT's head is tied"
         )
     ours = {GPT2_NAMES.of(name): name for name in model.state_dict()}
-    expected = {name: tuple(model.state_dict()[own].shape) for name, own in ours.items()}
-    for name in sorted(expected.keys() | weights.keys()):
-        have, want = (
-            tuple(weights[name].shape) if name in weights else "absent",
-            expected.get(name, "absent"),
-        )
-        if have != want:
-            raise ConfigError(f"{named!r} is no nanoGPT model: {name!r} is {have}, expected {want}")
+    present = {name: tuple(weight.shape) for name, weight in weights.items()}
+    expected = {name: tuple(model.state_dict()[our].shape) for name, our in ours.items()}
+    for name in sorted(expected.keys() | present.keys()):
+        if present.get(name) != expected.get(name):
+            raise ConfigError(
+                f"{source_name!r} is no nanoGPT model: {name!r} is {present.get(name, 'absent')},"
+                f" expected {expected.get(name, 'absent')}"
+            )
     model.load_state_dict({ours[name]: value for name, value in weights.items()})
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether both have the same shape, dtype and bits. A nan equals itself."""
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
 def to_nanogpt(model: GPT) -> dict[str, Any]:
@@ -239,25 +240,28 @@ def _read(path: Path) -> Settings:
             f"{str(path)!r} holds {type(checkpoint).__name__}, not a nanoGPT checkpoint"
         )
     # without attributes of dictionaries, which a file may set
-    return {
-        name: dict(dict.items(value)) if isinstance(value, dict) else value
-        for name, value in dict.items(checkpoint)
-    }
+    settings: dict[str, Any] = {}
+    for name, value in dict.items(checkpoint):
+        if isinstance(value, dict):
+            settings[name] = dict(dict.items(value))
+        else:
+            settings[name] = value
+    return settings
 
 
-def _weights(named: str, given: Settings) -> dict[str, Tensor]:
+def _weights(source_name: str, entries: Settings) -> dict[str, Tensor]:
     """The weights by nanoGPT's names, without attributes of tensors, which a file may set. Raises
     ConfigError for entries that are no weights, and for a name with and without `COMPILED`.
     """
-    found: dict[str, Tensor] = {}
-    for name, value in given.items():
+    weights: dict[str, Tensor] = {}
+    for name, value in entries.items():
         if isinstance(name, str):
             plain = str(name).removeprefix(COMPILED)
         else:
             plain = ""
-        if plain in found:
+        if plain in weights:
             raise ConfigError(
-                f"{named!r} is no nanoGPT model: it has {plain!r} twice, once with the prefix"
+                f"{source_name!r} is no nanoGPT model: it has {plain!r} twice, once with the prefix"
                 f" {COMPILED!r}"
             )
         if IGNORED.fullmatch(plain):
@@ -266,23 +270,19 @@ def _weights(named: str, given: Settings) -> dict[str, Tensor]:
             weight = Tensor.detach(value)
         else:
             weight = value
-        if (
-            not plain
-            or not is_dense(weight)
-            or not weight.is_floating_point()
-            or weight.itemsize < 2
-        ):
+        is_weight = is_dense(weight) and weight.is_floating_point() and weight.itemsize >= 2
+        if not plain or not is_weight:
             raise ConfigError(
-                f"{named!r} holds no nanoGPT model: some entries are not weights, which are dense"
-                f" floating-point tensors of at least two bytes a number, such as {shown(name)} ="
-                f" {shown(value)}"
+                f"{source_name!r} holds no nanoGPT model: some entries are not weights, which are"
+                " dense floating-point tensors of at least two bytes a number, such as"
+                f" {shown(name)} = {shown(value)}"
             )
-        found[plain] = weight
-    return found
+        weights[plain] = weight
+    return weights
 
 
 def _config(
-    named: str, weights: Mapping[str, Tensor], heads: int, arguments: Settings
+    source_name: str, weights: Mapping[str, Tensor], heads: int, arguments: Settings
 ) -> GPTConfig:
     """The architecture, read from the shapes. Raises ConfigError if the settings differ from it."""
     try:
@@ -290,27 +290,36 @@ def _config(
         context = weights["transformer.wpe.weight"].shape[0]
     except (KeyError, ValueError, IndexError):
         raise ConfigError(
-            f"{named!r} is no nanoGPT model: it lacks the embeddings transformer.wte and"
+            f"{source_name!r} is no nanoGPT model: it lacks the embeddings transformer.wte and"
             " transformer.wpe"
         ) from None
-    found: dict[str, Any] = {
+    blocks = {name.split(".")[2] for name in weights if name.startswith("transformer.h.")}
+    settings: dict[str, Any] = {
         "vocab_size": vocab_size,
         "context": context,
-        "depth": len({name.split(".")[2] for name in weights if name.startswith("transformer.h.")}),
+        "depth": len(blocks),
         "width": width,
         "heads": heads,
         "bias": any(name.startswith("transformer.") and name.endswith(".bias") for name in weights),
     }
     for ours, theirs in SETTINGS.items():
-        said = arguments.get(theirs, found[ours])
-        if said != found[ours]:
+        stated = arguments.get(theirs, settings[ours])
+        if stated != settings[ours]:
             raise ConfigError(
-                f"{named!r} is no nanoGPT model: it has {theirs} = {shown(said)}, but its weights"
-                f" give {found[ours]!r}"
+                f"{source_name!r} is no nanoGPT model: it has {theirs} = {shown(stated)}, but its"
+                f" weights give {settings[ours]!r}"
             )
-    attention, ffn = ("pre" if _ot(arguments, name) else "none" for name in ("ln1_on", "ln2_on"))
+    attention = _placement(arguments, "ln1_on")
+    ffn = _placement(arguments, "ln2_on")
     if attention == ffn:
         placement = attention
     else:
         placement = spell((attention, ffn))
-    return dataclasses.replace(BUILT_IN, placement=placement, **found)
+    return dataclasses.replace(BUILT_IN, placement=placement, **settings)
+
+
+def _placement(arguments: Settings, norm: str) -> str:
+    """The placement of a map whose norm this setting turns on."""
+    if _ot(arguments, norm):
+        return "pre"
+    return "none"

@@ -11,7 +11,6 @@ C is the centring or the identity, and sigma^2 = mean((C x)^2) + eps or sigma = 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -66,7 +65,7 @@ class Form:
 class UnitGains(SphereNorm):
     """z = x_hat: gamma = 1, beta = 0."""
 
-    def __init__(self, width: int, eps: float, centred: bool, added: float = 0.0):
+    def __init__(self, width: int, eps: float, *, centred: bool, added: float = 0.0):
         super().__init__()
         self.width, self.eps = check_norm(width, eps)
         self.centred = centred
@@ -90,7 +89,7 @@ class AdaptedNorm(SphereNorm):
     module: Any  # of any library
 
     def __init__(
-        self, module: nn.Module, form: Form, width: int | None = None, exact: bool = False
+        self, module: nn.Module, form: Form, width: int | None = None, *, exact: bool = False
     ):
         super().__init__()
         self.module = module
@@ -100,43 +99,45 @@ class AdaptedNorm(SphereNorm):
         self.width, self.eps = check_norm(_width(module) or width or 0, form.eps)
         self.centred = form.centred
         self.added = form.added
-        if self._own(form.gain) is None:
+        if self._weight(form.gain) is None:
             self.register_buffer("one", torch.ones(self.width), persistent=False)
 
-    def _own(self, name: str | None) -> Tensor | None:
-        own: Tensor | None = None if name is None else getattr(self.module, name, None)
-        return own
+    def _weight(self, name: str | None) -> Tensor | None:
+        """The module's weight of that name."""
+        if name is None:
+            return None
+        weight: Tensor | None = getattr(self.module, name, None)
+        return weight
 
     @property
     def gamma(self) -> PerChannel:
-        weight = self._own(self.form.gain)
         form = self.form
+        weight = self._weight(form.gain)
         if weight is None:
-            one = self.get_buffer("one")
-            if form.factor == 1:
-                return one
-            return form.factor * one
-        if form.shift == 0:
-            gain = weight
-        else:
+            gain = self.get_buffer("one")
+        elif form.shift != 0:
             gain = form.shift + weight
-        if form.factor == 1:
-            gain = gain
         else:
+            gain = weight
+        if form.factor != 1:
             gain = form.factor * gain
+        if weight is None:
+            return gain
         return gain.flatten().expand(self.width)
 
     @property
     def beta(self) -> PerChannel:
-        bias = self._own(self.form.offset)
+        bias = self._weight(self.form.offset)
         if bias is None:
             return torch.zeros_like(self.gamma)
         return bias.flatten().expand(self.width)
 
     def forward(self, x: Vectors) -> Vectors:
         # Many modules round to float32 internally, which computations in float64 must not.
-        own = self.exact or x.dtype != torch.float64
-        return self.module(x) if own else self.gamma * self.standardize(x) + self.beta
+        if self.exact or x.dtype != torch.float64:
+            z: Vectors = self.module(x)
+            return z
+        return self.gamma * self.standardize(x) + self.beta
 
 
 class FreeNorm(UnitGains):
@@ -148,7 +149,9 @@ class FreeNorm(UnitGains):
         return self
 
     def forward(self, x: Vectors) -> Vectors:
-        return (F.layer_norm if self.centred else F.rms_norm)(x, (self.width,), eps=self.eps)
+        if self.centred:
+            return F.layer_norm(x, (self.width,), eps=self.eps)
+        return F.rms_norm(x, (self.width,), eps=self.eps)
 
 
 class WithoutGain(UnitGains):
@@ -160,7 +163,7 @@ class WithoutGain(UnitGains):
     """
 
     def __init__(self, norm: AdaptedNorm):
-        super().__init__(norm.width, norm.eps, norm.centred, norm.added)
+        super().__init__(norm.width, norm.eps, centred=norm.centred, added=norm.added)
         self.to(norm.gamma.detach())
         self.module = norm.module
 
@@ -187,17 +190,16 @@ def as_norm(module: nn.Module, width: int | None = None) -> AdaptedNorm | None:
     determine it.
     """
     width = _width(module) or width
-    if (
-        width is None
-        or width < 2
-        or not all(_vector(weight, width) for weight in module.parameters())
-    ):
+    if width is None or width < 2:
+        return None
+    if not all(_is_vector(weight, width) for weight in module.parameters()):
         return None
     with torch.no_grad():
         return _probed(module, width) or _by_attributes(module)
 
 
-def _vector(weight: Tensor, width: int) -> bool:
+def _is_vector(weight: Tensor, width: int) -> bool:
+    """Whether it is one number, or one for each channel."""
     return (
         weight.is_floating_point()
         and weight.numel() in (1, width)
@@ -207,10 +209,10 @@ def _vector(weight: Tensor, width: int) -> bool:
 
 def _width(module: nn.Module) -> int | None:
     """The width that the module's weights or `normalized_shape` imply; None if they imply none."""
-    found = [weight.numel() for weight in module.parameters(recurse=False) if weight.dim() >= 1]
+    sizes = [weight.numel() for weight in module.parameters(recurse=False) if weight.dim() >= 1]
     shape = getattr(module, "normalized_shape", None)
-    if found:
-        return max(found)
+    if sizes:
+        return max(sizes)
     if isinstance(shape, tuple) and len(shape) == 1:
         return int(shape[0])
     return None
@@ -225,15 +227,16 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
         trial = copy.deepcopy(module).cpu().double()
     except (RuntimeError, TypeError, NotImplementedError):
         return None
-    own = dict(trial.named_parameters(recurse=False))
-    if any(weight.is_meta for weight in own.values()) or len(own) < len(list(trial.parameters())):
+    weights = dict(trial.named_parameters(recurse=False))
+    if any(weight.is_meta for weight in weights.values()):
         return None
-    for weight in own.values():
+    if len(weights) < len(list(trial.parameters())):
+        return None
+    for weight in weights.values():
         weight.copy_(0.5 + torch.rand(weight.shape, generator=generator, dtype=torch.float64))
     x = torch.randn(len(SIZES), 1, width, generator=generator, dtype=torch.float64)
-    x = (x + 0.3) * x.new_tensor(SIZES).view(
-        -1, 1, 1
-    )  # a non-zero mean shows whether the module centres
+    # a non-zero mean shows whether the module centres
+    x = (x + 0.3) * x.new_tensor(SIZES).view(-1, 1, 1)
     try:
         plus = trial(x)
         minus = trial(-x)
@@ -243,37 +246,40 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
         return None
     odd = (plus.double() - minus) / 2
     even = (plus.double() + minus) / 2
-    offset = next(
-        (name for name, weight in own.items() if _close(even, weight.expand_as(even))), None
-    )
-    if offset is None and not _close(even, torch.zeros_like(even)):
+    offsets = [name for name, weight in weights.items() if _close(even, weight.expand_as(even))]
+    if offsets:
+        offset = offsets[0]
+    elif _close(even, torch.zeros_like(even)):
+        offset = None
+    else:
         return None
-    gains: list[str | None] = [name for name in own if name != offset] or [None]
+    gains: list[str | None] = [name for name in weights if name != offset] or [None]
     for gain, shift, centred in product(gains, (0.0, 1.0), (True, False)):
         if gain is None:
             w = x.new_ones(())
         else:
-            w = shift + own[gain]
+            w = shift + weights[gain]
         if centred:
             r = x - x.mean(-1, keepdim=True)
         else:
             r = x
-        each = (odd * r * w).sum(-1) / (r * w).square().sum(-1)  # f/sigma of each state
-        if not _close(each.unsqueeze(-1) * r * w, odd):
+        factors = (odd * r * w).sum(-1) / (r * w).square().sum(-1)  # f/sigma of each state
+        if not _close(factors.unsqueeze(-1) * r * w, odd):
             continue
         mean_square = r.square().mean(-1).flatten()
-        for form in _fitted(
-            trial, each.flatten(), mean_square, Form(centred, shift, 0.0, gain, offset)
-        ):
-            miss = (_sigma(form, mean_square) * each.flatten() / form.factor - 1).abs()
-            exact = bool(miss[mean_square > 0.1].max() <= EXACT)
-            norm = AdaptedNorm(
-                module, _in_its_dtype(module, trial, x[1:2], r[1:2] * w, form), width, exact
-            )
-            like = next(module.parameters(), None)
-            if like is None:
-                return norm
-            return norm.to(like.device)
+        form = _fitted(
+            trial, factors.flatten(), mean_square, Form(centred, shift, 0.0, gain, offset)
+        )
+        if form is None:
+            continue
+        miss = (_sigma(form, mean_square) * factors.flatten() / form.factor - 1).abs()
+        exact = bool(miss[mean_square > 0.1].max() <= EXACT)
+        form = _in_its_dtype(module, trial, x[1:2], r[1:2] * w, form)
+        norm = AdaptedNorm(module, form, width, exact=exact)
+        like = next(module.parameters(), None)
+        if like is None:
+            return norm
+        return norm.to(like.device)
     return None
 
 
@@ -286,8 +292,8 @@ def _in_its_dtype(
     like = next(module.parameters(), None)
     if like is None or like.dtype == torch.float64 or form.added:
         return form
-    own = trial.to(like.dtype)
-    y = (own(x.to(like.dtype)) - own(-x.to(like.dtype))).double() / 2
+    low = trial.to(like.dtype)
+    y = (low(x.to(like.dtype)) - low(-x.to(like.dtype))).double() / 2
     square = form.factor**2 * float(scaled.square().sum() / (y * scaled).sum()) ** 2
     if form.centred:
         centred = x - x.mean(-1, keepdim=True)
@@ -300,12 +306,12 @@ def _in_its_dtype(
     return form
 
 
-def _fitted(trial: nn.Module, each: Tensor, mean_square: Tensor, form: Form) -> Iterator[Form]:
+def _fitted(trial: nn.Module, factors: Tensor, mean_square: Tensor, form: Form) -> Form | None:
     """The form with a factor f and an eps that give f/sigma of each state, if such numbers
     exist.
     """
     for power in (2, 1):  # sigma^2 = m + eps, or sigma = sqrt(m) + eps
-        high, low = (1 / float(each[i]) ** power for i in (0, 1))
+        high, low = (1 / float(factors[i]) ** power for i in (0, 1))
         m_high, m_low = (float(mean_square[i]) ** (power / 2) for i in (0, 1))
         slope = (high - low) / (m_high - m_low)  # 1/f^power
         if not slope > 0:
@@ -314,37 +320,30 @@ def _fitted(trial: nn.Module, each: Tensor, mean_square: Tensor, form: Form) -> 
         eps = low / slope - m_low
         if eps > m_high:
             continue  # it scales states of all sizes alike: an elementwise map and no norm
-        own = [abs(each) for each in vars(trial).values() if isinstance(each, float)]
+        attributes = [abs(value) for value in vars(trial).values() if isinstance(value, float)]
         if eps > 1e-6 * m_low:
-            eps = likely_number(eps, own, SHORT, digits=3)
+            eps = likely_number(eps, attributes, SHORT, digits=3)
         else:
             eps = 0.0
         if abs(factor - 1) <= 1e-6:
             factor = 1.0
-        else:
-            factor = factor
         if power == 2:
-            inside, added = (eps, 0.0)
+            fitted = replace(form, factor=factor, eps=eps, added=0.0)
         else:
-            inside, added = (0.0, eps)
-        found = replace(form, factor=factor, eps=inside, added=added)
-        if bool(
-            (_sigma(found, mean_square) * each / factor - 1).abs().max() <= 64 * unit(torch.float32)
-        ):
-            yield found
+            fitted = replace(form, factor=factor, eps=0.0, added=eps)
+        miss = (_sigma(fitted, mean_square) * factors / factor - 1).abs().max()
+        if miss <= 64 * unit(torch.float32):
+            return fitted
+    return None
 
 
 def _sigma(form: Form, mean_square: Tensor) -> Tensor:
     return (mean_square + form.eps).sqrt() + form.added
 
 
-def _close(found: Tensor, expected: Tensor) -> bool:
-    return bool(
-        (
-            (found - expected).abs()
-            <= 64 * unit(torch.float32) * (1e-9 + expected.abs().amax(-1, keepdim=True))
-        ).all()
-    )
+def _close(computed: Tensor, expected: Tensor) -> bool:
+    size = 1e-9 + expected.abs().amax(-1, keepdim=True)
+    return bool(((computed - expected).abs() <= 64 * unit(torch.float32) * size).all())
 
 
 def _by_attributes(module: nn.Module) -> AdaptedNorm | None:
@@ -355,9 +354,8 @@ def _by_attributes(module: nn.Module) -> AdaptedNorm | None:
     if not isinstance(weight, Tensor) or weight.dim() != 1:
         return None
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(4, len(weight), generator=generator) * torch.tensor(
-        [[1.0], [1.0], [1e-2], [1e-3]]
-    )
+    sizes = torch.tensor([[1.0], [1.0], [1e-2], [1e-3]])
+    x = torch.randn(4, len(weight), generator=generator) * sizes
     x = (x + 0.3 * x.abs().amax(-1, keepdim=True)).to(weight)
     try:
         z = module(x)
@@ -365,17 +363,26 @@ def _by_attributes(module: nn.Module) -> AdaptedNorm | None:
         return None
     if not isinstance(z, Tensor) or z.shape != x.shape:
         return None
-    known = [value for name in EPS_NAMES if isinstance(value := getattr(module, name, None), float)]
-    forms = [
-        Form(centred, shift, known[0] if known else UNSAID_EPS)
+    eps = _stated_eps(module)
+    norms = [
+        AdaptedNorm(module, Form(centred, shift, eps))
         for centred, shift in product((True, False), (0.0, 1.0))
     ]
-    norms = [AdaptedNorm(module, form) for form in forms]
-    misses = [
-        float(((z - norm.gamma * norm.standardize(x) - norm.beta).abs() / (1 + z.abs())).max())
-        for norm in norms
-    ]
+    misses = []
+    for norm in norms:
+        difference = (z - norm.gamma * norm.standardize(x) - norm.beta).abs()
+        misses.append(float((difference / (1 + z.abs())).max()))
     # the nearest, since in low precision or with small gains several are near
-    if min(misses) <= 64 * unit(z.dtype):
-        return norms[misses.index(min(misses))]
+    smallest = min(misses)
+    if smallest <= 64 * unit(z.dtype):
+        return norms[misses.index(smallest)]
     return None
+
+
+def _stated_eps(module: nn.Module) -> float:
+    """The eps that the module keeps under a usual name."""
+    for name in EPS_NAMES:
+        eps = getattr(module, name, None)
+        if isinstance(eps, float):
+            return eps
+    return UNSAID_EPS

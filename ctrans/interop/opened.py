@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
+from ctrans.interop.directory_tokeniser import find_tokeniser
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.imported import Imported
-from ctrans.interop.losses import LOSS_NAMES, AnyModel, Loss, ModelAround, ModelWithLoss, with_loss
-from ctrans.interop.tokens import Tokeniser, find_tokeniser
+from ctrans.interop.loss_names import LOSS_NAMES, Loss
+from ctrans.interop.losses import AnyModel, ModelAround, ModelWithLoss, with_loss
+from ctrans.interop.probe_weights import probe_weights, random_states
+from ctrans.interop.tokens import Tokeniser
 from ctrans.measure.walk import own_loss
 from solvers import checked
 
@@ -22,6 +25,11 @@ HIDDEN_EVERY = 7
 """One token in so many is hidden from a masked language model, at fixed places: about the 15% of
 BERT's training.
 """
+BOTH_WAYS = {
+    "mlm": "so its loss is that of hidden tokens",
+    "next": "including those that it predicts",
+}
+"""By loss: the consequence for a model in which tokens read both ways."""
 STAND_INS = ("mean", "random", "none")
 """Losses that a description names, because the model was not trained for them."""
 
@@ -65,8 +73,8 @@ class Opened(ModelAround):
 
     def forward(self, tokens: Tensor, targets: Any = None) -> tuple[Tensor, Tensor | None]:
         """The output of the head, and with `targets` the loss."""
-        found: tuple[Tensor, Tensor | None] = self.model(tokens, targets)
-        return found
+        output_and_loss: tuple[Tensor, Tensor | None] = self.model(tokens, targets)
+        return output_and_loss
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -97,27 +105,26 @@ class Opened(ModelAround):
         """
         return find_tokeniser(self.directory, self.vocabulary)
 
-    def longest(self, wanted: int) -> int:
-        """The most tokens, at most `wanted`, that it reads: what the model states, or what was
+    def longest(self, limit: int) -> int:
+        """The most tokens, at most `limit`, that it reads: what the model states, or what was
         found by trying.
         """
-        said: int | None = self.config.context
-        if said is None:
-            most = wanted
-        else:
-            most = min(wanted, said)
-        if said is not None or not self.vocabulary or self._reads(most):
-            return most
-        return 1 + bisect.bisect_left(
-            range(2, most), True, key=lambda length: not self._reads(length)
-        )
+        context: int | None = self.config.context
+        if context is not None:
+            return min(limit, context)
+        if not self.vocabulary or self._reads(limit):
+            return limit
+        lengths = range(2, limit)
+        return 1 + bisect.bisect_left(lengths, 1, key=lambda length: int(not self._reads(length)))
 
     def _reads(self, length: int) -> bool:
+        """Whether it runs on one sequence of so many tokens."""
         like = next(self.parameters(), torch.empty(0))
         row = self._row
         try:
+            tokens = row[torch.arange(length) % len(row)]
             with torch.no_grad():
-                self(row[torch.arange(length) % len(row)].unsqueeze(0).to(like.device))
+                self(tokens.unsqueeze(0).to(like.device))
         except FOREIGN_ERRORS:
             return False
         return True
@@ -136,7 +143,7 @@ class Opened(ModelAround):
           and of "mlm" otherwise
         """
         tokens = windows[:, :-1]
-        after = windows[:, 1:]
+        next_tokens = windows[:, 1:]
         if self.loss != "given":
             kind = self.loss
         elif self.causal:
@@ -146,10 +153,75 @@ class Opened(ModelAround):
         if kind == "none":
             return tokens, torch.full_like(tokens, -1)
         if kind == "next":
-            return tokens, after
+            return tokens, next_tokens
         if kind != "mlm" or mask is None:
             return tokens, tokens
-        hidden = (
-            torch.arange(tokens.shape[1], device=tokens.device) % HIDDEN_EVERY == 0
-        ).expand_as(tokens)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        hidden = (positions % HIDDEN_EVERY == 0).expand_as(tokens)
         return torch.where(hidden, mask, tokens), torch.where(hidden, tokens, -1)
+
+
+def open_imported(
+    model: Imported, directory: Path | None = None, loss: str | Loss | None = None
+) -> Opened:
+    """Opens an imported model as `open_model` opens a directory's. Its tokenizer is looked for in
+    the directory.
+    """
+    like = model.adapter.like()
+    first = model.depth.sublayers[0]
+    if first.kind == "part":
+        mixing = list(model.depth.sublayers)
+    else:
+        mixing = [first]
+    causal = all(_is_causal(sublayer.field, like) for sublayer in mixing)
+    predicts = model.adapter.predicts()
+    model.forget()
+    opened = Opened(
+        model,
+        directory,
+        str(model.config),
+        loss,
+        model.vocabulary,
+        causal=causal,
+        predicts=predicts,
+    )
+    if model.adapter.apart:
+        outputs = sorted(model.adapter.apart)
+        opened.described += (
+            f"; a loss must not read outputs {outputs} (from 0), which are no functions of the last"
+            " state alone"
+        )
+    if model.vocabulary and not causal and opened.loss in BOTH_WAYS:
+        opened.described += (
+            f"; each token also reads later tokens, {BOTH_WAYS[opened.loss]}. If this is a GPT, its"
+            " causal mask is missing"
+        )
+    return opened
+
+
+def open_probed(
+    module: nn.Module,
+    imported: Callable[[], Imported],
+    directory: Path | None,
+    loss: str | Loss | None,
+) -> Opened:
+    """Opens what `imported` makes of the module, which has `probe_weights` meanwhile."""
+    with probe_weights(module) as broken:
+        opened = open_imported(imported(), directory, loss)
+    if broken:
+        opened.described += f"; not finite: the weight {broken[0]}"
+        if len(broken) > 1:
+            opened.described += f" and {len(broken) - 1} more"
+    return opened
+
+
+def _is_causal(attention: nn.Module, like: Tensor) -> bool:
+    """Whether the first token reads no other token: d|f(x)_1|^2/dx_j = 0 exactly for all j > 1, for
+    states of the shape of `like` (tokens, width).
+
+    All j are tested, because a window may hide the last token in a model that reads both ways.
+    """
+    x = random_states(like.unsqueeze(0)).requires_grad_()
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(attention(x)[0, 0].square().sum(), x)
+    return not gradient[0, 1:].any()

@@ -76,27 +76,26 @@ class OTTransformer(nn.Module):
         self.model = model
         self.depth = stacked(model.depth, steps, dt, norm)
         self.config = OTConfig(
+            vocab_size=c.vocab_size,
+            context=c.context,
+            depth=c.depth,
+            width=c.width,
+            heads=c.heads,
             stack=c.placement,
             placement=self.depth.sublayers[0].placement.name,
+            norm=c.norm,
             steps=steps,
             dt=dt,
+            bias=c.bias,
             kinetic=kinetic,
-            **{
-                name: getattr(c, name)
-                for name in ("vocab_size", "context", "depth", "width", "heads", "norm", "bias")
-            },
         )
 
     def with_scale(self, scale: float) -> OTTransformer:
         """The same weights with dt = scale/steps. Raises ConfigError unless `scale` is positive and
         finite.
         """
-        self.depth = Depth(
-            self.depth.sublayers,
-            check_dt(check_dt(scale) * (1.0 / self.config.steps)),
-            per_block=1,
-            shared=True,
-        )
+        dt = check_dt(check_dt(scale) * (1.0 / self.config.steps))
+        self.depth = Depth(self.depth.sublayers, dt, per_block=1, shared=True)
         self.config = replace(self.config, dt=self.depth.dt)
         return self
 
@@ -109,9 +108,8 @@ class OTTransformer(nn.Module):
         """
         c = self.config
         config = replace(self.model.config, stack_steps=c.steps, dt=c.dt)
-        if config.placements[-1].ffn.final_norm != (
-            self.depth.sublayers[0].output_norm is not None
-        ):
+        has_norm = self.depth.sublayers[0].output_norm is not None
+        if config.placements[-1].ffn.final_norm != has_norm:
             raise ConfigError(
                 "no norm ends the velocity (lnf_on = False), but a GPT's stack of these blocks has"
                 " one: use the OTTransformer"
@@ -129,7 +127,9 @@ class OTTransformer(nn.Module):
         `GPT.forward`.
         """
         logits = self.head(self.depth(self.embed(tokens)))
-        return logits, None if targets is None else self.model.loss(logits, tokens, targets)
+        if targets is None:
+            return logits, None
+        return logits, self.model.loss(logits, tokens, targets)
 
     def embed(self, tokens: TokenIds) -> TokenRows:
         """X_0. Errors as `GPT.embed`."""

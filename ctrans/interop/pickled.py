@@ -18,16 +18,18 @@ from torch import Tensor
 from ctrans.base.given_files import cannot_read, check_file
 from ctrans.base.memory import check_fits
 from ctrans.interop.foreign_errors import named_error
-from ctrans.interop.streamed import Stored, stored_tensor
+from ctrans.interop.stored_weights import Stored, stored_tensor
 from ctrans.interop.subprocess_guard import run_guarded
 from solvers import ConfigError
 
 HOLDERS = ("state_dict", "model_state_dict", "model", "module")
 """Keys under which trainers keep the weights among other things."""
-SECONDS, MEMORY = 15, 512 << 20
-"""The limits of a first reading without the weights, in processor seconds and bytes. A pickle of
-100,000 names takes 2 seconds.
+SECONDS = 15
+"""The limit of a first reading without the weights, in processor seconds. A pickle of 100,000 names
+takes 2 seconds.
 """
+MEMORY = 512 << 20
+"""The limit of a first reading without the weights, in bytes."""
 
 
 def load_pickled(
@@ -39,21 +41,22 @@ def load_pickled(
     Raises ConfigError for a file that holds more than weights, is not whole, exceeds the memory or
     the limits, or unpacks to more than its own size, which torch.save never writes.
     """
+    file: Any
     if part is None:
         size = check_file(path)
+        file = path
     else:
         size = len(part)
+        file = io.BytesIO(part)
     if not mapped:
         check_fits(size, "it cannot be read in parts")
-    file: Any = path if part is None else io.BytesIO(part)
     load = partial(torch.load, file, map_location="cpu", weights_only=True)
     try:
         unpacked = _unpacked(file)
         if not tried and unpacked <= size:
             in_parts = part is None and unpacked > 0
-            run_guarded(
-                partial(_tried, load, mmap=in_parts), seconds=SECONDS, memory=MEMORY + 2 * size
-            )
+            attempt = partial(_try, load, mmap=in_parts)
+            run_guarded(attempt, seconds=SECONDS, memory=MEMORY + 2 * size)
             if part is not None:
                 file.seek(0)
         if unpacked <= size:
@@ -80,7 +83,7 @@ def load_pickled(
     )
 
 
-def _tried(load: Callable[..., Any], mmap: bool) -> None:
+def _try(load: Callable[..., Any], *, mmap: bool) -> None:
     """Loads the file and drops the result. A fault of the file is raised again, in full, without
     limits.
     """
@@ -114,7 +117,7 @@ def pickled_weights(path: Path) -> dict[str, Stored]:
     """
     check_file(path)
     mapped = zipfile.is_zipfile(path)
-    weights = _weights(path, mapped)
+    weights = _weights(path, mapped=mapped)
     if mapped:
         make = partial(_one, path)
     else:
@@ -125,15 +128,14 @@ def pickled_weights(path: Path) -> dict[str, Stored]:
     }
 
 
-def _weights(path: Path, mapped: bool, tried: bool = False) -> dict[str, Tensor]:
-    found = load_pickled(path, mapped=mapped, tried=tried)
+def _weights(path: Path, *, mapped: bool, tried: bool = False) -> dict[str, Tensor]:
+    content = load_pickled(path, mapped=mapped, tried=tried)
     for key in HOLDERS:
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    if isinstance(found, Mapping):
-        tensors = {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
-    else:
-        tensors = {}
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    tensors = {}
+    if isinstance(content, Mapping):
+        tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     if not tensors:
         raise ConfigError(
             f"{str(path)!r} holds no tensors by name: give a file of weights, as"
@@ -149,18 +151,15 @@ def _weights(path: Path, mapped: bool, tried: bool = False) -> dict[str, Tensor]
 
 
 def _one(path: Path, name: str) -> Tensor:
-    return _weights(path, True, tried=True)[name]
+    return _weights(path, mapped=True, tried=True)[name]
 
 
 def is_dense(value: object) -> bool:
     """Whether it is a dense tensor whose storage holds all of its numbers; a view may repeat a few
     without end.
     """
-    if (
-        not isinstance(value, Tensor)
-        or value.layout is not torch.strided
-        or value.is_meta
-        or value.is_quantized
-    ):
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return False
+    if value.is_meta or value.is_quantized:
         return False
     return value.numel() * value.itemsize <= value.untyped_storage().nbytes()

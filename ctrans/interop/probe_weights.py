@@ -31,20 +31,20 @@ def probe_weights(model: nn.Module) -> Iterator[list[str]]:
         weight = parameter.data
         if weight.is_meta or not weight.is_floating_point() or weight.numel() < 2:
             continue
-        bad = ~weight.isfinite()
-        if bad.any():
+        to_draw = ~weight.isfinite()
+        if to_draw.any():
             broken.append(name)
         elif "bias" in name.rpartition(".")[2] or weight.any():
             continue
         else:
-            bad = torch.ones_like(bad)
+            to_draw = torch.ones_like(to_draw)
         before.append((weight, weight.clone()))
-        weight.copy_(torch.where(bad, _drawn(weight, generator), weight))
+        weight.copy_(torch.where(to_draw, _drawn(weight, generator), weight))
     try:
         yield broken
     finally:
-        for changed, own in before:
-            changed.copy_(own)
+        for weight, original in before:
+            weight.copy_(original)
 
 
 def random_states(like: Tensor) -> Tensor:

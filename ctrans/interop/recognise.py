@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import replace
 from itertools import chain, combinations, pairwise, product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.fields import Kind, ParallelMaps
 from ctrans.dynamics.ode_block import in_context
 from ctrans.dynamics.sublayer import Sublayer
-from ctrans.interop.anatomy import Anatomy, fields
+from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.block_calls import Call, Running, StateForm
-from ctrans.interop.block_parts import BlockRun, Parts, check_roles, named_parts, run_of, seen_parts
+from ctrans.interop.block_parts import Parts, check_roles, named_parts, seen_parts
+from ctrans.interop.block_run import BlockRun, run_of
+from ctrans.interop.block_structure import ROLES, Roles, Structure
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.module_chain import ModuleChain, is_leaf
 from ctrans.interop.norms import AdaptedNorm, FreeNorm, GainsOf, WithoutGain, as_norm
@@ -33,65 +33,6 @@ from ctrans.interop.probe_weights import random_states
 from ctrans.interop.residual_scale import ScaledOutput, fitted_scale
 from ctrans.interop.tolerances import difference, tolerance, unit
 from solvers import ConfigError
-
-ROLES = ("input_norm", "output_norm", "state_norm")
-"""The roles of a norm in a sublayer, in the order in which they act."""
-UNKNOWN = "unknown"
-"""What is said of the placement and the norms of a part."""
-Roles = dict[str, Any]
-"""The norms of a sublayer by role."""
-
-
-@dataclass(frozen=True)
-class Structure:
-    """A block as sublayers whose fields are the block's own modules.
-
-    - `sublayers`: attention and FFN; or one sublayer: of kind parallel with their sum
-      (`ParallelMaps`), or of kind attention with the only map
-    - `lengths`: s in X + s f(N X), the depth-time of each sublayer. It is 1 unless the block scales
-      what it adds
-    - `context`: the recorded keyword arguments of the attention
-    - `called`: the block's module that the attention's recorded call belongs to; None where
-      attention gets the arguments of the block itself
-    """
-
-    sublayers: tuple[Sublayer, ...]
-    lengths: tuple[float, ...]
-    context: dict[str, Any]
-    called: nn.Module | None
-
-    @property
-    def placement(self) -> str:
-        """The placement's name, or two names such as "pre/output" where attention and FFN
-        differ.
-        """
-        return "/".join(dict.fromkeys(_placement(part) for part in self.sublayers))
-
-    @property
-    def chains(self) -> tuple[Any, ...]:
-        """Its attention, and its FFN if it has one: `ModuleChain`s, or the maps read from them."""
-        return tuple(branch.field for part in self.sublayers for branch in part.branches.values())
-
-    def depth(self, dt: float = 1.0) -> Depth:
-        """The block alone; at dt = 1 it computes what the block computes."""
-        return depth_of([self], dt)
-
-
-def depth_of(structures: Sequence[Structure], dt: float) -> Depth:
-    """All blocks in sequence, each segment dt times as long as in the model. If all lengths are
-    equal, dt times that length is the step.
-    """
-    lengths = [length for structure in structures for length in structure.lengths]
-    parts = [part for structure in structures for part in structure.sublayers]
-    each = {len(structure.sublayers) for structure in structures}
-    if len(each) > 1:
-        raise ConfigError(
-            "some blocks have an attention and an FFN and others have one map: all blocks must be"
-            " of one kind"
-        )
-    if len(set(lengths)) == 1:
-        return Depth(parts, dt * lengths[0] if lengths[0] != 1 else dt, per_block=each.pop())
-    return Depth(parts, dt, spans=[Fraction(length) for length in lengths], per_block=each.pop())
 
 
 def recognise(
@@ -123,20 +64,25 @@ def recognise(
         running = Running(block, call, form)
         run = run_of(running, _informative_state(running))
         check_roles(run, anatomy)
-        for own in own_calls:
+        for as_the_block_calls in own_calls:
             try:
-                if own:
-                    named = None
-                else:
-                    named = named_parts(run, anatomy)
-                parts = named or seen_parts(run, anatomy, own_calls=own)
+                parts = None
+                if not as_the_block_calls:
+                    parts = named_parts(run, anatomy)
+                if parts is None:
+                    parts = seen_parts(run, anatomy, own_calls=as_the_block_calls)
                 structure = _fitting(run, parts)
-                for i, field in enumerate(structure.chains):
-                    field.find_output_projection(call.x, **({} if i else structure.context))
+                first, *later = structure.chains
+                first.find_output_projection(call.x, **structure.context)
+                for field in later:
+                    field.find_output_projection(call.x)
                 return structure
             except FOREIGN_ERRORS as error:
                 failures.append(error)
-        raise next((each for each in failures if isinstance(each, ConfigError)), failures[-1])
+        for failure in failures:
+            if isinstance(failure, ConfigError):
+                raise failure
+        raise failures[-1]
     except ConfigError:
         raise
     except FOREIGN_ERRORS as error:
@@ -148,104 +94,71 @@ def recognise(
 def _fitting(run: BlockRun, parts: Parts) -> Structure:
     """The structure with these parts that gives the block's output at x."""
     x = run.x
-    kind = run.kind
     order = _order(run, parts)
+    candidates = list(_candidates(parts, order))
+    misses = _misses(candidates, run)
+    structure = _nearest(misses, tolerance(x.dtype))
+    if structure is None:
+        scaled = (_scaled(candidate, run, order) for candidate in candidates)
+        structure = _nearest(_misses(filter(None, scaled), run), tolerance(x.dtype))
+    if structure is None:
+        for with_free_norms in _with_free_norms(order, x):
+            free_candidates = _candidates(parts, with_free_norms)
+            # tight enough to tell values of eps apart
+            structure = _nearest(_misses(free_candidates, run), 64 * unit(x.dtype))
+            if structure is not None:
+                break
+    if structure is None:
+        raise _unlike_any(run.kind, order, misses)
+    return structure
 
-    def fit(
-        structures: Iterable[Structure], close: float
-    ) -> tuple[Structure | None, list[tuple[float, Structure]]]:
-        """The nearest of the structures if it is that close, and all with how far their output is
-        from the block's, nearest first.
-        """
-        misses = [
-            (difference(in_context(each.depth(), each.context)(x), run.y), each)
-            for each in structures
-        ]
-        misses.sort(key=lambda miss: miss[0])
-        return (misses[0][1] if misses and misses[0][0] <= close else None), misses
 
-    structures = list(_candidates(parts, order))
-    found, misses = fit(structures, tolerance(x.dtype))
-    if found is None:
-        scaled = (_scaled(structure, run, order) for structure in structures)
-        found, _ = fit(filter(None, scaled), tolerance(x.dtype))
-    for more in _with_free_norms(order, x) if found is None else ():
-        found, _ = fit(
-            _candidates(parts, more), 64 * unit(x.dtype)
-        )  # tight enough to tell values of eps apart
-        if found is not None:
-            break
-    if found is not None:
-        return found
+def _misses(structures: Iterable[Structure], run: BlockRun) -> list[tuple[float, Structure]]:
+    """The structures with how far their output is from the block's, nearest first."""
+    misses = []
+    for structure in structures:
+        depth = in_context(structure.depth(), structure.context)
+        misses.append((difference(depth(run.x), run.y), structure))
+    misses.sort(key=lambda miss: miss[0])
+    return misses
+
+
+def _nearest(misses: Sequence[tuple[float, Structure]], close: float) -> Structure | None:
+    """The nearest structure if it is that close."""
+    if not misses:
+        return None
+    miss, structure = misses[0]
+    if miss <= close:
+        return structure
+    return None
+
+
+def _unlike_any(
+    kind: str, order: Sequence[_BlockStep], misses: Sequence[tuple[float, Structure]]
+) -> ConfigError:
+    """The error for a block that no structure reproduces."""
     names = ", ".join(step.name for step in order)
     unknown = [step.name for step in order if step.role is None]
     if unknown:
-        raise ConfigError(
-            f"{kind}: {', '.join(unknown)} {'are' if len(unknown) > 1 else 'is'} not part of"
-            " attention or FFN, and no norm gamma * x/sqrt(mean(x^2) + eps) + beta, centred or"
-            f" not. The modules act in this order: {names}. If it belongs to attention or FFN, name"
-            ' both paths: attention=("attn", "its.path")'
+        if len(unknown) > 1:
+            verb = "are"
+        else:
+            verb = "is"
+        return ConfigError(
+            f"{kind}: {', '.join(unknown)} {verb} not part of attention or FFN, and no norm"
+            " gamma * x/sqrt(mean(x^2) + eps) + beta, centred or not. The modules act in this"
+            f" order: {names}. If it belongs to attention or FFN, name both paths:"
+            ' attention=("attn", "its.path")'
         )
-    nearest = "; ".join(
+    nearest = [
         f"{structure.placement!r} is off by {miss:.1g} times its output"
         for miss, structure in misses[:2]
-    )
-    raise ConfigError(
+    ]
+    return ConfigError(
         f"{kind} is not an attention and an FFN, in sequence or in parallel, with norms in a known"
         " placement and each added to the state (is a sum x + f(x) missing?). Its modules act in"
-        f" this order: {names}{'; ' if nearest else ''}{nearest}"
+        f" this order: {'; '.join([names, *nearest])}"
     )
-
-
-def alike(first: nn.Module, structure: Structure, block: nn.Module, anatomy: Anatomy) -> Structure:
-    """The structure of a block built like `first`, whose structure is known. The block is not
-    run.
-    """
-    paths = {part: path for path, part in first.named_modules()}
-    parts = dict(block.named_modules())
-
-    def same(sublayer: Sublayer, field: ModuleChain) -> Sublayer:
-        norms = {role: norm for role in ROLES if (norm := getattr(sublayer, role)) is not None}
-        own: Roles = {
-            role: AdaptedNorm(parts[paths[norm.module]], norm.form, norm.width, norm.exact)
-            for role, norm in norms.items()
-        }
-        field.output_path = sublayer.field.output_path
-        field.scale_path = sublayer.field.scale_path
-        return Sublayer(field, sublayer.kind, **own)
-
-    if len(structure.sublayers) != 2 or structure.called is not None:
-        raise ConfigError(
-            f"blocks of class {type(block).__name__} cannot be read on demand: load the whole model"
-        )
-    pairs = zip(structure.sublayers, fields(block, anatomy), strict=True)
-    return replace(structure, sublayers=tuple(same(*pair) for pair in pairs))
-
-
-def make_of(block: nn.Module) -> tuple[object, ...]:
-    """The build of a block: the path and class of each module, its settings and its scalar
-    buffers.
-    """
-    return tuple((path, type(part), _settings(part)) for path, part in block.named_modules())
-
-
-PLAIN = (bool, int, float, str)
-NUMBERS = ("layer_idx", "layer_id", "layer_number", "block_idx")
-"""Names under which libraries keep a block's index, which does not change what it computes."""
-
-
-def _settings(part: nn.Module) -> tuple[tuple[str, object], ...]:
-    found: dict[str, object] = {
-        name: value
-        for name, value in vars(part).items()
-        if isinstance(value, PLAIN) and name not in NUMBERS
-    }
-    found |= {
-        name: float(buffer)
-        for name, buffer in part.named_buffers(recurse=False)
-        if buffer.numel() == 1
-    }
-    return tuple(sorted(found.items()))
 
 
 def _informative_state(running: Running) -> Tensor:
@@ -263,12 +176,11 @@ def _informative_state(running: Running) -> Tensor:
         )
     scale = float((y - x).norm() / x.norm())
     if math.isnan(scale):
-        bad = next(
-            (name for name, weight in block.named_parameters() if not weight.isfinite().all()),
-            "a weight on demand",
-        )
+        broken = [name for name, weight in block.named_parameters() if not weight.isfinite().all()]
+        if not broken:
+            broken = ["a weight on demand"]
         raise ConfigError(
-            f"{kind} has weights that are not finite, such as {bad}: is the file damaged?"
+            f"{kind} has weights that are not finite, such as {broken[0]}: is the file damaged?"
         )
     if 0 < scale < math.inf:
         return scale * x
@@ -306,7 +218,7 @@ def _order(run: BlockRun, parts: Parts) -> list[_BlockStep]:
     x = run.x
     maps = [part for part in (parts.attention, parts.ffn) if part is not None]
     kinds: dict[nn.Module, Kind] = dict(
-        zip([part.own[0] for part in maps], ("attention", "ffn"), strict=False)
+        zip([part.modules[0] for part in maps], ("attention", "ffn"), strict=False)
     )
     inside = {module for part in maps for module in part.inside}
     roles: dict[nn.Module, AdaptedNorm | Kind | None] = {}
@@ -315,23 +227,22 @@ def _order(run: BlockRun, parts: Parts) -> list[_BlockStep]:
             roles[part] = kinds[part]
         elif part not in inside and is_leaf(part):
             norm = as_norm(part, x.shape[-1])
-            if (
-                norm is not None or next(part.parameters(), None) is not None
-            ):  # others are activations and dropouts
+            has_weights = next(part.parameters(), None) is not None
+            # what is no norm and has no weights is an activation or a dropout
+            if norm is not None or has_weights:
                 roles[part] = norm
     order = []
     for call in run.calls:
-        if call.module in roles:
-            flat = call.x.dim() != x.dim() and call.x.numel() == x.numel()
-            if flat:
-                state = call.x.reshape(x.shape)
-            elif call.x.dim() == x.dim():
-                state = run.running.form.turned(call.x)
-            else:
-                state = call.x
-            order.append(
-                _BlockStep(f"{call.path} ({type(call.module).__name__})", roles[call.module], state)
-            )
+        if call.module not in roles:
+            continue
+        if call.x.dim() == x.dim():
+            state = run.running.form.turned(call.x)
+        elif call.x.numel() == x.numel():
+            state = call.x.reshape(x.shape)
+        else:
+            state = call.x
+        name = f"{call.path} ({type(call.module).__name__})"
+        order.append(_BlockStep(name, roles[call.module], state))
     return order
 
 
@@ -342,9 +253,9 @@ def _parallel(order: Sequence[_BlockStep]) -> bool:
         return False
     if torch.equal(states["attention"], states["ffn"]):
         return True
-    first, *others = order
+    first, *later = order
     return any(
-        isinstance(each.role, AdaptedNorm) and torch.equal(each.x, first.x) for each in others
+        isinstance(step.role, AdaptedNorm) and torch.equal(step.x, first.x) for step in later
     )
 
 
@@ -354,20 +265,17 @@ def _candidates(parts: Parts, order: Sequence[_BlockStep]) -> Iterator[Structure
     """
     roles = [step.role for step in order]
     attention = parts.attention.chain
-    if parts.ffn is None:
-        ffn = None
-    else:
-        ffn = parts.ffn.chain
     if None in roles:
         return
 
     def structure(*sublayers: Sublayer) -> Structure:
         return Structure(sublayers, (1.0,) * len(sublayers), parts.context, parts.called)
 
-    if ffn is None:
-        for (own,) in _assignments(roles, "attention"):
-            yield structure(Sublayer(attention, "attention", **own))
+    if parts.ffn is None:
+        for (norms_of_map,) in _assignments(roles, "attention"):
+            yield structure(Sublayer(attention, "attention", **norms_of_map))
         return
+    ffn = parts.ffn.chain
     for first, second in _assignments(roles, "attention", "ffn"):
         yield structure(Sublayer(attention, "attention", **first), Sublayer(ffn, "ffn", **second))
     if _parallel(order):
@@ -376,40 +284,48 @@ def _candidates(parts: Parts, order: Sequence[_BlockStep]) -> Iterator[Structure
             roles_of_both: Roles = dict(zip(ROLES, norms, strict=False))
             yield structure(Sublayer(ParallelMaps(attention, ffn), "parallel", **roles_of_both))
         elif len(norms) == 2 and len({(norm.centred, norm.eps, norm.added) for norm in norms}) == 1:
-            for one, other in (norms, norms[::-1]):
-                both = ParallelMaps(attention, ffn, (GainsOf(one), GainsOf(other)))
-                yield structure(Sublayer(both, "parallel", input_norm=WithoutGain(one)))
+            for attention_norm, ffn_norm in (norms, norms[::-1]):
+                gains = (GainsOf(attention_norm), GainsOf(ffn_norm))
+                maps = ParallelMaps(attention, ffn, gains)
+                input_norm = WithoutGain(attention_norm)
+                yield structure(Sublayer(maps, "parallel", input_norm=input_norm))
 
 
 def _scaled(structure: Structure, run: BlockRun, order: Sequence[_BlockStep]) -> Structure | None:
     """The structure with fitted scales s in X + s f(N X); None if no scale fits."""
-    around = in_context(structure.depth(), structure.context)
-    seen: dict[object, Tensor] = {step.role: step.x for step in order}
-    starts = [
-        part.kind if part.input_norm is None else part.input_norm for part in structure.sublayers
-    ]
-    afters = [*(seen[start] for start in starts[1:]), run.y]
-    state = run.x
-    lengths = []
-    parts = []
-    for part, own, after in zip(around.sublayers, structure.sublayers, afters, strict=True):
-        if own.state_norm is not None:
-            whole = seen[own.state_norm]
+    in_block = in_context(structure.depth(), structure.context)
+    states: dict[object, Tensor] = {step.role: step.x for step in order}
+    ends = []
+    for sublayer in structure.sublayers[1:]:
+        if sublayer.input_norm is None:
+            ends.append(states[sublayer.kind])
         else:
-            whole = after
-        scale = fitted_scale(run.block, whole - state, part(state))
+            ends.append(states[sublayer.input_norm])
+    ends.append(run.y)
+    start = run.x
+    lengths = []
+    sublayers = []
+    for map_in_block, sublayer, end in zip(
+        in_block.sublayers, structure.sublayers, ends, strict=True
+    ):
+        if sublayer.state_norm is not None:
+            sum_ = states[sublayer.state_norm]
+        else:
+            sum_ = end
+        scale = fitted_scale(run.block, sum_ - start, map_in_block(start))
         if scale is None:
             return None
         if isinstance(scale, float) and scale > 0:
             lengths.append(scale)
         else:
-            if own.output_norm is not None or not isinstance(own.field, ModuleChain):
+            if sublayer.output_norm is not None or not isinstance(sublayer.field, ModuleChain):
                 return None  # the output of a norm is not the last stage of a map
-            own = own.with_field(ModuleChain([*own.field.stages, ScaledOutput(scale)]))
+            field = ModuleChain([*sublayer.field.stages, ScaledOutput(scale)])
+            sublayer = sublayer.with_field(field)
             lengths.append(1.0)
-        parts.append(own)
-        state = after
-    return replace(structure, sublayers=tuple(parts), lengths=tuple(lengths))
+        sublayers.append(sublayer)
+        start = end
+    return replace(structure, sublayers=tuple(sublayers), lengths=tuple(lengths))
 
 
 FREE_EPS = (torch.finfo(torch.float32).eps, 1e-5, 1e-6, 1e-8, torch.finfo(torch.float64).eps)
@@ -421,21 +337,20 @@ def _with_free_norms(steps: Sequence[_BlockStep], x: Tensor) -> Iterator[list[_B
     without a module.
     """
     maps = [i for i, step in enumerate(steps) if isinstance(step.role, str)]
-    gaps = [
-        *maps,
-        *maps[1:],
-        len(steps),
-    ]  # two norms fit between the maps: after the first and before the second
-    chosen_gaps = dict.fromkeys(
-        tuple(sorted(c)) for n in range(1, len(gaps) + 1) for c in combinations(gaps, n)
+    # two norms fit between the maps: after the first and before the second
+    gaps = [*maps, *maps[1:], len(steps)]
+    choices = dict.fromkeys(
+        tuple(sorted(choice))
+        for number in range(1, len(gaps) + 1)
+        for choice in combinations(gaps, number)
     )
     epsilons = dict.fromkeys((torch.finfo(x.dtype).eps, *FREE_EPS))
     for eps, centred in product(epsilons, (False, True)):
-        for chosen in chosen_gaps:
+        for chosen_gaps in choices:
             order = list(steps)
-            for place in reversed(chosen):
-                norm = FreeNorm(x.shape[-1], eps, centred).to(x)
-                order.insert(place, _BlockStep("a function", norm, x.new_empty(0)))
+            for gap in reversed(chosen_gaps):
+                norm = FreeNorm(x.shape[-1], eps, centred=centred).to(x)
+                order.insert(gap, _BlockStep("a function", norm, x.new_empty(0)))
             yield order
 
 
@@ -454,28 +369,16 @@ def _assignments(
         acting[start + 1 : end]
         for start, end in zip([-1, *ends], [*ends, len(acting)], strict=True)
     ]
-    places = [(i, role) for i in range(len(kinds)) for role in ROLES]
+    slots = [(i, role) for i in range(len(kinds)) for role in ROLES]
     # Only its input norm acts before the first map. Between two maps: the output and state norms of
     # the first, then the input norm of the second.
-    cuts = [0, *range(1, len(places), len(ROLES)), len(places)]
-    free = [
-        combinations(places[start:end], len(part))
-        for part, (start, end) in zip(stretches, pairwise(cuts), strict=True)
+    cuts = [0, *range(1, len(slots), len(ROLES)), len(slots)]
+    choices = [
+        combinations(slots[start:end], len(norms))
+        for norms, (start, end) in zip(stretches, pairwise(cuts), strict=True)
     ]
-    for chosen in product(*free):
+    for chosen_slots in product(*choices):
         roles: tuple[Roles, ...] = tuple({} for _ in kinds)
-        for (sublayer, role), norm in zip(chain(*chosen), chain(*stretches), strict=True):
+        for (sublayer, role), norm in zip(chain(*chosen_slots), chain(*stretches), strict=True):
             roles[sublayer][role] = norm
         yield roles
-
-
-def _placement(sublayer: Sublayer) -> str:
-    """The placement's name, or the names of the norms' roles where no placement has this
-    combination.
-    """
-    if sublayer.kind == "part":
-        return UNKNOWN
-    try:
-        return sublayer.placement.name
-    except ConfigError:
-        return "+".join(role for role in ROLES if getattr(sublayer, role) is not None)

@@ -40,24 +40,24 @@ class Template:
 
     def with_state(self, x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the call with x as the state."""
-        call = self.mapped(
-            lambda value: (
-                x if value is STATE else torch.zeros_like(x) if value is RESIDUAL else value
-            )
-        )
+
+        def filled(value: Any) -> Any:
+            if value is STATE:
+                return x
+            if value is RESIDUAL:
+                return torch.zeros_like(x)
+            return value
+
+        call = self.mapped(filled)
         return call.args, call.kwargs
 
     def alone(self, state: Tensor) -> Template:
         """The call with `RESIDUAL` in place of other states of the same shape."""
 
         def freed(value: Any) -> Any:
-            other = (
-                isinstance(value, Tensor)
-                and value.is_floating_point()
-                and value.dim() == 3
-                and value.shape == state.shape
-            )
-            if other:
+            if not isinstance(value, Tensor) or not value.is_floating_point():
+                return value
+            if value.dim() == 3 and value.shape == state.shape:
                 return RESIDUAL
             return value
 
@@ -82,23 +82,25 @@ class RecordedCall:
     @cached_property
     def x(self) -> Any:
         """The state: the first floating-point tensor that the module got; None if there is none."""
-        return next(
-            (
-                v
-                for v in (*self.args, *self.kwargs.values())
-                if isinstance(v, Tensor) and v.is_floating_point()
-            ),
-            None,
-        )
+        for value in (*self.args, *self.kwargs.values()):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                return value
+        return None
 
     @cached_property
     def template(self) -> Template:
         """The call without its state."""
-        whole = Template(
-            self.args,
-            {name: None if name in CACHES else value for name, value in self.kwargs.items()},
-        )
-        return whole.mapped(lambda value: STATE if value is self.x else value)
+
+        def without_state(value: Any) -> Any:
+            if value is self.x:
+                return STATE
+            return value
+
+        kwargs = dict(self.kwargs)
+        for name in CACHES:
+            if name in kwargs:
+                kwargs[name] = None
+        return Template(self.args, kwargs).mapped(without_state)
 
     @property
     def y(self) -> Any:
@@ -121,17 +123,17 @@ def watched(
     calls: list[RecordedCall] = []
     begun: list[RecordedCall] = []
 
-    def kept(value: Any) -> Any:
+    def recorded(value: Any) -> Any:
         if copies:
             return tree_map_only(Tensor, Tensor.clone, value)
         return value
 
     def before(path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        begun.append(RecordedCall(path, module, *kept((args, kwargs))))
+        begun.append(RecordedCall(path, module, *recorded((args, kwargs))))
         calls.append(begun[-1])
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
-        begun.pop().output = kept(output)
+        begun.pop().output = recorded(output)
 
     handles = [
         part.register_forward_pre_hook(partial(before, path), with_kwargs=True)
@@ -149,13 +151,12 @@ def first_tensor(output: Any) -> Any:
     """The output of a module if it is a tensor, or the first tensor in it."""
     if isinstance(output, Tensor):
         return output
-    parts = (
-        output
-        if isinstance(output, (tuple, list))
-        else output.values()
-        if isinstance(output, Mapping)
-        else ()
-    )
+    if isinstance(output, (tuple, list)):
+        parts = list(output)
+    elif isinstance(output, Mapping):
+        parts = list(output.values())
+    else:
+        parts = []
     return next((part for part in parts if isinstance(part, Tensor)), None)
 
 
@@ -163,7 +164,7 @@ class CalledAs(nn.Module):
     """f(x): a module called as the model calls it, with x (batch, tokens, width) as its state."""
 
     def __init__(
-        self, module: nn.Module, tokens_first: bool = False, always: Template | None = None
+        self, module: nn.Module, *, tokens_first: bool = False, always: Template | None = None
     ):
         super().__init__()
         self.module = module
@@ -173,11 +174,12 @@ class CalledAs(nn.Module):
     def forward(self, x: Tensor, call: Template | None = None) -> Any:
         if self.tokens_first:
             x = x.transpose(0, 1)
+        template = call or self.always
+        if template is None:
+            output = self.module(x)
         else:
-            x = x
-        call = call or self.always
-        args, kwargs = ((x,), {}) if call is None else call.with_state(x)
-        output = self.module(*args, **kwargs)
+            args, kwargs = template.with_state(x)
+            output = self.module(*args, **kwargs)
         if not self.tokens_first:
             return output
         y: Tensor = first_tensor(output)
@@ -195,7 +197,7 @@ def own_module(stage: nn.Module) -> nn.Module:
 def without_fast_path() -> Iterator[None]:
     """Inside, torch's own Transformer layers call their submodules and not one fused kernel."""
     before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
+    torch.backends.mha.set_fastpath_enabled(value=False)
     try:
         yield
     finally:

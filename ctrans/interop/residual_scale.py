@@ -52,11 +52,13 @@ def fitted_scale(block: nn.Module, added: Tensor, values: Tensor) -> float | Ten
     missed = difference(alone * values, added)
     if missed <= close:
         return likely_number(alone, _numbers(block), 4 * max(missed, rounding), DIGITS)
-    each = (added * values).flatten(0, -2).sum(0) / square.flatten(0, -2).sum(0)
-    if not difference(each * values, added) <= close:
+    by_channel = (added * values).flatten(0, -2).sum(0) / square.flatten(0, -2).sum(0)
+    if not difference(by_channel * values, added) <= close:
         return None
-    own = (part for part in block.parameters() if difference(part.detach().double(), each) <= close)
-    return next(own, each)
+    for parameter in block.parameters():
+        if difference(parameter.detach().double(), by_channel) <= close:
+            return parameter
+    return by_channel
 
 
 def _numbers(block: nn.Module) -> Iterator[float]:

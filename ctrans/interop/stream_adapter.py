@@ -24,11 +24,11 @@ from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.attention_in_model import reference_kernel
 from ctrans.interop.block_calls import Seen, tensors_in
-from ctrans.interop.block_parts import mixes_tokens
+from ctrans.interop.block_run import mixes_tokens
+from ctrans.interop.block_structure import Structure
 from ctrans.interop.module_adapter import ModuleAdapter
 from ctrans.interop.operations import CallSite, Graph, Operations
 from ctrans.interop.probe_weights import random_states
-from ctrans.interop.recognise import Structure
 from ctrans.interop.tolerances import difference, tolerance
 from solvers import ConfigError
 
@@ -41,7 +41,9 @@ class StreamMap(nn.Module):
     module reads between these states.
     """
 
-    said, scale_path, use_reference_kernel = "sum", None, False
+    label = "sum"
+    scale_path = None
+    use_reference_kernel = False
 
     def __init__(self, adapter: StreamAdapter, k: int, weights: Sequence[nn.Parameter]):
         super().__init__()
@@ -77,13 +79,19 @@ class StreamAdapter(ModuleAdapter):
         sink = graph.number(main)
         states = graph.stream(1, sink)  # 0 is the example, 1 its copy
         near = graph.after(1)
-        leaves = [graph.stream(n, sink) for n, each in enumerate(operations) if each.place is None]
-        leaves = [each for each in leaves if len(each) > FEWEST and each[-1] in near]
+        streams = [
+            graph.stream(n, sink)
+            for n, operation in enumerate(operations)
+            if operation.site is None
+        ]
+        streams = [stream for stream in streams if len(stream) > FEWEST and stream[-1] in near]
         # the input may also be read elsewhere, or be the context of a stream that begins with
         # weights, such as latents
         for starts_near in (True, False):
             longer = [
-                each for each in leaves if {*states} < {*each} and (each[0] in near) is starts_near
+                stream
+                for stream in streams
+                if set(states) < set(stream) and (stream[0] in near) is starts_near
             ]
             states = max(longer, key=len, default=states)
         if len(states) <= FEWEST:
@@ -91,41 +99,47 @@ class StreamAdapter(ModuleAdapter):
                 "no sums x + f(x) of its first argument follow one another such that the output"
                 " depends on each of them alone"
             )
-        around = graph.after(1, states[-1]) | graph.after(states[0], states[-1])
+        beside_the_stream = graph.after(1, states[-1]) | graph.after(states[0], states[-1])
         self.apart = {
             i
             for i, x in enumerate(tensors_in(output))
-            if x is not main and graph.number(x) in around
+            if x is not main and graph.number(x) in beside_the_stream
         }
-        self._places = {operations[n].place: k for k, n in enumerate(states)}
+        self._numbers = {operations[n].site: k for k, n in enumerate(states)}
         self.weights = [graph.weights(*ends) for ends in pairwise(states)]
-        more = sum(not graph.is_sum(*ends) for ends in pairwise(states))
-        if more:
-            self.because = (
-                f"{more} of {len(self.weights)} parts do more than add f(x), such as a norm of the"
-                " state; "
+        self.because = ""
+        parts_with_more = [ends for ends in pairwise(states) if not graph.is_sum(*ends)]
+        if parts_with_more:
+            self.because += (
+                f"{len(parts_with_more)} of {len(self.weights)} parts do more than add f(x), such"
+                " as a norm of the state; "
             )
-        else:
-            self.because = ""
-        raw: Any = operations[states[0]].shape
-        if inner := graph.inner_sums(states, sink):
+        inner = graph.inner_sums(states, sink)
+        if inner:
             self.because += (
                 f"at least {inner} of its sums x + f(x), inside these parts or beside them, are not"
                 " examined by themselves; "
             )
-        known = Counter(len(weight) for weight in self.model.parameters() if weight.dim() == 1)
-        self._width = max((len(raw) - 1, 1), key=lambda axis: known[raw[axis]])
+        shape: Any = operations[states[0]].shape
+        self._find_state_axes(shape)
+
+    def _find_state_axes(self, shape: Sequence[int]) -> None:
+        """Finds which axes of its states, of this shape, count sequences and channels, and puts
+        sequences first in the example.
+        """
+        lengths = Counter(len(weight) for weight in self.model.parameters() if weight.dim() == 1)
+        self._width = max((len(shape) - 1, 1), key=lambda axis: lengths[shape[axis]])
         example = self.example
         for self.tokens_first, self._batch in product((False, True), (0, 1)):
             if self.tokens_first:
                 self.example = example.transpose(0, 1)
             else:
                 self.example = example
-            self._copies, rest = divmod(raw[self._batch], len(self.example))
-            if self._batch != self._width and not rest and self._is_alone():
+            self._copies, remainder = divmod(shape[self._batch], len(self.example))
+            if self._batch != self._width and remainder == 0 and self._is_alone():
                 return
         raise ConfigError(
-            f"no axis of its states {tuple(raw)} counts the sequences of its example"
+            f"no axis of its states {tuple(shape)} counts the sequences of its example"
             f" {tuple(example.shape)}"
         )
 
@@ -138,10 +152,10 @@ class StreamAdapter(ModuleAdapter):
         else:
             rows = self._as_many(self.example, 2)
         changed = torch.cat([rows[:1].flip(-1), rows[1:]])
+        last = len(self.weights)
         with torch.no_grad():
-            before, after = (
-                self.passed(each, last=len(self.weights))[1] for each in (rows, changed)
-            )
+            _, before = self.passed(rows, last=last)
+            _, after = self.passed(changed, last=last)
         return torch.equal(before[1:], after[1:])
 
     def _run(self, tokens: Tensor, mode: Operations) -> Any:
@@ -153,16 +167,17 @@ class StreamAdapter(ModuleAdapter):
         x.
         """
 
-        def met(place: CallSite, name: str, inputs: Any, output: Any) -> Any:
+        def met(site: CallSite, name: str, inputs: Any, output: Any) -> Any:
             if not isinstance(output, Tensor):
-                i = count()
-                return tree_map(
-                    lambda x: (
-                        met((*place, next(i)), name, inputs, x) if isinstance(x, Tensor) else x
-                    ),
-                    output,
-                )
-            k = self._places.get(place)
+                numbers = count()
+
+                def met_part(part: Any) -> Any:
+                    if isinstance(part, Tensor):
+                        return met((*site, next(numbers)), name, inputs, part)
+                    return part
+
+                return tree_map(met_part, output)
+            k = self._numbers.get(site)
             if k is None:
                 return output
             return look(k, output)
@@ -180,65 +195,64 @@ class StreamAdapter(ModuleAdapter):
     def passed(
         self,
         tokens: Tensor,
-        given: Mapping[int, Tensor] = MappingProxyType({}),
+        states: Mapping[int, Tensor] = MappingProxyType({}),
         last: int | None = None,
     ) -> tuple[Any, Tensor]:
         """The output and state number `last` of a forward pass, which ends there if it is given.
-        The states at `given` are replaced.
+        These `states` are replaced.
         """
-        found = tokens
+        last_state = tokens
 
         def look(k: int, x: Tensor) -> Tensor:
-            nonlocal found
+            nonlocal last_state
             if k == last:
-                found = self.rows(x)
+                last_state = self.rows(x)
                 raise Seen
-            if k not in given:
+            if k not in states:
                 return x
+            state = states[k].reshape(self._turned(x).shape)
             # a copy, which the module may change in place
-            return (
-                given[k]
-                .reshape(self._turned(x).shape)
-                .movedim((0, -1), (self._batch, self._width))
-                .clone()
-            )
+            return state.movedim((0, -1), (self._batch, self._width)).clone()
 
         with contextlib.suppress(Seen):
             output = self._run(tokens, self.states(look))
             if last is None:
-                return output, found
+                return output, last_state
             raise ConfigError(
                 f"{type(self.model).__name__} does not always compute state {last} of its residual"
                 " stream"
             )
-        return None, found
+        return None, last_state
 
     def blocks(self) -> list[nn.Module]:
         return [self.model] * len(self.weights)
 
     def structures(self) -> tuple[list[Structure], Tensor]:
-        x = self.passed(self.example, last=0)[1]
-        self.tokens = x.shape[-2]
-        self._like = torch.zeros_like(x[0])
-        found: list[Structure] = []
+        first = self._start(self.example)
+        self.tokens = first.shape[-2]
+        self._like = torch.zeros_like(first[0])
+        structures: list[Structure] = []
         for k, weights in enumerate(self.weights):
-            own = self.passed(self.example, last=k)[1]
-            self._check_same(self.example, {0: random_states(x), k: own})
+            _, state = self.passed(self.example, last=k)
+            self._check_same(self.example, {0: random_states(first), k: state})
             field = StreamMap(self, k, weights)
-            field.mixes_tokens = self.tokens > 1 and mixes_tokens(field, own)
-            found.append(Structure((Sublayer(field, "part"),), (1.0,), {}, None))
-        return found, x
+            field.mixes_tokens = self.tokens > 1 and mixes_tokens(field, state)
+            sublayer = Sublayer(field, "part")
+            structures.append(Structure((sublayer,), (1.0,), {}, None))
+        return structures, first
 
-    def _check_same(self, tokens: Tensor, given: Mapping[int, Tensor]) -> None:
+    def _check_same(self, tokens: Tensor, states: Mapping[int, Tensor]) -> None:
         """Raises ConfigError unless the example with these states has the output of the tokens."""
         with torch.no_grad():
-            found = self.tensor(self.passed(self.shaped(given[0]), given)[0])
+            output, _ = self.passed(self.shaped(states[0]), states)
+            computed = self.tensor(output)
             expected = self.tensor(self.run(tokens))
-        if (
-            found is None
-            or expected is None
-            or not difference(found, expected) <= tolerance(expected.dtype)
-        ):
+        agree = (
+            computed is not None
+            and expected is not None
+            and difference(computed, expected) <= tolerance(expected.dtype)
+        )
+        if not agree:
             raise ConfigError(
                 f"{type(self.model).__name__} does not see these inputs through the states of its"
                 " residual stream alone: a padding mask or another context is known only for its"
@@ -251,10 +265,12 @@ class StreamAdapter(ModuleAdapter):
         return x
 
     def outputs(self, x: Tensor) -> Any:
-        return self.passed(self.shaped(x), {len(self.weights): x})[0]
+        output, _ = self.passed(self.shaped(x), {len(self.weights): x})
+        return output
 
     def check(self, depth: Depth) -> None:
         self._check_output(depth, self.example)
 
     def _start(self, tokens: Tensor) -> Tensor:
-        return self.passed(tokens, last=0)[1]
+        _, first = self.passed(tokens, last=0)
+        return first

@@ -22,7 +22,8 @@ WAIT = 3
 """The wall-clock limit as a multiple of the limit on processor seconds."""
 MOST_BYTES = 1 << 30
 """The largest result in bytes."""
-DONE, FAILED = b"0", b"1"
+DONE = b"0"
+FAILED = b"1"
 
 
 def run_guarded(act: Callable[[], Any], *, seconds: int, memory: int) -> Any:
@@ -37,16 +38,18 @@ def run_guarded(act: Callable[[], Any], *, seconds: int, memory: int) -> Any:
     with warnings.catch_warnings(action="ignore"):  # about threads, which the copy does not need
         process.start()
     sender.close()
-    said = b""
+    message = b""
     with receiver, suppress(EOFError, OSError):  # the process ended, or it returns too much
         if receiver.poll(WAIT * seconds):
-            said = receiver.recv_bytes(MOST_BYTES)
+            message = receiver.recv_bytes(MOST_BYTES)
     process.kill()
     process.join()
-    if said[:1] == DONE:
-        return json.loads(said[1:])
-    if said[:1] == FAILED:
-        raise ConfigError(said[1:].decode(errors="replace"))
+    status = message[:1]
+    content = message[1:]
+    if status == DONE:
+        return json.loads(content)
+    if status == FAILED:
+        raise ConfigError(content.decode(errors="replace"))
     raise ConfigError(
         f"it needs more than its limit of {seconds} seconds and {memory / 1e9:.2g} GB"
     )
@@ -64,20 +67,20 @@ def _act(act: Callable[[], Any], sender: Connection, seconds: int, memory: int) 
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         _limit(resource.RLIMIT_AS, pages * resource.getpagesize() + memory)
     try:
-        said = DONE + json.dumps(act()).encode()
+        message = DONE + json.dumps(act()).encode()
     except BaseException as error:
         # a library's panic is no Exception
         if isinstance(error, MemoryError):
-            what = "out of memory"
+            text = "out of memory"
         else:
-            what = one_line(error)
-        said = FAILED + (what or type(error).__name__).encode(errors="replace")
-    sender.send_bytes(said)
+            text = one_line(error) or type(error).__name__
+        message = FAILED + text.encode(errors="replace")
+    sender.send_bytes(message)
 
 
-def _limit(what: int, wanted: int) -> None:
+def _limit(kind: int, amount: int) -> None:
     """Sets a limit of this process; to what the user allows (`ulimit`) if that is less."""
-    hard = resource.getrlimit(what)[1]
-    resource.setrlimit(
-        what, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
-    )
+    _, hard = resource.getrlimit(kind)
+    if hard != resource.RLIM_INFINITY:
+        amount = min(amount, hard)
+    resource.setrlimit(kind, (amount, hard))

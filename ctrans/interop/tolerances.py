@@ -24,28 +24,29 @@ def unit(dtype: torch.dtype) -> float:
     return max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
 
 
-def difference(found: Tensor, expected: Tensor) -> float:
-    """|found - expected|/|expected|; infinite if shapes differ or `expected` is zero."""
+def difference(computed: Tensor, expected: Tensor) -> float:
+    """|computed - expected|/|expected|; infinite if shapes differ or `expected` is zero."""
     size = float(expected.norm())
-    if found.shape == expected.shape and size > 0:
-        return float((found - expected).norm()) / size
+    if computed.shape == expected.shape and size > 0:
+        return float((computed - expected).norm()) / size
     return math.inf
 
 
-def same(found: Tensor, expected: Tensor) -> bool:
+def same(computed: Tensor, expected: Tensor) -> bool:
     """Whether the two differ by no more than the rounding of a few operations."""
+    if computed.shape != expected.shape:
+        return False
     close = 64 * unit(expected.dtype)
-    return found.shape == expected.shape and float((found - expected).norm()) <= close * float(
-        expected.norm()
-    )
+    return float((computed - expected).norm()) <= close * float(expected.norm())
 
 
-def likely_number(value: float, own: Iterable[float], close: float, digits: int) -> float:
+def likely_number(value: float, numbers: Iterable[float], close: float, digits: int) -> float:
     """The nearest of a module's own numbers if it is within the error of a fit, `close` times the
     value. Otherwise a number of few digits, at most `digits`, or the value itself.
     """
-    nearest = min(own, key=lambda number: abs(number - value), default=0.0)
-    short = (float(f"{value:.{n}g}") for n in range(1, digits + 1))
-    return next(
-        (number for number in (nearest, *short) if abs(number - value) <= close * abs(value)), value
-    )
+    nearest = min(numbers, key=lambda number: abs(number - value), default=0.0)
+    rounded = [float(f"{value:.{n}g}") for n in range(1, digits + 1)]
+    for number in (nearest, *rounded):
+        if abs(number - value) <= close * abs(value):
+            return number
+    return value

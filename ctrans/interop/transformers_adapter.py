@@ -69,19 +69,23 @@ class TransformersAdapter(ModelAdapter):
 
     def embed(self, tokens: Tensor) -> Tensor:
         lead = tokens.shape[:-1]
-        words = reads_tokens(self.model)
-        if words:
+        has_token_ids = reads_tokens(self.model)
+        if has_token_ids:
             tokens = tokens.reshape(-1, tokens.shape[-1])
-        else:
-            tokens = tokens
         inputs = {main_input(self.model): tokens, **self.padding_for(tokens)}
-        x = recorded_until(self.blocks(), 0, lambda: self.model(**inputs), self.form)[0].x
-        if words:
+        calls = recorded_until(self.blocks(), 0, lambda: self.model(**inputs), self.form)
+        x = calls[0].x
+        if has_token_ids:
             return x.reshape(*lead, *x.shape[-2:])
         return x
 
     def outputs(self, x: Tensor) -> Any:
-        with intercepted(self.blocks(), lambda i, call: x if i == 0 else call.x, self.form):
+        def instead(i: int, call: Call) -> Tensor:
+            if i == 0:
+                return x
+            return call.x
+
+        with intercepted(self.blocks(), instead, self.form):
             return self.model(
                 **stand_in(self.model, x.detach()), **self.padding_for(x), return_dict=True
             )

@@ -29,8 +29,9 @@ class WeightNames:
         if module in self.outside:
             return f"{self.outside[module]}.{parameter}"
         _, _, number, part = module.split(".", 3)  # depth.sublayers.NUMBER.PART
-        block, place = divmod(int(number), len(self.sublayers))
-        return f"{self.blocks}.{block}.{self.sublayers[place][part]}.{parameter}"
+        block, sublayer = divmod(int(number), len(self.sublayers))
+        path = self.sublayers[sublayer][part]
+        return f"{self.blocks}.{block}.{path}.{parameter}"
 
 
 GPT2_NAMES = WeightNames(

@@ -44,10 +44,10 @@ from ctrans.dynamics.placement import spell
 from ctrans.interop.anatomy import read_anatomy
 from ctrans.interop.architecture import skeleton
 from ctrans.interop.distributed_checkpoint import distributed_weights
-from ctrans.interop.hugging_face import weight_files
+from ctrans.interop.hugging_face_files import weight_files
 from ctrans.interop.image_inputs import images_for
 from ctrans.interop.nanogpt import read_nanogpt
-from ctrans.interop.streamed import stored_weights
+from ctrans.interop.stored_weights import stored_weights
 from ctrans.interop.tokens import read_ids
 from ctrans.measure.findings import Finding
 from ctrans.model.checkpoint import load, save

@@ -51,7 +51,7 @@ def test_a_hostile_file_is_refused_and_nothing_of_it_is_run(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [hostile.doubling(60)])
 def test_a_tokenizer_that_runs_away_is_stopped_with_its_limit(rule, tmp_path, monkeypatch):
-    monkeypatch.setattr("ctrans.interop.tokens.SECONDS", 2)
+    monkeypatch.setattr("ctrans.interop.directory_tokeniser.SECONDS", 2)
     answer = ask([str(arg) for arg in hostile.tokenizer(normalizer=rule)(tmp_path)])
     assert "it needs more than the 2 seconds and 2.1 GB that it is given" in answer.error
 

@@ -179,7 +179,7 @@ def test_what_cannot_be_is_said_in_a_line(arguments, words):
 
 def test_a_model_of_images_without_images_is_refused_before_it_is_opened(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "ctrans.cli.model_sources.from_architecture", None
+        "ctrans.cli.foreign_models.from_architecture", None
     )  # which passes an image of 224 by 224
     config = {
         "model_type": "deit",

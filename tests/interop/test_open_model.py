@@ -22,9 +22,10 @@ from ctrans.dynamics.norm import LayerNorm
 from ctrans.examine.screened import as_object
 from ctrans.examine.screening.screen import EFFORTS, screen
 from ctrans.interop import from_transformers, to_nanogpt
+from ctrans.interop.directory_tokeniser import find_tokeniser
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.open_model import open_model
-from ctrans.interop.tokens import find_tokeniser, read_ids
+from ctrans.interop.tokens import read_ids
 from ctrans.measure.forward.simulation import simulate
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
@@ -238,7 +239,7 @@ def test_text_goes_through_the_tokenizer_beside_the_model(tmp_path):
     save_tokenizer(tmp_path)
     tokeniser = find_tokeniser(tmp_path, VOCABULARY)
     assert tokeniser.encode(b"the depth is a time .").tolist() == [2, 3, 4, 5, 6, 7]
-    assert f"the tokenizer in '{tmp_path}'" in tokeniser.said
+    assert f"the tokenizer in '{tmp_path}'" in tokeniser.description
     with pytest.raises(ConfigError, match=r"byte 4 is no UTF-8.*--ids"):
         tokeniser.encode(b"the \xff")
 
@@ -276,16 +277,16 @@ def test_a_damaged_tokenizer_is_one_line(content, tmp_path):
 
 
 def test_without_a_tokenizer_bytes_are_the_tokens_and_doubt_is_said(tmp_path):
-    assert find_tokeniser(tmp_path, 256).said == "bytes as token ids"
+    assert find_tokeniser(tmp_path, 256).description == "bytes as token ids"
     assert find_tokeniser(tmp_path, 256).encode(b"\x00\xff").tolist() == [0, 255]
-    assert "probably mean another text" in find_tokeniser(tmp_path, 50304).said
+    assert "probably mean another text" in find_tokeniser(tmp_path, 50304).description
     with pytest.raises(ConfigError, match=r"too small for bytes \(256\): give token ids by --ids"):
         find_tokeniser(tmp_path, 65)
     module = find_tokeniser(
         None, 65
     )  # of the user's own, with no file that a tokenizer could be beside
     assert module.encode(b"\x00\x40\x41\xff").tolist() == [0, 64, 0, 60]
-    assert "modulo 65" in module.said
+    assert "modulo 65" in module.description
 
 
 def test_ids_are_read_as_numpy_and_nanogpt_write_them(tmp_path):

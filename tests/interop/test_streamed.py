@@ -13,9 +13,10 @@ from ctrans.control.costate import costate
 from ctrans.dynamics.weights.on_demand import weights_of
 from ctrans.interop import continuize, from_architecture, from_transformers
 from ctrans.interop.architecture import PRESETS, skeleton
+from ctrans.interop.block_structure import make_of
 from ctrans.interop.families import small_model
-from ctrans.interop.recognise import make_of
-from ctrans.interop.streamed import piece_seed, stored_weights
+from ctrans.interop.stored_weights import stored_weights
+from ctrans.interop.streamed import piece_seed
 from ctrans.interop.streamed import read as read_weights
 from solvers import ConfigError
 from tests.interop.models import FAMILIES, inputs, made

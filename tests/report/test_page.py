@@ -247,7 +247,9 @@ def test_every_verdict_of_a_screening_has_its_meaning_on_the_page_and_in_the_gui
     found, _ = results("screen")
     peri = found["models"]["peri"]
     finding = {**peri["steps"]["forward"], "verdict": word}
-    page = page_of({"screen": {**version_1(found), "models": {"a": {**peri, "steps": {"forward": finding}}}}})
+    page = page_of(
+        {"screen": {**version_1(found), "models": {"a": {**peri, "steps": {"forward": finding}}}}}
+    )
     assert f"{word}: {verdicts()[word]}" in explained(page)
     assert " ".join(verdicts_table().split()) in " ".join(GUIDE.read_text(encoding="utf-8").split())
 
@@ -270,7 +272,12 @@ def test_what_is_of_larger_weights_is_yellow_and_what_is_of_these_is_red(results
     ):
         steps = {step: {**peri["steps"][step], "flags": flags}}
         page = page_of(
-            {"screen": {**version_1(found), "models": {"a": {**peri, "flags": flags, "steps": steps}}}}
+            {
+                "screen": {
+                    **version_1(found),
+                    "models": {"a": {**peri, "flags": flags, "steps": steps}},
+                }
+            }
         )
         sheet = next(part for part in page.chapters[0].parts if isinstance(part, Table))
         assert sheet.rows[0][-1].mark == mark
@@ -503,7 +510,10 @@ def test_placements_have_colours_of_their_own():
 
 def test_forty_models_make_a_page_that_is_small_enough(results):
     found, _ = results("screen")
-    many = {**version_1(found), "models": {f"model {i}": found["models"]["peri"] for i in range(40)}}
+    many = {
+        **version_1(found),
+        "models": {f"model {i}": found["models"]["peri"] for i in range(40)},
+    }
     assert len(render(page_of({"screen": many})).encode()) < LARGEST
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ctrans.examine.diagnosis.diagnose import Diagnosis
 from ctrans.examine.diagnosis.treatment import LARGER, PROVED, TREATED, size_of_neighbours
 from ctrans.interop.checkpoint_weights import checkpoint_weights
-from ctrans.interop.hugging_face import weight_files
+from ctrans.interop.hugging_face_files import weight_files
 from ctrans.model.checkpoint import find_model
 from ctrans.model.sums import STATE, SUMS
 from ctrans.model.weights_file import flush, write_durably, write_weights

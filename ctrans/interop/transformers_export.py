@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from ctrans.dynamics.fields.positions import turned_entries
 from ctrans.dynamics.weights.on_demand import check_present
-from ctrans.interop.hugging_face import CONFIG, WEIGHTS, load_local
+from ctrans.interop.hugging_face import load_local
+from ctrans.interop.hugging_face_files import CONFIG, WEIGHTS
 from ctrans.interop.transformers_library import import_transformers
 from ctrans.interop.weight_names import GPT2_NAMES, GPT_NEOX_NAMES, LLAMA_NAMES, WeightNames
 from ctrans.model.config import GPTConfig
@@ -66,7 +67,9 @@ class Target:
     @property
     def model(self) -> str:
         """The name of the family's class."""
-        return f"{self.family}{'LMHeadModel' if self.family == 'GPT2' else 'ForCausalLM'}"
+        if self.family == "GPT2":
+            return "GPT2LMHeadModel"
+        return f"{self.family}ForCausalLM"
 
     def config(self, c: GPTConfig) -> dict[str, Any]:
         """The family's settings for our configuration."""
@@ -81,19 +84,21 @@ class Target:
         }
         theirs = {name: values[ours] for ours, name in self.settings.items()}
         rotary = {name: theirs.pop(name) for name in OF_ROTARY if name in theirs}
-        return {
-            **theirs,
-            **self.fixed,
-            **({"rope_parameters": {"rope_type": "default", **rotary}} if rotary else {}),
-        }
+        settings = {**theirs, **self.fixed}
+        if rotary:
+            settings["rope_parameters"] = {"rope_type": "default", **rotary}
+        return settings
 
     def read(self, config: Any) -> GPTConfig:
         """Our configuration for a config of the family."""
-        values = {
-            ours: config.rope_parameters[name] if name in OF_ROTARY else getattr(config, name)
-            for ours, name in self.settings.items()
-            if hasattr(self.like, ours)
-        }
+        values = {}
+        for ours, name in self.settings.items():
+            if not hasattr(self.like, ours):
+                continue
+            if name in OF_ROTARY:
+                values[ours] = config.rope_parameters[name]
+            else:
+                values[ours] = getattr(config, name)
         if values.get("kv_heads") == values["heads"]:
             values["kv_heads"] = None
         return dataclasses.replace(self.like, **values)
@@ -101,9 +106,8 @@ class Target:
     def weights(self, model: GPT) -> Weights:
         """Our weights by the family's names, as views."""
         ours = model.state_dict(keep_vars=True)
-        return self.layout(
-            model.config, {self.names.of(name): weight for name, weight in ours.items()}
-        )
+        renamed = {self.names.of(name): weight for name, weight in ours.items()}
+        return self.layout(model.config, renamed)
 
 
 def _turned_fraction(c: GPTConfig) -> float:
@@ -123,31 +127,27 @@ def _queries_keys_and_values_apart(c: GPTConfig, weights: Weights) -> Weights:
     for name, weight in weights.items():
         if "qkv_proj" in name:
             parts = weight.split([c.width, shared, shared])
-            apart |= {
-                name.replace("qkv_proj", f"{letter}_proj"): part
-                for letter, part in zip("qkv", parts, strict=True)
-            }
+            for letter, part in zip("qkv", parts, strict=True):
+                apart[name.replace("qkv_proj", f"{letter}_proj")] = part
         else:
             apart[name] = weight
     return apart
 
 
 def _matrices_transposed(c: GPTConfig, weights: Weights) -> Weights:
-    return {
-        name: weight.T if ".c_" in name and weight.dim() == 2 else weight
-        for name, weight in weights.items()
-    }
+    transposed = dict(weights)
+    for name, weight in weights.items():
+        if ".c_" in name and weight.dim() == 2:
+            transposed[name] = weight.T
+    return transposed
 
 
 def _each_heads_queries_keys_and_values(c: GPTConfig, weights: Weights) -> Weights:
-    return {
-        name: (
-            weight.unflatten(0, (3, c.heads, -1)).transpose(0, 1)
-            if "query_key_value" in name
-            else weight
-        )
-        for name, weight in weights.items()
-    }
+    by_head = dict(weights)
+    for name, weight in weights.items():
+        if "query_key_value" in name:
+            by_head[name] = weight.unflatten(0, (3, c.heads, -1)).transpose(0, 1)
+    return by_head
 
 
 COMMON = {
@@ -184,7 +184,9 @@ AS_LLAMA = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", **
 AS_NEOX = {"use_parallel_residual": True, "attention_bias": True, "hidden_act": "gelu", **NO_ENDS}
 AS_GPT2 = {
     "activation_function": "gelu",
-    **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0),
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "resid_pdrop": 0.0,
     **NO_ENDS,
 }
 TARGETS: dict[str, Target] = {
@@ -218,13 +220,14 @@ def target_of(config: GPTConfig) -> Target:
         if not lacks[name]:
             return target
     nearest = min(lacks, key=lambda name: len(lacks[name]))
-    odd = ", ".join(
-        f"{field} = {getattr(config, field)!r} ({getattr(TARGETS[nearest].like, field)!r} there)"
+    target = TARGETS[nearest]
+    differences = ", ".join(
+        f"{field} = {getattr(config, field)!r} ({getattr(target.like, field)!r} there)"
         for field in lacks[nearest]
     )
     raise ConfigError(
         "no known family of transformers computes this model; the nearest is"
-        f" {TARGETS[nearest].family}, which differs in {odd}"
+        f" {target.family}, which differs in {differences}"
     )
 
 
@@ -232,17 +235,18 @@ def to_transformers(model: GPT) -> Any:
     """The library's model with copies of these weights, in their dtype and in eval mode. Raises
     ConfigError for a model without a counterpart.
 
-    >>> to_transformers(GPT(GPTConfig(placement="pre", norm="rmsnorm", positions="rotary", ffn="swiglu", bias=False)))
+    >>> to_transformers(GPT(GPTConfig(placement="pre")))
     """
     target, config, weights = _written(model)
     kind = getattr(import_transformers(), target.model)
     dtype = model.token_embedding.weight.dtype
     with torch.random.fork_rng(devices=[]):
-        made = kind._from_config(config, dtype=dtype)
-    missing, unexpected = made.load_state_dict(weights, strict=False)
-    missing = [name for name in missing if not (name == "lm_head.weight" and model.config.tied)]
+        library_model = kind._from_config(config, dtype=dtype)
+    missing, unexpected = library_model.load_state_dict(weights, strict=False)
+    if model.config.tied:
+        missing = [name for name in missing if name != "lm_head.weight"]
     assert not missing + unexpected, (missing, unexpected)
-    return made.eval()
+    return library_model.eval()
 
 
 def write_transformers(model: GPT, directory: str | Path) -> str:
@@ -258,10 +262,8 @@ def write_transformers(model: GPT, directory: str | Path) -> str:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_durably(directory / WEIGHTS, safetensors_bytes(weights, {"format": "pt"}))
-        write_durably(
-            directory / CONFIG,
-            (json.dumps(config.to_diff_dict(), indent=2, sort_keys=True) + "\n").encode(),
-        )
+        settings = json.dumps(config.to_diff_dict(), indent=2, sort_keys=True) + "\n"
+        write_durably(directory / CONFIG, settings.encode())
     except OSError as error:
         raise ConfigError(
             f"cannot write a model to {str(directory)!r}: {error.strerror or error}"
@@ -282,8 +284,12 @@ def _written(model: GPT) -> tuple[Target, Any, Weights]:
     )
     weights = {name: weight.detach() for name, weight in target.weights(model).items()}
     for name, weight in weights.items():
-        if weight.dim() > 2:
-            weights[name] = weight.flatten(0, -1 if name.endswith("bias") else -2)
+        if weight.dim() <= 2:
+            continue
+        if name.endswith("bias"):
+            weights[name] = weight.flatten()
+        else:
+            weights[name] = weight.flatten(0, -2)
     return target, config, weights
 
 
@@ -295,42 +301,46 @@ def to_gpt(model: nn.Module | str | Path) -> GPT:
     generates as our GPTs do. Raises ConfigError for a model that computes something else: scaled
     rotary positions, biases, multipliers of embeddings or logits.
     """
-    own: Any = model if isinstance(model, nn.Module) else load_local(model)
-    kind = getattr(getattr(own, "config", None), "model_type", type(own).__name__)
+    source: Any
+    if isinstance(model, nn.Module):
+        source = model
+    else:
+        source = load_local(model)
+    name = type(source).__name__
+    kind = getattr(getattr(source, "config", None), "model_type", name)
     target = TARGETS.get(kind)
-    if target is None or not target.readable or type(own).__name__ != target.model:
-        able = ", ".join(each.family for each in TARGETS.values() if each.readable)
-        raise ConfigError(
-            f"{type(own).__name__} is no {able} with a head: open it by from_transformers"
-        )
-    c = own.config
-    rope = c.rope_parameters
-    config = target.read(c)
-    wanted = target.config(config)
-    said = {name: getattr(c, name, None) for name in wanted} | {
-        "rope_parameters": {**rope, "rope_theta": config.rotary_base}
-    }
-    said |= {name: getattr(c, name, 1.0) for name in ("embedding_multiplier", "logits_scaling")}
-    wanted |= {"embedding_multiplier": 1.0, "logits_scaling": 1.0}
-    odd = [
-        name
-        for name in wanted
-        if name not in SPECIAL_TOKENS and not _alike(said[name], wanted[name])
-    ]
-    if odd:
-        raise ConfigError(
-            f"{type(own).__name__} has {odd[0]} = {said[odd[0]]!r}, but our GPT has"
-            f" {wanted[odd[0]]!r}: open it by from_transformers"
-        )
-    made = GPT(config).to(next(own.parameters()).dtype)
-    theirs = own.state_dict()
+    if target is None or not target.readable or name != target.model:
+        readable = ", ".join(target.family for target in TARGETS.values() if target.readable)
+        raise ConfigError(f"{name} is no {readable} with a head: open it by from_transformers")
+    config = target.read(source.config)
+    _check_settings(source, target, config)
+    gpt = GPT(config).to(next(source.parameters()).dtype)
+    theirs = source.state_dict()
     with torch.no_grad():
-        for name, weight in target.weights(made).items():  # views of ours
-            weight.copy_(theirs[name].view(weight.shape))
-    return made
+        for weight_name, weight in target.weights(gpt).items():  # views of ours
+            weight.copy_(theirs[weight_name].view(weight.shape))
+    return gpt
 
 
-def _alike(found: object, wanted: object) -> bool:
-    if isinstance(found, Mapping) and isinstance(wanted, Mapping):
-        return all(found.get(name) == value for name, value in wanted.items())
-    return found == wanted
+def _check_settings(source: Any, target: Target, config: GPTConfig) -> None:
+    """Raises ConfigError if the library's model has settings with another effect than ours."""
+    theirs = source.config
+    expected = target.config(config)
+    stated = {name: getattr(theirs, name, None) for name in expected}
+    stated["rope_parameters"] = {**theirs.rope_parameters, "rope_theta": config.rotary_base}
+    for name in ("embedding_multiplier", "logits_scaling"):
+        expected[name] = 1.0
+        stated[name] = getattr(theirs, name, 1.0)
+    for name, value in expected.items():
+        if name not in SPECIAL_TOKENS and not _agree(stated[name], value):
+            raise ConfigError(
+                f"{type(source).__name__} has {name} = {stated[name]!r}, but our GPT has"
+                f" {value!r}: open it by from_transformers"
+            )
+
+
+def _agree(stated: object, expected: object) -> bool:
+    """Whether a setting has the expected value; of several in one, those that are expected."""
+    if isinstance(stated, Mapping) and isinstance(expected, Mapping):
+        return all(stated.get(name) == value for name, value in expected.items())
+    return stated == expected

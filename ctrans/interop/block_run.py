@@ -1,0 +1,109 @@
+"""A block that was run once: the calls of its modules, and which of them mix tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ctrans.interop.block_calls import Running, is_state
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS
+from ctrans.interop.module_chain import is_leaf, is_linear
+from ctrans.interop.norms import as_norm
+from ctrans.interop.recorded_calls import RecordedCall, watched
+from ctrans.interop.tolerances import same
+
+
+@dataclass(frozen=True, eq=False)
+class BlockRun:
+    """A block that was run on the state x (batch, tokens, width) and returned y. `calls` are all
+    calls of its modules that have a state, in the order in which they began.
+    """
+
+    running: Running
+    x: Tensor
+    y: Tensor
+    calls: list[RecordedCall]
+
+    @property
+    def block(self) -> nn.Module:
+        return self.running.block
+
+    @property
+    def kind(self) -> str:
+        """The name of the block's class."""
+        return type(self.block).__name__
+
+
+def run_of(running: Running, x: Tensor) -> BlockRun:
+    """Runs the block on the state x."""
+    parts = {
+        path: part
+        for path, part in running.block.named_modules()
+        if path and "parametrizations" not in path
+    }
+    with watched(parts) as calls:
+        y = running(x)
+    return BlockRun(running, x, y, [call for call in calls if call.x is not None])
+
+
+def mixing_calls(run: BlockRun) -> list[RecordedCall]:
+    """The smallest modules that mix tokens, each once."""
+    modules = {call.module: call for call in run.calls if _mixes(call, run.running)}
+    return [
+        call
+        for module, call in modules.items()
+        if not any(inner in modules for inner in list(module.modules())[1:])
+    ]
+
+
+def _mixes(call: RecordedCall, running: Running) -> bool:
+    """Whether a change of one token of the module's input changes its output at another token."""
+    if is_linear(call.module) or not is_state(call.x) or not is_state(call.y):
+        return False
+    if call.x.shape[:2] != call.y.shape[:2]:
+        return False
+    turned = running.form.turned
+    if turned(call.x).shape[:2] != running.call.x.shape[:2]:
+        return False  # the axes have another order, such as channels first for a convolution
+    try:
+        return mixes_tokens(lambda x: turned(call.again(turned(x))), turned(call.x))
+    except FOREIGN_ERRORS:
+        return False
+
+
+def mixes_tokens(function: Callable[[Tensor], Tensor], x: Tensor) -> bool:
+    """Whether function(x) after the first token changes if the first token of x (sequences, tokens,
+    ...) changes.
+    """
+    changed = x.clone()
+    changed[:, 0] = -changed[:, 0] + 1
+    expected = function(x)[:, 1:]
+    return not same(function(changed)[:, 1:], expected)
+
+
+@torch.no_grad()
+def token_axis_is_first(block: Running, x: Tensor) -> bool:
+    """Whether tokens are the first axis of the block's state and not the second: it mixes along the
+    first alone.
+    """
+
+    def transposed(z: Tensor) -> Tensor:
+        y: Tensor = block(z.transpose(0, 1))
+        return y.transpose(0, 1)
+
+    if mixes_tokens(block, x):
+        return False
+    return mixes_tokens(transposed, x.transpose(0, 1))
+
+
+def leaf_calls(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
+    """The calls of modules without submodules."""
+    return [call for call in calls if is_leaf(call.module)]
+
+
+def calls_a_norm(call: RecordedCall) -> bool:
+    """Whether the called module is a norm of the state's channels."""
+    return as_norm(call.module, call.x.shape[-1]) is not None
