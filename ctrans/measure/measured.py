@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 from ctrans.base.from_json import from_json
@@ -83,24 +84,29 @@ class Measured:
     reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)
     styles: Mapping[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def models(self) -> list[str]:
         """The names of the models, in their order."""
         named = (*(value.model for value in self.values), *self.findings, *self.missing)
         return list(dict.fromkeys(named))
 
-    @property
+    @cached_property
     def measures(self) -> list[str]:
         """The measures that have a value, in their order."""
         return list(dict.fromkeys(value.measure for value in self.values))
 
     def of(self, measure: str, model: str | None = None) -> list[Value]:
         """The rows of a measure, of one model or of all."""
-        return [
-            value
-            for value in self.values
-            if value.measure == measure and (model is None or value.model == model)
-        ]
+        return self._rows.get((measure, model), [])
+
+    @cached_property
+    def _rows(self) -> dict[tuple[str, str | None], list[Value]]:
+        """The rows by measure and model, and by measure alone."""
+        rows: dict[tuple[str, str | None], list[Value]] = {}
+        for value in self.values:
+            rows.setdefault((value.measure, value.model), []).append(value)
+            rows.setdefault((value.measure, None), []).append(value)
+        return rows
 
     def series(self, measure: str, model: str) -> list[float | None]:
         """The values of a measure of a model in their order."""
