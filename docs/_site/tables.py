@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks.bench.report import newest
 from benchmarks.bench.report import table as measured_table
+from ctrans.cli import generate
 from ctrans.control import control_checks
 from ctrans.examine import (
     certified,
@@ -38,6 +39,7 @@ ROOMS_OF_MEASURES = (
     control_checks,
     converged,
     diagnosed,
+    generate,
     principled,
     screened,
     simulated,
