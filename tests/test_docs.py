@@ -19,6 +19,7 @@ import yaml
 import ctrans
 from ctrans.cli import COMMANDS, main
 from ctrans.study.study_file import read_study
+from docs._site.tables import measures_table
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name != "gallery.md")
@@ -117,6 +118,12 @@ def test_every_picture_has_the_command_that_draws_it():
         assert f'"{path.stem}": (' in text, path.name
 
 
+def test_the_page_of_measures_has_every_measure_and_limit():
+    """`python -m docs._site.tables` writes it."""
+    page = (ROOT / "docs" / "measures.md").read_text()
+    assert measures_table() in page
+
+
 def test_every_page_is_in_the_navigation_and_back():
     text = (ROOT / "mkdocs.yml").read_text()
     named = set(re.findall(r": ([\w/-]+\.md)$", text, re.MULTILINE))
@@ -146,7 +153,9 @@ def test_the_reference_names_what_there_is_and_all_of_the_face():
     assert [
         name
         for name in ctrans.__all__
-        if not any(getattr(ctrans, name) is each for each in there.values())
+        if not any(
+            inspect.unwrap(getattr(ctrans, name)) is inspect.unwrap(each) for each in there.values()
+        )
     ] == []
 
 

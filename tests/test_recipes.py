@@ -102,10 +102,10 @@ def check_enrolled(model):
     return screening
 
 
-(RUNNING_MEAN,) = re.findall(
+RUNNING_MEAN, MEAN_OVER_SIZE = re.findall(
     r"^```python\n(.*?)^```$", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S
 )
-"""The recipe of an attention, as it stands there."""
+"""The recipes of an attention and of a measure, as they stand there."""
 
 
 @pytest.mark.slow
@@ -379,6 +379,19 @@ class Longest(Instrument):
                 Reading(self.length, "the end", f"a token is {self.length:.3g} long", self.k)
             ]
         }
+
+
+@pytest.mark.slow
+def test_a_new_measure_with_a_limit_is_one_entry(monkeypatch):
+    monkeypatch.setitem(MEASURES, "mean over size", MEASURES["mean_abs"])  # put back at the end
+    exec(MEAN_OVER_SIZE, vars(types.ModuleType("my_measure")))
+    found = command("diagnose", "--placement", "pre")
+    findings = found["measured"]["findings"]["pre"]
+    assert [each["limit"] for each in findings if each["check"] == "mean dominates"] == [
+        "above 0.3"
+    ]
+    assert found["measured"]["values"]["measure"].count("mean over size") == 5
+    assert MEAN_OVER_SIZE in (ROOT / "docs" / "howto" / "extend.md").read_text()
 
 
 def test_a_new_finding_is_an_instrument_and_a_check(monkeypatch):

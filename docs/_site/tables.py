@@ -1,5 +1,5 @@
-"""Writes the tables of checks, verdicts and model families into their pages: `python -m
-docs._site.tables`, after a change of a check's words or of `FAMILIES`.
+"""Writes the tables of measures, limits, verdicts and model families into their pages: `python -m
+docs._site.tables`, after a change of the words of a measure or check, or of `FAMILIES`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -7,17 +7,69 @@ from pathlib import Path
 
 from benchmarks.bench.report import newest
 from benchmarks.bench.report import table as measured_table
+from ctrans.cli import generate
+from ctrans.control import control_checks
+from ctrans.examine import (
+    certified,
+    converged,
+    diagnosed,
+    principled,
+    screened,
+    simulated,
+    verified,
+)
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
 from ctrans.examine.diagnosis.low_precision import PRECISION_CHECKS
 from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
+from ctrans.examine.screening.screening_checks import QUESTIONS
 from ctrans.interop.families import FAMILIES, FoundFamily, found_family
 from ctrans.interop.transformers_library import quiet
 from ctrans.measure.findings import Check
+from ctrans.measure.measures import MEASURES
 from ctrans.report.words import verdicts
+from ctrans.study import studied
+from ctrans.theory import theory_checks
+from ctrans.training import trained, transferred
 from ctrans.training.monitor.alarms import ALARMS
 from ctrans.training.monitor.training_measures import GAUGES
 
 DOCS = Path(__file__).parents[1]
+ROOMS_OF_MEASURES = (
+    certified,
+    control_checks,
+    converged,
+    diagnosed,
+    generate,
+    principled,
+    screened,
+    simulated,
+    studied,
+    theory_checks,
+    trained,
+    transferred,
+    verified,
+)
+"""Modules that register measures when they are imported."""
+MEASURED_BY = {
+    "--weight-decay": "ctrans diagnose --weight-decay",
+    "InFormats": "ctrans.low_precision",
+    "Sensitivities": "ctrans diagnose",
+    "a probe": "the monitor",
+    "a walk, a trajectory, or a training's hooks": "several commands, and the monitor",
+    "ctrans.simulate": "ctrans simulate",
+    "weight_readings": "ctrans diagnose",
+    "weights": "ctrans diagnose --weights-only",
+}
+"""For a reader, what measures a figure, where the table of measures names a part of it."""
+SCOPES = {
+    "run": "the whole run",
+    "state": "each state",
+    "sublayer": "each sublayer",
+    "head": "each head",
+    "weight": "each weight",
+    "token": "each token",
+    "size": "each size",
+}
 
 
 def limits_table(checks: Mapping[str, Check]) -> str:
@@ -49,6 +101,27 @@ def gauges_table() -> str:
         for name, gauge in GAUGES.items()
     ]
     return "\n".join(["| name | what is measured |", "| --- | --- |", *rows])
+
+
+def measures_table() -> str:
+    """All measures of ctrans, by what measures them, as a table in Markdown."""
+    columns = ["measured by", "measure", "formula", "unit", "value for", "limits", "source"]
+    rows = []
+    for name, measure in MEASURES.items():
+        step = name.removeprefix("verdict: ")
+        is_of_a_plugin = step != name and step not in QUESTIONS
+        if is_of_a_plugin:
+            continue
+        limits = [
+            f"{word}: {check.limit}" if check.limit else word
+            for word, check in measure.checks.items()
+        ]
+        row = [MEASURED_BY.get(measure.measured_by, measure.measured_by), name]
+        row += [measure.formula, measure.unit, SCOPES[measure.scope]]
+        row += ["; ".join(limits), measure.source]
+        rows.append([cell.replace("*", "\\*") for cell in row])
+    rows.sort(key=lambda row: row[0])  # within one, formulas refer to the row before
+    return markdown_table(columns, rows)
 
 
 def family_tables(families: Sequence[FoundFamily]) -> list[str]:
@@ -99,6 +172,7 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 
 
 TABLES = {
+    "measures.md": [measures_table()],
     "howto/alarms.md": [limits_table(ALARMS), gauges_table()],
     "commands/diagnose.md": [limits_table(CHECKS)],
     "commands/screen.md": [verdicts_table()],
