@@ -308,7 +308,9 @@ class RungeKutta:
         numbers = torch.tensor(
             [step.start, step.end, step.h, low, high], dtype=torch.float64, device="cpu"
         )
-        return _compiled_attempt()(self, step.segment, numbers, x, run, first)
+        # As tensors without axes: a compiled CUDA kernel takes those from the CPU by value, but
+        # takes a vector on the CPU by its address, which is none on the GPU.
+        return _compiled_attempt()(self, step.segment, numbers.unbind(), x, run, first)
 
     def _stages(
         self,
@@ -361,9 +363,14 @@ def _compiled_attempt() -> Callable[..., Attempted]:
     """`_attempt`, compiled. It is made at the first use, because it imports the compiler."""
 
     def attempt(
-        method: RungeKutta, segment: Segment, numbers: Any, x: Tensor, run: Run, first: Tensor
+        method: RungeKutta,
+        segment: Segment,
+        numbers: Any,
+        x: Tensor,
+        run: Run,
+        first: Tensor,
     ) -> Any:
-        start, end, h, low, high = numbers.unbind()
+        start, end, h, low, high = numbers
 
         def field(t: Tensor, x: Tensor) -> Tensor:
             v = segment.field(t.clamp(low, high).to(real_type(x.dtype)), x)
