@@ -75,9 +75,9 @@ def commands(configs: Path) -> Iterator[tuple[str, str]]:
     yield "hjb-check-rmsnorm", f"hjb-check --placement all --norm rmsnorm {TINY}"
     yield "hjb-check-decay", f"hjb-check --placement pre --placement peri --weight-decay 0.1 {TINY}"
     yield "hjb-check-dyt", f"hjb-check --placement pre --placement output --norm dyt {TINY}"
-    yield "control-peri", f"control --placement peri {TINY}"
-    yield "control-all", f"control --placement all --dt 0.1 {TINY}"
-    yield "convergence-pre", "convergence --placement pre --method euler --method rk4"
+    yield "principle-peri", f"hjb-check --principle --placement peri {TINY}"
+    yield "principle-all", f"hjb-check --principle --placement all --dt 0.1 {TINY}"
+    yield "orders-pre", "simulate --orders --placement pre --method euler --method rk4"
     yield (
         "coordinate-check",
         "coordinate-check --widths 16 --widths 32 --widths 64 --depth 2 --context 16",
@@ -85,7 +85,6 @@ def commands(configs: Path) -> Iterator[tuple[str, str]]:
     yield "verify-3", "verify --only 3 --cases 20"
     yield "verify-4", "verify --only 4 --cases 20"
     yield "verify-9", "verify --only 9 --cases 20"
-    yield "families", "families gpt2 llama"
     yield "train", f"train --iterations 30 --eval-every 10 --threads 1 --monitor --every 5 {SMALL}"
     yield "watch", "watch {run} --once"
     yield "generate", "generate --checkpoint {run} --prompt the --tokens 20"
@@ -111,9 +110,7 @@ def run_all(directory: Path, checkout: Path) -> None:
                 "--json",
                 str(directory.resolve() / f"{name}.json"),
             ]
-            words += (
-                [] if arguments.split()[0] in ("watch", "generate", "families") else ["--out", out]
-            )
+            words += [] if arguments.split()[0] in ("watch", "generate") else ["--out", out]
             done = subprocess.run(
                 [sys.executable, "-m", "ctrans", *words],
                 env=environment,

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,7 @@ from ctrans.cli.ending import check_json, result_of, write_result
 from ctrans.cli.request import Request, command_of
 from ctrans.cli.say import say
 from ctrans.dynamics.scheme import DISCRETE, Scheme
-from ctrans.measure.measured import Answer, Measured, Value
-from ctrans.measure.measures import MEASURES, Measure
+from ctrans.examine.generated import measured
 from ctrans.model.checkpoint import find_model, load
 from ctrans.model.generation import Sampling, stream
 from ctrans.model.gpt import GPT
@@ -38,15 +37,6 @@ from solvers.gradients import get_gradient
 from solvers.methods import get_method
 
 Decode = Callable[[int, bool], str]
-
-
-MEASURES.add(
-    "ctrans generate",
-    {
-        "continuation": Measure(formula="the text that the model wrote"),
-        "tokens generated": Measure(formula="the number of tokens of a continuation"),
-    },
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,21 +111,9 @@ def command(request: GenerateRequest) -> None:
             show("\n" if k + 1 == request.samples else "\n---\n")
     found = {"scheme": scheme, "prompt": prompt, "samples": samples}
     begins = result_of(request, request.shown(), device)
-    table = _measured(samples)
+    table = measured(samples)
     result = plain({**begins, "measured": table.as_json(), **found})
     write_result(request, None, result, page_of_table(result, table))
-
-
-def _measured(samples: Sequence[Mapping[str, Any]]) -> Measured:
-    """The continuations as a table."""
-    plural = "" if len(samples) == 1 else "s"
-    values = []
-    for sample in samples:
-        name = f"seed {sample['seed']}"
-        values.append(Value(name, "continuation", None, words=sample["text"]))
-        values.append(Value(name, "tokens generated", len(sample["tokens"])))
-    answer = Answer(f"{len(samples)} continuation{plural} of the prompt.", "good")
-    return Measured(values=tuple(values), answers=(answer,))
 
 
 def trained_with(directory: Path) -> Scheme:

@@ -301,8 +301,8 @@ class EllipsoidProduct(NormImage):
         else:
             sign = "="
         return (
-            f"f_j = gamma * u_j, |u_jg|^2 {sign} {self.norm.group_width} in each of {self.norm.groups}"
-            " groups"
+            f"f_j = gamma * u_j, |u_jg|^2 {sign} {self.norm.group_width}"
+            f" in each of {self.norm.groups} groups"
         )
 
     @property

@@ -53,12 +53,6 @@ MEASURES.add(
         "size of the velocity": Measure(
             formula="|v|, of what the sublayer adds per depth-time", scope="sublayer", detail=True
         ),
-        "descent": Measure(
-            formula=("<P, v>: rate at which the sublayer changes the loss; below 0 it lowers it"),
-            scope="sublayer",
-            log=False,
-        ),
-        "drift": Measure(formula=_DRIFT, unit="change of <P, v> on a segment", scope="sublayer"),
         "gap to free velocities": Measure(formula=_GAP, unit="H(P) + <P, v>", scope="sublayer"),
         "gap of a layer that does nothing": Measure(
             formula="H(P), the fastest that any allowed velocity could lower the loss",
@@ -70,6 +64,13 @@ MEASURES.add(
             formula=_ALIGNMENT,
             unit="alignment with the best velocity",
             scope="sublayer",
+            log=False,
+        ),
+        "drift": Measure(formula=_DRIFT, unit="change of <P, v> on a segment", scope="sublayer"),
+        "descent": Measure(
+            formula=("<P, v>: rate at which the sublayer changes the loss; below 0 it lowers it"),
+            scope="sublayer",
+            detail=True,
             log=False,
         ),
         "work": Measure(

@@ -50,6 +50,7 @@ class Measure:
     - `live`: whether a training's hooks take it too, for the monitor
     - `checks`: by name, the limits, what follows beyond them, and what helps
     - `bounds`: the measure on which this one is a bound; it is drawn dashed in that one's chart
+    - `end`: which end of an interval around that measure this one is, where it is no bound
     - `over`: what the steps of a figure of scope `size` count, and whether that axis is logarithmic
     - `log`: whether the axis of a chart is logarithmic at first
     - `share`: whether it is shown in per cent
@@ -72,6 +73,7 @@ class Measure:
     live: bool = False
     checks: Mapping[str, Check] = field(default_factory=dict)
     bounds: str = ""
+    end: Literal["", "low", "high"] = ""
     over: str = ""
     log: bool = True
     log_x: bool = False

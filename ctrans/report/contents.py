@@ -6,32 +6,36 @@ command, of models or of commits, become one page that shows all of their models
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ctrans.examine import certified, converged, diagnosed, principled, screened, simulated
 from ctrans.measure.measured import Measured, escaped, joined, measured_in
-from ctrans.report import growth, other, training
+from ctrans.report import other
 from ctrans.report.sections import Chapter, JSONObject, Page, Words, cell, decoded, table
 from ctrans.report.view import view
-from ctrans.study import studied
-from ctrans.training import trained, transferred
 from solvers import ConfigError
 
-READERS: dict[str, Callable[[JSONObject], Measured]] = {
-    "screen": screened.measured_in,
-    "diagnose": diagnosed.measured_in,
-    "hjb-check": certified.measured_in,
-    "control": principled.measured_in,
-    "convergence": converged.measured_in,
-    "train": trained.measured_in,
-    "coordinate-check": transferred.measured_in,
-    "study": studied.measured_in,
-    "simulate": simulated.measured_in,
+ENTRIES = {
+    "simulate": ("ctrans.examine.simulated", "ctrans.examine.converged"),
+    "screen": ("ctrans.examine.screened",),
+    "diagnose": ("ctrans.examine.diagnosed",),
+    "hjb-check": ("ctrans.examine.certified", "ctrans.examine.principled"),
+    "control": ("ctrans.examine.principled",),
+    "convergence": ("ctrans.examine.converged",),
+    "train": ("ctrans.training.trained",),
+    "watch": ("ctrans.training.monitor.training_measures",),
+    "coordinate-check": ("ctrans.training.transferred",),
+    "study": ("ctrans.study.studied",),
+    "verify": ("ctrans.examine.verified",),
+    "generate": ("ctrans.examine.generated",),
 }
-"""The table of a result of version 1, by command. Version 0.5 removes these."""
-OWN_CHARTS: dict[str, Callable[[JSONObject], Chapter]] = {"hjb-check": growth.chapter}
-"""The chapter of a result whose charts have code of their own."""
+"""The modules with the entries of a command's measures, imported when a result of it is shown.
+
+`measured_in` of the first one makes the table of a result of version 1. Version 0.5 removes it.
+"""
+OWN_CHARTS = {"hjb-check": "ctrans.report.growth"}
+"""The module of the chapter of a result whose charts have code of their own."""
 WRONG = (
     KeyError,
     TypeError,
@@ -93,15 +97,24 @@ def page_of_table(result: JSONObject, measured: Measured) -> Page:
 
 def table_of(command: str, result: JSONObject) -> Measured:
     """The table of measured values in a command's JSON."""
+    modules = [importlib.import_module(name) for name in ENTRIES.get(command, ())]
     if "measured" in result:
         return measured_in(result["measured"])
-    return READERS[command](result)
+    of_version_1: Callable[[JSONObject], Measured] = modules[0].measured_in
+    return of_version_1(result)
+
+
+def _has_table(command: str, result: JSONObject) -> bool:
+    """Whether the result has a table of measured values, or one can be made of it."""
+    without = ("verify", "generate", "export", "report")
+    return "measured" in result or (command in ENTRIES and command not in without)
 
 
 def _chapters(command: str, group: Mapping[str, JSONObject]) -> Sequence[Chapter]:
     if command == "watch":
+        training = importlib.import_module("ctrans.report.training")
         return _shown(training.chapters(_unnamed_alone(group)))
-    if command in READERS or all("measured" in result for result in group.values()):
+    if all(_has_table(command, result) for result in group.values()):
         tables = {label: table_of(command, result) for label, result in group.items()}
         return [*view(escaped(joined(tables)), command), *_own_charts(command, group)]
     return _shown(other.chapters(_unnamed_alone(group)))
@@ -121,7 +134,8 @@ def _shown(chapters: Sequence[Chapter]) -> list[Chapter]:
 def _own_charts(command: str, group: Mapping[str, JSONObject]) -> list[Chapter]:
     if command not in OWN_CHARTS:
         return []
-    return [OWN_CHARTS[command](result) for result in group.values()]
+    chapter: Callable[[JSONObject], Chapter] = importlib.import_module(OWN_CHARTS[command]).chapter
+    return [chapter(result) for result in group.values()]
 
 
 def _options(command: str, group: Mapping[str, JSONObject]) -> Chapter:

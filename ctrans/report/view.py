@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
-from ctrans.measure.findings import Check, Finding
+from ctrans.measure.findings import SEVERITY_MARKS, Check, Finding
 from ctrans.measure.measured import Measured, Value
 from ctrans.measure.measures import MEASURES, Measure
 from ctrans.report.sections import (
@@ -30,6 +30,7 @@ from ctrans.report.sections import (
     Words,
     cell,
     digits,
+    finite,
     mark_of,
 )
 from ctrans.report.token_colours import colours, visible
@@ -41,6 +42,8 @@ MANY_MEASURES = 6
 """More measures of whole models than these are the rows of a table, not its columns."""
 REACH = 3.0
 """Powers of ten from a limit at which charts are cut off."""
+VERDICTS = "Verdicts"
+"""The topic of measures that are a verdict in a word."""
 ROWS_SHOWN = 7
 """About so many rows of a table by depth stand on a terminal."""
 UNKNOWN_MEASURE = Measure(formula="", measured_by="a result of another version")
@@ -231,14 +234,32 @@ def _mark(value: Value, found: Sequence[Finding]) -> Mark:
     measure = known_measure(value.measure)
     if measure.marked is not None and value.known and float(value.value or 0) > measure.marked:
         return "bad"
+    if measure.topic == VERDICTS:
+        return _mark_of_verdict(value.words)
     own = [finding for finding in found if finding.check in measure.checks]
     if own:
         return mark_of([asdict(finding) for finding in own])
     return ""
 
 
+def _mark_of_verdict(word: str) -> Mark:
+    """Red for a verdict about the weights as they are, yellow for one about larger weights."""
+    marks = [
+        SEVERITY_MARKS[check.severity]
+        for check in MEASURES.checks("screening").values()
+        if check.verdict == word
+    ]
+    if "bad" in marks:
+        return "bad"
+    return "note" if marks else ""
+
+
 def _of_scope(measured: Measured, *scopes: str) -> list[str]:
-    return [name for name in measured.measures if known_measure(name).scope in scopes]
+    """The measures of these scopes, in the order of the table of measures."""
+    present = set(measured.measures)
+    ordered = [name for name in MEASURES if name in present]
+    unknown = [name for name in measured.measures if name not in MEASURES]
+    return [name for name in (*ordered, *unknown) if known_measure(name).scope in scopes]
 
 
 def _run_tables(measured: Measured, *, detail: bool) -> list[Table]:
@@ -250,7 +271,9 @@ def _run_tables(measured: Measured, *, detail: bool) -> list[Table]:
         if value.measure in names
     }
     models = list(dict.fromkeys(model for model, _ in cells))
-    if len(names) <= MANY_MEASURES or len(models) > FEW:
+    has_verdicts = any(known_measure(name).topic == VERDICTS for name in names)
+    few_measures = len(names) <= MANY_MEASURES and not has_verdicts
+    if few_measures or len(models) > FEW:
         rows = [
             [Cell(model), *(cells.get((model, name), Cell("–")) for name in names)]
             for model in models
@@ -258,7 +281,8 @@ def _run_tables(measured: Measured, *, detail: bool) -> list[Table]:
         columns = [Column("model"), *map(_column, names)]
         return [Table("", columns, rows)] if rows and names else []
     tables = []
-    for topic in dict.fromkeys(known_measure(name).topic for name in names):
+    topics = dict.fromkeys(known_measure(name).topic for name in names)
+    for topic in sorted(topics, key=lambda topic: topic != VERDICTS):
         own = [name for name in names if known_measure(name).topic == topic]
         limited = any(known_measure(name).checks for name in own)
         rows = [
@@ -289,7 +313,6 @@ def _times(measured: Measured, model: str) -> dict[int, float]:
 
 def _charts(measured: Measured, *, detail: bool) -> list[Plot | ColouredText]:
     """A chart for each measure that has a figure at several places, with its bounds dashed."""
-    bounds = {known_measure(name).bounds: name for name in measured.measures}
     charts: list[Plot | ColouredText] = []
     if not detail:
         charts += [*_coloured_texts(measured), *_points(measured)]
@@ -297,13 +320,21 @@ def _charts(measured: Measured, *, detail: bool) -> list[Plot | ColouredText]:
         measure = known_measure(name)
         if name == "times" or measure.bounds in measured.measures or measure.detail != detail:
             continue
-        lines = _lines(measured, name, bound=False)
-        if name in bounds:
-            lines += _lines(measured, bounds[name], bound=True)
-        lines = [line for line in lines if len(line.x) > 1]
-        if lines:
-            charts.append(_chart(measured, name, lines))
+        lines = [*_lines(measured, name), *_bound_lines(measured, name)]
+        drawn = [line for line in lines if len(line.x) > 1 and finite(line.y)]
+        if drawn:
+            charts.append(_chart(measured, name, drawn))
     return charts
+
+
+def _bound_lines(measured: Measured, name: str) -> list[Line]:
+    """The lines of the bounds on a measure."""
+    return [
+        replace(line, bound=True)
+        for other in measured.measures
+        if known_measure(other).bounds == name and not known_measure(other).end
+        for line in _lines(measured, other)
+    ]
 
 
 def _coloured_texts(measured: Measured) -> list[ColouredText]:
@@ -376,24 +407,44 @@ def _chart(measured: Measured, name: str, lines: list[Line]) -> Plot:
     )
 
 
-def _lines(measured: Measured, name: str, *, bound: bool) -> list[Line]:
-    scope = known_measure(name).scope
+def _lines(measured: Measured, name: str) -> list[Line]:
+    """A line for each model that has the measure, with the ends of its interval where they are
+    measured.
+    """
+    ends = {
+        known_measure(other).end: other
+        for other in measured.measures
+        if known_measure(other).bounds == name and known_measure(other).end
+    }
     lines = []
     for model in measured.models:
         values = measured.of(name, model)
-        if not values:
-            continue
-        if scope == "size":
-            at = [value.step or 0.0 for value in values]
-        elif scope == "head":
-            at = [float(place) for place in range(len(values))]
-        elif scope == "state" and (times := _times(measured, model)):
-            at = [times.get(value.depth or 0, float(value.depth or 0)) for value in values]
-        else:
-            at = [float(value.depth or 0) for value in values]
-        figures = [value.value for value in values]
-        lines.append(Line(model, at, figures, measured.styles.get(model), bound=bound))
+        if values:
+            line = Line(
+                model,
+                _places(measured, name, model),
+                [value.value for value in values],
+                measured.styles.get(model),
+                low=measured.series(ends["low"], model) if "low" in ends else (),
+                high=measured.series(ends["high"], model) if "high" in ends else (),
+            )
+            lines.append(line)
     return lines
+
+
+def _places(measured: Measured, name: str, model: str) -> list[float]:
+    """Where the values of a measure stand along the axis of its chart."""
+    values = measured.of(name, model)
+    scope = known_measure(name).scope
+    if scope == "size":
+        return [value.step or 0.0 for value in values]
+    if scope == "head":
+        return [float(place) for place in range(len(values))]
+    depths = [value.depth or 0 for value in values]
+    times = _times(measured, model)
+    if scope == "state" and times:
+        return [times.get(depth, float(depth)) for depth in depths]
+    return [float(depth) for depth in depths]
 
 
 def _depth_tables(measured: Measured) -> list[Table]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ctrans.examine.screening.screening_checks import CHECKS
+from ctrans.measure.measures import MEASURES
 
 JUDGED = {
     "held": (
@@ -105,9 +105,10 @@ def terms_in(text: str) -> list[str]:
 
 def verdicts() -> dict[str, str]:
     """What every verdict of a screening means; of those outside of a limit, beyond which."""
-    impacts = {check.verdict: check.impact for check in reversed(list(CHECKS.values()))}
+    checks = MEASURES.checks("screening")
+    impacts = {check.verdict: check.impact for check in reversed(list(checks.values()))}
     limits = {
-        word: [f"{c.quantity} {c.limit}" for c in CHECKS.values() if c.verdict == word]
+        word: [f"{c.quantity} {c.limit}" for c in checks.values() if c.verdict == word]
         for word in impacts
     }
     return JUDGED | {

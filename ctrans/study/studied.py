@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from ctrans.base.from_json import from_json
 from ctrans.measure.findings import Mark
@@ -44,6 +44,8 @@ CURVES = {
     "hidden states after training": ("states", "segments"),
 }
 """Measures over a size, with their keys in the JSON of version 1."""
+ENDS: tuple[tuple[str, Literal["low", "high"]], ...] = (("lowest", "low"), ("highest", "high"))
+"""Words for the ends of the runs' spread."""
 FLOORS = {
     "frequencies_loss": ("how often each target comes", "their losses cannot be compared"),
     "depthless_loss": (
@@ -52,7 +54,7 @@ FLOORS = {
     ),
 }
 """By key: what a model of this loss knows, and what follows for cases that reach no lower."""
-_SPREAD = "mean over runs; dashed: the lowest and the highest one"
+_SPREAD = "mean over runs, from the lowest to the highest one"
 
 MEASURES.add(
     "ctrans study",
@@ -104,15 +106,20 @@ MEASURES.add(
             formula=_SPREAD, unit="mean |x| over entries", scope="size", over="segments done"
         ),
         **{
-            f"{name}, {end}": Measure(
-                formula=f"the {end} run", scope="size", over=over, bounds=name, log_x=log_x
+            f"{name}, {word}": Measure(
+                formula=f"the {word} run",
+                scope="size",
+                over=over,
+                bounds=name,
+                end=end,
+                log_x=log_x,
             )
             for name, over, log_x in (
                 ("loss by learning rate", "learning rate", True),
                 ("loss by iteration", "iteration", False),
                 ("hidden states after training", "segments done", False),
             )
-            for end in ("lowest", "highest")
+            for word, end in ENDS
         },
     },
 )
@@ -142,7 +149,10 @@ def case_name(case: str) -> str:
 
 def _styles(study: Mapping[str, Any]) -> dict[str, str]:
     styles = {}
-    for case in study.get("outcomes") or {}:
+    cases = {
+        case for key in ("outcomes", "losses", "curves", "states") for case in study.get(key) or {}
+    }
+    for case in sorted(cases):
         placement = json.loads(case).get("placement")
         if isinstance(placement, str):
             styles[case_name(case)] = placement
@@ -199,7 +209,7 @@ def _of_case(name: str, outcome: Mapping[str, Any]) -> Iterator[Value]:
 
 
 def _of_spread(name: str, measure: str, spread: Mapping[str, Any], axis: str) -> Iterator[Value]:
-    ends = {"": "mean", ", lowest": "lowest", ", highest": "highest"}
+    ends = {"": "mean", **{f", {word}": word for word, _ in ENDS}}
     for suffix, key in ends.items():
         for size, figure in zip(spread[axis], spread[key], strict=True):
             yield Value(name, f"{measure}{suffix}", figure, step=size)

@@ -166,7 +166,9 @@ def _adds_nothing(key: str, run: Mapping[str, Any]) -> bool:
 
 def answer(name: str, run: Mapping[str, Any]) -> Answer:
     """How a run ended, and how much it learned."""
-    ending, step, floor = run.get("ending"), run.get("step"), run.get("depthless_loss")
+    ending = run.get("ending")
+    step = run.get("step")
+    floor = run.get("depthless_loss")
     first, last = run.get("first_validation_loss"), run.get("validation_loss")
     best = run.get("best_validation_loss")
     sentences = [f"{name}: {ending} after {step:,} iterations"]

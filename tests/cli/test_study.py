@@ -101,11 +101,12 @@ def test_runs_that_failed_are_no_runs_that_are_done(failing, tmp_path):
 
 def test_a_preset_says_claim_effects_and_verdict(tmp_path):
     study = PRESETS["xiong-warmup"].study("xiong-warmup", "small")
-    needs = lambda each: (
-        4.0
-        if (each.model.placement, each.training.warmup) == ("post", 0)
-        else 0.5 + 0.01 * each.training.seed
-    )
+
+    def needs(run):
+        if run.model.placement == "post" and run.training.warmup == 0:
+            return 4.0
+        return 0.5 + 0.01 * run.training.seed
+
     kept(tmp_path, study, needs)
     result = run("study", "xiong-warmup", "--report", "--out", tmp_path)
     assert result.exit_code == 0, result.output

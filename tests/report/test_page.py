@@ -20,7 +20,7 @@ from ctrans.examine.screening.screen import STEPS
 from ctrans.examine.screening.screening_checks import CHECKS
 from ctrans.measure.findings import Reading
 from ctrans.report import html
-from ctrans.report.contents import READERS, page_of
+from ctrans.report.contents import ENTRIES, page_of
 from ctrans.report.html import render
 from ctrans.report.sections import Cell, Chapter, Column, Line, Page, Plot, Table, Words, cell
 from ctrans.report.words import JUDGED, TERMS, terms_in, verdicts
@@ -262,42 +262,39 @@ def test_what_a_quantity_is_called_says_beyond_which_limits():
     )
 
 
+def with_quantities(model, step, **quantities):
+    """The model's JSON of version 1 with other figures in one step, and no other step."""
+    found = model["steps"][step]
+    changed = {**found, "quantities": {**found["quantities"], **quantities}, "result": None}
+    return {**model, "steps": {step: changed}}
+
+
 def test_what_is_of_larger_weights_is_yellow_and_what_is_of_these_is_red(results):
     found, _ = results("screen")
     peri = found["models"]["peri"]
-    for step, flags, mark in (
-        ("forward", {"|x| in weights": "outruns weights"}, "note"),
-        ("backward", {"condition": "explodes"}, "bad"),
-        ("forward", {}, ""),
+    for step, quantities, verdict, mark in (
+        ("forward", {"|x| in weights": 2.0}, "outruns weights", "note"),
+        ("backward", {"condition": 1000.0}, "explodes", "bad"),
+        ("forward", {}, "held", ""),
     ):
-        steps = {step: {**peri["steps"][step], "flags": flags}}
-        page = page_of(
-            {
-                "screen": {
-                    **version_1(found),
-                    "models": {"a": {**peri, "flags": flags, "steps": steps}},
-                }
-            }
-        )
+        model = with_quantities(peri, step, **quantities)
+        model["steps"][step]["verdict"] = verdict
+        page = page_of({"screen": {**version_1(found), "models": {"a": model}}})
         sheet = next(part for part in page.chapters[0].parts if isinstance(part, Table))
         assert sheet.rows[0][-1].mark == mark
 
 
-@pytest.mark.parametrize("flags", [{}, {"condition": "explodes"}])
-def test_a_diagnosis_without_findings_does_not_hide_what_is_outside_its_limits(flags, results):
+@pytest.mark.parametrize("quantities", [{}, {"condition": 1000.0}])
+def test_a_diagnosis_without_findings_does_not_hide_what_is_outside_its_limits(quantities, results):
     found, _ = results("screen")
     peri = found["models"]["peri"]
-    healthy = {
-        **peri,
-        "flags": flags,
-        "findings": [],
-        "diagnosis": {**peri["diagnosis"], "findings": []},
-    }
-    (answer,) = page_of({"screen": {**version_1(found), "models": {"a": healthy}}}).answers
+    model = with_quantities(peri, "backward", **quantities)
+    model["diagnosis"] = {**peri["diagnosis"], "findings": []}
+    (answer,) = page_of({"screen": {**version_1(found), "models": {"a": model}}}).answers
     assert "nothing found in single parts" in answer.text
     assert ("outside their limits" in answer.text, answer.mark) == (
-        bool(flags),
-        "note" if flags else "good",
+        bool(quantities),
+        "bad" if quantities else "good",
     )
 
 
@@ -306,30 +303,18 @@ def test_a_diagnosis_without_findings_does_not_hide_what_is_outside_its_limits(f
     [
         ([], "nothing found", "good"),
         (["note", "broken", "note"], "(1 broken, 2 note)", "bad"),
-        (["unheard"], "1 unheard", "bad"),
+        (["note"], "(1 note)", "note"),
     ],
 )
 def test_findings_stand_beside_the_verdicts(severities, text, mark, results):
     found, _ = results("screen")
     peri = found["models"]["peri"]
-    finding = {
-        "check": "a",
-        "value": 1.0,
-        "place": "there",
-        "figure": "it",
-        "limit": "",
-        "source": "",
-        "impact": "",
-        "remediation": "",
-        "places": [],
-    }
-    findings = [{**finding, "severity": severity} for severity in severities]
-    changed = {
-        **peri,
-        "flags": {},
-        "findings": [],
-        "diagnosis": {**peri["diagnosis"], "findings": findings},
-    }
+    finding = CHECKS.finding("depth does nothing", Reading(0.0, "there", "it"))
+    findings = [
+        dataclasses.asdict(dataclasses.replace(finding, severity=severity))
+        for severity in severities
+    ]
+    changed = {**peri, "diagnosis": {**peri["diagnosis"], "findings": findings}}
     (answer,) = page_of({"screen": {**version_1(found), "models": {"a": changed}}}).answers
     assert (text in answer.text, answer.mark) == (True, mark)
 
@@ -423,7 +408,7 @@ def test_what_is_no_result_is_refused(kept, words):
         page_of(kept)
 
 
-@pytest.mark.parametrize("name", sorted(READERS))
+@pytest.mark.parametrize("name", sorted(ENTRIES))
 def test_contents_are_of_commands(name):
     assert name in {*COMMANDS, *OLD_COMMANDS}
 

@@ -5,13 +5,12 @@ map and written to.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.base.option import Range
 from ctrans.base.protocol import AsksTheInstance
 from ctrans.base.shapes import StreamRows, TokenRows
 from ctrans.dynamics.residual.velocities import Residual
@@ -154,12 +153,7 @@ class ManifoldConnections(Streams):
         return 2 * self.write_logits.sigmoid()
 
 
-Iterations = Annotated[int, Range(0, 10_000, "a whole number from 0 to 10,000")]
-
-
-def sinkhorn(
-    logits: Float[Tensor, "*batch n n"], iterations: Iterations
-) -> Float[Tensor, "*batch n n"]:
+def sinkhorn(logits: Float[Tensor, "*batch n n"], iterations: int) -> Float[Tensor, "*batch n n"]:
     """exp(logits) with rows and columns divided by their sums in turn, columns last (Sinkhorn and
     Knopp 1967).
     """
