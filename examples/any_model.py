@@ -4,9 +4,10 @@ Three are modules of no library. Others are torchvision's ViT, torch's encoder a
 transformers. The last fifteen are in `unlike_models.py`: of most, ctrans knows no blocks, but it
 finds their states by the sums x + f(x).
 
-    python examples/any_model.py ctrans diagnose --python examples/any_model.py:granite --example
-    examples/any_model.py:tokens ctrans diagnose --python examples/any_model.py:pictures --example
-    examples/any_model.py:images --loss examples/any_model.py:classified
+    python examples/any_model.py
+    ctrans diagnose --python examples/any_model.py:granite --example examples/any_model.py:tokens
+    ctrans diagnose --python examples/any_model.py:pictures --loss examples/any_model.py:classified \\
+        --example examples/any_model.py:images
 
 For each model, the example prints:
 

@@ -341,7 +341,7 @@ def test_a_new_instrument_with_a_verdict_is_one_class_and_one_entry(monkeypatch)
     )
     with pytest.raises(ConfigError, match="nothing computes the measure 'cosine'"):
         MEASURES["cosine"] = Measure(formula="mean cosine of two tokens")
-    cosine = Measure(formula="mean cosine of two tokens", decimals=1, compute=Similarity)
+    cosine = Measure(formula="mean cosine of two tokens", decimals=1, measured_by="similarity")
     monkeypatch.setitem(MEASURES, "cosine", cosine)
     step = ScreeningStep("do tokens collapse?", plan_similarity, ("cosine",))
     monkeypatch.setitem(STEPS, "similarity", step)
@@ -511,7 +511,7 @@ def test_a_plugin_is_known_to_every_command_and_its_help(tmp_path):
     ]  # a file, and a module that is here
     helped = typed(*plugins, "simulate", "--help", cwd=tmp_path)
     assert f"One of {', '.join(ATTENTIONS)}, mean." in helped.stdout
-    assert "deepnorm, mine;" in helped.stdout
+    assert "deepnorm, mine." in helped.stdout
     small = [
         "--depth",
         "1",
