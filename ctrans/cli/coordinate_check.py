@@ -48,6 +48,15 @@ class CoordinateRequest(OfTraining):
         "tied": False,
         "weight_decay": 0.0,
     }
+    common: ClassVar[frozenset[str]] = OfTraining.common | {
+        "optimiser",
+        "parametrisation",
+        "widths",
+        "depths",
+        "rates",
+        "seeds",
+        "updates",
+    }
 
 
 @command_of(CoordinateRequest, "coordinate-check")

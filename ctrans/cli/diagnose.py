@@ -104,6 +104,13 @@ class DiagnoseRequest(ComparisonRequest):
         metavar="PATH",
     )
 
+    common: ClassVar[frozenset[str]] = (ComparisonRequest.common - {"norm"}) | {
+        "weight_decay",
+        "seeds",
+        "weights_only",
+        "baseline",
+        "fail_on",
+    }
     unshown: ClassVar[frozenset[str]] = ComparisonRequest.unshown | {"treat", "sarif", "junit"}
 
 

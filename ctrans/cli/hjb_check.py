@@ -53,9 +53,9 @@ class HJBCheckRequest(ModelRequest):
     )
     weight_decay: float | None = option(
         None,
-        "Show whether a penalty LAM/2 |W|^2 of every matrix in the training loss (not AdamW's"
-        " decoupled decay) bounds H without an output norm, for this model on this text. ctrans"
-        " compares LAM with dt lam*.",
+        "Show whether a penalty LAM/2 |W|^2 of every matrix in the training loss bounds H without an"
+        " output norm. The answer is for this model on this text, and not for AdamW's decoupled"
+        " decay. ctrans compares LAM with dt lam*.",
         metavar="LAM",
     )
     last_map_decay: float | None = option(
@@ -89,6 +89,12 @@ class HJBCheckRequest(ModelRequest):
         "depth": 3,
         "context": 64,
         "batch": 1,
+    }
+    common: ClassVar[frozenset[str]] = (ModelRequest.common - {"norm"}) | {
+        "norms",
+        "weight_decay",
+        "principle",
+        "pde",
     }
     unshown = ModelRequest.unshown | {"pde", "principle"}
 

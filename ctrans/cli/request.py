@@ -64,20 +64,24 @@ class Request:
     )
     html_path: str | None = option(
         None,
-        "Also write the result as one HTML file with interactive figures and sortable tables. The"
-        " file needs no network (pip install 'ctrans[report]').",
+        "Also write the result as one HTML file. It has interactive figures and sortable tables, and"
+        " needs no network (pip install 'ctrans[report]').",
         group="Output",
         flags="--html",
         metavar="PATH",
     )
     verbose: bool = option(
-        False, "Also print formulas, more columns and further tables.", group="Output"
+        default=False,
+        help="Also print formulas, more columns and further tables.",
+        group="Output",
     )
 
     unshown: ClassVar[frozenset[str]] = frozenset({"json_path", "html_path", "verbose"})
     """Options that results do not show."""
     defaults: ClassVar[OptionValues] = {}
     """The command's defaults, where they differ from those of the fields."""
+    common: ClassVar[frozenset[str]] = frozenset()
+    """The options that --help shows; if there are none, it shows all. --help-all always does."""
 
     @property
     def quiet(self) -> bool:
@@ -161,16 +165,16 @@ class ModelRequest(WrittenRequest):
     device: str = option("cpu", "cpu, cuda, cuda:1.", group="Device", callback=_available)
     checkpoint: tuple[Path, ...] = option(
         (),
-        "Use a model that ctrans saved (a directory with config.json and model.safetensors) or a"
-        " training run instead of a seeded model. --context can shorten its sequences. screen and"
+        "Use a model that ctrans saved or a training run instead of a seeded model. A saved model is"
+        " a directory with config.json and model.safetensors. --context can shorten its sequences. screen and"
         " diagnose compare models: with them you can repeat this option and the next three.",
         group="Other models",
     )
     model: tuple[Path, ...] = option(
         (),
-        "Use a model of another library: a local Hugging Face directory (GPT-2, BERT, Llama, Qwen,"
-        " Gemma, OLMo and similar models), nanoGPT's ckpt.pt, or a directory with one. ctrans"
-        " downloads nothing. The directory's tokenizer reads the text. Without a tokenizer each"
+        "Use a model of another library: a Hugging Face directory or nanoGPT's ckpt.pt. The Hugging"
+        " Face directory is local (GPT-2, BERT, Llama, Qwen, Gemma, OLMo and similar models); a"
+        " directory with a ckpt.pt works too. ctrans downloads nothing. The directory's tokenizer reads the text. Without a tokenizer each"
         " byte is a token, or you give --ids. The loss is that of the next token; for masked"
         " language models (BERT) ctrans masks every seventh token and takes its loss. --dt (1 is"
         " the model itself), --context, --dtype and --device apply; the model sets the rest of the"
@@ -180,8 +184,8 @@ class ModelRequest(WrittenRequest):
     )
     architecture: tuple[str, ...] = option(
         (),
-        "Use an architecture of another library with weights drawn from --seed by the library's"
-        " initialisation: a Hugging Face config.json, or a published shape, one of"
+        "Use an architecture of another library with weights drawn from --seed. The library's"
+        " initialisation draws them. Give a Hugging Face config.json, or a published shape, one of"
         f" {', '.join(PRESETS)}. --depth changes the number of blocks. The default of --dtype is"
         " then float32.",
         group="Other models",
@@ -226,8 +230,8 @@ class ModelRequest(WrittenRequest):
         default_words="next or mlm, by the model's attention; random without a head of logits",
     )
     allow_pickle: bool = option(
-        False,
-        "Also read the pytorch_model.bin of a Hugging Face directory without safetensors. torch's"
+        default=False,
+        help="Also read the pytorch_model.bin of a Hugging Face directory without safetensors. torch's"
         " restricted unpickler reads it, which builds tensors and runs no code.",
         group="Other models",
     )
@@ -243,6 +247,27 @@ class ModelRequest(WrittenRequest):
     defaults: ClassVar[OptionValues] = {"depth": 12, "context": 128}
     compares: ClassVar[bool] = False
     """Whether the command takes several models."""
+    common: ClassVar[frozenset[str]] = frozenset(
+        {
+            "placements",
+            "context",
+            "depth",
+            "width",
+            "heads",
+            "dt",
+            "norm",
+            "seed",
+            "file",
+            "device",
+            "checkpoint",
+            "model",
+            "architecture",
+            "json_path",
+            "html_path",
+            "verbose",
+            "out",
+        }
+    )
     unshown = WrittenRequest.unshown | {"placements", "norms"}
 
     @property
@@ -263,21 +288,23 @@ class ModelRequest(WrittenRequest):
         An argument counts as --checkpoint if ctrans saved it, and as --model otherwise. Raises
         ConfigError for one that is named twice.
         """
-        named = [("checkpoint" if is_ours(path) else "model", path) for path in self.named]
-        named += [(option, value) for option in MODEL_OPTIONS for value in getattr(self, option)]
-        for each in named:
-            if named.count(each) > 1:
-                raise ConfigError(f"{str(each[1])!r} is named twice: name each model once")
+        named: list[tuple[str, Any]] = []
+        for path in self.named:
+            named.append(("checkpoint" if is_ours(path) else "model", path))
+        for option_name in MODEL_OPTIONS:
+            named += [(option_name, value) for value in getattr(self, option_name)]
+        for named_model in named:
+            if named.count(named_model) > 1:
+                raise ConfigError(f"{str(named_model[1])!r} is named twice: name each model once")
         return tuple(named)
 
     def shown(self, **resolved: Any) -> dict[str, Any]:
-        models = {name: self.options[name] for name in MODEL_OPTIONS}
-        alone = {
-            name: values[0] if values else None
-            for name, values in models.items()
-            if len(values) < 2
-        }
-        return super().shown(**{**alone, **resolved})
+        single_models: dict[str, Any] = {}
+        for name in MODEL_OPTIONS:
+            values = self.options[name]
+            if len(values) < 2:
+                single_models[name] = values[0] if values else None
+        return super().shown(**{**single_models, **resolved})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +328,7 @@ def is_ours(path: Path) -> bool:
 def _in_words(value: Any) -> Any:
     """Paths, alone or in a tuple, as text."""
     if isinstance(value, tuple):
-        return [_in_words(each) for each in value]
+        return [_in_words(entry) for entry in value]
     if isinstance(value, Path):
         return str(value)
     return value
@@ -314,22 +341,24 @@ def request_of(kind: type[Asked], context: click.Context) -> Asked:
     """The request of a command from click's parameters. Raises ConfigError for values that
     `check_options` does not allow.
     """
-    given = context.params
+    options = context.params
     values: dict[str, Any] = {
-        field: {name: given[name] for name in names} for field, names in settings_in(kind).items()
+        field: {name: options[name] for name in names} for field, names in settings_in(kind).items()
     }
-    values |= {field.name: given[field.name] for field in fields(kind) if field.name in given}
+    values |= {field.name: options[field.name] for field in fields(kind) if field.name in options}
     typed = [
-        name for name in given if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        name
+        for name in options
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     ]
-    made = kind(
+    request = kind(
         command=str(context.command.name),
-        options=MappingProxyType(dict(given)),
+        options=MappingProxyType(dict(options)),
         typed=frozenset(typed),
         **values,
     )
-    check_options(made)
-    return made
+    check_options(request)
+    return request
 
 
 def command_of(
@@ -349,15 +378,15 @@ def command_of(
                         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
                     command(request)
             except SystemExit as stop:
-                if isinstance(stop, Exit) or isinstance(
-                    stop.__context__, BrokenPipeError
-                ):  # rich exits where nobody reads
+                # rich exits where nobody reads
+                nobody_reads = isinstance(stop.__context__, BrokenPipeError)
+                if isinstance(stop, Exit) or nobody_reads:
                     raise
                 raise ConfigError(
                     "code of a model or a plugin ended the command by sys.exit: remove that call"
                 ) from None
 
-        return GroupedCommand(
+        click_command = GroupedCommand(
             name,
             context_settings={"default_map": kind.defaults},
             callback=call,
@@ -365,6 +394,8 @@ def command_of(
             help=inspect.getdoc(command),
             epilog=epilog,
         )
+        click_command.common = kind.common
+        return click_command
 
     return decorate
 

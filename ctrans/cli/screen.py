@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import ClassVar
 
 from ctrans.base.option import option
 from ctrans.cli.click_options import expand, expand_placements
@@ -30,9 +31,9 @@ class ScreenRequest(ComparisonRequest):
 
     compare: tuple[str, ...] = option(
         (),
-        f"Repeatable: compare every combination of values of settings: {', '.join(SETTINGS)}."
-        " Settings with names also take all. Or compare architectures by name, separated by"
-        " commas, such as llama,mixtral,post:swiglu:dt=0.1. Each is a change of plain pre-LN."
+        "Repeatable: compare every combination of values of settings, or architectures by name."
+        f" Settings are {', '.join(SETTINGS)}. Settings with names also take all. Architectures are"
+        " separated by commas, such as llama,mixtral,post:swiglu:dt=0.1. Each is a change of plain pre-LN."
         f" Names are all, modern, {', '.join(ARCHITECTURES)}. Join names and settings with colons.",
         metavar="NAME=V,V",
     )
@@ -41,6 +42,8 @@ class ScreenRequest(ComparisonRequest):
         "Take seconds instead of minutes: fewer tokens, layers and certificates, wider tolerances,"
         " no curvature and no spectrum.",
     )
+
+    common: ClassVar[frozenset[str]] = ComparisonRequest.common | {"compare", "quick"}
 
 
 @command_of(ScreenRequest, "screen")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 import torch
@@ -66,14 +66,23 @@ class SimulateRequest(ModelRequest):
     )
     orders: bool = option(
         False,
-        "Also measure the order of convergence of each own method, and of more blocks, for these"
-        " placements (two minutes for all).",
+        "Also measure orders of convergence. They are those of each own method, and of more blocks,"
+        " for these placements (two minutes for all).",
     )
     contributions: bool = option(
         False,
         "Show what each sublayer adds to the last state and to the target's logit:"
         " contributions.png.",
     )
+
+    common: ClassVar[frozenset[str]] = ModelRequest.common | {
+        "method",
+        "reference",
+        "lyapunov",
+        "spectra",
+        "orders",
+        "contributions",
+    }
 
 
 @command_of(SimulateRequest, "simulate")

@@ -34,7 +34,7 @@ class OfTraining(WrittenRequest):
     training: OptionValues = settings_of(TrainConfig)
     task: str = option(
         "text",
-        "text: predict each next token. digits: a small vision Transformer classifies"
+        "What the model learns. text: predict each next token. digits: a small vision Transformer classifies"
         " scikit-learn's 1,797 images of handwritten digits, 8 x 8 pixels. Each pixel is a patch,"
         " the class token comes last, and all tokens attend to all. Every evaluation prints the"
         " accuracy on the held-out fifth. recall: 4 keys with a value each, then the keys in"
@@ -72,6 +72,26 @@ class OfTraining(WrittenRequest):
     """A size that two cores train in two minutes, and the initialisation that trains best at that
     size.
     """
+    common: ClassVar[frozenset[str]] = frozenset(
+        {
+            "placement",
+            "context",
+            "depth",
+            "width",
+            "heads",
+            "dt",
+            "norm",
+            "seed",
+            "task",
+            "file",
+            "bin",
+            "batch",
+            "json_path",
+            "html_path",
+            "verbose",
+            "out",
+        }
+    )
 
     @property
     def model(self) -> GPTConfig:
@@ -180,6 +200,17 @@ class TrainRequest(OfTraining):
     )
     device: str = option("cpu", "cpu, cuda, cuda:1.", group="Device")
 
+    common: ClassVar[frozenset[str]] = OfTraining.common | {
+        "iterations",
+        "learning_rate",
+        "optimiser",
+        "method",
+        "device",
+        "origin",
+        "resume",
+        "overwrite",
+        "monitor",
+    }
     unshown = Request.unshown
 
     @property
