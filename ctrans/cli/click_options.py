@@ -71,8 +71,8 @@ def argument(metavar: str, **click: Any) -> Any:
 def placements_option(*default: str) -> Any:
     """The repeatable option ``--placement`` with these defaults."""
     help_text = (
-        "Repeatable: all, or names. post/pre has one for attention and one for the FFN; post*3+pre*9"
-        " goes block by block."
+        "Repeatable: all, or names. post/pre has one for attention and one for the FFN;"
+        " post*3+pre*9 goes block by block."
     )
     return option(
         default,

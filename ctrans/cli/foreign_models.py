@@ -29,10 +29,9 @@ from solvers import ConfigError
 def _of_files(request: ModelRequest, path: Path) -> ModelSource:
     """A checkpoint of another library."""
     check_alone("--model", request, but=("context", "dt", "heads"))
+    heads = None
     if "heads" in request.typed:
         heads = request.config["heads"]
-    else:
-        heads = None
     opened = open_model(
         path,
         get_dtype(request.dtype),

@@ -64,8 +64,8 @@ class Request:
     )
     html_path: str | None = option(
         None,
-        "Also write the result as one HTML file. It has interactive figures and sortable tables, and"
-        " needs no network (pip install 'ctrans[report]').",
+        "Also write the result as one HTML file. It has interactive figures and sortable tables,"
+        " and needs no network (pip install 'ctrans[report]').",
         group="Output",
         flags="--html",
         metavar="PATH",
@@ -165,20 +165,21 @@ class ModelRequest(WrittenRequest):
     device: str = option("cpu", "cpu, cuda, cuda:1.", group="Device", callback=_available)
     checkpoint: tuple[Path, ...] = option(
         (),
-        "Use a model that ctrans saved or a training run instead of a seeded model. A saved model is"
-        " a directory with config.json and model.safetensors. --context can shorten its sequences. screen and"
-        " diagnose compare models: with them you can repeat this option and the next three.",
+        "Use a model that ctrans saved or a training run instead of a seeded model. A saved model"
+        " is a directory with config.json and model.safetensors. --context can shorten its"
+        " sequences. screen and diagnose compare models: with them you can repeat this option and"
+        " the next three.",
         group="Other models",
     )
     model: tuple[Path, ...] = option(
         (),
-        "Use a model of another library: a Hugging Face directory or nanoGPT's ckpt.pt. The Hugging"
-        " Face directory is local (GPT-2, BERT, Llama, Qwen, Gemma, OLMo and similar models); a"
-        " directory with a ckpt.pt works too. ctrans downloads nothing. The directory's tokenizer reads the text. Without a tokenizer each"
-        " byte is a token, or you give --ids. The loss is that of the next token; for masked"
-        " language models (BERT) ctrans masks every seventh token and takes its loss. --dt (1 is"
-        " the model itself), --context, --dtype and --device apply; the model sets the rest of the"
-        " architecture.",
+        "Use a model of another library: a Hugging Face directory or nanoGPT's ckpt.pt. The"
+        " Hugging Face directory is local (GPT-2, BERT, Llama, Qwen, Gemma, OLMo and similar"
+        " models); a directory with a ckpt.pt works too. ctrans downloads nothing. The directory's"
+        " tokenizer reads the text. Without a tokenizer each byte is a token, or you give --ids."
+        " The loss is that of the next token; for masked language models (BERT) ctrans masks every"
+        " seventh token and takes its loss. --dt (1 is the model itself), --context, --dtype and"
+        " --device apply; the model sets the rest of the architecture.",
         group="Other models",
         metavar="PATH",
     )
@@ -231,8 +232,8 @@ class ModelRequest(WrittenRequest):
     )
     allow_pickle: bool = option(
         default=False,
-        help="Also read the pytorch_model.bin of a Hugging Face directory without safetensors. torch's"
-        " restricted unpickler reads it, which builds tensors and runs no code.",
+        help="Also read the pytorch_model.bin of a Hugging Face directory without safetensors."
+        " torch's restricted unpickler reads it, which builds tensors and runs no code.",
         group="Other models",
     )
     stream: bool | None = option(
