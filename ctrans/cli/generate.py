@@ -213,10 +213,11 @@ def _sample(
     sampling = Sampling(request.temperature, request.top_k, seed)
     device = model.token_embedding.weight.device
     prompt_ids = torch.tensor(prompt, device=device)
+    continuation = stream(model, prompt_ids, request.tokens, sampling, scheme)
     show("".join(decode(token, last=False) for token in prompt))
     tokens = []
     pieces = []
-    for token in map(int, stream(model, prompt_ids, request.tokens, sampling, scheme)):
+    for token in map(int, continuation):
         tokens.append(token)
         pieces.append(decode(token, last=len(tokens) == request.tokens))
         show(pieces[-1])

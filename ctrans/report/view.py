@@ -79,11 +79,11 @@ def known_measure(name: str) -> Measure:
 def findings(measured: Measured) -> list[Section]:
     """The findings of each model, under its name where there are several."""
     several = len(measured.models) > 1
-    shown: list[Section] = []
-    for model, found in measured.findings.items():
+    sections: list[Section] = []
+    for model, model_findings in measured.findings.items():
         title = model if several else ""
-        shown.append(Findings([asdict(finding) for finding in found], title))
-    return shown
+        sections.append(Findings([asdict(finding) for finding in model_findings], title))
+    return sections
 
 
 def _remarks(measured: Measured) -> list[Words]:
@@ -95,25 +95,30 @@ def _remarks(measured: Measured) -> list[Words]:
             remarks.append(Words(f"{model}:", list(lines)))
             continue
         for line in lines:
-            remarks.append(Words(f"{model}: {line}" if named else line))
+            if named:
+                remarks.append(Words(f"{model}: {line}"))
+            else:
+                remarks.append(Words(line))
     return remarks
 
 
 def _reasons(measured: Measured) -> list[Words]:
     """Longer explanations, and the terms in them."""
-    shown = [Words(model, list(lines)) for model, lines in measured.reasons.items() if lines]
+    paragraphs = [Words(model, list(lines)) for model, lines in measured.reasons.items() if lines]
     text = " ".join(line for lines in measured.reasons.values() for line in lines)
     terms = terms_in(text)
     if terms:
-        shown.append(Words("Terms in these sentences:", terms))
-    return shown
+        paragraphs.append(Words("Terms in these sentences:", terms))
+    return paragraphs
 
 
 def _explained(measured: Measured) -> list[Words]:
     """What the verdicts in a word mean, which stand in tables."""
     used = {value.words for value in measured.values if known_measure(value.measure).scope == "run"}
     lines = [f"{word}: {meaning}" for word, meaning in verdicts().items() if word in used]
-    return [Words("", lines)] if lines else []
+    if not lines:
+        return []
+    return [Words("", lines)]
 
 
 def near(measured: Measured) -> Table:
@@ -122,7 +127,7 @@ def near(measured: Measured) -> Table:
     """
     rows = []
     for model in measured.models:
-        found = {finding.check for finding in measured.findings.get(model, ())}
+        failed_checks = {finding.check for finding in measured.findings.get(model, ())}
         for name in measured.measures:
             for word, check in known_measure(name).checks.items():
                 close = [
@@ -130,10 +135,10 @@ def near(measured: Measured) -> Table:
                     for value in measured.of(name, model)
                     if value.value is not None and check.close(value.value)
                 ]
-                if close and word not in found:
+                if close and word not in failed_checks:
                     worst = max(close, key=lambda value: check.excess(value.value or 0.0))
-                    words = worst.words or digits(worst.value or 0.0)
-                    rows.append([model, word, worst.place, words, check.limit])
+                    figure = worst.words or digits(worst.value or 0.0)
+                    rows.append([model, word, worst.place, figure, check.limit])
     columns = ["model", "check", "place", "figure", "a finding where it is"]
     cells = [[cell(text) for text in row] for row in rows]
     return Table("", [Column(name) for name in columns], cells)
@@ -152,8 +157,8 @@ def distances(measured: Measured) -> list[Plot]:
             for word, check in known_measure(name).checks.items():
                 worst = _worst_excess(check, measured.of(name, model))
                 if worst:
-                    places = sorted(worst)
-                    lines.append(Line(word, places, [worst[place] for place in places]))
+                    depths = sorted(worst)
+                    lines.append(Line(word, depths, [worst[depth] for depth in depths]))
         if lines:
             title = f"{model}: distance from the limits"
             axis = "powers of ten beyond the limit"
@@ -176,12 +181,12 @@ def _worst_excess(check: Check, values: Sequence[Value]) -> dict[float, float]:
 
 def _missing(measured: Measured) -> list[Words]:
     """What was not measured, and why."""
-    shown = []
+    paragraphs = []
     for model, reasons in measured.missing.items():
         lines = [f"{MEASURES.title(name)}: {why}" for name, why in reasons.items()]
         if lines:
-            shown.append(Words(f"{model}: these figures were not measured.", lines))
-    return shown
+            paragraphs.append(Words(f"{model}: these figures were not measured.", lines))
+    return paragraphs
 
 
 def meanings(names: Iterable[str]) -> Table:
@@ -212,11 +217,11 @@ def _column(name: str) -> Column:
     return Column(MEASURES.title(name), measure.formula, measure.unit, detail=detail)
 
 
-def cell_of(value: Value, found: Sequence[Finding] = ()) -> Cell:
+def cell_of(value: Value, model_findings: Sequence[Finding] = ()) -> Cell:
     """A value as a cell of a table, marked if it is outside of a limit."""
     measure = known_measure(value.measure)
     if value.value is None:
-        return Cell(value.words or "–", None, _mark(value, found))
+        return Cell(value.words or "–", None, _mark(value, model_findings))
     if measure.share or measure.decimals is not None or value.error:
         text = measure.shown(value.value, value.error)
     else:
@@ -224,16 +229,16 @@ def cell_of(value: Value, found: Sequence[Finding] = ()) -> Cell:
     if value.words and measure.scope == "run" and measure.topic:
         text = f"{text} ({value.words})"
     sorted_by = value.value if value.known else None
-    return Cell(text, sorted_by, _mark(value, found))
+    return Cell(text, sorted_by, _mark(value, model_findings))
 
 
-def _mark(value: Value, found: Sequence[Finding]) -> Mark:
+def _mark(value: Value, model_findings: Sequence[Finding]) -> Mark:
     measure = known_measure(value.measure)
     if measure.marked is not None and value.known and float(value.value or 0) > measure.marked:
         return "bad"
-    own = [finding for finding in found if finding.check in measure.checks]
-    if own:
-        return mark_of([asdict(finding) for finding in own])
+    of_measure = [finding for finding in model_findings if finding.check in measure.checks]
+    if of_measure:
+        return mark_of([asdict(finding) for finding in of_measure])
     return ""
 
 
@@ -256,19 +261,22 @@ def _run_tables(measured: Measured, *, detail: bool) -> list[Table]:
             for model in models
         ]
         columns = [Column("model"), *map(_column, names)]
-        return [Table("", columns, rows)] if rows and names else []
+        if not rows or not names:
+            return []
+        return [Table("", columns, rows)]
     tables = []
     for topic in dict.fromkeys(known_measure(name).topic for name in names):
-        own = [name for name in names if known_measure(name).topic == topic]
-        limited = any(known_measure(name).checks for name in own)
-        rows = [
-            [
-                Cell(MEASURES.title(name) + ("*" if known_measure(name).gauge else "")),
-                Cell(_limits(known_measure(name)) if limited else known_measure(name).formula),
-                *(cells.get((model, name), Cell("–")) for model in models),
-            ]
-            for name in own
-        ]
+        names_of_topic = [name for name in names if known_measure(name).topic == topic]
+        limited = any(known_measure(name).checks for name in names_of_topic)
+        rows = []
+        for name in names_of_topic:
+            measure = known_measure(name)
+            title = MEASURES.title(name)
+            if measure.gauge:
+                title += "*"
+            about = _limits(measure) if limited else measure.formula
+            figures = [cells.get((model, name), Cell("–")) for model in models]
+            rows.append([Cell(title), Cell(about), *figures])
         headings = ["figure", "limits" if limited else "what it is", *models]
         tables.append(Table(topic, [Column(heading) for heading in headings], rows))
     return tables
@@ -318,14 +326,14 @@ def _coloured_texts(measured: Measured) -> list[ColouredText]:
 
 
 def _coloured_text(title: str, name: str, values: Sequence[Value]) -> ColouredText:
-    known = [-math.inf if value.value is None else value.value for value in values]
-    finite_values = sorted(value for value in known if math.isfinite(value))
+    figures = [-math.inf if value.value is None else value.value for value in values]
+    finite_values = sorted(figure for figure in figures if math.isfinite(figure))
     scale = "no token reaches it"
     if finite_values:
         scale = f"{digits(finite_values[0])} to {digits(finite_values[-1])}"
     tokens = [
         Token(visible(value.place), colour, digits(figure))
-        for value, colour, figure in zip(values, colours(known), known, strict=True)
+        for value, colour, figure in zip(values, colours(figures), figures, strict=True)
     ]
     return ColouredText(f"{title}, {scale}", tokens, known_measure(name).formula)
 
@@ -386,11 +394,11 @@ def _lines(measured: Measured, name: str, *, bound: bool) -> list[Line]:
         if scope == "size":
             at = [value.step or 0.0 for value in values]
         elif scope == "head":
-            at = [float(place) for place in range(len(values))]
-        elif scope == "state" and (times := _times(measured, model)):
-            at = [times.get(value.depth or 0, float(value.depth or 0)) for value in values]
+            at = [float(head) for head in range(len(values))]
         else:
-            at = [float(value.depth or 0) for value in values]
+            times = _times(measured, model) if scope == "state" else {}
+            depths = [value.depth or 0 for value in values]
+            at = [times.get(depth, float(depth)) for depth in depths]
         figures = [value.value for value in values]
         lines.append(Line(model, at, figures, measured.styles.get(model), bound=bound))
     return lines
@@ -416,7 +424,9 @@ def _depth_table(measured: Measured, model: str, scope: str, names: Sequence[str
     rows = [
         [cell(depth), *(cells.get((depth, name), Cell("–")) for name in names)] for depth in depths
     ]
-    title = model if scope == "state" else f"{model}, by sublayer"
+    title = model
+    if scope == "sublayer":
+        title = f"{model}, by sublayer"
     columns = [Column(AXES[scope]), *map(_column, names)]
     return Table(title, columns, rows, rows_shown=ROWS_SHOWN, alternate=scope == "sublayer")
 
