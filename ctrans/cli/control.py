@@ -9,8 +9,9 @@ from ctrans.base.option import option
 from ctrans.cli.click_options import OptionValues
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import read_batch
+from ctrans.cli.model_request import ModelRequest, get_dtype
 from ctrans.cli.model_sources import check_loss, find_models
-from ctrans.cli.request import ModelRequest, command_of, get_dtype
+from ctrans.cli.request import command_of
 from ctrans.examine.principled import as_object, measured, principled
 from ctrans.report.progress import progress_bar
 from solvers.request import check_solver

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 from ctrans.base.option import NOT_NEGATIVE, Range, option, options_of
 from ctrans.cli.ending import check_file_of, directory_of, end
 from ctrans.cli.inputs import Batch, read_batch
+from ctrans.cli.model_request import ComparisonRequest
 from ctrans.cli.model_sources import ModelSource, find_models, labels
-from ctrans.cli.request import ComparisonRequest, WrittenRequest, command_of
+from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.examine.diagnosed import measured
 from ctrans.examine.diagnosis.diagnose import Diagnosis, diagnose, merged, readings_in
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctrans.cli.model_request import ModelRequest, get_dtype
 from ctrans.cli.model_sources import ModelSource, check_alone, needs_images
 from ctrans.cli.plugins import called, function_of
-from ctrans.cli.request import ModelRequest, get_dtype
 from ctrans.dynamics.depth import check_dt
 from ctrans.interop import Opened, open_model
 from ctrans.interop.anatomy import read_anatomy

@@ -11,8 +11,9 @@ from ctrans.base.option import option
 from ctrans.cli.click_options import OptionValues, settings_of
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import read_batch
+from ctrans.cli.model_request import ModelRequest, get_dtype
 from ctrans.cli.model_sources import ModelSource, check_loss, find_models
-from ctrans.cli.request import ModelRequest, command_of, get_dtype
+from ctrans.cli.request import command_of
 from ctrans.control.control_checks import findings_of
 from ctrans.control.hjb.hopf_lax import velocity_hull
 from ctrans.control.hjb.study import PDEStudy, pde_study

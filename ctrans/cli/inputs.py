@@ -12,8 +12,8 @@ from jaxtyping import Integer
 from torch import Tensor
 
 from ctrans import interop
+from ctrans.cli.model_request import ModelRequest, get_dtype
 from ctrans.cli.model_sources import ModelSource, needs_images, settle_threads, tokens_of
-from ctrans.cli.request import ModelRequest, get_dtype
 from ctrans.interop.tokens import BYTES, as_numbers, read_ids
 from ctrans.model.config import GPTConfig
 from ctrans.model.size import check_buildable

@@ -16,7 +16,7 @@ from ctrans.base.memory import too_large_to_stay
 from ctrans.base.option import options_of
 from ctrans.base.threads import choose_threads, flops
 from ctrans.cli.click_options import OptionValues, expand, expand_placements, one_model_only
-from ctrans.cli.request import ModelRequest, get_dtype
+from ctrans.cli.model_request import ModelRequest, get_dtype
 from ctrans.dynamics.norm import NORMS
 from ctrans.dynamics.placement import placements_in
 from ctrans.interop.loss_names import LOSS_NAMES

@@ -13,8 +13,9 @@ from ctrans.cli.click_options import expand, expand_placements
 from ctrans.cli.comparison import SETTINGS, architectures_of, axes_of
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import read_batch
+from ctrans.cli.model_request import ComparisonRequest
 from ctrans.cli.model_sources import ModelSource, check_foreign_options, find_models, seeded
-from ctrans.cli.request import ComparisonRequest, command_of
+from ctrans.cli.request import command_of
 from ctrans.dynamics.norm import NORMS
 from ctrans.dynamics.weights.on_demand import watch
 from ctrans.examine.screened import as_object, measured

@@ -13,8 +13,9 @@ from ctrans.base.option import Range, option
 from ctrans.cli.click_options import expand_placements
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import Batch, Text, read_batch
+from ctrans.cli.model_request import ModelRequest, get_dtype
 from ctrans.cli.model_sources import find_models
-from ctrans.cli.request import ModelRequest, command_of, get_dtype
+from ctrans.cli.request import command_of
 from ctrans.dynamics.scheme import METHOD_WORDS, Scheme
 from ctrans.examine.converged import measured as measured_orders
 from ctrans.examine.simulated import Simulated, measured
