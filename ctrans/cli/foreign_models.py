@@ -78,7 +78,7 @@ def _of_python(request: ModelRequest, function: str) -> ModelSource:
         example=example,
         **_named_parts(request),
     )
-    return _of_opened(opened, request, Path(function).name, trained=True, given=batch)
+    return _of_opened(opened, request, Path(function).name, trained=True, example=batch)
 
 
 def _is_of_transformers(module: nn.Module) -> bool:

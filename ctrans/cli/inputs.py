@@ -24,7 +24,7 @@ from solvers import ConfigError
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A text as one row of token ids of a vocabulary. `description` names its
+    """A text as one row of token ids of a vocabulary; `description` names the
     tokeniser.
     """
 
@@ -134,8 +134,8 @@ def read_inputs(request: ModelRequest, sources: Sequence[ModelSource]) -> Text |
     same input.
     """
     first = sources[0]
-    if first.given is not None:
-        return _given(request, first, *first.given)
+    if first.example is not None:
+        return _of_example(request, first, *first.example)
     if first.vocabulary == 0 or request.images is not None:
         return _pictures(request, sources)
     for source in sources[1:]:
@@ -211,7 +211,7 @@ def _pictures(request: ModelRequest, sources: Sequence[ModelSource]) -> InputRow
     )
 
 
-def _given(
+def _of_example(
     request: ModelRequest, source: ModelSource, rows: Tensor, targets: Tensor | None
 ) -> Text | InputRows:
     """The example's batch, or the text or images that the user named in its place."""
@@ -223,7 +223,7 @@ def _given(
                 f"--example gives a batch with targets, and --{input_options[0]} another: choose"
                 " one"
             )
-        return read_inputs(request, [replace(source, given=None)])
+        return read_inputs(request, [replace(source, example=None)])
     reader = None
     if source.vocabulary and targets is None:
         reader = source.opened

@@ -48,7 +48,7 @@ class ModelSource:
     - `opened`: the model itself, if it is of another library
     - `streamed`: whether its weights are made on demand
     - `trained`: whether its weights may differ from an initialisation
-    - `given`: rows and targets of --example
+    - `example`: rows and targets of --example
     """
 
     config: Described
@@ -63,7 +63,7 @@ class ModelSource:
     opened: interop.Opened | None = None
     streamed: bool = False
     trained: bool = False
-    given: tuple[Tensor, Tensor | None] | None = None
+    example: tuple[Tensor, Tensor | None] | None = None
 
     def model(self, request: ModelRequest) -> interop.AnyModel | interop.ModelWithLoss:
         """The model on the request's device, in evaluation mode, without gradients."""

@@ -79,7 +79,7 @@ def command(request: ScreenRequest) -> None:
     # half of the sequences are of another text, which the transport step needs; other arguments of
     # an example belong to its first rows
     half = len(batch.tokens) // 2
-    if sources[0].given:
+    if sources[0].example:
         screened_rows = slice(half)
         comparison_rows = slice(half, None)
     else:
