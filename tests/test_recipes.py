@@ -509,7 +509,7 @@ def test_a_plugin_is_known_to_every_command_and_its_help(tmp_path):
         "--plugin",
         "mine",
     ]  # a file, and a module that is here
-    helped = typed(*plugins, "simulate", "--help", cwd=tmp_path)
+    helped = typed(*plugins, "simulate", "--help-all", cwd=tmp_path)
     assert f"One of {', '.join(ATTENTIONS)}, mean." in helped.stdout
     assert "deepnorm, mine." in helped.stdout
     small = [

@@ -83,9 +83,8 @@ class Commands(click.Group):
             ctx.fail(f"No such command {cmd_name!r}{hint}")
         gc.disable()  # of what an import makes nothing is garbage
         try:
-            importlib.import_module(
-                "ctrans.cli.failures"
-            )  # before memory or descriptors may run out
+            # before memory or descriptors may run out
+            importlib.import_module("ctrans.cli.failures")
             command: click.Command = importlib.import_module(
                 f"ctrans.cli.{cmd_name.replace('-', '_')}"
             ).command
@@ -114,16 +113,18 @@ class Commands(click.Group):
         except OSError:  # where MKL ends the process
             raise click.UsageError("the current directory is gone: change to another one") from None
         try:
-            made = super().invoke(ctx)
+            result = super().invoke(ctx)
             sys.stdout.flush()
             if ctx.invoked_subcommand in OLD_COMMANDS:
                 new = OLD_COMMANDS[ctx.invoked_subcommand]
                 click.echo(f"ctrans {ctx.invoked_subcommand} is now a part of {new}", err=True)
-            return made
+            return result
         except (BrokenPipeError, SystemExit) as error:
-            if not isinstance(error, BrokenPipeError) and not isinstance(
+            # rich exits where nobody reads
+            nobody_reads = isinstance(error, BrokenPipeError) or isinstance(
                 error.__context__, BrokenPipeError
-            ):  # rich exits
+            )
+            if not nobody_reads:
                 raise
             discard_stdout()
             ctx.exit(128 + signal.SIGPIPE)
@@ -152,12 +153,11 @@ class Commands(click.Group):
         except BaseException as error:  # users' code may raise any class
             from ctrans.cli.failures import explained
 
-            words, code = explained(error)
-            say_last(words)
+            message, code = explained(error)
+            say_last(message)
         finally:
-            if not (
-                args or "args" in kwargs
-            ):  # a command of its own: first of all that runs at its exit
+            is_own_process = not args and "args" not in kwargs
+            if is_own_process:  # first of all that runs at its exit
                 atexit.register(end_stdout)
                 gc.freeze()  # the end looks for no garbage among the objects of torch
         sys.exit(code if isinstance(code, int) else 0)
@@ -202,6 +202,6 @@ def main() -> None:
     ctrans train
     ctrans --plugin my_attention.py simulate --attention mean
 
-    COMMAND --help shows the options of a command. --json PATH writes the result as one JSON object;
-    PATH - is stdout.
+    COMMAND --help shows the common options of a command, COMMAND --help-all all of them. --json
+    PATH writes the result as one JSON object; PATH - is stdout.
     """

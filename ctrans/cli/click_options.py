@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -18,25 +19,30 @@ OptionValues = Mapping[str, Any]
 """Values of options by name."""
 ARGUMENTS = "Arguments"
 GROUPS = (
-    *(
-        ARGUMENTS,
-        "Architecture",
-        "Norms",
-        "Residual",
-        "Attention",
-        "Feed-forward",
-        "Experts",
-        "Weights",
-        "Data",
-        "Training",
-    ),
-    *("Solver", OWN, "Monitor", "Device", "Other models", "Output"),
+    ARGUMENTS,
+    "Architecture",
+    "Norms",
+    "Residual",
+    "Attention",
+    "Feed-forward",
+    "Experts",
+    "Weights",
+    "Data",
+    "Training",
+    "Solver",
+    OWN,
+    "Monitor",
+    "Device",
+    "Other models",
+    "Output",
 )
 """Groups of options in the order in which results show them."""
 SETTINGS = "settings"
 """The key in a field's metadata that holds a dataclass and the names of its options that the
 command has.
 """
+ALL_OPTIONS = "ctrans.all_options"
+"""The key of click's context that is set while ``--help-all`` shows a command's help."""
 
 
 def settings_of(cls: type, *, only: Sequence[str] = (), without: Sequence[str] = ()) -> Any:
@@ -64,13 +70,13 @@ def argument(metavar: str, **click: Any) -> Any:
 
 def placements_option(*default: str) -> Any:
     """The repeatable option ``--placement`` with these defaults."""
-    words = (
-        "Repeatable. all, or a name of the table; post/pre for attention and FFN; post*3+pre*9"
-        " block by block."
+    help_text = (
+        "Repeatable: all, or names. post/pre has one for attention and one for the FFN;"
+        " post*3+pre*9 goes block by block."
     )
     return option(
         default,
-        words,
+        help_text,
         group="Architecture",
         choices=PLACEMENTS,
         other_choices=True,
@@ -79,25 +85,86 @@ def placements_option(*default: str) -> Any:
 
 
 class GroupedOption(click.Option):
-    """An option with the heading that ``--help`` shows it under."""
+    """An option with the heading that the help shows it under."""
 
     group = OWN
 
 
 class GroupedCommand(click.Command):
-    """A command whose ``--help`` shows options under headings, its own options first."""
+    """A command whose help shows options under headings, its own options first.
+
+    `common` are the names of the options that ``--help`` shows, in brief. If it is empty, it shows
+    all of them. ``--help-all`` shows all options, and the epilog.
+    """
+
+    common: frozenset[str] = frozenset()
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        help_all = click.Option(
+            ["--help-all"],
+            help="Show all options and exit.",
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_all_help,
+        )
+        return [*super().get_params(ctx), help_all]
+
+    def is_brief(self, context: click.Context) -> bool:
+        """Whether the help that is being made shows the common options only."""
+        return bool(self.common) and ALL_OPTIONS not in context.meta
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows: dict[str, list[tuple[str, str]]] = {OWN: []}
         for parameter in self.get_params(ctx):
-            if (
-                isinstance(parameter, click.Option)
-                and (row := parameter.get_help_record(ctx)) is not None
-            ):
+            row = self._help_row(ctx, parameter)
+            if row is not None:
                 rows.setdefault(getattr(parameter, "group", OWN), []).append(row)
-        for group, own in rows.items():
+        for group, rows_of_group in rows.items():
             with formatter.section(group):
-                formatter.write_dl(own)
+                formatter.write_dl(rows_of_group)
+        if self.is_brief(ctx):
+            count = sum(isinstance(parameter, click.Option) for parameter in self.params)
+            formatter.write_paragraph()
+            formatter.write_text(f"--help-all shows all {count} options.")
+
+    def _help_row(
+        self, context: click.Context, parameter: click.Parameter
+    ) -> tuple[str, str] | None:
+        """The option's flags and its help; None for what this help does not show."""
+        if not isinstance(parameter, click.Option):
+            return None
+        row = parameter.get_help_record(context)
+        shows_all_of_it = not isinstance(parameter, GroupedOption) or not self.is_brief(context)
+        if row is None or shows_all_of_it:
+            return row
+        if parameter.name not in self.common:
+            return None
+        return row[0], brief_help(row[1])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if not self.is_brief(ctx):
+            super().format_epilog(ctx, formatter)
+
+
+def _show_all_help(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    """Callback that shows the help with all options."""
+    if value and not context.resilient_parsing:
+        context.meta[ALL_OPTIONS] = True
+        click.echo(context.get_help(), color=context.color)
+        context.exit()
+
+
+def brief_help(help_text: str) -> str:
+    """The first sentence of an option's help, the names of its choices, and its default."""
+    sentence = re.split(r"(?<=\.)\s", help_text, maxsplit=1)[0]
+    choices = re.search(r" One of [^.]*\.", help_text)
+    if choices is not None and choices[0].strip() != sentence:
+        sentence += choices[0]
+    default = re.search(r"  \[(default|required).*\]$", help_text)
+    if default is not None and default[0].strip() not in sentence:
+        sentence += default[0]
+    return sentence
 
 
 class AnyPath(click.Path):
@@ -116,33 +183,43 @@ class AnyPath(click.Path):
 
 def parameters_of(kind: type) -> list[click.Parameter]:
     """The options and arguments of a command with this class of requests, sorted by group."""
-    made = []
+    parameters: list[tuple[str, click.Parameter]] = []
     for field in fields(kind):
         cls, names = field.metadata.get(SETTINGS, (kind, (field.name,)))
         about = options_of(cls)
         types = field_types(cls)
         defaults = defaults_of(cls)
-        made += [
+        parameters += [
             (about[name].group, parameter_of(name, about[name], types[name], defaults[name]))
             for name in names
             if name in about
         ]
-    places = {group: place for place, group in enumerate(GROUPS)}
-    return [
-        parameter
-        for _, parameter in sorted(made, key=lambda each: places.get(each[0], len(places)))
-    ]
+    position = {group: number for number, group in enumerate(GROUPS)}
+    parameters.sort(key=lambda row: position.get(row[0], len(position)))
+    return [parameter for _, parameter in parameters]
 
 
-def parameter_of(name: str, about: Option, own: FieldType, default: Any) -> click.Parameter:
+def _click_type(field_type: FieldType) -> Any:
+    """The type that click converts a value to; None if click chooses it."""
+    if field_type.kind is Path:
+        return AnyPath(path_type=Path)
+    if field_type.kind is object:
+        return None
+    return field_type.kind
+
+
+def parameter_of(name: str, about: Option, field_type: FieldType, default: Any) -> click.Parameter:
     """The click option, or argument, of a field."""
-    kind = AnyPath(path_type=Path) if own.kind is Path else None if own.kind is object else own.kind
+    kind = _click_type(field_type)
     if about.group == ARGUMENTS:
-        return click.Argument(
-            [name], **{"type": kind, "nargs": -1 if own.several else 1, **about.click}
-        )
+        nargs = -1 if field_type.several else 1
+        return click.Argument([name], **{"type": kind, "nargs": nargs, **about.click})
     flags = about.flags or (about.flag(name),)
-    settings: dict[str, Any] = {"help": _help_text(about), "type": kind, "multiple": own.several}
+    settings: dict[str, Any] = {
+        "help": _help_text(about),
+        "type": kind,
+        "multiple": field_type.several,
+    }
     if default is MISSING:
         settings["required"] = True
     else:
@@ -151,16 +228,13 @@ def parameter_of(name: str, about: Option, own: FieldType, default: Any) -> clic
             "show_default": default not in (None, "") and not about.default_words,
         }
     if about.choices is not None:
-        settings |= {"metavar": "NAME", "shell_complete": _completion(about.choices, own)}
-    if own.kind is bool:
+        settings |= {"metavar": "NAME", "shell_complete": _completion(about.choices, field_type)}
+    if field_type.kind is bool:
         settings |= {"type": None, "is_flag": True}
-        if default is False:
-            flags = flags
-        else:
+        if default is not False:
             flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}",)
-    if (
-        own.kind is object and about.choices is not None
-    ):  # a name, or the first one where none is given
+    if field_type.kind is object and about.choices is not None:
+        # a name, or the first one where none is given
         settings |= {
             "is_flag": False,
             "flag_value": next(iter(about.choices)),
@@ -168,30 +242,31 @@ def parameter_of(name: str, about: Option, own: FieldType, default: Any) -> clic
             "default": None,
         }
         settings["callback"] = lambda context, parameter, value: value or default
-    made = GroupedOption([*flags, name], **{**settings, **about.click})
-    made.group = about.group
-    return made
+    grouped_option = GroupedOption([*flags, name], **{**settings, **about.click})
+    grouped_option.group = about.group
+    return grouped_option
 
 
 def _help_text(about: Option) -> str:
     """The option's help, the names of its choices, and what the default means."""
-    if about.choices is None:
-        names = ""
-    else:
-        names = f" One of {', '.join(about.choices)}."
+    help_text = about.help
+    if about.choices is not None:
+        help_text += f" One of {', '.join(about.choices)}."
     if about.default_words:
-        default = f"  [default: {about.default_words}]"
-    else:
-        default = ""
-    return f"{about.help}{names}{default}"
+        help_text += f"  [default: {about.default_words}]"
+    return help_text
 
 
-def _completion(choices: Mapping[str, Any], own: FieldType) -> Any:
+def _completion(choices: Mapping[str, Any], field_type: FieldType) -> Any:
     """Completes the names of an option's choices, and "all" for a repeatable option."""
-    names = ["all"] * own.several
-    return lambda context, parameter, begun: [
-        name for name in (*names, *choices) if name.startswith(begun)
-    ]
+
+    def complete(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+        names = list(choices)  # now, since plugins may have added some
+        if field_type.several:
+            names.insert(0, "all")
+        return [name for name in names if name.startswith(begun)]
+
+    return complete
 
 
 def once(context: click.Context, parameter: click.Parameter, values: Sequence[Any]) -> Any:
@@ -203,11 +278,11 @@ def once(context: click.Context, parameter: click.Parameter, values: Sequence[An
     return None
 
 
-def one_model_only(given: Sequence[tuple[str, Any]]) -> ConfigError:
+def one_model_only(models: Sequence[tuple[str, Any]]) -> ConfigError:
     """The error of a command that takes one model and got several: flags and values."""
-    words = ", ".join(f"{flag} {str(value)!r}" for flag, value in given)
+    models_text = ", ".join(f"{flag} {str(value)!r}" for flag, value in models)
     return ConfigError(
-        f"{len(given)} models are given, {words}, but this command takes one: choose one"
+        f"{len(models)} models are given, {models_text}, but this command takes one: choose one"
     )
 
 
@@ -215,19 +290,20 @@ def expand(names: Sequence[str], table: Mapping[str, Any], what: str) -> list[st
     """The names without repetitions; `all` stands for the whole table. Raises ConfigError for a
     name that the table lacks.
     """
-    wanted = dict.fromkeys(
-        name for given in names for name in (table if given == "all" else [given])
-    )
-    for name in wanted:
+    expanded: dict[str, None] = {}
+    for name in names:
+        if name == "all":
+            expanded |= dict.fromkeys(table)
+        else:
+            expanded[name] = None
+    for name in expanded:
         if name not in table:
             raise unknown(what, name, [*table, "all"])
-    return list(wanted)
+    return list(expanded)
 
 
 def expand_placements(names: Sequence[str]) -> list[str]:
     """The same for placements, as `ctrans.dynamics.placement.spell` writes mixed ones."""
     mixed = {name: spell(name) for name in names if set("/*+") & set(name)}
-    return [
-        mixed.get(name, name)
-        for name in expand(names, {**PLACEMENTS, **mixed} if mixed else PLACEMENTS, "placement")
-    ]
+    table = {**PLACEMENTS, **mixed} if mixed else PLACEMENTS
+    return [mixed.get(name, name) for name in expand(names, table, "placement")]

@@ -28,21 +28,25 @@ def values_of(setting: str, text: str) -> dict[Any, Any]:
     """
     name = look_up("setting to compare", setting, SETTINGS)
     parts = text.split(",")
-    own = field_types(GPTConfig)[name]
+    field_type = field_types(GPTConfig)[name]
     choices = options_of(GPTConfig)[name].choices
     default = defaults_of(GPTConfig)[name]
     if name == "placement":
         return {placement: placement for placement in expand_placements(parts)}
-    if own.kind is bool:
+    if field_type.kind is bool:
         return {part: SWITCH[part] for part in expand(parts, SWITCH, name)}
     if choices is not None:
         if default in choices:
-            none = {}
-        else:
-            none = {"none": default}
-        return {part: none.get(part, part) for part in expand(parts, {**none, **choices}, name)}
+            return {part: part for part in expand(parts, choices, name)}
+        table = {"none": default, **choices}
+        return {part: default if part == "none" else part for part in expand(parts, table, name)}
+    values: list[Any] = []
     try:
-        values = [None if own.optional and part == "none" else own.kind(part) for part in parts]
+        for part in parts:
+            if field_type.optional and part == "none":
+                values.append(None)
+            else:
+                values.append(field_type.kind(part))
     except ValueError:
         raise ConfigError(
             f"--compare {setting}={text}: give numbers separated by commas, such as {setting}=1,2"

@@ -9,8 +9,9 @@ from ctrans.base.option import option
 from ctrans.cli.click_options import OptionValues
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import read_batch
+from ctrans.cli.model_request import ModelRequest, get_dtype
 from ctrans.cli.model_sources import check_loss, find_models
-from ctrans.cli.request import ModelRequest, command_of, get_dtype
+from ctrans.cli.request import command_of
 from ctrans.examine.principled import as_object, measured, principled
 from ctrans.report.progress import progress_bar
 from solvers.request import check_solver
@@ -49,11 +50,11 @@ def command(request: ControlRequest) -> None:
     ctrans control out/ckpt.pt --ids data/val.bin
     """
     check_solver("tsit5", 1, request.rtol, request.atol, get_dtype(request.dtype))
-    found = find_models(request)
-    check_loss(found, "control")
-    batch = read_batch(request, found)
+    sources = find_models(request)
+    check_loss(sources, "control")
+    batch = read_batch(request, sources)
     directory = directory_of(request)
-    with progress_bar("control", sum(source.segments for source in found)) as advance:
+    with progress_bar("control", sum(source.segments for source in sources)) as advance:
         models = {
             source.name: principled(
                 source.model(request),
@@ -63,6 +64,6 @@ def command(request: ControlRequest) -> None:
                 atol=request.atol,
                 progress=advance.of(source.name),
             )
-            for source in found
+            for source in sources
         }
     end(request, directory, inputs=batch, result=as_object(models), measured=measured(models))

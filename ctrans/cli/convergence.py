@@ -94,9 +94,9 @@ def _jobs(
     jobs: list[tuple[str, Callable[[], Convergence]]] = []
     if "substeps" in limits:
         jobs += [
-            (f"{m}, {p}", partial(substep_convergence, m, p, norm, seed))
-            for m in methods
-            for p in placements
+            (f"{method}, {placement}", partial(substep_convergence, method, placement, norm, seed))
+            for method in methods
+            for placement in placements
         ]
     if "depth" in limits:
         jobs += [

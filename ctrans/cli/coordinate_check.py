@@ -48,6 +48,15 @@ class CoordinateRequest(OfTraining):
         "tied": False,
         "weight_decay": 0.0,
     }
+    common: ClassVar[frozenset[str]] = OfTraining.common | {
+        "optimiser",
+        "parametrisation",
+        "widths",
+        "depths",
+        "rates",
+        "seeds",
+        "updates",
+    }
 
 
 @command_of(CoordinateRequest, "coordinate-check")
@@ -74,7 +83,7 @@ def command(request: CoordinateRequest) -> None:
     )
     sizes = {name: sorted(set(getattr(request, name))) for name in ("widths", "depths")}
     with progress_bar("coordinate-check", len(sizes["widths"]) + len(sizes["depths"])) as advance:
-        found = coordinate_check(
+        checked = coordinate_check(
             model,
             tokens,
             settings,
@@ -87,6 +96,6 @@ def command(request: CoordinateRequest) -> None:
     end(
         request,
         directory,
-        result={**vars(found), "verdict": found.verdict, "answer": in_words(found)},
-        measured=measured(found),
+        result={**vars(checked), "verdict": checked.verdict, "answer": in_words(checked)},
+        measured=measured(checked),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,8 +12,9 @@ from typing import Any, ClassVar
 from ctrans.base.option import NOT_NEGATIVE, Range, option, options_of
 from ctrans.cli.ending import check_file_of, directory_of, end
 from ctrans.cli.inputs import Batch, read_batch
+from ctrans.cli.model_request import ComparisonRequest
 from ctrans.cli.model_sources import ModelSource, find_models, labels
-from ctrans.cli.request import ComparisonRequest, WrittenRequest, command_of
+from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.examine.diagnosed import measured
 from ctrans.examine.diagnosis.diagnose import Diagnosis, diagnose, merged, readings_in
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
@@ -57,9 +59,9 @@ class DiagnoseRequest(ComparisonRequest):
         limits=Range(1, 1000),
     )
     weights_only: bool = option(
-        False,
-        "Read the weights alone, one tensor in memory at a time, without a text. MODEL may then"
-        " also be a .safetensors file, or a distributed checkpoint of torch or Megatron"
+        default=False,
+        help="Read the weights alone, one tensor in memory at a time, without a text. MODEL may"
+        " then also be a .safetensors file, or a distributed checkpoint of torch or Megatron"
         " (torch_dist). Codes of fp8, and of 8 bits with scales, become numbers.",
     )
     precision: str | None = option(
@@ -104,15 +106,22 @@ class DiagnoseRequest(ComparisonRequest):
         metavar="PATH",
     )
 
+    common: ClassVar[frozenset[str]] = (ComparisonRequest.common - {"norm"}) | {
+        "weight_decay",
+        "seeds",
+        "weights_only",
+        "baseline",
+        "fail_on",
+    }
     unshown: ClassVar[frozenset[str]] = ComparisonRequest.unshown | {"treat", "sarif", "junit"}
 
 
-def _limits(which: str, checks: Any) -> str:
+def _limits(heading: str, checks: Any) -> str:
     lines = (
         textwrap.fill(line, 78, initial_indent="- ", subsequent_indent="  ")
         for line in limits_in_words(checks)
     )
-    return "\n".join(("\b", which, *lines))
+    return "\n".join(("\b", heading, *lines))
 
 
 LIMITS = "\n\n".join(
@@ -154,77 +163,88 @@ def command(request: DiagnoseRequest) -> None:
     ctrans diagnose models/new --weights-only --precision bf16,e4m3:tensor
     ctrans diagnose models/new --weights-only --baseline healthy.json --fail-on serious
     """
-    without = _check_weights_only(request) if request.weights_only else ()
-    if request.baseline is None:
-        baseline = None
-    else:
+    unused_options: list[str] = []
+    if request.weights_only:
+        unused_options = _check_weights_only(request)
+    baseline = None
+    if request.baseline is not None:
         baseline = read_baseline(request.baseline)
     rounded = _in_formats(request)
     source = to_treat(request.named_models, request.treat)
-    results, batch, directory = (_of_weights if request.weights_only else _of_models)(request)
-    if baseline is None:
-        before = {}
-    else:
-        before = {name: of_baseline(baseline, name) for name in results}
-    changes = {**_changes(request, results), **rounded}
-    changes |= {
-        f"baseline to {name}": change(readings_in(known), results[name].readings)
-        for name, known in before.items()
-    }
-    both = {**results, **changes}
-    stops = {
-        name: stopping(each, request.fail_on or "serious", before.get(name))
-        for name, each in both.items()
-    }
-    named = {
-        name: str(value) for name, (_, value) in zip(results, request.named_models, strict=False)
-    }
-    paths = {
-        name: next(
-            (named[each] for each in (name, *name.split(" to ")[::-1]) if each in named), name
-        )
-        for name in both
-    }
-    files = {request.sarif: partial(sarif, both, paths), request.junit: partial(junit, both, stops)}
-    if request.fail_on:
-        number = sum(map(len, stops.values()))
-    else:
-        number = 0
     if request.weights_only:
         checks = WEIGHT_CHECKS
+        results, batch, directory = _of_weights(request)
     else:
         checks = CHECKS
+        results, batch, directory = _of_models(request)
+    earlier_models: dict[str, Any] = {}
+    if baseline is not None:
+        earlier_models = {name: of_baseline(baseline, name) for name in results}
+    changes: dict[str, Change | PrecisionDiagnosis] = {**_changes(request, results), **rounded}
+    for name, earlier_model in earlier_models.items():
+        changes[f"baseline to {name}"] = change(readings_in(earlier_model), results[name].readings)
+    diagnoses = {**results, **changes}
+    stops = {
+        name: stopping(diagnosis, request.fail_on or "serious", earlier_models.get(name))
+        for name, diagnosis in diagnoses.items()
+    }
+    files: dict[str, Callable[[], bytes]] = {}
+    if request.sarif is not None:
+        paths = _paths(request, results, diagnoses)
+        files[str(request.sarif.absolute())] = partial(sarif, diagnoses, paths)
+    if request.junit is not None:
+        files[str(request.junit.absolute())] = partial(junit, diagnoses, stops)
+    failures = []
+    stop_count = sum(map(len, stops.values()))
+    if request.fail_on and stop_count:
+        findings_text = "finding" if stop_count == 1 else "findings"
+        failures.append(
+            f"{stop_count} {findings_text} of severity {request.fail_on} or worse (--fail-on)"
+        )
     treatment = treat(source, request.treat, results)
+    result = {
+        "checks": {name: as_object(check) for name, check in checks.items()},
+        "placements": results,
+        "changes": changes,
+        "treatment": treatment,
+    }
+    if batch is None:
+        result = {"model": None, **result}
     end(
         request,
         directory,
         inputs=batch,
-        options=dict.fromkeys(without),
-        result={
-            **({"model": None} if batch is None else {}),
-            "checks": {name: as_object(check) for name, check in checks.items()},
-            "placements": results,
-            "changes": changes,
-            "treatment": treatment,
-        },
+        options=dict.fromkeys(unused_options),
+        result=result,
         measured=measured(results, changes, treatment),
-        files={str(path.absolute()): make for path, make in files.items() if path is not None},
-        failures=(
-            [
-                f"{number} finding{'s' * (number > 1)} of severity {request.fail_on} or worse"
-                " (--fail-on)"
-            ]
-            if number
-            else ()
-        ),
+        files=files,
+        failures=failures,
         code=STOPPED,
     )
+
+
+def _paths(
+    request: DiagnoseRequest, results: Diagnoses, diagnoses: Iterable[str]
+) -> dict[str, str]:
+    """The path of each model by its name in results; of a change, that of its later model. What has
+    no path keeps its name.
+    """
+    model_paths = {
+        name: str(value) for name, (_, value) in zip(results, request.named_models, strict=False)
+    }
+    paths = {}
+    for name in diagnoses:
+        candidates = [name, *reversed(name.split(" to "))]
+        with_path = [candidate for candidate in candidates if candidate in model_paths]
+        paths[name] = model_paths[with_path[0]] if with_path else name
+    return paths
 
 
 def _directory(request: DiagnoseRequest) -> Path | None:
     directory = directory_of(request)
     for kind in ("treat", "sarif", "junit"):
-        if (path := getattr(request, kind)) is not None:
+        path = getattr(request, kind)
+        if path is not None:
             check_file_of(kind, path, request.command, directory)
     return directory
 
@@ -232,34 +252,34 @@ def _directory(request: DiagnoseRequest) -> Path | None:
 def _of_models(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path | None]:
     """The diagnosis of each model on the text, by name."""
     seeds = request.seeds
-    found = find_models(request)
-    opened = found[0].opened  # without a loss only some checks run
-    batch = read_batch(request, found, targets=opened is None or opened.loss != "none", walks=seeds)
+    sources = find_models(request)
+    opened = sources[0].opened
+    has_loss = opened is None or opened.loss != "none"  # without one only some checks run
+    batch = read_batch(request, sources, targets=has_loss, walks=seeds)
     directory = _directory(request)
     results: Diagnoses = {}
-    with progress_bar("diagnose", 2 * seeds * sum(source.segments for source in found)) as advance:
-        for i, source in enumerate(found):
-            several = []
+    segments = sum(source.segments for source in sources)
+    with progress_bar("diagnose", 2 * seeds * segments) as advance:
+        for i, source in enumerate(sources):
+            repetitions = []
             for s in range(seeds):
-                x = batch.tokens[s::seeds]
-                if batch.targets is None:
-                    y = None
-                else:
-                    y = batch.targets[s::seeds]
+                targets = None
+                if batch.targets is not None:
+                    targets = batch.targets[s::seeds]
                 model = _drawn_anew(request, source, i, s).model(request)
-                several.append(
+                repetitions.append(
                     diagnose(
                         model,
-                        x,
-                        y,
+                        batch.tokens[s::seeds],
+                        targets,
                         weight_decay=request.weight_decay,
                         progress=advance.of(source.name),
                     )
                 )
             if seeds == 1:
-                results[source.name] = several[0]
+                results[source.name] = repetitions[0]
             else:
-                results[source.name] = merged(several)
+                results[source.name] = merged(repetitions)
     return results, batch, directory
 
 
@@ -269,7 +289,7 @@ def _check_weights_only(request: DiagnoseRequest) -> list[str]:
     """
     kind: Any = type(request)  # a class is hashable, which mypy does not know
     about = options_of(kind)
-    own = (
+    options_of_weights = (
         "named",
         "model",
         "checkpoint",
@@ -281,7 +301,7 @@ def _check_weights_only(request: DiagnoseRequest) -> list[str]:
         "sarif",
         "junit",
     )
-    allowed = {*own, *options_of(WrittenRequest)}
+    allowed = {*options_of_weights, *options_of(WrittenRequest)}
     for name in request.typed - allowed:
         if name in about:
             flag = about[name].flag(name)
@@ -316,22 +336,19 @@ def _of_weights(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path
     models = _weights(request)
     directory = _directory(request)
     with progress_bar("diagnose", sum(map(len, models.values()))) as advance:
-        return (
-            {name: weight_diagnosis(each, advance.of(name)) for name, each in models.items()},
-            None,
-            directory,
-        )
+        results: Diagnoses = {
+            name: weight_diagnosis(weights, advance.of(name)) for name, weights in models.items()
+        }
+    return results, None, directory
 
 
 def _changes(request: DiagnoseRequest, results: Diagnoses) -> dict[str, Change]:
     """What changed from the first of two models of files to the second; nothing for other
     models.
     """
-    if (
-        len(results) != 2
-        or {option for option, _ in request.named_models} - {"model", "checkpoint"}
-        or not request.named_models
-    ):
+    model_options = {option for option, _ in request.named_models}
+    are_of_files = bool(model_options) and model_options <= {"model", "checkpoint"}
+    if len(results) != 2 or not are_of_files:
         return {}
     (first, old), (second, new) = results.items()
     name = f"{first} to {second}"
@@ -343,10 +360,12 @@ def _changes(request: DiagnoseRequest, results: Diagnoses) -> dict[str, Change]:
         return {name: Change([], {}, {"changes": "no weight has the same name in both"})}
     with progress_bar("compare", len(after)) as advance:
         moved = updates(before, after, advance.of(name))
-    own = [
-        {} if request.weights_only else weight_diagnosis(each).readings for each in (before, after)
-    ]
-    return {name: change(own[0] | old.readings, own[1] | new.readings, moved)}
+    old_readings = old.readings
+    new_readings = new.readings
+    if not request.weights_only:  # a pass over a text does not read all that the weights say
+        old_readings = weight_diagnosis(before).readings | old_readings
+        new_readings = weight_diagnosis(after).readings | new_readings
+    return {name: change(old_readings, new_readings, moved)}
 
 
 def _in_formats(request: DiagnoseRequest) -> dict[str, PrecisionDiagnosis]:
@@ -360,12 +379,14 @@ def _in_formats(request: DiagnoseRequest) -> dict[str, PrecisionDiagnosis]:
         )
     models = _weights(request)
     with progress_bar("round", sum(map(len, models.values()))) as advance:
-        found = {
+        by_model = {
             name: weights_in(request.precision, weights, advance.of(name))
             for name, weights in models.items()
         }
     return {
-        f"{name} to {form}": made for name, each in found.items() for form, made in each.items()
+        f"{name} to {number_format}": diagnosis
+        for name, by_format in by_model.items()
+        for number_format, diagnosis in by_format.items()
     }
 
 

@@ -50,25 +50,29 @@ def directory_of(request: WrittenRequest, default: Path | None = None) -> Path |
     return directory
 
 
-def check_json(request: Request, made: Path | None = None) -> None:
+def check_json(request: Request, directory: Path | None = None) -> None:
     """Raises ConfigError unless the JSON and the page can be written. ctrans makes the directory of
-    the page, and that of --out (`made`). The directory of the JSON must exist.
+    the page, and that of --out (`directory`). The directory of the JSON must exist.
     """
     if request.json_path is not None and not request.quiet:
-        check_file_of("json", Path(request.json_path), request.command, made)
+        check_file_of("json", Path(request.json_path), request.command, directory)
     if request.html_path is not None:
-        check_file_of("html", Path(request.html_path), request.command, made)
+        check_file_of("html", Path(request.html_path), request.command, directory)
         check_libraries()
 
 
-def check_file_of(kind: str, path: Path, command: str, made: Path | None) -> None:
-    """Raises ConfigError unless the file of the option --`kind` can be written."""
+def check_file_of(kind: str, path: Path, command: str, directory: Path | None) -> None:
+    """Raises ConfigError unless the file of the option --`kind` can be written. ctrans makes
+    `directory`.
+    """
     if path.is_dir():
         raise ConfigError(
             f"--{kind} {str(path)!r} is a directory: give a file in it, as"
             f" {str(path / f'{command}.{kind}')!r}"
         )
-    if takes_data(path) or (made is not None and path.parent.absolute() == made.absolute()):
+    if takes_data(path):
+        return
+    if directory is not None and path.parent.absolute() == directory.absolute():
         return
     if kind == "json" and not path.parent.is_dir():
         raise ConfigError(
@@ -107,43 +111,31 @@ def end(
     - `failures`: one line each
     """
     if inputs is None:
-        decided = {}
+        begin = result_of(request, request.shown(**options), CPU)
+        recognised = None
     else:
-        decided = resolved(inputs.found)
-    begin = result_of(
-        request,
-        request.shown(**decided, **options),
-        CPU if inputs is None else inputs.tokens.device,
-    )
-    if inputs is None:
-        about = {}
-    else:
-        about = {"model": inputs.summary}
-    whole = {**begin, **about, **result}
+        effective_options = request.shown(**resolved(inputs.sources), **options)
+        begin = result_of(request, effective_options, inputs.tokens.device)
+        begin["model"] = inputs.summary
+        recognised = inputs.recognised
+    whole_result = {**begin, **result}
     if measured is not None:
-        whole = plain({**begin, **about, "measured": measured.as_json(), **result})
-        report = page_of_table(whole, measured)
-    page = write_result(request, directory, whole, report)
+        whole_result = plain({**begin, "measured": measured.as_json(), **result})
+        report = page_of_table(whole_result, measured)
+    page = write_result(request, directory, whole_result, report)
+    drawn: dict[str, Callable[[], bytes]] = {}
     if (report is None or measured is not None) and directory is not None:
-        own = pictures(page)
-    else:
-        own = {}
-    for name, make in {**own, **files}.items():
+        drawn = pictures(page)
+    for name, make in {**drawn, **files}.items():
         if directory is not None or Path(name).is_absolute():
             write_atomic((directory or Path()) / name, make())
-    if directory is None:
-        written = []
-    else:
-        written = [f"{directory}/{name}" for name in (f"{request.command}.json", *own)]
+    written: list[str] = []
     if directory is not None:
+        written += [f"{directory}/{name}" for name in (f"{request.command}.json", *drawn)]
         written += [str(directory / name) for name in files]
-    else:
-        written += []
-    if request.html_path is None:
-        written += []
-    else:
-        written += [request.html_path]
-    print_page(request, page, written, looked_at=None if inputs is None else inputs.words)
+    if request.html_path is not None:
+        written.append(request.html_path)
+    print_page(request, page, written, looked_at=recognised)
     for failure in failures:
         say(failure, error=True)
     if failures:
@@ -158,16 +150,14 @@ def result_of(request: Request, options: Mapping[str, Any], device: torch.device
         name = torch.cuda.get_device_name(device)
     else:
         name = device.type
-    environment = {
+    environment: dict[str, Any] = {
         "ctrans": __version__,
         "torch": torch.__version__,
         "device": name,
         "threads": torch.get_num_threads(),
     }
     if LOADED:
-        environment |= {"plugins": list(LOADED)}
-    else:
-        environment |= {}
+        environment["plugins"] = list(LOADED)
     return {"command": request.command, "options": options, "environment": environment}
 
 

@@ -23,7 +23,8 @@ from solvers import ConfigError
 
 
 def _to_nanogpt(model: GPT, directory: Path) -> str:
-    torch.save(to_nanogpt(model), data := io.BytesIO())
+    data = io.BytesIO()
+    torch.save(to_nanogpt(model), data)
     write_atomic(directory / CHECKPOINT, data.getvalue())
     return "nanoGPT"
 
@@ -63,8 +64,8 @@ def command(request: ExportRequest) -> None:
     raises an error that names it. ctrans writes a file whole or not at all.
 
     \b
-    ctrans train --placement pre --norm rmsnorm --positions rotary --ffn swiglu --no-bias --out out/llama
-    ctrans export --checkpoint out/llama --out models/llama
+    ctrans train --placement pre --norm rmsnorm --positions rotary --ffn swiglu --no-bias --out run
+    ctrans export --checkpoint run --out models/llama
     ctrans screen --model models/llama --quick
     """
     write = FORMATS[request.form]

@@ -32,12 +32,10 @@ def explained(error: BaseException) -> tuple[str, int]:
     if os.environ.get(SHOWN):
         _show(error)
     if isinstance(error, click.ClickException):
-        early = isinstance(error, click.NoSuchOption) and error.option_name == "--plugin"
-        if early:
-            hint = " Give it before the command: ctrans --plugin FILE COMMAND"
-        else:
-            hint = ""
-        return f"{error.format_message()}{hint}", error.exit_code
+        message = error.format_message()
+        if isinstance(error, click.NoSuchOption) and error.option_name == "--plugin":
+            message += " Give it before the command: ctrans --plugin FILE COMMAND"
+        return message, error.exit_code
     if isinstance(error, (click.Abort, KeyboardInterrupt)):
         return words_of(signal.SIGINT), 128 + signal.SIGINT
     from solvers import ConfigError, SolveError  # with them torch
@@ -46,14 +44,14 @@ def explained(error: BaseException) -> tuple[str, int]:
         return str(error), 2
     if isinstance(error, SolveError):
         return str(error), 1
-    if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(words in text_of(error) for words in OF_MEMORY)
-    ):
+    if _is_of_memory(error):
         return "out of memory: lower --width, --depth, --context or --batch", 2
     name = f"{type(error).__name__}: {text_of(error)[:500]}"
     frames = traceback.extract_tb(error.__traceback__)
-    if theirs := [frame for frame in frames if frame.filename in FILES]:
-        return f"{theirs[-1].filename}, line {theirs[-1].lineno}, failed: {name}; {_kept(error)}", 2
+    user_frames = [frame for frame in frames if frame.filename in FILES]
+    if user_frames:
+        last = user_frames[-1]
+        return f"{last.filename}, line {last.lineno}, failed: {name}; {_traceback_of(error)}", 2
     if (
         isinstance(error, io.UnsupportedOperation)
         and isinstance(sys.stdout, io.TextIOBase)
@@ -61,16 +59,21 @@ def explained(error: BaseException) -> tuple[str, int]:
     ):
         return "stdout is closed: redirect it to a file or a pipe", 2
     if isinstance(error, OSError):
-        return (
-            (
-                f"{'' if error.filename is None else f'{str(error.filename)!r}: '}{error.strerror or error}"
-            ),
-            2,
-        )
-    return f"ctrans did not expect this error, please report it: {name}; {_kept(error)}", UNEXPECTED
+        message = str(error.strerror or error)
+        if error.filename is not None:
+            message = f"{str(error.filename)!r}: {message}"
+        return message, 2
+    message = f"ctrans did not expect this error, please report it: {name}; {_traceback_of(error)}"
+    return message, UNEXPECTED
 
 
-def _kept(error: BaseException) -> str:
+def _is_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in text_of(error) for word in OF_MEMORY)
+
+
+def _traceback_of(error: BaseException) -> str:
     """Where the traceback is, in words: in a file, or above if no file can be written."""
     if not os.environ.get(SHOWN):
         with suppress(OSError):

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctrans.cli.model_request import ModelRequest, get_dtype
 from ctrans.cli.model_sources import ModelSource, check_alone, needs_images
 from ctrans.cli.plugins import called, function_of
-from ctrans.cli.request import ModelRequest, get_dtype
 from ctrans.dynamics.depth import check_dt
 from ctrans.interop import Opened, open_model
 from ctrans.interop.anatomy import read_anatomy
@@ -29,10 +29,9 @@ from solvers import ConfigError
 def _of_files(request: ModelRequest, path: Path) -> ModelSource:
     """A checkpoint of another library."""
     check_alone("--model", request, but=("context", "dt", "heads"))
+    heads = None
     if "heads" in request.typed:
         heads = request.config["heads"]
-    else:
-        heads = None
     opened = open_model(
         path,
         get_dtype(request.dtype),
@@ -79,7 +78,7 @@ def _of_python(request: ModelRequest, function: str) -> ModelSource:
         example=example,
         **_named_parts(request),
     )
-    return _of_opened(opened, request, Path(function).name, trained=True, given=batch)
+    return _of_opened(opened, request, Path(function).name, trained=True, example=batch)
 
 
 def _is_of_transformers(module: nn.Module) -> bool:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -36,7 +36,11 @@ from solvers import ConfigError
 from solvers.gradients import get_gradient
 from solvers.methods import get_method
 
-Decode = Callable[[int, bool], str]
+
+class Decode(Protocol):
+    """Gives the text of a token."""
+
+    def __call__(self, token: int, *, last: bool) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,38 +85,44 @@ def command(request: GenerateRequest) -> None:
 
     \b
     ctrans generate --checkpoint out/train --prompt "A class is"
-    ctrans generate --checkpoint out/train/last --tokens 500 --temperature 0.5 --top-k 20 --samples 3
+    ctrans generate --checkpoint out/train/last --tokens 50 --temperature 0.5 --top-k 20 --samples 3
     """
     for seed in (request.seed, request.seed + request.samples - 1):
         Sampling(request.temperature, request.top_k, seed)
     check_json(request)
     device = get_device(request.device)
-    place = find_model(request.checkpoint)
-    model = load(place).to(device).requires_grad_(False).eval()
+    checkpoint = find_model(request.checkpoint)
+    model = load(checkpoint).to(device).requires_grad_(requires_grad=False).eval()
     if device.type == "cpu":
         choose_threads(
             flops(model.config.width, 1, model.config.context), next(model.parameters()).itemsize
         )
     prompt = encode(request.prompt, model.config.vocab_size)
-    scheme = trained_with(place)
+    scheme = trained_with(checkpoint)
     if scheme != DISCRETE:
-        say(f"integrated as it was trained, {words(scheme)}", error=True)
-    show = (lambda piece: None) if request.quiet else _write
+        say(f"integrated as it was trained, {options_for(scheme)}", error=True)
+    show = _show_nothing if request.quiet else _write
     samples = []
     with progress_bar("generate", request.samples * request.tokens) as advance:
         for k in range(request.samples):
+            progress = None
             if request.quiet:
                 progress = partial(advance, f"sample {k + 1}")
-            else:
-                progress = None
             samples.append(
                 _sample(model, prompt, request, request.seed + k, scheme, show, progress)
             )
-            show("\n" if k + 1 == request.samples else "\n---\n")
-    found = {"scheme": scheme, "prompt": prompt, "samples": samples}
-    begins = result_of(request, request.shown(), device)
+            is_last = k + 1 == request.samples
+            show("\n" if is_last else "\n---\n")
     table = measured(samples)
-    result = plain({**begins, "measured": table.as_json(), **found})
+    result = plain(
+        {
+            **result_of(request, request.shown(), device),
+            "measured": table.as_json(),
+            "scheme": scheme,
+            "prompt": prompt,
+            "samples": samples,
+        }
+    )
     write_result(request, None, result, page_of_table(result, table))
 
 
@@ -125,12 +135,12 @@ def trained_with(directory: Path) -> Scheme:
         return DISCRETE
     config = read_state(directory).config
     method = get_method(config.method)
-    own_scheme = get_gradient(config.gradient).scheme(method) is not method
-    gradient = config.gradient if own_scheme else DISCRETE.gradient
+    changes_the_method = get_gradient(config.gradient).scheme(method) is not method
+    gradient = config.gradient if changes_the_method else DISCRETE.gradient
     return Scheme(config.method, config.steps, config.rtol, config.atol, gradient)
 
 
-def words(scheme: Scheme) -> str:
+def options_for(scheme: Scheme) -> str:
     """The options of `ctrans train` for this scheme."""
     fields = dataclasses.asdict(scheme).items()
     return " ".join(
@@ -160,8 +170,8 @@ def decoder(vocabulary: int) -> Decode:
     """A function that gives the text of a token, from the token and whether it is the last."""
     if vocabulary == VOCABULARY:
         utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        return lambda token, last: utf8.decode(bytes([token]), last)
-    return lambda token, last: f"{token}" if last else f"{token} "
+        return lambda token, *, last: utf8.decode(bytes([token]), last)
+    return lambda token, *, last: f"{token}" if last else f"{token} "
 
 
 def _sample(
@@ -180,13 +190,14 @@ def _sample(
     decode = decoder(model.config.vocab_size)
     sampling = Sampling(request.temperature, request.top_k, seed)
     device = model.token_embedding.weight.device
-    made = stream(model, torch.tensor(prompt, device=device), request.tokens, sampling, scheme)
-    show("".join(decode(token, False) for token in prompt))
+    prompt_ids = torch.tensor(prompt, device=device)
+    continuation = stream(model, prompt_ids, request.tokens, sampling, scheme)
+    show("".join(decode(token, last=False) for token in prompt))
     tokens = []
     pieces = []
-    for token in map(int, made):
+    for token in map(int, continuation):
         tokens.append(token)
-        pieces.append(decode(token, len(tokens) == request.tokens))
+        pieces.append(decode(token, last=len(tokens) == request.tokens))
         show(pieces[-1])
         if progress is not None:
             progress()
@@ -196,6 +207,10 @@ def _sample(
         "text": "".join(pieces),
         "seconds": time.perf_counter() - started,
     }
+
+
+def _show_nothing(piece: str) -> None:
+    """Stands for `_write` where stdout holds the JSON only."""
 
 
 def _write(piece: str) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from ctrans.base.option import option
 from ctrans.cli.click_options import OptionValues, settings_of
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import read_batch
+from ctrans.cli.model_request import ModelRequest, get_dtype
 from ctrans.cli.model_sources import ModelSource, check_loss, find_models
-from ctrans.cli.request import ModelRequest, command_of, get_dtype
+from ctrans.cli.request import command_of
 from ctrans.control.control_checks import findings_of
 from ctrans.control.hjb.hopf_lax import velocity_hull
-from ctrans.control.hjb.study import pde_study
+from ctrans.control.hjb.study import PDEStudy, pde_study
 from ctrans.control.model_check import ModelCheck, check_model, why_not_applicable
 from ctrans.control.regularization import Regularization
 from ctrans.dynamics.norm import NORMS, RMSNorm
@@ -53,9 +55,9 @@ class HJBCheckRequest(ModelRequest):
     )
     weight_decay: float | None = option(
         None,
-        "Show whether a penalty LAM/2 |W|^2 of every matrix in the training loss (not AdamW's"
-        " decoupled decay) bounds H without an output norm, for this model on this text. ctrans"
-        " compares LAM with dt lam*.",
+        "Show whether a penalty LAM/2 |W|^2 of every matrix in the training loss bounds H without"
+        " an output norm. The answer is for this model on this text, and not for AdamW's decoupled"
+        " decay. ctrans compares LAM with dt lam*.",
         metavar="LAM",
     )
     last_map_decay: float | None = option(
@@ -74,14 +76,14 @@ class HJBCheckRequest(ModelRequest):
         None, "Regularization: running cost LAM/2 |f|^2 of each velocity.", metavar="LAM"
     )
     principle: bool = option(
-        False,
-        "Also show by depth how far each layer is from the maximum principle: the gap to the best"
-        " velocity, the alignment with it, and what training of shared weights can change.",
+        default=False,
+        help="Also show by depth how far each layer is from the maximum principle: the gap to the"
+        " best velocity, the alignment with it, and what training of shared weights can change.",
     )
     pde: bool = option(
-        False,
-        "Also solve the HJB equation in the plane and draw it in hjb-pde.png. This takes half a"
-        " minute.",
+        default=False,
+        help="Also solve the HJB equation in the plane and draw it in hjb-pde.png. This takes half"
+        " a minute.",
     )
 
     defaults: ClassVar[OptionValues] = {
@@ -89,6 +91,12 @@ class HJBCheckRequest(ModelRequest):
         "depth": 3,
         "context": 64,
         "batch": 1,
+    }
+    common: ClassVar[frozenset[str]] = (ModelRequest.common - {"norm"}) | {
+        "norms",
+        "weight_decay",
+        "principle",
+        "pde",
     }
     unshown = ModelRequest.unshown | {"pde", "principle"}
 
@@ -121,15 +129,15 @@ def command(request: HJBCheckRequest) -> None:
             "--pde draws a picture, but --json - writes no files: add --out DIRECTORY"
         )
     check_solver("tsit5", 1, None, None, get_dtype(request.dtype))
-    found = find_models(request)
-    check_loss(found, "hjb-check")
-    refused = _refused(found, regularization)
-    jobs = [source for source in found if source.config.placement not in refused]
+    sources = find_models(request)
+    check_loss(sources, "hjb-check")
+    refused = _refused(sources, regularization)
+    jobs = [source for source in sources if source.config.placement not in refused]
     if not jobs:
         raise ConfigError(next(iter(refused.values())))
-    batch = read_batch(request, found)
+    batch = read_batch(request, sources)
     directory = directory_of(request)
-    checks: dict[str, list[ModelCheck]] = {source.config.norm: [] for source in found}
+    checks: dict[str, list[ModelCheck]] = {source.config.norm: [] for source in sources}
     with progress_bar("hjb-check", sum(source.segments for source in jobs)) as advance:
         for source in jobs:
             norm = source.config.norm
@@ -143,19 +151,24 @@ def command(request: HJBCheckRequest) -> None:
             )
             checks[norm].append(dataclasses.replace(check, placement=source.config.placement))
         principles: dict[str, Principled] = {}
-        for source in jobs if request.principle else ():
-            name = name_of(source.config.norm, source.config.placement, len(checks))
-            principles[name] = principled(source.model(request), batch.tokens, batch.targets)
+        if request.principle:
+            for source in jobs:
+                name = name_of(source.config.norm, source.config.placement, len(checks))
+                principles[name] = principled(source.model(request), batch.tokens, batch.targets)
+        study_summary = None
+        files: dict[str, Callable[[], bytes]] = {}
         if request.pde:
             study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS)
-        else:
-            study = None
+            study_summary = study.summary()
+            files["hjb-pde.png"] = partial(_picture, study)
     named = [(f"{norm}, {check.placement}", check) for norm, row in checks.items() for check in row]
     by_placement = {norm: {check.placement: check for check in row} for norm, row in checks.items()}
-    table = measured(by_placement, refused, None if study is None else study.summary())
+    table = measured(by_placement, refused, study_summary)
     if principles:
         table = together(table, measured_principles(principles))
     failures = [f"{name}, {failure}" for name, check in named for failure in check.failures]
+    if failures:
+        failures.append(ADVICE)
     end(
         request,
         directory,
@@ -167,30 +180,30 @@ def command(request: HJBCheckRequest) -> None:
                 for norm, row in checks.items()
             },
             "not_applicable": refused,
-            "pde": None if study is None else study.summary(),
+            "pde": study_summary,
         },
         measured=table,
-        files={} if study is None else {"hjb-pde.png": lambda: png(hjb_figure.draw(study))},
-        failures=[*failures, ADVICE] if failures else [],
+        files=files,
+        failures=failures,
     )
 
 
-def _refused(found: Sequence[ModelSource], regularization: Regularization) -> dict[str, str]:
+def _picture(study: PDEStudy) -> bytes:
+    return png(hjb_figure.draw(study))
+
+
+def _refused(sources: Sequence[ModelSource], regularization: Regularization) -> dict[str, str]:
     """Why the regularization does not apply, by the placement of each model that has such a
     sublayer.
     """
-    reasons = {
-        source.config.placement: next(
-            (
-                why
-                for p in source.placements
-                if (why := why_not_applicable(get_placement(p), regularization))
-            ),
-            None,
-        )
-        for source in found
-    }
-    return {name: reason for name, reason in reasons.items() if reason is not None}
+    refused: dict[str, str] = {}
+    for source in sources:
+        for placement in source.placements:
+            reason = why_not_applicable(get_placement(placement), regularization)
+            if reason:
+                refused[source.config.placement] = reason
+                break
+    return refused
 
 
 def _summary(check: ModelCheck) -> dict[str, Any]:
@@ -205,8 +218,8 @@ def _summary(check: ModelCheck) -> dict[str, Any]:
         "held",
     )
     segments = [
-        {**vars(each), "verdict": each.verdict, "hamiltonian": each.hamiltonian}
-        for each in check.segments
+        {**vars(segment), "verdict": segment.verdict, "hamiltonian": segment.hamiltonian}
+        for segment in check.segments
     ]
-    known = {name: getattr(check, name) for name in properties}
-    return {**vars(check), **known, "segments": segments, "largest": check.largest.segment}
+    derived = {name: getattr(check, name) for name in properties}
+    return {**vars(check), **derived, "segments": segments, "largest": check.largest.segment}

@@ -12,8 +12,8 @@ from jaxtyping import Integer
 from torch import Tensor
 
 from ctrans import interop
+from ctrans.cli.model_request import ModelRequest, get_dtype
 from ctrans.cli.model_sources import ModelSource, needs_images, settle_threads, tokens_of
-from ctrans.cli.request import ModelRequest, get_dtype
 from ctrans.interop.tokens import BYTES, as_numbers, read_ids
 from ctrans.model.config import GPTConfig
 from ctrans.model.size import check_buildable
@@ -24,14 +24,16 @@ from solvers import ConfigError
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A text as one row of token ids of a vocabulary. `said` names its tokeniser."""
+    """A text as one row of token ids of a vocabulary; `description` names the
+    tokeniser.
+    """
 
     ids: Integer[np.ndarray, " _"]
     vocabulary: int
-    said: str
+    description: str
     mask: int | None = None
     opened: interop.Opened | None = None
-    words: Callable[[list[int]], list[str]] = as_numbers
+    texts_of: Callable[[list[int]], list[str]] = as_numbers
 
     def sequences(self, count: int, length: int, walks: int = 1) -> Tensor:
         """walks x count sequences of `length` tokens, spread evenly over the text: (walks count,
@@ -42,8 +44,9 @@ class Text:
         highest = int(cut.max())
         if not 0 <= lowest <= highest < self.vocabulary:
             raise ConfigError(
-                f"{self.said}: they run from {lowest} to {highest}, and the model's vocabulary from"
-                f" 0 to {self.vocabulary - 1}: give tokens of this model by --ids FILE"
+                f"{self.description}: they run from {lowest} to {highest}, and the model's"
+                f" vocabulary from 0 to {self.vocabulary - 1}: give tokens of this model by --ids"
+                " FILE"
             )
         return cut
 
@@ -60,8 +63,8 @@ class InputRows:
     """Images or arrays, or the batch that the user's function returned.
 
     - `take`: gives so many of them
-    - `there`: how many there are
-    - `said`, `holds`: where they come from, alone and with a verb
+    - `available`: how many there are
+    - `description`, `holds`: where they come from, alone and with a verb
     - `unit`: the word for one of them
     - `loss`: the name of the model's loss
     - `exact`: whether the user chose the number of rows
@@ -70,8 +73,8 @@ class InputRows:
     """
 
     take: Callable[[int], Tensor]
-    there: int
-    said: str
+    available: int
+    description: str
     holds: str
     unit: str
     loss: str
@@ -85,26 +88,28 @@ class InputRows:
 
         Raises ConfigError if there are fewer rows than the user wants, or than walks.
         """
-        wanted = walks * count
+        row_count = walks * count
         if not self.exact:
-            wanted = min(wanted, max(1, self.there // walks) * walks)
-        if self.there < wanted:
-            if walks > 1:
-                each = f" ({wanted // walks} for the model, and as many for comparison)"
-            else:
-                each = ""
-            if self.there >= walks:
-                most = f", or lower --batch to {self.there // walks}"
-            else:
-                most = ""
-            units = f"{self.there} {self.unit}{'s' * (self.there != 1)}"
-            raise ConfigError(
-                f"{self.holds} {units}, and {wanted} are wanted{each}: give more{most}"
-            )
-        x = self.take(wanted)
+            row_count = min(row_count, max(1, self.available // walks) * walks)
+        if self.available < row_count:
+            raise self._too_few(row_count, walks)
+        x = self.take(row_count)
         if self.reader is None:
             return x
         return x[:, :length]
+
+    def _too_few(self, row_count: int, walks: int) -> ConfigError:
+        purpose = ""
+        if walks > 1:
+            purpose = f" ({row_count // walks} for the model, and as many for comparison)"
+        alternative = ""
+        if self.available >= walks:
+            alternative = f", or lower --batch to {self.available // walks}"
+        unit = self.unit if self.available == 1 else f"{self.unit}s"
+        return ConfigError(
+            f"{self.holds} {self.available} {unit}, and {row_count} are wanted{purpose}: give"
+            f" more{alternative}"
+        )
 
     def pairs(self, count: int, length: int, walks: int = 1) -> tuple[Tensor, Tensor]:
         """Rows and targets. Without the user's targets: those of token ids (`Opened.pairs`), or -1,
@@ -114,27 +119,27 @@ class InputRows:
         if self.targets is not None:
             return x, self.targets[: len(x)]
         if self.reader is None:
-            return x, torch.full(x.shape if self.loss == "none" else x.shape[:1], -1)
+            shape = x.shape if self.loss == "none" else x.shape[:1]
+            return x, torch.full(shape, -1)
         if self.loss == "given":  # the user's loss may not accept targets of -1
             return self.reader.pairs(x)
-        return self.reader.pairs(
-            torch.cat([x, torch.full_like(x[:, :1], -1)], 1)
-        )  # the last token has no target
+        # the last token has no target
+        return self.reader.pairs(torch.cat([x, torch.full_like(x[:, :1], -1)], 1))
 
 
-def read_inputs(request: ModelRequest, found: Sequence[ModelSource]) -> Text | InputRows:
+def read_inputs(request: ModelRequest, sources: Sequence[ModelSource]) -> Text | InputRows:
     """The request's text as tokens of these models, its images, or the batch of its example.
 
     Raises ConfigError for inputs that contradict each other, and for models that cannot read the
     same input.
     """
-    first = found[0]
-    if first.given is not None:
-        return _given(request, first, *first.given)
+    first = sources[0]
+    if first.example is not None:
+        return _of_example(request, first, *first.example)
     if first.vocabulary == 0 or request.images is not None:
-        return _pictures(request, found)
-    for other in found[1:]:
-        _check_alike(first, other)
+        return _pictures(request, sources)
+    for source in sources[1:]:
+        _check_alike(first, source)
     if request.ids is not None:
         if request.file is not None or request.text is not None:
             raise ConfigError("--ids gives token ids, and --file or --text a text: choose one")
@@ -144,13 +149,15 @@ def read_inputs(request: ModelRequest, found: Sequence[ModelSource]) -> Text | I
             f"token ids of {request.ids}",
             opened=first.opened,
         )
-    words = read_text(request.file, request.text)
-    tokenisers = [BYTES if source.opened is None else source.opened.tokeniser() for source in found]
-    ids = tokenisers[0].encode(words)
-    for other, tokeniser in zip(found[1:], tokenisers[1:], strict=True):
-        if not np.array_equal(tokeniser.encode(words), ids):
+    text = read_text(request.file, request.text)
+    tokenisers = [
+        BYTES if source.opened is None else source.opened.tokeniser() for source in sources
+    ]
+    ids = tokenisers[0].encode(text)
+    for source, tokeniser in zip(sources[1:], tokenisers[1:], strict=True):
+        if not np.array_equal(tokeniser.encode(text), ids):
             raise ConfigError(
-                f"{first.name} and {other.name} make other tokens of the text, and ctrans compares"
+                f"{first.name} and {source.name} make other tokens of the text, and ctrans compares"
                 " models on the same tokens: give token ids by --ids FILE"
             )
     return Text(
@@ -163,23 +170,27 @@ def read_inputs(request: ModelRequest, found: Sequence[ModelSource]) -> Text | I
     )
 
 
-def _asked(request: ModelRequest, *names: str) -> list[str]:
+def _inputs_in(request: ModelRequest, *names: str) -> list[str]:
+    """Those of these options that have a value."""
     return [name for name in names if getattr(request, name) is not None]
 
 
-def _pictures(request: ModelRequest, found: Sequence[ModelSource]) -> InputRows:
-    opened = found[0].opened
+def _pictures(request: ModelRequest, sources: Sequence[ModelSource]) -> InputRows:
+    opened = sources[0].opened
     if opened is None or opened.vocabulary:
         raise ConfigError(
-            f"--images is for a model of images, and {found[0].name} reads token ids: leave it out"
+            f"--images is for a model of images, and {sources[0].name} reads token ids: leave it"
+            " out"
         )
     if request.images is None:
         raise needs_images(opened.config.model)
-    if others := _asked(request, "file", "text", "ids"):
+    text_options = _inputs_in(request, "file", "text", "ids")
+    if text_options:
         raise ConfigError(
-            f"--images and --{others[0]} are given, and the model reads one of them: choose one"
+            f"--images and --{text_options[0]} are given, and the model reads one of them: choose"
+            " one"
         )
-    shapes = {each.opened.reads for each in found if each.opened is not None}
+    shapes = {source.opened.reads for source in sources if source.opened is not None}
     if len(shapes) > 1:
         raise ConfigError(
             f"the models read images of {len(shapes)} sizes: compare models of one size"
@@ -190,67 +201,74 @@ def _pictures(request: ModelRequest, found: Sequence[ModelSource]) -> InputRows:
     images = images_for(request.images, shapes.pop(), dtype, opened.directory)
     holds = f"{str(images.path)!r} holds"
     return InputRows(
-        images.batch,
-        images.count,
-        images.description,
-        holds,
-        "image",
-        opened.loss,
-        "batch" in request.typed,
+        take=images.batch,
+        available=images.count,
+        description=images.description,
+        holds=holds,
+        unit="image",
+        loss=opened.loss,
+        exact="batch" in request.typed,
     )
 
 
-def _given(
+def _of_example(
     request: ModelRequest, source: ModelSource, rows: Tensor, targets: Tensor | None
 ) -> Text | InputRows:
     """The example's batch, or the text or images that the user named in its place."""
     assert source.opened is not None, "an example is for a model that was opened"
-    if asked := _asked(request, "file", "text", "ids", "images"):
+    input_options = _inputs_in(request, "file", "text", "ids", "images")
+    if input_options:
         if targets is not None:
             raise ConfigError(
-                f"--example gives a batch with targets, and --{asked[0]} another: choose one"
+                f"--example gives a batch with targets, and --{input_options[0]} another: choose"
+                " one"
             )
-        return read_inputs(request, [replace(source, given=None)])
+        return read_inputs(request, [replace(source, example=None)])
+    reader = None
     if source.vocabulary and targets is None:
         reader = source.opened
-    else:
-        reader = None
-    said = f"the batch of {request.example}"
-    exact = "batch" in request.typed
+    description = f"the batch of {request.example}"
     return InputRows(
-        lambda count: rows[:count],
-        len(rows),
-        said,
-        f"{said} has",
-        "row",
-        source.opened.loss,
-        exact,
-        targets,
-        reader,
+        take=lambda count: rows[:count],
+        available=len(rows),
+        description=description,
+        holds=f"{description} has",
+        unit="row",
+        loss=source.opened.loss,
+        exact="batch" in request.typed,
+        targets=targets,
+        reader=reader,
     )
 
 
-def _check_alike(one: ModelSource, other: ModelSource) -> None:
+def _task_of(source: ModelSource) -> tuple[bool, bool]:
+    """Whether the model is causal, and whether it has a head of logits."""
+    if source.opened is None:
+        return True, True
+    return source.opened.causal, source.opened.predicts
+
+
+def _check_alike(first: ModelSource, second: ModelSource) -> None:
     """Raises ConfigError unless both models have the same vocabulary and predict the same."""
-    if other.vocabulary != one.vocabulary:
+    if second.vocabulary != first.vocabulary:
         raise ConfigError(
-            f"{one.name} has {one.vocabulary} tokens and {other.name} {other.vocabulary}, and"
+            f"{first.name} has {first.vocabulary} tokens and {second.name} {second.vocabulary}, and"
             " ctrans compares models on the same tokens: compare models of one vocabulary"
         )
-    tasks = [
-        (True, True) if each.opened is None else (each.opened.causal, each.opened.predicts)
-        for each in (one, other)
-    ]
-    if tasks[0] != tasks[1]:
-        words = [
-            "predicts the next token" if task == (True, True) else "does not" for task in tasks
+    tasks = [_task_of(first), _task_of(second)]
+    if tasks[0] == tasks[1]:
+        return
+    next_token = (True, True)
+    if next_token in tasks:
+        phrases = [
+            "predicts the next token" if task == next_token else "does not" for task in tasks
         ]
-        if words[0] == words[1]:
-            words = ["has a head of logits" if predicts else "has none" for _, predicts in tasks]
-        raise ConfigError(
-            f"{one.name} {words[0]} and {other.name} {words[1]}: compare models that were trained"
-            " alike"
-        )
+    else:
+        phrases = ["has a head of logits" if predicts else "has none" for _, predicts in tasks]
+    raise ConfigError(
+        f"{first.name} {phrases[0]} and {second.name} {phrases[1]}: compare models that were"
+        " trained alike"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,43 +278,45 @@ class Batch:
     """
 
     request: ModelRequest
-    found: Sequence[ModelSource]
+    sources: Sequence[ModelSource]
     text: Text | InputRows
     tokens: Tensor
     targets: Any
 
     @property
-    def words(self) -> str | None:
+    def recognised(self) -> str | None:
         """What ctrans recognised in imported models, and what they read. None without such
         models.
         """
         imported = {
             source.name: source.opened.described
-            for source in self.found
+            for source in self.sources
             if source.opened is not None
         }
         if not imported:
             return None
-        first = self.found[0]
-        asked = self.request.context
+        first = self.sources[0]
+        context = self.request.context
         count = len(self.tokens)
         length = tokens_of(first, self.tokens)
-        much = f"{count} sequence{'s' * (count > 1)} of {length} tokens"
-        if first.longest is not None and first.longest < asked and "context" in self.request.typed:
-            much += f"; its context is {first.longest}, and you asked for {asked}"
-        recognised = [
-            words if len(self.found) == 1 else f"{name}: {words}"
-            for name, words in imported.items()
-        ]
-        read = "Text" if isinstance(self.text, Text) else "Input"
-        return "\n".join([*recognised, f"{read}: {self.text.said}; {much}\n"])
+        sequences = "sequences" if count > 1 else "sequence"
+        amount = f"{count} {sequences} of {length} tokens"
+        is_too_short = first.longest is not None and first.longest < context
+        if is_too_short and "context" in self.request.typed:
+            amount += f"; its context is {first.longest}, and you asked for {context}"
+        if len(self.sources) == 1:
+            lines = list(imported.values())
+        else:
+            lines = [f"{name}: {described}" for name, described in imported.items()]
+        kind = "Text" if isinstance(self.text, Text) else "Input"
+        return "\n".join([*lines, f"{kind}: {self.text.description}; {amount}\n"])
 
     @property
     def summary(self) -> dict[str, Any] | None:
         """The same for JSON; of several named models, by name."""
         if len(self.request.named_models) > 1:
-            return {"several": {source.name: self._of(source) for source in self.found}}
-        return self._of(self.found[0])
+            return {"several": {source.name: self._of(source) for source in self.sources}}
+        return self._of(self.sources[0])
 
     def _of(self, source: ModelSource) -> dict[str, Any] | None:
         opened = source.opened
@@ -307,14 +327,14 @@ class Batch:
             "architecture": opened.model.config,
             "causal": opened.causal,
             "vocabulary": opened.vocabulary,
-            "text": self.text.said,
+            "text": self.text.description,
             "sequences": self.tokens.shape[0],
             "tokens": tokens_of(source, self.tokens),
         }
 
 
 def read_batch(
-    request: ModelRequest, found: Sequence[ModelSource], *, targets: bool = True, walks: int = 1
+    request: ModelRequest, sources: Sequence[ModelSource], *, targets: bool = True, walks: int = 1
 ) -> Batch:
     """`batch` sequences for each of these walks, as long as all of the models can read, with their
     targets if asked for. Sets the number of threads that the largest model needs for one walk.
@@ -322,17 +342,17 @@ def read_batch(
     Raises ConfigError as `read_inputs`, and for a GPT whose weights and activations of one sublayer
     do not fit in this machine's memory.
     """
-    text = read_inputs(request, found)
+    text = read_inputs(request, sources)
     device = get_device(request.device)
-    length = min(source.context for source in found)
-    read = (
-        text.pairs(request.batch, length, walks)
-        if targets
-        else [text.sequences(request.batch, length, walks)]
-    )
-    for source in found:
+    length = min(source.context for source in sources)
+    target_tokens = None
+    if targets:
+        tokens, target_tokens = text.pairs(request.batch, length, walks)
+    else:
+        tokens = text.sequences(request.batch, length, walks)
+    for source in sources:
         if isinstance(source.config, GPTConfig) and device.type == "cpu":
-            shape = (len(read[0]) // walks, read[0].shape[1])
+            shape = (len(tokens) // walks, tokens.shape[1])
             check_buildable(
                 source.config,
                 request.seed,
@@ -340,6 +360,8 @@ def read_batch(
                 shape=shape,
                 dtype=get_dtype(request.dtype),
             )
-    x, *y = (part.to(device) for part in read)
-    settle_threads(found, x[::walks], get_dtype(request.dtype))
-    return Batch(request, found, text, x, y[0] if y else None)
+    tokens = tokens.to(device)
+    if target_tokens is not None:
+        target_tokens = target_tokens.to(device)
+    settle_threads(sources, tokens[::walks], get_dtype(request.dtype))
+    return Batch(request, sources, text, tokens, target_tokens)

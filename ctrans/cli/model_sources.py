@@ -16,7 +16,7 @@ from ctrans.base.memory import too_large_to_stay
 from ctrans.base.option import options_of
 from ctrans.base.threads import choose_threads, flops
 from ctrans.cli.click_options import OptionValues, expand, expand_placements, one_model_only
-from ctrans.cli.request import ModelRequest, get_dtype
+from ctrans.cli.model_request import ModelRequest, get_dtype
 from ctrans.dynamics.norm import NORMS
 from ctrans.dynamics.placement import placements_in
 from ctrans.interop.loss_names import LOSS_NAMES
@@ -48,7 +48,7 @@ class ModelSource:
     - `opened`: the model itself, if it is of another library
     - `streamed`: whether its weights are made on demand
     - `trained`: whether its weights may differ from an initialisation
-    - `given`: rows and targets of --example
+    - `example`: rows and targets of --example
     """
 
     config: Described
@@ -63,15 +63,16 @@ class ModelSource:
     opened: interop.Opened | None = None
     streamed: bool = False
     trained: bool = False
-    given: tuple[Tensor, Tensor | None] | None = None
+    example: tuple[Tensor, Tensor | None] | None = None
 
     def model(self, request: ModelRequest) -> interop.AnyModel | interop.ModelWithLoss:
         """The model on the request's device, in evaluation mode, without gradients."""
-        made = self.make().to(device=get_device(request.device)).requires_grad_(False).eval()
+        model = self.make().to(device=get_device(request.device))
+        model = model.requires_grad_(requires_grad=False).eval()
         # an imported model was opened in its dtype; its library keeps some tables in float32
         if self.opened is not None:
-            return made
-        return made.to(dtype=get_dtype(request.dtype))
+            return model
+        return model.to(dtype=get_dtype(request.dtype))
 
 
 def find_models(request: ModelRequest) -> list[ModelSource]:
@@ -96,12 +97,12 @@ def find_models(request: ModelRequest) -> list[ModelSource]:
             for norm in norms
             for placement in placements
         ]
-    found = [_named(option, request, value) for option, value in named]
-    if len(found) == 1:
-        return found
+    sources = [_named(option, request, value) for option, value in named]
+    if len(sources) == 1:
+        return sources
     names = labels([str(value) for _, value in named])
     return [
-        dataclasses.replace(source, name=name) for source, name in zip(found, names, strict=True)
+        dataclasses.replace(source, name=name) for source, name in zip(sources, names, strict=True)
     ]
 
 
@@ -127,9 +128,9 @@ def check_foreign_options(request: ModelRequest, source: str | None = None) -> N
         raise ConfigError("--example is for the module of --python: leave it out, or add --python")
 
 
-def check_loss(found: Sequence[ModelSource], command: str) -> None:
+def check_loss(sources: Sequence[ModelSource], command: str) -> None:
     """Raises ConfigError for --loss none with a command that needs a loss."""
-    if any(source.opened is not None and source.opened.loss == "none" for source in found):
+    if any(source.opened is not None and source.opened.loss == "none" for source in sources):
         names = ", ".join(name for name in LOSS_NAMES if name != "none")
         raise ConfigError(
             f"--loss none leaves {command} without a result, which needs a loss: choose one of"
@@ -137,14 +138,15 @@ def check_loss(found: Sequence[ModelSource], command: str) -> None:
         )
 
 
-def resolved(found: Sequence[ModelSource]) -> dict[str, Any]:
+def resolved(sources: Sequence[ModelSource]) -> dict[str, Any]:
     """The values of options that the models decided; None if they differ."""
-    first, *others = (source.resolved for source in found)
-    agreed = {
-        name: value if all(each.get(name) == value for each in others) else None
-        for name, value in first.items()
-    }
-    return {**agreed, "stream": any(source.streamed for source in found)}
+    agreed: dict[str, Any] = {}
+    for name, value in sources[0].resolved.items():
+        if all(source.resolved.get(name) == value for source in sources[1:]):
+            agreed[name] = value
+        else:
+            agreed[name] = None
+    return {**agreed, "stream": any(source.streamed for source in sources)}
 
 
 def labels(names: Sequence[str]) -> list[str]:
@@ -202,8 +204,8 @@ def _saved(request: ModelRequest, path: Path) -> ModelSource:
     config = load_config(path)
     check_buildable(config, request.seed)
     length = min(request.context, config.context)
-    own = {name: getattr(config, name) for name in request.config}
-    resolved = {**own, "context": length, "norm": config.norm}
+    architecture = {name: getattr(config, name) for name in request.config}
+    resolved = {**architecture, "context": length, "norm": config.norm}
     return _of_config(config, partial(load, path), context=length, resolved=resolved, trained=True)
 
 
@@ -217,21 +219,21 @@ def needs_images(model: str) -> ConfigError:
 
 def check_alone(option: str, request: ModelRequest, *, but: Sequence[str]) -> None:
     """Raises ConfigError for options of the architecture that the model of this option sets."""
-    given = [name for name in ARCHITECTURE_OPTIONS if name in request.typed and name not in but]
-    if given:
+    typed = [name for name in ARCHITECTURE_OPTIONS if name in request.typed and name not in but]
+    if typed:
         raise ConfigError(
-            f"{option} brings its own {' and '.join(given)}: leave the option out, or leave out"
+            f"{option} brings its own {' and '.join(typed)}: leave the option out, or leave out"
             f" {option}"
         )
 
 
-def settle_threads(found: Sequence[ModelSource], tokens: Tensor, dtype: torch.dtype) -> None:
+def settle_threads(sources: Sequence[ModelSource], tokens: Tensor, dtype: torch.dtype) -> None:
     """On the CPU, sets the number of threads that the largest model needs on these tokens
     (`ctrans.base.threads`).
     """
     if tokens.device.type == "cpu":
         sizes = (
-            flops(source.config.width, len(tokens), tokens_of(source, tokens)) for source in found
+            flops(source.config.width, len(tokens), tokens_of(source, tokens)) for source in sources
         )
         choose_threads(max(sizes), dtype.itemsize)
 

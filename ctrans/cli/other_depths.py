@@ -24,13 +24,13 @@ def check_depths(depths: Sequence[int], model: GPTConfig, config: TrainConfig) -
     """Raises ConfigError for a depth whose weights or hidden states do not fit in memory."""
     for depth in depths:
         check_count("eval_depth", depth, MOST_BLOCKS)
-        other = model.at_depth(depth)
+        model_at_depth = model.at_depth(depth)
         try:
-            check_buildable(other, config.seed)
+            check_buildable(model_at_depth, config.seed)
         except ConfigError as error:
             raise ConfigError(f"--eval-depth {depth}: {error}; or a lower --eval-depth") from None
         states = (
-            (other.segments + 1)
+            (model_at_depth.segments + 1)
             * config.batch
             * model.context
             * model.width

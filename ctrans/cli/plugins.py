@@ -67,13 +67,13 @@ def function_of(value: str) -> Callable[..., Any]:
     module = import_named(where)
     function = getattr(module, name, None)
     if not callable(function):
-        own = [
+        functions = [
             key
             for key, value in vars(module).items()
             if inspect.isfunction(value) and value.__module__ == module.__name__
         ]
         raise click.BadParameter(
-            f"{where!r} has no function {name!r}; its functions: {', '.join(own) or 'none'}"
+            f"{where!r} has no function {name!r}; its functions: {', '.join(functions) or 'none'}"
         )
     return cast("Callable[..., Any]", function)
 
@@ -81,12 +81,11 @@ def function_of(value: str) -> Callable[..., Any]:
 @contextmanager
 def _folder_first(where: str) -> Iterator[None]:
     """Inside, Python imports from a file's own folder first, as if it ran the file."""
-    if where.endswith(".py"):
-        folder = str(Path(where).resolve().parent)
-    else:
-        folder = None
-    if folder is not None:
-        sys.path.insert(0, folder)
+    if not where.endswith(".py"):
+        yield
+        return
+    folder = str(Path(where).resolve().parent)
+    sys.path.insert(0, folder)
     try:
         yield
     finally:
@@ -105,12 +104,11 @@ def _failures_of(value: str) -> Iterator[None]:
     except (click.ClickException, Exit, KeyboardInterrupt):
         raise
     except BaseException as error:
-        place = (
-            error
-            if isinstance(error, SyntaxError)
-            else traceback.extract_tb(error.__traceback__)[-1]
-        )
-        where = f"{place.filename}, line {place.lineno}"
+        if isinstance(error, SyntaxError):
+            where = f"{error.filename}, line {error.lineno}"
+        else:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{frame.filename}, line {frame.lineno}"
         raise click.BadParameter(
             f"{value!r} failed at {where}: {type(error).__name__}: {text_of(error)}"
         ) from error
@@ -139,8 +137,9 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _import_module(name: str) -> ModuleType:
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # last, so that installed modules come first
+    working_directory = os.getcwd()
+    if working_directory not in sys.path:
+        sys.path.append(working_directory)  # last, so that installed modules come first
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +46,19 @@ def command(request: ReportRequest) -> None:
     ctrans screen --compare dt=1,0.1 --quick --html screen.html
     """
     check_libraries()
-    kept = _read(request.results)
-    page = page_of(kept)
+    results = _read(request.results)
+    page = page_of(results)
     directory = directory_of(request)
     about = {
         "results": {
             name: {key: result.get(key) for key in ("command", "environment")}
-            for name, result in kept.items()
+            for name, result in results.items()
         },
         "chapters": [chapter.title for chapter in page.chapters],
     }
-    if request.html_path:
-        files = {}
-    else:
-        files = {"report.html": lambda: render(page).encode()}
+    files: dict[str, Callable[[], bytes]] = {}
+    if not request.html_path:
+        files["report.html"] = lambda: render(page).encode()
     end(request, directory, result=about, report=page, files=files)
 
 

@@ -17,13 +17,12 @@ def say(text: str, *, error: bool = False, end: str = "\n", to: IO[str] | None =
     """Prints the text, by default on stdout, with control characters escaped. An error is one
     line on stderr.
     """
-    shown = printable(text)
-    click.echo(
-        "ctrans: " + shown.strip().replace("\n", "\\n") if error else shown + end,
-        file=to,
-        nl=error,
-        err=error,
-    )
+    text = printable(text)
+    if error:
+        one_line = text.strip().replace("\n", "\\n")
+        click.echo(f"ctrans: {one_line}", file=to, err=True)
+    else:
+        click.echo(text + end, file=to, nl=False)
 
 
 def say_last(text: str) -> None:

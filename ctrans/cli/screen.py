@@ -6,21 +6,23 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import ClassVar
 
 from ctrans.base.option import option
 from ctrans.cli.click_options import expand, expand_placements
 from ctrans.cli.comparison import SETTINGS, architectures_of, axes_of
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import read_batch
+from ctrans.cli.model_request import ComparisonRequest
 from ctrans.cli.model_sources import ModelSource, check_foreign_options, find_models, seeded
-from ctrans.cli.request import ComparisonRequest, command_of
+from ctrans.cli.request import command_of
 from ctrans.dynamics.norm import NORMS
 from ctrans.dynamics.weights.on_demand import watch
 from ctrans.examine.screened import as_object, measured
 from ctrans.examine.screening.screen import EFFORTS, Screening, screen
 from ctrans.model.architectures import ARCHITECTURES, PLAIN
 from ctrans.report.axes import MOST_LINES
-from ctrans.report.progress import progress_bar
+from ctrans.report.progress import Bar, progress_bar
 from solvers import ConfigError
 
 
@@ -30,17 +32,20 @@ class ScreenRequest(ComparisonRequest):
 
     compare: tuple[str, ...] = option(
         (),
-        f"Repeatable: compare every combination of values of settings: {', '.join(SETTINGS)}."
-        " Settings with names also take all. Or compare architectures by name, separated by"
-        " commas, such as llama,mixtral,post:swiglu:dt=0.1. Each is a change of plain pre-LN."
-        f" Names are all, modern, {', '.join(ARCHITECTURES)}. Join names and settings with colons.",
+        "Repeatable: compare every combination of values of settings, or architectures by name."
+        f" Settings are {', '.join(SETTINGS)}. Settings with names also take all. Architectures"
+        " are separated by commas, such as llama,mixtral,post:swiglu:dt=0.1. Each is a change of"
+        f" plain pre-LN. Names are all, modern, {', '.join(ARCHITECTURES)}. Join names and"
+        " settings with colons.",
         metavar="NAME=V,V",
     )
     quick: bool = option(
-        False,
-        "Take seconds instead of minutes: fewer tokens, layers and certificates, wider tolerances,"
-        " no curvature and no spectrum.",
+        default=False,
+        help="Take seconds instead of minutes: fewer tokens, layers and certificates, wider"
+        " tolerances, no curvature and no spectrum.",
     )
+
+    common: ClassVar[frozenset[str]] = ComparisonRequest.common | {"compare", "quick"}
 
 
 @command_of(ScreenRequest, "screen")
@@ -69,47 +74,46 @@ def command(request: ScreenRequest) -> None:
             " float64"
         )
     jobs = _jobs(request)
-    found = list(jobs.values())
-    batch = read_batch(request, found, walks=2)
+    sources = list(jobs.values())
+    batch = read_batch(request, sources, walks=2)
     # half of the sequences are of another text, which the transport step needs; other arguments of
     # an example belong to its first rows
     half = len(batch.tokens) // 2
-    if found[0].given:
-        own, others = (slice(half), slice(half, None))
+    if sources[0].example:
+        screened_rows = slice(half)
+        comparison_rows = slice(half, None)
     else:
-        own, others = (slice(0, None, 2), slice(1, None, 2))
-    other = batch.tokens[others]
-    batch = dataclasses.replace(batch, tokens=batch.tokens[own], targets=batch.targets[own])
+        screened_rows = slice(0, None, 2)
+        comparison_rows = slice(1, None, 2)
+    comparison_tokens = batch.tokens[comparison_rows]
+    batch = dataclasses.replace(
+        batch, tokens=batch.tokens[screened_rows], targets=batch.targets[screened_rows]
+    )
     directory = directory_of(request)
-    effort = EFFORTS["quick" if request.quick else "full"]
+    effort = EFFORTS["quick"] if request.quick else EFFORTS["full"]
     results: dict[str, Screening] = {}
-    with progress_bar("screen", 2 * sum(source.segments for source in found)) as advance:
+    with progress_bar("screen", 2 * sum(source.segments for source in sources)) as advance:
         for name, source in jobs.items():
             model = source.model(request)
-            watch(
-                model, partial(lambda name, piece: advance(f"{name}, weights of {piece}", 0), name)
-            )
-            progress = partial(lambda name, step: advance(f"{name}, {step}"), name)
+            watch(model, partial(_advance_weights, advance, name))
+            progress = partial(_advance_step, advance, name)
             results[name] = screen(
                 model,
                 batch.tokens,
                 batch.targets,
                 effort,
-                other=other,
+                other=comparison_tokens,
                 seed=request.seed,
                 trained=source.trained,
                 progress=progress,
             )
     if len(results) > MOST_LINES:
         results = by_verdict(results)
+    placements = dict.fromkeys(name for source in sources for name in source.placements)
     end(
         request,
         directory,
-        options={
-            "placements": list(
-                dict.fromkeys(name for source in found for name in source.placements)
-            )
-        },
+        options={"placements": list(placements)},
         inputs=batch,
         result=as_object(results),
         measured=measured(results),
@@ -119,6 +123,16 @@ def command(request: ScreenRequest) -> None:
             if screening.broken is not None
         ],
     )
+
+
+def _advance_weights(advance: Bar, name: str, piece: str) -> None:
+    """Shows in the progress bar which weights are being made."""
+    advance(f"{name}, weights of {piece}", 0)
+
+
+def _advance_step(advance: Bar, name: str, step: str) -> None:
+    """Moves the progress bar by one step of the screening."""
+    advance(f"{name}, {step}")
 
 
 def _jobs(request: ScreenRequest) -> dict[str, ModelSource]:
@@ -149,13 +163,12 @@ def _jobs(request: ScreenRequest) -> dict[str, ModelSource]:
     jobs = {}
     for values in itertools.product(*(axis.items() for axis in axes.values())):
         changes = {SETTINGS[axis]: value for axis, (_, value) in zip(axes, values, strict=True)}
-        words = label([(axis, said) for axis, (said, _) in zip(axes, values, strict=True)])
+        setting = label([(axis, text) for axis, (text, _) in zip(axes, values, strict=True)])
         for name, fields in named.items():
-            jobs[", ".join(filter(None, (name, words)))] = seeded(
-                request, {**changes, **plain, **fields}
-            )
+            job_name = f"{name}, {setting}" if setting else name
+            jobs[job_name] = seeded(request, {**changes, **plain, **fields})
         if not named:
-            jobs[words] = seeded(request, changes)
+            jobs[setting] = seeded(request, changes)
     return jobs
 
 
@@ -163,17 +176,20 @@ def by_verdict(screenings: Mapping[str, Screening]) -> dict[str, Screening]:
     """The same, sorted by the number of quantities outside their limits. Models with non-finite
     states come last.
     """
-    return dict(
-        sorted(
-            screenings.items(), key=lambda each: (each[1].broken is not None, len(each[1].flags))
-        )
-    )
+
+    def badness(name: str) -> tuple[bool, int]:
+        screening = screenings[name]
+        return screening.broken is not None, len(screening.flags)
+
+    return {name: screenings[name] for name in sorted(screenings, key=badness)}
 
 
 def label(changes: Sequence[tuple[str, object]]) -> str:
     """A model's name from its own settings: `peri, dt 0.1`."""
-    words = [f"{value:g}" if isinstance(value, float) else str(value) for _, value in changes]
-    return ", ".join(
-        word if name == "placement" else f"{name} {word}"
-        for (name, _), word in zip(changes, words, strict=True)
-    )
+    parts = []
+    for name, value in changes:
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        if name != "placement":
+            text = f"{name} {text}"
+        parts.append(text)
+    return ", ".join(parts)

@@ -54,34 +54,34 @@ def ending_by_signals() -> Iterator[None]:
         if _imports(frame):
             say_last(words_of(number))
             os._exit(128 + number)
-        raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise Terminated(number)
 
     def watch() -> None:
-        while number := os.read(read, 1):
+        while number := os.read(read_end, 1):
             if signal.getsignal(number[0]) is end and not called.wait(PATIENCE):
                 say_last(words_of(number[0]))
                 os._exit(128 + number[0])
-        os.close(read)
+        os.close(read_end)
 
     defaults = (signal.SIG_DFL, signal.default_int_handler)
-    before = {
-        number: action for number in ENDING if (action := signal.getsignal(number)) in defaults
-    }
+    actions = {number: signal.getsignal(number) for number in ENDING}
+    before = {number: action for number, action in actions.items() if action in defaults}
     for number in before:
         signal.signal(number, end)
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    earlier = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    earlier = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
         signal.set_wakeup_fd(earlier)
-        os.close(write)
+        os.close(write_end)
         for number, action in before.items():
             signal.signal(number, action)
 
 
-os.register_at_fork(
-    after_in_child=lambda: signal.set_wakeup_fd(-1)
-)  # a fork's signals are not for the thread of its parent
+# a fork's signals are not for the thread of its parent
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 import torch
@@ -13,8 +13,9 @@ from ctrans.base.option import Range, option
 from ctrans.cli.click_options import expand_placements
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import Batch, Text, read_batch
+from ctrans.cli.model_request import ModelRequest, get_dtype
 from ctrans.cli.model_sources import find_models
-from ctrans.cli.request import ModelRequest, command_of, get_dtype
+from ctrans.cli.request import command_of
 from ctrans.dynamics.scheme import METHOD_WORDS, Scheme
 from ctrans.examine.converged import measured as measured_orders
 from ctrans.examine.simulated import Simulated, measured
@@ -51,9 +52,9 @@ class SimulateRequest(ModelRequest):
         type=click.Choice(sorted(ERROR_NORMS)),
     )
     reference: bool = option(
-        True,
-        "Also solve the ODE in float64 and show the distance to it. This takes hundreds of times"
-        " the work of the discrete model.",
+        default=True,
+        help="Also solve the ODE in float64 and show the distance to it. This takes hundreds of"
+        " times the work of the discrete model.",
     )
     lyapunov: int = option(
         0,
@@ -62,18 +63,28 @@ class SimulateRequest(ModelRequest):
         limits=Range(0, 10**9),
     )
     spectra: bool = option(
-        False, "Show eigenvalues of QK, OV and the FFN's W_2 W_1 by depth: spectra.png."
+        default=False,
+        help="Show eigenvalues of QK, OV and the FFN's W_2 W_1 by depth: spectra.png.",
     )
     orders: bool = option(
-        False,
-        "Also measure the order of convergence of each own method, and of more blocks, for these"
-        " placements (two minutes for all).",
+        default=False,
+        help="Also measure orders of convergence. They are those of each own method, and of more"
+        " blocks, for these placements (two minutes for all).",
     )
     contributions: bool = option(
-        False,
-        "Show what each sublayer adds to the last state and to the target's logit:"
+        default=False,
+        help="Show what each sublayer adds to the last state and to the target's logit:"
         " contributions.png.",
     )
+
+    common: ClassVar[frozenset[str]] = ModelRequest.common | {
+        "method",
+        "reference",
+        "lyapunov",
+        "spectra",
+        "orders",
+        "contributions",
+    }
 
 
 @command_of(SimulateRequest, "simulate")
@@ -94,17 +105,19 @@ def command(request: SimulateRequest) -> None:
     ctrans simulate --checkpoint out/train --lyapunov 64 --spectra --contributions
     """
     solver = _scheme(request, get_dtype(request.dtype))
-    found = find_models(request)
-    batch = read_batch(request, found, targets=False)
+    sources = find_models(request)
+    batch = read_batch(request, sources, targets=False)
     if request.lyapunov and not isinstance(batch.text, Text):
         raise ConfigError(
             "--lyapunov shows tokens of a text, and this model reads none: leave it out"
         )
     directory = directory_of(request)
-    passes = (1 if solver.discrete else 2) + request.reference
+    passes = 1 if solver.discrete else 2
+    if request.reference:
+        passes += 1
     models: dict[str, Simulated] = {}
-    with progress_bar("simulate", passes * sum(source.segments for source in found)) as advance:
-        for source in found:
+    with progress_bar("simulate", passes * sum(source.segments for source in sources)) as advance:
+        for source in sources:
             model = source.model(request)
             simulation = simulate(
                 model,
@@ -180,15 +193,17 @@ def _with_analyses(
         simulated = dataclasses.replace(
             simulated,
             lyapunov=token_exponents(model, sequence),
-            words=text.words(sequence.tolist()),
+            words=text.texts_of(sequence.tolist()),
         )
     if request.spectra:
         (spectra,) = walk(model, tokens[:1], None, [Spectra()])
         simulated = dataclasses.replace(simulated, spectra=spectra)
     if request.contributions:
-        inputs, targets = tokens, None
+        inputs = tokens
+        targets = None
         if isinstance(text, Text) and isinstance(model, GPT):
-            inputs, targets = tokens[:, :-1], tokens[:, 1:]
+            inputs = tokens[:, :-1]
+            targets = tokens[:, 1:]
         contributions = contributions_by_depth(model, inputs, targets)
         simulated = dataclasses.replace(simulated, contributions=contributions)
     return simulated

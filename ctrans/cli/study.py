@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -53,14 +53,12 @@ def command(request: StudyRequest) -> None:
     _check(request, directory)
     study = _study(request)
     if request.dry_run:
-        kept = (
-            open_store(directory, write=False)
-            if (directory / FILE).exists()
-            else contextlib.nullcontext()
-        )
-        with kept as store:
-            _say_damage(store)
-            plan = prospect(study, store)
+        if (directory / FILE).exists():
+            with open_store(directory, write=False) as store:
+                _say_damage(store)
+                plan = prospect(study, store)
+        else:
+            plan = prospect(study, None)
         result = {**begins(plan), "cost": costs(plan, processes(request.workers))}
         end(request, None, result=result, measured=measured(result))
         return
@@ -73,8 +71,8 @@ def command(request: StudyRequest) -> None:
         _end(request, directory, store, plan)
 
 
-def _say_damage(store: Store | None) -> None:
-    for line in () if store is None else store.damaged:
+def _say_damage(store: Store) -> None:
+    for line in store.damaged:
         say(line, error=True)
 
 
@@ -89,17 +87,17 @@ def _study(request: StudyRequest) -> Study:
     else:
         study = _preset(request).study(request.name, request.scale)
     source = absolute_paths(file=request.file, bin=request.bin)
-    given = any(source.values())
-    if given and study.task is not None:
+    names_data = any(source.values())
+    if names_data and study.task is not None:
         raise ConfigError(
             f"{study.name} is of the task {study.source['task']}, which has its own data: leave out"
             " --file and --bin"
         )
-    changes: dict[str, Any] = {"source": source} if given else {}
+    changes: dict[str, Any] = {}
+    if names_data:
+        changes["source"] = source
     if request.budget is not None:
-        changes |= {"budget": request.budget}
-    else:
-        changes |= {}
+        changes["budget"] = request.budget
     return dataclasses.replace(study, **changes)
 
 
@@ -136,10 +134,11 @@ def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -
     """Writes and prints the results of the runs so far."""
     runs = plan.kept(store)
     data = _data(plan, runs)
-    if data is None:
-        floor = None
-    else:
+    floor = None
+    floors: Mapping[str, Any] = {}
+    if data is not None:
         floor = Floor(data.depthless_loss(), data.guess_loss())
+        floors = data.floors()
     outcomes = outcomes_of(runs, floor)
     failed = [run for run in runs if run.result.ending == FAILED]
     result = {
@@ -149,18 +148,18 @@ def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -
         "losses": losses(runs),
         "curves": curves(runs),
         "states": states(runs),
-        **({} if data is None else data.floors()),
+        **floors,
         "stable_rule": stable_rule(runs, floor),
         "verdict": _verdict(request, plan, runs, floor),
     }
-    files = {
-        name: make
-        for each in request.formats
-        for name, make in export.files(each, store, outcomes).items()
-    }
-    failures = [
-        f"{len(failed)} of {len(plan.runs)} runs failed; the same command tries them again"
-    ] * bool(failed)
+    files: dict[str, Callable[[], bytes]] = {}
+    for form in request.formats:
+        files |= export.files(form, store, outcomes)
+    failures = []
+    if failed:
+        failures.append(
+            f"{len(failed)} of {len(plan.runs)} runs failed; the same command tries them again"
+        )
     causes = dict.fromkeys(
         f"{run.run.case}, try {run.tries}: {run.result.message}" for run in failed
     )
@@ -183,13 +182,12 @@ def _verdict(
     if request.name.endswith(TOML):
         return None
     preset = _preset(request)
-    left = {run.training.seed for run in plan.left.values()}
-    whole = [run for run in runs if run.run.training.seed not in left]
-    if floor is None or plan.study.task is None:
-        to_halve = None
-    else:
+    unfinished_seeds = {run.training.seed for run in plan.left.values()}
+    finished = [run for run in runs if run.run.training.seed not in unfinished_seeds]
+    to_halve = None
+    if floor is not None and plan.study.task is not None:
         to_halve = floor.depth
-    return judge(preset.claim, preset.source, preset.contrasts, whole, preset.notes, to_halve)
+    return judge(preset.claim, preset.source, preset.contrasts, finished, preset.notes, to_halve)
 
 
 def _data(plan: Prospect, runs: FinishedRuns) -> Data | None:

@@ -53,8 +53,12 @@ class StudyRequest(WrittenRequest):
         "Use the Ray cluster at this address (auto: the one on this machine).",
         metavar="ADDRESS",
     )
-    dry_run: bool = option(False, "Only show the cost. ctrans times a short run for it.")
-    report: bool = option(False, "Train nothing: make tables and figures from the finished runs.")
+    dry_run: bool = option(
+        default=False, help="Only show the cost. ctrans times a short run for it."
+    )
+    report: bool = option(
+        default=False, help="Train nothing: make tables and figures from the finished runs."
+    )
     formats: tuple[str, ...] = option(
         (), "Repeatable: also write the tables.", flags="--export", choices=FORMATS
     )
@@ -125,8 +129,17 @@ def costs(plan: Prospect, processes: int) -> dict[str, Any]:
     """The cost of what is left as JSON, in processor hours and in hours with so many processes;
     under `all`, that of all runs.
     """
-    whole, left = (
-        {**asdict(each), "processor_hours": each.processor_hours, "hours": each.hours(processes)}
-        for each in cost(plan)
-    )
-    return {**left, "processes": processes, "all": whole}
+    cost_of_all, cost_of_the_rest = cost(plan)
+    return {
+        **_cost_as_json(cost_of_the_rest, processes),
+        "processes": processes,
+        "all": _cost_as_json(cost_of_all, processes),
+    }
+
+
+def _cost_as_json(cost: Cost, processes: int) -> dict[str, Any]:
+    return {
+        **asdict(cost),
+        "processor_hours": cost.processor_hours,
+        "hours": cost.hours(processes),
+    }

@@ -22,6 +22,7 @@ from ctrans.cli.request import check_exclusive, command_of
 from ctrans.cli.say import discard_stdout, say
 from ctrans.cli.train_options import TrainRequest
 from ctrans.measure.findings import Finding
+from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.report.contents import page_of_table
 from ctrans.report.files import to_json, write_atomic
@@ -48,10 +49,9 @@ HELD = 2
 """Windows of the validation text in the monitor's fixed batch."""
 ADVICE = {
     (True, Ending.INTERRUPTED): "continue it with --resume",
-    (
-        True,
-        Ending.STOPPED,
-    ): "continue it with --resume, and a lower --learning-rate, as {rate:g}, if that can help,",
+    (True, Ending.STOPPED): (
+        "continue it with --resume, and a lower --learning-rate, as {rate:g}, if that can help,"
+    ),
     (True, Ending.DIVERGED): (
         "continue it from its last good checkpoint with --resume and a lower --learning-rate, as"
         " {rate:g},"
@@ -88,11 +88,13 @@ def command(request: TrainRequest) -> None:
         step = progress.step
         iterations = run.config.iterations
         if first and step and not request.quiet:
-            done = (
-                f"Nothing to do: {step} of {iterations} iterations are done. Raise --iterations to"
-                " continue."
-            )
-            _say(done if step == iterations else f"Continuing from step {step} of {iterations}.")
+            if step == iterations:
+                _say(
+                    f"Nothing to do: {step} of {iterations} iterations are done. Raise --iterations"
+                    " to continue."
+                )
+            else:
+                _say(f"Continuing from step {step} of {iterations}.")
         with (
             _observer(request, run, progress) as observe,
             _watched(request, run, progress) as watched,
@@ -117,31 +119,45 @@ def _check_places(request: TrainRequest) -> None:
     if request.use_tensorboard:
         check_tensorboard()
     check_reactions(request.react)
-    for name, given in (("probe-every", request.probe_every is not None), ("react", request.react)):
-        if given and not request.monitor:
-            raise ConfigError(
-                f"--{name} is an option of the monitor: add --monitor, or leave it out"
-            )
+    monitor_options = []
+    if request.probe_every is not None:
+        monitor_options.append("probe-every")
+    if request.react:
+        monitor_options.append("react")
+    if monitor_options and not request.monitor:
+        raise ConfigError(
+            f"--{monitor_options[0]} is an option of the monitor: add --monitor, or leave it out"
+        )
     check_json(request, request.out)
 
 
 def _plan(request: TrainRequest) -> Plan:
     """The run that the options describe, new or resumed."""
     if request.resume and (RunDirectory(request.out).exists or not restarts()):
+        moved_data = None
         if {"file", "bin", "task"} & request.typed:
-            moved = request.source
-        else:
-            moved = None
+            moved_data = request.source
         flags = {str(parameter.name): parameter.opts[0] for parameter in command.params}
         planned = plan_to_resume(
-            request.out, request.given, moved, parallel=request.parallel, flags=flags
+            request.out,
+            request.typed_options,
+            moved_data,
+            parallel=request.parallel,
+            flags=flags,
         )
         check_depths(request.eval_depth, planned.architecture, planned.config)
         return planned
     config = request.settings
-    changes = {name: value for name, value in request.given.items() if name in request.config}
-    model = request.model if request.origin is None else start_from(request.origin, changes)
-    check_depths(request.eval_depth, model.config if isinstance(model, GPT) else model, config)
+    model: GPTConfig | GPT
+    if request.origin is None:
+        model = request.model
+    else:
+        changes = {
+            name: value for name, value in request.typed_options.items() if name in request.config
+        }
+        model = start_from(request.origin, changes)
+    architecture = model.config if isinstance(model, GPT) else model
+    check_depths(request.eval_depth, architecture, config)
     return plan(
         model,
         config,
@@ -159,7 +175,8 @@ def _set_threads(request: TrainRequest, planned: Plan) -> None:
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     elif get_device(request.device).type == "cpu":
-        model, config = planned.architecture, planned.config
+        model = planned.architecture
+        config = planned.config
         choose_threads(
             flops(model.width, config.batch, model.context), config.weight_dtype.itemsize
         )
@@ -173,11 +190,9 @@ def _observer(request: TrainRequest, run: TrainingRun, progress: Progress) -> It
     with ExitStack() as stack:
         iterations = run.config.iterations
         advance = stack.enter_context(progress_bar("train", iterations, progress.step))
-        wanted = request.use_tensorboard and run.processes.first
-        if wanted:
+        write = None
+        if request.use_tensorboard and run.processes.first:
             write = stack.enter_context(tensorboard(run.store.directory, progress.step))
-        else:
-            write = None
 
         def observe(row: log.Row) -> None:
             if write is not None:
@@ -235,23 +250,18 @@ class MonitoredRun(Watcher):
         monitor = self.monitor
         skipped = len(monitor.reactions.skipped)
         stopped = monitor.stopped
+        batch = None
         if self.run.config.compile:
             batch = tokens.to(self.run.processes.device)
-        else:
-            batch = None
         alarms = monitor.step(loss, optimiser, gradient_norm=norm, batch=batch)
         if self.run.processes.first and not self.quiet:
             for alarm in alarms:
                 _say(str(alarm))
-        why = next(
-            (alarm.check for alarm in alarms if alarm.severity != "note"),
-            "another process saw a danger",
-        )
-        return Advice(
-            len(monitor.reactions.skipped) > skipped,
-            self._before,
-            why * (monitor.stopped > stopped),
-        )
+        reason_to_stop = ""
+        if monitor.stopped > stopped:
+            dangers = [alarm.check for alarm in alarms if alarm.severity != "note"]
+            reason_to_stop = dangers[0] if dangers else "another process saw a danger"
+        return Advice(len(monitor.reactions.skipped) > skipped, self._before, reason_to_stop)
 
     def files(self) -> Mapping[str, str]:
         """The monitor's memory."""
@@ -262,12 +272,12 @@ class MonitoredRun(Watcher):
             self._before = {**self.files(), KEEP: to_json(alarm)}
 
 
-def _say(words: str) -> None:
+def _say(line: str) -> None:
     """Prints a line. The run continues if stdout is closed, as by `head` or a closed terminal."""
     if not sys.stdout.writable():
         return
     try:
-        say(words)
+        say(line)
     except OSError:
         discard_stdout()
 
@@ -279,10 +289,11 @@ def _result(
     evaluations = [row for row in rows if "validation_loss" in row]
     progress = outcome.progress
     curves = log.curves(rows)
-    shown = request.shown()
+    options = request.shown()
     if request.resume:  # the checkpoint has the other settings: see "model" and "training"
-        shown = {name: value for name, value in shown.items() if name in request.typed}
-    begins = result_of(request, shown, run.processes.device)
+        options = {name: value for name, value in options.items() if name in request.typed}
+    begins = result_of(request, options, run.processes.device)
+    last_evaluation: Mapping[str, Any] = evaluations[-1] if evaluations else {}
     return {
         **begins,
         "environment": {**begins["environment"], "processes": run.processes.world},
@@ -296,10 +307,10 @@ def _result(
             parameter.numel() for parameter in run.model.parameters() if parameter.requires_grad
         ),
         "first_validation_loss": progress.first,
-        "validation_loss": evaluations[-1]["validation_loss"] if evaluations else None,
+        "validation_loss": last_evaluation.get("validation_loss"),
         "best_validation_loss": progress.best,
         "best_step": progress.best_step,
-        "accuracy": evaluations[-1].get("accuracy") if evaluations else None,
+        "accuracy": last_evaluation.get("accuracy"),
         "losses": {name: curves.pop(name) for name in ("training", "validation")},
         "curves": curves,
         "other_depths": {},
@@ -312,9 +323,10 @@ def _add_depths(
     request: TrainRequest, result: dict[str, Any], run: TrainingRun, *, finished: bool
 ) -> None:
     """Evaluates a finished run at other depths, and writes the result with these losses."""
-    losses = losses_at(request.eval_depth if finished else (), run)
-    whole, page = _with_table({**result, "other_depths": losses})
-    write_result(request, run.store.directory, whole, page)
+    depths = request.eval_depth if finished else ()
+    losses = losses_at(depths, run)
+    result_with_table, page = _with_table({**result, "other_depths": losses})
+    write_result(request, run.store.directory, result_with_table, page)
     if not request.quiet:
         for depth, loss in losses.items():
             _say(f"Validation loss at depth {depth}: {loss:.4f}")
@@ -322,10 +334,10 @@ def _add_depths(
 
 def _with_table(result: Mapping[str, Any]) -> tuple[dict[str, Any], Page]:
     """The result with its table of measured values, in JSON's types, and its page."""
-    kept: dict[str, Any] = plain(result)
-    table = measured({"": decoded(kept)})
-    whole = plain({**kept, "measured": table.as_json()})
-    return whole, page_of_table(whole, table)
+    plain_result: dict[str, Any] = plain(result)
+    table = measured({"": decoded(plain_result)})
+    with_table = plain({**plain_result, "measured": table.as_json()})
+    return with_table, page_of_table(with_table, table)
 
 
 def _show(
@@ -333,16 +345,13 @@ def _show(
 ) -> None:
     """Writes the figures and the JSON, but not to stdout, and prints how the run ended."""
     directory = run.store.directory
-    whole, page = _with_table(result)
-    save_json(request, directory, whole)
+    result_with_table, page = _with_table(result)
+    save_json(request, directory, result_with_table)
     drawn = pictures(page)
     for name, make in drawn.items():
         write_atomic(directory / name, make())
-    print_page(
-        request,
-        page,
-        [f"{directory}/{name}" for name in ("last", "best", "log.jsonl", "train.json", *drawn)],
-    )
+    names = ("last", "best", "log.jsonl", "train.json", *drawn)
+    print_page(request, page, [f"{directory}/{name}" for name in names])
     if outcome.ending is not Ending.FINISHED:
         advice = ADVICE[run.store.exists, outcome.ending].format(rate=run.config.learning_rate / 2)
         say(f"{outcome.ending.value}: {outcome.message}; {advice} --out {directory}", error=True)

@@ -34,13 +34,13 @@ class OfTraining(WrittenRequest):
     training: OptionValues = settings_of(TrainConfig)
     task: str = option(
         "text",
-        "text: predict each next token. digits: a small vision Transformer classifies"
-        " scikit-learn's 1,797 images of handwritten digits, 8 x 8 pixels. Each pixel is a patch,"
-        " the class token comes last, and all tokens attend to all. Every evaluation prints the"
-        " accuracy on the held-out fifth. recall: 4 keys with a value each, then the keys in"
-        " another order, each of which asks for its value. counting: how often each symbol came"
-        " before, modulo 4. modular: sums modulo 23. A model without depth only guesses at these."
-        " ctrans downloads nothing.",
+        "What the model learns. text: predict each next token. digits: a small vision Transformer"
+        " classifies scikit-learn's 1,797 images of handwritten digits, 8 x 8 pixels. Each pixel"
+        " is a patch, the class token comes last, and all tokens attend to all. Every evaluation"
+        " prints the accuracy on the held-out fifth. recall: 4 keys with a value each, then the"
+        " keys in another order, each of which asks for its value. counting: how often each symbol"
+        " came before, modulo 4. modular: sums modulo 23. A model without depth only guesses at"
+        " these. ctrans downloads nothing.",
         group="Data",
         choices={"text": None, **TASKS},
     )
@@ -72,30 +72,54 @@ class OfTraining(WrittenRequest):
     """A size that two cores train in two minutes, and the initialisation that trains best at that
     size.
     """
+    common: ClassVar[frozenset[str]] = frozenset(
+        {
+            "placement",
+            "context",
+            "depth",
+            "width",
+            "heads",
+            "dt",
+            "norm",
+            "seed",
+            "task",
+            "file",
+            "bin",
+            "batch",
+            "json_path",
+            "html_path",
+            "verbose",
+            "out",
+        }
+    )
 
     @property
     def model(self) -> GPTConfig:
         """The architecture. Raises ConfigError for an invalid one."""
         task = self._task
         if task is not None:
-            own = {
+            other_fields = {
                 name: value for name, value in self.config.items() if name not in task.architecture
             }
-            return GPTConfig(**task.architecture, **own)
-        if self.bin is None:
-            default = VOCABULARY
+            return GPTConfig(**task.architecture, **other_fields)
+        if self.vocab_size is not None:
+            vocabulary = self.vocab_size
+        elif self.bin is None:
+            vocabulary = VOCABULARY
         else:
-            default = GPT2_VOCABULARY
-        return GPTConfig(default if self.vocab_size is None else self.vocab_size, **self.config)
+            vocabulary = GPT2_VOCABULARY
+        return GPTConfig(vocabulary, **self.config)
 
     @property
     def settings(self) -> TrainConfig:
         """The training's settings. Raises ConfigError for invalid ones."""
-        if self._task is None:
-            usual = {}
-        else:
-            usual = {name: v for name, v in self._task.settings.items() if name not in self.typed}
-        return TrainConfig(**{**self.training, **usual})
+        settings = dict(self.training)
+        task = self._task
+        if task is not None:
+            for name, value in task.settings.items():
+                if name not in self.typed:
+                    settings[name] = value
+        return TrainConfig(**settings)
 
     @property
     def source(self) -> dict[str, str | None]:
@@ -133,11 +157,11 @@ class TrainRequest(OfTraining):
         default_words="fresh weights",
     )
     resume: bool = option(
-        False,
-        "Continue the run in --out exactly. Under torchrun, start a run if there is none. You can"
-        " leave options out, or change some, such as --learning-rate and --iterations.",
+        default=False,
+        help="Continue the run in --out exactly. Under torchrun, start a run if there is none. You"
+        " can leave options out, or change some, such as --learning-rate and --iterations.",
     )
-    overwrite: bool = option(False, "Remove the run in --out and start again.")
+    overwrite: bool = option(default=False, help="Remove the run in --out and start again.")
     parallel: str = option(
         "none", "How the processes of torchrun share the work.", group="Device", choices=PARALLEL
     )
@@ -152,11 +176,12 @@ class TrainRequest(OfTraining):
         (), "Repeatable: also evaluate at this depth, over the same depth-time."
     )
     use_tensorboard: bool = option(
-        False, "Also write TensorBoard's files to --out.", flags="--tensorboard"
+        default=False, help="Also write TensorBoard's files to --out.", flags="--tensorboard"
     )
     monitor: bool = option(
-        False,
-        "Monitor the run: write figures by depth and alarms to --out. ctrans watch shows them.",
+        default=False,
+        help="Monitor the run: write figures by depth and alarms to --out. ctrans watch shows"
+        " them.",
         group="Monitor",
     )
     every: int = option(
@@ -180,9 +205,20 @@ class TrainRequest(OfTraining):
     )
     device: str = option("cpu", "cpu, cuda, cuda:1.", group="Device")
 
+    common: ClassVar[frozenset[str]] = OfTraining.common | {
+        "iterations",
+        "learning_rate",
+        "optimiser",
+        "method",
+        "device",
+        "origin",
+        "resume",
+        "overwrite",
+        "monitor",
+    }
     unshown = Request.unshown
 
     @property
-    def given(self) -> dict[str, Any]:
+    def typed_options(self) -> dict[str, Any]:
         """The options that were typed."""
         return {name: value for name, value in self.options.items() if name in self.typed}

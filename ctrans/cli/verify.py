@@ -72,8 +72,8 @@ def command(request: VerifyRequest) -> None:
 
 def _failure(r: Result) -> str:
     """The case that violates a corrected form."""
-    found = r.corrected
+    worst = r.corrected
     return (
-        f"{r.name} ({r.source}): {r.says}\n  violated by {found.excess:.6g} > {found.tolerance:g}"
-        f" in case {found.case} of {found.cases}: {found.words}"
+        f"{r.name} ({r.source}): {r.says}\n  violated by {worst.excess:.6g} > {worst.tolerance:g}"
+        f" in case {worst.case} of {worst.cases}: {worst.words}"
     )

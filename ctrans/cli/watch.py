@@ -34,10 +34,12 @@ class WatchRequest(WrittenRequest):
 
     directory: Path = argument("DIR")
     once: bool = option(
-        False, "Show the current state, then exit. This is the default if stdout is not a terminal."
+        default=False,
+        help="Show the current state, then exit. This is the default if stdout is not a terminal.",
     )
     why: bool = option(
-        False, "Also show what moved first: the gauges and places that left their past, in order."
+        default=False,
+        help="Also show what moved first: the gauges and places that left their past, in order.",
     )
     refresh: float = option(
         2.0, "Seconds between updates.", limits=Range(0.1, LARGEST, "at least 0.1 seconds")
@@ -70,20 +72,24 @@ def command(request: WatchRequest) -> None:
 
 def findings(log: MonitorLog, *, why: bool = False) -> dict[str, Any]:
     """The keys of the JSON result."""
-    runs = {name: value for report in log.reports[-1:] for name, value in report.figures.items()}
+    last: dict[str, Any] = {}
+    unknown: dict[str, Any] = {}
+    losses: list[float] = []
+    if log.reports:
+        last = dict(log.reports[-1].figures)
+        unknown = dict(log.reports[-1].unknown)
+        losses = [float(loss) for loss in log.series("loss")]
     return {
         "log": log.header,
         "ended": log.ended,
         "steps": log.steps,
-        "loss": [float(loss) for loss in log.series("loss")] if log.reports else [],
-        "last": runs,
+        "loss": losses,
+        "last": last,
         "history": history(log),
         "why": post_mortem(log) if why else None,
         "findings": log.findings,
         "probes": log.probes,
-        "unknown": {
-            where: why for report in log.reports[-1:] for where, why in report.unknown.items()
-        },
+        "unknown": unknown,
     }
 
 

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 
-LETTER, HANDLE = 6.6, 52.0
-"""Points that a letter of 10 points takes at most in the mean, and that a legend's entry takes
-beside its label.
-"""
+LETTER = 6.6
+"""Points that a letter of 10 points takes at most in the mean."""
+HANDLE = 52.0
+"""Points that a legend's entry takes beside its label."""
 BREAKS = re.compile(r"(?<=[-+/,\s])")
 """Places where a line may break."""
 
@@ -94,17 +94,19 @@ def bound_styles(bounds: Sequence[Sequence[float]]) -> list[tuple[float, tuple[f
     """The dashes of each bound. Those that lie upon each other take turns, others need not wait."""
     alike: list[list[int]] = []
     for i, bound in enumerate(bounds):
-        group = next((each for each in alike if _coincide(bounds[each[0]], bound)), [])
-        if not group:
-            alike.append(group)
-        group.append(i)
-    styles = {i: bound_style(place, len(group)) for group in alike for place, i in enumerate(group)}
+        for group in alike:
+            if _coincide(bounds[group[0]], bound):
+                group.append(i)
+                break
+        else:
+            alike.append([i])
+    styles = {i: bound_style(turn, len(group)) for group in alike for turn, i in enumerate(group)}
     return [styles[i] for i in sorted(styles)]
 
 
-def _coincide(one: Sequence[float], other: Sequence[float]) -> bool:
-    return len(one) == len(other) and all(
-        math.isclose(a, b, rel_tol=NEAR) for a, b in zip(one, other, strict=True)
+def _coincide(first: Sequence[float], second: Sequence[float]) -> bool:
+    return len(first) == len(second) and all(
+        math.isclose(a, b, rel_tol=NEAR) for a, b in zip(first, second, strict=True)
     )
 
 

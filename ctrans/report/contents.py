@@ -12,7 +12,7 @@ from typing import Any
 
 from ctrans.measure.measured import Measured, escaped, joined, measured_in
 from ctrans.report import other
-from ctrans.report.sections import Chapter, JSONObject, Page, Words, cell, decoded, table
+from ctrans.report.sections import Chapter, JSONObject, Mark, Page, Words, cell, decoded, table
 from ctrans.report.view import view
 from solvers import ConfigError
 
@@ -145,15 +145,19 @@ def _options(command: str, group: Mapping[str, JSONObject]) -> Chapter:
         keys = dict.fromkeys(key for result in group.values() for key in result.get(part) or {})
         for key in keys:
             values = [(result.get(part) or {}).get(key) for result in group.values()]
-            differs = len({cell(value).text for value in values}) > 1
-            rows.append([key, *(cell(value, "note" if differs else "") for value in values)])
+            mark: Mark = ""
+            if len({cell(value).text for value in values}) > 1:
+                mark = "note"
+            rows.append([key, *(cell(value, mark) for value in values)])
     several = len(group) > 1
     columns = ["option", *(group if several else ["value"])]
     models = []
     for name, result in group.items():
-        words = _model(result)
-        if words:
-            models.append(Words(f"{name}: {words}" if several else words))
+        model = _model(result)
+        if model and several:
+            model = f"{name}: {model}"
+        if model:
+            models.append(Words(model))
     return Chapter(
         f"Options and versions of {command}", [*models, table(columns, rows)], folded=True
     )
@@ -177,7 +181,7 @@ def _model(result: JSONObject) -> str:
 def _line(command: str, name: str, result: JSONObject) -> str:
     """A result in a line: which model it is about, and its size."""
     options = result.get("options") or {}
-    words = {
+    texts = {
         "depth": "{} block",
         "width": "width {}",
         "heads": "{} head",
@@ -185,11 +189,14 @@ def _line(command: str, name: str, result: JSONObject) -> str:
         "seed": "seed {}",
     }
     sizes = []
-    for key, text in words.items():
+    for key, text in texts.items():
         value = options.get(key)
-        if value is not None:
-            plural = "s" if key in ("depth", "heads") and value != 1 else ""
-            sizes.append(text.format(value) + plural)
+        if value is None:
+            continue
+        size: str = text.format(value)
+        if key in ("depth", "heads") and value != 1:
+            size += "s"
+        sizes.append(size)
     named = (result.get("study") or {}).get("name") or (result.get("log") or {}).get("model")
     described = _model(result) or ", ".join(sizes) or str(named or "")
     if name == command:

@@ -11,21 +11,21 @@ GAP = 2
 """Characters between two columns."""
 
 
-def shown_rows(count: int, wanted: int, *, alternate: bool = False) -> list[int]:
-    """Indices of rows from 0 to count - 1: all of up to twice as many as wanted, else every so
+def shown_rows(count: int, target: int, *, alternate: bool = False) -> list[int]:
+    """Indices of rows from 0 to count - 1: all of up to twice `target`, else every so
     many-th, and the last.
 
-    Steps are the whole number that divides the way and is nearest to what was wanted, where one
+    Steps are the whole number that divides the way and is nearest to `target` rows, where one
     within a factor of two does. With `alternate` they are odd, so that rows of two kinds in turn
     are both seen.
     """
     way = count - 1
-    if count <= 2 * wanted:
+    if count <= 2 * target:
         return list(range(count))
-    least = math.ceil(way / (2 * wanted))
+    least = math.ceil(way / (2 * target))
     steps = [step for step in range(least, 4 * least + 1) if not (alternate and step % 2 == 0)]
     even = [step for step in steps if way % step == 0]
-    step = min(even or steps, key=lambda step: abs(math.log(way / step / (wanted - 1))))
+    step = min(even or steps, key=lambda step: abs(math.log(way / step / (target - 1))))
     return sorted({*range(0, count, step), way})
 
 
@@ -34,9 +34,10 @@ def groups_of(needs: Sequence[int], lead: int, width: int) -> list[list[int]]:
     that each begin with the first `lead` columns. A column that may fold needs its longest word.
     """
     groups = [list[int]()]
-    own = list(range(lead))
+    lead_columns = list(range(lead))
     for i in range(lead, len(needs)):
-        if groups[-1] and sum(needs[k] + GAP for k in (*own, *groups[-1], i)) > width + 1:
+        columns = (*lead_columns, *groups[-1], i)
+        if groups[-1] and sum(needs[k] + GAP for k in columns) > width + 1:
             groups.append([])
         groups[-1].append(i)
-    return [[*own, *group] for group in groups]
+    return [[*lead_columns, *group] for group in groups]

@@ -34,28 +34,29 @@ def read_baseline(path: Path) -> Baseline:
     """The models in the JSON of an earlier `ctrans diagnose`. Raises ConfigError for another
     file.
     """
-    found = read_json(path)
+    result = read_json(path)
     if (
-        not isinstance(found, dict)
-        or found.get("command") != "diagnose"
-        or not found.get("placements")
+        not isinstance(result, dict)
+        or result.get("command") != "diagnose"
+        or not result.get("placements")
     ):
         raise ConfigError(
             f"--baseline {str(path)!r} is no result of ctrans diagnose: give the file of its --json"
         )
-    page_of({str(path): found})  # raises ConfigError for what no diagnosis writes
-    for reading in (
-        each
-        for model in found["placements"].values()
-        for several in model["readings"].values()
-        for each in several
-    ):
+    page_of({str(path): result})  # raises ConfigError for what no diagnosis writes
+    readings = (
+        reading
+        for model in result["placements"].values()
+        for readings_of_quantity in model["readings"].values()
+        for reading in readings_of_quantity
+    )
+    for reading in readings:
         if not is_number(reading["value"]):
             raise ConfigError(
                 f"--baseline {str(path)!r} has the value {shown(reading['value'])}, and readings"
                 " are numbers"
             )
-    models: Baseline = decoded(found["placements"])
+    models: Baseline = decoded(result["placements"])
     return models
 
 
@@ -70,30 +71,33 @@ def of_baseline(baseline: Baseline, name: str) -> Any:
     return next(iter(baseline.values()))
 
 
-def stopping(found: Diagnosis, severity: str, known: Any = None) -> list[Finding]:
-    """The findings of this severity or a worse one, except those that the model `known` of a
+def stopping(diagnosis: Diagnosis, severity: str, earlier: Any = None) -> list[Finding]:
+    """The findings of this severity or a worse one, except those that the model `earlier` of a
     baseline has at all of their places.
     """
-    names = [str(each) for each in SEVERITIES]
-    if known:
-        before = known["findings"]
-    else:
-        before = []
-    places = {(each["check"], at["place"]) for each in before for at in each["places"] or [each]}
-    worst = names[: names.index(severity) + 1]
-    return [
-        each
-        for each in found.findings
-        if each.severity in worst and not {(each.check, at.place) for at in each.readings} <= places
-    ]
+    names = [str(name) for name in SEVERITIES]
+    severities = names[: names.index(severity) + 1]
+    earlier_places: set[tuple[str, str]] = set()
+    if earlier:
+        for finding in earlier["findings"]:
+            for at in finding["places"] or [finding]:
+                earlier_places.add((finding["check"], at["place"]))
+    stops = []
+    for new_finding in diagnosis.findings:
+        places = {(new_finding.check, at.place) for at in new_finding.readings}
+        if new_finding.severity in severities and not places <= earlier_places:
+            stops.append(new_finding)
+    return stops
 
 
-def sarif(found: Mapping[str, Diagnosis], paths: Mapping[str, str]) -> bytes:
+def sarif(diagnoses: Mapping[str, Diagnosis], paths: Mapping[str, str]) -> bytes:
     """The findings as SARIF 2.1.0. A location is the path of the model, or of the later one of a
     change, with the place as a logical one.
     """
     rules = {
-        f"{c.topic}/{name}": c[name] for c in (each.checks for each in found.values()) for name in c
+        f"{diagnosis.checks.topic}/{name}": diagnosis.checks[name]
+        for diagnosis in diagnoses.values()
+        for name in diagnosis.checks
     }
     results = [
         {
@@ -111,8 +115,8 @@ def sarif(found: Mapping[str, Diagnosis], paths: Mapping[str, str]) -> bytes:
                 for at in finding.readings
             ],
         }
-        for name, each in found.items()
-        for finding in each.findings
+        for name, diagnosis in diagnoses.items()
+        for finding in diagnosis.findings
     ]
     about = [
         {
@@ -134,26 +138,26 @@ def sarif(found: Mapping[str, Diagnosis], paths: Mapping[str, str]) -> bytes:
     ).encode()
 
 
-def junit(found: Mapping[str, Diagnosis], stops: Mapping[str, list[Finding]]) -> bytes:
+def junit(diagnoses: Mapping[str, Diagnosis], stops: Mapping[str, list[Finding]]) -> bytes:
     """A suite for each model and change with a case for each check: failed where a finding stops
     the gate, skipped where the check was not measured.
     """
     root = ElementTree.Element("testsuites", name="ctrans diagnose")
-    for name, each in found.items():
+    for name, diagnosis in diagnoses.items():
         numbers = {
-            "tests": len(each.checks),
+            "tests": len(diagnosis.checks),
             "failures": len(stops[name]),
-            "skipped": len(each.unexamined),
+            "skipped": len(diagnosis.unexamined),
         }
         suite = ElementTree.SubElement(
             root,
             "testsuite",
             {"name": printable(name)} | {key: str(n) for key, n in numbers.items()},
         )
-        findings = {finding.check: finding for finding in each.findings}
-        for check in each.checks:
+        findings = {finding.check: finding for finding in diagnosis.findings}
+        for check in diagnosis.checks:
             case = ElementTree.SubElement(suite, "testcase", classname=printable(name), name=check)
-            if check in each.unexamined:
+            if check in diagnosis.unexamined:
                 ElementTree.SubElement(case, "skipped", message="not measured")
             elif findings.get(check) in stops[name]:
                 finding = findings[check]
@@ -162,8 +166,8 @@ def junit(found: Mapping[str, Diagnosis], stops: Mapping[str, list[Finding]]) ->
                 ).text = _words(finding)
             elif check in findings:
                 ElementTree.SubElement(case, "system-out").text = _words(findings[check])
-    made: bytes = ElementTree.tostring(root, "utf-8", xml_declaration=True)
-    return made
+    document: bytes = ElementTree.tostring(root, "utf-8", xml_declaration=True)
+    return document
 
 
 def _words(finding: Finding) -> str:

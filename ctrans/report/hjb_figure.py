@@ -34,10 +34,10 @@ def draw(study: PDEStudy) -> Figure:
         " along the axes)"
     )
     upper.suptitle(front_title, weight="bold")
-    names = [
-        f"t = {time:.2f}" + (r" = T:  $\Phi$ = G" if time == HORIZON else "")
-        for time in front.times
-    ]
+    names = [f"t = {time:.2f}" for time in front.times]
+    for i, time in enumerate(front.times):
+        if time == HORIZON:
+            names[i] += r" = T:  $\Phi$ = G"
     axes = _draw_fields(upper, study, names, front.values)
     for axis, exact in zip(axes, study.exact, strict=True):
         _draw_contour(axis, study, exact, "black", "dashed")
@@ -55,9 +55,9 @@ def draw(study: PDEStudy) -> Figure:
         for r, s in zip(study.radii, spreads, strict=True)
     ]
     _draw_fields(middle, study, names, study.values)
-    left, right = lower.subplots(1, 2, width_ratios=(1, 1.1))
-    _draw_errors(left, study)
-    _draw_spreads(right, study)
+    errors_axis, spreads_axis = lower.subplots(1, 2, width_ratios=(1, 1.1))
+    _draw_errors(errors_axis, study)
+    _draw_spreads(spreads_axis, study)
     return figure
 
 

@@ -112,10 +112,11 @@ def _described(chart: Plot) -> str:
     """The chart in words, for those who cannot see it: each line's first and last figure."""
     lines = []
     for line in chart.lines[:MOST_LINES]:
-        known = [(x, y) for x, y in zip(line.x, line.y, strict=True) if y is not None]
-        if known and chart.kind != "points":
-            (first, start), (last, end) = known[0], known[-1]
-            name = f"{line.model}{', bound' * line.bound}"
+        points = [(x, y) for x, y in zip(line.x, line.y, strict=True) if y is not None]
+        if points and chart.kind != "points":
+            first, start = points[0]
+            last, end = points[-1]
+            name = f"{line.model}, bound" if line.bound else line.model
             lines.append(
                 f"{name}: {digits(start)} at {digits(first)}, {digits(end)} at {digits(last)}"
             )
@@ -127,7 +128,7 @@ def _data(value: Any) -> str:
     nothing can be drawn there.
     """
     text = json.dumps(_drawable(value), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    text = UNSAFE.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    text = UNSAFE.sub(lambda match: json.dumps(match[0])[1:-1], text)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
@@ -137,9 +138,9 @@ def _drawable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {str(key): _drawable(item) for key, item in value.items()}
+        return {str(key): _drawable(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_drawable(item) for item in value]
+        return [_drawable(entry) for entry in value]
     return value
 
 

@@ -15,25 +15,26 @@ LONGEST = 2000
 
 def chapters(models: JSONObject) -> list[Chapter]:
     """Single values in one table; each map or list of objects in one of its own."""
-    made: list[Chapter] = []
-    for name, each in models.items():
-        own = {key: value for key, value in each.items() if key not in ABOUT}
-        single = {key: value for key, value in own.items() if not _has_rows(value)}
-        made.append(
-            Chapter(
-                f"{name}: result" if name else "Result",
-                [table(["figure", "value"], single.items())],
-            )
-        )
-        made += [
-            Chapter(key, [_of_objects(value)]) for key, value in own.items() if key not in single
-        ]
-    return made
+    result_chapters: list[Chapter] = []
+    for name, result in models.items():
+        values = {key: value for key, value in result.items() if key not in ABOUT}
+        single = {key: value for key, value in values.items() if not _has_rows(value)}
+        title = f"{name}: result" if name else "Result"
+        result_chapters.append(Chapter(title, [table(["figure", "value"], single.items())]))
+        for key, value in values.items():
+            if key not in single:
+                result_chapters.append(Chapter(key, [_of_objects(value)]))
+    return result_chapters
 
 
 def _of_objects(value: JSONObject | Sequence[Any]) -> Table:
     """A map or list of objects as rows."""
-    rows = list(value.items() if isinstance(value, Mapping) else enumerate(value))[:LONGEST]
+    rows: list[tuple[Any, Any]]
+    if isinstance(value, Mapping):
+        rows = list(value.items())
+    else:
+        rows = list(enumerate(value))
+    rows = rows[:LONGEST]
     if rows and all(isinstance(row, Mapping) for _, row in rows):
         keys = list(dict.fromkeys(key for _, row in rows for key in row))
         return table(["", *keys], [[name, *(row.get(key) for key in keys)] for name, row in rows])
@@ -41,7 +42,8 @@ def _of_objects(value: JSONObject | Sequence[Any]) -> Table:
 
 
 def _has_rows(value: Any) -> bool:
-    return bool(value) and (
-        isinstance(value, Mapping)
-        or (isinstance(value, list) and all(isinstance(each, Mapping) for each in value))
-    )
+    if not value:
+        return False
+    if isinstance(value, Mapping):
+        return True
+    return isinstance(value, list) and all(isinstance(row, Mapping) for row in value)

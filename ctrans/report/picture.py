@@ -38,7 +38,8 @@ BEYOND = (
 )
 """How a logarithmic axis shows 0 and infinity: mark, height in the panel, and words."""
 COLUMNS = 3
-WIDTH, HEIGHT = 4.5, 4.2
+WIDTH = 4.5
+HEIGHT = 4.2
 """Inches of a panel."""
 LARGEST = 1e300
 """What is larger is drawn as infinite, and on a logarithmic axis what is below its inverse as 0:
@@ -54,10 +55,9 @@ def pictures(page: Page) -> dict[str, Callable[[], bytes]]:
     for chapter in page.chapters:
         if chapter.picture and chapter.charts:
             plots.setdefault(chapter.picture, []).extend(chapter.charts)
-    if page.asked:
-        title = f"{page.title}: {page.asked}"
-    else:
-        title = page.title
+    title = page.title
+    if page.subject:
+        title = f"{title}: {page.subject}"
     return {f"{name}.png": partial(_png, charts, title) for name, charts in plots.items()}
 
 
@@ -75,27 +75,23 @@ def draw(charts: Sequence[Plot], title: str) -> Figure:
     else:
         columns = min(COLUMNS, len(charts))
     rows = math.ceil(len(charts) / columns)
-    maps = [len(_measured(chart)) > MOST_LINES and chart.kind == "lines" for chart in charts]
-    tallest = max(
-        HEIGHT,
-        *(
-            2 + 0.2 * len(_measured(chart)) * is_map
-            for chart, is_map in zip(charts, maps, strict=True)
-        ),
-    )
+    tallest = HEIGHT
+    for chart in charts:
+        if _is_map(chart):
+            tallest = max(tallest, 2 + 0.2 * len(_measured(chart)))
     figure = Figure(figsize=(max(7.5, WIDTH * columns), tallest * rows + 0.5), layout="constrained")
-    every = figure.subplots(rows, columns, squeeze=False).flatten()
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
     looks = looks_of([(line.model, line.placement) for chart in charts for line in chart.lines])
     handles: dict[str, Artist] = {}
-    for axes, chart, is_map in zip(every, charts, maps, strict=False):
+    for axes, chart in zip(panels, charts, strict=False):
         axes.set(title=chart.title, xlabel=chart.x)
-        if is_map:
+        if _is_map(chart):
             _rows(figure, axes, chart, looks)
         elif chart.frames and len(chart.lines) == 1:
             _moments(figure, axes, chart)
         else:
             _panel(figure, axes, chart, looks, handles)
-    for axes in every[len(charts) :]:
+    for axes in panels[len(charts) :]:
         axes.set_visible(False)
     if len(handles) > 1:
         legend_below(figure, list(handles.values()), list(handles), most=MOST_LINES)
@@ -103,43 +99,44 @@ def draw(charts: Sequence[Plot], title: str) -> Figure:
     return figure
 
 
+def _is_map(chart: Plot) -> bool:
+    """Whether it has too many models for one panel, which are then rows of a map."""
+    return chart.kind == "lines" and len(_measured(chart)) > MOST_LINES
+
+
 def _within(chart: Plot) -> Plot:
     """The chart with figures of which matplotlib can compute sums and ratios (see `LARGEST`)."""
+    least = 1 / LARGEST if chart.log else 0.0
+
+    def figure(value: float | None) -> float | None:
+        if value is None or math.isnan(value):
+            return value
+        if abs(value) < least:
+            return 0.0
+        if abs(value) > LARGEST:
+            return math.copysign(math.inf, value)
+        return value
 
     def figures(values: Sequence[float | None]) -> list[float | None]:
-        if chart.log:
-            least = 1 / LARGEST
-        else:
-            least = 0.0
-        return [
-            (
-                v
-                if v is None or math.isnan(v)
-                else (
-                    0.0 if abs(v) < least else math.copysign(math.inf, v) if abs(v) > LARGEST else v
-                )
-            )
-            for v in values
-        ]
+        return [figure(value) for value in values]
 
-    def place(x: float) -> float:
+    def position(x: float) -> float:
         return max(-LARGEST, min(LARGEST, x))
 
     lines = [
         replace(
             line,
-            x=list(map(place, line.x)),
+            x=list(map(position, line.x)),
             y=figures(line.y),
             low=figures(line.low),
             high=figures(line.high),
-            shade=list(map(place, line.shade)),
+            shade=list(map(position, line.shade)),
         )
         for line in chart.lines
     ]
-    frames = {name: [figures(each) for each in frame] for name, frame in chart.frames.items()}
-    return replace(
-        chart, lines=lines, frames=frames, events=[(place(x), word) for x, word in chart.events]
-    )
+    frames = {name: [figures(line) for line in frame] for name, frame in chart.frames.items()}
+    events = [(position(x), word) for x, word in chart.events]
+    return replace(chart, lines=lines, frames=frames, events=events)
 
 
 def _measured(chart: Plot) -> list[Line]:
@@ -162,7 +159,8 @@ def _panel(
             handles.setdefault(line.model, bars.patches[0])
         axes.axhline(0, color="0.5", linewidth=0.8)
     else:
-        axes.set(xscale="log" if chart.log_x else "linear", yscale="log" if chart.log else "linear")
+        axes.set_xscale("log" if chart.log_x else "linear")
+        axes.set_yscale("log" if chart.log else "linear")
         for i, line in enumerate(measured):
             _line(axes, line, chart, looks[line.model], i, handles)
         dashes = bound_styles([[y for y in line.y if y is not None] for line in bounds])
@@ -211,12 +209,10 @@ def _line(
             color=look.colour,
             alpha=0.15,
         )
-    for (mark, height, words), beyond in zip(BEYOND, (0.0, math.inf), strict=True):
-        places = [
-            x
-            for x, value in zip(line.x, line.y, strict=True)
-            if value == beyond and (chart.log or beyond)
-        ]
+    for (mark, height, label), beyond in zip(BEYOND, (0.0, math.inf), strict=True):
+        if beyond == 0 and not chart.log:  # a linear axis has a place for 0
+            continue
+        places = [x for x, value in zip(line.x, line.y, strict=True) if value == beyond]
         if places:
             hollow: dict[str, Any] = {"marker": mark, "fillstyle": "none", "linestyle": ""}
             axes.plot(
@@ -226,14 +222,16 @@ def _line(
                 **hollow,
                 transform=axes.get_xaxis_transform(),
             )
-            handles.setdefault(words, Line2D([], [], color="black", **hollow))
+            handles.setdefault(label, Line2D([], [], color="black", **hollow))
 
 
 def _drawn(values: Sequence[float | None], *, log: bool) -> list[float]:
     """What the axis has a place for; nan elsewhere."""
-    return [
-        math.nan if v is None or not math.isfinite(v) or (log and v <= 0) else v for v in values
-    ]
+    drawn = []
+    for value in values:
+        has_a_place = value is not None and math.isfinite(value) and not (log and value <= 0)
+        drawn.append(value if value is not None and has_a_place else math.nan)
+    return drawn
 
 
 def _scale(axes: Axes, *, log: bool) -> None:
@@ -242,18 +240,18 @@ def _scale(axes: Axes, *, log: bool) -> None:
         show_at_least_a_decade(axes)
         return
     low, high = axes.get_ylim()
-    wanted = max(abs(low), abs(high)) / 2
-    if high - low < wanted:
+    least_span = max(abs(low), abs(high)) / 2
+    if high - low < least_span:
         centre = (low + high) / 2
-        axes.set_ylim(centre - wanted / 2, centre + wanted / 2)
+        axes.set_ylim(centre - least_span / 2, centre + least_span / 2)
 
 
 def _events(axes: Axes, chart: Plot) -> None:
-    for i, (place, word) in enumerate(chart.events):
-        axes.axvline(place, color=PLAIN[1], linestyle=("--", ":", "-.")[i % 3], linewidth=1.2)
+    for i, (position, word) in enumerate(chart.events):
+        axes.axvline(position, color=PLAIN[1], linestyle=("--", ":", "-.")[i % 3], linewidth=1.2)
         axes.annotate(
             word,
-            (place, 1.0),
+            (position, 1.0),
             xycoords=axes.get_xaxis_transform(),
             rotation=90,
             va="top",
@@ -264,10 +262,9 @@ def _events(axes: Axes, chart: Plot) -> None:
 
 def _points(figure: Figure, axes: Axes, lines: Sequence[Line]) -> None:
     """Points whose colour is their `shade`."""
-    x, y, shade = (
-        [value for line in lines for value in part]
-        for part in zip(*((e.x, e.y, e.shade) for e in lines), strict=True)
-    )
+    x = [value for line in lines for value in line.x]
+    y: list[Any] = [value for line in lines for value in line.y]
+    shade = [value for line in lines for value in line.shade]
     drawn = axes.scatter(x, y, c=shade, s=6, vmin=0, cmap="viridis")
     figure.colorbar(drawn, ax=axes, label="segment")
     axes.axvline(0, color="0.7", linewidth=0.8)
@@ -288,14 +285,13 @@ def _rows(figure: Figure, axes: Axes, chart: Plot, looks: Mapping[str, Look]) ->
                 values[i, k] = np.nan
             else:
                 values[i, k] = _shade(line.y[nearest], log=chart.log)
-    known = values[np.isfinite(values)]
-    if known.size:
-        low, high = np.quantile(known, (0.05, 0.95))
-    else:
-        low, high = (0.0, 1.0)
-    shown = np.clip(values, low, max(high, low + 0.1))
+    finite_values = values[np.isfinite(values)]
+    low = 0.0
+    high = 1.0
+    if finite_values.size:
+        low, high = np.quantile(finite_values, (0.05, 0.95))
     image = axes.imshow(
-        shown,
+        np.clip(values, low, max(high, low + 0.1)),
         aspect="auto",
         interpolation="nearest",
         cmap="cividis",
@@ -308,7 +304,7 @@ def _rows(figure: Figure, axes: Axes, chart: Plot, looks: Mapping[str, Look]) ->
         ax=axes,
         orientation="horizontal",
         aspect=30,
-        label=f"{'log10 of ' * chart.log}{chart.y}",
+        label=f"log10 of {chart.y}" if chart.log else chart.y,
         extend="both",
     )
     ticks = range(0, len(at), max(1, math.ceil(len(at) / 8)))
@@ -334,20 +330,24 @@ def _moments(figure: Figure, axes: Axes, chart: Plot) -> None:
     values = np.array(
         [_drawn(frame[0], log=chart.log) for frame in chart.frames.values()], dtype=float
     )
-    known = values[np.isfinite(values)]
-    if chart.log and known.size:
-        scale = LogNorm(known.min(), max(known.max(), known.min() * 1.01))
-    else:
-        scale = None
+    finite_values = values[np.isfinite(values)]
+    scale = None
+    if chart.log and finite_values.size:
+        least = finite_values.min()
+        scale = LogNorm(least, max(finite_values.max(), least * 1.01))
     names = list(chart.frames)
-    at = (
-        [float(name.replace(",", "")) for name in names]
-        if all(name.replace(".", "", 1).replace(",", "").isdigit() for name in names)
-        else range(len(names))
-    )
-    shown = np.ma.masked_invalid(values.T)
+    at: Sequence[float]
+    if all(name.replace(".", "", 1).replace(",", "").isdigit() for name in names):
+        at = [float(name.replace(",", "")) for name in names]
+    else:
+        at = range(len(names))
     image = axes.pcolormesh(
-        at, chart.lines[0].x, shown, norm=scale, shading="nearest", cmap="cividis"
+        at,
+        chart.lines[0].x,
+        np.ma.masked_invalid(values.T),
+        norm=scale,
+        shading="nearest",
+        cmap="cividis",
     )
     figure.colorbar(image, ax=axes, label=chart.y)
     axes.set(xlabel=chart.over, ylabel=chart.x)

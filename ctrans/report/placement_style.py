@@ -10,8 +10,10 @@ from collections.abc import Iterable
 
 from ctrans.dynamics.placement import PLACEMENTS
 
-MIXED_COLOUR, MIXED_MARKER = "0.4", "*"
-"""Grey and a star, for a model whose sublayers differ in their placement."""
+MIXED_COLOUR = "0.4"
+"""Grey, for a model whose sublayers differ in their placement."""
+MIXED_MARKER = "*"
+"""The mark of such a model: a star."""
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#b8a400", "#66ccee", "#aa3377", "#777777")
 MARKERS = "osD^vPX"
 """For lines that are no models, such as places: colours that all eyes tell apart (after Paul Tol's
@@ -34,17 +36,17 @@ def looks_of(models: Iterable[tuple[str, str | None]]) -> dict[str, Look]:
     """
     looks: dict[str, Look] = {}
     used: Counter[str] = Counter()
-    others = 0
+    unplaced = 0
     for name, placement in models:
         if name in looks:
             continue
         if placement is None:
             looks[name] = Look(
-                COLOURS[others % len(COLOURS)],
-                MARKERS[others % len(MARKERS)],
-                others // len(COLOURS),
+                COLOURS[unplaced % len(COLOURS)],
+                MARKERS[unplaced % len(MARKERS)],
+                unplaced // len(COLOURS),
             )
-            others += 1
+            unplaced += 1
         else:
             looks[name] = Look(colour(placement), marker(placement), used[placement])
             used[placement] += 1
@@ -67,7 +69,7 @@ def marker(placement: str) -> str:
 
 def equation(placement: str) -> str:
     """The placement's step and velocity by equation."""
-    known = PLACEMENTS.get(placement)
-    if known is None:
+    entry = PLACEMENTS.get(placement)
+    if entry is None:
         return "sublayers differ in their placement"
-    return f"{known.step}, v = {known.velocity}"
+    return f"{entry.step}, v = {entry.velocity}"

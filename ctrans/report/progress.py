@@ -56,13 +56,14 @@ class Bar:
             TimeRemainingColumn(),
         )
         self._progress = Progress(*columns, console=self._console, transient=True)
-        self._what, self._task = what, self._progress.add_task(what, total=total, completed=done)
+        self._what = what
+        self._task = self._progress.add_task(what, total=total, completed=done)
         self._started = time.perf_counter()
         self._shown = False
-        # the last estimate that was said, in seconds
         self._total = total - done
         self._done = 0
-        self._said = 0.0
+        # the last estimate that was printed, in seconds
+        self._printed = 0.0
         # when the first piece was done, which has what is made once in it, and how many
         self._first: tuple[float, int] | None = None
 
@@ -94,12 +95,12 @@ class Bar:
             later = self._done - pieces
             if later == 0 or (later < self._total * SHARE and elapsed < LONG):
                 return
-            whole = before + (elapsed - before) * (self._total - pieces) / later
-            if not self._said / AMISS <= whole <= self._said * AMISS:
-                self._said = whole
-                if whole > LONG:
-                    said = f"{self._what}: about {duration(whole)} in all"
-                    self._console.print(said, markup=False, highlight=False, soft_wrap=True)
+            estimate = before + (elapsed - before) * (self._total - pieces) / later
+            if not self._printed / AMISS <= estimate <= self._printed * AMISS:
+                self._printed = estimate
+                if estimate > LONG:
+                    message = f"{self._what}: about {duration(estimate)} in all"
+                    self._console.print(message, markup=False, highlight=False, soft_wrap=True)
 
 
 def progress_bar(what: str, total: int, done: int = 0) -> closing[Bar]:

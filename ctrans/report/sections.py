@@ -109,11 +109,10 @@ class Line:
         figures = [
             *self.x,
             *self.shade,
-            *(each for each in (*self.y, *self.low, *self.high) if each is not None),
+            *(value for value in (*self.y, *self.low, *self.high) if value is not None),
         ]
-        if len(self.x) != len(self.y) or not all(
-            isinstance(each, (int, float)) for each in figures
-        ):
+        are_numbers = all(isinstance(figure, (int, float)) for figure in figures)
+        if len(self.x) != len(self.y) or not are_numbers:
             raise ConfigError(f"{self.model}: a line needs a number for each place")
         if not isinstance(self.placement, str | None):
             raise ConfigError(f"{self.model}: {shown(self.placement)} is no placement")
@@ -181,18 +180,17 @@ class Findings:
     there are several. Of more than `MOST_FINDINGS` it has the first, and `title` says so.
     """
 
-    found: Sequence[JSONObject]
+    findings: Sequence[JSONObject]
     title: str = ""
 
     def __post_init__(self) -> None:
-        if len(self.found) > MOST_FINDINGS:
-            title = (
-                f"{self.title}{': ' * bool(self.title)}the first {MOST_FINDINGS:,} of"
-                f" {len(self.found):,}; the JSON has all"
-            )
+        if len(self.findings) > MOST_FINDINGS:
+            title = f"the first {MOST_FINDINGS:,} of {len(self.findings):,}; the JSON has all"
+            if self.title:
+                title = f"{self.title}: {title}"
             object.__setattr__(self, "title", title)
-            object.__setattr__(self, "found", self.found[:MOST_FINDINGS])
-        for finding in self.found:
+            object.__setattr__(self, "findings", self.findings[:MOST_FINDINGS])
+        for finding in self.findings:
             finding_rows(finding)  # raises for figures of another type
             if not isinstance(finding["severity"], str):
                 raise ValueError(f"{finding['severity']!r} is no severity")
@@ -230,7 +228,7 @@ def _has_content(part: Section) -> bool:
         return bool(part.rows)
     if isinstance(part, Plot):
         return any(line.y for line in part.lines)
-    return not isinstance(part, Findings) or bool(part.found)
+    return not isinstance(part, Findings) or bool(part.findings)
 
 
 @dataclass(frozen=True)
@@ -240,7 +238,7 @@ class Page:
     """
 
     title: str
-    asked: str
+    subject: str
     chapters: Sequence[Chapter]
     results: JSONObject
 
@@ -258,9 +256,9 @@ def decoded(value: Any) -> Any:
     infinite.
     """
     if isinstance(value, Mapping):
-        return {printable(str(name)): decoded(each) for name, each in value.items()}
+        return {printable(str(name)): decoded(entry) for name, entry in value.items()}
     if isinstance(value, list):
-        return [decoded(each) for each in value]
+        return [decoded(entry) for entry in value]
     if isinstance(value, int) and abs(value) > sys.float_info.max:
         if value > 0:
             return math.inf
@@ -274,11 +272,9 @@ def decoded(value: Any) -> Any:
 
 def finite(values: Sequence[AnyFloat | None] | None) -> list[float]:
     """The values that are finite numbers."""
-    return [
-        value
-        for value in (() if values is None else values)
-        if value is not None and math.isfinite(value)
-    ]
+    if values is None:
+        return []
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def percent(value: AnyFloat | None) -> str:
@@ -300,15 +296,15 @@ def cell(value: Any, mark: Mark = "") -> Cell:
     if isinstance(value, bool):
         return Cell("yes" if value else "no", float(value), mark)
     if isinstance(value, (int, float)):
-        return Cell(digits(value), None if math.isnan(value) else float(value), mark)
+        sorted_by = None if math.isnan(value) else float(value)
+        return Cell(digits(value), sorted_by, mark)
     if value is None or (isinstance(value, str) and not value):
         return Cell("–", None, mark)
     if isinstance(value, (list, tuple)):
-        return Cell(", ".join(cell(each).text for each in value), None, mark)
+        return Cell(", ".join(cell(entry).text for entry in value), None, mark)
     if isinstance(value, Mapping):
-        return Cell(
-            ", ".join(f"{name}: {cell(each).text}" for name, each in value.items()), None, mark
-        )
+        entries = (f"{name}: {cell(entry).text}" for name, entry in value.items())
+        return Cell(", ".join(entries), None, mark)
     return Cell(str(value), None, mark)
 
 
@@ -323,13 +319,8 @@ def table(
     `more` are further fields of `Table`.
     """
     headings = [Column(column) if isinstance(column, str) else column for column in columns]
-    return Table(
-        title,
-        headings,
-        [[cell(value) for value in row] if isinstance(row, Iterable) else row for row in rows],
-        meaning,
-        **more,
-    )
+    cells = [[cell(value) for value in row] if isinstance(row, Iterable) else row for row in rows]
+    return Table(title, headings, cells, meaning, **more)
 
 
 def digits(value: AnyFloat) -> str:
@@ -349,11 +340,11 @@ def digits(value: AnyFloat) -> str:
     return text
 
 
-def mark_of(found: Sequence[JSONObject]) -> Mark:
+def mark_of(findings: Sequence[JSONObject]) -> Mark:
     """The mark of several findings together: that of the most severe."""
-    if any(each["severity"] != "note" for each in found):
+    if any(finding["severity"] != "note" for finding in findings):
         return "bad"
-    if found:
+    if findings:
         return "note"
     return "good"
 

@@ -32,8 +32,10 @@ from ctrans.report.sections import (
 STYLES: dict[Mark, str] = {"": "", "bad": "bold red", "note": "yellow", "good": "green"}
 FURTHER = "further columns"
 """Title of a table with the columns that did not fit."""
-HEADING, LONGEST_NAME = 10, 24
-"""Letters of a heading's line at least, and of a row's name that is never broken."""
+HEADING = 10
+"""Letters of a heading's line, at least."""
+LONGEST_NAME = 24
+"""Letters of a row's name that is never broken, at most."""
 
 
 def show(
@@ -61,17 +63,17 @@ def show(
     if legend:
         console.print(Text("\nHow to read it", "bold"))
         for meaning in dict.fromkeys(legend.values()):
-            names = " and ".join(name for name, other in legend.items() if other == meaning)
+            names = " and ".join(name for name in legend if legend[name] == meaning)
             console.print(Text.assemble((names, "italic"), ": ", meaning))
     folded = [
-        each.title
-        for each in page.chapters
-        if each.folded and any(not isinstance(part, Plot) for part in each.parts)
+        chapter.title
+        for chapter in page.chapters
+        if chapter.folded and any(not isinstance(part, Plot) for part in chapter.parts)
     ]
     if folded and not verbose:
         console.print(Text(f"\n--verbose also shows: {', '.join(folded)}."))
-    if page.asked:
-        console.print(Text(page.asked))
+    if page.subject:
+        console.print(Text(page.subject))
 
 
 def _show(part: Section, console: Console, legend: dict[str, str], *, verbose: bool) -> None:
@@ -79,15 +81,16 @@ def _show(part: Section, console: Console, legend: dict[str, str], *, verbose: b
         for line in filter(None, (part.text, *(f"- {line}" for line in part.lines))):
             console.print(Text(line))
     elif isinstance(part, Table):
-        table = part.only(False, verbose)
+        details = (False, True) if verbose else (False,)
+        table = part.only(*details)
         for piece in _fitted(table, console.width, verbose=verbose):
             console.print(piece)
         if part.meaning:
             console.print(Text(part.meaning))
-        meanings = {
-            column.name: column.legend if verbose else column.meaning for column in table.columns
-        }
-        legend |= {name: meaning for name, meaning in meanings.items() if meaning}
+        for column in table.columns:
+            meaning = column.legend if verbose else column.meaning
+            if meaning:
+                legend[column.name] = meaning
     elif isinstance(part, ColouredText):
         console.print(Text(part.title, "bold"))
         tokens = Text(no_wrap=False)
@@ -108,81 +111,65 @@ def _fitted(table: Table, width: int, *, verbose: bool) -> Iterator[RichTable]:
         for row in table.rows
         if len(row) == 1 or any(cell.text not in EMPTY for cell in row[1:])
     ]
-    if table.rows_shown and not verbose:
-        wanted = table.rows_shown
-    else:
-        wanted = len(rows)
-    if rows:
-        shown = [rows[i] for i in shown_rows(len(rows), wanted, alternate=table.alternate)]
-    else:
-        shown = []
+    if rows and table.rows_shown and not verbose:
+        indices = shown_rows(len(rows), table.rows_shown, alternate=table.alternate)
+        rows = [rows[i] for i in indices]
     headings = list[str]()
     styles = list[dict[str, Any]]()
     needs = list[int]()
     for k, column in enumerate(table.columns):
-        known = [row[k] for row in table.rows if row[k].text not in EMPTY]
-        widest = max((len(cell.text) for cell in known), default=1)
+        cells = [row[k] for row in table.rows if row[k].text not in EMPTY]
+        widest = max((len(cell.text) for cell in cells), default=1)
         headings.append(
             "\n".join(textwrap.wrap(column.name, max(HEADING, widest), break_long_words=False))
         )
-        figures = k > 0 and all(cell.value is not None for cell in known)
-        whole = figures or (k == 0 and widest <= LONGEST_NAME)
-        styles.append(
-            {
-                "justify": "right" if figures else "left",
-                "overflow": "ellipsis" if figures else "fold",
-                "no_wrap": whole,
-            }
-        )
-        texts = [headings[-1], *(row[k].text for row in shown)]
-        needs.append(
-            max(
-                (
-                    cell_len(part)
-                    for text in texts
-                    for part in (text.splitlines() if whole else text.split())
-                ),
-                default=0,
-            )
-        )
+        has_figures = k > 0 and all(cell.value is not None for cell in cells)
+        is_unbroken = has_figures or (k == 0 and widest <= LONGEST_NAME)
+        style: dict[str, Any]
+        if has_figures:
+            style = {"justify": "right", "overflow": "ellipsis", "no_wrap": is_unbroken}
+        else:
+            style = {"justify": "left", "overflow": "fold", "no_wrap": is_unbroken}
+        styles.append(style)
+        parts: list[str] = []
+        for text in (headings[-1], *(row[k].text for row in rows)):
+            parts += text.splitlines() if is_unbroken else text.split()
+        needs.append(max(map(cell_len, parts), default=0))
     lead = next((k for k, style in enumerate(styles) if style["justify"] == "right"), 1)
     for i, group in enumerate(groups_of(needs, lead, width)):
-        title = ", ".join(filter(None, (table.title, FURTHER if i else "")))
-        made = RichTable(
-            title=Text(title) if title else None,
-            box=box.SIMPLE_HEAD,
-            padding=(0, 1, 0, 0),
-            pad_edge=False,
-        )
-        made.title_style = "bold"
-        made.title_justify = "left"
-        made.show_edge = False
+        titles = [table.title] if table.title else []
+        if i:
+            titles.append(FURTHER)
+        piece = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        if titles:
+            piece.title = Text(", ".join(titles))
+        piece.title_style = "bold"
+        piece.title_justify = "left"
+        piece.show_edge = False
         for k in group:
-            made.add_column(Text(headings[k]), **styles[k])
-        for row in shown:
-            made.add_row(*(Text(row[k].text, STYLES[row[k].mark]) for k in group))
-        yield made
+            piece.add_column(Text(headings[k]), **styles[k])
+        for row in rows:
+            piece.add_row(*(Text(row[k].text, STYLES[row[k].mark]) for k in group))
+        yield piece
 
 
 def _findings(part: Findings) -> RichTable:
     """A paragraph for each finding, which any width holds."""
-    made = RichTable.grid(padding=(0, 1, 0, 0))
+    grid = RichTable.grid(padding=(0, 1, 0, 0))
     if part.title:
-        made.title = Text(part.title)
-    else:
-        made.title = None
-    made.title_justify = "left"
-    made.add_column(no_wrap=True)
-    made.add_column(overflow="fold")
-    for i, finding in enumerate(part.found, 1):
+        grid.title = Text(part.title)
+    grid.title_justify = "left"
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for i, finding in enumerate(part.findings, 1):
         style = STYLES[SEVERITY_MARKS.get(finding["severity"], "")]
-        made.add_row(
+        grid.add_row(
             f"{i}.",
             Text.assemble(
                 (str(finding["check"]), "bold"), " (", (str(finding["severity"]), style), ")"
             ),
         )
         for name, text in finding_rows(finding).items():
-            made.add_row(name, Text(text))
-        made.add_row("", "")
-    return made
+            grid.add_row(name, Text(text))
+        grid.add_row("", "")
+    return grid

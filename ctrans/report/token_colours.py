@@ -7,7 +7,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-RED, BLUE, WHITE = (214, 69, 65), (67, 113, 203), (255, 255, 255)
+RED = (214, 69, 65)
+BLUE = (67, 113, 203)
+WHITE = (255, 255, 255)
+GREY = "#bbbbbb"
 SHOWN = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 """Visible marks for characters that move the cursor."""
 
@@ -15,7 +18,7 @@ SHOWN = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 def colours(values: Sequence[float]) -> list[str]:
     """#rrggbb of each value: white at 0, full at the largest size of a finite one; -inf is grey."""
     largest = max((abs(v) for v in values if math.isfinite(v)), default=0.0) or 1.0
-    return [_mixed(v / largest) if math.isfinite(v) else "#bbbbbb" for v in values]
+    return [_mixed(v / largest) if math.isfinite(v) else GREY for v in values]
 
 
 def _mixed(share: float) -> str:
@@ -29,5 +32,12 @@ def _mixed(share: float) -> str:
 
 def visible(word: str) -> str:
     """The token's text in one line: control characters as marks, or as their numbers."""
-    made = "".join(SHOWN.get(c, c if c.isprintable() else f"\\x{ord(c):02x}") for c in word)
-    return made or "∅"
+    return "".join(_visible_character(character) for character in word) or "∅"
+
+
+def _visible_character(character: str) -> str:
+    if character in SHOWN:
+        return SHOWN[character]
+    if character.isprintable():
+        return character
+    return f"\\x{ord(character):02x}"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ctrans.measure.measures import MEASURES
+from ctrans.report.charts import AXES
 from ctrans.report.progress import duration
 from ctrans.report.sections import (
     MOST_FINDINGS,
@@ -29,7 +30,7 @@ from ctrans.report.sections import (
     mark_of,
     table,
 )
-from ctrans.report.view import AXES
+from ctrans.report.sparkline import sparkline
 from ctrans.training.monitor import GAUGES
 from ctrans.training.monitor.history import kept_reports
 from ctrans.training.monitor.post_mortem import LEAST, RULE
@@ -49,69 +50,78 @@ FURTHER = ("costate", "bound_share", "adam_gradient_ratio", "peak", "entropy", "
 """The figures by depth that the page shows too."""
 MOMENTS = 200
 """At most so many positions of the slider where several runs are shown together."""
-BARS = "▁▂▃▄▅▆▇█"
-TIME, DEPTH = 16, 14
-"""Characters of a sparkline over time, and over depth."""
+TIME = 16
+"""Characters of a sparkline over time."""
+DEPTH = 14
+"""Characters of a sparkline over depth."""
 TIMELINE = 7
 """Deviations in the timeline."""
-EARLY, LATE = slice(-12), slice(-12, None)
-"""Findings shown with --verbose only, and the newest ones."""
+EARLY = slice(-12)
+"""Findings shown with --verbose only."""
+LATE = slice(-12, None)
+"""The newest findings."""
 
 
 def chapters(models: JSONObject) -> list[Chapter]:
     """How each run goes and what was found, its last figures, charts over the steps and by
     depth.
     """
-    runs = {name or "run": _with_findings(each) for name, each in models.items()}
-    unseen = [
-        f"{name}: {words}" if len(runs) > 1 else words
-        for name, run in runs.items()
-        for words in _not_seen(run)
-    ]
-    found, older = _found(runs)
-    drawn = [_by_depth(runs, gauge) for gauge in DRAWN]
-    others = [_by_depth(runs, gauge) for gauge in FURTHER]
+    runs = {name or "run": _with_findings(run) for name, run in models.items()}
     several = len(runs) > 1
+    titles = {name: name if several else "" for name in runs}
+    not_seen = []
+    unseen = [_titled(titles[name], line) for name, run in runs.items() for line in _not_seen(run)]
+    if unseen:
+        not_seen.append(Words("These figures could not be measured:", unseen))
+    newest = [Findings(run["findings"][LATE], titles[name]) for name, run in runs.items()]
+    older = [_older(run["findings"][EARLY], titles[name]) for name, run in runs.items()]
+    drawn = [_by_depth(runs, gauge) for gauge in DRAWN]
+    further = [_by_depth(runs, gauge) for gauge in FURTHER]
+    answers = [_answer(titles[name], run) for name, run in runs.items()]
     return [
-        Chapter(
-            "Progress",
-            [*(_answer(name if several else "", run) for name, run in runs.items()), _runs(runs)],
-        ),
-        Chapter(
-            "Not seen", [Words("These figures could not be measured:", unseen)] if unseen else []
-        ),
-        Chapter("Findings", found),
+        Chapter("Progress", [*answers, _runs(runs)]),
+        Chapter("Not seen", not_seen),
+        Chapter("Findings", newest),
         Chapter("Earlier findings", older, folded=True),
         Chapter(
             "What moved first",
-            [part for name, run in runs.items() if run.get("why") for part in _why(run)],
+            [part for run in runs.values() if run.get("why") for part in _why(run)],
             picture="watch",
         ),
         Chapter(
             "Last figures",
-            [_figures(name if several else "", run) for name, run in runs.items() if run["steps"]],
+            [_figures(titles[name], run) for name, run in runs.items() if run["steps"]],
         ),
         Chapter(
             "Over the steps", [_over_time(runs, gauge) for gauge in OVER_TIME], picture="watch"
         ),
         Chapter("By depth", drawn, picture="watch"),
-        Chapter("Further figures by depth", others, folded=True),
+        Chapter("Further figures by depth", further, folded=True),
         Chapter("About the slider", [Words(_slider(runs))], folded=True),
     ]
 
 
+def _titled(title: str, text: str) -> str:
+    """The text after the name of its run, where there are several."""
+    if title:
+        return f"{title}: {text}"
+    return text
+
+
 def _why(run: JSONObject) -> list[Section]:
     """What left its past, as a sentence, a timeline and a table."""
-    found = run["why"]["deviations"]
+    deviations = run["why"]["deviations"]
     loss = run["why"]["loss"]
     sigma = run["why"]["sigma"]
-    if loss is None:
-        later = "The loss did not leave its past for three reports"
-    else:
+    events = []
+    later = "The loss did not leave its past for three reports"
+    if loss is not None:
         later = f"The loss left its past at step {loss:,}"
-    rule = (
-        f"the 6-sigma rule {'never warned' if sigma is None else f'first warned at step {sigma:,}'}"
-    )
+        events.append((float(loss), "loss"))
+    rule = "the 6-sigma rule never warned"
+    if sigma is not None:
+        rule = f"the 6-sigma rule first warned at step {sigma:,}"
+        events.append((float(sigma), "6 sigma"))
     reports = len(run["steps"])
     if reports < LEAST + 2:
         return [
@@ -120,27 +130,23 @@ def _why(run: JSONObject) -> list[Section]:
                 " fault. Give a smaller every=."
             )
         ]
-    if not found:
+    if not deviations:
         return [
             Words(
                 "No gauge left its past. A fault that is there from the first step leaves no trace"
                 f" here. {later}; {rule}."
             )
         ]
-    first = found[0]
-    said = (
+    first = deviations[0]
+    summary = (
         f"First, at step {first['step']:,}: {first['place']}, {GAUGES[first['gauge']].formula}."
         f" {later}; {rule}."
     )
-    events = [
-        (float(step), name)
-        for step, name in ((loss, "loss"), (sigma, "6 sigma"))
-        if step is not None
-    ]
-    bars = [
-        Line(f"{i}. {each['place']}: {each['gauge']}", [each["step"], run["steps"][-1]], [i, i])
-        for i, each in enumerate(found[:TIMELINE], 1)
-    ]
+    last_step = run["steps"][-1]
+    bars = []
+    for i, deviation in enumerate(deviations[:TIMELINE], 1):
+        name = f"{i}. {deviation['place']}: {deviation['gauge']}"
+        bars.append(Line(name, [deviation["step"], last_step], [i, i]))
     order = Plot(
         "What left its past",
         "training step",
@@ -157,37 +163,36 @@ def _why(run: JSONObject) -> list[Section]:
         Column("times", "the figure over the median of its past"),
         Column("deviations", RULE),
     ]
-    rows = [
-        [each["step"], each["place"], each["gauge"], each["times"], each["deviations"]]
-        for each in found[:MOST_FINDINGS]
-    ]
-    return [Words(said), order, table(columns, rows)]
+    keys = ("step", "place", "gauge", "times", "deviations")
+    rows = [[deviation[key] for key in keys] for deviation in deviations[:MOST_FINDINGS]]
+    return [Words(summary), order, table(columns, rows)]
 
 
 def _with_findings(run: JSONObject) -> JSONObject:
     """The run, each finding with its step before its place."""
-    return {
-        **run,
-        "findings": [
-            {**each, "place": f"step {each['step']}: {each['place']}"} for each in run["findings"]
-        ],
-    }
+    findings = [
+        {**finding, "place": f"step {finding['step']}: {finding['place']}"}
+        for finding in run["findings"]
+    ]
+    return {**run, "findings": findings}
 
 
 def _answer(name: str, run: JSONObject) -> Answer:
     """How far it is, how fast, how long it will take, how it ended, and the worst that was
     found.
     """
-    known = [finding["severity"] for finding in run["findings"]]
-    counts = ", ".join(f"{known.count(severity)} {severity}" for severity in dict.fromkeys(known))
-    if known:
-        found = f"{len(known)} finding{'s' * (len(known) != 1)} ({counts})"
-    else:
-        found = "no findings"
-    parts = [*_progress(run), run["ended"] or "still running, or killed"]
-    return Answer(
-        f"{name}{': ' * bool(name)}{', '.join(parts)}; {found}.", mark_of(run["findings"])
+    severities = [finding["severity"] for finding in run["findings"]]
+    counts = ", ".join(
+        f"{severities.count(severity)} {severity}" for severity in dict.fromkeys(severities)
     )
+    if not severities:
+        findings = "no findings"
+    elif len(severities) == 1:
+        findings = f"1 finding ({counts})"
+    else:
+        findings = f"{len(severities)} findings ({counts})"
+    parts = [*_progress(run), run["ended"] or "still running, or killed"]
+    return Answer(_titled(name, f"{', '.join(parts)}; {findings}."), mark_of(run["findings"]))
 
 
 def _progress(run: JSONObject) -> list[str]:
@@ -196,7 +201,10 @@ def _progress(run: JSONObject) -> list[str]:
     step = run["steps"][-1]
     total = run["log"]["total"]
     seconds = run["last"].get("seconds")
-    parts = [f"step {step:,}" + (f" of {total:,} ({step / total:.0%})" if total else "")]
+    if total:
+        parts = [f"step {step:,} of {total:,} ({step / total:.0%})"]
+    else:
+        parts = [f"step {step:,}"]
     if seconds is not None and seconds > 0:
         parts.append(f"{1 / seconds:.3g} steps/s")
         if total and total > step and not run["ended"]:
@@ -206,7 +214,10 @@ def _progress(run: JSONObject) -> list[str]:
 
 def _runs(runs: JSONObject) -> Table:
     columns = [
-        *("run", "model", "sublayers", "steps between reports"),
+        "run",
+        "model",
+        "sublayers",
+        "steps between reports",
         Column("step", "training step of the last report"),
         "of",
         Column("first loss", "training loss of the first report, in nats a token"),
@@ -237,50 +248,42 @@ def _runs(runs: JSONObject) -> Table:
 
 def _not_seen(run: JSONObject) -> list[str]:
     """What the run, its last report and its last probe could not look at, and why."""
-    last = (run["probes"] or [{}])[-1].get("unknown") or {}
-    known = {**(run.get("unknown") or {}), **last}
-    return [
-        *filter(None, [run["log"].get("unseen")]),
-        *(f"{where}: {why}" for where, why in known.items()),
-    ]
+    reasons = dict(run.get("unknown") or {})
+    if run["probes"]:
+        reasons |= run["probes"][-1].get("unknown") or {}
+    lines = [f"{where}: {why}" for where, why in reasons.items()]
+    unseen = run["log"].get("unseen")
+    if unseen:
+        lines.insert(0, unseen)
+    return lines
 
 
-def _found(runs: JSONObject) -> tuple[list[Findings], list[Findings]]:
-    """The newest findings of each run, and the ones before."""
-    runs = {name if len(runs) > 1 else "": run["findings"] for name, run in runs.items()}
-    newest = [Findings(found[LATE], title) for title, found in runs.items()]
-    older = [_older(found[EARLY], title) for title, found in runs.items()]
-    return newest, older
-
-
-def _older(found: Sequence[JSONObject], title: str) -> Findings:
+def _older(findings: Sequence[JSONObject], title: str) -> Findings:
     """The newest of earlier findings, as many as are shown."""
-    if len(found) <= MOST_FINDINGS:
-        return Findings(found, title)
-    said = f"the last {MOST_FINDINGS:,} of {len(found):,} earlier findings; the JSON has all"
-    return Findings(found[-MOST_FINDINGS:], f"{title}{': ' * bool(title)}{said}")
+    if len(findings) <= MOST_FINDINGS:
+        return Findings(findings, title)
+    scope = f"the last {MOST_FINDINGS:,} of {len(findings):,} earlier findings; the JSON has all"
+    return Findings(findings[-MOST_FINDINGS:], _titled(title, scope))
 
 
 def _figures(name: str, run: JSONObject) -> Table:
     """Each figure by depth of the last report, and how its largest value moved over the steps."""
     rows = []
     for gauge in (*DRAWN, *FURTHER):
-        series = [_floats(each) for each in run["history"]["by_depth"].get(gauge, ())]
-        if not series:
+        reports = [_floats(values) for values in run["history"]["by_depth"].get(gauge, ())]
+        if not reports:
             continue
-        last = np.array(series[-1])
-        known = last[np.isfinite(last)]
-        if len(known):
-            three = [known.min(), np.median(known), known.max()]
+        last = np.array(reports[-1])
+        last_finite = last[np.isfinite(last)]
+        if len(last_finite):
+            figures = [last_finite.min(), np.median(last_finite), last_finite.max()]
         else:
-            three = [None] * 3
-        largest = [max(filter(math.isfinite, each), default=math.nan) for each in series]
-        if gauge in ("routing", "costate"):
-            deep = known
-        else:
-            deep = last
-        bars = [Cell(sparkline(deep, DEPTH)), Cell(sparkline(largest, TIME))]
-        rows.append([MEASURES.title(gauge), *three, *bars])
+            figures = [None] * 3
+        largest = [max(filter(math.isfinite, values), default=math.nan) for values in reports]
+        # these two have no figure at some depths
+        by_depth = last_finite if gauge in ("routing", "costate") else last
+        bars = [Cell(sparkline(by_depth, DEPTH)), Cell(sparkline(largest, TIME))]
+        rows.append([MEASURES.title(gauge), *figures, *bars])
     columns = [
         "figure",
         Column("least", "over the depth, at the last report"),
@@ -295,68 +298,31 @@ def _figures(name: str, run: JSONObject) -> Table:
     return table(columns, rows, name)
 
 
-def sparkline(values: Sequence[float] | np.ndarray, width: int) -> str:
-    """The values as bars, each the mean of its stretch, from the least to the largest; x where one
-    is not finite.
-
-    Logarithms are drawn where all are positive and span more than a factor of 4.
-    """
-    if not len(values):
-        return ""
-    array = np.asarray(values, dtype=float)
-    parts = np.array_split(array, min(width, len(array)))
-    with np.errstate(over="ignore"):
-        means = np.array(
-            [
-                part[np.isfinite(part)].mean() if np.isfinite(part).any() else math.nan
-                for part in parts
-            ]
-        )
-    known = means[np.isfinite(means)]
-    if not len(known):
-        return "x" * len(means)
-    if known.min() > 0 and known.max() / 4 > known.min():
-        means = np.log(means)
-        known = np.log(known)
-    low = known.min() / 2
-    span = known.max() / 2 - known.min() / 2
-    levels = [(value / 2 - low) / (span or 1.0) for value in means]
-    return "".join(
-        "x" if not math.isfinite(value) else BARS[min(len(BARS) - 1, int(value * len(BARS)))]
-        for value in levels
-    )
-
-
 def _over_time(runs: JSONObject, gauge: str) -> Plot:
     """A figure of the whole run, with a line where each kind of serious finding was first
     reported.
     """
     title = MEASURES.title(gauge).capitalize()
     unit = GAUGES[gauge].unit
-    lines = [
-        Line(name, run["steps"], values)
-        for name, run in runs.items()
-        if len(values := run["history"]["over_time"].get(gauge, ())) > 1
-    ]
-    first: dict[str, float] = {}
-    for finding in (
-        finding
-        for run in runs.values()
-        for finding in run["findings"]
-        if finding["severity"] != "note"
-    ):
-        first.setdefault(finding["check"], float(finding["step"]))
+    lines = []
+    for name, run in runs.items():
+        values = run["history"]["over_time"].get(gauge, ())
+        if len(values) > 1:
+            lines.append(Line(name, run["steps"], values))
+    first_steps: dict[str, float] = {}
+    for run in runs.values():
+        for finding in run["findings"]:
+            if finding["severity"] != "note":
+                first_steps.setdefault(finding["check"], float(finding["step"]))
+    events = []
     if gauge in ("loss", "gradient_norm"):
-        events = [(step, check) for check, step in first.items()]
-    else:
-        events = []
-    says = GAUGES[gauge].formula
+        events = [(step, check) for check, step in first_steps.items()]
     return Plot(
         title,
         "training step",
         unit,
         lines,
-        says,
+        GAUGES[gauge].formula,
         log=gauge not in ("loss", "highest_loss"),
         events=events,
     )
@@ -366,21 +332,19 @@ def _by_depth(runs: JSONObject, gauge: str) -> Plot:
     """Each run's figures along the depth; at a moment, those of its last report until then."""
     title = MEASURES.title(gauge)
     unit = GAUGES[gauge].unit
-    shown = {name: run for name, run in runs.items() if gauge in run["history"]["by_depth"]}
-    steps = sorted({step for run in shown.values() for step in run["history"]["steps"]})
+    histories = {
+        name: run["history"] for name, run in runs.items() if gauge in run["history"]["by_depth"]
+    }
+    steps = sorted({step for history in histories.values() for step in history["steps"]})
     moments = [steps[i] for i in kept_reports(len(steps), MOMENTS)]
-    places = {name: len(run["history"]["by_depth"][gauge][-1]) for name, run in shown.items()}
     frames = {
-        f"{step:,}": [
-            _until(run["history"], gauge, step, places[name]) for name, run in shown.items()
-        ]
+        f"{step:,}": [_until(history, gauge, step) for history in histories.values()]
         for step in moments
     }
-    if frames:
-        last = list(frames.values())[-1]
-    else:
-        last = []
-    lines = [Line(name, list(range(len(y))), y) for name, y in zip(shown, last, strict=True)]
+    last_frame = list(frames.values())[-1] if frames else []
+    lines = [
+        Line(name, list(range(len(y))), y) for name, y in zip(histories, last_frame, strict=True)
+    ]
     scope = AXES[GAUGES[gauge].scope]
     return Plot(
         title.capitalize(),
@@ -393,18 +357,21 @@ def _by_depth(runs: JSONObject, gauge: str) -> Plot:
     )
 
 
-def _until(history: JSONObject, gauge: str, step: int, places: int) -> Sequence[float | None]:
-    at = bisect_right(history["steps"], step) - 1
-    found: Sequence[float | None] = history["by_depth"][gauge][at] if at >= 0 else [None] * places
-    return found
+def _until(history: JSONObject, gauge: str, step: int) -> Sequence[float | None]:
+    """The figures of the last report until that step, None before the first."""
+    reports: Sequence[Sequence[float | None]] = history["by_depth"][gauge]
+    report = bisect_right(history["steps"], step) - 1
+    if report < 0:
+        return [None] * len(reports[-1])
+    return reports[report]
 
 
 def _slider(runs: JSONObject) -> str:
-    kept = ", ".join(
-        f"{len(each['history']['steps'])} of {len(each['steps'])}" for each in runs.values()
+    counts = ", ".join(
+        f"{len(run['history']['steps'])} of {len(run['steps'])}" for run in runs.values()
     )
     return (
-        f"The slider moves over {kept} reports of the log, which keeps fewer of the older ones. "
+        f"The slider moves over {counts} reports of the log, which keeps fewer of the older ones. "
         "The vertical axis does not change while the slider moves."
     )
 

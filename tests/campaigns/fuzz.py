@@ -794,7 +794,7 @@ def options(data, place):
     if name not in COMMANDS:
         return
     command = importlib.import_module(f"ctrans.cli.{name.replace('-', '_')}").command
-    if {"--help", "-h", "--version"} & set(args) or any(
+    if {"--help", "--help-all", "-h", "--version"} & set(args) or any(
         word in data for word in (b"--python", b"--example", b"--loss", b"--device")
     ):
         return

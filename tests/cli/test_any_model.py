@@ -113,7 +113,7 @@ def test_every_command_looks_at_what_a_function_returns(name, there):
 def test_help_says_that_python_runs_code():
     for name in COMMANDS:
         assert "This runs the code of the Python module" in " ".join(
-            run(name, "--help").stdout.split()
+            run(name, "--help-all").stdout.split()
         )
 
 

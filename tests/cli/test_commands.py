@@ -8,10 +8,11 @@ import shutil
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 
-from ctrans.cli import COMMANDS, main
+from ctrans.cli import COMMANDS, OLD_COMMANDS, main
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
@@ -135,6 +136,29 @@ def test_every_command_explains_itself(name):
     result = run(name, "--help")
     assert result.exit_code == 0
     assert "--json" in result.output
+
+
+@pytest.mark.parametrize("name", sorted({*COMMANDS, *OLD_COMMANDS}))
+def test_help_is_short_and_help_all_names_every_option(name):
+    def shown(flag):
+        result = CliRunner().invoke(main, [name, flag], env={"COLUMNS": "80"})
+        assert result.exit_code == 0
+        return result.output
+
+    command = main.get_command(click.Context(main), name)
+    options = {option.name: option for option in command.params if isinstance(option, click.Option)}
+    assert command.common <= options.keys()
+    brief = shown("--help")
+    whole = shown("--help-all")
+    assert len(brief.splitlines()) <= 80
+    for option in options.values():
+        assert all(flag in whole.split() or f"{flag}," in whole.split() for flag in option.opts)
+    for option in command.common or options:
+        assert options[option].opts[0] in brief
+    if command.common:
+        assert f"--help-all shows all {len(options)} options." in brief
+    else:
+        assert brief == whole
 
 
 @pytest.mark.slow

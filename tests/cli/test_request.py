@@ -12,8 +12,9 @@ from ctrans.base.option import Range, option, options_of
 from ctrans.cli import COMMANDS
 from ctrans.cli.click_options import settings_in, settings_of
 from ctrans.cli.comparison import SETTINGS, values_of
+from ctrans.cli.model_request import ModelRequest
 from ctrans.cli.model_sources import find_models, resolved
-from ctrans.cli.request import ModelRequest, Request, command_of
+from ctrans.cli.request import Request, command_of
 from ctrans.dynamics.norm import NORMS
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig

@@ -211,10 +211,10 @@ def test_a_screening_says_what_its_verdicts_mean_and_what_helps(results):
     (table,) = [part for part in page.chapters[0].parts if isinstance(part, Table)]
     assert [row[1].text for row in table.rows] == [STEPS[step].question for step in model["steps"]]
     found_in_b = next(part for part in page.chapters[1].parts if part.title == "b")
-    assert [each["check"] for each in found_in_b.found if each["topic"] == "screening"] == [
+    assert [each["check"] for each in found_in_b.findings if each["topic"] == "screening"] == [
         "depth does nothing"
     ]
-    assert lazy.remediation in [each["remediation"] for each in found_in_b.found]
+    assert lazy.remediation in [each["remediation"] for each in found_in_b.findings]
     verdicts = {finding["verdict"] for finding in model["steps"].values()}
     told = {line.partition(": ")[0] for line in explained(page)}
     assert verdicts <= told

@@ -15,8 +15,8 @@ from ctrans.report.contents import page_of
 from ctrans.report.files import to_json
 from ctrans.report.html import render
 from ctrans.report.sections import MOST_FINDINGS, Findings
+from ctrans.report.sparkline import BARS, sparkline
 from ctrans.report.terminal import show
-from ctrans.report.training import BARS, sparkline
 from ctrans.training.monitor import ALARMS
 from ctrans.training.monitor.log import LOG, LogWriter, read_log
 from ctrans.training.monitor.log_lines import Header, Report
