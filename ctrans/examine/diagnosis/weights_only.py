@@ -93,7 +93,7 @@ def updates(
     before: WeightReaders, after: WeightReaders, progress: Callable[[int], None] | None = None
 ) -> list[Reading]:
     """|W' - W|/|W| of each weight that both have, in the Frobenius norm; inf for a W of zeros."""
-    readings = []
+    readings: list[Reading] = []
     for name in after:
         if name in before:
             readings += _updates_of(name, before[name](), after[name]())
@@ -305,7 +305,7 @@ def _figures(weight: Tensor, block: int | None) -> Iterator[tuple[str, float, st
 def _over_the_median(lengths: Tensor) -> float:
     """The largest length over the median one; 1 if that is 0."""
     median = lengths.median()
-    if not median:
+    if float(median) == 0:
         return 1.0
     return float(lengths.max() / median)
 
