@@ -154,8 +154,8 @@ def _why_backward(result: BackwardStep, slope: float, worst: float) -> str:
     if not math.isnan(worst):
         grown = f"{_grown(result.sensitivity)}, "
     return (
-        f"{grown}the leading Lyapunov exponent is {three(rate)} per unit of depth-time, and sensitivities"
-        f" follow larger weights like c^{exponent(slope)}"
+        f"{grown}the leading Lyapunov exponent is {three(rate)} per unit of depth-time, and"
+        f" sensitivities follow larger weights like c^{exponent(slope)}"
     )
 
 
@@ -170,7 +170,8 @@ def _grown(sensitivity: SensitivityByDepth) -> str:
         )
     else:
         among = " in the first sequence"
-    return f"relative changes grow up to {three(max(by_sequence))} times from the measured blocks{among}"
+    most = three(max(by_sequence))
+    return f"relative changes grow up to {most} times from the measured blocks{among}"
 
 
 def _slopes(case: Case) -> list[tuple[int, Attempt]]:
