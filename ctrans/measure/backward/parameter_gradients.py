@@ -265,7 +265,7 @@ def _by_matrix(
                 role = NAMES[matrix.role]
                 # an exposed matrix may be scaled, but the gradient is of the unscaled weight
                 of_matrix = size
-                if matrix.weight.numel() < gradient.numel():
+                if matrix.weight.numel() != gradient.numel():
                     of_matrix = _norm([matrix.weight])
                 norms[role] = math.hypot(norms.get(role, 0.0), of_matrix)
         return norms
