@@ -187,21 +187,21 @@ class Finding:
 class Checks(Mapping[str, Check]):
     """The checks of a topic by name, in the order of the table of measures.
 
-    - `found`: gives them as they are now, since a plugin may add measures
+    - `registered`: gives them as they are now, since a plugin may add measures
     """
 
-    def __init__(self, topic: str, found: Callable[[], Mapping[str, Check]]):
+    def __init__(self, topic: str, registered: Callable[[], Mapping[str, Check]]):
         self.topic = topic
-        self._found = found
+        self._registered = registered
 
     def __getitem__(self, name: str) -> Check:
-        return self._found()[name]
+        return self._registered()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found())
+        return iter(self._registered())
 
     def __len__(self) -> int:
-        return len(self._found())
+        return len(self._registered())
 
     def finding(self, name: str, reading: Reading, **more: Any) -> Finding:
         """A finding of the check `name` at one place; `more` are further fields."""
@@ -252,12 +252,14 @@ class Checks(Mapping[str, Check]):
         return self.ordered(findings)
 
     def near(
-        self, readings: Mapping[str, Sequence[Reading]], found: Sequence[str]
+        self, readings: Mapping[str, Sequence[Reading]], failed: Sequence[str]
     ) -> dict[str, Reading]:
         """By check, the reading closest to its limit from inside, if within the factor `Check.near`
-        of it. Without checks that were found, or that these suppress.
+        of it. Without checks that `failed`, or that these suppress.
         """
-        left_out = {*found, *(suppressed for name in found for suppressed in self[name].suppresses)}
+        left_out = set(failed)
+        for name in failed:
+            left_out.update(self[name].suppresses)
         close = {}
         for name, check in self.items():
             candidates = [

@@ -187,11 +187,11 @@ def norm_slope(norm: Norm | None, x: TokenRows) -> float:
 
 
 class BothBounds(NamedTuple):
-    """A bound for the model as it is (`own`), and as printed: without biases of queries and with
+    """A bound for the model as it is (`corrected`), and as printed: without biases of queries and with
     activations of slope 1.
     """
 
-    own: float
+    corrected: float
     printed: float
 
 
@@ -236,7 +236,7 @@ def step_bound(sublayer: Sublayer, h: float, x: TokenRows) -> BothBounds:
             printed_slopes.append(norm.steepest)
     return BothBounds(
         of_step(
-            [steepest * bounds.own for steepest, bounds in maps],
+            [steepest * bounds.corrected for steepest, bounds in maps],
             [norm_slope(norm, state) for norm, state in norms],
         ),
         of_step([steepest * bounds.printed for steepest, bounds in maps], printed_slopes),

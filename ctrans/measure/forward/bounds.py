@@ -236,7 +236,7 @@ def velocity_bound(sublayer: Sublayer, radius: float, bound: TokenBound | None) 
         return math.nan
     norm = sublayer.input_norm
     if norm is None:
-        inside = Jump.of(sublayer).read * radius
+        inside = Jump.of(sublayer).reads * radius
     else:
         inside = _reach(norm)
     return sublayer.largest_gain * bound.at(sublayer.input_scale * inside)
@@ -304,7 +304,7 @@ class Jump(NamedTuple):
 
     length: float = 1.0
     mean_abs: float = 1.0
-    read: float = 1.0
+    reads: float = 1.0
 
     @classmethod
     def of(cls, sublayer: Sublayer) -> Jump:
@@ -332,7 +332,7 @@ def _gained(segment: _Measured, radius: float, *, discrete: bool) -> float:
         bound = segment.known()
     if discrete or bound is None or sublayer.input_norm is not None:
         return h * velocity_bound(sublayer, radius, bound)
-    reads = Jump.of(sublayer).read
+    reads = Jump.of(sublayer).reads
     if bound.curvature:
         raise ConfigError(
             f"no bound is known for the ODE: {type(sublayer.field).__name__} grows with the square"
