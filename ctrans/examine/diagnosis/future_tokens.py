@@ -41,10 +41,9 @@ class ReadsAhead(DiagnosticInstrument):
             text = torch.ones(x0.shape[-2], dtype=torch.bool)
         else:
             text = self.kept[0]
+        self._last = 0
         if text.any():
             self._last = int(text.nonzero().max())
-        else:
-            self._last = 0
         self._pair = (x0, x0.clone())
         self._pair[1][0, self._last] *= -1
         self._rounding = torch.finfo(x0.dtype).eps ** 0.5

@@ -87,9 +87,10 @@ def _norms_outside(model: nn.Module, depth: Depth, width: int) -> Iterator[tuple
         weights = list(part.parameters())
         if part in inside or not weights or any(weight.shape != (width,) for weight in weights):
             continue
-        s = signs.to(weights[0]).view(1, 1, width)
+        s = 1e3 * signs.to(weights[0]).view(1, 1, width)
         try:
-            gains, twice = ((part(c * s) - part(-c * s)).flatten().double() / 2 for c in (1e3, 2e3))
+            gains = (part(s) - part(-s)).flatten().double() / 2
+            twice = (part(2 * s) - part(-2 * s)).flatten().double() / 2
         except Exception:  # foreign code may raise any error for this input
             continue
         if torch.allclose(gains, twice, rtol=1e-2, atol=0) and finite(gains):

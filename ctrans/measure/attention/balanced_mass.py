@@ -253,10 +253,11 @@ def _chunks(counts: Tensor) -> Iterator[tuple[Tensor, int]]:
         sizes, torch.arange(1, EXACT + 1, device=sizes.device), right=True
     ).tolist()
     while first < len(order):
-        end = next(
-            (end for end in ends if end > first),
-            min(first + max(BUDGET // int(sizes[-1]), 1), len(order)),
-        )
+        later_ends = [end for end in ends if end > first]
+        if later_ends:
+            end = later_ends[0]
+        else:
+            end = min(first + max(BUDGET // int(sizes[-1]), 1), len(order))
         yield order[first:end], int(sizes[end - 1])
         first = end
 

@@ -187,8 +187,8 @@ def norm_slope(norm: Norm | None, x: TokenRows) -> float:
 
 
 class BothBounds(NamedTuple):
-    """A bound for the model as it is (`corrected`), and as printed: without biases of queries and with
-    activations of slope 1.
+    """A bound for the model as it is (`corrected`), and as printed: without biases of queries and
+    with activations of slope 1.
     """
 
     corrected: float

@@ -232,9 +232,9 @@ def _layer(
         )
     mass = attention_theta(field, u, padding)
     # heads first, then rows; masked rows do not count
-    lower, upper, masked = (
-        part.movedim(-2, 0).flatten(1) for part in (mass.lower, mass.upper, mass.masked)
-    )
+    lower = mass.lower.movedim(-2, 0).flatten(1)
+    upper = mass.upper.movedim(-2, 0).flatten(1)
+    masked = mass.masked.movedim(-2, 0).flatten(1)
     highest = upper.amax(1)
     lowest = torch.where(masked, math.inf, lower).amin(1)
     mean = lower.sum(1) / (~masked).sum(1)

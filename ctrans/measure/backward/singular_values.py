@@ -237,7 +237,8 @@ def leading_singular(
     for guess in _starts(linear.x.reshape(flat), count, start, generator):
         space.extend(guess)
     while space.products < limit and not (
-        space.products >= min(count + FEWEST, capacity) and space.converged(tolerance, each)
+        space.products >= min(count + FEWEST, capacity)
+        and space.converged(tolerance, all_values=each)
     ):
         space.extend(space.direction(tolerance))
     return Singular(
@@ -306,7 +307,7 @@ class _Space:
         ]
         return worst
 
-    def converged(self, tolerance: float, all_values: bool) -> bool:
+    def converged(self, tolerance: float, *, all_values: bool) -> bool:
         values = self.values[~self.bad]
         errors = self.errors[~self.bad]
         if not values.numel():
