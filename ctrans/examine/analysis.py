@@ -142,5 +142,7 @@ def _opened(model: Any, tokens: Any, loss: str | Loss | None) -> Any:
         return model
     if not isinstance(model, nn.Module):
         return open_model(model, loss=loss)  # a path, or an error that says what is allowed
-    family = isinstance(tokens, Tensor) and hasattr(getattr(model, "config", None), "model_type")
-    return open_model(model, example=None if family else tokens, loss=loss)
+    states_its_inputs = hasattr(getattr(model, "config", None), "model_type")
+    if isinstance(tokens, Tensor) and states_its_inputs:
+        return open_model(model, loss=loss)
+    return open_model(model, example=tokens, loss=loss)

@@ -149,13 +149,17 @@ def measured(
     notes = {"": [f"n/a: {why}" for why in dict.fromkeys(refused.values())]}
     notes |= {name: notes_of(check) for name, check in models.items() if notes_of(check)}
     values = [value for name, check in models.items() for value in values_of(name, check)]
-    plane = [f"{name}: {figure}" for name, figure in (pde or {}).items()]
+    reasons: dict[str, list[str]] = {}
+    if pde:
+        reasons["The HJB equation in the plane"] = [
+            f"{name}: {figure}" for name, figure in pde.items()
+        ]
     return Measured(
         values=tuple(values),
         answers=(answer(models),),
-        findings={name: found for name, found in findings.items() if found},
+        findings={name: several for name, several in findings.items() if several},
         notes=notes,
-        reasons={"The HJB equation in the plane": plane} if plane else {},
+        reasons=reasons,
         styles=styles,
     )
 
@@ -170,12 +174,18 @@ def answer(models: Mapping[str, ModelCheck]) -> Answer:
     groups: dict[str, list[str]] = {}
     for name, check in models.items():
         groups.setdefault(needed(check, check.step_verdict), []).append(name)
-    other = "every layer of {} has a finite best output with {}"
     order = list(SENTENCES)
+
+    def rank(need: str) -> int:
+        if need in order:
+            return order.index(need)
+        return 0
+
     sentences = []
-    for need in sorted(groups, key=lambda need: order.index(need) if need in order else 0):
+    for need in sorted(groups, key=rank):
         names = ", ".join(groups[need])
-        sentences.append(SENTENCES.get(need, other).format(names, need))
+        sentence = SENTENCES.get(need, "every layer of {} has a finite best output with {}")
+        sentences.append(sentence.format(names, need))
     text = "; ".join(sentences)
     apart = [
         name
@@ -199,22 +209,32 @@ def needed(check: ModelCheck, verdict: str) -> str:
 
 def values_of(model: str, check: ModelCheck) -> Iterator[Value]:
     """The rows of a model."""
-    doubt = "" if check.agrees else "?"
-    ode = f"{needed(check, check.verdict)}{doubt}" if check.has_ode else NO_ODE
+    doubt = ""
+    if not check.agrees:
+        doubt = "?"
+    ode = NO_ODE
+    if check.has_ode:
+        ode = f"{needed(check, check.verdict)}{doubt}"
     yield Value(model, "needs a bound, ODE", None, words=ode)
     step = f"{needed(check, check.step_verdict)}{doubt}"
     yield Value(model, "needs a bound, Transformer", None, words=step)
     top = check.largest
     yield _steepest(model, top)
     threshold = check.training_threshold
-    yield Value(
-        model,
-        "penalty needed",
-        None if threshold is None else threshold.lower,
-        error=None if threshold is None else threshold.upper - threshold.lower,
-        words=penalty(threshold),
-    )
-    yield Value(model, "verdict, ODE", None, words=_verdict(check, check.verdict, check.has_ode))
+    if threshold is None:
+        yield Value(model, "penalty needed", None, words=penalty(threshold))
+    else:
+        yield Value(
+            model,
+            "penalty needed",
+            threshold.lower,
+            error=threshold.upper - threshold.lower,
+            words=penalty(threshold),
+        )
+    of_the_ode = NO_ODE
+    if check.has_ode:
+        of_the_ode = _verdict(check, check.verdict)
+    yield Value(model, "verdict, ODE", None, words=of_the_ode)
     yield Value(model, "verdict, Transformer", None, words=_verdict(check, check.step_verdict))
     yield Value(model, "segment of the largest costate", top.segment)
     yield Value(model, "found by search", _found(top))
@@ -230,33 +250,34 @@ def values_of(model: str, check: ModelCheck) -> Iterator[Value]:
 
 def _of_segment(model: str, segment: SegmentCheck) -> Iterator[Value]:
     k = segment.segment
-    place = f"{k} ({segment.kind})"
+    name = f"{k} ({segment.kind})"
     hamiltonian = segment.certificate.hamiltonian
-    yield Value(model, "costate of a segment", segment.costate_norm, depth=k, place=place)
-    yield Value(model, "steepest descent of a segment", hamiltonian, depth=k, place=place)
+    yield Value(model, "costate of a segment", segment.costate_norm, depth=k, place=name)
+    yield Value(model, "steepest descent of a segment", hamiltonian, depth=k, place=name)
     yield Value(model, "verdict of a segment", None, depth=k, words=segment.verdict)
-    words = segment.certificate.words
-    yield Value(model, "velocities that the placement allows", None, depth=k, words=words)
+    allowed = segment.certificate.words
+    yield Value(model, "velocities that the placement allows", None, depth=k, words=allowed)
 
 
 def _steepest(model: str, segment: SegmentCheck) -> Value:
     """H, from what was found to what is proven where its maximiser is the best that was found."""
     value = segment.hamiltonian
     ceiling = segment.certificate.ceiling
+    if value is None and segment.verdict == "open":
+        return Value(model, "steepest descent", None, words="open")
     if value is None:
-        words = "open" if segment.verdict == "open" else "finite"
-        return Value(model, "steepest descent", None, words=words)
+        return Value(model, "steepest descent", None, words="finite")
     if ceiling is None or segment.decayed:
         return Value(model, "steepest descent", value)
     return Value(model, "steepest descent", value, words=f"{value:.3g}..{ceiling:.3g}")
 
 
-def _verdict(check: ModelCheck, verdict: str, has_ode: bool = True) -> str:
-    if not has_ode:
-        return NO_ODE
+def _verdict(check: ModelCheck, verdict: str) -> str:
     if check.held:
         verdict = verdict.replace("the rest fixed", f"{'+'.join(check.held)} fixed")
-    return verdict if check.agrees else f"{verdict}?"
+    if not check.agrees:
+        verdict = f"{verdict}?"
+    return verdict
 
 
 def _found(segment: SegmentCheck) -> float | None:
@@ -277,11 +298,17 @@ def penalty(threshold: DecayThreshold | None) -> str:
     """dt lam*, from what was found to what is proven where these differ, or a dash."""
     if threshold is None:
         return "–"
-    lower, upper = threshold.lower, threshold.upper
-    low, high, power = f"{lower:.2g}", f"{upper:.2g}", ""
+    lower = threshold.lower
+    upper = threshold.upper
     if 0 < upper < 0.1:  # one power for both takes less room
         k = math.floor(math.log10(upper))
-        low, high, power = f"{lower / 10**k:.1f}", f"{upper / 10**k:.1f}", f"e{k}"
+        low = f"{lower / 10**k:.1f}"
+        high = f"{upper / 10**k:.1f}"
+        power = f"e{k}"
+    else:
+        low = f"{lower:.2g}"
+        high = f"{upper:.2g}"
+        power = ""
     if low == high:
         return f"{low}{power}"
     return f"{low}-{high}{power}"
@@ -291,7 +318,9 @@ def notes_of(check: ModelCheck) -> list[str]:
     """What replaces an ODE, what was skipped, what a weight decay does, and where more than one
     velocity is optimal.
     """
-    lines = [] if check.instead is None else [check.instead]
+    lines: list[str] = []
+    if check.instead is not None:
+        lines.append(check.instead)
     lines += [f"{where} is skipped: {why}" for where, why in check.skipped.items()]
     lines += _decay_notes(check)
     if not any(segment.costate_norm for segment in check.segments):
@@ -306,8 +335,8 @@ def notes_of(check: ModelCheck) -> list[str]:
 def _decay_notes(check: ModelCheck) -> list[str]:
     """What the weight decay asked about does, and what no weight decay can do."""
     threshold = check.training_threshold
-    asked = check.largest.weight_decay
-    if asked is None:
+    decay = check.largest.weight_decay
+    if decay is None:
         return []
     if threshold is None:
         unknown = sum(segment.verdict == "open" for segment in check.segments)
@@ -319,16 +348,16 @@ def _decay_notes(check: ModelCheck) -> list[str]:
             " not known"
         ]
     is_needed = f"dt lam* is {penalty(threshold)}"
-    if asked < threshold.lower:
-        times = f"{threshold.lower / asked:.3g}"
-        lines = [f"a penalty of {asked:g} is {times} times too small for a finite H: {is_needed}"]
-    elif asked < threshold.upper:
+    if decay < threshold.lower:
+        times = f"{threshold.lower / decay:.3g}"
+        lines = [f"a penalty of {decay:g} is {times} times too small for a finite H: {is_needed}"]
+    elif decay < threshold.upper:
         lines = [
-            f"a penalty of {asked:g} is between the dt lam* that was found and what is proven to"
+            f"a penalty of {decay:g} is between the dt lam* that was found and what is proven to"
             f" suffice: {is_needed}"
         ]
     else:
-        lines = [f"a penalty of {asked:g} keeps both factors from running away: {is_needed}"]
+        lines = [f"a penalty of {decay:g} keeps both factors from running away: {is_needed}"]
     if threshold.bias > 0:
         lines.append(
             "biases without decay make H infinite whatever the penalty, as dt |sum_j p_j| ="

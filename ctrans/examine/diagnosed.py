@@ -33,7 +33,10 @@ def measured(
     """The table of several models, and of what changed between two."""
     every = {**models, **changes}
     weights_alone = any(isinstance(model, WeightDiagnosis) for model in models.values())
-    notes: dict[str, list[str]] = {"": [OF_WEIGHTS if weights_alone else OF_PARTS, *treatment]}
+    about = OF_PARTS
+    if weights_alone:
+        about = OF_WEIGHTS
+    notes: dict[str, list[str]] = {"": [about, *treatment]}
     for name, change in changes.items():
         notes[name] = by_block(change.readings)
     return Measured(
@@ -53,8 +56,8 @@ def measured(
 
 def values(model: str, readings: Readings) -> Iterator[Value]:
     """The readings as rows."""
-    for quantity, found in readings.items():
-        for reading in found:
+    for quantity, several in readings.items():
+        for reading in several:
             yield Value(
                 model,
                 quantity,
@@ -79,7 +82,9 @@ def answer(name: str, diagnosis: Diagnosis) -> Answer:
     of_weights = isinstance(diagnosis, WeightDiagnosis)
     looked = f"{len(diagnosis.examined)} of {len(diagnosis.checks)} checks were measured"
     if diagnosis.healthy:
-        where = "the weights" if of_weights else "single parts"
+        where = "single parts"
+        if of_weights:
+            where = "the weights"
         return Answer(f"{name}: nothing found in {where}; {looked}.", "good")
     worst = diagnosis.findings[0]
     counts = counted(diagnosis.findings)
@@ -94,8 +99,9 @@ def counted(findings: Sequence[Finding]) -> str:
     severities = [finding.severity for finding in findings]
     present = [severity for severity in SEVERITIES if severity in severities]
     by_severity = ", ".join(f"{severities.count(severity)} {severity}" for severity in present)
-    plural = "" if len(findings) == 1 else "s"
-    return f"{len(findings)} finding{plural} ({by_severity})"
+    if len(findings) == 1:
+        return f"1 finding ({by_severity})"
+    return f"{len(findings)} findings ({by_severity})"
 
 
 def mark_of(findings: Sequence[Finding]) -> Mark:
@@ -103,12 +109,18 @@ def mark_of(findings: Sequence[Finding]) -> Mark:
     marks = {SEVERITY_MARKS[finding.severity] for finding in findings}
     if "bad" in marks:
         return "bad"
-    return "note" if marks else "good"
+    if marks:
+        return "note"
+    return "good"
 
 
 def answer_of_change(name: str, change: Diagnosis) -> Answer:
     """What changed, in a sentence."""
-    parts = [counted(change.findings) if change.findings else "no finding"]
+    parts = []
+    if change.findings:
+        parts.append(counted(change.findings))
+    else:
+        parts.append("no finding")
     moved = change.readings.get(UPDATE, [])
     if moved:
         most = max(moved, key=lambda reading: reading.value)
@@ -140,12 +152,16 @@ def by_block(readings: Readings) -> list[str]:
         )
         for reading in ordered:
             worst[reading.segment] = reading
-        unchanged = 0 if quantity.startswith("new ") else 1
+        unchanged = 1
+        if quantity.startswith("new "):
+            unchanged = 0
         for block, reading in worst.items():
             if quantity == UPDATE or abs(reading.value - unchanged) > NOTABLE:
-                place = reading.place.split(": ", 1)[-1]
-                said = f"{place}: {reading.figure}" if reading.value else "no weight changed"
-                lines.setdefault(block, []).append(said)
+                part = reading.place.split(": ", 1)[-1]
+                line = f"{part}: {reading.figure}"
+                if not reading.value:
+                    line = "no weight changed"
+                lines.setdefault(block, []).append(line)
     blocks = sorted(lines, key=lambda block: (block is None, block or 0))
     return [f"{_block(block)}: {'. '.join(lines[block])}" for block in blocks]
 
@@ -159,7 +175,9 @@ def _block(block: int | None) -> str:
 def measured_in(result: Mapping[str, Any]) -> Measured:
     """The table of a diagnosis's JSON of version 1. Raises ConfigError for another object."""
     options = result.get("options") or {}
-    kind: type[Diagnosis] = WeightDiagnosis if options.get("weights_only") else Diagnosis
+    kind: type[Diagnosis] = Diagnosis
+    if options.get("weights_only"):
+        kind = WeightDiagnosis
     models = {name: from_json(kind, model) for name, model in result["placements"].items()}
     changes = {
         name: from_json(Change, change) for name, change in (result.get("changes") or {}).items()

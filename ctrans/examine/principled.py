@@ -122,32 +122,32 @@ class Principled:
 
     def values(self, model: str) -> Iterator[Value]:
         """The rows of the table."""
-        found = self.principle
-        yield Value(model, "loss of the text", found.loss)
-        yield from _largest(model, "largest gap", found.gap, infinite=True)
-        alignment = _finite(found.alignment)
+        principle = self.principle
+        yield Value(model, "loss of the text", principle.loss)
+        yield from _largest(model, "largest gap", principle.gap, infinite=True)
+        alignment = _finite(principle.alignment)
         if alignment:
             yield Value(model, "mean alignment", sum(alignment) / len(alignment))
-        yield from _largest(model, "largest drift", found.drift)
-        yield from along_depth(model, "costate", found.costate_norm)
-        yield from along_depth(model, "size of the velocity", found.velocity_norm)
-        yield from along_depth(model, "descent", found.product)
-        yield from along_depth(model, "drift", found.drift)
-        yield from along_depth(model, "gap to free velocities", found.gap)
-        yield from along_depth(model, "gap of a layer that does nothing", found.hamiltonian)
-        yield from along_depth(model, "alignment", found.alignment)
+        yield from _largest(model, "largest drift", principle.drift)
+        yield from along_depth(model, "costate", principle.costate_norm)
+        yield from along_depth(model, "size of the velocity", principle.velocity_norm)
+        yield from along_depth(model, "descent", principle.product)
+        yield from along_depth(model, "drift", principle.drift)
+        yield from along_depth(model, "gap to free velocities", principle.gap)
+        yield from along_depth(model, "gap of a layer that does nothing", principle.hamiltonian)
+        yield from along_depth(model, "alignment", principle.alignment)
         if isinstance(self.attained, Attained):
             yield from self._attained_values(model, self.attained)
 
-    def _attained_values(self, model: str, found: Attained) -> Iterator[Value]:
-        yield from _largest(model, "first-order condition", found.first_order)
+    def _attained_values(self, model: str, attained: Attained) -> Iterator[Value]:
+        yield from _largest(model, "first-order condition", attained.first_order)
         series = {
-            "work": found.work,
-            "work of the last weights": found.radial,
-            "left by free velocities": found.pointwise_gap,
-            "left by the last weights": found.last_gap,
-            "left by all weights": found.shared_gap,
-            "left to first order": found.first_order,
+            "work": attained.work,
+            "work of the last weights": attained.radial,
+            "left by free velocities": attained.pointwise_gap,
+            "left by the last weights": attained.last_gap,
+            "left by all weights": attained.shared_gap,
+            "left to first order": attained.first_order,
         }
         for measure, figures in series.items():
             yield from along_depth(model, measure, figures)
@@ -155,7 +155,9 @@ class Principled:
     @property
     def notes(self) -> list[str]:
         """What could not be had, and what replaces it."""
-        lines = [] if self.instead is None else [self.instead]
+        lines: list[str] = []
+        if self.instead is not None:
+            lines.append(self.instead)
         lines += [f"{where} is skipped: {why}" for where, why in self.principle.skipped.items()]
         if not any(_finite(self.principle.costate_norm)):
             lines.append(ZERO_GRADIENT)
@@ -172,7 +174,9 @@ class Principled:
     @property
     def placement(self) -> str:
         names = set(self.principle.placements)
-        return next(iter(names)) if len(names) == 1 else "mixed"
+        if len(names) == 1:
+            return names.pop()
+        return "mixed"
 
 
 def principled(
@@ -216,12 +220,14 @@ def answer(models: Mapping[str, Principled]) -> Answer:
         return Answer(f"{ZERO_GRADIENT}.", "bad")
     parts = []
     for name, model in models.items():
-        known = _finite(model.principle.alignment)
-        lowers = sum(value > 0 for value in known)
-        mean = sum(known) / len(known) if known else 0.0
+        alignments = _finite(model.principle.alignment)
+        lowers = sum(value > 0 for value in alignments)
+        mean = 0.0
+        if alignments:
+            mean = sum(alignments) / len(alignments)
         parts.append(
-            f"{name}: {lowers} of {len(known)} sublayers move the state in a direction that lowers"
-            f" the loss (mean alignment {mean:.2g})"
+            f"{name}: {lowers} of {len(alignments)} sublayers move the state in a direction that"
+            f" lowers the loss (mean alignment {mean:.2g})"
         )
     return Answer(f"{'; '.join(parts)}.", "good")
 
@@ -258,8 +264,9 @@ def _finite(values: Sequence[float | None]) -> list[float]:
 def _largest(
     model: str, measure: str, values: Sequence[float | None], *, infinite: bool = False
 ) -> Iterator[Value]:
-    known = _finite(values)
     if infinite:
-        known = [value for value in values if value is not None]
-    if known:
-        yield Value(model, measure, max(known))
+        counted = [value for value in values if value is not None]
+    else:
+        counted = _finite(values)
+    if counted:
+        yield Value(model, measure, max(counted))

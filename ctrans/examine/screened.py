@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ctrans.base.from_json import from_json
@@ -14,14 +15,8 @@ from ctrans.examine.screening.backward import BackwardStep, TransportStep
 from ctrans.examine.screening.case import StepVerdict
 from ctrans.examine.screening.forward import ForwardStep
 from ctrans.examine.screening.screen import Screening
-from ctrans.examine.screening.screening_checks import (
-    QUESTIONS,
-    STEPS,
-    limits_of,
-)
-from ctrans.examine.screening.screening_checks import (
-    measured as measured_by_steps,
-)
+from ctrans.examine.screening.screening_checks import QUESTIONS, STEPS, limits_of
+from ctrans.examine.screening.screening_checks import measured as measured_by_steps
 from ctrans.examine.screening.updates import UpdateStep
 from ctrans.measure.findings import SEVERITIES, Finding, Mark
 from ctrans.measure.measured import Answer, Measured, Value, along_depth
@@ -161,15 +156,15 @@ def answer(name: str, screening: Screening) -> Answer:
             f"{name}: the hidden states are not finite from segment {screening.broken} on.", "bad"
         )
     figures = [value for step in screening.steps.values() for value in step.quantities.values()]
-    known = sum(not math.isnan(figure) for figure in figures)
+    count = sum(not math.isnan(figure) for figure in figures)
     flags = len(screening.flags)
     single = screening.diagnosis.findings
     if flags:
-        parts = [f"{flags} of {known} measured quantities outside their limits"]
+        parts = [f"{flags} of {count} measured quantities outside their limits"]
     else:
-        parts = [f"{known} of {known} measured quantities within limits"]
-    if known < len(figures):
-        parts.append(f"{len(figures) - known} unknown")
+        parts = [f"{count} of {count} measured quantities within limits"]
+    if count < len(figures):
+        parts.append(f"{len(figures) - count} unknown")
     if single:
         parts.append(f"{diagnosed.counted(single)} in single parts")
     else:
@@ -217,21 +212,24 @@ def _verdict_of(step: str) -> str:
     """The measure of a step's verdict. A plugin's step has none of its own before."""
     name = f"verdict: {step}"
     if name not in MEASURES:
-        question = STEPS[step].question if step in STEPS else ""
-        MEASURES.add(
-            "ctrans screen", {name: Measure(formula=question or step, title=step, topic="Verdicts")}
-        )
+        formula = step
+        if step in STEPS and STEPS[step].question:
+            formula = STEPS[step].question
+        measure = Measure(formula=formula, title=step, topic="Verdicts")
+        MEASURES.add("ctrans screen", {name: measure})
     return name
 
 
 def _along(model: str, result: Any) -> Iterator[Value]:
     """The figures of a step's result along the depth."""
     if isinstance(result, ForwardStep):
-        bounds = None if result.bounds is None else result.bounds.mean_abs[: len(result.mean_abs)]
+        bounds: list[float] = []
+        if result.bounds is not None:
+            bounds = result.bounds.mean_abs[: len(result.mean_abs)]
         apart = [1 - similarity for similarity in result.share.similarity]
         yield from along_depth(model, "times", result.times)
         yield from along_depth(model, "mean_abs", result.mean_abs)
-        yield from along_depth(model, "bound", bounds or ())
+        yield from along_depth(model, "bound", bounds)
         yield from along_depth(model, "variance", result.variance)
         yield from along_depth(model, "rms", result.rms)
         yield from along_depth(model, "added along the depth", result.share.added)
@@ -242,9 +240,9 @@ def _along(model: str, result: Any) -> Iterator[Value]:
         if result.gradients is not None:
             totals = [gradient.total for gradient in result.gradients.sublayers]
             yield from along_depth(model, "gradient of a sublayer", totals)
-        for place, gain in enumerate(result.condition):
+        for block, gain in enumerate(result.condition):
             if gain is not None:
-                yield Value(model, "gain up to the end", gain, step=place)
+                yield Value(model, "gain up to the end", gain, step=block)
     elif isinstance(result, UpdateStep):
         steps = {"adam": "one step of Adam", "sgd": "one step of gradient descent"}
         for optimiser, measure in steps.items():
@@ -320,19 +318,19 @@ def _screening(model: Mapping[str, Any]) -> Screening:
     new_names = {old: new for new, old in OLD_NAMES.items()}
     steps = {}
     for step, verdict in model["steps"].items():
-        known = dict(verdict)
+        renamed = dict(verdict)
         for key in ("quantities", "errors"):
-            known[key] = {
+            renamed[key] = {
                 new_names.get(name, name): figure
                 for name, figure in (verdict.get(key) or {}).items()
             }
-        for key, figure in known["quantities"].items():
-            known["quantities"][key] = math.nan if figure is None else figure
-        result = known.get("result")
-        known["result"] = None
-        read = from_json(StepVerdict, known)
+        for name, figure in renamed["quantities"].items():
+            if figure is None:
+                renamed["quantities"][name] = math.nan
+        result = renamed.pop("result", None)
+        step_verdict = from_json(StepVerdict, renamed)
         if result is not None and step in RESULTS:
-            read = from_json(StepVerdict, {**known, "result": from_json(RESULTS[step], result)})
-        steps[step] = read
-    whole = from_json(Screening, {**model, "steps": {}})
-    return Screening(**{**vars(whole), "steps": steps})
+            step_verdict = replace(step_verdict, result=from_json(RESULTS[step], result))
+        steps[step] = step_verdict
+    without_steps = from_json(Screening, {**model, "steps": {}})
+    return replace(without_steps, steps=steps)

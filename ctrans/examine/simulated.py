@@ -210,16 +210,16 @@ class Simulated:
     @property
     def missing(self) -> dict[str, str]:
         """What was not measured, and why."""
-        found = self.simulation
+        simulation = self.simulation
         reasons: dict[str, str] = {}
-        if found.unbounded:
-            reasons["bound"] = found.unbounded
-        if found.bounds is not None and found.bounds.seed_note:
-            reasons["paper's bound"] = found.bounds.seed_note
-        if found.unreferenced:
+        if simulation.unbounded:
+            reasons["bound"] = simulation.unbounded
+        if simulation.bounds is not None and simulation.bounds.seed_note:
+            reasons["paper's bound"] = simulation.bounds.seed_note
+        if simulation.unreferenced:
             reasons["distance to the ODE"] = (
                 "the ODE to compare with could not be solved to the end, so that distances end"
-                f" early: {found.unreferenced}"
+                f" early: {simulation.unreferenced}"
             )
         if self.spectra is not None and not self.spectra:
             reasons["largest singular value of QK"] = NO_SPECTRA
@@ -228,17 +228,17 @@ class Simulated:
     @property
     def notes(self) -> list[str]:
         """Remarks for the reader."""
-        found = self.simulation
-        lines = list(found.warnings)
-        if found.unbounded:
-            lines.append(found.unbounded)
+        simulation = self.simulation
+        lines = list(simulation.warnings)
+        if simulation.unbounded:
+            lines.append(simulation.unbounded)
         if "distance to the ODE" in self.missing:
             lines.append(self.missing["distance to the ODE"])
-        placement = PLACEMENTS.get(found.placement)
+        placement = PLACEMENTS.get(simulation.placement)
         if placement is not None:
             lines.append(f"a step of the model is {placement.step}, with v = {placement.velocity}")
-        if found.law:
-            lines.append(f"conserved: {found.law}")
+        if simulation.law:
+            lines.append(f"conserved: {simulation.law}")
         if self.contributions is not None and self.contributions.note:
             lines.append(self.contributions.note)
         return lines
@@ -264,12 +264,14 @@ def measured_in(result: Mapping[str, Any]) -> Measured:
 def simulated_in(model: Mapping[str, Any]) -> Simulated:
     """A model of a simulation's JSON of version 1. Raises ConfigError for another object."""
     lyapunov = model.get("lyapunov")
-    words = lyapunov.get("words", ()) if isinstance(lyapunov, Mapping) else ()
+    texts: Sequence[str] = ()
+    if isinstance(lyapunov, Mapping):
+        texts = lyapunov.get("words", ())
     analyses = from_json(_Analyses, model)
     return Simulated(
         from_json(Simulation, model),
         analyses.lyapunov,
-        words,
+        texts,
         analyses.spectra,
         analyses.contributions,
     )
@@ -284,19 +286,21 @@ class _Analyses:
 
 def answer(simulations: Mapping[str, Simulation]) -> Answer:
     """How far the states grow, and whether the solution can be trusted."""
-    failed = [name for name, found in simulations.items() if found.status is not Status.SUCCESS]
+    failed = [
+        name for name, simulation in simulations.items() if simulation.status is not Status.SUCCESS
+    ]
     if failed:
         broken = ", ".join(failed)
         return Answer(f"The solution broke off before the end of the depth: {broken}.", "bad")
     factors = {}
-    for name, found in simulations.items():
-        sizes = [size for size in found.mean_abs if math.isfinite(size)]
+    for name, simulation in simulations.items():
+        sizes = [size for size in simulation.mean_abs if math.isfinite(size)]
         if sizes and sizes[0] > 0:
             factors[name] = sizes[-1] / sizes[0]
     if not factors:
         return Answer("The hidden states could not be measured.", "note")
     text = f"Through the depth the hidden states change in size by a factor of {_range(factors)}"
-    above = [name for name, found in simulations.items() if _exceeds(found)]
+    above = [name for name, simulation in simulations.items() if _exceeds(simulation)]
     if above:
         where = ", ".join(above)
         return Answer(
@@ -304,10 +308,12 @@ def answer(simulations: Mapping[str, Simulation]) -> Answer:
             " few steps.",
             "bad",
         )
-    if any(found.bounds is not None for found in simulations.values()):
+    if any(simulation.bounds is not None for simulation in simulations.values()):
         text += ", within what theory allows"
     moderate = all(1 / LARGE <= factor <= LARGE for factor in factors.values())
-    mark: Mark = "good" if moderate else "note"
+    mark: Mark = "note"
+    if moderate:
+        mark = "good"
     return Answer(f"{text}.", mark)
 
 
@@ -319,60 +325,72 @@ def _range(factors: Mapping[str, float]) -> str:
     return f"{factors[low]:.3g} ({low}) to {factors[high]:.3g} ({high})"
 
 
-def _exceeds(found: Simulation) -> bool:
+def _exceeds(simulation: Simulation) -> bool:
     """Whether a state is larger than the bound on it."""
-    shares = [share for share in found.used or () if math.isfinite(share)]
+    shares = [share for share in simulation.used or () if math.isfinite(share)]
     return max(shares, default=0.0) > 1 + ROUNDING
 
 
 def _largest(values: Sequence[float | None] | None) -> float | None:
-    known = [value for value in values or () if value is not None and math.isfinite(value)]
-    return max(known, default=None)
+    finite = [value for value in values or () if value is not None and math.isfinite(value)]
+    return max(finite, default=None)
 
 
-def _values(model: str, found: Simulation) -> Iterator[Value]:
-    succeeded = found.status is Status.SUCCESS
-    words = "yes" if succeeded else found.message
-    yield Value(model, "solved to the end", None, words=words)
-    yield Value(model, "size at the start", found.mean_abs[0])
-    yield Value(model, "size at the end", found.mean_abs[-1])
+def _values(model: str, simulation: Simulation) -> Iterator[Value]:
+    outcome = "yes"
+    if simulation.status is not Status.SUCCESS:
+        outcome = simulation.message
+    yield Value(model, "solved to the end", None, words=outcome)
+    yield Value(model, "size at the start", simulation.mean_abs[0])
+    yield Value(model, "size at the end", simulation.mean_abs[-1])
     largest = {
         # before the first segment it is 100% by definition
-        "largest share of the bound": _largest((found.used or [])[1:]),
-        "largest conservation error": _largest(found.drift),
-        "largest distance to the ODE": _largest(found.discrete_distance),
+        "largest share of the bound": _largest((simulation.used or [])[1:]),
+        "largest conservation error": _largest(simulation.drift),
+        "largest distance to the ODE": _largest(simulation.discrete_distance),
     }
     for measure, figure in largest.items():
         if figure is not None:
             yield Value(model, measure, figure)
-    yield Value(model, "evaluations", found.evaluations)
-    yield Value(model, "accepted steps", found.accepted)
-    yield Value(model, "rejected steps", found.rejected)
-    bounds = found.bounds
+    yield Value(model, "evaluations", simulation.evaluations)
+    yield Value(model, "accepted steps", simulation.accepted)
+    yield Value(model, "rejected steps", simulation.rejected)
     series: dict[str, Sequence[float | None] | None] = {
-        "times": found.times,
-        "mean_abs": found.mean_abs,
-        "bound": None if bounds is None else bounds.mean_abs,
-        "paper's bound": None if bounds is None else bounds.seed_mean_abs,
-        "variance": found.variance,
-        "bound of the variance": None if bounds is None else bounds.variance,
-        "paper's bound of the variance": None if bounds is None else bounds.seed_variance,
-        "rms": found.rms,
-        "bound of the root mean square": None if bounds is None else bounds.rms,
-        "common": found.common,
-        "share of the bound": found.used,
-        "distance to the ODE": found.discrete_distance,
-        "error of the method": None if found.discrete else found.distance,
+        "times": simulation.times,
+        "mean_abs": simulation.mean_abs,
+        "bound": None,
+        "paper's bound": None,
+        "variance": simulation.variance,
+        "bound of the variance": None,
+        "paper's bound of the variance": None,
+        "rms": simulation.rms,
+        "bound of the root mean square": None,
+        "common": simulation.common,
+        "share of the bound": simulation.used,
+        "distance to the ODE": simulation.discrete_distance,
+        "error of the method": None,
     }
+    bounds = simulation.bounds
+    if bounds is not None:
+        series["bound"] = bounds.mean_abs
+        series["paper's bound"] = bounds.seed_mean_abs
+        series["bound of the variance"] = bounds.variance
+        series["paper's bound of the variance"] = bounds.seed_variance
+        series["bound of the root mean square"] = bounds.rms
+    if not simulation.discrete:
+        series["error of the method"] = simulation.distance
     for measure, figures in series.items():
         yield from along_depth(model, measure, figures or ())
-    yield from along_depth(model, "conservation error", found.drift or (), start=1)
+    yield from along_depth(model, "conservation error", simulation.drift or (), start=1)
 
 
-def _of_tokens(model: str, found: TokenExponents, words: Sequence[str]) -> Iterator[Value]:
-    for place, (token, exponent) in enumerate(zip(found.tokens, found.exponents, strict=True)):
-        text = words[place] if place < len(words) else str(token)
-        yield Value(model, "token exponent", exponent, step=place, place=text)
+def _of_tokens(model: str, lyapunov: TokenExponents, texts: Sequence[str]) -> Iterator[Value]:
+    exponents = zip(lyapunov.tokens, lyapunov.exponents, strict=True)
+    for position, (token, exponent) in enumerate(exponents):
+        text = str(token)
+        if position < len(texts):
+            text = texts[position]
+        yield Value(model, "token exponent", exponent, step=position, place=text)
 
 
 def _of_products(model: str, spectra: Sequence[SpectrumFigures]) -> Iterator[Value]:
@@ -387,7 +405,7 @@ def _of_products(model: str, spectra: Sequence[SpectrumFigures]) -> Iterator[Val
         yield Value(model, f"largest eigenvalue of {product}", radius, depth=segment)
         yield Value(model, f"positive share of {product}", positive, depth=segment)
     for spectrum in spectra:
-        place = f"segment {spectrum.segment}, part {spectrum.part}"
+        name = f"segment {spectrum.segment}, part {spectrum.part}"
         for real, imaginary in zip(spectrum.real, spectrum.imaginary, strict=True):
             for measure, part in (("real part", real), ("eigenvalues", imaginary)):
                 yield Value(
@@ -396,16 +414,16 @@ def _of_products(model: str, spectra: Sequence[SpectrumFigures]) -> Iterator[Val
                     part,
                     depth=spectrum.segment,
                     head=spectrum.part,
-                    place=place,
+                    place=name,
                 )
 
 
-def _of_parts(model: str, found: ContributionsByDepth) -> Iterator[Value]:
+def _of_parts(model: str, contributions: ContributionsByDepth) -> Iterator[Value]:
     series = {
-        "share of the last state": found.state,
-        "size of a part": found.size,
-        "added to the target's logit": found.logit or [],
+        "share of the last state": contributions.state,
+        "size of a part": contributions.size,
+        "added to the target's logit": contributions.logit or [],
     }
     for measure, figures in series.items():
-        for place, figure in enumerate(figures):
-            yield Value(model, measure, figure, step=place, place=found.names[place])
+        for part, figure in enumerate(figures):
+            yield Value(model, measure, figure, step=part, place=contributions.names[part])

@@ -78,26 +78,30 @@ class CheckedStatement(Protocol):
 
 def measured(results: Sequence[CheckedStatement], findings: Sequence[Finding]) -> Measured:
     """The table of the statements. A statement stands where other tables have a model."""
+    by_model: dict[str, list[Finding]] = {}
+    if findings:
+        by_model[""] = list(findings)
     return Measured(
         values=tuple(value for result in results for value in _values(result)),
         answers=(answer(results),),
-        findings={"": list(findings)} if findings else {},
+        findings=by_model,
     )
 
 
 def answer(results: Sequence[CheckedStatement]) -> Answer:
     """How many statements hold."""
     counts = Counter(result.verdict for result in results)
-    plural = "" if len(results) == 1 else "s"
-    many = f"{len(results)} statement{plural}"
+    many = f"{len(results)} statements"
+    if len(results) == 1:
+        many = "1 statement"
     if counts["violated"]:
         names = ", ".join(result.name for result in results if result.verdict == "violated")
         return Answer(f"{counts['violated']} of {many} did not hold: {names}.", "bad")
-    words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    by_verdict = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     seconds = sum(result.seconds for result in results)
     return Answer(
-        f"No counterexample was found to any of {many} ({words}; {seconds:.0f} s). This is no proof"
-        " of them.",
+        f"No counterexample was found to any of {many} ({by_verdict}; {seconds:.0f} s). This is no"
+        " proof of them.",
         "good",
     )
 
@@ -114,5 +118,7 @@ def _values(result: CheckedStatement) -> Iterator[Value]:
     if result.printed:
         yield Value(name, "printed form", None, words=result.printed)
     if result.seed is not None and result.printed:
-        fate = "holds" if result.seed.holds else f"fails: {result.seed.words}"
+        fate = "holds"
+        if not result.seed.holds:
+            fate = f"fails: {result.seed.words}"
         yield Value(name, "fate of the printed form", None, words=fate)

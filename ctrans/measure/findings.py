@@ -85,17 +85,14 @@ class Check:
     @property
     def limit(self) -> str:
         """The limits in words: "below 0.001", "above 1000"; those of a training's check by name."""
+        sides = []
         if self.low > -math.inf:
-            sides = [f"below {self.low:g}"]
-        else:
-            sides = []
+            sides.append(f"below {self.low:g}")
         if self.high < math.inf:
-            sides += [f"above {self.high:g}"]
-        else:
-            sides += []
-        return " or ".join(sides) or ", ".join(
-            f"{name} {value:g}" for name, value in self.limits.items()
-        )
+            sides.append(f"above {self.high:g}")
+        if sides:
+            return " or ".join(sides)
+        return ", ".join(f"{name} {value:g}" for name, value in self.limits.items())
 
 
 def _decades(small: float, large: float) -> float:
@@ -190,26 +187,30 @@ class Finding:
 class Checks(Mapping[str, Check]):
     """The checks of a topic by name, in the order of the table of measures.
 
-    - `found`: gives them as they are now, since a plugin may add measures
+    - `registered`: gives them as they are now, since a plugin may add measures
     """
 
-    def __init__(self, topic: str, found: Callable[[], Mapping[str, Check]]):
+    def __init__(self, topic: str, registered: Callable[[], Mapping[str, Check]]):
         self.topic = topic
-        self._found = found
+        self._registered = registered
 
     def __getitem__(self, name: str) -> Check:
-        return self._found()[name]
+        return self._registered()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found())
+        return iter(self._registered())
 
     def __len__(self) -> int:
-        return len(self._found())
+        return len(self._registered())
 
     def finding(self, name: str, reading: Reading, **more: Any) -> Finding:
         """A finding of the check `name` at one place; `more` are further fields."""
         check = self[name]
-        known = {"severity": check.severity, "limit": check.limit, "source": check.source} | more
+        fields_of_check = {
+            "severity": check.severity,
+            "limit": check.limit,
+            "source": check.source,
+        }
         return Finding(
             check=name,
             topic=self.topic,
@@ -218,107 +219,107 @@ class Checks(Mapping[str, Check]):
             figure=reading.figure,
             impact=check.impact,
             remediation=check.remediation,
-            **known,
+            **(fields_of_check | more),
         )
 
     def judge(self, readings: Mapping[str, Sequence[Reading]]) -> list[Finding]:
         """The findings for readings by quantity: most severe first, then farthest outside of the
         limits first. A check is left out at the segments of another one that suppresses it.
         """
-        outside = {
-            name: found
-            for name, check in self.items()
-            if (found := _outside(check, readings.get(check.quantity, ())))
-        }
+        outside: dict[str, list[Reading]] = {}
+        for name, check in self.items():
+            failing = _outside(check, readings.get(check.quantity, ()))
+            if failing:
+                outside[name] = failing
         for name in list(outside):
             segments = {reading.segment for reading in outside.get(name, [])} - {None}
-            for suppressed in self[name].suppresses if segments else ():
-                left = [
+            if not segments:
+                continue
+            for suppressed in self[name].suppresses:
+                elsewhere = [
                     reading
                     for reading in outside.pop(suppressed, [])
                     if reading.segment not in segments
                 ]
-                if left:
-                    outside |= {suppressed: left}
-                else:
-                    outside |= {}
-        findings = [
-            self.finding(name, each[0], places=each if len(each) > 1 else [])
-            for name, each in outside.items()
-        ]
+                if elsewhere:
+                    outside[suppressed] = elsewhere
+        findings = []
+        for name, failing in outside.items():
+            places: list[Reading] = []
+            if len(failing) > 1:
+                places = failing
+            findings.append(self.finding(name, failing[0], places=places))
         return self.ordered(findings)
 
     def near(
-        self, readings: Mapping[str, Sequence[Reading]], found: Sequence[str]
+        self, readings: Mapping[str, Sequence[Reading]], failed: Sequence[str]
     ) -> dict[str, Reading]:
         """By check, the reading closest to its limit from inside, if within the factor `Check.near`
-        of it. Without checks that were found, or that these suppress.
+        of it. Without checks that `failed`, or that these suppress.
         """
-        left_out = {*found, *(suppressed for name in found for suppressed in self[name].suppresses)}
+        left_out = set(failed)
+        for name in failed:
+            left_out.update(self[name].suppresses)
         close = {}
         for name, check in self.items():
-            each = [
+            candidates = [
                 reading
                 for reading in readings.get(check.quantity, ())
                 if check.close(reading.value)
             ]
-            if each and name not in left_out:
-                close[name] = max(each, key=lambda reading: check.excess(reading.value))
+            if candidates and name not in left_out:
+                close[name] = max(candidates, key=lambda reading: check.excess(reading.value))
         return close
 
     def ordered(self, findings: Sequence[Finding]) -> list[Finding]:
         """Findings, most severe first, then farthest outside of the limits first."""
         names = list(self)
-        found = sorted(findings, key=lambda each: names.index(each.check))
-        return sorted(
-            found,
-            key=lambda each: (
-                SEVERITIES.index(each.severity),
-                -self[each.check].excess(each.value),
-            ),
-        )
+
+        def rank(finding: Finding) -> tuple[int, float, int]:
+            severity = SEVERITIES.index(finding.severity)
+            excess = self[finding.check].excess(finding.value)
+            return severity, -excess, names.index(finding.check)
+
+        return sorted(findings, key=rank)
 
 
 def _outside(check: Check, readings: Sequence[Reading]) -> list[Reading]:
     """The readings outside of the limits, farthest first, equal ones by depth."""
-    found = [reading for reading in readings if check.fails(reading.value)]
-    return sorted(found, key=lambda reading: -check.excess(reading.value))
+    failing = [reading for reading in readings if check.fails(reading.value)]
+    return sorted(failing, key=lambda reading: -check.excess(reading.value))
 
 
 def in_words(finding: Mapping[str, Any]) -> dict[str, str]:
     """The parts of a finding (its JSON object) in words: where, figure, limit, impact, fix,
     also.
     """
-    found = {
+    parts = {
         "where": finding["place"],
         "figure": f"{finding['figure']}{_over_walks(finding)}{_in_time(finding)}",
         "limit": f"{finding['limit']} ({finding['source']})",
         "impact": finding["impact"],
         "fix": finding["remediation"],
     }
-    others = [str(reading["place"]) for reading in finding["places"][1:]]
-    if others:
-        if len(others) > PLACES:
-            more = f"; and {len(others) - PLACES} more"
-        else:
-            more = ""
-        found["also"] = "; ".join(others[:PLACES]) + more
-    return {word: str(text) for word, text in found.items() if text}
+    other_places = [str(reading["place"]) for reading in finding["places"][1:]]
+    if other_places:
+        parts["also"] = "; ".join(other_places[:PLACES])
+    if len(other_places) > PLACES:
+        parts["also"] += f"; and {len(other_places) - PLACES} more"
+    return {word: str(text) for word, text in parts.items() if text}
 
 
 def in_a_paragraph(finding: Mapping[str, Any]) -> str:
     """A finding (its JSON object) as one paragraph: "step 70: loss spike (serious): the loss:
     ...".
     """
-    words = in_words(finding)
-    if finding["step"] is None:
-        start = ""
-    else:
+    parts = in_words(finding)
+    start = ""
+    if finding["step"] is not None:
         start = f"step {finding['step']}: "
-    said = (
-        f"{start}{finding['check']} ({finding['severity']}): {words['where']}: {words['figure']}."
+    statement = (
+        f"{start}{finding['check']} ({finding['severity']}): {parts['where']}: {parts['figure']}."
     )
-    return f"{said} {words['impact']} Fix: {words['fix']}"
+    return f"{statement} {parts['impact']} Fix: {parts['fix']}"
 
 
 def _over_walks(finding: Mapping[str, Any]) -> str:
@@ -326,15 +327,13 @@ def _over_walks(finding: Mapping[str, Any]) -> str:
     values = finding["values"] or []
     if (finding["texts"] or 1) == 1:
         return ""
-    known = [value for value in values if math.isfinite(value)]
-    if known:
-        mean = f"{sum(known) / len(known):.3g}"
-    else:
-        mean = "not finite"
-    if len(values) == len(known) > 1:
-        bar = f" ± {statistics.stdev(known):.1g}"
-    else:
-        bar = ""
+    finite = [value for value in values if math.isfinite(value)]
+    mean = "not finite"
+    if finite:
+        mean = f"{sum(finite) / len(finite):.3g}"
+    bar = ""
+    if len(values) == len(finite) and len(finite) > 1:
+        bar = f" ± {statistics.stdev(finite):.1g}"
     return f"; seen in {finding['seen']} of {finding['texts']} walks, mean {mean}{bar}"
 
 
@@ -369,7 +368,10 @@ def tried(runs: int, healed: int, harmed: int = 0) -> str:
     """The end of a check's `source`: what its advice did to patients of `benchmarks/clinic` that
     did not heal without it, and of which it was the first finding.
     """
+    patients = "1 run"
+    if runs != 1:
+        patients = f"{runs} runs"
     return (
-        f"; its advice, carried out on {runs} run{'s' * (runs > 1)} of the clinic's open half:"
-        f" healed {healed}, harmed {harmed}"
+        f"; its advice, carried out on {patients} of the clinic's open half: healed {healed},"
+        f" harmed {harmed}"
     )

@@ -120,7 +120,7 @@ class Measured:
             "answers": [asdict(answer) for answer in self.answers],
             "values": columns,
             "missing": self.missing,
-            "findings": {model: list(found) for model, found in self.findings.items()},
+            "findings": {model: list(several) for model, several in self.findings.items()},
             "notes": self.notes,
             "reasons": self.reasons,
             "styles": self.styles,
@@ -181,8 +181,8 @@ def together(*tables: Measured) -> Measured:
     for table in tables:
         for model, reasons in table.missing.items():
             missing.setdefault(model, {}).update(reasons)
-        for model, found in table.findings.items():
-            findings.setdefault(model, []).extend(found)
+        for model, several in table.findings.items():
+            findings.setdefault(model, []).extend(several)
         for model, lines in table.notes.items():
             notes.setdefault(model, []).extend(lines)
     return Measured(

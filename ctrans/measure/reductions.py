@@ -55,7 +55,12 @@ def norm_of(tensors: Sequence[Tensor]) -> Tensor:
     """
     if not tensors:
         return torch.zeros(())
-    dense = [part.coalesce().values() if part.is_sparse else part for part in tensors]
+    dense = []
+    for part in tensors:
+        if part.is_sparse:
+            dense.append(part.coalesce().values())
+        else:
+            dense.append(part)
     unsharded = [part for part in dense if not hasattr(part, "full_tensor")]
     norms = [part.norm().full_tensor() for part in dense if hasattr(part, "full_tensor")]
     if unsharded:

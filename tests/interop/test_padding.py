@@ -9,7 +9,8 @@ import torch
 
 from ctrans.control import costate
 from ctrans.dynamics.fields import ExposesHeads
-from ctrans.examine.diagnosis.forward_instruments import HeadRows, StatesByDepth
+from ctrans.examine.diagnosis.state_instruments import StatesByDepth
+from ctrans.examine.diagnosis.unit_instruments import HeadRows
 from ctrans.examine.screening.attention import LastLayerGradient
 from ctrans.interop import from_transformers, open_model
 from ctrans.interop.example_inputs import reads_tokens

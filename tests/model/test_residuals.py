@@ -212,7 +212,7 @@ def test_its_sensitivity_is_the_norm_of_the_dense_jacobian(name):
         with reference_kernels(sublayer):
             assert block_gain(lambda z, part=sublayer: part.step(z, 0.5), x[0]) <= step_bound(
                 sublayer, 0.5, x[0]
-            ).own * (1 + 1e-9)
+            ).corrected * (1 + 1e-9)
 
 
 @pytest.mark.cases(1)

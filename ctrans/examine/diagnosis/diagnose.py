@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from ctrans.base.as_found import leaving_as_found
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
-from ctrans.examine.diagnosis.forward_instruments import sensitivity_readings
 from ctrans.examine.diagnosis.instruments import instruments
 from ctrans.examine.diagnosis.loss_instruments import DecayOverThreshold
 from ctrans.examine.diagnosis.reading import cut, place_of
+from ctrans.examine.diagnosis.state_instruments import sensitivity_readings
 from ctrans.examine.diagnosis.weight_readings import weight_readings
 from ctrans.measure.backward.sensitivity import NOT_FINITE, Sensitivities
 from ctrans.measure.findings import SEVERITIES, Checks, Finding, Reading, Readings, in_words
@@ -35,8 +35,10 @@ from ctrans.measure.walk import (
 )
 from solvers import ConfigError, shown
 
-JACOBIAN_TOKENS, JACOBIAN_SEQUENCES = 64, 4
-"""Number of tokens of a Jacobian, and number of sequences of which the worst counts."""
+JACOBIAN_TOKENS = 64
+"""Number of tokens of a Jacobian."""
+JACOBIAN_SEQUENCES = 4
+"""Number of sequences of a Jacobian, of which the worst counts."""
 WIDTH = 80
 """Columns of a diagnosis as text."""
 TOLERANCE = 0.02
@@ -93,11 +95,17 @@ class Diagnosis:
             looked += ", the others need parts or options that are not here"
         if self.healthy:
             return f"nothing found in single parts; {looked}"
-        severities = [each.severity for each in self.findings]
-        words = ", ".join(
-            f"{severities.count(each)} {each}" for each in SEVERITIES if each in severities
+        severities = [finding.severity for finding in self.findings]
+        counts = ", ".join(
+            f"{severities.count(severity)} {severity}"
+            for severity in SEVERITIES
+            if severity in severities
         )
-        return f"{len(severities)} finding{'s' * (len(severities) > 1)} ({words}); {looked}"
+        if len(severities) == 1:
+            findings = "1 finding"
+        else:
+            findings = f"{len(severities)} findings"
+        return f"{findings} ({counts}); {looked}"
 
     def __str__(self) -> str:
         """The diagnosis as text of `WIDTH` columns."""
@@ -119,18 +127,11 @@ class Diagnosis:
                 for name in self.unexamined
             ]
             missing.append(f"not examined, so neither found nor ruled out: {'; '.join(needs)}")
-        for part in (close, missing):
-            if part:
-                lines += [
-                    "",
-                    *(
-                        line
-                        for each in part
-                        for line in textwrap.wrap(each, WIDTH, subsequent_indent="  ")
-                    ),
-                ]
-            else:
-                lines += []
+        for remarks in (close, missing):
+            if remarks:
+                lines.append("")
+            for remark in remarks:
+                lines += textwrap.wrap(remark, WIDTH, subsequent_indent="  ")
         return "\n".join(lines)
 
 
@@ -138,8 +139,8 @@ def readings_in(model: Mapping[str, Any]) -> Readings:
     """The readings of a diagnosis from its JSON object. Raises ConfigError for another object."""
     try:
         return {
-            quantity: [Reading(**each) for each in found]
-            for quantity, found in model["readings"].items()
+            quantity: [Reading(**reading) for reading in readings]
+            for quantity, readings in model["readings"].items()
         }
     except (KeyError, TypeError, AttributeError):
         raise ConfigError(
@@ -172,48 +173,49 @@ class Examination:
         if weight_decay is not None:
             self.whole["decay over dt lam*"] = Attempt(DecayOverThreshold(weight_decay))
         self.sensitivities = sensitivities or Sensitivities(tolerance=TOLERANCE, starts=0)
-        if sensitivities:
-            self.part = []
-        else:
-            self.part = [Attempt(self.sensitivities)]
+        self.part: list[Attempt] = []
+        if not sensitivities:
+            self.part.append(Attempt(self.sensitivities))
 
     def conclude(self) -> Diagnosis:
         """The diagnosis after the walk."""
         depth = self.model.depth
         unknown = dict[str, str]()
+        of_weights: Readings = {}
         if isinstance(self.model, nn.Module) and not depth.streamed:
-            own = weight_readings(self.model, depth)
-        else:
-            own = {}
+            of_weights = weight_readings(self.model, depth)
+        sources: list[Readings] = []
         # non-finite weights come before their effect on states
-        sources = [
-            {name: own.pop(name) for name in ("entries that are not finite",) if name in own}
-        ]
+        not_finite = of_weights.pop("entries that are not finite", None)
+        if not_finite is not None:
+            sources.append({"entries that are not finite": not_finite})
         for name, instrument in self.whole.items():
             sources.append(instrument.figures() or {})
             if instrument.note is not None:
                 unknown[name] = instrument.note
-        each = self.sensitivities.sublayers
-        sources += [own, sensitivity_readings(depth, each)]
+        sensitivities = self.sensitivities.sublayers
+        sources += [of_weights, sensitivity_readings(depth, sensitivities)]
         readings: Readings = {}
         for source in sources:
             for quantity, several in source.items():
                 readings.setdefault(quantity, []).extend(several)
         refused = [
-            (k, s.note) for k, s in enumerate(each) if s.value is None and s.note != NOT_FINITE
+            (k, sensitivity.note)
+            for k, sensitivity in enumerate(sensitivities)
+            if sensitivity.value is None and sensitivity.note != NOT_FINITE
         ]
-        if len(each) < len(depth.sublayers):
+        if len(sensitivities) < len(depth.sublayers):
             unknown["sensitivities"] = "left out"
         elif refused:
-            (k, note), count = refused[0], len(each)
-            some = (
-                f"of {len(refused)} of {count} sublayers, the first {place_of(depth, k)}: {note};"
-                " those of the others are known"
-            )
+            k, note = refused[0]
+            count = len(sensitivities)
             if len(refused) == count:
                 unknown["sensitivities"] = note
             else:
-                unknown["sensitivities"] = some
+                unknown["sensitivities"] = (
+                    f"of {len(refused)} of {count} sublayers, the first {place_of(depth, k)}:"
+                    f" {note}; those of the others are known"
+                )
         unread = getattr(getattr(self.model, "config", None), "unread", ())
         if depth.sublayers[0].kind == "part" and unread:
             unknown["model"] = "; ".join(unread)
@@ -228,18 +230,24 @@ def lane_of_attempts(
     model: Model, tokens: Tensor, targets: Any, instruments: Sequence[Instrument]
 ) -> Lane:
     """A lane with each instrument in an `Attempt`. Without a loss those that look back say why."""
-    attempts = [each if isinstance(each, Attempt) else Attempt(each) for each in instruments]
-    back = [each for each in attempts if each.looks_back]
-    if not back:
+    attempts = []
+    for instrument in instruments:
+        if isinstance(instrument, Attempt):
+            attempts.append(instrument)
+        else:
+            attempts.append(Attempt(instrument))
+    look_back = [attempt for attempt in attempts if attempt.looks_back]
+    if not look_back:
         return Lane(tokens, None, attempts)
-    refusal = (
-        "no targets were given, so there is no loss"
-        if targets is None
-        else loss_refusal(model, tokens, targets)
-    )
-    for each in back:
-        each.note = refusal or each.note
-    return Lane(tokens, targets if refusal is None else None, attempts)
+    if targets is None:
+        refusal: str | None = "no targets were given, so there is no loss"
+    else:
+        refusal = loss_refusal(model, tokens, targets)
+    if refusal is None:
+        return Lane(tokens, targets, attempts)
+    for attempt in look_back:
+        attempt.note = refusal or attempt.note
+    return Lane(tokens, None, attempts)
 
 
 @leaving_as_found
@@ -283,13 +291,21 @@ def merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
     count = len(diagnoses)
     findings = []
     for name, check in CHECKS.items():
-        own = [finding for each in diagnoses for finding in each.findings if finding.check == name]
-        if own:
-            readings = [each.readings.get(check.quantity, []) for each in diagnoses]
-            values = [
-                max(row, key=lambda r: check.excess(r.value)).value for row in readings if row
-            ]
-            worst = max(own, key=lambda finding: check.excess(finding.value))
-            findings.append(dataclasses.replace(worst, seen=len(own), texts=count, values=values))
-    unknown = {name: why for each in diagnoses for name, why in each.unknown.items()}
+        seen = [
+            finding
+            for diagnosis in diagnoses
+            for finding in diagnosis.findings
+            if finding.check == name
+        ]
+        if not seen:
+            continue
+        values = []
+        for diagnosis in diagnoses:
+            readings = diagnosis.readings.get(check.quantity, [])
+            if readings:
+                worst_reading = max(readings, key=lambda reading: check.excess(reading.value))
+                values.append(worst_reading.value)
+        worst = max(seen, key=lambda finding: check.excess(finding.value))
+        findings.append(dataclasses.replace(worst, seen=len(seen), texts=count, values=values))
+    unknown = {name: why for diagnosis in diagnoses for name, why in diagnosis.unknown.items()}
     return Diagnosis(CHECKS.ordered(findings), first.readings, unknown, count)

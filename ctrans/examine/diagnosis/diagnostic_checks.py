@@ -2,21 +2,6 @@
 
 from __future__ import annotations
 
-from ctrans.examine.diagnosis.forward_instruments import (
-    DEAD,
-    LEAST_ENTROPY,
-    OUTLIER,
-    BlockMoves,
-    DeadUnits,
-    EmbeddingShare,
-    EpsShare,
-    GainsByNorm,
-    HeadRows,
-    ScoreSpread,
-    StatesByDepth,
-    SublayerMoves,
-    ZeroHeads,
-)
 from ctrans.examine.diagnosis.future_tokens import ReadsAhead
 from ctrans.examine.diagnosis.loss_instruments import (
     CostatesByDepth,
@@ -24,13 +9,27 @@ from ctrans.examine.diagnosis.loss_instruments import (
     LossOfLess,
     TiedGradients,
 )
+from ctrans.examine.diagnosis.norm_instruments import DEAD, OUTLIER, EpsShare, GainsByNorm
+from ctrans.examine.diagnosis.state_instruments import (
+    BlockMoves,
+    EmbeddingShare,
+    StatesByDepth,
+    SublayerMoves,
+)
+from ctrans.examine.diagnosis.unit_instruments import (
+    LEAST_ENTROPY,
+    DeadUnits,
+    HeadRows,
+    ScoreSpread,
+    ZeroHeads,
+)
 from ctrans.measure.findings import OURS, Check, tried
 from ctrans.measure.measures import MEASURES, Measure, checks_of
 
-MOST_SIMILAR, WORST_EXCESS = 0.99, 1.0
-"""Limits that the screening shares: of the mean cosine of two tokens, and of the loss above
-guessing in nats.
-"""
+MOST_SIMILAR = 0.99
+"""A limit that the screening shares: of the mean cosine of two tokens."""
+WORST_EXCESS = 1.0
+"""Another one: of the loss above guessing, in nats."""
 LOSS_EXCESS = (
     "the loss on this text minus log V, the loss of equal probabilities, in nats; fresh weights"
     " differ by a few tenths by chance"

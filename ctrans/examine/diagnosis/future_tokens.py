@@ -41,35 +41,34 @@ class ReadsAhead(DiagnosticInstrument):
             text = torch.ones(x0.shape[-2], dtype=torch.bool)
         else:
             text = self.kept[0]
+        self._last = 0
         if text.any():
             self._last = int(text.nonzero().max())
-        else:
-            self._last = 0
-        self._pair = x0, x0.clone()
+        self._pair = (x0, x0.clone())
         self._pair[1][0, self._last] *= -1
         self._rounding = torch.finfo(x0.dtype).eps ** 0.5
         self._changes = list[float]()
 
     def forward(self, at: StepContext) -> None:
         before = self._pair[0][0]
-        self._pair = at.sublayer.step(self._pair[0], at.h), at.sublayer.step(self._pair[1], at.h)
-        first, other = (x[0].double() for x in self._pair)
+        original, changed = self._pair
+        self._pair = (at.sublayer.step(original, at.h), at.sublayer.step(changed, at.h))
+        first = self._pair[0][0].double()
+        flipped = self._pair[1][0].double()
         if (
             self._differs is None
             and finite(first)
-            and finite(other)
+            and finite(flipped)
             and (before - at.x[0]).norm() <= self._rounding * at.x[0].norm()
         ):
             apart = float((first - at.y[0]).norm() / at.y[0].double().norm())
             if apart > self._rounding:
                 self._differs = (at.k, apart)
-            else:
-                self._differs = None
-        one = first[: self._last]
-        other = other[: self._last]
-        if one.numel() and finite(one) and finite(other):
-            size = token_lengths(one).clamp(min=torch.finfo(one.dtype).tiny)
-            change = float((token_lengths(other - one) / size).max())
+        earlier = first[: self._last]
+        earlier_flipped = flipped[: self._last]
+        if earlier.numel() and finite(earlier) and finite(earlier_flipped):
+            size = token_lengths(earlier).clamp(min=torch.finfo(earlier.dtype).tiny)
+            change = float((token_lengths(earlier_flipped - earlier) / size).max())
             self._changes.append(change)
 
     def head(self, model: Model, at: Turn) -> None:
@@ -87,20 +86,23 @@ class ReadsAhead(DiagnosticInstrument):
             return self.found
         if not self._next or not self._changes:
             return self.found
-        r = [change / self._rounding for change in self._changes]
-        first = next((k for k, each in enumerate(r) if each > 1), None)
-        if first is None:
+        ratios = [change / self._rounding for change in self._changes]
+        above = [k for k, ratio in enumerate(ratios) if ratio > 1]
+        if not above:
             self.add(
                 "change by a later token",
-                max(r),
+                max(ratios),
                 "no earlier token's state changes with the last token's sign",
                 place="the depth",
             )
         else:
-            change = f"{self._changes[first]:.2g} of themselves, {r[first]:.2g} times the limit"
+            first = above[0]
+            change = (
+                f"{self._changes[first]:.2g} of themselves, {ratios[first]:.2g} times the limit"
+            )
             self.add(
                 "change by a later token",
-                r[first],
+                ratios[first],
                 f"with another last token alone, states of earlier ones change by {change}",
                 first,
             )
@@ -116,5 +118,5 @@ def _following(tokens: Any, targets: Any) -> bool:
         and tokens.dim() == 2
     ):
         return False
-    known = targets[:, :-1] >= 0
-    return bool(known.any()) and bool((targets[:, :-1] == tokens[:, 1:])[known].all())
+    counted = targets[:, :-1] >= 0
+    return bool(counted.any()) and bool((targets[:, :-1] == tokens[:, 1:])[counted].all())

@@ -24,8 +24,8 @@ def instruments() -> dict[str, Instrument]:
         for kind in _computes(measure)
         if isinstance(kind, type) and issubclass(kind, Instrument)
     )
-    made = {getattr(kind, "name", "") or kind.__name__: kind() for kind in kinds}
-    return {**made, PlainMeasures.name: PlainMeasures()}
+    by_name = {getattr(kind, "name", "") or kind.__name__: kind() for kind in kinds}
+    return {**by_name, PlainMeasures.name: PlainMeasures()}
 
 
 def _computes(measure: Measure) -> tuple[object, ...]:
@@ -46,10 +46,10 @@ class PlainMeasures(DiagnosticInstrument):
         self._look("state", at.y, at.k)
         self._look("sublayer", (at.y - at.x) / at.h, at.k)
 
-    def _look(self, scope: str, tensor: Tensor, segment: int, place: str = "") -> None:
+    def _look(self, scope: str, tensor: Tensor, segment: int, location: str = "") -> None:
         for name, measure in plain_measures(scope):
             value = _number(measure, tensor)
-            self.add(name, value, f"{MEASURES.title(name)} = {value:.3g}", segment, place)
+            self.add(name, value, f"{MEASURES.title(name)} = {value:.3g}", segment, location)
 
 
 def plain_measures(scope: str) -> Iterator[tuple[str, Measure]]:
@@ -64,4 +64,6 @@ def plain_measures(scope: str) -> Iterator[tuple[str, Measure]]:
 def _number(measure: Measure, tensor: Tensor) -> float:
     assert callable(measure.compute)
     value = measure.compute(tensor)
-    return float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
+    if isinstance(value, torch.Tensor):
+        return float(value.detach())
+    return float(value)

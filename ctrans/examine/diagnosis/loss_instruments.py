@@ -176,8 +176,9 @@ class TiedGradients(DiagnosticInstrument):
             through = pulled(
                 lambda zero: model.embed(tokens) + zero, torch.zeros_like(p), p, shared
             )
-        named = model.named_parameters() if isinstance(model, torch.nn.Module) else ()
-        names: dict[Hashable, str] = {id(weight): name for name, weight in named}
+        names: dict[Hashable, str] = {}
+        if isinstance(model, torch.nn.Module):
+            names = {id(weight): name for name, weight in model.named_parameters()}
         for key, before in self._head.items():
             after = through[key]
             rows = after.abs().sum(-1) > 0
@@ -191,5 +192,5 @@ class TiedGradients(DiagnosticInstrument):
                     f" through the head ({float(b.norm()):.2g}) have a cosine of {cosine:.2f} over"
                     f" {int(rows.sum())} rows"
                 )
-                place = f"the tied matrix {names.get(key, '')}".rstrip()
-                self.add("cosine of tied gradients", cosine, figure, place=place)
+                matrix = f"the tied matrix {names.get(key, '')}".rstrip()
+                self.add("cosine of tied gradients", cosine, figure, place=matrix)

@@ -143,27 +143,29 @@ class InFormats:
     def add(self, place: str, block: int | None, tensor: Tensor) -> None:
         """Counts the entries of a tensor; of one at the same place together with those before."""
         numbers = _numbers(tensor)
-        for name, form in self.formats.items() if numbers.numel() else ():
+        if not numbers.numel():
+            return
+        for name, form in self.formats.items():
             self.sums[name, place, block] += _sums(numbers, form)
 
     def diagnoses(self) -> dict[str, PrecisionDiagnosis]:
         """The diagnosis by format."""
         for (name, place, block), sums in self.sums.items():
-            entries, over, kept, normal, missed, size = sums.tolist()
-            shares = [count / (entries or 1) for count in (over, entries - kept, kept - normal)]
+            entries, over, nonzero, normal, missed, size = sums.tolist()
+            counts = (over, entries - nonzero, nonzero - normal)
+            shares = [count / (entries or 1) for count in counts]
             error = math.sqrt(missed / (size or 1))
-            words = (
+            template = (
                 "relative error {:.2g}; of the entries other than 0 {:.2%} overflow, {:.2%} become"
                 " 0, {:.2%} are subnormal"
             )
+            figure = template.format(error, *shares)
             for quantity, value in zip(ROUNDED, (error, *shares), strict=False):
-                self.readings[name][quantity].append(
-                    Reading(value, place, words.format(error, *shares), block)
-                )
+                self.readings[name][quantity].append(Reading(value, place, figure, block))
         self.sums.clear()
         return {
-            name: PrecisionDiagnosis(PRECISION_CHECKS.judge(each), each, {})
-            for name, each in self.readings.items()
+            name: PrecisionDiagnosis(PRECISION_CHECKS.judge(readings), readings, {})
+            for name, readings in self.readings.items()
         }
 
 
@@ -173,12 +175,12 @@ def weights_in(
     """What weights would lose, by format. One tensor is in memory at a time. Raises ConfigError for
     an unknown format.
     """
-    found = InFormats(formats)
-    for name, read in weights.items():
-        for part in parts_of(name, read()):
-            found.add(*part)
+    losses = InFormats(formats)
+    for name, reader in weights.items():
+        for part in parts_of(name, reader()):
+            losses.add(*part)
         progress(1)
-    return found.diagnoses()
+    return losses.diagnoses()
 
 
 @contextlib.contextmanager
@@ -194,11 +196,11 @@ def low_precision(model: nn.Module, formats: str = ",".join(FORMATS)) -> Iterato
     `formats` are names of `FORMATS`, with :tensor or :N for scales. What a module does not return,
     such as attention scores, is not seen. Raises ConfigError for other formats.
     """
-    found = InFormats(formats)
+    step = InFormats(formats)
     handles = list[Any]()
 
     def measure(what: str, name: str, tensor: Tensor) -> None:
-        found.add(*place_and_block(f"{what} {name}", name), tensor)
+        step.add(*place_and_block(f"{what} {name}", name), tensor)
 
     def see(name: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
         for output in tree_leaves(outputs):
@@ -220,24 +222,25 @@ def low_precision(model: nn.Module, formats: str = ",".join(FORMATS)) -> Iterato
                 handles.append(weight.register_hook(partial(measure, "the gradient of", name)))
         for name, module in model.named_modules():
             handles.append(module.register_forward_hook(partial(see, name or "the model")))
-        yield found
+        yield step
     finally:
         for handle in handles:
             handle.remove()
     for name, weight in weights.items():
         old = before[name]
         new = _sample(weight)
-        for each, form in found.formats.items():
+        for format_name, form in step.formats.items():
             if form.block is not None or old.shape != new.shape:
                 continue
             low = form.rounded(old)
             real = (new != old) & low.isfinite()
             lost = form.rounded(low + new - old)[real] == low[real]
             if len(lost):
-                place, block = place_and_block(f"the update of {name}", name)
+                location, block = place_and_block(f"the update of {name}", name)
                 share = float(lost.double().mean())
-                words = f"{share:.2%} of {len(lost)} updates do not change the weight"
-                found.readings[each]["lost updates"].append(Reading(share, place, words, block))
+                figure = f"{share:.2%} of {len(lost)} updates do not change the weight"
+                reading = Reading(share, location, figure, block)
+                step.readings[format_name]["lost updates"].append(reading)
 
 
 def _numbers(tensor: Tensor) -> Tensor:
@@ -272,12 +275,20 @@ def _sums(numbers: Tensor, form: Format) -> Tensor:
         peaks = [_finite(chunk).abs().max() for chunk in chunks(rows)]
     else:
         peaks = [torch.zeros(())]
-    found = torch.zeros(6, dtype=torch.float64)
+    sums = torch.zeros(6, dtype=torch.float64)
     for chunk in chunks(rows):
         x, scale = form.scaled(_finite(chunk), max(peaks))
         near = form.rounded(x / scale)
         over = near.isinf()
-        squares = [each.masked_fill(over, 0).square() for each in (near * scale - x, x)]
-        parts = [x != 0, over, near != 0, near.abs() >= 2.0**form.least, *squares]
-        found += torch.stack([part.sum().double().cpu() for part in parts])
-    return found
+        errors = (near * scale - x).masked_fill(over, 0)
+        entries = x.masked_fill(over, 0)
+        parts = [
+            x != 0,
+            over,
+            near != 0,
+            near.abs() >= 2.0**form.least,
+            errors.square(),
+            entries.square(),
+        ]
+        sums += torch.stack([part.sum().double().cpu() for part in parts])
+    return sums

@@ -36,9 +36,8 @@ class Format:
         """fl(x) of finite numbers in float64, without a scale. It is inf beyond the largest number
         on both sides, where some hardware and some versions of torch take that number, or nan.
         """
-        power = (x.view(torch.int64) & 0x7FF << 52).view(
-            torch.float64
-        )  # the power of 2 at or below |x|
+        # the power of 2 at or below |x|
+        power = (x.view(torch.int64) & 0x7FF << 52).view(torch.float64)
         step = power.clamp(min=2.0**self.least) * 2.0 ** (1 - self.digits)
         near = (x / step).round() * step
         return near.masked_fill(near.abs() > self.largest, torch.inf)
@@ -71,10 +70,12 @@ def format_of(name: str) -> Format:
     e4m3:tensor, e4m3:128. Raises ConfigError for another name.
     """
     base, _, scale = name.partition(":")
-    found = look_up("format", base, FORMATS)
+    unscaled = look_up("format", base, FORMATS)
     if not re.fullmatch("(tensor|[1-9][0-9]{0,6})?", scale):
         raise ConfigError(
             f"format {name!r}: give {base}, {base}:tensor for one scale, or {base}:N for a scale of"
             " each N entries"
         )
-    return dataclasses.replace(found, block=int(scale.replace("tensor", "0")) if scale else None)
+    if not scale:
+        return dataclasses.replace(unscaled, block=None)
+    return dataclasses.replace(unscaled, block=int(scale.replace("tensor", "0")))

@@ -37,8 +37,8 @@ class DiagnosticInstrument(Instrument):
         self, quantity: str, value: float, figure: str, segment: int | None = None, place: str = ""
     ) -> None:
         """Adds a reading. The default place is that of the segment."""
-        place = place or place_of(self.depth, segment or 0)
-        self.found.setdefault(quantity, []).append(Reading(value, place, figure, segment))
+        location = place or place_of(self.depth, segment or 0)
+        self.found.setdefault(quantity, []).append(Reading(value, location, figure, segment))
 
 
 def place_of(depth: Depth, k: int) -> str:
@@ -52,13 +52,12 @@ def rms(x: Tensor) -> float:
     return float(x.detach().double().square().mean().sqrt())
 
 
-def named(each: Sequence[str]) -> str:
+def named(texts: Sequence[str]) -> str:
     """The first few, and the number of the rest."""
-    if len(each) > NAMED:
-        more = f" and {len(each) - NAMED} more"
-    else:
-        more = ""
-    return ", ".join(each[:NAMED]) + more
+    more = ""
+    if len(texts) > NAMED:
+        more = f" and {len(texts) - NAMED} more"
+    return ", ".join(texts[:NAMED]) + more
 
 
 def cut(x: Tensor, sequences: int, tokens: int) -> Tensor:

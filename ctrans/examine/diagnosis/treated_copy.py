@@ -21,9 +21,10 @@ from ctrans.model.sums import STATE, SUMS
 from ctrans.model.weights_file import flush, write_durably, write_weights
 from solvers import ConfigError
 
-BEFORE, ACTS = "before-treatment.safetensors.old", "treated.json"
-"""The weights of before, under a name by which no library reads them with the others; and the acts.
-"""
+BEFORE = "before-treatment.safetensors.old"
+"""The weights of before, under a name by which no library reads them with the others."""
+ACTS = "treated.json"
+"""What was done to which weight, and why."""
 OF_A_RUN = shutil.ignore_patterns(SUMS, STATE, "optim*")
 """Files of a training that do not fit other weights: its sums, its state and its optimiser."""
 
@@ -60,11 +61,12 @@ def treat(source: Path | None, out: Path | None, results: Mapping[str, Diagnosis
     """
     if source is None or out is None:
         return []
-    found = dict.fromkeys(finding.check for each in results.values() for finding in each.findings)
-    if TREATED in found:
+    failed_checks = dict.fromkeys(
+        finding.check for diagnosis in results.values() for finding in diagnosis.findings
+    )
+    factors: dict[str, float] = {}
+    if TREATED in failed_checks:
         factors = size_of_neighbours(checkpoint_weights(source))
-    else:
-        factors = {}
     acts = [
         {
             "weight": name,
@@ -77,12 +79,15 @@ def treat(source: Path | None, out: Path | None, results: Mapping[str, Diagnosis
     ]
     if acts:
         _write(source, out, factors, acts)
-    lines = [f"in {out}, {act['weight']} is {act['words']}" for act in acts] or [
-        f"nothing was changed: that needs {TREATED!r}, and a weight {LARGER:g} times as large as in"
-        " other blocks"
-    ]
-    if others := ", ".join(name for name in found if name != TREATED):
-        lines.append(f"no treatment is proven for {others}")
+        lines = [f"in {out}, {act['weight']} is {act['words']}" for act in acts]
+    else:
+        lines = [
+            f"nothing was changed: that needs {TREATED!r}, and a weight {LARGER:g} times as large"
+            " as in other blocks"
+        ]
+    untreated = [name for name in failed_checks if name != TREATED]
+    if untreated:
+        lines.append(f"no treatment is proven for {', '.join(untreated)}")
     return lines
 
 
@@ -92,22 +97,25 @@ def _write(source: Path, out: Path, factors: Mapping[str, float], acts: Sequence
     """
     before: dict[str, Tensor] = {}
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as place:
-            made = Path(place) / out.name
-            shutil.copytree(source, made, ignore=OF_A_RUN)
-            made.chmod(made.stat().st_mode | 0o700)  # the model's may be read-only
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
+            copy = Path(folder) / out.name
+            shutil.copytree(source, copy, ignore=OF_A_RUN)
+            copy.chmod(copy.stat().st_mode | 0o700)  # the model's may be read-only
             for name in weight_files(source):
                 with safetensors.safe_open(source / name, "pt") as file:
-                    weights = {each: file.get_tensor(each) for each in file.offset_keys()}
-                    if own := {each: weights[each] for each in factors if each in weights}:
-                        before |= own
-                        weights |= {each: weight * factors[each] for each, weight in own.items()}
-                        write_weights(made / name, weights, file.metadata() or {})
-            write_weights(made / BEFORE, before, {})
-            write_durably(made / ACTS, json.dumps(acts, indent=1).encode())
-            for path in (*made.rglob("*"), made):
+                    weights = {key: file.get_tensor(key) for key in file.offset_keys()}
+                    treated = [key for key in factors if key in weights]
+                    if not treated:
+                        continue
+                    for key in treated:
+                        before[key] = weights[key]
+                        weights[key] = before[key] * factors[key]
+                    write_weights(copy / name, weights, file.metadata() or {})
+            write_weights(copy / BEFORE, before, {})
+            write_durably(copy / ACTS, json.dumps(acts, indent=1).encode())
+            for path in (*copy.rglob("*"), copy):
                 flush(path)
-            os.rename(made, out)
+            os.rename(copy, out)
             flush(out.parent)
     except OSError as error:
         raise ConfigError(

@@ -24,16 +24,16 @@ def size_of_neighbours(weights: WeightReaders) -> dict[str, float]:
     weight in other blocks to that rms. Gains have none.
     """
     sizes: dict[str, dict[str, float]] = {}
-    for name, read in weights.items():
+    for name, reader in weights.items():
         if BLOCK.search(name) and not GAIN.search(name):
-            sizes.setdefault(BLOCK.sub(".", name, count=1), {})[name] = rms(read())
-    return {
-        name: usual / size
-        for alike in sizes.values()
-        for name, size in alike.items()
-        if 0
-        < LARGER
-        * (usual := statistics.median([alike[own] for own in alike if own != name] or [0.0]))
-        < size
-        < math.inf
-    }
+            sizes.setdefault(BLOCK.sub(".", name, count=1), {})[name] = rms(reader())
+    factors = {}
+    for alike in sizes.values():
+        for name, size in alike.items():
+            in_other_blocks = [alike[neighbour] for neighbour in alike if neighbour != name]
+            if not in_other_blocks:
+                continue
+            usual = statistics.median(in_other_blocks)
+            if 0 < LARGER * usual < size < math.inf:
+                factors[name] = usual / size
+    return factors

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.dynamics.depth import Depth
-from ctrans.examine.diagnosis.forward_instruments import smallest_gain
+from ctrans.examine.diagnosis.norm_instruments import smallest_gain
 from ctrans.examine.diagnosis.reading import place_of
 from ctrans.measure.findings import Reading, Readings
 from solvers.run import finite
@@ -29,43 +29,48 @@ def weight_readings(model: nn.Module, depth: Depth) -> Readings:
 
     For a stack of matrices, such as experts, the matrix with the smallest largest entry counts.
     """
-    found: Readings = {quantity: [] for quantity in OFFERS}
+    readings: Readings = {quantity: [] for quantity in OFFERS}
     places = {
         id(weight): k for k, part in enumerate(depth.sublayers) for weight in part.parameters()
     }
     for name, weight in own_parameters(model):
         k = places.get(id(weight))
         if k is None:
-            place = f"the weight {name}"
+            location = f"the weight {name}"
         else:
-            place = f"{place_of(depth, k)}: the weight {name}"
+            location = f"{place_of(depth, k)}: the weight {name}"
         bad = int((~weight.isfinite()).sum())
         if bad:
             figure = f"{bad} of {weight.numel()} entries of the weight {name} are inf or nan"
-            found["entries that are not finite"].append(Reading(float(bad), place, figure, k))
+            readings["entries that are not finite"].append(Reading(float(bad), location, figure, k))
         if weight.dim() in (2, 3) and not weight.is_meta and weight.numel() > 1:
-            each = weight.detach().abs().amax((-2, -1))
-            largest = float(each.min())
+            of_matrices = weight.detach().abs().amax((-2, -1))
+            largest = float(of_matrices.min())
+            which = ""
             if weight.dim() == 3:
-                which = f"[{int(each.argmin())}]"
-            else:
-                which = ""
+                which = f"[{int(of_matrices.argmin())}]"
             if largest:
                 figure = f"largest entry {largest:.2g}"
             else:
                 figure = "every entry is 0, so its output is 0"
-            found["largest entry of a matrix"].append(Reading(largest, place + which, figure, k))
+            readings["largest entry of a matrix"].append(
+                Reading(largest, location + which, figure, k)
+            )
     sublayer = depth.sublayers[0]
     norm = sublayer.input_norm or sublayer.output_norm or sublayer.state_norm
-    for name, gains in [] if norm is None else _norms_outside(opened(model), depth, norm.width):
+    if norm is None:
+        norms_outside = []
+    else:
+        norms_outside = list(_norms_outside(opened(model), depth, norm.width))
+    for name, gains in norms_outside:
         largest = float(gains.abs().max())
-        found["largest gain of a norm"].append(
+        readings["largest gain of a norm"].append(
             Reading(largest, name, f"its largest |gamma| is {largest:.2g}")
         )
         if largest:
             share, figure = smallest_gain(gains)
-            found["gain outside the depth"].append(Reading(share, name, figure))
-    return {quantity: each for quantity, each in found.items() if each}
+            readings["gain outside the depth"].append(Reading(share, name, figure))
+    return {quantity: several for quantity, several in readings.items() if several}
 
 
 def _norms_outside(model: nn.Module, depth: Depth, width: int) -> Iterator[tuple[str, Tensor]]:
@@ -82,9 +87,10 @@ def _norms_outside(model: nn.Module, depth: Depth, width: int) -> Iterator[tuple
         weights = list(part.parameters())
         if part in inside or not weights or any(weight.shape != (width,) for weight in weights):
             continue
-        s = signs.to(weights[0]).view(1, 1, width)
+        s = 1e3 * signs.to(weights[0]).view(1, 1, width)
         try:
-            gains, twice = ((part(c * s) - part(-c * s)).flatten().double() / 2 for c in (1e3, 2e3))
+            gains = (part(s) - part(-s)).flatten().double() / 2
+            twice = (part(2 * s) - part(-2 * s)).flatten().double() / 2
         except Exception:  # foreign code may raise any error for this input
             continue
         if torch.allclose(gains, twice, rtol=1e-2, atol=0) and finite(gains):

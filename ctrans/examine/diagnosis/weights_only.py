@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ctrans.dynamics.fields import spectral_norm
 from ctrans.examine.diagnosis.diagnose import Diagnosis
-from ctrans.examine.diagnosis.forward_instruments import smallest_gain
+from ctrans.examine.diagnosis.norm_instruments import smallest_gain
 from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 from ctrans.interop.weight_names import GAIN
 from ctrans.measure.findings import Checks, Reading, Readings
@@ -26,14 +26,18 @@ WeightReaders = Mapping[str, Callable[[], Tensor]]
 """Functions that read the weights, by name."""
 BLOCK = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 """The number of the block in a weight's name."""
-EXACT, AT_ONCE = 2**18, 2**20
-"""Up to so many entries the spectral norm is exact; so many entries are converted at once."""
-VECTORS, PASSES = 8, 6
-"""Vectors of the power iteration, and passes over the matrix."""
-SMALLEST, KERNEL = 16, 16
-"""The smaller side of a matrix whose stable rank says something; a last axis that is no longer is
-that of a kernel, and not of a stack of matrices.
-"""
+EXACT = 2**18
+"""Up to so many entries the spectral norm is exact."""
+AT_ONCE = 2**20
+"""So many entries are converted at once."""
+VECTORS = 8
+"""Vectors of the power iteration."""
+PASSES = 6
+"""Passes of the power iteration over the matrix."""
+SMALLEST = 16
+"""The smaller side of a matrix whose stable rank says something."""
+KERNEL = 16
+"""A last axis that is no longer is that of a kernel, and not of a stack of matrices."""
 
 
 class WeightDiagnosis(Diagnosis):
@@ -53,15 +57,13 @@ def weight_diagnosis(
     weights: WeightReaders, progress: Callable[[int], None] | None = None
 ) -> WeightDiagnosis:
     """The findings of these weights, from one pass over their numbers and three for the spectra."""
-    found: Readings = {}
-    for name, read in weights.items():
-        for place, block, part in parts_of(name, read()):
-            finite = all(
-                math.isfinite(torch.linalg.vector_norm(chunk)) for chunk in chunks(part)
-            )  # fast; inf also if it overflows
-            if finite:
-                bad = 0
-            else:
+    readings: Readings = {}
+    for name, reader in weights.items():
+        for location, block, part in parts_of(name, reader()):
+            # fast; inf also if it overflows
+            finite = all(math.isfinite(torch.linalg.vector_norm(chunk)) for chunk in chunks(part))
+            bad = 0
+            if not finite:
                 bad = sum(int((~chunk.isfinite()).sum()) for chunk in chunks(part))
             figures = [
                 (
@@ -75,7 +77,7 @@ def weight_diagnosis(
             elif part.numel() and not bad and GAIN.search(name):
                 figures += _gain(part)
             for quantity, value, figure in figures:
-                found.setdefault(quantity, []).append(Reading(value, place, figure, block))
+                readings.setdefault(quantity, []).append(Reading(value, location, figure, block))
         if progress is not None:
             progress(1)
     without = {
@@ -83,7 +85,7 @@ def weight_diagnosis(
             "--weights-only reads weights alone: states, heads and the loss were not measured"
         )
     }
-    return WeightDiagnosis(WEIGHT_CHECKS.judge(found), found, without)
+    return WeightDiagnosis(WEIGHT_CHECKS.judge(readings), readings, without)
 
 
 @torch.no_grad()
@@ -91,38 +93,37 @@ def updates(
     before: WeightReaders, after: WeightReaders, progress: Callable[[int], None] | None = None
 ) -> list[Reading]:
     """|W' - W|/|W| of each weight that both have, in the Frobenius norm; inf for a W of zeros."""
-    found = []
+    readings: list[Reading] = []
     for name in after:
-        parts = (
-            zip(parts_of(name, before[name]()), parts_of(name, after[name]()), strict=True)
-            if name in before
-            else ()
-        )
-        for (place, block, old), (_, _, new) in parts:
-            if old.shape != new.shape:
-                continue
-            moved = 0.0
-            size = 0.0
-            for one, other in zip(chunks(old), chunks(new), strict=True):
-                moved = moved + _squares(other - one)
-                size = size + _squares(one)
-            if size:
-                value = math.sqrt(moved / size)
-            elif moved:
-                value = math.inf
-            else:
-                value = 0.0
-            found.append(
-                Reading(
-                    value,
-                    place,
-                    f"it moved by {value:.3g} times its size" if value else "it did not change",
-                    block,
-                )
-            )
+        if name in before:
+            readings += _updates_of(name, before[name](), after[name]())
         if progress is not None:
             progress(1)
-    return found
+    return readings
+
+
+def _updates_of(name: str, before: Tensor, after: Tensor) -> Iterator[Reading]:
+    """The updates of a weight's matrices, without those whose shape changed."""
+    pairs = zip(parts_of(name, before), parts_of(name, after), strict=True)
+    for (location, block, old), (_, _, new) in pairs:
+        if old.shape != new.shape:
+            continue
+        moved = 0.0
+        size = 0.0
+        for old_chunk, new_chunk in zip(chunks(old), chunks(new), strict=True):
+            moved = moved + _squares(new_chunk - old_chunk)
+            size = size + _squares(old_chunk)
+        if size:
+            value = math.sqrt(moved / size)
+        elif moved:
+            value = math.inf
+        else:
+            value = 0.0
+        if value:
+            figure = f"it moved by {value:.3g} times its size"
+        else:
+            figure = "it did not change"
+        yield Reading(value, location, figure, block)
 
 
 def change(before: Readings, after: Readings, updated: list[Reading] | None = None) -> Change:
@@ -130,10 +131,9 @@ def change(before: Readings, after: Readings, updated: list[Reading] | None = No
 
     Readings of the same quantity and place are compared.
     """
+    changes: Readings = {}
     if updated:
-        found = {"update over weight": updated}
-    else:
-        found = {}
+        changes["update over weight"] = updated
     lost = 0
     new = 0
     for quantity, readings in after.items():
@@ -142,22 +142,23 @@ def change(before: Readings, after: Readings, updated: list[Reading] | None = No
         for reading in readings:
             if reading.place not in old:
                 new += 1
-            elif not math.isnan(value := compare(was := old.pop(reading.place), reading)):
-                figure = f"before, {was.figure}; now, {reading.figure}"
-                block = re.search(
-                    r"\bblock (\d+)", reading.place
-                )  # `segment` of a model's reading is no block
-                found.setdefault(name, []).append(
-                    Reading(value, reading.place, figure, int(block[1]) if block else None)
-                )
+                continue
+            earlier = old.pop(reading.place)
+            value = compare(earlier, reading)
+            if math.isnan(value):
+                continue
+            figure = f"before, {earlier.figure}; now, {reading.figure}"
+            # `segment` of a model's reading is no block
+            number = re.search(r"\bblock (\d+)", reading.place)
+            block = None
+            if number is not None:
+                block = int(number[1])
+            changes.setdefault(name, []).append(Reading(value, reading.place, figure, block))
         lost += len(old)
+    unknown = {}
     if lost or new:
-        unknown = {
-            "figures of one of the two": f"{lost} of the first only, {new} of the second only"
-        }
-    else:
-        unknown = {}
-    return Change(CHANGE_CHECKS.judge(found), found, unknown)
+        unknown["figures of one of the two"] = f"{lost} of the first only, {new} of the second only"
+    return Change(CHANGE_CHECKS.judge(changes), changes, unknown)
 
 
 def _ratio(before: Reading, after: Reading) -> float:
@@ -209,27 +210,35 @@ def place_and_block(what: str, name: str) -> tuple[str, int | None]:
     number = BLOCK.search(name)
     if number is None:
         return what, None
-    block = int(number[1]) // (2 if "sublayers." in name else 1)  # a block of ours has two
+    block = int(number[1])
+    if "sublayers." in name:
+        block = block // 2  # a block of ours has two
     return f"block {block}: {what}", block
 
 
 def parts_of(name: str, weight: Tensor) -> Iterator[tuple[str, int | None, Tensor]]:
     """Place, block and numbers of a weight, or of each matrix of a stack, such as experts."""
-    place, block = place_and_block(f"the weight {name}", name)
-    stack = weight.dim() == 3 and weight.shape[-1] > KERNEL
-    for i, part in enumerate(weight) if stack else [(0, weight)]:
-        yield (
-            (f"{place}[{i}]" if stack else place),
-            block,
-            part.flatten(1) if part.dim() > 2 else part,
-        )
+    location, block = place_and_block(f"the weight {name}", name)
+    is_a_stack = weight.dim() == 3 and weight.shape[-1] > KERNEL
+    if is_a_stack:
+        for i, matrix in enumerate(weight):
+            yield f"{location}[{i}]", block, matrix
+    elif weight.dim() > 2:
+        yield location, block, weight.flatten(1)
+    else:
+        yield location, block, weight
 
 
 def chunks(weight: Tensor) -> Iterator[Tensor]:
     """The rows in float32 or float64, a part at a time."""
-    parts = weight if weight.dim() else weight.unsqueeze(0)
-    for part in parts.split(max(AT_ONCE // max(parts[:1].numel(), 1), 1)):
-        yield part if part.dtype == torch.float64 else part.float()
+    if not weight.dim():
+        weight = weight.unsqueeze(0)
+    rows_at_once = max(AT_ONCE // max(weight[:1].numel(), 1), 1)
+    for part in weight.split(rows_at_once):
+        if part.dtype == torch.float64:
+            yield part
+        else:
+            yield part.float()
 
 
 def _squares(chunk: Tensor) -> float:
@@ -258,36 +267,47 @@ def _figures(weight: Tensor, block: int | None) -> Iterator[tuple[str, float, st
     for chunk in chunks(weight):
         low, high = chunk.aminmax()
         largest = max(largest, float(high), -float(low))
-        squares = (chunk if 1e-15 < largest < 1e15 else chunk.double()).square()
+        if not 1e-15 < largest < 1e15:
+            chunk = chunk.double()
+        squares = chunk.square()
         rows.append(squares.sum(1))
         columns += squares.sum(0)
-    lengths = torch.cat(rows).double().sqrt(), columns.sqrt()
-    yield (
-        "largest entry of a matrix",
-        largest,
-        f"largest entry {largest:.2g}" if largest else "every entry is 0, so its output is 0",
-    )
+    row_lengths = torch.cat(rows).double().sqrt()
+    column_lengths = columns.sqrt()
     if not largest:
+        yield "largest entry of a matrix", largest, "every entry is 0, so its output is 0"
         return
+    yield "largest entry of a matrix", largest, f"largest entry {largest:.2g}"
     if block is not None:
-        off = [int((each == 0).sum()) for each in lengths]
+        zero_rows = int((row_lengths == 0).sum())
+        zero_columns = int((column_lengths == 0).sum())
         figure = (
-            f"{off[0]} of {len(lengths[0])} rows and {off[1]} of {len(lengths[1])} columns are 0"
+            f"{zero_rows} of {len(row_lengths)} rows and {zero_columns} of {len(column_lengths)}"
+            " columns are 0"
         )
-        yield "units of zeros", float(sum(off)), figure
+        yield "units of zeros", float(zero_rows + zero_columns), figure
     if min(weight.shape) < SMALLEST:
         return
     norm = _spectral_norm(weight)
     size = float(columns.sum())
     yield "spectral norm", norm, f"spectral norm {norm:.3g}"
     yield "stable rank", size / norm**2, f"stable rank {size / norm**2:.3g} of {min(weight.shape)}"
-    over = [float(each.max() / each.median()) if each.median() else 1.0 for each in lengths]
-    which = int(over[1] > over[0])
-    figure = (
-        f"{('row', 'column')[which]} {int(lengths[which].argmax())} has {over[which]:.3g} times the"
-        " median length"
-    )
-    yield "outlier channel", over[which], figure
+    over_rows = _over_the_median(row_lengths)
+    over_columns = _over_the_median(column_lengths)
+    if over_columns > over_rows:
+        channel = f"column {int(column_lengths.argmax())}"
+    else:
+        channel = f"row {int(row_lengths.argmax())}"
+    ratio = max(over_rows, over_columns)
+    yield "outlier channel", ratio, f"{channel} has {ratio:.3g} times the median length"
+
+
+def _over_the_median(lengths: Tensor) -> float:
+    """The largest length over the median one; 1 if that is 0."""
+    median = lengths.median()
+    if float(median) == 0:
+        return 1.0
+    return float(lengths.max() / median)
 
 
 def _spectral_norm(matrix: Tensor) -> float:
@@ -299,10 +319,10 @@ def _spectral_norm(matrix: Tensor) -> float:
     rows = torch.randn(VECTORS, matrix.shape[1], generator=torch.Generator().manual_seed(0))
     image = rows
     for _ in range(PASSES):
-        rows, image = torch.linalg.qr(image.T).Q.T.contiguous(), torch.zeros_like(rows)
+        rows = torch.linalg.qr(image.T).Q.T.contiguous()
+        image = torch.zeros_like(rows)
         for chunk in chunks(matrix):
             chunk = chunk.float()
-            image += (
-                rows @ chunk.T
-            ) @ chunk  # with few rows BLAS is several times faster than with few columns
+            # with few rows BLAS is several times faster than with few columns
+            image += (rows @ chunk.T) @ chunk
     return math.sqrt(max(float(torch.linalg.eigvalsh((rows @ image.T).double())[-1]), 0.0))

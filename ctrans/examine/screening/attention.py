@@ -50,8 +50,10 @@ def plan_attention(case: Case) -> StepPlan:
     of several sequences; the least entropy of a head's rows over all layers and the whole text.
     """
     depth = case.model.depth
-    own = [k for k, sublayer in enumerate(depth.sublayers) if sublayer.attention is not None]
-    chosen = [own[i] for i in spread(len(own), case.effort.layers)]
+    layers_of_model = [
+        k for k, sublayer in enumerate(depth.sublayers) if sublayer.attention is not None
+    ]
+    chosen = [layers_of_model[i] for i in spread(len(layers_of_model), case.effort.layers)]
     attention = AttentionByDepth(chosen, seed=case.seed, tolerance=case.effort.tolerance)
     blocks = Attempt(BlockBoundsByDepth(spread(depth.blocks, case.effort.blocks), seed=case.seed))
 
@@ -67,24 +69,32 @@ def plan_attention(case: Case) -> StepPlan:
         gain = largest([layer.path for layer in layers])
         theta = max(max(layer.theta_max) for layer in layers)
         bound = largest([layer.ratio for layer in layers])
-        unknown = next((layer.note for layer in layers if layer.note), "")
+        refusals = [layer.note for layer in layers if layer.note]
+        if refusals:
+            about_bound = refusals[0]
+        else:
+            about_bound = f"theorem 5.1 allows up to {three(bound)} times what is measured"
+        segments = "segment"
+        if len(layers) > 1:
+            segments = "segments"
         places = ", ".join(str(layer.index) for layer in layers)
-        worst = next(
-            (f", most in segment {layer.index}" for layer in layers if layer.path == gain), ""
-        )
-        entropies = (case.examination.whole["heads"].figures() or {}).get(
-            "least entropy of a head", []
-        )
+        worst = ""
+        for layer in layers:
+            if layer.path == gain:
+                worst = f", most in segment {layer.index}"
+                break
+        readings = case.examination.whole["heads"].figures() or {}
+        entropies = readings.get("least entropy of a head", [])
         least = min((reading.value for reading in entropies), default=math.nan)
+        layers_with_rows = str(len(entropies))
+        if len(entropies) == len(layers_of_model):
+            layers_with_rows = "all"
         why = (
-            f"in the {len(layers)} measured of {len(own)} attention layers"
-            f" (segment{'s' * (len(layers) > 1)} {places}) a relative change of the state grows"
+            f"in the {len(layers)} measured of {len(layers_of_model)} attention layers"
+            f" ({segments} {places}) a relative change of the state grows"
             f" {three(gain)} times at most through the attention rows alone{worst}, theta is at"
-            f" most {theta:.3g}, and "
-            + (unknown or f"theorem 5.1 allows up to {three(bound)} times what is measured")
-            + "; the most saturated head of"
-            f" {'all' if len(entropies) == len(own) else len(entropies)} layers has rows of"
-            f" {three(least)} nats"
+            f" most {theta:.3g}, and {about_bound}; the most saturated head of {layers_with_rows}"
+            f" layers has rows of {three(least)} nats"
         )
         quantities = {"attention path": gain, "least entropy of a head": least}
         return StepVerdict(
@@ -125,11 +135,9 @@ class LastLayerGradient(Instrument):
     """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._last, self._start, self.added = (
-            len(depth.sublayers) - 1,
-            _mean_square(of_text(x0, self.kept)),
-            math.nan,
-        )
+        self._last = len(depth.sublayers) - 1
+        self._start = _mean_square(of_text(x0, self.kept))
+        self.added = math.nan
 
     def forward(self, at: StepContext) -> None:
         if at.k == self._last:
@@ -166,40 +174,39 @@ def _conclude_initialisation(
     config: Described, gradient: LastLayerGradient, lacks: str
 ) -> StepVerdict:
     last: LastLayer = gradient.figures()
-    low = high = slope = None
+    low: float | None = None
+    high: float | None = None
+    slope: float | None = None
     if isinstance(config, GPTConfig) and not lacks:
         low, high = _growth(config)
         xavier = get_initialisation(config.initialisation).of_xavier and config.dt == 1
         if _of_the_papers(config) and xavier:
             slope = SLOPES.get(config.placement)
-        else:
-            slope = None
-        if low is not None or slope is not None:
-            lacks = ""
-        else:
+        if low is None and slope is None:
             lacks = "Xavier weights at dt = 1, or ReLU without biases under pre"
+    share = 0.0
     if last.bound:
         share = last.measured / last.bound
-    else:
-        share = 0.0
-    said = [f"the last FFN's gradient is {last.measured:.3g}, {share:.2g} times its bound"]
+    reasons = [f"the last FFN's gradient is {last.measured:.3g}, {share:.2g} times its bound"]
     growth = f"the depth adds {three(gradient.added)} to mean |x|^2/d"
     if isinstance(config, GPTConfig) and low is not None:
         growth += (
             f", and freshly drawn '{config.initialisation}' weights add {low:.3g} to {high:.3g} in"
             " the mean"
         )
-    said.append(growth)
+    reasons.append(growth)
     if slope is not None:
-        said.append(f"the gradient's exponent in depth is {slope:g} by theory")
+        reasons.append(f"the gradient's exponent in depth is {slope:g} by theory")
     if lacks:
-        said.append(f"Xiong's lemma 2 and theorem 1 lack a premise: {lacks}")
+        reasons.append(f"Xiong's lemma 2 and theorem 1 lack a premise: {lacks}")
     if share <= 1 + EXACT:
         verdict = "holds"
     else:
         verdict = "violated"
     result = InitialisationStep(low, high, gradient.added, slope, last, lacks)
-    return StepVerdict(verdict, f"|dL/dW_2| = {last.measured:.2g}", "; ".join(said), result=result)
+    return StepVerdict(
+        verdict, f"|dL/dW_2| = {last.measured:.2g}", "; ".join(reasons), result=result
+    )
 
 
 def _mean_square(x: Tensor) -> float:
@@ -208,14 +215,15 @@ def _mean_square(x: Tensor) -> float:
 
 def _of_the_papers(config: GPTConfig) -> bool:
     """Whether Xiong's theory covers the maps."""
-    usual = (config.attention, config.ffn, config.residual, config.parallel_blocks) == (
-        "softmax",
-        "mlp",
-        "plain",
-        False,
+    return (
+        config.attention == "softmax"
+        and config.ffn == "mlp"
+        and config.residual == "plain"
+        and not config.parallel_blocks
+        and not config.is_stack
+        and config.parametrisation == STANDARD
+        and part_of(AttentionOptions, config).idle
     )
-    usual = usual and not config.is_stack and config.parametrisation == STANDARD
-    return usual and part_of(AttentionOptions, config).idle
 
 
 def _growth(config: GPTConfig) -> tuple[float, float] | tuple[None, None]:
@@ -227,8 +235,9 @@ def _growth(config: GPTConfig) -> tuple[float, float] | tuple[None, None]:
         or config.bias
     ):
         return None, None
-    attention, ffn = (
-        config.dt**2 * gain
-        for gain in gains(config.initialisation, config.depth, config.width, config.hidden_width)
+    attention_gain, ffn_gain = gains(
+        config.initialisation, config.depth, config.width, config.hidden_width
     )
+    attention = config.dt**2 * attention_gain
+    ffn = config.dt**2 * ffn_gain
     return config.depth * ffn, config.depth * (attention + ffn)

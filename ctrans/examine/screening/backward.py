@@ -77,14 +77,11 @@ def plan_backward(case: Case) -> StepPlan:
     slopes = _slopes(case)
 
     def conclude() -> StepVerdict:
-        if case.broken is None:
-            notes = []
-        else:
-            notes = [f"states are finite up to segment {case.broken}"]
+        notes: list[str] = []
+        if case.broken is not None:
+            notes.append(f"states are finite up to segment {case.broken}")
         if case.model.depth.streamed:
-            notes += [f"|J_i:D| is {ALL_AT_ONCE}"]
-        else:
-            notes += []
+            notes.append(f"|J_i:D| is {ALL_AT_ONCE}")
         sensitivity = jacobians.figures()
         exponents_in_time: Lyapunov | None = found(notes, rates)
         norms: Gradients | None = found(notes, gradients)
@@ -95,24 +92,25 @@ def plan_backward(case: Case) -> StepPlan:
             )
         else:
             notes.append(NOT_IN_QUICK.format("the spectrum of J_0:D"))
-        known: list[Slope] = []
+        known_slopes: list[Slope] = []
         for k, instrument in slopes:
             slope: Slope | None = found(notes, instrument)
             if slope is not None:
-                known.append(slope)
+                known_slopes.append(slope)
                 if math.isnan(slope.slope):
                     why = "its Jacobian is zero, not finite or undefined"
                     notes.append(f"the slope with {slope.scaling} of segment {k} is unknown: {why}")
         condition = sensitivity.condition
-        result = BackwardStep(sensitivity, condition, exponents_in_time, norms, known, singular)
-        exponents = [each.slope for each in known if not math.isnan(each.slope)]
+        result = BackwardStep(
+            sensitivity, condition, exponents_in_time, norms, known_slopes, singular
+        )
+        exponents = [slope.slope for slope in known_slopes if not math.isnan(slope.slope)]
+        mean = math.nan
         if exponents:
             mean = sum(exponents) / len(exponents)
-        else:
-            mean = math.nan
         worst = largest(condition)
         quantities = {"condition": worst}
-        errors = {}
+        errors: dict[str, float] = {}
         if singular is not None:
             start, end = _ends(case)
             if start and end:
@@ -142,43 +140,49 @@ def plan_backward(case: Case) -> StepPlan:
 def _ends(case: Case) -> tuple[float, float]:
     """|X_0| and |X_D| of the states of `graphs`."""
     steps = [step for step in case.graphs.figures() if step is not None]
-    start, end = (
-        float(torch.linalg.vector_norm(state.double())) for state in (steps[0].x, steps[-1].y)
-    )
-    return start, end
+    start = torch.linalg.vector_norm(steps[0].x.double())
+    end = torch.linalg.vector_norm(steps[-1].y.double())
+    return float(start), float(end)
 
 
 def _why_backward(result: BackwardStep, slope: float, worst: float) -> str:
     rates = result.lyapunov
-    rate = three(rates.exponents[0] if rates is not None and rates.exponents else math.nan)
-    if math.isnan(worst):
-        grown = ""
-    else:
+    rate = math.nan
+    if rates is not None and rates.exponents:
+        rate = rates.exponents[0]
+    grown = ""
+    if not math.isnan(worst):
         grown = f"{_grown(result.sensitivity)}, "
     return (
-        f"{grown}the leading Lyapunov exponent is {rate} per unit of depth-time, and sensitivities"
-        f" follow larger weights like c^{exponent(slope)}"
+        f"{grown}the leading Lyapunov exponent is {three(rate)} per unit of depth-time, and"
+        f" sensitivities follow larger weights like c^{exponent(slope)}"
     )
 
 
-def _grown(found: SensitivityByDepth) -> str:
+def _grown(sensitivity: SensitivityByDepth) -> str:
     """A clause with the largest growth of relative changes, and its range over sequences."""
-    known = [each for each in found.conditions if each]
-    of = [max(each) for each in zip(*known, strict=True)]  # the largest of each sequence
-    if len(of) > 1:
-        among = f" in the worst of {len(of)} sequences and {three(min(of))} times in the least"
+    by_block = [conditions for conditions in sensitivity.conditions if conditions]
+    by_sequence = [max(conditions) for conditions in zip(*by_block, strict=True)]
+    if len(by_sequence) > 1:
+        among = (
+            f" in the worst of {len(by_sequence)} sequences and {three(min(by_sequence))} times in"
+            " the least"
+        )
     else:
         among = " in the first sequence"
-    return f"relative changes grow up to {three(max(of))} times from the measured blocks{among}"
+    most = three(max(by_sequence))
+    return f"relative changes grow up to {most} times from the measured blocks{among}"
 
 
 def _slopes(case: Case) -> list[tuple[int, Attempt]]:
     """`SlopeAt` of the middle sublayer of each kind, with its segment."""
     slopes = []
     for kind, name in SCALED.items():
-        own = [k for k, sublayer in enumerate(case.model.depth.sublayers) if sublayer.kind == kind]
-        if own:
-            k = own[len(own) // 2]
+        segments = [
+            k for k, sublayer in enumerate(case.model.depth.sublayers) if sublayer.kind == kind
+        ]
+        if segments:
+            k = segments[len(segments) // 2]
             slopes.append((k, Attempt(SlopeAt(k, name, tolerance=case.effort.tolerance))))
     return slopes
 
@@ -214,8 +218,13 @@ def plan_transport(case: Case) -> StepPlan:
     notes = list[str]()
     x = case.model.embed(tokens)
     inputs = _perturbed(case, tokens, notes)
-    away = next(inputs[name] for name in ("substitution", "noise") if name in inputs)
-    factors = LARGE if maps_are_known(case.model.depth) else ()
+    if "substitution" in inputs:
+        away = inputs["substitution"]
+    else:
+        away = inputs["noise"]
+    factors: tuple[float, ...] = ()
+    if maps_are_known(case.model.depth):
+        factors = LARGE
     far = [(c, state) for c in factors for state in (x, away)]
     ends = CarriedStates([(1.0, x), *((1.0, y) for y in inputs.values()), *far])
 
@@ -223,43 +232,56 @@ def plan_transport(case: Case) -> StepPlan:
         depth = case.model.depth
         carried = ends.figures()
         end = carried[0]
-        own = carried[1 : 1 + len(inputs)]
+        ends_of_inputs = carried[1 : 1 + len(inputs)]
         large = carried[1 + len(inputs) :]
-        # inf if a state overflows
-        scaled = [
-            wasserstein(*pair) if all(map(finite, pair)) else math.inf
-            for pair in zip(large[::2], large[1::2], strict=True)
-        ]
+        scaled = []
+        for first, second in zip(large[::2], large[1::2], strict=True):
+            if finite(first) and finite(second):
+                scaled.append(wasserstein(first, second))
+            else:
+                scaled.append(math.inf)  # a state overflowed
         spreads = case.bounds.spreads()
         by_perturbation = [
             attempt(notes, distances, depth, name, (x, inputs[name]), (end, after), spreads=spreads)
-            for name, after in zip(inputs, own, strict=True)
+            for name, after in zip(inputs, ends_of_inputs, strict=True)
         ]
-        measured = [each for several in by_perturbation if several is not None for each in several]
-        before, after = (float(torch.linalg.vector_norm(state.double())) for state in (x, end))
-        relative = {
-            each.perturbation: each.amplification * before / after if after else math.inf
-            for each in measured
-            if each.p == 2 and each.amplification is not None
-        }
+        measured = [
+            transport
+            for transports in by_perturbation
+            if transports is not None
+            for transport in transports
+        ]
+        before = float(torch.linalg.vector_norm(x.double()))
+        after = float(torch.linalg.vector_norm(end.double()))
+        relative = {}
+        for transport in measured:
+            if transport.p != 2 or transport.amplification is None:
+                continue
+            if after:
+                relative[transport.perturbation] = transport.amplification * before / after
+            else:
+                relative[transport.perturbation] = math.inf
         slope = run_away(log_slope(factors, scaled), scaled)
         sequences, length = x.shape[:-1]
         radius = generalisation_radius(sequences, length, case.model.config.width)
         result = TransportStep(SIZE, measured, relative, list(factors), scaled, slope, radius)
         worst = max(relative, key=lambda name: relative[name], default=None)
         # without the worst direction (weights on demand) growth would look smaller
-        unknown = worst is None or depth.streamed
-        quantities = {
-            "W_2 growth": math.nan if unknown else max(relative.values()),
-            "W_2 in weights": slope,
-        }
+        growth = math.nan
+        if worst is not None and not depth.streamed:
+            growth = max(relative.values())
+        quantities = {"W_2 growth": growth, "W_2 in weights": slope}
         if worst is None:
             why = (
                 "no distance between terminal states is known, because inputs do not differ or"
                 " states are not finite"
             )
             return StepVerdict("unknown", "–", why, quantities, notes, result)
-        top = next(each for each in measured if each.p == 2 and each.perturbation == worst)
+        top = next(
+            transport
+            for transport in measured
+            if transport.p == 2 and transport.perturbation == worst
+        )
         assert top.after is not None, "its amplification is known"
         if top.bound is None:
             bound = "no bound"
@@ -282,24 +304,23 @@ def plan_transport(case: Case) -> StepPlan:
 
 def _perturbed(case: Case, tokens: Tensor, notes: list[str]) -> dict[str, Tensor]:
     """Perturbed X_0 by perturbation, without those that fail."""
-    if case.other is None:
-        other = None
-    else:
-        other = cut(case.other, len(case.other), case.effort.tokens)
-    names = [name for name in PERTURBATIONS if name != "text" or other is not None]
-
-    def one(name: str) -> Tensor | None:
-        generator = torch.Generator().manual_seed(case.seed)
-        worst = case.worst_directions
-        return attempt(
+    other_text: Tensor | None = None
+    if case.other is not None:
+        other_text = cut(case.other, len(case.other), case.effort.tokens)
+    states: dict[str, Tensor] = {}
+    for name in PERTURBATIONS:
+        if name == "text" and other_text is None:
+            continue
+        state = attempt(
             notes,
             perturbed,
             case.model,
             tokens,
             name,
-            other=other,
-            generator=generator,
-            worst=worst,
+            other=other_text,
+            generator=torch.Generator().manual_seed(case.seed),
+            worst=case.worst_directions,
         )
-
-    return {name: y for name in names if (y := one(name)) is not None}
+        if state is not None:
+            states[name] = state
+    return states

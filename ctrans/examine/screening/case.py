@@ -138,7 +138,9 @@ class Reach(Instrument):
     """
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self.broken: int | None = None if finite(x0) else -1
+        self.broken: int | None = None
+        if not finite(x0):
+            self.broken = -1
 
     def forward(self, at: StepContext) -> None:
         if self.broken is None and not finite(at.y):
@@ -188,17 +190,22 @@ class Case:
         """The instrument of sensitivities by depth in the lane `several`. The backward step adds it
         to the walk.
         """
+        graphs: StepGraphs | None = None
         if self.sequences("several") == self.sequences("part"):
             graphs = self.shared_graphs
-        else:
-            graphs = None
-        if self.model.depth.streamed:
-            whole = None
-        else:
-            whole = lambda: first_of(self.worst, self.sequences("several"))
+        of_the_depth: Callable[[], Singular | None] | None = None
+        if not self.model.depth.streamed:
+            of_the_depth = self._worst_of_several
         return Sensitivities(
-            tolerance=self.effort.tolerance, starts=self.effort.starts, graphs=graphs, whole=whole
+            tolerance=self.effort.tolerance,
+            starts=self.effort.starts,
+            graphs=graphs,
+            whole=of_the_depth,
         )
+
+    def _worst_of_several(self) -> Singular | None:
+        """The triplets of J_{0:D} in the lane `several`, once they are known."""
+        return first_of(self.worst, self.sequences("several"))
 
     @cached_property
     def examination(self) -> Examination:
@@ -211,7 +218,7 @@ class Case:
         """
         x = self.model.embed(cut(self.tokens, len(self.tokens), self.effort.tokens)).detach()
         self.worst.extend(worst_directions(self.model.depth, x, tolerance=self.effort.tolerance))
-        return torch.cat([each.right.squeeze(-3) for each in self.worst])
+        return torch.cat([singular.right.squeeze(-3) for singular in self.worst])
 
     def sequences(self, lane: LaneName) -> int:
         """Number of sequences in the lane."""
@@ -229,13 +236,14 @@ class Case:
 
     def batch(self, lane: LaneName) -> tuple[Tensor, Any]:
         """The tokens and targets of the lane."""
-        x = self.tokens
-        y = self.targets
-        if lane != "text":
-            x, y = (cut(each, self.sequences(lane), self.effort.tokens) for each in (x, y))
+        if lane == "text":
+            return self.tokens, self.targets
+        count = self.sequences(lane)
+        x = cut(self.tokens, count, self.effort.tokens)
+        y = cut(self.targets, count, self.effort.tokens)
         if lane == "certified":
-            return (cut(x, 1, CERTIFIED_TOKENS), cut(y, 1, CERTIFIED_TOKENS))
-        return (x, y)
+            return cut(x, 1, CERTIFIED_TOKENS), cut(y, 1, CERTIFIED_TOKENS)
+        return x, y
 
 
 def attempt(

@@ -85,7 +85,7 @@ class Certificates(Reach):
             )
         if at.k in self._chosen:
             try:
-                found = check_segment(
+                check = check_segment(
                     at.sublayer,
                     (at.x, at.p),
                     at.met,
@@ -96,12 +96,10 @@ class Certificates(Reach):
                     regularization=Regularization(),
                 )
             except (ConfigError, SolveError) as error:
-                self._skipped[f"segment {at.k} ({at.sublayer.kind})"], self._refused = (
-                    str(error),
-                    error,
-                )
+                self._skipped[f"segment {at.k} ({at.sublayer.kind})"] = str(error)
+                self._refused = error
             else:
-                self._found.insert(0, found)
+                self._found.insert(0, check)
 
     def figures(self) -> ModelCheck:
         """Raises the first segment's error if no segment could be certified."""
@@ -132,9 +130,9 @@ def plan_well_posedness(case: Case) -> StepPlan:
         k = max(exponents)
         top = check.largest.certificate
         gaps = [
-            abs(s.certificate.velocities.gap)
-            for s in check.segments
-            if s.certificate.velocities is not None
+            abs(segment.certificate.velocities.gap)
+            for segment in check.segments
+            if segment.certificate.velocities is not None
         ]
         if check.finite:
             size = f"H is finite, ascents come within {max(gaps):.0e} of it"
@@ -154,9 +152,8 @@ def plan_well_posedness(case: Case) -> StepPlan:
                 "there is no ODE with such a norm around the state, so the certificates are of the"
                 " discrete step"
             )
-        infinite = sum(not segment.certificate.finite for segment in check.segments) / len(
-            check.segments
-        )
+        unbounded = sum(not segment.certificate.finite for segment in check.segments)
+        infinite = unbounded / len(check.segments)
         return StepVerdict(
             check.verdict,
             f"H ~ R^{exponent(k)}",
@@ -171,12 +168,15 @@ def plan_well_posedness(case: Case) -> StepPlan:
 
 def _infinite(segments: Sequence[SegmentCheck]) -> str:
     """A clause that names the certified segments, and those with an infinite H."""
-    of = ", ".join(str(each.segment) for each in segments)
-    found = [str(each.segment) for each in segments if not each.certificate.finite]
-    return (
-        f"are {of}: it is infinite in"
-        f" {'none' if not found else 'each' if len(found) == len(segments) else ', '.join(found)}"
-    )
+    certified = ", ".join(str(segment.segment) for segment in segments)
+    infinite = [str(segment.segment) for segment in segments if not segment.certificate.finite]
+    if not infinite:
+        infinite_in = "none"
+    elif len(infinite) == len(segments):
+        infinite_in = "each"
+    else:
+        infinite_in = ", ".join(infinite)
+    return f"are {certified}: it is infinite in {infinite_in}"
 
 
 def _exponent(segment: SegmentCheck) -> float:
@@ -200,9 +200,8 @@ class InitialLoss(Instrument):
             return
         try:
             logits = model.head(at.x[..., :1, :])
-        except (
-            ConfigError
-        ):  # a model that knows its other arguments, such as a mask, at full length only
+        except ConfigError:
+            # a model that knows its other arguments, such as a mask, at full length only
             logits = model.head(at.x[:1])
         self.found = at.loss, math.log(logits.shape[-1])
 
@@ -260,60 +259,62 @@ def plan_forward(case: Case) -> StepPlan:
                 "the embedded text itself is not finite",
                 {"growth exponent": math.inf},
             )
-        each = sizes.figures()[:reached]
+        by_depth = sizes.figures()[:reached]
         times = list(case.model.depth.times[:reached])
-        mean_abs, variance, rms = (
-            [getattr(m, name) for m in each] for name in ("mean_abs", "variance", "rms")
-        )
+        mean_abs = [moment.mean_abs for moment in by_depth]
+        variance = [moment.variance for moment in by_depth]
+        rms = [moment.rms for moment in by_depth]
         bounds = attempt(notes, case.bounds.figures)
         scaling: WeightGrowth | None = found(notes, scaled)
         loss, guessing = found(notes, initial) or (None, None)
         share = shares.figures()
         share = DepthShare(share.added[:reached], share.growth, share.similarity[:reached])
+        used: float | None = None
+        if bounds is not None and bounds.mean_abs[reached - 1]:
+            used = mean_abs[-1] / bounds.mean_abs[reached - 1]
+        mean_abs_law = _law(times, mean_abs)
+        variance_law = _law(times, variance)
+        largest_entries = massive_activations(massive.figures()[:reached])
+        over_data: DataVariance | None = None
+        if bounds is not None:
+            x0 = case.model.embed(case.tokens).detach()
+            over_data = data_variance(case.model.depth, x0, varied.figures(), bounds)
         result = ForwardStep(
-            times,
-            mean_abs,
-            variance,
-            rms,
-            bounds,
-            (
-                None
-                if bounds is None or not bounds.mean_abs[reached - 1]
-                else mean_abs[-1] / bounds.mean_abs[reached - 1]
-            ),
-            _law(times, mean_abs),
-            _law(times, variance),
-            massive_activations(massive.figures()[:reached]),
-            (
-                None
-                if bounds is None
-                else data_variance(
-                    case.model.depth,
-                    case.model.embed(case.tokens).detach(),
-                    varied.figures(),
-                    bounds,
-                )
-            ),
-            scaling,
-            loss,
-            guessing,
-            share,
+            times=times,
+            mean_abs=mean_abs,
+            variance=variance,
+            rms=rms,
+            bounds=bounds,
+            used=used,
+            mean_abs_law=mean_abs_law,
+            variance_law=variance_law,
+            massive=largest_entries,
+            data=over_data,
+            scaling=scaling,
+            loss=loss,
+            guessing=guessing,
+            share=share,
         )
-        if scaling is None:
-            slope = math.nan
-        else:
+        slope = math.nan
+        if scaling is not None:
             slope = run_away(scaling.slope, scaling.mean_abs)
         if case.broken is not None:
             start = f"which starts at t = {times[-1]:.3g} with mean|x| = {mean_abs[-1]:.3g}"
             why = f"activations become non-finite in segment {case.broken}, {start}"
             quantities = {"growth exponent": math.inf, "|x| in weights": slope}
             return StepVerdict("non-finite", f"t = {times[-1]:.3g}", why, quantities, notes, result)
+        decades = math.nan
+        if rms[0] and rms[-1]:
+            decades = math.log10(rms[-1] / rms[0])
+        excess = math.nan
+        if loss is not None and guessing is not None:
+            excess = loss - guessing
         quantities = {
             "added by depth": share.added[-1],
-            "decades of growth": math.log10(rms[-1] / rms[0]) if rms[0] and rms[-1] else math.nan,
+            "decades of growth": decades,
             "growth exponent": share.growth,
             "token similarity": share.similarity[-1],
-            "loss over guessing": math.nan if loss is None or guessing is None else loss - guessing,
+            "loss over guessing": excess,
             "|x| in weights": slope,
         }
         figure = f"|x| {mean_abs[0]:.2g} to {mean_abs[-1]:.2g}"

@@ -113,11 +113,12 @@ def screen(
     run. If a state is not finite, steps use the states before it. Raises ConfigError if tokens,
     targets and the other text have different shapes, or the effort is unknown.
     """
-    own = own_loss(model) is not None  # its targets may have any shape
-    for name, value in (
-        ("targets", tokens if own else targets),
-        ("other text", tokens if other is None else other),
-    ):
+    of_the_tokens_shape: dict[str, Any] = {}
+    if own_loss(model) is None:  # the targets of a loss of its own may have any shape
+        of_the_tokens_shape["targets"] = targets
+    if other is not None:
+        of_the_tokens_shape["other text"] = other
+    for name, value in of_the_tokens_shape.items():
         if not isinstance(value, Tensor):
             raise ConfigError(f"the {name} is {shown(value)}: give a tensor of the tokens' shape")
         if value.shape != tokens.shape:
@@ -139,24 +140,25 @@ def screen(
     case = Case(model, tokens, targets, other, chosen, int(seed), trained)
     plans = {name: _or_verdict(partial(step.plan, case)) for name, step in STEPS.items()}
     lanes = _lanes(case, plans)
-    walk_lanes(
-        model, lanes, progress=None if progress is None else lambda k: progress(f"segment {k}")
-    )
-    if progress is not None and all(lane.targets is None for lane in lanes):
-        for _ in model.depth.sublayers:
-            progress("no way back")
+    if progress is None:
+        walk_lanes(model, lanes, progress=None)
+    else:
+        walk_lanes(model, lanes, progress=lambda k: progress(f"segment {k}"))
+        if all(lane.targets is None for lane in lanes):
+            for _ in model.depth.sublayers:
+                progress("no way back")
     guards = {
-        id(each.instrument): each
+        id(instrument.instrument): instrument
         for lane in lanes
-        for each in lane.instruments
-        if isinstance(each, Attempt)
+        for instrument in lane.instruments
+        if isinstance(instrument, Attempt)
     }
-    steps = {
-        name: (
-            plan if isinstance(plan, StepVerdict) else _or_verdict(partial(_conclude, plan, guards))
-        )
-        for name, plan in plans.items()
-    }
+    steps: dict[str, StepVerdict] = {}
+    for name, plan in plans.items():
+        if isinstance(plan, StepVerdict):
+            steps[name] = plan
+        else:
+            steps[name] = _or_verdict(partial(_conclude, plan, guards))
     return Screening(
         model.config.placement,
         model.config.norm,
@@ -182,13 +184,14 @@ def _or_verdict(function: Callable[[], Found]) -> Found | StepVerdict:
 def _conclude(plan: StepPlan, guards: Mapping[int, Attempt]) -> StepVerdict:
     """The plan's verdict. Raises ConfigError if an instrument that it needs failed."""
     required = [
-        each
+        instrument
         for instruments in plan.instruments.values()
-        for each in instruments
-        if not isinstance(each, Attempt)
+        for instrument in instruments
+        if not isinstance(instrument, Attempt)
     ]
-    for each in required:
-        if (note := guards[id(each)].note) is not None:
+    for instrument in required:
+        note = guards[id(instrument)].note
+        if note is not None:
             raise ConfigError(note)
     return plan.conclude()
 
@@ -199,25 +202,25 @@ def _lanes(case: Case, plans: Mapping[str, StepPlan | StepVerdict]) -> list[Lane
 
     A lane's tokens are the first tokens of any longer lane, so equal shapes mean equal tokens.
     """
-    wanted: dict[LaneName, list[Instrument]] = {name: [] for name in get_args(LaneName)}
-    wanted["text"] += [case.reach, case.bounds, *case.examination.whole.values()]
-    if case.shared_graphs is None:
-        graphs = []
-    else:
-        graphs = [case.shared_graphs]
-    # other instruments use the graphs, so they come first in their lane
-    wanted["several" if case.sequences("several") == case.sequences("part") else "part"] += graphs
+    by_lane: dict[LaneName, list[Instrument]] = {name: [] for name in get_args(LaneName)}
+    by_lane["text"] += [case.reach, case.bounds, *case.examination.whole.values()]
+    if case.shared_graphs is not None:
+        # other instruments use the graphs, so they come first in their lane
+        if case.sequences("several") == case.sequences("part"):
+            by_lane["several"].append(case.shared_graphs)
+        else:
+            by_lane["part"].append(case.shared_graphs)
     for plan in plans.values():
         if isinstance(plan, StepPlan):
             for name, instruments in plan.instruments.items():
-                wanted[name] += instruments
+                by_lane[name] += instruments
     together: dict[torch.Size, LaneName] = {}
     for name in get_args(LaneName):
         first = together.setdefault(case.batch(name)[0].shape, name)
         if first != name:
-            wanted[first] += wanted.pop(name)
+            by_lane[first] += by_lane.pop(name)
     return [
         lane_of_attempts(case.model, *case.batch(name), instruments)
-        for name, instruments in wanted.items()
+        for name, instruments in by_lane.items()
         if instruments
     ]

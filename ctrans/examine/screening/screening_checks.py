@@ -451,7 +451,9 @@ def limits_of(name: str) -> dict[str, Any]:
             limits |= {"low": check.low, "below": check.verdict}
         if check.high < math.inf:
             limits |= {"high": check.high, "above": check.verdict}
-        limits["mark"] = "note" if check.severity == "note" else "bad"
+        limits["mark"] = "bad"
+        if check.severity == "note":
+            limits["mark"] = "note"
     return limits
 
 
@@ -474,12 +476,12 @@ def findings_of(quantities: Mapping[str, Mapping[str, float]]) -> list[Finding]:
     """The findings of all measures, given by step and name. Those that the diagnosis of the same
     walk judges too are its findings.
     """
-    known = measured()
+    measures = measured()
     readings = {
-        name: [Reading(value, f"step {step}", f"{name} = {known[name].shown(value)}")]
+        name: [Reading(value, f"step {step}", f"{name} = {measures[name].shown(value)}")]
         for step, values in quantities.items()
         for name, value in values.items()
-        if name in known
+        if name in measures
     }
     return [
         finding

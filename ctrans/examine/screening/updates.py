@@ -33,9 +33,8 @@ def plan_updates(case: Case) -> StepPlan:
     """
     chosen = spread(len(case.model.depth.sublayers), case.effort.updates)
     response = UpdateResponse(case.graphs, chosen)
-    if case.effort.curvature:
-        left_out = None
-    else:
+    left_out: str | None = None
+    if not case.effort.curvature:
         left_out = NOT_IN_QUICK.format("curvature, with the learning rates that it allows,")
     measured = Attempt(GaussNewton(), left_out)
 
@@ -66,16 +65,14 @@ def plan_updates(case: Case) -> StepPlan:
             " itself, to first order"
         )
         if curvature is not None:
-            quantities["lr of SGD"], quantities["lr of Adam"] = (
-                curvature.plain.learning_rate,
-                curvature.adam.learning_rate,
-            )
-            quantities["kernel rank"] = curvature.kernel_rank
-            for name, seen in (("lr of SGD", curvature.plain), ("lr of Adam", curvature.adam)):
-                if math.isfinite(seen.learning_rate):
-                    errors[name] = seen.learning_rate * seen.largest_error
+            spectra = {"lr of SGD": curvature.plain, "lr of Adam": curvature.adam}
+            for name, spectrum in spectra.items():
+                quantities[name] = spectrum.learning_rate
+                if math.isfinite(spectrum.learning_rate):
+                    errors[name] = spectrum.learning_rate * spectrum.largest_error
                 else:
                     errors[name] = 0.0
+            quantities["kernel rank"] = curvature.kernel_rank
             why += (
                 f"; curvature lets gradient descent take lr {three(curvature.plain.learning_rate)}"
                 f" and Adam {three(curvature.adam.learning_rate)}, if the loss were quadratic"
@@ -98,8 +95,7 @@ def weight_size(depth: nn.Module) -> float:
     """The root mean square of all entries of the depth's matrices; nan if there are none."""
     matrices = [weight for weight in depth.parameters() if weight.dim() >= 2]
     count = sum(weight.numel() for weight in matrices)
-    if count:
-        return math.sqrt(
-            sum(weight.detach().double().square().sum().item() for weight in matrices) / count
-        )
-    return math.nan
+    if not count:
+        return math.nan
+    squares = sum(weight.detach().double().square().sum().item() for weight in matrices)
+    return math.sqrt(squares / count)

@@ -31,10 +31,11 @@ def attention_path(sublayer: Sublayer, h: float, x: TokenRows) -> Linearisation:
         entered = sublayer.enter(x)
         u = sublayer.given(entered)
         f = sublayer.field(u)
-        own = branch.given(u)
-        rows = field.probabilities(own)
+        branch_input = branch.given(u)
+        rows = field.probabilities(branch_input)
         heads = list(field.head_matrices())
-        values = torch.stack([own @ head.value.mT for head in heads], -3)  # without offsets
+        # without offsets
+        values = torch.stack([branch_input @ head.value.mT for head in heads], -3)
         out = torch.cat([head.out for head in heads], 1)
 
     def step(state: Tensor) -> Tensor:
@@ -62,6 +63,7 @@ def attention_path_gain(
     The largest over the sequences.
     """
     linear = attention_path(sublayer, h, x)
-    before, after = (torch.linalg.vector_norm(state, dim=(-2, -1)) for state in (x, y))
+    before = torch.linalg.vector_norm(x, dim=(-2, -1))
+    after = torch.linalg.vector_norm(y, dim=(-2, -1))
     values = leading_singular(linear, tolerance=tolerance).values[..., 0]
     return float((values * before / after).max())

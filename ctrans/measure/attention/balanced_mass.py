@@ -75,23 +75,24 @@ def balanced_mass(p: Float[Tensor, "*rows entries"], *, tolerance: float = 1e-9)
     rows = p.detach().reshape(math.prod(p.shape[:-1]), p.shape[-1])
     masked = _check_rows(rows)
     counts = (rows != 0).sum(-1)
-    lower, upper = (
-        torch.zeros(rows.shape[0], dtype=torch.float64, device=p.device) for _ in range(2)
-    )
+    lower = torch.zeros(rows.shape[0], dtype=torch.float64, device=p.device)
+    upper = torch.zeros_like(lower)
     for chosen, count in _chunks(counts):
         heaviest = rows[chosen].double().topk(count, dim=-1).values
         heaviest = heaviest / heaviest.sum(-1, keepdim=True)
         if count <= EXACT:
-            above = below = smallest_difference(heaviest)
+            above = smallest_difference(heaviest)
+            below = above
         else:
             above, below = _bracket(heaviest, tolerance)
         top = heaviest[:, 0]
-        rest = heaviest[:, 1:].sum(-1)
-        for found, delta in ((lower, above), (upper, below)):
-            # for a peaked row 1 - delta^2 loses the digits of a small theta
-            found[chosen] = torch.where(top > 0.5, 4 * top * rest, 1 - delta.square())
-    lower, upper, masked = (found.reshape(p.shape[:-1]) for found in (lower, upper, masked))
-    return BalancedMass(lower, upper, masked)
+        # for a peaked row 1 - delta^2 loses the digits of a small theta
+        is_peaked = top > 0.5
+        of_peaked = 4 * top * heaviest[:, 1:].sum(-1)
+        lower[chosen] = torch.where(is_peaked, of_peaked, 1 - above.square())
+        upper[chosen] = torch.where(is_peaked, of_peaked, 1 - below.square())
+    shape = p.shape[:-1]
+    return BalancedMass(lower.reshape(shape), upper.reshape(shape), masked.reshape(shape))
 
 
 def smallest_difference(x: Float[Tensor, "rows entries"]) -> Float[Tensor, " rows"]:
@@ -117,10 +118,8 @@ def _bracket(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
     for step, level in enumerate(LEVELS):
         index, x = _wide(index, x, above, below, tolerance)
         # merging sorts again, which does not pay while most rows are wide
-        if step:
+        if step > 0:
             x = _merge(x)
-        else:
-            x = x
         size = min(level, x.shape[-1])
         head = smallest_difference(x[:, :size])
         above[index] = torch.minimum(above[index], _lighter(x[:, size:], head))
@@ -146,14 +145,11 @@ def _merge(x: Tensor) -> Tensor:
     top = x[:, :1]
     forced = (x > sums - 2 * top) & (torch.arange(x.shape[-1], device=x.device) > 0)
     merged = (top - torch.where(forced, x, 0.0).sum(-1, keepdim=True)).abs()
-    left = (
-        torch.cat([merged, torch.where(forced, 0.0, x)[:, 1:]], dim=-1)
-        .sort(-1, descending=True)
-        .values
-    )
-    if left.numel():
-        return left[:, : int(_count(left).amax())]
-    return left
+    unsorted = torch.cat([merged, torch.where(forced, 0.0, x)[:, 1:]], dim=-1)
+    entries = unsorted.sort(-1, descending=True).values
+    if entries.numel():
+        return entries[:, : int(_count(entries).amax())]
+    return entries
 
 
 def _parity(x: Tensor) -> Tensor:
@@ -173,14 +169,14 @@ def _search(x: Tensor, size: int) -> Tensor:
     sums = signed.sum(-1)
     best = sums.abs().argmin(0, keepdim=True)
     entries = _count(x).clamp(min=size)
-    place = torch.arange(size, device=x.device)
-    found = []
-    for chosen in (place * entries // size, (entries - size) // 2 + place):
-        others = (sums - signed.gather(-1, chosen.expand(len(PARTITIONS), -1, -1)).sum(-1)).gather(
-            0, best
-        )
-        found.append(smallest_difference(torch.cat([x.gather(-1, chosen), others.T], dim=-1)))
-    return torch.stack(found).amin(0)
+    index = torch.arange(size, device=x.device)
+    differences = []
+    for chosen in (index * entries // size, (entries - size) // 2 + index):
+        sums_of_chosen = signed.gather(-1, chosen.expand(len(PARTITIONS), -1, -1)).sum(-1)
+        remainder = (sums - sums_of_chosen).gather(0, best)
+        terms = torch.cat([x.gather(-1, chosen), remainder.T], dim=-1)
+        differences.append(smallest_difference(terms))
+    return torch.stack(differences).amin(0)
 
 
 def _count(x: Tensor) -> Tensor:
@@ -190,23 +186,23 @@ def _count(x: Tensor) -> Tensor:
 
 def _lighter(x: Tensor, difference: Tensor) -> Tensor:
     """The remaining difference after each entry in turn goes to the lighter side."""
-    left = difference.clone()
+    remaining = difference.clone()
     for column in x.T.contiguous():
-        left.sub_(column).abs_()
-    return left
+        remaining.sub_(column).abs_()
+    return remaining
 
 
 def _balance(x: Tensor) -> Tensor:
     """The entries with signs, each in turn on the lighter side."""
     columns = x.T.contiguous()
     turns = torch.empty_like(columns)
-    left = torch.zeros_like(columns[0])
+    remaining = torch.zeros_like(columns[0])
     for column, turn in zip(columns, turns, strict=True):
-        torch.sign(left.sub_(column), out=turn)
-        left.abs_()
+        torch.sign(remaining.sub_(column), out=turn)
+        remaining.abs_()
     turns[turns == 0] = 1.0
-    # left_k = turn_k (left_{k-1} - x_k), so in the end the sign of x_k is -turn_k turn_{k+1} ...
-    # turn_n
+    # remaining_k = turn_k (remaining_{k-1} - x_k), so in the end the sign of x_k is
+    # -turn_k turn_{k+1} ... turn_n
     return (columns * turns.flip(0).cumprod(0).flip(0)).neg_().T
 
 
@@ -215,22 +211,22 @@ def _window(x: Tensor) -> Tensor:
     equal entries.
     """
     sums = torch.nn.functional.pad(x.cumsum(-1), (1, 0))
-    place = torch.arange(x.shape[-1], device=x.device)
+    index = torch.arange(x.shape[-1], device=x.device)
     half = _count(x) // 2
-    runs = sums.gather(-1, (place + half).clamp(max=x.shape[-1])) - sums[:, :-1]
+    runs = sums.gather(-1, (index + half).clamp(max=x.shape[-1])) - sums[:, :-1]
     first = (2 * runs - sums[:, -1:]).abs().argmin(-1, keepdim=True)
-    return torch.where((place >= first) & (place < first + half), x, -x)
+    return torch.where((index >= first) & (index < first + half), x, -x)
 
 
 PARTITIONS: tuple[Callable[[Tensor], Tensor], ...] = (_balance, _window)
 
 
-def _meet(left: Tensor, right: Tensor) -> Tensor:
-    a = _absolute_sums(left)
-    b = _absolute_sums(right).sort(-1).values
-    place = torch.searchsorted(b, a)
-    above = b.gather(-1, place.clamp(max=b.shape[-1] - 1)) - a
-    below = a - b.gather(-1, (place - 1).clamp(min=0))
+def _meet(first_half: Tensor, second_half: Tensor) -> Tensor:
+    a = _absolute_sums(first_half)
+    b = _absolute_sums(second_half).sort(-1).values
+    nearest = torch.searchsorted(b, a)
+    above = b.gather(-1, nearest.clamp(max=b.shape[-1] - 1)) - a
+    below = a - b.gather(-1, (nearest - 1).clamp(min=0))
     return torch.minimum(above.abs().amin(-1), below.abs().amin(-1))
 
 
@@ -257,10 +253,11 @@ def _chunks(counts: Tensor) -> Iterator[tuple[Tensor, int]]:
         sizes, torch.arange(1, EXACT + 1, device=sizes.device), right=True
     ).tolist()
     while first < len(order):
-        end = next(
-            (end for end in ends if end > first),
-            min(first + max(BUDGET // int(sizes[-1]), 1), len(order)),
-        )
+        later_ends = [end for end in ends if end > first]
+        if later_ends:
+            end = later_ends[0]
+        else:
+            end = min(first + max(BUDGET // int(sizes[-1]), 1), len(order))
         yield order[first:end], int(sizes[end - 1])
         first = end
 

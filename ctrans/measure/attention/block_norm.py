@@ -47,8 +47,6 @@ def block_gain(
     """
     if rows is None:
         rows = torch.arange(x.shape[0], device=x.device)
-    else:
-        rows = rows
     linear = linearise(lambda x: chosen(function(x), rows), one_for_each(rows, x))
     return gain_of_rows(linear, iterations=iterations, generator=generator)
 
@@ -69,16 +67,18 @@ def map_at(field: nn.Module, kind: Kind, x: RowsOfTokens, rows: RowIds) -> OneTo
     """
     if isinstance(field, SupportsTokenSubset):
         return field.at_tokens(x, rows).unsqueeze(-2)
-    y: Tensor = chosen(field(x), rows) if mixes_tokens(field, kind) else field(chosen(x, rows))
+    if mixes_tokens(field, kind):
+        return chosen(field(x), rows)
+    y: Tensor = field(chosen(x, rows))
     return y
 
 
 def step_at(sublayer: Sublayer, h: float, x: RowsOfTokens, rows: RowIds) -> OneToken:
     """The discrete step at one token of each state. Norms and residual act on each token alone."""
     x = sublayer.enter(x)
-    own = chosen(x, rows)
+    token = chosen(x, rows)
     v = map_at(sublayer.field, sublayer.kind, sublayer.given(x), rows)
-    return sublayer.moved(own, sublayer.raw_velocity(v, own), h)
+    return sublayer.moved(token, sublayer.raw_velocity(v, token), h)
 
 
 @torch.no_grad()

@@ -61,10 +61,10 @@ def attention_theta(
     p = attention.probabilities(u)
     if padding is None:
         return balanced_mass(p, tolerance=tolerance)
-    read = ~padding[..., None, None, :] & ~padding[..., None, :, None]
-    kept = torch.where(read, p, 0.0)
-    sums = kept.sum(-1, keepdim=True)
-    return balanced_mass(kept / torch.where(sums > 0, sums, 1.0), tolerance=tolerance)
+    readable = ~padding[..., None, None, :] & ~padding[..., None, :, None]
+    weights = torch.where(readable, p, 0.0)
+    sums = weights.sum(-1, keepdim=True)
+    return balanced_mass(weights / torch.where(sums > 0, sums, 1.0), tolerance=tolerance)
 
 
 def largest_theta(attention: ExposesHeads, u: TokenRows, *, tolerance: float = 1e-9) -> list[float]:
@@ -96,15 +96,18 @@ def attention_bound(
             "theorem 5.1 does not cover qk_norm, nor other scores that are not bilinear in the"
             f" input{why_not(attention)}"
         )
-    value_path = attention_path = 0.0
+    value_path = 0.0
+    attention_path = 0.0
     outs = []
     for largest, head in zip(theta, attention.head_matrices(), strict=True):
-        norm_q, norm_k, norm_v = (
-            spectral_norm(matrix) for matrix in (head.query, head.key, head.value)
-        )
-        q_0, k_0 = (
-            length(offset) if biases else 0.0 for offset in (head.query_offset, head.key_offset)
-        )
+        norm_q = spectral_norm(head.query)
+        norm_k = spectral_norm(head.key)
+        norm_v = spectral_norm(head.value)
+        q_0 = 0.0
+        k_0 = 0.0
+        if biases:
+            q_0 = length(head.query_offset)
+            k_0 = length(head.key_offset)
         value_path += norm_v
         scores = b * ((2 * b * norm_q + q_0) * norm_k + norm_q * k_0) / math.sqrt(len(head.query))
         attention_path += largest / attention.temperature * scores * norm_v
@@ -138,20 +141,15 @@ def local_attention_bound(attention: ExposesHeads, u: TokenRows) -> float:
         query = head.query.double()
         key = head.key.double()
         through = head.out.double() @ head.value.double()
-        if head.query_offset is None:
-            q = x @ query.mT
-        else:
-            q = x @ query.mT + head.query_offset.double()
+        q = x @ query.mT
+        if head.query_offset is not None:
+            q = q + head.query_offset.double()
         # any centre shifts all scores of a row equally; if the offset counts, only 0 is known to
         k = x @ key.mT
         if head.key_offset is None:
-            longest = None
-        else:
-            longest = token_lengths(k + head.key_offset.double()).amax(-1)
-        if longest is None:
             keys = enclosing_radius(k)
         else:
-            keys = longest
+            keys = token_lengths(k + head.key_offset.double()).amax(-1)
         values = enclosing_radius(x @ through.mT)
         scores = spectral_norm(query) * keys.unsqueeze(-1) + token_lengths(q) * spectral_norm(key)
         scale = attention.temperature * math.sqrt(len(query))
@@ -189,11 +187,11 @@ def norm_slope(norm: Norm | None, x: TokenRows) -> float:
 
 
 class BothBounds(NamedTuple):
-    """A bound for the model as it is (`own`), and as printed: without biases of queries and with
-    activations of slope 1.
+    """A bound for the model as it is (`corrected`), and as printed: without biases of queries and
+    with activations of slope 1.
     """
 
-    own: float
+    corrected: float
     printed: float
 
 
@@ -220,20 +218,28 @@ def step_bound(sublayer: Sublayer, h: float, x: TokenRows) -> BothBounds:
         for branch in sublayer.branches.values()
     ]
 
-    def whole(bounds: Sequence[float], slopes: Sequence[float]) -> float:
+    def of_step(map_bounds: Sequence[float], slopes: Sequence[float]) -> float:
         *inner, outer = slopes
-        return outer * (
-            1
-            + h
-            * math.prod([sublayer.largest_gain, sublayer.input_scale, math.fsum(bounds), *inner])
-        )
+        factors = [
+            sublayer.largest_gain,
+            sublayer.input_scale,
+            math.fsum(map_bounds),
+            *inner,
+        ]
+        return outer * (1 + h * math.prod(factors))
 
+    printed_slopes = []
+    for norm, _ in norms:
+        if norm is None:
+            printed_slopes.append(1.0)
+        else:
+            printed_slopes.append(norm.steepest)
     return BothBounds(
-        whole([s * both.own for s, both in maps], [norm_slope(norm, at) for norm, at in norms]),
-        whole(
-            [s * both.printed for s, both in maps],
-            [1.0 if norm is None else norm.steepest for norm, _ in norms],
+        of_step(
+            [steepest * bounds.corrected for steepest, bounds in maps],
+            [norm_slope(norm, state) for norm, state in norms],
         ),
+        of_step([steepest * bounds.printed for steepest, bounds in maps], printed_slopes),
     )
 
 
@@ -245,10 +251,8 @@ def _map_bound(field: object, u: Tensor) -> BothBounds:
     if isinstance(field, ExposesHeads):
         theta = largest_theta(field, u, tolerance=1e-3)
         return BothBounds(
-            *(
-                attention_bound(field, largest, theta, biases=biases).bound
-                for biases in (True, False)
-            )
+            attention_bound(field, largest, theta, biases=True).bound,
+            attention_bound(field, largest, theta, biases=False).bound,
         )
     raise ConfigError(
         f"no Lipschitz bound is known for a field of type {type(field).__name__}: it has no method"

@@ -123,9 +123,8 @@ class AttentionByDepth(Instrument):
 
     def forward(self, at: StepContext) -> None:
         if at.sublayer.attention is not None and (self.segments is None or at.k in self.segments):
-            if self.kept is None:
-                padding = None
-            else:
+            padding: Tensor | None = None
+            if self.kept is not None:
                 padding = ~self.kept
             self.found.append(_layer(at, padding, self._generator, self.tolerance))
 
@@ -134,8 +133,8 @@ def attention_layers(
     depth: Depth, states: Sequence[SequenceRows], *, seed: int = 0
 ) -> list[AttentionLayer]:
     """`AttentionByDepth` along given states."""
-    found: list[AttentionLayer] = observe(depth, states, [AttentionByDepth(seed=seed)])[0]
-    return found
+    layers: list[AttentionLayer] = observe(depth, states, [AttentionByDepth(seed=seed)])[0]
+    return layers
 
 
 class BlockBoundsByDepth(Instrument):
@@ -159,10 +158,10 @@ class BlockBoundsByDepth(Instrument):
 
     def forward(self, at: StepContext) -> None:
         per_block = self._depth.per_block
-        block, place = divmod(at.k, per_block)
+        block, part = divmod(at.k, per_block)
         if self.blocks is not None and block not in self.blocks:
             return
-        if place == 0:
+        if part == 0:
             first, self._rows = _looked_at(at.x.detach())
             state = one_for_each(self._rows, first)
             self._bounds = list[BothBounds]()
@@ -170,16 +169,18 @@ class BlockBoundsByDepth(Instrument):
         else:
             state = self._graphs[-1].y
         self._bounds.append(step_bound(at.sublayer, at.h, at.x.detach()))
-        parts = [self._depth.sublayers[at.k - place + p] for p in range(per_block)]
+        start = at.k - part
+        sublayers = [self._depth.sublayers[start + p] for p in range(per_block)]
+        mixing = [
+            p for p, sublayer in enumerate(sublayers) if mixes_tokens(sublayer.field, sublayer.kind)
+        ]
         step = partial(at.sublayer.step, dt=at.h)
         # from the last map on that mixes tokens, the measured tokens alone are enough
-        if place == max(
-            (p for p, part in enumerate(parts) if mixes_tokens(part.field, part.kind)), default=0
-        ):
+        if part == max(mixing, default=0):
             step = partial(step_at, at.sublayer, at.h, rows=self._rows)
         with reference_kernels(at.sublayer):
             self._graphs.append(linearise(step, state))
-        if place == per_block - 1:
+        if part == per_block - 1:
             measured = gain_of_rows(
                 compose(self._graphs), iterations=self.iterations, generator=self._generator
             )
@@ -192,10 +193,9 @@ def block_layers(
     depth: Depth, states: Sequence[SequenceRows], *, iterations: int = 8, seed: int = 0
 ) -> list[BlockLayer]:
     """`BlockBoundsByDepth` along given states."""
-    found: list[BlockLayer] = observe(
-        depth, states, [BlockBoundsByDepth(iterations=iterations, seed=seed)]
-    )[0]
-    return found
+    instrument = BlockBoundsByDepth(iterations=iterations, seed=seed)
+    layers: list[BlockLayer] = observe(depth, states, [instrument])[0]
+    return layers
 
 
 def sensitivity_growth(layers: Sequence[AttentionLayer]) -> dict[str, float]:
@@ -227,27 +227,30 @@ def _layer(
     u = sublayer.attention.given(sublayer.given(sublayer.enter(x)))
     if not torch.isfinite(u).all():
         unknown = [math.nan] * field.heads
-        return AttentionLayer(at.k, False, unknown, unknown, unknown)
+        return AttentionLayer(
+            index=at.k, finite=False, theta_mean=unknown, theta_max=unknown, theta_min=unknown
+        )
     mass = attention_theta(field, u, padding)
     # heads first, then rows; masked rows do not count
-    lower, upper, masked = (
-        part.movedim(-2, 0).flatten(1) for part in (mass.lower, mass.upper, mass.masked)
-    )
+    lower = mass.lower.movedim(-2, 0).flatten(1)
+    upper = mass.upper.movedim(-2, 0).flatten(1)
+    masked = mass.masked.movedim(-2, 0).flatten(1)
     highest = upper.amax(1)
     lowest = torch.where(masked, math.inf, lower).amin(1)
     mean = lower.sum(1) / (~masked).sum(1)
-    b, stream = (float(token_lengths(state).max()) for state in (u, x))
+    b = float(token_lengths(u).max())
+    stream = float(token_lengths(x).max())
     # padding changes which rows count, not the map
     if padding is None:
-        whole = highest.tolist()
+        theta = highest.tolist()
     else:
-        whole = largest_theta(field, u)
+        theta = largest_theta(field, u)
     paths = Pathways(math.nan, math.nan)
     printed = math.nan
     note = ""
     try:
-        paths = attention_bound(field, b, whole)
-        printed = attention_bound(field, b, whole, biases=False).bound
+        paths = attention_bound(field, b, theta)
+        printed = attention_bound(field, b, theta, biases=False).bound
     except ConfigError as error:
         note = str(error)
     first, rows = _looked_at(u)
@@ -291,10 +294,9 @@ def _looked_at(x: Tensor) -> tuple[UnbatchedRows, Int[Tensor, " rows"]]:
     """The first sequence, and the indices of the output tokens at which local values are
     measured.
     """
+    first = x
     if x.dim() > 2:
         first = x.flatten(0, -3)[0]
-    else:
-        first = x
     return first, torch.tensor(spread(len(first), ROWS), device=x.device)
 
 

@@ -146,10 +146,10 @@ class _Logits:
 
     @torch.enable_grad()
     def __init__(self, model: Model, weights: Sequence[Tensor], tokens: Tensor, targets: Tensor):
-        kept = targets.flatten() >= 0
-        y = model.head(model.depth(model.embed(tokens))).flatten(0, -2)[kept]
+        counted = targets.flatten() >= 0
+        y = model.head(model.depth(model.embed(tokens))).flatten(0, -2)[counted]
         self.y = y.detach()
-        self.targets = targets.flatten()[kept]
+        self.targets = targets.flatten()[counted]
         self.weights = weights
         self.push, self.pull = jacobian_products(y, weights)
         self.p = self.y.softmax(-1)
@@ -166,8 +166,9 @@ class _Logits:
     def gram(self, v: Tensor, scales: Sequence[Tensor] | None) -> Tensor:
         """B' J P^-1 J' B v/N."""
         pulled = self.pull(self.curved(v))
-        for p, s in zip(pulled, scales or (), strict=scales is not None):
-            p.mul_(s)
+        if scales is not None:
+            for of_weight, scale in zip(pulled, scales, strict=True):
+                of_weight.mul_(scale)
         return self.curved_back(self.push(pulled))
 
     def second_moments(self) -> list[Tensor]:
@@ -178,13 +179,14 @@ class _Logits:
         rows = torch.arange(len(gradient), device=gradient.device)
         gradient[rows, self.targets] -= 1
         parts = min(PARTS, len(gradient))
-        place = rows % parts
-        found = [torch.zeros_like(weight) for weight in self.weights]
+        part_of_row = rows % parts
+        moments = [torch.zeros_like(weight) for weight in self.weights]
         for part in range(parts):
-            inside = (place == part).unsqueeze(-1)
-            for sums, each in zip(found, self.pull(gradient * inside / inside.sum()), strict=True):
-                sums.addcmul_(each, each, value=1 / parts)
-        return found
+            inside = (part_of_row == part).unsqueeze(-1)
+            by_weight = self.pull(gradient * inside / inside.sum())
+            for moment, of_weight in zip(moments, by_weight, strict=True):
+                moment.addcmul_(of_weight, of_weight, value=1 / parts)
+        return moments
 
     def tangent_kernel(self) -> Tensor:
         outputs = []
@@ -193,10 +195,11 @@ class _Logits:
             e[row] = -1 / self.y.shape[-1]
             e[row, self.targets[row]] += 1
             outputs.append(e)
-        moved = (self.push(self.pull(e)) for e in outputs)
-        kernel = torch.stack(
-            [torch.stack([(each * other).sum() for other in outputs]) for each in moved]
-        )
+        rows = []
+        for e in outputs:
+            moved = self.push(self.pull(e))
+            rows.append(torch.stack([(moved * output).sum() for output in outputs]))
+        kernel = torch.stack(rows)
         return (kernel + kernel.mT) / 2
 
 
@@ -206,7 +209,10 @@ def _spectrum(
     """lambda_max by Rayleigh-Ritz: the square of the largest singular value of B' J P^-1/2, to half
     the tolerance.
     """
-    both = Linearisation(logits.y, logits.y, lambda v: logits.gram(v, scales), lambda v: v)
-    found = leading_singular(both, tolerance=tolerance / 2)
-    largest = found.largest**2
-    return Spectrum(largest, 2 * found.error, allowed / largest if largest else math.inf)
+    gram = Linearisation(logits.y, logits.y, lambda v: logits.gram(v, scales), lambda v: v)
+    singular = leading_singular(gram, tolerance=tolerance / 2)
+    largest = singular.largest**2
+    learning_rate = math.inf
+    if largest:
+        learning_rate = allowed / largest
+    return Spectrum(largest, 2 * singular.error, learning_rate)

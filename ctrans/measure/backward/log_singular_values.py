@@ -80,9 +80,11 @@ def log_singular_values(
     resolved. In measured cases a third of these doublings was missing. Raises ConfigError for
     counts below 1, SolveError if J is not finite or zero.
     """
-    probes = check_count(
-        "probes", (1 if linear.x.numel() >= ONE_SUFFICES else 2) if probes is None else probes
-    )
+    if probes is None and linear.x.numel() >= ONE_SUFFICES:
+        probes = 1
+    elif probes is None:
+        probes = 2
+    probes = check_count("probes", probes)
     check_count("steps", steps)
     generator = generator or torch.Generator().manual_seed(0)
     drawn = torch.randn(probes, *linear.x.shape, generator=generator, dtype=linear.x.dtype).to(
@@ -96,20 +98,18 @@ def log_singular_values(
             "the Jacobian of the depth is zero or not finite, so that its singular values have no"
             " logarithm"
         )
-    kept = [_kept(*each, top) for each in quadratures]
-    moments = torch.stack([_moments(*each) for each in kept])
+    nonzero = [_nonzero(nodes, weights, top) for nodes, weights in quadratures]
+    moments = torch.stack([_moments(weights, logs) for weights, logs in nonzero])
     mean, deviation = _statistics(moments.mean(0))
-    errors = torch.stack([_standard_errors(*each) for each in kept]).mean(0)
+    errors = torch.stack([_standard_errors(weights, logs) for weights, logs in nonzero]).mean(0)
     errors = errors / math.sqrt(probes * (linear.x.numel() + 2) / 2)
-    if all(
-        len(alpha) == steps < linear.x.numel() for alpha, _ in rules
-    ):  # else the quadrature is exact
-        half = torch.stack(
-            [
-                _moments(*_kept(*_rule(alpha[: (steps + 1) // 2], beta), top))
-                for alpha, beta in rules
-            ]
-        ).mean(0)
+    ran_all_steps = all(len(alpha) == steps for alpha, _ in rules)
+    if ran_all_steps and steps < linear.x.numel():  # else the quadrature is exact
+        moments_of_half = []
+        for alpha, beta in rules:
+            nodes, weights = _rule(alpha[: (steps + 1) // 2], beta)
+            moments_of_half.append(_moments(*_nonzero(nodes, weights, top)))
+        half = torch.stack(moments_of_half).mean(0)
         changed = torch.tensor([mean, deviation]) - torch.tensor(_statistics(half))
         errors = torch.maximum(errors, changed.abs() * max(1.0, math.log2(1 / (FLOOR * steps)) / 3))
     return LogSingularValues(
@@ -138,9 +138,9 @@ def _lanczos(linear: Linearisation, z: Tensor, steps: int) -> tuple[Tensor, Tens
     for _ in range(steps):
         w = linear.pull(linear.push(basis[-1].reshape(z.shape))).flatten()
         alpha.append(float(basis[-1] @ w))
-        kept = torch.stack(basis)
+        rows = torch.stack(basis)
         for _ in range(2):  # twice is enough (Parlett)
-            w = w - kept.mT @ (kept @ w)
+            w = w - rows.mT @ (rows @ w)
         size = float(torch.linalg.vector_norm(w))
         if not size > torch.finfo(z.dtype).eps * max(map(abs, alpha)):
             break
@@ -163,10 +163,10 @@ def _moments(weights: Tensor, logs: Tensor) -> Tensor:
     return torch.stack([weights.sum(), (weights * logs).sum(), (weights * logs.square()).sum()])
 
 
-def _kept(nodes: Tensor, weights: Tensor, top: float) -> tuple[Tensor, Tensor]:
+def _nonzero(nodes: Tensor, weights: Tensor, top: float) -> tuple[Tensor, Tensor]:
     """Weights of the nodes, 0 for those that count as zero, and log sigma."""
-    kept = nodes > FLOOR**2 * top
-    return torch.where(kept, weights, 0.0), 0.5 * torch.where(kept, nodes, 1.0).log()
+    counted = nodes > FLOOR**2 * top
+    return torch.where(counted, weights, 0.0), 0.5 * torch.where(counted, nodes, 1.0).log()
 
 
 def _standard_errors(weights: Tensor, logs: Tensor) -> Tensor:

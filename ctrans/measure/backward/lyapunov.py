@@ -86,20 +86,19 @@ class LyapunovExponents(Instrument):
     def figures(self) -> Lyapunov:
         growth = self._growth
         time = self._depth.times[len(self._growth)]
-        if len(growth) == len(self._depth.sublayers):
-            note = ""
-        else:
+        note = ""
+        if len(growth) < len(self._depth.sublayers):
             note = f"the state is not finite after segment {len(growth)}"
         if not growth:
             return Lyapunov([], [], [], time, note)
-        each = torch.stack(growth).reshape(len(growth), -1, self._count).double()
-        rates = (each.sum(0) / time).sort(-1, descending=True).values
+        by_segment = torch.stack(growth).reshape(len(growth), -1, self._count).double()
+        rates = (by_segment.sum(0) / time).sort(-1, descending=True).values
         if len(rates) > 1:
             deviations = rates.std(0)
         else:
             deviations = torch.zeros_like(rates[0])
         return Lyapunov(
-            rates.mean(0).tolist(), deviations.tolist(), each.mean(1).tolist(), time, note
+            rates.mean(0).tolist(), deviations.tolist(), by_segment.mean(1).tolist(), time, note
         )
 
 
@@ -111,7 +110,6 @@ def lyapunov(
     generator: torch.Generator | None = None,
 ) -> Lyapunov:
     """`LyapunovExponents` alone."""
-    found: Lyapunov = walk_depth(depth, x0, [LyapunovExponents(count=count, generator=generator)])[
-        0
-    ]
-    return found
+    instrument = LyapunovExponents(count=count, generator=generator)
+    exponents: Lyapunov = walk_depth(depth, x0, [instrument])[0]
+    return exponents

@@ -45,7 +45,8 @@ AT_ONCE = 2**20
 
 @dataclass(frozen=True)
 class SublayerGradient:
-    """|dL/dW|_F of each matrix by name, and `total` over all weights of the sublayer, including norms and biases.
+    """|dL/dW|_F of each matrix by name, and `total` over all weights of the sublayer, including
+    norms and biases.
 
     A weight that is a function of depth counts as its value theta(s) at the sublayer's place s.
     dL/dtheta(s) does not depend on the basis. A coefficient's gradient is the sum of phi_j(s)
@@ -123,7 +124,7 @@ class ParameterGradients(Instrument):
 
 def leaves(x: Tensor) -> set[int]:
     """The ids of the leaf tensors that x depends on."""
-    found = set[int]()
+    ids = set[int]()
     seen = set[Any]()
     waiting = [x.grad_fn]
     while waiting:
@@ -132,10 +133,8 @@ def leaves(x: Tensor) -> set[int]:
             seen.add(node)
             waiting += [inner for inner, _ in node.next_functions]
             if hasattr(node, "variable"):
-                found |= {id(node.variable)}
-            else:
-                found |= set()
-    return found
+                ids.add(id(node.variable))
+    return ids
 
 
 def _of_sublayer(at: StepContextBack) -> SublayerGradient:
@@ -222,12 +221,12 @@ def tracked(modules: Iterable[nn.Module]) -> Iterator[dict[Hashable, Tensor]]:
 
     Weights on demand are added when their module is called, so unused ones are never made.
     """
-    found: dict[Hashable, Tensor] = {}
+    weights: dict[Hashable, Tensor] = {}
     with ExitStack() as stack:
 
         def add(key: Hashable, weight: Tensor) -> None:
-            if key not in found and weight.is_floating_point():
-                found[key] = weight
+            if key not in weights and weight.is_floating_point():
+                weights[key] = weight
                 stack.enter_context(requiring_gradients([weight]))
 
         def called(part: OnDemand, _: object) -> None:
@@ -239,7 +238,7 @@ def tracked(modules: Iterable[nn.Module]) -> Iterator[dict[Hashable, Tensor]]:
                 add(id(weight), weight)
             if isinstance(part, OnDemand):
                 stack.callback(part.register_forward_pre_hook(called).remove)
-        yield found
+        yield weights
 
 
 @torch.no_grad()
@@ -253,8 +252,8 @@ def _by_matrix(
         if gradient.dim() == 2:
             return {name: size}
         return {}
-    found: dict[str, float] = {}
-    kept = weight.data
+    norms: dict[str, float] = {}
+    data = weight.data
     try:
         weight.data = gradient  # the map itself then cuts the gradient into matrices
         for matrix in sublayer.field.matrices():
@@ -265,13 +264,13 @@ def _by_matrix(
             ):
                 role = NAMES[matrix.role]
                 # an exposed matrix may be scaled, but the gradient is of the unscaled weight
-                whole = matrix.weight.numel() == gradient.numel()
-                found[role] = math.hypot(
-                    found.get(role, 0.0), size if whole else _norm([matrix.weight])
-                )
-        return found
+                of_matrix = size
+                if matrix.weight.numel() != gradient.numel():
+                    of_matrix = _norm([matrix.weight])
+                norms[role] = math.hypot(norms.get(role, 0.0), of_matrix)
+        return norms
     finally:
-        weight.data = kept
+        weight.data = data
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:

@@ -64,7 +64,7 @@ class SensitivityByDepth:
     @property
     def condition(self) -> list[float | None]:
         """The condition of the worst sequence, by block."""
-        return [max(each, default=None) for each in self.conditions]
+        return [max(by_sequence, default=None) for by_sequence in self.conditions]
 
 
 Steps = Sequence[Linearisation | None]
@@ -110,11 +110,11 @@ class Sensitivities(Instrument):
         self.sublayers: list[Sensitivity] = []
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        blocks = depth.blocks
-        self._depth, self._looked_at = (
-            depth,
-            set(spread(blocks, blocks if self.starts is None else self.starts)),
-        )
+        self._depth = depth
+        starts = self.starts
+        if starts is None:
+            starts = depth.blocks
+        self._looked_at = set(spread(depth.blocks, starts))
         if depth.streamed:
             self._wanted = set[int]()
         else:
@@ -127,28 +127,26 @@ class Sensitivities(Instrument):
 
     def forward(self, at: StepContext) -> None:
         self.sublayers.append(
-            self._told(sublayer_sensitivity(at.sublayer, at.x, tolerance=self.tolerance))
+            self._reported(sublayer_sensitivity(at.sublayer, at.x, tolerance=self.tolerance))
         )
         per_block = self._depth.per_block
-        block, place = divmod(at.k, per_block)
+        block, part = divmod(at.k, per_block)
         looked_at = block in self._looked_at
         if looked_at or self._wanted:
-            self._steps.append(
-                linearised_step(at.sublayer, at.h, at.x)
-                if self.graphs is None
-                else self.graphs.of(at)
-            )
-        if place == per_block - 1:
+            if self.graphs is None:
+                step = linearised_step(at.sublayer, at.h, at.x)
+            else:
+                step = self.graphs.of(at)
+            self._steps.append(step)
+        if part == per_block - 1:
             # the last block is also J_{D-1:D}, which needs each sequence to the tolerance
             last = bool(self._wanted) and block == self._depth.blocks - 1
             if looked_at:
-                self._last = self._of_chain(self._steps[-per_block:], each=last)
+                self._last = self._of_chain(self._steps[-per_block:], all_sequences=last)
             else:
                 self._last = (LEFT_OUT, None)
-            self._blocks.append(self._told(self._last[0]))
-            if self._wanted:
-                self._steps = self._steps
-            else:
+            self._blocks.append(self._reported(self._last[0]))
+            if not self._wanted:
                 self._steps = []
             self._sizes.append(_sizes(at.y))
 
@@ -157,76 +155,70 @@ class Sensitivities(Instrument):
         reached = len(self._blocks)
         blocks = self._depth.blocks
         per_block = self._depth.per_block
+        left_out = LEFT_OUT.note
         if self._depth.streamed:
             left_out = ALL_AT_ONCE
-        else:
-            left_out = LEFT_OUT.note
-        wanted = self._wanted
+        starts = self._wanted
         if reached < blocks:
             left_out = f"the states end after {reached} of {blocks} blocks, so X_D is unknown"
-            wanted = set()
-        if wanted:
-            known = {blocks - 1: self._last}
-        else:
-            known = {}
-        if self.whole is None or 0 not in wanted - known.keys():
-            whole = None
-        else:
-            whole = self.whole()
-        if whole is not None:
-            known[0] = summary(whole), whole
+            starts = set()
+        computed: dict[int, tuple[Sensitivity, Singular | None]] = {}
+        if starts:
+            computed[blocks - 1] = self._last
+        if self.whole is not None and 0 in starts - computed.keys():
+            of_the_depth = self.whole()
+            if of_the_depth is not None:
+                computed[0] = (summary(of_the_depth), of_the_depth)
         products = list[Sensitivity]()
         conditions = list[list[float]]()
         guess: Tensor | None = None  # of the right singular vectors
         for i in reversed(range(blocks)):
-            found = Sensitivity(None, None, 0, left_out)
-            leading = None
-            if i in wanted:
+            product = Sensitivity(None, None, 0, left_out)
+            leading: Singular | None = None
+            if i in starts:
                 # each sequence to the tolerance: the worst relative to its states may not have the
                 # largest |J|
-                if i in known:
-                    found, leading = known[i]
+                if i in computed:
+                    product, leading = computed[i]
                 else:
-                    found, leading = self._of_chain(self._steps[i * per_block :], guess, each=True)
+                    steps = self._steps[i * per_block :]
+                    product, leading = self._of_chain(steps, guess, all_sequences=True)
                 if leading is not None and finite(leading.right):
                     guess = leading.right.squeeze(-3)
                 else:
                     guess = None
-            products.insert(0, self._told(found))
-            conditions.insert(
-                0, [] if leading is None else _conditions(leading, self._sizes[i], self._sizes[-1])
-            )
+            products.insert(0, self._reported(product))
+            if leading is None:
+                conditions.insert(0, [])
+            else:
+                conditions.insert(0, _conditions(leading, self._sizes[i], self._sizes[-1]))
             # the left singular vectors of J_{i:D} change little with i; one pull gives the right
             # ones
-            on = i > min(wanted - known.keys(), default=i)
-            if on:
-                before = _chain(self._steps[(i - 1) * per_block : i * per_block])
-            else:
-                before = None
-            if guess is None or before is None:
+            block_before: Linearisation | None = None
+            if i > min(starts - computed.keys(), default=i):
+                block_before = _chain(self._steps[(i - 1) * per_block : i * per_block])
+            if guess is None or block_before is None:
                 guess = None
             else:
-                guess = before.pull(guess)
+                guess = block_before.pull(guess)
         return SensitivityByDepth(self.sublayers, self._blocks, products, conditions)
 
     def _of_chain(
-        self, steps: Steps, guess: Tensor | None = None, *, each: bool
+        self, steps: Steps, guess: Tensor | None = None, *, all_sequences: bool
     ) -> tuple[Sensitivity, Singular | None]:
         """|J|_2 of the steps one after another, with the triplets of each sequence if all steps
         exist.
         """
-        whole = _chain(steps)
-        if whole is None:
-            return (
-                Sensitivity(
-                    None, None, 0, f"the state is not finite {steps.index(None)} sublayers on"
-                ),
-                None,
-            )
-        found = leading_singular(whole, each=each, tolerance=self.tolerance, start=guess)
-        return summary(found), found
+        linear = _chain(steps)
+        if linear is None:
+            note = f"the state is not finite {steps.index(None)} sublayers on"
+            return Sensitivity(None, None, 0, note), None
+        singular = leading_singular(
+            linear, each=all_sequences, tolerance=self.tolerance, start=guess
+        )
+        return summary(singular), singular
 
-    def _told(self, figure: Sensitivity) -> Sensitivity:
+    def _reported(self, figure: Sensitivity) -> Sensitivity:
         if self.progress is not None:
             self.progress(next(self._done))
         return figure
@@ -241,10 +233,9 @@ def backward_sensitivity(
     progress: SegmentCallback | None = None,
 ) -> SensitivityByDepth:
     """`Sensitivities` alone."""
-    found: SensitivityByDepth = walk_depth(
-        depth, x0, [Sensitivities(tolerance=tolerance, starts=starts, progress=progress)]
-    )[0]
-    return found
+    instrument = Sensitivities(tolerance=tolerance, starts=starts, progress=progress)
+    sensitivities: SensitivityByDepth = walk_depth(depth, x0, [instrument])[0]
+    return sensitivities
 
 
 def _sizes(x: Tensor) -> Float[Tensor, " sequences"]:
@@ -264,9 +255,9 @@ def _conditions(products: Singular, start: Tensor, end: Tensor) -> list[float]:
 
 def _chain(steps: Steps) -> Linearisation | None:
     """The steps one after another; None if a state is not finite."""
-    known = [step for step in steps if step is not None]
-    if len(known) == len(steps):
-        return compose(known)
+    finite_steps = [step for step in steps if step is not None]
+    if len(finite_steps) == len(steps):
+        return compose(finite_steps)
     return None
 
 
@@ -297,13 +288,13 @@ class StepGraphs(Instrument):
 
     def finite_steps(self, unknown: str) -> list[Linearisation]:
         """All steps. Raises SolveError with what is unknown if a state is not finite."""
-        known = [step for step in self.found if step is not None]
-        if len(known) < len(self.found):
+        steps = [step for step in self.found if step is not None]
+        if len(steps) < len(self.found):
             raise SolveError(
                 f"the state is not finite at the start of segment {self.found.index(None)}:"
                 f" {unknown}"
             )
-        return known
+        return steps
 
 
 def sublayer_sensitivity(
@@ -319,17 +310,14 @@ def sublayer_sensitivity(
             linear = linearise(sublayer.velocity, x)
     except ConfigError as error:  # a zero gain makes the image of a norm degenerate
         return Sensitivity(None, None, 0, str(error))
-    return summary(
-        leading_singular(
-            linear,
-            problem=2 if mixes_tokens(sublayer.field, sublayer.kind) else 1,
-            tolerance=tolerance,
-        )
-    )
+    axes = 1
+    if mixes_tokens(sublayer.field, sublayer.kind):
+        axes = 2
+    return summary(leading_singular(linear, problem=axes, tolerance=tolerance))
 
 
-def summary(found: Singular) -> Sensitivity:
+def summary(singular: Singular) -> Sensitivity:
     """The largest value of the batch as a `Sensitivity`."""
-    if not found.values.isfinite().all():
-        return Sensitivity(None, None, found.products, NOT_FINITE)
-    return Sensitivity(found.largest, found.error, found.products)
+    if not singular.values.isfinite().all():
+        return Sensitivity(None, None, singular.products, NOT_FINITE)
+    return Sensitivity(singular.largest, singular.error, singular.products)

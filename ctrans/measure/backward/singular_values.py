@@ -172,11 +172,12 @@ def first_of(parts: Sequence[Singular], count: int) -> Singular | None:
     """
     if sum(len(part.values) for part in parts) < count:
         return None
-    values, errors, right = (
-        torch.cat([getattr(part, name) for part in parts])[:count]
-        for name in ("values", "errors", "right")
+    return Singular(
+        torch.cat([part.values for part in parts])[:count],
+        torch.cat([part.errors for part in parts])[:count],
+        torch.cat([part.right for part in parts])[:count],
+        max(part.products for part in parts),
     )
-    return Singular(values, errors, right, max(part.products for part in parts))
 
 
 @torch.no_grad()
@@ -215,8 +216,8 @@ def leading_singular(
     Raises ConfigError if count or limit is below 1, cycle is below count + 2, or tolerance is not
     positive and finite.
     """
-    for name, value in (("count", count), ("limit", limit)):
-        check_count(name, value)
+    check_count("count", count)
+    check_count("limit", limit)
     if cycle < count + 2:
         raise ConfigError(
             f"cycle = {cycle} is too small for {count} wanted vectors: give at least {count + 2}"
@@ -236,7 +237,8 @@ def leading_singular(
     for guess in _starts(linear.x.reshape(flat), count, start, generator):
         space.extend(guess)
     while space.products < limit and not (
-        space.products >= min(count + FEWEST, capacity) and space.converged(tolerance, each)
+        space.products >= min(count + FEWEST, capacity)
+        and space.converged(tolerance, all_values=each)
     ):
         space.extend(space.direction(tolerance))
     return Singular(
@@ -273,7 +275,8 @@ class _Space:
         self.basis = basis
         self.count = count
         self.image = torch.zeros_like(basis)
-        self.size = self.products = 0
+        self.size = 0
+        self.products = 0
         self.history: list[Tensor] = []
         self.bad = torch.zeros(basis.shape[0], dtype=torch.bool, device=basis.device)
 
@@ -304,12 +307,12 @@ class _Space:
         ]
         return worst
 
-    def converged(self, tolerance: float, each: bool) -> bool:
+    def converged(self, tolerance: float, *, all_values: bool) -> bool:
         values = self.values[~self.bad]
         errors = self.errors[~self.bad]
         if not values.numel():
             return True
-        if each:
+        if all_values:
             resolved = torch.finfo(self.basis.dtype).eps ** 0.5 * values[:, :1]
             return bool((errors <= tolerance * values + resolved).all())
         top = values.max()
@@ -322,22 +325,23 @@ class _Space:
         basis = self.basis[:, : self.size]
         image = self.image[:, : self.size]
         projected = (basis @ image.mT).double()
-        found, rotation = torch.linalg.eigh((projected + projected.mT) / 2)
-        self._found = found.flip(-1).clamp(min=0)
+        ascending, rotation = torch.linalg.eigh((projected + projected.mT) / 2)
+        self._ritz_values = ascending.flip(-1).clamp(min=0)
         self._rotation = rotation.flip(-1).to(basis.dtype)
         first = self._rotation[..., : self.count + CLUSTER].mT
         self.vectors = first @ basis
         self.residuals = (
-            first @ image - self._found[:, : first.shape[1], None].to(basis.dtype) * self.vectors
+            first @ image
+            - self._ritz_values[:, : first.shape[1], None].to(basis.dtype) * self.vectors
         )
-        wanted = self._found[:, : self.count]
+        leading = self._ritz_values[:, : self.count]
         shift = _shift(
-            self._found, torch.linalg.vector_norm(self.residuals, dim=-1).double(), self.count
+            self._ritz_values, torch.linalg.vector_norm(self.residuals, dim=-1).double(), self.count
         )
         unknown = torch.where(self.bad.unsqueeze(-1), torch.nan, 0.0)
-        self.values = wanted.sqrt() + unknown
+        self.values = leading.sqrt() + unknown
         self.errors = (
-            torch.maximum((wanted + shift).sqrt() - wanted.sqrt(), self._trend()) + unknown
+            torch.maximum((leading + shift).sqrt() - leading.sqrt(), self._trend()) + unknown
         )
 
     def _trend(self) -> Tensor:
@@ -358,19 +362,22 @@ class _Space:
     def _restart(self) -> None:
         keep = max(self.basis.shape[1] // 2, self.count)
         rotation = self._rotation[..., :keep].mT
-        self.basis[:, :keep], self.image[:, :keep] = rotation @ self.basis, rotation @ self.image
+        self.basis[:, :keep] = rotation @ self.basis
+        self.image[:, :keep] = rotation @ self.image
         self.size = keep
 
 
-def _shift(found: Tensor, residuals: Tensor, count: int) -> Tensor:
+def _shift(ritz_values: Tensor, residuals: Tensor, count: int) -> Tensor:
     """How far the first `count` Ritz values may be below the eigenvalues, as in
     `leading_singular`.
     """
-    after = torch.nn.functional.pad(found, (0, 1))  # after the last Ritz value only A >= 0 is known
+    after = torch.nn.functional.pad(
+        ritz_values, (0, 1)
+    )  # after the last Ritz value only A >= 0 is known
     shifts = []
-    for i in range(min(count, found.shape[1])):
+    for i in range(min(count, ritz_values.shape[1])):
         cluster = residuals[:, i : i + CLUSTER].square().cumsum(-1)
-        gaps = found[:, i : i + 1] - after[:, i + 1 : i + 1 + cluster.shape[1]]
+        gaps = ritz_values[:, i : i + 1] - after[:, i + 1 : i + 1 + cluster.shape[1]]
         shifts.append(
             torch.minimum(
                 (cluster / gaps.clamp(min=torch.finfo(gaps.dtype).tiny)).amin(-1), residuals[:, i]

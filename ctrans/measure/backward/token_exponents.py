@@ -50,12 +50,13 @@ def token_exponents(
     rows = reader_jacobian(model, sequence, reader)
     time = model.depth.times[-1]
     sizes = torch.linalg.matrix_norm(rows.double().transpose(0, 1), 2).tolist()
-    return TokenExponents(
-        sequence.tolist(),
-        [math.log(size) / time if size else -math.inf for size in sizes],
-        reader,
-        time,
-    )
+    exponents = []
+    for size in sizes:
+        if size:
+            exponents.append(math.log(size) / time)
+        else:
+            exponents.append(-math.inf)
+    return TokenExponents(sequence.tolist(), exponents, reader, time)
 
 
 def reader_jacobian(
@@ -77,10 +78,10 @@ def reader_jacobian(
         ):
             _, p = value_and_pullback(partial(sublayer.step, dt=h), x, p)
         parts.append(p)
-    found = torch.cat(parts)
-    if not finite(found):
+    jacobian = torch.cat(parts)
+    if not finite(jacobian):
         raise ConfigError(
             "the Jacobian is not finite, so there are no exponents: ctrans simulate shows the"
             " segment where states become non-finite"
         )
-    return found
+    return jacobian

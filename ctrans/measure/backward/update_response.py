@@ -101,7 +101,10 @@ class UpdateResponse(Instrument):
             for step in self._steps[at.k + 1 :]:
                 change = step.push(change)
             moved = float(torch.linalg.vector_norm(change.double()))
-            self._found[name].insert(0, (at.k, moved / self._size if self._size else math.inf))
+            response = math.inf
+            if self._size:
+                response = moved / self._size
+            self._found[name].insert(0, (at.k, response))
 
     def figures(self) -> dict[str, Responses]:
         if not all(self._found.values()):
@@ -111,10 +114,10 @@ class UpdateResponse(Instrument):
         return {
             name: Responses(
                 self.updates[name].learning_rate,
-                [k for k, _ in found],
-                [response for _, response in found],
+                [k for k, _ in responses],
+                [response for _, response in responses],
             )
-            for name, found in self._found.items()
+            for name, responses in self._found.items()
         }
 
 

@@ -43,11 +43,11 @@ def sensitivity_slope(
     Scaling W1 is invariant only for a positively homogeneous phi without bias. Its slope falls to 0
     as phi saturates.
     """
-    found = [
+    sensitivities = [
         sublayer_sensitivity(scaled(sublayer, scaling, c, eps=eps), x, tolerance=tolerance).value
         for c in factors
     ]
-    return Slope(scaling, list(factors), found, log_slope(factors, found))
+    return Slope(scaling, list(factors), sensitivities, log_slope(factors, sensitivities))
 
 
 class SlopeAt(Instrument):

@@ -92,7 +92,8 @@ class BoundsByDepth(Instrument):
         self.discrete = discrete
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
-        self._depth, self._x0 = depth, of_text(x0.detach(), self.kept)
+        self._depth = depth
+        self._x0 = of_text(x0.detach(), self.kept)
         self._segments: list[_Measured] = []
 
     def forward(self, at: StepContext) -> None:
@@ -102,12 +103,14 @@ class BoundsByDepth(Instrument):
         """Bounds over the whole depth, even if the walk ended early. Raises ConfigError if a map
         has no known bound.
         """
-        rest = zip(self._depth.sublayers, self._depth.lengths, strict=True)
+        reached = len(self._segments)
+        segments = list(zip(self._depth.sublayers, self._depth.lengths, strict=True))
         unseen = [
-            _Measured(s, h, math.nan, *_bound_of(s)) for s, h in list(rest)[len(self._segments) :]
+            _Measured(sublayer, h, math.nan, *_bound_of(sublayer))
+            for sublayer, h in segments[reached:]
         ]
         return _forward_bounds(
-            self._x0, [*self._segments, *unseen], len(self._segments), self.discrete
+            self._x0, [*self._segments, *unseen], reached, discrete=self.discrete
         )
 
     def spreads(self) -> list[float | None]:
@@ -119,15 +122,18 @@ class BoundsByDepth(Instrument):
         constant of the map (`difference_bound`). None without norms, or if both bounds of the map
         are unknown.
         """
-        return [token_spread(each.sublayer, each.bound, each.apart) for each in self._segments]
+        return [
+            token_spread(segment.sublayer, segment.bound, segment.apart)
+            for segment in self._segments
+        ]
 
 
 def forward_bounds(
     depth: Depth, states: Sequence[TokenRows], *, discrete: bool = True
 ) -> ForwardBounds:
     """`BoundsByDepth` along given states, with its formulas and errors."""
-    found: ForwardBounds = observe(depth, states, [BoundsByDepth(discrete=discrete)])[0]
-    return found
+    bounds: ForwardBounds = observe(depth, states, [BoundsByDepth(discrete=discrete)])[0]
+    return bounds
 
 
 def map_bound(sublayer: Sublayer) -> TokenBound:
@@ -156,10 +162,9 @@ def difference_bound(sublayer: Sublayer) -> float:
     if norm is None or not needs_map_bound(sublayer):
         return math.inf
     radius = _reach(norm)
-    each = sublayer.branches.items()
     return math.fsum(
         branch.steepest * _difference(branch.field, kind, branch.reach(radius))
-        for kind, branch in each
+        for kind, branch in sublayer.branches.items()
     )
 
 
@@ -194,9 +199,8 @@ def token_spread(
     if norm is None or (bound is None and apart == math.inf):
         return None
     s = sublayer.input_scale
-    if bound is None:
-        alone = math.inf
-    else:
+    alone = math.inf
+    if bound is not None:
         alone = 2 * bound.at(s * norm.level * math.sqrt(norm.width))
     return sublayer.largest_gain * min(
         alone, 2 * s * norm.half_diameter * math.sqrt(norm.width) * apart
@@ -232,7 +236,7 @@ def velocity_bound(sublayer: Sublayer, radius: float, bound: TokenBound | None) 
         return math.nan
     norm = sublayer.input_norm
     if norm is None:
-        inside = Jump.of(sublayer).read * radius
+        inside = Jump.of(sublayer).reads * radius
     else:
         inside = _reach(norm)
     return sublayer.largest_gain * bound.at(sublayer.input_scale * inside)
@@ -264,7 +268,7 @@ def _bound_of(sublayer: Sublayer) -> tuple[TokenBound | None, str]:
 
 
 def _forward_bounds(
-    start: Tensor, segments: Sequence[_Measured], reached: int, discrete: bool
+    start: Tensor, segments: Sequence[_Measured], reached: int, *, discrete: bool
 ) -> ForwardBounds:
     x0 = moments(start)
     width = start.shape[-1]
@@ -280,19 +284,17 @@ def _forward_bounds(
             rms.append(level)
             continue
         jump = Jump.of(segment.sublayer)
-        gained = _gained(segment, jump.length * radius, discrete)
+        gained = _gained(segment, jump.length * radius, discrete=discrete)
         radius = jump.length * radius + gained
         mean_abs.append(jump.mean_abs * mean_abs[-1] + gained / math.sqrt(width))
         rms.append(jump.length * rms[-1] + gained / math.sqrt(width))
+    variance = [entries / max(entries - 1, 1) * value * value for value in rms]
     seed = _seed(start, segments, reached)
-    return ForwardBounds(
-        mean_abs,
-        rms,
-        [entries / max(entries - 1, 1) * value * value for value in rms],
-        None if isinstance(seed, str) else [value / math.sqrt(entries) for value in seed],
-        None if isinstance(seed, str) else [value * value / max(entries - 1, 1) for value in seed],
-        seed if isinstance(seed, str) else "",
-    )
+    if isinstance(seed, str):
+        return ForwardBounds(mean_abs, rms, variance, None, None, seed)
+    seed_mean_abs = [value / math.sqrt(entries) for value in seed]
+    seed_variance = [value * value / max(entries - 1, 1) for value in seed]
+    return ForwardBounds(mean_abs, rms, variance, seed_mean_abs, seed_variance)
 
 
 class Jump(NamedTuple):
@@ -302,7 +304,7 @@ class Jump(NamedTuple):
 
     length: float = 1.0
     mean_abs: float = 1.0
-    read: float = 1.0
+    reads: float = 1.0
 
     @classmethod
     def of(cls, sublayer: Sublayer) -> Jump:
@@ -319,31 +321,30 @@ class Jump(NamedTuple):
         )
 
 
-def _gained(segment: _Measured, radius: float, discrete: bool) -> float:
+def _gained(segment: _Measured, radius: float, *, discrete: bool) -> float:
     """Bound on the growth of a token's length in a segment without a state norm, for tokens no
     longer than `radius`.
     """
     sublayer = segment.sublayer
     h = segment.h
-    if sublayer.output_norm is not None:
-        bound = None
-    else:
+    bound: TokenBound | None = None
+    if sublayer.output_norm is None:
         bound = segment.known()
     if discrete or bound is None or sublayer.input_norm is not None:
         return h * velocity_bound(sublayer, radius, bound)
-    read = Jump.of(sublayer).read
+    reads = Jump.of(sublayer).reads
     if bound.curvature:
         raise ConfigError(
             f"no bound is known for the ODE: {type(sublayer.field).__name__} grows with the square"
             " of an input that no norm bounds"
         )
-    gain = sublayer.largest_gain * bound.gain * read
+    gain = sublayer.largest_gain * bound.gain * reads
     with np.errstate(over="ignore"):
         if gain == 0:
             clock = h
         else:
             clock = float(np.expm1(gain * h)) / gain
-    return clock * sublayer.largest_gain * bound.at(read * radius)
+    return clock * sublayer.largest_gain * bound.at(reads * radius)
 
 
 def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float] | str:
@@ -372,17 +373,13 @@ def _seed(x0: Tensor, segments: Sequence[_Measured], reached: int) -> list[float
     values = [start]
     for segment, norm in zip(segments[:reached], inputs, strict=False):
         gain, constant, _ = segment.known()
+        rows = 1.0
         if mixes_tokens(segment.sublayer.field, segment.sublayer.kind):
             rows = math.sqrt(tokens)
-        else:
-            rows = 1.0
-        affine = math.sqrt(entries / width) * constant + rows * gain * math.sqrt(entries) * _offset(
-            norm
-        )
-        values.append(
-            values[-1] * (1 + segment.h * rows * gain * largest_gain(norm) / segment.sigma)
-            + segment.h * affine
-        )
+        offset = _offset(norm)
+        affine = math.sqrt(entries / width) * constant + rows * gain * math.sqrt(entries) * offset
+        growth = 1 + segment.h * rows * gain * largest_gain(norm) / segment.sigma
+        values.append(values[-1] * growth + segment.h * affine)
     return values
 
 

@@ -48,9 +48,9 @@ class Contributed:
         sigma = centre.norm(dim=-1, keepdim=True) / norm.standardize(x).norm(dim=-1, keepdim=True)
 
         def affine(v: Tensor) -> Tensor:
-            moved: Tensor = (
-                norm.gamma * (v - v.mean(-1, keepdim=True) if norm.centred else v) / sigma
-            )
+            if norm.centred:
+                v = v - v.mean(-1, keepdim=True)
+            moved: Tensor = norm.gamma * v / sigma
             return moved
 
         if not torch.allclose(
@@ -77,25 +77,21 @@ class Contributions(Instrument):
     @torch.no_grad()
     def forward(self, at: StepContext) -> None:
         norm = at.sublayer.state_norm
-        parts, offsets, x = (
-            at.sublayer.enter(each) for each in (self.found.parts, self.found.offsets, at.x)
-        )
+        parts = at.sublayer.enter(self.found.parts)
+        offsets = at.sublayer.enter(self.found.offsets)
+        x = at.sublayer.enter(at.x)
         if norm is None:
             added = at.y - x
+            self.found = Contributed(torch.cat([parts, added.unsqueeze(0)]), offsets, at.y)
         else:
             added = at.h * at.sublayer(x)
-        found = Contributed(
-            torch.cat([parts, added.unsqueeze(0)]), offsets, at.y if norm is None else x + added
-        )
-        if norm is None:
-            self.found = found
-        else:
-            self.found = found.through(norm)
+            before_norm = Contributed(torch.cat([parts, added.unsqueeze(0)]), offsets, x + added)
+            self.found = before_norm.through(norm)
 
 
 @torch.no_grad()
 def logit_contributions(
-    model: GPT, found: Contributed, targets: TokenBatch
+    model: GPT, contributed: Contributed, targets: TokenBatch
 ) -> tuple[Float[Tensor, "count batch tokens"], Float[Tensor, "batch tokens"]]:
     """What the parts of X_K contribute to (target logit - mean logit) of each token, and the
     offsets' contribution.
@@ -106,13 +102,18 @@ def logit_contributions(
     """
     streams = model.config.state_streams
     if streams > 1:  # the head reads their mean
-        each = (found.parts, found.offsets, found.state)
-        found = Contributed(*(x.unflatten(-1, (streams, -1)).mean(-2) for x in each))
+        contributed = Contributed(
+            contributed.parts.unflatten(-1, (streams, -1)).mean(-2),
+            contributed.offsets.unflatten(-1, (streams, -1)).mean(-2),
+            contributed.state.unflatten(-1, (streams, -1)).mean(-2),
+        )
     if isinstance(model.final_norm, Norm):
-        found = found.through(model.final_norm)
+        contributed = contributed.through(model.final_norm)
     weight = model.head_weight()
     direction = weight[targets] - weight.mean(0)
-    return (found.parts * direction).sum(-1), (found.offsets * direction).sum(-1)
+    of_parts = (contributed.parts * direction).sum(-1)
+    of_offsets = (contributed.offsets * direction).sum(-1)
+    return of_parts, of_offsets
 
 
 @dataclass(frozen=True)
@@ -138,12 +139,12 @@ def contributions_by_depth(
     """`ContributionsByDepth` of a batch. Raises ConfigError for norms around the state that do not
     scale their input.
     """
-    (found,) = walk(model, tokens, None, [Contributions()])
-    each = torch.cat([found.parts, found.offsets.unsqueeze(0)]).double()
-    x = found.state
+    contributed: Contributed = walk(model, tokens, None, [Contributions()])[0]
+    all_parts = torch.cat([contributed.parts, contributed.offsets.unsqueeze(0)]).double()
+    x = contributed.state
     square = x.double().square().sum(-1)
-    state = ((each * x).sum(-1) / square).flatten(1).mean(1)
-    size = (each.norm(dim=-1) / square.sqrt()).flatten(1).mean(1)
+    state = ((all_parts * x).sum(-1) / square).flatten(1).mean(1)
+    size = (all_parts.norm(dim=-1) / square.sqrt()).flatten(1).mean(1)
     names = [
         "embedding",
         *(f"{k} {part.kind}" for k, part in enumerate(model.depth.sublayers)),
@@ -153,7 +154,7 @@ def contributions_by_depth(
     note = "contributions to a logit need a ctrans GPT and targets"
     if isinstance(model, GPT) and targets is not None:
         try:
-            parts, offsets = logit_contributions(model, found, targets)
+            parts, offsets = logit_contributions(model, contributed, targets)
             logit = [*parts.flatten(1).mean(1).tolist(), float(offsets.mean())]
             note = ""
         except ConfigError as error:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ctrans.base.shapes import TokenMask, TokenRows
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.sublayer import Sublayer
+from ctrans.measure.forward.moments import ratios
 from ctrans.measure.walk import Instrument, StepContext
 from ctrans.measure.walk.instrument import of_text
 
@@ -64,15 +65,12 @@ class DepthShares(Instrument):
             self._similarity.append(token_similarity(x, self.kept))
 
     def figures(self) -> DepthShare:
-        shares = [
-            added / size if size else math.nan
-            for added, size in zip(self._added, self._sizes, strict=True)
-        ]
+        shares = ratios(self._added, self._sizes)
         similarity = self._similarity
         if self._known_similarity is not None:
-            known = self._known_similarity()
-            places = [None, *range(len(shares) - 1)]
-            similarity = [known.get(place, math.nan) for place in places]
+            by_segment = self._known_similarity()
+            segments = [None, *range(len(shares) - 1)]
+            similarity = [by_segment.get(segment, math.nan) for segment in segments]
         return DepthShare(shares, self._growth(), similarity)
 
     def _size(self, x: Tensor) -> float:
@@ -95,7 +93,9 @@ def without_map(sublayer: Sublayer, x: TokenRows) -> TokenRows:
     acts.
     """
     x = sublayer.enter(x)
-    return x if sublayer.state_norm is None else sublayer.state_norm(x)
+    if sublayer.state_norm is not None:
+        x = sublayer.state_norm(x)
+    return x
 
 
 def token_similarity(x: TokenRows, kept: TokenMask | None = None) -> float:

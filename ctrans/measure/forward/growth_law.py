@@ -78,11 +78,14 @@ def _polynomial(degree: int) -> Callable[[Array, Array], Fitted]:
             return np.log(np.maximum(basis @ np.exp(c), np.finfo(float).tiny))
 
         begin = np.interp(np.arange(degree + 1) / degree, s, np.exp(log))
-        found = least_squares(
+        coefficients = least_squares(
             lambda c: law(c) - log, np.log(begin), xtol=1e-14, ftol=1e-14, gtol=1e-14
         ).x
-        names = ("start", "middle", "end") if degree == 2 else ("start", "end")
-        return dict(zip(names, np.exp(found).tolist(), strict=True)), law(found)
+        names = ["start", "end"]
+        if degree == 2:
+            names = ["start", "middle", "end"]
+        parameters = dict(zip(names, np.exp(coefficients).tolist(), strict=True))
+        return parameters, law(coefficients)
 
     return fit
 
@@ -131,9 +134,9 @@ def growth_law(times: Sequence[float], values: Sequence[float]) -> GrowthLaw | N
     """
     t = np.asarray(times, dtype=float)
     m = np.asarray(values, dtype=float)
-    known = np.isfinite(m) & (m > 0)
-    t = t[known]
-    log = np.log(m[known])
+    usable = np.isfinite(m) & (m > 0)
+    t = t[usable]
+    log = np.log(m[usable])
     fits = []
     for name, law in LAWS.items():
         if len(t) >= law.count + 3:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
 import torch
 
@@ -36,15 +38,23 @@ def moments(x: TokenRows, kept: TokenMask | None = None) -> Moments:
     x = of_text(x.detach(), kept)
     if x.device.type != "mps":
         x = x.double()
-    else:
-        x = x
     square = x.square().mean()
+    variance = 0.0
     if x.numel() > 1:
         variance = float(x.var())
-    else:
-        variance = 0.0
     common = x.reshape(-1, x.shape[-1]).mean(0).square().mean() / square.clamp(min=TINY)
     return Moments(float(x.abs().mean()), variance, float(square.sqrt()), float(common))
+
+
+def ratios(values: Sequence[float], over: Sequence[float]) -> list[float]:
+    """Each value over the other list's; nan where that is 0."""
+    quotients = []
+    for value, divisor in zip(values, over, strict=True):
+        if divisor:
+            quotients.append(value / divisor)
+        else:
+            quotients.append(math.nan)
+    return quotients
 
 
 def token_lengths(x: Vectors) -> PerBatch:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from ctrans.base.shapes import TokenRows
 from ctrans.dynamics.scheme import Scheme
 from ctrans.measure.forward.bounds import BoundsByDepth, ForwardBounds
 from ctrans.measure.forward.conservation import DriftByDepth
-from ctrans.measure.forward.moments import moments
+from ctrans.measure.forward.moments import moments, ratios
 from ctrans.measure.walk import Attempt, DescribedModel, SegmentCallback, States, kept_of, observe
 from solvers import ConfigError, Method, Norm, Solution, Status
 
@@ -107,53 +106,51 @@ def simulate(
         progress=progress,
     )
     seconds = time.perf_counter() - start
-    itself = Scheme(method, steps, rtol, atol).discrete
-    if itself:
+    is_discrete = Scheme(method, steps, rtol, atol).discrete
+    if is_discrete:
         discrete = solution
     else:
         discrete = model.trajectory(tokens, throw=False, progress=progress)
+    exact: Sequence[Tensor] = []
+    how: str | None = None
+    why: str | None = None
     if reference:
         exact, how, why = _reference(model, tokens, progress)
-    else:
-        exact, how, why = ([], None, None)
 
     states = solution.states
-    bounding = Attempt(BoundsByDepth(discrete=itself))
-    each, allowed, conserved = observe(
+    bounding = Attempt(BoundsByDepth(discrete=is_discrete))
+    by_depth, allowed, conserved = observe(
         model.depth, states, [States(moments), bounding, DriftByDepth()], kept=kept_of(model)
     )
-    if allowed is None:
-        bounds = None
-    else:
+    bounds: ForwardBounds | None = None
+    used: list[float] | None = None
+    if allowed is not None:
         bounds = _shortened(allowed, len(states))
-    unbounded = bounding.note
+        used = ratios([moment.mean_abs for moment in by_depth], bounds.mean_abs)
+    law: str | None = None
+    drift: list[float] | None = None
+    if conserved is not None:
+        conservation_law, drift = conserved
+        law = conservation_law.statement
+    placement = model.config.placement
+    if model.depth.shared:
+        placement = model.depth.sublayers[0].placement.name
     return Simulation(
-        placement=(
-            model.depth.sublayers[0].placement.name
-            if model.depth.shared
-            else model.config.placement
-        ),
-        discrete=itself,
+        placement=placement,
+        discrete=is_discrete,
         status=solution.status,
         message=solution.message,
         warnings=list(solution.warnings),
         times=list(solution.times),
-        mean_abs=[m.mean_abs for m in each],
-        variance=[m.variance for m in each],
-        rms=[m.rms for m in each],
-        common=[m.common for m in each],
+        mean_abs=[moment.mean_abs for moment in by_depth],
+        variance=[moment.variance for moment in by_depth],
+        rms=[moment.rms for moment in by_depth],
+        common=[moment.common for moment in by_depth],
         bounds=bounds,
-        used=(
-            None
-            if bounds is None
-            else [
-                m.mean_abs / bound if bound else math.nan
-                for m, bound in zip(each, bounds.mean_abs, strict=True)
-            ]
-        ),
-        unbounded=unbounded,
-        law=None if conserved is None else conserved[0].statement,
-        drift=None if conserved is None else conserved[1],
+        used=used,
+        unbounded=bounding.note,
+        law=law,
+        drift=drift,
         distance=_distances(states, exact),
         discrete_distance=_distances(discrete.states, exact)[: len(states)],
         reference=how,
@@ -179,17 +176,19 @@ def _reference(
         )
     except ConfigError as error:  # a zero gain makes a norm's image degenerate, so there is no ODE
         return [], how, str(error)
-    return solution.states, how, None if solution.status is Status.SUCCESS else solution.message
+    if solution.status is Status.SUCCESS:
+        return solution.states, how, None
+    return solution.states, how, solution.message
 
 
 def _distances(
     states: Sequence[TokenRows], exact_states: Sequence[TokenRows]
 ) -> list[float | None]:
-    known = [
+    distances: list[float | None] = [
         float(torch.linalg.vector_norm(x.double() - exact) / torch.linalg.vector_norm(exact))
         for x, exact in zip(states, exact_states, strict=False)
     ]
-    return known + [None] * (len(states) - len(known))
+    return distances + [None] * (len(states) - len(distances))
 
 
 def _shortened(bounds: ForwardBounds, count: int) -> ForwardBounds:

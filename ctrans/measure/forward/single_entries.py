@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ctrans.dynamics.depth import Depth
 from ctrans.measure.forward.bounds import ForwardBounds, printed_level
-from ctrans.measure.forward.moments import token_lengths
+from ctrans.measure.forward.moments import ratios, token_lengths
 from ctrans.measure.walk.instrument import of_text
 from solvers.run import finite
 
@@ -49,9 +49,7 @@ def largest_entry(
         return LargestEntry(math.nan, math.nan, -1, -1, -1)
     size = x.detach().abs()
     median = float(of_text(size, kept).median())
-    if kept is None:
-        size = size
-    else:
+    if kept is not None:
         size = torch.where(kept.unsqueeze(-1), size, 0.0)
     row, channel = divmod(int(size.argmax()), x.shape[-1])
     largest = float(size.max())
@@ -64,14 +62,14 @@ def largest_entry(
     return LargestEntry(largest, ratio, *divmod(row, x.shape[-2]), channel)
 
 
-def massive_activations(each: Sequence[LargestEntry]) -> Massive:
+def massive_activations(entries: Sequence[LargestEntry]) -> Massive:
     """Largest entries by depth. They show a few channels with huge entries, which moments do
     not.
     """
     return Massive(
-        [entry.size for entry in each],
-        [entry.ratio for entry in each],
-        [entry.channel for entry in each],
+        [entry.size for entry in entries],
+        [entry.ratio for entry in entries],
+        [entry.channel for entry in entries],
     )
 
 
@@ -106,7 +104,7 @@ def variance_over_inputs(
 def data_variance(
     depth: Depth,
     x0: Float[Tensor, "inputs tokens width"],
-    each: Sequence[tuple[float, float]],
+    variances: Sequence[tuple[float, float]],
     bounds: ForwardBounds,
 ) -> DataVariance:
     """`variance_over_inputs` by depth, from X_0 on, with bounds.
@@ -116,22 +114,21 @@ def data_variance(
     max over entries of E[(|x_0| + r_k)^2], with r_k the growth that `bounds` allow. With norms
     around the state it is the norm's largest token squared.
     """
-    mean, largest = (list(column) for column in zip(*each, strict=True))
+    mean = [mean_of_entries for mean_of_entries, _ in variances]
+    largest = [largest_of_entries for _, largest_of_entries in variances]
     start = x0.double()
     width = x0.shape[-1]
     entries = x0[0].numel()
     held = any(sublayer.state_norm is not None for sublayer in depth.sublayers)
-    bound = [
-        (
-            width * rms**2
-            if held and k
-            else float(
-                (start.abs() + math.sqrt(width) * (rms - bounds.rms[0])).square().mean(0).max()
-            )
-        )
-        for k, rms in enumerate(bounds.rms[: len(mean)])
-    ]
-    printed = None
+    bound = []
+    for k, rms in enumerate(bounds.rms[: len(mean)]):
+        if held and k > 0:
+            bound.append(width * rms**2)
+        else:
+            growth = math.sqrt(width) * (rms - bounds.rms[0])
+            bound.append(float((start.abs() + growth).square().mean(0).max()))
+    printed: list[float] | None = None
+    printed_used: list[float] | None = None
     outputs = [
         sublayer.output_norm for sublayer in depth.sublayers if sublayer.output_norm is not None
     ]
@@ -142,17 +139,5 @@ def data_variance(
             float((lengths + t * math.sqrt(entries) * level).square().mean())
             for t in depth.times[: len(mean)]
         ]
-    return DataVariance(
-        mean,
-        largest,
-        bound,
-        printed,
-        _ratios(largest, bound),
-        None if printed is None else _ratios(largest, printed),
-    )
-
-
-def _ratios(measured: Sequence[float], bounds: Sequence[float]) -> list[float]:
-    return [
-        value / bound if bound else math.nan for value, bound in zip(measured, bounds, strict=True)
-    ]
+        printed_used = ratios(largest, printed)
+    return DataVariance(mean, largest, bound, printed, ratios(largest, bound), printed_used)

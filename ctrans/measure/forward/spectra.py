@@ -52,27 +52,36 @@ class Spectra(Instrument):
     @torch.no_grad()
     def forward(self, at: StepContext) -> None:
         for kind, branch in at.sublayer.branches.items():
-            for name, part, left, right in _products(branch.field):
-                singular, eigenvalues = spectrum_of_product(left, right)
+            for name, part, first, second in _products(branch.field):
+                singular, eigenvalues = spectrum_of_product(first, second)
                 values = eigenvalues[eigenvalues.abs().argsort(descending=True)]
                 sizes = values.abs()
                 positive = float((sizes * (values.real > 0)).sum() / sizes.sum())
-                parts = singular.tolist(), values.real.tolist(), values.imag.tolist()
                 self.found.append(
-                    SpectrumFigures(at.k, kind, name, part, *parts, float(sizes[0]), positive)
+                    SpectrumFigures(
+                        at.k,
+                        kind,
+                        name,
+                        part,
+                        singular.tolist(),
+                        values.real.tolist(),
+                        values.imag.tolist(),
+                        float(sizes[0]),
+                        positive,
+                    )
                 )
 
 
 def spectrum_of_product(
-    left: Float[Tensor, "rows inner"], right: Float[Tensor, "inner rows"]
+    first: Float[Tensor, "rows inner"], second: Float[Tensor, "inner rows"]
 ) -> tuple[Tensor, Tensor]:
     """Singular values and eigenvalues of A B in float64, from matrices of the smaller dimension.
 
     With A = Q_a R_a and B' = Q_b R_b, A B has the singular values of R_a R_b' and the nonzero
     eigenvalues of B A.
     """
-    a = left.double()
-    b = right.double()
+    a = first.double()
+    b = second.double()
     if a.shape[1] >= a.shape[0]:
         product = a @ b
         return torch.linalg.svdvals(product), torch.linalg.eigvals(product)
@@ -87,8 +96,7 @@ def _products(field: object) -> Iterator[tuple[str, int, Tensor, Tensor]]:
             yield "OV", h, head.out, head.value
     elif isinstance(field, ExposesWeights):
         matrices = list(field.matrices())
-        ups, downs = (
-            [each.weight for each in matrices if each.role == role] for role in ("up", "down")
-        )
+        ups = [matrix.weight for matrix in matrices if matrix.role == "up"]
+        downs = [matrix.weight for matrix in matrices if matrix.role == "down"]
         for part, (up, down) in enumerate(zip(ups, downs, strict=True)):
             yield "W_2 W_1", part, down, up

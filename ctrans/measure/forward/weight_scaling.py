@@ -64,7 +64,9 @@ def scaled(sublayer: Sublayer, scaling: str, c: float, *, eps: float | None = No
     """
     rule = look_up("scaling", scaling, SCALINGS)
     if rule.kind != sublayer.kind:
-        fitting = ", ".join(name for name, each in SCALINGS.items() if each.kind == sublayer.kind)
+        fitting = ", ".join(
+            name for name, choice in SCALINGS.items() if choice.kind == sublayer.kind
+        )
         raise ConfigError(
             f"scaling {scaling!r} is for {rule.kind} sublayers, this one is {sublayer.kind}: choose"
             f" {fitting}"

@@ -155,7 +155,10 @@ def hidden_growth(placement: str, depth: int, seeds: int, setting: Setting) -> l
     }
     return [
         HiddenGrowth(
-            where, _over_seeds([each[first::2] for each in sums]), [low] * depth, [high] * depth
+            where,
+            _over_seeds([of_seed[first::2] for of_seed in sums]),
+            [low] * depth,
+            [high] * depth,
         )
         for first, (where, (low, high)) in enumerate(ranges.items())
     ]
@@ -177,11 +180,11 @@ def gradient_slope(
     """
     if len(set(depths)) < 2:
         raise ConfigError(f"depths = {list(depths)}: a slope needs at least two different depths")
-    norms = [
-        [last_gradient(placement, depth, seed, setting) for depth in depths]
-        for seed in range(seeds)
-    ]
-    return interval([log_slope(depths, each) for each in norms])
+    slopes = []
+    for seed in range(seeds):
+        norms = [last_gradient(placement, depth, seed, setting) for depth in depths]
+        slopes.append(log_slope(depths, norms))
+    return interval(slopes)
 
 
 def last_gradient(placement: str, depth: int, seed: int, setting: Setting) -> float:
@@ -202,5 +205,5 @@ def _over_seeds(samples: Sequence[Sequence[float]]) -> list[Interval]:
     """For each place, the interval over the seeds' samples. All hold jointly with probability
     `CONFIDENCE` (Bonferroni).
     """
-    places = list(zip(*samples, strict=True))
-    return [interval(place, len(places)) for place in places]
+    by_place = list(zip(*samples, strict=True))
+    return [interval(of_place, len(by_place)) for of_place in by_place]

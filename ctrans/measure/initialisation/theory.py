@@ -86,17 +86,15 @@ def last_layer_bound(sublayer: Sublayer, h: float, x: TokenRows, pull: TokenRows
     measured = float(torch.linalg.matrix_norm(at_a.flatten(0, -2).T @ features.flatten(0, -2)))
     with torch.no_grad():
         size = token_lengths(features) * token_lengths(pull)
-        norms = [
-            (norm, v)
-            for norm, v in ((sublayer.output_norm, a), (sublayer.state_norm, y))
-            if norm is not None
-        ]
+        norms = []
+        if sublayer.output_norm is not None:
+            norms.append((sublayer.output_norm, a))
+        if sublayer.state_norm is not None:
+            norms.append((sublayer.state_norm, y))
         exact = math.prod(norm.slope(v) for norm, v in norms)
         as_printed = math.prod(_printed_slope(norm, v) for norm, v in norms)
-        bound, printed = (
-            float(h * sublayer.largest_gain * (size * slopes).sum())
-            for slopes in (exact, as_printed)
-        )
+        bound = float(h * sublayer.largest_gain * (size * exact).sum())
+        printed = float(h * sublayer.largest_gain * (size * as_printed).sum())
     return LastLayer(measured, bound, printed)
 
 

@@ -41,7 +41,8 @@ def worst_directions(
             " noise or substitution"
         )
     for part in x0.split(max(1, AT_ONCE // x0[0].numel())):
-        walk_depth(depth, part, [graphs := StepGraphs()])
+        graphs = StepGraphs()
+        walk_depth(depth, part, [graphs])
         steps = graphs.finite_steps("there is no worst direction")
         yield leading_singular(compose(steps), each=True, tolerance=tolerance)
 
@@ -54,9 +55,8 @@ def adversarial_direction(
 
     Errors as `worst_directions`.
     """
-    return torch.cat(
-        [each.right.squeeze(-3) for each in worst_directions(depth, x0, tolerance=tolerance)]
-    )
+    directions = worst_directions(depth, x0, tolerance=tolerance)
+    return torch.cat([singular.right.squeeze(-3) for singular in directions])
 
 
 PERTURBATIONS = ("substitution", "noise", "adversarial", "text")
@@ -93,9 +93,8 @@ def perturbed(
     generator = generator or torch.Generator().manual_seed(0)
     if perturbation == "text":
         if other is None or other.shape != tokens.shape:
-            if other is None:
-                shape = None
-            else:
+            shape: tuple[int, ...] | None = None
+            if other is not None:
                 shape = tuple(other.shape)
             raise ConfigError(
                 f"the other text has shape {shape}: give as many tokens as the first,"

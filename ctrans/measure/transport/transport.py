@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ctrans.base.shapes import SequenceRows
 from ctrans.dynamics.depth import Depth
-from ctrans.dynamics.fields import HasBound
+from ctrans.dynamics.fields import HasBound, TokenBound
 from ctrans.measure.forward.bounds import (
     difference_bound,
     largest_gain,
@@ -63,20 +63,17 @@ def distances(
     """
     if spreads is None:
         spreads = token_spreads(depth)
-    else:
-        spreads = spreads
-    reached = all(map(finite, ends))
+    ends_are_finite = all(map(finite, ends))
     tokens = inputs[0].shape[1]
     results = []
     for p in orders:
         before = wasserstein(*inputs, p)
-        bounds = (
-            transport_bound(depth, tokens, before, p, spreads),
-            printed_transport_bound(depth, tokens, before, p),
-        )
-        results.append(
-            Transport(perturbation, p, before, wasserstein(*ends, p) if reached else None, *bounds)
-        )
+        bound = transport_bound(depth, tokens, before, p, spreads)
+        printed = printed_transport_bound(depth, tokens, before, p)
+        after: float | None = None
+        if ends_are_finite:
+            after = wasserstein(*ends, p)
+        results.append(Transport(perturbation, p, before, after, bound, printed))
     return results
 
 
@@ -98,8 +95,6 @@ def transport_bound(
     check_order(p)
     if spreads is None:
         spreads = token_spreads(depth)
-    else:
-        spreads = spreads
     for sublayer, h, spread in zip(depth.sublayers, depth.lengths, spreads, strict=True):
         norm = sublayer.state_norm or sublayer.output_norm or sublayer.input_norm
         if norm is None or spread is None:
@@ -116,16 +111,14 @@ def token_spreads(depth: Depth) -> list[float | None]:
     """`BoundsByDepth.spreads` without a walk, from the weights alone. Compute them once."""
     spreads = []
     for sublayer in depth.sublayers:
-        known = (
+        bound: TokenBound | None = None
+        if (
             needs_map_bound(sublayer)
             and sublayer.input_norm is not None
             and isinstance(sublayer.field, HasBound)
-        )
-        spreads.append(
-            token_spread(
-                sublayer, sublayer.field.bound() if known else None, difference_bound(sublayer)
-            )
-        )
+        ):
+            bound = sublayer.field.bound()
+        spreads.append(token_spread(sublayer, bound, difference_bound(sublayer)))
     return spreads
 
 

@@ -33,11 +33,11 @@ def wasserstein(
         )
     if not (finite(a) and finite(b)):
         raise ConfigError("the samples have entries that are not finite: leave those states out")
-    first, second = (x.detach().cpu().double().reshape(len(x), -1) for x in (a, b))
+    first = a.detach().cpu().double().reshape(len(a), -1)
+    second = b.detach().cpu().double().reshape(len(b), -1)
     # a matrix product is faster but loses half the digits of small distances
-    cost = (
-        torch.cdist(first, second, p=p, compute_mode="donot_use_mm_for_euclid_dist") ** p
-    ).numpy()
+    distances = torch.cdist(first, second, p=p, compute_mode="donot_use_mm_for_euclid_dist")
+    cost = (distances**p).numpy()
     rows, columns = linear_sum_assignment(cost)
     return float(np.mean(cost[rows, columns]) ** (1 / p))
 

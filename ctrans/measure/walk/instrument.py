@@ -93,8 +93,8 @@ class Instrument:
     def looks_back(self) -> bool:
         """Whether the instrument needs the way back, and so a loss."""
         kind = type(self)
-        own = (kind.backward, kind.head, kind.embedding)
-        return own != (Instrument.backward, Instrument.head, Instrument.embedding)
+        methods = (kind.backward, kind.head, kind.embedding)
+        return methods != (Instrument.backward, Instrument.head, Instrument.embedding)
 
     def begin(self, depth: Depth, x0: TokenRows) -> None:
         """The start of a walk: the depth and X_0."""

@@ -75,24 +75,24 @@ class DescribedModel(ModelOfModules, Protocol):
 
 def kept_of(model: object) -> Bool[Tensor, "batch tokens"] | None:
     """The tokens that are text and not padding, from the model's `kept`; None if all are."""
-    found: Tensor | None = getattr(model, "kept", None)
-    return found
+    mask: Tensor | None = getattr(model, "kept", None)
+    return mask
 
 
 def own_loss(model: Model) -> Callable[[Tensor, Any], Tensor] | None:
     """L(X_T, targets): the model's `terminal_loss`; None without one."""
-    found: Callable[[Tensor, Any], Tensor] | None = getattr(model, "terminal_loss", None)
-    return found
+    loss: Callable[[Tensor, Any], Tensor] | None = getattr(model, "terminal_loss", None)
+    return loss
 
 
 def terminal_loss(model: Model, x: TokenRows, targets: Any) -> Scalar:
     """L(X_T): the model's own loss, or the mean cross-entropy of its logits. Raises as
     `cross_entropy`.
     """
-    own = own_loss(model)
-    if own is None:
+    loss_of_model = own_loss(model)
+    if loss_of_model is None:
         return cross_entropy(model, x, targets)
-    return own(x, targets)
+    return loss_of_model(x, targets)
 
 
 def check_targets(model: Model, tokens: Tensor, targets: Any) -> None:
@@ -123,10 +123,10 @@ def check_targets(model: Model, tokens: Tensor, targets: Any) -> None:
     most = getattr(getattr(model, "config", None), "vocab_size", math.inf)
     if int(targets.min()) < -1 or int(targets.max()) >= most:
         span = f"targets run from {int(targets.min())} to {int(targets.max())}"
-        raise ConfigError(
-            f"{span}: give token ids, which start at"
-            f" 0{f' and end at {most - 1}' if most < math.inf else ''}, or -1 or -100"
-        )
+        allowed = "0"
+        if most < math.inf:
+            allowed = f"0 and end at {most - 1}"
+        raise ConfigError(f"{span}: give token ids, which start at {allowed}, or -1 or -100")
 
 
 def loss_refusal(model: Model, tokens: Tensor, targets: Any) -> str | None:

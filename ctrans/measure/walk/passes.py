@@ -59,13 +59,12 @@ def walk(
 
     >>> walk(model, tokens, targets, [Moments(), ParameterGradients()])
     """
-    if targets is None:
-        blind = [type(each).__name__ for each in instruments if each.looks_back]
-    else:
-        blind = []
-    if blind:
+    looking_back = [
+        type(instrument).__name__ for instrument in instruments if instrument.looks_back
+    ]
+    if targets is None and looking_back:
         raise ConfigError(
-            f"{', '.join(blind)} ask for the way back, and so for a loss: give targets"
+            f"{', '.join(looking_back)} ask for the way back, and so for a loss: give targets"
         )
     walk_lanes(model, [Lane(tokens, targets, instruments)], progress=progress)
     return [instrument.figures() for instrument in instruments]
@@ -80,10 +79,8 @@ def walk_lanes(model: Model, lanes: Sequence[Lane], *, progress: SegmentCallback
     for lane in lanes:
         if lane.targets is not None:
             check_targets(model, lane.tokens, lane.targets)
-    _together(
-        [_walked(lane, model.depth, model.embed(lane.tokens).detach(), model) for lane in lanes],
-        progress,
-    )
+    walks = [_walked(lane, model.depth, model.embed(lane.tokens).detach(), model) for lane in lanes]
+    _together(walks, progress)
 
 
 @torch.no_grad()
@@ -99,15 +96,9 @@ def walk_depth(
     ConfigError for an X_0 of another width.
     """
     check_matches("x0", x0, depth.parameters())
+    lane = Lane(torch.empty(0, dtype=torch.int64), None, instruments)
     try:
-        _together(
-            [
-                _walked(
-                    Lane(torch.empty(0, dtype=torch.int64), None, instruments), depth, x0.detach()
-                )
-            ],
-            progress,
-        )
+        _together([_walked(lane, depth, x0.detach())], progress)
     except RuntimeError as error:
         widths = {norm.width for norm in depth.modules() if isinstance(norm, SphereNorm)}
         if not widths or x0.shape[-1] in widths:
@@ -123,8 +114,8 @@ def states_of(depth: Depth, x0: TokenRows) -> list[TokenRows]:
     """X_0 and X_{k+1} = step_k(X_k) of the discrete Transformer, without a graph. States may be
     non-finite.
     """
-    found: list[Tensor] = walk_depth(depth, x0, [States()])[0]
-    return found
+    states: list[Tensor] = walk_depth(depth, x0, [States()])[0]
+    return states
 
 
 @torch.no_grad()
@@ -162,7 +153,8 @@ def _together(walks: Sequence[Iterator[int]], progress: SegmentCallback | None) 
     """Takes all walks to their ends, each by one segment at a time."""
     while True:
         with norms_found_once():
-            reached = [k for each in walks if (k := next(each, None)) is not None]
+            segments = [next(lane, None) for lane in walks]
+        reached = [segment for segment in segments if segment is not None]
         if not reached:
             return
         if progress is not None:
@@ -185,7 +177,10 @@ def _walked(lane: Lane, depth: Depth, x0: Tensor, model: Model | None = None) ->
     """Walks a lane from X_0 and yields each segment's number when it is done: down the depth and,
     with a model and targets, back.
     """
-    _begin(lane.instruments, depth, x0, None if model is None else kept_of(model))
+    text: Tensor | None = None
+    if model is not None:
+        text = kept_of(model)
+    _begin(lane.instruments, depth, x0, text)
     segments = list(_segments(depth))
     x = x0
     states = [x0]
@@ -223,7 +218,10 @@ def value_and_pullback(
     """(y, (dy/dx)' p) for y = function(x). Without p, y is a number and p is 1."""
     x = x.detach().requires_grad_()
     y = function(x)
-    if y.shape != (() if p is None else p.shape):
+    shape: tuple[int, ...] = ()
+    if p is not None:
+        shape = p.shape
+    if y.shape != shape:
         raise ConfigError(
             f"p = {shown(p)}: give one of the shape {tuple(y.shape)} of the function's value"
         )

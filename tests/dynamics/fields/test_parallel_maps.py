@@ -128,7 +128,7 @@ def test_no_step_and_no_output_exceeds_what_the_sum_says_of_itself(norm):
     rows = jacobian.permute(0, 2, 1, 3)
     # |J| in the block norm is at most the largest sum over j of |J_ij|, and at least the largest
     # |J_ij|
-    assert float(torch.linalg.matrix_norm(rows, 2).amax()) <= step_bound(sublayer, 0.1, x).own
+    assert float(torch.linalg.matrix_norm(rows, 2).amax()) <= step_bound(sublayer, 0.1, x).corrected
     (layer,) = block_layers(made.depth, [x, x])
     assert layer.measured <= layer.bound
     bound, apart_at_most = map_bound(sublayer), difference_bound(sublayer)

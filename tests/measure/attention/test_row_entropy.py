@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ctrans import GPT, GPTConfig, diagnose
-from ctrans.examine.diagnosis import forward_instruments
+from ctrans.examine.diagnosis import unit_instruments
 from ctrans.measure.attention.row_entropy import entropy_of_rows
 from ctrans.training.monitor import scores
 
@@ -46,7 +46,7 @@ def reported_by_diagnosis():
 
 @pytest.mark.parametrize(
     ("module", "report"),
-    [(scores, reported_by_monitor), (forward_instruments, reported_by_diagnosis)],
+    [(scores, reported_by_monitor), (unit_instruments, reported_by_diagnosis)],
 )
 def test_the_monitor_and_the_diagnosis_take_it_from_here(module, report, monkeypatch):
     before = report()
