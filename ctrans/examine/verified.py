@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from ctrans.base.protocol import AsksTheInstance
 from ctrans.base.theory_sections import SECTIONS
 from ctrans.measure.findings import Finding
 from ctrans.measure.measured import Answer, Measured, Value
@@ -40,7 +41,8 @@ MEASURES.add(
 )
 
 
-class CheckedForm(Protocol):
+@runtime_checkable
+class CheckedForm(Protocol, metaclass=AsksTheInstance):
     """One form of a statement, checked."""
 
     @property
@@ -53,7 +55,8 @@ class CheckedForm(Protocol):
     def words(self) -> str: ...
 
 
-class CheckedStatement(Protocol):
+@runtime_checkable
+class CheckedStatement(Protocol, metaclass=AsksTheInstance):
     """A statement, checked: `ctrans.theory` has the class."""
 
     @property

@@ -199,16 +199,10 @@ def test_a_screening_says_what_its_verdicts_mean_and_what_helps(results):
     found, _ = results("screen")
     model = found["models"]["peri"]
     lazy = CHECKS["depth does nothing"]
-    added = CHECKS.finding(
-        "depth does nothing", Reading(0.001, "step forward", "added by depth = 0.001")
-    )
-    broken = {
-        **model,
-        "flags": {"added by depth": "does nothing"},
-        "findings": [dataclasses.asdict(added)],
-    }
+    broken = with_quantities(model, "forward", **{"added by depth": 0.001})
     page = page_of({"screen": {**version_1(found), "models": {"a": model, "b": broken}}})
-    (table,) = [part for part in page.chapters[0].parts if isinstance(part, Table)]
+    table = next(part for part in page.chapters[0].parts if isinstance(part, Table))
+    assert table.title == "Verdicts"
     assert [row[1].text for row in table.rows] == [STEPS[step].question for step in model["steps"]]
     found_in_b = next(part for part in page.chapters[1].parts if part.title == "b")
     assert [each["check"] for each in found_in_b.findings if each["topic"] == "screening"] == [
@@ -349,8 +343,8 @@ def test_results_of_one_command_share_a_page_and_others_follow(results):
     found, other = results("screen")[0], results("simulate")[0]
     page = page_of({"before": found, "after": found, "b": other})
     sheet = next(part for part in page.chapters[0].parts if isinstance(part, Table))
-    assert [row[0].text for row in sheet.rows] == ["before: peri", "after: peri"]
-    assert {"Verdicts", "Summary"} <= {chapter.title for chapter in page.chapters}
+    assert [column.name for column in sheet.columns][2:] == ["before: peri", "after: peri"]
+    assert {"By depth", "Summary"} <= {chapter.title for chapter in page.chapters}
 
 
 NAMES = [

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ctrans.base.from_json import from_json
+from ctrans.measure.findings import Finding
 from ctrans.measure.measured import Answer, Measured, Value, along_depth
 from ctrans.measure.measures import MEASURES
 
@@ -17,11 +19,12 @@ def measured(run: Mapping[str, Any]) -> Measured:
     counts = len(run["findings"])
     plural = "" if counts == 1 else "s"
     answer = Answer(f"{len(run['steps'])} reports, {counts} finding{plural}.")
+    findings = [from_json(Finding, finding) for finding in run["findings"]]
     return Measured(
         values=tuple(_values(name, run)),
         missing={name: dict(run["unknown"])} if run["unknown"] else {},
         answers=(answer,),
-        findings={name: list(run["findings"])} if run["findings"] else {},
+        findings={name: findings} if findings else {},
     )
 
 
