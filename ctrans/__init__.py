@@ -103,9 +103,14 @@ __all__ = [
 ]
 
 
+_REMOVED = {"largest_rate": "examples/largest_rate.py has the search"}
+"""Names of version 0.3 that are gone, and what to use."""
+
 if not TYPE_CHECKING:  # otherwise a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
+        if name in _REMOVED:
+            raise AttributeError(f"ctrans.{name} was removed: {_REMOVED[name]}")
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(_HOMES[name]), name)

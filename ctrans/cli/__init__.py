@@ -175,10 +175,20 @@ def _import_plugins(
             LOADED.append(value)
 
 
+def _show_help(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    """Shows the help: that of `ctrans` itself has one length."""
+    if asked:
+        click.echo(context.get_help())
+        context.exit()
+
+
 @click.group(
     cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
 @click.version_option(__version__, prog_name="ctrans")
+@click.option(
+    "--help-all", is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=_show_help
+)
 @click.option(
     "--plugin",
     multiple=True,

@@ -48,9 +48,11 @@ VERDICTS: tuple[Posedness, ...] = get_args(Posedness)
 def verdict_of(
     *, finite: bool | None, rest_fixed: bool = False, bounded_gains: bool = False
 ) -> Posedness:
-    """The verdict that the evidence supports. No other code decides a verdict.
+    """The verdict that the evidence supports. No other code names one.
 
-    - `finite`: whether H is finite for every costate; None if nothing is proven
+    - `finite`: whether H is finite for every costate; None if nothing is proven. The set of
+      velocities decides it: `tangent`, `norm_image`, `last_map`, `residual_pullback`,
+      `regularization` and `decay_threshold` have the sets, and `segment_check` asks them
     - `rest_fixed`: whether that assumes that the weights which feed the regularised maps stay fixed
     - `bounded_gains`: whether it assumes that gains and offsets, or a residual's gains, stay
       bounded

@@ -472,15 +472,18 @@ def gained_growth(
     small = ascent.stretched(largest, directions)[: 2 * len(directions)]
     starts = torch.cat([ascent.within(largest, best), small])
     _, z = ascent.climb(largest, starts, GAINED_FIRST_STEPS)
-    climbed = [ascent.climb(largest, z, GAINED_SEARCH_STEPS)]
+    values, z = ascent.climb(largest, z, GAINED_SEARCH_STEPS)
+    climbed = [(values, z)]
     previous_radius = largest
     for radius in reversed(radii[:-1]):
-        z = climbed[-1][1]
+        # The best weights of a smaller radius are near those of the one before, near those in the
+        # proportion of the radii, or near the best at the present gains: it climbs from each.
         in_proportion = z * (radius / previous_radius)
         stretched = ascent.stretched(radius, torch.cat([z, best]))
         carried = ascent.within(radius, torch.cat([z, in_proportion, best, stretched]))
-        climbed.append(ascent.climb(radius, ascent.best(radius, carried)))
+        values, z = ascent.climb(radius, ascent.best(radius, carried))
+        climbed.append((values, z))
         previous_radius = radius
     _, best_z = climbed[0]
-    base = -float((p * gains.velocity(u @ best_z[0], zero, zero)).sum())
-    return _improved(ascent, radii, climbed[::-1], base)
+    without_gains = -float((p * gains.velocity(u @ best_z[0], zero, zero)).sum())
+    return _improved(ascent, radii, climbed[::-1], without_gains)

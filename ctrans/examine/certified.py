@@ -183,7 +183,8 @@ def answer(models: Mapping[str, ModelCheck]) -> Answer:
 
     sentences = []
     for need in sorted(groups, key=rank):
-        names = ", ".join(groups[need])
+        # "layernorm, peri" would not be told from two models
+        names = ", ".join(name.replace(", ", "/") for name in groups[need])
         sentence = SENTENCES.get(need, "every layer of {} has a finite best output with {}")
         sentences.append(sentence.format(names, need))
     text = "; ".join(sentences)

@@ -9,7 +9,10 @@ from typing import Any
 
 from ctrans.base.from_json import from_json
 from ctrans.control.model_check import ModelCheck
-from ctrans.examine import diagnosed
+from ctrans.examine import (
+    diagnosed,
+    simulated,  # noqa: F401  # it has the entries of the measures by depth
+)
 from ctrans.examine.screening.attention import AttentionStep, InitialisationStep
 from ctrans.examine.screening.backward import BackwardStep, TransportStep
 from ctrans.examine.screening.case import StepVerdict

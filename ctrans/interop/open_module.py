@@ -87,7 +87,7 @@ def _ready(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     if isinstance(module, (GPT, OTTransformer)):
         raise ConfigError(
             f"a {type(module).__name__} is already a model of ctrans: pass it to screen, simulate"
-            " and the others"
+            " and the others, or save it with ctrans.save and give them its directory"
         )
     if dtype is None:
         return module

@@ -157,7 +157,14 @@ def meanings(names: Iterable[str]) -> Table:
                 cell(measure.gauge),
             ]
         )
-    columns = ["figure", "formula", "unit", "limits", "source", "why equal functions differ in it"]
+    columns = [
+        "figure",
+        "formula",
+        "unit",
+        "finding if",
+        "source",
+        "why equal functions differ in it",
+    ]
     return Table("", [Column(name) for name in columns], rows)
 
 
@@ -240,7 +247,7 @@ def _run_tables(measured: Measured, *, detail: bool) -> list[Table]:
             about = _limits(measure) if limited else measure.formula
             figures = [cells.get((model, name), Cell("–")) for model in models]
             rows.append([Cell(title), Cell(about), *figures])
-        headings = ["figure", "limits" if limited else "what it is", *models]
+        headings = ["figure", "finding if" if limited else "what it is", *models]
         tables.append(Table(topic, [Column(heading) for heading in headings], rows))
     return tables
 
