@@ -35,7 +35,9 @@ def _computes(measure: Measure) -> tuple[object, ...]:
 
 
 class PlainMeasures(DiagnosticInstrument):
-    """The measures of states and velocities that are plain functions and have a limit here."""
+    """The measures of states X_k and raw velocities r_k that are plain functions and have a limit
+    here. A monitor hands over the same.
+    """
 
     name = "plain measures"
 
@@ -44,7 +46,10 @@ class PlainMeasures(DiagnosticInstrument):
 
     def forward(self, at: StepContext) -> None:
         self._look("state", at.y, at.k)
-        self._look("sublayer", (at.y - at.x) / at.h, at.k)
+        # Evaluated anew, and only for a measure of it: behind a state norm, X_k and X_(k+1) do not
+        # tell r.
+        if any(plain_measures("sublayer")):
+            self._look("sublayer", at.sublayer(at.entered), at.k)
 
     def _look(self, scope: str, tensor: Tensor, segment: int, location: str = "") -> None:
         for name, measure in plain_measures(scope):

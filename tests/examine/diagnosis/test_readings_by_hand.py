@@ -1,11 +1,14 @@
 """Readings of a diagnosis beside the same figures written out."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from ctrans.examine.diagnosis.diagnose import diagnose
+from ctrans.measure import MEASURES, Check
+from ctrans.training.monitor import Monitor
 from tests.examine.diagnosis.test_diagnose import PLANTED, found, healthy, silence, text
 
 
@@ -102,3 +105,30 @@ def test_a_model_that_is_not_the_same_twice_says_nothing_of_later_tokens():
     assert "change by a later token" not in diagnosis.readings
     (healthy_reading,) = diagnose(healthy("pre"), *text()).readings["difference of two passes"]
     assert healthy_reading.value == 0
+
+
+@pytest.mark.parametrize("placement", ["pre", "post", "peri"])
+def test_a_measure_of_velocities_is_of_the_raw_ones_as_in_a_training(placement, monkeypatch):
+    """Those of Post-LN are no differences of states."""
+    model, (tokens, targets) = healthy(placement), text()
+    judged = Check(severity="note", source="s", impact="i", remediation="r", high=1e9)
+    velocity = MEASURES["velocity"]
+    monkeypatch.setitem(
+        MEASURES, "velocity", replace(velocity, checks={**velocity.checks, "too long": judged})
+    )
+    readings = diagnose(model, tokens, targets).readings["velocity"]
+    by_hand, x = [], model.embed(tokens)
+    for part, h in zip(model.depth.sublayers, model.depth.lengths, strict=True):
+        f = part.field(x if part.input_norm is None else part.input_norm(x))
+        r = f if part.output_norm is None else part.output_norm(f)
+        by_hand.append(float(r.square().mean().sqrt()))
+        x = x + h * r
+        if placement == "post":
+            x = part.state_norm(x)
+    assert [reading.value for reading in readings] == pytest.approx(by_hand, rel=1e-12)
+    model.requires_grad_(True)
+    monitor = Monitor(model, every=1)
+    loss = model(tokens, targets)[1]
+    loss.backward()
+    monitor.step(loss)
+    assert monitor.past.reports[-1][1]["velocity"] == pytest.approx(by_hand, rel=1e-6)
