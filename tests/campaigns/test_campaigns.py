@@ -53,7 +53,7 @@ def test_a_hostile_file_is_refused_and_nothing_of_it_is_run(name, tmp_path):
 def test_a_tokenizer_that_runs_away_is_stopped_with_its_limit(rule, tmp_path, monkeypatch):
     monkeypatch.setattr("ctrans.interop.directory_tokeniser.SECONDS", 2)
     answer = ask([str(arg) for arg in hostile.tokenizer(normalizer=rule)(tmp_path)])
-    assert "it needs more than the 2 seconds and 2.1 GB that it is given" in answer.error
+    assert "it needs more than its limit of 2 seconds and 2.1 GB" in answer.error
 
 
 def test_limits_are_said_with_the_number_that_exceeds_them(tmp_path):
