@@ -18,7 +18,7 @@ from ctrans import __version__
 from ctrans.base.pages import take_huge_pages
 from ctrans.base.threads import wait_passively
 from ctrans.cli.exits import Terminated
-from ctrans.cli.say import discard_stdout, end_stdout, say_last
+from ctrans.cli.say import discard_stdout, end_stdout, say, say_last
 from ctrans.cli.signals import ending_by_signals, words_of
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Commands(click.Group):
             sys.stdout.flush()
             if ctx.invoked_subcommand in OLD_COMMANDS:
                 new = OLD_COMMANDS[ctx.invoked_subcommand]
-                click.echo(f"ctrans {ctx.invoked_subcommand} is now a part of {new}", err=True)
+                say(f"{ctx.invoked_subcommand} is now a part of {new}", error=True)
             return result
         except (BrokenPipeError, SystemExit) as error:
             # rich exits where nobody reads
@@ -178,7 +178,7 @@ def _import_plugins(
 def _show_help(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
     """Shows the help: that of `ctrans` itself has one length."""
     if asked:
-        click.echo(context.get_help())
+        say(context.get_help())
         context.exit()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from ctrans.base.option import OWN, FieldType, Option, defaults_of, field_types, option, options_of
+from ctrans.cli.say import say
 from ctrans.dynamics.placement import PLACEMENTS, spell
 from solvers import ConfigError, unknown
 
@@ -151,7 +152,7 @@ def _show_all_help(context: click.Context, parameter: click.Parameter, value: bo
     """Callback that shows the help with all options."""
     if value and not context.resilient_parsing:
         context.meta[ALL_OPTIONS] = True
-        click.echo(context.get_help(), color=context.color)
+        say(context.get_help())
         context.exit()
 
 

@@ -381,7 +381,9 @@ def with_text(value, change):
     """The JSON value with all its own text changed, except what ctrans itself looks up."""
     if isinstance(value, dict):
         return {
-            name: each if name in ("command", "status", "severity") else with_text(each, change)
+            name: each
+            if name in ("command", "status", "severity", "mark")
+            else with_text(each, change)
             for name, each in value.items()
         }
     if isinstance(value, list):
