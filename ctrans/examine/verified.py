@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
+from ctrans.base.from_json import from_json
 from ctrans.base.protocol import AsksTheInstance
 from ctrans.base.theory_sections import SECTIONS
 from ctrans.measure.findings import Finding
@@ -79,6 +81,31 @@ class CheckedStatement(Protocol, metaclass=AsksTheInstance):
     def verdict(self) -> str: ...
 
 
+@dataclass(frozen=True)
+class StoredForm:
+    """A `CheckedForm` of a JSON of version 1."""
+
+    holds: bool
+    excess: float
+    cases: int
+    words: str
+
+
+@dataclass(frozen=True)
+class StoredStatement:
+    """A `CheckedStatement` of a JSON of version 1."""
+
+    name: str
+    section: int
+    source: str
+    says: str
+    printed: str
+    seconds: float
+    seed: StoredForm | None
+    corrected: StoredForm
+    verdict: str
+
+
 def measured(results: Sequence[CheckedStatement], findings: Sequence[Finding]) -> Measured:
     """The table of the statements. A statement stands where other tables have a model."""
     by_model: dict[str, list[Finding]] = {}
@@ -125,3 +152,10 @@ def _values(result: CheckedStatement) -> Iterator[Value]:
         if not result.seed.holds:
             fate = f"fails: {result.seed.words}"
         yield Value(name, "fate of the printed form", None, words=fate)
+
+
+def measured_in(result: Mapping[str, Any]) -> Measured:
+    """The table of a JSON of version 1. Raises ConfigError for another object."""
+    statements = from_json(dict[str, StoredStatement], result["statements"])
+    findings = from_json(list[Finding], result["findings"])
+    return measured(list(statements.values()), findings)
