@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from ctrans.base.from_json import from_json
@@ -24,21 +24,21 @@ REACHED = (
     " difference for an equality; how far a slope, order or mean lies outside its range, negative"
     " inside"
 )
+STATEMENTS = {
+    "section": Measure(formula="the section of THEORY.md", shown_by="words"),
+    "holds": Measure(formula=VERDICT, title="verdict"),
+    "what holds": Measure(formula="the statement"),
+    "worst case": Measure(formula=REACHED, title="reached"),
+    "cases": Measure(formula="the number of random cases"),
+    "source of a statement": Measure(formula="where it is stated", title="source", detail=True),
+    "printed form": Measure(formula="as the source prints it", detail=True),
+    "fate of the printed form": Measure(formula="whether it holds", detail=True),
+}
 MEASURES.add(
     "ctrans verify",
     {
-        "section": Measure(formula="the section of THEORY.md", topic="Statements"),
-        "holds": Measure(formula=VERDICT, title="verdict", topic="Statements"),
-        "what holds": Measure(formula="the statement", topic="Statements"),
-        "worst case": Measure(formula=REACHED, title="reached", topic="Statements"),
-        "cases": Measure(formula="the number of random cases", topic="Statements"),
-        "source of a statement": Measure(
-            formula="where it is stated", title="source", topic="Statements", detail=True
-        ),
-        "printed form": Measure(formula="as the source prints it", topic="Statements", detail=True),
-        "fate of the printed form": Measure(
-            formula="whether it holds", topic="Statements", detail=True
-        ),
+        name: replace(measure, topic="Statements", subject="statement")
+        for name, measure in STATEMENTS.items()
     },
 )
 
@@ -106,6 +106,14 @@ class StoredStatement:
     verdict: str
 
 
+@dataclass(frozen=True)
+class StoredVerification:
+    """What `measured_in` reads of a JSON of version 1."""
+
+    statements: dict[str, StoredStatement]
+    findings: list[Finding]
+
+
 def measured(results: Sequence[CheckedStatement], findings: Sequence[Finding]) -> Measured:
     """The table of the statements. A statement stands where other tables have a model."""
     by_model: dict[str, list[Finding]] = {}
@@ -156,6 +164,5 @@ def _values(result: CheckedStatement) -> Iterator[Value]:
 
 def measured_in(result: Mapping[str, Any]) -> Measured:
     """The table of a JSON of version 1. Raises ConfigError for another object."""
-    statements = from_json(dict[str, StoredStatement], result["statements"])
-    findings = from_json(list[Finding], result["findings"])
-    return measured(list(statements.values()), findings)
+    stored = from_json(StoredVerification, result)
+    return measured(list(stored.statements.values()), stored.findings)

@@ -8,12 +8,23 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ctrans.base.old_names import REMOVED_COMMANDS
 from ctrans.measure.measured import Measured, escaped, joined, measured_in
 from ctrans.report import other
-from ctrans.report.sections import Chapter, JSONObject, Mark, Page, Words, cell, decoded, table
+from ctrans.report.sections import (
+    Answer,
+    Chapter,
+    JSONObject,
+    Mark,
+    Page,
+    Words,
+    cell,
+    decoded,
+    table,
+)
 from ctrans.report.view import view
 from solvers import ConfigError
 
@@ -77,12 +88,37 @@ def page_of(results: JSONObject) -> Page:
     lines: list[str] = []
     for command, group in groups.items():
         try:
-            chapters += [*_chapters(command, group), _options(command, group)]
+            of_command = _chapters(command, group)
+            if len(groups) > 1:
+                of_command = _named(command, group, of_command)
+            chapters += [*of_command, _options(command, group)]
             lines += [_line(command, name, result) for name, result in group.items()]
         except WRONG as error:
-            raise _unreadable(command, group, error) from None
+            raise _unreadable(command, group, error) from error
     title = " and ".join(f"ctrans {command}" for command in groups)
     return Page(title, "; ".join(lines), chapters, dict(results))
+
+
+def _named(
+    command: str, group: Mapping[str, JSONObject], chapters: Sequence[Chapter]
+) -> list[Chapter]:
+    """The chapters of one of several commands: they begin with its name and those of its results,
+    and an answer with that of its result. Of several results the answers have it already.
+    """
+    named = []
+    for chapter in chapters:
+        parts = list(chapter.parts)
+        if len(group) == 1:
+            (name,) = group
+            parts = [
+                replace(part, text=f"{name}: {part.text}") if isinstance(part, Answer) else part
+                for part in parts
+            ]
+        named.append(replace(chapter, parts=parts))
+    if named:
+        heading = Words(f"ctrans {command}: {', '.join(group)}")
+        named[0] = replace(named[0], parts=[heading, *named[0].parts])
+    return named
 
 
 def _unreadable(command: str, group: Mapping[str, JSONObject], error: Exception) -> ConfigError:

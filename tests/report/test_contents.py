@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from ctrans.cli import main
 from ctrans.report.contents import page_of
-from ctrans.report.sections import Table
+from ctrans.report.sections import Table, Words
 from solvers import ConfigError
 
 HELD = {
@@ -122,3 +122,24 @@ def test_no_exception_of_python_is_named_to_a_user(result):
     with pytest.raises(ConfigError) as raised:
         page_of({"a.json": result})
     assert "Error" not in str(raised.value)
+
+
+def test_the_table_of_statements_is_headed_as_such_and_says_a_section_once():
+    sheet = tables(page_of({"v.json": VERIFIED}))[0]
+    assert [column.name for column in sheet.columns][:2] == ["statement", "section"]
+    assert sheet.rows[0][1].text == "9. attention sensitivity"
+
+
+def test_answers_of_several_commands_have_the_names_of_their_files():
+    simulated = {"command": "simulate", "placements": {}}
+    stored = {"a.json": VERIFIED, "b.json": {**SCREENED, "models": {}}, "c.json": simulated}
+    page = page_of(stored)
+    assert page.answers[0].text.startswith("a.json: No counterexample")
+    headings = [
+        part.text
+        for chapter in page.chapters
+        for part in chapter.parts
+        if isinstance(part, Words) and part.text.startswith("ctrans ")
+    ]
+    assert headings[0] == "ctrans verify: a.json"
+    assert page_of({"a.json": VERIFIED}).answers[0].text.startswith("No counterexample")
