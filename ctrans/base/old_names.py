@@ -1,4 +1,4 @@
-"""Modules under the names that they had in version 0.3.
+"""Modules under the names that they had in version 0.3, and commands that are gone.
 
 Each old name gives the module of today, with a DeprecationWarning. Version 0.5 removes this file.
 """
@@ -36,6 +36,11 @@ _DYNAMICS = (
     "sublayer",
     "weights",
 )
+REMOVED_COMMANDS = {
+    "families": "the table in docs/howto/model-families.md",
+    "rate": "ctrans study FILE.toml with several learning_rates (docs/commands/study.md)",
+}
+"""What to use in place of a command of version 0.3 that is gone."""
 MOVED = {
     **{f"ctrans.{name}": f"ctrans.base.{name}" for name in _BASE},
     **{f"ctrans.{name}": f"ctrans.dynamics.{name}" for name in _DYNAMICS},

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ctrans import __version__
+from ctrans.base.old_names import REMOVED_COMMANDS
 from ctrans.base.pages import take_huge_pages
 from ctrans.base.threads import wait_passively
 from ctrans.cli.exits import Terminated
@@ -47,11 +48,6 @@ COMMANDS = {
     "study": "Run many trainings, keep them in one file, and compare their results.",
     "report": "Put JSON results side by side on one page.",
 }
-REMOVED = {
-    "families": "the table in docs/howto/model-families.md",
-    "rate": "ctrans study FILE.toml with several learning_rates (docs/commands/study.md)",
-}
-"""What to use in place of a command of version 0.3 that is gone."""
 
 
 OLD_COMMANDS = {
@@ -70,8 +66,8 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in REMOVED:
-            ctx.fail(f"ctrans {cmd_name} was removed: use {REMOVED[cmd_name]}")
+        if cmd_name in REMOVED_COMMANDS:
+            ctx.fail(f"ctrans {cmd_name} was removed: use {REMOVED_COMMANDS[cmd_name]}")
         if cmd_name not in COMMANDS and cmd_name not in OLD_COMMANDS:
             import difflib
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 from ctrans.control.model_check import ModelCheck
 from ctrans.control.segment_check import SegmentCheck
@@ -49,7 +50,8 @@ MEASURES.add(
                         " output), a weight decay above dt lam* (--weight-decay), or a kinetic cost"
                         " (--kinetic)."
                     ),
-                    high=0.0,
+                    high=sys.float_info.max,
+                    condition="H is infinite",
                     near=None,
                 )
             },
@@ -67,6 +69,7 @@ MEASURES.add(
                         " --last-map-decay)."
                     ),
                     high=0.0,
+                    condition="no bound on H and no counterexample was found",
                     near=None,
                 )
             },

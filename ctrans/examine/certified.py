@@ -66,6 +66,7 @@ MEASURES.add(
                 " |W|^2 for every matrix, not AdamW's decoupled decay; at this text, these weights,"
                 " attention rows, input gains and biases"
             ),
+            shown_by="interval",
         ),
         "verdict, ODE": Measure(
             formula=(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
+from ctrans.base.from_json import from_json
 from ctrans.base.protocol import AsksTheInstance
 from ctrans.base.theory_sections import SECTIONS
 from ctrans.measure.findings import Finding
@@ -22,21 +24,21 @@ REACHED = (
     " difference for an equality; how far a slope, order or mean lies outside its range, negative"
     " inside"
 )
+STATEMENTS = {
+    "section": Measure(formula="the section of THEORY.md", shown_by="words"),
+    "holds": Measure(formula=VERDICT, title="verdict"),
+    "what holds": Measure(formula="the statement"),
+    "worst case": Measure(formula=REACHED, title="reached"),
+    "cases": Measure(formula="the number of random cases"),
+    "source of a statement": Measure(formula="where it is stated", title="source", detail=True),
+    "printed form": Measure(formula="as the source prints it", detail=True),
+    "fate of the printed form": Measure(formula="whether it holds", detail=True),
+}
 MEASURES.add(
     "ctrans verify",
     {
-        "section": Measure(formula="the section of THEORY.md", topic="Statements"),
-        "holds": Measure(formula=VERDICT, title="verdict", topic="Statements"),
-        "what holds": Measure(formula="the statement", topic="Statements"),
-        "worst case": Measure(formula=REACHED, title="reached", topic="Statements"),
-        "cases": Measure(formula="the number of random cases", topic="Statements"),
-        "source of a statement": Measure(
-            formula="where it is stated", title="source", topic="Statements", detail=True
-        ),
-        "printed form": Measure(formula="as the source prints it", topic="Statements", detail=True),
-        "fate of the printed form": Measure(
-            formula="whether it holds", topic="Statements", detail=True
-        ),
+        name: replace(measure, topic="Statements", subject="statement")
+        for name, measure in STATEMENTS.items()
     },
 )
 
@@ -77,6 +79,39 @@ class CheckedStatement(Protocol, metaclass=AsksTheInstance):
     def corrected(self) -> CheckedForm: ...
     @property
     def verdict(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class StoredForm:
+    """A `CheckedForm` of a JSON of version 1."""
+
+    holds: bool
+    excess: float
+    cases: int
+    words: str
+
+
+@dataclass(frozen=True)
+class StoredStatement:
+    """A `CheckedStatement` of a JSON of version 1."""
+
+    name: str
+    section: int
+    source: str
+    says: str
+    printed: str
+    seconds: float
+    seed: StoredForm | None
+    corrected: StoredForm
+    verdict: str
+
+
+@dataclass(frozen=True)
+class StoredVerification:
+    """What `measured_in` reads of a JSON of version 1."""
+
+    statements: dict[str, StoredStatement]
+    findings: list[Finding]
 
 
 def measured(results: Sequence[CheckedStatement], findings: Sequence[Finding]) -> Measured:
@@ -125,3 +160,9 @@ def _values(result: CheckedStatement) -> Iterator[Value]:
         if not result.seed.holds:
             fate = f"fails: {result.seed.words}"
         yield Value(name, "fate of the printed form", None, words=fate)
+
+
+def measured_in(result: Mapping[str, Any]) -> Measured:
+    """The table of a JSON of version 1. Raises ConfigError for another object."""
+    stored = from_json(StoredVerification, result)
+    return measured(list(stored.statements.values()), stored.findings)

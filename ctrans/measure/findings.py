@@ -40,6 +40,7 @@ class Check:
     - `suppresses`: checks that follow from this one at the same segment, and are not reported then
     - `verdict`: its word in a step's verdict of `ctrans screen`
     - `rule`, `limits`: for a training, the rule over its past, and the limits that the rule uses
+    - `condition`: the limit in words, where no number says it
     - `quantity`: the measure, which its entry in the table of measures fills in
     - `description`: how the check looks at the measure; empty for the measure's own formula
     - `topics`: the analyses that judge it: diagnosis, screening, training, control, theory,
@@ -58,6 +59,7 @@ class Check:
     verdict: str = ""
     limits: Mapping[str, float] = field(default_factory=dict)
     rule: Callable[..., Any] | None = None
+    condition: str = ""
     quantity: str = ""
     description: str = ""
     topics: tuple[str, ...] = ()
@@ -85,6 +87,8 @@ class Check:
     @property
     def limit(self) -> str:
         """The limits in words: "below 0.001", "above 1000"; those of a training's check by name."""
+        if self.condition:
+            return self.condition
         sides = []
         if self.low > -math.inf:
             sides.append(f"below {self.low:g}")

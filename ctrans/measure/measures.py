@@ -60,6 +60,9 @@ class Measure:
     - `drawn`: how a chart shows it
     - `against`: the measure along whose values it is drawn, as points
     - `marked`: whether a value above this is marked as wrong
+    - `shown_by`: what tables show: the value; its words, as text; or its words as an interval,
+      sorted by the value
+    - `subject`: what has this figure: the heading over the names of a table's rows
     """
 
     formula: str
@@ -84,6 +87,8 @@ class Measure:
     drawn: Literal["lines", "bars"] = "lines"
     against: str = ""
     marked: float | None = None
+    shown_by: Literal["value", "words", "interval"] = "value"
+    subject: str = "model"
 
     @property
     def by_place(self) -> bool:

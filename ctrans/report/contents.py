@@ -8,11 +8,23 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from ctrans.base.old_names import REMOVED_COMMANDS
 from ctrans.measure.measured import Measured, escaped, joined, measured_in
 from ctrans.report import other
-from ctrans.report.sections import Chapter, JSONObject, Mark, Page, Words, cell, decoded, table
+from ctrans.report.sections import (
+    Answer,
+    Chapter,
+    JSONObject,
+    Mark,
+    Page,
+    Words,
+    cell,
+    decoded,
+    table,
+)
 from ctrans.report.view import view
 from solvers import ConfigError
 
@@ -36,6 +48,8 @@ ENTRIES = {
 """
 OWN_CHARTS = {"hjb-check": "ctrans.report.growth"}
 """The module of the chapter of a result whose charts have code of their own."""
+WITHOUT_TABLE = ("generate",)
+"""Commands whose results of version 1 have nothing that makes a table."""
 WRONG = (
     KeyError,
     TypeError,
@@ -64,20 +78,74 @@ def page_of(results: JSONObject) -> Page:
                 f"{name}: this is no result of a ctrans command: give a file that one has written"
                 " by --json or --out"
             )
+        if command in REMOVED_COMMANDS:
+            raise ConfigError(
+                f"{name}: the command ctrans {command} was removed, and with it the page of its"
+                f" results: use {REMOVED_COMMANDS[command]}"
+            )
         groups.setdefault(command, {})[name] = result
     chapters: list[Chapter] = []
     lines: list[str] = []
     for command, group in groups.items():
         try:
-            chapters += [*_chapters(command, group), _options(command, group)]
+            of_command = _chapters(command, group)
+            if len(groups) > 1:
+                of_command = _named(command, group, of_command)
+            chapters += [*of_command, _options(command, group)]
             lines += [_line(command, name, result) for name, result in group.items()]
         except WRONG as error:
-            raise ConfigError(
-                f"{', '.join(group)}: ctrans {command} does not write this ({type(error).__name__}:"
-                f" {error}): make the result anew"
-            ) from None
+            raise _unreadable(command, group, error) from error
     title = " and ".join(f"ctrans {command}" for command in groups)
     return Page(title, "; ".join(lines), chapters, dict(results))
+
+
+def _named(
+    command: str, group: Mapping[str, JSONObject], chapters: Sequence[Chapter]
+) -> list[Chapter]:
+    """The chapters of one of several commands: they begin with its name and those of its results,
+    and an answer with that of its result. Of several results the answers have it already.
+    """
+    named = []
+    for chapter in chapters:
+        parts = list(chapter.parts)
+        if len(group) == 1:
+            (name,) = group
+            parts = [
+                replace(part, text=f"{name}: {part.text}") if isinstance(part, Answer) else part
+                for part in parts
+            ]
+        named.append(replace(chapter, parts=parts))
+    if named:
+        heading = Words(f"ctrans {command}: {', '.join(group)}")
+        named[0] = replace(named[0], parts=[heading, *named[0].parts])
+    return named
+
+
+def _unreadable(command: str, group: Mapping[str, JSONObject], error: Exception) -> ConfigError:
+    """The error for results of which some have another shape than the command writes today."""
+    culprits = [name for name, result in group.items() if not _has_page(command, name, result)]
+    names = culprits or list(group)
+    start = f"{', '.join(names)}: ctrans {command} does not write this"
+    if isinstance(error, ConfigError):
+        return ConfigError(f"{start}: {error}")
+    if isinstance(error, KeyError):
+        difference = f"the key {str(error.args[0])!r} is missing"
+    else:
+        difference = "a value in it is of another type"
+    environment = group[names[0]].get("environment")
+    if isinstance(environment, Mapping) and environment.get("ctrans"):
+        start += f" today, and ctrans {environment['ctrans']} wrote it"
+    return ConfigError(f"{start}: {difference}. Run ctrans {command} again for a new file")
+
+
+def _has_page(command: str, name: str, result: JSONObject) -> bool:
+    """Whether a result alone can be shown."""
+    try:
+        _chapters(command, {name: result})
+        _line(command, name, result)
+    except WRONG:
+        return False
+    return True
 
 
 def page_of_table(result: JSONObject, measured: Measured) -> Page:
@@ -106,8 +174,7 @@ def table_of(command: str, result: JSONObject) -> Measured:
 
 def _has_table(command: str, result: JSONObject) -> bool:
     """Whether the result has a table of measured values, or one can be made of it."""
-    without = ("verify", "generate", "export", "report")
-    return "measured" in result or (command in ENTRIES and command not in without)
+    return "measured" in result or (command in ENTRIES and command not in WITHOUT_TABLE)
 
 
 def _chapters(command: str, group: Mapping[str, JSONObject]) -> Sequence[Chapter]:

@@ -1,5 +1,6 @@
-"""How a table fits its terminal: by fewer rows, evenly spread, and by columns that go on below. A
-number is cut only where its column alone is too wide, and then ends in "…".
+"""How a table fits its terminal: by fewer rows, evenly spread, by columns that go on below, and by
+texts that fold between words. A number is cut only where its column alone is too wide, and then
+ends in "…".
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ def shown_rows(count: int, target: int, *, alternate: bool = False) -> list[int]
 
 def groups_of(needs: Sequence[int], lead: int, width: int) -> list[list[int]]:
     """Columns of these least widths in groups that fit a terminal: all of them, or several groups
-    that each begin with the first `lead` columns. A column that may fold needs its longest word.
+    that each begin with the first `lead` columns, or with fewer where these leave no room. A column
+    that may fold needs its longest word.
     """
+    while lead > 1 and sum(needs[:lead]) + GAP * lead + max(needs[lead:], default=0) > width:
+        lead -= 1
     groups = [list[int]()]
     lead_columns = list(range(lead))
     for i in range(lead, len(needs)):
@@ -41,3 +45,19 @@ def groups_of(needs: Sequence[int], lead: int, width: int) -> list[list[int]]:
             groups.append([])
         groups[-1].append(i)
     return [[*lead_columns, *group] for group in groups]
+
+
+def folded_widths(full: Sequence[int], needs: Sequence[int], width: int) -> list[int] | None:
+    """The widths of columns that fit a terminal: the widest fold first, none below its need.
+
+    None where the columns fit in full, or do not fit even in the widths that they need.
+    """
+    room = width - GAP * (len(full) - 1)
+    if sum(full) <= room or sum(needs) > room:
+        return None
+    widths = list(full)
+    while sum(widths) > room:
+        foldable = [i for i in range(len(widths)) if widths[i] > needs[i]]
+        widest = max(foldable, key=lambda i: widths[i])
+        widths[widest] -= 1
+    return widths

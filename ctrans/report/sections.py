@@ -360,8 +360,7 @@ def finding_rows(finding: JSONObject) -> dict[str, str]:
     """A finding in words, by what each line says."""
     try:
         return in_words({**OPTIONAL, **finding})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError):
         raise ConfigError(
-            f"finding = {shown(finding)} is no finding of a ctrans command ({error!r}): give one of"
-            " its results"
+            f"finding = {shown(finding)} is no finding of a ctrans command: give one of its results"
         ) from None

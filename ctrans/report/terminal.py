@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich import box
@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ctrans.base.printable import printable
-from ctrans.report.fit import groups_of, shown_rows
+from ctrans.report.fit import folded_widths, groups_of, shown_rows
 from ctrans.report.sections import (
     EMPTY,
     SEVERITY_MARKS,
@@ -117,6 +117,7 @@ def _fitted(table: Table, width: int, *, verbose: bool) -> Iterator[RichTable]:
     headings = list[str]()
     styles = list[dict[str, Any]]()
     needs = list[int]()
+    full = list[int]()
     for k, column in enumerate(table.columns):
         cells = [row[k] for row in table.rows if row[k].text not in EMPTY]
         widest = max((len(cell.text) for cell in cells), default=1)
@@ -131,10 +132,14 @@ def _fitted(table: Table, width: int, *, verbose: bool) -> Iterator[RichTable]:
         else:
             style = {"justify": "left", "overflow": "fold", "no_wrap": is_unbroken}
         styles.append(style)
-        parts: list[str] = []
-        for text in (headings[-1], *(row[k].text for row in rows)):
-            parts += text.splitlines() if is_unbroken else text.split()
-        needs.append(max(map(cell_len, parts), default=0))
+        texts = (headings[-1], *(row[k].text for row in rows))
+        lines = [line for text in texts for line in text.splitlines()]
+        words = [word for line in lines for word in line.split()]
+        full.append(max(map(cell_len, lines), default=0))
+        if is_unbroken:
+            needs.append(full[-1])
+        else:
+            needs.append(max(map(cell_len, words), default=0))
     lead = next((k for k, style in enumerate(styles) if style["justify"] == "right"), 1)
     for i, group in enumerate(groups_of(needs, lead, width)):
         titles = [table.title] if table.title else []
@@ -146,8 +151,11 @@ def _fitted(table: Table, width: int, *, verbose: bool) -> Iterator[RichTable]:
         piece.title_style = "bold"
         piece.title_justify = "left"
         piece.show_edge = False
-        for k in group:
-            piece.add_column(Text(headings[k]), **styles[k])
+        widths: Sequence[int | None] | None = folded_widths(
+            [full[k] for k in group], [needs[k] for k in group], width
+        )
+        for k, column_width in zip(group, widths or [None] * len(group), strict=True):
+            piece.add_column(Text(headings[k]), width=column_width, **styles[k])
         for row in rows:
             piece.add_row(*(Text(row[k].text, STYLES[row[k].mark]) for k in group))
         yield piece

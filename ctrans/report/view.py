@@ -179,7 +179,11 @@ def cell_of(value: Value, model_findings: Sequence[Finding] = ()) -> Cell:
     measure = known_measure(value.measure)
     if value.value is None:
         return Cell(value.words or "–", None, _mark(value, model_findings))
-    if measure.share or measure.decimals is not None or value.error:
+    if measure.shown_by == "words" and value.words:
+        return Cell(value.words, None, _mark(value, model_findings))
+    if measure.shown_by == "interval" and value.words:
+        text = value.words
+    elif measure.share or measure.decimals is not None or value.error:
         text = measure.shown(value.value, value.error)
     else:
         text = digits(value.value)
@@ -229,9 +233,9 @@ def _run_tables(measured: Measured, *, detail: bool) -> list[Table]:
             [Cell(model), *(cells.get((model, name), Cell("–")) for name in names)]
             for model in models
         ]
-        columns = [Column("model"), *map(_column, names)]
         if not rows or not names:
             return []
+        columns = [Column(known_measure(names[0]).subject), *map(_column, names)]
         return [Table("", columns, rows)]
     tables = []
     topics = dict.fromkeys(known_measure(name).topic for name in names)

@@ -1,10 +1,12 @@
 """`ctrans hjb-check` and `ctrans control` as users type them."""
 
 import dataclasses
+import math
 
 import pytest
 
 from ctrans.cli import hjb_check
+from ctrans.control.control_checks import CHECKS
 from tests.cli.test_commands import run, strict
 
 SMALL = [
@@ -63,6 +65,32 @@ def test_hjb_check_writes_table_json_and_picture(tmp_path):
     assert result.stderr == ""
     assert max(map(len, result.stdout.split("Written")[0].splitlines())) <= 80
     assert "…" not in result.stdout
+
+
+def test_an_infinite_hamiltonian_is_found_by_a_limit_that_says_so(tmp_path):
+    result = run(
+        "hjb-check", *SMALL, "--norm", "layernorm", "--placement", "pre", "--out", tmp_path
+    )
+    finding = strict((tmp_path / "hjb-check.json").read_text())["findings"][0]
+    assert (finding["value"], finding["limit"]) == ("inf", "H is infinite")
+    assert "limit  H is infinite (Kan et al. 2025" in result.stdout
+    check = CHECKS["Hamiltonian is infinite"]
+    assert check.fails(math.inf)
+    assert not check.fails(54.7), "a finite H is no finding"
+
+
+def test_the_penalty_needed_is_shown_from_what_was_found_to_what_is_proven(tmp_path):
+    result = run(
+        "hjb-check", *SMALL, "--norm", "layernorm", "--placement", "pre", "--out", tmp_path
+    )
+    kept = strict((tmp_path / "hjb-check.json").read_text())
+    values = kept["measured"]["values"]
+    row = values["measure"].index("penalty needed")
+    threshold = kept["checks"]["layernorm"]["pre"]["training_threshold"]
+    assert values["value"][row] == threshold["lower"]
+    assert values["value"][row] + values["error"][row] == pytest.approx(threshold["upper"])
+    assert f" {values['words'][row]}\n" in result.stdout
+    assert "±" not in result.stdout
 
 
 def test_hjb_check_says_for_which_placements_a_remedy_means_nothing():

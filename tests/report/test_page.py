@@ -393,7 +393,7 @@ def test_every_result_has_a_page_known_or_not():
         ),
         (
             {"a": {"command": "convergence", "results": [dict(CONVERGED, sizes=["inf", 4])]}},
-            "ctrans convergence does not write this .ConfigError",
+            r"ctrans convergence does not write this: Convergence\.sizes\[0\] = inf is not a whole",
         ),
     ],
 )

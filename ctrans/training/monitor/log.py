@@ -204,6 +204,11 @@ def read_log(directory: str | Path) -> MonitorLog:
     directory = Path(directory)
     lines = _few(lines_of(directory))
     header = next(_contents(header_of, lines), None)
+    if header is None and not (directory / LOG).exists():
+        raise ConfigError(
+            f"there is no {LOG} in {str(directory)!r}: Monitor(out=DIR) and ctrans train --monitor"
+            " --out DIR write it, so give that DIR"
+        )
     if header is None:
         raise ConfigError(
             f"{str(directory / LOG)!r} is no log of a monitor: give the directory of"

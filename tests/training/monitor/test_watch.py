@@ -141,6 +141,16 @@ def test_watch_of_what_is_no_log_is_one_line(tmp_path):
     assert run("watch", tmp_path, "--refresh", "0").exit_code == 2
 
 
+def test_watch_of_a_directory_without_a_log_says_so_and_what_writes_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("watch", ".")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "there is no monitor.jsonl in '.'" in result.stderr
+    assert "ctrans train --monitor" in result.stderr
+    (tmp_path / "monitor.jsonl").write_text("hello\n")
+    assert "'monitor.jsonl' is no log of a monitor" in run("watch", ".").stderr
+
+
 def test_a_log_without_reports_has_no_picture(tmp_path):
     LogWriter(tmp_path, Header("GPT", PLACES, ["attention", "ffn"], [2, 0], 10))
     result = run("watch", tmp_path)
