@@ -30,6 +30,7 @@ from ctrans.examine.screening.case import StepPlan, StepVerdict
 from ctrans.examine.screening.screen import STEPS, ScreeningStep, screen
 from ctrans.measure.backward.sensitivity import sublayer_sensitivity
 from ctrans.measure.findings import Check, Reading
+from ctrans.measure.measured import along_depth
 from ctrans.measure.measures import MEASURES, Measure
 from ctrans.measure.walk import Instrument, walk
 from ctrans.model.orders import substep_convergence
@@ -408,6 +409,70 @@ def test_a_new_finding_is_an_instrument_and_a_check(monkeypatch):
     assert [each["remediation"] for each in findings if each["check"] == "too long"] == [
         "Make it shorter."
     ]
+
+
+class Sizes(Instrument):
+    """|X_k| at the end of each segment."""
+
+    def begin(self, depth, x0):
+        self.sizes = []
+
+    def forward(self, at):
+        self.sizes.append(float(at.y.norm()))
+
+    def figures(self):
+        return SizesStep(self.sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class SizesStep:
+    sizes: list[float]
+
+    def values(self, model):
+        yield from along_depth(model, "size of a state", self.sizes, start=1)
+
+
+def plan_sizes(case):
+    sizes = Sizes()
+    return StepPlan(
+        {"text": [sizes]}, lambda: StepVerdict("seen", "", "all", result=sizes.figures())
+    )
+
+
+def only_step(monkeypatch, name, plan):
+    """Makes it the only step of the screening."""
+    for other in [*STEPS]:
+        monkeypatch.delitem(STEPS, other)
+    monkeypatch.setitem(STEPS, name, ScreeningStep("how large are the states?", plan))
+    verdict = Measure(formula="how large are the states?", measured_by=name)
+    monkeypatch.setitem(MEASURES, f"verdict: {name}", verdict)
+
+
+def test_the_figures_by_depth_of_a_new_step_are_rows_of_the_table(monkeypatch):
+    measure = Measure(formula="|X_k|", scope="state", measured_by="sizes")
+    monkeypatch.setitem(MEASURES, "size of a state", measure)
+    only_step(monkeypatch, "sizes", plan_sizes)
+    found = command("screen", "--placement", "pre", "--quick")
+    (model,) = found["models"].values()
+    columns = found["measured"]["values"]
+    rows = [
+        (depth, value)
+        for measure, depth, value in zip(
+            columns["measure"], columns["depth"], columns["value"], strict=True
+        )
+        if measure == "size of a state"
+    ]
+    sizes = model["steps"]["sizes"]["result"]["sizes"]
+    assert rows == [*enumerate(sizes, 1)]
+    assert len(sizes) == 4
+
+
+def test_a_step_may_have_a_mapping_as_its_result_whose_values_are_no_rows(monkeypatch):
+    verdict = StepVerdict("seen", "", "all", result={"size": 1.0})
+    only_step(monkeypatch, "mapping", lambda case: StepPlan({}, lambda: verdict))
+    found = command("screen", "--placement", "pre", "--quick")
+    (model,) = found["models"].values()
+    assert model["steps"]["mapping"]["result"] == {"size": 1.0}
 
 
 def test_a_new_gauge_is_one_entry_in_the_log_and_for_an_alarm(monkeypatch, tmp_path):

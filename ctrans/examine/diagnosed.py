@@ -12,6 +12,7 @@ from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS
 from ctrans.examine.diagnosis.weights_only import Change, WeightDiagnosis
 from ctrans.measure.findings import SEVERITIES, SEVERITY_MARKS, Finding, Mark, Reading, Readings
 from ctrans.measure.measured import Answer, Measured, Value
+from ctrans.measure.measures import MEASURES
 
 NOTABLE = 0.1
 """Changes that are not larger are left out of the lines by block."""
@@ -62,10 +63,20 @@ def values(model: str, readings: Readings) -> Iterator[Value]:
                 model,
                 quantity,
                 reading.value,
-                depth=reading.segment,
+                depth=_depth(quantity, reading),
                 place=reading.place,
                 words=reading.figure,
             )
+
+
+def _depth(quantity: str, reading: Reading) -> int | None:
+    """The number of the segment, or of the state X_k, which is at the end of segment k - 1."""
+    is_of_a_state = quantity in MEASURES and MEASURES[quantity].scope == "state"
+    if not is_of_a_state:
+        return reading.segment
+    if reading.segment is None:
+        return 0
+    return reading.segment + 1
 
 
 def missing(diagnosis: Diagnosis) -> dict[str, str]:

@@ -15,14 +15,14 @@ from ctrans.examine import (
 )
 from ctrans.examine.screening.attention import AttentionStep, InitialisationStep
 from ctrans.examine.screening.backward import BackwardStep, TransportStep
-from ctrans.examine.screening.case import StepVerdict
+from ctrans.examine.screening.case import HasValues, StepVerdict
 from ctrans.examine.screening.forward import ForwardStep
 from ctrans.examine.screening.screen import Screening
 from ctrans.examine.screening.screening_checks import QUESTIONS, STEPS, limits_of
 from ctrans.examine.screening.screening_checks import measured as measured_by_steps
 from ctrans.examine.screening.updates import UpdateStep
 from ctrans.measure.findings import SEVERITIES, Finding, Mark
-from ctrans.measure.measured import Answer, Measured, Value, along_depth
+from ctrans.measure.measured import Answer, Measured, Value
 from ctrans.measure.measures import MEASURES, Measure
 
 NAMED = 7
@@ -182,8 +182,8 @@ def answer(name: str, screening: Screening) -> Answer:
 
 
 def values(model: str, screening: Screening) -> Iterator[Value]:
-    """The rows: verdicts and quantities of the whole model, figures along the depth, and the
-    readings of its parts.
+    """The rows: verdicts and quantities of the whole model, the rows of the steps' results,
+    such as figures by depth, and the readings of its parts.
     """
     for step, verdict in screening.steps.items():
         yield Value(model, _verdict_of(step), None, words=verdict.verdict)
@@ -197,7 +197,7 @@ def values(model: str, screening: Screening) -> Iterator[Value]:
                 words=verdict.flags.get(name, ""),
             )
     for verdict in screening.steps.values():
-        yield from _along(model, verdict.result)
+        yield from _of_result(model, verdict.result)
     judged = {value.measure for value in _judged(model, screening)}
     for value in diagnosed.values(model, screening.diagnosis.readings):
         if value.measure not in judged:
@@ -223,39 +223,10 @@ def _verdict_of(step: str) -> str:
     return name
 
 
-def _along(model: str, result: Any) -> Iterator[Value]:
-    """The figures of a step's result along the depth."""
-    if isinstance(result, ForwardStep):
-        bounds: list[float] = []
-        if result.bounds is not None:
-            bounds = result.bounds.mean_abs[: len(result.mean_abs)]
-        apart = [1 - similarity for similarity in result.share.similarity]
-        yield from along_depth(model, "times", result.times)
-        yield from along_depth(model, "mean_abs", result.mean_abs)
-        yield from along_depth(model, "bound", bounds)
-        yield from along_depth(model, "variance", result.variance)
-        yield from along_depth(model, "rms", result.rms)
-        yield from along_depth(model, "added along the depth", result.share.added)
-        yield from along_depth(model, "tokens apart", apart)
-    elif isinstance(result, BackwardStep):
-        sensitivities = [sublayer.value for sublayer in result.sensitivity.sublayers]
-        yield from along_depth(model, "velocity's sensitivity", sensitivities)
-        if result.gradients is not None:
-            totals = [gradient.total for gradient in result.gradients.sublayers]
-            yield from along_depth(model, "gradient of a sublayer", totals)
-        for block, gain in enumerate(result.condition):
-            if gain is not None:
-                yield Value(model, "gain up to the end", gain, step=block)
-    elif isinstance(result, UpdateStep):
-        steps = {"adam": "one step of Adam", "sgd": "one step of gradient descent"}
-        for optimiser, measure in steps.items():
-            responses = result.updates[optimiser]
-            for segment, response in zip(responses.segments, responses.values, strict=True):
-                yield Value(model, measure, response, depth=segment)
-    elif isinstance(result, AttentionStep):
-        for layer in result.layers:
-            if layer.path is not None:
-                yield Value(model, "attention's rows alone", layer.path, depth=layer.index)
+def _of_result(model: str, result: Any) -> Iterator[Value]:
+    """The rows of a step's result, if it has any. The `values` of a mapping are no rows."""
+    if isinstance(result, HasValues) and not isinstance(result, Mapping):
+        yield from result.values(model)
 
 
 def missing(screening: Screening) -> dict[str, str]:

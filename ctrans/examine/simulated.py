@@ -407,11 +407,15 @@ def _of_products(model: str, spectra: Sequence[SpectrumFigures]) -> Iterator[Val
     for spectrum in spectra:
         name = f"segment {spectrum.segment}, part {spectrum.part}"
         for real, imaginary in zip(spectrum.real, spectrum.imaginary, strict=True):
-            for measure, part in (("real part", real), ("eigenvalues", imaginary)):
+            figures = {
+                f"real part of {spectrum.product}": real,
+                f"eigenvalues of {spectrum.product}": imaginary,
+            }
+            for measure, figure in figures.items():
                 yield Value(
                     model,
-                    f"{measure} of {spectrum.product}",
-                    part,
+                    measure,
+                    figure,
                     depth=spectrum.segment,
                     head=spectrum.part,
                     place=name,

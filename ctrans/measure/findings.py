@@ -119,7 +119,7 @@ def _decades(small: float, large: float) -> float:
 @dataclass(frozen=True)
 class Reading:
     """A value of a quantity at a place, with the figure in words. `segment` is its segment, None
-    outside of the depth.
+    outside of the depth. That of a state is the segment at whose end it is, None for X_0.
     """
 
     value: float

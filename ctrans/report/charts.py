@@ -190,7 +190,7 @@ def distances(measured: Measured) -> list[Plot]:
         lines = []
         for name in measured.measures:
             for word, check in known_measure(name).checks.items():
-                worst = _worst_excess(check, measured.of(name, model))
+                worst = _worst_excess(check, name, measured.of(name, model))
                 if worst:
                     depths = sorted(worst)
                     lines.append(Line(word, depths, [worst[depth] for depth in depths]))
@@ -201,14 +201,22 @@ def distances(measured: Measured) -> list[Plot]:
     return plots
 
 
-def _worst_excess(check: Check, values: Sequence[Value]) -> dict[float, float]:
-    """By depth, how far beyond the limit the worst value is, within `REACH`."""
+def _worst_excess(check: Check, name: str, values: Sequence[Value]) -> dict[float, float]:
+    """By segment or block, how far beyond the limit the worst value is, within `REACH`. A state
+    counts for the segment at whose end it is, and X_0 for none.
+    """
     worst: dict[float, float] = {}
+    first = 0
+    if known_measure(name).scope == "state":
+        first = 1
     if check.low == -math.inf and check.high == math.inf:
         return worst
     for value in values:
         if value.depth is None or value.value is None or math.isnan(value.value):
             continue
+        segment = value.depth - first
+        if segment < 0:
+            continue
         excess = min(REACH, max(-REACH, check.excess(value.value)))
-        worst[value.depth] = max(excess, worst.get(value.depth, -REACH))
+        worst[segment] = max(excess, worst.get(segment, -REACH))
     return worst

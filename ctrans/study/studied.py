@@ -209,10 +209,12 @@ def _of_case(name: str, outcome: Mapping[str, Any]) -> Iterator[Value]:
 
 
 def _of_spread(name: str, measure: str, spread: Mapping[str, Any], axis: str) -> Iterator[Value]:
-    ends = {"": "mean", **{f", {word}": word for word, _ in ENDS}}
-    for suffix, key in ends.items():
-        for size, figure in zip(spread[axis], spread[key], strict=True):
-            yield Value(name, f"{measure}{suffix}", figure, step=size)
+    series = {measure: spread["mean"]}
+    for word, _ in ENDS:
+        series[f"{measure}, {word}"] = spread[word]
+    for row, figures in series.items():
+        for size, figure in zip(spread[axis], figures, strict=True):
+            yield Value(name, row, figure, step=size)
 
 
 def answer(study: Mapping[str, Any]) -> Answer:

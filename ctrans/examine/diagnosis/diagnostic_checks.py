@@ -619,7 +619,7 @@ MEASURES.add(
             formula=(
                 "the smaller of |x|/100 and |x|/(1000 median |x|), x the largest entry of a state"
             ),
-            scope="sublayer",
+            scope="state",
             checks={
                 "massive activation": Check(
                     severity="serious",
@@ -642,7 +642,7 @@ MEASURES.add(
             decimals=3,
             compute=StatesByDepth,
             formula="mean cosine between two tokens of a sequence, by depth",
-            scope="sublayer",
+            scope="state",
             checks={
                 "rank collapse": Check(
                     topics=("diagnosis", "screening"),

@@ -42,7 +42,7 @@ class PlainMeasures(DiagnosticInstrument):
     name = "plain measures"
 
     def start(self, x0: Tensor) -> None:
-        self._look("state", x0, 0, "the embedded text")
+        self._look("state", x0, None, "the embedded text")
 
     def forward(self, at: StepContext) -> None:
         self._look("state", at.y, at.k)
@@ -51,7 +51,7 @@ class PlainMeasures(DiagnosticInstrument):
         if any(plain_measures("sublayer")):
             self._look("sublayer", at.sublayer(at.entered), at.k)
 
-    def _look(self, scope: str, tensor: Tensor, segment: int, location: str = "") -> None:
+    def _look(self, scope: str, tensor: Tensor, segment: int | None, location: str = "") -> None:
         for name, measure in plain_measures(scope):
             value = _number(measure, tensor)
             self.add(name, value, f"{MEASURES.title(name)} = {value:.3g}", segment, location)

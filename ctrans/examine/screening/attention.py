@@ -5,6 +5,7 @@ Kim).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -22,6 +23,7 @@ from ctrans.measure.attention.by_depth import (
     sensitivity_growth,
 )
 from ctrans.measure.initialisation.theory import SLOPES, LastLayer, gains, last_layer_bound
+from ctrans.measure.measured import Value
 from ctrans.measure.walk import Attempt, Described, Instrument, StepContext, StepContextBack
 from ctrans.measure.walk.instrument import of_text
 from ctrans.model.config import GPTConfig
@@ -40,6 +42,12 @@ class AttentionStep:
     layers: list[AttentionLayer]
     blocks: list[BlockLayer]
     growth: dict[str, float]
+
+    def values(self, model: str) -> Iterator[Value]:
+        """The rows of the gain through the attention rows by layer."""
+        for layer in self.layers:
+            if layer.path is not None:
+                yield Value(model, "attention's rows alone", layer.path, depth=layer.index)
 
 
 def plan_attention(case: Case) -> StepPlan:

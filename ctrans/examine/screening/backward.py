@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,7 @@ from ctrans.measure.backward.sensitivity import ALL_AT_ONCE, SensitivityByDepth
 from ctrans.measure.backward.weight_slope import Slope, SlopeAt
 from ctrans.measure.forward.carried import CarriedStates
 from ctrans.measure.forward.weight_scaling import log_slope, maps_are_known
+from ctrans.measure.measured import Value, along_depth
 from ctrans.measure.transport.generalisation import GeneralisationRadius, generalisation_radius
 from ctrans.measure.transport.perturbations import PERTURBATIONS, SIZE, perturbed
 from ctrans.measure.transport.transport import Transport, distances
@@ -57,6 +59,17 @@ class BackwardStep:
     gradients: Gradients | None
     slopes: list[Slope]
     spectrum: LogSingularValues | None
+
+    def values(self, model: str) -> Iterator[Value]:
+        """The rows of the figures by depth. The gain up to the end is by block."""
+        sensitivities = [sublayer.value for sublayer in self.sensitivity.sublayers]
+        yield from along_depth(model, "velocity's sensitivity", sensitivities)
+        if self.gradients is not None:
+            totals = [gradient.total for gradient in self.gradients.sublayers]
+            yield from along_depth(model, "gradient of a sublayer", totals)
+        for block, gain in enumerate(self.condition):
+            if gain is not None:
+                yield Value(model, "gain up to the end", gain, step=block)
 
 
 def plan_backward(case: Case) -> StepPlan:

@@ -5,14 +5,15 @@ its result (`StepVerdict`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from ctrans.base.protocol import AsksTheInstance
 from ctrans.base.shapes import SequenceRows
 from ctrans.dynamics.depth import Depth
 from ctrans.examine.diagnosis.diagnose import Examination
@@ -21,12 +22,13 @@ from ctrans.examine.screening.screening_checks import flags
 from ctrans.measure.backward.sensitivity import Sensitivities, StepGraphs
 from ctrans.measure.backward.singular_values import Singular, first_of
 from ctrans.measure.forward.bounds import BoundsByDepth
+from ctrans.measure.measured import Value
 from ctrans.measure.transport.perturbations import AT_ONCE, worst_directions
 from ctrans.measure.walk import Attempt, DescribedModel, Instrument, StepContext
 from solvers import ConfigError, SolveError
 from solvers.run import finite
 
-Value = TypeVar("Value")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,15 @@ EFFORTS: dict[str, Effort] = {
 }
 
 
+@runtime_checkable
+class HasValues(Protocol, metaclass=AsksTheInstance):
+    """A step's result with rows of the table, such as its figures by depth."""
+
+    def values(self, model: str) -> Iterator[Value]:
+        """The rows. `model` is the name of the model, which each row has."""
+        ...
+
+
 @dataclass(frozen=True)
 class StepVerdict:
     """The result of one step: a verdict in a word, the figure that it is based on, and the reason
@@ -94,7 +105,8 @@ class StepVerdict:
     - `quantities`: measured quantities by name; nan if unknown
     - `errors`: errors of those that are estimates, if known
     - `notes`: figures that could not be computed, with reasons
-    - `result`: all figures; None if the step does not apply, with verdict "n/a"
+    - `result`: all figures; None if the step does not apply, with verdict "n/a". If it `HasValues`,
+      its rows are in the table of the screening
     """
 
     verdict: str
@@ -247,8 +259,8 @@ class Case:
 
 
 def attempt(
-    notes: list[str], function: Callable[..., Value], *arguments: Any, **named: Any
-) -> Value | None:
+    notes: list[str], function: Callable[..., Found], *arguments: Any, **named: Any
+) -> Found | None:
     """The function's value. None, with the message in `notes`, if it raises ConfigError or
     SolveError.
     """

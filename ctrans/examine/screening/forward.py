@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -36,6 +36,7 @@ from ctrans.measure.forward.single_entries import (
     massive_activations,
     variance_over_inputs,
 )
+from ctrans.measure.measured import Value, along_depth
 from ctrans.measure.walk import Attempt, Instrument, Model, States, StepContextBack, Turn, own_loss
 from solvers import ADVICE, ConfigError, SolveError, Status
 from solvers.run import finite
@@ -230,6 +231,22 @@ class ForwardStep:
     loss: float | None
     guessing: float | None
     share: DepthShare
+
+    def values(self, model: str) -> Iterator[Value]:
+        """The rows of the figures by depth."""
+        series = {
+            "times": self.times,
+            "mean_abs": self.mean_abs,
+            "bound": [],
+            "variance": self.variance,
+            "rms": self.rms,
+            "added along the depth": self.share.added,
+            "tokens apart": [1 - similarity for similarity in self.share.similarity],
+        }
+        if self.bounds is not None:
+            series["bound"] = self.bounds.mean_abs[: len(self.mean_abs)]
+        for measure, figures in series.items():
+            yield from along_depth(model, measure, figures)
 
 
 def plan_forward(case: Case) -> StepPlan:

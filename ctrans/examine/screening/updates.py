@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 from torch import nn
 
@@ -12,7 +13,11 @@ from ctrans.examine.screening.case import NOT_IN_QUICK, Case, StepPlan, StepVerd
 from ctrans.examine.screening.screening_checks import judged
 from ctrans.measure.backward.curvature import Curvature, GaussNewton
 from ctrans.measure.backward.update_response import Responses, UpdateResponse
+from ctrans.measure.measured import Value
 from ctrans.measure.walk import Attempt
+
+MEASURES_BY_OPTIMISER = {"adam": "one step of Adam", "sgd": "one step of gradient descent"}
+"""The measure of each optimiser's responses."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +26,13 @@ class UpdateStep:
 
     updates: dict[str, Responses]
     curvature: Curvature | None
+
+    def values(self, model: str) -> Iterator[Value]:
+        """The rows of the responses by segment."""
+        for optimiser, measure in MEASURES_BY_OPTIMISER.items():
+            responses = self.updates[optimiser]
+            for segment, response in zip(responses.segments, responses.values, strict=True):
+                yield Value(model, measure, response, depth=segment)
 
 
 def plan_updates(case: Case) -> StepPlan:

@@ -359,7 +359,7 @@ def test_the_massive_entry_is_named_by_channel_and_token():
     worst = next(
         s for s in found("massive activation").findings if s.check == "massive activation"
     ).worst
-    assert "channel 3 of token 7" in worst.said
+    assert "channel 3 of token 7" in worst.figure
 
 
 def test_a_state_that_is_not_finite_is_named_before_anything_else():

@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ctrans.examine import diagnosed
 from ctrans.examine.diagnosis.diagnose import diagnose
-from ctrans.measure import MEASURES, Check
+from ctrans.measure import MEASURES, Check, Measure
+from ctrans.report.charts import distances
 from ctrans.training.monitor import Monitor
 from tests.examine.diagnosis.test_diagnose import PLANTED, found, healthy, silence, text
 
@@ -18,6 +20,59 @@ def loss_with(model, segment, share, tokens, targets):
     for k, (part, h) in enumerate(zip(model.depth.sublayers, model.depth.lengths, strict=True)):
         x = part.step(x, h * share if k == segment else h)
     return float(model.loss(model.head(x), tokens, targets))
+
+
+def states_of(model, tokens):
+    """X_0 to X_D."""
+    x = model.embed(tokens)
+    states = [x]
+    for part, h in zip(model.depth.sublayers, model.depth.lengths, strict=True):
+        x = part.step(x, h)
+        states.append(x)
+    return states
+
+
+def massive(x):
+    sizes = sorted(x.abs().flatten().tolist())
+    median = sizes[(len(sizes) - 1) // 2]
+    return min(sizes[-1] / 100, sizes[-1] / (1000 * median))
+
+
+def similarity(x):
+    cosines = torch.cosine_similarity(x.unsqueeze(1), x.unsqueeze(2), dim=-1)
+    count = x.shape[1]
+    pairs = [cosines[:, i, j] for i in range(count) for j in range(i)]
+    return torch.stack(pairs).mean()
+
+
+def mean_entry(x):
+    return x.mean()
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_a_figure_of_a_state_has_the_number_of_its_state(placement, monkeypatch):
+    limit = Check(severity="note", source="", impact="", remediation="", high=1e-3)
+    plain = Measure(formula="", scope="state", compute=mean_entry, checks={"mean entry": limit})
+    monkeypatch.setitem(MEASURES, "mean entry", plain)
+    model, (tokens, targets) = healthy(placement), text()
+    table = diagnosed.measured({"model": diagnose(model, tokens, targets)}, {})
+    states = states_of(model, tokens)
+    by_hand = {
+        "massive activation": massive,
+        "token similarity": similarity,
+        "mean entry": mean_entry,
+    }
+    for measure, figure in by_hand.items():
+        rows = table.of(measure)
+        assert [row.depth for row in rows] == [*range(len(states))], measure
+        for row in rows:
+            expected = float(figure(states[row.depth]))
+            assert row.value == pytest.approx(expected, rel=1e-9), (measure, row.depth)
+    (plot,) = distances(table)
+    (line,) = [line for line in plot.lines if line.model == "mean entry"]
+    assert line.x == [*range(len(states) - 1)]
+    excess = [limit.excess(float(mean_entry(x))) for x in states[1:]]
+    assert line.y == pytest.approx([min(3, max(-3, each)) for each in excess])
 
 
 @pytest.mark.parametrize("placement", ["pre", "post", "peri"])
