@@ -1,24 +1,20 @@
 """Calls of every public function and class with odd values, generated from the signatures.
 
-Public is what `__all__` of solvers, ctrans and its packages and the pages of docs/api name, and the
-helpers of `ALSO`. A new one is called without an entry here; `GOOD` has what its required arguments
-may be, by their names.
+Public is what `__all__` of the packages of `FACES` names: there arguments are checked, and nowhere
+inside. A new one is called without an entry here; `GOOD` has what its required arguments may be, by
+their names.
 """
 
 import contextlib
 import dataclasses
 import enum
-import functools
 import importlib
 import inspect
 import io
 import itertools
 import math
-import pkgutil
-import re
 import time
 import traceback
-import types
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -38,16 +34,7 @@ from tests.campaigns.harness import BYTES, IMPORTS, SECONDS, memory, reset_memor
 from tests.helpers import small_config, tokens
 
 ROOT = Path(__file__).parent.parent.parent
-ALSO = (
-    "ctrans.training.data.Data",
-    "ctrans.training.data.from_text",
-    "ctrans.training.data.from_bin",
-    "ctrans.training.data.share_of",
-    "ctrans.control.set_of_placement.admissible_set",
-    "ctrans.interop.architecture.from_architecture",
-    "ctrans.model.generation.generate",
-)
-"""Public helpers that no page lists."""
+FACES = ("ctrans", "solvers", "ctrans.control", "ctrans.interop", "ctrans.training.monitor")
 
 
 class Mine(Exception):  # noqa: N818
@@ -69,55 +56,18 @@ class Raises(nn.Module):
         raise Mine("mine")
 
 
-def resolved(path):
-    """The object of that dotted name."""
-    parts = path.split(".")
-    for end in range(len(parts), 0, -1):
-        try:
-            found = importlib.import_module(".".join(parts[:end]))
-        except ImportError:
-            continue
-        return functools.reduce(getattr, parts[end:], found)
-    raise ImportError(path)
-
-
 def public():
     """Each public function and class that can be called, by its name."""
-    packages = [
-        importlib.import_module(each.name)
-        for each in pkgutil.walk_packages(ctrans.__path__, "ctrans.")
-        if each.ispkg
-    ]
-    listed = [
-        (module, name)
-        for module in (ctrans, solvers, *packages)
-        for name in getattr(module, "__all__", ())
-    ]
-    named = {f"{module.__name__}.{name}": getattr(module, name) for module, name in listed}
-    pages = [page.read_text() for page in sorted((ROOT / "docs" / "api").glob("*.md"))]
-    for path in [
-        *ALSO,
-        *(path for page in pages for path in re.findall(r"^::: (\S+)", page, re.M)),
-    ]:
-        found = resolved(path)
-        if isinstance(found, types.ModuleType):
-            named |= {
-                f"{path}.{name}": each
-                for name, each in vars(found).items()
-                if name[0] != "_" and in_module(each, found)
-            }
-        else:
-            named[path] = found
+    named = {}
+    for face in FACES:
+        module = importlib.import_module(face)
+        named |= {f"{face}.{name}": getattr(module, name) for name in module.__all__}
     once = {
         id(found): name
         for name, found in reversed(named.items())
         if callable(found) and not abstract(found)
     }
     return {name: named[name] for name in sorted(once.values())}
-
-
-def in_module(found, module):
-    return callable(found) and getattr(found, "__module__", None) == module.__name__
 
 
 def abstract(found):

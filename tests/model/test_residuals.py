@@ -205,7 +205,7 @@ def test_its_sensitivity_is_the_norm_of_the_dense_jacobian(name):
         assert sublayer_sensitivity(sublayer, x).value == pytest.approx(top, rel=2e-3)
         if sublayer.image is not None or sublayer.streams > 1:
             with pytest.raises(
-                ConfigError, match="of one stream that are linear in the map's output"
+                ConfigError, match="of one stream that is linear in the map's output"
             ):
                 step_bound(sublayer, 0.5, x)
             continue

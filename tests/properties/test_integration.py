@@ -62,7 +62,12 @@ def test_two_segments_are_one_solve_after_the_other(name, drawn, cut):
     request = {"rtol": 1e-5, "atol": 1e-6} if METHODS[name].adaptive else {"steps": 3}
     whole = solve(segments, x0, method=name, **request).x1
     first = solve(segments[:1], x0, method=name, **request).x1
-    assert torch.equal(whole, solve(segments[1:], first, method=name, **request).x1)
+    parts = solve(segments[1:], first, method=name, **request).x1
+    if METHODS[name].adaptive:
+        # One solve goes on with the step size of the segment before, and two choose it anew.
+        torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5)
+    else:
+        assert torch.equal(parts, whole)
 
 
 @pytest.mark.cases(2)
