@@ -12,8 +12,8 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from ctrans.base.durable_files import write_durably
 from ctrans.base.json_values import plain
-from ctrans.model.weights_file import write_durably
 from solvers import ConfigError
 
 
