@@ -103,7 +103,7 @@ def _rows(
     value: Tensor,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
-    is_causal: bool = False,
+    is_causal: bool = False,  # noqa: FBT001, FBT002  # as in torch
     **more: Any,
 ) -> Tensor:
     """softmax(s q k' + mask): the output for the unit matrix as values, without dropout."""

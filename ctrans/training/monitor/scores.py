@@ -91,7 +91,8 @@ def _of_kernel(
     value: Tensor,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
-    is_causal: bool = False,
+    is_causal: bool = False,  # noqa: FBT001, FBT002  # as in torch
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor | None:
