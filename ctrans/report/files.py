@@ -67,5 +67,5 @@ def png(figure: Figure, dpi: int = 130) -> bytes:
     """The figure as a PNG file's bytes. `savefig` would draw it twice."""
     figure.set_dpi(dpi)
     buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)  # type: ignore[no-untyped-call]
+    FigureCanvasAgg(figure).print_png(buffer)  # type: ignore[no-untyped-call]  # matplotlib gives it no types
     return buffer.getvalue()

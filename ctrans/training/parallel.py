@@ -6,7 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from ctrans.training.settings import TrainConfig, attached_gradients
 from solvers import GRADIENTS, ConfigError, look_up
 
 
+@runtime_checkable
 class MicroBatch(Protocol):
     """The context of the passes of a micro-batch. After the `last` one the processes exchange
     gradients.
