@@ -101,7 +101,7 @@ def looseness() -> list[str]:
             initialisation="xavier",
             embedding_std=1.0,
         )
-        model = GPT(config).double().requires_grad_(False)
+        model = GPT(config).double().requires_grad_(requires_grad=False)
         tokens = torch.randint(
             config.vocab_size, (1, 64), generator=torch.Generator().manual_seed(0)
         )

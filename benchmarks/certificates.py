@@ -53,7 +53,7 @@ def main() -> list[str]:
         ),
     ]
     for name, kind in NORMS.items():
-        norm = kind(WIDTH).double().requires_grad_(False)
+        norm = kind(WIDTH).double().requires_grad_(requires_grad=False)
         for parameter in norm.parameters():
             parameter.add_(0.1 * noise(WIDTH))
         state = norm.retract(noise(TOKENS, WIDTH))

@@ -73,7 +73,7 @@ def weights(pool: Tensor, block: int, width: int, hidden: int, keys: int) -> dic
     }
 
 
-def shards(size: str, dead: bool) -> Iterator[dict[str, Tensor]]:
+def shards(size: str, *, dead: bool) -> Iterator[dict[str, Tensor]]:
     """The weights, a shard for each block and one for the rest. With `dead` a gain of the last
     block is 0.
     """
@@ -95,11 +95,11 @@ def shards(size: str, dead: bool) -> Iterator[dict[str, Tensor]]:
     }
 
 
-def write(directory: Path, size: str, dead: bool) -> tuple[int, int]:
+def write(directory: Path, size: str, *, dead: bool) -> tuple[int, int]:
     """Writes the shards and their index. Returns the numbers of parameters and of bytes."""
     directory.mkdir()
     index, numbers = dict[str, str](), 0
-    for i, shard in enumerate(shards(size, dead)):
+    for i, shard in enumerate(shards(size, dead=dead)):
         name = f"model-{i + 1:05d}.safetensors"
         save_file(shard, directory / name, {"format": "pt"})
         index |= dict.fromkeys(shard, name)
@@ -144,7 +144,7 @@ def main(sizes: list[str]) -> None:
     for size in sizes:
         with tempfile.TemporaryDirectory() as place:
             one, other, out = (Path(place) / name for name in ("healthy", "dead", "out"))
-            numbers, held = write(one, size, False)
+            numbers, held = write(one, size, dead=False)
             lines.append(
                 f"{size}: {numbers / 1e9:.2f} billion parameters, {held / 1e9:.2f} GB in"
                 f" {SHAPES[size][0] + 1} shards"
@@ -160,7 +160,7 @@ def main(sizes: list[str]) -> None:
             lines.append(f"  healthy            {gate(str(one), *files)}")
             print(lines[-1], file=sys.stderr)
             if size != "7b":
-                write(other, size, True)
+                write(other, size, dead=True)
                 lines.append(f"  a dead gain        {gate(str(other), *files)}")
                 lines.append(
                     "  with its baseline "

@@ -336,7 +336,7 @@ def beside_peers(request: Request) -> Iterator[str]:
     """
     from benchmarks.bench.solving import solving
 
-    for row in solving(True, request.device):
+    for row in solving(request.device, quick=True):
         yield from bench_lines([row])
 
 
@@ -358,7 +358,7 @@ def grids(request: Request) -> list[str]:
         )
         if not apart < 1e-12:
             sys.exit("\n".join(lines))
-    return [*lines, *bench_lines(part.grids(True, request.device))]
+    return [*lines, *bench_lines(part.grids(request.device, quick=True))]
 
 
 def bench_lines(rows: list[Any]) -> list[str]:

@@ -67,12 +67,12 @@ CASES = (
 
 def velocities(device: torch.device | str = "cpu") -> BallImage:
     """Peri-LN's with RMSNorm of gain GAMMA."""
-    norm = RMSNorm(2).double().requires_grad_(False).to(device)
+    norm = RMSNorm(2).double().requires_grad_(requires_grad=False).to(device)
     norm.weight.copy_(torch.tensor(GAMMA))
     return velocity_hull(norm)
 
 
-def our_solver(scheme: str, compiled: bool = False) -> Solver:
+def our_solver(scheme: str, *, compiled: bool = False) -> Solver:
     """ctrans with that scheme."""
 
     def solve(terminal: Terminal, grid: Grid, horizon: float) -> np.ndarray:
@@ -90,7 +90,7 @@ def peer_solver(scheme: str) -> Solver:
     import hj_reachability as hj
     import jax
 
-    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_enable_x64", val=True)
 
     class Ellipsoid(hj.ControlAndDisturbanceAffineDynamics):
         """dx/dt = sqrt(2) Gamma u, |u| <= 1; the disturbance does nothing."""

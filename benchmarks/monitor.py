@@ -151,7 +151,7 @@ def overhead(size: Size, device: str, cycles: int, backend: str | None = None) -
 def memory(name: str, size: Size, device: str) -> str:
     """The peak without and with a monitor that reports at every step."""
     if device == "cuda":
-        sizes = [peak_of(size, device, monitored) / 2**20 for monitored in (False, True)]
+        sizes = [peak_of(size, device, monitored=monitored) / 2**20 for monitored in (False, True)]
     else:
         sizes = []
         for monitored in ("no", "yes"):
@@ -165,7 +165,7 @@ def memory(name: str, size: Size, device: str) -> str:
     )
 
 
-def peak_of(size: Size, device: str, monitored: bool) -> int:
+def peak_of(size: Size, device: str, *, monitored: bool) -> int:
     """Bytes of the device, or KiB of the process, at most, while six steps are made."""
     from ctrans.interop import open_model  # what the monitor imports is there in both
 
@@ -263,7 +263,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     size = SIZES[given.size or ("124M" if device == "cuda" else "256")]
     if given.peak:
-        print(peak_of(size, "cpu", given.peak == "yes"))
+        print(peak_of(size, "cpu", monitored=given.peak == "yes"))
         return
     lines = measured(size, device, cycles=given.cycles, backend=given.backend)
     if size != SIZES["tiny"]:

@@ -501,7 +501,7 @@ def main() -> int:
     lines: list[str] = []
     bad = 0
 
-    def tell(what: str, holds: bool | None, seen: str) -> None:
+    def tell(what: str, seen: str, *, holds: bool | None) -> None:
         nonlocal bad
         bad += holds is False
         word = {True: "holds", False: "DOES NOT HOLD", None: "not tried"}[holds]
@@ -514,15 +514,15 @@ def main() -> int:
             holds, seen = trial()
         except CommandError as error:
             holds, seen = False, str(error)
-        tell(what, holds, f"{seen} ({time.monotonic() - started:.0f} s)")
+        tell(what, f"{seen} ({time.monotonic() - started:.0f} s)", holds=holds)
 
-    for each in state():
-        tell(*each)
+    for what, holds, seen in state():
+        tell(what, seen, holds=holds)
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         sdist, wheel = built(place)
-        for each in contents(sdist, wheel, place):
-            tell(*each)
+        for what, holds, seen in contents(sdist, wheel, place):
+            tell(what, seen, holds=holds)
         tools, dist = place / "tools/bin", place / "dist"
         timed("pip-audit", lambda: audited(tools / "pip-audit", place))
         bill = dist / f"ctrans-{ctrans.__version__}.cdx.json"
@@ -534,7 +534,7 @@ def main() -> int:
         )
         for version, python in available.items():
             if python is None or (options.quick and version != quick):
-                tell(f"Python {version}", None, "--quick" if python else "there is none here")
+                tell(f"Python {version}", "--quick" if python else "there is none here", holds=None)
                 continue
             home = Home(python, wheel, place)
             trials: dict[str, Callable[[], Seen]] = {
@@ -561,15 +561,19 @@ def main() -> int:
                         ),
                     )
         if not bill.exists():
-            tell("SBOM", None, "no environment with the wheel and the tested torch was made")
+            tell("SBOM", "no environment with the wheel and the tested torch was made", holds=None)
         (dist / SUMS).write_text(sums(dist))
         checked = run(["sha256sum", "--check", "--strict", SUMS], dist)
-        tell("sums", True, f"{len(checked.splitlines())} files, checked by sha256sum")
+        tell("sums", f"{len(checked.splitlines())} files, checked by sha256sum", holds=True)
         timed("signature", lambda: signed(dist, options.sign and options.sign.resolve()))
         left = ROOT / "out/release" / ctrans.__version__
         shutil.rmtree(left, ignore_errors=True)
         shutil.copytree(dist, left)
-        tell("left in out/release", True, ", ".join(sorted(path.name for path in left.iterdir())))
+        tell(
+            "left in out/release",
+            ", ".join(sorted(path.name for path in left.iterdir())),
+            holds=True,
+        )
     keep(
         "release-quick" if options.quick else "release",
         [*lines, "", f"{bad} do not hold" if bad else "all that was tried holds"],

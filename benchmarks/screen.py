@@ -45,7 +45,7 @@ def problem(placement: str, width: int, tokens: int) -> tuple[Depth, Tensor]:
         vocab_size=8, context=8, depth=1, width=width, heads=width // 64, placement=placement
     )
     x = torch.randn(1, tokens, width, generator=torch.Generator().manual_seed(0))
-    return GPT(config).requires_grad_(False).depth, x
+    return GPT(config).requires_grad_(requires_grad=False).depth, x
 
 
 def dense(sublayer: Sublayer, x: Tensor) -> float:
@@ -111,7 +111,9 @@ def whole(placement: str) -> str:
         vocab_size=8, context=8, depth=12, width=LARGE[0], heads=12, placement=placement
     )
     x = torch.randn(1, LARGE[1], LARGE[0], generator=torch.Generator().manual_seed(0))
-    seconds, _ = timed(lambda: backward_sensitivity(GPT(config).requires_grad_(False).depth, x))
+    seconds, _ = timed(
+        lambda: backward_sensitivity(GPT(config).requires_grad_(requires_grad=False).depth, x)
+    )
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     return f"{placement:9} {seconds:9.1f} {memory:9.2f}"
 

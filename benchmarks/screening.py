@@ -77,7 +77,7 @@ def meets() -> list[str]:
     """How often each sublayer's weights are made in a screening."""
     lines = []
     for effort in ("quick", "full"):
-        model = from_architecture(SMALL, on_demand=True).requires_grad_(False).eval()
+        model = from_architecture(SMALL, on_demand=True).requires_grad_(requires_grad=False).eval()
         made: collections.Counter[str] = collections.Counter()
         watch(model, lambda name, made=made: made.update([name]))
         tokens, targets, other = text(2, 64)
@@ -93,7 +93,7 @@ def meets() -> list[str]:
 def gpt2() -> dict[str, float]:
     """GPT-2's shape, all of it, as `ctrans screen` does by default but in float32."""
     config = GPTConfig(256, context=256, depth=12, width=768, heads=12, placement="pre")
-    model = GPT(config).requires_grad_(False).eval()
+    model = GPT(config).requires_grad_(requires_grad=False).eval()
     tokens, targets, other = text(4, 256)
     before, start = resident("VmRSS"), time.perf_counter()
     screen(model, tokens, targets, "full", other=other)
@@ -104,7 +104,11 @@ def streamed(name: str, blocks: int) -> dict[str, float]:
     """A quick screening with weights drawn: seconds, those of drawing, flops and the peak of
     memory.
     """
-    model = from_architecture(name, blocks=blocks, on_demand=True).requires_grad_(False).eval()
+    model = (
+        from_architecture(name, blocks=blocks, on_demand=True)
+        .requires_grad_(requires_grad=False)
+        .eval()
+    )
     spent = {"draw": 0.0, "numbers": 0.0}
     parts = [part for part in model.modules() if isinstance(part, OnDemand)]
     timed: dict[Piece, Piece] = {}

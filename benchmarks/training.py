@@ -65,7 +65,7 @@ SIZES = {"small": (2, 64, 32, 8), "medium": (4, 128, 64, 12), "large": (6, 256, 
 """Blocks, width, context and batch on the CPU; heads of width 32."""
 
 
-def case(size: str = "medium", compiled: bool = False) -> Case:
+def case(size: str = "medium", *, compiled: bool = False) -> Case:
     shape = {"placement": "pre", "bias": False}
     settings = {
         "learning_rate": 1e-3,

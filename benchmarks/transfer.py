@@ -181,21 +181,31 @@ def changed(rules: Parametrisation, **fields: Any) -> Parametrisation:
 
 
 CASES: dict[str, Case] = {
-    "CompleteP, AdamW, pre": Case(OfGPT(COMPLETEP), True, -7),
-    "CompleteP, AdamW, peri RMSNorm SwiGLU": Case(OfGPT(COMPLETEP, fields=LLAMA), True, -7),
-    "CompleteP, AdamW, parallel blocks, dt 0.5": Case(OfGPT(COMPLETEP, fields=PARALLEL), True, -7),
-    "CompleteP, Muon, pre": Case(OfGPT(COMPLETEP, "muon"), True, -5),
-    "CompleteP, SGD, pre": Case(OfGPT(COMPLETEP, "sgd"), True, -4),
-    "residual MLP of its own, 1/L and muP": Case(OfResidual(), True, -7),
-    "standard, AdamW": Case(OfGPT(PARAMETRISATIONS[STANDARD]), False, -7),
-    "standard, Muon": Case(OfGPT(PARAMETRISATIONS[STANDARD], "muon"), False, -5),
-    "muP, blocks unscaled": Case(OfGPT(MUP), False, -7),
-    "1/L^(1/2), rate unscaled in depth": Case(OfGPT(changed(COMPLETEP, branch=-0.5)), False, -7),
-    "CompleteP, hidden rates divided by the width twice": Case(
-        OfGPT(changed(COMPLETEP, rates=2.0)), False, -7
+    "CompleteP, AdamW, pre": Case(OfGPT(COMPLETEP), right=True, start=-7),
+    "CompleteP, AdamW, peri RMSNorm SwiGLU": Case(
+        OfGPT(COMPLETEP, fields=LLAMA), right=True, start=-7
     ),
-    "residual MLP of its own, rate divided by L as well": Case(OfResidual(-1.0), False, -7),
-    "depth muP, AdamW": Case(OfGPT(PARAMETRISATIONS["depth_mup"]), False, -7, counted=False),
+    "CompleteP, AdamW, parallel blocks, dt 0.5": Case(
+        OfGPT(COMPLETEP, fields=PARALLEL), right=True, start=-7
+    ),
+    "CompleteP, Muon, pre": Case(OfGPT(COMPLETEP, "muon"), right=True, start=-5),
+    "CompleteP, SGD, pre": Case(OfGPT(COMPLETEP, "sgd"), right=True, start=-4),
+    "residual MLP of its own, 1/L and muP": Case(OfResidual(), right=True, start=-7),
+    "standard, AdamW": Case(OfGPT(PARAMETRISATIONS[STANDARD]), right=False, start=-7),
+    "standard, Muon": Case(OfGPT(PARAMETRISATIONS[STANDARD], "muon"), right=False, start=-5),
+    "muP, blocks unscaled": Case(OfGPT(MUP), right=False, start=-7),
+    "1/L^(1/2), rate unscaled in depth": Case(
+        OfGPT(changed(COMPLETEP, branch=-0.5)), right=False, start=-7
+    ),
+    "CompleteP, hidden rates divided by the width twice": Case(
+        OfGPT(changed(COMPLETEP, rates=2.0)), right=False, start=-7
+    ),
+    "residual MLP of its own, rate divided by L as well": Case(
+        OfResidual(-1.0), right=False, start=-7
+    ),
+    "depth muP, AdamW": Case(
+        OfGPT(PARAMETRISATIONS["depth_mup"]), right=False, start=-7, counted=False
+    ),
 }
 """The last one is not counted: theory (2505.01618) calls it lazy, and does not say that its rate
 moves.

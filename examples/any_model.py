@@ -95,7 +95,7 @@ class Language(nn.Module):
         super().__init__()
         self.words, self.stack = (
             nn.Embedding(VOCABULARY, WIDTH),
-            nn.ModuleList(Block(True) for _ in range(3)),
+            nn.ModuleList(Block(causal=True) for _ in range(3)),
         )
         self.last, self.logits = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
 
@@ -113,7 +113,7 @@ class Pictures(nn.Module):
         super().__init__()
         self.patches, self.token = nn.Conv2d(3, WIDTH, 4, 4), nn.Parameter(torch.randn(1, 1, WIDTH))
         self.trunk, self.classes = (
-            nn.Sequential(*(Block(False) for _ in range(3))),
+            nn.Sequential(*(Block(causal=False) for _ in range(3))),
             nn.Linear(WIDTH, 5),
         )
 

@@ -54,7 +54,7 @@ def half_moons(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     )
 
 
-def make_depth(output_norm: bool, seed: int) -> Depth:
+def make_depth(seed: int, *, output_norm: bool) -> Depth:
     torch.manual_seed(seed)
     fields = {
         "attention": lambda: Attention(WIDTH, 2, causal=False),
@@ -76,7 +76,7 @@ def make_depth(output_norm: bool, seed: int) -> Depth:
 
 
 def fixed_norm() -> LayerNorm:
-    return LayerNorm(WIDTH, bias=False).requires_grad_(False)
+    return LayerNorm(WIDTH, bias=False).requires_grad_(requires_grad=False)
 
 
 def flow(depth: Depth, x: Tensor, save: str = "segments") -> Solution:
@@ -137,7 +137,7 @@ def main() -> None:
     clouds[1].sharex(clouds[0])
     clouds[1].sharey(clouds[0])
     for axes, (name, colour) in zip(clouds, COLOURS.items(), strict=True):
-        depth = make_depth(name == "Peri-LN", arguments.seed)
+        depth = make_depth(arguments.seed, output_norm=name == "Peri-LN")
         history = train(depth, x, plane, moon, arguments.steps)
         loss, mean, largest = history[-1]
         count = sum(p.numel() for p in depth.parameters() if p.requires_grad)

@@ -11,7 +11,7 @@ V, D, H = 53, 24, 4
 class MHA(nn.Module):
     """Attention, or cross-attention to a context."""
 
-    def __init__(self, d=D, h=H, causal=False):
+    def __init__(self, d=D, h=H, *, causal=False):
         super().__init__()
         self.h, self.causal = h, causal
         self.wq, self.wk, self.wv, self.wo = (nn.Linear(d, d) for _ in range(4))
@@ -36,7 +36,7 @@ def mlp(d=D, m=2):
 class PreBlock(nn.Module):
     """X + f(N X)."""
 
-    def __init__(self, causal=True):
+    def __init__(self, *, causal=True):
         super().__init__()
         self.ln1, self.att, self.ln2, self.ff = (
             nn.LayerNorm(D),

@@ -157,7 +157,7 @@ class Shared(nn.Module):
     def __init__(self):
         super().__init__()
         self.e = nn.Embedding(V, D)
-        self.layer = PreBlock(False)
+        self.layer = PreBlock(causal=False)
         self.n = 4
         self.o = nn.Linear(D, V)
 
@@ -174,9 +174,9 @@ class CLIP(nn.Module):
     def __init__(self):
         super().__init__()
         self.vp = nn.Conv2d(3, D, 4, 4)
-        self.visual = nn.ModuleList(PreBlock(False) for _ in range(2))
+        self.visual = nn.ModuleList(PreBlock(causal=False) for _ in range(2))
         self.te = nn.Embedding(V, D)
-        self.text = nn.ModuleList(PreBlock(True) for _ in range(3))
+        self.text = nn.ModuleList(PreBlock(causal=True) for _ in range(3))
         self.sc = nn.Parameter(torch.tensor(2.0))
 
     def forward(self, image, text):
@@ -279,8 +279,8 @@ class UViT(nn.Module):
     def __init__(self):
         super().__init__()
         self.e = nn.Linear(4, D)
-        self.down = nn.ModuleList(PreBlock(False) for _ in range(2))
-        self.up = nn.ModuleList(PreBlock(False) for _ in range(2))
+        self.down = nn.ModuleList(PreBlock(causal=False) for _ in range(2))
+        self.up = nn.ModuleList(PreBlock(causal=False) for _ in range(2))
         self.skip = nn.ModuleList(nn.Linear(2 * D, D) for _ in range(2))
         self.o = nn.Linear(D, 4)
 

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Literal, TypeGuard, TypeVar, Union
 
 import jaxtyping
 import torch
@@ -332,7 +332,7 @@ def _is_path(value: Any) -> bool:
     )
 
 
-def is_dense(value: object) -> bool:
+def is_dense(value: object) -> TypeGuard[Tensor]:
     """Whether the value is a tensor that is neither sparse, nested nor quantised."""
     return (
         isinstance(value, Tensor)
@@ -343,7 +343,7 @@ def is_dense(value: object) -> bool:
 
 def has_numbers(value: object) -> bool:
     """Whether the value is a dense tensor that is not on the meta device."""
-    return is_dense(value) and not value.is_meta  # type: ignore[attr-defined]
+    return is_dense(value) and not value.is_meta
 
 
 NOT_FINITE = "nan, inf and -inf too"

@@ -7,7 +7,7 @@
 | `max`   | max abs e                                     | every entry is right                                                  |
 
 For complex entries abs is |z|, and e^2 its square.
-"""  # noqa: E501
+"""  # noqa: E501  # a table
 
 from __future__ import annotations
 

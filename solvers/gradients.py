@@ -23,7 +23,7 @@ These combinations work; the others raise ConfigError:
 `checkpoint` recomputes torchdiffeq's methods by whole segments. Forward mode (`torch.func.jvp`,
 `forward_ad`) uses the plain steps of explicit methods with every kind. Every kind differentiates
 learned times (`solvers.learned_time`).
-"""  # noqa: E501
+"""  # noqa: E501  # a table
 
 from __future__ import annotations
 

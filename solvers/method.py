@@ -6,7 +6,7 @@
 | `HasFixedSteps`     | measured orders of convergence   | the same weights with steps of equal size                  |
 | `Replayable`        | `checkpoint`, for recomputation  | each of its steps can be repeated alone                    |
 | `HasReversibleForm` | `reversible`                     | a scheme made from it that can be solved backward exactly  |
-"""  # noqa: E501
+"""  # noqa: E501  # a table
 
 from __future__ import annotations
 

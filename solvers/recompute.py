@@ -40,7 +40,7 @@ def recomputed(
     begins, and needs no recomputation until then. Use it for the call that the backward pass
     reaches first.
     """
-    return _Call(function, x, hold, checked).first(x)
+    return _Call(function, x, checked, hold=hold).first(x)
 
 
 class _Turn(threading.local):
@@ -82,7 +82,7 @@ class _Keep(torch.autograd.Function):
 
 
 class _Call:
-    def __init__(self, function: Advance, x: Tensor, hold: bool, checked: Sequence[int]):
+    def __init__(self, function: Advance, x: Tensor, checked: Sequence[int], *, hold: bool):
         self.function = function
         self.hold = hold
         self.checked = checked

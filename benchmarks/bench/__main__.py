@@ -60,7 +60,7 @@ def started(path: Path) -> Result:
     }
 
 
-def run(name: str, quick: bool) -> dict[str, Any]:
+def run(name: str, *, quick: bool) -> dict[str, Any]:
     """The part in a process of its own."""
     before, start = os.getloadavg()[0], time.perf_counter()
     command = [
@@ -152,7 +152,7 @@ def main() -> None:
         print(
             f"{name}: about {PARTS[name].seconds:.0f} s on two quiet processors", end="", flush=True
         )
-        result["parts"][name] = run(name, given.quick)
+        result["parts"][name] = run(name, quick=given.quick)
         keep(result, path)
         print(
             f"; {result['parts'][name]['seconds']:.0f} s {result['parts'][name]['failure']}",

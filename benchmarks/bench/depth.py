@@ -10,7 +10,7 @@ from benchmarks.solvers import euler_loops
 
 
 @torch.no_grad()
-def euler(quick: bool) -> list[Row]:
+def euler(*, quick: bool) -> list[Row]:
     """12 blocks of width 128."""
     loops = euler_loops()
     limit = {"limit": products_alone(loops["hand loop"]), "limit_is": PRODUCTS}
@@ -28,7 +28,7 @@ def euler(quick: bool) -> list[Row]:
     ]
 
 
-def gradients(quick: bool) -> list[Row]:
+def gradients(*, quick: bool) -> list[Row]:
     """Forward and backward through 48 blocks of width 256; in short 48 of width 64."""
     width = 64 if quick else 256
     steps = deep_steps(width=width)

@@ -14,7 +14,7 @@ from ctrans.control.hjb import SCHEMES, solve_hjb
 from ctrans.control.hjb.hopf_lax import Terminal
 
 
-def grids(quick: bool, device: str = "cpu") -> list[Row]:
+def grids(device: str = "cpu", *, quick: bool) -> list[Row]:
     """Each scheme on 201 x 201 points to T = 1; in short 101 x 101 to T = 0.25, and compiled on a
     GPU only. Compiling is not timed.
     """
@@ -24,7 +24,7 @@ def grids(quick: bool, device: str = "cpu") -> list[Row]:
     for (scheme, rule), compiled in itertools.product(
         SCHEMES.items(), (False,) if quick and device == "cpu" else (False, True)
     ):
-        own = our_solver(scheme, compiled)
+        own = our_solver(scheme, compiled=compiled)
         # each stage reads and writes the values once, if nothing else leaves the processor
         stages = _steps(scheme, points, horizon) * (3 if rule.order > 1 else 1)
         limit = {

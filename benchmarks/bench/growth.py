@@ -59,7 +59,7 @@ class Growth:
         return self.exponent > self.highest + SLACK
 
 
-def growth(quick: bool) -> list[Growth]:
+def growth(*, quick: bool) -> list[Growth]:
     """Sizes double; in short fewer rounds, and training and simulate alone."""
     names = ("simulate", "train") if quick else tuple(COMMANDS)
     return [

@@ -20,12 +20,12 @@ class Part:
     seconds: float
     threads: int | None = None
 
-    def measure(self, quick: bool) -> list[dict[str, Any]]:
+    def measure(self, *, quick: bool) -> list[dict[str, Any]]:
         """Its rows, as JSON has them. The module is imported here, because some import much."""
-        found: Callable[[bool], list[Any]] = getattr(
+        found: Callable[..., list[Any]] = getattr(
             importlib.import_module(f"benchmarks.bench.{self.module}"), self.function
         )
-        return [dataclasses.asdict(row) for row in found(quick)]
+        return [dataclasses.asdict(row) for row in found(quick=quick)]
 
 
 PARTS = {

@@ -16,7 +16,7 @@ SHAPES = {
 """Rows, inner size and columns of a product."""
 
 
-def peaks(quick: bool) -> list[Row]:
+def peaks(*, quick: bool) -> list[Row]:
     """Each with its rate in the note; `limit` is the time at the rate of the large product, or of
     memory.
     """

@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).resolve().parents[1] / "screening.py"
 BLOCKS = 32
 
 
-def screenings(quick: bool) -> list[Row]:
+def screenings(*, quick: bool) -> list[Row]:
     """A quick screening of 1 and 2 blocks, each a process of its own; in short 1 block, not
     extrapolated.
     """
@@ -43,7 +43,7 @@ def screenings(quick: bool) -> list[Row]:
             one["seconds"] + (BLOCKS - 1) * each,
             _least(one | rates) + (BLOCKS - 1) * least,
             note,
-            True,
+            estimated=True,
         )
     ]
 
@@ -60,7 +60,9 @@ def _least(found: dict[str, float]) -> float:
     return found["numbers"] / found["draw_limit"] + found["flops"] / found["product_limit"]
 
 
-def _row(name: str, seconds: float, limit: float, note: str = "", estimated: bool = False) -> Row:
+def _row(
+    name: str, seconds: float, limit: float, note: str = "", *, estimated: bool = False
+) -> Row:
     word = "its weights drawn and its products of 32 tokens, each alone"
     return Row(
         name, seconds, seconds, 1, limit=limit, limit_is=word, note=note, estimated=estimated

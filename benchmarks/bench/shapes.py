@@ -33,7 +33,7 @@ class Shape:
     segments: list[Segment]
     x0: Tensor
     tolerance: float
-    jax: Callable[[str, bool], Callable[[Any], Any]]
+    jax: Callable[..., Callable[[Any], Any]]
     model: GPT | None = None
 
     @property
@@ -65,14 +65,14 @@ def small(device: str = "cpu") -> Shape:
     """Lotka and Volterra's two species to t = 10."""
     x0 = torch.tensor([[1.0, 1.0]], dtype=torch.float64, device=device)
 
-    def in_jax(method: str, each: bool) -> Callable[[Any], Any]:
+    def in_jax(method: str, *, each: bool) -> Callable[[Any], Any]:
         import jax.numpy as jnp
 
         def field(t: Any, x: Any, args: Any) -> Any:
             a, b = x[..., 0], x[..., 1]
             return jnp.stack((1.5 * a - a * b, a * b - 3 * b), -1)
 
-        return _diffrax(method, [(field, None)], 10.0, 1e-6, each)
+        return _diffrax(method, [(field, None)], 10.0, 1e-6, each=each)
 
     return Shape(
         "2 species, batch 1, float64", [Segment(0.0, 10.0, lotka_volterra)], x0, 1e-6, in_jax
@@ -86,7 +86,7 @@ def batch(device: str = "cpu") -> Shape:
     weight = (weight - weight.T).to(device)
     x0 = torch.randn(4096, 8, generator=random).to(device)
 
-    def in_jax(method: str, each: bool) -> Callable[[Any], Any]:
+    def in_jax(method: str, *, each: bool) -> Callable[[Any], Any]:
         import jax.numpy as jnp
 
         w = jnp.asarray(weight.cpu().numpy())
@@ -107,12 +107,12 @@ def transformer(device: str = "cpu") -> Shape:
     config = GPTConfig(
         vocab_size=65, context=32, depth=BLOCKS, width=WIDTH, heads=HEADS, placement="peri", dt=STEP
     )
-    model = GPT(config).requires_grad_(False).to(device)
+    model = GPT(config).requires_grad_(requires_grad=False).to(device)
     x0 = torch.randn(2, 32, WIDTH, generator=torch.Generator().manual_seed(0)).to(device)
     segments = model.depth.segments()
 
-    def in_jax(method: str, each: bool) -> Callable[[Any], Any]:
-        return _diffrax(method, _jax_blocks(model), STEP, 1e-4, each)
+    def in_jax(method: str, *, each: bool) -> Callable[[Any], Any]:
+        return _diffrax(method, _jax_blocks(model), STEP, 1e-4, each=each)
 
     return Shape("a Transformer of 48 blocks, float32", segments, x0, 1e-4, in_jax, model)
 
@@ -161,7 +161,7 @@ def _jax_blocks(model: GPT) -> list[tuple[Field, Any]]:
 
 
 def _diffrax(
-    method: str, fields: list[tuple[Field, Any]], end: float, tolerance: float, each: bool
+    method: str, fields: list[tuple[Field, Any]], end: float, tolerance: float, *, each: bool
 ) -> Callable[[Any], Any]:
     """A jitted solve. Several fields take turns, with their stacked weights, each over a segment
     from 0 to `end`.

@@ -35,17 +35,17 @@ class Comparison(NamedTuple):
     evaluations: int
 
 
-def solving(quick: bool, device: str = "cpu") -> Iterator[Row]:
+def solving(device: str = "cpu", *, quick: bool) -> Iterator[Row]:
     """Each method of ours next to each peer that has it or one of its order; in short only
     tsit5.
     """
-    yield from solves(quick, device)
+    yield from solves(device, quick=quick)
     if not quick:
         yield adjoint(device)
 
 
 @torch.no_grad()
-def solves(quick: bool, device: str) -> Iterator[Row]:
+def solves(device: str, *, quick: bool) -> Iterator[Row]:
     """Those without gradients."""
     for key, make in SHAPES.items():
         shape = make(device)
@@ -76,7 +76,7 @@ def comparisons(key: str, shape: Shape, methods: Sequence[str]) -> Iterator[Comp
     """Those whose peers are installed."""
     adaptive = {"rtol": shape.tolerance, "atol": shape.tolerance}
 
-    def ours(method: str, compiled: bool = False) -> Callable[[], Tensor]:
+    def ours(method: str, *, compiled: bool = False) -> Callable[[], Tensor]:
         how = {"steps": RK4_STEPS[key]} if method == "rk4" else adaptive
         return lambda: solve(shape.segments, shape.x0, method=method, compiled=compiled, **how).x1
 
@@ -90,11 +90,11 @@ def comparisons(key: str, shape: Shape, methods: Sequence[str]) -> Iterator[Comp
     adaptives = [method for method in methods if method != "rk4"]
     if importlib.util.find_spec("diffrax"):
         for method in adaptives:
-            their = by_diffrax(shape, method, False)
+            their = by_diffrax(shape, method, each=False)
             yield Comparison(method, ours(method), f"diffrax {method}, jitted", their, cost(method))
             yield Comparison(
                 f"{method}, compiled",
-                ours(method, True),
+                ours(method, compiled=True),
                 f"diffrax {method}, jitted",
                 their,
                 cost(method),
@@ -115,7 +115,7 @@ def comparisons(key: str, shape: Shape, methods: Sequence[str]) -> Iterator[Comp
                     f"each row, {method}", own, f"torchode {method}", their, evaluations
                 )
             if importlib.util.find_spec("diffrax") and len(shape.x0) > 1:
-                their = by_diffrax(shape, method, True)
+                their = by_diffrax(shape, method, each=True)
                 yield Comparison(
                     f"each row, {method}",
                     own,
@@ -167,7 +167,7 @@ def by_torchode(shape: Shape, method: str) -> Callable[[], Tensor]:
     return run
 
 
-def by_diffrax(shape: Shape, method: str, each: bool) -> Callable[[], Tensor]:
+def by_diffrax(shape: Shape, method: str, *, each: bool) -> Callable[[], Tensor]:
     """Jitted, and compiled before it is timed."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # it would take most of a GPU
     import jax
@@ -175,7 +175,7 @@ def by_diffrax(shape: Shape, method: str, each: bool) -> Callable[[], Tensor]:
 
     jax.config.update("jax_enable_x64", shape.x0.dtype == torch.float64)
     jax.config.update("jax_default_matmul_precision", "highest")  # on a GPU it would round to TF32
-    solved, x0 = shape.jax(method, each), jnp.asarray(shape.x0.cpu().numpy())
+    solved, x0 = shape.jax(method, each=each), jnp.asarray(shape.x0.cpu().numpy())
     return lambda: torch.from_dlpack(solved(x0).block_until_ready())
 
 
@@ -196,7 +196,7 @@ def adjoint(device: str = "cpu") -> Row:
     """
     shape = SHAPES["transformer"](device)
     assert shape.model is not None
-    sublayers = list(shape.model.requires_grad_(True).depth.sublayers)
+    sublayers = list(shape.model.requires_grad_(requires_grad=True).depth.sublayers)
     fields, steps = [Field(sublayer) for sublayer in sublayers], RK4_STEPS["transformer"]
 
     def theirs() -> None:

@@ -28,7 +28,7 @@ picture.
 """
 
 
-def start(quick: bool) -> list[Row]:
+def start(*, quick: bool) -> list[Row]:
     python, own = sys.executable, environment(PYTHONPATH=str(ROOT))
     with tempfile.TemporaryDirectory() as scratch:
         simulate = [each.format(scratch) for each in SIMULATE]

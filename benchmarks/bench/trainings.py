@@ -32,18 +32,22 @@ COMPARED = 20
 """Steps whose losses are compared first."""
 
 
-def train(quick: bool) -> list[Row]:
+def train(*, quick: bool) -> list[Row]:
     """Times of an iteration: with equal batches, their ratio is that of tokens a second, upside
     down.
     """
     cases = [("small", False)] if quick else [(size, False) for size in training.SIZES]
     if not quick and shutil.which(os.environ.get("CXX", "g++")):
         cases.append(("medium", True))
-    return [row for size, compiled in cases for row in _one(size, compiled, 10 if quick else 30)]
+    return [
+        row
+        for size, compiled in cases
+        for row in _one(size, 10 if quick else 30, compiled=compiled)
+    ]
 
 
-def _one(size: str, compiled: bool, rounds: int) -> list[Row]:
-    case = training.case(size, compiled)
+def _one(size: str, rounds: int, *, compiled: bool) -> list[Row]:
+    case = training.case(size, compiled=compiled)
     data = training.from_text(training.default_text(), case.model.context)
     checkout = os.environ.get("NANOGPT")
     peers = {
@@ -83,7 +87,7 @@ def _counting(iterate: Callable[[int], float]) -> Work:
     return lambda: iterate(next(steps))
 
 
-def populations(quick: bool) -> list[Row]:
+def populations(*, quick: bool) -> list[Row]:
     """A member's step in a population of 16 next to its step alone, on one thread."""
     warnings.simplefilter("ignore")
     threads = torch.get_num_threads()

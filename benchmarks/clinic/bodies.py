@@ -74,7 +74,7 @@ class Body:
         output = output[0] if isinstance(output, tuple) else output
         return getattr(output, "logits", output)
 
-    def set_causal(self, causal: bool) -> None:
+    def set_causal(self, causal: bool) -> None:  # noqa: FBT001  # a setter
         for module in self.found.get("masked", ()):
             for name in ("causal", "is_causal"):
                 if hasattr(module, name):
@@ -136,7 +136,7 @@ def _gpt(task: str, **options: Any) -> Body:
             GPTConfig(**{**size, "placement": "pre", **options}), seed=torch.initial_seed() % 2**31
         ),
         _gpt_parts,
-        True,
+        causal=True,
     )
 
 
@@ -273,7 +273,7 @@ def _encoder_parts(model: Any) -> dict[str, Any]:
 class Mixer(nn.Module):
     """Attention by hand: one linear map for queries, keys and values."""
 
-    def __init__(self, causal: bool):
+    def __init__(self, *, causal: bool):
         super().__init__()
         self.qkv, self.back = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.causal, self.heads = causal, HEADS
@@ -288,9 +288,9 @@ class Mixer(nn.Module):
 class Layer(nn.Module):
     """X + f(N X), the FFN's maps in the block itself."""
 
-    def __init__(self, causal: bool):
+    def __init__(self, *, causal: bool):
         super().__init__()
-        self.a, self.mix, self.b = nn.LayerNorm(WIDTH), Mixer(causal), nn.LayerNorm(WIDTH)
+        self.a, self.mix, self.b = nn.LayerNorm(WIDTH), Mixer(causal=causal), nn.LayerNorm(WIDTH)
         self.grow, self.shrink = nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -305,7 +305,7 @@ class Stranger(nn.Module):
         super().__init__()
         self.words = nn.Embedding(vocabulary, WIDTH)
         self.where = nn.Parameter(0.1 * torch.randn(context, WIDTH))
-        self.stack = nn.ModuleList(Layer(True) for _ in range(BLOCKS))
+        self.stack = nn.ModuleList(Layer(causal=True) for _ in range(BLOCKS))
         self.last, self.read = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, vocabulary)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -326,7 +326,7 @@ class Vision(nn.Module):
             nn.Parameter(0.02 * torch.randn(1, 1, WIDTH)),
         )
         self.where = nn.Parameter(0.1 * torch.randn(1, 17, WIDTH))
-        self.stack = nn.Sequential(*(Layer(False) for _ in range(BLOCKS)))
+        self.stack = nn.Sequential(*(Layer(causal=False) for _ in range(BLOCKS)))
         self.last, self.read = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 10)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -367,15 +367,21 @@ ARCHITECTURES: dict[str, tuple[Callable[[str], Body], tuple[str, ...]]] = {
     "gpt": (_gpt, CAUSAL),
     "peri": (lambda task: _gpt(task, placement="peri", norm="rmsnorm", dt=0.5, tied=False), CAUSAL),
     "moe": (lambda task: _gpt(task, ffn="moe"), CAUSAL),
-    "llama": (lambda task: Body(_transformers(task, "Llama"), _llama_parts, True), CAUSAL),
+    "llama": (lambda task: Body(_transformers(task, "Llama"), _llama_parts, causal=True), CAUSAL),
     "bert": (
-        lambda task: Body(_transformers(task, "Bert"), _bert_parts, False),
+        lambda task: Body(_transformers(task, "Bert"), _bert_parts, causal=False),
         ("text", "counting"),
     ),
-    "torch": (lambda task: Body(Encoder(*SIZES[task]), _encoder_parts, True), CAUSAL),
-    "stranger": (lambda task: Body(Stranger(*SIZES[task]), _plain_parts, True), CAUSAL),
+    "torch": (lambda task: Body(Encoder(*SIZES[task]), _encoder_parts, causal=True), CAUSAL),
+    "stranger": (lambda task: Body(Stranger(*SIZES[task]), _plain_parts, causal=True), CAUSAL),
     "vit": (
-        lambda task: Body(Vision(), _plain_parts, False, torch.zeros(2, 1, 8, 8), F.cross_entropy),
+        lambda task: Body(
+            Vision(),
+            _plain_parts,
+            causal=False,
+            example=torch.zeros(2, 1, 8, 8),
+            loss=F.cross_entropy,
+        ),
         ("digits",),
     ),
 }

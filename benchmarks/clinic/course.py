@@ -37,7 +37,7 @@ def _data(task: str) -> Any:
     return TASKS[task].data()
 
 
-def _of_text(count: int, draws: torch.Generator, body: Body, held_out: bool) -> Batch:
+def _of_text(count: int, draws: torch.Generator, body: Body, *, held_out: bool) -> Batch:
     text = _text()
     cut = len(text) - len(text) // 10
     first, last = (cut, len(text)) if held_out else (0, cut)

@@ -81,7 +81,7 @@ def advice(finding: Finding) -> str:
     return ADVICE.get(finding.check, "nothing")
 
 
-def placebo(own: str, monitor: bool, key: str) -> str:
+def placebo(own: str, key: str, *, monitor: bool) -> str:
     """The treatment of another check of the same topic, drawn by a hash; never "nothing"."""
     names = sorted({*ADVICE.values()} - {own, "nothing"})
     of_training = {

@@ -131,7 +131,7 @@ def trained(patient: Patient, which: str = "weights") -> Course:
     return made
 
 
-def examine(patient: Patient, arms: bool = True) -> dict[str, Any]:
+def examine(patient: Patient, *, arms: bool = True) -> dict[str, Any]:
     """A row of results; without `arms`, what is found alone."""
     torch.set_num_threads(1)
     started = time.process_time()
@@ -150,11 +150,11 @@ def examine(patient: Patient, arms: bool = True) -> dict[str, Any]:
         )
         fault = table[patient.fault]
         fits = fault.fits(course(patient.architecture, patient.task, patient.seed))
-        row |= look(patient, fault, own, arms) if fits else {"ending": "does not fit"}
+        row |= look(patient, fault, own, tried=arms) if fits else {"ending": "does not fit"}
     return row | {"seconds": round(time.process_time() - started, 2)}
 
 
-def model(patient: Patient, fault: Fault, own: dict[str, Any], tried: bool) -> dict[str, Any]:
+def model(patient: Patient, fault: Fault, own: dict[str, Any], *, tried: bool) -> dict[str, Any]:
     made, refused = trained(patient), ""
     earlier = trained(patient, "earlier")
     fault.put(made)
@@ -185,7 +185,7 @@ def model(patient: Patient, fault: Fault, own: dict[str, Any], tried: bool) -> d
     if fault.stands:
         fault.put(fresh)
     advised = advice(counted[0]) if counted else "nothing"
-    other = placebo(advised, False, "/".join(map(str, patient)))
+    other = placebo(advised, "/".join(map(str, patient)), monitor=False)
     arms: dict[str, float | None] = {
         "healthy": own["trained on"],
         "none": treated("nothing", None),
@@ -217,7 +217,7 @@ def located(fault: Fault) -> Finding:
     return Finding("", "", "note", place, 0.0, "", "", "", "", "")
 
 
-def training(patient: Patient, fault: Fault, own: dict[str, Any], tried: bool) -> dict[str, Any]:
+def training(patient: Patient, fault: Fault, own: dict[str, Any], *, tried: bool) -> dict[str, Any]:
     made = course(patient.architecture, patient.task, patient.seed)
     fault.put(made)
     torch.manual_seed(0)
@@ -256,7 +256,7 @@ def training(patient: Patient, fault: Fault, own: dict[str, Any], tried: bool) -
     fresh = course(patient.architecture, patient.task, patient.seed + 50)
     fault.put(fresh)
     advised = advice(counted[0]) if counted else "nothing"
-    other = placebo(advised, True, "/".join(map(str, patient)))
+    other = placebo(advised, "/".join(map(str, patient)), monitor=True)
     arms: dict[str, float | None] = {
         "healthy": own["loss"],
         "none": made.evaluate(),

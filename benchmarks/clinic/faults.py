@@ -377,7 +377,7 @@ def freeze(course: Course) -> None:
     part = block(course)
     for module in (part.out, part.up, part.down):
         for weight in module.parameters():
-            weight.requires_grad_(False)
+            weight.requires_grad_(requires_grad=False)
 
 
 def left_out(course: Course) -> None:
@@ -445,10 +445,20 @@ TRAINING_FAULTS: dict[str, Fault] = {
     ),
     "softmax twice": Fault("loss", "", twice_softmax, "plain loss"),
     "queries that grow": Fault(
-        "attention scale", HERE, grow(lambda c: block(c).q, 1.06), "lower rate", 60, True
+        "attention scale",
+        HERE,
+        grow(lambda c: block(c).q, 1.06),
+        "lower rate",
+        start=60,
+        gradual=True,
     ),
     "a last map that grows": Fault(
-        "sublayer scale", HERE, grow(lambda c: [block(c).down.weight], 1.05), "lower rate", 60, True
+        "sublayer scale",
+        HERE,
+        grow(lambda c: [block(c).down.weight], 1.05),
+        "lower rate",
+        start=60,
+        gradual=True,
     ),
     "an embedding that runs away": Fault(
         "embedding", "", fast_embedding, "slow embedding", gradual=True
@@ -462,9 +472,8 @@ TRAINING_FAULTS: dict[str, Fault] = {
         "",
         fewer_experts,
         "redraw router",
-        0,
-        True,
-        lambda c: block(c).router is not None,
+        gradual=True,
+        fits=lambda c: block(c).router is not None,
     ),
 }
 """Faults that are put into a training, by name."""

@@ -66,7 +66,7 @@ def _beside(case: Case, k: int, read: Callable[[Parts], float]) -> float:
     return others[len(others) // 2]
 
 
-def _maps(part: Parts, attention: bool) -> list[Any]:
+def _maps(part: Parts, *, attention: bool) -> list[Any]:
     return [part.out] if attention else [part.down]
 
 
@@ -256,8 +256,10 @@ def bounded_gains(case: Case) -> None:
 
 def scale_by_neighbours(case: Case) -> None:
     for k in case.blocks:
-        for linear in _maps(case.course.body.blocks[k], case.of_attention):
-            wanted = _beside(case, k, lambda p: _size([_maps(p, case.of_attention)[0].weight]))
+        for linear in _maps(case.course.body.blocks[k], attention=case.of_attention):
+            wanted = _beside(
+                case, k, lambda p: _size([_maps(p, attention=case.of_attention)[0].weight])
+            )
             _scale([linear.weight], wanted / max(1e-12, _size([linear.weight])))
 
 
@@ -382,7 +384,7 @@ def back_and_slow_embedding(case: Case) -> None:
 
 def train_all(case: Case) -> None:
     for weight in case.course.body.model.parameters():
-        weight.requires_grad_(True)
+        weight.requires_grad_(requires_grad=True)
     _optimiser(case)
 
 

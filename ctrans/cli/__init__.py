@@ -171,7 +171,11 @@ def _import_plugins(
             LOADED.append(value)
 
 
-def _show_help(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+def _show_help(
+    context: click.Context,
+    parameter: click.Parameter,
+    asked: bool,  # noqa: FBT001  # click gives it by its place
+) -> None:
     """Shows the help: that of `ctrans` itself has one length."""
     if asked:
         say(context.get_help())

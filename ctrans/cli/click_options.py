@@ -148,7 +148,11 @@ class GroupedCommand(click.Command):
             super().format_epilog(ctx, formatter)
 
 
-def _show_all_help(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+def _show_all_help(
+    context: click.Context,
+    parameter: click.Parameter,
+    value: bool,  # noqa: FBT001  # click gives it by its place
+) -> None:
     """Callback that shows the help with all options."""
     if value and not context.resilient_parsing:
         context.meta[ALL_OPTIONS] = True

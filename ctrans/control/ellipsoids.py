@@ -31,7 +31,7 @@ from ctrans.control.gains import (
 from ctrans.control.norm_image import NormImage
 from ctrans.control.trust_region import in_ball, on_sphere
 from ctrans.dynamics.norm import GroupRMSNorm, SphereNorm
-from solvers import ConfigError, checked
+from solvers import ConfigError
 
 CLOSENESS = 1e-11
 """A norm with eps keeps |u|^2 below d by a share eps/variance. Ascents begin at inputs where it is
@@ -178,7 +178,6 @@ class SphereImage(NormImage):
         return torch.where(hidden, hidden_entry, u)
 
 
-@checked
 @dataclass(frozen=True, eq=False)
 class Ellipsoid(SphereImage):
     """{f : |Gamma^-1 (f_j - beta)|^2 = d}, RMSNorm's image: H(P) = sum_j sqrt(d) |gamma * p_j|
@@ -193,7 +192,6 @@ class Ellipsoid(SphereImage):
             )
 
 
-@checked
 @dataclass(frozen=True, eq=False)
 class EllipsoidSlice(SphereImage):
     """{f : |Gamma^-1 (f_j - beta)|^2 = d, 1' Gamma^-1 (f_j - beta) = 0}, LayerNorm's image (Kan,
@@ -208,7 +206,6 @@ class EllipsoidSlice(SphereImage):
             )
 
 
-@checked
 @dataclass(frozen=True, eq=False)
 class EllipsoidHull(SphereImage):
     """{beta + gamma * u : |u|^2 <= d, C u = u} for each token: the closure of the outputs of a norm

@@ -33,7 +33,7 @@ from ctrans.dynamics.fields import HasOutputProjection
 from ctrans.dynamics.fields.scaled_linear import scaled_parts
 from ctrans.dynamics.norm import SphereNorm
 from ctrans.dynamics.sublayer import Sublayer
-from solvers import ConfigError, checked
+from solvers import ConfigError
 
 FeatureRows = Float[Tensor, "*batch tokens features"]
 """h, the input of the last linear map."""
@@ -145,7 +145,6 @@ class LastMap(AdmissibleSet):
         return self.features @ self.weights(P).mT
 
 
-@checked
 @dataclass(frozen=True, eq=False)
 class FrobeniusBall(LastMap, VelocitySet):
     """{h W' : |W|_F <= R}: H(P) = R |h'P|_F, attained by W* = -R P'h/|h'P|_F.
@@ -209,7 +208,6 @@ class FrobeniusBall(LastMap, VelocitySet):
         return z / (frobenius(z) / self.radius).clamp_min(1)
 
 
-@checked
 @dataclass(frozen=True, eq=False)
 class LastMapDecay(LastMap):
     """{h W' : any W} with running cost lam/2 |W|_F^2: H(P) = |h'P|_F^2/(2 lam), attained by W* =

@@ -28,7 +28,7 @@ from ctrans.control.gains import has_offset, unit
 from ctrans.control.norm_image import NormImage
 from ctrans.control.sets_by_norm import image_of
 from ctrans.dynamics.norm import Norm
-from solvers import ConfigError, checked
+from solvers import ConfigError
 
 RUNNING_COSTS = Range(1e-12, 1e12, "a positive number from 1e-12 to 1e+12")
 """H is about |P|^2/lam. Outside these limits rounding decides whether evidence holds."""
@@ -62,7 +62,6 @@ class Regularization:
                 RUNNING_COSTS.check(name, value)
 
 
-@checked
 @dataclass(frozen=True, eq=False)
 class KineticCost(AdmissibleSet):
     """H(P) = max over f in a set of -<P, f> - lam/2 |f|^2, attained at the point of the set nearest
@@ -125,7 +124,6 @@ class KineticCost(AdmissibleSet):
         return replace(chart, cost=lambda z, f: self.kinetic / 2 * f.square().sum(chart.axes))
 
 
-@checked
 @dataclass(frozen=True, eq=False)
 class GainDecay(Supremum):
     """sup over u, gamma and beta of -<P, beta + gamma * u_j> - lam/2 (|gamma|^2 + |beta|^2), u_j in

@@ -31,7 +31,7 @@ from ctrans.control.ascent import Chart
 from ctrans.control.sets_by_norm import image_of
 from ctrans.control.tangent import AtState
 from ctrans.dynamics.norm import SphereNorm
-from solvers import ConfigError, checked
+from solvers import ConfigError
 
 STEPS_OVER = 10.0
 """Ascents begin at raw velocities so many times as long as a step that would cancel the state:
@@ -41,7 +41,6 @@ NO_DIRECTION = 1e-6
 """A shorter remainder of a unit vector is rounding."""
 
 
-@checked
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepImage(VelocitySet):
     """{(z - X)/dt : z in the norm's image}: the velocities of X_{k+1} = N(X_k + dt r) over all raw

@@ -25,7 +25,7 @@ from ctrans.control.admissible import (
 )
 from ctrans.control.ascent import Chart
 from ctrans.dynamics.norm import Norm
-from solvers import ConfigError, checked
+from solvers import ConfigError
 
 
 class LinearSpace(VelocitySet):
@@ -121,7 +121,6 @@ class AtState(VelocitySet):
         check_costate(P, self.norm.gamma.dtype, tokens=self.state.shape[-2], width=self.norm.width)
 
 
-@checked
 @dataclass(frozen=True, eq=False)
 class TangentSpace(LinearSpace, AtState):
     """{gamma * q_j : u_j'q_j = 0, 1'q_j = 0 (LayerNorm)}, u_j = (x_j - beta)/gamma: tangent to the

@@ -11,36 +11,35 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from ctrans.interop.recorded_calls import watched
+from ctrans.measure.attention.attention_calls import AttentionCalls, KernelCall, looks
 
 IMPLEMENTATION = "_attn_implementation"
 """The setting by which the library chooses the attention kernel."""
 ROWS = "eager"
 """Its value for the kernel that returns rows."""
-SOFTMAXES: tuple[Callable[..., Any], ...] = (torch.softmax, F.softmax, Tensor.softmax)
 
 
-class _SoftmaxRows(TorchFunctionMode):
-    """Records each square array of rows (batch, heads, tokens, tokens) that a softmax computes."""
+@contextmanager
+def _computed_rows() -> Iterator[list[Tensor]]:
+    """Inside, the list gets each square array of rows (batch, heads, tokens, tokens) that a softmax
+    or the fused kernel computes.
+    """
+    seen: list[Tensor] = []
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: list[Tensor] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
-        output = func(*args, **named)
-        if func is F.scaled_dot_product_attention:
-            self._note(_rows(*args, **named))
-        elif func in SOFTMAXES:
-            self._note(output)
-        return output
-
-    def _note(self, rows: Tensor) -> None:
+    def note(rows: Tensor) -> None:
         if rows.dim() in (3, 4) and rows.shape[-1] == rows.shape[-2]:
-            self.rows.append(rows)
+            seen.append(rows)
+
+    def of_kernel(output: Tensor, *args: Any, **kwargs: Any) -> None:
+        note(_rows(KernelCall(*args, **kwargs)))
+
+    def of_softmax(output: Tensor, *args: Any, **kwargs: Any) -> None:
+        note(output)
+
+    with AttentionCalls(after=looks(of_kernel, of_softmax)):
+        yield seen
 
 
 @contextmanager
@@ -81,14 +80,14 @@ def seeing_rows(first: nn.Module) -> Iterator[Callable[[], Tensor | None]]:
     """Inside, the function that it gives returns the rows (batch, heads, tokens, tokens) of the
     last call of `first`; None if there are none.
     """
-    with watched({"": first}) as seen, _SoftmaxRows() as computing:
+    with watched({"": first}) as seen, _computed_rows() as computed_rows:
 
         def rows() -> Tensor | None:
             call = seen[-1]
             returned = _returned(call.output)
-            if returned is not None or not computing.rows:
+            if returned is not None or not computed_rows:
                 return returned
-            computed: Tensor = computing.rows[-1]
+            computed: Tensor = computed_rows[-1]
             if computed.dim() == 3:  # sequences and heads share an axis, sequences first
                 by_head: Tensor = computed.unflatten(0, (len(call.x), -1))
                 return by_head
@@ -97,18 +96,17 @@ def seeing_rows(first: nn.Module) -> Iterator[Callable[[], Tensor | None]]:
         yield rows
 
 
-def _rows(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **more: Any,
-) -> Tensor:
+def _rows(call: KernelCall) -> Tensor:
     """softmax(s q k' + mask): the output for the unit matrix as values, without dropout."""
+    value = call.value
     unit = torch.eye(value.shape[-2], dtype=value.dtype, device=value.device)
     unit_values = unit.expand(*value.shape[:-1], -1)
     return F.scaled_dot_product_attention(
-        query, key, unit_values, attn_mask, is_causal=is_causal, **more
+        call.query,
+        call.key,
+        unit_values,
+        call.attn_mask,
+        is_causal=call.is_causal,
+        scale=call.scale,
+        enable_gqa=call.enable_gqa,
     )

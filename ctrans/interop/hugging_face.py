@@ -268,7 +268,7 @@ def build(settings: Mapping[str, Any], config: Any, default: Any, dtype: torch.d
             model: nn.Module = default.from_config(config, dtype=dtype, trust_remote_code=False)
         else:
             model = kind._from_config(config, dtype=dtype)
-    return model.eval().requires_grad_(False)
+    return model.eval().requires_grad_(requires_grad=False)
 
 
 def model_class(settings: Mapping[str, Any], transformers: Any) -> Any:

@@ -37,7 +37,7 @@ from ctrans.interop.recorded_calls import own_module
 from ctrans.interop.residual_scale import ScaledOutput
 from ctrans.interop.transformers_adapter import TransformersAdapter
 from ctrans.model.gpt import check_range, next_token_loss
-from solvers import ConfigError, Solution, checked
+from solvers import ConfigError, Solution
 
 MOST_LENGTHS = 6
 """How many lengths of segments are printed."""
@@ -101,7 +101,6 @@ class Architecture:
         return f", dt = {', '.join(lengths)}"
 
 
-@checked
 class Imported(nn.Module):
     """X_0 = embed(tokens), dX/dt = v_k(X) by the model's own sublayers, logits = head(X_T). For an
     image model, tokens are pixels.

@@ -103,7 +103,7 @@ def _from_nanogpt(
         raise ConfigError(f"{str(path)!r} cannot be read on demand: leave out on_demand (--stream)")
     with warnings.catch_warnings(action="ignore"):  # about pickles, which raise an error anyway
         model, notes = read_nanogpt(path, heads=heads)
-    model = model.to(dtype).requires_grad_(False).eval()
+    model = model.to(dtype).requires_grad_(requires_grad=False).eval()
     if isinstance(model, OTTransformer):
         description = str(model.with_scale(dt).config)
     else:
@@ -160,7 +160,9 @@ def _from_transformers(
             if hasattr(loaded, "set_experts_implementation"):
                 loaded.set_experts_implementation("eager")
             imported = partial(from_transformers, loaded, dt=dt, anatomy=anatomy, images=images)
-            return open_probed(loaded.requires_grad_(False), imported, directory, loss).eval()
+            return open_probed(
+                loaded.requires_grad_(requires_grad=False), imported, directory, loss
+            ).eval()
         except RuntimeError as error:  # some modules have kernels only for some dtypes
             kind = str(dtype).removeprefix("torch.")
             raise ConfigError(

@@ -19,7 +19,6 @@ from ctrans.interop.losses import AnyModel, ModelAround, ModelWithLoss, with_los
 from ctrans.interop.probe_weights import probe_weights, random_states
 from ctrans.interop.tokens import Tokeniser
 from ctrans.measure.walk import own_loss
-from solvers import checked
 
 HIDDEN_EVERY = 7
 """One token in so many is hidden from a masked language model, at fixed places: about the 15% of
@@ -34,7 +33,6 @@ STAND_INS = ("mean", "random", "none")
 """Losses that a description names, because the model was not trained for them."""
 
 
-@checked
 class Opened(ModelAround):
     """A model opened for analysis. It computes in eval mode and without gradients of weights.
 

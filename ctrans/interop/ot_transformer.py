@@ -16,7 +16,7 @@ from ctrans.dynamics.scheme import trajectory
 from ctrans.interop.config_checks import MOST_PARTS
 from ctrans.model.gpt import GPT
 from ctrans.model.stack import stacked
-from solvers import ConfigError, Solution, checked
+from solvers import ConfigError, Solution
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,6 @@ class OTConfig:
         )
 
 
-@checked
 class OTTransformer(nn.Module):
     """X_{k+1} = X_k + dt N_f(stack(X_k)), `steps` times with the same weights; logits = W_e X_T
     without a norm.

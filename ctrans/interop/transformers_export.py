@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctrans.base.durable_files import write_durably
 from ctrans.dynamics.fields.positions import turned_entries
 from ctrans.dynamics.weights.on_demand import check_present
 from ctrans.interop.hugging_face import load_local
@@ -28,7 +29,7 @@ from ctrans.interop.transformers_library import import_transformers
 from ctrans.interop.weight_names import GPT2_NAMES, GPT_NEOX_NAMES, LLAMA_NAMES, WeightNames
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.model.weights_file import safetensors_bytes, write_durably
+from ctrans.model.weights_file import safetensors_bytes
 from solvers import ConfigError
 
 LLAMA = GPTConfig(placement="pre", norm="rmsnorm", positions="rotary", ffn="swiglu", bias=False)

@@ -27,6 +27,7 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
+from ctrans.base.durable_files import write_durably
 from ctrans.base.given_files import read_json
 from ctrans.dynamics.weights.low_rank import before_updates, factors, merge_updates, update_like
 from ctrans.dynamics.weights.on_demand import check_present
@@ -34,7 +35,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.size import check_buildable, number_of_weights
 from ctrans.model.sums import check_bound
-from ctrans.model.weights_file import read_weights, sha256_of, write_durably, write_weights
+from ctrans.model.weights_file import read_weights, sha256_of, write_weights
 from solvers import ConfigError, unknown
 
 CONFIG = "config.json"

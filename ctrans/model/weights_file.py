@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from ctrans.base.durable_files import write_durably
 from ctrans.base.given_files import check_safetensors, read_file
 from solvers import ConfigError
 
@@ -88,32 +87,6 @@ def safetensors_bytes(weights: Mapping[str, Tensor], metadata: Mapping[str, str]
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     padded = text + b" " * (-len(text) % 8)
     return b"".join((len(padded).to_bytes(8, "little"), padded, memoryview(data)[end:]))
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Writes the file whole or leaves the old one, and returns when it is on the disk. Raises
-    OSError.
-    """
-    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}")
-    temporary.unlink(missing_ok=True)  # of a killed process, or a link to another file
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    flush(path.parent)  # the new name is on the disk when its directory is
-
-
-def flush(path: Path) -> None:
-    """Returns when the file, or the directory's names, are on the disk. Raises OSError."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def sha256_of(weights: Mapping[str, Tensor]) -> str:

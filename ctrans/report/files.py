@@ -12,8 +12,8 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from ctrans.base.durable_files import write_durably
 from ctrans.base.json_values import plain
-from ctrans.model.weights_file import write_durably
 from solvers import ConfigError
 
 
@@ -67,5 +67,5 @@ def png(figure: Figure, dpi: int = 130) -> bytes:
     """The figure as a PNG file's bytes. `savefig` would draw it twice."""
     figure.set_dpi(dpi)
     buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)  # type: ignore[no-untyped-call]
+    FigureCanvasAgg(figure).print_png(buffer)  # type: ignore[no-untyped-call]  # matplotlib gives it no types
     return buffer.getvalue()

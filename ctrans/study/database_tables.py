@@ -160,4 +160,7 @@ def _parses(row: Row) -> bool:
 
 
 def fingerprints_of(data: dict[str, str]) -> dict[int, str]:
+    """The fingerprint of the data by context length, from the row `data` of the table `about`,
+    whose JSON has these lengths as texts.
+    """
     return {int(context): fingerprint for context, fingerprint in data.items()}

@@ -224,6 +224,6 @@ def parallel_limit(draw: Draw) -> Trials:
     ]
     case = f"{gaps[0]:.2g}, {gaps[1]:.2g}, {gaps[2]:.2g} apart at 16, 32 and 64 blocks"
     return [
-        holds_if(gaps[-1] > 0, "they differ"),
+        holds_if("they differ", condition=gaps[-1] > 0),
         Trial(abs(math.log2(gaps[1] / gaps[2]) - 1), case),
     ]

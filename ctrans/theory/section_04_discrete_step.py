@@ -83,12 +83,15 @@ def step_limit(draw: Draw) -> Trials:
         for dt in (1.0, 1e-2, 1e-4):
             measured = dt * float(StepImage(image, at, dt).support(costate))
             cases.append(equal(measured, exact, "dt H against <P, X - z>", scale))
-        cases.append(holds_if(sign * exact > 0 or sign == 0, f"<P, X - z> = {exact:.3g}"))
+        cases.append(holds_if(f"<P, X - z> = {exact:.3g}", condition=sign * exact > 0 or sign == 0))
     tangent = TangentSpace(norm, X)
     return [
         *cases,
         holds_if(
-            float(tangent.support(lowest)) == 0, "the ODE's H is 0 where X is the lowest point"
+            "the ODE's H is 0 where X is the lowest point",
+            condition=float(tangent.support(lowest)) == 0,
         ),
-        holds_if(math.isinf(float(tangent.support(P))), "the ODE's H is infinite at another P"),
+        holds_if(
+            "the ODE's H is infinite at another P", condition=math.isinf(float(tangent.support(P)))
+        ),
     ]

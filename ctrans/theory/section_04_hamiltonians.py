@@ -56,7 +56,7 @@ def unbounded(draw: Draw) -> Trials:
         radius * P.norm(),
         f"-<P, f> against R|P|, R = {radius:.3g}",
     )
-    return [gained, holds_if(float(space.support(P)) == math.inf, "H(P) = +inf")]
+    return [gained, holds_if("H(P) = +inf", condition=float(space.support(P)) == math.inf)]
 
 
 @statement(
@@ -109,10 +109,10 @@ def projection_decides(draw: Draw, *, printed: bool) -> Trials:
     part = float(norm.tangent(X, normal).abs().max())
     return [
         holds_if(
-            float(space.support(normal)) == 0,
             f"P normal to the image: H = 0, though eq. 132 leaves {part:.2g} of it",
+            condition=float(space.support(normal)) == 0,
         ),
-        holds_if(float(space.support(P)) == math.inf, "P not normal: H = +inf"),
+        holds_if("P not normal: H = +inf", condition=float(space.support(P)) == math.inf),
         equal(
             (normal * norm.tangent(X, P)).sum() / normal.norm() / P.norm(),
             0.0,

@@ -77,8 +77,8 @@ def every_placement(draw: Draw) -> Trials:
             scale,
         ),
         holds_if(
-            math.isfinite(float(H)) and certify(allowed, P).agrees,
             f"H finite, the certificate's findings agree, {placement}",
+            condition=math.isfinite(float(H)) and certify(allowed, P).agrees,
         ),
     ]
 

@@ -162,8 +162,8 @@ def squashing_has_no_maximiser(draw: Draw) -> Trial:
     y = 4 * (norm.gamma * p).sign()
     short = norm.support(p) - p @ norm((y - norm.shift) / norm.alpha)
     return holds_if(
-        float(short) > 0,
         f"H less the value at abs(alpha x + s) = 4: {float(short):.3g}, {describe_norm(norm)}",
+        condition=float(short) > 0,
     )
 
 
@@ -188,8 +188,8 @@ def verdicts(draw: Draw) -> Trial:
         verdict = "well-posed"
     failed = [finding for finding, holds in certificate.findings.items() if not holds]
     return holds_if(
-        certificate.verdict == verdict and not failed,
         f"{describe_norm(norm)}: {certificate.verdict}, {'; '.join(failed) or 'agrees'}",
+        condition=certificate.verdict == verdict and not failed,
     )
 
 

@@ -244,7 +244,7 @@ def section(draw: Draw) -> Trials:
             f"{case}: a costate that T' takes to channels without gain",
         ),
         holds_if(
-            len(idle) >= d - moving,
             f"{case}: costates of H = 0, of at least as many dimensions as channels stand",
+            condition=len(idle) >= d - moving,
         ),
     ]

@@ -351,7 +351,7 @@ def rank_gap(draw: Draw) -> Trials:
             f"{case}: the best weights lose {lost:.6g}, at least {proven:.6g}",
         ),
         holds_if(
-            proven > 0 or (len(P) - rank) * dimensions < 2 * len(P),
             f"{case}: a gap of {proven:.2g}",
+            condition=proven > 0 or (len(P) - rank) * dimensions < 2 * len(P),
         ),
     ]

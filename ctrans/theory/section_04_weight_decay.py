@@ -64,7 +64,10 @@ def decayed_path(draw: Draw, *, printed: bool) -> Trials:
     value = below.values[-1]
     case = f"{case}, lam* = {threshold.lower:.3g}"
     return [
-        *(holds_if(holds, f"{case}: {finding}") for finding, holds in threshold.findings.items()),
+        *(
+            holds_if(f"{case}: {finding}", condition=holds)
+            for finding, holds in threshold.findings.items()
+        ),
         at_most(
             value,
             radius**2 / 2 * (threshold.upper - 0.9 * threshold.lower),
@@ -131,5 +134,5 @@ def three_factors(draw: Draw) -> Trials:
         gain = float(payoff(P, (r * gamma * x) @ (r * V).mT @ (r * out).mT))
         values.append(gain - decay / 2 * radius**2)
     rate = math.log10(values[1] / values[0])
-    above = holds_if(values[0] > 0, "ten times lam* is exceeded")
+    above = holds_if("ten times lam* is exceeded", condition=values[0] > 0)
     return [above, Trial(abs(rate - 3), f"the value grows like R^{rate:.4f}")]

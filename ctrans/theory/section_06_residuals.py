@@ -11,7 +11,7 @@ from ctrans.theory.random_models import (
     describe_model,
     random_model,
 )
-from ctrans.theory.statement import Trial, at_most, equal, statement
+from ctrans.theory.statement import Trial, at_most, equal, not_none, statement
 
 SECTION = 6
 
@@ -34,7 +34,7 @@ def scaled_growth(draw: Draw) -> Trial:
     states = states_of(model.depth, draw.of_any_size(1, 4, 8))
     gains = []
     for part in model.depth.sublayers:
-        largest_gamma = float(part.input_norm.gamma.abs().max())  # type: ignore[union-attr]
+        largest_gamma = float(not_none(part.input_norm).gamma.abs().max())
         gains.append(part.field.bound().gain * largest_gamma)
     gain = max(gains)
     longest = [float(x.norm(dim=-1).max()) for x in (states[0], states[-1])]

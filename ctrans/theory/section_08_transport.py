@@ -259,7 +259,7 @@ def radius_at_real_size(draw: Draw, *, printed: bool) -> Trials:
     vacuous = radius.vacuous and not generalisation_radius(1000, 1, 2).vacuous
     return [
         at_most(0.99, radius.shrinkage, case),
-        holds_if(vacuous, "said to be vacuous there, not in 2 dimensions"),
+        holds_if("said to be vacuous there, not in 2 dimensions", condition=vacuous),
     ]
 
 

@@ -191,7 +191,7 @@ def equal(
     return Trial(gap, words + numbers)
 
 
-def holds_if(condition: bool, words: str) -> Trial:
+def holds_if(words: str, *, condition: bool) -> Trial:
     """The case of a yes-or-no statement: excess 0 or 1."""
     if condition:
         return Trial(0.0, words)

@@ -15,10 +15,14 @@ from statistics import fmean
 from typing import Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from ctrans.measure.attention.attention_calls import (
+    AttentionCalls,
+    KernelCall,
+    looks,
+    softmax_input,
+)
 from ctrans.measure.forward.weight_scaling import log_slope
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT, next_token_loss
@@ -105,28 +109,24 @@ class Transfer:
         return max((self.worst(axis).verdict for axis in self.sizes), key=ORDER.index)
 
 
-SOFTMAXES = (F.softmax, torch.softmax, Tensor.softmax)
+def _attention_logits(keep: Callable[[str, Any], None]) -> AttentionCalls:
+    """Inside, `keep` gets what torch's attention kernel and softmaxes over squares are given."""
 
+    def of_kernel(*args: Any, **kwargs: Any) -> None:
+        call = KernelCall(*args, **kwargs)
+        q = call.query
+        k = call.key
+        if call.enable_gqa:
+            k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
+        scale = call.scale or q.shape[-1] ** -0.5
+        keep(LOGITS, (q @ k.mT) * scale)
 
-class _AttentionLogits(TorchFunctionMode):
-    """Keeps what torch's attention kernel and softmaxes over squares are given."""
+    def of_softmax(*args: Any, **kwargs: Any) -> None:
+        scores = softmax_input(*args, **kwargs)
+        if scores.dim() > 2 and scores.shape[-1] == scores.shape[-2]:
+            keep(LOGITS, scores.where(scores > MASKED, 0.0))
 
-    def __init__(self, keep: Callable[[str, Any], None]):
-        self.keep = keep
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is F.scaled_dot_product_attention:
-            q, k = args[:2]
-            if kwargs.get("enable_gqa"):
-                k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
-            scale = kwargs.get("scale") or q.shape[-1] ** -0.5
-            self.keep(LOGITS, (q @ k.mT) * scale)
-        elif func in SOFTMAXES:
-            scores = args[0]
-            if scores.dim() > 2 and scores.shape[-1] == scores.shape[-2]:
-                self.keep(LOGITS, scores.where(scores > MASKED, 0.0))
-        return func(*args, **kwargs)
+    return AttentionCalls(before=looks(of_kernel, of_softmax))
 
 
 def _without_numbers(name: str) -> str:
@@ -150,7 +150,7 @@ def _outputs(module: nn.Module, loss: Callable[[nn.Module], Tensor]) -> dict[str
     with contextlib.ExitStack() as stack:
         for name, part in module.named_modules():
             stack.callback(part.register_forward_hook(hook(name)).remove)
-        stack.enter_context(_AttentionLogits(keep))
+        stack.enter_context(_attention_logits(keep))
         value = loss(module)
     rescaled = {
         name for name, after in pairwise(outputs) if _proportional(outputs[name], outputs[after])

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ctrans.base.durable_files import write_durably
 from ctrans.base.given_files import read_lines
 from ctrans.base.json_values import is_number, is_step, plain
-from ctrans.model.weights_file import write_durably
 from solvers import ConfigError
 
 LOG = "log.jsonl"

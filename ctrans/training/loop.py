@@ -148,7 +148,7 @@ class TrainingRun:
                 rank=self.processes.rank,
                 world=self.processes.world,
             )
-            with self.parallel.micro_batch(self.module, micro == config.accumulate - 1):
+            with self.parallel.micro_batch(self.module, last=micro == config.accumulate - 1):
                 with self.precision():
                     losses = self.module(
                         tokens.to(self.processes.device), targets.to(self.processes.device)

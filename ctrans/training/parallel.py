@@ -6,6 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -17,16 +18,22 @@ from ctrans.training.settings import TrainConfig, attached_gradients
 from solvers import GRADIENTS, ConfigError, look_up
 
 
+@runtime_checkable
+class MicroBatch(Protocol):
+    """The context of the passes of a micro-batch. After the `last` one the processes exchange
+    gradients.
+    """
+
+    def __call__(self, module: nn.Module, *, last: bool) -> AbstractContextManager[None]: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Parallel:
     """A kind of parallelism."""
 
     wrap: Callable[[Objective, torch.device], nn.Module]
     """Wraps the objective for this process."""
-    micro_batch: Callable[[nn.Module, bool], AbstractContextManager[None]]
-    """The context of the passes of a micro-batch. Its second argument is whether it is the last
-    one, after which the processes exchange gradients.
-    """
+    micro_batch: MicroBatch
     saves: bool = True
     """Whether a run writes checkpoints."""
     sharded: bool = False
@@ -65,13 +72,13 @@ def _shard(objective: Objective, device: torch.device) -> nn.Module:
     return objective
 
 
-def _reduce_after_last(module: nn.Module, last: bool) -> AbstractContextManager[None]:
+def _reduce_after_last(module: nn.Module, *, last: bool) -> AbstractContextManager[None]:
     if last:
         return nullcontext()
     return module.no_sync()  # type: ignore[operator, no-any-return]  # the wrapper is DDP
 
 
-def _scatter_after_last(module: nn.Module, last: bool) -> AbstractContextManager[None]:
+def _scatter_after_last(module: nn.Module, *, last: bool) -> AbstractContextManager[None]:
     module.set_requires_gradient_sync(last)  # type: ignore[operator]  # fully_shard made it an FSDPModule
     return nullcontext()
 

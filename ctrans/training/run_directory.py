@@ -31,10 +31,10 @@ from typing import IO
 
 import safetensors
 
+from ctrans.base.durable_files import flush
 from ctrans.base.given_files import no_regular_file
 from ctrans.model.checkpoint import BASE, BEST, LAST, remove_base
 from ctrans.model.sums import SUMS, damage, sums
-from ctrans.model.weights_file import flush
 from solvers import ConfigError
 
 LOCK = ".lock"

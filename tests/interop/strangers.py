@@ -29,7 +29,7 @@ class MiniWhisper(nn.Module):
     def __init__(self):
         super().__init__()
         self.c1, self.c2 = nn.Conv1d(8, D, 3, padding=1), nn.Conv1d(D, D, 3, 2, 1)
-        self.enc = nn.ModuleList(PreBlock(False) for _ in range(2))
+        self.enc = nn.ModuleList(PreBlock(causal=False) for _ in range(2))
         self.ln = nn.LayerNorm(D)
         self.te = nn.Embedding(V, D)
         self.dec = nn.ModuleList(DecBlock() for _ in range(2))
@@ -297,7 +297,7 @@ class FTT(nn.Module):
         self.w, self.b = nn.Parameter(torch.randn(4, D)), nn.Parameter(torch.zeros(4, D))
         self.cat = nn.ModuleList(nn.Embedding(5, D) for _ in range(2))
         self.cls = nn.Parameter(torch.randn(1, 1, D))
-        self.layers = nn.ModuleList(PreBlock(False) for _ in range(2))
+        self.layers = nn.ModuleList(PreBlock(causal=False) for _ in range(2))
         self.o = nn.Linear(D, 1)
 
     def forward(self, batch):

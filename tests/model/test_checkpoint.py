@@ -19,7 +19,6 @@ from ctrans.model.checkpoint import (
     load,
     load_config,
     save,
-    write_durably,
 )
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
@@ -219,21 +218,6 @@ def test_a_save_over_another_model_that_is_killed_leaves_one_of_the_two_or_is_re
         else:
             seen.append(*[name for name, logits in expected.items() if torch.equal(logits, found)])
     assert list(dict.fromkeys(seen)) == ["before", "refused", "after"]
-
-
-def test_bytes_are_on_the_disk_before_they_have_their_name(tmp_path, monkeypatch):
-    calls = []
-    for name in ("fsync", "replace"):
-        call = getattr(os, name)
-        monkeypatch.setattr(
-            os, name, lambda *args, name=name, call=call: (calls.append(name), call(*args))[1]
-        )
-    write_durably(tmp_path / "file", b"x")
-    assert calls == [
-        "fsync",
-        "replace",
-        "fsync",
-    ]  # the file, its name, the directory that holds the name
 
 
 def test_a_run_gives_its_best_model_and_never_another_in_its_place(tmp_path):

@@ -334,7 +334,7 @@ class Attention(SoftmaxAttention):
         )
 
 
-def qk_norm_name(qk_norm: bool | str) -> bool | str:
+def qk_norm_name(qk_norm: bool | str) -> bool | str:  # noqa: FBT001  # its only argument
     """False for none, or a name of `QK_NORMS`; true is "rms". Raises ConfigError for anything
     else.
     """

@@ -22,7 +22,7 @@ probe reports which one it lacks. Each is exact for the map's present weights.
 | `Balances`            | the load of its parts, and a way to even it              | the training loop, after each update           |
 | `HasDiscontinuities`  | the distance of a token from the jumps of f              | the routing by depth                           |
 | `ExplainsUnsupported` | why it lacks some of these protocols                     | messages                                       |
-"""  # noqa: E501
+"""  # noqa: E501  # a table
 
 from __future__ import annotations
 

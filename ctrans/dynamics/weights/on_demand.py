@@ -95,7 +95,11 @@ class OnDemand(nn.Module):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         check_present(self, "loaded")
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OnDemand:
+    def _apply(
+        self,
+        fn: Callable[[Tensor], Tensor],
+        recurse: bool = True,  # noqa: FBT001, FBT002  # as in nn.Module
+    ) -> OnDemand:
         """Applies `to`, `double` and similar calls to the shelf."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
         self.place.shelf.clear()

@@ -12,13 +12,14 @@ from pathlib import Path
 import safetensors
 from torch import Tensor
 
+from ctrans.base.durable_files import flush, write_durably
 from ctrans.examine.diagnosis.diagnose import Diagnosis
 from ctrans.examine.diagnosis.treatment import LARGER, PROVED, TREATED, size_of_neighbours
 from ctrans.interop.checkpoint_weights import checkpoint_weights
 from ctrans.interop.hugging_face_files import weight_files
 from ctrans.model.checkpoint import find_model
 from ctrans.model.sums import STATE, SUMS
-from ctrans.model.weights_file import flush, write_durably, write_weights
+from ctrans.model.weights_file import write_weights
 from solvers import ConfigError
 
 BEFORE = "before-treatment.safetensors.old"

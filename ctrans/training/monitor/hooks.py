@@ -30,7 +30,7 @@ class Hook:
 
 def traced() -> bool:
     """Whether torch records the pass for a compiled graph, an export or TorchScript."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]  # torch gives it no types
 
 
 def state_in(arguments: Sequence[Any]) -> Tensor | None:

@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ctrans.base.durable_files import write_durably
 from ctrans.base.given_files import cannot_read, nested_too_deep, read_lines
 from ctrans.base.json_values import is_step, plain
 from ctrans.measure.findings import Finding
-from ctrans.model.weights_file import write_durably
 from ctrans.training.log import append_line, writing
 from ctrans.training.monitor.log_lines import (
     Header,

@@ -31,7 +31,7 @@ from ctrans.measure.reductions import (
     sample_rows,
 )
 from ctrans.training.monitor.hooks import Hook, in_a_line, local, state_in, traced
-from ctrans.training.monitor.scores import ScoresSeen
+from ctrans.training.monitor.scores import scores_seen
 from ctrans.training.monitor.sites import Site, Sites
 from ctrans.training.monitor.training_measures import TINY, GaugeAt, Scope, measures_of
 
@@ -161,7 +161,7 @@ class PassHooks:
             calls += 1
             if calls == 1 and self._measures and not traced():  # a model may call itself
                 at = -1
-                self._modes.enter_context(ScoresSeen(scored, partial(self._failed, "attention")))
+                self._modes.enter_context(scores_seen(scored, partial(self._failed, "attention")))
                 self._modes.enter_context(stream.states(met))
 
         def scored(scores: Tensor) -> None:
@@ -326,7 +326,7 @@ class PassHooks:
         if self._lacks("logit", site.k):
             self._modes.close()  # of an attention that has not ended
             self._modes.enter_context(
-                ScoresSeen(
+                scores_seen(
                     partial(self._measure, "head", site.k), partial(self._failed, site.place)
                 )
             )

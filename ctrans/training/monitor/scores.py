@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
+from ctrans.measure.attention.attention_calls import (
+    KERNEL,
+    SOFTMAXES,
+    AttentionCalls,
+    KernelCall,
+    softmax_input,
+)
 from ctrans.measure.attention.row_entropy import entropy_of_rows
 
+ScoresOf = Callable[..., Tensor | None]
+"""The scores of a call with these arguments."""
 ROWS = 64
 """The number of rows of the first sequence, evenly spaced."""
 HIDDEN = -9e3
@@ -27,35 +35,29 @@ in size. So a real score below this is taken for masked.
 """
 
 
-class ScoresSeen(TorchFunctionMode):
+def scores_seen(
+    seen: Callable[[Tensor], None], failed: Callable[[Exception], None]
+) -> AttentionCalls:
     """Inside, calls `seen` with the scores before the softmax of each attention that torch
     computes: (heads, rows, tokens), -inf where a row may not read, on the device. `failed` gets an
     error of it, which must not end the training.
     """
 
-    def __init__(self, seen: Callable[[Tensor], None], failed: Callable[[Exception], None]):
-        super().__init__()
-        self.seen = seen
-        self.failed = failed
-
-    def __torch_function__(
-        self,
-        function: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        look = LOOKS.get(function)
-        if look is not None:
+    def look_for(scores_of: ScoresOf) -> Callable[..., None]:
+        def look(*args: Any, **kwargs: Any) -> None:
             try:
                 with torch.no_grad():
-                    scores = look(*args, **kwargs)
+                    scores = scores_of(*args, **kwargs)
                     if scores is not None:
-                        self.seen(scores)
+                        seen(scores)
             except Exception as error:  # of shapes and kinds of tensors that only the model knows
-                self.failed(error)
-        return function(*args, **kwargs)
+                failed(error)
+
+        return look
+
+    return AttentionCalls(
+        before={function: look_for(scores_of) for function, scores_of in SCORES.items()}
+    )
 
 
 def largest_score(scores: Tensor) -> Tensor:
@@ -85,32 +87,25 @@ def weight_ahead(scores: Tensor) -> Tensor:
     return (scores.softmax(-1) * later).sum(-1).mean(-1)
 
 
-def _of_kernel(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor | None:
-    if query.dim() < 3:
+def _of_kernel(*args: Any, **kwargs: Any) -> Tensor | None:
+    call = KernelCall(*args, **kwargs)
+    if call.query.dim() < 3:
         return None
-    q = _first(query)
-    k = _first(key)
+    q = _first(call.query)
+    k = _first(call.key)
     if len(q) > len(k):
         k = k.repeat_interleave(len(q) // len(k), 0)
     rows = _rows(q.shape[-2], q.device)
+    scale = call.scale
     if scale is None:
         scale = q.shape[-1] ** -0.5
     scores = (q[:, rows] @ k.mT).float() * scale
-    if is_causal:
+    if call.is_causal:
         later = torch.arange(k.shape[-2], device=q.device) > rows.unsqueeze(-1)
         return scores.masked_fill(later, -math.inf)
-    if attn_mask is None:
+    mask = call.attn_mask
+    if mask is None:
         return scores
-    mask = attn_mask
     while mask.dim() > 3:
         mask = mask[0]
     mask = mask.expand(*mask.shape[:-2], q.shape[-2], k.shape[-2])[..., rows, :]
@@ -120,7 +115,7 @@ def _of_kernel(
 
 
 def _of_softmax(*args: Any, **kwargs: Any) -> Tensor | None:
-    scores: Tensor = args[0] if args else kwargs["input"]
+    scores = softmax_input(*args, **kwargs)
     if scores.dim() < 4 or scores.shape[-1] < scores.shape[-2]:
         return None
     first = _first(scores)
@@ -171,11 +166,9 @@ def _added(mask: Tensor) -> Tensor:
     return mask
 
 
-LOOKS: dict[Any, Callable[..., Tensor | None]] = {
-    F.scaled_dot_product_attention: _of_kernel,
-    F.softmax: _of_softmax,
-    torch.softmax: _of_softmax,
-    Tensor.softmax: _of_softmax,
+SCORES: Mapping[Callable[..., Any], ScoresOf] = {
+    KERNEL: _of_kernel,
+    **dict.fromkeys(SOFTMAXES, _of_softmax),
     F.multi_head_attention_forward: _of_multihead,
 }
 """By torch function: the scores (heads, rows, tokens) of the first sequence, or None if the call is

@@ -14,9 +14,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from ctrans.base.durable_files import write_durably
 from ctrans.interop.open_model import unwrap_model
 from ctrans.measure.findings import Finding
-from ctrans.model.weights_file import write_durably
 from ctrans.training.monitor.hooks import Hook, in_a_line
 from ctrans.training.monitor.memory import MEMORY, memory_in
 from ctrans.training.monitor.monitor import DEFAULTS, Monitor

@@ -237,7 +237,7 @@ def _placed_gradient(weight: nn.Parameter) -> Tensor:
     """
     gradient: Any = weight.grad
     if hasattr(gradient, "redistribute"):
-        gradient = gradient.redistribute(placements=weight.placements)  # type: ignore[attr-defined]
+        gradient = gradient.redistribute(placements=weight.placements)  # type: ignore[attr-defined]  # a DTensor
     placed: Tensor = gradient
     return placed
 

@@ -11,7 +11,7 @@ from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.measure.reductions import growth_exponent
 from ctrans.measure.walk import Instrument, States, walk
 from ctrans.training.monitor import GAUGES, Monitor
-from ctrans.training.monitor.scores import ScoresSeen, largest_score, row_entropy
+from ctrans.training.monitor.scores import largest_score, row_entropy, scores_seen
 from ctrans.training.monitor.sites import sites_of
 from tests.training.monitor.test_bits import Plain, hugging_face
 
@@ -293,7 +293,7 @@ def test_what_a_mask_hides_by_a_finite_number_is_hidden(fill):
     """Megatron's, float16's, that of many models, float32's and torch's."""
     scores, seen = torch.randn(1, 2, 6, 6, generator=torch.Generator().manual_seed(0)), []
     later = torch.ones(6, 6).triu(1).bool()
-    with ScoresSeen(seen.append, pytest.fail):
+    with scores_seen(seen.append, pytest.fail):
         scores.masked_fill(later, fill).softmax(-1)
     hidden = scores[0].masked_fill(later, -math.inf)
     assert torch.equal(largest_score(seen[0]), largest_score(hidden))

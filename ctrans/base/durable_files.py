@@ -1,0 +1,33 @@
+"""Files that are written whole or not at all, and are on the disk when the call returns."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Writes the file whole or leaves the old one, and returns when it is on the disk. Raises
+    OSError.
+    """
+    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}")
+    temporary.unlink(missing_ok=True)  # of a killed process, or a link to another file
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    flush(path.parent)  # the new name is on the disk when its directory is
+
+
+def flush(path: Path) -> None:
+    """Returns when the file, or the directory's names, are on the disk. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,69 @@
+"""The calls of torch by which any model computes its attention, seen from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+KERNEL: Callable[..., Any] = F.scaled_dot_product_attention
+SOFTMAXES: tuple[Callable[..., Any], ...] = (torch.softmax, F.softmax, Tensor.softmax)
+Looks = Mapping[Callable[..., Any], Callable[..., None]]
+"""By torch function, what is done with each of its calls."""
+
+
+class AttentionCalls(TorchFunctionMode):
+    """A mode that shows the calls of some torch functions, and does not change them. It does not
+    show the calls that these functions make themselves.
+
+    - `before`: by torch function, a function that gets the arguments before the call
+    - `after`: by torch function, a function that gets the output and then the arguments
+    """
+
+    def __init__(self, *, before: Looks | None = None, after: Looks | None = None):
+        super().__init__()
+        self.before = before or {}
+        self.after = after or {}
+
+    def __torch_function__(
+        self,
+        function: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in self.before:
+            self.before[function](*args, **kwargs)
+        output = function(*args, **kwargs)
+        if function in self.after:
+            self.after[function](output, *args, **kwargs)
+        return output
+
+
+def looks(kernel: Callable[..., None], softmax: Callable[..., None]) -> Looks:
+    """One function for calls of the fused kernel, and one for those of each softmax."""
+    return {KERNEL: kernel, **dict.fromkeys(SOFTMAXES, softmax)}
+
+
+class KernelCall(NamedTuple):
+    """The arguments of `scaled_dot_product_attention`."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
+def softmax_input(*args: Any, **kwargs: Any) -> Tensor:
+    """The scores that a softmax is given."""
+    scores: Tensor = args[0] if args else kwargs["input"]
+    return scores
