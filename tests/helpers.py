@@ -4,6 +4,7 @@ states to feed them.
 
 import torch
 
+from ctrans.cli import OLD_COMMANDS
 from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.measure.backward.parameter_gradients import ParameterGradients
 from ctrans.measure.forward.carried import CarriedStates
@@ -78,3 +79,10 @@ def tokens(batch=2, length=8, vocabulary=11, seed=0):
     return torch.randint(
         0, vocabulary, (batch, length), generator=torch.Generator().manual_seed(seed)
     )
+
+
+def old_command_note(name):
+    """What a command says on stderr if it has an old name, and "" otherwise."""
+    if name not in OLD_COMMANDS:
+        return ""
+    return f"ctrans: {name} is now a part of {OLD_COMMANDS[name]}\n"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -37,6 +37,7 @@ from solvers.gradients import get_gradient
 from solvers.methods import get_method
 
 
+@runtime_checkable
 class Decode(Protocol):
     """Gives the text of a token."""
 

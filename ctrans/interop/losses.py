@@ -172,6 +172,10 @@ def _tied_cross_entropy(tensor: Tensors, table: nn.Embedding) -> Loss:
     return loss
 
 
+def _no_loss(output: Any, targets: Any) -> Tensor:
+    raise ConfigError("the model was opened with loss='none': choose another for what needs a loss")
+
+
 def with_loss(
     model: AnyModel, loss: str | Loss | None, *, predicts: bool, causal: bool
 ) -> tuple[AnyModel | ModelWithLoss, str]:
@@ -204,7 +208,9 @@ def with_loss(
         tensor = tensor_in
     if loss in ("mean", "random"):
         return ModelWithLoss(model, _stand_in(tensor, random=loss == "random")), loss
-    if loss == "none" or predicts:
+    if loss == "none":
+        return ModelWithLoss(model, _no_loss), loss
+    if predicts:
         return model, loss
     table = _embeddings(model)
     if isinstance(model, Imported):

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from ctrans.cli import main
+from tests.helpers import old_command_note
 from tests.interop.models import made
 
 FEW = ["--tokens", "6", "--batch", "1", "--json", "-"]
@@ -20,7 +21,7 @@ def run(*args):
 
 def found(name, *args):
     result = run(name, *args, *COMMANDS[name])
-    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    assert (result.exit_code, result.stderr) == (0, old_command_note(name)), result.output
     return json.loads(result.stdout)
 
 

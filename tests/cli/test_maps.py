@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from ctrans.cli import main
 from ctrans.dynamics.fields import ATTENTIONS, FFNS, Attention, FeedForward
 from ctrans.model.checkpoint import load
+from tests.helpers import old_command_note
 
 SIZES = ["--depth", "1", "--width", "8", "--heads", "2", "--context", "6"]
 
@@ -38,7 +39,7 @@ def run(*args):
 
 def result(*args):
     done = run(*args, "--json", "-")
-    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    assert (done.exit_code, done.stderr) == (0, old_command_note(args[0])), done.output
     return json.loads(done.stdout)
 
 

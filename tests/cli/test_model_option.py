@@ -18,7 +18,7 @@ from ctrans.interop.families import small_model
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from tests.helpers import learned
+from tests.helpers import learned, old_command_note
 from tests.interop.models import TEXT, VOCABULARY, made
 from tests.interop.test_hugging_face import index_alone
 from tests.interop.test_open_model import save_tokenizer
@@ -39,7 +39,8 @@ def run(*args):
 
 def found(name, *args):
     result = run(name, *args, *(["--quick"] if name == "screen" else []))
-    assert (result.exit_code, result.stderr) == (0, ""), (result.output, result.exception)
+    expected = (0, old_command_note(name))
+    assert (result.exit_code, result.stderr) == expected, (result.output, result.exception)
     return json.loads(result.stdout)
 
 
