@@ -7,7 +7,7 @@ The log has it, and the picture. With a check that has a `rule` over the past it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ctrans.measure import state_measures
 from ctrans.measure.findings import OURS, Check, tried
-from ctrans.measure.measures import MEASURES, Figures, Measure, MeasureAt, Scope
+from ctrans.measure.measures import MEASURES, Chosen, Figures, Measure, MeasureAt, Scope
 from ctrans.training.monitor import past_checks
 from ctrans.training.monitor.past import Array, Past
 from ctrans.training.monitor.scores import largest_score, row_entropy, weight_ahead
@@ -661,24 +661,8 @@ MEASURES.limit(
 )
 
 
-class LiveMeasures(Mapping[str, Measure]):
-    """The measures that a training's hooks take, by name."""
-
-    def __getitem__(self, name: str) -> Measure:
-        measure = MEASURES[name]
-        if not measure.live:
-            raise KeyError(name)
-        return measure
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, measure in MEASURES.items() if measure.live)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-GAUGES = LiveMeasures()
-"""What a report of a training has, by name."""
+GAUGES = Chosen(lambda measure: measure.live)
+"""What a report of a training has, by name: the measures that its hooks take."""
 REPORTED_FIRST = (
     "not finite",
     "near the end of float16",
