@@ -87,7 +87,7 @@ def made_by_nothing(measures, texts, templates):
     findings is named by its check, and one that a driver's object has by its key there.
     """
     for name, measure in measures.items():
-        is_named = not texts.isdisjoint({measure.key or name, *measure.checks})
+        is_named = not texts.isdisjoint({name, measure.key, *measure.checks} - {""})
         fits = [
             measured_by == measure.measured_by
             and re.fullmatch(".+".join(map(re.escape, template.split(HOLE))), name)

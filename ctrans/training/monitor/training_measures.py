@@ -23,8 +23,6 @@ from ctrans.training.monitor.scores import largest_score, row_entropy, weight_ah
 GaugeAt = MeasureAt
 __all__ = [
     "GAUGES",
-    "RENAMED",
-    "REPORTED_FIRST",
     "TINY",
     "Figures",
     "GaugeAt",
@@ -91,12 +89,14 @@ MEASURES.add(
             live=True,
             title="loss",
             unit="loss, nats a token",
+            log=False,
         ),
         "highest_loss": Measure(
             formula="the largest loss since the last report",
             live=True,
             title="highest loss",
             unit="largest loss since the report before",
+            log=False,
         ),
         "learning_rate": Measure(
             formula="the largest learning rate of the optimiser's groups",
@@ -663,38 +663,6 @@ MEASURES.limit(
 
 GAUGES = Chosen(lambda measure: measure.live)
 """What a report of a training has, by name: the measures that its hooks take."""
-REPORTED_FIRST = (
-    "not finite",
-    "near the end of float16",
-    "softmax twice",
-    "gradients are not reset",
-    "updates too large",
-    "embedding updates too large",
-    "attention logits grow",
-    "output logits drift",
-    "embedding grows",
-    "hidden states grow too large",
-    "gradients explode by depth",
-    "gradients vanish by depth",
-    "updates near zero",
-    "targets leak",
-    "gradient spike",
-    "loss stays high",
-    "loss spike",
-    "Adam's second moments too small",
-    "Adam's second moments too large",
-    "Adam remembers too long",
-    "beyond the edge of stability",
-    "attention collapsed",
-    "step larger than the state",
-    "dead layer",
-    "sublayer outgrows its past",
-    "frozen layer",
-    "router collapse",
-)
-"""The order of alarms in a report: causes before their consequences. Others come last."""
-RENAMED = {"surprise": "adam_gradient_ratio", "surprise_outside": "adam_gradient_ratio_outside"}
-"""Measures by their names in logs of version 0.2."""
 
 
 def measures_of(scope: Scope) -> dict[str, Callable[[Any], Tensor | float]]:
