@@ -26,6 +26,7 @@ from ctrans.dynamics.fields import ATTENTIONS, FFNS, Matrix, reference_kernels
 from ctrans.dynamics.norm import NORMS, SphereNorm, SquashNorm
 from ctrans.dynamics.placement import PLACEMENTS, Placement
 from ctrans.dynamics.residual import RESIDUALS, Residual, ResidualEntry
+from ctrans.examine.diagnosis.weights_only import change
 from ctrans.examine.screening.case import StepPlan, StepVerdict
 from ctrans.examine.screening.screen import STEPS, ScreeningStep, screen
 from ctrans.measure.backward.sensitivity import sublayer_sensitivity
@@ -34,9 +35,16 @@ from ctrans.measure.measured import along_depth
 from ctrans.measure.measures import MEASURES, Measure
 from ctrans.measure.walk import Instrument, walk
 from ctrans.model.orders import substep_convergence
+from ctrans.study.finished import Finished
+from ctrans.study.measures import WINDOWS
+from ctrans.study.presets.claim import Contrast
+from ctrans.study.training import RunResult, train_run
+from ctrans.training import trained
+from ctrans.training.data import from_text
 from ctrans.training.monitor import Monitor, read_log
 from ctrans.training.monitor.past_checks import beyond
 from solvers import METHODS, ConfigError, RungeKutta, solve, tableau
+from tests.study.helpers import small
 
 ROOT = Path(__file__).parents[1]
 TEXT = torch.randint(0, 11, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -475,6 +483,59 @@ def test_a_step_may_have_a_mapping_as_its_result_whose_values_are_no_rows(monkey
     assert model["steps"]["mapping"]["result"] == {"size": 1.0}
 
 
+@pytest.mark.slow
+def test_a_figure_that_a_study_keeps_of_its_runs_is_one_entry(monkeypatch):
+    weights = Measure(
+        formula="the sum of |W|^2 over all weights W",
+        compute=lambda model, tokens, targets: {
+            "squares": sum(float(weight.square().sum()) for weight in model.parameters()),
+            "tokens": tokens.numel(),
+        },
+        studied=True,
+    )
+    with pytest.raises(ConfigError, match="attention, last gradient, massive"):
+        small(measure=["weight"])
+    with pytest.raises(ConfigError, match=r"compute=FUNCTION.*studied=True"):
+        MEASURES["weights"] = weights.compute
+    monkeypatch.setitem(MEASURES, "weights", weights)
+    (run, *_) = small(measure=["weights"]).runs()
+    result = train_run(run, from_text(b"to be or not to be, " * 40, run.model.context))
+    before, after = (result.trained[when]["weights"] for when in ("before", "after"))
+    model = GPT(run.model, seed=run.training.seed)
+    assert before["squares"] == sum(float(each.square().sum()) for each in model.parameters())
+    assert after["squares"] != before["squares"]
+    assert after["tokens"] == WINDOWS * run.model.context
+
+
+def test_a_figure_of_a_run_that_a_preset_compares_is_one_entry(monkeypatch):
+    rate = Measure(formula="the rate", compute=lambda run: run.run.training.learning_rate)
+    monkeypatch.setitem(MEASURES, "run: rate", rate)
+    contrast = Contrast("it is positive", {"placement": "pre"}, figure="rate")
+    result = RunResult("finished", "", [], 1.0, {})
+    runs = [Finished("", run, result, "", "") for run in small().runs()]
+    assert contrast.by_seed(runs) == {0: pytest.approx((1e-3 + 1e-2) / 2)}
+
+
+def test_a_figure_that_a_result_has_already_is_one_entry(monkeypatch):
+    late = Measure(formula="how late it is", measured_by="ctrans train", key="lateness")
+    monkeypatch.setitem(MEASURES, "late", late)
+    (value,) = trained.measured({"": {"ending": "finished", "step": 1, "lateness": 3}}).of("late")
+    assert value.value == 3.0
+
+
+def test_a_change_between_two_checkpoints_is_one_entry(monkeypatch):
+    less = Measure(
+        formula="how much less",
+        scope="weight",
+        compares=("size",),
+        compute=lambda before, after: before.value - after.value,
+    )
+    monkeypatch.setitem(MEASURES, "less", less)
+    before, after = ([Reading(size, "here", f"it is {size}")] for size in (3.0, 1.0))
+    (reading,) = change({"size": before}, {"size": after}).readings["less"]
+    assert (reading.value, reading.figure) == (2.0, "before, it is 3.0; now, it is 1.0")
+
+
 def test_a_new_gauge_is_one_entry_in_the_log_and_for_an_alarm(monkeypatch, tmp_path):
     tall = Check(
         severity="note",
@@ -519,6 +580,7 @@ def test_a_new_gauge_is_one_entry_in_the_log_and_for_an_alarm(monkeypatch, tmp_p
 
 MINE = """
 from ctrans.dynamics.placement import PLACEMENTS, Placement
+from ctrans.examine.diagnosis.weights_only import change
 from ctrans.examine.screening.case import StepPlan, StepVerdict
 from ctrans.examine.screening.screen import STEPS, ScreeningStep
 from ctrans.measure.walk import Instrument

@@ -67,6 +67,15 @@ class PointwiseReading(NamedTuple):
 NOTHING = PointwiseReading()
 
 
+class Alignment(NamedTuple):
+    """A way to compare a sublayer's velocity v with the costate P: `compare` is a function of the
+    sublayer, P and v, and `words` say what the alignment then is.
+    """
+
+    compare: Callable[[Sublayer, Tensor, Tensor], PointwiseReading]
+    words: str
+
+
 @torch.no_grad()
 @leaving_as_found
 def maximum_principle(
@@ -90,8 +99,8 @@ def maximum_principle(
     finite, else the cosine. Raises ConfigError for the gap of a sublayer without finite H, naming
     its placement, and for an unknown measure. Theory, section 5; Kan, eq. 58 and 99.
     """
-    if measure is not None and measure not in MEASURES:
-        raise unknown("measure of alignment", measure, MEASURES)
+    if measure is not None and measure not in ALIGNMENTS:
+        raise unknown("measure of alignment", measure, ALIGNMENTS)
     sublayers = list(depth.sublayers)
     skipped = dict[str, str]()
     readings = list[PointwiseReading]()
@@ -105,7 +114,7 @@ def maximum_principle(
             readings.append(NOTHING)
             skipped[f"segment {k} ({sublayer.kind})"] = str(error)
             continue
-        pointwise = MEASURES[name](sublayer, p, v)
+        pointwise = ALIGNMENTS[name].compare(sublayer, p, v)
         readings.append(
             pointwise._replace(velocity_norm=float(v.norm()), product=float((p * v).sum()))
         )
@@ -171,7 +180,14 @@ def _against_costate(sublayer: Sublayer, p: TokenRows, v: TokenRows) -> Pointwis
     return PointwiseReading(hamiltonian, gap=hamiltonian, alignment=alignment)
 
 
-MEASURES: dict[str, Callable[[Sublayer, Tensor, Tensor], PointwiseReading]] = {
-    "gap": _against_maximizer,
-    "cosine": _against_costate,
+ALIGNMENTS = {
+    "gap": Alignment(
+        _against_maximizer,
+        "alignment is the share of the steepest descent that the velocity achieves of what its norm"
+        " allows token by token",
+    ),
+    "cosine": Alignment(
+        _against_costate, "alignment is cos(-P, v), as no norm at the output bounds velocities"
+    ),
 }
+"""The ways to compare a velocity with the costate, by name."""

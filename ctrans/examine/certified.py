@@ -37,15 +37,6 @@ SENTENCES = {
     ),
     "unknown": "it is not known whether the best outputs of {} are finite",
 }
-EVIDENCE = {
-    "gap": ("gap", "worst distance of the best velocities that were found from H, (H - best)/S"),
-    "weights": ("weight gap", "the same for the best last-layer weights W"),
-    "kkt": ("KKT", "worst residual of the maximiser's first-order conditions"),
-    "uniqueness": ("apart", "largest distance between maximisers from different starts"),
-    "exponent": ("power of R", "exponent with which the value grows, |W| bounded by R: k of R^k"),
-    "gained": ("power with gains", "the same with W, gains and offsets bounded by R together"),
-}
-"""Names and formulas of the evidence."""
 NO_ODE = "no ODE"
 
 MEASURES.add(
@@ -96,7 +87,34 @@ MEASURES.add(
         "Kan's value": Measure(
             formula="of H, for LayerNorm, as the paper prints it", source="Kan", detail=True
         ),
-        **{title: Measure(formula=formula, detail=True) for title, formula in EVIDENCE.values()},
+        "gap": Measure(
+            key="gap",
+            formula="worst distance of the best velocities that were found from H, (H - best)/S",
+            detail=True,
+        ),
+        "weight gap": Measure(
+            key="weights", formula="the same for the best last-layer weights W", detail=True
+        ),
+        "KKT": Measure(
+            key="kkt",
+            formula="worst residual of the maximiser's first-order conditions",
+            detail=True,
+        ),
+        "apart": Measure(
+            key="uniqueness",
+            formula="largest distance between maximisers from different starts",
+            detail=True,
+        ),
+        "power of R": Measure(
+            key="exponent",
+            formula="exponent with which the value grows, |W| bounded by R: k of R^k",
+            detail=True,
+        ),
+        "power with gains": Measure(
+            key="gained",
+            formula="the same with W, gains and offsets bounded by R together",
+            detail=True,
+        ),
         "costate of a segment": Measure(
             formula="|P| = |dL/dX|, the loss's gradient by the state",
             title="costate",
@@ -242,10 +260,10 @@ def values_of(model: str, check: ModelCheck) -> Iterator[Value]:
     yield Value(model, "found by search", _found(top))
     if top.ellipsoid is not None:
         yield Value(model, "Kan's value", top.ellipsoid)
-    for key, (title, _) in EVIDENCE.items():
+    for measure, key in MEASURES.keyed("ctrans hjb-check").items():
         figure = check.evidence.get(key)
         if figure is not None:
-            yield Value(model, title, figure)
+            yield Value(model, measure, figure)
     for segment in check.segments:
         yield from _of_segment(model, segment)
 

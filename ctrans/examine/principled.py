@@ -14,7 +14,7 @@ from torch import Tensor
 from ctrans.base.from_json import from_json
 from ctrans.control.attained import Attained, attained
 from ctrans.control.costate import ZERO_GRADIENT, continuous_or_discrete
-from ctrans.control.maximum_principle import MaximumPrinciple, maximum_principle
+from ctrans.control.maximum_principle import ALIGNMENTS, MaximumPrinciple, maximum_principle
 from ctrans.measure import state_measures as state_measures  # the costate
 from ctrans.measure.measured import Answer, Measured, Value, along_depth
 from ctrans.measure.measures import MEASURES, Measure
@@ -31,14 +31,6 @@ _GAP = (
     " at each token; infinite where nothing bounds it"
 )
 _DRIFT = "departure of <P, v> from what the ODE conserves: the solver's error"
-KINDS = {
-    "gap": (
-        "alignment is the share of the steepest descent that the velocity achieves of what its norm"
-        " allows token by token"
-    ),
-    "cosine": "alignment is cos(-P, v), as no norm at the output bounds velocities",
-}
-"""What alignment means, by the measure that a segment allows."""
 
 MEASURES.add(
     "ctrans hjb-check --principle",
@@ -161,7 +153,7 @@ class Principled:
         lines += [f"{where} is skipped: {why}" for where, why in self.principle.skipped.items()]
         if not any(_finite(self.principle.costate_norm)):
             lines.append(ZERO_GRADIENT)
-        lines += [KINDS[kind] for kind in dict.fromkeys(self.principle.measures)]
+        lines += [ALIGNMENTS[name].words for name in dict.fromkeys(self.principle.measures)]
         return lines
 
     @property

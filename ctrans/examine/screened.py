@@ -43,8 +43,6 @@ RESULTS: dict[str, type] = {
     "initialisation": InitialisationStep,
 }
 """The class of each step's result."""
-OLD_NAMES = {"decades of growth": "growth", "least entropy of a head": "least entropy"}
-"""Measures that had another name in the JSON of version 1."""
 
 MEASURES.add(
     "ctrans screen",
@@ -250,14 +248,14 @@ def reasons(screening: Screening) -> list[str]:
 def as_object(screenings: Mapping[str, Screening]) -> dict[str, Any]:
     """The screenings in the JSON of version 1."""
     quantities = {
-        OLD_NAMES.get(name, name): {
-            "description": MEASURES[name].formula,
-            "gauge": MEASURES[name].gauge,
-            "decimals": MEASURES[name].decimals,
-            "share": MEASURES[name].share,
+        _old_name(name): {
+            "description": measure.formula,
+            "gauge": measure.gauge,
+            "decimals": measure.decimals,
+            "share": measure.share,
             **limits_of(name),
         }
-        for name in measured_by_steps()
+        for name, measure in measured_by_steps().items()
     }
     models = {}
     for name, screening in screenings.items():
@@ -280,7 +278,14 @@ def as_object(screenings: Mapping[str, Screening]) -> dict[str, Any]:
 
 
 def _old(figures: Mapping[str, Any]) -> dict[str, Any]:
-    return {OLD_NAMES.get(name, name): figure for name, figure in figures.items()}
+    return {_old_name(name): figure for name, figure in figures.items()}
+
+
+def _old_name(name: str) -> str:
+    """The name of a measure in the JSON of version 1."""
+    if name in MEASURES and MEASURES[name].key:
+        return MEASURES[name].key
+    return name
 
 
 def measured_in(result: Mapping[str, Any]) -> Measured:
@@ -289,7 +294,7 @@ def measured_in(result: Mapping[str, Any]) -> Measured:
 
 
 def _screening(model: Mapping[str, Any]) -> Screening:
-    new_names = {old: new for new, old in OLD_NAMES.items()}
+    new_names = {_old_name(name): name for name in measured_by_steps()}
     steps = {}
     for step, verdict in model["steps"].items():
         renamed = dict(verdict)

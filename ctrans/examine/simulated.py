@@ -34,7 +34,6 @@ _APART = (
     " the ODE that it discretises. This is no error of the model: it measures how well a continuous"
     " depth describes it"
 )
-PRODUCTS = {"QK": "Q'K of a head", "OV": "O V of a head", "W_2 W_1": "W_2 W_1 of an FFN or expert"}
 NO_SPECTRA = "no map of this model gives access to its heads or its matrices"
 
 MEASURES.add(
@@ -124,7 +123,11 @@ MEASURES.add(
         ),
     },
 )
-for _product, _words in PRODUCTS.items():
+for _product, _words in (
+    ("QK", "Q'K of a head"),
+    ("OV", "O V of a head"),
+    ("W_2 W_1", "W_2 W_1 of an FFN or expert"),
+):
     MEASURES.add(
         "ctrans simulate --spectra",
         {

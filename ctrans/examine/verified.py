@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from ctrans.base.from_json import from_json
@@ -24,21 +25,20 @@ REACHED = (
     " difference for an equality; how far a slope, order or mean lies outside its range, negative"
     " inside"
 )
-STATEMENTS = {
-    "section": Measure(formula="the section of THEORY.md", shown_by="words"),
-    "holds": Measure(formula=VERDICT, title="verdict"),
-    "what holds": Measure(formula="the statement"),
-    "worst case": Measure(formula=REACHED, title="reached"),
-    "cases": Measure(formula="the number of random cases"),
-    "source of a statement": Measure(formula="where it is stated", title="source", detail=True),
-    "printed form": Measure(formula="as the source prints it", detail=True),
-    "fate of the printed form": Measure(formula="whether it holds", detail=True),
-}
+_of_a_statement = partial(Measure, topic="Statements", subject="statement")
 MEASURES.add(
     "ctrans verify",
     {
-        name: replace(measure, topic="Statements", subject="statement")
-        for name, measure in STATEMENTS.items()
+        "section": _of_a_statement(formula="the section of THEORY.md", shown_by="words"),
+        "holds": _of_a_statement(formula=VERDICT, title="verdict"),
+        "what holds": _of_a_statement(formula="the statement"),
+        "worst case": _of_a_statement(formula=REACHED, title="reached"),
+        "cases": _of_a_statement(formula="the number of random cases"),
+        "source of a statement": _of_a_statement(
+            formula="where it is stated", title="source", detail=True
+        ),
+        "printed form": _of_a_statement(formula="as the source prints it", detail=True),
+        "fate of the printed form": _of_a_statement(formula="whether it holds", detail=True),
     },
 )
 

@@ -8,12 +8,13 @@ charts, tables, the JSON and the documentation follow from the entry.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ctrans.measure.findings import Check, Checks
 from solvers import ConfigError
+from solvers.errors import shown
 
 Scope = Literal["run", "state", "sublayer", "head", "weight", "token", "size"]
 """What a figure is of.
@@ -47,7 +48,11 @@ class Measure:
     - `compute`: a plain function of what the scope hands over, or the class of the instrument of a
       walk (or of several) that has it; None if a driver measures it (`measured_by`)
     - `measured_by`: the instrument or the function that measures it, in a word
+    - `key`: its name in the object of the driver that has it, and in the JSON of version 1
     - `live`: whether a training's hooks take it too, for the monitor
+    - `studied`: whether a study may take it of a model before and after its training: `compute` is
+      then a function of the model, tokens and targets to JSON values
+    - `compares`: the measures of which `compute` compares two readings, the earlier and the later
     - `checks`: by name, the limits, what follows beyond them, and what helps
     - `bounds`: the measure on which this one is a bound; it is drawn dashed in that one's chart
     - `end`: which end of an interval around that measure this one is, where it is no bound
@@ -73,7 +78,10 @@ class Measure:
     source: str = ""
     compute: Callable[..., Any] | tuple[Callable[..., Any], ...] | None = None
     measured_by: str = ""
+    key: str = ""
     live: bool = False
+    studied: bool = False
+    compares: tuple[str, ...] = ()
     checks: Mapping[str, Check] = field(default_factory=dict)
     bounds: str = ""
     end: Literal["", "low", "high"] = ""
@@ -117,6 +125,11 @@ class Measures(dict[str, Measure]):
     """Measures by name. Raises ConfigError for one that nothing computes."""
 
     def __setitem__(self, name: str, measure: Measure) -> None:
+        if not isinstance(measure, Measure):
+            raise ConfigError(
+                f"MEASURES[{name!r}] = {shown(measure)}: give a Measure(formula=...,"
+                " compute=FUNCTION); a function of a study has studied=True too"
+            )
         if not measure.compute and not measure.measured_by:
             raise ConfigError(
                 f"nothing computes the measure {name!r}: give it compute=FUNCTION, or measured_by="
@@ -166,6 +179,20 @@ class Measures(dict[str, Measure]):
             if topic in check.topics
         }
 
+    def keyed(self, measured_by: str, *, scope: Scope = "run", topic: str = "") -> dict[str, str]:
+        """The keys of what one instrument or function measures, by measure. Those of a `topic` if
+        one is given; none of a bound.
+        """
+        return {
+            name: measure.key
+            for name, measure in self.items()
+            if measure.key
+            and not measure.bounds
+            and measure.measured_by == measured_by
+            and measure.scope == scope
+            and topic in ("", measure.topic)
+        }
+
     def title(self, name: str) -> str:
         """What tables and charts call a measure. An unknown name stands for itself."""
         measure = self.get(name)
@@ -195,6 +222,25 @@ def _usual_topic(check: Check) -> str:
 
 MEASURES = Measures()
 """All measures by name, in the order of reports."""
+
+
+class Chosen(Mapping[str, Measure]):
+    """The measures for which `belongs` holds, by name, as they are now: a plugin may add some."""
+
+    def __init__(self, belongs: Callable[[Measure], bool]):
+        self._belongs = belongs
+
+    def __getitem__(self, name: str) -> Measure:
+        measure = MEASURES[name]
+        if not self._belongs(measure):
+            raise KeyError(name)
+        return measure
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, measure in MEASURES.items() if self._belongs(measure))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def checks_of(topic: str) -> Checks:

@@ -224,7 +224,7 @@ def _runs(runs: JSONObject) -> Table:
         "last loss",
         Column("loss", "the loss over the steps, from its least to its largest"),
         "learning rate",
-        Column("gradient", "norm of the gradient by all weights"),
+        Column("gradient", MEASURES["gradient_norm"].formula),
     ]
     rows = []
     for name, run in runs.items():
@@ -323,7 +323,7 @@ def _over_time(runs: JSONObject, gauge: str) -> Plot:
         unit,
         lines,
         GAUGES[gauge].formula,
-        log=gauge not in ("loss", "highest_loss"),
+        log=GAUGES[gauge].log,
         events=events,
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ctrans.base.option import LARGEST, POSITIVE, SEED, SMALLEST, Range
 from ctrans.model.config import GPTConfig
-from ctrans.study.measures import MEASURES
+from ctrans.study.measures import STUDIED
 from ctrans.study.run_key import run_key
 from ctrans.training.data import Data
 from ctrans.training.data_sources import Source
@@ -64,7 +64,7 @@ class Study:
       combinations
     - `learning_rates`, `seeds`: each case is trained with each of both. A seed is that of the
       weights and the batches
-    - `measure`: names of `ctrans.study.measures.MEASURES`, measured of each model before and after
+    - `measure`: names of `ctrans.study.measures.STUDIED`, measured of each model before and after
       its training
     - `budget`: hours of processor time after which no further run begins; None is no limit
     - `source`: where the data are, as `ctrans.training.data_sources.Source` has it. {"task": name}
@@ -104,7 +104,7 @@ class Study:
         if not isinstance(self.measure, (list, tuple)):
             raise ConfigError(f"measure = {self.measure!r}: give a list of names")
         for name in self.measure:
-            look_up("measure", name, MEASURES)
+            look_up("measure", name, STUDIED)
         if self.budget is not None:
             HOURS.check("budget", self.budget, hint=", or leave it out")
         if self.count > MOST_RUNS:

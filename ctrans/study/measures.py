@@ -1,9 +1,13 @@
-"""Measures of a model before and after its training, on four windows of the validation split."""
+"""Measures of a model before and after its training, on four windows of the validation split.
+
+A new one is one entry of `MEASURES` with `studied=True`: `compute` is a function of a model, tokens
+and targets to JSON values.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,14 +16,13 @@ from ctrans.measure.attention.by_depth import AttentionByDepth
 from ctrans.measure.backward.parameter_gradients import ParameterGradients
 from ctrans.measure.forward.moments import moments
 from ctrans.measure.forward.single_entries import largest_entry, massive_activations
+from ctrans.measure.measures import MEASURES, Chosen, Measure
 from ctrans.measure.walk import States, walk
 from ctrans.model.gpt import GPT
 from ctrans.training.data import Data
 from solvers import ConfigError, SolveError
 
 WINDOWS = 4
-
-RunMeasure = Callable[[GPT, Tensor, Tensor], Any]
 
 
 def _moments(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[float]]:
@@ -64,15 +67,38 @@ def _last_gradient(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, flo
     return {"last": math.hypot(*norms[-model.depth.per_block :]), "largest": max(norms)}
 
 
-MEASURES: dict[str, RunMeasure] = {
-    "moments": _moments,
-    "massive": _massive,
-    "attention": _attention,
-    "last gradient": _last_gradient,
-}
-"""Measures by name. A new one is one entry: a function of a model, tokens and targets to JSON
-values.
-"""
+MEASURES.add(
+    "ctrans study",
+    {
+        "moments": Measure(
+            formula="mean |x| and sample variance over the entries x of each X_k",
+            compute=_moments,
+            studied=True,
+        ),
+        "massive": Measure(
+            formula="largest |x| over the entries x of each X_k, and its ratio to the median |x|",
+            compute=_massive,
+            studied=True,
+        ),
+        "attention": Measure(
+            formula=(
+                "mean theta of the rows of each attention sublayer, and log10 S with S ="
+                " (theta/tau) B^2 G"
+            ),
+            source="Emadi, E.6",
+            compute=_attention,
+            studied=True,
+        ),
+        "last gradient": Measure(
+            formula="|dL/dW| of the last block's weights, and the largest one over sublayers",
+            source="Xiong, theorem 1",
+            compute=_last_gradient,
+            studied=True,
+        ),
+    },
+)
+STUDIED = Chosen(lambda measure: measure.studied)
+"""The measures that a study may take of its models, by name."""
 
 
 def measured(names: Sequence[str], model: GPT, data: Data) -> dict[str, Any]:
@@ -83,7 +109,9 @@ def measured(names: Sequence[str], model: GPT, data: Data) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name in names:
         try:
-            results[name] = MEASURES[name](model, tokens, targets)
+            compute = STUDIED[name].compute
+            assert callable(compute), "a measure of a study has a function"
+            results[name] = compute(model, tokens, targets)
         except (ConfigError, SolveError) as error:
             results[name] = str(error)
     return results

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -35,6 +35,12 @@ RULES = {
     BY_SHARE: "every seed kept at least nine tenths of what the best rate gained",
 }
 """When a learning rate is stable, by rule."""
+STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean": fmean,
+    "lowest": min,
+    "highest": max,
+}
+"""What a spread has of the values at a place."""
 DEEPER = 0.1
 """The share of the depthless floor that the best loss must lie below it. The level between them is
 then at least a twentieth of the floor below it. Trained models without depth ended within that: at
@@ -132,12 +138,11 @@ def by_rate(runs: FinishedRuns) -> dict[float, list[Finished]]:
 
 def spread(axis: str, values: Mapping[Any, Sequence[float]]) -> dict[str, list[Any]]:
     """The mean, the lowest and the highest value at each place of an axis."""
-    return {
-        axis: list(values),
-        "mean": [fmean(at_place) for at_place in values.values()],
-        "lowest": [min(at_place) for at_place in values.values()],
-        "highest": [max(at_place) for at_place in values.values()],
+    along = {
+        name: [statistic(at_place) for at_place in values.values()]
+        for name, statistic in STATISTICS.items()
     }
+    return {axis: list(values), **along}
 
 
 def losses(runs: FinishedRuns) -> ByCase:

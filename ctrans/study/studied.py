@@ -4,75 +4,123 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from ctrans.base.from_json import from_json
 from ctrans.measure.findings import Mark
 from ctrans.measure.measured import Answer, Measured, Value
 from ctrans.measure.measures import MEASURES, Measure
-from ctrans.study.outcomes import LEARNED, RULES
+from ctrans.study.outcomes import LEARNED, RULES, STATISTICS
 from ctrans.study.presets.claim import NOT_REPRODUCED, REPRODUCED, Effect, Verdict
 
 HOLDS = {True: "holds", False: "refuted", None: "open"}
 MARKS: dict[str, Mark] = {REPRODUCED: "good", NOT_REPRODUCED: "bad"}
-OUTCOMES = {
-    "runs": "trainings of this case that are done",
-    "diverged": "trainings that diverged; their loss counts as the one before the first step",
-    "failed": "trainings that ended with an error",
-    "best loss": "lowest mean over seeds of the validation loss at the end, in nats a token",
-    "best learning rate": "the learning rate with the best loss",
-    "largest stable learning rate": (
-        "the highest rate up to which trainings are stable, by the rule below"
-    ),
-    "sensitivity": (
-        "mean over learning rates of the loss above the best, in nats a token; small is easy to"
-        " tune"
-    ),
-}
-"""The outcomes of a case, with their formulas."""
-COSTS = {
-    "runs": "runs",
-    "tokens": "tokens trained on",
-    "flops": "floating-point operations",
-    "processor_hours": "processor hours",
-    "hours": "hours with these processes",
-}
-CURVES = {
-    "loss by learning rate": ("losses", "rates"),
-    "loss by iteration": ("curves", "steps"),
-    "hidden states after training": ("states", "segments"),
-}
-"""Measures over a size, with their keys in the JSON of version 1."""
+BY_CASE = "By case"
+IN_ALL = "Cost in all"
+OF_THE_REST = "Cost of the rest"
+"""Topics: what the figures of a case, of all runs, and of the runs that are left, answer."""
 ENDS: tuple[tuple[str, Literal["low", "high"]], ...] = (("lowest", "low"), ("highest", "high"))
-"""Words for the ends of the runs' spread."""
-FLOORS = {
-    "frequencies_loss": ("how often each target comes", "their losses cannot be compared"),
-    "depthless_loss": (
-        "the current token and its place, as one without depth",
-        "their losses say little about depth",
-    ),
-}
-"""By key: what a model of this loss knows, and what follows for cases that reach no lower."""
+"""The ends of the runs' spread: the statistic, and the end of the interval that it is."""
 _SPREAD = "mean over runs, from the lowest to the highest one"
 
 MEASURES.add(
     "ctrans study",
     {
-        **{
-            f"case: {name}": Measure(formula=formula, title=name, topic="By case")
-            for name, formula in OUTCOMES.items()
-        },
-        **{
-            f"cost: {name}": Measure(formula=f"{name}, in all", title=name, topic="Cost in all")
-            for name in COSTS.values()
-        },
-        **{
-            f"left: {name}": Measure(
-                formula=f"{name}, of the runs that are left", title=name, topic="Cost of the rest"
-            )
-            for name in COSTS.values()
-        },
+        "case: runs": Measure(
+            key="runs", formula="trainings of this case that are done", title="runs", topic=BY_CASE
+        ),
+        "case: diverged": Measure(
+            key="diverged",
+            formula="trainings that diverged; their loss counts as the one before the first step",
+            title="diverged",
+            topic=BY_CASE,
+        ),
+        "case: failed": Measure(
+            key="failed",
+            formula="trainings that ended with an error",
+            title="failed",
+            topic=BY_CASE,
+        ),
+        "case: best loss": Measure(
+            key="best loss",
+            formula="lowest mean over seeds of the validation loss at the end, in nats a token",
+            title="best loss",
+            topic=BY_CASE,
+        ),
+        "case: best learning rate": Measure(
+            key="best learning rate",
+            formula="the learning rate with the best loss",
+            title="best learning rate",
+            topic=BY_CASE,
+        ),
+        "case: largest stable learning rate": Measure(
+            key="largest stable learning rate",
+            formula="the highest rate up to which trainings are stable, by the rule below",
+            title="largest stable learning rate",
+            topic=BY_CASE,
+        ),
+        "case: sensitivity": Measure(
+            key="sensitivity",
+            formula=(
+                "mean over learning rates of the loss above the best, in nats a token; small is"
+                " easy to tune"
+            ),
+            title="sensitivity",
+            topic=BY_CASE,
+        ),
+        "cost: runs": Measure(key="runs", formula="runs, in all", title="runs", topic=IN_ALL),
+        "cost: tokens trained on": Measure(
+            key="tokens",
+            formula="tokens trained on, in all",
+            title="tokens trained on",
+            topic=IN_ALL,
+        ),
+        "cost: floating-point operations": Measure(
+            key="flops",
+            formula="floating-point operations, in all",
+            title="floating-point operations",
+            topic=IN_ALL,
+        ),
+        "cost: processor hours": Measure(
+            key="processor_hours",
+            formula="processor hours, in all",
+            title="processor hours",
+            topic=IN_ALL,
+        ),
+        "cost: hours with these processes": Measure(
+            key="hours",
+            formula="hours with these processes, in all",
+            title="hours with these processes",
+            topic=IN_ALL,
+        ),
+        "left: runs": Measure(
+            key="runs", formula="runs, of the runs that are left", title="runs", topic=OF_THE_REST
+        ),
+        "left: tokens trained on": Measure(
+            key="tokens",
+            formula="tokens trained on, of the runs that are left",
+            title="tokens trained on",
+            topic=OF_THE_REST,
+        ),
+        "left: floating-point operations": Measure(
+            key="flops",
+            formula="floating-point operations, of the runs that are left",
+            title="floating-point operations",
+            topic=OF_THE_REST,
+        ),
+        "left: processor hours": Measure(
+            key="processor_hours",
+            formula="processor hours, of the runs that are left",
+            title="processor hours",
+            topic=OF_THE_REST,
+        ),
+        "left: hours with these processes": Measure(
+            key="hours",
+            formula="hours with these processes, of the runs that are left",
+            title="hours with these processes",
+            topic=OF_THE_REST,
+        ),
         "effect": Measure(
             formula="a difference that is positive where the claim holds; mean over the seeds",
             topic="The claim",
@@ -88,6 +136,7 @@ MEASURES.add(
             topic="The claim",
         ),
         "loss by learning rate": Measure(
+            key="losses",
             formula=(f"{_SPREAD}. A run that diverged counts as its loss before the first step"),
             unit="validation loss at the end, nats a token",
             scope="size",
@@ -96,6 +145,7 @@ MEASURES.add(
             log_x=True,
         ),
         "loss by iteration": Measure(
+            key="curves",
             formula=_SPREAD,
             unit="validation loss, nats a token",
             scope="size",
@@ -103,10 +153,15 @@ MEASURES.add(
             log=False,
         ),
         "hidden states after training": Measure(
-            formula=_SPREAD, unit="mean |x| over entries", scope="size", over="segments done"
+            key="states",
+            formula=_SPREAD,
+            unit="mean |x| over entries",
+            scope="size",
+            over="segments done",
         ),
         **{
             f"{name}, {word}": Measure(
+                key=word,
                 formula=f"the {word} run",
                 scope="size",
                 over=over,
@@ -162,17 +217,20 @@ def _styles(study: Mapping[str, Any]) -> dict[str, str]:
 def _values(study: Mapping[str, Any]) -> Iterator[Value]:
     cost = study.get("cost")
     if cost:
-        for key, name in COSTS.items():
-            yield Value("study", f"cost: {name}", cost["all"][key])
-            yield Value("study", f"left: {name}", cost[key])
+        in_all = MEASURES.keyed("ctrans study", topic=IN_ALL)
+        of_the_rest = MEASURES.keyed("ctrans study", topic=OF_THE_REST)
+        for (measure, key), measure_of_rest in zip(in_all.items(), of_the_rest, strict=True):
+            yield Value("study", measure, cost["all"][key])
+            yield Value("study", measure_of_rest, cost[key])
     for effect in verdict_of(study).effects if study.get("verdict") else ():
         yield from _of_effect(effect)
     for case, outcome in (study.get("outcomes") or {}).items():
         yield from _of_case(case_name(case), outcome)
-    for measure, (key, axis) in CURVES.items():
+    for measure, key in MEASURES.keyed("ctrans study", scope="size").items():
         for case, spread in (study.get(key) or {}).items():
-            if len(spread[axis]) > 1:
-                yield from _of_spread(case_name(case), measure, spread, axis)
+            sizes = _sizes(spread)
+            if len(sizes) > 1:
+                yield from _of_spread(case_name(case), measure, sizes, spread)
 
 
 def verdict_of(study: Mapping[str, Any]) -> Verdict:
@@ -198,22 +256,32 @@ def _of_effect(effect: Effect) -> Iterator[Value]:
 
 
 def _of_case(name: str, outcome: Mapping[str, Any]) -> Iterator[Value]:
-    for key in OUTCOMES:
+    for measure, key in MEASURES.keyed("ctrans study", topic=BY_CASE).items():
         figure = outcome.get(key)
         if figure is None or (key == "failed" and not figure):
             continue
         words = ""
         if key == "largest stable learning rate" and outcome.get("at least"):
             words = "at least"
-        yield Value(name, f"case: {key}", figure, words=words)
+        yield Value(name, measure, figure, words=words)
 
 
-def _of_spread(name: str, measure: str, spread: Mapping[str, Any], axis: str) -> Iterator[Value]:
+def _sizes(spread: Mapping[str, Any]) -> Sequence[float]:
+    """What a spread is along."""
+    (axis,) = spread.keys() - STATISTICS.keys()
+    sizes: Sequence[float] = spread[axis]
+    return sizes
+
+
+def _of_spread(
+    name: str, measure: str, sizes: Sequence[float], spread: Mapping[str, Any]
+) -> Iterator[Value]:
     series = {measure: spread["mean"]}
-    for word, _ in ENDS:
-        series[f"{measure}, {word}"] = spread[word]
+    for end, entry in MEASURES.items():
+        if entry.bounds == measure:
+            series[end] = spread[entry.key]
     for row, figures in series.items():
-        for size, figure in zip(spread[axis], figures, strict=True):
+        for size, figure in zip(sizes, figures, strict=True):
             yield Value(name, row, figure, step=size)
 
 
@@ -303,19 +371,30 @@ def _plateau(study: Mapping[str, Any]) -> list[str]:
     """Which cases ended no lower than a model that knows frequencies only, or the current token
     only.
     """
-    lines = []
-    for key, (knows, follows) in FLOORS.items():
-        if study.get(key) is None:
-            continue
-        known = (
-            f"A model that knows only {knows} has a loss of about {study[key]:.3g} nats a target"
-        )
-        names = no_lower(study, key)
-        if names:
-            lines.append(
-                f"{known}. These cases ended at most {LEARNED:g} below it or above, so {follows}:"
-                f" {', '.join(names)}."
-            )
-        else:
-            lines.append(f"{known}. Every case ended more than {LEARNED:g} below it.")
-    return lines
+    of_frequencies = _floor(
+        study,
+        "frequencies_loss",
+        knows="how often each target comes",
+        follows="their losses cannot be compared",
+    )
+    of_token = _floor(
+        study,
+        "depthless_loss",
+        knows="the current token and its place, as one without depth",
+        follows="their losses say little about depth",
+    )
+    return [*of_frequencies, *of_token]
+
+
+def _floor(study: Mapping[str, Any], key: str, *, knows: str, follows: str) -> list[str]:
+    """Which cases ended no lower than this floor, and what follows; nothing for an unknown one."""
+    if study.get(key) is None:
+        return []
+    known = f"A model that knows only {knows} has a loss of about {study[key]:.3g} nats a target"
+    names = no_lower(study, key)
+    if not names:
+        return [f"{known}. Every case ended more than {LEARNED:g} below it."]
+    return [
+        f"{known}. These cases ended at most {LEARNED:g} below it or above, so {follows}:"
+        f" {', '.join(names)}."
+    ]

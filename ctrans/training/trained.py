@@ -12,57 +12,47 @@ from ctrans.measure.measures import MEASURES, Measure
 
 LEARNED = 0.1
 """A run that ends less than this many nats below a model without depth shows little of depth."""
-RUN = {
-    "how it ended": "ending",
-    "iterations done": "step",
-    "first loss": "first_validation_loss",
-    "last loss": "validation_loss",
-    "best loss": "best_validation_loss",
-    "loss without depth": "depthless_loss",
-    "loss of frequencies": "frequencies_loss",
-    "best iteration": "best_step",
-    "accuracy": "accuracy",
-    "parameters": "parameters",
-    "trained parameters": "trained_parameters",
-}
-"""Measures of a whole run, with their keys in the JSON of version 1."""
-CURVES = {
-    "training loss": "training",
-    "validation loss": "validation",
-    "learning rate by iteration": "learning_rate",
-    "gradient by iteration": "gradient_norm",
-    "growth of the hidden state": "growth",
-    "largest entry by iteration": "largest",
-}
-"""Measures over iterations, with their keys in the JSON of version 1."""
 _NATS = "cross-entropy, nats a token"
 
 MEASURES.add(
     "ctrans train",
     {
-        "how it ended": Measure(formula="finished, stopped, diverged, or out of time"),
-        "iterations done": Measure(formula="the number of optimiser steps"),
-        "first loss": Measure(
-            formula="validation loss before the first iteration, nats a token", unit="nats a token"
+        "how it ended": Measure(
+            key="ending", formula="finished, stopped, diverged, or out of time"
         ),
-        "last loss": Measure(formula="validation loss at the end", unit="nats a token"),
-        "best loss": Measure(formula="the lowest validation loss", unit="nats a token"),
+        "iterations done": Measure(key="step", formula="the number of optimiser steps"),
+        "first loss": Measure(
+            key="first_validation_loss",
+            formula="validation loss before the first iteration, nats a token",
+            unit="nats a token",
+        ),
+        "last loss": Measure(
+            key="validation_loss", formula="validation loss at the end", unit="nats a token"
+        ),
+        "best loss": Measure(
+            key="best_validation_loss", formula="the lowest validation loss", unit="nats a token"
+        ),
         "loss without depth": Measure(
+            key="depthless_loss",
             formula="what a table reaches that knows only the current token and its place",
             unit="nats a token",
         ),
         "loss of frequencies": Measure(
+            key="frequencies_loss",
             formula="what a model reaches that knows only how often each target comes",
             unit="nats a token",
             detail=True,
         ),
-        "best iteration": Measure(formula="the iteration with the best loss"),
-        "accuracy": Measure(formula="share of the held-out answers that are right"),
-        "parameters": Measure(formula="the number of parameters", detail=True),
+        "best iteration": Measure(key="best_step", formula="the iteration with the best loss"),
+        "accuracy": Measure(key="accuracy", formula="share of the held-out answers that are right"),
+        "parameters": Measure(key="parameters", formula="the number of parameters", detail=True),
         "trained parameters": Measure(
-            formula="parameters that are trained: fewer with adapters of low rank", detail=True
+            key="trained_parameters",
+            formula="parameters that are trained: fewer with adapters of low rank",
+            detail=True,
         ),
         "training loss": Measure(
+            key="training",
             formula="means over about a hundred stretches of iterations",
             unit=_NATS,
             scope="size",
@@ -70,6 +60,7 @@ MEASURES.add(
             log=False,
         ),
         "validation loss": Measure(
+            key="validation",
             formula="of text that the model is not trained on",
             unit=_NATS,
             scope="size",
@@ -77,6 +68,7 @@ MEASURES.add(
             log=False,
         ),
         "learning rate by iteration": Measure(
+            key="learning_rate",
             formula="the optimiser's learning rate",
             title="learning rate over time",
             unit="learning rate",
@@ -85,6 +77,7 @@ MEASURES.add(
             log=False,
         ),
         "gradient by iteration": Measure(
+            key="gradient_norm",
             formula="|dL/dW|, all weights, before clipping",
             title="gradient over time",
             unit="|dL/dW|",
@@ -92,12 +85,14 @@ MEASURES.add(
             over="iteration",
         ),
         "growth of the hidden state": Measure(
+            key="growth",
             formula="size of the last hidden state over that of the first one",
             unit="rms X_T / rms X_0",
             scope="size",
             over="iteration",
         ),
         "largest entry by iteration": Measure(
+            key="largest",
             formula="largest |x| of any hidden state",
             title="largest entry over time",
             unit="largest |x|",
@@ -142,7 +137,7 @@ def measured_in(result: Mapping[str, Any]) -> Measured:
 
 def values(model: str, run: Mapping[str, Any]) -> Iterator[Value]:
     """The rows of a run."""
-    for measure, key in RUN.items():
+    for measure, key in MEASURES.keyed("ctrans train").items():
         figure = run.get(key)
         if figure is None or _adds_nothing(key, run):
             continue
@@ -151,7 +146,7 @@ def values(model: str, run: Mapping[str, Any]) -> Iterator[Value]:
         else:
             yield Value(model, measure, float(figure))
     curves = {**(run.get("losses") or {}), **(run.get("curves") or {})}
-    for measure, key in CURVES.items():
+    for measure, key in MEASURES.keyed("ctrans train", scope="size").items():
         for step, figure in curves.get(key) or ():
             yield Value(model, measure, figure, step=step)
     depths = run.get("other_depths") or {}

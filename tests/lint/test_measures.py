@@ -32,6 +32,17 @@ def texts_in(node):
             yield from texts_in(child)
 
 
+def names_in(tree):
+    """The names of variables, attributes and arguments."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.arg):
+            yield node.arg
+
+
 def registrations(tree):
     """The calls that put entries into the table."""
     for node in ast.walk(tree):
@@ -43,9 +54,9 @@ def registrations(tree):
 
 
 def named_in(code):
-    """The texts of a file outside of its entries, and those of them with a hole by who measures
-    their entries. A text with a hole must be the same in both places: `f"{part} of {product}"`
-    would name too much.
+    """The texts and names of a file outside of its entries, and the texts with a hole by who
+    measures their entries. A text with a hole must be the same in both places: `f"{part} of
+    {product}"` would name too much.
     """
     tree = ast.parse(code)
     entries = {}
@@ -53,7 +64,7 @@ def named_in(code):
         measured_by, *rest = texts_in(ast.Tuple(elts=call.args))
         entries |= dict.fromkeys(rest, measured_by)
         call.args = []
-    texts = set(texts_in(tree))
+    texts = {*texts_in(tree), *names_in(tree)}
     templates = {(entries[text], text) for text in texts if HOLE in text and text in entries}
     return texts, templates
 
@@ -73,10 +84,10 @@ def named():
 
 def made_by_nothing(measures, texts, templates):
     """The measures without a function that no code names. A measure that is only there for its
-    findings is named by its check.
+    findings is named by its check, and one that a driver's object has by its key there.
     """
     for name, measure in measures.items():
-        is_named = not texts.isdisjoint({name, *measure.checks})
+        is_named = not texts.isdisjoint({name, measure.key, *measure.checks} - {""})
         fits = [
             measured_by == measure.measured_by
             and re.fullmatch(".+".join(map(re.escape, template.split(HOLE))), name)
@@ -95,6 +106,14 @@ def test_code_makes_each_measure_of_the_table():
     assert sum(measure.compute is None for measure in MEASURES.values()) > 150
     by_nobody = {"a figure of nobody": Measure(formula="it", measured_by="ctrans screen")}
     assert [*made_by_nothing(by_nobody, *of_package)] == ["a figure of nobody"]
+
+
+def test_a_measure_with_a_key_is_made_by_code_that_has_the_key():
+    texts, templates = named_in("class Run:\n    last_loss: float\n\nName = 'last loss'")
+    right = Measure(formula="it", measured_by="me", key="last_loss")
+    wrong = Measure(formula="it", measured_by="me", key="loss_at_the_end")
+    measures = {"last loss": right, "a last loss": wrong}
+    assert [*made_by_nothing(measures, texts, templates)] == ["a last loss"]
 
 
 CODE = """

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from ctrans.measure.measures import MEASURES
 from ctrans.study.bootstrap import mean_interval, rows_to_decide
 from ctrans.study.cost import cost_of
 from ctrans.study.finished import Finished
 from ctrans.study.presets.claim import NOT_REPRODUCED, REPRODUCED, UNDECIDED, Contrast, judge
-from ctrans.study.presets.figures import FIGURES
+from ctrans.study.presets.figures import figure_of
 from ctrans.study.presets.preset import SIZES
 from ctrans.study.presets.table import PRESETS
 from ctrans.study.training import RunResult
@@ -160,7 +161,7 @@ def test_a_run_that_failed_is_not_one_that_did_not_diverge():
         finished({"pre": [1.0] * 3, "peri": [1.0] * 3})[0],
         result=RunResult("failed", "", [], 1.0, {}),
     )
-    assert FIGURES["diverged"](run) is None
+    assert figure_of(run, "diverged") is None
 
 
 @pytest.mark.cases(10)
@@ -175,7 +176,7 @@ def test_every_preset_is_a_study_whose_runs_its_contrasts_find(name, scale):
         for run in study.runs()
     ]
     for contrast in preset.contrasts:
-        assert contrast.figure in FIGURES
+        assert f"run: {contrast.figure}" in MEASURES
         plain = dataclasses.replace(contrast, figure="loss")
         if scale == "small" or "batch" not in contrast.more:
             assert len(plain.by_seed(kept)) == len(preset.seeds) >= 3

@@ -538,6 +538,7 @@ MEASURES.add(
             },
         ),
         "least entropy of a head": Measure(
+            key="least entropy",
             compute=HeadRows,
             formula=(
                 "mean over tokens of a row's entropy in nats, for the head where it is least; rows"

@@ -4,8 +4,10 @@ checkpoints.
 
 from __future__ import annotations
 
+import math
+
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
-from ctrans.measure.findings import OURS, Check
+from ctrans.measure.findings import OURS, Check, Reading
 from ctrans.measure.measures import MEASURES, Measure, checks_of
 
 _BETWEEN = f"{OURS}, for two checkpoints of one training or fine-tuning"
@@ -103,11 +105,48 @@ MEASURES.add(
 )
 WEIGHT_CHECKS = checks_of("weights")
 """The checks of `--weights-only` by name."""
+OTHER_CHANGE = "change of another figure"
+"""The measure of a change of all figures that no other one compares."""
+
+
+def _ratio(before: Reading, after: Reading) -> float:
+    if before.value == after.value:
+        return 1.0
+    if before.value:
+        return after.value / before.value
+    return math.inf
+
+
+def _factor(before: Reading, after: Reading) -> float:
+    """How many times larger or smaller; nan where there is no ratio."""
+    low, high = sorted((before.value, after.value))
+    if low == high:
+        return 1.0
+    if low < 0 or math.isnan(low + high):
+        return math.nan
+    if low:
+        return high / low
+    return math.inf
+
+
+def _more(before: Reading, after: Reading) -> float:
+    return after.value - before.value
+
+
+def _drift(before: Reading, after: Reading) -> float:
+    """The factor of an outlier; of one that moved to another channel, its size there."""
+    moved = before.figure.split(" has ")[0] != after.figure.split(" has ")[0]
+    if moved:
+        return max(before.value, after.value)
+    return _factor(before, after)
+
 
 MEASURES.add(
     "ctrans diagnose A B",
     {
         "new entries that are not finite": Measure(
+            compares=("entries that are not finite",),
+            compute=_more,
             formula="more entries of a weight or state are inf or nan than before",
             scope="weight",
             checks={
@@ -122,6 +161,8 @@ MEASURES.add(
             },
         ),
         "new units of zeros": Measure(
+            compares=("units of zeros",),
+            compute=_more,
             formula="rows and columns of a block's matrix that are 0 now and were not before",
             scope="weight",
             checks={
@@ -137,6 +178,8 @@ MEASURES.add(
             },
         ),
         "growth of the spectral norm": Measure(
+            compares=("spectral norm",),
+            compute=_ratio,
             formula="|W'|_2/|W|_2",
             scope="weight",
             checks={
@@ -151,6 +194,8 @@ MEASURES.add(
             },
         ),
         "change of the stable rank": Measure(
+            compares=("stable rank",),
+            compute=_ratio,
             formula="the ratio of |W|_F^2/|W|_2^2, now over before",
             scope="weight",
             checks={
@@ -167,6 +212,8 @@ MEASURES.add(
             },
         ),
         "change of a gain": Measure(
+            compares=("smallest gain over the median", "largest gain of a norm"),
+            compute=_factor,
             formula="the factor of a norm's largest |gamma|, or of its smallest over its median",
             scope="weight",
             checks={
@@ -198,6 +245,8 @@ MEASURES.add(
             },
         ),
         "drift of an outlier channel": Measure(
+            compares=("outlier channel",),
+            compute=_drift,
             formula=(
                 "the factor of the longest row or column over the median one; if another one is the"
                 " longest now, the larger of the two lengths"
@@ -217,7 +266,8 @@ MEASURES.add(
                 )
             },
         ),
-        "change of another figure": Measure(
+        OTHER_CHANGE: Measure(
+            compute=_factor,
             formula="how many times larger or smaller any other figure became",
             scope="weight",
             checks={

@@ -18,9 +18,10 @@ from torch import Tensor
 from ctrans.dynamics.fields import spectral_norm
 from ctrans.examine.diagnosis.diagnose import Diagnosis
 from ctrans.examine.diagnosis.norm_instruments import smallest_gain
-from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
+from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, OTHER_CHANGE, WEIGHT_CHECKS
 from ctrans.interop.weight_names import GAIN
 from ctrans.measure.findings import Checks, Reading, Readings
+from ctrans.measure.measures import MEASURES
 
 WeightReaders = Mapping[str, Callable[[], Tensor]]
 """Functions that read the weights, by name."""
@@ -129,16 +130,21 @@ def _updates_of(name: str, before: Tensor, after: Tensor) -> Iterator[Reading]:
 def change(before: Readings, after: Readings, updated: list[Reading] | None = None) -> Change:
     """What changed from readings of one checkpoint, or of a baseline, to those of another.
 
-    Readings of the same quantity and place are compared.
+    Readings of the same quantity and place are compared, by the measure that `compares` them.
     """
     changes: Readings = {}
     if updated:
         changes["update over weight"] = updated
+    of_quantity = {
+        quantity: name for name, measure in MEASURES.items() for quantity in measure.compares
+    }
     lost = 0
     new = 0
     for quantity, readings in after.items():
         old = {reading.place: reading for reading in before.get(quantity, ())}
-        name, compare = COMPARED.get(quantity, ("change of another figure", _factor))
+        name = of_quantity.get(quantity, OTHER_CHANGE)
+        compare = MEASURES[name].compute
+        assert callable(compare), "a measure of a change has a function"
         for reading in readings:
             if reading.place not in old:
                 new += 1
@@ -159,50 +165,6 @@ def change(before: Readings, after: Readings, updated: list[Reading] | None = No
     if lost or new:
         unknown["figures of one of the two"] = f"{lost} of the first only, {new} of the second only"
     return Change(CHANGE_CHECKS.judge(changes), changes, unknown)
-
-
-def _ratio(before: Reading, after: Reading) -> float:
-    if before.value == after.value:
-        return 1.0
-    if before.value:
-        return after.value / before.value
-    return math.inf
-
-
-def _factor(before: Reading, after: Reading) -> float:
-    """How many times larger or smaller; nan where there is no ratio."""
-    low, high = sorted((before.value, after.value))
-    if low == high:
-        return 1.0
-    if low < 0 or math.isnan(low + high):
-        return math.nan
-    if low:
-        return high / low
-    return math.inf
-
-
-def _drift(before: Reading, after: Reading) -> float:
-    """The factor of an outlier; of one that moved to another channel, its size there."""
-    moved = before.figure.split(" has ")[0] != after.figure.split(" has ")[0]
-    if moved:
-        return max(before.value, after.value)
-    return _factor(before, after)
-
-
-COMPARED: dict[str, tuple[str, Callable[[Reading, Reading], float]]] = {
-    "spectral norm": ("growth of the spectral norm", _ratio),
-    "stable rank": ("change of the stable rank", _ratio),
-    "outlier channel": ("drift of an outlier channel", _drift),
-    "units of zeros": ("new units of zeros", lambda before, after: after.value - before.value),
-    "entries that are not finite": (
-        "new entries that are not finite",
-        lambda before, after: after.value - before.value,
-    ),
-    "smallest gain over the median": ("change of a gain", _factor),
-    "largest gain of a norm": ("change of a gain", _factor),
-}
-"""By the quantity of a checkpoint: the quantity of a change, and how it follows from two readings.
-"""
 
 
 def place_and_block(what: str, name: str) -> tuple[str, int | None]:

@@ -170,6 +170,7 @@ MEASURES.add(
             checks={"depth does nothing": _limit("does nothing", _NOTHING, low=0.01)},
         ),
         "decades of growth": Measure(
+            key="growth",
             formula="log10 of rms X_D over rms X_0",
             decimals=2,
             detail=True,

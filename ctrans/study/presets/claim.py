@@ -19,7 +19,7 @@ from typing import Any
 from ctrans.model.config import GPTConfig
 from ctrans.study.bootstrap import mean_interval, rows_to_decide
 from ctrans.study.finished import Finished, FinishedRuns
-from ctrans.study.presets.figures import FIGURES
+from ctrans.study.presets.figures import figure_of
 from ctrans.training.settings import TrainConfig
 
 LEAST_SEEDS = 3
@@ -97,7 +97,7 @@ class Contrast:
         for run in runs:
             if not fields.items() <= {**vars(run.run.training), **vars(run.run.model)}.items():
                 continue
-            value = FIGURES[self.figure](run)
+            value = figure_of(run, self.figure)
             if value is None:
                 continue
             if run.run.training.seed == seed:
@@ -199,7 +199,7 @@ def _verdict(effects: Sequence[Effect]) -> str:
 def _best_loss(runs: FinishedRuns) -> float | None:
     losses: dict[ModelAndTraining, list[float]] = {}
     for run in runs:
-        loss = FIGURES["loss"](run)
+        loss = figure_of(run, "loss")
         if loss is not None:
             losses.setdefault(_without_seed(run), []).append(loss)
     return min(map(fmean, losses.values()), default=None)

@@ -1,4 +1,7 @@
-"""The figures of a run that presets compare; None for a run without the figure."""
+"""The figures of a run that presets compare; None for a run without the figure.
+
+A new one is one entry of `MEASURES`, `run: NAME`: `compute` is a function of a run that ended.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
+from ctrans.measure.measures import MEASURES, Measure
 from ctrans.study.finished import Finished
 from ctrans.study.outcomes import end_loss
 from ctrans.study.training import FAILED
@@ -96,17 +100,65 @@ def _logs(theta: Sequence[float]) -> list[float]:
     return [math.log10(max(value, LEAST)) for value in theta]
 
 
-FIGURES: dict[str, Figure] = {
-    "diverged": _diverged,
-    "loss": _loss,
-    "growth exponent": _trained("moments", "mean_abs", _growth_exponent),
-    # of the last state's variance
-    "variance grown": _trained("moments", "variance", _last_grown, change=True),
-    # of the largest ratio of a largest to a median entry
-    "massive grown": _trained("massive", "ratio", _largest_grown, change=True),
-    "size": _trained("moments", "mean_abs", _last_size),
-    "theta": _trained("attention", "theta", fmean),
-    "theta drift": _trained("attention", "theta", _log_drift, change=True),
-    "S drift": _trained("attention", "log_S", _drift, change=True),
-}
-"""Figures by name: functions of a run."""
+MEASURES.add(
+    "ctrans study",
+    {
+        "run: diverged": Measure(
+            formula="1 for a run that diverged or ended above its first loss, else 0",
+            title="diverged",
+            compute=_diverged,
+        ),
+        "run: loss": Measure(
+            formula="the validation loss at the end, at most the first",
+            title="loss",
+            unit="nats a token",
+            compute=_loss,
+        ),
+        "run: growth exponent": Measure(
+            formula="p of mean |X_k| ~ k^p from the middle of the depth to its end, after training",
+            title="growth exponent",
+            compute=_trained("moments", "mean_abs", _growth_exponent),
+        ),
+        "run: variance grown": Measure(
+            formula="log10 of the factor by which the last state's variance grew in the training",
+            title="variance grown",
+            compute=_trained("moments", "variance", _last_grown, change=True),
+        ),
+        "run: massive grown": Measure(
+            formula=(
+                "log10 of the factor by which the largest ratio of a largest to a median entry"
+                " grew in the training"
+            ),
+            title="massive grown",
+            compute=_trained("massive", "ratio", _largest_grown, change=True),
+        ),
+        "run: size": Measure(
+            formula="log10 of the last state's mean |x| after training",
+            title="size",
+            compute=_trained("moments", "mean_abs", _last_size),
+        ),
+        "run: theta": Measure(
+            formula="mean theta over attention sublayers after training",
+            title="theta",
+            compute=_trained("attention", "theta", fmean),
+        ),
+        "run: theta drift": Measure(
+            formula="mean |change| of log10 theta over attention sublayers in the training",
+            title="theta drift",
+            compute=_trained("attention", "theta", _log_drift, change=True),
+        ),
+        "run: S drift": Measure(
+            formula="mean |change| of log10 S over attention sublayers in the training",
+            title="S drift",
+            compute=_trained("attention", "log_S", _drift, change=True),
+        ),
+    },
+)
+
+
+def figure_of(run: Finished, name: str) -> float | None:
+    """The figure `run: NAME` of a run that ended."""
+    compute = MEASURES[f"run: {name}"].compute
+    assert callable(compute), "a figure of a run has a function"
+    figure: float | None = compute(run)
+    return figure

@@ -15,11 +15,40 @@ from ctrans.measure.findings import SEVERITIES, Check, Checks, Finding, Reading
 from ctrans.measure.measures import MEASURES
 from ctrans.training.monitor.past import Past
 from ctrans.training.monitor.sightings import Limits, Sighting
-from ctrans.training.monitor.training_measures import REPORTED_FIRST
 from solvers import ConfigError, shown, unknown
 
 REMEMBERED = 3
 """An alarm is raised again after more than this number of reports without it."""
+REPORTED_FIRST = (
+    "not finite",
+    "near the end of float16",
+    "softmax twice",
+    "gradients are not reset",
+    "updates too large",
+    "embedding updates too large",
+    "attention logits grow",
+    "output logits drift",
+    "embedding grows",
+    "hidden states grow too large",
+    "gradients explode by depth",
+    "gradients vanish by depth",
+    "updates near zero",
+    "targets leak",
+    "gradient spike",
+    "loss stays high",
+    "loss spike",
+    "Adam's second moments too small",
+    "Adam's second moments too large",
+    "Adam remembers too long",
+    "beyond the edge of stability",
+    "attention collapsed",
+    "step larger than the state",
+    "dead layer",
+    "sublayer outgrows its past",
+    "frozen layer",
+    "router collapse",
+)
+"""The order of alarms in a report: causes before their consequences. Others come last."""
 
 
 def _in_order() -> dict[str, Check]:

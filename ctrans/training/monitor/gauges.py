@@ -21,6 +21,7 @@ from ctrans.training.monitor.training_measures import GAUGES, TINY, Figures, Gau
 from ctrans.training.monitor.updates import Updates
 
 OF_GRADIENTS = ("costate", "gradient", "gradient_outside")
+"""The gauges that grow with the factor by which the loss is multiplied."""
 
 
 class Gauges:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ctrans.base.json_values import is_number, is_step, plain
 from ctrans.measure.findings import SEVERITIES, Finding
-from ctrans.training.monitor.training_measures import GAUGES, RENAMED, Figures
+from ctrans.training.monitor.training_measures import GAUGES, Figures
 
 LogLine = dict[str, Any]
 Test = Callable[[Any], bool]
@@ -132,6 +132,10 @@ def report_of(line: LogLine) -> Report | None:
         return None
     errors = {name: str(why) for name, why in _shown(unknown).items()}
     return Report(line["step"], figures, errors)
+
+
+RENAMED = {"surprise": "adam_gradient_ratio", "surprise_outside": "adam_gradient_ratio_outside"}
+"""Measures by their names in logs of version 0.2."""
 
 
 def _with_new_names(figures: Mapping[str, Any]) -> dict[str, Any]:

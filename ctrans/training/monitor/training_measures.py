@@ -7,7 +7,7 @@ The log has it, and the picture. With a check that has a `rule` over the past it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ctrans.measure import state_measures
 from ctrans.measure.findings import OURS, Check, tried
-from ctrans.measure.measures import MEASURES, Figures, Measure, MeasureAt, Scope
+from ctrans.measure.measures import MEASURES, Chosen, Figures, Measure, MeasureAt, Scope
 from ctrans.training.monitor import past_checks
 from ctrans.training.monitor.past import Array, Past
 from ctrans.training.monitor.scores import largest_score, row_entropy, weight_ahead
@@ -23,8 +23,6 @@ from ctrans.training.monitor.scores import largest_score, row_entropy, weight_ah
 GaugeAt = MeasureAt
 __all__ = [
     "GAUGES",
-    "RENAMED",
-    "REPORTED_FIRST",
     "TINY",
     "Figures",
     "GaugeAt",
@@ -91,12 +89,14 @@ MEASURES.add(
             live=True,
             title="loss",
             unit="loss, nats a token",
+            log=False,
         ),
         "highest_loss": Measure(
             formula="the largest loss since the last report",
             live=True,
             title="highest loss",
             unit="largest loss since the report before",
+            log=False,
         ),
         "learning_rate": Measure(
             formula="the largest learning rate of the optimiser's groups",
@@ -661,56 +661,8 @@ MEASURES.limit(
 )
 
 
-class LiveMeasures(Mapping[str, Measure]):
-    """The measures that a training's hooks take, by name."""
-
-    def __getitem__(self, name: str) -> Measure:
-        measure = MEASURES[name]
-        if not measure.live:
-            raise KeyError(name)
-        return measure
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, measure in MEASURES.items() if measure.live)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-GAUGES = LiveMeasures()
-"""What a report of a training has, by name."""
-REPORTED_FIRST = (
-    "not finite",
-    "near the end of float16",
-    "softmax twice",
-    "gradients are not reset",
-    "updates too large",
-    "embedding updates too large",
-    "attention logits grow",
-    "output logits drift",
-    "embedding grows",
-    "hidden states grow too large",
-    "gradients explode by depth",
-    "gradients vanish by depth",
-    "updates near zero",
-    "targets leak",
-    "gradient spike",
-    "loss stays high",
-    "loss spike",
-    "Adam's second moments too small",
-    "Adam's second moments too large",
-    "Adam remembers too long",
-    "beyond the edge of stability",
-    "attention collapsed",
-    "step larger than the state",
-    "dead layer",
-    "sublayer outgrows its past",
-    "frozen layer",
-    "router collapse",
-)
-"""The order of alarms in a report: causes before their consequences. Others come last."""
-RENAMED = {"surprise": "adam_gradient_ratio", "surprise_outside": "adam_gradient_ratio_outside"}
-"""Measures by their names in logs of version 0.2."""
+GAUGES = Chosen(lambda measure: measure.live)
+"""What a report of a training has, by name: the measures that its hooks take."""
 
 
 def measures_of(scope: Scope) -> dict[str, Callable[[Any], Tensor | float]]:
