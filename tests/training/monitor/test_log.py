@@ -146,7 +146,7 @@ def test_older_reports_are_thinned_and_leave_their_peaks(tmp_path):
 
 
 def test_a_directory_without_a_log_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="there is no monitor.jsonl in"):
+    with pytest.raises(ConfigError, match=r"there is no monitor\.jsonl in"):
         read_log(tmp_path)
 
 
