@@ -165,7 +165,7 @@ PROBES: dict[str, Callable[[Probed], Mapping[str, Any]]] = {
     "bounds": bounds,
 }
 """Probes by name. Each returns figures by name: numbers, or lists by sublayer. Errors are under
-`unknown`.
+`missing`.
 """
 
 
@@ -176,7 +176,7 @@ def probe(sites: Sites, held: Held, optimizer: torch.optim.Optimizer | None) -> 
     else:
         few = held.tokens[:1]
     figures: dict[str, Any] = {}
-    unknown: dict[str, str] = {}
+    missing: dict[str, str] = {}
     with as_found(sites.root):
         at = Probed(sites, sites.model, held, optimizer, few)
         for name, look in PROBES.items():
@@ -185,9 +185,9 @@ def probe(sites: Sites, held: Held, optimizer: torch.optim.Optimizer | None) -> 
             except Exception as error:
                 # of any kind, such as lack of memory: a training must not stop for a figure
                 if isinstance(error, (ConfigError, SolveError)):
-                    unknown[name] = str(error)
+                    missing[name] = str(error)
                 else:
-                    unknown[name] = in_a_line(error)
-    if unknown:
-        figures["unknown"] = unknown
+                    missing[name] = in_a_line(error)
+    if missing:
+        figures["missing"] = missing
     return figures
