@@ -14,6 +14,7 @@ from dataclasses import asdict
 from ctrans.measure.findings import SEVERITY_MARKS, Finding
 from ctrans.measure.measured import Measured, Value
 from ctrans.measure.measures import MEASURES, Measure
+from ctrans.measure.missing import NOT_APPLICABLE
 from ctrans.report.charts import AXES, BY_DEPTH, charts, distances, known_measure, of_scope
 from ctrans.report.sections import (
     Cell,
@@ -100,6 +101,8 @@ def _reasons(measured: Measured) -> list[Words]:
 def _explained(measured: Measured) -> list[Words]:
     """What the verdicts in a word mean, which stand in tables."""
     used = {value.words for value in measured.values if known_measure(value.measure).scope == "run"}
+    if _without_verdict(measured):
+        used.add(NOT_APPLICABLE)
     lines = [f"{word}: {meaning}" for word, meaning in verdicts().items() if word in used]
     if not lines:
         return []
@@ -219,12 +222,15 @@ def _mark_of_verdict(word: str) -> Mark:
 
 def _run_tables(measured: Measured, *, detail: bool) -> list[Table]:
     """The figures of whole models: few measures as columns, many as rows of one table a topic."""
-    names = [name for name in of_scope(measured, "run") if known_measure(name).detail == detail]
+    without_verdict = {} if detail else _without_verdict(measured)
+    present = dict.fromkeys((*measured.measures, *(name for _, name in without_verdict)))
+    names = [name for name in of_scope(present, "run") if known_measure(name).detail == detail]
     cells = {
         (value.model, value.measure): cell_of(value, measured.findings.get(value.model, ()))
         for value in measured.values
         if value.measure in names
     }
+    cells |= without_verdict
     models = list(dict.fromkeys(model for model, _ in cells))
     has_verdicts = any(known_measure(name).topic == VERDICTS for name in names)
     few_measures = len(names) <= MANY_MEASURES and not has_verdicts
@@ -256,6 +262,16 @@ def _run_tables(measured: Measured, *, detail: bool) -> list[Table]:
     return tables
 
 
+def _without_verdict(measured: Measured) -> dict[tuple[str, str], Cell]:
+    """A cell for each verdict that was not reached, by model and measure."""
+    return {
+        (model, name): Cell(NOT_APPLICABLE)
+        for model, reasons in measured.missing.items()
+        for name in reasons
+        if known_measure(name).topic == VERDICTS
+    }
+
+
 def _limits(measure: Measure) -> str:
     return "; ".join(f"{check.limit}" for check in measure.checks.values()) or "–"
 
@@ -265,7 +281,9 @@ def _depth_tables(measured: Measured) -> list[Table]:
     tables = []
     for model in measured.models:
         for scope in BY_DEPTH:
-            names = [name for name in of_scope(measured, scope) if measured.of(name, model)]
+            names = [
+                name for name in of_scope(measured.measures, scope) if measured.of(name, model)
+            ]
             if names:
                 tables.append(_depth_table(measured, model, scope, names))
     return tables

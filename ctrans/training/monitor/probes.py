@@ -63,8 +63,11 @@ def attention(at: Probed) -> Mapping[str, Any]:
     places = [site.k for site in at.sites.sites if site.sublayer.attention is not None]
     if not places:
         raise ConfigError("no sublayer of this model shows an attention")
-    theta = Attempt(MeanTheta())
-    by_depth = Attempt(AttentionByDepth({places[0], places[-1]}, tolerance=TOLERANCE))
+    missing: dict[str, str] = {}
+    theta = Attempt(MeanTheta(), missing, "theta")
+    by_depth = Attempt(
+        AttentionByDepth({places[0], places[-1]}, tolerance=TOLERANCE), missing, "log_sensitivity"
+    )
     mean, layers = walk(at.model, at.few, instruments=[theta, by_depth])
     figures = {}
     if mean is not None:
@@ -74,7 +77,8 @@ def attention(at: Probed) -> Mapping[str, Any]:
             if layer.finite:
                 figures[f"log_sensitivity_{end}"] = math.fsum(layer.log_sensitivity.values())
     if not figures:
-        raise ConfigError(theta.note or by_depth.note or "no state is finite")
+        why = missing.get("theta") or missing.get("log_sensitivity") or "no state is finite"
+        raise ConfigError(why)
     return figures
 
 
