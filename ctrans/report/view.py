@@ -57,7 +57,7 @@ def view(measured: Measured, picture: str) -> list[Chapter]:
         Chapter("By place", _place_tables(measured), folded=True),
         Chapter("Not measured", _missing(measured), folded=True),
         Chapter("Reasons", _reasons(measured), folded=True),
-        Chapter("What the figures mean", [meanings(measured.measures)], folded=True),
+        Chapter("What the figures mean", [meanings(_in_tables(measured))], folded=True),
     ]
     return [chapter.shown for chapter in chapters if chapter.shown.parts]
 
@@ -223,8 +223,8 @@ def _mark_of_verdict(word: str) -> Mark:
 def _run_tables(measured: Measured, *, detail: bool) -> list[Table]:
     """The figures of whole models: few measures as columns, many as rows of one table a topic."""
     without_verdict = {} if detail else _without_verdict(measured)
-    present = dict.fromkeys((*measured.measures, *(name for _, name in without_verdict)))
-    names = [name for name in of_scope(present, "run") if known_measure(name).detail == detail]
+    of_models = of_scope(_in_tables(measured), "run")
+    names = [name for name in of_models if known_measure(name).detail == detail]
     cells = {
         (value.model, value.measure): cell_of(value, measured.findings.get(value.model, ()))
         for value in measured.values
@@ -260,6 +260,18 @@ def _run_tables(measured: Measured, *, detail: bool) -> list[Table]:
         headings = ["figure", "finding if" if limited else "what it is", *models]
         tables.append(Table(topic, [Column(heading) for heading in headings], rows))
     return tables
+
+
+def _in_tables(measured: Measured) -> list[str]:
+    """The measures that tables show: those with a value, and first of all the verdicts, those that
+    were not reached too.
+    """
+    not_reached = {name for _, name in _without_verdict(measured)}
+    if not not_reached:
+        return measured.measures
+    names = of_scope({*measured.measures, *not_reached}, "run")
+    verdict_names = [name for name in names if known_measure(name).topic == VERDICTS]
+    return list(dict.fromkeys((*verdict_names, *measured.measures)))
 
 
 def _without_verdict(measured: Measured) -> dict[tuple[str, str], Cell]:
