@@ -53,7 +53,7 @@ def view(measured: Measured, picture: str) -> list[Chapter]:
         Chapter("Distance from the limits", distances(measured), folded=True),
         Chapter("Further figures", _run_tables(measured, detail=True), folded=True),
         Chapter("Further charts", charts(measured, detail=True), folded=True),
-        Chapter("Figures by depth", _depth_tables(measured), folded=len(measured.models) > 1),
+        Chapter("Figures by depth", _depth_tables(measured), folded=_of_several(measured)),
         Chapter("By place", _place_tables(measured), folded=True),
         Chapter("Not measured", _missing(measured), folded=True),
         Chapter("Reasons", _reasons(measured), folded=True),
@@ -62,9 +62,17 @@ def view(measured: Measured, picture: str) -> list[Chapter]:
     return [chapter.shown for chapter in chapters if chapter.shown.parts]
 
 
+def _of_several(measured: Measured) -> bool:
+    """Whether several models have values or findings. One that only lacks them all does not
+    count.
+    """
+    models = {*(value.model for value in measured.values), *measured.findings}
+    return len(models) > 1
+
+
 def findings(measured: Measured) -> list[Section]:
     """The findings of each model, under its name where there are several."""
-    several = len(measured.models) > 1
+    several = _of_several(measured)
     sections: list[Section] = []
     for model, model_findings in measured.findings.items():
         title = model if several else ""
@@ -73,7 +81,7 @@ def findings(measured: Measured) -> list[Section]:
 
 
 def _remarks(measured: Measured) -> list[Words]:
-    several = len(measured.notes) > 1 or len(measured.models) > 1
+    several = len(measured.notes) > 1 or _of_several(measured)
     remarks = []
     for model, lines in measured.notes.items():
         named = several and bool(model)
