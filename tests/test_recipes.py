@@ -162,9 +162,7 @@ class SquaredReLU(nn.Module):
 def test_a_new_ffn_is_one_entry(monkeypatch):
     monkeypatch.setitem(FFNS, "squared-relu", SquaredReLU)
     screening = check_enrolled(model_with(ffn="squared-relu", placement="pre"))
-    assert any(
-        "SquaredReLU has no method bound" in note for note in screening.steps["forward"].notes
-    )
+    assert "SquaredReLU has no method bound" in screening.steps["forward"].missing["bound"]
     assert (
         check_enrolled(model_with(ffn="squared-relu", placement="peri"))
         .steps["forward"]
@@ -573,7 +571,7 @@ def test_a_new_gauge_is_one_entry_in_the_log_and_for_an_alarm(monkeypatch, tmp_p
         len(report.figures["moved"]),
         len(report.figures["span"]),
     ) == (5, 4, 4)
-    assert "ZeroDivisionError" in report.unknown["the gauge wrong"]
+    assert "ZeroDivisionError" in report.missing["the gauge wrong"]
     assert "wrong" not in report.figures
     assert [each.remediation for each in alarms if each.check == "too tall"] == ["Make it smaller."]
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, TypeVar, Union
 
+from ctrans.base.old_names import with_missing
 from solvers import ConfigError
 from solvers.errors import shown
 
@@ -37,6 +38,7 @@ def _hints(kind: type) -> dict[str, Any]:
 def _object(kind: Any, value: Any, name: str) -> Any:
     if not isinstance(value, Mapping):
         raise _wrong(name, value, "an object")
+    value = with_missing(kind, value)
     given: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         if not field.init:

@@ -1,6 +1,7 @@
-"""Modules under the names that they had in version 0.3, and commands that are gone.
+"""Modules and attributes under the names that they had in version 0.3, and commands that are gone.
 
-Each old name gives the module of today, with a DeprecationWarning. Version 0.5 removes this file.
+Each old name gives what has another name today, with a DeprecationWarning. Version 0.5 removes this
+file.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 _BASE = (
     "as_found",
@@ -109,6 +111,67 @@ class OldNames(MetaPathFinder, Loader):
         """Gives the module back its own spec, which the import of the old name replaced."""
         assert module.__spec__ is not None
         module.__spec__ = self._specs.pop(module.__spec__.name)
+
+
+class OldReasons:
+    """An attribute of a result that said why something was not measured. `missing` has it now.
+
+    With `part` it is the reason of that part alone, or `nothing` if the part was measured.
+    """
+
+    def __init__(self, part: str | None = None, nothing: str | None = None):
+        self.part = part
+        self.nothing = nothing
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, result: Any, owner: type) -> Any:
+        if result is None:
+            return self
+        new_name = "missing"
+        if self.part is not None:
+            new_name += f".get({self.part!r})"
+        warnings.warn(
+            f"{owner.__name__}.{self.name} is now {owner.__name__}.{new_name}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        if self.part is None:
+            return result.missing
+        return result.missing.get(self.part, self.nothing)
+
+    def __set__(self, result: Any, value: Any) -> None:
+        raise AttributeError(f"{type(result).__name__}.{self.name} is now `missing`: change that")
+
+    def reasons(self, value: Any) -> Any:
+        """`missing` for the value of the old key in a JSON object."""
+        if self.part is None:
+            return value
+        if value:
+            return {self.part: value}
+        return {}
+
+
+def with_missing(kind: type, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A result's JSON object with `missing` in place of the keys that version 0.3 had."""
+    if "missing" in values:
+        return values
+    old_keys = {
+        name: attribute
+        for owner in kind.__mro__
+        for name, attribute in vars(owner).items()
+        if isinstance(attribute, OldReasons) and name in values
+    }
+    if not old_keys:
+        return values
+    missing: Any = {}
+    for name, attribute in old_keys.items():
+        reasons = attribute.reasons(values[name])
+        if not isinstance(reasons, Mapping):
+            return {**values, "missing": reasons}  # whoever reads it raises an error that names it
+        missing.update(reasons)
+    return {**values, "missing": missing}
 
 
 def install() -> None:

@@ -179,7 +179,7 @@ def command(request: HJBCheckRequest) -> None:
                 norm: {check.placement: _summary(check) for check in row}
                 for norm, row in checks.items()
             },
-            "not_applicable": refused,
+            "missing": refused,
             "pde": study_summary,
         },
         measured=table,

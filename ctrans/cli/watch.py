@@ -73,11 +73,11 @@ def command(request: WatchRequest) -> None:
 def findings(log: MonitorLog, *, why: bool = False) -> dict[str, Any]:
     """The keys of the JSON result."""
     last: dict[str, Any] = {}
-    unknown: dict[str, Any] = {}
+    missing: dict[str, Any] = {}
     losses: list[float] = []
     if log.reports:
         last = dict(log.reports[-1].figures)
-        unknown = dict(log.reports[-1].unknown)
+        missing = dict(log.reports[-1].missing)
         losses = [float(loss) for loss in log.series("loss")]
     return {
         "log": log.header,
@@ -89,7 +89,7 @@ def findings(log: MonitorLog, *, why: bool = False) -> dict[str, Any]:
         "why": post_mortem(log) if why else None,
         "findings": log.findings,
         "probes": log.probes,
-        "unknown": unknown,
+        "missing": missing,
     }
 
 

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from ctrans.base.as_found import leaving_as_found
+from ctrans.base.old_names import OldReasons
 from ctrans.base.shapes import TokenRows
 from ctrans.control.costate import Costate, places
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.sublayer import Sublayer
+from ctrans.measure.missing import tried
 from solvers import ConfigError, unknown
 
 
@@ -33,9 +35,9 @@ class MaximumPrinciple:
       measure is the cosine
     - `alignment`: in [-1, 1], by the measure in `measures` ("gap" or "cosine"); None if every
       allowed velocity is optimal, or P or v is zero
-    - `skipped`: the segments without a velocity in the ODE (a norm around the state with a dead
-      gain), with the reason. Their figures that need a velocity are None
     - `form`: that of the costate
+    - `missing`: the segments without a velocity in the ODE (a norm around the state with a dead
+      gain), with the reason. Their figures that need a velocity are None
     """
 
     form: str
@@ -51,7 +53,9 @@ class MaximumPrinciple:
     hamiltonian: list[float | None]
     gap: list[float | None]
     alignment: list[float | None]
-    skipped: dict[str, str] = dataclasses.field(default_factory=dict)
+    missing: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    skipped = OldReasons()
 
 
 class PointwiseReading(NamedTuple):
@@ -102,17 +106,15 @@ def maximum_principle(
     if measure is not None and measure not in ALIGNMENTS:
         raise unknown("measure of alignment", measure, ALIGNMENTS)
     sublayers = list(depth.sublayers)
-    skipped = dict[str, str]()
+    missing = dict[str, str]()
     readings = list[PointwiseReading]()
     measures = [measure or _measure_of(sublayer) for sublayer in sublayers]
     for k, (name, sublayer, (x, p)) in enumerate(
         zip(measures, sublayers, costate.starts, strict=True)
     ):
-        try:
-            v = sublayer.velocity(x)
-        except ConfigError as error:
+        v = tried(missing, f"segment {k} ({sublayer.kind})", sublayer.velocity, x)
+        if v is None:
             readings.append(NOTHING)
-            skipped[f"segment {k} ({sublayer.kind})"] = str(error)
             continue
         pointwise = ALIGNMENTS[name].compare(sublayer, p, v)
         readings.append(
@@ -128,7 +130,7 @@ def maximum_principle(
         measures=measures,
         costate_norm=[float(p.norm()) for _, p in costate.starts],
         drift=list(costate.drift),
-        skipped=skipped,
+        missing=missing,
         **columns,
     )
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ctrans.base.as_found import leaving_as_found
+from ctrans.base.old_names import OldReasons
 from ctrans.control.admissible import VERDICTS, Posedness
 from ctrans.control.certificate import Certificate
 from ctrans.control.costate import Costate, continuous_or_discrete, costate
@@ -39,7 +40,7 @@ class ModelCheck:
     """The certificates of a model's segments. Every field suits JSON.
 
     `placement` lists the placements of its sublayers. `form` is that of the costates: "continuous",
-    or "discrete" if the continuous costate does not exist, for the reason in `instead`. `skipped`
+    or "discrete" if the continuous costate does not exist, for the reason in `instead`. `missing`
     maps the segments without a certificate to the reason.
     """
 
@@ -49,7 +50,9 @@ class ModelCheck:
     segments: tuple[SegmentCheck, ...]
     form: str = "continuous"
     instead: str | None = None
-    skipped: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    skipped = OldReasons()
 
     @property
     def largest(self) -> SegmentCheck:
@@ -197,7 +200,7 @@ def check_model(
     - On the segment with the largest decay threshold the check also climbs over both factors that
       decay
     - If the continuous costate does not exist, the check uses the discrete one
-    - The check skips a segment that cannot be certified, and names it in `skipped`
+    - The check skips a segment that cannot be certified, and names it in `missing`
     - It calls `progress(k)` after each segment
 
     Raises ConfigError for a regularization that a placement does not take (see
@@ -252,7 +255,7 @@ def check_model(
         segments=tuple(segments),
         form=costates.form,
         instead=instead,
-        skipped={name: str(error) for name, error in failed.items()},
+        missing={name: str(error) for name, error in failed.items()},
     )
     return _with_factor_ascents(check, model.depth, costates)
 

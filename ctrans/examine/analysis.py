@@ -39,7 +39,7 @@ def diagnose(
 
     - `model`: a model of ctrans or of another library, any `nn.Module`, or the path of a checkpoint
     - `tokens`, `targets`: token ids, or whatever the model reads and its loss compares with
-      (images, features). Without targets, `Diagnosis.unknown` lists what needs a loss
+      (images, features). Without targets, `Diagnosis.missing` lists what needs a loss
     - `loss`: as in `ctrans.open_model`: a name of its losses, or a function of output and targets.
       None is the model's own
     - `weight_decay`: the weight decay of its training, compared with dt lam*

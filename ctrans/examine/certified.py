@@ -38,6 +38,8 @@ SENTENCES = {
     "unknown": "it is not known whether the best outputs of {} are finite",
 }
 NO_ODE = "no ODE"
+NOT_CHECKED = "verdict, Transformer"
+"""The measure that the reason is filed under if a regularization does not apply to a placement."""
 
 MEASURES.add(
     "ctrans hjb-check",
@@ -165,6 +167,12 @@ def measured(
         for placement in row
     }
     findings = {name: findings_of(name, check) for name, check in models.items()}
+    missing = {
+        name_of(norm, placement, len(checks)): {NOT_CHECKED: why}
+        for norm in checks
+        for placement, why in refused.items()
+    }
+    missing |= {name: dict(check.missing) for name, check in models.items() if check.missing}
     notes = {"": [f"n/a: {why}" for why in dict.fromkeys(refused.values())]}
     notes |= {name: notes_of(check) for name, check in models.items() if notes_of(check)}
     values = [value for name, check in models.items() for value in values_of(name, check)]
@@ -175,6 +183,7 @@ def measured(
         ]
     return Measured(
         values=tuple(values),
+        missing=missing,
         answers=(answer(models),),
         findings={name: several for name, several in findings.items() if several},
         notes=notes,
@@ -341,7 +350,7 @@ def notes_of(check: ModelCheck) -> list[str]:
     lines: list[str] = []
     if check.instead is not None:
         lines.append(check.instead)
-    lines += [f"{where} is skipped: {why}" for where, why in check.skipped.items()]
+    lines += [f"{where} is skipped: {why}" for where, why in check.missing.items()]
     lines += _decay_notes(check)
     if not any(segment.costate_norm for segment in check.segments):
         lines.append(f"{ZERO_GRADIENT}; the verdict is of any other costate")
@@ -393,7 +402,8 @@ def _decay_notes(check: ModelCheck) -> list[str]:
 
 def measured_in(result: Mapping[str, Any]) -> Measured:
     """The table of a check's JSON of version 1. Raises ConfigError for another object."""
-    return measured(checks_in(result), result.get("not_applicable") or {}, result.get("pde"))
+    refused = result.get("missing") or result.get("not_applicable") or {}
+    return measured(checks_in(result), refused, result.get("pde"))
 
 
 def checks_in(result: Mapping[str, Any]) -> dict[str, dict[str, ModelCheck]]:

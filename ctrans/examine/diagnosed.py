@@ -81,7 +81,7 @@ def _depth(quantity: str, reading: Reading) -> int | None:
 
 def missing(diagnosis: Diagnosis) -> dict[str, str]:
     """What was not measured and why, and the checks without a figure, with what each requires."""
-    reasons = dict(diagnosis.unknown)
+    reasons = dict(diagnosis.missing)
     for name in diagnosis.unexamined:
         check = diagnosis.checks[name]
         reasons.setdefault(check.quantity, f"requires {check.requires or 'a text'}")
@@ -142,7 +142,7 @@ def answer_of_change(name: str, change: Diagnosis) -> Answer:
             parts.append("no weight changed")
         if 0 < still < len(moved):
             parts.append(f"{still} of {len(moved)} weights did not change")
-    parts += [f"{what}: {why}" for what, why in change.unknown.items()]
+    parts += [f"{what}: {why}" for what, why in change.missing.items()]
     return Answer(f"{name}: {'; '.join(parts)}.", mark_of(change.findings))
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -18,8 +18,8 @@ from ctrans.control.maximum_principle import ALIGNMENTS, MaximumPrinciple, maxim
 from ctrans.measure import state_measures as state_measures  # the costate
 from ctrans.measure.measured import Answer, Measured, Value, along_depth
 from ctrans.measure.measures import MEASURES, Measure
+from ctrans.measure.missing import tried
 from ctrans.measure.walk import Model, SegmentCallback
-from solvers import ConfigError
 
 _ALIGNMENT = (
     "cos(-P, v), or (<P, centre> - <P, v>)/(<P, centre> + H) where a norm bounds velocities. 1:"
@@ -31,6 +31,8 @@ _GAP = (
     " at each token; infinite where nothing bounds it"
 )
 _DRIFT = "departure of <P, v> from what the ODE conserves: the solver's error"
+ATTAINED = "left by all weights"
+"""The measure that the reason is filed under if it is not known what training attains."""
 
 MEASURES.add(
     "ctrans hjb-check --principle",
@@ -104,13 +106,14 @@ MEASURES.add(
 
 @dataclass(frozen=True)
 class Principled:
-    """The maximum principle of a model, what training attains, or why that is unknown, and what
-    replaces the ODE's costate, if anything does.
+    """The maximum principle of a model, what training attains, and what replaces the ODE's costate,
+    if anything does. `missing` says what was not measured, and why.
     """
 
     principle: MaximumPrinciple
-    attained: Attained | str
+    attained: Attained | None
     instead: str | None = None
+    missing: dict[str, str] = field(default_factory=dict)
 
     def values(self, model: str) -> Iterator[Value]:
         """The rows of the table."""
@@ -128,7 +131,7 @@ class Principled:
         yield from along_depth(model, "gap to free velocities", principle.gap)
         yield from along_depth(model, "gap of a layer that does nothing", principle.hamiltonian)
         yield from along_depth(model, "alignment", principle.alignment)
-        if isinstance(self.attained, Attained):
+        if self.attained is not None:
             yield from self._attained_values(model, self.attained)
 
     def _attained_values(self, model: str, attained: Attained) -> Iterator[Value]:
@@ -138,7 +141,7 @@ class Principled:
             "work of the last weights": attained.radial,
             "left by free velocities": attained.pointwise_gap,
             "left by the last weights": attained.last_gap,
-            "left by all weights": attained.shared_gap,
+            ATTAINED: attained.shared_gap,
             "left to first order": attained.first_order,
         }
         for measure, figures in series.items():
@@ -150,18 +153,11 @@ class Principled:
         lines: list[str] = []
         if self.instead is not None:
             lines.append(self.instead)
-        lines += [f"{where} is skipped: {why}" for where, why in self.principle.skipped.items()]
+        lines += [f"{where} is skipped: {why}" for where, why in self.principle.missing.items()]
         if not any(_finite(self.principle.costate_norm)):
             lines.append(ZERO_GRADIENT)
         lines += [ALIGNMENTS[name].words for name in dict.fromkeys(self.principle.measures)]
         return lines
-
-    @property
-    def missing(self) -> dict[str, str]:
-        """What was not measured, and why."""
-        if isinstance(self.attained, str):
-            return {"left by all weights": self.attained}
-        return {}
 
     @property
     def placement(self) -> str:
@@ -187,11 +183,9 @@ def principled(
     """
     costate, instead = continuous_or_discrete(model, tokens, targets, rtol=rtol, atol=atol)
     principle = maximum_principle(model.depth, costate)
-    try:
-        reached: Attained | str = attained(model, tokens, targets, progress=progress)
-    except ConfigError as error:
-        reached = str(error)
-    return Principled(principle, reached, instead)
+    missing = dict(principle.missing)
+    reached = tried(missing, ATTAINED, attained, model, tokens, targets, progress=progress)
+    return Principled(principle, reached, instead, missing)
 
 
 def measured(models: Mapping[str, Principled]) -> Measured:
@@ -232,20 +226,25 @@ def as_object(models: Mapping[str, Principled]) -> dict[str, Any]:
         "instead": {
             name: model.instead for name, model in models.items() if model.instead is not None
         },
+        "missing": {name: model.missing for name, model in models.items() if model.missing},
     }
 
 
 def measured_in(result: Mapping[str, Any]) -> Measured:
     """The table of a JSON of version 1. Raises ConfigError for another object."""
     models = {}
-    for name, principle in result["placements"].items():
+    for name, model in result["placements"].items():
+        principle = from_json(MaximumPrinciple, model)
+        missing = dict(principle.missing)
         attained = result["attained"].get(name)
         if isinstance(attained, Mapping):
             attained = from_json(Attained, attained)
+        else:
+            missing[ATTAINED] = attained or "not computed"  # once it was the reason
+            attained = None
+        missing |= (result.get("missing") or {}).get(name, {})
         instead = (result.get("instead") or {}).get(name)
-        models[name] = Principled(
-            from_json(MaximumPrinciple, principle), attained or "not computed", instead
-        )
+        models[name] = Principled(principle, attained, instead, missing)
     return measured(models)
 
 

@@ -24,6 +24,7 @@ from ctrans.examine.screening.updates import UpdateStep
 from ctrans.measure.findings import SEVERITIES, Finding, Mark
 from ctrans.measure.measured import Answer, Measured, Value
 from ctrans.measure.measures import MEASURES, Measure
+from ctrans.measure.missing import NOT_APPLICABLE
 
 NAMED = 7
 """Up to so many models have an answer each."""
@@ -230,18 +231,22 @@ def _of_result(model: str, result: Any) -> Iterator[Value]:
 def missing(screening: Screening) -> dict[str, str]:
     """What was not measured, and why."""
     lacking = dict(diagnosed.missing(screening.diagnosis))
-    for step, verdict in screening.steps.items():
-        if verdict.verdict == "n/a":
-            lacking[_verdict_of(step)] = verdict.why
+    lacking |= {_verdict_of(step): why for step, why in screening.missing.items()}
+    for verdict in screening.steps.values():
+        lacking |= verdict.missing
     return lacking
 
 
 def reasons(screening: Screening) -> list[str]:
-    """Why each step has its verdict, and what it could not compute."""
+    """Why each step has its verdict, or none."""
     lines = []
-    for step, verdict in screening.steps.items():
-        lines.append(f"{step}: {verdict.verdict}. {verdict.why}")
-        lines += dict.fromkeys(verdict.notes)
+    for step in dict.fromkeys((*STEPS, *screening.steps, *screening.missing)):
+        if step in screening.missing:
+            lines.append(f"{step}: {NOT_APPLICABLE}. {screening.missing[step]}")
+        elif step in screening.steps:
+            verdict = screening.steps[step]
+            lines.append(f"{step}: {verdict.verdict}. {verdict.why}")
+            lines += dict.fromkeys(verdict.notes)
     return lines
 
 
@@ -296,7 +301,11 @@ def measured_in(result: Mapping[str, Any]) -> Measured:
 def _screening(model: Mapping[str, Any]) -> Screening:
     new_names = {_old_name(name): name for name in measured_by_steps()}
     steps = {}
+    missing = dict(model.get("missing") or {})
     for step, verdict in model["steps"].items():
+        if verdict.get("verdict") == NOT_APPLICABLE:  # in place of an entry of `missing`
+            missing[step] = verdict["why"]
+            continue
         renamed = dict(verdict)
         for key in ("quantities", "errors"):
             renamed[key] = {
@@ -311,5 +320,5 @@ def _screening(model: Mapping[str, Any]) -> Screening:
         if result is not None and step in RESULTS:
             step_verdict = replace(step_verdict, result=from_json(RESULTS[step], result))
         steps[step] = step_verdict
-    without_steps = from_json(Screening, {**model, "steps": {}})
+    without_steps = from_json(Screening, {**model, "steps": {}, "missing": missing})
     return replace(without_steps, steps=steps)

@@ -215,15 +215,16 @@ class Simulated:
         """What was not measured, and why."""
         simulation = self.simulation
         reasons: dict[str, str] = {}
-        if simulation.unbounded:
-            reasons["bound"] = simulation.unbounded
-        if simulation.bounds is not None and simulation.bounds.seed_note:
-            reasons["paper's bound"] = simulation.bounds.seed_note
-        if simulation.unreferenced:
+        if simulation.bounds is not None:
+            reasons |= simulation.bounds.missing
+        reasons |= simulation.missing
+        if "distance to the ODE" in reasons:
             reasons["distance to the ODE"] = (
                 "the ODE to compare with could not be solved to the end, so that distances end"
-                f" early: {simulation.unreferenced}"
+                f" early: {reasons['distance to the ODE']}"
             )
+        if self.contributions is not None:
+            reasons |= self.contributions.missing
         if self.spectra is not None and not self.spectra:
             reasons["largest singular value of QK"] = NO_SPECTRA
         return reasons
@@ -233,17 +234,16 @@ class Simulated:
         """Remarks for the reader."""
         simulation = self.simulation
         lines = list(simulation.warnings)
-        if simulation.unbounded:
-            lines.append(simulation.unbounded)
-        if "distance to the ODE" in self.missing:
-            lines.append(self.missing["distance to the ODE"])
+        lines += [
+            self.missing[name] for name in ("bound", "distance to the ODE") if name in self.missing
+        ]
         placement = PLACEMENTS.get(simulation.placement)
         if placement is not None:
             lines.append(f"a step of the model is {placement.step}, with v = {placement.velocity}")
         if simulation.law:
             lines.append(f"conserved: {simulation.law}")
-        if self.contributions is not None and self.contributions.note:
-            lines.append(self.contributions.note)
+        if self.contributions is not None:
+            lines += self.contributions.missing.values()
         return lines
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ctrans.measure.findings import Check
@@ -26,13 +26,13 @@ def known_measure(name: str) -> Measure:
     return MEASURES.get(name, UNKNOWN_MEASURE)
 
 
-def of_scope(measured: Measured, *scopes: str) -> list[str]:
-    """The measures whose figures are of a model, a state, a sublayer, a head, a token or a size,
+def of_scope(measures: Collection[str], *scopes: str) -> list[str]:
+    """Those measures whose figures are of a model, a state, a sublayer, a head, a token or a size,
     in the order of the table of measures.
     """
-    present = set(measured.measures)
+    present = set(measures)
     ordered = [name for name in MEASURES if name in present]
-    unknown = [name for name in measured.measures if name not in MEASURES]
+    unknown = [name for name in measures if name not in MEASURES]
     return [name for name in (*ordered, *unknown) if known_measure(name).scope in scopes]
 
 
@@ -41,7 +41,7 @@ def charts(measured: Measured, *, detail: bool) -> list[Plot | ColouredText]:
     drawn: list[Plot | ColouredText] = []
     if not detail:
         drawn += [*_coloured_texts(measured), *_points(measured)]
-    for name in of_scope(measured, *BY_DEPTH, "size", "head"):
+    for name in of_scope(measured.measures, *BY_DEPTH, "size", "head"):
         measure = known_measure(name)
         if name == "times" or measure.bounds in measured.measures or measure.detail != detail:
             continue
@@ -65,7 +65,7 @@ def _bound_lines(measured: Measured, name: str) -> list[Line]:
 def _coloured_texts(measured: Measured) -> list[ColouredText]:
     """Tokens in the colours of a figure, for each measure of tokens and each model."""
     texts = []
-    for name in of_scope(measured, "token"):
+    for name in of_scope(measured.measures, "token"):
         for model in measured.models:
             values = measured.of(name, model)
             if values:

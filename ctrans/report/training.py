@@ -248,9 +248,10 @@ def _runs(runs: JSONObject) -> Table:
 
 def _not_seen(run: JSONObject) -> list[str]:
     """What the run, its last report and its last probe could not look at, and why."""
-    reasons = dict(run.get("unknown") or {})
-    if run["probes"]:
-        reasons |= run["probes"][-1].get("unknown") or {}
+    results = [run, *run["probes"][-1:]]
+    reasons: dict[str, Any] = {}
+    for result in results:
+        reasons |= result.get("missing") or result.get("unknown") or {}  # its name in version 0.3
     lines = [f"{where}: {why}" for where, why in reasons.items()]
     unseen = run["log"].get("unseen")
     if unseen:

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from ctrans.measure.findings import SEVERITY_MARKS, Finding
 from ctrans.measure.measured import Measured, Value
 from ctrans.measure.measures import MEASURES, Measure
+from ctrans.measure.missing import NOT_APPLICABLE
 from ctrans.report.charts import AXES, BY_DEPTH, charts, distances, known_measure, of_scope
 from ctrans.report.sections import (
     Cell,
@@ -52,18 +53,26 @@ def view(measured: Measured, picture: str) -> list[Chapter]:
         Chapter("Distance from the limits", distances(measured), folded=True),
         Chapter("Further figures", _run_tables(measured, detail=True), folded=True),
         Chapter("Further charts", charts(measured, detail=True), folded=True),
-        Chapter("Figures by depth", _depth_tables(measured), folded=len(measured.models) > 1),
+        Chapter("Figures by depth", _depth_tables(measured), folded=_of_several(measured)),
         Chapter("By place", _place_tables(measured), folded=True),
         Chapter("Not measured", _missing(measured), folded=True),
         Chapter("Reasons", _reasons(measured), folded=True),
-        Chapter("What the figures mean", [meanings(measured.measures)], folded=True),
+        Chapter("What the figures mean", [meanings(_in_tables(measured))], folded=True),
     ]
     return [chapter.shown for chapter in chapters if chapter.shown.parts]
 
 
+def _of_several(measured: Measured) -> bool:
+    """Whether several models have values or findings. One that only lacks them all does not
+    count.
+    """
+    models = {*(value.model for value in measured.values), *measured.findings}
+    return len(models) > 1
+
+
 def findings(measured: Measured) -> list[Section]:
     """The findings of each model, under its name where there are several."""
-    several = len(measured.models) > 1
+    several = _of_several(measured)
     sections: list[Section] = []
     for model, model_findings in measured.findings.items():
         title = model if several else ""
@@ -72,7 +81,7 @@ def findings(measured: Measured) -> list[Section]:
 
 
 def _remarks(measured: Measured) -> list[Words]:
-    several = len(measured.notes) > 1 or len(measured.models) > 1
+    several = len(measured.notes) > 1 or _of_several(measured)
     remarks = []
     for model, lines in measured.notes.items():
         named = several and bool(model)
@@ -100,6 +109,8 @@ def _reasons(measured: Measured) -> list[Words]:
 def _explained(measured: Measured) -> list[Words]:
     """What the verdicts in a word mean, which stand in tables."""
     used = {value.words for value in measured.values if known_measure(value.measure).scope == "run"}
+    if _without_verdict(measured):
+        used.add(NOT_APPLICABLE)
     lines = [f"{word}: {meaning}" for word, meaning in verdicts().items() if word in used]
     if not lines:
         return []
@@ -219,12 +230,15 @@ def _mark_of_verdict(word: str) -> Mark:
 
 def _run_tables(measured: Measured, *, detail: bool) -> list[Table]:
     """The figures of whole models: few measures as columns, many as rows of one table a topic."""
-    names = [name for name in of_scope(measured, "run") if known_measure(name).detail == detail]
+    without_verdict = {} if detail else _without_verdict(measured)
+    of_models = of_scope(_in_tables(measured), "run")
+    names = [name for name in of_models if known_measure(name).detail == detail]
     cells = {
         (value.model, value.measure): cell_of(value, measured.findings.get(value.model, ()))
         for value in measured.values
         if value.measure in names
     }
+    cells |= without_verdict
     models = list(dict.fromkeys(model for model, _ in cells))
     has_verdicts = any(known_measure(name).topic == VERDICTS for name in names)
     few_measures = len(names) <= MANY_MEASURES and not has_verdicts
@@ -256,6 +270,28 @@ def _run_tables(measured: Measured, *, detail: bool) -> list[Table]:
     return tables
 
 
+def _in_tables(measured: Measured) -> list[str]:
+    """The measures that tables show: those with a value, and first of all the verdicts, those that
+    were not reached too.
+    """
+    not_reached = {name for _, name in _without_verdict(measured)}
+    if not not_reached:
+        return measured.measures
+    names = of_scope({*measured.measures, *not_reached}, "run")
+    verdict_names = [name for name in names if known_measure(name).topic == VERDICTS]
+    return list(dict.fromkeys((*verdict_names, *measured.measures)))
+
+
+def _without_verdict(measured: Measured) -> dict[tuple[str, str], Cell]:
+    """A cell for each verdict that was not reached, by model and measure."""
+    return {
+        (model, name): Cell(NOT_APPLICABLE)
+        for model, reasons in measured.missing.items()
+        for name in reasons
+        if known_measure(name).topic == VERDICTS
+    }
+
+
 def _limits(measure: Measure) -> str:
     return "; ".join(f"{check.limit}" for check in measure.checks.values()) or "–"
 
@@ -265,7 +301,9 @@ def _depth_tables(measured: Measured) -> list[Table]:
     tables = []
     for model in measured.models:
         for scope in BY_DEPTH:
-            names = [name for name in of_scope(measured, scope) if measured.of(name, model)]
+            names = [
+                name for name in of_scope(measured.measures, scope) if measured.of(name, model)
+            ]
             if names:
                 tables.append(_depth_table(measured, model, scope, names))
     return tables

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ctrans.measure.measures import MEASURES
+from ctrans.measure.missing import NOT_APPLICABLE
 
 JUDGED = {
     "held": (
@@ -34,7 +35,7 @@ JUDGED = {
     "open": "neither a bound nor a counterexample was found",
     "non-finite": "some states are infinite or not a number",
     "unknown": "it could not be measured; Reasons says why",
-    "n/a": "it does not apply to this model; Reasons says why",
+    NOT_APPLICABLE: "it does not apply to this model; Reasons says why",
 }
 """Verdicts of a screening for which every quantity is within its limits."""
 TERMS = {

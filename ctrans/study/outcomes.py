@@ -273,11 +273,11 @@ def outcomes_of(
 def stable_rule(runs: FinishedRuns, floor: Floor | None) -> dict[str, Any]:
     """The rule of the largest stable rates, its floor, and why cases have none by that rule."""
     if floor is None:
-        return {"rule": BY_SHARE, "unknown": {}, "depthless_loss": None, "guess_loss": None}
+        return {"rule": BY_SHARE, "missing": {}, "depthless_loss": None, "guess_loss": None}
     rates = {case: stable_rate(runs_of_case, floor) for case, runs_of_case in by_case(runs).items()}
     return {
         "rule": BY_FLOOR,
-        "unknown": {case: stable.reason for case, stable in rates.items() if stable.rate is None},
+        "missing": {case: stable.reason for case, stable in rates.items() if stable.rate is None},
         "depthless_loss": floor.depth,
         "guess_loss": floor.guess,
     }

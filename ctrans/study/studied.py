@@ -344,12 +344,12 @@ def _rule(study: Mapping[str, Any]) -> list[str]:
             f", which is {rule['depthless_loss']:.3g} nats. Losses count up to that of a guess,"
             f" {rule['guess_loss']:.3g}"
         )
-    unknown = rule["unknown"]
-    reasons = set(unknown.values())
-    if len(unknown) == len(study.get("outcomes") or {}) and len(reasons) == 1:
+    missing = rule["missing"] if "missing" in rule else rule["unknown"]  # as in version 0.3
+    reasons = set(missing.values())
+    if len(missing) == len(study.get("outcomes") or {}) and len(reasons) == 1:
         return [f"{text}. No case has such a rate: {reasons.pop()}."]
     lines = [f"{text}."]
-    lines += [f"{case_name(case)} has no such rate: {why}" for case, why in unknown.items()]
+    lines += [f"{case_name(case)} has no such rate: {why}" for case, why in missing.items()]
     return lines
 
 

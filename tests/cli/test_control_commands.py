@@ -113,7 +113,7 @@ def test_hjb_check_says_for_which_placements_a_remedy_means_nothing():
         "pre",
         "well-posed, the rest fixed",
     )
-    assert "kinetic apply" in kept["not_applicable"]["peri"]
+    assert "kinetic apply" in kept["missing"]["peri"]
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ def test_decay_of_gains_makes_peri_well_posed_without_a_condition():
     assert [row["verdict"] for rows in kept["checks"].values() for row in rows.values()] == [
         "well-posed"
     ] * 2
-    assert "gains could decay" in kept["not_applicable"]["pre"]
+    assert "gains could decay" in kept["missing"]["pre"]
 
 
 def test_a_table_shows_a_refused_remedy_as_not_applicable(tmp_path):

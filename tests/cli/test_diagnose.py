@@ -102,7 +102,7 @@ def test_other_commands_certify_what_they_can_and_say_what_serves_instead(dying,
     read = run("control", "--checkpoint", dying, "--out", tmp_path / "b")
     assert read.exit_code == 0, read.output
     kept = strict((tmp_path / "b" / "control.json").read_text())
-    assert list(kept["placements"]["post"]["skipped"]) == ["segment 3 (ffn)"]
+    assert list(kept["placements"]["post"]["missing"]) == ["segment 3 (ffn)"]
     assert "the discrete model's serves" in kept["instead"]["post"]
     seen = run("screen", "--checkpoint", dying, "--quick", "--batch", 1, "--out", tmp_path / "c")
     assert seen.exit_code == 0, seen.output

@@ -245,7 +245,7 @@ def test_two_models_on_a_text_are_compared_too_and_strangers_say_why_not(places,
     save_file({"other": torch.ones(3)}, tmp_path / "it.safetensors")
     result = gate(places / "healthy", tmp_path / "it.safetensors")
     (found,) = strict(result.stdout)["changes"].values()
-    assert found["unknown"] == {"changes": "no weight has the same name in both"}
+    assert found["missing"] == {"changes": "no weight has the same name in both"}
 
 
 def test_formats_of_low_precision_are_diagnosed_like_a_change_and_gated(places, tmp_path):

@@ -175,7 +175,7 @@ def test_a_step_that_does_not_apply_to_a_saved_model_says_so_and_exits_0(tmp_pat
     result = run("--checkpoint", tmp_path, "--quick", "--batch", 1, "--json", "-")
     assert result.exit_code == 0, result.output
     (found,) = strict(result.stdout)["models"].values()
-    assert "gamma[2] = 0" in found["steps"]["well-posedness"]["notes"][0]
+    assert "gamma[2] = 0" in found["steps"]["well-posedness"]["missing"]["segment 0 (attention)"]
     assert [s["segment"] for s in found["steps"]["well-posedness"]["result"]["segments"]] == [1]
     assert "qk_norm" in found["steps"]["attention"]["why"]
     assert found["steps"]["attention"]["quantities"]["attention path"] > 0

@@ -134,7 +134,7 @@ def test_a_result_shows_the_rule_of_the_largest_stable_rate_and_the_floor_of_its
     floor, guess = recall().depthless_loss(), math.log(8)
     assert found["stable_rule"] == {
         "rule": "depthless floor",
-        "unknown": {},
+        "missing": {},
         "depthless_loss": floor,
         "guess_loss": pytest.approx(guess),
     }

@@ -155,14 +155,14 @@ def test_a_model_with_gains_of_0_in_some_channels_is_certified_whole(norm):
         model.depth.sublayers[3].residual.gain[:15] = 0
     ids = tokens(1, 7)
     check = check_model(model, ids[:, :-1], ids[:, 1:])
-    assert not check.skipped
+    assert not check.missing
     assert check.agrees, check.failures
     assert (check.verdict, check.step_verdict) == ("degenerate", "well-posed for bounded gains")
     parts = [segment.certificate.words for segment in check.segments]
     assert [("channels" in words) for words in parts] == [True, False, False, True]
     kinetic = check_model(model, ids[:, :-1], ids[:, 1:], Regularization(kinetic=0.1))
-    assert sorted(kinetic.skipped) == ["segment 0 (attention)", "segment 3 (ffn)"]
-    assert all("some channels stand" in why for why in kinetic.skipped.values())
+    assert sorted(kinetic.missing) == ["segment 0 (attention)", "segment 3 (ffn)"]
+    assert all("some channels stand" in why for why in kinetic.missing.values())
 
 
 def test_the_step_is_the_section_moved_and_scaled():

@@ -105,7 +105,7 @@ def test_a_loss_is_given_beside_the_module():
     found = ctrans.diagnose(
         model, tokens, torch.tensor([1, 2]), loss=lambda out, y: F.cross_entropy(out[:, -1], y)
     )
-    assert "costates" not in found.unknown
+    assert "costates" not in found.missing
     assert ctrans.simulate(model, tokens, reference=False).placement == "pre"
 
 

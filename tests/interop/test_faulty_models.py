@@ -70,4 +70,4 @@ def test_gpt2_shows_the_rows_of_its_heads_with_the_kernel_that_it_has():
     }
     config = transformers.GPT2Config(vocab_size=VOCABULARY, attn_implementation="sdpa", **shape)
     opened = ctrans.open_model(transformers.GPT2LMHeadModel(config), example=ids())
-    assert "heads" not in ctrans.diagnose(opened, ids(seed=2), ids(seed=3)).unknown
+    assert "heads" not in ctrans.diagnose(opened, ids(seed=2), ids(seed=3)).missing

@@ -127,7 +127,7 @@ def test_its_certificate_is_that_of_the_model_with_the_scale_in_its_weights(kind
         for m in (model, folded(model))
     )
     assert scaled.agrees
-    assert not scaled.skipped
+    assert not scaled.missing
     assert scaled.verdict == plain.verdict == "degenerate"
     for one, other in zip(scaled.segments, plain.segments, strict=True):
         assert one.certificate.hamiltonian == other.certificate.hamiltonian == math.inf
@@ -150,10 +150,10 @@ def test_what_a_scale_of_a_map_leaves_unknown_is_refused():
         model.blocks[0].mix.scale[3] = 0.0
     opened = ctrans.open_model(model)
     check = check_model(opened, TOKENS, TOKENS.roll(-1, 1))
-    assert list(check.skipped) == ["segment 0 (attention)"]
+    assert list(check.missing) == ["segment 0 (attention)"]
     assert (
         "is 0 in 1 of its entries: no last weights move these channels"
-        in check.skipped["segment 0 (attention)"]
+        in check.missing["segment 0 (attention)"]
     )
 
 

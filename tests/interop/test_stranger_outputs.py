@@ -402,10 +402,10 @@ def test_a_loss_that_knows_the_size_of_its_batch_is_left_out_by_name():
     opened = ctrans.open_model(module, example=u, loss=of_two)
     expected = of_two(module(u), y)
     assert torch.allclose(opened(u, y)[1], expected)
-    notes = [step.why for step in ctrans.screen(opened, u, y, "quick").steps.values()]
+    reasons = ctrans.screen(opened, u, y, "quick").missing.values()
     assert any(
-        "loss=: it does not run on 1 sequences of 6 tokens (RuntimeError: input_lengths" in note
-        for note in notes
+        "loss=: it does not run on 1 sequences of 6 tokens (RuntimeError: input_lengths" in why
+        for why in reasons
     )
 
 
@@ -431,7 +431,7 @@ def test_a_mapping_of_inputs_is_opened_first():
             ctrans.diagnose(analysed, inputs)
     with pytest.raises(ConfigError, match="give the tensor that is the first argument"):
         opened.model.embed(inputs)
-    assert "model" in ctrans.diagnose(opened, inputs["u"]).unknown
+    assert "model" in ctrans.diagnose(opened, inputs["u"]).missing
 
 
 def test_an_output_that_is_not_for_each_sequence_is_named():

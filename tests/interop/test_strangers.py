@@ -202,9 +202,9 @@ def test_the_gradient_of_the_loss_is_the_modules(name):
 def test_a_diagnosis_names_what_needs_known_parts(name):
     _, opened, _, main, targets = opened_of(name)
     found = ctrans.diagnose(opened, main, targets)
-    assert {"costates", "sensitivities"}.isdisjoint(found.unknown)
+    assert {"costates", "sensitivities"}.isdisjoint(found.missing)
     if name not in READ_BY_BLOCKS:
-        assert "head" in found.unknown["heads"] or "one token" in found.unknown["heads"]
+        assert "head" in found.missing["heads"] or "one token" in found.missing["heads"]
         assert "FFN unknown, norms unknown" in opened.described
         assert all(part.kind == "part" for part in opened.depth.sublayers)
 
@@ -232,7 +232,7 @@ def trained(name, module, inputs, targets, watch):
         backward(name, module, inputs, targets)
         if watch:
             monitor.step(None, optimiser)
-            assert not monitor.gauges.unknown
+            assert not monitor.gauges.missing
         optimiser.step()
     return module.state_dict()
 
@@ -329,7 +329,7 @@ def test_a_monitor_of_sums_in_place_and_of_a_pass_that_leaves_one_out():
     assert whole["rms"] == root_mean_squares([*states, x])
     module.left_out = 1
     assert "rms" not in figures()
-    assert "left out a sum" in gauges.unknown["states"]
+    assert "left out a sum" in gauges.missing["states"]
     module.left_out = None
     assert figures() == whole
     gauges.arm()
@@ -389,7 +389,7 @@ def test_what_larger_weights_do_is_unknown_where_the_maps_are():
     )
     assert math.isfinite(quantities["W_2 growth"])
     assert "outruns weights" not in found.flags.values()
-    assert any("needs known maps" in note for note in found.steps["forward"].notes)
+    assert "needs known maps" in found.steps["forward"].missing["|x| in weights"]
 
 
 def test_any_padding_is_read_if_it_is_that_of_the_example():

@@ -122,7 +122,7 @@ def test_a_diagnosis_of_it_runs(name):
         else plain
     )
     found = ctrans.diagnose(opened, main, torch.zeros_like(main) if opened.vocabulary else main)
-    assert "costates" not in found.unknown
+    assert "costates" not in found.missing
     assert {finding.severity for finding in found.findings} <= {"note", "serious"}
 
 

@@ -136,7 +136,7 @@ def test_outcomes_by_the_floor_take_diverged_runs_as_a_guess_and_no_failed_ones(
     for none, why in (([[1.0], ["failed"]], "1 of 2 runs failed"), ([[1.0]], "one learning rate")):
         case = runs(none)
         assert case_outcomes(case, FLOOR)["largest stable learning rate"] is None
-        (reason,) = stable_rule(case, FLOOR)["unknown"].values()
+        (reason,) = stable_rule(case, FLOOR)["missing"].values()
         assert why in reason
 
 
@@ -144,13 +144,13 @@ def test_a_result_names_its_rule_and_its_floor():
     each = runs([[1.0], [1.1]])
     assert stable_rule(each, FLOOR) == {
         "rule": BY_FLOOR,
-        "unknown": {},
+        "missing": {},
         "depthless_loss": 2.0,
         "guess_loss": 2.5,
     }
     assert stable_rule(each, None) == {
         "rule": BY_SHARE,
-        "unknown": {},
+        "missing": {},
         "depthless_loss": None,
         "guess_loss": None,
     }

@@ -16,6 +16,7 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from ctrans.base.as_found import leaving_as_found
+from ctrans.base.old_names import OldReasons
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
 from ctrans.examine.diagnosis.instruments import instruments
 from ctrans.examine.diagnosis.loss_instruments import DecayOverThreshold
@@ -26,7 +27,6 @@ from ctrans.measure.backward.sensitivity import NOT_FINITE, Sensitivities
 from ctrans.measure.findings import SEVERITIES, Checks, Finding, Reading, Readings, in_words
 from ctrans.measure.walk import (
     Attempt,
-    Instrument,
     Lane,
     Model,
     SegmentCallback,
@@ -51,15 +51,16 @@ class Diagnosis:
 
     - `findings`: figures outside their limits, most severe first; empty for a healthy model
     - `readings`: all figures by quantity
-    - `unknown`: the reason why something was not measured, by quantity or instrument
+    - `missing`: the reason why something was not measured, by quantity or instrument
     - `texts`: number of walks
     """
 
     findings: list[Finding]
     readings: Readings
-    unknown: dict[str, str]
+    missing: dict[str, str]
     texts: int = 1
 
+    unknown = OldReasons()
     checks: ClassVar[Checks] = CHECKS
 
     @property
@@ -74,7 +75,7 @@ class Diagnosis:
     @property
     def unexamined(self) -> list[str]:
         """The checks whose quantity has no reading: the model has no such part, or it was not
-        measured (`unknown`).
+        measured (`missing`).
         """
         return [name for name in self.checks if name not in self.examined]
 
@@ -120,7 +121,7 @@ class Diagnosis:
             f"close to a limit: {name}: {r.place}: {r.figure} (a finding {self.checks[name].limit})"
             for name, r in self.near.items()
         ]
-        missing = [f"not measured: {name}: {why}" for name, why in self.unknown.items()]
+        missing = [f"not measured: {name}: {why}" for name, why in self.missing.items()]
         if self.unexamined:
             needs = [
                 f"{name} (needs {self.checks[name].requires or 'a walk'})"
@@ -169,18 +170,21 @@ class Examination:
                 " number of at least 0"
             )
         self.model = model
-        self.whole = {name: Attempt(instrument) for name, instrument in instruments().items()}
+        self.missing: dict[str, str] = {}
+        whole = instruments()
         if weight_decay is not None:
-            self.whole["decay over dt lam*"] = Attempt(DecayOverThreshold(weight_decay))
+            whole["decay over dt lam*"] = DecayOverThreshold(weight_decay)
+        self.whole = {
+            name: Attempt(instrument, self.missing, name) for name, instrument in whole.items()
+        }
         self.sensitivities = sensitivities or Sensitivities(tolerance=TOLERANCE, starts=0)
         self.part: list[Attempt] = []
         if not sensitivities:
-            self.part.append(Attempt(self.sensitivities))
+            self.part.append(Attempt(self.sensitivities, self.missing, "sensitivities"))
 
     def conclude(self) -> Diagnosis:
         """The diagnosis after the walk."""
         depth = self.model.depth
-        unknown = dict[str, str]()
         of_weights: Readings = {}
         if isinstance(self.model, nn.Module) and not depth.streamed:
             of_weights = weight_readings(self.model, depth)
@@ -189,10 +193,9 @@ class Examination:
         not_finite = of_weights.pop("entries that are not finite", None)
         if not_finite is not None:
             sources.append({"entries that are not finite": not_finite})
-        for name, instrument in self.whole.items():
-            sources.append(instrument.figures() or {})
-            if instrument.note is not None:
-                unknown[name] = instrument.note
+        sources += [instrument.figures() or {} for instrument in self.whole.values()]
+        # in the order of the instruments, not in that in which they failed
+        missing = {name: self.missing[name] for name in self.whole if name in self.missing}
         sensitivities = self.sensitivities.sublayers
         sources += [of_weights, sensitivity_readings(depth, sensitivities)]
         readings: Readings = {}
@@ -205,37 +208,31 @@ class Examination:
             if sensitivity.value is None and sensitivity.note != NOT_FINITE
         ]
         if len(sensitivities) < len(depth.sublayers):
-            unknown["sensitivities"] = "left out"
+            missing["sensitivities"] = self.missing.get("sensitivities", "left out")
         elif refused:
             k, note = refused[0]
             count = len(sensitivities)
             if len(refused) == count:
-                unknown["sensitivities"] = note
+                missing["sensitivities"] = note
             else:
-                unknown["sensitivities"] = (
+                missing["sensitivities"] = (
                     f"of {len(refused)} of {count} sublayers, the first {place_of(depth, k)}:"
                     f" {note}; those of the others are known"
                 )
         unread = getattr(getattr(self.model, "config", None), "unread", ())
         if depth.sublayers[0].kind == "part" and unread:
-            unknown["model"] = "; ".join(unread)
+            missing["model"] = "; ".join(unread)
         if not readings.get("least entropy of a head"):
-            unknown.setdefault(
+            missing.setdefault(
                 "heads", "this model's attention does not expose the rows of its heads"
             )
-        return Diagnosis(CHECKS.judge(readings), readings, unknown)
+        return Diagnosis(CHECKS.judge(readings), readings, missing)
 
 
 def lane_of_attempts(
-    model: Model, tokens: Tensor, targets: Any, instruments: Sequence[Instrument]
+    model: Model, tokens: Tensor, targets: Any, attempts: Sequence[Attempt]
 ) -> Lane:
-    """A lane with each instrument in an `Attempt`. Without a loss those that look back say why."""
-    attempts = []
-    for instrument in instruments:
-        if isinstance(instrument, Attempt):
-            attempts.append(instrument)
-        else:
-            attempts.append(Attempt(instrument))
+    """A lane with these instruments. Without a loss those that look back are left out."""
     look_back = [attempt for attempt in attempts if attempt.looks_back]
     if not look_back:
         return Lane(tokens, None, attempts)
@@ -246,7 +243,7 @@ def lane_of_attempts(
     if refusal is None:
         return Lane(tokens, targets, attempts)
     for attempt in look_back:
-        attempt.note = refusal or attempt.note
+        attempt.leave_out(refusal)
     return Lane(tokens, None, attempts)
 
 
@@ -264,7 +261,7 @@ def diagnose(
 
     `weight_decay` is that of the training, compared with dt lam*. Jacobians use the first 64 tokens
     of up to 4 sequences, or of one if weights are made on demand. Without targets, or if the model
-    has no loss for them, checks that need a loss are in `unknown`.
+    has no loss for them, checks that need a loss are in `missing`.
     """
     examination = Examination(model, weight_decay=weight_decay)
     if model.depth.streamed:
@@ -307,5 +304,5 @@ def merged(diagnoses: Sequence[Diagnosis]) -> Diagnosis:
                 values.append(worst_reading.value)
         worst = max(seen, key=lambda finding: check.excess(finding.value))
         findings.append(dataclasses.replace(worst, seen=len(seen), texts=count, values=values))
-    unknown = {name: why for diagnosis in diagnoses for name, why in diagnosis.unknown.items()}
-    return Diagnosis(CHECKS.ordered(findings), first.readings, unknown, count)
+    missing = {name: why for diagnosis in diagnoses for name, why in diagnosis.missing.items()}
+    return Diagnosis(CHECKS.ordered(findings), first.readings, missing, count)

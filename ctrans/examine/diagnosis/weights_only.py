@@ -161,10 +161,10 @@ def change(before: Readings, after: Readings, updated: list[Reading] | None = No
                 block = int(number[1])
             changes.setdefault(name, []).append(Reading(value, reading.place, figure, block))
         lost += len(old)
-    unknown = {}
+    missing = {}
     if lost or new:
-        unknown["figures of one of the two"] = f"{lost} of the first only, {new} of the second only"
-    return Change(CHANGE_CHECKS.judge(changes), changes, unknown)
+        missing["figures of one of the two"] = f"{lost} of the first only, {new} of the second only"
+    return Change(CHANGE_CHECKS.judge(changes), changes, missing)
 
 
 def place_and_block(what: str, name: str) -> tuple[str, int | None]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ctrans.base.option import part_of
 from ctrans.dynamics.depth import Depth, spread
 from ctrans.dynamics.fields import AttentionOptions
-from ctrans.examine.screening.case import Case, StepPlan, StepVerdict, found, largest, three
+from ctrans.examine.screening.case import Case, StepPlan, StepVerdict, largest, three
 from ctrans.examine.screening.screening_checks import judged
 from ctrans.measure.attention.by_depth import (
     AttentionByDepth,
@@ -63,17 +63,21 @@ def plan_attention(case: Case) -> StepPlan:
     ]
     chosen = [layers_of_model[i] for i in spread(len(layers_of_model), case.effort.layers)]
     attention = AttentionByDepth(chosen, seed=case.seed, tolerance=case.effort.tolerance)
-    blocks = Attempt(BlockBoundsByDepth(spread(depth.blocks, case.effort.blocks), seed=case.seed))
+    missing: dict[str, str] = {}
+    blocks = Attempt(
+        BlockBoundsByDepth(spread(depth.blocks, case.effort.blocks), seed=case.seed),
+        missing,
+        "Lipschitz constants of blocks",
+    )
 
     def conclude() -> StepVerdict:
-        notes: list[str] = []
         layers = [layer for layer in attention.figures() if layer.finite]
         if not layers:
             raise ConfigError(
                 "states are finite at no attention sublayer, so there are no figures of attention"
             )
         growth = sensitivity_growth(layers)
-        result = AttentionStep(layers, found(notes, blocks) or [], growth)
+        result = AttentionStep(layers, blocks.figures() or [], growth)
         gain = largest([layer.path for layer in layers])
         theta = max(max(layer.theta_max) for layer in layers)
         bound = largest([layer.ratio for layer in layers])
@@ -106,7 +110,12 @@ def plan_attention(case: Case) -> StepPlan:
         )
         quantities = {"attention path": gain, "least entropy of a head": least}
         return StepVerdict(
-            judged(quantities, "held"), f"path {three(gain)}", why, quantities, notes, result
+            judged(quantities, "held"),
+            f"path {three(gain)}",
+            why,
+            quantities,
+            result=result,
+            missing=missing,
         )
 
     return StepPlan({"several": [attention, blocks]}, conclude)

@@ -15,9 +15,7 @@ from ctrans.examine.screening.case import (
     Case,
     StepPlan,
     StepVerdict,
-    attempt,
     exponent,
-    found,
     largest,
     three,
 )
@@ -31,6 +29,7 @@ from ctrans.measure.backward.weight_slope import Slope, SlopeAt
 from ctrans.measure.forward.carried import CarriedStates
 from ctrans.measure.forward.weight_scaling import log_slope, maps_are_known
 from ctrans.measure.measured import Value, along_depth
+from ctrans.measure.missing import tried
 from ctrans.measure.transport.generalisation import GeneralisationRadius, generalisation_radius
 from ctrans.measure.transport.perturbations import PERTURBATIONS, SIZE, perturbed
 from ctrans.measure.transport.transport import Transport, distances
@@ -83,36 +82,46 @@ def plan_backward(case: Case) -> StepPlan:
     effort = case.effort
     jacobians = case.jacobians
     generator = torch.Generator().manual_seed(case.seed)
+    missing: dict[str, str] = {}
     rates = Attempt(
-        LyapunovExponents(count=effort.vectors, generator=generator, graphs=case.shared_graphs)
+        LyapunovExponents(count=effort.vectors, generator=generator, graphs=case.shared_graphs),
+        missing,
+        "Lyapunov exponents",
     )
-    gradients = Attempt(ParameterGradients())
-    slopes = _slopes(case)
+    gradients = Attempt(ParameterGradients(), missing, "gradient of a sublayer")
+    slopes = _slopes(case, missing)
 
     def conclude() -> StepVerdict:
         notes: list[str] = []
         if case.broken is not None:
             notes.append(f"states are finite up to segment {case.broken}")
         if case.model.depth.streamed:
-            notes.append(f"|J_i:D| is {ALL_AT_ONCE}")
+            missing["gain up to the end"] = f"|J_i:D| is {ALL_AT_ONCE}"
         sensitivity = jacobians.figures()
-        exponents_in_time: Lyapunov | None = found(notes, rates)
-        norms: Gradients | None = found(notes, gradients)
+        exponents_in_time: Lyapunov | None = rates.figures()
+        norms: Gradients | None = gradients.figures()
         singular: LogSingularValues | None = None
         if effort.lanczos:
-            singular = attempt(
-                notes, depth_spectrum, case.model.depth, case.graphs, steps=effort.lanczos
+            singular = tried(
+                missing,
+                "log stretch",
+                depth_spectrum,
+                case.model.depth,
+                case.graphs,
+                steps=effort.lanczos,
             )
         else:
-            notes.append(NOT_IN_QUICK.format("the spectrum of J_0:D"))
+            missing["log stretch"] = NOT_IN_QUICK.format("the spectrum of J_0:D")
         known_slopes: list[Slope] = []
         for k, instrument in slopes:
-            slope: Slope | None = found(notes, instrument)
+            slope: Slope | None = instrument.figures()
             if slope is not None:
                 known_slopes.append(slope)
                 if math.isnan(slope.slope):
                     why = "its Jacobian is zero, not finite or undefined"
-                    notes.append(f"the slope with {slope.scaling} of segment {k} is unknown: {why}")
+                    missing[instrument.name] = (
+                        f"the slope with {slope.scaling} of segment {k} is unknown: {why}"
+                    )
         condition = sensitivity.condition
         result = BackwardStep(
             sensitivity, condition, exponents_in_time, norms, known_slopes, singular
@@ -143,7 +152,14 @@ def plan_backward(case: Case) -> StepPlan:
             figure = f"|J| = {first:.3g}"
         verdict = judged(quantities, weights_verdict(mean))
         return StepVerdict(
-            verdict, figure, _why_backward(result, mean, worst), quantities, notes, result, errors
+            verdict,
+            figure,
+            _why_backward(result, mean, worst),
+            quantities,
+            notes,
+            result,
+            errors,
+            missing,
         )
 
     part = [rates, *(slope for _, slope in slopes)]
@@ -187,7 +203,7 @@ def _grown(sensitivity: SensitivityByDepth) -> str:
     return f"relative changes grow up to {most} times from the measured blocks{among}"
 
 
-def _slopes(case: Case) -> list[tuple[int, Attempt]]:
+def _slopes(case: Case, missing: dict[str, str]) -> list[tuple[int, Attempt]]:
     """`SlopeAt` of the middle sublayer of each kind, with its segment."""
     slopes = []
     for kind, name in SCALED.items():
@@ -196,7 +212,9 @@ def _slopes(case: Case) -> list[tuple[int, Attempt]]:
         ]
         if segments:
             k = segments[len(segments) // 2]
-            slopes.append((k, Attempt(SlopeAt(k, name, tolerance=case.effort.tolerance))))
+            instrument = SlopeAt(k, name, tolerance=case.effort.tolerance)
+            of_segment = f"|dv/dX| in weights, segment {k}"
+            slopes.append((k, Attempt(instrument, missing, of_segment)))
     return slopes
 
 
@@ -228,9 +246,9 @@ def plan_transport(case: Case) -> StepPlan:
     weights.
     """
     tokens = cut(case.tokens, len(case.tokens), case.effort.tokens)
-    notes = list[str]()
+    missing: dict[str, str] = {}
     x = case.model.embed(tokens)
-    inputs = _perturbed(case, tokens, notes)
+    inputs = _perturbed(case, tokens, missing)
     if "substitution" in inputs:
         away = inputs["substitution"]
     else:
@@ -255,7 +273,16 @@ def plan_transport(case: Case) -> StepPlan:
                 scaled.append(math.inf)  # a state overflowed
         spreads = case.bounds.spreads()
         by_perturbation = [
-            attempt(notes, distances, depth, name, (x, inputs[name]), (end, after), spreads=spreads)
+            tried(
+                missing,
+                _perturbation(name),
+                distances,
+                depth,
+                name,
+                (x, inputs[name]),
+                (end, after),
+                spreads=spreads,
+            )
             for name, after in zip(inputs, ends_of_inputs, strict=True)
         ]
         measured = [
@@ -289,7 +316,7 @@ def plan_transport(case: Case) -> StepPlan:
                 "no distance between terminal states is known, because inputs do not differ or"
                 " states are not finite"
             )
-            return StepVerdict("unknown", "–", why, quantities, notes, result)
+            return StepVerdict("unknown", "–", why, quantities, result=result, missing=missing)
         top = next(
             transport
             for transport in measured
@@ -309,13 +336,18 @@ def plan_transport(case: Case) -> StepPlan:
         )
         verdict = judged(quantities, weights_verdict(slope))
         return StepVerdict(
-            verdict, f"W_2 x {top.amplification:.3g}", why, quantities, notes, result
+            verdict,
+            f"W_2 x {top.amplification:.3g}",
+            why,
+            quantities,
+            result=result,
+            missing=missing,
         )
 
     return StepPlan({"text": [ends]}, conclude)
 
 
-def _perturbed(case: Case, tokens: Tensor, notes: list[str]) -> dict[str, Tensor]:
+def _perturbed(case: Case, tokens: Tensor, missing: dict[str, str]) -> dict[str, Tensor]:
     """Perturbed X_0 by perturbation, without those that fail."""
     other_text: Tensor | None = None
     if case.other is not None:
@@ -324,8 +356,9 @@ def _perturbed(case: Case, tokens: Tensor, notes: list[str]) -> dict[str, Tensor
     for name in PERTURBATIONS:
         if name == "text" and other_text is None:
             continue
-        state = attempt(
-            notes,
+        state = tried(
+            missing,
+            _perturbation(name),
             perturbed,
             case.model,
             tokens,
@@ -337,3 +370,8 @@ def _perturbed(case: Case, tokens: Tensor, notes: list[str]) -> dict[str, Tensor
         if state is not None:
             states[name] = state
     return states
+
+
+def _perturbation(name: str) -> str:
+    """What `missing` calls a perturbation that failed."""
+    return f"{name} perturbation"

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,11 +24,8 @@ from ctrans.measure.backward.singular_values import Singular, first_of
 from ctrans.measure.forward.bounds import BoundsByDepth
 from ctrans.measure.measured import Value
 from ctrans.measure.transport.perturbations import AT_ONCE, worst_directions
-from ctrans.measure.walk import Attempt, DescribedModel, Instrument, StepContext
-from solvers import ConfigError, SolveError
+from ctrans.measure.walk import DescribedModel, Instrument, StepContext
 from solvers.run import finite
-
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -104,9 +101,9 @@ class StepVerdict:
 
     - `quantities`: measured quantities by name; nan if unknown
     - `errors`: errors of those that are estimates, if known
-    - `notes`: figures that could not be computed, with reasons
-    - `result`: all figures; None if the step does not apply, with verdict "n/a". If it `HasValues`,
-      its rows are in the table of the screening
+    - `notes`: remarks on the figures
+    - `missing`: figures that could not be computed, with reasons
+    - `result`: all figures. If it `HasValues`, its rows are in the table of the screening
     """
 
     verdict: str
@@ -116,6 +113,7 @@ class StepVerdict:
     notes: list[str] = field(default_factory=list)
     result: Any = None
     errors: dict[str, float] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
 
     @property
     def flags(self) -> dict[str, str]:
@@ -136,8 +134,9 @@ CERTIFIED_TOKENS = 64
 class StepPlan:
     """The instruments of a step, by lane, and the function that makes its verdict after the walk.
 
-    An instrument raises ConfigError or SolveError if it does not support a model, and the step then
-    has no verdict. Wrap an instrument that the step does not need in an `Attempt`.
+    An instrument raises ConfigError or SolveError if it does not support a model. The step then has
+    no verdict, and `Screening.missing` has the message. Wrap an instrument that the step does not
+    need in an `Attempt`, which files its message in a dictionary: that is `StepVerdict.missing`.
     """
 
     instruments: Mapping[LaneName, Sequence[Instrument]]
@@ -256,27 +255,6 @@ class Case:
         if lane == "certified":
             return cut(x, 1, CERTIFIED_TOKENS), cut(y, 1, CERTIFIED_TOKENS)
         return x, y
-
-
-def attempt(
-    notes: list[str], function: Callable[..., Found], *arguments: Any, **named: Any
-) -> Found | None:
-    """The function's value. None, with the message in `notes`, if it raises ConfigError or
-    SolveError.
-    """
-    try:
-        return function(*arguments, **named)
-    except (ConfigError, SolveError) as error:
-        notes.append(str(error))
-        return None
-
-
-def found(notes: list[str], instrument: Attempt) -> Any:
-    """The instrument's figures. None, with the message in `notes`, if it failed."""
-    figures = instrument.figures()
-    if instrument.note is not None:
-        notes.append(instrument.note)
-    return figures
 
 
 def exponent(k: float) -> str:

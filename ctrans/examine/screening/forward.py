@@ -18,9 +18,7 @@ from ctrans.examine.screening.case import (
     Reach,
     StepPlan,
     StepVerdict,
-    attempt,
     exponent,
-    found,
 )
 from ctrans.examine.screening.screening_checks import judged
 from ctrans.measure.forward.bounds import ForwardBounds
@@ -37,6 +35,7 @@ from ctrans.measure.forward.single_entries import (
     variance_over_inputs,
 )
 from ctrans.measure.measured import Value, along_depth
+from ctrans.measure.missing import tried
 from ctrans.measure.walk import Attempt, Instrument, Model, States, StepContextBack, Turn, own_loss
 from solvers import ADVICE, ConfigError, SolveError, Status
 from solvers.run import finite
@@ -67,7 +66,7 @@ class Certificates(Reach):
         self._depth = depth
         self._loss = math.nan
         self._found: list[SegmentCheck] = []
-        self._skipped: dict[str, str] = {}
+        self._missing: dict[str, str] = {}
         self._refused: ConfigError | SolveError | None = None
 
     def head(self, model: Model, at: Turn) -> None:
@@ -97,7 +96,7 @@ class Certificates(Reach):
                     regularization=Regularization(),
                 )
             except (ConfigError, SolveError) as error:
-                self._skipped[f"segment {at.k} ({at.sublayer.kind})"] = str(error)
+                self._missing[f"segment {at.k} ({at.sublayer.kind})"] = str(error)
                 self._refused = error
             else:
                 self._found.insert(0, check)
@@ -113,7 +112,7 @@ class Certificates(Reach):
             self._tokens,
             tuple(self._found),
             "discrete",
-            skipped=dict(reversed(self._skipped.items())),
+            missing=dict(reversed(self._missing.items())),
         )
 
 
@@ -145,7 +144,6 @@ def plan_well_posedness(case: Case) -> StepPlan:
             f" which {_infinite(check.segments)}"
         )
         notes = [f"the evidence disagrees: {failure}" for failure in check.failures]
-        notes += [f"{segment} is skipped: {why}" for segment, why in check.skipped.items()]
         if not check.largest.costate_norm:
             notes.append(f"{ZERO_GRADIENT}; the verdict holds for any other costate")
         if not check.has_ode:
@@ -162,6 +160,7 @@ def plan_well_posedness(case: Case) -> StepPlan:
             {"segments with infinite H": infinite},
             notes,
             check,
+            missing=dict(check.missing),
         )
 
     return StepPlan({"certified": [certificates]}, conclude)
@@ -259,12 +258,12 @@ def plan_forward(case: Case) -> StepPlan:
     sizes = States(moments)
     massive = States(lambda x, kept: largest_entry(x))
     varied = States(variance_over_inputs)
-    scaled = Attempt(GrowthWithWeights())
-    initial = Attempt(InitialLoss())
+    missing: dict[str, str] = {}
+    scaled = Attempt(GrowthWithWeights(), missing, "|x| in weights")
+    initial = Attempt(InitialLoss(), missing, "loss over guessing")
     shares = DepthShares(similarity=lambda: _similarities(case))
 
     def conclude() -> StepVerdict:
-        notes: list[str] = []
         if case.broken is None:
             reached = len(case.model.depth.times)
         else:
@@ -281,9 +280,9 @@ def plan_forward(case: Case) -> StepPlan:
         mean_abs = [moment.mean_abs for moment in by_depth]
         variance = [moment.variance for moment in by_depth]
         rms = [moment.rms for moment in by_depth]
-        bounds = attempt(notes, case.bounds.figures)
-        scaling: WeightGrowth | None = found(notes, scaled)
-        loss, guessing = found(notes, initial) or (None, None)
+        bounds = tried(missing, "bound", case.bounds.figures)
+        scaling: WeightGrowth | None = scaled.figures()
+        loss, guessing = initial.figures() or (None, None)
         share = shares.figures()
         share = DepthShare(share.added[:reached], share.growth, share.similarity[:reached])
         used: float | None = None
@@ -319,7 +318,14 @@ def plan_forward(case: Case) -> StepPlan:
             start = f"which starts at t = {times[-1]:.3g} with mean|x| = {mean_abs[-1]:.3g}"
             why = f"activations become non-finite in segment {case.broken}, {start}"
             quantities = {"growth exponent": math.inf, "|x| in weights": slope}
-            return StepVerdict("non-finite", f"t = {times[-1]:.3g}", why, quantities, notes, result)
+            return StepVerdict(
+                "non-finite",
+                f"t = {times[-1]:.3g}",
+                why,
+                quantities,
+                result=result,
+                missing=missing,
+            )
         decades = math.nan
         if rms[0] and rms[-1]:
             decades = math.log10(rms[-1] / rms[0])
@@ -336,7 +342,8 @@ def plan_forward(case: Case) -> StepPlan:
         }
         figure = f"|x| {mean_abs[0]:.2g} to {mean_abs[-1]:.2g}"
         verdict = judged(quantities, weights_verdict(slope))
-        return StepVerdict(verdict, figure, _why_forward(result, slope), quantities, notes, result)
+        why = _why_forward(result, slope)
+        return StepVerdict(verdict, figure, why, quantities, result=result, missing=missing)
 
     return StepPlan({"text": [sizes, massive, varied, initial, shares], "part": [scaled]}, conclude)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -31,10 +30,9 @@ from ctrans.examine.screening.screening_checks import (
 )
 from ctrans.examine.screening.updates import plan_updates
 from ctrans.measure.findings import Finding
+from ctrans.measure.missing import tried
 from ctrans.measure.walk import Attempt, DescribedModel, Instrument, Lane, own_loss, walk_lanes
-from solvers import ConfigError, SolveError, look_up, shown
-
-Found = TypeVar("Found")
+from solvers import ConfigError, look_up, shown
 
 __all__ = ["EFFORTS", "STEPS", "Effort", "Screening", "ScreeningStep", "screen"]
 
@@ -57,7 +55,8 @@ class Screening:
     """The result of a screening of one model. All fields can be written as JSON.
 
     - `broken`: the first segment whose state is not finite, None if all are
-    - `steps`: the verdict of each step, in the order of `STEPS`
+    - `steps`: the verdict of each step that applies to the model, in the order of `STEPS`
+    - `missing`: why the other steps do not apply
     - `diagnosis`: the diagnosis from the same walk
     """
 
@@ -69,6 +68,7 @@ class Screening:
     broken: int | None
     steps: dict[str, StepVerdict]
     diagnosis: Diagnosis
+    missing: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def flags(self) -> dict[str, str]:
@@ -109,9 +109,9 @@ def screen(
       segment.
       Without a loss there is no backward walk, and those calls come at the end
 
-    A step that does not support the model has the verdict "n/a" with the reason, and the others
-    run. If a state is not finite, steps use the states before it. Raises ConfigError if tokens,
-    targets and the other text have different shapes, or the effort is unknown.
+    A step that does not support the model has its reason in `missing`, and the others run. If a
+    state is not finite, steps use the states before it. Raises ConfigError if tokens, targets and
+    the other text have different shapes, or the effort is unknown.
     """
     of_the_tokens_shape: dict[str, Any] = {}
     if own_loss(model) is None:  # the targets of a loss of its own may have any shape
@@ -138,8 +138,9 @@ def screen(
     else:
         chosen = effort
     case = Case(model, tokens, targets, other, chosen, int(seed), trained)
-    plans = {name: _or_verdict(partial(step.plan, case)) for name, step in STEPS.items()}
-    lanes = _lanes(case, plans)
+    missing: dict[str, str] = {}
+    plans = {name: tried(missing, name, step.plan, case) for name, step in STEPS.items()}
+    lanes = _lanes(case, plans, missing)
     if progress is None:
         walk_lanes(model, lanes, progress=None)
     else:
@@ -147,18 +148,12 @@ def screen(
         if all(lane.targets is None for lane in lanes):
             for _ in model.depth.sublayers:
                 progress("no way back")
-    guards = {
-        id(instrument.instrument): instrument
-        for lane in lanes
-        for instrument in lane.instruments
-        if isinstance(instrument, Attempt)
-    }
     steps: dict[str, StepVerdict] = {}
     for name, plan in plans.items():
-        if isinstance(plan, StepVerdict):
-            steps[name] = plan
-        else:
-            steps[name] = _or_verdict(partial(_conclude, plan, guards))
+        if plan is not None:
+            verdict = tried(missing, name, plan.conclude)
+            if verdict is not None:
+                steps[name] = verdict
     return Screening(
         model.config.placement,
         model.config.norm,
@@ -168,59 +163,48 @@ def screen(
         case.broken,
         steps,
         case.examination.conclude(),
+        {name: missing[name] for name in STEPS if name in missing},
     )
 
 
-def _or_verdict(function: Callable[[], Found]) -> Found | StepVerdict:
-    """The function's value, or the verdict "n/a" with the message of its ConfigError or
-    SolveError.
-    """
-    try:
-        return function()
-    except (ConfigError, SolveError) as error:
-        return StepVerdict("n/a", "–", str(error))
-
-
-def _conclude(plan: StepPlan, guards: Mapping[int, Attempt]) -> StepVerdict:
-    """The plan's verdict. Raises ConfigError if an instrument that it needs failed."""
-    required = [
-        instrument
-        for instruments in plan.instruments.values()
-        for instrument in instruments
-        if not isinstance(instrument, Attempt)
-    ]
-    for instrument in required:
-        note = guards[id(instrument)].note
-        if note is not None:
-            raise ConfigError(note)
-    return plan.conclude()
-
-
-def _lanes(case: Case, plans: Mapping[str, StepPlan | StepVerdict]) -> list[Lane]:
-    """The lanes of the walk with all instruments, each in an `Attempt`. Lanes of the same tokens
-    are merged.
+def _lanes(case: Case, plans: Mapping[str, StepPlan | None], missing: dict[str, str]) -> list[Lane]:
+    """The lanes of the walk with all instruments. An instrument that a step needs files its failure
+    under the step's name in `missing`. Lanes of the same tokens are merged.
 
     A lane's tokens are the first tokens of any longer lane, so equal shapes mean equal tokens.
     """
-    by_lane: dict[LaneName, list[Instrument]] = {name: [] for name in get_args(LaneName)}
-    by_lane["text"] += [case.reach, case.bounds, *case.examination.whole.values()]
+    by_lane: dict[LaneName, list[Attempt]] = {name: [] for name in get_args(LaneName)}
+    unread: dict[str, str] = {}  # the steps that need these instruments fail without them
+    by_lane["text"] += [
+        Attempt(case.reach, unread, "reach"),
+        Attempt(case.bounds, unread, "bounds"),
+        *case.examination.whole.values(),
+    ]
     if case.shared_graphs is not None:
+        graphs = Attempt(case.shared_graphs, unread, "graphs")
         # other instruments use the graphs, so they come first in their lane
         if case.sequences("several") == case.sequences("part"):
-            by_lane["several"].append(case.shared_graphs)
+            by_lane["several"].append(graphs)
         else:
-            by_lane["part"].append(case.shared_graphs)
-    for plan in plans.values():
-        if isinstance(plan, StepPlan):
+            by_lane["part"].append(graphs)
+    for step, plan in plans.items():
+        if plan is not None:
             for name, instruments in plan.instruments.items():
-                by_lane[name] += instruments
+                by_lane[name] += [_needed(instrument, missing, step) for instrument in instruments]
     together: dict[torch.Size, LaneName] = {}
     for name in get_args(LaneName):
         first = together.setdefault(case.batch(name)[0].shape, name)
         if first != name:
             by_lane[first] += by_lane.pop(name)
     return [
-        lane_of_attempts(case.model, *case.batch(name), instruments)
-        for name, instruments in by_lane.items()
-        if instruments
+        lane_of_attempts(case.model, *case.batch(name), attempts)
+        for name, attempts in by_lane.items()
+        if attempts
     ]
+
+
+def _needed(instrument: Instrument, missing: dict[str, str], step: str) -> Attempt:
+    """The instrument, which files its failure as that of the step if the step needs it."""
+    if isinstance(instrument, Attempt):
+        return instrument
+    return Attempt(instrument, missing, step)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from ctrans.dynamics.depth import spread
-from ctrans.examine.screening.case import NOT_IN_QUICK, Case, StepPlan, StepVerdict, found, three
+from ctrans.examine.screening.case import NOT_IN_QUICK, Case, StepPlan, StepVerdict, three
 from ctrans.examine.screening.screening_checks import judged
 from ctrans.measure.backward.curvature import Curvature, GaussNewton
 from ctrans.measure.backward.update_response import Responses, UpdateResponse
@@ -45,14 +45,16 @@ def plan_updates(case: Case) -> StepPlan:
     """
     chosen = spread(len(case.model.depth.sublayers), case.effort.updates)
     response = UpdateResponse(case.graphs, chosen)
-    left_out: str | None = None
+    missing: dict[str, str] = {}
+    measured = Attempt(GaussNewton(), missing, "curvature")
     if not case.effort.curvature:
-        left_out = NOT_IN_QUICK.format("curvature, with the learning rates that it allows,")
-    measured = Attempt(GaussNewton(), left_out)
+        measured.leave_out(
+            NOT_IN_QUICK.format("curvature, with the learning rates that it allows,")
+        )
 
     def conclude() -> StepVerdict:
         notes: list[str] = []
-        curvature: Curvature | None = found(notes, measured)
+        curvature: Curvature | None = measured.figures()
         updates = response.figures()
         adam = updates["adam"]
         sgd = updates["sgd"]
@@ -65,10 +67,9 @@ def plan_updates(case: Case) -> StepPlan:
             "weight size": weight_size(case.model.depth),
         }
         if not max(adam.values):
-            notes.insert(
-                0,
+            notes.append(
                 "no segment's step moves the state, because the loss has no gradient in their"
-                " weights: check for a head of zeros",
+                " weights: check for a head of zeros"
             )
         errors: dict[str, float] = {}
         why = (
@@ -98,6 +99,7 @@ def plan_updates(case: Case) -> StepPlan:
             notes,
             UpdateStep(updates, curvature),
             errors,
+            missing,
         )
 
     return StepPlan({"part": [response, measured]}, conclude)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ctrans.base.old_names import OldReasons
 from ctrans.base.shapes import TokenRows
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.fields import (
@@ -27,9 +28,13 @@ from ctrans.dynamics.norm import Norm
 from ctrans.dynamics.residual import MixesStreams
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.measure.forward.moments import moments, token_lengths
+from ctrans.measure.missing import tried
 from ctrans.measure.walk import Instrument, StepContext, observe
 from ctrans.measure.walk.instrument import of_text
 from solvers import ConfigError
+
+PAPERS = "paper's bound"
+"""The measure that the reason is filed under if the papers have no bound."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class ForwardBounds:
 
     `mean_abs` and `rms` are the sharper bounds, and `variance` is N/(N-1) rms^2 for N entries.
     `seed_mean_abs` and `seed_variance` are the papers' own bounds, None if they have none for this
-    model, and `seed_note` gives the reason.
+    model: `missing` then has the reason under "paper's bound".
     """
 
     mean_abs: list[float]
@@ -46,25 +51,27 @@ class ForwardBounds:
     variance: list[float]
     seed_mean_abs: list[float] | None
     seed_variance: list[float] | None
-    seed_note: str = ""
+    missing: dict[str, str] = field(default_factory=dict)
+
+    seed_note = OldReasons(PAPERS, nothing="")
 
 
 @dataclass(frozen=True)
 class _Measured:
     """One segment with the figures that a bound needs: the least sigma of its input norm, its map's
-    bound and its difference bound.
+    bound and its difference bound. `missing` has the reason if the map's bound is needed and None.
     """
 
     sublayer: Sublayer
     h: float
     sigma: float
     bound: TokenBound | None
-    unknown: str = ""
+    missing: dict[str, str] = field(default_factory=dict)
     apart: float = math.inf
 
     def known(self) -> TokenBound:
         if self.bound is None:
-            raise ConfigError(self.unknown)
+            raise ConfigError(self.missing.get("bound", ""))
         return self.bound
 
 
@@ -257,14 +264,12 @@ def _measure(at: StepContext) -> _Measured:
     )
 
 
-def _bound_of(sublayer: Sublayer) -> tuple[TokenBound | None, str]:
-    """The map's bound if it is needed, and the reason if it is unknown."""
+def _bound_of(sublayer: Sublayer) -> tuple[TokenBound | None, dict[str, str]]:
+    """The map's bound if it is needed, and the reason if there is none."""
+    missing: dict[str, str] = {}
     if not needs_map_bound(sublayer):
-        return None, ""
-    try:
-        return map_bound(sublayer), ""
-    except ConfigError as error:
-        return None, str(error)
+        return None, missing
+    return tried(missing, "bound", map_bound, sublayer), missing
 
 
 def _forward_bounds(
@@ -291,7 +296,7 @@ def _forward_bounds(
     variance = [entries / max(entries - 1, 1) * value * value for value in rms]
     seed = _seed(start, segments, reached)
     if isinstance(seed, str):
-        return ForwardBounds(mean_abs, rms, variance, None, None, seed)
+        return ForwardBounds(mean_abs, rms, variance, None, None, {PAPERS: seed})
     seed_mean_abs = [value / math.sqrt(entries) for value in seed]
     seed_variance = [value * value / max(entries - 1, 1) for value in seed]
     return ForwardBounds(mean_abs, rms, variance, seed_mean_abs, seed_variance)

@@ -4,15 +4,17 @@ scales held fixed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.base.old_names import OldReasons
 from ctrans.base.shapes import TokenBatch, TokenRows
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.norm import Norm
+from ctrans.measure.missing import tried
 from ctrans.measure.walk import Instrument, ModelOfModules, StepContext, walk
 from ctrans.model.gpt import GPT
 from solvers import ConfigError
@@ -116,20 +118,27 @@ def logit_contributions(
     return of_parts, of_offsets
 
 
+TO_THE_LOGIT = "added to the target's logit"
+"""The measure that needs a head and targets."""
+
+
 @dataclass(frozen=True)
 class ContributionsByDepth:
     """Means over tokens of the contributions of the embedding (first), each sublayer and the norms'
     offsets (last), as in `names`.
 
     `state` is <part, X_K>/|X_K|^2, which sums to 1. `size` is |part|/|X_K|. `logit` is the
-    contribution to (target logit - mean logit); None if unknown, and `note` gives the reason.
+    contribution to (target logit - mean logit); None if unknown: `missing` then has the reason
+    under "added to the target's logit".
     """
 
     names: list[str]
     state: list[float]
     size: list[float]
     logit: list[float] | None
-    note: str = ""
+    missing: dict[str, str] = field(default_factory=dict)
+
+    note = OldReasons(TO_THE_LOGIT, nothing="")
 
 
 @torch.no_grad()
@@ -151,12 +160,12 @@ def contributions_by_depth(
         "offsets",
     ]
     logit = None
-    note = "contributions to a logit need a ctrans GPT and targets"
+    missing: dict[str, str] = {}
     if isinstance(model, GPT) and targets is not None:
-        try:
-            parts, offsets = logit_contributions(model, contributed, targets)
+        to_logit = tried(missing, TO_THE_LOGIT, logit_contributions, model, contributed, targets)
+        if to_logit is not None:
+            parts, offsets = to_logit
             logit = [*parts.flatten(1).mean(1).tolist(), float(offsets.mean())]
-            note = ""
-        except ConfigError as error:
-            note = str(error)
-    return ContributionsByDepth(names, state.tolist(), size.tolist(), logit, note)
+    else:
+        missing[TO_THE_LOGIT] = "contributions to a logit need a ctrans GPT and targets"
+    return ContributionsByDepth(names, state.tolist(), size.tolist(), logit, missing)

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from ctrans.base.as_found import leaving_as_found
+from ctrans.base.old_names import OldReasons
 from ctrans.base.shapes import TokenRows
 from ctrans.dynamics.scheme import Scheme
 from ctrans.measure.forward.bounds import BoundsByDepth, ForwardBounds
 from ctrans.measure.forward.conservation import DriftByDepth
 from ctrans.measure.forward.moments import moments, ratios
+from ctrans.measure.missing import tried
 from ctrans.measure.walk import Attempt, DescribedModel, SegmentCallback, States, kept_of, observe
-from solvers import ConfigError, Method, Norm, Solution, Status
+from solvers import Method, Norm, Solution, Status
 
 REFERENCE = {"method": "tsit5", "rtol": 1e-8, "atol": 1e-8}
 """How the reference solution of the ODE is computed, in float64."""
@@ -37,9 +39,10 @@ class Simulation:
       `times`
     - `common`: the share of the squared size that is the same for all tokens (`Moments`)
     - `used`: the mean absolute value over its sharper bound
-    - `bounds`, `used`: None if a map has no known bound; `unbounded` gives the reason
+    - `bounds`, `used`: None if a map has no known bound
     - `warnings`: the method's warnings about a run that reached the end
-    - `reference`: how the ODE was solved, None without a reference; `unreferenced`: why that failed
+    - `reference`: how the ODE was solved, None without a reference
+    - `missing`: why there is no "bound", or a "distance to the ODE" not up to the end
     """
 
     placement: str
@@ -54,17 +57,19 @@ class Simulation:
     common: list[float]
     bounds: ForwardBounds | None
     used: list[float] | None
-    unbounded: str | None
     law: str | None
     drift: list[float] | None
     distance: list[float | None]
     discrete_distance: list[float | None]
     reference: str | None
-    unreferenced: str | None
     evaluations: int
     accepted: int
     rejected: int
     seconds: float
+    missing: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    unbounded = OldReasons("bound")
+    unreferenced = OldReasons("distance to the ODE")
 
 
 @torch.no_grad()
@@ -111,14 +116,15 @@ def simulate(
         discrete = solution
     else:
         discrete = model.trajectory(tokens, throw=False, progress=progress)
+    missing: dict[str, str] = {}
     exact: Sequence[Tensor] = []
     how: str | None = None
-    why: str | None = None
     if reference:
-        exact, how, why = _reference(model, tokens, progress)
+        how = f"{REFERENCE['method']}, rtol = atol = {REFERENCE['rtol']:g}, float64"
+        exact = _reference(model, tokens, missing, progress)
 
     states = solution.states
-    bounding = Attempt(BoundsByDepth(discrete=is_discrete))
+    bounding = Attempt(BoundsByDepth(discrete=is_discrete), missing, "bound")
     by_depth, allowed, conserved = observe(
         model.depth, states, [States(moments), bounding, DriftByDepth()], kept=kept_of(model)
     )
@@ -148,37 +154,42 @@ def simulate(
         common=[moment.common for moment in by_depth],
         bounds=bounds,
         used=used,
-        unbounded=bounding.note,
         law=law,
         drift=drift,
         distance=_distances(states, exact),
         discrete_distance=_distances(discrete.states, exact)[: len(states)],
         reference=how,
-        unreferenced=why,
         evaluations=solution.stats.evaluations,
         accepted=solution.stats.accepted,
         rejected=solution.stats.rejected,
         seconds=seconds,
+        missing=dict(sorted(missing.items())),
     )
 
 
 def _reference(
-    model: DescribedModel, tokens: Tensor, progress: SegmentCallback | None
-) -> tuple[Sequence[Tensor], str, str | None]:
-    """The ODE's states as far as the solution succeeds, how they were computed, and why it failed,
-    if it did.
-    """
-    how = f"{REFERENCE['method']}, rtol = atol = {REFERENCE['rtol']:g}, float64"
+    model: DescribedModel,
+    tokens: Tensor,
+    missing: dict[str, str],
+    progress: SegmentCallback | None,
+) -> Sequence[Tensor]:
+    """The ODE's states as far as the solution succeeds. If it fails, `missing` has the reason."""
     twin: Any = copy.deepcopy(model)  # a module, whatever its class
-    try:
-        solution: Solution = twin.double().trajectory(
-            tokens, **REFERENCE, throw=False, progress=progress
-        )
-    except ConfigError as error:  # a zero gain makes a norm's image degenerate, so there is no ODE
-        return [], how, str(error)
-    if solution.status is Status.SUCCESS:
-        return solution.states, how, None
-    return solution.states, how, solution.message
+    # a zero gain makes a norm's image degenerate, so there is no ODE
+    solution: Solution | None = tried(
+        missing,
+        "distance to the ODE",
+        twin.double().trajectory,
+        tokens,
+        **REFERENCE,
+        throw=False,
+        progress=progress,
+    )
+    if solution is None:
+        return []
+    if solution.status is not Status.SUCCESS:
+        missing["distance to the ODE"] = solution.message
+    return solution.states
 
 
 def _distances(

@@ -12,8 +12,8 @@ from torch import Tensor
 from ctrans.base.shapes import TokenMask, TokenRows
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.sublayer import Sublayer
+from ctrans.measure.missing import tried
 from ctrans.measure.walk.model import Model
-from solvers import ConfigError, SolveError
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,13 +134,20 @@ class States(Instrument):
 
 
 class Attempt(Instrument):
-    """Another instrument that may not apply to this model. Then `note` says why, and `figures`
-    gives None. Given a note, it measures nothing.
+    """Another instrument that may not apply to this model. Then `missing[name]` says why, and
+    `figures` gives None. If there is a reason already, it measures nothing. By default `missing`
+    is a dictionary of its own.
     """
 
-    def __init__(self, instrument: Instrument, note: str | None = None):
+    def __init__(
+        self,
+        instrument: Instrument,
+        missing: dict[str, str] | None = None,
+        name: str = "instrument",
+    ):
         self.instrument = instrument
-        self.note = note
+        self.missing = {} if missing is None else missing
+        self.name = name
 
     @property
     def looks_back(self) -> bool:
@@ -165,11 +172,9 @@ class Attempt(Instrument):
     def figures(self) -> Any:
         return self._try("figures")
 
+    def leave_out(self, why: str) -> None:
+        """Gives a reason to measure nothing."""
+        self.missing[self.name] = why
+
     def _try(self, what: str, *arguments: Any) -> Any:
-        if self.note is not None:
-            return None
-        try:
-            return getattr(self.instrument, what)(*arguments)
-        except (ConfigError, SolveError) as error:
-            self.note = str(error)
-            return None
+        return tried(self.missing, self.name, getattr(self.instrument, what), *arguments)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctrans.base.old_names import OldReasons
 from ctrans.dynamics.fields import TokenBound
 from ctrans.measure.reductions import growth_exponent, length, norm_of, to_host
 from ctrans.training.monitor.bound_shares import bound_shares
@@ -45,10 +46,12 @@ class Gauges:
         pass.
         """
 
+    unknown = OldReasons()
+
     @property
-    def unknown(self) -> dict[str, str]:
+    def missing(self) -> dict[str, str]:
         """Errors since `arm`, by place."""
-        return self.passes.unknown
+        return self.passes.missing
 
     def arm(self, *, looking: bool = False) -> None:
         """See `PassHooks.arm`."""
@@ -106,7 +109,7 @@ class Gauges:
     ) -> dict[GaugeAt, Tensor]:
         """|dL/dW| of each sublayer and of the weights outside of the depth."""
         if all(p.grad is None for group in (*inside, outside) for p in group):
-            self.unknown["gradients"] = (
+            self.missing["gradients"] = (
                 "no weight has one: call step after backward, and before an optimiser that takes"
                 " them"
             )
@@ -139,7 +142,7 @@ class Gauges:
                 try:
                     values.update(to_host({key: tensor}))
                 except Exception as error:
-                    self.unknown.setdefault(f"the gauge {key[0]}", in_a_line(error))
+                    self.missing.setdefault(f"the gauge {key[0]}", in_a_line(error))
             return values
 
     def _broken(self, values: Mapping[GaugeAt, list[float]], *, scaled: bool) -> list[GaugeAt]:

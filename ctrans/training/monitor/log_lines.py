@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ctrans.base.json_values import is_number, is_step, plain
+from ctrans.base.old_names import OldReasons
 from ctrans.measure.findings import SEVERITIES, Finding
 from ctrans.training.monitor.training_measures import GAUGES, Figures
 
@@ -25,6 +26,8 @@ Test = Callable[[Any], bool]
 LONGEST = 2_000
 MOST = 1_000
 """Most characters of a text, and most entries of an object, that are shown of a log."""
+OLD_MISSING = "unknown"
+"""The key of `missing` in logs of version 0.3."""
 PLACES = 1 << 18
 """Most figures of a gauge in a report."""
 
@@ -49,13 +52,15 @@ class Header:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
-    """The figures of one step by gauge (see `GAUGES`). `unknown` has the errors of hooks by
+    """The figures of one step by gauge (see `GAUGES`). `missing` has the errors of hooks by
     place.
     """
 
     step: int
     figures: Figures
-    unknown: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    missing: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    unknown = OldReasons()
 
 
 def encoded(values: Sequence[float]) -> str:
@@ -90,8 +95,8 @@ def line_of(report: Report) -> LogLine:
         else:
             run[name] = float(f"{value:.6g}")
     line: LogLine = {"step": report.step, "run": plain(run), "by": by}
-    if report.unknown:
-        line["unknown"] = dict(report.unknown)
+    if report.missing:
+        line["missing"] = dict(report.missing)
     return line
 
 
@@ -117,8 +122,8 @@ def report_of(line: LogLine) -> Report | None:
     """
     run = line.get("run", {})
     by = line.get("by")
-    unknown = line.get("unknown", {})
-    if not isinstance(run, dict) or not isinstance(by, dict) or not isinstance(unknown, dict):
+    missing = _missing(line)
+    if not isinstance(run, dict) or not isinstance(by, dict) or not isinstance(missing, dict):
         return None
     figures: Figures = {}
     try:
@@ -130,12 +135,17 @@ def report_of(line: LogLine) -> Report | None:
                 figures[name] = decoded(text)
     except (TypeError, ValueError, OverflowError):
         return None
-    errors = {name: str(why) for name, why in _shown(unknown).items()}
+    errors = {name: str(why) for name, why in _shown(missing).items()}
     return Report(line["step"], figures, errors)
 
 
 RENAMED = {"surprise": "adam_gradient_ratio", "surprise_outside": "adam_gradient_ratio_outside"}
 """Measures by their names in logs of version 0.2."""
+
+
+def _missing(content: LogLine) -> Any:
+    """What was not measured, also in a log of version 0.3."""
+    return content.get("missing", content.get(OLD_MISSING, {}))
 
 
 def _with_new_names(figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,11 +212,15 @@ def _from_alarm(alarm: Mapping[str, Any]) -> dict[str, Any]:
 def probe_of(line: LogLine) -> dict[str, Any] | None:
     """The figures of a probe with its step; None for other lines."""
     content = line.get("probe")
-    if not isinstance(content, dict) or not isinstance(content.get("unknown", {}), dict):
+    if not isinstance(content, dict):
+        return None
+    missing = _missing(content)
+    if not isinstance(missing, dict):
         return None
     figures = {"step": line["step"], **content}
-    if "unknown" in content:
-        figures["unknown"] = _shown(content["unknown"])
+    figures.pop(OLD_MISSING, None)
+    if missing:
+        figures["missing"] = _shown(missing)
     return figures
 
 

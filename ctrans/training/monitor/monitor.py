@@ -316,14 +316,14 @@ class Monitor:
             try:
                 figures[name] = float(measure(figures))
             except Exception as error:  # a user's function may raise anything
-                self.gauges.unknown[f"the gauge {name}"] = in_a_line(error)
+                self.gauges.missing[f"the gauge {name}"] = in_a_line(error)
         self.past.heads = self.gauges.heads or self.past.heads
         self.past.half = self.gauges.passes.half
         self.past.add(step, figures, self.gauges.broken)
         alarms = self.watch.look(self.past)
         self.alarms.extend(alarms)
         with self._errors_as_warnings(step):
-            report = Report(step, figures, dict(self.gauges.unknown))
+            report = Report(step, figures, dict(self.gauges.missing))
             self._writer.write(report, alarms, probed, heads=self.past.heads)
         return alarms
 

@@ -43,7 +43,7 @@ class PassHooks:
 
     def __init__(self, sites: Sites):
         self.sites = sites
-        self.unknown: dict[str, str] = {}
+        self.missing: dict[str, str] = {}
         """Errors in hooks since `arm`, by place. Hooks never raise into a training."""
         self.hooks = ExitStack()
         self.half = False
@@ -53,7 +53,7 @@ class PassHooks:
         self._begin()
 
     def _begin(self) -> None:
-        self.unknown = {}
+        self.missing = {}
         self._figures: dict[GaugeAt, Tensor] = {}
         self._parts_of_velocity: dict[int, dict[int, Tensor]] = {}
         self._start: Tensor | None = None
@@ -109,7 +109,7 @@ class PassHooks:
         self._figures = {}
         self._start = None
         self._last = None
-        if "states" in self.unknown:
+        if "states" in self.missing:
             return {}
         return figures
 
@@ -182,7 +182,7 @@ class PassHooks:
                 return
             self._modes.close()
             if self.seen and at != count:
-                self.unknown["states"] = (
+                self.missing["states"] = (
                     "a pass left out a sum (stochastic depth), or ran it without gradients"
                     " (checkpoints)"
                 )
@@ -193,7 +193,7 @@ class PassHooks:
         )
 
     def _try(self, where: str, look: Callable[..., None], *args: Any) -> None:
-        """Notes any exception in `unknown`: users' models may raise anything, and a training must
+        """Notes any exception in `missing`: users' models may raise anything, and a training must
         not stop for a figure.
         """
         try:
@@ -202,7 +202,7 @@ class PassHooks:
             self._failed(where, error)
 
     def _failed(self, where: str, error: Exception) -> None:
-        self.unknown.setdefault(where, in_a_line(error))
+        self.missing.setdefault(where, in_a_line(error))
 
     @property
     def _measures(self) -> bool:
@@ -220,7 +220,7 @@ class PassHooks:
                 try:
                     self._figures[name, k] = torch.as_tensor(measure(x))
                 except Exception as error:  # a user's function may raise anything
-                    self.unknown.setdefault(f"the gauge {name}", in_a_line(error))
+                    self.missing.setdefault(f"the gauge {name}", in_a_line(error))
 
     def _met(self, stream: StreamAdapter, k: int, state: Tensor) -> None:
         """Measures X_k of a model that is read by its sums."""

@@ -63,8 +63,11 @@ def attention(at: Probed) -> Mapping[str, Any]:
     places = [site.k for site in at.sites.sites if site.sublayer.attention is not None]
     if not places:
         raise ConfigError("no sublayer of this model shows an attention")
-    theta = Attempt(MeanTheta())
-    by_depth = Attempt(AttentionByDepth({places[0], places[-1]}, tolerance=TOLERANCE))
+    missing: dict[str, str] = {}
+    theta = Attempt(MeanTheta(), missing, "theta")
+    by_depth = Attempt(
+        AttentionByDepth({places[0], places[-1]}, tolerance=TOLERANCE), missing, "log_sensitivity"
+    )
     mean, layers = walk(at.model, at.few, instruments=[theta, by_depth])
     figures = {}
     if mean is not None:
@@ -74,7 +77,8 @@ def attention(at: Probed) -> Mapping[str, Any]:
             if layer.finite:
                 figures[f"log_sensitivity_{end}"] = math.fsum(layer.log_sensitivity.values())
     if not figures:
-        raise ConfigError(theta.note or by_depth.note or "no state is finite")
+        why = missing.get("theta") or missing.get("log_sensitivity") or "no state is finite"
+        raise ConfigError(why)
     return figures
 
 
@@ -165,7 +169,7 @@ PROBES: dict[str, Callable[[Probed], Mapping[str, Any]]] = {
     "bounds": bounds,
 }
 """Probes by name. Each returns figures by name: numbers, or lists by sublayer. Errors are under
-`unknown`.
+`missing`.
 """
 
 
@@ -176,7 +180,7 @@ def probe(sites: Sites, held: Held, optimizer: torch.optim.Optimizer | None) -> 
     else:
         few = held.tokens[:1]
     figures: dict[str, Any] = {}
-    unknown: dict[str, str] = {}
+    missing: dict[str, str] = {}
     with as_found(sites.root):
         at = Probed(sites, sites.model, held, optimizer, few)
         for name, look in PROBES.items():
@@ -185,9 +189,9 @@ def probe(sites: Sites, held: Held, optimizer: torch.optim.Optimizer | None) -> 
             except Exception as error:
                 # of any kind, such as lack of memory: a training must not stop for a figure
                 if isinstance(error, (ConfigError, SolveError)):
-                    unknown[name] = str(error)
+                    missing[name] = str(error)
                 else:
-                    unknown[name] = in_a_line(error)
-    if unknown:
-        figures["unknown"] = unknown
+                    missing[name] = in_a_line(error)
+    if missing:
+        figures["missing"] = missing
     return figures

@@ -22,7 +22,7 @@ def measured(run: Mapping[str, Any]) -> Measured:
     findings = [from_json(Finding, finding) for finding in run["findings"]]
     return Measured(
         values=tuple(_values(name, run)),
-        missing={name: dict(run["unknown"])} if run["unknown"] else {},
+        missing={name: dict(run["missing"])} if run["missing"] else {},
         answers=(answer,),
         findings={name: findings} if findings else {},
     )

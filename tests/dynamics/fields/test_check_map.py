@@ -205,13 +205,10 @@ def test_a_map_without_a_last_layer_is_looked_at_as_far_as_it_goes(monkeypatch):
     findings = screen(model.requires_grad_(False), text[:, :-1], text[:, 1:], "quick").steps
     assert findings["backward"].result is not None
     words = "does not name its last linear map: give it `pre_projection(x)` and `output_projection`"
-    assert any(
-        "segment 1 (ffn) is skipped" in note and words in note
-        for note in findings["well-posedness"].notes
-    )
+    assert words in findings["well-posedness"].missing["segment 1 (ffn)"]
     check = check_model(model, text[:, :-1], text[:, 1:])
     assert [segment.kind for segment in check.segments] == ["attention"]
-    assert words in check.skipped["segment 1 (ffn)"]
+    assert words in check.missing["segment 1 (ffn)"]
 
 
 def test_a_map_that_does_not_show_its_matrices_cannot_be_drawn_and_says_so(monkeypatch):

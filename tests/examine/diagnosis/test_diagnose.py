@@ -349,7 +349,7 @@ def test_the_dead_gain_comes_first_with_its_channel_and_figure():
     assert first.check == "dead gain around the state"
     assert "|gamma| = 4.8e-33 in channel 5" in first.figure
     assert "the norm around the state" in first.place
-    assert "gamma[5] = 4.8e-33" in diagnosis.unknown["sensitivities"], "the ODE divides by the gain"
+    assert "gamma[5] = 4.8e-33" in diagnosis.missing["sensitivities"], "the ODE divides by the gain"
     larger = diagnose(gain("post", "state_norm", 3, 5, 1e-9), *text()).findings
     assert [s.check for s in larger] == ["dead gain around the state", "sensitivity too large"]
 
@@ -428,14 +428,14 @@ def test_the_cosine_of_tied_gradients_is_that_of_two_matrices_of_their_own():
 def test_without_a_loss_the_rest_is_looked_at_and_what_needs_one_is_named():
     diagnosis = diagnose(gain("post", "state_norm", 3, 5, 1e-9), text()[0])
     assert diagnosis.findings[0].check == "dead gain around the state"
-    assert set(diagnosis.unknown) == {
+    assert set(diagnosis.missing) == {
         "logits and loss",
         "costates",
         "loss of less",
         "tied weights",
         "what tokens read",
     }
-    assert "no targets were given" in diagnosis.unknown["costates"]
+    assert "no targets were given" in diagnosis.missing["costates"]
 
 
 @pytest.mark.slow
@@ -486,7 +486,7 @@ def test_a_check_that_nothing_measures_is_refused():
 
 def test_a_text_of_one_token_says_that_heads_have_nothing_to_show():
     tokens, targets = text()
-    assert "one token" in diagnose(healthy("pre"), tokens[:, :1], targets[:, :1]).unknown["heads"]
+    assert "one token" in diagnose(healthy("pre"), tokens[:, :1], targets[:, :1]).missing["heads"]
 
 
 def test_what_is_infinite_is_close_to_no_limit():

@@ -180,7 +180,7 @@ def test_weights_of_one_checkpoint_only_are_counted():
     del before[UP]
     found = change(diagnosed(before).readings, diagnosed(after).readings)
     assert found.healthy
-    assert found.unknown == {
+    assert found.missing == {
         "figures of one of the two": f"0 of the first only, {6} of the second only"
     }
 

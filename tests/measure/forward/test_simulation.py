@@ -32,10 +32,10 @@ def test_a_simulation_reports_every_depth(name):
     for key in ("times", "mean_abs", "variance", "rms", "used", "distance", "discrete_distance"):
         assert len(getattr(result, key)) == count, key
     assert all(len(v) == count for v in vars(result.bounds).values() if isinstance(v, list))
-    assert (result.bounds.seed_mean_abs is None) == bool(result.bounds.seed_note)
-    assert (
-        result.bounds.seed_note == forward_bounds(model.depth, [model.embed(tokens())]).seed_note
-    ), "the reason is not cut"
+    assert (result.bounds.seed_mean_abs is None) == ("paper's bound" in result.bounds.missing)
+    assert result.bounds.missing == forward_bounds(model.depth, [model.embed(tokens())]).missing, (
+        "the reason is not cut"
+    )
     assert result.law is None if name not in LAWS else LAWS[name] in result.law
     assert result.distance == result.discrete_distance
     assert result.distance[0] == 0

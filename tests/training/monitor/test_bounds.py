@@ -126,7 +126,7 @@ def test_no_step_of_a_training_has_a_share_beyond_one(case, monkeypatch):
         optimiser.zero_grad()
         model.after_step()
     monitor.close()
-    assert monitor.gauges.unknown == {}
+    assert monitor.gauges.missing == {}
     for _, figures in monitor.past.reports:
         assert len(figures["bound_share"]) == len(model.depth.sublayers)
         assert all(

@@ -174,7 +174,7 @@ def test_losses_of_micro_batches_are_told_as_the_trainer_adds_them_up(tmp_path):
         told = dict(callback.monitor.past.losses)
         assert told == pytest.approx({step: said[step] for step in told}, abs=2e-3)
         assert len(told) >= STEPS - 1
-        assert callback.monitor.gauges.unknown == {}
+        assert callback.monitor.gauges.missing == {}
 
 
 def test_float16s_scale_is_taken_from_the_trainers_scaler(tmp_path):

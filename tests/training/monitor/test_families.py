@@ -42,7 +42,7 @@ def test_a_pass_that_trains_shows_the_states_and_velocities_of_a_walk(name, monk
     loss.backward()
     monitor.step(loss)
     monitor.close()
-    assert monitor.gauges.unknown == {}
+    assert monitor.gauges.missing == {}
     figures = monitor.past.reports[-1][1]
     model.eval()
     states = walk(monitor.sites.model, x, instruments=[States()])[0]

@@ -210,7 +210,7 @@ def test_what_is_no_file_is_no_log_and_a_terminal_is_not_commanded(tmp_path):
     writer.report(Report(1, {"loss": 1.0}, {"block 0": "\x1b]0;"}))
     (tmp_path / LOG).write_text((tmp_path / LOG).read_text() + "[" * 100_000 + "\n")
     log = read_log(str(tmp_path))
-    assert "\x1b" not in log.header.model + str(log.reports[0].unknown)
+    assert "\x1b" not in log.header.model + str(log.reports[0].missing)
 
 
 @pytest.mark.parametrize("deep", [90, 400, 900, 5000])
@@ -339,7 +339,7 @@ def test_texts_without_end_are_shown_to_a_length(tmp_path):
     )
     log = read_log(tmp_path)
     assert len(log.ended) < 3000
-    assert len(log.reports[0].unknown) < 2000
+    assert len(log.reports[0].missing) < 2000
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_a_hook_on_the_optimiser_watches_an_accelerate_loop_and_its_reports_fill
     assert all(torch.equal(weights[name], without[name]) for name in without)
     assert len(norms) == 12
     assert [step for step, _ in monitor.past.reports] == [1, 3, 6, 9, 12]
-    assert monitor.gauges.unknown == {}
+    assert monitor.gauges.missing == {}
     assert {"rms", "logit", "costate", "update"} <= set(monitor.past.reports[-1][1])
     rows = list(csv.reader((tmp_path / "reports.csv").open()))
     kept = {int(step): float(value) for step, name, value in rows if name == "gradient_norm"}

@@ -55,7 +55,7 @@ def check(trained):
         name for name in before if not torch.equal(whole(after[name]), whole(before[name]))
     ] == []
     assert [step for step, _ in monitor.past.reports] == [1, 3, 6, 9, 12]
-    assert monitor.gauges.unknown == {}
+    assert monitor.gauges.missing == {}
     for step, figures in monitor.past.reports:
         assert figures.keys() >= FIGURES
         assert figures["loss"] == pytest.approx(losses[step - 1])

@@ -64,7 +64,7 @@ for name, make in (("own", gpt), ("hugging face", hugging)):
         without, _ = trained(make, way, False, name)
         weights, monitor = trained(make, way, True, f"{way} {name}")
         assert all(torch.equal(weights[key], without[key]) for key in without), (name, way)
-        assert monitor.gauges.unknown == {}, monitor.gauges.unknown
+        assert monitor.gauges.missing == {}, monitor.gauges.missing
 _, monitor = trained(gpt, "ddp", True, "spoiled", spoiled=True, react=["stop"], limits={"loss spike": {"least": 3}})
 assert monitor.stopped, rank
 for way in ("ddp", "fsdp"):

@@ -108,7 +108,7 @@ def test_every_probe_speaks_of_our_models(placement):
     found = probe(
         sites_of(model), Held(tokens, targets), torch.optim.SGD(model.parameters(), lr=0.1)
     )
-    assert "unknown" not in found
+    assert "missing" not in found
     assert 0 <= found["theta"] <= 1
     assert len(found["sensitivity"]) == len(found["gap"]) == 4
     assert all(gap >= 0 for gap in found["gap"])
@@ -151,7 +151,7 @@ def test_probes_speak_of_a_model_of_transformers_and_leave_it_as_it_was():
 def test_probes_speak_of_blocks_that_act_at_once(options):
     model = GPT(GPTConfig(vocab_size=32, context=8, depth=2, width=16, heads=2, **options))
     found = probe(sites_of(model), Held(*batch(32, 8)), torch.optim.SGD(model.parameters(), lr=0.1))
-    assert "unknown" not in found
+    assert "missing" not in found
     assert {
         "theta",
         "log_sensitivity_first",
@@ -169,7 +169,7 @@ def test_a_model_without_attention_says_so():
 
     model = small_model("mamba")
     found = probe(sites_of(model), Held(*batch(31, 8)), None)
-    assert "attention" in found["unknown"]["attention"]
+    assert "attention" in found["missing"]["attention"]
     assert "sharpness" in found
 
 
@@ -189,7 +189,7 @@ def test_a_probe_that_fails_is_a_row_that_says_why_and_the_training_goes_on(monk
     monitor.step(loss)
     monitor.close()
     (row,) = read_log(tmp_path).probes
-    assert row["unknown"] == {
+    assert row["missing"] == {
         "attention": "IndexError: list index out of range",
         "curvature": "OutOfMemoryError: no more",
     }

@@ -177,4 +177,4 @@ def test_an_error_without_a_text_ends_no_pass():
     monitor.gauges.arm()
     passed(model)
     monitor.step(1.0)
-    assert any("its text cannot be made" in words for words in monitor.gauges.unknown.values())
+    assert any("its text cannot be made" in words for words in monitor.gauges.missing.values())

@@ -162,7 +162,7 @@ def trained(way=None):
         optimiser.step()
         optimiser.zero_grad()
     monitor.close()
-    assert not monitor.gauges.unknown, monitor.gauges.unknown
+    assert not monitor.gauges.missing, monitor.gauges.missing
     step, figures = monitor.past.reports[-1]
     assert step == 6
     return figures
