@@ -161,6 +161,7 @@ for _product, _words in (
                 against=f"real part of {_product}",
             ),
         },
+        picture="spectra",
     )
 _PARTS = "embedding, sublayers in order, offsets"
 MEASURES.add(
@@ -184,6 +185,7 @@ MEASURES.add(
             drawn="bars",
         ),
     },
+    picture="contributions",
 )
 
 

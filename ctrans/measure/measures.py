@@ -63,6 +63,7 @@ class Measure:
     - `gauge`: why two models of the same function may differ in it; empty if they do not
     - `detail`: whether only --verbose and the page show it
     - `drawn`: how a chart shows it
+    - `picture`: the PNG file of its charts, without the suffix; empty for that of the command
     - `against`: the measure along whose values it is drawn, as points
     - `marked`: whether a value above this is marked as wrong
     - `shown_by`: what tables show: the value; its words, as text; or its words as an interval,
@@ -93,6 +94,7 @@ class Measure:
     gauge: str = ""
     detail: bool = False
     drawn: Literal["lines", "bars"] = "lines"
+    picture: str = ""
     against: str = ""
     marked: float | None = None
     shown_by: Literal["value", "words", "interval"] = "value"
@@ -149,9 +151,17 @@ class Measures(dict[str, Measure]):
                 )
         super().__setitem__(name, replace(measure, checks=checks))
 
-    def add(self, measured_by: str, measures: Mapping[str, Measure], *, topic: str = "") -> None:
+    def add(
+        self,
+        measured_by: str,
+        measures: Mapping[str, Measure],
+        *,
+        topic: str = "",
+        picture: str = "",
+    ) -> None:
         """Registers several measures that one instrument or function computes. `topic` is the
-        analysis that judges their checks. Raises ConfigError for a name that is taken.
+        analysis that judges their checks, `picture` that of the measures without one. Raises
+        ConfigError for a name that is taken.
         """
         for name, measure in measures.items():
             if name in self:
@@ -161,6 +171,7 @@ class Measures(dict[str, Measure]):
             self[name] = replace(
                 measure,
                 measured_by=measure.measured_by or measured_by,
+                picture=measure.picture or picture,
                 checks=_of_measure(name, measure, topic),
             )
 

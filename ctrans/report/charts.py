@@ -36,12 +36,15 @@ def of_scope(measures: Collection[str], *scopes: str) -> list[str]:
     return [name for name in (*ordered, *unknown) if known_measure(name).scope in scopes]
 
 
-def charts(measured: Measured, *, detail: bool) -> list[Plot | ColouredText]:
-    """A chart for each measure that has a figure at several places, with its bounds dashed."""
+def charts(measured: Measured, *, detail: bool, picture: str) -> list[Plot | ColouredText]:
+    """A chart for each measure of that picture that has a figure at several places, with its bounds
+    dashed.
+    """
+    names = [name for name in measured.measures if known_measure(name).picture == picture]
     drawn: list[Plot | ColouredText] = []
     if not detail:
-        drawn += [*_coloured_texts(measured), *_points(measured)]
-    for name in of_scope(measured.measures, *BY_DEPTH, "size", "head"):
+        drawn += [*_coloured_texts(measured, names), *_points(measured, names)]
+    for name in of_scope(names, *BY_DEPTH, "size", "head"):
         measure = known_measure(name)
         if name == "times" or measure.bounds in measured.measures or measure.detail != detail:
             continue
@@ -62,10 +65,10 @@ def _bound_lines(measured: Measured, name: str) -> list[Line]:
     ]
 
 
-def _coloured_texts(measured: Measured) -> list[ColouredText]:
+def _coloured_texts(measured: Measured, names: Sequence[str]) -> list[ColouredText]:
     """Tokens in the colours of a figure, for each measure of tokens and each model."""
     texts = []
-    for name in of_scope(measured.measures, "token"):
+    for name in of_scope(names, "token"):
         for model in measured.models:
             values = measured.of(name, model)
             if values:
@@ -86,10 +89,10 @@ def _coloured_text(title: str, name: str, values: Sequence[Value]) -> ColouredTe
     return ColouredText(f"{title}, {scale}", tokens, known_measure(name).formula)
 
 
-def _points(measured: Measured) -> list[Plot]:
+def _points(measured: Measured, names: Sequence[str]) -> list[Plot]:
     """Points in a plane, for each measure that is drawn against another, and each model."""
     plots = []
-    for name in measured.measures:
+    for name in names:
         measure = known_measure(name)
         if not measure.against:
             continue

@@ -42,17 +42,19 @@ ROWS_SHOWN = 7
 
 
 def view(measured: Measured, picture: str) -> list[Chapter]:
-    """The chapters of a page. `picture` names the PNG file that holds the charts."""
+    """The chapters of a page. `picture` names the PNG file of the charts whose measures have none
+    of their own.
+    """
     chapters = [
         Chapter("Summary", [*measured.answers, *_run_tables(measured, detail=False)]),
         Chapter("Findings, the most severe first", findings(measured)),
         Chapter("Remarks", _remarks(measured)),
         Chapter("What the verdicts mean", _explained(measured)),
-        Chapter("By depth", charts(measured, detail=False), picture=picture),
+        *_chart_chapters(measured, picture),
         Chapter("Close to a limit", [near(measured)]),
         Chapter("Distance from the limits", distances(measured), folded=True),
         Chapter("Further figures", _run_tables(measured, detail=True), folded=True),
-        Chapter("Further charts", charts(measured, detail=True), folded=True),
+        Chapter("Further charts", charts(measured, detail=True, picture=""), folded=True),
         Chapter("Figures by depth", _depth_tables(measured), folded=_of_several(measured)),
         Chapter("By place", _place_tables(measured), folded=True),
         Chapter("Not measured", _missing(measured), folded=True),
@@ -60,6 +62,16 @@ def view(measured: Measured, picture: str) -> list[Chapter]:
         Chapter("What the figures mean", [meanings(_in_tables(measured))], folded=True),
     ]
     return [chapter.shown for chapter in chapters if chapter.shown.parts]
+
+
+def _chart_chapters(measured: Measured, picture: str) -> list[Chapter]:
+    """The charts, in a chapter for each PNG file."""
+    chapters = [Chapter("By depth", charts(measured, detail=False, picture=""), picture=picture)]
+    named = dict.fromkeys(known_measure(name).picture for name in measured.measures)
+    for own in filter(None, named):
+        drawn = charts(measured, detail=False, picture=own)
+        chapters.append(Chapter(own.capitalize(), drawn, picture=own))
+    return chapters
 
 
 def _of_several(measured: Measured) -> bool:

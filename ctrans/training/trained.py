@@ -107,6 +107,7 @@ MEASURES.add(
             log=False,
         ),
     },
+    picture="loss",
 )
 
 

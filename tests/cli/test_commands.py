@@ -173,9 +173,8 @@ def test_simulate_writes_table_json_and_picture(tmp_path):
     assert result.stdout.startswith(
         "Through the depth the hidden states change in size by a factor of"
     )
-    assert (
-        "peri: X + dt v" in run("simulate", *QUICK, "--placement", "peri", "--out", tmp_path).stdout
-    )
+    of_one = run("simulate", *QUICK, "--placement", "peri", "--out", tmp_path).stdout
+    assert "a step of the model is X + dt v, with v = N_out f(N_in X)" in of_one
     assert result.stderr == ""
 
 

@@ -246,7 +246,7 @@ def test_a_run_is_not_overwritten_but_resumed_or_removed(tmp_path):
         (["--width", "32"], "--width 32 contradicts the run to resume, which has 16"),
         (["--init", "he"], "--init he contradicts the run to resume, which has xavier"),
         (["--seed", "1"], "--seed 1 contradicts"),
-        (["--file", __file__], "the data differ from those that the run"),
+        (["--file", __file__], "the data differ from those of the run"),
         (["--file", "/does/not/exist"], "cannot read '/does/not/exist'"),
         (["--iterations", "5"], "iterations = 5, and the run has made 12"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -78,7 +78,7 @@ class JoinedHeads(ProjectedMap):
         yield Matrix(self.out.weight, "out")
 
     @torch.no_grad()
-    def scaled(self, name: str, c: float) -> Self:
+    def scaled(self, name: str, c: float) -> JoinedHeads:
         """A copy that computes c f(x): V times c, or W and V each times sqrt(c), and the biases
         accordingly. Raises ConfigError for a name that is not in `scalings`.
         """

@@ -58,7 +58,7 @@ def test_every_step_answers_for_every_placement(name):
 
 @pytest.mark.slow
 def test_theorys_verdicts_tell_placements_apart():
-    findings = {name: of_placement(name)[0].findings for name in ("none", "pre", "peri", "post")}
+    findings = {name: of_placement(name)[0].steps for name in ("none", "pre", "peri", "post")}
     assert {name: f["well-posedness"].verdict for name, f in findings.items()} == {
         "none": "degenerate",
         "pre": "degenerate",
