@@ -240,7 +240,9 @@ class Simulated:
             self.missing[name] for name in ("bound", "distance to the ODE") if name in self.missing
         ]
         placement = PLACEMENTS.get(simulation.placement)
-        if placement is not None:
+        if placement is None:
+            lines.append(f"sublayers differ in their placement: {simulation.placement}")
+        else:
             lines.append(f"a step of the model is {placement.step}, with v = {placement.velocity}")
         if simulation.law:
             lines.append(f"conserved: {simulation.law}")

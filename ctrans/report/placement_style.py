@@ -65,11 +65,3 @@ def marker(placement: str) -> str:
     if placement in PLACEMENTS:
         return PLACEMENTS[placement].marker
     return MIXED_MARKER
-
-
-def equation(placement: str) -> str:
-    """The placement's step and velocity by equation."""
-    entry = PLACEMENTS.get(placement)
-    if entry is None:
-        return "sublayers differ in their placement"
-    return f"{entry.step}, v = {entry.velocity}"

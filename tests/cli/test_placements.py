@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from ctrans.cli import main
 from ctrans.dynamics.placement import PLACEMENTS, Placement
-from ctrans.report.placement_style import colour, equation, looks_of, marker
+from ctrans.report.placement_style import colour, looks_of, marker
 from tests.helpers import old_command_note
 
 SMALL = ["--depth", "2", "--width", "8", "--heads", "2", "--context", "6", "--batch", "1"]
@@ -184,7 +184,6 @@ def test_the_order_of_an_eighth_placement_is_measured(tmp_path, monkeypatch):
 def test_an_eighth_placement_is_drawn_by_its_entry(monkeypatch):
     monkeypatch.setitem(PLACEMENTS, DAMPED.name, DAMPED)
     assert (colour("damped"), marker("damped")) == ("C7", "<")
-    assert equation("damped").startswith(DAMPED.step)
     assert (colour("post/pre"), marker("post/pre")) == ("0.4", "*")
     looks = looks_of([("a", "damped"), ("b", "damped"), ("a", "pre"), ("place", None)])
     assert [(look.colour, look.marker, look.repeat) for look in looks.values()][:2] == [

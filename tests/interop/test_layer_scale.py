@@ -152,7 +152,7 @@ def test_what_a_scale_of_a_map_leaves_unknown_is_refused():
     check = check_model(opened, TOKENS, TOKENS.roll(-1, 1))
     assert list(check.missing) == ["segment 0 (attention)"]
     assert (
-        "is 0 in 1 of its entries: no last weights move these channels"
+        "is 0 in 1 of its entries, so no weights change these channels"
         in check.missing["segment 0 (attention)"]
     )
 

@@ -31,7 +31,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.report.contents import page_of
 from ctrans.report.picture import pictures
-from ctrans.report.sections import Table
+from ctrans.report.sections import Words
 from solvers import ConfigError
 from tests.helpers import learned
 from tests.interop.models import FAMILIES, SMALL, TEXT, VOCABULARY, inputs, made
@@ -426,10 +426,10 @@ def test_models_whose_sublayers_differ_in_placement_are_shown():
     text = inputs(model.model)
     simulated = simulate(model, text)
     page = page_of({"simulate": {"command": "simulate", "placements": {"mixed": plain(simulated)}}})
-    titles = [
-        part.title for chapter in page.chapters for part in chapter.parts if isinstance(part, Table)
+    remarks = [
+        part.text for chapter in page.chapters for part in chapter.parts if isinstance(part, Words)
     ]
-    assert "mixed: sublayers differ in their placement" in titles
+    assert "sublayers differ in their placement: pre/peri, pre" in remarks
     assert pictures(page)["simulate.png"]().startswith(b"\x89PNG")
     checked = check_model(model, text[:1, :2], text[:1, 1:3])
     assert checked.placement == "peri, pre"

@@ -432,7 +432,7 @@ def test_where_blocks_are_not_read_it_says_why_and_reads_the_sums(module, exampl
             "are swapped: in .* 'a' mixes tokens and 'b' does not; give attention='a', ffn='b'",
         ),
         ({"attention": "b"}, "'b' of .* mixes no tokens, but a does: give attention='a'"),
-        ({"ffn": "a"}, "'a' of .* mixes tokens, as attention does: name it by attention="),
+        ({"ffn": "a"}, "'a' of .* mixes tokens, as attention does: pass it as attention="),
     ],
 )
 def test_names_that_are_swapped_are_told_by_what_mixes_tokens(names, words, at_once):
