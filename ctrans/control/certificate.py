@@ -470,7 +470,7 @@ def _with_weights(
     slope = admissible.slope_in_gains(P)
     if slope is None or slope.lower == 0:
         return summary
-    gained = gained_growth(chart, last_map, best, likely, generator)
+    gained = gained_growth(chart, last_map, best, generator, likely=likely)
     return replace(summary, gained=gained, gain_slope=slope)
 
 

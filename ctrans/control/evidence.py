@@ -415,8 +415,9 @@ def gained_growth(
     chart: Chart,
     features: Features,
     typical: UnbatchedRows,
-    likely: UnbatchedRows,
     generator: torch.Generator,
+    *,
+    likely: UnbatchedRows,
 ) -> Growth:
     """max of -<P, f> over |W|_F^2 + |gamma|^2 + |beta|^2 <= R^2 for growing R, f made of h W' with
     these gains.

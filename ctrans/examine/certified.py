@@ -172,7 +172,7 @@ def measured(
         for norm in checks
         for placement, why in refused.items()
     }
-    missing |= {name: dict(check.missing) for name, check in models.items() if check.missing}
+    missing |= {name: _missing(check) for name, check in models.items() if _missing(check)}
     notes = {"": [f"n/a: {why}" for why in dict.fromkeys(refused.values())]}
     notes |= {name: notes_of(check) for name, check in models.items() if notes_of(check)}
     values = [value for name, check in models.items() for value in values_of(name, check)]
@@ -277,12 +277,25 @@ def values_of(model: str, check: ModelCheck) -> Iterator[Value]:
         yield from _of_segment(model, segment)
 
 
+def _missing(check: ModelCheck) -> dict[str, str]:
+    """What was not measured, and why."""
+    reasons = dict(check.missing)
+    decayed = sum(segment.decayed for segment in check.segments)
+    if decayed:
+        reasons["steepest descent of a segment"] = (
+            f"the weight decay makes H finite in {decayed} of {len(check.segments)} segments, and"
+            " its value has no closed form"
+        )
+    return reasons
+
+
 def _of_segment(model: str, segment: SegmentCheck) -> Iterator[Value]:
     k = segment.segment
     name = f"{k} ({segment.kind})"
-    hamiltonian = segment.certificate.hamiltonian
     yield Value(model, "costate of a segment", segment.costate_norm, depth=k, place=name)
-    yield Value(model, "steepest descent of a segment", hamiltonian, depth=k, place=name)
+    if not segment.decayed:
+        hamiltonian = segment.certificate.hamiltonian
+        yield Value(model, "steepest descent of a segment", hamiltonian, depth=k, place=name)
     yield Value(model, "verdict of a segment", None, depth=k, words=segment.verdict)
     allowed = segment.certificate.words
     yield Value(model, "velocities that the placement allows", None, depth=k, words=allowed)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ctrans.measure.findings import Check, Checks
-from solvers import ConfigError
+from solvers import ConfigError, look_up
 from solvers.errors import shown
 
 Scope = Literal["run", "state", "sublayer", "head", "weight", "token", "size"]
@@ -123,6 +123,15 @@ class Measure:
         return number
 
 
+def _is_plain(measure: Measure) -> bool:
+    """Whether the measure is a function of what a diagnosis, or a study for scope `run`, hands
+    over.
+    """
+    elsewhere = measure.live or measure.studied or measure.compares or measure.measured_by
+    plain = callable(measure.compute) and not isinstance(measure.compute, type)
+    return plain and not elsewhere
+
+
 class Measures(dict[str, Measure]):
     """Measures by name. Raises ConfigError for one that nothing computes."""
 
@@ -132,10 +141,17 @@ class Measures(dict[str, Measure]):
                 f"MEASURES[{name!r}] = {shown(measure)}: give a Measure(formula=...,"
                 " compute=FUNCTION); a function of a study has studied=True too"
             )
+        look_up("scope", measure.scope, dict.fromkeys(get_args(Scope)))
         if not measure.compute and not measure.measured_by:
             raise ConfigError(
                 f"nothing computes the measure {name!r}: give it compute=FUNCTION, or measured_by="
                 "the instrument that has its figures"
+            )
+        if _is_plain(measure) and measure.scope not in ("run", "state", "sublayer"):
+            raise ConfigError(
+                f"nothing hands a {measure.scope} to the function of the measure {name!r}: give"
+                " scope='state' or 'sublayer', live=True for a training, studied=True for a study,"
+                " or the class of an Instrument as compute"
             )
         if measure.bounds and measure.bounds not in self:
             raise ConfigError(

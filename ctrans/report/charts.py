@@ -37,8 +37,8 @@ def of_scope(measures: Collection[str], *scopes: str) -> list[str]:
 
 
 def charts(measured: Measured, *, detail: bool, picture: str) -> list[Plot | ColouredText]:
-    """A chart for each measure of that picture that has a figure at several places, with its bounds
-    dashed.
+    """A chart for each measure of that picture that has a figure at several places, with the
+    measures that are bounds on it dashed.
     """
     names = [name for name in measured.measures if known_measure(name).picture == picture]
     drawn: list[Plot | ColouredText] = []

@@ -2,8 +2,8 @@
 how to read them.
 
 Every command's result is shown by `view` alone. Titles, units and formulas come from the table of
-measures. Two results have code of their own beside it: the growth curves of `ctrans hjb-check`, and
-the curves of a training.
+measures. Two results have charts with code of their own beside it: the growth curves of `ctrans
+hjb-check`, and the curves of `ctrans watch`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 
@@ -49,9 +50,9 @@ def test_hjb_check_writes_table_json_and_picture(tmp_path):
     assert certificate["velocities"]["best"] == pytest.approx(certificate["hamiltonian"], rel=1e-8)
     assert certificate["weights"]["best"] <= certificate["hamiltonian"]
     assert kept["checks"]["layernorm"]["none"]["segments"][0]["certificate"]["hamiltonian"] == "inf"
-    assert (
-        "the best outputs of none, pre are finite only with a bound or a penalty on the weights"
-        in " ".join(result.stdout.split())
+    assert re.search(
+        r"the best outputs of .*layernorm/pre.* are finite only with a bound or a penalty",
+        " ".join(result.stdout.split()),
     )
     verbose = run("hjb-check", *SMALL, "--norm", "layernorm", "--verbose", "--out", tmp_path).stdout
     assert "degenerate" in verbose
@@ -216,7 +217,7 @@ def test_evidence_against_a_verdict_exits_1_and_names_the_finding(tmp_path, monk
     assert "KKT conditions (found: to 1)" in result.stderr
     assert "compare another --seed" in result.stderr.splitlines()[-1]
     assert "gains?" in result.stdout
-    assert "Evidence that disagrees" in result.stdout
+    assert "evidence disagrees (broken)" in result.stdout
     assert result.stdout.startswith("The numerical evidence disagrees with the verdict for peri.")
     assert (
         strict((tmp_path / "hjb-check.json").read_text())["checks"]["rmsnorm"]["peri"]["agrees"]
@@ -235,7 +236,7 @@ def test_control_writes_table_json_and_picture(tmp_path):
     assert all(gap > 0 for gap in kept["peri"]["gap"])
     assert kept["pre"]["gap"] == kept["pre"]["hamiltonian"] == ["inf", "inf"]
     assert max(kept["pre"]["drift"] + kept["peri"]["drift"]) < 1e-6
-    assert "What training attains" in result.stdout
+    assert "first-order condition: largest decrease of the loss" in result.stdout
     assert max(map(len, result.stdout.split("Written")[0].splitlines())) <= 80
 
 

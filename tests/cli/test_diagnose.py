@@ -88,7 +88,7 @@ def test_seeds_give_error_bars_of_other_texts_and_weights():
     found = strict(run(*args, "--json", "-").stdout)["placements"]["none"]
     worse = next(s for s in found["findings"] if s["check"] == "worse than guessing")
     assert (worse["seen"], worse["texts"], len(set(worse["values"]))) == (3, 3, 3)
-    assert "seen in 3 of 3 walks, loss over guessing " in " ".join(
+    assert "seen in 3 of 3 walks, mean " in " ".join(
         run(*args, "--json", "/dev/null").stdout.split()
     )
 
@@ -103,7 +103,7 @@ def test_other_commands_certify_what_they_can_and_say_what_serves_instead(dying,
     assert read.exit_code == 0, read.output
     kept = strict((tmp_path / "b" / "control.json").read_text())
     assert list(kept["placements"]["post"]["missing"]) == ["segment 3 (ffn)"]
-    assert "the discrete model's serves" in kept["instead"]["post"]
+    assert "ctrans uses the discrete model's" in kept["instead"]["post"]
     seen = run("screen", "--checkpoint", dying, "--quick", "--batch", 1, "--out", tmp_path / "c")
     assert seen.exit_code == 0, seen.output
     assert seen.stdout.startswith("diagnosis, the most severe first")

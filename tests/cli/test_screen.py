@@ -62,10 +62,9 @@ def test_one_model_gets_a_page_json_and_a_picture(tmp_path):
         for finding in model["steps"].values()
         for what in finding["quantities"]
     )
-    assert all(
-        f"{name}: {step.question}" in " ".join(result.stdout.split())
-        for name, step in STEPS.items()
-    )
+    verdicts = result.stdout.partition("Verdicts")[2].partition("Findings")[0].split()
+    for name, step in STEPS.items():
+        assert {name, *step.question.split()} <= set(verdicts)
     page = result.stdout.partition("Written: ")[0]
     assert max(map(len, page.splitlines())) <= 80
     assert result.stderr == ""
@@ -156,7 +155,9 @@ def test_json_to_stdout_is_alone_there_and_writes_nothing_else(tmp_path, monkeyp
 @pytest.mark.slow
 def test_activations_that_overflow_exit_1_and_keep_the_rest(tmp_path):
     result = run(
-        *SMALL, "--placement", "none", "--dt", "1e200", "--init", "large", "--out", tmp_path
+        *SMALL,
+        *("--placement", "none", "--depth", "6", "--dt", "1e37", "--init", "large"),
+        *("--out", tmp_path),
     )
     assert result.exit_code == 1
     assert "ctrans: none: activations become non-finite in segment" in result.stderr

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from ctrans.examine.diagnosis.reading import DiagnosticInstrument
 from ctrans.measure.measures import MEASURES, Measure
 from ctrans.measure.walk import Instrument, StepContext
+from solvers import ConfigError
+from solvers.errors import shown
 
 TOPIC = "diagnosis"
 
@@ -53,7 +55,7 @@ class PlainMeasures(DiagnosticInstrument):
 
     def _look(self, scope: str, tensor: Tensor, segment: int | None, location: str = "") -> None:
         for name, measure in plain_measures(scope):
-            value = _number(measure, tensor)
+            value = _number(name, measure, tensor)
             self.add(name, value, f"{MEASURES.title(name)} = {value:.3g}", segment, location)
 
 
@@ -66,9 +68,15 @@ def plain_measures(scope: str) -> Iterator[tuple[str, Measure]]:
             yield name, measure
 
 
-def _number(measure: Measure, tensor: Tensor) -> float:
+def _number(name: str, measure: Measure, tensor: Tensor) -> float:
+    """What the measure gives for that tensor. Raises ConfigError unless it is one number."""
     assert callable(measure.compute)
     value = measure.compute(tensor)
-    if isinstance(value, torch.Tensor):
-        return float(value.detach())
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.detach().item()
+    if not isinstance(value, numbers.Real):
+        raise ConfigError(
+            f"the function of the measure {name!r} gave {shown(value)} for a {measure.scope} of"
+            f" shape {tuple(tensor.shape)}: return one number, such as the largest or the mean"
+        )
     return float(value)

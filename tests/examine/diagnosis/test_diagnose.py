@@ -484,6 +484,27 @@ def test_a_check_that_nothing_measures_is_refused():
     assert all(check.quantity in MEASURES for check in CHECKS.values())
 
 
+@pytest.mark.untyped
+@pytest.mark.parametrize(
+    ("scope", "words"),
+    [("stat", "unknown scope 'stat'"), ("head", "nothing hands a head to the function")],
+)
+def test_a_measure_of_what_nobody_hands_over_is_refused(scope, words):
+    with pytest.raises(ConfigError, match=words):
+        MEASURES["mine"] = Measure(formula="it", scope=scope, compute=torch.amax)
+    assert "mine" not in MEASURES
+
+
+def test_a_measure_of_several_numbers_is_named(monkeypatch):
+    check = Check(
+        severity="note", source="ours", impact="it is.", remediation="leave it.", high=0.0
+    )
+    mine = Measure(formula="it", scope="state", compute=torch.abs, checks={"mine": check})
+    monkeypatch.setitem(MEASURES, "mine", mine)
+    missing = diagnose(healthy("pre"), *text()).missing
+    assert "'mine' gave a tensor" in missing["plain measures"]
+
+
 def test_a_text_of_one_token_says_that_heads_have_nothing_to_show():
     tokens, targets = text()
     assert "one token" in diagnose(healthy("pre"), tokens[:, :1], targets[:, :1]).missing["heads"]
