@@ -70,9 +70,8 @@ def transport(model, tokens, perturbation, *, size=SIZE, other=None, orders=ORDE
     """W_p(mu_0, nu_0) and W_p(mu_D, nu_D), mu the sequences and nu the same perturbed."""
     x = model.embed(tokens).detach()
     y = perturbed(model, tokens, perturbation, size=size, other=other)
-    return distances(
-        model.depth, perturbation, (x, y), carried(model.depth, [(1.0, x), (1.0, y)]), orders=orders
-    )
+    ends = tuple(carried(model.depth, [(1.0, x), (1.0, y)]))
+    return distances(model.depth, perturbation, (x, y), ends, orders=orders)
 
 
 def tokens(batch=2, length=8, vocabulary=11, seed=0):

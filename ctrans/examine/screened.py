@@ -119,12 +119,15 @@ MEASURES.add(
 
 def measured(screenings: Mapping[str, Screening]) -> Measured:
     """The table of several models."""
+    notes = [LIMITS]
+    if len(screenings) > 1:
+        notes.insert(0, "Fewest quantities outside of their limits first.")
     return Measured(
         values=tuple(value for name, model in screenings.items() for value in values(name, model)),
         missing={name: missing(model) for name, model in screenings.items() if missing(model)},
         answers=tuple(answers(screenings)),
         findings={name: findings(model) for name, model in screenings.items()},
-        notes={"": [LIMITS]},
+        notes={"": notes},
         reasons={name: reasons(model) for name, model in screenings.items()},
         styles={name: model.placement for name, model in screenings.items()},
     )

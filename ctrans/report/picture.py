@@ -41,7 +41,7 @@ COLUMNS = 3
 WIDTH = 4.5
 HEIGHT = 4.2
 """Inches of a panel."""
-LARGEST = 1e300
+LARGEST = 1e200
 """What is larger is drawn as infinite, and on a logarithmic axis what is below its inverse as 0:
 matplotlib computes with sums, differences and ratios.
 """

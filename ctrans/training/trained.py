@@ -49,7 +49,6 @@ MEASURES.add(
         "trained parameters": Measure(
             key="trained_parameters",
             formula="parameters that are trained: fewer with adapters of low rank",
-            detail=True,
         ),
         "training loss": Measure(
             key="training",

@@ -56,7 +56,7 @@ def test_hjb_check_writes_table_json_and_picture(tmp_path):
     )
     verbose = run("hjb-check", *SMALL, "--norm", "layernorm", "--verbose", "--out", tmp_path).stdout
     assert "degenerate" in verbose
-    assert "peri, output: f_j = beta + gamma * u_j, |u_j|^2 = 16, 1'u_j = 0" in verbose
+    assert "velocities that the placement allows" in " ".join(verbose.split())
     assert "Hamiltonian is infinite" in verbose
     assert {each["check"] for each in kept["findings"]} == {"Hamiltonian is infinite"}
     assert "Evidence that disagrees" not in result.stdout + verbose, (

@@ -106,9 +106,9 @@ def test_other_commands_certify_what_they_can_and_say_what_serves_instead(dying,
     assert "ctrans uses the discrete model's" in kept["instead"]["post"]
     seen = run("screen", "--checkpoint", dying, "--quick", "--batch", 1, "--out", tmp_path / "c")
     assert seen.exit_code == 0, seen.output
-    assert seen.stdout.startswith("diagnosis, the most severe first")
-    assert seen.stdout.splitlines()[1].startswith(
-        "1. dead gain around the state (serious): block 1, FFN (segment 3)"
+    findings = " ".join(seen.stdout.partition("Findings, the most severe first")[2].split())
+    assert findings.startswith(
+        "1. dead gain around the state (serious) where block 1, FFN (segment 3)"
     )
 
 

@@ -325,7 +325,13 @@ class _Space:
         basis = self.basis[:, : self.size]
         image = self.image[:, : self.size]
         projected = (basis @ image.mT).double()
-        ascending, rotation = torch.linalg.eigh((projected + projected.mT) / 2)
+        symmetric = projected / 2 + projected.mT / 2
+        # finite images may have products that overflow
+        overflows = ~torch.isfinite(symmetric).all(-1).all(-1)
+        self.bad |= overflows
+        self.image[overflows] = 0.0
+        symmetric[overflows] = 0.0
+        ascending, rotation = torch.linalg.eigh(symmetric)
         self._ritz_values = ascending.flip(-1).clamp(min=0)
         self._rotation = rotation.flip(-1).to(basis.dtype)
         first = self._rotation[..., : self.count + CLUSTER].mT

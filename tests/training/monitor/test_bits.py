@@ -17,7 +17,7 @@ from ctrans.training.objective import Objective
 from ctrans.training.settings import TrainConfig
 
 STEPS = 100
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def gpt(**options):

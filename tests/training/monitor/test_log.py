@@ -31,7 +31,7 @@ from ctrans.training.monitor.log_lines import Header, Report, decoded, encoded
 from ctrans.training.monitor.memory import MEMORY, memory_in
 from tests.cli.test_commands import strict
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HEADER = Header("a model", ["block 0, attention", "block 0, ffn"], ["attention", "ffn"], [2, 0], 50)
 
 

@@ -14,7 +14,7 @@ import torch
 from ctrans.training.monitor import Monitor
 from tests.training.monitor.test_bits import gpt
 
-PAGE = Path(__file__).parents[2] / "docs" / "howto" / "loops.md"
+PAGE = Path(__file__).parents[3] / "docs" / "howto" / "loops.md"
 STEPS = 12
 OPTIONS = {"every": 3, "limits": {"updates too large": {"limit": 1e-9}}}
 """So low a limit that an alarm comes."""

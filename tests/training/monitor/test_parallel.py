@@ -149,7 +149,7 @@ def test_no_process_waits_for_one_that_fails_to_report_or_that_dies(way, port, t
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
     }
-    about["PYTHONPATH"] = str(Path(__file__).parents[2])
+    about["PYTHONPATH"] = str(Path(__file__).parents[3])
     both = [
         subprocess.Popen(
             [sys.executable, str(tmp_path / "worker.py"), way],

@@ -71,7 +71,7 @@ def test_watch_shows_a_run_and_writes_picture_and_json(tmp_path):
         "attention logits grow (note)",
         "doubles every 10 steps",
         "QK-norm",
-        "hidden states",
+        "root mean square",
     ):
         assert word in " ".join(result.stdout.split()), word
     assert (tmp_path / "watch.png").read_bytes().startswith(b"\x89PNG")
