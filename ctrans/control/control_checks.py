@@ -35,6 +35,7 @@ MEASURES.add(
             },
         ),
         "H of a segment": Measure(
+            detail=True,
             formula="sup of -<P, f> over the velocities f that the placement allows",
             scope="sublayer",
             checks={

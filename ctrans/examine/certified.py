@@ -5,7 +5,7 @@ so that every layer has a finite best output.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ctrans.base.from_json import from_json
@@ -184,7 +184,7 @@ def measured(
     return Measured(
         values=tuple(values),
         missing=missing,
-        answers=(answer(models),),
+        answers=(answer(models, styles),),
         findings={name: several for name, several in findings.items() if several},
         notes=notes,
         reasons=reasons,
@@ -192,12 +192,16 @@ def measured(
     )
 
 
-def answer(models: Mapping[str, ModelCheck]) -> Answer:
-    """Which models have a finite best output, and what the others need."""
+def answer(models: Mapping[str, ModelCheck], placements: Mapping[str, str]) -> Answer:
+    """Which models have a finite best output, and what the others need. `placements` has the
+    placement of each model.
+    """
     wrong = [name for name, check in models.items() if not check.agrees]
     if wrong:
         return Answer(
-            f"The numerical evidence disagrees with the verdict for {', '.join(wrong)}.", "bad"
+            "The numerical evidence disagrees with the verdict for"
+            f" {_in_a_sentence(wrong, placements)}.",
+            "bad",
         )
     groups: dict[str, list[str]] = {}
     for name, check in models.items():
@@ -211,8 +215,7 @@ def answer(models: Mapping[str, ModelCheck]) -> Answer:
 
     sentences = []
     for need in sorted(groups, key=rank):
-        # "layernorm, peri" would not be told from two models
-        names = ", ".join(name.replace(", ", "/") for name in groups[need])
+        names = _in_a_sentence(groups[need], placements)
         sentence = SENTENCES.get(need, "every layer of {} has a finite best output with {}")
         sentences.append(sentence.format(names, need))
     text = "; ".join(sentences)
@@ -224,10 +227,25 @@ def answer(models: Mapping[str, ModelCheck]) -> Answer:
     about_ode = ""
     if apart:
         about_ode = (
-            f" This is about the Transformer: the ODE of {', '.join(apart)} needs more, as the"
-            " table shows."
+            f" This is about the Transformer: the ODE of {_in_a_sentence(apart, placements)} needs"
+            " more, as the table shows."
         )
     return Answer(f"{text[0].upper()}{text[1:]}.{about_ode} Numerical searches agree.", "good")
+
+
+def _in_a_sentence(names: Sequence[str], placements: Mapping[str, str]) -> str:
+    """The models: by their placement where those of all norms are meant, and by norm/placement
+    elsewhere, as "layernorm, peri" would not be told from two models.
+    """
+    written: dict[str, None] = {}
+    for name in names:
+        placement = placements[name]
+        of_all_norms = [other for other in placements if placements[other] == placement]
+        if set(of_all_norms) <= set(names):
+            written[placement] = None
+        else:
+            written[name.replace(", ", "/")] = None
+    return ", ".join(written)
 
 
 def needed(check: ModelCheck, verdict: str) -> str:

@@ -47,7 +47,7 @@ def view(measured: Measured, picture: str) -> list[Chapter]:
     """
     chapters = [
         Chapter("Summary", [*measured.answers, *_run_tables(measured, detail=False)]),
-        Chapter("Findings, the most severe first", findings(measured)),
+        Chapter("Findings, the most severe first", findings(measured, folded=False)),
         Chapter("Remarks", _remarks(measured)),
         Chapter("What the verdicts mean", _explained(measured)),
         *_chart_chapters(measured, picture),
@@ -55,6 +55,7 @@ def view(measured: Measured, picture: str) -> list[Chapter]:
         Chapter("Distance from the limits", distances(measured), folded=True),
         Chapter("Further figures", _run_tables(measured, detail=True), folded=True),
         Chapter("Further charts", charts(measured, detail=True, picture=""), folded=True),
+        Chapter("Notes", findings(measured, folded=True), folded=True),
         Chapter("Figures by depth", _depth_tables(measured), folded=_of_several(measured)),
         Chapter("By place", _place_tables(measured), folded=True),
         Chapter("Not measured", _missing(measured), folded=True),
@@ -82,14 +83,28 @@ def _of_several(measured: Measured) -> bool:
     return len(models) > 1
 
 
-def findings(measured: Measured) -> list[Section]:
-    """The findings of each model, under its name where there are several."""
+def findings(measured: Measured, *, folded: bool) -> list[Section]:
+    """The findings of each model, under its name where there are several. Folded are notes about
+    further figures, which several models would repeat.
+    """
     several = _of_several(measured)
     sections: list[Section] = []
     for model, model_findings in measured.findings.items():
         title = model if several else ""
-        sections.append(Findings([asdict(finding) for finding in model_findings], title))
+        chosen = [
+            asdict(finding)
+            for finding in model_findings
+            if (several and _is_further(finding)) == folded
+        ]
+        if chosen or not (folded or model_findings):
+            sections.append(Findings(chosen, title))
     return sections
+
+
+def _is_further(finding: Finding) -> bool:
+    """Whether it is a note on a figure that only --verbose and the page show."""
+    measures = (measure for measure in MEASURES.values() if finding.check in measure.checks)
+    return finding.severity == "note" and any(measure.detail for measure in measures)
 
 
 def _remarks(measured: Measured) -> list[Words]:
@@ -120,7 +135,11 @@ def _reasons(measured: Measured) -> list[Words]:
 
 def _explained(measured: Measured) -> list[Words]:
     """What the verdicts in a word mean, which stand in tables."""
-    used = {value.words for value in measured.values if known_measure(value.measure).scope == "run"}
+    used = set()
+    for value in measured.values:
+        measure = known_measure(value.measure)
+        if measure.scope == "run" and not measure.detail:
+            used.add(value.words)
     if _without_verdict(measured):
         used.add(NOT_APPLICABLE)
     lines = [f"{word}: {meaning}" for word, meaning in verdicts().items() if word in used]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 
 import pytest
 
@@ -50,9 +49,9 @@ def test_hjb_check_writes_table_json_and_picture(tmp_path):
     assert certificate["velocities"]["best"] == pytest.approx(certificate["hamiltonian"], rel=1e-8)
     assert certificate["weights"]["best"] <= certificate["hamiltonian"]
     assert kept["checks"]["layernorm"]["none"]["segments"][0]["certificate"]["hamiltonian"] == "inf"
-    assert re.search(
-        r"the best outputs of .*layernorm/pre.* are finite only with a bound or a penalty",
-        " ".join(result.stdout.split()),
+    assert (
+        "the best outputs of none, pre are finite only with a bound or a penalty on the weights"
+        in " ".join(result.stdout.split())
     )
     verbose = run("hjb-check", *SMALL, "--norm", "layernorm", "--verbose", "--out", tmp_path).stdout
     assert "degenerate" in verbose
@@ -62,7 +61,7 @@ def test_hjb_check_writes_table_json_and_picture(tmp_path):
     assert "Evidence that disagrees" not in result.stdout + verbose, (
         "notes are no evidence against a verdict"
     )
-    assert len(result.stdout.splitlines()) <= 30
+    assert len(result.stdout.splitlines()) <= 40  # 14 rows of them
     assert result.stderr == ""
     assert max(map(len, result.stdout.split("Written")[0].splitlines())) <= 80
     assert "…" not in result.stdout

@@ -126,6 +126,13 @@ def test_zero_and_multiples_of_isometries_are_no_trouble(value):
     assert found.errors.tolist() == pytest.approx([0.0] * 3, abs=1e-12)
 
 
+def test_squares_near_the_largest_number_are_no_trouble():
+    matrices = torch.stack([1.3e154 * torch.eye(2, dtype=torch.float64), torch.eye(2).double()])
+    found = leading_singular(linear(matrices), problem=1)
+    assert found.values[0].item() == pytest.approx(1.3e154) or found.values[0].isnan()
+    assert found.values[1].item() == pytest.approx(1)
+
+
 def test_a_problem_that_is_not_finite_leaves_the_others_alone():
     matrices = torch.stack(
         [of_spectrum([1, 0.5], 2, 0), torch.full((2, 2), torch.nan, dtype=torch.float64)]
