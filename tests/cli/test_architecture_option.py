@@ -71,7 +71,7 @@ def test_results_are_the_same_with_weights_on_demand(name, config):
         (refused,), (kept,) = (each.values() for each in attained)
         (reasons,) = streamed.pop("missing").values()
         assert refused is None
-        assert "made for one pass" in reasons["left by all weights"]
+        assert "loaded for one pass and cannot be trained" in reasons["left by all weights"]
         assert kept["loss"] > 0
         assert not whole.pop("missing")
     assert figures(streamed) == figures(whole)

@@ -166,7 +166,7 @@ def test_an_eighth_placement_is_one_entry(eighth, command, tmp_path, monkeypatch
     if (command, eighth) == ("control", EVERYWHERE):  # nobody knows its Hamiltonian
         assert (done.exit_code, "no closed form is known" in done.stderr) == (2, True)
         return
-    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    assert (done.exit_code, done.stderr) == (0, old_command_note(command)), done.output
     kept = json.loads((tmp_path / f"{command}.json").read_text())
     assert eighth.name in (
         kept["missing"] if command == "hjb-check" and eighth is EVERYWHERE else json.dumps(kept)
