@@ -95,31 +95,12 @@ def terminal_loss(model: Model, x: TokenRows, targets: Any) -> Scalar:
     return loss_of_model(x, targets)
 
 
-NO_TARGET = "every target is -1 or -100, so there is no loss: give at least one token to predict"
-
-
 def check_targets(model: Model, tokens: Tensor, targets: Any) -> None:
     """Raises ConfigError unless the model has its own loss, or each token has one target of int64
     and not all are -1 or -100, which do not count.
     """
     if own_loss(model) is not None:
         return
-    _check_form(model, tokens, targets)
-    if not _some_count(targets):
-        raise ConfigError(NO_TARGET)
-
-
-def _some_count(targets: Tensor) -> bool:
-    """Whether a target counts. On another device than the CPU nobody looks: it would be waited
-    for.
-    """
-    return targets.device.type != "cpu" or bool((counted(targets) != -1).any())
-
-
-def _check_form(model: Model, tokens: Tensor, targets: Any) -> None:
-    """Raises ConfigError unless each token has one target of int64 that the model can predict, or
-    -1 or -100.
-    """
     if not is_dense(targets):
         raise ConfigError(f"the targets are {shown(targets)}: give a tensor of int64")
     if targets.shape != tokens.shape:
@@ -135,6 +116,10 @@ def _check_form(model: Model, tokens: Tensor, targets: Any) -> None:
     if targets.device.type != "cpu":
         return  # the checks of entries would wait for the device
     targets = counted(targets)
+    if not (targets != -1).any():
+        raise ConfigError(
+            "every target is -1 or -100, so there is no loss: give at least one token to predict"
+        )
     most = getattr(getattr(model, "config", None), "vocab_size", math.inf)
     if int(targets.min()) < -1 or int(targets.max()) >= most:
         span = f"targets run from {int(targets.min())} to {int(targets.max())}"
@@ -145,13 +130,10 @@ def _check_form(model: Model, tokens: Tensor, targets: Any) -> None:
 
 
 def loss_refusal(model: Model, tokens: Tensor, targets: Any) -> str | None:
-    """Why this model has no loss for these targets, tested by its head at X_0; None if it has one.
-    Raises ConfigError for wrong targets (`check_targets`), but not if none of them counts.
+    """Why this model has no loss for targets of this shape, tested by its head at X_0; None if it
+    has one. Raises ConfigError for wrong targets (`check_targets`).
     """
-    if own_loss(model) is None:
-        _check_form(model, tokens, targets)
-        if not _some_count(targets):
-            return NO_TARGET
+    check_targets(model, tokens, targets)
     try:
         with torch.no_grad():
             terminal_loss(model, model.embed(tokens), targets)
