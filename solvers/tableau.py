@@ -84,7 +84,9 @@ class Tableau:
         inner_fits = len(self.inner_c) == len(self.inner) and all(
             len(row) == stages + i for i, row in enumerate(self.inner)
         )
-        if not inner_fits or (self.inner and (self.gamma or not self.dense)):
+        # by their lengths: a tensor has no truth
+        has_dense = len(self.dense) > 0
+        if not inner_fits or (len(self.inner) > 0 and (self.gamma or not has_dense)):
             raise ConfigError(
                 f"inner stages go with dense output of an explicit method: give rows of {stages},"
                 f" {stages + 1}, .. and their nodes"
@@ -113,7 +115,7 @@ class Tableau:
             if len(weights) != stages:
                 raise ConfigError(f"{what} has {len(weights)} weights for {stages} stages")
             self._check_order(what, weights, order, branch_sums)
-        if self.dense:
+        if has_dense:
             self._check_dense(branch_sums)
 
     @functools.cached_property

@@ -1,7 +1,7 @@
 """Calls of every public function and class with odd values, generated from the signatures.
 
-Public is what `__all__` of the packages of `FACES` names: there arguments are checked, and nowhere
-inside. A new one is called without an entry here; `GOOD` has what its required arguments may be, by
+Public is what `__all__` of ctrans and solvers names, and the functions of the other packages of
+`FACES`: there arguments are checked, and nowhere inside. A new one is called without an entry here; `GOOD` has what its required arguments may be, by
 their names.
 """
 
@@ -61,7 +61,10 @@ def public():
     named = {}
     for face in FACES:
         module = importlib.import_module(face)
-        named |= {f"{face}.{name}": getattr(module, name) for name in module.__all__}
+        offered = {f"{face}.{name}": getattr(module, name) for name in module.__all__}
+        if face not in ("ctrans", "solvers"):
+            offered = {name: each for name, each in offered.items() if inspect.isfunction(each)}
+        named |= offered
     once = {
         id(found): name
         for name, found in reversed(named.items())
