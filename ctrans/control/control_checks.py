@@ -35,7 +35,6 @@ MEASURES.add(
             },
         ),
         "H of a segment": Measure(
-            detail=True,
             formula="sup of -<P, f> over the velocities f that the placement allows",
             scope="sublayer",
             checks={

@@ -36,11 +36,13 @@ def of_scope(measures: Collection[str], *scopes: str) -> list[str]:
     return [name for name in (*ordered, *unknown) if known_measure(name).scope in scopes]
 
 
-def charts(measured: Measured, *, detail: bool, picture: str) -> list[Plot | ColouredText]:
-    """A chart for each measure of that picture that has a figure at several places, with the
-    measures that are bounds on it dashed.
+def charts(
+    measured: Measured, *, detail: bool, picture: str | None = None
+) -> list[Plot | ColouredText]:
+    """A chart for each measure that has a figure at several places, with the measures that are
+    bounds on it dashed. `picture` chooses those of one PNG file.
     """
-    names = [name for name in measured.measures if known_measure(name).picture == picture]
+    names = [name for name in measured.measures if picture in (None, known_measure(name).picture)]
     drawn: list[Plot | ColouredText] = []
     if not detail:
         drawn += [*_coloured_texts(measured, names), *_points(measured, names)]

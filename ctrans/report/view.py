@@ -54,7 +54,7 @@ def view(measured: Measured, picture: str) -> list[Chapter]:
         Chapter("Close to a limit", [near(measured)]),
         Chapter("Distance from the limits", distances(measured), folded=True),
         Chapter("Further figures", _run_tables(measured, detail=True), folded=True),
-        Chapter("Further charts", charts(measured, detail=True, picture=""), folded=True),
+        Chapter("Further charts", charts(measured, detail=True), folded=True),
         Chapter("Notes", findings(measured, folded=True), folded=True),
         Chapter("Figures by depth", _depth_tables(measured), folded=_of_several(measured)),
         Chapter("By place", _place_tables(measured), folded=True),
@@ -84,8 +84,8 @@ def _of_several(measured: Measured) -> bool:
 
 
 def findings(measured: Measured, *, folded: bool) -> list[Section]:
-    """The findings of each model, under its name where there are several. Folded are notes about
-    further figures, which several models would repeat.
+    """The findings of each model, under its name where there are several. Folded are then the notes
+    of `ctrans hjb-check`, which its table says of each model already.
     """
     several = _of_several(measured)
     sections: list[Section] = []
@@ -94,17 +94,16 @@ def findings(measured: Measured, *, folded: bool) -> list[Section]:
         chosen = [
             asdict(finding)
             for finding in model_findings
-            if (several and _is_further(finding)) == folded
+            if (several and _is_in_the_table(finding)) == folded
         ]
         if chosen or not (folded or model_findings):
             sections.append(Findings(chosen, title))
     return sections
 
 
-def _is_further(finding: Finding) -> bool:
-    """Whether it is a note on a figure that only --verbose and the page show."""
-    measures = (measure for measure in MEASURES.values() if finding.check in measure.checks)
-    return finding.severity == "note" and any(measure.detail for measure in measures)
+def _is_in_the_table(finding: Finding) -> bool:
+    """Whether it is a note on what a model needs to be well-posed."""
+    return finding.severity == "note" and finding.check in MEASURES.checks("control")
 
 
 def _remarks(measured: Measured) -> list[Words]:
