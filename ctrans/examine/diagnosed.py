@@ -82,9 +82,18 @@ def _depth(quantity: str, reading: Reading) -> int | None:
 def missing(diagnosis: Diagnosis) -> dict[str, str]:
     """What was not measured and why, and the checks without a figure, with what each requires."""
     reasons = dict(diagnosis.missing)
+    broken = any(finding.check == "not finite" for finding in diagnosis.findings)
     for name in diagnosis.unexamined:
         check = diagnosis.checks[name]
-        reasons.setdefault(check.quantity, f"requires {check.requires or 'a text'}")
+        readings = diagnosis.readings.get(check.quantity, ())
+        required = check.requires or "a text"
+        if readings:
+            why = f"it is not a number: {readings[0].place}: {readings[0].figure}"
+        elif broken and "finite" not in required:
+            why = f"requires {required}, and numbers that are finite"
+        else:
+            why = f"requires {required}"
+        reasons.setdefault(check.quantity, why)
     return reasons
 
 

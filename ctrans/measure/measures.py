@@ -8,6 +8,7 @@ charts, tables, the JSON and the documentation follow from the entry.
 from __future__ import annotations
 
 import math
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
@@ -101,6 +102,12 @@ class Measure:
     subject: str = "model"
 
     @property
+    def is_plain(self) -> bool:
+        """Whether `compute` is a plain function of what the scope hands over."""
+        is_function = callable(self.compute) and not isinstance(self.compute, type)
+        return is_function and not self.studied and not self.compares
+
+    @property
     def by_place(self) -> bool:
         """Whether a table lists its figures by their places."""
         return self.scope in ("weight", "size") and not self.against and not self.detail
@@ -123,17 +130,12 @@ class Measure:
         return number
 
 
-def _is_plain(measure: Measure) -> bool:
-    """Whether the measure is a function of what a diagnosis, or a study for scope `run`, hands
-    over.
-    """
-    elsewhere = measure.live or measure.studied or measure.compares or measure.measured_by
-    plain = callable(measure.compute) and not isinstance(measure.compute, type)
-    return plain and not elsewhere
+OF_A_RUN = "run: "
+"""How the name of a measure of a run of a study begins, which a preset compares."""
 
 
-class Measures(dict[str, Measure]):
-    """Measures by name. Raises ConfigError for one that nothing computes."""
+class Measures(UserDict[str, Measure]):
+    """Measures by name. Raises ConfigError for one that nothing computes: see `_check_computed`."""
 
     def __setitem__(self, name: str, measure: Measure) -> None:
         if not isinstance(measure, Measure):
@@ -142,17 +144,6 @@ class Measures(dict[str, Measure]):
                 " compute=FUNCTION); a function of a study has studied=True too"
             )
         look_up("scope", measure.scope, dict.fromkeys(get_args(Scope)))
-        if not measure.compute and not measure.measured_by:
-            raise ConfigError(
-                f"nothing computes the measure {name!r}: give it compute=FUNCTION, or measured_by="
-                "the instrument that has its figures"
-            )
-        if _is_plain(measure) and measure.scope not in ("run", "state", "sublayer"):
-            raise ConfigError(
-                f"nothing hands a {measure.scope} to the function of the measure {name!r}: give"
-                " scope='state' or 'sublayer', live=True for a training, studied=True for a study,"
-                " or the class of an Instrument as compute"
-            )
         if measure.bounds and measure.bounds not in self:
             raise ConfigError(
                 f"the measure {name!r} bounds {measure.bounds!r}, which is not in the table:"
@@ -165,6 +156,7 @@ class Measures(dict[str, Measure]):
                     f"the alarm {word!r} of the measure {name!r} has no rule over the past: give"
                     " Check(rule=FUNCTION)"
                 )
+        _check_computed(name, measure)
         super().__setitem__(name, replace(measure, checks=checks))
 
     def add(
@@ -249,6 +241,38 @@ def _usual_topic(check: Check) -> str:
 
 MEASURES = Measures()
 """All measures by name, in the order of reports."""
+
+
+def _check_computed(name: str, measure: Measure) -> None:
+    """Raises ConfigError if nothing computes the measure. Of plain functions a diagnosis computes
+    those of states and sublayers that have a check, a training those that are `live`, and a study
+    those that are `studied` or that its presets compare.
+    """
+    if measure.studied and (not callable(measure.compute) or measure.scope != "run"):
+        raise ConfigError(
+            f"the measure {name!r} is studied=True: give compute=FUNCTION of a model, tokens and"
+            " targets, and scope='run'"
+        )
+    if measure.measured_by:
+        return
+    if not measure.compute:
+        raise ConfigError(
+            f"nothing computes the measure {name!r}: give it compute=FUNCTION, or measured_by="
+            "the instrument that has its figures"
+        )
+    if not measure.is_plain or measure.live or name.startswith(OF_A_RUN):
+        return
+    if measure.scope not in ("state", "sublayer"):
+        raise ConfigError(
+            f"nothing hands a {measure.scope} to the function of the measure {name!r}: give"
+            " scope='state' or 'sublayer', live=True for a training, studied=True for a study, or"
+            " the class of an Instrument as compute"
+        )
+    if not measure.checks:
+        raise ConfigError(
+            f"nothing computes the measure {name!r}: a diagnosis computes functions that have a"
+            " limit, so give checks=, or live=True for a training"
+        )
 
 
 class Chosen(Mapping[str, Measure]):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ctrans.base.as_found import leaving_as_found
 from ctrans.base.old_names import OldReasons
+from ctrans.dynamics.fields import ExposesHeads
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
 from ctrans.examine.diagnosis.instruments import instruments
 from ctrans.examine.diagnosis.loss_instruments import DecayOverThreshold
@@ -69,12 +70,18 @@ class Diagnosis:
 
     @property
     def examined(self) -> list[str]:
-        """The checks whose quantity has a reading."""
-        return [name for name, check in self.checks.items() if self.readings.get(check.quantity)]
+        """The checks whose quantity has a reading that is a number."""
+        return [
+            name
+            for name, check in self.checks.items()
+            if any(
+                not math.isnan(reading.value) for reading in self.readings.get(check.quantity, ())
+            )
+        ]
 
     @property
     def unexamined(self) -> list[str]:
-        """The checks whose quantity has no reading: the model has no such part, or it was not
+        """The checks whose quantity has no such reading: the model has no such part, or it was not
         measured (`missing`).
         """
         return [name for name in self.checks if name not in self.examined]
@@ -182,8 +189,10 @@ class Examination:
         if not sensitivities:
             self.part.append(Attempt(self.sensitivities, self.missing, "sensitivities"))
 
-    def conclude(self) -> Diagnosis:
-        """The diagnosis after the walk."""
+    def conclude(self, why_no_sensitivities: str = "left out") -> Diagnosis:
+        """The diagnosis after the walk. `why_no_sensitivities` is the reason if others measured
+        them and failed.
+        """
         depth = self.model.depth
         of_weights: Readings = {}
         if isinstance(self.model, nn.Module) and not depth.streamed:
@@ -208,7 +217,7 @@ class Examination:
             if sensitivity.value is None and sensitivity.note != NOT_FINITE
         ]
         if len(sensitivities) < len(depth.sublayers):
-            missing["sensitivities"] = self.missing.get("sensitivities", "left out")
+            missing["sensitivities"] = self.missing.get("sensitivities", why_no_sensitivities)
         elif refused:
             k, note = refused[0]
             count = len(sensitivities)
@@ -223,10 +232,14 @@ class Examination:
         if depth.sublayers[0].kind == "part" and unread:
             missing["model"] = "; ".join(unread)
         if not readings.get("least entropy of a head"):
-            missing.setdefault(
-                "heads", "this model's attention does not expose the rows of its heads"
-            )
+            missing.setdefault("heads", self._why_no_heads())
         return Diagnosis(CHECKS.judge(readings), readings, missing)
+
+    def _why_no_heads(self) -> str:
+        maps = [sublayer.attention for sublayer in self.model.depth.sublayers]
+        if any(part is not None and isinstance(part.field, ExposesHeads) for part in maps):
+            return "no head reads a finite state and more than one token"
+        return "this model's attention does not expose the rows of its heads"
 
 
 def lane_of_attempts(

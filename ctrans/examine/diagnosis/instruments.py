@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterator
 
 from torch import Tensor
 
@@ -17,8 +16,8 @@ TOPIC = "diagnosis"
 
 
 def instruments() -> dict[str, Instrument]:
-    """An instrument of each kind that a measure names, and one for the measures that are plain
-    functions, by name.
+    """An instrument of each kind that a measure names, and one for each measure that is a plain
+    function, by name.
     """
     kinds = dict.fromkeys(
         kind
@@ -27,7 +26,8 @@ def instruments() -> dict[str, Instrument]:
         if isinstance(kind, type) and issubclass(kind, Instrument)
     )
     by_name = {getattr(kind, "name", "") or kind.__name__: kind() for kind in kinds}
-    return {**by_name, PlainMeasures.name: PlainMeasures()}
+    plain = {name: PlainMeasure(name, measure) for name, measure in plain_measures().items()}
+    return {**by_name, **plain}
 
 
 def _computes(measure: Measure) -> tuple[object, ...]:
@@ -36,36 +36,41 @@ def _computes(measure: Measure) -> tuple[object, ...]:
     return (measure.compute,)
 
 
-class PlainMeasures(DiagnosticInstrument):
-    """The measures of states X_k and raw velocities r_k that are plain functions and have a limit
-    here. A monitor hands over the same.
+class PlainMeasure(DiagnosticInstrument):
+    """A measure of states X_k, or of raw velocities r_k, that is a plain function. A monitor hands
+    over the same tensors.
     """
 
-    name = "plain measures"
+    def __init__(self, name: str, measure: Measure):
+        self.measure_name = name
+        self.measure = measure
 
     def start(self, x0: Tensor) -> None:
-        self._look("state", x0, None, "the embedded text")
+        if self.measure.scope == "state":
+            self._look(x0, None, "the embedded text")
 
     def forward(self, at: StepContext) -> None:
-        self._look("state", at.y, at.k)
-        # Evaluated anew, and only for a measure of it: behind a state norm, X_k and X_(k+1) do not
-        # tell r.
-        if any(plain_measures("sublayer")):
-            self._look("sublayer", at.sublayer(at.entered), at.k)
+        if self.measure.scope == "state":
+            self._look(at.y, at.k)
+        else:
+            # Evaluated anew: behind a state norm, X_k and X_(k+1) do not tell r.
+            self._look(at.sublayer(at.entered), at.k)
 
-    def _look(self, scope: str, tensor: Tensor, segment: int | None, location: str = "") -> None:
-        for name, measure in plain_measures(scope):
-            value = _number(name, measure, tensor)
-            self.add(name, value, f"{MEASURES.title(name)} = {value:.3g}", segment, location)
+    def _look(self, tensor: Tensor, segment: int | None, location: str = "") -> None:
+        name = self.measure_name
+        value = _number(name, self.measure, tensor)
+        self.add(name, value, f"{MEASURES.title(name)} = {value:.3g}", segment, location)
 
 
-def plain_measures(scope: str) -> Iterator[tuple[str, Measure]]:
-    """The measures of that scope that are plain functions and that a diagnosis judges."""
-    for name, measure in MEASURES.items():
-        judged = any(TOPIC in check.topics for check in measure.checks.values())
-        plain = callable(measure.compute) and not isinstance(measure.compute, type)
-        if measure.scope == scope and judged and plain:
-            yield name, measure
+def plain_measures() -> dict[str, Measure]:
+    """The measures that are plain functions and that a diagnosis judges, by name."""
+    return {
+        name: measure
+        for name, measure in MEASURES.items()
+        if measure.is_plain
+        and measure.scope in ("state", "sublayer")
+        and any(TOPIC in check.topics for check in measure.checks.values())
+    }
 
 
 def _number(name: str, measure: Measure, tensor: Tensor) -> float:

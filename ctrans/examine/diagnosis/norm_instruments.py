@@ -36,11 +36,14 @@ def smallest_gain(gains: Tensor, left_out: Tensor | None = None) -> tuple[float,
         counted = size
     else:
         counted = size.masked_fill(left_out, math.inf)
-    if median:
-        share = float(counted.min()) / median
+    smallest = float(counted.min())
+    if not size.any():
+        share = math.nan  # the whole norm is dead, which its largest gain says
+    elif smallest == 0:
+        share = 0.0  # also if most gains are 0, and so their median
     else:
-        share = math.nan
-    dead = [int(i) for i in counted.argsort() if counted[i] < DEAD * median]
+        share = smallest / median if median else math.inf
+    dead = [int(i) for i in counted.argsort() if counted[i] == 0 or counted[i] < DEAD * median]
     if not dead:
         dead = [int(counted.argmin())]
     dead_gains = [f"|gamma| = {float(size[i]):.2g} in channel {i}" for i in dead]

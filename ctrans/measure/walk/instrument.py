@@ -148,6 +148,7 @@ class Attempt(Instrument):
         self.instrument = instrument
         self.missing = {} if missing is None else missing
         self.name = name
+        self._figures: list[Any] = []
 
     @property
     def looks_back(self) -> bool:
@@ -155,6 +156,7 @@ class Attempt(Instrument):
 
     def begin(self, depth: Depth, x0: Tensor) -> None:
         self.instrument.kept = self.kept
+        self._figures = []
         self._try("begin", depth, x0)
 
     def forward(self, at: StepContext) -> None:
@@ -170,7 +172,10 @@ class Attempt(Instrument):
         self._try("embedding", model, tokens, p)
 
     def figures(self) -> Any:
-        return self._try("figures")
+        """Those of the instrument, computed once: some instruments add to their readings then."""
+        if not self._figures:
+            self._figures.append(self._try("figures"))
+        return self._figures[0]
 
     def leave_out(self, why: str) -> None:
         """Gives a reason to measure nothing."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from ctrans.measure.measures import MEASURES, Measure
+from ctrans.measure.measures import MEASURES, OF_A_RUN, Measure
 from ctrans.study.finished import Finished
 from ctrans.study.outcomes import end_loss
 from ctrans.study.training import FAILED
@@ -158,7 +158,7 @@ MEASURES.add(
 
 def figure_of(run: Finished, name: str) -> float | None:
     """The figure `run: NAME` of a run that ended."""
-    compute = MEASURES[f"run: {name}"].compute
+    compute = MEASURES[f"{OF_A_RUN}{name}"].compute
     assert callable(compute), "a figure of a run has a function"
     figure: float | None = compute(run)
     return figure

@@ -15,6 +15,7 @@ from ctrans.base.json_values import plain
 from ctrans.cli import main
 from ctrans.control.costate import ZERO_GRADIENT, costate
 from ctrans.control.maximum_principle import maximum_principle
+from ctrans.examine.diagnosed import missing as missing_of
 from ctrans.examine.diagnosis.diagnose import diagnose, merged, readings_in
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
 from ctrans.examine.diagnosis.weight_readings import weight_readings
@@ -487,7 +488,12 @@ def test_a_check_that_nothing_measures_is_refused():
 @pytest.mark.untyped
 @pytest.mark.parametrize(
     ("scope", "words"),
-    [("stat", "unknown scope 'stat'"), ("head", "nothing hands a head to the function")],
+    [
+        ("stat", "unknown scope 'stat'"),
+        ("head", "nothing hands a head to the function"),
+        ("run", "nothing hands a run to the function"),
+        ("state", "a diagnosis computes functions that have a limit"),
+    ],
 )
 def test_a_measure_of_what_nobody_hands_over_is_refused(scope, words):
     with pytest.raises(ConfigError, match=words):
@@ -495,14 +501,51 @@ def test_a_measure_of_what_nobody_hands_over_is_refused(scope, words):
     assert "mine" not in MEASURES
 
 
-def test_a_measure_of_several_numbers_is_named(monkeypatch):
+def test_measures_added_at_once_are_looked_at_too():
+    with pytest.raises(ConfigError, match="give a Measure"):
+        MEASURES.update({"mine": 3})
+    assert "mine" not in MEASURES
+
+
+def of_states(monkeypatch, name, compute):
+    """A measure of states, beyond whose limit every number larger than 0 is."""
     check = Check(
         severity="note", source="ours", impact="it is.", remediation="leave it.", high=0.0
     )
-    mine = Measure(formula="it", scope="state", compute=torch.abs, checks={"mine": check})
-    monkeypatch.setitem(MEASURES, "mine", mine)
-    missing = diagnose(healthy("pre"), *text()).missing
-    assert "'mine' gave a tensor" in missing["plain measures"]
+    measure = Measure(formula="it", scope="state", compute=compute, checks={name: check})
+    monkeypatch.setitem(MEASURES, name, measure)
+
+
+def test_a_measure_of_several_numbers_is_named_and_stops_no_other(monkeypatch):
+    of_states(monkeypatch, "several", torch.abs)
+    of_states(monkeypatch, "largest", torch.amax)
+    diagnosis = diagnose(healthy("pre"), *text())
+    assert "'several' gave a tensor" in diagnosis.missing["several"]
+    assert "largest" in [finding.check for finding in diagnosis.findings]
+    assert not {"several", "largest"} & {*diagnosis.examined} - {"largest"}
+
+
+def test_a_figure_that_is_not_a_number_is_not_examined(monkeypatch):
+    of_states(monkeypatch, "nothing", lambda x: math.nan)
+    diagnosis = diagnose(healthy("pre"), *text())
+    assert "nothing" in diagnosis.unexamined
+    assert missing_of(diagnosis)["nothing"].startswith("it is not a number")
+
+
+@pytest.mark.parametrize("count", [7, 9, 15])
+def test_dead_gains_are_found_however_many_there_are(count):
+    model = healthy("pre")
+    model.depth.sublayers[2].input_norm.weight[:count] = 0
+    findings = {finding.check: finding for finding in diagnose(model, *text()).findings}
+    assert "|gamma| = 0 in channel 0" in findings["dead gain of an input norm"].figure
+
+
+def test_reasons_are_those_that_hold():
+    model = healthy("pre")
+    model.token_embedding.weight[:] = math.nan
+    missing = missing_of(diagnose(model, *text()))
+    assert "finite" in missing["heads"]
+    assert "finite" in missing["sensitivity"]
 
 
 def test_a_text_of_one_token_says_that_heads_have_nothing_to_show():
