@@ -104,11 +104,11 @@ def updates(
 
 
 def _updates_of(name: str, before: Tensor, after: Tensor) -> Iterator[Reading]:
-    """The updates of a weight's matrices, without those whose shape changed."""
+    """The updates of a weight's matrices; none if its shape changed."""
+    if before.shape != after.shape:
+        return
     pairs = zip(parts_of(name, before), parts_of(name, after), strict=True)
     for (location, block, old), (_, _, new) in pairs:
-        if old.shape != new.shape:
-            continue
         moved = 0.0
         size = 0.0
         for old_chunk, new_chunk in zip(chunks(old), chunks(new), strict=True):
@@ -212,8 +212,9 @@ def _gain(gains: Tensor) -> Iterator[tuple[str, float, str]]:
     largest = float(size.max())
     median = float(size.median())
     yield "largest gain of a norm", largest, f"its largest |gamma| is {largest:.2g}"
-    if median:
+    if largest:  # otherwise the whole norm is dead, which its largest gain says
         yield ("smallest gain over the median", *smallest_gain(gains))
+    if median:
         figure = (
             f"|gamma| = {largest:.3g} in channel {int(size.argmax())}; the norm's median is"
             f" {median:.2g}"

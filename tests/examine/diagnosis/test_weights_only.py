@@ -132,6 +132,21 @@ def both(alter):
     return change(weight_diagnosis(old).readings, weight_diagnosis(new).readings, updates(old, new))
 
 
+@pytest.mark.parametrize("count", [9, 13, 20])
+def test_dead_gains_are_found_however_many_there_are(count):
+    weights = model()
+    weights[NORM][:count] = 0
+    assert "dead gain" in [finding.check for finding in diagnosed(weights).findings]
+
+
+def test_a_stack_of_another_number_of_matrices_has_no_update():
+    before, after = model(), model()
+    before["experts"], after["experts"] = torch.randn(4, 20, 20), torch.randn(8, 20, 20)
+    assert "experts" not in " ".join(
+        reading.place for reading in updates(readers(before), readers(after))
+    )
+
+
 def test_an_update_of_known_size_is_measured_in_its_block_and_nowhere_else():
     step = torch.zeros(40, 24)
 
