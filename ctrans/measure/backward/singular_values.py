@@ -46,6 +46,9 @@ the start vector lacks. The a priori bound is too loose to stop by: with probabi
 starts in n dimensions the error e after m products satisfies e T_m-1(1 + 2e)^2 = 2n/(pi p^2)
 (Kaniel, Saad), which is 1% at m = 31, n = 200, p = 0.02.
 """
+SMALLEST = 1e-140
+LARGEST = 1e140
+"""Between these, lengths are computed from squares."""
 CLUSTER = 4
 """The error estimate treats up to this many values after a wanted one as a cluster with it."""
 
@@ -341,9 +344,7 @@ class _Space:
             - self._ritz_values[:, : first.shape[1], None].to(basis.dtype) * self.vectors
         )
         leading = self._ritz_values[:, : self.count]
-        shift = _shift(
-            self._ritz_values, torch.linalg.vector_norm(self.residuals, dim=-1).double(), self.count
-        )
+        shift = _shift(self._ritz_values, length(self.residuals).squeeze(-1), self.count)
         unknown = torch.where(self.bad.unsqueeze(-1), torch.nan, 0.0)
         self.values = leading.sqrt() + unknown
         self.errors = (
@@ -392,7 +393,26 @@ def _shift(ritz_values: Tensor, residuals: Tensor, count: int) -> Tensor:
     return torch.stack(shifts, -1)
 
 
+def length(v: Tensor) -> Tensor:
+    """|v| along the last axis, kept, in float64. Where the squares overflow or vanish, of v over
+    its largest entry.
+    """
+    precise = v.double()
+    direct = torch.linalg.vector_norm(precise, dim=-1, keepdim=True)
+    largest = precise.abs().amax(-1, keepdim=True)
+    scaled = largest * torch.linalg.vector_norm(
+        precise / torch.where(largest == 0, 1.0, largest), dim=-1, keepdim=True
+    )
+    return torch.where((direct > SMALLEST) & (direct < LARGEST), direct, scaled)
+
+
 def unit(v: Tensor) -> Tensor:
     """v / |v| along the last axis; 0 where v is 0."""
-    length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
-    return v / torch.where(length == 0, 1.0, length)
+    precise = v.double()
+    size = torch.linalg.vector_norm(precise, dim=-1, keepdim=True)
+    largest = precise.abs().amax(-1, keepdim=True)
+    safe = (size > SMALLEST) & (size < LARGEST)
+    # otherwise v over its largest entry, which has a length
+    precise = precise / torch.where(safe | (largest == 0), 1.0, largest)
+    size = torch.where(safe, size, torch.linalg.vector_norm(precise, dim=-1, keepdim=True))
+    return (precise / torch.where(size == 0, 1.0, size)).to(v.dtype)

@@ -126,10 +126,28 @@ def test_zero_and_multiples_of_isometries_are_no_trouble(value):
     assert found.errors.tolist() == pytest.approx([0.0] * 3, abs=1e-12)
 
 
+@pytest.mark.parametrize("scale", [1e-16, 1e-12, 1e10, 1e16])
+def test_float32_has_the_largest_value_of_any_scale(scale):
+    matrices = (scale * of_spectrum([3, 2, 1], 6, 0)).float()
+    found = leading_singular(linear(matrices, torch.float32), problem=1, tolerance=1e-3)
+    assert found.values.item() == pytest.approx(3 * scale, rel=2e-3)
+    assert 0 <= found.errors.item() < 0.01 * 3 * scale
+
+
 def test_squares_near_the_largest_number_are_no_trouble():
     matrices = torch.stack([1.3e154 * torch.eye(2, dtype=torch.float64), torch.eye(2).double()])
     found = leading_singular(linear(matrices), problem=1)
-    assert found.values[0].item() == pytest.approx(1.3e154) or found.values[0].isnan()
+    assert found.values.flatten().tolist() == pytest.approx([1.3e154, 1])
+
+
+def test_a_square_whose_entries_alone_are_finite_is_unknown():
+    """J = s 1 1' has J'J v = 16 s^2 v for v = 1/2, whose entries are finite and whose length is
+    not.
+    """
+    s = 1.5e307**0.5
+    matrices = torch.stack([torch.full((4, 4), s, dtype=torch.float64), torch.eye(4).double()])
+    found = leading_singular(linear(matrices), problem=1)
+    assert found.values[0].isnan()
     assert found.values[1].item() == pytest.approx(1)
 
 
