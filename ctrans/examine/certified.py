@@ -234,8 +234,8 @@ def answer(models: Mapping[str, ModelCheck], placements: Mapping[str, str]) -> A
 
 
 def _in_a_sentence(names: Sequence[str], placements: Mapping[str, str]) -> str:
-    """The models: by their placement where those of all norms are meant, and by norm/placement
-    elsewhere, as "layernorm, peri" would not be told from two models.
+    """The models: by their placement where those of all norms are meant, and elsewhere by placement
+    and norm, without the comma of the table, which would read as two models.
     """
     written: dict[str, None] = {}
     for name in names:
@@ -244,7 +244,8 @@ def _in_a_sentence(names: Sequence[str], placements: Mapping[str, str]) -> str:
         if set(of_all_norms) <= set(names):
             written[placement] = None
         else:
-            written[name.replace(", ", "/")] = None
+            norm = name.removesuffix(f", {placement}")
+            written[f"{placement} with {norm}"] = None
     return ", ".join(written)
 
 
@@ -298,12 +299,19 @@ def values_of(model: str, check: ModelCheck) -> Iterator[Value]:
 def _missing(check: ModelCheck) -> dict[str, str]:
     """What was not measured, and why."""
     reasons = dict(check.missing)
-    decayed = sum(segment.decayed for segment in check.segments)
-    if decayed:
-        reasons["steepest descent of a segment"] = (
-            f"the weight decay makes H finite in {decayed} of {len(check.segments)} segments, and"
-            " its value has no closed form"
+    count = len(check.segments)
+    without_value = [segment for segment in check.segments if segment.hamiltonian is None]
+    undecided = sum(segment.verdict == "open" for segment in without_value)
+    parts = []
+    if undecided:
+        parts.append(f"it is not known whether H is finite in {undecided} of {count} segments")
+    if len(without_value) > undecided:
+        parts.append(
+            f"the weight decay makes H finite in {len(without_value) - undecided} of {count}"
+            " segments, and its value has no closed form"
         )
+    if parts:
+        reasons["steepest descent of a segment"] = "; ".join(parts)
     return reasons
 
 
@@ -311,9 +319,10 @@ def _of_segment(model: str, segment: SegmentCheck) -> Iterator[Value]:
     k = segment.segment
     name = f"{k} ({segment.kind})"
     yield Value(model, "costate of a segment", segment.costate_norm, depth=k, place=name)
-    if not segment.decayed:
-        hamiltonian = segment.certificate.hamiltonian
-        yield Value(model, "steepest descent of a segment", hamiltonian, depth=k, place=name)
+    if segment.hamiltonian is not None:
+        yield Value(
+            model, "steepest descent of a segment", segment.hamiltonian, depth=k, place=name
+        )
     yield Value(model, "verdict of a segment", None, depth=k, words=segment.verdict)
     allowed = segment.certificate.words
     yield Value(model, "velocities that the placement allows", None, depth=k, words=allowed)

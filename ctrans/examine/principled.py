@@ -16,6 +16,7 @@ from ctrans.control.attained import Attained, attained
 from ctrans.control.costate import ZERO_GRADIENT, continuous_or_discrete
 from ctrans.control.maximum_principle import ALIGNMENTS, MaximumPrinciple, maximum_principle
 from ctrans.measure import state_measures as state_measures  # the costate
+from ctrans.measure.findings import Mark
 from ctrans.measure.measured import Answer, Measured, Value, along_depth
 from ctrans.measure.measures import MEASURES, Measure
 from ctrans.measure.missing import tried
@@ -205,17 +206,20 @@ def answer(models: Mapping[str, Principled]) -> Answer:
     if not any(any(norms) for norms in costates):
         return Answer(f"{ZERO_GRADIENT}.", "bad")
     parts = []
+    mark: Mark = "good"
     for name, model in models.items():
         alignments = _finite(model.principle.alignment)
+        if not alignments:
+            parts.append(f"{name}: no alignment with the gradient could be measured")
+            mark = "note"
+            continue
         lowers = sum(value > 0 for value in alignments)
-        mean = 0.0
-        if alignments:
-            mean = sum(alignments) / len(alignments)
+        mean = sum(alignments) / len(alignments)
         parts.append(
             f"{name}: {lowers} of {len(alignments)} sublayers move the state in a direction that"
             f" lowers the loss (mean alignment {mean:.2g})"
         )
-    return Answer(f"{'; '.join(parts)}.", "good")
+    return Answer(f"{'; '.join(parts)}.", mark)
 
 
 def as_object(models: Mapping[str, Principled]) -> dict[str, Any]:

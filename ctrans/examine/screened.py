@@ -156,6 +156,8 @@ def answer(name: str, screening: Screening) -> Answer:
     """How many quantities are outside of their limits, how many are unknown, and how much the
     diagnosis found.
     """
+    if screening.broken == -1:
+        return Answer(f"{name}: the embedded text is not finite.", "bad")
     if screening.broken is not None:
         return Answer(
             f"{name}: the hidden states are not finite from segment {screening.broken} on.", "bad"
@@ -189,8 +191,13 @@ def values(model: str, screening: Screening) -> Iterator[Value]:
     """
     for step, verdict in screening.steps.items():
         yield Value(model, _verdict_of(step), None, words=verdict.verdict)
+    readings = screening.diagnosis.readings
+    of_whole_model = set()
     for verdict in screening.steps.values():
         for name, figure in verdict.quantities.items():
+            if name in readings and MEASURES[name].scope != "run":
+                continue  # the diagnosis has its rows by depth, of which the step judges one
+            of_whole_model.add(name)
             yield Value(
                 model,
                 name,
@@ -200,17 +207,9 @@ def values(model: str, screening: Screening) -> Iterator[Value]:
             )
     for verdict in screening.steps.values():
         yield from _of_result(model, verdict.result)
-    judged = {value.measure for value in _judged(model, screening)}
-    for value in diagnosed.values(model, screening.diagnosis.readings):
-        if value.measure not in judged:
+    for value in diagnosed.values(model, readings):
+        if value.measure not in of_whole_model:
             yield value
-
-
-def _judged(model: str, screening: Screening) -> Iterator[Value]:
-    """The measures of which a step has the figure of the whole model."""
-    for verdict in screening.steps.values():
-        for name, figure in verdict.quantities.items():
-            yield Value(model, name, figure)
 
 
 def _verdict_of(step: str) -> str:

@@ -220,7 +220,8 @@ class Simulated:
         if simulation.bounds is not None:
             reasons |= simulation.bounds.missing
         reasons |= simulation.missing
-        if "distance to the ODE" in reasons:
+        some_distance = _largest(simulation.discrete_distance) is not None
+        if "distance to the ODE" in reasons and some_distance:
             reasons["distance to the ODE"] = (
                 "the ODE to compare with could not be solved to the end, so that distances end"
                 f" early: {reasons['distance to the ODE']}"

@@ -178,20 +178,24 @@ def together(*tables: Measured) -> Measured:
     missing: dict[str, dict[str, str]] = {}
     findings: dict[str, list[Finding]] = {}
     notes: dict[str, list[str]] = {}
+    explanations: dict[str, list[str]] = {}
     for table in tables:
         for model, reasons in table.missing.items():
             missing.setdefault(model, {}).update(reasons)
+        for model, lines in table.reasons.items():
+            explanations.setdefault(model, []).extend(lines)
         for model, several in table.findings.items():
             findings.setdefault(model, []).extend(several)
         for model, lines in table.notes.items():
-            notes.setdefault(model, []).extend(lines)
+            several_lines = notes.setdefault(model, [])
+            several_lines += [line for line in lines if line not in several_lines]
     return Measured(
         values=tuple(value for table in tables for value in table.values),
         missing=missing,
         answers=tuple(answer for table in tables for answer in table.answers),
         findings=findings,
         notes=notes,
-        reasons={model: lines for table in tables for model, lines in table.reasons.items()},
+        reasons=explanations,
         styles={model: style for table in tables for model, style in table.styles.items()},
     )
 

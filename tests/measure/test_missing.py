@@ -61,6 +61,18 @@ def test_an_attempt_files_the_first_failure_and_then_measures_nothing():
     assert (instrument.asked, figures, missing) == (2, None, {"sizes": "it broke"})
 
 
+def test_the_figures_of_an_attempt_are_computed_once():
+    class Counts(Instrument):
+        asked = 0
+
+        def figures(self):
+            self.asked += 1
+            return self.asked
+
+    attempt = Attempt(Counts(), {}, "counts")
+    assert (attempt.figures(), attempt.figures()) == (1, 1)
+
+
 def test_an_attempt_that_is_left_out_says_why():
     missing = {}
     attempt = Attempt(Breaks(), missing, "sizes")

@@ -72,6 +72,10 @@ def plan_attention(case: Case) -> StepPlan:
 
     def conclude() -> StepVerdict:
         layers = [layer for layer in attention.figures() if layer.finite]
+        if not layers_of_model:
+            raise ConfigError("no attention of this model was recognised")
+        if not chosen:
+            raise ConfigError("no attention layer was chosen to be measured")
         if not layers:
             raise ConfigError(
                 "states are finite at no attention sublayer, so there are no figures of attention"

@@ -102,9 +102,13 @@ class Certificates(Reach):
                 self._found.insert(0, check)
 
     def figures(self) -> ModelCheck:
-        """Raises the first segment's error if no segment could be certified."""
+        """Raises the first segment's error if no segment could be certified, and ConfigError if
+        none was chosen.
+        """
         if not self._found and self._refused is not None:
             raise self._refused
+        if not self._found:
+            raise ConfigError("no segment was chosen to be certified")
         names = sorted({sublayer.placement.name for sublayer in self._depth.sublayers})
         return ModelCheck(
             ", ".join(names),
@@ -274,6 +278,7 @@ def plan_forward(case: Case) -> StepPlan:
                 "t = 0",
                 "the embedded text itself is not finite",
                 {"growth exponent": math.inf},
+                missing=missing,
             )
         by_depth = sizes.figures()[:reached]
         times = list(case.model.depth.times[:reached])

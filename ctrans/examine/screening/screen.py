@@ -162,7 +162,7 @@ def screen(
         tokens.numel(),
         case.broken,
         steps,
-        case.examination.conclude(),
+        case.examination.conclude(missing.get("backward", "left out")),
         {name: missing[name] for name in STEPS if name in missing},
     )
 

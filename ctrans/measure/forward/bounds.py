@@ -28,10 +28,9 @@ from ctrans.dynamics.norm import Norm
 from ctrans.dynamics.residual import MixesStreams
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.measure.forward.moments import moments, token_lengths
-from ctrans.measure.missing import tried
 from ctrans.measure.walk import Instrument, StepContext, observe
 from ctrans.measure.walk.instrument import of_text
-from solvers import ConfigError
+from solvers import ConfigError, SolveError
 
 PAPERS = "paper's bound"
 """The measure that the reason is filed under if the papers have no bound."""
@@ -59,19 +58,20 @@ class ForwardBounds:
 @dataclass(frozen=True)
 class _Measured:
     """One segment with the figures that a bound needs: the least sigma of its input norm, its map's
-    bound and its difference bound. `missing` has the reason if the map's bound is needed and None.
+    bound and its difference bound. `why_no_bound` is the reason if the map's bound is needed and
+    None.
     """
 
     sublayer: Sublayer
     h: float
     sigma: float
     bound: TokenBound | None
-    missing: dict[str, str] = field(default_factory=dict)
+    why_no_bound: str
     apart: float = math.inf
 
     def known(self) -> TokenBound:
         if self.bound is None:
-            raise ConfigError(self.missing.get("bound", ""))
+            raise ConfigError(self.why_no_bound)
         return self.bound
 
 
@@ -264,12 +264,14 @@ def _measure(at: StepContext) -> _Measured:
     )
 
 
-def _bound_of(sublayer: Sublayer) -> tuple[TokenBound | None, dict[str, str]]:
+def _bound_of(sublayer: Sublayer) -> tuple[TokenBound | None, str]:
     """The map's bound if it is needed, and the reason if there is none."""
-    missing: dict[str, str] = {}
     if not needs_map_bound(sublayer):
-        return None, missing
-    return tried(missing, "bound", map_bound, sublayer), missing
+        return None, ""
+    try:
+        return map_bound(sublayer), ""
+    except (ConfigError, SolveError) as error:
+        return None, str(error)
 
 
 def _forward_bounds(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ctrans.dynamics.depth import spread
+from ctrans.examine.screened import measured as table_of
 from ctrans.examine.screening.case import StepPlan, StepVerdict
 from ctrans.examine.screening.screen import EFFORTS, STEPS, screen
 from ctrans.examine.screening.screening_checks import CHECKS, flags, limits_of, measured
@@ -73,6 +74,25 @@ def test_theorys_verdicts_tell_placements_apart():
     slopes = {name: f["backward"].quantities["|dv/dX| in weights"] for name, f in findings.items()}
     assert slopes["pre"] == pytest.approx(1, abs=0.02)
     assert slopes["peri"] == pytest.approx(0, abs=0.02)
+
+
+def test_targets_of_which_none_counts_are_an_error():
+    text = tokens(2, 8)
+    with pytest.raises(ConfigError, match="every target is -1"):
+        screen(tiny("pre"), text, torch.full_like(text, -1), TINY)
+
+
+def test_figures_of_states_and_layers_are_in_the_table_once_at_their_depth():
+    model = tiny("peri")
+    text = tokens(2, 8)
+    screening = screen(model, text, text.roll(-1, 1), TINY)
+    table = table_of({"tiny": screening})
+    similarities = table.of("token similarity")
+    assert [row.depth for row in similarities] == [*range(len(model.depth.sublayers) + 1)]
+    last = screening.steps["forward"].quantities["token similarity"]
+    assert similarities[-1].value == pytest.approx(last, rel=1e-9)
+    assert len(table.of("median entropy of a head")) == 1
+    assert len(table.of("least entropy of a head")) == len(model.depth.sublayers) // 2
 
 
 @pytest.mark.slow
