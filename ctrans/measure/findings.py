@@ -368,7 +368,7 @@ def limits_in_words(checks: Mapping[str, Check]) -> list[str]:
     ]
 
 
-def tried(runs: int, healed: int, harmed: int = 0) -> str:
+def record_of(runs: int, healed: int, harmed: int = 0) -> str:
     """The end of a check's `source`: what its advice did to patients of `benchmarks/clinic` that
     did not heal without it, and of which it was the first finding.
     """

@@ -10,7 +10,7 @@ from benchmarks.clinic.cures import ADVICE
 from benchmarks.clinic.report import count, found, needs_cure, outcome_of
 from benchmarks.clinic.treatments import TREATMENTS
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
-from ctrans.measure.findings import tried
+from ctrans.measure.findings import record_of
 from ctrans.training.monitor import ALARMS
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +47,7 @@ def test_each_check_says_how_often_its_advice_healed():
 
 @pytest.mark.parametrize("runs", [1, 3])
 def test_the_sentence_counts_its_runs(runs):
-    assert f"on {runs} run{'s' if runs > 1 else ''} of" in tried(runs, 0, 0)
+    assert f"on {runs} run{'s' if runs > 1 else ''} of" in record_of(runs, 0, 0)
 
 
 def test_each_check_and_each_alarm_has_a_treatment():

@@ -23,7 +23,7 @@ from ctrans.examine.diagnosis.unit_instruments import (
     ScoreSpread,
     ZeroHeads,
 )
-from ctrans.measure.findings import OURS, Check, tried
+from ctrans.measure.findings import OURS, Check, record_of
 from ctrans.measure.measures import MEASURES, Measure, checks_of
 
 MOST_SIMILAR = 0.99
@@ -91,7 +91,7 @@ MEASURES.add(
                     severity="broken",
                     source=(
                         "a model must not read the tokens that it predicts; the limit, the root of"
-                        f" machine epsilon, is {OURS}{tried(2, 2)}"
+                        f" machine epsilon, is {OURS}{record_of(2, 2)}"
                     ),
                     impact=(
                         "Tokens read the tokens that they have to predict. The loss falls, and does"
@@ -120,7 +120,7 @@ MEASURES.add(
                     severity="serious",
                     source=(
                         "without dropout and noise a model repeats itself; the limit, the root of"
-                        f" machine epsilon, is {OURS}{tried(1, 1)}"
+                        f" machine epsilon, is {OURS}{record_of(1, 1)}"
                     ),
                     impact=(
                         "Something draws random numbers, or remembers earlier calls. No loss and no"
@@ -248,7 +248,7 @@ MEASURES.add(
                 "dead norm": Check(
                     topics=("diagnosis", "weights"),
                     severity="broken",
-                    source=f"{OURS}: gains start at 1{tried(2, 2)}",
+                    source=f"{OURS}: gains start at 1{record_of(2, 2)}",
                     impact=(
                         "Only the norm's offset passes. The sublayer behind it reads the same for"
                         " every text, or moves nothing."
@@ -348,7 +348,9 @@ MEASURES.add(
             checks={
                 "eps dominates the norm": Check(
                     severity="serious",
-                    source=f"{OURS}: at 1, eps is half of what the norm divides by{tried(1, 1)}",
+                    source=(
+                        f"{OURS}: at 1, eps is half of what the norm divides by{record_of(1, 1)}"
+                    ),
                     impact="The norm hardly normalises: small states stay small.",
                     remediation=(
                         "Use a smaller eps, or a larger norm input: a larger embedding, or before"
@@ -371,7 +373,7 @@ MEASURES.add(
                     severity="serious",
                     source=(
                         f"{OURS}: 11 to 68 in healthy models of the open half of"
-                        f" benchmarks/clinic{tried(3, 1)}"
+                        f" benchmarks/clinic{record_of(3, 1)}"
                     ),
                     impact=(
                         "The state is its embedding from start to end. What attention and FFN add"
@@ -393,7 +395,7 @@ MEASURES.add(
             checks={
                 "positions dominate the text": Check(
                     severity="serious",
-                    source=f"{OURS}: in trained models it is 10% to 99%{tried(2, 2)}",
+                    source=f"{OURS}: in trained models it is 10% to 99%{record_of(2, 2)}",
                     impact=(
                         "Tokens at one position are nearly equal in every text, so the blocks read"
                         " positions and almost no text."
@@ -570,13 +572,13 @@ MEASURES.add(
             formula=(
                 "mean over tokens of a row's entropy in nats, for the median head of all layers"
             ),
-            scope="sublayer",
+            detail=True,
             checks={
                 "most heads saturated": Check(
                     severity="note",
                     source=(
                         f"{OURS}: 1.05 to 2.45 in four healthy models of benchmarks/clinic, 0.07 to"
-                        f" 0.4 with scores 30 times as large{tried(1, 1)}"
+                        f" 0.4 with scores 30 times as large{record_of(1, 1)}"
                     ),
                     impact="Most heads read one token each. Queries and keys hardly learn.",
                     remediation=(
@@ -766,7 +768,7 @@ MEASURES.add(
                     topics=("diagnosis", "screening"),
                     verdict="starts worse than guessing",
                     severity="serious",
-                    source=f"{OURS}, as in ctrans screen{tried(3, 3)}",
+                    source=f"{OURS}, as in ctrans screen{record_of(3, 3)}",
                     impact=(
                         "The model gives wrong tokens a high probability. A training must first"
                         " unlearn that, with large gradients."

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from ctrans.measure import state_measures
-from ctrans.measure.findings import OURS, Check, tried
+from ctrans.measure.findings import OURS, Check, record_of
 from ctrans.measure.measures import MEASURES, Chosen, Figures, Measure, MeasureAt, Scope
 from ctrans.training.monitor import past_checks
 from ctrans.training.monitor.past import Array, Past
@@ -54,7 +54,7 @@ MEASURES.add(
                     severity="serious",
                     source=(
                         f"{OURS}: by chance, losses of one distribution are so ordered once in 10"
-                        f" million stretches{tried(4, 4)}"
+                        f" million stretches{record_of(4, 4)}"
                     ),
                     impact=(
                         "The data, the labels or the code are not what they were, or the model has"
@@ -127,7 +127,7 @@ MEASURES.add(
             checks={
                 "softmax twice": Check(
                     severity="serious",
-                    source=f"cross-entropy has one{tried(2, 2)}",
+                    source=f"cross-entropy has one{record_of(2, 2)}",
                     impact=(
                         "The logits are between 0 and 1, so no probability can be near 1. The loss"
                         " stays high, and gradients vanish."
@@ -144,7 +144,7 @@ MEASURES.add(
             checks={
                 "gradient spike": Check(
                     severity="note",
-                    source=f"ignite's GradMonitor, llm-foundry; limits: {SET}{tried(1, 0)}",
+                    source=f"ignite's GradMonitor, llm-foundry; limits: {SET}{record_of(1, 0)}",
                     impact="One batch moves the weights, and Adam's moments for a long time after.",
                     remediation=(
                         "Inspect that batch. If other batches spike too, look for the cause in the"
@@ -199,7 +199,7 @@ MEASURES.add(
                     severity="serious",
                     source=(
                         f"{OURS}: 0.001 to 0.021 in healthy open runs of"
-                        f" benchmarks/clinic{tried(2, 2)}"
+                        f" benchmarks/clinic{record_of(2, 2)}"
                     ),
                     impact=(
                         "The embedding, or the head, runs away from the blocks, which then read"
@@ -253,7 +253,7 @@ MEASURES.add(
                     severity="serious",
                     source=(
                         f"{OURS}: a causal model of text names its own token at 0.2 to 0.3 in"
-                        f" healthy open runs of benchmarks/clinic{tried(3, 2)}"
+                        f" healthy open runs of benchmarks/clinic{record_of(3, 2)}"
                     ),
                     impact=(
                         "The model copies what it has to predict. Its loss falls, and it has"
@@ -323,7 +323,7 @@ MEASURES.add(
             checks={
                 "updates too large": Check(
                     severity="serious",
-                    source=f"1e-3 is usual (Karpathy); limit: {SET}{tried(2, 0)}",
+                    source=f"1e-3 is usual (Karpathy); limit: {SET}{record_of(2, 0)}",
                     impact="A few steps replace a layer's weights.",
                     remediation=(
                         "Go back to the start or to a checkpoint from before. Lower the learning"
@@ -339,7 +339,7 @@ MEASURES.add(
                     source=(
                         f"{OURS}: Adam moves an entry by a tenth of the rate or more, and weights"
                         " have an rms below 1; 1 to 8 in healthy open runs of benchmarks/clinic,"
-                        f" by the largest rate of all weights{tried(2, 2)}"
+                        f" by the largest rate of all weights{record_of(2, 2)}"
                     ),
                     impact="Nothing is learned, whatever the rate is.",
                     remediation=(
@@ -562,7 +562,7 @@ MEASURES.limit(
         "rms": {
             "not finite": Check(
                 severity="broken",
-                source=f"no figure may be inf or nan{tried(2, 2)}",
+                source=f"no figure may be inf or nan{record_of(2, 2)}",
                 impact="A step with it makes every weight nan.",
                 remediation=(
                     "Go on from the last checkpoint, and skip the batches since then. If it comes"
@@ -592,7 +592,7 @@ MEASURES.limit(
                 severity="serious",
                 source=(
                     "Kan et al. (arXiv 2510.09904): states grow in proportion to weights, or not"
-                    f" at all; limits: {SET}{tried(1, 1)}"
+                    f" at all; limits: {SET}{record_of(1, 1)}"
                 ),
                 impact="States overflow in half precision, and late blocks have no effect.",
                 remediation=(
