@@ -19,7 +19,7 @@ from ctrans.interop.loss_names import Loss
 from ctrans.measure.forward import simulation
 from ctrans.measure.forward.simulation import Simulation
 from ctrans.measure.walk import SegmentCallback
-from solvers import ConfigError, Method, Norm
+from solvers import ConfigError, Method, Norm, shown
 
 
 def diagnose(
@@ -137,6 +137,11 @@ def _opened(model: Any, tokens: Any, loss: str | Loss | None) -> Any:
         raise ConfigError(
             f"the inputs are a {type(tokens).__name__}: open the module first, open_model(module,"
             " example=inputs, loss=..), then pass the tensor of its first argument alone"
+        )
+    if not isinstance(tokens, Tensor) or tokens.dim() == 0 or tokens.numel() == 0:
+        raise ConfigError(
+            f"tokens = {shown(tokens)}: give a tensor of token ids of shape (sequences, tokens), or"
+            " of what else the model reads, with at least one entry"
         )
     if isinstance(getattr(model, "depth", None), Depth) and loss is None:
         return model

@@ -172,10 +172,6 @@ def _tied_cross_entropy(tensor: Tensors, table: nn.Embedding) -> Loss:
     return loss
 
 
-def _no_loss(output: Any, targets: Any) -> Tensor:
-    raise ConfigError("the model was opened with loss='none': choose another for what needs a loss")
-
-
 def with_loss(
     model: AnyModel, loss: str | Loss | None, *, predicts: bool, causal: bool
 ) -> tuple[AnyModel | ModelWithLoss, str]:
@@ -208,9 +204,7 @@ def with_loss(
         tensor = tensor_in
     if loss in ("mean", "random"):
         return ModelWithLoss(model, _stand_in(tensor, random=loss == "random")), loss
-    if loss == "none":
-        return ModelWithLoss(model, _no_loss), loss
-    if predicts:
+    if loss == "none" or predicts:
         return model, loss
     table = _embeddings(model)
     if isinstance(model, Imported):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -60,10 +60,12 @@ def named(texts: Sequence[str]) -> str:
     return ", ".join(texts[:NAMED]) + more
 
 
-def cut(x: Tensor, sequences: int, tokens: int) -> Tensor:
+def cut(x: Any, sequences: int, tokens: int) -> Any:
     """The first sequences, and of token ids the first tokens. Images and features keep all
-    tokens.
+    tokens, and what is no tensor, such as the targets of a loss that reads none, stays.
     """
+    if not isinstance(x, Tensor):
+        return x
     if x.dim() == 2 and not x.is_floating_point():
         return x[:sequences, :tokens]
     return x[:sequences]
