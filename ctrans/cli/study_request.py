@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -12,13 +13,15 @@ import torch
 
 from ctrans.base.option import Range, option
 from ctrans.cli.click_options import argument
+from ctrans.cli.plugins import LOADED, import_named
 from ctrans.cli.request import WrittenRequest
 from ctrans.report.progress import duration, progress_bar
 from ctrans.study.carry_out import Prospect, carry_out_study
 from ctrans.study.cost import Cost, cost_of, flops_of, measured_rate
 from ctrans.study.database import FILE, Store
-from ctrans.study.engine import Engine, by_ray, in_processes
+from ctrans.study.engine import Engine, Job, Work, by_ray, in_processes
 from ctrans.study.export import FORMATS
+from ctrans.study.training import RunResult
 from ctrans.training.data_sources import read_source
 
 
@@ -102,10 +105,22 @@ def processes(workers: int | None) -> int:
 
 
 def engine(workers: int | None, ray: str | None) -> Engine:
-    """The Ray cluster at this address, or processes of this machine without one."""
+    """The Ray cluster at this address, or processes of this machine without one. Their processes
+    import the plugins first.
+    """
+    carry_out_job: Work = Job.carry_out
+    if LOADED:
+        carry_out_job = partial(_with_plugins, tuple(LOADED))
     if ray is None:
-        return partial(in_processes, processes(workers))
-    return partial(by_ray, ray)
+        return partial(in_processes, processes(workers), carry_out=carry_out_job)
+    return partial(by_ray, ray, carry_out=carry_out_job)
+
+
+def _with_plugins(plugins: Sequence[str], job: Job) -> list[RunResult]:
+    """The results of a job in a process that has imported nothing of the user's."""
+    for name in plugins:
+        import_named(name)
+    return job.carry_out()
 
 
 def begins(plan: Prospect) -> dict[str, Any]:

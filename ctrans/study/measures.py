@@ -6,12 +6,15 @@ and targets to JSON values.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
+from ctrans.base.json_values import plain
+from ctrans.interop.foreign_errors import named_error
 from ctrans.measure.attention.by_depth import AttentionByDepth
 from ctrans.measure.backward.parameter_gradients import ParameterGradients
 from ctrans.measure.forward.moments import moments
@@ -102,16 +105,22 @@ STUDIED = Chosen(lambda measure: measure.studied)
 
 
 def measured(names: Sequence[str], model: GPT, data: Data) -> dict[str, Any]:
-    """The measures by name; the error message if one fails."""
+    """The measures by name; the error message if one fails or gives what JSON does not have, which
+    ends no training.
+    """
     if not names:
         return {}
     tokens, targets = data.validation_windows(WINDOWS)
     results: dict[str, Any] = {}
     for name in names:
+        compute = STUDIED[name].compute
+        assert callable(compute), "a measure of a study has a function"
         try:
-            compute = STUDIED[name].compute
-            assert callable(compute), "a measure of a study has a function"
-            results[name] = compute(model, tokens, targets)
+            value = compute(model, tokens, targets)
+            json.dumps(plain(value))
+            results[name] = value
         except (ConfigError, SolveError) as error:
             results[name] = str(error)
+        except Exception as error:  # of a user's function
+            results[name] = named_error(error)
     return results

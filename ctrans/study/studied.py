@@ -219,9 +219,10 @@ def _values(study: Mapping[str, Any]) -> Iterator[Value]:
     if cost:
         in_all = MEASURES.keyed("ctrans study", topic=IN_ALL)
         of_the_rest = MEASURES.keyed("ctrans study", topic=OF_THE_REST)
-        for (measure, key), measure_of_rest in zip(in_all.items(), of_the_rest, strict=True):
-            yield Value("study", measure, cost["all"][key])
-            yield Value("study", measure_of_rest, cost[key])
+        for costs, measures in ((cost["all"], in_all), (cost, of_the_rest)):
+            for measure, key in measures.items():
+                if key in costs:
+                    yield Value("study", measure, costs[key])
     for effect in verdict_of(study).effects if study.get("verdict") else ():
         yield from _of_effect(effect)
     for case, outcome in (study.get("outcomes") or {}).items():
