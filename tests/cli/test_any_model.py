@@ -146,8 +146,8 @@ def test_without_a_loss_the_screening_leaves_out_what_needs_one(there):
         "screen", "--model", there / "encoder", "--ids", there / "ids.npy", "--loss", "none", *FEW
     )
     (model,) = result["models"].values()
-    assert {"well-posedness", "updates"} <= model["missing"].keys()
-    assert {"forward", "backward"} <= model["steps"].keys()
+    assert model["missing"].keys() == {"well-posedness", "updates", "initialisation"}
+    assert model["steps"].keys() == {"forward", "backward", "transport", "attention"}
 
 
 @pytest.mark.slow

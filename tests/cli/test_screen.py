@@ -62,9 +62,14 @@ def test_one_model_gets_a_page_json_and_a_picture(tmp_path):
         for finding in model["steps"].values()
         for what in finding["quantities"]
     )
-    verdicts = result.stdout.partition("Verdicts")[2].partition("Findings")[0].split()
+    table = result.stdout.partition("Verdicts")[2].partition(
+        "is training a well-posed control\nproblem"
+    )[0]
     for name, step in STEPS.items():
-        assert {name, *step.question.split()} <= set(verdicts)
+        # from the step's name to that of the next one: its question and its verdict
+        row = re.search(rf"^{name} .*\n(?:  +\S.*\n)*", table, re.M)
+        words = [*step.question.split(), *model["steps"][name]["verdict"].split()]
+        assert sorted(row[0].split()) == sorted([name, *words])
     page = result.stdout.partition("Written: ")[0]
     assert max(map(len, page.splitlines())) <= 80
     assert result.stderr == ""

@@ -65,7 +65,7 @@ def test_two_segments_are_one_solve_after_the_other(name, drawn, cut):
     parts = solve(segments[1:], first, method=name, **request).x1
     if METHODS[name].adaptive:
         # One solve goes on with the step size of the segment before, and two choose it anew.
-        torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(parts, whole, **request)
     else:
         assert torch.equal(parts, whole)
 
