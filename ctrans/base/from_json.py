@@ -67,7 +67,7 @@ def _value(hint: Any, value: Any, name: str) -> Any:
         return _one_of(arguments, value, name)
     if origin is Literal:
         if value not in arguments:
-            raise _wrong(name, value, " or ".join(map(str, arguments)))
+            raise _wrong(name, value, " or ".join(map(shown, arguments)))
         return value
     if origin is typing.Annotated:
         return _value(arguments[0], value, name)

@@ -29,6 +29,7 @@ from torch import nn
 from ctrans.base.given_files import read_toml
 from ctrans.base.memory import memory
 from ctrans.base.printable import UNSAFE, printable
+from ctrans.measure.measured import Answer, Measured
 from ctrans.model.checkpoint import load, save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
@@ -639,3 +640,18 @@ def closed(command, directory, begin=""):
         cwd=directory,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
+
+
+@pytest.mark.parametrize("mark", ["evil", HOSTILE, None, [], {"bad": 1}])
+def test_an_answer_with_an_unknown_mark_is_refused_with_the_marks_that_there_are(mark, tmp_path):
+    """A mark chooses the class of an element of the page, and the style in a terminal."""
+    table = Measured(answers=(Answer("All is well."),)).as_json()
+    table["answers"][0]["mark"] = mark
+    (tmp_path / "r.json").write_text(json.dumps({"command": "simulate", "measured": table}))
+    out = tmp_path / "report"
+    answer = ask(["report", str(tmp_path / "r.json"), "--out", str(out)], refused=True)
+    assert not answer.faults, answer.said
+    assert answer.code == 2
+    assert "Measured.answers[0].mark = " in answer.error
+    assert "is not '' or 'bad' or 'note' or 'good': make the result anew" in answer.error
+    assert not out.exists()

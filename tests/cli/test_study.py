@@ -4,6 +4,8 @@ what must be.
 
 import csv
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -70,6 +72,47 @@ def test_a_file_is_carried_out_kept_and_shown_again(tmp_path):
     assert (out / "study.png").read_bytes().startswith(b"\x89PNG")
     again = run("study", tmp_path / "mine.toml", "--report", "--out", out, "--json", "-")
     assert strict(again.stdout)["outcomes"] == first["outcomes"]
+
+
+PLUGIN = """
+from dataclasses import replace
+
+from ctrans.dynamics.placement import PLACEMENTS
+from ctrans.measure.measures import MEASURES, Measure
+
+
+def number_of_weights(model, tokens, targets):
+    return {"count": sum(weight.numel() for weight in model.parameters())}
+
+
+PLACEMENTS["mine"] = replace(PLACEMENTS["pre"], name="mine")
+MEASURES["my weights"] = Measure(
+    formula="the number of weights", compute=number_of_weights, studied=True
+)
+"""
+
+
+@pytest.mark.slow
+def test_the_processes_of_a_study_import_the_plugins_first(tmp_path):
+    """In a process of its own, as tables keep what a plugin adds."""
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    (tmp_path / "mine.toml").write_text(
+        'measure = ["my weights"]\n' + TOML.replace('"pre", "peri"', '"pre", "mine"')
+    )
+    out = tmp_path / "out"
+    options = ["--workers", "1", "--out", str(out), "--export", "csv"]
+    command = [sys.executable, "-m", "ctrans", "--plugin", "plugin.py", "study", "mine.toml"]
+    done = subprocess.run(
+        [*command, *options], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader((out / "runs.csv").read_text().splitlines()))
+    assert [row["ending"] for row in rows] == ["finished"] * 4
+    assert {row["case"] for row in rows} == {'{"placement": "pre"}', '{"placement": "mine"}'}
+    assert all("my weights" in strict(row["trained"])["after"] for row in rows)
+    study = strict((out / "study.json").read_text())
+    assert (study["done"], study["failed"]) == (4, 0)
+    assert study["environment"]["plugins"] == ["plugin.py"]
 
 
 @pytest.mark.parametrize("failing", [1, 4])
