@@ -77,7 +77,7 @@ def commands(configs: Path) -> Iterator[tuple[str, str]]:
     yield "hjb-check-dyt", f"hjb-check --placement pre --placement output --norm dyt {TINY}"
     yield "principle-peri", f"hjb-check --principle --placement peri {TINY}"
     yield "principle-all", f"hjb-check --principle --placement all --dt 0.1 {TINY}"
-    yield "orders-pre", "simulate --orders --placement pre --method euler --method rk4"
+    yield "orders-pre", "simulate --orders euler --orders rk4 --placement pre"
     yield (
         "coordinate-check",
         "coordinate-check --widths 16 --widths 32 --widths 64 --depth 2 --context 16",

@@ -52,7 +52,7 @@ COMMANDS = {
 
 OLD_COMMANDS = {
     "control": "ctrans hjb-check --principle",
-    "convergence": "ctrans simulate --orders",
+    "convergence": "ctrans simulate --orders all",
 }
 """Commands of version 0.3 that are parts of another one now. They work until version 0.5."""
 

@@ -100,8 +100,7 @@ def end(
     The JSON is written first, so that a figure that cannot be drawn does not lose the result. With
     --json - stdout holds the JSON only.
 
-    - `result`: its own keys, after `command`, `options`, `environment` and `model`; `SECTIONS` has
-      what is shown of it
+    - `result`: its own keys, after `command`, `options`, `environment` and `model`
     - `options`: values that replace those of the request
     - `inputs`: models and text, for commands that run models
     - `files`: further files of the directory, or elsewhere by absolute paths: names, and functions

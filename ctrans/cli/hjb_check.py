@@ -80,6 +80,12 @@ class HJBCheckRequest(ModelRequest):
         help="Also show by depth how far each layer is from the maximum principle: the gap to the"
         " best velocity, the alignment with it, and what training of shared weights can change.",
     )
+    rtol: float | None = option(
+        None, "With --principle: relative tolerance of state and costate.", default_words="1e-6"
+    )
+    atol: float | None = option(
+        None, "With --principle: absolute tolerance of state and costate.", default_words="1e-8"
+    )
     pde: bool = option(
         default=False,
         help="Also solve the HJB equation in the plane and draw it in hjb-pde.png. This takes half"
@@ -128,7 +134,9 @@ def command(request: HJBCheckRequest) -> None:
         raise ConfigError(
             "--pde draws a picture, but --json - writes no files: add --out DIRECTORY"
         )
-    check_solver("tsit5", 1, None, None, get_dtype(request.dtype))
+    if not request.principle and {"rtol", "atol"} & request.typed:
+        raise ConfigError("--rtol and --atol are for --principle: add it, or leave them out")
+    check_solver("tsit5", 1, request.rtol, request.atol, get_dtype(request.dtype))
     sources = find_models(request)
     check_loss(sources, "hjb-check")
     refused = _refused(sources, regularization)
@@ -138,23 +146,27 @@ def command(request: HJBCheckRequest) -> None:
     batch = read_batch(request, sources)
     directory = directory_of(request)
     checks: dict[str, list[ModelCheck]] = {source.config.norm: [] for source in sources}
-    with progress_bar("hjb-check", sum(source.segments for source in jobs)) as advance:
+    principles: dict[str, Principled] = {}
+    passes = 2 if request.principle else 1
+    with progress_bar("hjb-check", passes * sum(source.segments for source in jobs)) as advance:
         for source in jobs:
             norm = source.config.norm
-            progress = advance.of(f"{norm}, {source.config.placement}")
+            placement = source.config.placement
+            progress = advance.of(f"{norm}, {placement}")
+            model = source.model(request)
             check = check_model(
-                source.model(request),
-                batch.tokens,
-                batch.targets,
-                regularization,
-                progress=progress,
+                model, batch.tokens, batch.targets, regularization, progress=progress
             )
-            checks[norm].append(dataclasses.replace(check, placement=source.config.placement))
-        principles: dict[str, Principled] = {}
-        if request.principle:
-            for source in jobs:
-                name = name_of(source.config.norm, source.config.placement, len(checks))
-                principles[name] = principled(source.model(request), batch.tokens, batch.targets)
+            checks[norm].append(dataclasses.replace(check, placement=placement))
+            if request.principle:
+                principles[name_of(norm, placement, len(checks))] = principled(
+                    model,
+                    batch.tokens,
+                    batch.targets,
+                    rtol=request.rtol,
+                    atol=request.atol,
+                    progress=progress,
+                )
         study_summary = None
         files: dict[str, Callable[[], bytes]] = {}
         if request.pde:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -18,10 +18,9 @@ from ctrans.cli.model_sources import ModelSource, check_foreign_options, find_mo
 from ctrans.cli.request import command_of
 from ctrans.dynamics.norm import NORMS
 from ctrans.dynamics.weights.on_demand import watch
-from ctrans.examine.screened import as_object, measured
+from ctrans.examine.screened import NAMED, as_object, by_verdict, measured
 from ctrans.examine.screening.screen import EFFORTS, Screening, screen
 from ctrans.model.architectures import ARCHITECTURES, PLAIN
-from ctrans.report.axes import MOST_LINES
 from ctrans.report.progress import Bar, progress_bar
 from solvers import ConfigError
 
@@ -107,7 +106,7 @@ def command(request: ScreenRequest) -> None:
                 trained=source.trained,
                 progress=progress,
             )
-    if len(results) > MOST_LINES:
+    if len(results) > NAMED:
         results = by_verdict(results)
     placements = dict.fromkeys(name for source in sources for name in source.placements)
     end(
@@ -170,18 +169,6 @@ def _jobs(request: ScreenRequest) -> dict[str, ModelSource]:
         if not named:
             jobs[setting] = seeded(request, changes)
     return jobs
-
-
-def by_verdict(screenings: Mapping[str, Screening]) -> dict[str, Screening]:
-    """The same, sorted by the number of quantities outside their limits. Models with non-finite
-    states come last.
-    """
-
-    def badness(name: str) -> tuple[bool, int]:
-        screening = screenings[name]
-        return screening.broken is not None, len(screening.flags)
-
-    return {name: screenings[name] for name in sorted(screenings, key=badness)}
 
 
 def label(changes: Sequence[tuple[str, object]]) -> str:

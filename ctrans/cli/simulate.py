@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import click
@@ -10,11 +11,11 @@ import torch
 
 from ctrans import interop
 from ctrans.base.option import Range, option
-from ctrans.cli.click_options import expand_placements
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import Batch, Text, read_batch
 from ctrans.cli.model_request import ModelRequest, get_dtype
-from ctrans.cli.model_sources import find_models
+from ctrans.cli.model_sources import ModelSource, find_models
+from ctrans.cli.orders import LIMITS, OrderJob, measure_orders, plan_orders
 from ctrans.cli.request import command_of
 from ctrans.dynamics.scheme import METHOD_WORDS, Scheme
 from ctrans.examine.converged import measured as measured_orders
@@ -26,7 +27,6 @@ from ctrans.measure.forward.spectra import Spectra
 from ctrans.measure.measured import together
 from ctrans.measure.walk import walk
 from ctrans.model.gpt import GPT
-from ctrans.model.orders import Convergence, depth_convergence, own_methods, substep_convergence
 from ctrans.report.progress import progress_bar
 from solvers import ERROR_NORMS, ConfigError, Status
 from solvers.methods import get_method
@@ -66,10 +66,13 @@ class SimulateRequest(ModelRequest):
         default=False,
         help="Show eigenvalues of QK, OV and the FFN's W_2 W_1 by depth: spectra.png.",
     )
-    orders: bool = option(
-        default=False,
-        help="Also measure orders of convergence. They are those of each own method, and of more"
-        " blocks, for these placements (two minutes for all).",
+    orders: tuple[str, ...] = option(
+        (),
+        "Repeatable: also measure orders of convergence, with these placements, norm and seed: of"
+        " methods by name (rk4), of all own methods (substeps), of more blocks (depth), or all. For"
+        " all placements this takes two minutes.",
+        metavar="NAME",
+        default_words="none",
     )
     contributions: bool = option(
         default=False,
@@ -106,6 +109,7 @@ def command(request: SimulateRequest) -> None:
     """
     solver = _scheme(request, get_dtype(request.dtype))
     sources = find_models(request)
+    orders = _plan_orders(request, sources)
     batch = read_batch(request, sources, targets=False)
     if request.lyapunov and not isinstance(batch.text, Text):
         raise ConfigError(
@@ -137,8 +141,8 @@ def command(request: SimulateRequest) -> None:
         if model.simulation.status is not Status.SUCCESS
     }
     table = measured(models)
-    if request.orders:
-        table = together(table, measured_orders(_orders(request)))
+    if orders:
+        table = together(table, measured_orders(measure_orders(orders)))
     end(
         request,
         directory,
@@ -149,20 +153,21 @@ def command(request: SimulateRequest) -> None:
     )
 
 
-def _orders(request: SimulateRequest) -> list[Convergence]:
-    """The orders of convergence for the request's placements, in both limits."""
-    placements = expand_placements(request.placements)
-    methods = own_methods()
-    series = []
-    with progress_bar("orders", len(placements) * (len(methods) + 2)) as advance:
-        for placement in placements:
-            for method in methods:
-                advance(f"{method}, {placement}")
-                series.append(substep_convergence(method, placement))
-            for symmetric in (False, True):
-                advance(f"depth, {placement}")
-                series.append(depth_convergence(placement, symmetric=symmetric))
-    return series
+def _plan_orders(request: SimulateRequest, sources: Sequence[ModelSource]) -> list[OrderJob]:
+    """The measurements of orders that the user asked for, with the models' placements and norms."""
+    limits = [name for name in request.orders if name in (*LIMITS, "all")]
+    methods = [name for name in request.orders if name not in limits]
+    if methods and "all" not in limits:
+        limits.append("substeps")
+    placements: dict[str, dict[str, None]] = {}
+    for source in sources:
+        names = (source.config.placement,) if source.opened is None else source.placements
+        placements.setdefault(source.config.norm, {}).update(dict.fromkeys(names))
+    jobs: list[OrderJob] = []
+    if limits:
+        for norm, of_norm in placements.items():
+            jobs += plan_orders(list(of_norm), norm, request.seed, limits=limits, methods=methods)
+    return jobs
 
 
 def _object(model: Simulated) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ctrans.control.costate import ZERO_GRADIENT
 from ctrans.control.decay_threshold import DecayThreshold
 from ctrans.control.model_check import ModelCheck
 from ctrans.control.segment_check import SegmentCheck
+from ctrans.measure import state_measures as state_measures  # the kind of a sublayer
 from ctrans.measure.measured import Answer, Measured, Value
 from ctrans.measure.measures import MEASURES, Measure
 
@@ -318,6 +319,7 @@ def _missing(check: ModelCheck) -> dict[str, str]:
 def _of_segment(model: str, segment: SegmentCheck) -> Iterator[Value]:
     k = segment.segment
     name = f"{k} ({segment.kind})"
+    yield Value(model, "kind of a sublayer", None, depth=k, words=segment.kind)
     yield Value(model, "costate of a segment", segment.costate_norm, depth=k, place=name)
     if segment.hamiltonian is not None:
         yield Value(

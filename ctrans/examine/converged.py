@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ctrans.base.from_json import from_json
@@ -13,22 +14,23 @@ from ctrans.measure.measured import Answer, Measured, Value
 from ctrans.measure.measures import MEASURES, Measure
 from ctrans.model.orders import Convergence
 
+_of_a_series = partial(Measure, topic="Orders of convergence", subject="series")
 FAR = 0.3
 """An order so far below the formal one is marked."""
 MEASURES.add(
     "ctrans simulate --orders",
     {
-        "order": Measure(
+        "order": _of_a_series(
             formula="measured order with this placement, by a fit of error ~ n^-p (1 + c/n)",
             decimals=2,
         ),
-        "order in theory": Measure(
+        "order in theory": _of_a_series(
             formula="p of a method whose error is proportional to steps^-p", decimals=0
         ),
-        "error with the most steps": Measure(
+        "error with the most steps": _of_a_series(
             formula="relative error at the end of the depth", detail=True
         ),
-        "error": Measure(
+        "error": _of_a_series(
             formula="|X - X_exact|/|X_exact| at the end of the depth",
             title="errors",
             unit="relative error",

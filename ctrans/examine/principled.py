@@ -35,15 +35,20 @@ _DRIFT = "departure of <P, v> from what the ODE conserves: the solver's error"
 ATTAINED = "left by all weights"
 """The measure that the reason is filed under if it is not known what training attains."""
 
+_TOPIC = "The maximum principle"
+
 MEASURES.add(
     "ctrans hjb-check --principle",
     {
-        "loss of the text": Measure(formula="mean cross-entropy in nats a token", unit="nats"),
-        "mean alignment": Measure(formula=f"{_ALIGNMENT}; mean over segments"),
-        "largest gap": Measure(formula=f"{_GAP}; the largest of all segments"),
-        "largest drift": Measure(formula=f"{_DRIFT}; the largest of all segments"),
+        "loss of the text": Measure(
+            formula="mean cross-entropy in nats a token", unit="nats", topic=_TOPIC
+        ),
+        "mean alignment": Measure(formula=f"{_ALIGNMENT}; mean over segments", topic=_TOPIC),
+        "largest gap": Measure(formula=f"{_GAP}; the largest of all segments", topic=_TOPIC),
+        "largest drift": Measure(formula=f"{_DRIFT}; the largest of all segments", topic=_TOPIC),
         "first-order condition": Measure(
-            formula=("largest decrease of the loss, to first order, that the shared weights leave"),
+            formula="largest decrease of the loss, to first order, that the shared weights leave",
+            topic=_TOPIC,
         ),
         "size of the velocity": Measure(
             formula="|v|, of what the sublayer adds per depth-time", scope="sublayer", detail=True
@@ -125,6 +130,9 @@ class Principled:
         if alignment:
             yield Value(model, "mean alignment", sum(alignment) / len(alignment))
         yield from _largest(model, "largest drift", principle.drift)
+        yield from along_depth(model, "times", principle.times)
+        for segment, kind in enumerate(principle.kinds):
+            yield Value(model, "kind of a sublayer", None, depth=segment, words=kind)
         yield from along_depth(model, "costate", principle.costate_norm)
         yield from along_depth(model, "size of the velocity", principle.velocity_norm)
         yield from along_depth(model, "descent", principle.product)

@@ -27,7 +27,9 @@ from ctrans.measure.measures import MEASURES, Measure
 from ctrans.measure.missing import NOT_APPLICABLE
 
 NAMED = 7
-"""Up to so many models have an answer each."""
+"""Up to so many models have an answer each. More are sorted by the number of quantities outside of
+their limits.
+"""
 LIMITS = (
     "The limits are deliberately wide. A model outside them passes its input through unchanged,"
     " diverges, or cannot learn with these weights (red), or would grow faster than weights that"
@@ -118,9 +120,9 @@ MEASURES.add(
 
 
 def measured(screenings: Mapping[str, Screening]) -> Measured:
-    """The table of several models."""
+    """The table of several models. More than `NAMED` come `by_verdict`."""
     notes = [LIMITS]
-    if len(screenings) > 1:
+    if len(screenings) > NAMED:
         notes.insert(0, "Fewest quantities outside of their limits first.")
     return Measured(
         values=tuple(value for name, model in screenings.items() for value in values(name, model)),
@@ -131,6 +133,18 @@ def measured(screenings: Mapping[str, Screening]) -> Measured:
         reasons={name: reasons(model) for name, model in screenings.items()},
         styles={name: model.placement for name, model in screenings.items()},
     )
+
+
+def by_verdict(screenings: Mapping[str, Screening]) -> dict[str, Screening]:
+    """The same, sorted by the number of quantities outside their limits. Models with non-finite
+    states come last.
+    """
+
+    def badness(name: str) -> tuple[bool, int]:
+        screening = screenings[name]
+        return screening.broken is not None, len(screening.flags)
+
+    return {name: screenings[name] for name in sorted(screenings, key=badness)}
 
 
 def findings(screening: Screening) -> list[Finding]:

@@ -113,8 +113,8 @@ MEASURES.add(
     {
         "token exponent": Measure(
             formula=(
-                "log|dX_T[reader]/dX_0[j]|/T of each input token j. Red: a small change of the"
-                " token grows on its way to the reader's state. Blue: it decays. Grey: it does not"
+                "log|dX_T[last]/dX_0[j]|/T of each input token j. Red: a small change of the token"
+                " grows on its way to the last token's state. Blue: it decays. Grey: it does not"
                 " get there"
             ),
             title="growth rate of a small change of each input token",

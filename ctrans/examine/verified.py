@@ -15,30 +15,43 @@ from ctrans.measure.findings import Finding
 from ctrans.measure.measured import Answer, Measured, Value
 from ctrans.measure.measures import MEASURES, Measure
 
-VERDICT = (
-    "as printed: the source's form holds; corrected: it fails and another form holds; sharpened: it"
-    " holds, and so does a stronger form; new: no source states it; violated: a form that should"
-    " hold does not"
-)
+VERDICTS = {
+    "as printed": "the source's form holds",
+    "corrected": "the source's form fails and another form holds",
+    "sharpened": "the source's form holds, and so does a stronger form",
+    "new": "no source states it",
+    "violated": "a form that should hold does not",
+}
+"""What a statement's verdict means."""
+FEW = 12
+"""Up to so many statements stand one by one in the remarks; more are counted by section."""
 REACHED = (
     "the worst case: measured/bound - 1 for a bound, so that -0.1 is 10% of slack; a relative"
     " difference for an equality; how far a slope, order or mean lies outside its range, negative"
     " inside"
 )
-_of_a_statement = partial(Measure, topic="Statements", subject="statement")
+_of_a_statement = partial(Measure, topic="Statements", subject="statement", detail=True)
+_of_a_section = partial(Measure, topic="Statements by section", subject="section of THEORY.md")
 MEASURES.add(
     "ctrans verify",
     {
         "section": _of_a_statement(formula="the section of THEORY.md", shown_by="words"),
-        "holds": _of_a_statement(formula=VERDICT, title="verdict"),
+        "holds": _of_a_statement(
+            formula="; ".join(f"{verdict}: {meaning}" for verdict, meaning in VERDICTS.items()),
+            title="verdict",
+        ),
         "what holds": _of_a_statement(formula="the statement"),
         "worst case": _of_a_statement(formula=REACHED, title="reached"),
         "cases": _of_a_statement(formula="the number of random cases"),
-        "source of a statement": _of_a_statement(
-            formula="where it is stated", title="source", detail=True
-        ),
-        "printed form": _of_a_statement(formula="as the source prints it", detail=True),
-        "fate of the printed form": _of_a_statement(formula="whether it holds", detail=True),
+        "source of a statement": _of_a_statement(formula="where it is stated", title="source"),
+        "printed form": _of_a_statement(formula="as the source prints it"),
+        "fate of the printed form": _of_a_statement(formula="whether it holds"),
+        **{
+            f"statements: {verdict}": _of_a_section(
+                formula=meaning, title=verdict, marked=0.0 if verdict == "violated" else None
+            )
+            for verdict, meaning in VERDICTS.items()
+        },
     },
 )
 
@@ -115,15 +128,44 @@ class StoredVerification:
 
 
 def measured(results: Sequence[CheckedStatement], findings: Sequence[Finding]) -> Measured:
-    """The table of the statements. A statement stands where other tables have a model."""
+    """The table of the statements. A statement, or a section, stands where other tables have a
+    model.
+    """
     by_model: dict[str, list[Finding]] = {}
     if findings:
         by_model[""] = list(findings)
+    by_statement: dict[str, list[str]] = {}
+    if len(results) <= FEW:
+        by_statement[""] = [_in_words(result) for result in results]
+    of_statements = [value for result in results for value in _values(result)]
     return Measured(
-        values=tuple(value for result in results for value in _values(result)),
+        values=(*_by_section(results), *of_statements),
         answers=(answer(results),),
         findings=by_model,
+        notes=by_statement,
     )
+
+
+def _in_words(result: CheckedStatement) -> str:
+    worst = result.corrected
+    return (
+        f"{result.name}, {result.verdict}: {result.says} (reached {worst.excess:.3g} in"
+        f" {worst.cases} cases)"
+    )
+
+
+def _by_section(results: Sequence[CheckedStatement]) -> Iterator[Value]:
+    """By section, how many statements have each verdict."""
+    verdicts: dict[int, Counter[str]] = {}
+    for result in results:
+        verdicts.setdefault(result.section, Counter())[result.verdict] += 1
+    for section, counts in verdicts.items():
+        for verdict, count in counts.items():
+            yield Value(_title(section), f"statements: {verdict}", count)
+
+
+def _title(section: int) -> str:
+    return f"{section}. {SECTIONS[section]}"
 
 
 def answer(results: Sequence[CheckedStatement]) -> Answer:
@@ -146,8 +188,7 @@ def answer(results: Sequence[CheckedStatement]) -> Answer:
 
 def _values(result: CheckedStatement) -> Iterator[Value]:
     name = result.name
-    section = f"{result.section}. {SECTIONS[result.section]}"
-    yield Value(name, "section", result.section, words=section)
+    yield Value(name, "section", result.section, words=_title(result.section))
     yield Value(name, "holds", None, words=result.verdict)
     yield Value(name, "what holds", None, words=result.says)
     yield Value(name, "worst case", result.corrected.excess)

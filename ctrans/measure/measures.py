@@ -63,7 +63,7 @@ class Measure:
     - `decimals`: the number of decimals, for exponents; None for three digits
     - `gauge`: why two models of the same function may differ in it; empty if they do not
     - `detail`: whether only --verbose and the page show it
-    - `drawn`: how a chart shows it
+    - `charted`: whether it has a chart, and `drawn`: how the chart shows it
     - `picture`: the PNG file of its charts, without the suffix; empty for that of the command
     - `against`: the measure along whose values it is drawn, as points
     - `marked`: whether a value above this is marked as wrong
@@ -94,6 +94,7 @@ class Measure:
     decimals: int | None = None
     gauge: str = ""
     detail: bool = False
+    charted: bool = True
     drawn: Literal["lines", "bars"] = "lines"
     picture: str = ""
     against: str = ""
@@ -106,11 +107,6 @@ class Measure:
         """Whether `compute` is a plain function of what the scope hands over."""
         is_function = callable(self.compute) and not isinstance(self.compute, type)
         return is_function and not self.studied and not self.compares
-
-    @property
-    def by_place(self) -> bool:
-        """Whether a table lists its figures by their places."""
-        return self.scope in ("weight", "size") and not self.against and not self.detail
 
     def shown(self, value: float, error: float | None = None) -> str:
         """The value as text, with its error if given."""

@@ -59,6 +59,10 @@ MEASURES.add(
             title="depth-time",
             unit="t",
             scope="state",
+            charted=False,
+        ),
+        "kind of a sublayer": Measure(
+            formula="attention, FFN, or a part of another model", title="kind", scope="sublayer"
         ),
         "mean_abs": Measure(
             live=True,

@@ -48,7 +48,8 @@ def charts(
         drawn += [*_coloured_texts(measured, names), *_points(measured, names)]
     for name in of_scope(names, *BY_DEPTH, "size", "head"):
         measure = known_measure(name)
-        if name == "times" or measure.bounds in measured.measures or measure.detail != detail:
+        is_bound = measure.bounds in measured.measures
+        if not measure.charted or is_bound or measure.detail != detail:
             continue
         lines = [*_lines(measured, name), *_bound_lines(measured, name)]
         lines = [line for line in lines if len(line.x) > 1 and finite(line.y)]

@@ -58,7 +58,9 @@ def show(
         console.print()
         if i:
             console.print(Text(chapter.title, "bold"))
-        for part in parts:
+        for previous, part in zip((None, *parts), parts, strict=False):
+            if isinstance(previous, Table) and isinstance(part, Table):
+                console.print()
             _show(part, console, legend, verbose=verbose)
     if legend:
         console.print(Text("\nHow to read it", "bold"))

@@ -8,10 +8,12 @@ hjb-check`, and the curves of `ctrans watch`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
-from ctrans.measure.findings import SEVERITY_MARKS, Finding
+from ctrans.measure.findings import SEVERITY_MARKS, Check, Finding
 from ctrans.measure.measured import Measured, Value
 from ctrans.measure.measures import MEASURES, Measure
 from ctrans.measure.missing import NOT_APPLICABLE
@@ -37,6 +39,10 @@ MANY_MEASURES = 6
 """More measures of whole models than these are the rows of a table, not its columns."""
 VERDICTS = "Verdicts"
 """The topic of measures that are a verdict in a word."""
+BY_PLACE = ("weight", "size")
+"""Scopes of figures whose places have names."""
+MODEL = "model"
+"""What most figures are of."""
 ROWS_SHOWN = 7
 """About so many rows of a table by depth stand on a terminal."""
 
@@ -56,8 +62,8 @@ def view(measured: Measured, picture: str) -> list[Chapter]:
         Chapter("Further figures", _run_tables(measured, detail=True), folded=True),
         Chapter("Further charts", charts(measured, detail=True), folded=True),
         Chapter("Notes", findings(measured, folded=True), folded=True),
-        Chapter("Figures by depth", _depth_tables(measured), folded=_of_several(measured)),
-        Chapter("By place", _place_tables(measured), folded=True),
+        Chapter("Figures by depth", _depth_tables(measured), folded=_folded(measured, BY_DEPTH)),
+        Chapter("By place", _place_tables(measured), folded=_folded(measured, BY_PLACE)),
         Chapter("Not measured", _missing(measured), folded=True),
         Chapter("Reasons", _reasons(measured), folded=True),
         Chapter("What the figures mean", [meanings(_in_tables(measured))], folded=True),
@@ -67,20 +73,30 @@ def view(measured: Measured, picture: str) -> list[Chapter]:
 
 def _chart_chapters(measured: Measured, picture: str) -> list[Chapter]:
     """The charts, in a chapter for each PNG file."""
-    chapters = [Chapter("By depth", charts(measured, detail=False, picture=""), picture=picture)]
+    chapters = [Chapter("Charts", charts(measured, detail=False, picture=""), picture=picture)]
     named = dict.fromkeys(known_measure(name).picture for name in measured.measures)
     for own in filter(None, named):
         drawn = charts(measured, detail=False, picture=own)
-        chapters.append(Chapter(own.capitalize(), drawn, picture=own))
+        chapters.append(Chapter(f"Charts of {own}.png", drawn, picture=own))
     return chapters
 
 
 def _of_several(measured: Measured) -> bool:
     """Whether several models have values or findings. One that only lacks them all does not
-    count.
+    count, nor does what is no model, such as a series of errors.
     """
-    models = {*(value.model for value in measured.values), *measured.findings}
-    return len(models) > 1
+    with_values = {
+        value.model for value in measured.values if known_measure(value.measure).subject == MODEL
+    }
+    return len({*with_values, *measured.findings}) > 1
+
+
+def _folded(measured: Measured, scopes: Sequence[str]) -> bool:
+    """Whether figures of these scopes need no place on a terminal: those of several models, which
+    the table of the models compares, and those with limits, which the findings judge.
+    """
+    with_limits = any(known_measure(name).checks for name in of_scope(measured.measures, *scopes))
+    return with_limits or _of_several(measured)
 
 
 def findings(measured: Measured, *, folded: bool) -> list[Section]:
@@ -240,10 +256,22 @@ def _mark(value: Value, model_findings: Sequence[Finding]) -> Mark:
         return "bad"
     if measure.topic == VERDICTS:
         return _mark_of_verdict(value.words)
-    of_measure = [finding for finding in model_findings if finding.check in measure.checks]
-    if of_measure:
-        return mark_of([asdict(finding) for finding in of_measure])
+    of_value = [
+        finding
+        for finding in model_findings
+        if finding.check in measure.checks and _may_break(measure.checks[finding.check], value)
+    ]
+    if of_value:
+        return mark_of([asdict(finding) for finding in of_value])
     return ""
+
+
+def _may_break(check: Check, value: Value) -> bool:
+    """Whether a finding may be about a value: other measures have checks of the same name."""
+    has_limits = check.low > -math.inf or check.high < math.inf
+    if value.value is None or not has_limits:
+        return True
+    return check.fails(value.value)
 
 
 def _mark_of_verdict(word: str) -> Mark:
@@ -259,8 +287,7 @@ def _mark_of_verdict(word: str) -> Mark:
 
 
 def _run_tables(measured: Measured, *, detail: bool) -> list[Table]:
-    """The figures of whole models: few measures as columns, many as rows of one table a topic."""
-    without_verdict = {} if detail else _without_verdict(measured)
+    """The figures of whole models, in a table for each topic, the verdicts first."""
     of_models = of_scope(_in_tables(measured), "run")
     names = [name for name in of_models if known_measure(name).detail == detail]
     cells = {
@@ -268,36 +295,41 @@ def _run_tables(measured: Measured, *, detail: bool) -> list[Table]:
         for value in measured.values
         if value.measure in names
     }
-    cells |= without_verdict
-    models = list(dict.fromkeys(model for model, _ in cells))
-    has_verdicts = any(known_measure(name).topic == VERDICTS for name in names)
-    few_measures = len(names) <= MANY_MEASURES and not has_verdicts
-    if few_measures or len(models) > FEW:
+    if not detail:
+        cells |= _without_verdict(measured)
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        measure = known_measure(name)
+        groups.setdefault((measure.topic, measure.subject), []).append(name)
+    in_order = sorted(groups, key=lambda group: (group[0] != VERDICTS, group[1] != MODEL))
+    return [_run_table(topic, groups[topic, subject], cells) for topic, subject in in_order]
+
+
+def _run_table(topic: str, names: Sequence[str], cells: Mapping[tuple[str, str], Cell]) -> Table:
+    """A topic's figures. Few models are columns beside each figure's limits, if some have limits
+    or the figures are many. Otherwise the figures are columns.
+    """
+    models = list(dict.fromkeys(model for model, name in cells if name in names))
+    limited = any(known_measure(name).checks for name in names)
+    are_rows = limited or topic == VERDICTS or len(names) > MANY_MEASURES
+    if len(models) > FEW or not are_rows:
         rows = [
             [Cell(model), *(cells.get((model, name), Cell("–")) for name in names)]
             for model in models
         ]
-        if not rows or not names:
-            return []
         columns = [Column(known_measure(names[0]).subject), *map(_column, names)]
-        return [Table("", columns, rows)]
-    tables = []
-    topics = dict.fromkeys(known_measure(name).topic for name in names)
-    for topic in sorted(topics, key=lambda topic: topic != VERDICTS):
-        names_of_topic = [name for name in names if known_measure(name).topic == topic]
-        limited = any(known_measure(name).checks for name in names_of_topic)
-        rows = []
-        for name in names_of_topic:
-            measure = known_measure(name)
-            title = MEASURES.title(name)
-            if measure.gauge:
-                title += "*"
-            about = _limits(measure) if limited else measure.formula
-            figures = [cells.get((model, name), Cell("–")) for model in models]
-            rows.append([Cell(title), Cell(about), *figures])
-        headings = ["figure", "finding if" if limited else "what it is", *models]
-        tables.append(Table(topic, [Column(heading) for heading in headings], rows))
-    return tables
+        return Table(topic, columns, rows)
+    rows = []
+    for name in names:
+        measure = known_measure(name)
+        title = MEASURES.title(name)
+        if measure.gauge:
+            title += "*"
+        about = _limits(measure) if limited else measure.formula
+        figures = [cells.get((model, name), Cell("–")) for model in models]
+        rows.append([Cell(title), Cell(about), *figures])
+    headings = ["figure", "finding if" if limited else "what it is", *models]
+    return Table(topic, [Column(heading) for heading in headings], rows)
 
 
 def _in_tables(measured: Measured) -> list[str]:
@@ -356,18 +388,27 @@ def _depth_table(measured: Measured, model: str, scope: str, names: Sequence[str
 
 
 def _place_tables(measured: Measured) -> list[Table]:
-    """For each model the figures that have places in words."""
+    """For each model the figures that have places in words: a row for each place, and a column for
+    each measure.
+    """
+    points = {(name, known_measure(name).against) for name in measured.measures}
+    only_drawn = {name for pair in points if pair[1] for name in pair}
+    listed = {name for name in of_scope(measured.measures, *BY_PLACE) if name not in only_drawn}
     tables = []
     for model in measured.models:
+        cells: dict[tuple[str, int, str], Cell] = {}
+        taken: Counter[tuple[str, str]] = Counter()  # a place may have a measure several times
+        for value in measured.values:
+            if value.model == model and value.place and value.measure in listed:
+                place, name = value.place, value.measure
+                cells[place, taken[place, name], name] = cell_of(value)
+                taken[place, name] += 1
+        names = dict.fromkeys(name for *_, name in cells)
         rows = [
-            [
-                Cell(MEASURES.title(value.measure)),
-                Cell(value.place or str(value.depth)),
-                cell_of(value),
-            ]
-            for value in measured.values
-            if value.model == model and value.place and known_measure(value.measure).by_place
+            [Cell(place), *(cells.get((place, count, name), Cell("–")) for name in names)]
+            for place, count in dict.fromkeys((place, count) for place, count, _ in cells)
         ]
-        columns = [Column("figure"), Column("place"), Column("value")]
-        tables.append(Table(model, columns, rows, rows_shown=ROWS_SHOWN))
-    return [table for table in tables if table.rows]
+        columns = [Column("place"), *map(_column, names)]
+        if rows:
+            tables.append(Table(model, columns, rows, rows_shown=ROWS_SHOWN))
+    return tables

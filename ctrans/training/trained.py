@@ -45,7 +45,7 @@ MEASURES.add(
         ),
         "best iteration": Measure(key="best_step", formula="the iteration with the best loss"),
         "accuracy": Measure(key="accuracy", formula="share of the held-out answers that are right"),
-        "parameters": Measure(key="parameters", formula="the number of parameters", detail=True),
+        "parameters": Measure(key="parameters", formula="the number of parameters"),
         "trained parameters": Measure(
             key="trained_parameters",
             formula="parameters that are trained: fewer with adapters of low rank",

@@ -407,7 +407,7 @@ def test_a_saved_model_is_looked_at_in_place_of_a_seeded_one(name, tmp_path):
         (["convergence", "--limit", "width"], "unknown limit 'width'"),
         (
             ["convergence", "--limit", "depth", "--method", "rk4"],
-            "--method applies to the substeps limit only",
+            "rk4: the limit depth has methods of its own",
         ),
         (["convergence", "--norm", "batch"], "unknown norm 'batch'"),
     ],

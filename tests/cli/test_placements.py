@@ -130,7 +130,7 @@ def test_convergence_measures_steps_of_mixed_placements_and_says_that_it_knows_n
     )["results"]
     assert (row["placement"], row["order"]) == ("post/pre", pytest.approx(1, abs=0.15))
     refused = run("convergence", "--placement", "post/pre", "--out", tmp_path)
-    assert (refused.exit_code, "choose --limit substeps" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "choose the limit substeps" in refused.stderr) == (2, True)
 
 
 DAMPED = dataclasses.replace(

@@ -8,6 +8,8 @@ import pytest
 import torch
 from rich.console import Console
 
+from ctrans.measure.measured import measured_in
+from ctrans.model.orders import depth_convergence, substep_convergence
 from ctrans.report.sections import Chapter, ColouredText, Page, Token
 from ctrans.report.terminal import show
 from ctrans.report.token_colours import colours, visible
@@ -34,6 +36,50 @@ def test_they_are_there_when_asked_for_and_null_otherwise():
         "placements"
     ]["pre"]
     assert plain["lyapunov"] is plain["spectra"] is plain["contributions"] is None
+
+
+@pytest.mark.slow
+def test_the_parts_of_the_last_state_stand_in_a_table_with_a_row_each(tmp_path):
+    found = run("simulate", *BESIDE, *SMALL, "--text", "abcdefghijklmn", "--out", tmp_path)
+    kept = json.loads((tmp_path / "simulate.json").read_text())
+    contributions = kept["placements"]["pre"]["contributions"]
+    rows = [line.split() for line in found.stdout.splitlines()]
+    for name, share in zip(contributions["names"], contributions["state"], strict=True):
+        (row,) = [row for row in rows if " ".join(row[: len(name.split())]) == name]
+        assert float(row[len(name.split())]) == pytest.approx(share, rel=5e-3, abs=1e-12)
+
+
+@pytest.mark.slow
+def test_orders_are_those_of_the_models_placement_norm_and_seed(tmp_path):
+    asked = ["--norm", "rmsnorm", "--seed", "3", "--orders", "heun", "--orders", "depth"]
+    found = run("simulate", *SMALL, "--no-reference", *asked, "--out", tmp_path)
+    assert found.exit_code == 0, found.stderr
+    table = measured_in(json.loads((tmp_path / "simulate.json").read_text())["measured"])
+    orders = {value.model: value.value for value in table.of("order")}
+    assert orders == {
+        "substeps, heun, pre": substep_convergence("heun", "pre", "rmsnorm", 3).order,
+        "depth, plain, pre": depth_convergence("pre", norm="rmsnorm", seed=3).order,
+        "depth, symmetric, pre": depth_convergence(
+            "pre", symmetric=True, norm="rmsnorm", seed=3
+        ).order,
+    }
+    titles = [line for line in found.stdout.splitlines() if line.startswith("Orders of")]
+    assert len(titles) == 1
+    assert "Figures by depth" in found.stdout  # as there is one model
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (["--orders", "fast"], "unknown method 'fast'"),
+        (["--orders", "torchdiffeq:dopri5"], "only runs with adaptive steps"),
+        (["--orders", "depth", "--placement", "post/pre"], "needs one placement"),
+    ],
+)
+def test_orders_that_cannot_be_measured_are_refused_before_the_models_run(asked, words, tmp_path):
+    found = run("simulate", *asked, "--out", tmp_path / "out")
+    assert (found.exit_code, words in found.stderr) == (2, True), found.stderr
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -31,6 +31,15 @@ def test_a_section_is_verified_and_written(tmp_path):
     assert theorem["corrected"]["excess"] <= theorem["corrected"]["tolerance"]
 
 
+def test_many_statements_are_counted_by_section_and_few_stand_one_by_one(tmp_path):
+    many = run("--only", "9", "--cases", "2", "--out", str(tmp_path))
+    assert "\n9. attention sensitivity" in many.stdout
+    assert len(many.stdout.splitlines()) < 25
+    assert "common-state-floor" not in many.stdout
+    few = run("--only", "common-state-floor", "--cases", "2", "--out", str(tmp_path))
+    assert "common-state-floor, new: " in few.stdout
+
+
 def test_json_on_stdout_is_alone_there_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = run("--only", "lemma-1", "--cases", "2", "--json", "-")

@@ -344,7 +344,7 @@ def test_results_of_one_command_share_a_page_and_others_follow(results):
     page = page_of({"before": found, "after": found, "b": other})
     sheet = next(part for part in page.chapters[0].parts if isinstance(part, Table))
     assert [column.name for column in sheet.columns][2:] == ["before: peri", "after: peri"]
-    assert {"By depth", "Summary"} <= {chapter.title for chapter in page.chapters}
+    assert {"Charts", "Summary"} <= {chapter.title for chapter in page.chapters}
 
 
 NAMES = [

@@ -368,6 +368,7 @@ MEASURES.add(
                 " over X_0's root mean square if larger"
             ),
             scope="run",
+            detail=True,
             checks={
                 "embedding dominates the depth": Check(
                     severity="serious",
@@ -392,6 +393,7 @@ MEASURES.add(
             compute=EmbeddingShare,
             formula="share of X_0's variance that is between sequences at the same position",
             scope="run",
+            detail=True,
             checks={
                 "positions dominate the text": Check(
                     severity="serious",
@@ -739,6 +741,7 @@ MEASURES.add(
                 " are 0"
             ),
             scope="run",
+            detail=True,
             checks={
                 "logits drift": Check(
                     severity="note",
@@ -763,6 +766,7 @@ MEASURES.add(
             compute=Logits,
             formula=LOSS_EXCESS,
             scope="run",
+            detail=True,
             checks={
                 "worse than guessing": Check(
                     topics=("diagnosis", "screening"),
