@@ -13,6 +13,8 @@ END_TO_END = (
     "tests/cli/test_commands.py::test_json_may_go_to_the_directory_that_out_makes",
     "tests/cli/test_model_option.py::test_every_command_looks_at_a_hugging_face_model[simulate]",
     "tests/cli/test_schemas.py::test_a_result_is_as_the_schema_says[control]",
+    "tests/cli/test_schemas.py::test_a_result_is_as_the_schema_says[screen]",
+    "tests/cli/test_schemas.py::test_a_result_is_as_the_schema_says[study]",
     "tests/cli/test_schemas.py::test_a_result_is_as_the_schema_says[train]",
     "tests/cli/test_treat.py::test_the_copy_has_one_other_weight_and_all_others_bit_for_bit[one file]",
     "tests/control/test_example_attained.py::test_the_identity_holds_from_the_first_steps_on",

@@ -177,6 +177,7 @@ def test_junit_skips_what_was_not_measured(tmp_path):
     assert int(suite.get("skipped")) == len(WEIGHT_CHECKS) - 1
 
 
+@pytest.mark.slow
 def test_a_baseline_leaves_out_what_it_has_and_shows_what_changed(places, tmp_path):
     run("diagnose", places / "dead", "--weights-only", "--out", tmp_path)
     assert gate(places / "dead", "--baseline", tmp_path / "diagnose.json").exit_code == 0
@@ -187,6 +188,7 @@ def test_a_baseline_leaves_out_what_it_has_and_shows_what_changed(places, tmp_pa
     assert [each["check"] for each in changes["baseline to dead"]["findings"]] == ["gains moved"]
 
 
+@pytest.mark.slow
 def test_a_baseline_of_a_diagnosis_on_a_text_is_compared_by_place(places, tmp_path):
     words = ["--batch", "1", "--context", "8", "--json"]
     assert run("diagnose", places / "healthy", *words, tmp_path / "it.json").exit_code == 0

@@ -208,6 +208,7 @@ def test_nothing_is_written_without_the_finding_or_without_such_a_weight(tmp_pat
     assert strict(run("diagnose", tmp_path / "healthy", *FEW).stdout)["treatment"] == []
 
 
+@pytest.mark.slow
 def test_the_line_is_printed(tmp_path):
     save(our_model(), tmp_path / "ill")
     result = run(

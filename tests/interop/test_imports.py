@@ -4,6 +4,8 @@ import pkgutil
 import subprocess
 import sys
 
+import pytest
+
 from ctrans import interop
 
 FEW = 8
@@ -21,6 +23,7 @@ def test_every_name_of_the_package_is_there():
         assert getattr(interop, name) is not None
 
 
+@pytest.mark.slow
 def test_the_command_simulate_imports_few_readers():
     code = (
         "import sys, ctrans.cli.simulate;"

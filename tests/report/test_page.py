@@ -263,6 +263,7 @@ def with_quantities(model, step, **quantities):
     return {**model, "steps": {step: changed}}
 
 
+@pytest.mark.slow
 def test_what_is_of_larger_weights_is_yellow_and_what_is_of_these_is_red(results):
     found, _ = results("screen")
     peri = found["models"]["peri"]
@@ -487,6 +488,7 @@ def test_placements_have_colours_of_their_own():
     assert len({placement.colour for placement in PLACEMENTS.values()}) == len(PLACEMENTS)
 
 
+@pytest.mark.slow
 def test_forty_models_make_a_page_that_is_small_enough(results):
     found, _ = results("screen")
     many = {

@@ -156,6 +156,7 @@ def test_the_printed_form_is_the_same_function_asked_for_it(monkeypatch):
     assert (found.corrected.tolerance, found.seed.tolerance) == (0.5, 0.25)
 
 
+@pytest.mark.slow
 def test_statements_are_imported_when_they_are_needed():
     code = (
         "import sys, ctrans, ctrans.cli, ctrans.cli.verify; print([m for m in sys.modules if"

@@ -46,9 +46,6 @@ the start vector lacks. The a priori bound is too loose to stop by: with probabi
 starts in n dimensions the error e after m products satisfies e T_m-1(1 + 2e)^2 = 2n/(pi p^2)
 (Kaniel, Saad), which is 1% at m = 31, n = 200, p = 0.02.
 """
-SMALLEST = 1e-140
-LARGEST = 1e140
-"""Between these, lengths are computed from squares."""
 CLUSTER = 4
 """The error estimate treats up to this many values after a wanted one as a cluster with it."""
 
@@ -394,25 +391,34 @@ def _shift(ritz_values: Tensor, residuals: Tensor, count: int) -> Tensor:
 
 
 def length(v: Tensor) -> Tensor:
-    """|v| along the last axis, kept, in float64. Where the squares overflow or vanish, of v over
-    its largest entry.
+    """|v| along the last axis, kept, in float64. Where the squares overflow or vanish, it is
+    computed from v over its largest entry.
     """
-    precise = v.double()
-    direct = torch.linalg.vector_norm(precise, dim=-1, keepdim=True)
-    largest = precise.abs().amax(-1, keepdim=True)
-    scaled = largest * torch.linalg.vector_norm(
-        precise / torch.where(largest == 0, 1.0, largest), dim=-1, keepdim=True
-    )
-    return torch.where((direct > SMALLEST) & (direct < LARGEST), direct, scaled)
+    direct = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
+    over_largest, largest = _over_largest(v)
+    scaled = largest.double() * torch.linalg.vector_norm(over_largest, dim=-1, keepdim=True)
+    return torch.where(_holds(direct), direct.double(), scaled)
 
 
 def unit(v: Tensor) -> Tensor:
     """v / |v| along the last axis; 0 where v is 0."""
-    precise = v.double()
-    size = torch.linalg.vector_norm(precise, dim=-1, keepdim=True)
-    largest = precise.abs().amax(-1, keepdim=True)
-    safe = (size > SMALLEST) & (size < LARGEST)
-    # otherwise v over its largest entry, which has a length
-    precise = precise / torch.where(safe | (largest == 0), 1.0, largest)
-    size = torch.where(safe, size, torch.linalg.vector_norm(precise, dim=-1, keepdim=True))
-    return (precise / torch.where(size == 0, 1.0, size)).to(v.dtype)
+    direct = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
+    holds = _holds(direct)
+    over_largest, _ = _over_largest(v)
+    vector = torch.where(holds, v, over_largest)
+    size = torch.where(holds, direct, torch.linalg.vector_norm(vector, dim=-1, keepdim=True))
+    return vector / torch.where(size == 0, 1.0, size)
+
+
+def _holds(length: Tensor) -> Tensor:
+    """Whether a length that was computed from squares is right: none overflowed, and those that
+    vanished are below eps^2 of their sum.
+    """
+    numbers = torch.finfo(length.dtype)
+    return (length > math.sqrt(numbers.tiny) / numbers.eps) & length.isfinite()
+
+
+def _over_largest(v: Tensor) -> tuple[Tensor, Tensor]:
+    """v over its largest |entry|, and this entry; v itself if it is 0."""
+    largest = v.abs().amax(-1, keepdim=True)
+    return v / torch.where(largest == 0, 1.0, largest), largest
