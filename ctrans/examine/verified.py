@@ -48,7 +48,9 @@ MEASURES.add(
         "fate of the printed form": _of_a_statement(formula="whether it holds"),
         **{
             f"statements: {verdict}": _of_a_section(
-                formula=meaning, title=verdict, marked=0.0 if verdict == "violated" else None
+                formula=f"number of statements where {meaning}",
+                title=verdict,
+                marked=0.0 if verdict == "violated" else None,
             )
             for verdict, meaning in VERDICTS.items()
         },
