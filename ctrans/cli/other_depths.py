@@ -20,20 +20,20 @@ from ctrans.training.settings import TrainConfig
 from solvers import ConfigError
 
 
-def check_depths(depths: Sequence[int], model: GPTConfig, config: TrainConfig) -> None:
+def check_depths(depths: Sequence[int], architecture: GPTConfig, config: TrainConfig) -> None:
     """Raises ConfigError for a depth whose weights or hidden states do not fit in memory."""
     for depth in depths:
         check_count("eval_depth", depth, MOST_BLOCKS)
-        model_at_depth = model.at_depth(depth)
+        config_at_depth = architecture.at_depth(depth)
         try:
-            check_buildable(model_at_depth, config.seed)
+            check_buildable(config_at_depth, config.seed)
         except ConfigError as error:
             raise ConfigError(f"--eval-depth {depth}: {error}; or a lower --eval-depth") from None
         states = (
-            (model_at_depth.segments + 1)
+            (config_at_depth.segments + 1)
             * config.batch
-            * model.context
-            * model.width
+            * architecture.context
+            * architecture.width
             * config.weight_dtype.itemsize
         )
         if states > memory():

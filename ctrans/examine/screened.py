@@ -18,8 +18,12 @@ from ctrans.examine.screening.backward import BackwardStep, TransportStep
 from ctrans.examine.screening.case import HasValues, StepVerdict
 from ctrans.examine.screening.forward import ForwardStep
 from ctrans.examine.screening.screen import Screening
-from ctrans.examine.screening.screening_checks import QUESTIONS, STEPS, limits_of
-from ctrans.examine.screening.screening_checks import measured as measured_by_steps
+from ctrans.examine.screening.screening_checks import (
+    QUESTIONS,
+    STEPS,
+    limits_of,
+    measures_of_steps,
+)
 from ctrans.examine.screening.updates import UpdateStep
 from ctrans.measure.findings import SEVERITIES, Finding, Mark
 from ctrans.measure.measured import Answer, Measured, Value
@@ -276,7 +280,7 @@ def as_object(screenings: Mapping[str, Screening]) -> dict[str, Any]:
             "share": measure.share,
             **limits_of(name),
         }
-        for name, measure in measured_by_steps().items()
+        for name, measure in measures_of_steps().items()
     }
     models = {}
     for name, screening in screenings.items():
@@ -315,7 +319,7 @@ def measured_in(result: Mapping[str, Any]) -> Measured:
 
 
 def _screening(model: Mapping[str, Any]) -> Screening:
-    new_names = {_old_name(name): name for name in measured_by_steps()}
+    new_names = {_old_name(name): name for name in measures_of_steps()}
     steps = {}
     missing = dict(model.get("missing") or {})
     for step, verdict in model["steps"].items():

@@ -111,7 +111,9 @@ def _blocks_through_knots(config: GPTConfig, generator: torch.Generator) -> list
             f" {config.placement!r}"
         )
     placements = config.placements[0]
-    knots = [make_block(config, placements, number) for number in range(config.weights_in_depth)]
+    knots = [
+        make_block(config, placements, number) for number in range(config.sets_of_block_weights)
+    ]
     draw([sublayer for knot in knots for sublayer in knot], config, generator)
     blocks = blocks_through(knots, config.depth_weights, config.depth, generator)
     return [sublayer for block in blocks for sublayer in block]

@@ -300,7 +300,7 @@ class GPTConfig(MapSettings, NormOptions):
         return arrange(self.placement, self.depth)
 
     @property
-    def weights_in_depth(self) -> int:
+    def sets_of_block_weights(self) -> int:
         """The number of values of each parameter of a block: one for each block, or for each
         knot.
         """

@@ -87,7 +87,7 @@ def substep_convergence(
     """D fixed, M substeps per segment, M to infinity: a method of order p has error O(M^-p)
     (theory, section 2).
     """
-    model, x0 = _problem(placement, norm, seed)
+    model, x0 = _model_and_state(placement, norm, seed)
     segments = model.depth.segments(continuous=True)
     stepper = fixed_step(method)
     exact = _exact("substeps", placement, norm, seed)
@@ -106,7 +106,7 @@ def depth_convergence(
     splitting). Symmetric blocks with accurate segments (rk4) have order 2 (Strang splitting).
     Weights are linear in depth between `KNOTS` blocks (theory, section 2).
     """
-    model, x0 = _problem(placement, norm, seed)
+    model, x0 = _model_and_state(placement, norm, seed)
     exact = _exact("depth", placement, norm, seed)
 
     def end(blocks: int) -> Tensor:
@@ -163,7 +163,7 @@ def averaged_segments(depth: Depth) -> list[Segment]:
     return segments
 
 
-def _problem(placement: str, norm: str, seed: int) -> tuple[GPT, SequenceRows]:
+def _model_and_state(placement: str, norm: str, seed: int) -> tuple[GPT, SequenceRows]:
     config = GPTConfig(
         vocab_size=8,
         context=8,
@@ -186,7 +186,7 @@ def _exact(limit: str, placement: str, norm: str, seed: int) -> Tensor:
     """X at the end in a limit. It uses many equal steps, as an adaptive method near rounding is not
     more accurate.
     """
-    model, x0 = _problem(placement, norm, seed)
+    model, x0 = _model_and_state(placement, norm, seed)
     if limit == "substeps":
         segments = model.depth.segments(continuous=True)
         steps = 192

@@ -23,7 +23,7 @@ def number_of_weights(config: GPTConfig) -> int:
         embedded += config.vocab_size
     if config.places.embedding:
         embedded += config.context
-    return embedded * config.width + config.weights_in_depth * weights_of_block(config)
+    return embedded * config.width + config.sets_of_block_weights * weights_of_block(config)
 
 
 def weights_of_block(config: GPTConfig) -> int:
@@ -94,7 +94,7 @@ def check_buildable(
     weights = number_of_weights(config)
     remedy = "lower width, depth or context"
     if on_demand:
-        weights -= (config.weights_in_depth - 1) * weights_of_block(config)
+        weights -= (config.sets_of_block_weights - 1) * weights_of_block(config)
     else:
         remedy += ", or have them drawn on demand (on_demand=True, --stream)"
     check_fits(weights * dtype.itemsize, remedy)

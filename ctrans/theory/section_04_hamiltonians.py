@@ -34,7 +34,10 @@ def _named(P: Tensor) -> str:
     return f"{P.shape[0]} tokens of width {P.shape[1]}"
 
 
-def _problem(draw: Draw, name: str | None = None, eps: float = 0.0) -> tuple[SphereNorm, Tensor]:
+def _norm_and_costate(
+    draw: Draw, name: str | None = None, eps: float = 0.0
+) -> tuple[SphereNorm, Tensor]:
+    """A norm and costates of its output."""
     norm = random_norm(draw, name, eps=eps)
     return norm, draw.log_uniform(-2, 2) * draw.rows(norm.width)
 
@@ -131,7 +134,7 @@ def projection_decides(draw: Draw, *, printed: bool) -> Trials:
 )
 def ellipsoid(draw: Draw) -> Trials:
     """Eq. 99: the printed maximiser attains the value, and no point of the image exceeds it."""
-    return _attained(draw, *_problem(draw, "rmsnorm"))
+    return _attained(draw, *_norm_and_costate(draw, "rmsnorm"))
 
 
 @statement(
@@ -148,8 +151,8 @@ def layernorm_slice(draw: Draw, *, printed: bool) -> Trials:
     Printed: eq. 99 against the best value that ascents through the module find.
     """
     if not printed:
-        return _attained(draw, *_problem(draw, "layernorm"))
-    norm, P = _problem(draw, "layernorm", eps=1e-5)
+        return _attained(draw, *_norm_and_costate(draw, "layernorm"))
+    norm, P = _norm_and_costate(draw, "layernorm", eps=1e-5)
     best = not_none(certify(EllipsoidSlice(norm), P).velocities).best
     value = float(ellipsoid_value(norm, P))
     case = f"{_named(P)}: eq. 99 says {value:.6g}, the best found through LayerNorm is {best:.6g}"
@@ -187,7 +190,7 @@ def _attained(draw: Draw, norm: SphereNorm, P: Tensor) -> Trials:
 )
 def climbed(draw: Draw) -> Trial:
     """The closed form against ascents through the module, for both norms."""
-    norm, P = _problem(draw, eps=1e-5)
+    norm, P = _norm_and_costate(draw, eps=1e-5)
     best = not_none(certify(image_of(norm), P).velocities)
     return Trial(
         abs(best.gap), f"{_named(P)}: the best found through the norm misses H by {best.gap:.2g}"
@@ -204,7 +207,7 @@ def printed_value_is_a_bound(draw: Draw) -> Trials:
     """H <= eq. 99's value under LayerNorm at a random P, and H equals it at a P with 1'(gamma*p_j)
     = 0.
     """
-    norm, P = _problem(draw, "layernorm")
+    norm, P = _norm_and_costate(draw, "layernorm")
     image = EllipsoidSlice(norm)
     cases = []
     for at in (P, norm.centre(norm.gamma * P) / norm.gamma):
@@ -315,7 +318,7 @@ def stationarity(draw: Draw) -> Trial:
     """The larger of feasibility and gamma*p_j + eta u_j + mu 1 = 0 (mu for LayerNorm only) at the
     maximiser, with the best multipliers.
     """
-    norm, P = _problem(draw)
+    norm, P = _norm_and_costate(draw)
     image = image_of(norm)
     return Trial(
         float(image.kkt(P, image.maximizer(P))), f"KKT residual at the maximiser, {_named(P)}"

@@ -56,7 +56,7 @@ def _alignment(norm: SphereNorm, raw: Tensor, p: Tensor) -> float:
     return _figures(norm, raw, p)[2]
 
 
-def _problem(draw: Draw, tokens: int) -> tuple[SphereNorm, Tensor, Tensor]:
+def _norm_raw_and_costate(draw: Draw, tokens: int) -> tuple[SphereNorm, Tensor, Tensor]:
     """A norm, its input, and a costate."""
     eps = 0.0
     if tokens > 1:
@@ -76,7 +76,7 @@ def gap(draw: Draw) -> Trials:
     """g = H + <P, v> >= 0 and g = (1 - a)(H + <P, beta>), relative to |H| + |<P, v>|, at a random
     costate and v = N(raw).
     """
-    norm, raw, p = _problem(draw, 1 + draw.integer(4))
+    norm, raw, p = _norm_raw_and_costate(draw, 1 + draw.integer(4))
     H, g, a, product = _figures(norm, raw, p)
     scale = abs(H) + abs(product)
     steepest = H + float((p @ norm.beta).sum())
@@ -94,15 +94,16 @@ def gap(draw: Draw) -> Trials:
 )
 def alignment_range(draw: Draw) -> Trials:
     """a is within [-1, 1]: 1 at the maximiser and -1 opposite to it."""
-    norm, raw, p = _problem(draw, 1 + draw.integer(4))
+    norm, raw, p = _norm_raw_and_costate(draw, 1 + draw.integer(4))
     name = "rmsnorm"
     if norm.centred:
         name = "layernorm"
-    sharp = random_norm(draw, name, width=norm.width)
+    without_eps = random_norm(draw, name, width=norm.width)
     a = _alignment(norm, raw, p)
     signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
     ends = torch.tensor(
-        [_alignment(sharp, -sign * sharp.gamma * p, p) for sign in signs], dtype=torch.float64
+        [_alignment(without_eps, -sign * without_eps.gamma * p, p) for sign in signs],
+        dtype=torch.float64,
     )
     return [
         Trial(abs(a) - 1, f"a = {a:.6f}"),
@@ -126,7 +127,7 @@ def one_token(draw: Draw) -> Trial:
     """a = cos(u, u*) for one token: u and u* are the velocity and the maximiser as points of the
     norm's sphere.
     """
-    norm, raw, p = _problem(draw, 1)
+    norm, raw, p = _norm_raw_and_costate(draw, 1)
     cosine = F.cosine_similarity(*_cosines(norm, raw, p))[0]
     return equal(_alignment(norm, raw, p), cosine, "a against cos(u, u*), one token", 1.0)
 
@@ -146,7 +147,7 @@ def several_tokens(draw: Draw, *, printed: bool) -> Trial:
     times smaller.
     """
     if printed:
-        norm, raw, p = _problem(draw, 4)
+        norm, raw, p = _norm_raw_and_costate(draw, 4)
         p = p * torch.tensor([1.0, 0.05, 0.05, 0.05], dtype=p.dtype).unsqueeze(-1)
         u, best = _cosines(norm, raw, p)
         expected = F.cosine_similarity(u.flatten(), best.flatten(), dim=0)

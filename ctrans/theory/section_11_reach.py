@@ -30,8 +30,8 @@ def adam_factor(beta1: float, beta2: float, step: int) -> float:
     for betas 0.9 and 0.99, and 7.3 for 0.9 and 0.999.
     """
     q = beta1**2 / beta2
-    of_means = (1 - beta1) / (1 - beta1**step) * math.sqrt((1 - beta2**step) / (1 - beta2))
-    return of_means * math.sqrt((1 - q**step) / (1 - q))
+    bias_correction = (1 - beta1) / (1 - beta1**step) * math.sqrt((1 - beta2**step) / (1 - beta2))
+    return bias_correction * math.sqrt((1 - q**step) / (1 - q))
 
 
 def adam_reach(rates: Sequence[float], beta1: float, beta2: float) -> float:

@@ -138,7 +138,7 @@ def test_weights_that_torch_computes_at_each_use_hide_no_block(name):
     for matrix, own in zip(opened.depth.sublayers[1].field.matrices(), (first, last), strict=True):
         assert torch.equal(matrix.weight, own.weight)
         assert not isinstance(own.weight, nn.Parameter)
-    assert len(ctrans.Monitor(module).sites.sites) == 2 * len(module.blocks)
+    assert len(ctrans.Monitor(module).sites.by_depth) == 2 * len(module.blocks)
 
 
 def test_what_makes_a_weight_is_no_block():

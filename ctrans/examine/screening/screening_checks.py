@@ -435,7 +435,7 @@ CHECKS = checks_of("screening")
 """The checks by name; `verdict` is the step's verdict in a word."""
 
 
-def measured() -> dict[str, Measure]:
+def measures_of_steps() -> dict[str, Measure]:
     """The measures of all steps by name."""
     return {name: MEASURES[name] for step in STEPS.values() for name in step.measures}
 
@@ -477,7 +477,7 @@ def findings_of(quantities: Mapping[str, Mapping[str, float]]) -> list[Finding]:
     """The findings of all measures, given by step and name. Those that the diagnosis of the same
     walk judges too are its findings.
     """
-    measures = measured()
+    measures = measures_of_steps()
     readings = {
         name: [Reading(value, f"step {step}", f"{name} = {measures[name].shown(value)}")]
         for step, values in quantities.items()

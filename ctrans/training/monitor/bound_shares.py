@@ -23,7 +23,7 @@ def bound_shares(
     bound, or for sharded weights.
     """
     shares: dict[GaugeAt, list[float]] = {}
-    for site in sites.sites:
+    for site in sites.by_depth:
         sublayer = site.sublayer
         k = site.k
         map_bound = None

@@ -100,7 +100,7 @@ class Gauges:
         values.update(bound_shares(self.sites, self.map_bounds, values))
         self.broken = self._broken(values, scaled=scale is not None)
         if any(name == "logit" for name, _ in values):
-            count = len(self.sites.sites)
+            count = len(self.sites.by_depth)
             self.heads = [len(values.get(("logit", k), [])) for k in range(count)]
         return self._figures(values)
 
@@ -124,7 +124,7 @@ class Gauges:
 
     def _clip_factor(self, tensors: Mapping[GaugeAt, Tensor], clip: float) -> Tensor:
         """The factor that clips the norm of all gradients to `clip`."""
-        count = len(self.sites.sites)
+        count = len(self.sites.by_depth)
         parts = [tensors["gradient", k] for k in range(count) if ("gradient", k) in tensors]
         outside = tensors.get(("gradient_outside", 0), torch.zeros(()))
         if parts:  # none if all sublayers are frozen
@@ -149,7 +149,7 @@ class Gauges:
         """The figures that are inf or nan, in the order of a pass. With `scaled`, gradients do not
         count: a scaler handles their overflow.
         """
-        count = len(self.sites.sites)
+        count = len(self.sites.by_depth)
         order = [(name, k) for k in range(count + 1) for name in ("rms", "logit", "velocity")]
         order.append(("log_z", 0))
         if not scaled:
@@ -160,7 +160,7 @@ class Gauges:
 
     def _figures(self, values: Mapping[GaugeAt, list[float]]) -> Figures:
         """The values by gauge, and the figures that follow from them."""
-        count = len(self.sites.sites)
+        count = len(self.sites.by_depth)
         names = {name for name, _ in values}
         figures: Figures = {}
         for name, gauge in GAUGES.items():

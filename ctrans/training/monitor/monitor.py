@@ -149,9 +149,9 @@ class Monitor:
         self._waiting = Waiting(scaled=scale is not None)
         self._closed = False
         self._memory_before: Memory | None = None
-        places = [site.place for site in self.sites.sites]
+        places = [site.place for site in self.sites.by_depth]
         # until a pass shows the number of heads
-        head_counts = [int(site.attention is not None) for site in self.sites.sites]
+        head_counts = [int(site.attention is not None) for site in self.sites.by_depth]
         self.past = Past(places, head_counts, self.sites.vocabulary)
         if memory is not None:
             self._remember(memory)

@@ -74,7 +74,7 @@ class PassHooks:
         self._begin()
         if self.sites.stream is not None:
             self._watch_sums(self.sites.stream)
-        for site in self.sites.sites:
+        for site in self.sites.by_depth:
             if site.enter is not None:
                 self._before(site.enter, site, self._entered)
             for index, way_out in enumerate(site.exits):
@@ -152,7 +152,7 @@ class PassHooks:
         """The hooks of a model that is read by its sums: modes of its passes show the states, and
         the scores between them.
         """
-        count = len(self.sites.sites)
+        count = len(self.sites.by_depth)
         at = -1
         calls = 0
 
@@ -226,10 +226,10 @@ class PassHooks:
         """Measures X_k of a model that is read by its sums."""
         x = stream.rows(state.detach())
         if k and self._last is not None and self._lacks("velocity", k - 1):
-            self._moved(self.sites.sites[k - 1], x - self._last)
-        if k < len(self.sites.sites):
+            self._moved(self.sites.by_depth[k - 1], x - self._last)
+        if k < len(self.sites.by_depth):
             # the model may change it in place
-            self._entered(self.sites.sites[k], state, x.clone())
+            self._entered(self.sites.by_depth[k], state, x.clone())
 
     def _entered(self, site: Site, state: Tensor, x: Tensor | None = None) -> None:
         """Measures X_k and, in the backward pass, dL/dX_k. `x` are the values of the state."""
@@ -261,7 +261,7 @@ class PassHooks:
         sublayer have only gradients of before.
         """
         if k and not self._returning:
-            weights = self.sites.sites[0].sublayer.parameters()
+            weights = self.sites.by_depth[0].sublayer.parameters()
             gradients = [weight.grad for weight in weights if weight.requires_grad]
             self._figures["earlier_gradient", 0] = norm_of(
                 [gradient for gradient in gradients if gradient is not None]
@@ -293,19 +293,19 @@ class PassHooks:
             size = self._figures["rms", k].clamp(min=TINY)
             self._figures["step_share", k] = site.length * self._figures["velocity", k] / size
             self._figures["longest", k] = longest(r)
-            is_last = k + 1 == len(self.sites.sites) and site.state_norm is None
+            is_last = k + 1 == len(self.sites.by_depth) and site.state_norm is None
             if is_last and self._last is not None:
                 self._arrived(self._last.reshape(r.shape) + site.length * r)
 
     def _ended(self, site: Site, y: Tensor, args: Sequence[Any]) -> None:
         """Measures X_K behind its norm."""
-        if site.k + 1 == len(self.sites.sites) and self._lacks("rms", site.k + 1):
+        if site.k + 1 == len(self.sites.by_depth) and self._lacks("rms", site.k + 1):
             with torch.no_grad():
                 self._arrived(local(y.detach()))
 
     def _arrived(self, x: Tensor) -> None:
         """Measures the last state X_K."""
-        self._state(len(self.sites.sites), x)
+        self._state(len(self.sites.by_depth), x)
         if x.dim() > 2:
             self._last = x[:1, :SAMPLE]
         else:
@@ -379,7 +379,7 @@ class PassHooks:
         sites = self.sites
         if ("log_z", 0) in self._figures or not sites.of_ctrans or not sites.vocabulary:
             return
-        if ("rms", len(sites.sites)) not in self._figures or self._last is None:
+        if ("rms", len(sites.by_depth)) not in self._figures or self._last is None:
             return
         if any(hasattr(p, "full_tensor") for p in sites.root.parameters()):
             return  # no process has all weights of the head

@@ -60,7 +60,7 @@ def attention(at: Probed) -> Mapping[str, Any]:
     """theta, the balanced-mass factor over all rows, and log S of the first and the last attention
     (Emadi).
     """
-    places = [site.k for site in at.sites.sites if site.sublayer.attention is not None]
+    places = [site.k for site in at.sites.by_depth if site.sublayer.attention is not None]
     if not places:
         raise ConfigError("no sublayer of this model shows an attention")
     missing: dict[str, str] = {}

@@ -95,8 +95,8 @@ class ReportWriter:
             unseen = "no forward pass was seen: for a compiled model, give monitor.step its batch="
         return Header(
             model=self.sites.description,
-            places=[site.place for site in self.sites.sites],
-            kinds=[str(site.sublayer.kind) for site in self.sites.sites],
+            places=[site.place for site in self.sites.by_depth],
+            kinds=[str(site.sublayer.kind) for site in self.sites.by_depth],
             heads=heads,
             every=self.every,
             total=self.total,

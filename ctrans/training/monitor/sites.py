@@ -56,6 +56,7 @@ class Sites:
 
     - `root`: the user's module
     - `model`: the same model as ctrans opens it, with the modules of the root
+    - `by_depth`: its sites, one for each sublayer
     - `vocabulary`: the number of tokens, 0 for a model without
     - `description`: the model in one line
     - `of_ctrans`: whether the root is a model of ctrans
@@ -64,7 +65,7 @@ class Sites:
 
     root: nn.Module
     model: Model
-    sites: tuple[Site, ...]
+    by_depth: tuple[Site, ...]
     vocabulary: int
     description: str
     of_ctrans: bool = False
@@ -157,7 +158,7 @@ def own_parameters(sites: Sites) -> tuple[list[list[nn.Parameter]], list[nn.Para
     """
     all_of_root = {id(parameter): parameter for parameter in sites.root.parameters()}
     inside = [
-        [p for p in site.sublayer.parameters() if id(p) in all_of_root] for site in sites.sites
+        [p for p in site.sublayer.parameters() if id(p) in all_of_root] for site in sites.by_depth
     ]
     ids_inside = {id(parameter) for group in inside for parameter in group}
     return inside, [parameter for key, parameter in all_of_root.items() if key not in ids_inside]

@@ -109,9 +109,13 @@ class Waiting:
             self.add(step, loss if has_loss else None, norm if has_norm else None)
 
     def _known_losses(self, entries: Sequence[Entry]) -> list[tuple[int, float]]:
+        """The steps and losses of the entries that have a loss."""
         return _known([(step, loss) for step, loss, _ in entries])
 
     def _known_norms(self, entries: Sequence[Entry]) -> list[tuple[int, float]]:
+        """The steps and gradient norms of the entries that have one; with a loss scaler, of those
+        whose norm is finite.
+        """
         norms = _known([(step, norm) for step, _, norm in entries])
         if self._scaled:
             return [(step, norm) for step, norm in norms if math.isfinite(norm)]

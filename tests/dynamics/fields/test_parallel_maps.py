@@ -211,8 +211,8 @@ def test_theta_of_a_foreign_sum_is_that_of_its_attention():
 
 @pytest.mark.slow
 def test_a_foreign_sum_leaves_by_two_exits_and_ours_by_one():
-    assert len(sites_of(small_model("gptj")).sites[0].exits) == 2
-    site = sites_of(two_norms()).sites[0]
+    assert len(sites_of(small_model("gptj")).by_depth[0].exits) == 2
+    site = sites_of(two_norms()).by_depth[0]
     assert type(site.attention).__name__ == "Attention"
 
 

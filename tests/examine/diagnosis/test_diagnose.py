@@ -307,7 +307,9 @@ def test_every_check_of_the_table_is_planted():
 @pytest.mark.cases(13)
 @pytest.mark.parametrize("name", CHECKS)
 def test_what_is_planted_is_found_at_its_place(name):
-    finding = next(finding for finding in found(name).findings if finding.check == name)
+    findings = {finding.check: finding for finding in found(name).findings}
+    assert name in findings
+    finding = findings[name]
     assert any(PLANTED[name][1] in reading.place for reading in finding.readings), finding.readings
 
 

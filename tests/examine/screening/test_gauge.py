@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ctrans.examine.screening.screen import EFFORTS, screen
-from ctrans.examine.screening.screening_checks import measured
+from ctrans.examine.screening.screening_checks import measures_of_steps
 from tests.helpers import small_model, tokens
 
 FULL = dataclasses.replace(
@@ -171,7 +171,7 @@ def test_every_quantity_is_gauge_free_or_says_why_not(change):
         other = screened(placement, change).steps[step]
         assert finding.verdict == other.verdict or step == "updates"
         for what, value in finding.quantities.items():
-            assert not differ(value, other.quantities[what]) or measured()[what].gauge, (
+            assert not differ(value, other.quantities[what]) or measures_of_steps()[what].gauge, (
                 what,
                 value,
                 other.quantities[what],
@@ -205,5 +205,5 @@ def test_what_is_named_as_not_gauge_free_is_not():
             }
             pairs = zip(leaves(finding.result), leaves(other.result), strict=True)
             paths |= {path for (path, a), (_, b) in pairs if differ(a, b)}
-    assert moved == {name for name, quantity in measured().items() if quantity.gauge}
+    assert moved == {name for name, quantity in measures_of_steps().items() if quantity.gauge}
     assert [name for name in IN_JSON if not any(name in path for path in paths)] == []

@@ -10,7 +10,7 @@ from ctrans.dynamics.depth import spread
 from ctrans.examine.screened import measured as table_of
 from ctrans.examine.screening.case import StepPlan, StepVerdict
 from ctrans.examine.screening.screen import EFFORTS, STEPS, screen
-from ctrans.examine.screening.screening_checks import CHECKS, flags, limits_of, measured
+from ctrans.examine.screening.screening_checks import CHECKS, flags, limits_of, measures_of_steps
 from ctrans.measure.walk import Instrument, states_of
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
@@ -51,7 +51,7 @@ def test_every_step_answers_for_every_placement(name):
         for finding in result.steps.values()
         for what, value in finding.quantities.items()
     }
-    assert set(known) <= set(measured())
+    assert set(known) <= set(measures_of_steps())
     assert not any(map(math.isnan, known.values()))
     assert result.broken is None
     json.loads(to_json(result), parse_constant=pytest.fail)
@@ -167,7 +167,7 @@ def test_a_full_screening_knows_every_quantity():
         for finding in result.steps.values()
         for what, value in finding.quantities.items()
     }
-    assert set(known) == set(measured())
+    assert set(known) == set(measures_of_steps())
     assert not any(map(math.isnan, known.values()))
     assert set(result.steps["backward"].errors) == {"log stretch", "log stretch, deviation"}
 
@@ -187,7 +187,7 @@ def test_limits_have_two_sides_and_nan_is_not_known():
         "mark": "bad",
     }
     assert limits_of("W_2 in weights")["mark"] == "note"
-    shown = {name: quantity.shown for name, quantity in measured().items()}
+    shown = {name: quantity.shown for name, quantity in measures_of_steps().items()}
     assert [
         shown["condition"](1234.5),
         shown["token similarity"](-1e-9),

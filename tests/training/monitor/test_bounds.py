@@ -154,7 +154,7 @@ def test_dropout_makes_the_bound_as_much_larger_as_it_can_make_the_velocity():
     for part in model.modules():
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.5
-    first = sites_of(model).sites[0]
+    first = sites_of(model).by_depth[0]
     assert dropped(first.sublayer) == pytest.approx(4.0)
     model.eval()
     assert dropped(first.sublayer) == 1.0

@@ -54,6 +54,6 @@ def test_a_pass_that_trains_shows_the_states_and_velocities_of_a_walk(name, monk
         expected = [float(part.square().mean().sqrt()) for part in found]
         assert figures[gauge] == pytest.approx(expected, rel=1e-4), gauge
     assert all(not share > 1 + 1e-5 for share in figures.get("bound_share", []))
-    mixing = [site for site in monitor.sites.sites if site.sublayer.kind != "ffn"]
+    mixing = [site for site in monitor.sites.by_depth if site.sublayer.kind != "ffn"]
     assert len(figures["costate"]) == len(states)
     assert len(mixing) >= 2

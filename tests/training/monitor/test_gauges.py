@@ -260,10 +260,10 @@ def test_places_of_foreign_models_are_the_users_own_modules():
     model = hugging_face()
     sites = sites_of(model)
     own = set(model.modules())
-    assert [site.place for site in sites.sites][:2] == ["block 0, attention", "block 0, ffn"]
+    assert [site.place for site in sites.by_depth][:2] == ["block 0, attention", "block 0, ffn"]
     assert all(
         site.enter in own and all(way_out.module in own for way_out in site.exits)
-        for site in sites.sites
+        for site in sites.by_depth
     )
     assert model.training
     assert all(p.requires_grad for p in model.parameters())
