@@ -127,7 +127,7 @@ def test_a_new_attention_is_one_entry(monkeypatch):
     model = model_with(attention="mean", placement="pre")
     screening = check_enrolled(model)
     assert screening.steps["forward"].result.used <= 1
-    assert "does not expose" in screening.steps["attention"].why
+    assert "does not expose" in screening.missing["attention"]
     assert set(screening.steps["backward"].result.gradients.sublayers[0].matrices) == {"W_V", "W_O"}
     found = command("simulate", "--attention", "mean", "--placement", "pre", "--no-reference")
     assert found["placements"]["pre"]["bounds"] is not None

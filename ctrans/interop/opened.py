@@ -34,7 +34,8 @@ STAND_INS = ("mean", "random", "none")
 """Losses that a description names, because the model was not trained for them."""
 
 
-def _no_loss(x: Tensor, targets: Any) -> Tensor:
+def no_loss(output: Any, targets: Any) -> Tensor:
+    """In place of the loss of a model that was opened without one. Raises ConfigError."""
     names = ", ".join(name for name in LOSS_NAMES if name != "none")
     raise ConfigError(
         f"the model was opened with loss='none': open it with one of {names}, or with a function"
@@ -106,7 +107,7 @@ class Opened(ModelAround):
         without a loss raises ConfigError.
         """
         if self.loss == "none":
-            return _no_loss
+            return no_loss
         return own_loss(self.model)
 
     def tokeniser(self) -> Tokeniser:

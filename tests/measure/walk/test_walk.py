@@ -139,10 +139,10 @@ def test_matrices_of_one_role_count_together(monkeypatch):
 @pytest.mark.slow
 def test_an_attention_without_a_plain_path_stops_only_what_differentiates_it_twice(monkeypatch):
     monkeypatch.setitem(ATTENTIONS, "fused", Fused)
-    findings = screen(own(attention="fused").float(), tokens(), tokens(seed=1), "quick").steps
-    assert findings["forward"].quantities["added by depth"] > 0
+    screening = screen(own(attention="fused").float(), tokens(), tokens(seed=1), "quick")
+    assert screening.steps["forward"].quantities["added by depth"] > 0
     for step in ("backward", "updates"):
-        assert "HasReferenceKernel" in findings[step].why
+        assert "HasReferenceKernel" in screening.missing[step]
 
 
 def test_an_input_that_is_not_finite_is_a_finding():
