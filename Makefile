@@ -13,8 +13,8 @@ train: setup
 	$(BIN)/ctrans generate --checkpoint out/small --prompt "The " --tokens 300
 	@echo "Its losses by step: out/small/loss.png"
 
-# each row of each table of cases, in at most 180 s on two quiet cores. A test takes at most 0.3 s, unless it stands in
-# tests/end_to_end.py. Processes that tests start read the bytecode of those before them
+# each row of each table of cases, in at most 180 s on two quiet cores. A test is meant to take at most 0.3 s, unless it
+# stands in tests/end_to_end.py. Processes that tests start read the bytecode of those before them
 test: setup
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal -m "not slow" --ignore=tests/lint
 

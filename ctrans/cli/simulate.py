@@ -28,7 +28,7 @@ from ctrans.measure.measured import together
 from ctrans.measure.walk import walk
 from ctrans.model.gpt import GPT
 from ctrans.report.progress import progress_bar
-from solvers import ERROR_NORMS, ConfigError, Status
+from solvers import ERROR_NORMS, METHODS, ConfigError, Status, unknown
 from solvers.methods import get_method
 
 
@@ -155,6 +155,10 @@ def command(request: SimulateRequest) -> None:
 
 def _plan_orders(request: SimulateRequest, sources: Sequence[ModelSource]) -> list[OrderJob]:
     """The measurements of orders that the user asked for, with the models' placements and norms."""
+    for name in request.orders:
+        is_method = name in METHODS or ":" in name
+        if name not in (*LIMITS, "all") and not is_method:
+            raise unknown("order", name, ["all", *LIMITS, *METHODS])
     limits = [name for name in request.orders if name in (*LIMITS, "all")]
     methods = [name for name in request.orders if name not in limits]
     if methods and "all" not in limits:

@@ -73,11 +73,13 @@ def answer(series: Sequence[Convergence]) -> Answer:
             f"{len(below)} of {len(series)} measured orders are below theory: {'; '.join(below)}.",
             "bad",
         )
-    return Answer(
-        f"All {len(series)} measured orders of convergence agree with theory (none is more than"
-        f" {FAR} below).",
-        "good",
-    )
+    if len(series) == 1:
+        agreement = "The measured order of convergence agrees with theory (it is not more than"
+    else:
+        agreement = (
+            f"All {len(series)} measured orders of convergence agree with theory (none is more than"
+        )
+    return Answer(f"{agreement} {FAR} below).", "good")
 
 
 def as_object(series: Sequence[Convergence]) -> dict[str, Any]:

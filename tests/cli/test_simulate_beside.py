@@ -71,7 +71,7 @@ def test_orders_are_those_of_the_models_placement_norm_and_seed(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (["--orders", "fast"], "unknown method 'fast'"),
+        (["--orders", "fast"], "unknown order 'fast'"),
         (["--orders", "torchdiffeq:dopri5"], "only runs with adaptive steps"),
         (["--orders", "depth", "--placement", "post/pre"], "needs one placement"),
     ],

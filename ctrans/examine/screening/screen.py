@@ -169,8 +169,8 @@ def screen(
 
 def _lanes(case: Case, plans: Mapping[str, StepPlan | None], missing: dict[str, str]) -> list[Lane]:
     """The lanes of the walk with all instruments. A lane is a part of the text that goes through
-    the model with its own instruments. An instrument that a step needs files its failure
-    under the step's name in `missing`. Lanes of the same tokens are merged.
+    the model with its own instruments. An instrument that a step needs files its failure under the
+    step's name in `missing`. Lanes of the same tokens are merged.
 
     A lane's tokens are the first tokens of any longer lane, so equal shapes mean equal tokens.
     """
