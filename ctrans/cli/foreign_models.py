@@ -13,14 +13,14 @@ from ctrans.cli.model_request import ModelRequest, get_dtype
 from ctrans.cli.model_sources import ModelSource, check_alone, needs_images
 from ctrans.cli.plugins import called, function_of
 from ctrans.dynamics.depth import check_dt
-from ctrans.interop import ModelWithLoss, Opened, open_model
+from ctrans.interop import Opened, open_model
 from ctrans.interop.anatomy import read_anatomy
 from ctrans.interop.architecture import from_architecture, skeleton
 from ctrans.interop.example_inputs import Example
 from ctrans.interop.families import READS
 from ctrans.interop.image_inputs import read_images
 from ctrans.interop.loss_names import Loss
-from ctrans.interop.opened import no_loss, open_imported
+from ctrans.interop.opened import open_imported
 from ctrans.interop.presets import PRESETS
 from ctrans.interop.transformers_library import quiet
 from solvers import ConfigError
@@ -170,9 +170,6 @@ def _of_architecture(request: ModelRequest, name: str) -> ModelSource:
 def _of_opened(opened: Opened, request: ModelRequest, name: str, **more: Any) -> ModelSource:
     """A model of another library with this name. `more` are further fields of `ModelSource`."""
     config = opened.config
-    model = opened.model
-    if opened.loss == "none" and not isinstance(model, ModelWithLoss):
-        model = ModelWithLoss(model, no_loss)
     depth = opened.model.depth
     context = opened.longest(request.context)
     if config.context is None and context < request.context:
@@ -183,7 +180,7 @@ def _of_opened(opened: Opened, request: ModelRequest, name: str, **more: Any) ->
     placements = dict.fromkeys(sublayer.placement.name for sublayer in depth.sublayers)
     return ModelSource(
         config=config,
-        make=lambda: model,
+        make=lambda: opened.model,
         name=name,
         vocabulary=opened.vocabulary,
         segments=len(depth.sublayers),

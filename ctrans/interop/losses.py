@@ -172,6 +172,14 @@ def _tied_cross_entropy(tensor: Tensors, table: nn.Embedding) -> Loss:
     return loss
 
 
+def _no_loss(output: Any, targets: Any) -> Tensor:
+    """In place of the loss of a model that was opened without one. Raises ConfigError."""
+    names = ", ".join(name for name in LOSS_NAMES if name != "none")
+    raise ConfigError(
+        f"the model was opened with loss='none': open it with one of {names}, or with a function"
+    )
+
+
 def with_loss(
     model: AnyModel, loss: str | Loss | None, *, predicts: bool, causal: bool
 ) -> tuple[AnyModel | ModelWithLoss, str]:
@@ -204,7 +212,9 @@ def with_loss(
         tensor = tensor_in
     if loss in ("mean", "random"):
         return ModelWithLoss(model, _stand_in(tensor, random=loss == "random")), loss
-    if loss == "none" or predicts:
+    if loss == "none":
+        return ModelWithLoss(model, _no_loss), loss
+    if predicts:
         return model, loss
     table = _embeddings(model)
     if isinstance(model, Imported):

@@ -19,7 +19,6 @@ from ctrans.interop.losses import AnyModel, ModelAround, ModelWithLoss, with_los
 from ctrans.interop.probe_weights import probe_weights, random_states
 from ctrans.interop.tokens import Tokeniser
 from ctrans.measure.walk import own_loss
-from solvers import ConfigError
 
 HIDDEN_EVERY = 7
 """One token in so many is hidden from a masked language model, at fixed places: about the 15% of
@@ -32,14 +31,6 @@ BOTH_WAYS = {
 """By loss: the consequence for a model in which tokens read both ways."""
 STAND_INS = ("mean", "random", "none")
 """Losses that a description names, because the model was not trained for them."""
-
-
-def no_loss(output: Any, targets: Any) -> Tensor:
-    """In place of the loss of a model that was opened without one. Raises ConfigError."""
-    names = ", ".join(name for name in LOSS_NAMES if name != "none")
-    raise ConfigError(
-        f"the model was opened with loss='none': open it with one of {names}, or with a function"
-    )
 
 
 class Opened(ModelAround):
@@ -106,8 +97,6 @@ class Opened(ModelAround):
         """L(X_T, targets), unless it is the cross-entropy of the logits. That of a model opened
         without a loss raises ConfigError.
         """
-        if self.loss == "none":
-            return no_loss
         return own_loss(self.model)
 
     def tokeniser(self) -> Tokeniser:
