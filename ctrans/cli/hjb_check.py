@@ -57,7 +57,8 @@ class HJBCheckRequest(ModelRequest):
         None,
         "Show whether a penalty LAM/2 |W|^2 of every matrix in the training loss bounds H without"
         " an output norm. The answer is for this model on this text, and not for AdamW's decoupled"
-        " decay. ctrans compares LAM with dt lam*.",
+        " decay. ctrans compares LAM with dt lam*, the penalty needed for the best queries, keys,"
+        " values, outputs and FFN matrices.",
         metavar="LAM",
     )
     last_map_decay: float | None = option(

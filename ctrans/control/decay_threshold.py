@@ -10,16 +10,22 @@ is 0 if lam >= dt lam* and infinite if lam < dt lam*, because gain and cost are 
 degree 2. (As a running cost over the dt of depth-time the same penalty is lam/dt, and its threshold
 lam*.) With one bound |V|^2 + |O|^2 <= R^2 the supremum is R^2/2 (dt lam* - lam), or 0.
 
-- Attention: the least cost of a product M = O V is lam times its nuclear norm, so lam* is the dual
-  norm |(A X)'P|_2. Of several heads the largest counts; heads that share their values count as one
+- Attention at fixed rows A: the least cost of a product M = O V is lam times its nuclear norm, so
+  lam* is the dual norm |(A X)'P|_2. Of several heads the largest counts; heads that share their
+  values count as one
+- Attention: queries and keys make other rows at a finite charge, which does not grow with V and O.
+  So lam* is the supremum over all rows that they can make (`ctrans.control.reachable_rows`)
 - Units a phi(<w, x>) with a positively homogeneous phi: lam* = max over |w| = 1 of |P'phi(X w)|.
   Any other phi of our table grows like c max(z, 0); its behaviour at small z adds a finite value
+- Gated units a phi(<g, x>)<w, x>, and units with phi = max(z, 0)^2, grow like R^3 against a cost of
+  R^2: no penalty makes H finite, unless P'h = 0 for all that they compute
 
 This describes a penalty in the loss under gradient descent, not AdamW's decoupled decay. It holds
-at the given P and X, and for fixed attention rows, input gains and biases:
+at the given P and X, and for fixed input gains:
 
-- A bias without decay makes H infinite for every lam unless sum_j p_j = 0. A bias of values that
-  decays like a column of V raises lam* to |[A X, 1]'P|_2
+- A bias of values or of units with a penalty is one more column of V or W_1: x becomes (x, 1). The
+  proven number is of (x, 1) for every map with a bias
+- A bias without decay makes H infinite for every lam unless sum_j p_j = 0
 - Trained input gains make H infinite too. Without decay they scale lam*. With decay the path has
   three factors and grows like R^3, against a cost that grows like R^2
 """
@@ -27,17 +33,20 @@ at the given P and X, and for fixed attention rows, input gains and biases:
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctrans.base.shapes import SequenceRows, UnbatchedRows
 from ctrans.control.admissible import Posedness, length, ratio, verdict_of
 from ctrans.control.ascent import BoundedAscent, ascend, noise
+from ctrans.control.reachable_rows import FlatRows, best_rows, bound_over_rows
 from ctrans.dynamics.fields import Activation, ExposesHeads, HasUnits, why_not
+from ctrans.dynamics.fields.protocols import Units
 from ctrans.dynamics.fields.scaled_linear import scaled_parts
 from solvers import ConfigError
 
@@ -59,6 +68,10 @@ ABOVE = 1.1
 """Penalties of the ascents over both factors, in dt lam*."""
 GROWS = 80.0
 """The least growth of an infinite value in the last decade of R; in theory it is hundredfold."""
+GROWS_OF_THREE = 800.0
+"""The same where three factors grow; in theory it is thousandfold."""
+TIMES = 10.0
+"""The penalty of an ascent over three factors, as a multiple of what balances at the first R."""
 VANISHES = 0.01
 """The largest accepted value where it should vanish, as a share of dt lam* R^2/2. GELU's is finite,
 because small inputs gain.
@@ -67,19 +80,26 @@ because small inputs gain.
 
 @dataclass(frozen=True, eq=False)
 class ValuePath:
-    """f = sum_h A_h X V_g'O_h' at fixed attention rows A_h.
+    """f = sum_h A_h X V_g'O_h' at attention rows A_h.
 
-    `mixed` holds A_h X. `groups` gives the index g of the values V_g of each head h; None if each
-    head has its own. `head` is the number of rows of V_g.
+    - `mixed`: A_h X
+    - `head`: the number of rows of V_g
+    - `groups`: the index g of the values V_g of each head h; None if each head has its own
+    - `tokens`: X, with a column of ones if the map has biases, where queries and keys make the
+      rows; None for rows that are fixed
+    - `out`: the width of f; by default that of `mixed`, which may have a column of ones
     """
 
     mixed: Float[Tensor, "heads tokens width"]
     head: int
     groups: tuple[int, ...] | None = None
+    tokens: Float[Tensor, "tokens width_or_more"] | None = None
+    out: int | None = None
 
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         heads, _, width = self.mixed.shape
-        return (len(set(self._groups)), self.head, width), (heads, width, self.head)
+        inner = (len(set(self._groups)), self.head, width)
+        return inner, (heads, self.out or width, self.head)
 
     def velocity(self, inner: Tensor, outer: Tensor) -> UnbatchedRows:
         return (self.mixed @ inner[list(self._groups)].mT @ outer.mT).sum(0)
@@ -87,8 +107,9 @@ class ValuePath:
     homogeneous = True
 
     def threshold(self, P: UnbatchedRows) -> tuple[float, float]:
-        """max over g of |[(A_h X)'P for the heads h of g, side by side]|_2, exactly: the O_h of a
-        group are one factor.
+        """max over g of |[(A_h X)'P for the heads h of g, side by side]|_2: the O_h of a group are
+        one factor. This is exact for these rows. For all rows it is at most sqrt(heads of g) times
+        what one head's can be.
 
         With P' = Q T its columns are those of (A_h X)'T' rotated by Q', so there are at most as
         many as tokens.
@@ -100,7 +121,11 @@ class ValuePath:
             stacked = (t @ self.mixed[heads]).flatten(0, 1)
             norms.append(float(torch.linalg.matrix_norm(stacked, 2)))
         threshold = max(norms)
-        return threshold, threshold
+        if self.tokens is None:
+            return threshold, threshold
+        most_heads = max(Counter(self._groups).values())
+        bound = math.sqrt(most_heads) * bound_over_rows(self.tokens, P)
+        return threshold, max(threshold, bound)
 
     @property
     def _groups(self) -> tuple[int, ...]:
@@ -112,7 +137,7 @@ class ValuePath:
 
 @dataclass(frozen=True, eq=False)
 class UnitsPath:
-    """f = phi(X W_1')W_2': units a phi(<w, x>)."""
+    """f = phi(X W_1')W_2': units a phi(<w, x>). X has a column of ones if units have a bias."""
 
     x: UnbatchedRows
     activation: Activation
@@ -152,8 +177,53 @@ class UnitsPath:
         return self.activation.homogeneous
 
 
-Path = ValuePath | UnitsPath
-"""A map's path of two factors from its input X. All other parts of the map stay fixed.
+@dataclass(frozen=True, eq=False)
+class CubicPath:
+    """f = (phi(X W_g') * X W_1')W_2', or max(X W_1', 0)^2 W_2' without a gate: it grows like
+    R^3.
+    """
+
+    x: UnbatchedRows
+    gate: Activation | None
+    units: int
+    out: int
+
+    homogeneous = False
+
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        rows = self.units
+        if self.gate is not None:
+            rows = 2 * self.units
+        return (rows, self.x.shape[-1]), (self.out, self.units)
+
+    def velocity(self, inner: Tensor, outer: Tensor) -> UnbatchedRows:
+        return self._units(self.x @ inner.mT) @ outer.mT
+
+    def threshold(self, P: UnbatchedRows) -> tuple[float, float]:
+        """inf if some units of unit weights gain, so that c R^3 exceeds every lam R^2/2; 0 if none
+        of many does, which is so for P = 0 alone but for rounding.
+        """
+        generator = torch.Generator().manual_seed(0)
+        shape, _ = self.shapes()
+        inner = noise(P, generator, UNITS * shape[0], shape[1])
+        first, last = (self.x @ inner.mT).chunk(2, -1)
+        if self.gate is None:
+            hidden = first.clamp_min(0).square()
+        else:
+            hidden = first.clamp_min(0) * last  # the limit of phi(r z)/r, but for its factor
+        if float((hidden.mT @ P).abs().amax()) > 0:
+            return math.inf, math.inf
+        return 0.0, 0.0
+
+    def _units(self, z: Tensor) -> Tensor:
+        if self.gate is None:
+            return z.clamp_min(0).square()
+        gates, ups = z.chunk(2, -1)
+        return self.gate(gates) * ups
+
+
+Path = ValuePath | UnitsPath | CubicPath
+"""A map's path of factors from its input X. All other parts of the map stay fixed.
 
 - `shapes()`: of the inner and of the outer factors
 - `velocity(inner, outer)`: the velocity that the factors make of X
@@ -176,16 +246,17 @@ class Climb:
 @dataclass(frozen=True)
 class DecayThreshold:
     """dt lam* of one or several segments: H is infinite for a penalty below it, and zero (finite if
-    not `homogeneous`) above it.
+    not `homogeneous`) above it. It is inf where no penalty makes H finite.
 
-    The penalty is lam of lam/2 |W|^2 in a training loss.
+    The penalty is lam of lam/2 |W|^2 in a training loss, over all matrices of a map.
 
     - `lower`: attained by factors that were found; `upper`: proven
     - `bias`: dt |sum_j p_j| if the path has a bias, else 0. A bias without decay makes H infinite
       for every lam
     - `gains`: whether an input norm's gains scale the path. If trained, they make H infinite for
       every lam
-    - `below`, `above`: ascents at .9 and 1.1 of `lower`; None if not made
+    - `below`, `above`: ascents at .9 and 1.1 of `lower`; None if not made. If `lower` is inf,
+      `below` is one at a penalty that balances at a small R, and `above` None
     """
 
     lower: float
@@ -197,8 +268,8 @@ class DecayThreshold:
     above: Climb | None = None
 
     def verdict(self, decay: float) -> Posedness:
-        """The verdict under a penalty `decay`, with attention rows, input gains and biases
-        fixed.
+        """The verdict under a penalty `decay`, with input gains fixed, and biases fixed or with the
+        penalty too.
         """
         finite: bool | None
         if self.lower <= decay < self.upper:
@@ -210,9 +281,15 @@ class DecayThreshold:
     @property
     def findings(self) -> dict[str, bool]:
         """The expected findings of the ascents in words, each with whether it holds."""
-        if self.lower == 0 or self.below is None or self.above is None:
+        if self.lower == 0 or self.below is None:
             return {}
         before, last = self.below.values[-2:]
+        if self.above is None:
+            return {
+                f"with a penalty of {self.below.decay:.3g} the value grows like R^3": (
+                    before > 0 and last / before >= GROWS_OF_THREE
+                )
+            }
         share = self.above.values[-1] / (self.lower * self.above.radii[-1] ** 2 / 2)
         return {
             f"with a penalty of {BELOW} dt lam* the value grows like R^2": (
@@ -234,24 +311,81 @@ def path_of(field: object, x: SequenceRows) -> Path:
             " the two"
         )
     if isinstance(field, ExposesHeads):
-        mixed = (field.probabilities(x) @ x.unsqueeze(-3)).transpose(0, -3).flatten(1, -2)
-        values = [matrices.value for matrices in field.head_matrices()]
-        addresses = [value.data_ptr() for value in values]
-        distinct = list(dict.fromkeys(addresses))
-        groups = tuple(distinct.index(address) for address in addresses)
-        return ValuePath(mixed, len(values[0]), groups)
-    units = None
+        return _path_of_heads(field, x)
     if isinstance(field, HasUnits):
-        units = field.units()
-    if units is not None and units.activation.degree == 1:
-        number = min(UNITS, units.number)
-        return UnitsPath(x.flatten(0, -2), units.activation, number, x.shape[-1])
+        path = _path_of_units(field.units(), x)
+        if path is not None:
+            return path
     raise ConfigError(
-        f"{type(field).__name__} shows neither heads nor units, so its two decaying factors are"
-        f" unknown{why_not(field)}: give it `probabilities(x)` and `heads`, or `units()` where no"
-        " gate multiplies them (a gate makes three factors, and phi that grows like a square acts"
-        " as one; their gain grows like R^3 against any penalty: no such threshold)"
+        f"{type(field).__name__} shows neither heads nor units that grow, so its decaying factors"
+        f" are unknown{why_not(field)}: give it `probabilities(x)` and `heads`, or `units()`"
     )
+
+
+def _path_of_heads(field: ExposesHeads, x: SequenceRows) -> ValuePath:
+    heads = list(field.head_matrices())
+    addresses = [head.value.data_ptr() for head in heads]
+    distinct = list(dict.fromkeys(addresses))
+    groups = tuple(distinct.index(address) for address in addresses)
+    seen = _seen_by_values(field, x)
+    mixed = (field.probabilities(x) @ seen.unsqueeze(-3)).transpose(0, -3).flatten(1, -2)
+    tokens = seen
+    if _has_bias(field):
+        tokens = with_ones(x)
+    return ValuePath(mixed, len(heads[0].value), groups, tokens.flatten(0, -2), x.shape[-1])
+
+
+def _seen_by_values(field: ExposesHeads, x: SequenceRows) -> Tensor:
+    """x, with a column of ones if the values are known to have a bias."""
+    if all(head.value_offset is not None for head in field.head_matrices()):
+        return with_ones(x)
+    return x
+
+
+def _has_bias(field: object) -> bool:
+    return isinstance(field, nn.Module) and any(
+        name.endswith("bias") for name, _ in field.named_parameters()
+    )
+
+
+def _path_of_units(units: Units, x: SequenceRows) -> Path | None:
+    """None for a gate that stays bounded."""
+    width = x.shape[-1]
+    number = min(UNITS, units.number)
+    if units.bias:
+        x = with_ones(x)
+    phi = units.activation
+    if units.gated:
+        if phi.degree != 1 or phi.at_infinity == 0:
+            return None
+        return CubicPath(x.flatten(0, -2), phi, number, width)
+    if phi.degree == 1:
+        return UnitsPath(x.flatten(0, -2), phi, number, width)
+    return CubicPath(x.flatten(0, -2), None, number, width)
+
+
+def with_ones(x: Tensor) -> Tensor:
+    """(x, 1): a bias is one more column of the matrix that acts on x."""
+    return torch.cat([x, torch.ones_like(x[..., :1])], -1)
+
+
+@torch.no_grad()
+def with_best_rows(path: Path, field: object, x: SequenceRows, P: FlatRows) -> Path:
+    """The path of an attention with the rows for which the found threshold is largest; others as
+    they are.
+    """
+    if not isinstance(path, ValuePath) or not isinstance(field, ExposesHeads):
+        return path
+    best = path
+    largest_found, _ = path.threshold(P)
+    seen = _seen_by_values(field, x)
+    for mixed in best_rows(field, x, P, seen):
+        tried = replace(path, mixed=mixed, tokens=None)
+        found, _ = tried.threshold(P)
+        if found > largest_found:
+            best = replace(path, mixed=mixed)
+            largest_found = found
+    return best
 
 
 def product_svd(
@@ -298,7 +432,16 @@ def largest(thresholds: Sequence[DecayThreshold]) -> DecayThreshold:
 
 
 def with_evidence(threshold: DecayThreshold, path: Path, P: UnbatchedRows) -> DecayThreshold:
-    """The threshold with ascents over both factors below and above it, at the same P."""
+    """The threshold with ascents over the factors below and above it, at the same P."""
+    if math.isinf(threshold.lower):
+        free = climb_factors(path, P, 0.0)
+        decay = TIMES * 2 * free.values[0] / free.radii[0] ** 2
+        # the same factors of length R, with the penalty that they cost
+        values = tuple(
+            value - decay / 2 * radius**2
+            for radius, value in zip(free.radii, free.values, strict=True)
+        )
+        return replace(threshold, below=Climb(decay, free.radii, values))
     below = climb_factors(path, P, BELOW * threshold.lower)
     above = climb_factors(path, P, ABOVE * threshold.lower)
     for seed in range(1, TRIES):

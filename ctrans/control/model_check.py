@@ -16,7 +16,13 @@ from ctrans.base.old_names import OldReasons
 from ctrans.control.admissible import VERDICTS, Posedness
 from ctrans.control.certificate import Certificate
 from ctrans.control.costate import Costate, continuous_or_discrete, costate
-from ctrans.control.decay_threshold import DecayThreshold, largest, path_of, with_evidence
+from ctrans.control.decay_threshold import (
+    DecayThreshold,
+    largest,
+    path_of,
+    with_best_rows,
+    with_evidence,
+)
 from ctrans.control.regularization import Regularization
 from ctrans.control.residual_pullback import active_channels, costate_of_map, raw_costate
 from ctrans.control.segment_check import (
@@ -197,8 +203,8 @@ def check_model(
 
     - If a norm acts on the state, the discrete step has a set of its own. The check certifies it at
       the discrete model's costates. For all other placements the step's velocities are the ODE's
-    - On the segment with the largest decay threshold the check also climbs over both factors that
-      decay
+    - On the segment with the largest decay threshold the check also looks for the best attention
+      rows, and climbs over the factors that decay
     - If the continuous costate does not exist, the check uses the discrete one
     - The check skips a segment that cannot be certified, and names it in `missing`
     - It calls `progress(k)` after each segment
@@ -268,12 +274,14 @@ def _has_own_step(sublayer: Sublayer) -> bool:
 
 @torch.no_grad()
 def _with_factor_ascents(check: ModelCheck, depth: Depth, costates: Costate) -> ModelCheck:
-    """The check with ascents over both factors on the segment with the largest threshold."""
+    """The check with the best rows, and ascents over the factors, on the segment with the largest
+    proven threshold.
+    """
 
     def size(segment: SegmentCheck) -> float:
         if segment.training_threshold is None:
             return 0.0
-        return segment.training_threshold.lower
+        return segment.training_threshold.upper
 
     top = max(check.segments, key=size)
     if top.training_threshold is None or size(top) == 0:
@@ -293,8 +301,10 @@ def _with_factor_ascents(check: ModelCheck, depth: Depth, costates: Costate) -> 
     assert isinstance(space, LinearSpace), "a threshold is that of a linear space"
     pulled = raw_costate(sublayer, space, costate_of_map(sublayer, p.flatten(0, -2)))
     P = dt * sublayer.gain * pulled
-    path = path_of(sublayer.field, sublayer.given(x))
-    climbed = with_evidence(top.training_threshold, path, P)
+    given = sublayer.given(x)
+    path = with_best_rows(path_of(sublayer.field, given), sublayer.field, given, P)
+    lower, _ = path.threshold(P)
+    climbed = with_evidence(replace(top.training_threshold, lower=lower), path, P)
     segments = list(check.segments)
     segments[segments.index(top)] = replace(top, training_threshold=climbed)
     return replace(check, segments=tuple(segments))

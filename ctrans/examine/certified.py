@@ -39,6 +39,7 @@ SENTENCES = {
     "unknown": "it is not known whether the best outputs of {} are finite",
 }
 NO_ODE = "no ODE"
+NO_PENALTY = "none"
 NOT_CHECKED = "verdict, Transformer"
 """The measure that the reason is filed under if a regularization does not apply to a placement."""
 
@@ -57,8 +58,8 @@ MEASURES.add(
         "penalty needed": Measure(
             formula=(
                 "the weight penalty above which the rate is finite (found-proven): dt lam* of lam/2"
-                " |W|^2 for every matrix, not AdamW's decoupled decay; at this text, these weights,"
-                " attention rows, input gains and biases"
+                " |W|^2 for every matrix, not AdamW's decoupled decay; at this text and these input"
+                " gains. None: no penalty suffices"
             ),
             shown_by="interval",
         ),
@@ -270,7 +271,7 @@ def values_of(model: str, check: ModelCheck) -> Iterator[Value]:
     top = check.largest
     yield _steepest(model, top)
     threshold = check.training_threshold
-    if threshold is None:
+    if threshold is None or math.isinf(threshold.lower):
         yield Value(model, "penalty needed", None, words=penalty(threshold))
     else:
         yield Value(
@@ -366,9 +367,13 @@ def _found(segment: SegmentCheck) -> float | None:
 
 
 def penalty(threshold: DecayThreshold | None) -> str:
-    """dt lam*, from what was found to what is proven where these differ, or a dash."""
+    """dt lam*, from what was found to what is proven where these differ; a dash if it is not known,
+    and NO_PENALTY if it is infinite.
+    """
     if threshold is None:
         return "–"
+    if math.isinf(threshold.lower):
+        return NO_PENALTY
     lower = threshold.lower
     upper = threshold.upper
     if 0 < upper < 0.1:  # one power for both takes less room
@@ -415,8 +420,13 @@ def _decay_notes(check: ModelCheck) -> list[str]:
             return []
         return [
             f"{unknown} of {len(check.segments)} segments have a map that gives access to no path"
-            " of two factors (a gate or a scale by channel makes a third): the decay it needs is"
+            " of factors that decay (a scale by channel adds one without): the decay it needs is"
             " not known"
+        ]
+    if math.isinf(threshold.lower):
+        return [
+            "no penalty makes H finite: a gated or squared FFN multiplies three factors, and its"
+            " value grows like R^3 against a cost of R^2"
         ]
     is_needed = f"dt lam* is {penalty(threshold)}"
     if decay < threshold.lower:
@@ -428,7 +438,7 @@ def _decay_notes(check: ModelCheck) -> list[str]:
             f" suffice: {is_needed}"
         ]
     else:
-        lines = [f"a penalty of {decay:g} keeps both factors from running away: {is_needed}"]
+        lines = [f"a penalty of {decay:g} keeps the matrices from running away: {is_needed}"]
     if threshold.bias > 0:
         lines.append(
             "biases without decay make H infinite whatever the penalty, as dt |sum_j p_j| ="

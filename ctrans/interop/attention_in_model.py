@@ -177,7 +177,8 @@ class AttentionWithHeads(AttentionWithValues):
         elif key_bias is None:
             key_weight = weights[1]
             key_bias = key_weight.new_zeros(len(key_weight))
-        return matrices_by_head(weights, query_bias, key_bias, self.heads, reading.groups)
+        offsets = (query_bias, key_bias, reading.value.bias(self))
+        return matrices_by_head(weights, offsets, self.heads, reading.groups)
 
 
 def attention_in_model(

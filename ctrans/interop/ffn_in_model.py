@@ -95,6 +95,11 @@ class ReadFeedForward(BoundedFFN, MapInModel):
         for role, projection in self.projections.items():
             yield projection.matrix(self, role)
 
+    def units(self) -> Units:
+        """phi(<w, x> + b) for each row w of W_1, or of W_g with its gate."""
+        maps = self.maps
+        return Units(maps.phi, len(maps.up.weight), maps.gate is not None, maps.up.bias is not None)
+
     @property
     def maps(self) -> FFNMaps:
         maps = {role: part.affine(self) for role, part in self.projections.items()}
@@ -104,10 +109,6 @@ class ReadFeedForward(BoundedFFN, MapInModel):
 
 class PlainFeedForward(ReadFeedForward):
     """f(x) = W_2 phi(W_1 x + b_1) + b_2 on each token, phi in `KNOWN`."""
-
-    def units(self) -> Units:
-        """phi(<w, x> + b) for each row w of W_1."""
-        return Units(KNOWN[self.reading.activation], len(self.reading.up.weight(self)))
 
 
 class GatedFeedForward(ReadFeedForward):

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from ctrans.base.draw import Draw
 from ctrans.control import LastMapDecay
 from ctrans.control.decay_threshold import (
+    CubicPath,
     UnitsPath,
     ValuePath,
     climb_factors,
     decay_threshold,
+    path_of,
+    with_best_rows,
     with_evidence,
+    with_ones,
 )
-from ctrans.dynamics.fields import ACTIVATIONS
+from ctrans.control.reachable_rows import bound_over_rows
+from ctrans.dynamics.fields import ACTIVATIONS, Attention
+from ctrans.dynamics.fields.feed_forward import GATES
 from ctrans.theory.payoffs import payoff
 from ctrans.theory.statement import (
     Printed,
@@ -35,7 +42,7 @@ SECTION = 4
     "weight-decay",
     "Kan, section 3.2",
     "running cost lam/2 (|V|^2 + |O|^2): H = 0 for lam >= lam*, else infinite; |(A X)'P|_2 of"
-    " values, max |P'relu(X w)| of units",
+    " values at fixed rows A, max |P'relu(X w)| of units",
     1e-9,
     0.1,
     printed=Printed("with weight decay the Hamiltonian exists (whatever the decay)", 0.0, 0.02),
@@ -73,6 +80,119 @@ def decayed_path(draw: Draw, *, printed: bool) -> Trials:
             radius**2 / 2 * (threshold.upper - 0.9 * threshold.lower),
             f"{case}: value against R^2/2 (lam* - lam)",
         ),
+    ]
+
+
+@statement(
+    "weight-decay-rows",
+    "ctrans",
+    "attention with decayed Q, K, V, O: lam* <= max over j, k of |(N + M)/2 x_j - (N - M)/2 x_k|, N"
+    " = max over |u| = 1 of sum |<p_i, u>|, M = |sum p_i|; reached where the present rows have 0",
+    1e-8,
+    0.1,
+)
+def rows_of_all_queries_and_keys(draw: Draw) -> Trials:
+    """Rows of weights do not exceed the bound: random ones, and the best choice of tokens for
+    random u and v. Two tokens x_2 = -x_1 with P = (0, p), at Q = K = 0: the present rows make (A
+    X)'P = 0, those that Q and K can make |p||x_1|.
+    """
+    tokens = 2 + draw.integer(6)
+    width = 2 + draw.integer(6)
+    x = draw.normal(tokens, width)
+    P = draw.log_uniform(-2, 2) * (draw.normal(tokens, width) + draw.flag() * draw.normal(width))
+    bound = bound_over_rows(x, P)
+    rows = draw.normal(tokens, tokens).softmax(-1)
+    slopes = P @ draw.normal(width)
+    along = x @ draw.normal(width)
+    chosen = x[(slopes.unsqueeze(-1) * along).argmax(-1)]
+    both = torch.stack([draw.normal(width), draw.normal(width)])
+    first, second = both / both.norm(dim=-1, keepdim=True)
+    opposite = torch.stack([first, -first]) * draw.log_uniform(-1, 1)
+    last = torch.stack([torch.zeros(width).to(x), second]) * draw.log_uniform(-1, 1)
+    attention = Attention(width, 1, bias=False).to(x).requires_grad_(requires_grad=False)
+    attention.qkv.weight.zero_()
+    path = path_of(attention, opposite.unsqueeze(0))
+    present, proven = path.threshold(last)
+    best = with_best_rows(path, attention, opposite.unsqueeze(0), last)
+    found, _ = best.threshold(last)
+    product = opposite[0].norm() * last[1].norm()
+    case = f"{tokens} tokens of width {width}"
+    return [
+        at_most(_spectral(rows @ x, P), bound, f"{case}: random rows"),
+        at_most(_spectral(chosen, P), bound, f"{case}: a token chosen by each"),
+        at_most(present, 1e-12 * product, "two opposite tokens: the present rows, against 0"),
+        equal(found, product, "two opposite tokens: the rows found, against |p||x|"),
+        equal(proven, product, "two opposite tokens: the bound, against |p||x|"),
+    ]
+
+
+def _spectral(mixed: Tensor, P: Tensor) -> float:
+    """|(A X)'P|_2."""
+    return float(torch.linalg.matrix_norm(mixed.mT @ P, 2))
+
+
+@statement(
+    "weight-decay-bias",
+    "ctrans",
+    "a decayed bias of units is one more column of W_1: lam* is max |P'relu((X, 1) w)|, 2 for X ="
+    " (1, -1), P = (1, 1), where |P'relu(X w)| is at most 1",
+    1e-9,
+)
+def units_with_a_bias(draw: Draw) -> Trials:
+    """X = (a, -a), P = (p, p), a <= 1: w = 0, b = 1 has |P'1| = 2 |p|, and the bound too. For a
+    random X and P the bound exceeds what w = 0, b = 1 makes, and what random units make.
+    """
+    phi = ACTIVATIONS["relu"]
+    a = draw.log_uniform(-2, 0)
+    p = draw.log_uniform(-2, 2)
+    opposite = torch.tensor([[a], [-a]], dtype=torch.float64)
+    P = torch.full((2, 1), p, dtype=torch.float64)
+    found, proven = UnitsPath(with_ones(opposite), phi, 4, 1).threshold(P)
+    without, _ = UnitsPath(opposite, phi, 4, 1).threshold(P)
+    x = with_ones(draw.normal(6, 4))
+    costates = draw.normal(6, 3)
+    _, bound = UnitsPath(x, phi, 4, 3).threshold(costates)
+    units = draw.normal(20, 5)
+    hidden = (x @ (units / units.norm(dim=-1, keepdim=True)).mT).clamp_min(0)
+    return [
+        equal(without, a * p, "two opposite tokens without a bias, against |a||p|"),
+        equal(found, 2 * p, "two opposite tokens: what was found, against 2 |p|"),
+        equal(proven, 2 * p, "two opposite tokens: the bound, against 2 |p|"),
+        at_most(costates.sum(0).norm(), bound, "w = 0, b = 1, against the bound"),
+        at_most((costates.mT @ hidden).norm(dim=0).amax(), bound, "20 units, against the bound"),
+    ]
+
+
+@statement(
+    "weight-decay-gate",
+    "ctrans",
+    "decayed gated units, and units max(z, 0)^2: the value grows like R^3, so that H is infinite"
+    " for every lam",
+    0.02,
+    0.25,
+)
+def gated_units(draw: Draw) -> Trials:
+    """An ascent over all factors: thousandfold from R to 10 R, and above a penalty that balances at
+    a small R.
+    """
+    gate = None
+    name = "units max(z, 0)^2"
+    if draw.flag():
+        name = draw.choice(("swiglu", "geglu", "reglu"))
+        gate = ACTIVATIONS[GATES[name]]
+    P = draw.normal(5, 4)
+    path = CubicPath(with_ones(draw.normal(5, 4)), gate, 8, 4)
+    threshold = with_evidence(decay_threshold(path, P), path, P)
+    below = not_none(threshold.below)
+    cost = below.decay / 2
+    gains = [
+        value + cost * radius**2 for value, radius in zip(below.values, below.radii, strict=True)
+    ]
+    rate = math.log10(gains[-1] / gains[-2]) / math.log10(below.radii[-1] / below.radii[-2])
+    return [
+        holds_if(f"{name}: lam* is infinite", condition=math.isinf(threshold.lower)),
+        holds_if(f"{name}: the penalty is exceeded", condition=below.values[-1] > 0),
+        Trial(abs(rate - 3), f"{name}: the value grows like R^{rate:.4f}"),
     ]
 
 

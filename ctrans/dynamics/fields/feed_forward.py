@@ -60,6 +60,10 @@ class HiddenLayer(BoundedFFN, ProjectedMap):
         """The activation."""
         return ACTIVATIONS[self.activation]
 
+    def units(self) -> Units:
+        """phi(<w, x> + b) for each row w of W_1, or of W_g with its gate."""
+        return Units(self.phi, self.up.out_features, "gate" in self.roles, self.up.bias is not None)
+
     def matrices(self) -> Iterator[Matrix]:
         """The weights with their roles, the output projection last."""
         for role in self.roles:
@@ -89,10 +93,6 @@ class FeedForward(HiddenLayer):
         """The input of the output projection: phi(W_1 x + b_1)."""
         return self.phi(self.up(x))
 
-    def units(self) -> Units:
-        """phi(<w, x> + b) for each row w of W_1."""
-        return Units(self.phi, self.up.out_features)
-
     def scaled(self, name: str, c: float) -> FeedForward:
         """A copy with W_1 and b_1 times c."""
         look_up("scaling", name, self.scalings)
@@ -110,7 +110,6 @@ class GatedLinearUnits(HiddenLayer):
     """
 
     roles = ("gate", "up", "down")
-    why_not = "its gate makes three factors of its matrices"
 
     def __init__(self, width: Count, hidden: Count, *, activation: str = "silu", bias: bool = True):
         super().__init__(width, hidden, activation=activation, bias=bias)

@@ -130,14 +130,13 @@ class JoinedHeads(ProjectedMap):
         it counts.
         """
         query, key, value = self.split(self.qkv.weight)
-        b_q, b_k, _ = self.offsets()
+        b_q, b_k, b_v = self.offsets()
         if not of_keys:
             b_k = None
         elif b_k is None:
             b_k = key.new_zeros(len(key))
-        return matrices_by_head(
-            (query, key, value, self.out.weight), b_q, b_k, self.heads, self.groups
-        )
+        weights = (query, key, value, self.out.weight)
+        return matrices_by_head(weights, (b_q, b_k, b_v), self.heads, self.groups)
 
     def paths(self) -> list[float]:
         """|W_O,h V_g|_2 of each head."""
@@ -166,19 +165,19 @@ def for_each_head(shared: Tensor, heads: int, groups: int) -> list[Tensor]:
 
 def matrices_by_head(
     weights: Sequence[Tensor],
-    query_offsets: Tensor | None,
-    key_offsets: Tensor | None,
+    offsets: Sequence[Tensor | None],
     heads: int,
     groups: int,
 ) -> Iterator[HeadMatrices]:
-    """W_Q, W_K, W_V and W_O, cut into the matrices of each head with its parts of the offsets."""
+    """W_Q, W_K, W_V and W_O, cut into the matrices of each head with its parts of the offsets b_Q,
+    b_K and b_V.
+    """
     query, key, value, out = weights
-    b_q: Sequence[Tensor | None] = [None] * heads
-    if query_offsets is not None:
-        b_q = query_offsets.chunk(heads)
-    b_k: Sequence[Tensor | None] = [None] * heads
-    if key_offsets is not None:
-        b_k = for_each_head(key_offsets, heads, groups)
+    query_offsets, key_offsets, value_offsets = offsets
+    none: Sequence[Tensor | None] = [None] * heads
+    b_q = none if query_offsets is None else query_offsets.chunk(heads)
+    b_k = none if key_offsets is None else for_each_head(key_offsets, heads, groups)
+    b_v = none if value_offsets is None else for_each_head(value_offsets, heads, groups)
     by_head = zip(
         query.chunk(heads),
         for_each_head(key, heads, groups),
@@ -186,6 +185,7 @@ def matrices_by_head(
         out.chunk(heads, dim=1),
         b_q,
         b_k,
+        b_v,
         strict=True,
     )
     return (HeadMatrices(*matrices) for matrices in by_head)

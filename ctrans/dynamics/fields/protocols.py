@@ -15,7 +15,7 @@ probe reports which one it lacks. Each is exact for the map's present weights.
 | `HasTemperature`      | the temperature of its softmax, which can be set         | temperature warm-up                            |
 | `HasReferenceKernel`  | a kernel with forward-mode and second derivatives        | every Jacobian                                 |
 | `Scalable`            | copies of it with weights inside times c                 | sensitivities to the weights' scale            |
-| `HasUnits`            | f(x) = sum over units of out_k phi(<in_k, x> + b_k) + b  | the decay that bounds the weights              |
+| `HasUnits`            | f(x) = sum of out_k phi(<in_k, x> + b_k) + b, or gated   | the decay that bounds the weights              |
 | `MixesTokens`         | whether an output token depends on other input tokens    | the size of a Jacobian                         |
 | `SumOfMaps`           | the maps of which it is the sum                          | probes of attention alone                      |
 | `HasAuxiliary`        | terms that training may add to its objective             | the objective                                  |
@@ -93,8 +93,8 @@ class TokenBound(NamedTuple):
 
 
 class HeadMatrices(NamedTuple):
-    """One head: queries Q x + q_0, keys K x + k_0, values V x + .., and the columns of W_O to which
-    it writes.
+    """One head: queries Q x + q_0, keys K x + k_0, values V x + v_0, and the columns of W_O to
+    which it writes. v_0 is None without bias, or if the map does not show it.
 
     k_0 is None if it shifts all scores of a row equally, which the softmax ignores. It is given (0
     without bias) if keys are rotated by position, or if the scores pass a nonlinear function
@@ -107,15 +107,20 @@ class HeadMatrices(NamedTuple):
     out: Float[Tensor, "width head"]
     query_offset: Float[Tensor, " head"] | None
     key_offset: Float[Tensor, " head"] | None = None
+    value_offset: Float[Tensor, " head"] | None = None
 
 
 class Units(NamedTuple):
-    """f(x) = sum over k = 1 .. number of out_k phi(<in_k, x> + b_k) + b, with phi the
-    `activation`.
+    """f(x) = sum over k = 1 .. number of out_k phi(<in_k, x> + b_k) + b, with phi the `activation`.
+
+    - `gated`: whether each unit is multiplied by <u_k, x> + c_k
+    - `bias`: whether units have the offsets b_k
     """
 
     activation: Activation
     number: int
+    gated: bool = False
+    bias: bool = False
 
 
 @runtime_checkable
@@ -218,7 +223,7 @@ class Scalable(Protocol, metaclass=AsksTheInstance):
 
 @runtime_checkable
 class HasUnits(Protocol):
-    """A map with one hidden layer of units, each phi of an affine function of x, without a gate."""
+    """A map with one hidden layer of units, each phi of an affine function of x, or gated."""
 
     def units(self) -> Units: ...
 

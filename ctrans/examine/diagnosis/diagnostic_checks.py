@@ -697,8 +697,8 @@ MEASURES.add(
                 "weight decay below threshold": Check(
                     severity="note",
                     source=(
-                        f"{OURS}: a factor of 10. The penalty needed is exact for attention's"
-                        " values and outputs, and found by a search for an FFN"
+                        f"{OURS}: a factor of 10. The penalty needed is at least that of the"
+                        " present attention rows, and that found by a search for an FFN"
                     ),
                     impact=(
                         "This is no fault: most models are trained this way. A decay of this size"

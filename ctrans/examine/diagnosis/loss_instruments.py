@@ -108,6 +108,7 @@ class DecayOverThreshold(DiagnosticInstrument):
     def start(self, x0: Tensor) -> None:
         self._bounded = 0
         self._unknown = 0
+        self._without = 0
 
     def backward(self, at: StepContextBack) -> None:
         if at.sublayer.output_norm is not None or at.sublayer.state_norm is not None:
@@ -119,6 +120,9 @@ class DecayOverThreshold(DiagnosticInstrument):
         threshold = threshold_at(at.sublayer, x, at.h * at.sublayer.pulled(p.flatten(0, -2)))
         if threshold is None:
             self._unknown += 1
+            return
+        if math.isinf(threshold.lower):
+            self._without += 1
             return
         if threshold.lower:
             share = self.weight_decay / threshold.lower
@@ -133,9 +137,10 @@ class DecayOverThreshold(DiagnosticInstrument):
         if not self.found:
             reasons = {
                 "have a norm behind or around them": self._bounded,
-                "show no path of two factors (a gate or a scale by channel makes a third)": (
+                "show no path of factors that decay (a scale by channel adds one without)": (
                     self._unknown
                 ),
+                "are bounded by no penalty (a gate or a square makes three factors)": self._without,
             }
             why = " and ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
             raise ConfigError(f"no sublayer has a known dt lam*: {why or 'states are not finite'}")

@@ -1,0 +1,213 @@
+"""How much a product (A X)'P can become by attention rows A, which queries and keys make.
+
+A penalty on all matrices charges queries and keys once, but rows come near any choice of tokens at
+a finite charge. So the penalty that bounds values and outputs has to exceed what the best rows
+make, not what the present ones do.
+
+**Above.** For rows of weights a_ij >= 0 that sum to 1 over the tokens j that token i reads, and
+unit u and v,
+
+    u'P'A X v = sum_i <p_i, u> sum_j a_ij <x_j, v> <= S_+ max_j <x_j, v> + S_- max_k <-x_k, v>
+              <= max over j, k of |S_+ x_j - S_- x_k|
+
+with S_+ the sum of the positive <p_i, u>, and -S_- that of the negative ones. Their sum q is at
+most N = max over |u| = 1 of sum_i |<p_i, u>|, and their difference D = <sum_i p_i, u> is at most M
+= |sum_i p_i| <= N. The length is convex in (q, D), so it is largest at a corner of the region: at q
+= N, D = +-M, or at q = M, D = +-M, where it is M |x_j|, which is the first one at j = k. Hence
+
+    |(A X)'P|_2 <= max over j, k of |(N + M)/2 x_j - (N - M)/2 x_k|.
+
+**Below.** For one direction v and signs of <p_i, u> the best row of token i puts all its weight on
+the token with the largest, or least, <x_j, v>. Scores c <x_i, w><x_j, v> with large c make these
+rows if <x_i, w> has the sign of <p_i, u>. Such a w exists if the tokens are linearly independent. Q
+and K then have rank 1. `best_rows` looks for u and v, writes such Q and K into the attention
+itself, and reads the rows that it makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ctrans.base.shapes import SequenceRows, UnbatchedRows
+from ctrans.control.admissible import length, ratio
+from ctrans.control.ascent import noise
+from ctrans.dynamics.fields import ExposesHeads
+from ctrans.dynamics.fields.protocols import HeadMatrices
+
+WEIGHINGS = 60
+"""Steps of the search for the weights of the bound N."""
+MANY = 256
+"""Above this many tokens and entries that search takes a quarter of the steps."""
+ROUNDING = 1e-9
+"""What the bounds are raised by, as a share, for rounding."""
+STARTS = 16
+"""Directions v from which the best rows are sought, in addition to those of X'P."""
+TURNS = 60
+"""Alternations between u and v."""
+TRIED = 3
+"""The number of the best pairs u, v whose rows are made."""
+SHARPNESS = (10.0, 100.0, 1000.0)
+"""Sizes of the scores that are tried."""
+FlatRows = Float[Tensor, "batch*tokens width"]
+"""Rows of all sequences, one after the other."""
+PAIRS_AT_ONCE = 1024
+"""Tokens whose distances to all others are computed at once."""
+ENTRIES_AT_ONCE = 4_000_000
+"""Payoffs of tokens by tokens that are compared at once."""
+
+
+def sum_of_sizes(P: UnbatchedRows) -> float:
+    """An upper bound of N = max over |u| = 1 of sum_i |<p_i, u>|.
+
+    N^2 is the maximum over signs s of s'PP's, and at most the largest eigenvalue of W^-1/2 PP'
+    W^-1/2 times the trace of W, for every diagonal W > 0: the dual of its semidefinite relaxation,
+    which is at most pi/2 times as large. W starts as the lengths |p_i|, where the bound is at most
+    their sum.
+    """
+    sizes = length(P)
+    P = P[sizes > 0].double()
+    if not len(P):
+        return 0.0
+    weights = length(P)
+    steps = WEIGHINGS
+    if min(P.shape) > MANY:
+        steps = WEIGHINGS // 4
+    best = math.inf
+    for step in range(steps):
+        weights = weights / weights.sum()
+        scaled = P / weights.sqrt().unsqueeze(-1)
+        value, vector = _largest_of_gram(scaled)
+        best = min(best, value)
+        share = vector.square() / weights
+        weights = weights * share.clamp(1e-3, 1e3) ** (0.5 / (1 + step / 20))
+    return math.sqrt(best) * (1 + ROUNDING)
+
+
+def _largest_of_gram(rows: UnbatchedRows) -> tuple[float, Float[Tensor, " tokens"]]:
+    """The largest eigenvalue of rows rows', with its unit eigenvector."""
+    if len(rows) <= rows.shape[-1]:
+        values, vectors = torch.linalg.eigh(rows @ rows.mT)
+        return float(values[-1]), vectors[:, -1]
+    values, vectors = torch.linalg.eigh(rows.mT @ rows)
+    value = float(values[-1])
+    return value, rows @ vectors[:, -1] / math.sqrt(max(value, 1e-300))
+
+
+def bound_over_rows(x: Float[Tensor, "tokens width_or_more"], P: UnbatchedRows) -> float:
+    """An upper bound of |(A X)'P|_2 over all rows A of weights that sum to 1 (see above)."""
+    x = x.double()
+    largest = sum_of_sizes(P)
+    together = min(float(P.double().sum(0).norm()), largest)
+    more = (largest + together) / 2
+    less = (largest - together) / 2
+    squares = x.square().sum(-1)
+    best = 0.0
+    for begin in range(0, len(x), PAIRS_AT_ONCE):
+        some = slice(begin, begin + PAIRS_AT_ONCE)
+        products = x[some] @ x.mT
+        lengths = more**2 * squares[some].unsqueeze(-1) + less**2 * squares
+        best = max(best, float((lengths - 2 * more * less * products).amax()))
+    return math.sqrt(max(best, 0.0)) * (1 + ROUNDING)
+
+
+@torch.no_grad()
+def best_rows(
+    attention: ExposesHeads,
+    x: SequenceRows,
+    P: FlatRows,
+    seen: Float[Tensor, "batch tokens width_or_more"],
+) -> Iterator[Tensor]:
+    """A_h X for rows that large Q and K of the attention make, one choice after the other; the
+    weights are put back after each. `seen` is X as the values see it.
+    """
+    flat = x.flatten(0, -2)
+    reads = attention.probabilities(x).amax(-3) > 0
+    u, v = _pairs(x, P, reads)
+    for k in range(len(u)):
+        slopes = P @ u[k]
+        weights = slopes.abs().unsqueeze(-1)
+        signs = weights * slopes.sign().unsqueeze(-1)
+        w = (torch.linalg.pinv(weights * flat) @ signs).squeeze(-1)
+        scale = float((flat @ w).abs().median() * (flat @ v[k]).abs().amax())
+        if not (math.isfinite(scale) and scale > 0):
+            continue
+        for rows in _made(attention, x, w / scale, v[k]):
+            yield (rows @ seen.unsqueeze(-3)).transpose(0, -3).flatten(1, -2)
+
+
+def _made(attention: ExposesHeads, x: SequenceRows, w: Tensor, v: Tensor) -> Iterator[Tensor]:
+    """The rows with scores along v, of the sign of <x_i, w>."""
+    heads = list(attention.head_matrices())
+    size, _ = heads[0].query.shape
+    divisor = attention.temperature * math.sqrt(size)
+    # rotations by position turn the rows of Q and K by different angles
+    for row in sorted({0, size // 2 - 1, size - 1} - {-1}):
+        for sharpness in SHARPNESS:
+            with _scores_along(heads, row, sharpness * divisor * w, v):
+                rows = attention.probabilities(x)
+            if rows.isfinite().all():
+                yield rows
+
+
+@contextlib.contextmanager
+def _scores_along(heads: list[HeadMatrices], row: int, w: Tensor, v: Tensor) -> Iterator[None]:
+    """Inside, every head has Q = e w' and K = e v', e the unit vector of a row. The weights are put
+    back to the bit, and by `data`, so that autograd takes them for unchanged.
+    """
+    queries = [head.query.data for head in heads]
+    keys = [head.key.data for head in heads]
+    before = [(part, part.clone()) for part in (*queries, *keys)]
+    try:
+        for parts, direction in ((queries, w), (keys, v)):
+            for part in parts:
+                part.zero_()
+                part[row] = direction
+        yield
+    finally:
+        for part, values in before:
+            part.copy_(values)
+
+
+def _pairs(
+    x: SequenceRows, P: FlatRows, reads: Bool[Tensor, "batch tokens tokens"]
+) -> tuple[Float[Tensor, "pairs width"], Float[Tensor, "pairs width"]]:
+    """The best unit u and v found of sum_i max_j <p_i, u><x_j, v>, over the tokens j that token i
+    reads. It is convex in u and in v, so that alternating steps never lower it.
+    """
+    width = x.shape[-1]
+    flat = x.flatten(0, -2)
+    rank = min(STARTS, *P.shape)
+    generator = torch.Generator().manual_seed(0)
+    u = torch.linalg.svd(P, full_matrices=False).Vh[:rank]
+    u = torch.cat([u, noise(P, generator, STARTS, P.shape[-1])])
+    v = noise(P, generator, len(u), width)
+    values = torch.zeros(len(u)).to(P)
+    for _ in range(TURNS):
+        v = ratio(v, length(v).unsqueeze(-1))
+        u = ratio(u, length(u).unsqueeze(-1))
+        slopes = (u @ P.mT).unflatten(-1, reads.shape[:2])
+        along = (v @ flat.mT).unflatten(-1, reads.shape[:2])
+        chosen = _chosen(along, slopes, reads)
+        read = along.gather(-1, chosen)
+        values = (slopes * read).sum((-2, -1))
+        u = read.flatten(1) @ P
+        weights = torch.zeros_like(along).scatter_add_(-1, chosen, slopes)
+        v = weights.flatten(1) @ flat
+    best = values.topk(min(TRIED, len(values))).indices
+    return ratio(u, length(u).unsqueeze(-1))[best], ratio(v, length(v).unsqueeze(-1))[best]
+
+
+def _chosen(along: Tensor, slopes: Tensor, reads: Tensor) -> Tensor:
+    """The token with the largest slope_i <x_j, v> among those that token i reads."""
+    at_once = max(1, ENTRIES_AT_ONCE // reads.numel())
+    chosen = [
+        (slope.unsqueeze(-1) * one.unsqueeze(-2)).masked_fill(~reads, -math.inf).argmax(-1)
+        for one, slope in zip(along.split(at_once), slopes.split(at_once), strict=True)
+    ]
+    return torch.cat(chosen)
