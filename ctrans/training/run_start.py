@@ -14,6 +14,7 @@ from ctrans.model.checkpoint import BEST, load
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.training import log
+from ctrans.training.adjoint_error import check_adjoint
 from ctrans.training.data import Data, share_of
 from ctrans.training.loop import TrainingRun
 from ctrans.training.objective import Objective
@@ -183,13 +184,14 @@ def assemble(
     processes: Processes,
 ) -> TrainingRun:
     """Makes a run of its parts: moves the model to its device, compiles and wraps its objective,
-    and makes an optimiser.
+    and makes an optimiser. Raises ConfigError for an adjoint whose gradients are far off.
     """
     config = state.config
     if parallel.sharded:
         check_shardable(model, config)
     model = model.to(device=processes.device, dtype=config.weight_dtype)
     objective = Objective(model, config)
+    check_adjoint(objective, data, processes.device)
     if config.compile:
         objective.compile()
     module = parallel.wrap(objective, processes.device)
