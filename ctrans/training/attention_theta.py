@@ -21,7 +21,7 @@ seconds.
 
 class MeanTheta(Instrument):
     """The mean of theta(p) = 4 max_S p(S)(1 - p(S)) over the attention rows of all heads and blocks
-    (Emadi, definition 4.1).
+    (Emadi, definition 4.1) that may read more than one token.
 
     A row that is not solved exactly counts with its lower bound. Raises ConfigError for attention
     that does not expose its rows.
@@ -41,9 +41,8 @@ class MeanTheta(Instrument):
                 " leave out --theta"
             )
         u = attention.given(sublayer.given(at.entered))
-        self._means.append(
-            balanced_mass(attention.field.probabilities(u), tolerance=TOLERANCE).lower.mean()
-        )
+        mass = balanced_mass(attention.field.probabilities(u), tolerance=TOLERANCE)
+        self._means.append(mass.lower[~mass.fixed].mean())
 
     def figures(self) -> float:
         return float(torch.stack(self._means).mean())

@@ -49,17 +49,25 @@ BUDGET = 2**22
 @dataclasses.dataclass(frozen=True)
 class BalancedMass:
     """lower <= theta <= upper for each row, equal if the row is solved exactly. A masked row, which
-    reads nothing, has 0.
+    reads nothing, has 0, and so has one that reads a single token.
     """
 
     lower: PerRow
     upper: PerRow
     masked: Bool[Tensor, "*rows"]
+    single: Bool[Tensor, "*rows"]
 
     @property
     def width(self) -> PerRow:
         """upper - lower."""
         return self.upper - self.lower
+
+    @property
+    def fixed(self) -> Bool[Tensor, "*rows"]:
+        """Of rows (*batch, heads, tokens), those that read nothing, or in every head a single
+        token, as the first one of causal attention: theta is 0 there whatever the weights are.
+        """
+        return self.masked | self.single.all(-2, keepdim=True).expand_as(self.single)
 
 
 @torch.no_grad()
@@ -92,7 +100,12 @@ def balanced_mass(p: Float[Tensor, "*rows entries"], *, tolerance: float = 1e-9)
         lower[chosen] = torch.where(is_peaked, of_peaked, 1 - above.square())
         upper[chosen] = torch.where(is_peaked, of_peaked, 1 - below.square())
     shape = p.shape[:-1]
-    return BalancedMass(lower.reshape(shape), upper.reshape(shape), masked.reshape(shape))
+    return BalancedMass(
+        lower.reshape(shape),
+        upper.reshape(shape),
+        masked.reshape(shape),
+        (counts == 1).reshape(shape),
+    )
 
 
 def smallest_difference(x: Float[Tensor, "rows entries"]) -> Float[Tensor, " rows"]:

@@ -46,7 +46,7 @@ ROWS = 8
 @dataclasses.dataclass(frozen=True)
 class AttentionLayer:
     """One attention sublayer at its state. Lists run over heads, and theta is over all rows that
-    are not masked.
+    may read more than one token (`BalancedMass.fixed`); nan without any.
 
     - `theta_width`: the widest bracket; `masked`: the number of rows that read nothing
     - `softmax_norm`: max theta/tau
@@ -231,13 +231,15 @@ def _layer(
             index=at.k, finite=False, theta_mean=unknown, theta_max=unknown, theta_min=unknown
         )
     mass = attention_theta(field, u, padding)
-    # heads first, then rows; masked rows do not count
+    # heads first, then rows
     lower = mass.lower.movedim(-2, 0).flatten(1)
     upper = mass.upper.movedim(-2, 0).flatten(1)
     masked = mass.masked.movedim(-2, 0).flatten(1)
+    fixed = mass.fixed.movedim(-2, 0).flatten(1)
     highest = upper.amax(1)
-    lowest = torch.where(masked, math.inf, lower).amin(1)
-    mean = lower.sum(1) / (~masked).sum(1)
+    lowest = torch.where(fixed, math.inf, lower).amin(1)
+    lowest = torch.where(fixed.all(1), math.nan, lowest)
+    mean = lower.sum(1) / (~fixed).sum(1)
     b = float(token_lengths(u).max())
     stream = float(token_lengths(x).max())
     # padding changes which rows count, not the map

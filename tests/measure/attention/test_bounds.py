@@ -185,6 +185,22 @@ def test_every_attention_layer_is_described(placement):
         assert layer.measured <= layer.bound
 
 
+@pytest.mark.parametrize("count", [2, 7])
+def test_theta_is_over_the_rows_that_may_read_more_than_one_token(count):
+    """Uniform rows of n tokens have theta = 4 floor(n/2) ceil(n/2)/n^2; the first row has 0 whatever
+    is learned, and does not count.
+    """
+    model = small_model("pre", heads=2)
+    field = model.depth.sublayers[0].field
+    for head in field.head_matrices():
+        head.query.zero_()
+    field.qkv.bias.zero_()
+    layer = attention_layers(model.depth, model.trajectory(tokens(1, count)).states)[0]
+    thetas = [4 * (n // 2) * (n - n // 2) / n**2 for n in range(2, count + 1)]
+    assert layer.theta_mean == pytest.approx([sum(thetas) / len(thetas)] * 2)
+    assert layer.theta_min == pytest.approx([min(thetas)] * 2)
+
+
 def test_the_figures_of_a_layer_are_those_of_its_definition():
     model, trajectory = states("pre", heads=1)
     layer = attention_layers(model.depth, trajectory)[1]
