@@ -21,13 +21,15 @@ lam*.) With one bound |V|^2 + |O|^2 <= R^2 the supremum is R^2/2 (dt lam* - lam)
   R^2: no penalty makes H finite, unless P'h = 0 for all that they compute
 
 This describes a penalty in the loss under gradient descent, not AdamW's decoupled decay. It holds
-at the given P and X, and for fixed input gains:
+at the given P and X, and for fixed gains and offsets of the input norm:
 
 - A bias of values or of units with a penalty is one more column of V or W_1: x becomes (x, 1). The
-  proven number is of (x, 1) for every map with a bias
-- A bias without decay makes H infinite for every lam unless sum_j p_j = 0
-- Trained input gains make H infinite too. Without decay they scale lam*. With decay the path has
-  three factors and grows like R^3, against a cost that grows like R^2
+  number that is found is of x, and the proven one of (x, 1), so that both hold for biases that are
+  fixed, and for biases with the penalty. A bias of the output adds |sum_j p_j|^2/(2 lam) to H
+- A bias of values, units or outputs without decay makes H infinite for every lam unless sum_j p_j =
+  0
+- Trained input gains and offsets make H infinite too. Without decay gains scale lam*. With decay
+  the path has three factors and grows like R^3, against a cost that grows like R^2
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -45,7 +48,13 @@ from ctrans.base.shapes import SequenceRows, UnbatchedRows
 from ctrans.control.admissible import Posedness, length, ratio, verdict_of
 from ctrans.control.ascent import BoundedAscent, ascend, noise
 from ctrans.control.reachable_rows import FlatRows, best_rows, bound_over_rows
-from ctrans.dynamics.fields import Activation, ExposesHeads, HasUnits, why_not
+from ctrans.dynamics.fields import (
+    Activation,
+    ExposesHeads,
+    HasOutputProjection,
+    HasUnits,
+    why_not,
+)
 from ctrans.dynamics.fields.protocols import Units
 from ctrans.dynamics.fields.scaled_linear import scaled_parts
 from solvers import ConfigError
@@ -70,6 +79,8 @@ GROWS = 80.0
 """The least growth of an infinite value in the last decade of R; in theory it is hundredfold."""
 GROWS_OF_THREE = 800.0
 """The same where three factors grow; in theory it is thousandfold."""
+SURE = 1000.0
+"""A gain counts if it exceeds the rounding of its sum by this factor."""
 TIMES = 10.0
 """The penalty of an ascent over three factors, as a multiple of what balances at the first R."""
 VANISHES = 0.01
@@ -87,19 +98,16 @@ class ValuePath:
     - `groups`: the index g of the values V_g of each head h; None if each head has its own
     - `tokens`: X, with a column of ones if the map has biases, where queries and keys make the
       rows; None for rows that are fixed
-    - `out`: the width of f; by default that of `mixed`, which may have a column of ones
     """
 
     mixed: Float[Tensor, "heads tokens width"]
     head: int
     groups: tuple[int, ...] | None = None
     tokens: Float[Tensor, "tokens width_or_more"] | None = None
-    out: int | None = None
 
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         heads, _, width = self.mixed.shape
-        inner = (len(set(self._groups)), self.head, width)
-        return inner, (heads, self.out or width, self.head)
+        return (len(set(self._groups)), self.head, width), (heads, width, self.head)
 
     def velocity(self, inner: Tensor, outer: Tensor) -> UnbatchedRows:
         return (self.mixed @ inner[list(self._groups)].mT @ outer.mT).sum(0)
@@ -137,12 +145,13 @@ class ValuePath:
 
 @dataclass(frozen=True, eq=False)
 class UnitsPath:
-    """f = phi(X W_1')W_2': units a phi(<w, x>). X has a column of ones if units have a bias."""
+    """f = phi(X W_1')W_2': units a phi(<w, x>). With `bias` units have a bias too."""
 
     x: UnbatchedRows
     activation: Activation
     units: int
     out: int
+    bias: bool = False
 
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return (self.units, self.x.shape[-1]), (self.out, self.units)
@@ -152,10 +161,10 @@ class UnitsPath:
 
     def threshold(self, P: UnbatchedRows) -> tuple[float, float]:
         """The best found of c |P'max(X w, 0)| over |w| = 1, and the bound c (|P'X|_2 +
-        |P|_2|X|_2)/2.
+        |P|_2|X|_2)/2, of (X, 1) with a bias.
         """
         growth = self.activation.at_infinity
-        shared, vt = product_svd(P, self.x)
+        _, vt = product_svd(P, self.x)
         generator = torch.Generator().manual_seed(0)
         random = noise(P, generator, STARTS, self.x.shape[-1])
         longest = length(P).topk(min(STARTS, len(P))).indices
@@ -168,9 +177,14 @@ class UnitsPath:
             return length((self.x @ w.mT).clamp_min(0).mT @ P)
 
         ascents = ascend(payoff, project(directions), (-1,), project, steps=UNIT_STEPS)
-        product = torch.linalg.matrix_norm(P, 2) * torch.linalg.matrix_norm(self.x, 2)
-        bound = (shared[0] + product) / 2
-        return growth * float(ascents.best.amax()), growth * float(bound)
+        found = growth * float(ascents.best.amax())
+        tokens = self.x.double()
+        if self.bias:
+            tokens = with_ones(tokens)
+        spectral = partial(torch.linalg.matrix_norm, ord=2)
+        precise, _ = product_svd(P.double(), tokens)
+        bound = (precise[0] + spectral(P.double()) * spectral(tokens)) / 2
+        return found, max(found, growth * float(bound))
 
     @property
     def homogeneous(self) -> bool:
@@ -187,6 +201,7 @@ class CubicPath:
     gate: Activation | None
     units: int
     out: int
+    bias: bool = False
 
     homogeneous = False
 
@@ -200,8 +215,8 @@ class CubicPath:
         return self._units(self.x @ inner.mT) @ outer.mT
 
     def threshold(self, P: UnbatchedRows) -> tuple[float, float]:
-        """inf if some units of unit weights gain, so that c R^3 exceeds every lam R^2/2; 0 if none
-        of many does, which is so for P = 0 alone but for rounding.
+        """inf if some units gain by more than rounding, so that c R^3 exceeds every lam R^2/2. If
+        none of many does, lam* is not known, as less than R^3 may gain too; it is 0 if f or P is.
         """
         generator = torch.Generator().manual_seed(0)
         shape, _ = self.shapes()
@@ -211,9 +226,12 @@ class CubicPath:
             hidden = first.clamp_min(0).square()
         else:
             hidden = first.clamp_min(0) * last  # the limit of phi(r z)/r, but for its factor
-        if float((hidden.mT @ P).abs().amax()) > 0:
+        gains = (hidden.mT @ P).abs().amax(-1)
+        rounding = torch.finfo(P.dtype).eps * length(hidden.mT) * P.norm()
+        if (gains > SURE * rounding).any():
             return math.inf, math.inf
-        return 0.0, 0.0
+        is_zero = not P.any() or not (self.bias or self.x.any())
+        return 0.0, 0.0 if is_zero else math.inf
 
     def _units(self, z: Tensor) -> Tensor:
         if self.gate is None:
@@ -248,9 +266,10 @@ class DecayThreshold:
     """dt lam* of one or several segments: H is infinite for a penalty below it, and zero (finite if
     not `homogeneous`) above it. It is inf where no penalty makes H finite.
 
-    The penalty is lam of lam/2 |W|^2 in a training loss, over all matrices of a map.
+    The penalty is lam of lam/2 |W|^2 in a training loss, over all matrices of a map. Its biases
+    have it too, or stay fixed; both numbers hold for either.
 
-    - `lower`: attained by factors that were found; `upper`: proven
+    - `lower`: attained by factors that were found; `upper`: proven; inf if nothing is
     - `bias`: dt |sum_j p_j| if the path has a bias, else 0. A bias without decay makes H infinite
       for every lam
     - `gains`: whether an input norm's gains scale the path. If trained, they make H infinite for
@@ -268,8 +287,8 @@ class DecayThreshold:
     above: Climb | None = None
 
     def verdict(self, decay: float) -> Posedness:
-        """The verdict under a penalty `decay`, with input gains fixed, and biases fixed or with the
-        penalty too.
+        """The verdict under a penalty `decay`, with the input norm's gains and offsets fixed, and
+        biases fixed or with the penalty too.
         """
         finite: bool | None
         if self.lower <= decay < self.upper:
@@ -295,7 +314,7 @@ class DecayThreshold:
             f"with a penalty of {BELOW} dt lam* the value grows like R^2": (
                 before > 0 and last / before >= GROWS
             ),
-            f"with a penalty of {ABOVE} dt lam* it vanishes": share <= VANISHES,
+            f"with a penalty of {ABOVE} dt lam* it vanishes at these rows": share <= VANISHES,
         }
 
 
@@ -327,41 +346,47 @@ def _path_of_heads(field: ExposesHeads, x: SequenceRows) -> ValuePath:
     addresses = [head.value.data_ptr() for head in heads]
     distinct = list(dict.fromkeys(addresses))
     groups = tuple(distinct.index(address) for address in addresses)
-    seen = _seen_by_values(field, x)
-    mixed = (field.probabilities(x) @ seen.unsqueeze(-3)).transpose(0, -3).flatten(1, -2)
-    tokens = seen
-    if _has_bias(field):
-        tokens = with_ones(x)
-    return ValuePath(mixed, len(heads[0].value), groups, tokens.flatten(0, -2), x.shape[-1])
-
-
-def _seen_by_values(field: ExposesHeads, x: SequenceRows) -> Tensor:
-    """x, with a column of ones if the values are known to have a bias."""
-    if all(head.value_offset is not None for head in field.head_matrices()):
-        return with_ones(x)
-    return x
-
-
-def _has_bias(field: object) -> bool:
-    return isinstance(field, nn.Module) and any(
-        name.endswith("bias") for name, _ in field.named_parameters()
-    )
+    mixed = (field.probabilities(x) @ x.unsqueeze(-3)).transpose(0, -3).flatten(1, -2)
+    tokens = x.flatten(0, -2)
+    if has_inner_bias(field):
+        tokens = with_ones(tokens)
+    return ValuePath(mixed, len(heads[0].value), groups, tokens)
 
 
 def _path_of_units(units: Units, x: SequenceRows) -> Path | None:
     """None for a gate that stays bounded."""
-    width = x.shape[-1]
     number = min(UNITS, units.number)
-    if units.bias:
-        x = with_ones(x)
     phi = units.activation
+    tokens = x.flatten(0, -2)
+    if units.gated and (phi.degree != 1 or phi.at_infinity == 0):
+        return None
     if units.gated:
-        if phi.degree != 1 or phi.at_infinity == 0:
-            return None
-        return CubicPath(x.flatten(0, -2), phi, number, width)
+        return CubicPath(tokens, phi, number, x.shape[-1], units.bias)
     if phi.degree == 1:
-        return UnitsPath(x.flatten(0, -2), phi, number, width)
-    return CubicPath(x.flatten(0, -2), None, number, width)
+        return UnitsPath(tokens, phi, number, x.shape[-1], units.bias)
+    return CubicPath(tokens, None, number, x.shape[-1], units.bias)
+
+
+def has_inner_bias(field: object) -> bool:
+    """Whether values or units have a bias. A map that does not say so, and no output projection,
+    may have one if any of its parameters is a bias.
+    """
+    if isinstance(field, HasUnits):
+        return field.units().bias
+    if isinstance(field, ExposesHeads) and any(
+        head.value_offset is not None for head in field.head_matrices()
+    ):
+        return True
+    if isinstance(field, HasOutputProjection) or not isinstance(field, nn.Module):
+        return False
+    return any(name.endswith("bias") for name, _ in field.named_parameters())
+
+
+def has_bias(field: object) -> bool:
+    """Whether values, units or outputs have a bias."""
+    if isinstance(field, HasOutputProjection) and field.output_projection.bias is not None:
+        return True
+    return has_inner_bias(field)
 
 
 def with_ones(x: Tensor) -> Tensor:
@@ -378,8 +403,7 @@ def with_best_rows(path: Path, field: object, x: SequenceRows, P: FlatRows) -> P
         return path
     best = path
     largest_found, _ = path.threshold(P)
-    seen = _seen_by_values(field, x)
-    for mixed in best_rows(field, x, P, seen):
+    for mixed in best_rows(field, x, P):
         tried = replace(path, mixed=mixed, tokens=None)
         found, _ = tried.threshold(P)
         if found > largest_found:
@@ -412,7 +436,7 @@ def decay_threshold(
     of_bias = 0.0
     if bias:
         of_bias = float(P.sum(0).norm())
-    return DecayThreshold(lower, upper, of_bias, gains, path.homogeneous)
+    return DecayThreshold(lower, upper, of_bias, gains, path.homogeneous and not bias)
 
 
 def largest(thresholds: Sequence[DecayThreshold]) -> DecayThreshold:

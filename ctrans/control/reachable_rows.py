@@ -17,11 +17,14 @@ most N = max over |u| = 1 of sum_i |<p_i, u>|, and their difference D = <sum_i p
 
     |(A X)'P|_2 <= max over j, k of |(N + M)/2 x_j - (N - M)/2 x_k|.
 
+Of m heads that share their values the product is at most sqrt(m) times that.
+
 **Below.** For one direction v and signs of <p_i, u> the best row of token i puts all its weight on
 the token with the largest, or least, <x_j, v>. Scores c <x_i, w><x_j, v> with large c make these
 rows if <x_i, w> has the sign of <p_i, u>. Such a w exists if the tokens are linearly independent. Q
-and K then have rank 1. `best_rows` looks for u and v, writes such Q and K into the attention
-itself, and reads the rows that it makes.
+and K then have rank 1. A norm of queries and keys, rotations or a cap of scores may keep rows from
+them. `best_rows` looks for u and v, writes such Q and K into the attention itself, and reads the
+rows that it makes.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ WEIGHINGS = 60
 """Steps of the search for the weights of the bound N."""
 MANY = 256
 """Above this many tokens and entries that search takes a quarter of the steps."""
+EPSILON = torch.finfo(torch.float64).eps
 ROUNDING = 1e-9
 """What the bounds are raised by, as a share, for rounding."""
 STARTS = 16
@@ -113,19 +117,20 @@ def bound_over_rows(x: Float[Tensor, "tokens width_or_more"], P: UnbatchedRows) 
         products = x[some] @ x.mT
         lengths = more**2 * squares[some].unsqueeze(-1) + less**2 * squares
         best = max(best, float((lengths - 2 * more * less * products).amax()))
-    return math.sqrt(max(best, 0.0)) * (1 + ROUNDING)
+    # what the difference of nearly equal numbers may have lost
+    lost = 8 * x.shape[-1] * EPSILON * (more**2 + less**2) * float(squares.amax())
+    return math.sqrt(max(best, 0.0) + lost) * (1 + ROUNDING)
 
 
 @torch.no_grad()
 def best_rows(
-    attention: ExposesHeads,
-    x: SequenceRows,
-    P: FlatRows,
-    seen: Float[Tensor, "batch tokens width_or_more"],
-) -> Iterator[Tensor]:
+    attention: ExposesHeads, x: SequenceRows, P: FlatRows
+) -> Iterator[Float[Tensor, "heads tokens width"]]:
     """A_h X for rows that large Q and K of the attention make, one choice after the other; the
-    weights are put back after each. `seen` is X as the values see it.
+    weights are put back after each. There are none for scores that are not a multiple of <q, k>.
     """
+    if not math.isfinite(attention.temperature):
+        return
     flat = x.flatten(0, -2)
     reads = attention.probabilities(x).amax(-3) > 0
     u, v = _pairs(x, P, reads)
@@ -138,7 +143,7 @@ def best_rows(
         if not (math.isfinite(scale) and scale > 0):
             continue
         for rows in _made(attention, x, w / scale, v[k]):
-            yield (rows @ seen.unsqueeze(-3)).transpose(0, -3).flatten(1, -2)
+            yield (rows @ x.unsqueeze(-3)).transpose(0, -3).flatten(1, -2)
 
 
 def _made(attention: ExposesHeads, x: SequenceRows, w: Tensor, v: Tensor) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ from ctrans.base.shapes import TokenRows
 from ctrans.control.admissible import Posedness, Supremum, verdict_of
 from ctrans.control.certificate import Certificate, certify
 from ctrans.control.costate import Point
-from ctrans.control.decay_threshold import DecayThreshold, decay_threshold, path_of
+from ctrans.control.decay_threshold import DecayThreshold, decay_threshold, has_bias, path_of
 from ctrans.control.ellipsoids import EllipsoidSlice, ellipsoid_value
 from ctrans.control.evidence import decayed_growth
 from ctrans.control.last_map import LastMapDecay, check_last_decay, last_features
@@ -266,8 +266,8 @@ def threshold_at(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThr
         path = path_of(sublayer.field, sublayer.given(x))
     except ConfigError:
         return None
-    biased = any(name.endswith("bias") for name, _ in sublayer.field.named_parameters())
-    return decay_threshold(path, raw_costate, bias=biased, gains=trains_gains(sublayer))
+    bias = has_bias(sublayer.field)
+    return decay_threshold(path, raw_costate, bias=bias, gains=trains_gains(sublayer))
 
 
 def admissible_at(

@@ -278,7 +278,7 @@ def values_of(model: str, check: ModelCheck) -> Iterator[Value]:
             model,
             "penalty needed",
             threshold.lower,
-            error=threshold.upper - threshold.lower,
+            error=threshold.upper - threshold.lower if math.isfinite(threshold.upper) else None,
             words=penalty(threshold),
         )
     of_the_ode = NO_ODE
@@ -376,6 +376,8 @@ def penalty(threshold: DecayThreshold | None) -> str:
         return NO_PENALTY
     lower = threshold.lower
     upper = threshold.upper
+    if math.isinf(upper):
+        return f"≥ {lower:.2g}"
     if 0 < upper < 0.1:  # one power for both takes less room
         k = math.floor(math.log10(upper))
         low = f"{lower / 10**k:.1f}"

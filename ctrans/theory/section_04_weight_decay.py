@@ -87,7 +87,8 @@ def decayed_path(draw: Draw, *, printed: bool) -> Trials:
     "weight-decay-rows",
     "ctrans",
     "attention with decayed Q, K, V, O: lam* <= max over j, k of |(N + M)/2 x_j - (N - M)/2 x_k|, N"
-    " = max over |u| = 1 of sum |<p_i, u>|, M = |sum p_i|; reached where the present rows have 0",
+    " = max over |u| = 1 of sum |<p_i, u>|, M = |sum p_i|, times sqrt(m) for m heads of the same"
+    " values; reached where the present rows have 0",
     1e-8,
     0.1,
 )
@@ -136,7 +137,7 @@ def _spectral(mixed: Tensor, P: Tensor) -> float:
     "ctrans",
     "a decayed bias of units is one more column of W_1: lam* is max |P'relu((X, 1) w)|, 2 for X ="
     " (1, -1), P = (1, 1), where |P'relu(X w)| is at most 1",
-    1e-9,
+    1e-8,
 )
 def units_with_a_bias(draw: Draw) -> Trials:
     """X = (a, -a), P = (p, p), a <= 1: w = 0, b = 1 has |P'1| = 2 |p|, and the bound too. For a
@@ -147,8 +148,8 @@ def units_with_a_bias(draw: Draw) -> Trials:
     p = draw.log_uniform(-2, 2)
     opposite = torch.tensor([[a], [-a]], dtype=torch.float64)
     P = torch.full((2, 1), p, dtype=torch.float64)
-    found, proven = UnitsPath(with_ones(opposite), phi, 4, 1).threshold(P)
-    without, _ = UnitsPath(opposite, phi, 4, 1).threshold(P)
+    found, _ = UnitsPath(with_ones(opposite), phi, 4, 1).threshold(P)
+    without, proven = UnitsPath(opposite, phi, 4, 1, bias=True).threshold(P)
     x = with_ones(draw.normal(6, 4))
     costates = draw.normal(6, 3)
     _, bound = UnitsPath(x, phi, 4, 3).threshold(costates)
@@ -181,7 +182,7 @@ def gated_units(draw: Draw) -> Trials:
         name = draw.choice(("swiglu", "geglu", "reglu"))
         gate = ACTIVATIONS[GATES[name]]
     P = draw.normal(5, 4)
-    path = CubicPath(with_ones(draw.normal(5, 4)), gate, 8, 4)
+    path = CubicPath(draw.normal(5, 4), gate, 8, 4)
     threshold = with_evidence(decay_threshold(path, P), path, P)
     below = not_none(threshold.below)
     cost = below.decay / 2

@@ -25,9 +25,11 @@ from ctrans.control.decay_threshold import (
     with_evidence,
 )
 from ctrans.control.model_check import check_model
+from ctrans.control.reachable_rows import bound_over_rows
 from ctrans.control.regularization import Regularization
 from ctrans.control.segment_check import threshold_at
 from ctrans.dynamics.fields import ACTIVATIONS, Attention, FeedForward, HasUnits, HeadMatrices
+from ctrans.dynamics.fields.feed_forward import GatedLinearUnits
 from ctrans.dynamics.fields.protocols import Units
 from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.model.config import GPTConfig
@@ -387,7 +389,10 @@ def test_h_is_that_of_the_penalty_asked_about():
         for decay in (1e-6, 1e6)
     )
     assert [segment.hamiltonian for segment in small.segments] == [math.inf, math.inf]
-    assert [segment.hamiltonian for segment in large.segments] == [0.0, None]
+    assert [segment.hamiltonian for segment in large.segments] == [None, None]  # for its biases
+    plain = small_model("pre", depth=1, bias=False)
+    without_biases = check_model(plain, text[:, :-1], text[:, 1:], Regularization(weight_decay=1e6))
+    assert [segment.hamiltonian for segment in without_biases.segments] == [0.0, None]
     assert (small.held, large.held) == ((), ("biases", "gains"))
     assert small.evidence["exponent"] == pytest.approx(1, abs=1e-6)
     assert large.evidence["exponent"] is None
@@ -590,14 +595,52 @@ def test_gates_that_stay_bounded_have_no_known_threshold():
         path_of(Bounded(), numbers(1, 2, 3))
 
 
-def test_a_decayed_bias_of_units_is_one_more_column():
-    x, P = (
-        torch.tensor([[[1.0], [-1.0]]], dtype=torch.float64),
-        torch.ones(2, 1, dtype=torch.float64),
-    )
+def test_a_bias_of_units_may_stay_fixed_or_have_the_penalty_too():
+    """With a penalty it is one more column, and lam* = 2; fixed it leaves lam* = 1: the bracket
+    holds for both.
+    """
+    x = torch.tensor([[[1.0], [-1.0]]], dtype=torch.float64)
+    P = torch.ones(2, 1, dtype=torch.float64)
     with_bias, without = (
         path_of(FeedForward(1, 2, activation="relu", bias=bias).double(), x).threshold(P)
         for bias in (True, False)
     )
-    assert with_bias == (pytest.approx(2.0), pytest.approx(2.0))
-    assert without[0] == pytest.approx(1.0)
+    assert with_bias == (pytest.approx(1.0), pytest.approx(2.0))
+    assert without == (pytest.approx(1.0), pytest.approx(1.0))
+
+
+def test_gated_units_whose_limit_gains_nothing_are_not_called_finite():
+    """x = 1, 2 and p = -4, 1: max(g x, 0) u x gains nothing, and silu(g x) u x does."""
+    module = GatedLinearUnits(2, 1, activation="silu", bias=False).double()
+    x = torch.tensor([[[1.0, 0.0], [2.0, 0.0]]], dtype=torch.float64)
+    P = torch.tensor([[-4.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    threshold = decay_threshold(path_of(module, x), P)
+    assert threshold.verdict(0.01) == "open"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_is_no_gain_of_gated_units(dtype):
+    """Equal tokens and costates that sum to 0: P'h = 0 for all units."""
+    module = GatedLinearUnits(4, 8, activation="silu", bias=False).to(dtype)
+    P = numbers(5, 4).to(dtype)
+    x = numbers(1, 1, 4, seed=1).to(dtype).expand(1, 5, 4)
+    lower, _ = path_of(module, x).threshold(P - P.mean(0))
+    assert lower == 0
+
+
+def test_offsets_of_queries_and_keys_are_no_biases_that_run_away():
+    model, text = small_model("pre", depth=1, bias=False, qk_norm="layer"), tokens(1, 9)
+    check = check_model(model, text[:, :-1], text[:, 1:])
+    assert check.segments[0].training_threshold.bias == 0
+
+
+@pytest.mark.parametrize("apart", [1e-5, 1e-7, 1e-9])
+def test_the_bound_over_rows_holds_for_nearly_equal_tokens(apart):
+    first = numbers(8)
+    x = torch.stack([first, first + apart * numbers(8, seed=1)])
+    p = numbers(8, seed=2)
+    P = torch.stack([p, -p])
+    exact = p.norm() * (x[0] - x[1]).norm()  # the first token reads itself, the second the first
+    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    assert torch.linalg.matrix_norm((rows @ x).mT @ P, 2) == pytest.approx(float(exact), rel=1e-6)
+    assert bound_over_rows(x, P) >= exact
