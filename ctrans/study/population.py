@@ -39,8 +39,8 @@ from ctrans.training.loop import (
     TrainingRun,
     after_iteration,
     before_iterations,
-    diverged,
     finished,
+    unsolved,
 )
 from ctrans.training.objective import Objective
 from ctrans.training.optimiser import OPTIMISERS
@@ -293,4 +293,4 @@ def _after(
     try:
         return after_iteration(member, progress, row)
     except SolveError as error:
-        return progress, diverged(member, progress, f"iteration {progress.step + 1}: {error}")
+        return progress, unsolved(member, progress, error)

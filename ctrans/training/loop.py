@@ -30,7 +30,7 @@ from ctrans.training.schedule import learning_rate, temperature
 from ctrans.training.settings import PRECISIONS, TrainConfig
 from ctrans.training.signals import stopping
 from ctrans.training.training_state import Progress, State
-from solvers import SolveError
+from solvers import SolveError, Status
 
 Observer = Callable[[log.Row], None]
 
@@ -77,6 +77,10 @@ class Ending(enum.Enum):
     DIVERGED = "diverged"
     STOPPED = "stopped"
     """A watcher ended the run."""
+
+
+RAN_AWAY = (Status.NON_FINITE, Status.STEP_UNDERFLOW, Status.TOO_MANY_STEPS)
+"""How a solve ends where the state, or the speed of its change, runs away."""
 
 
 @dataclass(frozen=True)
@@ -279,10 +283,11 @@ def carry_out(run: TrainingRun, progress: Progress) -> Outcome:
     """Trains from `progress` to `iterations`, or until a signal, a watcher or divergence ends it.
 
     A first SIGINT, SIGTERM or SIGHUP ends the run after the present iteration, with a checkpoint. A
-    run has diverged when a loss or gradient is not finite, or when `patience` validation losses in
-    a row lie above the first by more than `margin`. Meanwhile it saves no checkpoint; after
-    divergence `last` points to the newest one up to the last good validation loss. Raises
-    ConfigError if a checkpoint cannot be written or memory runs out.
+    run has diverged when a loss, a gradient or a solution is not finite, or when `patience`
+    validation losses in a row lie above the first by more than `margin`. Meanwhile it saves no
+    checkpoint; after divergence `last` points to the newest one up to the last good validation
+    loss. Raises ConfigError if a checkpoint cannot be written or memory runs out, and the errors of
+    `unsolved`.
     """
     config = run.config
     with stopping() as wish, explaining(config, run.data.context):
@@ -328,7 +333,7 @@ def carry_out(run: TrainingRun, progress: Progress) -> Outcome:
                         signal,
                     )
         except SolveError as error:
-            return diverged(run, progress, f"iteration {progress.step + 1}: {error}")
+            return unsolved(run, progress, error)
     return finished(progress)
 
 
@@ -377,6 +382,20 @@ def after_iteration(
 def finished(progress: Progress) -> Outcome:
     """The outcome of a run that finished."""
     return Outcome(Ending.FINISHED, progress, f"{progress.step} iterations done")
+
+
+def unsolved(run: TrainingRun, progress: Progress, error: SolveError) -> Outcome:
+    """The outcome of a solve that failed because states, or the speed of their change, ran away.
+
+    Raises the error, with its iteration, if a solver could not keep what it promises: if the
+    `reversible` gradient misses the initial state, if an implicit step is not solved, or if a field
+    changes between two passes. That says nothing of the training.
+    """
+    message = f"iteration {progress.step + 1}: {error}"
+    status = getattr(error.solution, "status", None)
+    if status not in RAN_AWAY:
+        raise SolveError(message, error.solution) from error
+    return diverged(run, progress, message)
 
 
 def diverged(run: TrainingRun, progress: Progress, why: str) -> Outcome:

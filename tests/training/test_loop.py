@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from ctrans.training.run_directory import RunDirectory
 from ctrans.training.run_start import anew, resumed
 from ctrans.training.settings import TrainConfig
 from ctrans.training.training_state import read_state
-from solvers import ConfigError
+from solvers import ConfigError, SolveError, Status
 from tests.training.helpers import (
     ALONE,
     MODEL,
@@ -399,6 +400,11 @@ def test_settings_are_those_that_were_given(tmp_path):
     assert {name: getattr(run.config, name) for name in SETTINGS} == SETTINGS
 
 
+def solved(status):
+    """A solution that ended so."""
+    return SimpleNamespace(status=status)
+
+
 def test_theta_is_the_balanced_mass_of_the_attention_rows(tmp_path):
     run, progress = start(tmp_path, theta=True, iterations=1)
     carry_out(run, progress)
@@ -412,6 +418,33 @@ def test_theta_is_the_balanced_mass_of_the_attention_rows(tmp_path):
             found.append(max(4 * mass * (1 - mass) for mass in masses))
     *_, last = log.read(tmp_path)
     assert last["theta"] == pytest.approx(sum(found) / len(found), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_divergence"),
+    [
+        (SolveError("the state became non-finite", solved(Status.NON_FINITE)), True),
+        (SolveError("the step became too small", solved(Status.STEP_UNDERFLOW)), True),
+        (SolveError("the two states drifted apart", solved(Status.PAIR_APART)), False),
+        (SolveError("the backward pass misses the initial state"), False),
+    ],
+)
+def test_a_solver_that_cannot_keep_its_promise_is_no_divergence(
+    error, is_divergence, tmp_path, monkeypatch
+):
+    run, progress = start(tmp_path)
+
+    def refuse(*_):
+        raise error
+
+    carry_on = run.module.forward
+    calls = iter([carry_on] * 3 + [refuse] * 99)
+    monkeypatch.setattr(run.module, "forward", lambda *given: next(calls)(*given))
+    if is_divergence:
+        assert carry_out(run, progress).ending is Ending.DIVERGED
+    else:
+        with pytest.raises(SolveError, match=r"iteration \d+: "):
+            carry_out(run, progress)
 
 
 def test_a_compiler_that_is_missing_is_one_sentence(tmp_path, monkeypatch):
