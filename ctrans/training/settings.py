@@ -158,7 +158,8 @@ class TrainConfig:
         low = self.min_learning_rate
         if low is not None:
             Range(0, self.learning_rate, "0 to learning_rate").check("min_learning_rate", low)
-        self.scheme.check_numbers(self.weight_dtype)
+        # fields compute in this dtype, and the error estimate has its rounding
+        self.scheme.check_numbers(PRECISIONS[self.dtype])
         start = self.temperature_start
         steps = self.temperature_steps
         if (start is None) != (steps == 0):

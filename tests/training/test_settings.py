@@ -35,6 +35,8 @@ from solvers import ConfigError
         ({"method": "rk5"}, "did you mean 'rk4'"),
         ({"method": "tsit5", "steps": 2}, "takes no steps"),
         ({"rtol": 1e-3}, "takes no rtol"),
+        ({"method": "tsit5", "dtype": "bfloat16"}, "below what bfloat16 resolves"),
+        ({"method": "tsit5", "dtype": "bfloat16", "rtol": 7e-3, "atol": 0.1}, "rtol = 0.007"),
         ({"temperature_start": 4.0}, "needs both, or neither"),
         ({"temperature_steps": 4}, "needs both, or neither"),
         ({"temperature_start": -1.0, "temperature_steps": 4}, "temperature = -1.0"),
