@@ -16,13 +16,8 @@ from ctrans.base.old_names import OldReasons
 from ctrans.control.admissible import VERDICTS, Posedness
 from ctrans.control.certificate import Certificate
 from ctrans.control.costate import Costate, continuous_or_discrete, costate
-from ctrans.control.decay_threshold import (
-    DecayThreshold,
-    largest,
-    path_of,
-    with_best_rows,
-    with_evidence,
-)
+from ctrans.control.decay_paths import path_of, with_best_rows
+from ctrans.control.decay_threshold import DecayThreshold, largest, with_evidence
 from ctrans.control.regularization import Regularization
 from ctrans.control.residual_pullback import active_channels, costate_of_map, raw_costate
 from ctrans.control.segment_check import (

@@ -11,7 +11,8 @@ from ctrans.base.shapes import TokenRows
 from ctrans.control.admissible import Posedness, Supremum, verdict_of
 from ctrans.control.certificate import Certificate, certify
 from ctrans.control.costate import Point
-from ctrans.control.decay_threshold import DecayThreshold, decay_threshold, has_bias, path_of
+from ctrans.control.decay_paths import has_bias, path_of
+from ctrans.control.decay_threshold import DecayThreshold, decay_threshold
 from ctrans.control.ellipsoids import EllipsoidSlice, ellipsoid_value
 from ctrans.control.evidence import decayed_growth
 from ctrans.control.last_map import LastMapDecay, check_last_decay, last_features

@@ -9,17 +9,15 @@ from torch import Tensor
 
 from ctrans.base.draw import Draw
 from ctrans.control import LastMapDecay
-from ctrans.control.decay_threshold import (
+from ctrans.control.decay_paths import (
     CubicPath,
     UnitsPath,
     ValuePath,
-    climb_factors,
-    decay_threshold,
     path_of,
     with_best_rows,
-    with_evidence,
     with_ones,
 )
+from ctrans.control.decay_threshold import climb_factors, decay_threshold, with_evidence
 from ctrans.control.reachable_rows import bound_over_rows
 from ctrans.dynamics.fields import ACTIVATIONS, Attention
 from ctrans.dynamics.fields.feed_forward import GATES

@@ -12,16 +12,12 @@ from scipy.optimize import minimize
 from torch import nn
 
 from ctrans.control.costate import costate
+from ctrans.control.decay_paths import UnitsPath, ValuePath, path_of, product_svd, with_best_rows
 from ctrans.control.decay_threshold import (
     DecayThreshold,
-    UnitsPath,
-    ValuePath,
     climb_factors,
     decay_threshold,
     largest,
-    path_of,
-    product_svd,
-    with_best_rows,
     with_evidence,
 )
 from ctrans.control.model_check import check_model
