@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 from ctrans.base.option import option
 from ctrans.cli.click_options import OptionValues, settings_of
 from ctrans.cli.ending import directory_of, end
-from ctrans.cli.inputs import read_batch
+from ctrans.cli.inputs import Batch, read_batch
 from ctrans.cli.model_request import ModelRequest, get_dtype
 from ctrans.cli.model_sources import ModelSource, check_loss, find_models
 from ctrans.cli.request import command_of
 from ctrans.control.control_checks import findings_of
 from ctrans.control.hjb.hopf_lax import velocity_hull
 from ctrans.control.hjb.study import PDEStudy, pde_study
+from ctrans.control.least_loss import LeastLoss, least_loss
 from ctrans.control.model_check import ModelCheck, check_model, why_not_applicable
 from ctrans.control.regularization import Regularization
 from ctrans.dynamics.norm import NORMS, RMSNorm
@@ -24,7 +25,10 @@ from ctrans.dynamics.placement import get_placement
 from ctrans.examine.certified import measured, name_of
 from ctrans.examine.principled import Principled, principled
 from ctrans.examine.principled import measured as measured_principles
-from ctrans.measure.measured import together
+from ctrans.examine.valued import measured as measured_values
+from ctrans.measure.measured import Measured, together
+from ctrans.measure.missing import tried
+from ctrans.measure.walk import Model
 from ctrans.model.config import GPTConfig
 from ctrans.report import hjb_figure
 from ctrans.report.files import png
@@ -148,6 +152,7 @@ def command(request: HJBCheckRequest) -> None:
     directory = directory_of(request)
     checks: dict[str, list[ModelCheck]] = {source.config.norm: [] for source in sources}
     principles: dict[str, Principled] = {}
+    values = ValuesWithinReach()
     passes = 2 if request.principle else 1
     with progress_bar("hjb-check", passes * sum(source.segments for source in jobs)) as advance:
         for source in jobs:
@@ -159,6 +164,7 @@ def command(request: HJBCheckRequest) -> None:
                 model, batch.tokens, batch.targets, regularization, progress=progress
             )
             checks[norm].append(dataclasses.replace(check, placement=placement))
+            values.add(request, name_of(norm, placement, len(checks)), model, batch)
             if request.principle:
                 principles[name_of(norm, placement, len(checks))] = principled(
                     model,
@@ -166,6 +172,7 @@ def command(request: HJBCheckRequest) -> None:
                     batch.targets,
                     rtol=request.rtol,
                     atol=request.atol,
+                    kinetic=request.kinetic,
                     progress=progress,
                 )
         study_summary = None
@@ -177,6 +184,7 @@ def command(request: HJBCheckRequest) -> None:
     named = [(f"{norm}, {check.placement}", check) for norm, row in checks.items() for check in row]
     by_placement = {norm: {check.placement: check for check in row} for norm, row in checks.items()}
     table = measured(by_placement, refused, study_summary)
+    table = together(table, values.table())
     if principles:
         table = together(table, measured_principles(principles))
     failures = [f"{name}, {failure}" for name, check in named for failure in check.failures]
@@ -199,6 +207,37 @@ def command(request: HJBCheckRequest) -> None:
         files=files,
         failures=failures,
     )
+
+
+class ValuesWithinReach:
+    """The least loss within reach of each model, or why there is none."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, LeastLoss] = {}
+        self._kinds: dict[str, list[str]] = {}
+        self._missing: dict[str, dict[str, str]] = {}
+
+    def add(self, request: HJBCheckRequest, name: str, model: Model, batch: Batch) -> None:
+        """Searches it for a model. A kinetic cost changes the problem, so that it is left out."""
+        missing: dict[str, str] = {}
+        if request.kinetic is not None:
+            missing["least loss within reach"] = (
+                "it is that of velocities without a cost, and --kinetic adds one"
+            )
+        else:
+            found = tried(
+                missing, "least loss within reach", least_loss, model, batch.tokens, batch.targets
+            )
+            if found is not None:
+                self._found[name] = found
+                self._kinds[name] = [sublayer.kind for sublayer in model.depth.sublayers]
+        if missing:
+            self._missing[name] = missing
+
+    def table(self) -> Measured:
+        """The table of all models."""
+        of_models = measured_values(self._found, self._kinds)
+        return dataclasses.replace(of_models, missing={**of_models.missing, **self._missing})
 
 
 def _picture(study: PDEStudy) -> bytes:

@@ -12,7 +12,8 @@ segments,
 
     L = Phi(X_0, 0) + sum_k [Phi(X_(k+1), t_(k+1)) - Phi(X_k, t_k)],
 
-in which each term is at least 0: what segment k gave away for good.
+in which each term is at least 0: what the segments after k can no longer gain. Together they are
+the optimality gap of the model.
 
 Without an output norm a token reaches every state, so Phi is inf L at every t < T and jumps to L at
 T. That is degeneracy (Kan, theorem 2) on the model itself.
@@ -30,13 +31,16 @@ the least.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
+from numpy.typing import NDArray
+from scipy.optimize import minimize
 from torch import Tensor
 
 from ctrans.base.as_found import leaving_as_found
@@ -44,7 +48,7 @@ from ctrans.base.shapes import TokenRows
 from ctrans.control.admissible import length, ratio
 from ctrans.control.convex_head import ConvexHead, convex_head
 from ctrans.control.reach import Reach, reaches
-from ctrans.control.sweeps import Losses, sweep
+from ctrans.control.sweeps import Losses, Swept, sweep, value_and_slope
 from ctrans.measure.missing import tried
 from ctrans.measure.walk import Model, SegmentCallback, check_targets, own_loss, terminal_loss
 from ctrans.model.gpt import counted
@@ -57,7 +61,7 @@ LEAST = 1e-3
 """Losses below it count as it, in nats."""
 FAR = 100.0
 """How far from the centre, in lengths of X_T, states begin that are anywhere."""
-NEWTON_STEPS = 60
+QUASI_NEWTON_STEPS = 100
 """Steps of L-BFGS in a search everywhere."""
 PROVEN = "proven least loss"
 """The measure that the reason is filed under if nothing is proven."""
@@ -71,7 +75,7 @@ class LeastLoss:
     - `found`: Phi at each state of the trajectory, as searches found it; the last one is the
       model's loss
     - `proven`: what it is at least; None where nothing is proven
-    - `gaps`: the gap of the maximum principle at the end of each search, 0 at the last state
+    - `left`: the gap of the maximum principle at the end of each search, 0 at the last state
     - `bounded`: whether the velocities of all segments that are left are bounded
     - `by_token`: what each token of the batch adds to `found`; None if the loss is no sum over
       tokens
@@ -82,15 +86,15 @@ class LeastLoss:
     times: tuple[float, ...]
     found: tuple[float, ...]
     proven: tuple[float | None, ...]
-    gaps: tuple[float, ...]
+    left: tuple[float, ...]
     bounded: tuple[bool, ...]
     by_token: Float[Tensor, "states batch tokens"] | None
     end: TokenRows
     missing: dict[str, str] = field(default_factory=dict)
 
     @property
-    def given_away(self) -> list[float]:
-        """What each segment gave away: the rise of the least loss within reach over it."""
+    def gaps(self) -> list[float]:
+        """The optimality gap of each segment: the rise of the least loss within reach over it."""
         return [after - before for before, after in zip(self.found, self.found[1:], strict=False)]
 
 
@@ -127,14 +131,18 @@ def least_loss(
     head = tried(missing, PROVEN, convex_head, model, losses_of_logits)
     z = states[-1]
     searches = [Search(z, losses(z), 0.0, float(losses(z).sum()))]
+    anywhere = _search_everywhere(losses, Reach((), everywhere=True), z, head)
     for k in reversed(range(len(within) - 1)):
         reach = within[k]
         if within[k + 1].everywhere:
             search = searches[0]
-        elif reach.everywhere:
+        elif reach.image is not None:
             search = _search_everywhere(losses, reach, searches[0].z, head)
+        elif reach.everywhere:
+            search = anywhere
         else:
-            search = _search_within(losses, reach, states[k], searches[0].z, head, sweeps)
+            starts = (searches[0].z, reach.extreme(states[k], -anywhere.z))
+            search = _search_within(losses, reach, states[k], starts, head, sweeps)
         searches.insert(0, search)
         if progress is not None:
             progress(k)
@@ -145,7 +153,7 @@ def least_loss(
         times=tuple(model.depth.times),
         found=tuple(float(search.values.sum()) for search in searches),
         proven=tuple(search.proven for search in searches),
-        gaps=tuple(search.gap for search in searches),
+        left=tuple(search.gap for search in searches),
         bounded=tuple(not reach.everywhere for reach in within),
         by_token=by_token,
         end=searches[0].z,
@@ -187,27 +195,36 @@ def _search_within(
     losses: Callable[[Tensor], Losses],
     reach: Reach,
     x: TokenRows,
-    z: TokenRows,
+    starts: Sequence[TokenRows],
     head: ConvexHead | None,
     sweeps: int,
 ) -> Search:
-    """The best z found within reach of x, from a z within reach."""
+    """The best z found within reach of x, from several within reach."""
     proven: float | None = None
     floor = -math.inf
     if head is not None:
         centre, radius = reach.ball(x)
-        proven = float(head.proven(centre, radius, z).sum())
+        proven = float(head.proven(centre, radius, starts[0]).sum())
         floor = proven
-    swept = sweep(
-        losses,
-        lambda _, P: reach.extreme(x, P),
-        z,
-        sweeps=sweeps,
-        close=CLOSE,
-        least=LEAST,
-        floor=floor,
-    )
-    return Search(swept.z, swept.values, float(swept.gap.sum()), proven)
+    best: Swept | None = None
+    for z in starts:
+        swept = sweep(
+            losses,
+            lambda _, P: reach.extreme(x, P),
+            z,
+            sweeps=sweeps,
+            close=CLOSE,
+            least=LEAST,
+            floor=floor,
+        )
+        if best is not None:
+            swept = swept.or_better(best)
+        best = swept
+        total = float(best.values.sum())
+        if total - floor <= CLOSE * max(total, LEAST):
+            break
+    assert best is not None, "there is a start"
+    return Search(best.z, best.values, float(best.gap.sum()), proven)
 
 
 def _search_everywhere(
@@ -223,21 +240,17 @@ def _search_everywhere(
     size = max(float(length(z).mean()), 1e-3)
     if reach.image is None:
         size = FAR * size
+
     # in units of the size, so that steps are of the order of 1
-    free = ratio(z, length(z).unsqueeze(-1)).requires_grad_()
-    search = torch.optim.LBFGS(
-        [free], max_iter=NEWTON_STEPS, history_size=10, line_search_fn="strong_wolfe"
-    )
+    def value(flat: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        free = torch.from_numpy(flat).reshape(z.shape).to(z)
+        values, slope = value_and_slope(lambda y: losses(state(size * y)), free)
+        return float(values.sum()), slope.double().flatten().cpu().numpy()
 
-    def closure() -> Tensor:
-        search.zero_grad()
-        with torch.enable_grad():
-            loss = losses(state(size * free)).sum()
-            (free.grad,) = torch.autograd.grad(loss, free)
-        return loss.detach()
-
-    search.step(closure)
-    best = state(size * free.detach())
+    start = ratio(z, length(z).unsqueeze(-1)).double().flatten().cpu().numpy()
+    options = {"maxiter": QUASI_NEWTON_STEPS, "gtol": 1e-10, "ftol": 1e-12}
+    search = minimize(value, start, jac=True, method="L-BFGS-B", options=options)
+    best = state(size * torch.from_numpy(search.x).reshape(z.shape).to(z))
     if float(losses(best).sum()) > float(losses(z).sum()):
         best = z
     proven: float | None = None

@@ -41,6 +41,17 @@ class Swept(NamedTuple):
     lower: Losses
     history: list[float]
 
+    def or_better(self, other: Swept) -> Swept:
+        """This search, with what `other` found where its losses are lower."""
+        better = other.values < self.values
+        return Swept(
+            torch.where(better.unsqueeze(-1), other.z, self.z),
+            torch.where(better, other.values, self.values),
+            torch.where(better, other.gap, self.gap),
+            torch.maximum(self.lower, other.lower),
+            self.history,
+        )
+
 
 @torch.no_grad()
 def sweep(
@@ -63,7 +74,7 @@ def sweep(
     z has one more axis than the losses at its end, and may have one more at its beginning: controls
     by segment.
     """
-    values, P = value_and_costate(losses, z)
+    values, P = value_and_slope(losses, z)
     rows = values.shape
 
     def of_rows(terms: Tensor) -> Tensor:
@@ -89,7 +100,7 @@ def sweep(
         squared = of_rows(move.square().sum(-1))
         step = ratio(gap, curvature * squared).clamp(max=1)
         next_z = z + step.unsqueeze(-1) * move
-        next_values, next_P = value_and_costate(losses, next_z)
+        next_values, next_P = value_and_slope(losses, next_z)
         allowed = values - step * gap + curvature * step.square() * squared / 2
         accepted = next_values <= allowed + rounding * values.abs()
         z = torch.where(accepted.unsqueeze(-1), next_z, z)
@@ -100,7 +111,7 @@ def sweep(
     return Swept(z, values, gap, lower, history)
 
 
-def value_and_costate(losses: Callable[[Tensor], Losses], z: Tensor) -> tuple[Losses, Tensor]:
+def value_and_slope(losses: Callable[[Tensor], Losses], z: Tensor) -> tuple[Losses, Tensor]:
     """The losses and their slope P = dL/dz."""
     with torch.enable_grad():
         z = z.detach().requires_grad_()

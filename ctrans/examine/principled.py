@@ -15,6 +15,7 @@ from ctrans.base.from_json import from_json
 from ctrans.control.attained import Attained, attained
 from ctrans.control.costate import ZERO_GRADIENT, continuous_or_discrete
 from ctrans.control.maximum_principle import ALIGNMENTS, MaximumPrinciple, maximum_principle
+from ctrans.control.optimal_trajectory import OptimalTrajectory, optimal_trajectory
 from ctrans.measure import state_measures as state_measures  # the costate
 from ctrans.measure.findings import Mark
 from ctrans.measure.measured import Answer, Measured, Value, along_depth
@@ -34,6 +35,8 @@ _GAP = (
 _DRIFT = "departure of <P, v> from what the ODE conserves: the solver's error"
 ATTAINED = "left by all weights"
 """The measure that the reason is filed under if it is not known what training attains."""
+OPTIMAL = "loss of the optimal trajectory"
+"""The measure that the reason is filed under if there is no optimal trajectory."""
 
 _TOPIC = "The maximum principle"
 
@@ -44,6 +47,31 @@ MEASURES.add(
             formula="mean cross-entropy in nats a token", unit="nats", topic=_TOPIC
         ),
         "mean alignment": Measure(formula=f"{_ALIGNMENT}; mean over segments", topic=_TOPIC),
+        "loss of the optimal trajectory": Measure(
+            formula=(
+                "the loss that relaxed sweeps of the maximum principle reach from the embedding,"
+                " with velocities free at each token; with --kinetic without its cost"
+            ),
+            unit="nats",
+            source="Li, Chen, Tai and E (2018), with the closed-form maximiser",
+            topic=_TOPIC,
+        ),
+        "kinetic cost of the optimal trajectory": Measure(
+            formula="lam/2 sum of h |v|^2 over segments and tokens",
+            unit="nats",
+            topic=_TOPIC,
+            detail=True,
+        ),
+        "loss by sweep": Measure(
+            formula=(
+                "loss and kinetic cost after each sweep of the maximum principle, from the model's"
+                " own velocities on"
+            ),
+            unit="nats",
+            scope="size",
+            over="sweeps",
+            log=False,
+        ),
         "largest gap": Measure(formula=f"{_GAP}; the largest of all segments", topic=_TOPIC),
         "largest drift": Measure(formula=f"{_DRIFT}; the largest of all segments", topic=_TOPIC),
         "first-order condition": Measure(
@@ -112,19 +140,25 @@ MEASURES.add(
 
 @dataclass(frozen=True)
 class Principled:
-    """The maximum principle of a model, what training attains, and what replaces the ODE's costate,
-    if anything does. `missing` says what was not measured, and why.
+    """The maximum principle of a model, what training attains, what replaces the ODE's costate if
+    anything does, and the optimal trajectory. `missing` says what was not measured, and why.
     """
 
     principle: MaximumPrinciple
     attained: Attained | None
     instead: str | None = None
     missing: dict[str, str] = field(default_factory=dict)
+    optimal: OptimalTrajectory | None = None
 
     def values(self, model: str) -> Iterator[Value]:
         """The rows of the table."""
         principle = self.principle
         yield Value(model, "loss of the text", principle.loss)
+        if self.optimal is not None:
+            yield Value(model, OPTIMAL, self.optimal.loss)
+            yield Value(model, "kinetic cost of the optimal trajectory", self.optimal.cost)
+            for sweep, loss in enumerate(self.optimal.history):
+                yield Value(model, "loss by sweep", loss, step=sweep)
         yield from _largest(model, "largest gap", principle.gap, infinite=True)
         alignment = _finite(principle.alignment)
         if alignment:
@@ -183,18 +217,22 @@ def principled(
     *,
     rtol: float | None = None,
     atol: float | None = None,
+    kinetic: float | None = None,
     progress: SegmentCallback | None = None,
 ) -> Principled:
-    """The maximum principle of a model on a text, with what training attains.
+    """The maximum principle of a model on a text, with what training attains, and the optimal
+    trajectory.
 
     - `rtol`, `atol`: tolerances of state and costate
+    - `kinetic`: the weight of a kinetic cost of that trajectory; None for none
     - `progress(k)`: called after each segment
     """
     costate, instead = continuous_or_discrete(model, tokens, targets, rtol=rtol, atol=atol)
     principle = maximum_principle(model.depth, costate)
     missing = dict(principle.missing)
     reached = tried(missing, ATTAINED, attained, model, tokens, targets, progress=progress)
-    return Principled(principle, reached, instead, missing)
+    optimal = tried(missing, OPTIMAL, optimal_trajectory, model, tokens, targets, kinetic=kinetic)
+    return Principled(principle, reached, instead, missing, optimal)
 
 
 def measured(models: Mapping[str, Principled]) -> Measured:

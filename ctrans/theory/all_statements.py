@@ -26,6 +26,7 @@ MODULES = (
     "section_04_architectures",
     "section_04_norm_images",
     "section_04_values",
+    "section_04_least_loss",
     "section_04_residual_gains",
     "section_05_costates",
     "section_05_maximum_principle",

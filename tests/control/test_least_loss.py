@@ -93,7 +93,7 @@ def test_unequal_segments_agree_with_scipy():
             {"type": "ineq", "fun": lambda w: 1 - (w[3:] ** 2).sum()},
         ],
     )
-    assert float((P * reach.extreme(x, P)).sum()) == pytest.approx(best.fun, rel=1e-6)
+    assert float((P * reach.extreme(x, P)).sum().detach()) == pytest.approx(best.fun, rel=1e-6)
 
 
 @pytest.mark.parametrize("placement", list(PLACEMENTS))
@@ -101,8 +101,8 @@ def test_the_value_never_falls_and_ends_at_the_models_loss(placement):
     model = small_model(placement)
     value = least_loss(model, tokens(), TARGETS)
     assert value.found[-1] == pytest.approx(float(model(tokens(), TARGETS)[1]), rel=1e-12)
-    assert all(rise >= -1e-9 for rise in value.given_away)
-    assert sum(value.given_away) == pytest.approx(value.found[-1] - value.found[0])
+    assert all(rise >= -1e-9 for rise in value.gaps)
+    assert sum(value.gaps) == pytest.approx(value.found[-1] - value.found[0])
     for lower, found in zip(value.proven, value.found, strict=True):
         assert lower is None or lower <= found + 1e-9
     if not PLACEMENTS[placement].output_norm:
@@ -111,11 +111,12 @@ def test_the_value_never_falls_and_ends_at_the_models_loss(placement):
         assert not any(value.bounded[:-1])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("placement", ["peri", "output"])
 def test_other_weights_of_the_maps_stay_above_what_is_proven(placement):
     """The verification theorem: no weights of the maps lead below the value at X_0."""
     value = least_loss(small_model(placement), tokens(), TARGETS)
-    for seed in range(5):
+    for seed in range(2):
         other = small_model(placement)
         for sublayer in other.depth.sublayers:
             learned(sublayer.field, 1.0, seed=10 + seed)
