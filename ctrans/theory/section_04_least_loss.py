@@ -64,7 +64,7 @@ def reach_of_segments(draw: Draw) -> Trials:
     "ctrans, on the verification theorem",
     "peri, output: with the norms' gains and the ends fixed no weights of the maps have a loss"
     " below Phi(X_0, 0), and no velocities that the maximum principle chooses",
-    share=0.1,
+    share=0.05,
 )
 def optimality_gap(draw: Draw) -> Trials:
     """The value of one model against the loss of another with the same norms and ends, and against
@@ -94,7 +94,7 @@ def optimality_gap(draw: Draw) -> Trials:
     "peri, output: relaxed sweeps of the maximum principle, from the model's own velocities on,"
     " never raise the loss, and end near Phi(X_0, 0), that a search over states finds",
     0.05,
-    0.05,
+    0.02,
 )
 def optimal_sweeps(draw: Draw) -> Trials:
     """Both are searches of a loss that is not convex. Equal to 5% and 0.5 millinats here."""
@@ -152,7 +152,7 @@ def free_value(draw: Draw) -> Trials:
     "ctrans",
     "behind a final norm the cross-entropy is convex in x_hat: its least over the cap of directions"
     " within arcsin(r/|c|) of c bounds the loss of all states within r of c from below",
-    share=0.5,
+    share=0.1,
 )
 def cap_bound(draw: Draw) -> Trials:
     """What is proven for a ball, against random states of it; and what is proven for the states

@@ -98,8 +98,8 @@ def test_unequal_segments_agree_with_scipy():
 
 @pytest.mark.parametrize("placement", list(PLACEMENTS))
 def test_the_value_never_falls_and_ends_at_the_models_loss(placement):
-    model = small_model(placement)
-    value = least_loss(model, tokens(), TARGETS)
+    model = small_model(placement, depth=2)
+    value = least_loss(model, tokens(), TARGETS, sweeps=20)
     assert value.found[-1] == pytest.approx(float(model(tokens(), TARGETS)[1]), rel=1e-12)
     assert all(rise >= -1e-9 for rise in value.gaps)
     assert sum(value.gaps) == pytest.approx(value.found[-1] - value.found[0])
@@ -115,9 +115,9 @@ def test_the_value_never_falls_and_ends_at_the_models_loss(placement):
 @pytest.mark.parametrize("placement", ["peri", "output"])
 def test_other_weights_of_the_maps_stay_above_what_is_proven(placement):
     """The verification theorem: no weights of the maps lead below the value at X_0."""
-    value = least_loss(small_model(placement), tokens(), TARGETS)
+    value = least_loss(small_model(placement, depth=1), tokens(), TARGETS)
     for seed in range(2):
-        other = small_model(placement)
+        other = small_model(placement, depth=1)
         for sublayer in other.depth.sublayers:
             learned(sublayer.field, 1.0, seed=10 + seed)
         loss = float(other(tokens(), TARGETS)[1])
@@ -129,8 +129,8 @@ def test_other_weights_of_the_maps_stay_above_what_is_proven(placement):
 
 def test_the_end_is_within_reach():
     """<P, z> is at least <P, X_0> - sum h H(P) for every P."""
-    model = small_model("peri")
-    value = least_loss(model, tokens(), TARGETS)
+    model = small_model("peri", depth=1)
+    value = least_loss(model, tokens(), TARGETS, sweeps=20)
     reach = reaches(model.depth)[0]
     x = model.embed(tokens())
     for seed in range(20):
@@ -202,6 +202,6 @@ def test_models_whose_reach_is_no_sum_are_refused():
 
 
 def test_pre_then_peri_is_flat_until_the_first_bounded_segment():
-    value = least_loss(small_model("pre*1+peri*2"), tokens(), TARGETS)
+    value = least_loss(small_model("pre*1+peri*2"), tokens(), TARGETS, sweeps=5)
     assert value.bounded == (False, False, True, True, True, True, True)
     assert value.found[0] == pytest.approx(value.found[1])

@@ -58,7 +58,7 @@ def test_linear_quadratic_sweeps_reach_riccatis_controls():
 
 @pytest.mark.parametrize("placement", ["peri", "output"])
 def test_the_optimal_trajectory_has_the_loss_of_hopf_and_lax(placement):
-    model = small_model(placement)
+    model = small_model(placement, depth=1)
     best = optimal_trajectory(model, tokens(), TARGETS)
     value = least_loss(model, tokens(), TARGETS)
     assert value.proven[0] <= best.loss
