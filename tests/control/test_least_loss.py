@@ -96,6 +96,7 @@ def test_unequal_segments_agree_with_scipy():
     assert float((P * reach.extreme(x, P)).sum().detach()) == pytest.approx(best.fun, rel=1e-6)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("placement", list(PLACEMENTS))
 def test_the_value_never_falls_and_ends_at_the_models_loss(placement):
     model = small_model(placement, depth=2)
