@@ -16,6 +16,7 @@ from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.measure.backward.token_exponents import TokenExponents
 from ctrans.measure.findings import Mark
 from ctrans.measure.forward.contributions import ContributionsByDepth
+from ctrans.measure.forward.euler_limit import EulerLimit
 from ctrans.measure.forward.simulation import Simulation
 from ctrans.measure.forward.spectra import SpectrumFigures
 from ctrans.measure.measured import Answer, Measured, Value, along_depth
@@ -34,8 +35,11 @@ _APART = (
     " the ODE that it discretises. This is no error of the model: it measures how well a continuous"
     " depth describes it"
 )
+CLOSE = 0.05
+"""A slope of the Euler limit that is farther from 1 than this is noted."""
 NO_SPECTRA = "no map of this model gives access to its heads or its matrices"
 
+_LIMIT = "The Euler limit"
 MEASURES.add(
     "ctrans.simulate",
     {
@@ -105,6 +109,40 @@ MEASURES.add(
             unit="|X − X_ODE| / |X_ODE|",
             scope="state",
             detail=True,
+        ),
+    },
+)
+MEASURES.add(
+    "ctrans.simulate",
+    {
+        "slope of the Euler limit": Measure(
+            formula=(
+                "p of error ~ n^-p (1 + c/n), n Euler steps a sublayer: a fit to the last four n"
+                " (three if there are no more). In theory 1"
+            ),
+            title="slope",
+            decimals=2,
+            topic=_LIMIT,
+            source="THEORY.md, section 2",
+        ),
+        "error of the discrete model": Measure(
+            formula="|X_1 - X_ODE|/|X_ODE| at the end of the depth, n = 1",
+            title="error at n = 1",
+            topic=_LIMIT,
+        ),
+        "error of more Euler steps": Measure(
+            formula=(
+                "|X_n - X_ODE|/|X_ODE| at the end of the depth, n Euler steps a sublayer. n = 1 is"
+                " the model's own step: with a norm around the state Euler and then the norm, while"
+                " the others are Euler steps of the ODE on the norm's image. Dashes: slope -1, an"
+                " error proportional to 1/n"
+            ),
+            title="more Euler steps tend to the ODE",
+            unit="|X_n − X_ODE| / |X_ODE|",
+            scope="size",
+            over="Euler steps a sublayer, n",
+            log_x=True,
+            slope=-1.0,
         ),
     },
 )
@@ -205,6 +243,8 @@ class Simulated:
     def values(self, model: str) -> Iterator[Value]:
         """The rows of the table."""
         yield from _values(model, self.simulation)
+        if self.simulation.euler_limit is not None:
+            yield from _of_the_limit(model, self.simulation.euler_limit)
         if self.lyapunov is not None:
             yield from _of_tokens(model, self.lyapunov, self.words)
         if self.spectra:
@@ -226,6 +266,8 @@ class Simulated:
                 "the ODE to compare with could not be solved to the end, so that distances end"
                 f" early: {reasons['distance to the ODE']}"
             )
+        if simulation.euler_limit is not None:
+            reasons |= simulation.euler_limit.missing
         if self.contributions is not None:
             reasons |= self.contributions.missing
         if self.spectra is not None and not self.spectra:
@@ -247,6 +289,8 @@ class Simulated:
             lines.append(f"a step of the model is {placement.step}, with v = {placement.velocity}")
         if simulation.law:
             lines.append(f"conserved: {simulation.law}")
+        if simulation.euler_limit is not None:
+            lines += _far_from_the_limit(simulation.euler_limit)
         if self.contributions is not None:
             lines += self.contributions.missing.values()
         return lines
@@ -390,6 +434,27 @@ def _values(model: str, simulation: Simulation) -> Iterator[Value]:
     for measure, figures in series.items():
         yield from along_depth(model, measure, figures or ())
     yield from along_depth(model, "conservation error", simulation.drift or (), start=1)
+
+
+def _of_the_limit(model: str, limit: EulerLimit) -> Iterator[Value]:
+    if limit.slope is not None:
+        yield Value(model, "slope of the Euler limit", limit.slope)
+    first = limit.first_point
+    yield Value(model, "error of the discrete model", limit.errors[0], words=first)
+    for steps, error in zip(limit.steps, limit.errors, strict=True):
+        words = ""
+        if steps == 1:
+            words = first
+        yield Value(model, "error of more Euler steps", error, step=steps, words=words)
+
+
+def _far_from_the_limit(limit: EulerLimit) -> Iterator[str]:
+    """A remark where the slope is not the 1 of theory."""
+    if limit.slope is not None and abs(limit.slope - 1) > CLOSE:
+        yield (
+            f"with {limit.fitted[0]} to {limit.fitted[-1]} Euler steps a sublayer the error falls"
+            f" with slope {limit.slope:.2f}, not 1: these steps are too large for this ODE"
+        )
 
 
 def _of_tokens(model: str, lyapunov: TokenExponents, texts: Sequence[str]) -> Iterator[Value]:

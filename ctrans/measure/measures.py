@@ -59,6 +59,8 @@ class Measure:
     - `end`: which end of an interval around that measure this one is, where it is no bound
     - `over`: what the steps of a figure of scope `size` count, and whether that axis is logarithmic
     - `log`: whether the axis of a chart is logarithmic at first
+    - `slope`: what theory says the slope of its curve is where both axes are logarithmic; the chart
+      has a line of that slope
     - `share`: whether it is shown in per cent
     - `decimals`: the number of decimals, for exponents; None for three digits
     - `gauge`: why two models of the same function may differ in it; empty if they do not
@@ -90,6 +92,7 @@ class Measure:
     over: str = ""
     log: bool = True
     log_x: bool = False
+    slope: float | None = None
     share: bool = False
     decimals: int | None = None
     gauge: str = ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -57,18 +57,23 @@ class Convergence:
 
     @property
     def order(self) -> float:
-        """p of the least-squares fit log e = a - p log n + c/n, the logarithm of e = C n^-p (1 +
-        c/n).
+        """p of `fitted_order`."""
+        return fitted_order(self.sizes, self.errors)
 
-        The last term is the next order's share of the error. Without it a fifth-order method with a
-        small leading coefficient appears to have order 5.2, even close to rounding.
-        """
-        n = np.array(self.sizes)
-        e = np.array(self.errors)
-        if not (np.isfinite(e) & (e > 0)).all():
-            return math.nan
-        basis = np.stack([np.ones(len(n)), -np.log(n), 1 / n], axis=1)
-        return float(np.linalg.lstsq(basis, np.log(e), rcond=None)[0][1])
+
+def fitted_order(sizes: Sequence[int], errors: Sequence[float]) -> float:
+    """p of the least-squares fit log e = a - p log n + c/n, the logarithm of e = C n^-p (1 + c/n).
+
+    The last term is the next order's share of the error. Without it a fifth-order method with a
+    small leading coefficient appears to have order 5.2, even close to rounding. NaN if an error is
+    not finite and positive. With fewer than three sizes the fit is not unique.
+    """
+    n = np.array(sizes)
+    e = np.array(errors)
+    if not (np.isfinite(e) & (e > 0)).all():
+        return math.nan
+    basis = np.stack([np.ones(len(n)), -np.log(n), 1 / n], axis=1)
+    return float(np.linalg.lstsq(basis, np.log(e), rcond=None)[0][1])
 
 
 def own_methods() -> list[str]:

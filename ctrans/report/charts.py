@@ -130,12 +130,43 @@ def _chart(measured: Measured, name: str, lines: list[Line]) -> Plot:
         title[:1].upper() + title[1:],
         axis,
         measure.unit or title,
-        lines,
+        [*lines, *_slope_lines(measure, lines)],
         measure.formula,
         log=measure.log,
         log_x=measure.log_x,
         kind=measure.drawn,
+        events=_named_sizes(measured, name),
     )
+
+
+def _slope_lines(measure: Measure, lines: Sequence[Line]) -> list[Line]:
+    """The line of the slope that theory says, through the middle of the last points."""
+    if measure.slope is None:
+        return []
+    ends = [
+        (x, y)
+        for line in lines
+        for x, y in zip(line.x[-1:], line.y[-1:], strict=True)
+        if y is not None and 0 < y < math.inf
+    ]
+    if not ends:
+        return []
+    middle_x = math.exp(sum(math.log(x) for x, _ in ends) / len(ends))
+    middle_y = math.exp(sum(math.log(y) for _, y in ends) / len(ends))
+    x = sorted({at for line in lines for at in line.x})
+    y = [middle_y * (at / middle_x) ** measure.slope for at in x]
+    return [Line(f"slope {measure.slope:g}", x, y, bound=True, predicted=True)]
+
+
+def _named_sizes(measured: Measured, name: str) -> list[tuple[float, str]]:
+    """The sizes along a logarithmic axis that have a name: the words of their values."""
+    if not known_measure(name).log_x:
+        return []
+    words: dict[float, dict[str, None]] = {}
+    for value in measured.of(name):
+        if value.words and value.step is not None:
+            words.setdefault(value.step, {})[value.words] = None
+    return [(step, "; ".join(names)) for step, names in words.items()]
 
 
 def _lines(measured: Measured, name: str) -> list[Line]:

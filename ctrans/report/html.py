@@ -116,7 +116,9 @@ def _described(chart: Plot) -> str:
         if points and chart.kind != "points":
             first, start = points[0]
             last, end = points[-1]
-            name = f"{line.model}, bound" if line.bound else line.model
+            name = line.model
+            if line.bound and not line.predicted:
+                name = f"{line.model}, bound"
             lines.append(
                 f"{name}: {digits(start)} at {digits(first)}, {digits(end)} at {digits(last)}"
             )

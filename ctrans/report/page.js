@@ -48,7 +48,7 @@
         line: { color: look.colour, dash: line.bound ? "5px 3px" : look.dash === "solid" ? "solid" : look.dash, width: line.bound ? 1 : 2 },
         opacity: line.bound ? 0.75 : 1, marker: { symbol: look.symbol, size: line.x.length > 30 ? 4 : 7 },
         ...(line.low.length && !line.bound ? { error_y: { type: "data", symmetric: false, array: line.high.map((v, i) => v - line.y[i]), arrayminus: line.low.map((v, i) => line.y[i] - v), color: look.colour, thickness: 1 } } : {}),
-        hovertemplate: `${text(line.model)}${line.bound ? ", bound" : ""}<br>${text(chart.x)} %{x}<br>%{y:.4g}<extra></extra>`,
+        hovertemplate: `${text(line.model)}${line.bound && !line.predicted ? ", bound" : ""}<br>${text(chart.x)} %{x}<br>%{y:.4g}<extra></extra>`,
       };
     }));
   }
@@ -119,7 +119,7 @@
       xaxis: { ...axis(text(chart.x), chart.log_x), ...counted },
       yaxis: asMap ? { automargin: true, autorange: "reversed" } : { ...axis(text(chart.y), log), ...(chart.kind === "lines" ? range(all, log) : {}) },
       shapes: chart.events.map(([at]) => ({ type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: ink, dash: "dash", width: 1 } })),
-      annotations: chart.events.map(([at, word]) => ({ x: at, yref: "paper", y: 1, text: text(word), textangle: -90, showarrow: false, xanchor: "right", yanchor: "top" })),
+      annotations: chart.events.map(([at, word]) => ({ x: chart.log_x ? Math.log10(at) : at, yref: "paper", y: 1, text: text(word), textangle: -90, showarrow: false, xanchor: at <= Math.min(...lines.flatMap((line) => line.x)) ? "left" : "right", yanchor: "top" })),
     };
     const traces = asMap ? mapTraces : chart.kind === "bars" ? barTraces : chart.kind === "points" ? pointTraces : lineTraces;
     return Plotly.react(plot, traces(chart, lines, log), layout, { responsive: true, displayModeBar: false });

@@ -173,10 +173,12 @@ def _panel(
                 color=look.colour,
                 linewidth=1.2,
             )
-            handles.setdefault(
-                "bound (dashes without marks)",
-                Line2D([], [], color="black", linestyle=bound_style(0, 2)),
-            )
+            label = "bound (dashes without marks)"
+            colour = "black"
+            if line.predicted:
+                label = line.model
+                colour = look.colour
+            handles.setdefault(label, Line2D([], [], color=colour, linestyle=bound_style(0, 2)))
         _scale(axes, log=chart.log)
         if not chart.log_x and all(float(x).is_integer() for line in chart.lines for x in line.x):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -247,7 +249,9 @@ def _scale(axes: Axes, *, log: bool) -> None:
 
 
 def _events(axes: Axes, chart: Plot) -> None:
+    leftmost = min((x for line in chart.lines for x in line.x), default=0.0)
     for i, (position, word) in enumerate(chart.events):
+        side = "left" if position <= leftmost else "right"
         axes.axvline(position, color=PLAIN[1], linestyle=("--", ":", "-.")[i % 3], linewidth=1.2)
         axes.annotate(
             word,
@@ -255,7 +259,7 @@ def _events(axes: Axes, chart: Plot) -> None:
             xycoords=axes.get_xaxis_transform(),
             rotation=90,
             va="top",
-            ha="right",
+            ha=side,
             fontsize=7,
         )
 

@@ -93,7 +93,7 @@ class Line:
 
     `low` and `high` are the ends of an interval around each figure. `shade` gives each point of a
     chart of points its colour. A `placement` that is None means that the line is no model: it gets
-    a colour of its own.
+    a colour of its own. A bound that is `predicted` is no bound but a slope that theory says.
     """
 
     model: str
@@ -101,6 +101,7 @@ class Line:
     y: Sequence[AnyFloat | None]
     placement: str | None = None
     bound: bool = False
+    predicted: bool = False
     low: Sequence[AnyFloat | None] = ()
     high: Sequence[AnyFloat | None] = ()
     shade: Sequence[AnyFloat] = ()

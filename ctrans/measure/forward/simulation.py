@@ -19,12 +19,14 @@ from ctrans.base.shapes import TokenRows
 from ctrans.dynamics.scheme import Scheme
 from ctrans.measure.forward.bounds import BoundsByDepth, ForwardBounds
 from ctrans.measure.forward.conservation import DriftByDepth
+from ctrans.measure.forward.euler_limit import ERROR, EulerLimit, euler_limit
 from ctrans.measure.forward.moments import moments, ratios
 from ctrans.measure.missing import tried
 from ctrans.measure.walk import Attempt, DescribedModel, SegmentCallback, States, kept_of, observe
 from solvers import Method, Norm, Solution, Status
 
-REFERENCE = {"method": "tsit5", "rtol": 1e-8, "atol": 1e-8}
+METHOD = "tsit5"
+TOLERANCE = 1e-8
 """How the reference solution of the ODE is computed, in float64."""
 
 
@@ -42,7 +44,9 @@ class Simulation:
     - `bounds`, `used`: None if a map has no known bound
     - `warnings`: the method's warnings about a run that reached the end
     - `reference`: how the ODE was solved, None without a reference
-    - `missing`: why there is no "bound", or a "distance to the ODE" not up to the end
+    - `missing`: why there is no "bound" or "error of more Euler steps", or a "distance to the ODE"
+      not up to the end
+    - `euler_limit`: errors at the end with more Euler steps, None without a reference to the end
     """
 
     placement: str
@@ -67,6 +71,7 @@ class Simulation:
     rejected: int
     seconds: float
     missing: dict[str, str] = dataclasses.field(default_factory=dict)
+    euler_limit: EulerLimit | None = None
 
     unbounded = OldReasons("bound")
     unreferenced = OldReasons("distance to the ODE")
@@ -119,9 +124,10 @@ def simulate(
     missing: dict[str, str] = {}
     exact: Sequence[Tensor] = []
     how: str | None = None
+    limit: EulerLimit | None = None
     if reference:
-        how = f"{REFERENCE['method']}, rtol = atol = {REFERENCE['rtol']:g}, float64"
-        exact = _reference(model, tokens, missing, progress)
+        how = f"{METHOD}, rtol = atol = {TOLERANCE:g}, float64"
+        exact, limit = _reference(model, tokens, discrete, missing, progress)
 
     states = solution.states
     bounding = Attempt(BoundsByDepth(discrete=is_discrete), missing, "bound")
@@ -164,32 +170,56 @@ def simulate(
         rejected=solution.stats.rejected,
         seconds=seconds,
         missing=dict(sorted(missing.items())),
+        euler_limit=limit,
     )
 
 
 def _reference(
     model: DescribedModel,
     tokens: Tensor,
+    discrete: Solution,
     missing: dict[str, str],
     progress: SegmentCallback | None,
-) -> Sequence[Tensor]:
-    """The ODE's states as far as the solution succeeds. If it fails, `missing` has the reason."""
-    twin: Any = copy.deepcopy(model)  # a module, whatever its class
+) -> tuple[Sequence[Tensor], EulerLimit | None]:
+    """The ODE's states as far as the solution succeeds, and the limit of more Euler steps. What
+    fails has its reason in `missing`.
+    """
+    copied: Any = copy.deepcopy(model)  # a module, whatever its class
+    twin: DescribedModel = copied.double()
     # a zero gain makes a norm's image degenerate, so there is no ODE
     solution: Solution | None = tried(
         missing,
         "distance to the ODE",
-        twin.double().trajectory,
+        twin.trajectory,
         tokens,
-        **REFERENCE,
+        method=METHOD,
+        rtol=TOLERANCE,
+        atol=TOLERANCE,
         throw=False,
         progress=progress,
     )
     if solution is None:
-        return []
+        missing[ERROR] = f"there is no ODE: {missing['distance to the ODE']}"
+        return [], None
     if solution.status is not Status.SUCCESS:
         missing["distance to the ODE"] = solution.message
-    return solution.states
+        missing[ERROR] = f"the ODE was not solved to the end: {solution.message}"
+        return solution.states, None
+    if discrete.status is not Status.SUCCESS:
+        missing[ERROR] = f"the discrete model broke off: {discrete.message}"
+        return solution.states, None
+    limit: EulerLimit | None = tried(
+        missing,
+        ERROR,
+        euler_limit,
+        model,
+        twin,
+        tokens,
+        one_step=discrete,
+        reference=solution,
+        tolerance=TOLERANCE,
+    )
+    return solution.states, limit
 
 
 def _distances(
