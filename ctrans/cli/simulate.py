@@ -17,12 +17,13 @@ from ctrans.cli.model_request import ModelRequest, get_dtype
 from ctrans.cli.model_sources import ModelSource, find_models
 from ctrans.cli.orders import LIMITS, OrderJob, measure_orders, plan_orders
 from ctrans.cli.request import command_of
+from ctrans.control.action import ActionByDepth
 from ctrans.dynamics.scheme import METHOD_WORDS, Scheme
 from ctrans.examine.converged import measured as measured_orders
 from ctrans.examine.simulated import Simulated, measured
 from ctrans.measure.backward.token_exponents import token_exponents
 from ctrans.measure.forward.contributions import contributions_by_depth
-from ctrans.measure.forward.simulation import Simulation, simulate
+from ctrans.measure.forward.simulation import simulate
 from ctrans.measure.forward.spectra import Spectra
 from ctrans.measure.measured import together
 from ctrans.measure.walk import walk
@@ -123,6 +124,7 @@ def command(request: SimulateRequest) -> None:
     with progress_bar("simulate", passes * sum(source.segments for source in sources)) as advance:
         for source in sources:
             model = source.model(request)
+            action = ActionByDepth()
             simulation = simulate(
                 model,
                 batch.tokens,
@@ -133,8 +135,10 @@ def command(request: SimulateRequest) -> None:
                 norm=request.error_norm,
                 reference=request.reference,
                 progress=advance.of(source.name),
+                instruments=[action],
             )
-            models[simulation.placement] = _with_analyses(request, batch, model, simulation)
+            simulated = Simulated(simulation, action=action.figures())
+            models[simulation.placement] = _with_analyses(request, batch, model, simulated)
     failed = {
         name: model.simulation
         for name, model in models.items()
@@ -184,6 +188,7 @@ def _object(model: Simulated) -> dict[str, Any]:
         "lyapunov": lyapunov,
         "spectra": model.spectra,
         "contributions": model.contributions,
+        "action": model.action,
     }
 
 
@@ -191,12 +196,11 @@ def _with_analyses(
     request: SimulateRequest,
     batch: Batch,
     model: interop.AnyModel | interop.ModelWithLoss,
-    simulation: Simulation,
+    simulated: Simulated,
 ) -> Simulated:
     """The simulation with the analyses that the user asked for."""
     text = batch.text
     tokens = batch.tokens
-    simulated = Simulated(simulation)
     if request.lyapunov and isinstance(text, Text):
         sequence = tokens[0, : request.lyapunov]
         simulated = dataclasses.replace(

@@ -1,8 +1,4 @@
-"""What `ctrans simulate` measures of a model, as one table.
-
-The table of measures has the figures along the depth here, with those of the optional analyses:
-exponents of tokens, spectra of matrix products, and what each sublayer contributes.
-"""
+"""What `ctrans simulate` measures of a model, as one table."""
 
 from __future__ import annotations
 
@@ -12,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctrans.base.from_json import from_json
+from ctrans.control.action import Action
 from ctrans.dynamics.placement import PLACEMENTS
+from ctrans.examine.simulated_measures import ROUNDING
 from ctrans.measure.backward.token_exponents import TokenExponents
 from ctrans.measure.findings import Mark
 from ctrans.measure.forward.contributions import ContributionsByDepth
@@ -20,211 +18,15 @@ from ctrans.measure.forward.euler_limit import EulerLimit
 from ctrans.measure.forward.simulation import Simulation
 from ctrans.measure.forward.spectra import SpectrumFigures
 from ctrans.measure.measured import Answer, Measured, Value, along_depth
-from ctrans.measure.measures import MEASURES, Measure
-from ctrans.measure.state_measures import root_mean_square as root_mean_square  # and its entries
 from solvers import Status
 
-ROUNDING = 1e-9
-"""A share of a bound above 1 by less than this is rounding."""
 LARGE = 10.0
 """Growth by more than this factor, or shrinking, is noted."""
-_SHARE = "mean |x| over its bound; above 100% the method takes too few steps"
-_CONSERVED = "departure from the quantity that this placement conserves"
-_APART = (
-    "|X_discrete - X_ODE| / |X_ODE|: how far the Transformer, one Euler step a sublayer, is from"
-    " the ODE that it discretises. This is no error of the model: it measures how well a continuous"
-    " depth describes it"
-)
 CLOSE = 0.05
 """A slope of the Euler limit that is farther from 1 than this is noted."""
+UNDOING = 0.1
+"""Sublayers are said to undo each other if their displacements' cosine is below minus this."""
 NO_SPECTRA = "no map of this model gives access to its heads or its matrices"
-
-_LIMIT = "The Euler limit"
-MEASURES.add(
-    "ctrans.simulate",
-    {
-        "solved to the end": Measure(formula="whether the solution reached the end of the depth"),
-        "size at the start": Measure(
-            formula="mean |X_0| over entries, before the first layer", unit="mean |x|"
-        ),
-        "size at the end": Measure(
-            formula="mean |X_T| over entries, after the last layer", unit="mean |x|"
-        ),
-        "largest share of the bound": Measure(
-            formula=_SHARE, title="share of the bound", share=True, marked=1 + ROUNDING
-        ),
-        "largest conservation error": Measure(formula=_CONSERVED, title="conservation error"),
-        "largest distance to the ODE": Measure(formula=_APART, title="distance to the ODE"),
-        "evaluations": Measure(formula="evaluations of a velocity", detail=True),
-        "accepted steps": Measure(formula="steps of the method that were accepted", detail=True),
-        "rejected steps": Measure(formula="steps of the method that were rejected", detail=True),
-        "bound": Measure(
-            formula="the most that theory allows mean |x| to be",
-            unit="mean |x|",
-            scope="state",
-            source="Kan, theorems of section 4, sharpened (THEORY.md, section 6)",
-            bounds="mean_abs",
-        ),
-        "paper's bound": Measure(
-            formula="bound on mean |x| as the paper prints it",
-            unit="mean |x|",
-            scope="state",
-            source="Kan, section 4",
-            detail=True,
-        ),
-        "bound of the variance": Measure(
-            formula="the most that theory allows the variance to be",
-            unit="variance",
-            scope="state",
-            source="THEORY.md, section 6",
-            bounds="variance",
-        ),
-        "paper's bound of the variance": Measure(
-            formula="bound on the variance as the paper prints it",
-            unit="variance",
-            scope="state",
-            source="Kan, section 4",
-            detail=True,
-        ),
-        "bound of the root mean square": Measure(
-            formula="the most that theory allows the root mean square to be",
-            unit="|X_k|/sqrt(number of entries)",
-            scope="state",
-            source="THEORY.md, section 6",
-            bounds="rms",
-            detail=True,
-        ),
-        "share of the bound": Measure(
-            formula=_SHARE, unit="share", scope="state", share=True, detail=True
-        ),
-        "conservation error": Measure(formula=_CONSERVED, scope="state", detail=True),
-        "distance to the ODE": Measure(
-            formula=_APART,
-            title="the discrete model and its ODE",
-            unit="|X_discrete − X_ODE| / |X_ODE|",
-            scope="state",
-        ),
-        "error of the method": Measure(
-            formula="relative distance of the chosen method's solution from the ODE's",
-            unit="|X − X_ODE| / |X_ODE|",
-            scope="state",
-            detail=True,
-        ),
-    },
-)
-MEASURES.add(
-    "ctrans.simulate",
-    {
-        "slope of the Euler limit": Measure(
-            formula=(
-                "p of error ~ n^-p (1 + c/n), n Euler steps a sublayer: a fit to the last four n"
-                " (three if there are no more). In theory 1"
-            ),
-            title="slope",
-            decimals=2,
-            topic=_LIMIT,
-            source="THEORY.md, section 2",
-        ),
-        "error of the discrete model": Measure(
-            formula="|X_1 - X_ODE|/|X_ODE| at the end of the depth, n = 1",
-            title="error at n = 1",
-            topic=_LIMIT,
-        ),
-        "error of more Euler steps": Measure(
-            formula=(
-                "|X_n - X_ODE|/|X_ODE| at the end of the depth, n Euler steps a sublayer. n = 1 is"
-                " the model's own step: with a norm around the state Euler and then the norm, while"
-                " the others are Euler steps of the ODE on the norm's image. Dashes: slope -1, an"
-                " error proportional to 1/n"
-            ),
-            title="more Euler steps tend to the ODE",
-            unit="|X_n − X_ODE| / |X_ODE|",
-            scope="size",
-            over="Euler steps a sublayer, n",
-            log_x=True,
-            slope=-1.0,
-        ),
-    },
-)
-MEASURES.add(
-    "ctrans simulate --lyapunov",
-    {
-        "token exponent": Measure(
-            formula=(
-                "log|dX_T[last]/dX_0[j]|/T of each input token j. Red: a small change of the token"
-                " grows on its way to the last token's state. Blue: it decays. Grey: it does not"
-                " get there"
-            ),
-            title="growth rate of a small change of each input token",
-            unit="1/depth-time",
-            scope="token",
-        ),
-    },
-)
-for _product, _words in (
-    ("QK", "Q'K of a head"),
-    ("OV", "O V of a head"),
-    ("W_2 W_1", "W_2 W_1 of an FFN or expert"),
-):
-    MEASURES.add(
-        "ctrans simulate --spectra",
-        {
-            f"largest singular value of {_product}": Measure(
-                formula=f"sigma_max of {_words}, largest over heads or experts", scope="sublayer"
-            ),
-            f"largest eigenvalue of {_product}": Measure(
-                formula=f"|lambda|_max of {_words}, largest over heads or experts",
-                scope="sublayer",
-            ),
-            f"positive share of {_product}": Measure(
-                formula=(
-                    "share of the eigenvalues' sizes that those with positive real part have, of"
-                    f" {_words}, mean over heads"
-                ),
-                unit="share",
-                scope="sublayer",
-                share=True,
-                log=False,
-            ),
-            f"real part of {_product}": Measure(
-                formula=f"real parts of the eigenvalues of {_words}",
-                unit="real part",
-                scope="weight",
-                detail=True,
-            ),
-            f"eigenvalues of {_product}": Measure(
-                formula=f"eigenvalues of {_words} in the complex plane, all heads or experts",
-                unit="imaginary part",
-                scope="weight",
-                against=f"real part of {_product}",
-            ),
-        },
-        picture="spectra",
-    )
-_PARTS = "embedding, sublayers in order, offsets"
-MEASURES.add(
-    "ctrans simulate --contributions",
-    {
-        "share of the last state": Measure(
-            formula="<part, X>/|X|^2, mean over tokens: the shares sum to 1",
-            scope="size",
-            over=_PARTS,
-            log=False,
-            drawn="bars",
-        ),
-        "size of a part": Measure(
-            formula="|part|/|X|, relative to the last state", scope="size", over=_PARTS, detail=True
-        ),
-        "added to the target's logit": Measure(
-            formula="of the target, less the mean logit: the parts sum to it",
-            scope="size",
-            over=_PARTS,
-            log=False,
-            drawn="bars",
-        ),
-    },
-    picture="contributions",
-)
 
 
 @dataclass(frozen=True)
@@ -239,12 +41,15 @@ class Simulated:
     words: Sequence[str] = ()
     spectra: Sequence[SpectrumFigures] | None = None
     contributions: ContributionsByDepth | None = None
+    action: Action | None = None
 
     def values(self, model: str) -> Iterator[Value]:
         """The rows of the table."""
         yield from _values(model, self.simulation)
         if self.simulation.euler_limit is not None:
             yield from _of_the_limit(model, self.simulation.euler_limit)
+        if self.action is not None:
+            yield from _of_the_action(model, self.action)
         if self.lyapunov is not None:
             yield from _of_tokens(model, self.lyapunov, self.words)
         if self.spectra:
@@ -268,6 +73,8 @@ class Simulated:
             )
         if simulation.euler_limit is not None:
             reasons |= simulation.euler_limit.missing
+        if self.action is not None:
+            reasons |= self.action.missing
         if self.contributions is not None:
             reasons |= self.contributions.missing
         if self.spectra is not None and not self.spectra:
@@ -291,6 +98,8 @@ class Simulated:
             lines.append(f"conserved: {simulation.law}")
         if simulation.euler_limit is not None:
             lines += _far_from_the_limit(simulation.euler_limit)
+        if self.action is not None:
+            lines += _undoing(self.action)
         if self.contributions is not None:
             lines += self.contributions.missing.values()
         return lines
@@ -326,6 +135,7 @@ def simulated_in(model: Mapping[str, Any]) -> Simulated:
         texts,
         analyses.spectra,
         analyses.contributions,
+        analyses.action,
     )
 
 
@@ -334,6 +144,7 @@ class _Analyses:
     lyapunov: TokenExponents | None = None
     spectra: list[SpectrumFigures] | None = None
     contributions: ContributionsByDepth | None = None
+    action: Action | None = None
 
 
 def answer(simulations: Mapping[str, Simulation]) -> Answer:
@@ -454,6 +265,33 @@ def _far_from_the_limit(limit: EulerLimit) -> Iterator[str]:
         yield (
             f"with {limit.fitted[0]} to {limit.fitted[-1]} Euler steps a sublayer the error falls"
             f" with slope {limit.slope:.2f}, not 1: these steps are too large for this ODE"
+        )
+
+
+def _of_the_action(model: str, action: Action) -> Iterator[Value]:
+    figures = {
+        "straightness": action.straightness,
+        "action": action.action,
+        "squared displacement": action.displacement,
+        "W_2^2 of the tokens": action.transport,
+        "least straightness of a token": action.least_straight,
+    }
+    for measure, figure in figures.items():
+        if figure is not None:
+            yield Value(model, measure, figure)
+    if action.opposed is not None:
+        pair = " and ".join(action.names[k] for k in action.opposed)
+        yield Value(model, "opposed sublayers", action.cosine, words=pair)
+    yield from along_depth(model, "share of the displacement", action.shares)
+
+
+def _undoing(action: Action) -> Iterator[str]:
+    """A remark on the two sublayers that undo each other most, if they do by more than a little."""
+    if action.opposed is not None and (action.cosine or 0.0) < -UNDOING:
+        first, second = (action.names[k] for k in action.opposed)
+        yield (
+            f"sublayers {first} and {second} undo each other most: the cosine of their"
+            f" displacements is {action.cosine:.2f}"
         )
 
 

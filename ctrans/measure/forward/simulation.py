@@ -22,7 +22,15 @@ from ctrans.measure.forward.conservation import DriftByDepth
 from ctrans.measure.forward.euler_limit import ERROR, EulerLimit, euler_limit
 from ctrans.measure.forward.moments import moments, ratios
 from ctrans.measure.missing import tried
-from ctrans.measure.walk import Attempt, DescribedModel, SegmentCallback, States, kept_of, observe
+from ctrans.measure.walk import (
+    Attempt,
+    DescribedModel,
+    Instrument,
+    SegmentCallback,
+    States,
+    kept_of,
+    observe,
+)
 from solvers import Method, Norm, Solution, Status
 
 METHOD = "tsit5"
@@ -90,6 +98,7 @@ def simulate(
     norm: str | Norm | None = None,
     reference: bool = True,
     progress: SegmentCallback | None = None,
+    instruments: Sequence[Instrument] = (),
 ) -> Simulation:
     """X(t) of the model on these tokens by a method, with the bounds and laws of theory.
 
@@ -101,6 +110,7 @@ def simulate(
     - `reference`: whether to solve the ODE accurately too; if not, distances are None
     - `progress(k)`: called after each segment of the trajectory, of the discrete model (if the
       trajectory is another) and of the reference
+    - `instruments`: observe the states of the discrete model. They have their figures afterwards
 
     Raises ConfigError for invalid arguments.
     """
@@ -129,6 +139,8 @@ def simulate(
         how = f"{METHOD}, rtol = atol = {TOLERANCE:g}, float64"
         exact, limit = _reference(model, tokens, discrete, missing, progress)
 
+    if instruments:
+        observe(model.depth, discrete.states, instruments, kept=kept_of(model))
     states = solution.states
     bounding = Attempt(BoundsByDepth(discrete=is_discrete), missing, "bound")
     by_depth, allowed, conserved = observe(
