@@ -11,6 +11,7 @@ from ctrans.base.from_json import from_json
 from ctrans.control.action import Action
 from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.examine.simulated_measures import ROUNDING
+from ctrans.examine.simulated_spectra import of_products
 from ctrans.measure.backward.token_exponents import TokenExponents
 from ctrans.measure.findings import Mark
 from ctrans.measure.forward.contributions import ContributionsByDepth
@@ -53,7 +54,7 @@ class Simulated:
         if self.lyapunov is not None:
             yield from _of_tokens(model, self.lyapunov, self.words)
         if self.spectra:
-            yield from _of_products(model, self.spectra)
+            yield from of_products(model, self.spectra)
         if self.contributions is not None:
             yield from _of_parts(model, self.contributions)
 
@@ -302,35 +303,6 @@ def _of_tokens(model: str, lyapunov: TokenExponents, texts: Sequence[str]) -> It
         if position < len(texts):
             text = texts[position]
         yield Value(model, "token exponent", exponent, step=position, place=text)
-
-
-def _of_products(model: str, spectra: Sequence[SpectrumFigures]) -> Iterator[Value]:
-    groups: dict[tuple[int, str], list[SpectrumFigures]] = {}
-    for spectrum in spectra:
-        groups.setdefault((spectrum.segment, spectrum.product), []).append(spectrum)
-    for (segment, product), parts in groups.items():
-        singular = max(part.singular[0] for part in parts)
-        radius = max(part.radius for part in parts)
-        positive = sum(part.positive for part in parts) / len(parts)
-        yield Value(model, f"largest singular value of {product}", singular, depth=segment)
-        yield Value(model, f"largest eigenvalue of {product}", radius, depth=segment)
-        yield Value(model, f"positive share of {product}", positive, depth=segment)
-    for spectrum in spectra:
-        name = f"segment {spectrum.segment}, part {spectrum.part}"
-        for real, imaginary in zip(spectrum.real, spectrum.imaginary, strict=True):
-            figures = {
-                f"real part of {spectrum.product}": real,
-                f"eigenvalues of {spectrum.product}": imaginary,
-            }
-            for measure, figure in figures.items():
-                yield Value(
-                    model,
-                    measure,
-                    figure,
-                    depth=spectrum.segment,
-                    head=spectrum.part,
-                    place=name,
-                )
 
 
 def _of_parts(model: str, contributions: ContributionsByDepth) -> Iterator[Value]:

@@ -1,6 +1,5 @@
-"""The measures of `ctrans simulate`: the figures along the depth, the Euler limit, and those of the
-optional analyses: exponents of tokens, spectra of matrix products, and what each sublayer
-contributes.
+"""The measures of `ctrans simulate`: the figures along the depth, the Euler limit, the action, and
+those of two optional analyses: exponents of tokens, and what each sublayer contributes.
 """
 
 from __future__ import annotations
@@ -205,46 +204,6 @@ MEASURES.add(
         ),
     },
 )
-for _product, _words in (
-    ("QK", "Q'K of a head"),
-    ("OV", "O V of a head"),
-    ("W_2 W_1", "W_2 W_1 of an FFN or expert"),
-):
-    MEASURES.add(
-        "ctrans simulate --spectra",
-        {
-            f"largest singular value of {_product}": Measure(
-                formula=f"sigma_max of {_words}, largest over heads or experts", scope="sublayer"
-            ),
-            f"largest eigenvalue of {_product}": Measure(
-                formula=f"|lambda|_max of {_words}, largest over heads or experts",
-                scope="sublayer",
-            ),
-            f"positive share of {_product}": Measure(
-                formula=(
-                    "share of the eigenvalues' sizes that those with positive real part have, of"
-                    f" {_words}, mean over heads"
-                ),
-                unit="share",
-                scope="sublayer",
-                share=True,
-                log=False,
-            ),
-            f"real part of {_product}": Measure(
-                formula=f"real parts of the eigenvalues of {_words}",
-                unit="real part",
-                scope="weight",
-                detail=True,
-            ),
-            f"eigenvalues of {_product}": Measure(
-                formula=f"eigenvalues of {_words} in the complex plane, all heads or experts",
-                unit="imaginary part",
-                scope="weight",
-                against=f"real part of {_product}",
-            ),
-        },
-        picture="spectra",
-    )
 _PARTS = "embedding, sublayers in order, offsets"
 MEASURES.add(
     "ctrans simulate --contributions",

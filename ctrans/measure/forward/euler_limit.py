@@ -23,8 +23,6 @@ FITTED = 4
 """The slope is fitted to the errors of the last so many numbers of steps."""
 LEAST_FITTED = 3
 """The fit has three unknowns."""
-ABOVE_THE_REFERENCE = 10.0
-"""An error has to be so many times the reference's tolerance, or it may be the reference's own."""
 
 
 ERROR = "error of more Euler steps"
@@ -74,18 +72,17 @@ def euler_limit(
     - `one_step`: the solution of the model by one Euler step in each segment
     - `reference`: the accurate solution of the ODE, and `tolerance` that of its errors
 
-    It ends early at an error of `ABOVE_THE_REFERENCE` times the tolerance. Raises SolveError if an
-    Euler solution is not finite.
+    It ends early at an error below the tolerance, which may be the reference's own. The slope is
+    fitted to larger ones. Raises SolveError if an Euler solution is not finite.
     """
     exact = reference.x1
     state: TokenRows = model.depth(model.embed(tokens))
     difference = state.double() - one_step.x1.double()
     agrees = torch.equal(state, one_step.x1)
-    least = ABOVE_THE_REFERENCE * tolerance
     allowed = reference.stats.evaluations / len(model.depth.sublayers)
     steps = [1]
     errors = [_error(one_step.x1, exact)]
-    while errors[-1] > least:
+    while errors[-1] > tolerance:
         following = 2 * steps[-1]
         spent = sum(steps) + following
         if following > MOST or (following > FEWEST and spent > allowed):
@@ -96,14 +93,16 @@ def euler_limit(
     if any(sublayer.state_norm is not None for sublayer in model.depth.sublayers):
         first = 1  # the norm's own step is another method than those that follow
     points = [
-        (n, error) for n, error in zip(steps[first:], errors[first:], strict=True) if error > least
+        (n, error)
+        for n, error in zip(steps[first:], errors[first:], strict=True)
+        if error > tolerance
     ][-FITTED:]
     slope: float | None = None
     missing: dict[str, str] = {}
     if len(points) < LEAST_FITTED:
         missing[SLOPE] = (
-            f"only {len(points)} errors are above {least:g}, which is {ABOVE_THE_REFERENCE:g} times"
-            " the tolerance of the ODE's solution: the discrete model is too close to its ODE"
+            f"only {len(points)} errors are above {tolerance:g}, the tolerance of the ODE's"
+            " solution: the discrete model is too close to its ODE"
         )
     else:
         slope = fitted_order([n for n, _ in points], [error for _, error in points])

@@ -95,7 +95,7 @@ def test_a_model_at_its_ode_has_no_slope_but_errors():
     assert simulation.euler_limit.errors == [0.0]
     assert simulation.euler_limit.slope is None
     table = measured({"none": Simulated(simulation)})
-    assert "only 0 errors are above 1e-07" in table.missing["none"]["slope of the Euler limit"]
+    assert "only 0 errors are above 1e-08" in table.missing["none"]["slope of the Euler limit"]
 
 
 def test_without_an_ode_the_limit_is_missing_with_the_reason():
