@@ -127,7 +127,7 @@ MEASURES.add(
 _ACTION = "Action and straightness"
 _BRENIER = "Benamou and Brenier, Numer. Math. 84 (2000)"
 MEASURES.add(
-    "ctrans.control.action",
+    "ctrans.simulate",
     {
         "straightness": Measure(
             formula=(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.measure.measured import measured_in
 from ctrans.model.orders import depth_convergence, substep_convergence
 from ctrans.report.sections import Chapter, ColouredText, Page, Token
@@ -47,6 +48,19 @@ def test_the_parts_of_the_last_state_stand_in_a_table_with_a_row_each(tmp_path):
     for name, share in zip(contributions["names"], contributions["state"], strict=True):
         (row,) = [row for row in rows if " ".join(row[: len(name.split())]) == name]
         assert float(row[len(name.split())]) == pytest.approx(share, rel=5e-3, abs=1e-12)
+
+
+@pytest.mark.slow
+def test_the_slopes_of_all_placements_are_one_at_the_defaults_with_dt_a_tenth(tmp_path):
+    found = run("simulate", "--placement", "all", "--dt", "0.1", "--out", tmp_path)
+    assert found.exit_code == 0, found.stderr
+    table = measured_in(json.loads((tmp_path / "simulate.json").read_text())["measured"])
+    slopes = {value.model: value.value for value in table.of("slope of the Euler limit")}
+    assert slopes == pytest.approx(dict.fromkeys(PLACEMENTS, 1.0), abs=0.05)
+    first = {value.words for value in table.of("error of the discrete model")}
+    assert first == {"this GPT, bit for bit"}
+    for measure in ("straightness", "W_2^2 of the tokens", "share of the displacement"):
+        assert {value.model for value in table.of(measure)} == set(PLACEMENTS)
 
 
 @pytest.mark.slow
