@@ -4,7 +4,7 @@ another library is opened first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from ctrans.interop import open_model
 from ctrans.interop.loss_names import Loss
 from ctrans.measure.forward import simulation
 from ctrans.measure.forward.simulation import Simulation
-from ctrans.measure.walk import SegmentCallback
+from ctrans.measure.walk import Instrument, SegmentCallback
 from solvers import ConfigError, Method, Norm, shown
 
 
@@ -100,6 +100,7 @@ def simulate(
     norm: str | Norm | None = None,
     reference: bool = True,
     progress: SegmentCallback | None = None,
+    instruments: Sequence[Instrument] = (),
 ) -> Simulation:
     """X(t) of any model on these tokens by a method, with the bounds and laws of theory.
 
@@ -110,6 +111,7 @@ def simulate(
     - `method`, `steps`, `rtol`, `atol`, `norm`: as in `solvers.solve`
     - `reference`: whether to solve the ODE accurately too
     - `progress(k)`: called after each segment
+    - `instruments`: observe the states of the discrete model. They have their figures afterwards
 
     Raises ConfigError for a model that cannot be opened, and for invalid options.
     """
@@ -123,6 +125,7 @@ def simulate(
         norm=norm,
         reference=reference,
         progress=progress,
+        instruments=instruments,
     )
 
 
