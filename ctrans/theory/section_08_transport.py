@@ -12,6 +12,7 @@ from scipy.optimize import linear_sum_assignment, linprog
 from torch import Tensor, nn
 
 from ctrans.base.draw import Draw
+from ctrans.control.action import action_of, path_action
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.norm import RMSNorm
 from ctrans.dynamics.placement import PLACEMENTS
@@ -19,6 +20,7 @@ from ctrans.dynamics.sublayer import Sublayer
 from ctrans.measure.transport.generalisation import generalisation_radius
 from ctrans.measure.transport.transport import printed_transport_bound, transport_bound
 from ctrans.measure.transport.wasserstein import wasserstein
+from ctrans.measure.walk import states_of
 from ctrans.model.gpt import GPT
 from ctrans.theory.random_models import describe_model, random_model
 from ctrans.theory.statement import (
@@ -237,6 +239,43 @@ def assignment(draw: Draw) -> Trial:
         float(plan.fun) ** (1 / p),
         f"W_{p} of {count} samples against the linear programme",
     )
+
+
+@statement(
+    "least-action",
+    "ctrans, after Benamou and Brenier 2000",
+    "A = T sum_k |X_(k+1) - X_k|^2/h_k >= |X_T - X_0|^2 for each token, and the mean of A >= W_2^2"
+    " of the tokens at 0 and at T; both attained by X_0 + t (a X_0 + b), 1 + a T > 0",
+)
+def least_action(draw: Draw) -> Trials:
+    """Each token's action against its squared displacement, and the mean against W_2^2, along the
+    states of a random model; and that both are equal along the straight flow from the same X_0.
+    """
+    model, x, _ = _two_samples(draw)
+    depth = model.depth
+    states = states_of(depth, x)
+    path = torch.stack(states)
+    actions = path_action(path, depth.lengths)
+    displacements = (path[-1] - path[0]).square().sum(-1)
+    figures = action_of(states, depth.lengths)
+    case = describe_model(model)
+    cases = [
+        at_most(float(displacement), float(action), f"|X_T - X_0|^2 of a token, {case}")
+        for displacement, action in zip(displacements.flatten(), actions.flatten(), strict=True)
+    ]
+    mean_action = not_none(figures.action)
+    cases.append(at_most(not_none(figures.transport), mean_action, f"W_2^2 of the tokens, {case}"))
+    depth_time = depth.times[-1]
+    rate = draw.uniform(-0.9, 3) / depth_time
+    shift = draw.normal(x.shape[-1])
+    straight = [x + t * (rate * x + shift) for t in depth.times]
+    flow = action_of(straight, depth.lengths)
+    straight_action = not_none(flow.action)
+    return [
+        *cases,
+        equal(not_none(flow.displacement), straight_action, "|X_T - X_0|^2 of a straight flow"),
+        equal(not_none(flow.transport), straight_action, "W_2^2 of a straight flow"),
+    ]
 
 
 @statement(

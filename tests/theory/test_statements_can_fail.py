@@ -121,6 +121,7 @@ TIGHT = [
     *(
         "theorem-2-optimum",
         "eq-127",
+        "least-action",
         "remark-b.1",
         "total-variation",
         "remark-b.2",
