@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from ctrans.report.axes import (
     MOST_LINES,
@@ -180,6 +180,10 @@ def _panel(
                 colour = look.colour
             handles.setdefault(label, Line2D([], [], color=colour, linestyle=bound_style(0, 2)))
         _scale(axes, log=chart.log)
+        doublings = sorted({x for line in chart.lines for x in line.x})
+        if chart.log_x and all(x >= 1 and math.log2(x).is_integer() for x in doublings):
+            axes.set_xticks(doublings, [f"{x:g}" for x in doublings])
+            axes.xaxis.set_minor_locator(NullLocator())
         if not chart.log_x and all(float(x).is_integer() for line in chart.lines for x in line.x):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _events(axes, chart)
