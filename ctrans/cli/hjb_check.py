@@ -83,7 +83,8 @@ class HJBCheckRequest(ModelRequest):
     principle: bool = option(
         default=False,
         help="Also show by depth how far each layer is from the maximum principle: the gap to the"
-        " best velocity, the alignment with it, and what training of shared weights can change.",
+        " best velocity, the alignment with it, what training of shared weights can change, and"
+        " which tokens' losses weights and velocities can move independently.",
     )
     rtol: float | None = option(
         None, "With --principle: relative tolerance of state and costate.", default_words="1e-6"
@@ -153,7 +154,7 @@ def command(request: HJBCheckRequest) -> None:
     checks: dict[str, list[ModelCheck]] = {source.config.norm: [] for source in sources}
     principles: dict[str, Principled] = {}
     values = ValuesWithinReach()
-    passes = 2 if request.principle else 1
+    passes = 3 if request.principle else 1
     with progress_bar("hjb-check", passes * sum(source.segments for source in jobs)) as advance:
         for source in jobs:
             norm = source.config.norm

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from ctrans.base.from_json import from_json
 from ctrans.control.attained import Attained, attained
+from ctrans.control.controllability import Controllability, controllability
 from ctrans.control.costate import ZERO_GRADIENT, continuous_or_discrete
 from ctrans.control.maximum_principle import ALIGNMENTS, MaximumPrinciple, maximum_principle
 from ctrans.control.optimal_trajectory import OptimalTrajectory, optimal_trajectory
+from ctrans.examine import controllable
 from ctrans.measure import state_measures as state_measures  # the costate
 from ctrans.measure.findings import Mark
 from ctrans.measure.measured import Answer, Measured, Value, along_depth
@@ -141,7 +143,8 @@ MEASURES.add(
 @dataclass(frozen=True)
 class Principled:
     """The maximum principle of a model, what training attains, what replaces the ODE's costate if
-    anything does, and the optimal trajectory. `missing` says what was not measured, and why.
+    anything does, the optimal trajectory, and what the controls can move. `missing` says what was
+    not measured, and why.
     """
 
     principle: MaximumPrinciple
@@ -149,6 +152,7 @@ class Principled:
     instead: str | None = None
     missing: dict[str, str] = field(default_factory=dict)
     optimal: OptimalTrajectory | None = None
+    controllability: Controllability | None = None
 
     def values(self, model: str) -> Iterator[Value]:
         """The rows of the table."""
@@ -176,6 +180,8 @@ class Principled:
         yield from along_depth(model, "alignment", principle.alignment)
         if self.attained is not None:
             yield from self._attained_values(model, self.attained)
+        if self.controllability is not None:
+            yield from controllable.values_of(model, self.controllability)
 
     def _attained_values(self, model: str, attained: Attained) -> Iterator[Value]:
         yield from _largest(model, "first-order condition", attained.first_order)
@@ -200,6 +206,8 @@ class Principled:
         if not any(_finite(self.principle.costate_norm)):
             lines.append(ZERO_GRADIENT)
         lines += [ALIGNMENTS[name].words for name in dict.fromkeys(self.principle.measures)]
+        if self.controllability is not None:
+            lines.append(controllable.note_of(self.controllability))
         return lines
 
     @property
@@ -220,8 +228,8 @@ def principled(
     kinetic: float | None = None,
     progress: SegmentCallback | None = None,
 ) -> Principled:
-    """The maximum principle of a model on a text, with what training attains, and the optimal
-    trajectory.
+    """The maximum principle of a model on a text, with what training attains, the optimal
+    trajectory, and what the controls can move.
 
     - `rtol`, `atol`: tolerances of state and costate
     - `kinetic`: the weight of a kinetic cost of that trajectory; None for none
@@ -232,7 +240,16 @@ def principled(
     missing = dict(principle.missing)
     reached = tried(missing, ATTAINED, attained, model, tokens, targets, progress=progress)
     optimal = tried(missing, OPTIMAL, optimal_trajectory, model, tokens, targets, kinetic=kinetic)
-    return Principled(principle, reached, instead, missing, optimal)
+    moved = tried(
+        missing,
+        controllable.CONTROLLABILITY,
+        controllability,
+        model,
+        tokens,
+        targets,
+        progress=progress,
+    )
+    return Principled(principle, reached, instead, missing, optimal, moved)
 
 
 def measured(models: Mapping[str, Principled]) -> Measured:

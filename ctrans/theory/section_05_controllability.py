@@ -16,9 +16,6 @@ from ctrans.theory.statement import Trial, Trials, at_most, equal, statement
 
 SECTION = 5
 
-Square = Float[Tensor, "width width"]
-Input = Float[Tensor, "width inputs"]
-
 
 class ControlledField(nn.Module):
     """f(x) = A x + B u for each token, with the control u as its only weight, at u = 0."""
@@ -26,7 +23,7 @@ class ControlledField(nn.Module):
     A: Tensor
     B: Tensor
 
-    def __init__(self, A: Square, B: Input):
+    def __init__(self, A: Float[Tensor, "width width"], B: Float[Tensor, "width inputs"]):
         super().__init__()
         self.register_buffer("A", A)
         self.register_buffer("B", B)
@@ -36,7 +33,9 @@ class ControlledField(nn.Module):
         return x @ self.A.mT + self.B @ self.u
 
 
-def linear_gramians(A: Square, B: Input, *, segments: int, h: float) -> Gramians:
+def linear_gramians(
+    A: Float[Tensor, "width width"], B: Float[Tensor, "width inputs"], *, segments: int, h: float
+) -> Gramians:
     """The Gramians of x' = A x + B u of one token, in all directions."""
     sublayers = [Sublayer(ControlledField(A, B), "ffn") for _ in range(segments)]
     width = len(A)
@@ -45,7 +44,9 @@ def linear_gramians(A: Square, B: Input, *, segments: int, h: float) -> Gramians
     return gramians(depth, torch.zeros(1, width, dtype=A.dtype), {"all": eye})["all"]
 
 
-def partly_controllable(draw: Draw, width: int, rank: int) -> tuple[Square, Input]:
+def partly_controllable(
+    draw: Draw, width: int, rank: int
+) -> tuple[Float[Tensor, "width width"], Float[Tensor, "width 1"]]:
     """A and B of one input that controls a random subspace of dimension `rank` and no more.
 
     In an orthonormal basis A is block upper triangular and B is 0 in the last entries, so these
