@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+import torch
+
 from ctrans.base.option import option
 from ctrans.cli.click_options import OptionValues, settings_of
 from ctrans.cli.ending import directory_of, end
@@ -43,6 +45,8 @@ ADVICE = (
 )
 """The line after findings that do not hold."""
 PDE_POINTS = 41
+PDE_GAINS = (1.0, 0.5)
+"""Gains of the output norm of the example with two coordinates."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -179,7 +183,7 @@ def command(request: HJBCheckRequest) -> None:
         study_summary = None
         files: dict[str, Callable[[], bytes]] = {}
         if request.pde:
-            study = pde_study(velocity_hull(RMSNorm(2).double()), points=PDE_POINTS)
+            study = pde_study(velocity_hull(_norm_of_the_plane()), points=PDE_POINTS)
             study_summary = study.summary()
             files["hjb-pde.png"] = partial(_picture, study)
     named = [(f"{norm}, {check.placement}", check) for norm, row in checks.items() for check in row]
@@ -239,6 +243,13 @@ class ValuesWithinReach:
         """The table of all models."""
         of_models = measured_values(self._found, self._kinds)
         return dataclasses.replace(of_models, missing={**of_models.missing, **self._missing})
+
+
+def _norm_of_the_plane() -> RMSNorm:
+    """A norm of width 2 with unequal gains, whose image is an ellipse."""
+    norm = RMSNorm(2).double().requires_grad_(requires_grad=False)
+    norm.weight.copy_(torch.tensor(PDE_GAINS))
+    return norm
 
 
 def _picture(study: PDEStudy) -> bytes:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.quiver import Quiver
 from scipy.optimize import brentq
 
 from ctrans.control import admissible_set
@@ -585,14 +586,20 @@ def test_the_studys_summary_is_plain_json(study):
     assert summary["times"] == pytest.approx([1, 2 / 3, 1 / 3, 0])
     assert len(summary["reaches"]) == len(summary["spread"])
     assert summary["radius_spread"][1] < 1e-12
+    slow, fast = summary["radius_speed"]
+    assert slow == pytest.approx(1)
+    assert 4 < fast < 16
 
 
 @pytest.mark.slow
-def test_the_studys_picture_has_a_panel_for_each_time_and_each_radius(study, tmp_path):
+def test_the_studys_picture_has_a_panel_for_each_time_but_the_last_and_each_radius(study, tmp_path):
     figure = draw(study)
     titles = [axis.get_title() for axis in figure.axes]
-    assert sum(title.startswith("t = ") for title in titles) == len(study.front.times)
+    assert sum(title.startswith("t = ") for title in titles) == len(study.front.times) - 1
     assert sum(title.startswith("R = ") for title in titles) == len(study.radii)
+    for axis, optimal in zip(figure.axes[:3], study.bounded, strict=True):
+        (arrows,) = (each for each in axis.collections if isinstance(each, Quiver))
+        assert int(optimal.feedback.isfinite().all(-1).sum()) == arrows.N
     figure.savefig(tmp_path / "study.png", dpi=40)
 
 

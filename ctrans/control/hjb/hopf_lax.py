@@ -17,13 +17,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ctrans.base.shapes import PerBatch, PerChannel, TokenRows, Vectors
-from ctrans.control.admissible import length
+from ctrans.base.shapes import BatchMask, PerBatch, PerChannel, TokenRows, Vectors
+from ctrans.control.admissible import length, ratio
 from ctrans.dynamics.norm import SphereNorm
 from solvers import ConfigError
 
@@ -39,6 +40,8 @@ Terminal = Callable[[Tensor], Tensor]
 BallPoints = Float[Tensor, "rows rank"]
 """One point of the unit ball for each problem."""
 
+INSIDE = 1e-6
+"""A minimum is on the ball's surface if it is as close as this to it."""
 ROWS = 2048
 """Number of states that are minimised at once: keeps the samples of a piece near the cache."""
 
@@ -59,6 +62,13 @@ class BallImage:
     def support(self, P: TokenRows) -> PerBatch:
         """H(P) = sup over velocities in V of -<P, v> = sum_j |M' p_j| - <p_j, c>."""
         return (length(P @ self.map) - P @ self.centre).sum(-1)
+
+    def maximizer(self, P: TokenRows) -> TokenRows:
+        """v* = c - M M'p_j/|M'p_j|, which attains H(P); the centre c where M'p_j = 0, as all of V
+        then does.
+        """
+        pulled = P @ self.map
+        return self.centre - ratio(pulled, length(pulled).unsqueeze(-1)) @ self.map.mT
 
 
 def velocity_hull(norm: SphereNorm) -> BallImage:
@@ -108,14 +118,48 @@ def hopf_lax(
     width, keeps x's dtype and device, and has no gradient. Raises ConfigError for a negative or
     infinite time, mismatched widths, and a G of wrong shape or not finite within reach.
     """
+    if remaining == 0:
+        _check(terminal, x, remaining, velocities, starts)
+        return terminal(x)
+    return hopf_lax_ends(terminal, x, remaining, velocities, starts=starts).values
+
+
+@dataclass(frozen=True)
+class PathEnds:
+    """Where optimal paths end.
+
+    - `values`: Phi(x, t) = G(z)
+    - `ends`: z, the state at T. The straight path to it has the velocity (z - x)/(T - t)
+    - `inside`: whether z is inside of the reachable set, so that a slower path gets there too.
+      There grad Phi = 0. Elsewhere grad Phi = grad G(z), where Phi is differentiable
+    """
+
+    values: PerBatch
+    ends: Vectors
+    inside: BatchMask
+
+
+@torch.no_grad()
+def hopf_lax_ends(
+    terminal: Terminal, x: Vectors, remaining: float, velocities: BallImage, *, starts: int = 8
+) -> PathEnds:
+    """argmin {G(z) : z in x + (T - t) V}, with the limits and errors of `hopf_lax`. One minimiser,
+    if there are several. Also raises ConfigError at t = T.
+    """
     _check(terminal, x, remaining, velocities, starts)
     if remaining == 0:
-        return terminal(x)
+        raise ConfigError("no time remains, so every path ends where it is: give remaining > 0")
     rows = (x + remaining * velocities.centre.to(x)).reshape(-1, x.shape[-1])
     reach = remaining * velocities.map.to(x)
     pieces = [rows[start : start + ROWS] for start in range(0, len(rows), ROWS)]
-    values = torch.cat([minimise(terminal, piece, reach, starts) for piece in pieces])
-    return values.reshape(x.shape[:-1])
+    minima = [minimise(terminal, piece, reach, starts) for piece in pieces]
+    w = torch.cat([minimum.w for minimum in minima])
+    values = torch.cat([minimum.value for minimum in minima])
+    return PathEnds(
+        values=values.reshape(x.shape[:-1]),
+        ends=(rows + w @ reach.mT).reshape(x.shape),
+        inside=(length(w) < 1 - INSIDE).reshape(x.shape[:-1]),
+    )
 
 
 def _check(
@@ -203,9 +247,16 @@ def finite_values(cost: Terminal, x: Vectors) -> PerBatch:
     return values
 
 
+class Minimum(NamedTuple):
+    """g(w) and w of each problem."""
+
+    value: PerProblem
+    w: BallPoints
+
+
 def minimise(
     cost: Terminal, base: Float[Tensor, "rows width"], map: FromBall, starts: int
-) -> PerProblem:
+) -> Minimum:
     """min over |w| <= 1 of G(z_k + A w) for each row z_k of `base`, from `starts` starting points
     each.
     """
@@ -284,14 +335,14 @@ def descend(problems: Problems, w: BallPoints) -> BallPoints:
     return result
 
 
-def search(problems: Problems, w: BallPoints) -> PerProblem:
-    """g at the end of a pattern search: the best of w +- r e_i, projected, or r halved, until r is
-    below rounding.
+def search(problems: Problems, w: BallPoints) -> Minimum:
+    """The end of a pattern search: the best of w +- r e_i, projected, or r halved, until r is below
+    rounding.
     """
     eye = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device)
     pattern = torch.cat([eye, -eye])
     value = problems(w)
-    result = value.clone()
+    result = Minimum(value.clone(), w.clone())
     rows = torch.arange(len(w), device=w.device)
     radius = torch.full_like(value, SEARCH_RADIUS)
     for _ in range(SEARCH_STEPS):
@@ -301,7 +352,8 @@ def search(problems: Problems, w: BallPoints) -> PerProblem:
         w = torch.where(better.unsqueeze(-1), _take(trials, index), w)
         value = torch.minimum(value, best)
         radius = torch.where(better, radius, radius / 2)
-        result[rows] = value
+        result.value[rows] = value
+        result.w[rows] = w
         moving = radius > torch.finfo(w.dtype).eps
         if not moving.any():
             break

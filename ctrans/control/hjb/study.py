@@ -5,7 +5,7 @@ balls.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,7 @@ from ctrans.base.shapes import PerBatch, Vectors
 from ctrans.control.admissible import length
 from ctrans.control.hjb import Grid, ValueFunction, solve_hjb
 from ctrans.control.hjb.hopf_lax import BallImage, hopf_lax, velocity_ball
+from ctrans.control.hjb.synthesis import Synthesis, synthesis
 from solvers import ConfigError
 
 HORIZON = 1.0
@@ -29,6 +30,12 @@ STRIDE = 4
 """The spread over the square is taken at every fourth node."""
 REACHES = 25
 """For so many distances that velocities can cover."""
+ARROWS = 11
+"""The feedback is taken at so many points per side."""
+PATHS = 12
+"""So many optimal paths start on a circle."""
+CIRCLE = 0.85 * HALF_WIDTH
+"""Its radius."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,8 @@ class PDEStudy:
     values: Float[Tensor, " radii *space"]
     reaches: tuple[float, ...]
     spread: Float[Tensor, " reaches"]
+    bounded: tuple[Synthesis, ...]
+    balls: tuple[Synthesis, ...]
 
     @property
     def mean_error(self) -> Float[Tensor, " times"]:
@@ -104,11 +113,12 @@ class PDEStudy:
             "radius_spread": [float(values.amax() - values.amin()) for values in self.values],
             "reaches": self.reaches,
             "spread": self.spread.tolist(),
+            "radius_speed": [float(ball.speeds.amax()) for ball in self.balls],
         }
 
 
 def pde_study(
-    velocities: BallImage, *, points: int = 81, radii: tuple[float, ...] = (1.0, 4.0, 8.0, 16.0)
+    velocities: BallImage, *, points: int = 81, radii: tuple[float, ...] = (1.0, 4.0, 16.0)
 ) -> PDEStudy:
     """Phi(x, t) on a square for the given velocities and for balls of radius R; G is the distance
     to the nearest target.
@@ -120,7 +130,8 @@ def pde_study(
     (a) `velocities` (of `peri` or `output`: `velocity_hull(norm)`, width 2): Phi at t = T, 2T/3,
     T/3, 0 by the grid and by Hopf-Lax. Its level sets move at finite speed. (b) The ball R: Phi at
     t = 3T/4, and its spread over the square. Phi is flat as soon as R (T - t) takes every state to
-    a target; so for the whole space it is flat for every t < T (Kan, Theorem 2).
+    a target; so for the whole space it is flat for every t < T (Kan, Theorem 2). Both with optimal
+    feedback and paths.
 
     Raises ConfigError for a width other than 2, and without radii.
     """
@@ -154,6 +165,18 @@ def pde_study(
     exact = [hopf_lax(terminal, nodes, HORIZON - at, velocities, starts=STARTS) for at in times]
     values = [in_ball(radius, HORIZON - time, nodes) for radius in radii]
     spread = [sample.amax() - sample.amin() for sample in samples]
+
+    def optimal(velocities: BallImage, at: float) -> Synthesis:
+        return synthesis(
+            terminal,
+            _arrow_places(grid),
+            _circle(grid),
+            HORIZON - at,
+            velocities,
+            starts=STARTS,
+        )
+
+    balls = [velocity_ball(radius, 2, dtype=grid.dtype, device=grid.device) for radius in radii]
     return PDEStudy(
         front=front,
         exact=torch.stack(exact),
@@ -162,4 +185,18 @@ def pde_study(
         values=torch.stack(values),
         reaches=reaches,
         spread=torch.stack(spread),
+        bounded=tuple(optimal(velocities, at) for at in times if at < HORIZON),
+        balls=tuple(optimal(ball, time) for ball in balls),
     )
+
+
+def _arrow_places(grid: Grid) -> Float[Tensor, "states 2"]:
+    """A coarse grid inside of the square."""
+    coarse = replace(grid, points=(ARROWS + 2, ARROWS + 2))
+    return coarse.nodes[1:-1, 1:-1].reshape(-1, 2)
+
+
+def _circle(grid: Grid) -> Float[Tensor, "paths 2"]:
+    """Equally spaced points of a circle around 0."""
+    angles = 2 * math.pi * torch.arange(PATHS, dtype=grid.dtype, device=grid.device) / PATHS
+    return CIRCLE * torch.stack([angles.cos(), angles.sin()], -1)
