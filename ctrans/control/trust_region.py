@@ -63,8 +63,10 @@ def _solve(gaps: Tensor, b: Tensor, floor: float) -> tuple[Tensor, Tensor]:
         t = (b.abs() - gaps).amax(-1, keepdim=True).clamp_min(floor)
         for _ in range(NEWTON_STEPS):
             step = _newton_step(gaps, b, t, rounding)
+            # a point of the surface has its root at t = 0, where steps are rounding and t too
+            size = torch.linalg.vector_norm(ratio(b, gaps + t), dim=-1, keepdim=True)
             t = t + step
-            if (step <= rounding * t).all():
+            if ((step <= rounding * t) | (size <= 1 + rounding)).all():
                 break
         else:
             raise SolveError(

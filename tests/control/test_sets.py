@@ -367,6 +367,16 @@ def test_the_minimum_in_a_ball_is_the_free_one_or_lies_on_the_sphere(radius, see
     assert torch.allclose(s, torch.where(inside.unsqueeze(-1), free, sphere), rtol=1e-9, atol=1e-9)
 
 
+@given(seed=st.integers(0, 2**31))
+@settings(max_examples=50)
+def test_points_of_the_sphere_are_their_own_nearest_in_the_ball(seed):
+    """Their multiplier is 0, which Newton's steps reach to rounding only."""
+    curvature = numbers(3, seed=seed).square() + 0.1
+    s = numbers(200, 3, seed=seed + 1)
+    s = 1.5 * s / s.norm(dim=-1, keepdim=True)
+    assert torch.allclose(in_ball(curvature, -curvature * s, 1.5), s, rtol=0, atol=1e-12)
+
+
 def test_an_isotropic_image_has_its_closed_form_nearest_point():
     norm = make("layernorm", gains=[0.7] * WIDTH)
     y = numbers(TOKENS, WIDTH)
