@@ -31,6 +31,7 @@ MODULES = (
     "section_05_costates",
     "section_05_maximum_principle",
     "section_05_controllability",
+    "section_05_turnpike",
     "section_05_residual_gains",
     "section_06_experts",
     "section_06_growth",

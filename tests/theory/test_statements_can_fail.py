@@ -11,12 +11,14 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from ctrans.control import LastMapDecay, StepImage
+from ctrans.control import KineticCost, LastMapDecay, StepImage
+from ctrans.control.controllability import Gramian
 from ctrans.control.tangent import TangentSpace
 from ctrans.measure.initialisation.over_seeds import interval
 from ctrans.theory import (
     section_04_trained_weights,
     section_05_maximum_principle,
+    section_05_turnpike,
     section_07_adjoint,
     section_08_transport,
 )
@@ -85,6 +87,36 @@ MUTATIONS = {
         section_05_maximum_principle,
         "costate",
         with_random_costates(section_05_maximum_principle.costate),
+    ),
+    "free velocities half as large": (
+        "kinetic-flat",
+        KineticCost,
+        "maximizer",
+        times(0.5, KineticCost.maximizer),
+    ),
+    "a turnpike a tenth too fast": (
+        "turnpike-linear",
+        section_05_turnpike,
+        "_slowest",
+        times(1.1, section_05_turnpike._slowest),
+    ),
+    "a turnpike a tenth too slow": (
+        "turnpike-linear",
+        section_05_turnpike,
+        "_slowest",
+        times(0.9, section_05_turnpike._slowest),
+    ),
+    "a Gramian of full rank": (
+        "kalman-rank",
+        Gramian,
+        "rank",
+        property(lambda gramian: len(gramian.eigenvalues)),
+    ),
+    "a Gramian of twice the size": (
+        "least-control",
+        Gramian,
+        "matrix",
+        property(lambda gramian: 2 * gramian.parts.sum(0)),
     ),
     "a power law without the first factor": (
         "adjoint-power-law",
