@@ -51,6 +51,14 @@ def flatness(values: Sequence[float | None]) -> float:
     return largest / smallest
 
 
+def flatness_by_kind(kinds: Sequence[str], values: Sequence[float | None]) -> dict[str, float]:
+    """`flatness` of the sublayers of each kind: attention and FFN differ in size at any depth."""
+    return {
+        kind: flatness([value for other, value in zip(kinds, values, strict=True) if other == kind])
+        for kind in dict.fromkeys(kinds)
+    }
+
+
 @dataclass(frozen=True, eq=False)
 class LinearQuadratic:
     """min int_0^T (x - a)'Q(x - a)/2 + lam/2 |u|^2 dt + (x(T) - b)'F(x(T) - b)/2, x' = A x + B u.

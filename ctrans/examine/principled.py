@@ -17,6 +17,7 @@ from ctrans.control.controllability import Controllability, controllability
 from ctrans.control.costate import ZERO_GRADIENT, continuous_or_discrete
 from ctrans.control.maximum_principle import ALIGNMENTS, MaximumPrinciple, maximum_principle
 from ctrans.control.optimal_trajectory import OptimalTrajectory, optimal_trajectory
+from ctrans.control.turnpike import flatness_by_kind
 from ctrans.examine import controllable
 from ctrans.measure import state_measures as state_measures  # the costate
 from ctrans.measure.findings import Mark
@@ -35,6 +36,10 @@ _GAP = (
     " at each token; infinite where nothing bounds it"
 )
 _DRIFT = "departure of <P, v> from what the ODE conserves: the solver's error"
+_FLATNESS = (
+    "largest over smallest in the middle half of the depth, of attention or FFN, the larger; 1:"
+    " flat, as with free velocities and a kinetic cost"
+)
 ATTAINED = "left by all weights"
 """The measure that the reason is filed under if it is not known what training attains."""
 OPTIMAL = "loss of the optimal trajectory"
@@ -80,6 +85,8 @@ MEASURES.add(
             formula="largest decrease of the loss, to first order, that the shared weights leave",
             topic=_TOPIC,
         ),
+        "flatness of the costate": Measure(formula=f"|P|, {_FLATNESS}", topic=_TOPIC, detail=True),
+        "flatness of the velocity": Measure(formula=f"|v|, {_FLATNESS}", topic=_TOPIC, detail=True),
         "size of the velocity": Measure(
             formula="|v|, of what the sublayer adds per depth-time", scope="sublayer", detail=True
         ),
@@ -168,6 +175,11 @@ class Principled:
         if alignment:
             yield Value(model, "mean alignment", sum(alignment) / len(alignment))
         yield from _largest(model, "largest drift", principle.drift)
+        kinds = principle.kinds
+        costate = flatness_by_kind(kinds, principle.costate_norm)
+        velocity = flatness_by_kind(kinds, principle.velocity_norm)
+        yield from _largest(model, "flatness of the costate", list(costate.values()))
+        yield from _largest(model, "flatness of the velocity", list(velocity.values()))
         yield from along_depth(model, "times", principle.times)
         for segment, kind in enumerate(principle.kinds):
             yield Value(model, "kind of a sublayer", None, depth=segment, words=kind)

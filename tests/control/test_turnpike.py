@@ -10,7 +10,12 @@ import pytest
 import scipy.linalg
 import torch
 
-from ctrans.control.turnpike import LinearQuadratic, flatness, linear_quadratic_extremal
+from ctrans.control.turnpike import (
+    LinearQuadratic,
+    flatness,
+    flatness_by_kind,
+    linear_quadratic_extremal,
+)
 from solvers import ConfigError
 
 
@@ -186,3 +191,9 @@ def test_flatness_is_of_the_middle_half(values, expected):
 @pytest.mark.parametrize("values", [[], [1.0], [1, None, 1, 1], [1, math.inf, 1, 1]])
 def test_flatness_is_unknown_without_values_in_the_middle(values):
     assert math.isnan(flatness(values))
+
+
+def test_attention_and_ffn_are_flat_apart_from_each_other():
+    kinds = ["attention", "ffn"] * 4
+    assert flatness_by_kind(kinds, [9, 1, 3, 1, 3, 1, 0, 5]) == {"attention": 1, "ffn": 1}
+    assert flatness_by_kind(kinds, [9, 1, 3, 2, 6, 1, 0, 5]) == {"attention": 2, "ffn": 2}

@@ -65,6 +65,13 @@ def test_the_page_has_the_ranks_in_a_sentence_and_the_shares_by_depth(table):
     assert "Controllability by weights" in page
 
 
+def test_the_flatness_of_costate_and_velocity_is_that_of_the_kind_that_varies_more(model, table):
+    sizes = table.series("size of the velocity", "peri")
+    expected = max(max(pair) / min(pair) for pair in (sizes[::2], sizes[1::2]))
+    assert of(table, "flatness of the velocity").value == pytest.approx(expected)
+    assert of(table, "flatness of the costate").value >= 1
+
+
 def test_a_model_without_such_a_loss_says_why(model):
     class Squares(torch.nn.Module):
         def __init__(self):
