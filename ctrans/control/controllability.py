@@ -46,6 +46,8 @@ from solvers.run import finite
 CONTROLS = ("weights", "free velocities")
 DIRECTIONS = 8
 """Number of tokens, and of classes, that are looked at."""
+COARSEST = 1e-6
+"""The largest machine epsilon of states of which ranks are known."""
 AT_ONCE = 2**15
 """Entries of each gradient that are multiplied at once in float64, so that they stay in a cache."""
 GRADIENTS = 2**26
@@ -251,8 +253,9 @@ def controllability(
     - `directions`: the largest number of tokens, which are spread evenly, and of classes
     - `progress(k)`: called after each segment
 
-    Raises ConfigError for targets that do not fit, and for a model whose loss is no cross-entropy
-    of logits. Raises SolveError if a state or a costate is not finite.
+    Raises ConfigError for targets that do not fit, for a model whose loss is no cross-entropy of
+    logits, and for states of a dtype that is coarser than float32. Raises SolveError if a state or
+    a costate is not finite.
     """
     check_count("directions", directions)
     check_targets(model, tokens, targets)
@@ -262,6 +265,12 @@ def controllability(
             " cross-entropy of logits"
         )
     states = states_of(model.depth, model.embed(tokens))
+    dtype = states[-1].dtype
+    if torch.finfo(dtype).eps > COARSEST:
+        raise ConfigError(
+            f"controllability in {dtype}: its rounding would decide the ranks, so give float32 or"
+            " float64"
+        )
     if not finite(states[-1]):
         raise SolveError("the hidden state is not finite, so its controllability is undefined")
     outputs = _Outputs(model, states[-1], counted(targets).flatten())

@@ -18,9 +18,10 @@ from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.open_model import open_model
 from ctrans.measure.walk import states_of
+from ctrans.model.gpt import GPT
 from ctrans.theory.section_05_controllability import linear_gramians, partly_controllable
 from solvers import ConfigError, SolveError
-from tests.helpers import small_model, tokens
+from tests.helpers import small_config, small_model, tokens
 
 TEXT = tokens(2, 6)
 READ, TARGETS = TEXT[:, :-1], TEXT[:, 1:]
@@ -281,6 +282,26 @@ def test_states_that_are_not_finite_are_an_error():
         next(model.depth.parameters()).fill_(float("nan"))
     with pytest.raises(SolveError, match="not finite"):
         controllability(model, READ, TARGETS)
+
+
+def test_half_precision_has_no_rank():
+    with pytest.raises(ConfigError, match="give float32"):
+        controllability(small_model("pre", depth=1, dtype=torch.bfloat16), READ, TARGETS)
+
+
+def test_gains_of_zero_leave_one_control_for_each_segment():
+    """ReZero before training: maps have no effect, and each gain moves the state along one map."""
+    model = GPT(small_config("pre", depth=2, residual="rezero")).double()
+    found = controllability(model, READ, TARGETS)
+    assert found.tokens.weights.rank == 4
+    assert found.tokens.velocities.rank == 8
+
+
+@pytest.mark.parametrize("depth_weights", ["constant", "chebyshev"])
+def test_weights_that_are_functions_of_depth_count_by_their_values(depth_weights):
+    model = small_model("pre", depth=2, depth_weights=depth_weights)
+    found = controllability(model, READ, TARGETS)
+    assert min(found.tokens.weights.shares) > 0
 
 
 @pytest.mark.parametrize("directions", [0, -1, 1.5])
