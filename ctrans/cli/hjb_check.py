@@ -35,6 +35,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.report import hjb_figure
 from ctrans.report.files import png
 from ctrans.report.progress import progress_bar
+from ctrans.training.degeneracy import CASES, LAST_STEP, degeneracy
 from solvers import ConfigError
 from solvers.request import check_solver
 
@@ -102,6 +103,14 @@ class HJBCheckRequest(ModelRequest):
         " a minute.",
     )
 
+    train: bool = option(
+        default=False,
+        help="Also train a block of width 16 on a task that cross-entropy can separate, six times:"
+        " placements pre and peri, with and without a penalty, and a squared error. sup |v|, H and"
+        " the loss by step are drawn in hjb-train.png. This takes a minute. The trainings have"
+        " sizes of their own; of the options they use --seed.",
+    )
+
     defaults: ClassVar[OptionValues] = {
         "placements": ("all",),
         "depth": 3,
@@ -113,8 +122,9 @@ class HJBCheckRequest(ModelRequest):
         "weight_decay",
         "principle",
         "pde",
+        "train",
     }
-    unshown = ModelRequest.unshown | {"pde", "principle"}
+    unshown = ModelRequest.unshown | {"pde", "principle", "train"}
 
 
 @command_of(HJBCheckRequest, "hjb-check")
@@ -136,6 +146,7 @@ def command(request: HJBCheckRequest) -> None:
     ctrans hjb-check --placement peri --gain-decay 0.1
     ctrans hjb-check --kinetic 0.1 --file book.txt
     ctrans hjb-check models/gemma --context 32
+    ctrans hjb-check --placement pre --placement peri --train
     """
     regularization = Regularization(
         **{field.name: getattr(request, field.name) for field in dataclasses.fields(Regularization)}
@@ -186,12 +197,16 @@ def command(request: HJBCheckRequest) -> None:
             study = pde_study(velocity_hull(_norm_of_the_plane()), points=PDE_POINTS)
             study_summary = study.summary()
             files["hjb-pde.png"] = partial(_picture, study)
+    if request.train:
+        trained = _trained(request.seed)
     named = [(f"{norm}, {check.placement}", check) for norm, row in checks.items() for check in row]
     by_placement = {norm: {check.placement: check for check in row} for norm, row in checks.items()}
     table = measured(by_placement, refused, study_summary)
     table = together(table, values.table())
     if principles:
         table = together(table, measured_principles(principles))
+    if request.train:
+        table = together(table, trained)
     failures = [f"{name}, {failure}" for name, check in named for failure in check.failures]
     if failures:
         failures.append(ADVICE)
@@ -250,6 +265,12 @@ def _norm_of_the_plane() -> RMSNorm:
     norm = RMSNorm(2).double().requires_grad_(requires_grad=False)
     norm.weight.copy_(torch.tensor(PDE_GAINS))
     return norm
+
+
+def _trained(seed: int) -> Measured:
+    """The table of the trainings of --train."""
+    with progress_bar("trainings", len(CASES) * LAST_STEP) as advance:
+        return degeneracy(seed=seed, progress=advance)
 
 
 def _picture(study: PDEStudy) -> bytes:

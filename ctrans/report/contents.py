@@ -32,7 +32,11 @@ ENTRIES = {
     "simulate": ("ctrans.examine.simulated", "ctrans.examine.converged"),
     "screen": ("ctrans.examine.screened",),
     "diagnose": ("ctrans.examine.diagnosed",),
-    "hjb-check": ("ctrans.examine.certified", "ctrans.examine.principled"),
+    "hjb-check": (
+        "ctrans.examine.certified",
+        "ctrans.examine.principled",
+        "ctrans.training.degeneracy",
+    ),
     "control": ("ctrans.examine.principled",),
     "convergence": ("ctrans.examine.converged",),
     "train": ("ctrans.training.trained",),

@@ -28,6 +28,11 @@ PICTURES = {
         "-m ctrans hjb-check --depth 4 --width 64 --context 32 --out it",
         "it/hjb-check.png",
     ),
+    "hjb-train": (
+        "-m ctrans hjb-check --placement pre --placement peri --norm layernorm --depth 1 --width 16"
+        " --heads 2 --context 16 --train --out it",
+        "it/hjb-train.png",
+    ),
     "monitor": (f"{ROOT}/examples/monitor_trainer.py it; -m ctrans watch it", "it/watch.png"),
     "clinic": ("-m benchmarks.clinic --half sealed --report --picture it.png", "it.png"),
     "steer_points": (f"{ROOT}/examples/steer_points.py --out it.png", "it.png"),

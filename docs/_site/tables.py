@@ -29,7 +29,7 @@ from ctrans.measure.measures import MEASURES
 from ctrans.report.words import verdicts
 from ctrans.study import studied
 from ctrans.theory import theory_checks
-from ctrans.training import trained, transferred
+from ctrans.training import degeneracy, trained, transferred
 from ctrans.training.monitor.alarms import ALARMS
 from ctrans.training.monitor.training_measures import GAUGES
 
@@ -38,6 +38,7 @@ ROOMS_OF_MEASURES = (
     certified,
     control_checks,
     converged,
+    degeneracy,
     diagnosed,
     generate,
     principled,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import pytest
 
@@ -24,6 +25,21 @@ SMALL = [
     "0.1",
 ]
 PICTURE = b"\x89PNG"
+
+
+@pytest.mark.slow
+def test_trainings_stand_beside_the_check(tmp_path, monkeypatch):
+    monkeypatch.setattr(hjb_check, "degeneracy", partial(hjb_check.degeneracy, steps=1))
+    one = ("--norm", "layernorm", "--placement", "peri")
+    result = run("hjb-check", *SMALL, *one, "--train", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "hjb-train.png").read_bytes().startswith(PICTURE)
+    assert "sup |v| after 1 and 4 steps" in " ".join(result.stdout.split())
+    report = run("report", tmp_path / "hjb-check.json")
+    assert "gained by the second doubling" in " ".join(report.stdout.split())
+    quiet = strict(run("hjb-check", *SMALL, *one, "--train", "--json", "-").stdout)
+    assert "H in training" in quiet["measured"]["values"]["measure"]
+    assert "H in training" in quiet["measured"]["missing"]["pre"]
 
 
 @pytest.mark.slow
