@@ -106,6 +106,7 @@ def batches(run: PlannedRun) -> bool:
         and not training.kinetic
         and model.parametrisation == STANDARD
         and not OPTIMISERS[training.optimiser].orthogonal
+        and not OPTIMISERS[training.optimiser].layerwise
         and all(isinstance(entry, MapEntry) and entry.batches for entry in entries)
         and not training.compile
         and training.dtype != "bfloat16"

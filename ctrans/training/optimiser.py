@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ctrans.model.parametrisation import StepGrowth
+from ctrans.training.adam_step import adam_step
+from ctrans.training.layerwise import EPS, LayerwiseMaximisation
 
 FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})
 """Devices for which torch has a fused AdamW."""
-EPS = 1e-8
-"""Adam's epsilon."""
 SCHULZ = (3.4445, -4.775, 2.0315)
 """Muon's polynomial (Jordan et al., 2024)."""
 ROUNDS = 5
@@ -82,7 +82,7 @@ class Muon(torch.optim.Optimizer):
                 if group["orthogonal"]:
                     self._orthogonal_step(weight, group)
                 else:
-                    self._adam_step(weight, group)
+                    adam_step(weight, group, self.state[weight])
         return loss
 
     def _orthogonal_step(self, weight: Tensor, group: dict[str, Any]) -> None:
@@ -92,30 +92,23 @@ class Muon(torch.optim.Optimizer):
         size = math.sqrt(max(1.0, weight.shape[-2] / weight.shape[-1]))
         weight.add_(orthogonalised(weight.grad + first * momentum), alpha=-group["lr"] * size)
 
-    def _adam_step(self, weight: Tensor, group: dict[str, Any]) -> None:
-        first, second = group["betas"]
-        state = self.state[weight]
-        # a tensor, which checkpoints keep
-        step = state.setdefault("step", torch.zeros(())).add_(1).item()
-        mean = state.setdefault("exp_avg", torch.zeros_like(weight))
-        mean.lerp_(weight.grad, 1 - first)
-        square = state.setdefault("exp_avg_sq", torch.zeros_like(weight))
-        square.mul_(second).addcmul_(weight.grad, weight.grad, value=1 - second)
-        root = (square / (1 - second**step)).sqrt_().add_(group["eps"])
-        weight.addcdiv_(mean, root, value=-group["lr"] / (1 - first**step))
-
 
 @dataclasses.dataclass(frozen=True)
 class Optimiser:
-    """An optimiser, and how its step grows. `orthogonal` ones treat matrices of the depth apart."""
+    """An optimiser, and how its step grows. `orthogonal` ones treat matrices of the depth apart.
+    `layerwise` ones see the states and costates of each sublayer, so they are attached to the
+    depth.
+    """
 
     make: Make
     steps: StepGrowth
     orthogonal: bool = False
+    layerwise: bool = False
 
 
 OPTIMISERS: dict[str, Optimiser] = {
     "adamw": Optimiser(adamw, StepGrowth(matrices=1.0)),
     "sgd": Optimiser(sgd, StepGrowth(matrices=0.0, entries=-1.0, of_gradient=True)),
     "muon": Optimiser(Muon, StepGrowth(matrices=0.0), orthogonal=True),
+    "msa": Optimiser(LayerwiseMaximisation, StepGrowth(matrices=0.0), layerwise=True),
 }

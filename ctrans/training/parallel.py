@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ctrans.dynamics.weights.functions_of_depth import coefficients_of
 from ctrans.training.objective import Objective
+from ctrans.training.optimiser import OPTIMISERS
 from ctrans.training.settings import TrainConfig, attached_gradients
 from solvers import GRADIENTS, ConfigError, look_up
 
@@ -95,6 +96,11 @@ def get_parallel(name: str, config: TrainConfig) -> Parallel:
     not support the settings.
     """
     parallel = look_up("kind of parallelism", name, PARALLEL)
+    if name != "none" and OPTIMISERS[config.optimiser].layerwise:
+        raise ConfigError(
+            f"optimiser {config.optimiser!r} looks at the states of one process, and {name} has"
+            " several: use one process, or another optimiser"
+        )
     if parallel.sharded and GRADIENTS[config.gradient].detached:
         raise ConfigError(
             f"{name} frees weights between the passes, when gradient {config.gradient!r} uses them:"

@@ -20,11 +20,13 @@ from ctrans.base.option import (
     option,
 )
 from ctrans.dynamics.fields.attention import check_temperature
+from ctrans.dynamics.residual import RESIDUALS
 from ctrans.dynamics.scheme import METHOD_WORDS, Scheme
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.parametrisation import STANDARD, WeightGroup
-from ctrans.training.optimiser import EPS, OPTIMISERS
+from ctrans.training.layerwise import EPS, LayerwiseMaximisation
+from ctrans.training.optimiser import OPTIMISERS
 from solvers import GRADIENTS, ConfigError, shown, unknown
 
 SCHEDULES: dict[str, Callable[[float, int, int], float]] = {
@@ -65,7 +67,11 @@ class TrainConfig:
     batch: int = option(8, "Sequences of a micro-batch, over all processes.", limits=COUNT)
     accumulate: int = option(1, "Micro-batches of an iteration.", limits=COUNT)
     iterations: int = option(2500, "Updates of the weights.", limits=COUNT)
-    optimiser: str = option("adamw", "The optimiser.", choices=OPTIMISERS)
+    optimiser: str = option(
+        "adamw",
+        "The optimiser. msa maximises the augmented Hamiltonian of each sublayer (E-MSA).",
+        choices=OPTIMISERS,
+    )
     learning_rate: float = option(3e-3, "Peak of the learning rate.", limits=POSITIVE)
     min_learning_rate: float | None = option(
         None, "Learning rate at the end of the cosine.", default_words="a tenth of the peak"
@@ -174,11 +180,32 @@ class TrainConfig:
                 "a temperature warm-up changes a constant of the compiled model at each step: leave"
                 " out one of them"
             )
+        if OPTIMISERS[self.optimiser].layerwise:
+            self._check_layerwise()
         if self.compile and GRADIENTS[self.gradient].detached:
             raise ConfigError(
                 f"gradient {self.gradient!r} cannot be compiled: choose {attached_gradients()}, or"
                 " leave out compile"
             )
+
+    def _check_layerwise(self) -> None:
+        """Raises ConfigError for what an optimiser of sublayers cannot work with: it needs one pass
+        of the discrete model, which it can repeat.
+        """
+        clashes = {
+            "accumulate 1": self.accumulate != 1,
+            "method euler with one step, and gradient backprop": not self.scheme.evaluates_once,
+            "kinetic 0": self.kinetic != 0,
+            "dtype float32 or float64": self.dtype == "bfloat16",
+            "low_rank 0": self.low_rank != 0,
+            "no compile": self.compile,
+        }
+        for needed, clashing in clashes.items():
+            if clashing:
+                raise ConfigError(
+                    f"optimiser {self.optimiser!r} looks at each sublayer of one pass of the"
+                    f" discrete model: choose {needed}, or another optimiser"
+                )
 
     def make_optimiser(
         self, parameters: Iterable[nn.Parameter], *, model: GPT | None = None
@@ -192,6 +219,8 @@ class TrainConfig:
         matrices before it.
         """
         optimiser = OPTIMISERS[self.optimiser]
+        if optimiser.layerwise:
+            _check_layerwise_model(self.optimiser, model)
         if optimiser.orthogonal and model is None:
             raise ConfigError(
                 f"optimiser {self.optimiser!r} treats the matrices of a GPT's depth apart: give the"
@@ -223,7 +252,10 @@ class TrainConfig:
                 group |= {"scale": rate, "lr": self.learning_rate * rate, "eps": EPS * eps}
                 group["orthogonal"] = optimiser.orthogonal and part == "matrices"
             groups.append(group)
-        return optimiser.make(groups, self.learning_rate, (self.beta1, self.beta2))
+        made = optimiser.make(groups, self.learning_rate, (self.beta1, self.beta2))
+        if isinstance(made, LayerwiseMaximisation) and model is not None:
+            made.attach(model.depth)
+        return made
 
     @property
     def weight_dtype(self) -> torch.dtype:
@@ -275,6 +307,20 @@ def _weight_group(*, is_vector: bool, inside: bool) -> WeightGroup:
     if is_vector:
         return "vectors"
     return "matrices"
+
+
+def _check_layerwise_model(name: str, model: GPT | None) -> None:
+    """Raises ConfigError for no model, and for one that an optimiser of sublayers does not fit."""
+    if model is None:
+        raise ConfigError(
+            f"optimiser {name!r} maximises over each sublayer of a GPT: give the model, or choose"
+            " adamw"
+        )
+    if model.config.parametrisation != STANDARD or RESIDUALS[model.config.residual].unit_weights:
+        raise ConfigError(
+            f"optimiser {name!r} follows no parametrisation and keeps no weight on a sphere: choose"
+            f" parametrisation {STANDARD} and another residual than ngpt, or adamw"
+        )
 
 
 def attached_gradients() -> str:

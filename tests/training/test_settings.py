@@ -115,9 +115,10 @@ def make(name, parameters, weight_decay, **settings):
         weight_decay=weight_decay,
         **settings,
     )
-    return config.make_optimiser(
-        parameters, model=GPT(GPTConfig(width=8, depth=1)) if name == "muon" else None
-    )
+    entry = OPTIMISERS[name]
+    needs_model = entry.orthogonal or entry.layerwise
+    model = GPT(GPTConfig(width=8, depth=1)) if needs_model else None
+    return config.make_optimiser(parameters, model=model)
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
