@@ -29,16 +29,16 @@ RHO_TIMES_RATE = 0.01
 """rho is this over the learning rate: that of 3e-3, Adam's default, gives rho = 3.3."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class PassedSublayer:
-    """A sublayer's part of a pass: its state X_k, its velocity r_k, the length dt of its segment,
-    and dL/dr_k = dt P_(k+1) once the pass back is done.
+    """A sublayer's part of a pass and its way back: its state X_k, its velocity r_k, `pulled` =
+    dL/dr_k = dt P_(k+1), and the length dt of its segment.
     """
 
     x: TokenRows
     velocity: TokenRows
+    pulled: TokenRows
     dt: float
-    pulled: TokenRows | None = None
 
 
 def augmented_hamiltonian(velocity: TokenRows, passed: PassedSublayer, rho: float) -> Scalar:
@@ -51,7 +51,6 @@ def augmented_hamiltonian(velocity: TokenRows, passed: PassedSublayer, rho: floa
     unit of batch size: a free state would move by -1/rho times the gradient of n L. The term of the
     paper for the costate, |P_k - J'P_(k+1)|^2, is not in it: it would need second derivatives.
     """
-    assert passed.pulled is not None, "a step needs a pass back"
     change = passed.dt * (velocity - passed.velocity)
     tokens = velocity.shape[:-1].numel()
     return -(passed.pulled * velocity).sum() - rho / (2 * tokens) * change.square().sum()
@@ -85,8 +84,9 @@ class LayerwiseMaximisation(torch.optim.Optimizer):
         self._passed: dict[int, PassedSublayer] = {}
 
     def attach(self, depth: Depth) -> None:
-        """Records X_k and dL/dr_k of each later pass in training mode through the depth. Raises
-        ConfigError for a depth that the method does not cover.
+        """Records X_k and dL/dr_k of the first pass in training mode after each `zero_grad`. Later
+        ones before the step are those of a monitor. Raises ConfigError for a depth that the method
+        does not cover.
         """
         check_depth(depth)
         self._sublayers = list(depth.sublayers)
@@ -100,11 +100,20 @@ class LayerwiseMaximisation(torch.optim.Optimizer):
             # a copy of the model has this hook too
             if sublayer is not own or not sublayer.training or not velocity.requires_grad:
                 return
-            passed = PassedSublayer(inputs[0].detach(), velocity.detach(), dt)
-            self._passed[k] = passed
-            velocity.register_hook(lambda gradient: _keep(passed, gradient))
+            x = inputs[0].detach()
+            r = velocity.detach()
+
+            def keep(gradient: Tensor) -> None:
+                self._passed.setdefault(k, PassedSublayer(x, r, gradient.detach(), dt))
+
+            velocity.register_hook(keep)
 
         return record
+
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002  # torch's
+        """Forgets the gradients, and the pass that they are of."""
+        super().zero_grad(set_to_none)
+        self._passed = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -162,10 +171,6 @@ class LayerwiseMaximisation(torch.optim.Optimizer):
                 weight.copy_(old)
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.grad = gradient
-
-
-def _keep(passed: PassedSublayer, gradient: Tensor) -> None:
-    passed.pulled = gradient.detach()
 
 
 def check_depth(depth: Depth) -> None:

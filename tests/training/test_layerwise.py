@@ -197,6 +197,12 @@ def test_only_passes_of_a_training_are_recorded():
     assert not optimiser._passed
     model.train()
     model(tokens, tokens)[1].backward()
+    passed = dict(optimiser._passed)
+    model(tokens + 1, tokens)[1].backward()  # a monitor's
+    assert optimiser._passed == passed
+    optimiser.zero_grad()  # of a step that was skipped
+    assert not optimiser._passed
+    model(tokens, tokens)[1].backward()
     optimiser.step()
     assert 4 <= optimiser.passes <= 4 * 2 * optimiser.inner
     assert not optimiser._passed
