@@ -13,22 +13,24 @@ from ctrans.training import degeneracy as module
 from ctrans.training.degeneracy import (
     BOUND,
     CASES,
-    FIRST_GAIN,
     HAMILTONIAN,
-    LOG_FIT,
     LOSS,
-    POWER,
-    POWER_FIT,
-    SECOND_GAIN,
-    SLOPE,
     SUP,
     Separable,
     degeneracy,
-    growth_of,
     one_hot_error,
     separable_task,
     steps_to_measure,
     trained,
+)
+from ctrans.training.growth_by_step import (
+    FIRST_GAIN,
+    LOG_FIT,
+    POWER,
+    POWER_FIT,
+    SECOND_GAIN,
+    SLOPE,
+    growth_of,
 )
 
 STEPS = steps_to_measure(4 * 4096)
