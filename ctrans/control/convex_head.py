@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ctrans.base.shapes import TokenRows
 from ctrans.control.admissible import length, ratio
-from ctrans.control.sweeps import Losses, sweep
+from ctrans.control.sweeps import LossTerms, sweep
 from ctrans.dynamics.norm import SphereNorm
 from ctrans.measure.walk import Model, own_loss
 from ctrans.model.gpt import GPT
@@ -34,7 +34,7 @@ SWEEPS = 300
 CLOSE = 1e-3
 """It ends when the gap is this share of the loss."""
 LEAST = 1e-4
-"""Losses below it count as it, in nats."""
+"""LossTerms below it count as it, in nats."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +42,9 @@ class ConvexHead:
     """The loss of a final norm, a linear map and the cross-entropy, as a function of n."""
 
     norm: SphereNorm
-    losses: Callable[[Tensor], Losses]
+    losses: Callable[[Tensor], LossTerms]
 
-    def proven(self, centre: TokenRows, radius: float, z: TokenRows) -> Losses:
+    def proven(self, centre: TokenRows, radius: float, z: TokenRows) -> LossTerms:
         """What each token adds to the loss at least, for states in a ball around the centre. A
         radius of inf allows all states. z is a state in the ball, where the search begins.
         """
@@ -71,7 +71,7 @@ class ConvexHead:
         return swept.lower.clamp_min(0)
 
 
-def convex_head(model: Model, losses_of_logits: Callable[[Tensor], Losses]) -> ConvexHead:
+def convex_head(model: Model, losses_of_logits: Callable[[Tensor], LossTerms]) -> ConvexHead:
     """The head of a model, if the loss is convex in x_hat behind its final norm.
 
     Raises ConfigError for a loss of the model's own, and for a head that is not known to be one

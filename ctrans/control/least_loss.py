@@ -47,8 +47,8 @@ from ctrans.base.as_found import leaving_as_found
 from ctrans.base.shapes import TokenRows
 from ctrans.control.admissible import length, ratio
 from ctrans.control.convex_head import ConvexHead, convex_head
-from ctrans.control.reach import Reach, reaches
-from ctrans.control.sweeps import Losses, Swept, sweep, value_and_slope
+from ctrans.control.reach import ReachableSet, reaches
+from ctrans.control.sweeps import LossTerms, Swept, sweep, value_and_slope
 from ctrans.measure.missing import tried
 from ctrans.measure.walk import Model, SegmentCallback, check_targets, own_loss, terminal_loss
 from ctrans.model.gpt import counted
@@ -58,7 +58,7 @@ SWEEPS = 200
 CLOSE = 1e-3
 """A search ends when the gap is this share of the loss."""
 LEAST = 1e-3
-"""Losses below it count as it, in nats."""
+"""LossTerms below it count as it, in nats."""
 FAR = 100.0
 """How far from the centre, in lengths of X_T, states begin that are anywhere."""
 QUASI_NEWTON_STEPS = 100
@@ -131,7 +131,7 @@ def least_loss(
     head = tried(missing, PROVEN, convex_head, model, losses_of_logits)
     z = states[-1]
     searches = [Search(z, losses(z), 0.0, float(losses(z).sum()))]
-    anywhere = _search_everywhere(losses, Reach((), everywhere=True), z, head)
+    anywhere = _search_everywhere(losses, ReachableSet((), everywhere=True), z, head)
     for k in reversed(range(len(within) - 1)):
         reach = within[k]
         if within[k + 1].everywhere:
@@ -165,12 +165,12 @@ class Search(NamedTuple):
     """A state within reach, its losses, its gap, and what the loss is proven to be at least."""
 
     z: TokenRows
-    values: Losses
+    values: LossTerms
     gap: float
     proven: float | None
 
 
-def losses_of(model: Model, targets: Any) -> Callable[[Tensor], Losses]:
+def losses_of(model: Model, targets: Any) -> Callable[[Tensor], LossTerms]:
     """From X_T to what each token adds to the loss. A loss of the model's own is one entry."""
     if own_loss(model) is not None:
         return lambda x: terminal_loss(model, x, targets).reshape(1, 1)
@@ -178,10 +178,10 @@ def losses_of(model: Model, targets: Any) -> Callable[[Tensor], Losses]:
     return lambda x: of_logits(model.head(x))
 
 
-def cross_entropies(targets: Any) -> Callable[[Tensor], Losses]:
+def cross_entropies(targets: Any) -> Callable[[Tensor], LossTerms]:
     """From logits to the cross-entropy of each token, by the number of targets that count."""
 
-    def by_token(logits: Tensor) -> Losses:
+    def by_token(logits: Tensor) -> LossTerms:
         counting = counted(targets)
         terms = F.cross_entropy(
             logits.flatten(0, -2), counting.flatten(), ignore_index=-1, reduction="none"
@@ -192,8 +192,8 @@ def cross_entropies(targets: Any) -> Callable[[Tensor], Losses]:
 
 
 def _search_within(
-    losses: Callable[[Tensor], Losses],
-    reach: Reach,
+    losses: Callable[[Tensor], LossTerms],
+    reach: ReachableSet,
     x: TokenRows,
     starts: Sequence[TokenRows],
     head: ConvexHead | None,
@@ -228,7 +228,10 @@ def _search_within(
 
 
 def _search_everywhere(
-    losses: Callable[[Tensor], Losses], reach: Reach, z: TokenRows, head: ConvexHead | None
+    losses: Callable[[Tensor], LossTerms],
+    reach: ReachableSet,
+    z: TokenRows,
+    head: ConvexHead | None,
 ) -> Search:
     """The best z found anywhere, or on the image of the norm around the state, by L-BFGS."""
 

@@ -65,7 +65,7 @@ class Leg:
 
 
 @dataclass(frozen=True, eq=False)
-class Reach:
+class ReachableSet:
     """The states within reach of X by the segments that are left.
 
     - `legs`: bounded segments, X + sum_k h_k conv(V_k)
@@ -103,13 +103,13 @@ class Reach:
         return centre, radius
 
 
-def reaches(depth: Depth) -> list[Reach]:
+def reaches(depth: Depth) -> list[ReachableSet]:
     """What each state X_0, .., X_K of a model has within reach; that of X_K is the point itself.
 
     Raises ConfigError for a state with several streams, a residual that moves towards a norm's
     image, and a norm around the state with bounded segments around it: their reach is no such sum.
     """
-    later = Reach(())
+    later = ReachableSet(())
     found = [later]
     for sublayer, h in zip(reversed(depth.sublayers), reversed(depth.lengths), strict=True):
         later = _before(sublayer, h, later)
@@ -117,7 +117,7 @@ def reaches(depth: Depth) -> list[Reach]:
     return found
 
 
-def _before(sublayer: Sublayer, h: float, later: Reach) -> Reach:
+def _before(sublayer: Sublayer, h: float, later: ReachableSet) -> ReachableSet:
     """What is within reach before a segment, from what is after it."""
     if later.everywhere:
         return later
@@ -129,14 +129,14 @@ def _before(sublayer: Sublayer, h: float, later: Reach) -> Reach:
     bounded = sublayer.output_norm is not None
     if sublayer.state_norm is not None and (bounded or later.legs):
         raise ConfigError(
-            "a norm around the state stands beside segments with bounded velocities: what is within"
+            "a norm around the state is next to segments with bounded velocities: what is within"
             " reach has no closed form"
         )
     if sublayer.state_norm is not None:
-        return Reach((), everywhere=True, image=sublayer.state_norm)
+        return ReachableSet((), everywhere=True, image=sublayer.state_norm)
     if not bounded:
-        return Reach((), everywhere=True)
-    return Reach(_joined(Leg(sublayer, h), later.legs))
+        return ReachableSet((), everywhere=True)
+    return ReachableSet(_joined(Leg(sublayer, h), later.legs))
 
 
 def _joined(leg: Leg, legs: Sequence[Leg]) -> tuple[Leg, ...]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ctrans.control.admissible import ratio
 
-Losses = Float[Tensor, "*rows"]
+LossTerms = Float[Tensor, "*rows"]
 """What each token adds to the loss. For a loss that is no sum over tokens there is one entry."""
 FIRST_CURVATURE = 1e-6
 """The curvature at which the search of a step begins: too low, so that the first step is long."""
@@ -36,9 +36,9 @@ class Swept(NamedTuple):
     """
 
     z: Tensor
-    values: Losses
-    gap: Losses
-    lower: Losses
+    values: LossTerms
+    gap: LossTerms
+    lower: LossTerms
     history: list[float]
 
     def or_better(self, other: Swept) -> Swept:
@@ -55,7 +55,7 @@ class Swept(NamedTuple):
 
 @torch.no_grad()
 def sweep(
-    losses: Callable[[Tensor], Losses],
+    losses: Callable[[Tensor], LossTerms],
     best: Callable[[Tensor, Tensor], Tensor],
     z: Tensor,
     *,
@@ -111,7 +111,7 @@ def sweep(
     return Swept(z, values, gap, lower, history)
 
 
-def value_and_slope(losses: Callable[[Tensor], Losses], z: Tensor) -> tuple[Losses, Tensor]:
+def value_and_slope(losses: Callable[[Tensor], LossTerms], z: Tensor) -> tuple[LossTerms, Tensor]:
     """The losses and their slope P = dL/dz."""
     with torch.enable_grad():
         z = z.detach().requires_grad_()

@@ -13,7 +13,7 @@ from ctrans.base.draw import Draw
 from ctrans.control.convex_head import ConvexHead, convex_head
 from ctrans.control.least_loss import cross_entropies, least_loss
 from ctrans.control.optimal_trajectory import optimal_trajectory
-from ctrans.control.reach import Leg, Reach, reaches
+from ctrans.control.reach import Leg, ReachableSet, reaches
 from ctrans.dynamics.norm import RMSNorm
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.theory.random_models import describe_model, random_model, random_text
@@ -45,13 +45,13 @@ def reach_of_segments(draw: Draw) -> Trials:
     )
     x = draw.normal(1, first.width)
     p = draw.normal(1, first.width)
-    least = (p * x).sum(-1) - Reach(legs).hamiltonian(p)
+    least = (p * x).sum(-1) - ReachableSet(legs).hamiltonian(p)
     ends = x
     for leg, norm in zip(legs, norms, strict=True):
         ends = ends + leg.length * norm(10 * draw.normal(20, first.width))
     case = f"{describe_norm(first)} and {len(norms) - 1} more"
     return [
-        equal((p * Reach(legs).extreme(x, p)).sum(-1), least, f"{case}: <p, z*>"),
+        equal((p * ReachableSet(legs).extreme(x, p)).sum(-1), least, f"{case}: <p, z*>"),
         Trial(
             float((least - (p * ends).sum(-1)).amax() / (p.norm() * ends.norm(dim=-1).amax())),
             f"{case}: norms' outputs below the least <p, z>, as a share",

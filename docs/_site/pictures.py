@@ -33,6 +33,12 @@ PICTURES = {
         " --heads 2 --context 16 --train --out it",
         "it/hjb-train.png",
     ),
+    "hjb-pde": (
+        "-m ctrans hjb-check --placement peri --norm rmsnorm --depth 1 --pde --out it",
+        "it/hjb-pde.png",
+    ),
+    "figure": (f"{ROOT}/examples/figure.py --out it.png", "it.png"),
+    "optimal_path": (f"{ROOT}/examples/optimal_path.py --out it.png", "it.png"),
     "monitor": (f"{ROOT}/examples/monitor_trainer.py it; -m ctrans watch it", "it/watch.png"),
     "clinic": ("-m benchmarks.clinic --half sealed --report --picture it.png", "it.png"),
     "steer_points": (f"{ROOT}/examples/steer_points.py --out it.png", "it.png"),

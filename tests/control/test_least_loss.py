@@ -11,7 +11,7 @@ from scipy.optimize import minimize, minimize_scalar
 from ctrans.control.convex_head import convex_head
 from ctrans.control.hjb.hopf_lax import hopf_lax, velocity_hull
 from ctrans.control.least_loss import PROVEN, cross_entropies, least_loss
-from ctrans.control.reach import Leg, Reach, reaches
+from ctrans.control.reach import Leg, ReachableSet, reaches
 from ctrans.dynamics.norm import NORMS
 from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.dynamics.sublayer import Sublayer
@@ -73,7 +73,7 @@ def test_unequal_segments_agree_with_scipy():
     sublayers = [Sublayer(torch.nn.Identity(), "ffn", output_norm=norm) for norm in norms]
     lengths = (0.4, 0.7)
     legs = [Leg(sublayer, h) for sublayer, h in zip(sublayers, lengths, strict=True)]
-    reach = Reach(tuple(legs))
+    reach = ReachableSet(tuple(legs))
     x = numbers(1, 3, seed=7)
     P = numbers(1, 3, seed=8)
     axes = [h * 3**0.5 * norm.gamma.detach() for h, norm in zip(lengths, norms, strict=True)]
