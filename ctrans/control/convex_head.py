@@ -8,7 +8,9 @@ the least of |C z|^2/d. Hence n lies in
     {|n| <= 1, <n, C c/|C c|> >= s sqrt(1 - (r/|C c|)^2)},
 
 which is convex. The least of a convex function over a convex set is at least its value at any of
-its points less max <grad, n - m> over the m of the set, which has a closed form here.
+its points less max <grad, n - m> over the m of the set, which has a closed form here. The head of
+another library's model is read by its values (`ctrans.control.probed_head`). Where its logits are
+within e of those of the map, the loss is within 2 e of that of the map.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from ctrans.base.shapes import TokenRows
 from ctrans.control.admissible import length, ratio
+from ctrans.control.probed_head import probed_head
 from ctrans.control.sweeps import LossTerms, sweep
 from ctrans.dynamics.norm import SphereNorm
 from ctrans.measure.walk import Model, own_loss
@@ -34,15 +37,18 @@ SWEEPS = 300
 CLOSE = 1e-3
 """It ends when the gap is this share of the loss."""
 LEAST = 1e-4
-"""LossTerms below it count as it, in nats."""
+"""Losses below it count as it, in nats."""
 
 
 @dataclass(frozen=True, eq=False)
 class ConvexHead:
-    """The loss of a final norm, a linear map and the cross-entropy, as a function of n."""
+    """The loss of a final norm, a linear map and the cross-entropy, as a function of n. `slack` is
+    what the loss of the model may be below it, for each token.
+    """
 
     norm: SphereNorm
     losses: Callable[[Tensor], LossTerms]
+    slack: float = 0.0
 
     def proven(self, centre: TokenRows, radius: float, z: TokenRows) -> LossTerms:
         """What each token adds to the loss at least, for states in a ball around the centre. A
@@ -68,25 +74,36 @@ class ConvexHead:
 
         n = self.norm.standardize(z) / math.sqrt(self.norm.width)
         swept = sweep(self.losses, extreme, n, sweeps=SWEEPS, close=CLOSE, least=LEAST)
-        return swept.lower.clamp_min(0)
+        return (swept.lower - self.slack).clamp_min(0)
 
 
-def convex_head(model: Model, losses_of_logits: Callable[[Tensor], LossTerms]) -> ConvexHead:
+def convex_head(
+    model: Model, losses_of_logits: Callable[[Tensor], LossTerms], like: TokenRows, number: int
+) -> ConvexHead:
     """The head of a model, if the loss is convex in x_hat behind its final norm.
 
-    Raises ConfigError for a loss of the model's own, and for a head that is not known to be one
-    linear map behind a norm with x_hat on a sphere.
+    - `losses_of_logits`: from logits to what each token adds to the loss
+    - `like`: states of the shape that the head reads
+    - `number`: how many targets count
+
+    Raises ConfigError for a loss of the model's own, and for a head that is not one linear map
+    behind a norm with x_hat on a sphere.
     """
     if own_loss(model) is not None:
         raise ConfigError("the loss is not the cross-entropy of the logits, which is convex")
-    if not isinstance(model, GPT) or not isinstance(model.final_norm, SphereNorm):
-        raise ConfigError(
-            "the head is not known to be one linear map behind a norm that divides by a token's"
-            " size, so that the loss is not known to be convex"
-        )
-    if model.config.state_streams > 1:
-        raise ConfigError("the head reads the mean of several streams")
-    norm = model.final_norm
+    if isinstance(model, GPT) and isinstance(model.final_norm, SphereNorm):
+        if model.config.state_streams > 1:
+            raise ConfigError("the head reads the mean of several streams")
+        return _head_of_gpt(model, model.final_norm, losses_of_logits)
+    probed = probed_head(model.head, like)
+    return ConvexHead(
+        probed.norm, lambda n: losses_of_logits(probed.logits(n)), 2 * probed.error / number
+    )
+
+
+def _head_of_gpt(
+    model: GPT, norm: SphereNorm, losses_of_logits: Callable[[Tensor], LossTerms]
+) -> ConvexHead:
     weight = model.head_weight().detach()
 
     def logits(n: Tensor) -> Tensor:

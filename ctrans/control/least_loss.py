@@ -125,10 +125,16 @@ def least_loss(
     states = [model.embed(tokens)]
     for sublayer, h in zip(model.depth.sublayers, model.depth.lengths, strict=True):
         states.append(sublayer.step(states[-1], h))
-    losses_of_logits = cross_entropies(targets)
     losses = losses_of(model, targets)
     missing: dict[str, str] = {}
-    head = tried(missing, PROVEN, convex_head, model, losses_of_logits)
+    head: ConvexHead | None = None
+    if own_loss(model) is not None:
+        missing[PROVEN] = "the loss is not the cross-entropy of the logits, which is convex"
+    else:
+        number = int((counted(targets) != -1).sum())
+        head = tried(
+            missing, PROVEN, convex_head, model, cross_entropies(targets), states[-1], number
+        )
     z = states[-1]
     searches = [Search(z, losses(z), 0.0, float(losses(z).sum()))]
     anywhere = _search_everywhere(losses, ReachableSet((), everywhere=True), z, head)
