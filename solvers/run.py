@@ -18,7 +18,7 @@ from solvers.controller import StepSize
 from solvers.error_norm import Norm, rms
 from solvers.errors import ConfigError
 from solvers.segment import Segment
-from solvers.solution import Solution, Stats, Status
+from solvers.solution import Solution, Stats, Status, TightTolerances
 from solvers.stiffness import Stiffness
 
 Save = Literal["ends", "segments", "steps", "curve"]
@@ -108,6 +108,7 @@ class Run:
       states over its limit
     - `observers`: see each accepted step
     - `event`: the number of the event that ended the solve, and its time
+    - `tight`: what is known of tolerances that ended it
     """
 
     steps: int
@@ -134,6 +135,7 @@ class Run:
     saved: list[Saved] = dataclasses.field(default_factory=list)
     observers: Sequence[Observer] = ()
     event: tuple[int, Tensor] | None = None
+    tight: TightTolerances | None = None
 
     def again(self, **changes: Any) -> Run:
         """A new run with the same request, except for the changes."""
@@ -257,7 +259,28 @@ class Run:
             event, event_time = self.event
         times = tuple(saved.time for saved in self.saved)
         states = tuple(saved.x for saved in self.saved)
-        return Solution(x, times, states, status, self.stats, segment, time, event, event_time)
+        return Solution(
+            x,
+            times,
+            states,
+            status,
+            self.stats,
+            segment,
+            time,
+            event,
+            event_time,
+            tight=self.tight,
+        )
+
+    def note_tight_tolerances(self, order: int) -> None:
+        """Records that accuracy alone, not the field, bounds the present steps of a method of that
+        order, if so.
+        """
+        stats = self.stats
+        if stats.stiff_at is None and self.stiffness.bounded_by_accuracy(
+            stats.accepted, stats.rejected
+        ):
+            self.tight = TightTolerances(order, self.stiffness.room)
 
     def keep(self, t: float, x: Tensor) -> None:
         """Saves a state for the solution."""

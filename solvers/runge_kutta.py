@@ -242,6 +242,7 @@ class RungeKutta:
             sound = math.isfinite(attempts.error) or finite(first)
             step, broken = attempts.next(t, x.dtype, sound=sound)
             if broken is not None:
+                run.note_tight_tolerances(self.order)
                 raise Stopped(broken, t, x)
             try:
                 if self.compiled:

@@ -42,7 +42,8 @@ ADVICE: dict[Status, str] = {
     ),
     Status.TOO_MANY_STEPS: (
         "raise rtol and atol (or max_steps of `StepControl`): a field that needs so many steps is"
-        " stiff or not smooth there; a method of fixed steps always gets to the end"
+        " stiff or not smooth there, or the tolerances are tight for the method's order; a method"
+        " of fixed steps always gets to the end"
     ),
     Status.NOT_SOLVED: (
         "the field is not smooth there, or the steps are too long for it: bound them by max_step of"
@@ -54,6 +55,12 @@ ADVICE: dict[Status, str] = {
         " use gradient='checkpoint', Reversible(coupling=0.9) or less, or smaller steps"
     ),
 }
+
+
+STIFF_ADVICE = (
+    "the field is stiff there, and stability bounds the steps of this explicit method: an implicit"
+    " method, as esdirk4, may take fewer; or raise max_steps of `StepControl`"
+)
 
 
 @dataclasses.dataclass
@@ -85,6 +92,33 @@ class Stats:
         )
 
 
+HIGH = 5
+"""The order from which no other method takes far longer steps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TightTolerances:
+    """Tolerances that need more steps than a solve may take, of a smooth field that is not stiff.
+
+    - `order`: that of the method
+    - `room`: how many times longer stability would let the steps be
+    """
+
+    order: int
+    room: float
+
+    @property
+    def advice(self) -> str:
+        """What to change, in words."""
+        choices = "raise rtol and atol (or max_steps of `StepControl`)"
+        if self.order < HIGH:
+            choices += ", or choose a method of higher order, as tsit5"
+        return (
+            f"the tolerances are tight for a method of order {self.order}, and the field is not"
+            f" stiff (stability allows steps {self.room:.2g} times as long): {choices}"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Solution:
     """The result of `solve`. Its states have the structure of the initial one: one tensor, or
@@ -98,6 +132,7 @@ class Solution:
       after success
     - `event`, `event_time`: the number of the event that ended the solve, and its time as a
       0-dimensional float64 tensor. Gradients flow through it as through the states
+    - `tight`: why the step limit was reached, if the tolerances alone are the reason
     - `curve(t)`, with save="curve": the states at the times t, a number or a tensor of any shape.
       The axes of t come first. The method's own interpolation gives them, from its steps, which the
       solution keeps
@@ -116,6 +151,7 @@ class Solution:
     event: int | None = None
     event_time: Tensor | None = None
     curve: Callable[[Any], State] | None = None
+    tight: TightTolerances | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -147,4 +183,9 @@ class Solution:
         ending += f" in segment {self.segment} at t = {self.time:.6g}"
         if self.status.good:
             return ending
+        if self.status is Status.TOO_MANY_STEPS:
+            if self.tight is not None:
+                return f"{ending}: {self.tight.advice}"
+            if self.stats.stiff_at is not None:
+                return f"{ending}: {STIFF_ADVICE}"
         return f"{ending}: {ADVICE[self.status]}"

@@ -9,6 +9,9 @@ estimates the size of the Jacobian's leading eigenvalue without an evaluation. O
 axis the method is stable up to h rho = z. Stability bounds the steps that stay near z: they are far
 more accurate than requested, or rejected repeatedly. The counts are those of Hairer and Wanner,
 Solving ODEs II, IV.2: 15 such steps without 6 others in a row between them.
+
+The same h rho says when a field is not stiff: accuracy bounds steps that are far below z and hardly
+ever rejected. A method of low order needs many of them at a tight tolerance, N = O(tol^(-1/p)).
 """
 
 from __future__ import annotations
@@ -29,15 +32,27 @@ its end.
 """
 
 
+FAR = 0.1
+"""Accuracy bounds a step below this part of the stability interval."""
+SELDOM = 0.1
+"""The largest share of rejected steps of a smooth field: where it jumps, about half are."""
+
+
 @dataclasses.dataclass
 class Stiffness:
-    """Counts the steps of one solve that stability bounds."""
+    """Counts the steps of one solve that stability bounds. `room` is z/(h rho) of the last step:
+    how much longer stability would let it be.
+    """
 
     bounded: int = 0
     easy: int = 0
+    room: float = 1.0
 
     def found(self, product: float, interval: float) -> bool:
         """Whether an accepted step with h rho = product reaches the limit of such steps."""
+        self.room = 1.0
+        if product > 0:
+            self.room = interval / product
         if product > NEAR * interval:
             self.bounded += 1
             self.easy = 0
@@ -46,3 +61,7 @@ class Stiffness:
             if self.easy == EASY:
                 self.bounded = 0
         return self.bounded == BOUNDED
+
+    def bounded_by_accuracy(self, accepted: int, rejected: int) -> bool:
+        """Whether accuracy alone bounds the present steps: the field is smooth and not stiff."""
+        return self.room * FAR > 1 and rejected <= SELDOM * accepted

@@ -388,12 +388,14 @@ def unsolved(run: TrainingRun, progress: Progress, error: SolveError) -> Outcome
     """The outcome of a solve that failed because states, or the speed of their change, ran away.
 
     Raises the error, with its iteration, if a solver could not keep what it promises: if the
-    `reversible` gradient misses the initial state, if an implicit step is not solved, or if a field
-    changes between two passes. That says nothing of the training.
+    `reversible` gradient misses the initial state, if an implicit step is not solved, if a field
+    changes between two passes, or if tolerances alone need too many steps. That says nothing of the
+    training.
     """
     message = f"iteration {progress.step + 1}: {error}"
     status = getattr(error.solution, "status", None)
-    if status not in RAN_AWAY:
+    tight = getattr(error.solution, "tight", None)
+    if status not in RAN_AWAY or tight is not None:
         raise SolveError(message, error.solution) from error
     return diverged(run, progress, message)
 

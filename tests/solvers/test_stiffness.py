@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.controllers import DETEST, detest
-from solvers import METHODS, RungeKutta, Segment, solve
+from solvers import METHODS, RungeKutta, Segment, Status, StepControl, solve
 from solvers.explicit_tableaus import DOPRI5, EULER, HEUN, RK4
 from solvers.stiffness import BOUNDED, EASY, Stiffness
 
@@ -79,3 +79,69 @@ def test_fifteen_long_steps_without_six_others_in_a_row_are_stiff():
     again = Stiffness()
     pattern = ([2.0] * (BOUNDED - 1) + [0.1] * EASY) * 5
     assert not any(again.found(product, 1.0) for product in [*pattern, np.nan])
+
+
+RATES = torch.tensor([-0.5, -1.0, -2.0], dtype=torch.float64)
+
+
+def limited(method, rate, tolerance, gradient="backprop", most=120):
+    """A solve of x' = rate A x that the step limit ends, and its last step times |J|. A has the
+    eigenvalues -0.5, -1 and -2.
+    """
+    turn = torch.linalg.qr(torch.arange(9.0, dtype=torch.float64).reshape(3, 3) + torch.eye(3))[0]
+    jacobian = rate * (turn * RATES) @ turn.T
+    times = [0.0]
+    solution = solve(
+        [Segment(0, 1000, lambda t, x: jacobian @ x)],
+        torch.tensor([1.0, -0.3, 0.7], dtype=torch.float64),
+        method=method,
+        rtol=tolerance,
+        atol=tolerance,
+        gradient=gradient,
+        step_control=StepControl(max_steps=most),
+        on_step=lambda t, x: times.append(t),
+        throw=False,
+    )
+    assert solution.status is Status.TOO_MANY_STEPS
+    return solution, (times[-1] - times[-2]) * float(torch.linalg.eigvalsh(jacobian).abs().max())
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("gradient", ["backprop", "checkpoint", "reversible", "adjoint"])
+@pytest.mark.parametrize(
+    ("method", "tolerance"), [("heun_euler", 1e-10), ("heun_euler", 1e-8), ("bosh3", 1e-11)]
+)
+def test_a_tight_tolerance_of_a_smooth_field_is_not_called_stiffness(method, tolerance, gradient):
+    solution, product = limited(method, 1.0, tolerance, gradient)
+    interval = METHODS[method].tableau.stability_interval
+    assert product < 0.05 * interval
+    assert solution.stats.stiff_at is None
+    assert f"tight for a method of order {METHODS[method].order}" in solution.message
+    assert "is not stiff" in solution.message
+    assert "higher order, as tsit5" in solution.message
+    # what it says of the steps is the eigenvalue's
+    assert solution.tight.room == pytest.approx(interval / product, rel=1.0)
+
+
+@pytest.mark.parametrize("method", EXPLICIT)
+def test_a_step_limit_by_stability_is_called_stiffness(method):
+    solution, product = limited(method, 1e3, 1e-3, most=300)
+    assert product > 0.5 * METHODS[method].tableau.stability_interval
+    assert solution.tight is None
+    assert "the field is stiff there" in solution.message
+
+
+def test_a_field_that_jumps_is_not_called_smooth():
+    # after each jump of x' = round(sin(2^9 t)) the error estimate refuses steps
+    solution = solve(
+        [Segment(0, 100, lambda t, x: torch.sin(512 * t).round() + 0 * x)],
+        torch.ones(1, dtype=torch.float64),
+        method="tsit5",
+        rtol=1e-8,
+        atol=1e-8,
+        step_control=StepControl(max_steps=400),
+        throw=False,
+    )
+    assert solution.status is Status.TOO_MANY_STEPS
+    assert solution.tight is None
+    assert "stiff or not smooth" in solution.message
