@@ -56,7 +56,7 @@ def options_of(method: Method) -> frozenset[str]:
 
 def has_capability(method: object, capability: str) -> bool:
     """Whether a method, or a kind of gradient, has this capability: a true attribute `dense`,
-    `implicit`, `shows_steps` or `compiled`, which it may lack.
+    `implicit`, `shows_steps`, `compiled` or `inverts`, which it may lack.
     """
     return bool(getattr(method, capability, None))
 

@@ -80,13 +80,19 @@ class Reversible(Gradient):
                 f" not of {kind}: use rk4 or tsit5, or gradient='checkpoint'"
             )
         for k, segment in enumerate(segments):
-            if segment.project is not None or segment.enter is not None:
-                raise ConfigError(
-                    f"gradient 'reversible' cannot go back through the projection of segment {k} (a"
-                    " norm around the state): use gradient='checkpoint'"
-                )
+            if segment.project is not None:
+                what = f"projection of segment {k} (a norm around the state)"
+            elif segment.enter is not None:
+                what = f"map on entering segment {k} (to a norm's image, or a mixing of streams)"
+            else:
+                continue
+            raise ConfigError(
+                f"gradient 'reversible' cannot go back through the {what}: use"
+                " gradient='checkpoint'"
+            )
 
     detached = True
+    inverts = True
 
     def scheme(self, method: Method) -> ReversibleForm:
         assert isinstance(method, HasReversibleForm), "checked before"

@@ -12,9 +12,21 @@ import torch
 
 from ctrans.base.shapes import TokenRows
 from ctrans.dynamics.depth import Depth, check_count
-from solvers import METHODS, Gradient, Method, Norm, Segment, Solution, StepControl, checked
+from solvers import (
+    METHODS,
+    ConfigError,
+    Gradient,
+    Method,
+    Norm,
+    Segment,
+    Solution,
+    StepControl,
+    checked,
+    shown,
+)
 from solvers.error_norm import get_norm
 from solvers.gradients import get_gradient
+from solvers.method import has_capability
 from solvers.methods import get_method
 from solvers.request import check_solver
 from solvers.solve import solve
@@ -85,6 +97,13 @@ class Scheme:
         """
         gradient = get_gradient(self.gradient)
         method = self.check_numbers(dtype)
+        # the solver only sees a map of the state, as a norm around it is one
+        if depth.sublayers[0].streams > 1 and has_capability(gradient, "inverts"):
+            raise ConfigError(
+                f"gradient {shown(self.gradient)} cannot go back through the mixing of the state's"
+                f" {depth.sublayers[0].streams} streams before each segment: use gradient"
+                " 'checkpoint', or a residual of one stream"
+            )
         gradient.check(method, self.segments(depth))
 
     def segments(self, depth: Depth, *, continuous: bool | None = None) -> list[Segment]:

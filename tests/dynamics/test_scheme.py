@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from ctrans import GPT, GPTConfig
 from ctrans.dynamics.scheme import Scheme, trajectory
 from solvers import ConfigError
 from tests.helpers import small_model
@@ -48,3 +49,17 @@ def test_wrong_arguments_of_methods_are_named():
         Scheme("rk4").solve(depth, None)
     with pytest.raises(ConfigError, match="max_steps = 'x'"):
         Scheme().request("x")
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"residual": "hyper_connections"}, r"mixing of the state's \d streams"),
+        ({"residual": "mhc"}, r"mixing of the state's \d streams"),
+        ({"placement": "post"}, "a norm's image"),
+    ],
+)
+def test_reversible_names_what_it_cannot_undo(settings, reason):
+    architecture = GPTConfig(width=8, heads=2, depth=1, context=4, **settings)
+    with pytest.raises(ConfigError, match=rf"cannot go back through the .*{reason}"):
+        Scheme("heun", gradient="reversible").check(GPT(architecture).depth)

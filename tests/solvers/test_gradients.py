@@ -702,11 +702,12 @@ def test_reversible_has_the_gradient_of_its_scheme_on_transformers(placement):
 # What does not work, and what is said.
 
 
-@pytest.mark.parametrize("continuous", [False, True])
-def test_reversible_says_that_it_cannot_undo_a_projection(continuous):
-    with pytest.raises(
-        ConfigError, match=r"cannot go back through the projection of segment 0.*checkpoint"
-    ):
+@pytest.mark.parametrize(
+    ("continuous", "what"),
+    [(False, "projection of segment 0"), (True, "map on entering segment 0")],
+)
+def test_reversible_says_that_it_cannot_undo_a_projection(continuous, what):
+    with pytest.raises(ConfigError, match=rf"cannot go back through the {what}.*checkpoint"):
         transformer_gradients(gpt("post"), "reversible", continuous)
 
 
