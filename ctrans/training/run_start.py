@@ -15,6 +15,7 @@ from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.training import log
 from ctrans.training.adjoint_error import check_adjoint
+from ctrans.training.compiled import compile_objective
 from ctrans.training.data import Data, share_of
 from ctrans.training.loop import TrainingRun
 from ctrans.training.objective import Objective
@@ -193,7 +194,7 @@ def assemble(
     objective = Objective(model, config)
     check_adjoint(objective, data, processes.device)
     if config.compile:
-        objective.compile()
+        compile_objective(objective)
     module = parallel.wrap(objective, processes.device)
     optimiser = config.make_optimiser(model.parameters(), model=model)
     return TrainingRun(model, module, optimiser, data, config, store, state, parallel, processes)

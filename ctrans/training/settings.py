@@ -28,6 +28,8 @@ from ctrans.model.parametrisation import STANDARD, WeightGroup
 from ctrans.training.layerwise import EPS, LayerwiseMaximisation
 from ctrans.training.optimiser import OPTIMISERS
 from solvers import GRADIENTS, ConfigError, shown, unknown
+from solvers.method import has_capability
+from solvers.methods import get_method
 
 SCHEDULES: dict[str, Callable[[float, int, int], float]] = {
     "cosine": lambda peak, s, warmup: peak * (s + 1) / warmup,
@@ -186,6 +188,11 @@ class TrainConfig:
             raise ConfigError(
                 f"gradient {self.gradient!r} cannot be compiled: choose {attached_gradients()}, or"
                 " leave out compile"
+            )
+        if self.compile and has_capability(get_method(self.method), "implicit"):
+            raise ConfigError(
+                f"method {self.method!r} differentiates each field twice, and a compiled one has"
+                " first derivatives only: choose an explicit method, as tsit5, or leave out compile"
             )
 
     def _check_layerwise(self) -> None:

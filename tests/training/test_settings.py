@@ -48,6 +48,8 @@ from solvers import ConfigError
             "leave out one of them",
         ),
         ({"margin": 0.0}, "margin = 0.0"),
+        ({"compile": True, "gradient": "adjoint"}, "choose backprop or checkpoint"),
+        ({"compile": True, "method": "esdirk4"}, "first derivatives only: choose an explicit"),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(settings, words):
