@@ -11,7 +11,7 @@ from torch import Tensor
 
 from solvers.errors import ConfigError
 from solvers.method import ADAPTIVE, FIXED
-from solvers.run import Run, Stopped, finite
+from solvers.run import Run, Stopped, dtype_name, finite
 from solvers.segment import Segment
 from solvers.solution import Status
 
@@ -98,6 +98,11 @@ class TorchDiffEq:
     def _call(
         self, segment: Segment, t0: float, t1: float, steps: int, x: Tensor, run: Run
     ) -> Tensor:
+        if self.name == "scipy_solver" and x.dtype.itemsize < 4:
+            raise ConfigError(
+                f"torchdiffeq:scipy_solver cannot solve in {dtype_name(x.dtype)}: keep the state in"
+                " float32 (autocast does), or use torchdiffeq:dopri5"
+            )
         if self.name == "scipy_solver" and not finite(x):
             raise Stopped(Status.NON_FINITE, t0, x)
         for tolerance in (run.rtol, run.atol):
@@ -188,7 +193,9 @@ class _Watched(torch.nn.Module):
         self.state = x
 
     def forward(self, t: Tensor, x: Tensor) -> Tensor:
-        return self._run.velocity(self._segment, t.clamp(self._low, self._high), x)
+        v = self._run.velocity(self._segment, t.clamp(self._low, self._high), x)
+        # under autocast a field returns bfloat16, in which numpy has no arrays
+        return v.to(x.dtype)
 
     def _callback_step(self, t: Tensor, x: Tensor, h: Tensor) -> None:
         # called before each attempt: at a new time, the step before was accepted

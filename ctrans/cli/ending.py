@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,11 +19,13 @@ from ctrans.base.json_values import plain
 from ctrans.base.printable import printable
 from ctrans.cli.exits import Exit
 from ctrans.cli.inputs import Batch
-from ctrans.cli.model_sources import resolved
+from ctrans.cli.model_sources import ModelSource, resolved
 from ctrans.cli.plugins import LOADED
 from ctrans.cli.request import STDOUT, Request, WrittenRequest
 from ctrans.cli.say import say
 from ctrans.measure.measured import Measured
+from ctrans.model.config import GPTConfig
+from ctrans.model.remarks import remarks_on
 from ctrans.report.contents import page_of, page_of_table
 from ctrans.report.files import check_writable, takes_data, to_json, write_atomic
 from ctrans.report.html import check_libraries, render
@@ -118,6 +121,8 @@ def end(
         begin["model"] = inputs.summary
         recognised = inputs.recognised
     whole_result = {**begin, **result}
+    if measured is not None and inputs is not None:
+        measured = _with_remarks(measured, inputs.sources)
     if measured is not None:
         whole_result = plain({**begin, "measured": measured.as_json(), **result})
         report = page_of_table(whole_result, measured)
@@ -139,6 +144,17 @@ def end(
         say(failure, error=True)
     if failures:
         raise Exit(code)
+
+
+def _with_remarks(measured: Measured, sources: Sequence[ModelSource]) -> Measured:
+    """The table with the remarks on architectures of ctrans."""
+    notes = dict(measured.notes)
+    for source in sources:
+        if isinstance(source.config, GPTConfig):
+            remarks = remarks_on(source.config)
+            if remarks:
+                notes[source.name] = [*notes.get(source.name, ()), *remarks]
+    return replace(measured, notes=notes)
 
 
 def result_of(request: Request, options: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from ctrans.cli.train_options import TrainRequest
 from ctrans.measure.findings import Finding
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.model.remarks import remarks_on
 from ctrans.report.contents import page_of_table
 from ctrans.report.files import to_json, write_atomic
 from ctrans.report.picture import pictures
@@ -87,6 +88,9 @@ def command(request: TrainRequest) -> None:
         first = run.processes.first
         step = progress.step
         iterations = run.config.iterations
+        if first and not request.quiet:
+            for remark in remarks_on(run.model.config):
+                _say(f"Note: {remark}.")
         if first and step and not request.quiet:
             if step == iterations:
                 _say(

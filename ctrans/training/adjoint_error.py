@@ -10,6 +10,7 @@ import torch
 from ctrans.training.data import Data
 from ctrans.training.objective import Objective
 from solvers import Adjoint, AdjointError, ConfigError, SolveError
+from solvers.methods import get_method
 
 LARGEST_ERROR = 0.1
 """The largest error of the gradient that a training accepts, as a share of it: above it the
@@ -40,10 +41,16 @@ def check_adjoint(objective: Objective, data: Data, device: torch.device) -> Non
     error = max((report.gradient for report in errors), default=0.0)
     if error <= LARGEST_ERROR:
         return
-    size = f"{error:.0%}" if math.isfinite(error) else "not a number or infinite"
+    size = f"{error:.3g}" if math.isfinite(error) else "not a number or infinite"
+    method = get_method(config.method)
+    if method.adaptive:
+        accuracy = "at these tolerances"
+        finer = "lower --rtol and --atol"
+    else:
+        accuracy = f"at {config.steps} step(s) a segment"
+        finer = "more --steps or a method of higher order"
     raise ConfigError(
-        f"gradient 'adjoint' is the ODE's, and with {config.method} at {config.steps} step(s) a"
-        f" segment its error is {size} (at most {LARGEST_ERROR:.0%}): choose --gradient backprop"
-        " or checkpoint, which differentiate the steps themselves, or more --steps or a method of"
-        " higher order"
+        f"gradient 'adjoint' is the ODE's, and with {config.method} {accuracy} its error is {size}"
+        f" of it (at most {LARGEST_ERROR:g}): choose --gradient backprop or checkpoint, which"
+        f" differentiate the steps themselves, or {finer}"
     )

@@ -257,6 +257,20 @@ def test_half_precision_under_autocast_keeps_the_states_type():
     assert x1.dtype == torch.float32
 
 
+def test_scipy_takes_autocasts_half_precision_and_refuses_a_state_of_it():
+    method = {"method": "torchdiffeq:scipy_solver", "rtol": 0.1, "atol": 0.1}
+    linear = torch.nn.Linear(2, 2, bias=False).requires_grad_(False)
+    segments = [Segment(0, 1, lambda t, x: linear(x))]
+    x0 = torch.ones(1, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        x1 = solve(segments, x0, **method).x1
+    assert x1.dtype == torch.float32
+    exact = x0 @ torch.linalg.matrix_exp(linear.weight).mT
+    torch.testing.assert_close(x1, exact, rtol=0.1, atol=0.1)
+    with pytest.raises(ConfigError, match="cannot solve in bfloat16"):
+        solve([Segment(0, 1, lambda t, x: -x)], x0.bfloat16(), **method)
+
+
 def test_a_field_that_fails_is_the_callers_own_error():
     def field(t, x):
         raise KeyError("mine")
