@@ -26,7 +26,6 @@ from solvers import (
 )
 from solvers.error_norm import get_norm
 from solvers.gradients import get_gradient
-from solvers.method import has_capability
 from solvers.methods import get_method
 from solvers.request import check_solver
 from solvers.solve import solve
@@ -98,7 +97,7 @@ class Scheme:
         gradient = get_gradient(self.gradient)
         method = self.check_numbers(dtype)
         # the solver only sees a map of the state, as a norm around it is one
-        if depth.sublayers[0].streams > 1 and has_capability(gradient, "inverts"):
+        if depth.sublayers[0].streams > 1 and getattr(gradient, "inverts", False):
             raise ConfigError(
                 f"gradient {shown(self.gradient)} cannot go back through the mixing of the state's"
                 f" {depth.sublayers[0].streams} streams before each segment: use gradient"

@@ -28,7 +28,6 @@ from ctrans.model.parametrisation import STANDARD, WeightGroup
 from ctrans.training.layerwise import EPS, LayerwiseMaximisation
 from ctrans.training.optimiser import OPTIMISERS
 from solvers import GRADIENTS, ConfigError, shown, unknown
-from solvers.method import has_capability
 from solvers.methods import get_method
 
 SCHEDULES: dict[str, Callable[[float, int, int], float]] = {
@@ -189,7 +188,7 @@ class TrainConfig:
                 f"gradient {self.gradient!r} cannot be compiled: choose {attached_gradients()}, or"
                 " leave out compile"
             )
-        if self.compile and has_capability(get_method(self.method), "implicit"):
+        if self.compile and getattr(get_method(self.method), "implicit", False):
             raise ConfigError(
                 f"method {self.method!r} differentiates each field twice, and a compiled one has"
                 " first derivatives only: choose an explicit method, as tsit5, or leave out compile"
