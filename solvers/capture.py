@@ -187,9 +187,9 @@ def untraced(function: Function) -> Function:
     """
 
     @functools.wraps(function)
-    def wrapper(*args: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         if "torch._dynamo" in sys.modules:
-            return torch.compiler.disable(function)(*args)
-        return function(*args)
+            return torch.compiler.disable(function)(*args, **kwargs)
+        return function(*args, **kwargs)
 
     return cast(Function, wrapper)

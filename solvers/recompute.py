@@ -22,13 +22,20 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from solvers.capture import autocast_state, check_unchanged, leaves_behind, random_states
+from solvers.capture import (
+    autocast_state,
+    check_unchanged,
+    leaves_behind,
+    random_states,
+    untraced,
+)
 from solvers.errors import SolveError
 
 States = tuple[Tensor, ...]
 Advance = Callable[[Tensor], States]
 
 
+@untraced
 def recomputed(
     function: Advance, x: Tensor, *, hold: bool = False, checked: Sequence[int] = (0,)
 ) -> States:

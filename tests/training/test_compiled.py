@@ -84,3 +84,19 @@ def test_compiled_checkpoint_has_the_gradients_of_backprop(blocks):
     expected = step(TrainConfig(), architecture, compiled=False)
     found = step(TrainConfig(gradient="checkpoint"), architecture, compiled=True)
     torch.testing.assert_close(expected, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_a_compiler_leaves_the_recomputation_of_checkpoint_as_it_is(blocks):
+    """Guards on its bookkeeping fail in the frame that they are made in, from two blocks on."""
+    typecheck.allow(False)
+    torch._dynamo.reset()
+    architecture = dataclasses.replace(BLOCKS, depth=blocks)
+    objective = Objective(GPT(architecture, seed=0), TrainConfig(gradient="checkpoint"))
+    text = tokens(2, 9) % architecture.vocab_size
+    loss = torch.compile(objective, backend="eager")(text[:, :-1], text[:, 1:]).total
+    loss.backward()
+    found = [p.grad for p in objective.parameters() if p.grad is not None]
+    expected = step(TrainConfig(), architecture, compiled=False)
+    torch.testing.assert_close(expected, (loss.detach(), found))
