@@ -88,8 +88,9 @@ class HJBCheckRequest(ModelRequest):
     principle: bool = option(
         default=False,
         help="Also show by depth how far each layer is from the maximum principle: the gap to the"
-        " best velocity, the alignment with it, what training of shared weights can change, and"
-        " which tokens' losses weights and velocities can move independently.",
+        " best velocity, the alignment with it, what training of shared weights can change,"
+        " the loss of the optimal trajectory, and which tokens' losses weights and velocities can"
+        " move independently.",
     )
     rtol: float | None = option(
         None, "With --principle: relative tolerance of state and costate.", default_words="1e-6"
@@ -137,8 +138,9 @@ def command(request: HJBCheckRequest) -> None:
     not use it. H = inf means that the best velocity is unbounded. With an output norm H is finite
     for bounded gains and grows with trained gains. A decay of the gains or a kinetic cost bounds
     it. All this holds at the costates of one text. A finite H alone does not imply that an optimum
-    exists. The exit code is 1 if any evidence contradicts its verdict. The directory gets
-    hjb-check.json and hjb-check.png.
+    exists. ctrans also shows the least loss that velocities which are free at each token still
+    reach from the model's state at each depth. The exit code is 1 if any evidence contradicts its
+    verdict. The directory gets hjb-check.json and hjb-check.png.
 
     \b
     ctrans hjb-check
