@@ -87,10 +87,8 @@ class HJBCheckRequest(ModelRequest):
     )
     principle: bool = option(
         default=False,
-        help="Also show by depth how far each layer is from the maximum principle: the gap to the"
-        " best velocity, the alignment with it, what training of shared weights can change,"
-        " the loss of the optimal trajectory, and which tokens' losses weights and velocities can"
-        " move independently.",
+        help="Also show by depth how far each layer is from the maximum principle, the loss of the"
+        " optimal trajectory, and which tokens' losses the weights can move.",
     )
     rtol: float | None = option(
         None, "With --principle: relative tolerance of state and costate.", default_words="1e-6"
@@ -106,10 +104,10 @@ class HJBCheckRequest(ModelRequest):
 
     train: bool = option(
         default=False,
-        help="Also train a block of width 16 on a task that cross-entropy can separate, six times:"
-        " placements pre and peri, with and without a penalty, and a squared error. sup |v|, H and"
-        " the loss by step are drawn in hjb-train.png. This takes a minute. The trainings have"
-        " sizes of their own; of the options they use --seed.",
+        help="Also train six small models in a minute, and show how velocities, H and the loss"
+        " change with the steps. They are one block of width 16 on a task that cross-entropy can"
+        " separate: pre and peri, with and without a penalty, and a squared error. hjb-train.png"
+        " has the curves. Of the options, the trainings use --seed.",
     )
 
     defaults: ClassVar[OptionValues] = {

@@ -106,7 +106,7 @@ def test_the_penalty_needed_is_shown_from_what_was_found_to_what_is_proven(tmp_p
     threshold = kept["checks"]["layernorm"]["pre"]["training_threshold"]
     assert values["value"][row] == threshold["lower"]
     assert values["value"][row] + values["error"][row] == pytest.approx(threshold["upper"])
-    assert f" {values['words'][row]}\n" in result.stdout
+    assert f" {values['words'][row]} " in result.stdout
     assert "±" not in result.stdout
 
 
