@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ctrans.base.shapes import PerBatch, TokenRows
+from ctrans.base.shapes import PerBatch, Vectors
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.norm import Norm
 from ctrans.dynamics.sublayer import Sublayer
@@ -33,20 +33,20 @@ class Leg:
     sublayer: Sublayer
     length: float
 
-    def displacement(self, P: TokenRows) -> TokenRows:
+    def displacement(self, P: Vectors) -> Vectors:
         """h v* with v* = argmin <P, v>, the closed-form maximiser of H(P) = sup -<P, v>."""
         norm = self.sublayer.output_norm
         assert norm is not None, "the segment's velocities are bounded"
         best = norm.maximizer(-self.sublayer.pulled(P))
         return self.length * self.sublayer.joined(best, P)
 
-    def hamiltonian(self, P: TokenRows) -> PerBatch:
+    def hamiltonian(self, P: Vectors) -> PerBatch:
         """h H(P), for each token."""
         norm = self.sublayer.output_norm
         assert norm is not None, "the segment's velocities are bounded"
         return self.length * norm.support(-self.sublayer.pulled(P))
 
-    def centre(self, x: TokenRows) -> TokenRows:
+    def centre(self, x: Vectors) -> Vectors:
         """The displacement by the centre of the set."""
         norm = self.sublayer.output_norm
         assert norm is not None, "the segment's velocities are bounded"
@@ -77,21 +77,21 @@ class ReachableSet:
     everywhere: bool = False
     image: Norm | None = None
 
-    def extreme(self, x: TokenRows, P: TokenRows) -> TokenRows:
+    def extreme(self, x: Vectors, P: Vectors) -> Vectors:
         """The point within reach of X with the least <P, z>: X + sum_k h_k v_k*."""
         z = x
         for leg in self.legs:
             z = z + leg.displacement(P)
         return z
 
-    def hamiltonian(self, P: TokenRows) -> PerBatch:
+    def hamiltonian(self, P: Vectors) -> PerBatch:
         """sum_k h_k H_k(P), for each token: <P, x> less it is the least <P, z> within reach."""
         total = torch.zeros_like(P[..., 0])
         for leg in self.legs:
             total = total + leg.hamiltonian(P)
         return total
 
-    def ball(self, x: TokenRows) -> tuple[TokenRows, float]:
+    def ball(self, x: Vectors) -> tuple[Vectors, float]:
         """The centre and radius of a ball that has all states within reach, if these are not
         everywhere.
         """

@@ -13,6 +13,8 @@ import torch
 
 from ctrans.control import KineticCost, LastMapDecay, StepImage
 from ctrans.control.controllability import Gramian
+from ctrans.control.convex_head import ConvexHead
+from ctrans.control.reach import ReachableSet
 from ctrans.control.tangent import TangentSpace
 from ctrans.measure.initialisation.over_seeds import interval
 from ctrans.theory import (
@@ -81,6 +83,24 @@ MUTATIONS = {
         LastMapDecay,
         "support",
         times(7, LastMapDecay.support),
+    ),
+    "what is proven of a head, a tenth more": (
+        "convex-head",
+        ConvexHead,
+        "proven",
+        times(1.1, ConvexHead.proven),
+    ),
+    "what is proven of all weights, twice": (
+        "optimality-gap",
+        ConvexHead,
+        "proven",
+        times(2, ConvexHead.proven),
+    ),
+    "what is within reach by half of the Hamiltonian": (
+        "reach-of-segments",
+        ReachableSet,
+        "hamiltonian",
+        times(0.5, ReachableSet.hamiltonian),
     ),
     "random costates": (
         "shared-principle",
