@@ -97,18 +97,22 @@ def values_of(model: str, reached: LeastLoss, kinds: Sequence[str]) -> Iterator[
 def answers(
     models: Mapping[str, LeastLoss], kinds: Mapping[str, Sequence[str]]
 ) -> tuple[Answer, ...]:
-    """Where the optimality gap of the models comes from."""
+    """Where the optimality gap comes from, of one model for each placement."""
+    first: dict[str, str] = {}
+    for name in models:
+        first.setdefault(_placement(name), name)
     sentences = []
-    for name, reached in models.items():
+    for placement, name in first.items():
+        reached = models[name]
         total = reached.found[-1] - reached.found[0]
         if not reached.bounded[-2] or total <= FLAT:
             continue
         worst = max(range(len(reached.gaps)), key=lambda k: reached.gaps[k])
         sentences.append(
-            f"the optimality gap of {_with(name)} is {total:.3g} of {reached.found[-1]:.3g} nats,"
+            f"the optimality gap of {placement} is {total:.3g} of {reached.found[-1]:.3g} nats,"
             f" {reached.gaps[worst]:.3g} of it from segment {worst} ({kinds[name][worst]})"
         )
-    flat = [_with(name) for name, reached in models.items() if not reached.bounded[-2]]
+    flat = [placement for placement, name in first.items() if not models[name].bounded[-2]]
     if flat:
         sentences.append(
             "the least loss within reach does not change before the last segment of"
@@ -117,12 +121,13 @@ def answers(
     if not sentences:
         return ()
     text = "; ".join(sentences)
+    norms = list(dict.fromkeys(name.partition(", ")[0] for name in first.values()))
+    if len(first) < len(models):
+        text = f"with {', '.join(norms)}, {text}"
     return (Answer(f"{text[0].upper()}{text[1:]}.", "note"),)
 
 
-def _with(name: str) -> str:
-    """The name of a model without a comma: peri with layernorm."""
-    norm, comma, placement = name.partition(", ")
-    if not comma:
-        return name
-    return f"{placement} with {norm}"
+def _placement(name: str) -> str:
+    """The placement in the name of a model: layernorm, peri."""
+    norm, _, placement = name.partition(", ")
+    return placement or norm
