@@ -13,6 +13,11 @@ from ctrans.measure.measures import MEASURES, Measure
 FLAT = 1e-6
 """A rise of the least loss by less than this many nats, or this share, is rounding."""
 
+FEW = 4
+"""The largest number of models whose curves are all drawn."""
+DRAWN = ("pre", "peri")
+"""Of more models these placements are, with the first norm."""
+
 MEASURES.add(
     "ctrans hjb-check",
     {
@@ -64,13 +69,21 @@ MEASURES.add(
 
 
 def measured(models: Mapping[str, LeastLoss], kinds: Mapping[str, Sequence[str]]) -> Measured:
-    """The table of several models, with the kinds of their sublayers."""
+    """The table of several models, with the kinds of their sublayers. Of more than FEW models
+    those of the placements DRAWN have a curve, with the first norm.
+    """
+    first = _first_of_placements(models)
+    drawn = set(models)
+    if len(models) > FEW:
+        drawn = {first[placement] for placement in DRAWN if placement in first}
+    values: list[Value] = []
+    for name, reached in models.items():
+        values += values_of(name, reached, kinds[name])
+        if name in drawn:
+            values += along_depth(name, "least loss within reach", reached.found)
+            values += along_depth(name, "proven least loss", reached.proven)
     return Measured(
-        values=tuple(
-            value
-            for name, reached in models.items()
-            for value in values_of(name, reached, kinds[name])
-        ),
+        values=tuple(values),
         missing={name: reached.missing for name, reached in models.items() if reached.missing},
         answers=answers(models, kinds),
     )
@@ -88,8 +101,6 @@ def values_of(model: str, reached: LeastLoss, kinds: Sequence[str]) -> Iterator[
             words = f"{found:.3g}"
         yield Value(model, "least loss", found, words=words)
     yield Value(model, "optimality gap", reached.found[-1] - found)
-    yield from along_depth(model, "least loss within reach", reached.found)
-    yield from along_depth(model, "proven least loss", reached.proven)
     for k, (rise, kind) in enumerate(zip(reached.gaps, kinds, strict=True)):
         yield Value(model, "optimality gap of a sublayer", rise, depth=k, place=f"{k} ({kind})")
 
@@ -98,9 +109,7 @@ def answers(
     models: Mapping[str, LeastLoss], kinds: Mapping[str, Sequence[str]]
 ) -> tuple[Answer, ...]:
     """Where the optimality gap comes from, of one model for each placement."""
-    first: dict[str, str] = {}
-    for name in models:
-        first.setdefault(_placement(name), name)
+    first = _first_of_placements(models)
     sentences = []
     for placement, name in first.items():
         reached = models[name]
@@ -127,7 +136,10 @@ def answers(
     return (Answer(f"{text[0].upper()}{text[1:]}.", "note"),)
 
 
-def _placement(name: str) -> str:
-    """The placement in the name of a model: layernorm, peri."""
-    norm, _, placement = name.partition(", ")
-    return placement or norm
+def _first_of_placements(models: Mapping[str, LeastLoss]) -> dict[str, str]:
+    """The first model of each placement, by the placement in its name: layernorm, peri."""
+    first: dict[str, str] = {}
+    for name in models:
+        norm, _, placement = name.partition(", ")
+        first.setdefault(placement or norm, name)
+    return first
