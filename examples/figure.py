@@ -113,13 +113,13 @@ def draw_euler(axes: Axes, models: dict[str, Trained]) -> None:
     for name, model in models.items():
         limit = model.simulation.euler_limit
         assert limit is not None, "the reference was solved"
-        label = f"{name}: slope {limit.slope:.2f}"
+        label = f"{name}: fitted order {limit.slope:.2f}"
         axes.plot(limit.steps, limit.errors, label=label, **style(name))
         first_points.add(limit.first_point)
     axes.axvline(1, color="0.6", linestyle="dotted", label=f"n = 1: {', '.join(first_points)}")
     axes.set(xlabel="Euler steps a sublayer", ylabel=r"|X$_n$ − X$_{ODE}$| / |X$_{ODE}$|")
     axes.set(xscale="log", yscale="log")
-    axes.set_title("The Transformer is the first Euler step towards its ODE")
+    axes.set_title("The Transformer is the Euler solution with one step a sublayer")
 
 
 def main() -> None:
@@ -136,8 +136,8 @@ def main() -> None:
         models[name] = examined(trained(name, data, arguments.steps), tokens, targets)
         found = models[name].value.found
         print(
-            f"{name}: loss {found[-1]:.3f} nats, least within reach at the start {found[0]:.4f},"
-            f" verdict {models[name].check.verdict}"
+            f"{name}: loss {found[-1]:.3f} nats, least within reach at the start {found[0]:.4f}"
+            f" (proven: {models[name].value.proven[0]:.4f}), verdict {models[name].check.verdict}"
         )
     figure = Figure(figsize=(12, 8), layout="constrained")
     draws = (draw_states, draw_growth, draw_value, draw_euler)

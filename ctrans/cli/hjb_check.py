@@ -12,7 +12,7 @@ import torch
 from ctrans.base.option import option
 from ctrans.cli.click_options import OptionValues, settings_of
 from ctrans.cli.ending import directory_of, end
-from ctrans.cli.inputs import Batch, read_batch
+from ctrans.cli.inputs import Batch, Text, read_batch
 from ctrans.cli.model_request import ModelRequest, get_dtype
 from ctrans.cli.model_sources import ModelSource, check_loss, find_models
 from ctrans.cli.request import command_of
@@ -28,7 +28,9 @@ from ctrans.examine.certified import measured, name_of
 from ctrans.examine.principled import Principled, principled
 from ctrans.examine.principled import measured as measured_principles
 from ctrans.examine.valued import measured as measured_values
-from ctrans.measure.measured import Measured, together
+from ctrans.examine.valued import of_tokens
+from ctrans.interop.opened import STAND_INS, Opened
+from ctrans.measure.measured import Measured, Value, together
 from ctrans.measure.missing import tried
 from ctrans.measure.walk import Model
 from ctrans.model.config import GPTConfig
@@ -39,6 +41,8 @@ from ctrans.training.degeneracy import CASES, LAST_STEP, degeneracy
 from solvers import ConfigError
 from solvers.request import check_solver
 
+LEAST_LOSS = "least loss within reach"
+"""The measure that the reason is filed under if there is none."""
 ADVICE = (
     "an ascent ended early, or a verdict is wrong: compare another --seed, --batch or --context,"
     " and --dtype float64 if you chose another; if the same finding fails there, report it with the"
@@ -236,28 +240,35 @@ class ValuesWithinReach:
         self._found: dict[str, LeastLoss] = {}
         self._kinds: dict[str, list[str]] = {}
         self._missing: dict[str, dict[str, str]] = {}
+        self._of_tokens: list[Value] = []
 
     def add(self, request: HJBCheckRequest, name: str, model: Model, batch: Batch) -> None:
-        """Searches it for a model. A kinetic cost changes the problem, so that it is left out."""
+        """Searches it for a model, unless its problem is another one."""
         missing: dict[str, str] = {}
+        found: LeastLoss | None = None
         if request.kinetic is not None:
-            missing["least loss within reach"] = (
-                "it is that of velocities without a cost, and --kinetic adds one"
-            )
+            missing[LEAST_LOSS] = "it is about velocities without a cost, and --kinetic adds one"
+        elif isinstance(model, Opened) and model.loss in STAND_INS:
+            missing[LEAST_LOSS] = "the loss stands in for one that the model was trained for"
         else:
-            found = tried(
-                missing, "least loss within reach", least_loss, model, batch.tokens, batch.targets
-            )
-            if found is not None:
-                self._found[name] = found
-                self._kinds[name] = [sublayer.kind for sublayer in model.depth.sublayers]
+            found = tried(missing, LEAST_LOSS, least_loss, model, batch.tokens, batch.targets)
+        if found is not None:
+            self._found[name] = found
+            self._kinds[name] = [sublayer.kind for sublayer in model.depth.sublayers]
+        if found is not None and request.principle and isinstance(batch.text, Text):
+            words = batch.text.texts_of(batch.tokens[0].tolist())
+            self._of_tokens += of_tokens(name, found, words)
         if missing:
             self._missing[name] = missing
 
     def table(self) -> Measured:
         """The table of all models."""
         of_models = measured_values(self._found, self._kinds)
-        return dataclasses.replace(of_models, missing={**of_models.missing, **self._missing})
+        return dataclasses.replace(
+            of_models,
+            values=(*of_models.values, *self._of_tokens),
+            missing={**of_models.missing, **self._missing},
+        )
 
 
 def _norm_of_the_plane() -> RMSNorm:

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ctrans.base.as_found import leaving_as_found
 from ctrans.control.ascent import BoundedAscent, frobenius, noise
 from ctrans.control.costate import Costate, costate, places
 from ctrans.control.last_map import projected_field
@@ -85,6 +86,7 @@ class Attained:
 
 
 @torch.no_grad()
+@leaving_as_found
 def attained(
     model: Model,
     tokens: Tensor,

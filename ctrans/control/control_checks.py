@@ -47,8 +47,8 @@ MEASURES.add(
                     ),
                     remediation=(
                         "To make H finite: a norm behind each sublayer (--placement peri or"
-                        " output), a weight penalty above the one needed where there is one"
-                        " (--weight-decay), or a kinetic cost (--kinetic)."
+                        " output), a weight penalty above the one needed (--weight-decay; none"
+                        " suffices for a gated FFN), or a kinetic cost (--kinetic)."
                     ),
                     high=sys.float_info.max,
                     condition="H is infinite",

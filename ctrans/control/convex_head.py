@@ -8,9 +8,7 @@ the least of |C z|^2/d. Hence n lies in
     {|n| <= 1, <n, C c/|C c|> >= s sqrt(1 - (r/|C c|)^2)},
 
 which is convex. The least of a convex function over a convex set is at least its value at any of
-its points less max <grad, n - m> over the m of the set, which has a closed form here. The head of
-another library's model is read by its values (`ctrans.control.probed_head`). Where its logits are
-within e of those of the map, the loss is within 2 e of that of the map.
+its points less max <grad, n - m> over the m of the set, which has a closed form here.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from torch import Tensor
 
 from ctrans.base.shapes import TokenRows
 from ctrans.control.admissible import length, ratio
-from ctrans.control.probed_head import probed_head
 from ctrans.control.sweeps import LossTerms, sweep
 from ctrans.dynamics.norm import SphereNorm
 from ctrans.measure.walk import Model, own_loss
@@ -42,13 +39,10 @@ LEAST = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class ConvexHead:
-    """The loss of a final norm, a linear map and the cross-entropy, as a function of n. `slack` is
-    what the loss of the model may be below it, for each token.
-    """
+    """The loss of a final norm, a linear map and the cross-entropy, as a function of n."""
 
     norm: SphereNorm
     losses: Callable[[Tensor], LossTerms]
-    slack: float = 0.0
 
     def proven(self, centre: TokenRows, radius: float, z: TokenRows) -> LossTerms:
         """What each token adds to the loss at least, for states in a ball around the centre. A
@@ -74,36 +68,26 @@ class ConvexHead:
 
         n = self.norm.standardize(z) / math.sqrt(self.norm.width)
         swept = sweep(self.losses, extreme, n, sweeps=SWEEPS, close=CLOSE, least=LEAST)
-        return (swept.lower - self.slack).clamp_min(0)
+        return swept.lower.clamp_min(0)
 
 
-def convex_head(
-    model: Model, losses_of_logits: Callable[[Tensor], LossTerms], like: TokenRows, number: int
-) -> ConvexHead:
-    """The head of a model, if the loss is convex in x_hat behind its final norm.
+def convex_head(model: Model, losses_of_logits: Callable[[Tensor], LossTerms]) -> ConvexHead:
+    """The head of a GPT, for a loss that is convex in x_hat behind its final norm.
+    `losses_of_logits` maps logits to what each token adds to the loss.
 
-    - `losses_of_logits`: from logits to what each token adds to the loss
-    - `like`: states of the shape that the head reads
-    - `number`: how many targets count
-
-    Raises ConfigError for a loss of the model's own, and for a head that is not one linear map
-    behind a norm with x_hat on a sphere.
+    Raises ConfigError for a loss of the model's own, and for a head that is not known to be one
+    linear map behind a norm with x_hat on a sphere.
     """
     if own_loss(model) is not None:
         raise ConfigError("the loss is not the cross-entropy of the logits, which is convex")
-    if isinstance(model, GPT) and isinstance(model.final_norm, SphereNorm):
-        if model.config.state_streams > 1:
-            raise ConfigError("the head reads the mean of several streams")
-        return _head_of_gpt(model, model.final_norm, losses_of_logits)
-    probed = probed_head(model.head, like)
-    return ConvexHead(
-        probed.norm, lambda n: losses_of_logits(probed.logits(n)), 2 * probed.error / number
-    )
-
-
-def _head_of_gpt(
-    model: GPT, norm: SphereNorm, losses_of_logits: Callable[[Tensor], LossTerms]
-) -> ConvexHead:
+    if not isinstance(model, GPT) or not isinstance(model.final_norm, SphereNorm):
+        raise ConfigError(
+            "the head is not known to be one linear map behind a norm that divides by a token's"
+            " size, so that the loss is not known to be convex"
+        )
+    if model.config.state_streams > 1:
+        raise ConfigError("the head reads the mean of several streams")
+    norm = model.final_norm
     weight = model.head_weight().detach()
 
     def logits(n: Tensor) -> Tensor:

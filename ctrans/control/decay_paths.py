@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -30,7 +32,7 @@ from ctrans.dynamics.fields import (
     HasUnits,
     why_not,
 )
-from ctrans.dynamics.fields.protocols import Units
+from ctrans.dynamics.fields.protocols import HeadMatrices, Units
 from ctrans.dynamics.fields.scaled_linear import scaled_parts
 from solvers import ConfigError
 
@@ -41,6 +43,10 @@ UNIT_STEPS = 200
 UNITS = 16
 """The number of units in an ascent. Each unit grows separately, so more units are only more starts.
 """
+MANY_TIMES = 1e4
+"""A factor of values by which their effect on the output must grow."""
+LINEAR = 1e-2
+"""How closely, as a share."""
 SURE = 1000.0
 """A gain counts if it exceeds the rounding of its sum by this factor."""
 
@@ -69,6 +75,7 @@ class ValuePath:
         return (self.mixed @ inner[list(self._groups)].mT @ outer.mT).sum(0)
 
     homogeneous = True
+    input_size = 1.0
 
     def threshold(self, P: UnbatchedRows) -> tuple[float, float]:
         """max over g of |[(A_h X)'P for the heads h of g, side by side]|_2: the O_h of a group are
@@ -146,6 +153,10 @@ class UnitsPath:
     def homogeneous(self) -> bool:
         return self.activation.homogeneous
 
+    @property
+    def input_size(self) -> float:
+        return _root_mean_square(self.x)
+
 
 @dataclass(frozen=True, eq=False)
 class CubicPath:
@@ -189,6 +200,10 @@ class CubicPath:
         is_zero = not P.any() or not (self.bias or self.x.any())
         return 0.0, 0.0 if is_zero else math.inf
 
+    @property
+    def input_size(self) -> float:
+        return _root_mean_square(self.x)
+
     def _units(self, z: Tensor) -> Tensor:
         if self.gate is None:
             return z.clamp_min(0).square()
@@ -203,7 +218,14 @@ Path = ValuePath | UnitsPath | CubicPath
 - `velocity(inner, outer)`: the velocity that the factors make of X
 - `threshold(P)`: lam* of P, a lower bound by factors that were found and an upper bound
 - `homogeneous`: whether f grows exactly like r^2 with r times the factors, so a finite H is 0
+- `input_size`: the root mean square of what the inner factor meets, 1 if its size does not matter.
+  Small inputs need large factors until f grows as it does at infinity
 """
+
+
+def _root_mean_square(x: Tensor) -> float:
+    size = float(x.square().mean().sqrt())
+    return size or 1.0
 
 
 def path_of(field: object, x: SequenceRows) -> Path:
@@ -231,6 +253,7 @@ def path_of(field: object, x: SequenceRows) -> Path:
 
 def _path_of_heads(field: ExposesHeads, x: SequenceRows) -> ValuePath:
     heads = list(field.head_matrices())
+    _check_linear_in_values(field, heads, x)
     addresses = [head.value.data_ptr() for head in heads]
     distinct = list(dict.fromkeys(addresses))
     groups = tuple(distinct.index(address) for address in addresses)
@@ -239,6 +262,34 @@ def _path_of_heads(field: ExposesHeads, x: SequenceRows) -> ValuePath:
     if has_inner_bias(field):
         tokens = with_ones(tokens)
     return ValuePath(mixed, len(heads[0].value), groups, tokens)
+
+
+@torch.no_grad()
+def _check_linear_in_values(field: Any, heads: Sequence[HeadMatrices], x: SequenceRows) -> None:
+    """Raises ConfigError for an attention whose output does not grow with its values, as one that
+    clips them.
+
+    With values c V the output is A + c B, so that f(c) - f(0) = c (f(1) - f(0)).
+    """
+    values = list({head.value.data_ptr(): head.value.data for head in heads}.values())
+    kept = [value.clone() for value in values]
+    outputs = []
+    try:
+        for factor in (0.0, 1.0, MANY_TIMES):
+            for value, before in zip(values, kept, strict=True):
+                value.copy_(factor * before)
+            outputs.append(field(x))
+    finally:
+        for value, before in zip(values, kept, strict=True):
+            value.copy_(before)
+    without, once, many = outputs
+    expected = MANY_TIMES * (once - without)
+    missed = (many - without - expected).abs().amax()
+    if float(missed) > LINEAR * float(expected.abs().amax()):
+        raise ConfigError(
+            f"the output of {type(field).__name__} does not grow in proportion to its values, so"
+            " its decaying factors are unknown: it clips or normalises them"
+        )
 
 
 def _path_of_units(units: Units, x: SequenceRows) -> Path | None:

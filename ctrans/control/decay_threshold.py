@@ -193,7 +193,7 @@ def climb_factors(path: Path, P: UnbatchedRows, decay: float, seed: int = 0) -> 
     counts = [math.prod(shape) for shape in shapes]
     generator = torch.Generator().manual_seed(seed)
     reached = noise(P, generator, 1, sum(counts), 1) / math.sqrt(P.shape[-1])
-    unit = float(reached.norm())
+    unit = float(reached.norm()) / min(path.input_size, 1.0)
 
     def payoff(radius: float, z: Tensor) -> Tensor:
         flat = z.flatten()

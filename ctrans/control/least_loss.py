@@ -31,7 +31,7 @@ the least.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -48,17 +48,19 @@ from ctrans.base.shapes import TokenRows
 from ctrans.control.admissible import length, ratio
 from ctrans.control.convex_head import ConvexHead, convex_head
 from ctrans.control.reach import ReachableSet, reaches
-from ctrans.control.sweeps import LossTerms, Swept, sweep, value_and_slope
+from ctrans.control.sweeps import CLOSE, LEAST, SWEEPS, LossTerms, Swept, sweep, value_and_slope
 from ctrans.measure.missing import tried
-from ctrans.measure.walk import Model, SegmentCallback, check_targets, own_loss, terminal_loss
+from ctrans.measure.walk import (
+    Model,
+    SegmentCallback,
+    check_targets,
+    own_loss,
+    states_of,
+    terminal_loss,
+)
 from ctrans.model.gpt import counted
+from solvers import ConfigError
 
-SWEEPS = 200
-"""The most sweeps of a search."""
-CLOSE = 1e-3
-"""A search ends when the gap is this share of the loss."""
-LEAST = 1e-3
-"""LossTerms below it count as it, in nats."""
 FAR = 100.0
 """How far from the centre, in lengths of X_T, states begin that are anywhere."""
 QUASI_NEWTON_STEPS = 100
@@ -120,22 +122,19 @@ def least_loss(
 
     >>> least_loss(model, tokens[:, :-1], tokens[:, 1:]).found
     """
+    if sweeps < 1:
+        raise ConfigError(f"sweeps = {sweeps!r}: give at least 1")
     check_targets(model, tokens, targets)
     within = reaches(model.depth)
-    states = [model.embed(tokens)]
-    for sublayer, h in zip(model.depth.sublayers, model.depth.lengths, strict=True):
-        states.append(sublayer.step(states[-1], h))
+    states = states_of(model.depth, model.embed(tokens))
     losses = losses_of(model, targets)
     missing: dict[str, str] = {}
-    head: ConvexHead | None = None
-    if own_loss(model) is not None:
-        missing[PROVEN] = "the loss is not the cross-entropy of the logits, which is convex"
-    else:
-        number = int((counted(targets) != -1).sum())
-        head = tried(
-            missing, PROVEN, convex_head, model, cross_entropies(targets), states[-1], number
-        )
+    head = tried(missing, PROVEN, convex_head, model, cross_entropies(targets))
     z = states[-1]
+    if not torch.isfinite(losses(z)).all():
+        raise ConfigError(
+            "the model's loss is not finite: give weights and inputs with a finite one"
+        )
     searches = [Search(z, losses(z), 0.0, float(losses(z).sum()))]
     anywhere = _search_everywhere(losses, ReachableSet((), everywhere=True), z, head)
     for k in reversed(range(len(within) - 1)):
@@ -158,7 +157,7 @@ def least_loss(
     return LeastLoss(
         times=tuple(model.depth.times),
         found=tuple(float(search.values.sum()) for search in searches),
-        proven=tuple(search.proven for search in searches),
+        proven=_rising(search.proven for search in searches),
         left=tuple(search.gap for search in searches),
         bounded=tuple(not reach.everywhere for reach in within),
         by_token=by_token,
@@ -174,6 +173,17 @@ class Search(NamedTuple):
     values: LossTerms
     gap: float
     proven: float | None
+
+
+def _rising(bounds: Iterable[float | None]) -> tuple[float | None, ...]:
+    """Each bound, or an earlier one that is larger: the value never falls along the depth."""
+    rising: list[float | None] = []
+    largest: float | None = None
+    for bound in bounds:
+        if bound is not None and (largest is None or bound > largest):
+            largest = bound
+        rising.append(None if bound is None else largest)
+    return tuple(rising)
 
 
 def losses_of(model: Model, targets: Any) -> Callable[[Tensor], LossTerms]:

@@ -4,16 +4,18 @@ of a text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from ctrans.base.as_found import leaving_as_found
 from ctrans.base.old_names import OldReasons
-from ctrans.control.admissible import VERDICTS, Posedness
+from ctrans.control.admissible import VERDICTS, Posedness, verdict_of
 from ctrans.control.certificate import Certificate
 from ctrans.control.costate import Costate, continuous_or_discrete, costate
 from ctrans.control.decay_paths import path_of, with_best_rows
@@ -42,7 +44,8 @@ class ModelCheck:
 
     `placement` lists the placements of its sublayers. `form` is that of the costates: "continuous",
     or "discrete" if the continuous costate does not exist, for the reason in `instead`. `missing`
-    maps the segments without a certificate to the reason.
+    maps the segments without a certificate to the reason. `no_threshold` says why no penalty of the
+    weights is known for any segment, if that is so.
     """
 
     placement: str
@@ -52,6 +55,7 @@ class ModelCheck:
     form: str = "continuous"
     instead: str | None = None
     missing: dict[str, str] = field(default_factory=dict)
+    no_threshold: str = ""
 
     skipped = OldReasons()
 
@@ -70,9 +74,12 @@ class ModelCheck:
     @property
     def verdict(self) -> Posedness:
         """The weakest verdict of the segments, for the ODE: one unbounded velocity makes training
-        degenerate.
+        degenerate. Where a weight decay decides and a segment is missing, it is at best open.
         """
-        return max((segment.verdict for segment in self.segments), key=VERDICTS.index)
+        verdicts = [segment.verdict for segment in self.segments]
+        if self.missing and any(segment.decayed for segment in self.segments):
+            verdicts.append(verdict_of(finite=None))
+        return max(verdicts, key=VERDICTS.index)
 
     @property
     def step_verdict(self) -> Posedness:
@@ -86,17 +93,24 @@ class ModelCheck:
 
     @property
     def training_threshold(self) -> DecayThreshold | None:
-        """The penalty that suffices on all segments: the largest one found and the largest one
-        proven; None if a segment has none.
+        """The penalty that suffices on all segments whose H is infinite without one: the largest
+        one found and the largest one proven. None if there is no such segment, or one has none.
+        Nothing is proven with a segment missing.
         """
+        needing = [
+            segment for segment in self.segments if segment.certificate.verdict == "degenerate"
+        ]
         thresholds = [
             segment.training_threshold
-            for segment in self.segments
+            for segment in needing
             if segment.training_threshold is not None
         ]
-        if len(thresholds) < len(self.segments):
+        if not thresholds or len(thresholds) < len(needing):
             return None
-        return largest(thresholds)
+        threshold = largest(thresholds)
+        if self.missing:
+            return replace(threshold, upper=math.inf)
+        return threshold
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -249,6 +263,9 @@ def check_model(
     if not segments:
         first_error, *_ = failed.values()
         raise first_error
+    no_threshold = _why_no_threshold(model.depth)
+    if no_threshold:
+        segments = [replace(segment, training_threshold=None) for segment in segments]
     check = ModelCheck(
         placement=", ".join(sorted({sublayer.placement.name for sublayer in sublayers})),
         loss=costates.loss,
@@ -257,8 +274,30 @@ def check_model(
         form=costates.form,
         instead=instead,
         missing={name: str(error) for name, error in failed.items()},
+        no_threshold=no_threshold,
     )
     return _with_factor_ascents(check, model.depth, costates)
+
+
+def _why_no_threshold(depth: Depth) -> str:
+    """Why the penalty that a segment needs does not follow from the segment alone; "" if it does.
+
+    A loss pays a shared weight once, while every segment that uses it gains.
+    """
+    seen: set[int] = set()
+    for sublayer in depth.sublayers:
+        weights = {id(parameter) for parameter in sublayer.field.parameters()}
+        if weights & seen:
+            return "several segments use the same weights, and a loss pays them once"
+        seen |= weights
+    if depth.shared or any(_is_computed(sublayer.field) for sublayer in depth.sublayers):
+        return "the weights are functions of others, which several segments share"
+    return ""
+
+
+def _is_computed(field: nn.Module) -> bool:
+    """Whether weights of a map are computed from other parameters."""
+    return any(parametrize.is_parametrized(part) for part in field.modules())
 
 
 def _has_own_step(sublayer: Sublayer) -> bool:

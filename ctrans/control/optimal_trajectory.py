@@ -23,17 +23,10 @@ from ctrans.base.as_found import leaving_as_found
 from ctrans.base.shapes import TokenRows
 from ctrans.control.least_loss import losses_of
 from ctrans.control.set_of_placement import admissible_set
-from ctrans.control.sweeps import sweep
+from ctrans.control.sweeps import CLOSE, LEAST, SWEEPS, sweep
 from ctrans.dynamics.sublayer import Sublayer
-from ctrans.measure.walk import Model, check_targets
+from ctrans.measure.walk import Model, check_targets, states_of
 from solvers import ConfigError
-
-SWEEPS = 200
-"""The most sweeps."""
-CLOSE = 1e-3
-"""They end when the gap is this share of J."""
-LEAST = 1e-3
-"""Smaller J count as it, in nats."""
 
 
 @dataclass(frozen=True)
@@ -155,9 +148,7 @@ def _maximizer(sublayer: Sublayer, P: TokenRows, kinetic: float | None) -> Token
 
 def _own_velocities(model: Model, tokens: Tensor) -> Tensor:
     """The velocities of the model's own trajectory, one for each segment."""
-    x = model.embed(tokens)
-    velocities: list[Tensor] = []
-    for sublayer, h in zip(model.depth.sublayers, model.depth.lengths, strict=True):
-        velocities.append(sublayer(x))
-        x = x + h * velocities[-1]
-    return torch.stack(velocities)
+    states = states_of(model.depth, model.embed(tokens))
+    return torch.stack(
+        [sublayer(x) for sublayer, x in zip(model.depth.sublayers, states, strict=False)]
+    )

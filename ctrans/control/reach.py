@@ -33,35 +33,36 @@ class Leg:
     sublayer: Sublayer
     length: float
 
-    def displacement(self, P: Vectors) -> Vectors:
-        """h v* with v* = argmin <P, v>, the closed-form maximiser of H(P) = sup -<P, v>."""
+    @property
+    def norm(self) -> Norm:
+        """The output norm, which bounds the velocities."""
         norm = self.sublayer.output_norm
         assert norm is not None, "the segment's velocities are bounded"
-        best = norm.maximizer(-self.sublayer.pulled(P))
+        return norm
+
+    def displacement(self, P: Vectors) -> Vectors:
+        """h v* with v* = argmin <P, v>, the closed-form maximiser of H(P) = sup -<P, v>."""
+        best = self.norm.maximizer(-self.sublayer.pulled(P))
         return self.length * self.sublayer.joined(best, P)
 
     def hamiltonian(self, P: Vectors) -> PerBatch:
         """h H(P), for each token."""
-        norm = self.sublayer.output_norm
-        assert norm is not None, "the segment's velocities are bounded"
-        return self.length * norm.support(-self.sublayer.pulled(P))
+        return self.length * self.norm.support(-self.sublayer.pulled(P))
 
     def centre(self, x: Vectors) -> Vectors:
         """The displacement by the centre of the set."""
-        norm = self.sublayer.output_norm
-        assert norm is not None, "the segment's velocities are bounded"
-        return self.length * self.sublayer.joined(norm.beta.expand_as(x), x)
+        return self.length * self.sublayer.joined(self.norm.beta.expand_as(x), x)
 
     def radius(self) -> float:
         """h max_c |gain W gamma|_c sqrt(d): a ball of this radius around the centre has the set in
         it, as |u| <= sqrt(d) for every norm.
         """
-        norm = self.sublayer.output_norm
-        assert norm is not None, "the segment's velocities are bounded"
-        gain = norm.gamma.detach()
+        gain = self.norm.gamma.detach()
         if self.sublayer.residual.gains is not None:
             gain = gain * self.sublayer.residual.gains.detach()
-        return float(self.length * abs(self.sublayer.gain) * gain.abs().amax() * norm.width**0.5)
+        return float(
+            self.length * abs(self.sublayer.gain) * gain.abs().amax() * self.norm.width**0.5
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctrans.base.shapes import StreamRows, TokenRows, UnbatchedRows
 from ctrans.control.admissible import VelocitySet, verdict_of
@@ -22,7 +22,6 @@ from ctrans.control.sets_by_norm import image_of, reachable
 from ctrans.control.step_image import SectionImage
 from ctrans.control.tangent import LinearSpace
 from ctrans.dynamics.norm import SphereNorm
-from ctrans.dynamics.residual import Residual
 from ctrans.dynamics.sublayer import Sublayer
 from solvers import ConfigError
 
@@ -127,7 +126,9 @@ def trains_gains(sublayer: Sublayer) -> bool:
     """Whether trained gains multiply the two factors of the map: those of an input norm, or of the
     residual.
     """
-    return sublayer.input_norm is not None or _has_parameters(sublayer.residual)
+    norm = sublayer.input_norm
+    norm_has_gains = norm is not None and _has_parameters(norm)
+    return norm_has_gains or _has_parameters(sublayer.residual)
 
 
 def has_unbounded_gains(sublayer: Sublayer) -> bool:
@@ -138,8 +139,8 @@ def has_unbounded_gains(sublayer: Sublayer) -> bool:
     return not residual.bounded and _has_parameters(residual)
 
 
-def _has_parameters(residual: Residual) -> bool:
-    return len(list(residual.parameters())) > 0
+def _has_parameters(module: nn.Module) -> bool:
+    return len(list(module.parameters())) > 0
 
 
 def assuming_bounded_gains(sublayer: Sublayer, certificate: Certificate) -> Certificate:

@@ -19,6 +19,12 @@ from ctrans.control.admissible import ratio
 
 LossTerms = Float[Tensor, "*rows"]
 """What each token adds to the loss. For a loss that is no sum over tokens there is one entry."""
+SWEEPS = 200
+"""The most sweeps of a search."""
+CLOSE = 1e-3
+"""A search ends when the gap is this share of the loss."""
+LEAST = 1e-3
+"""Losses below it count as it, in nats."""
 FIRST_CURVATURE = 1e-6
 """The curvature at which the search of a step begins: too low, so that the first step is long."""
 ROUNDING = 8

@@ -4,6 +4,7 @@ so that every layer has a finite best output.
 
 from __future__ import annotations
 
+import decimal
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -25,6 +26,8 @@ FREE = {
     "open": "unknown",
 }
 """What has to be bounded or penalised so that H is finite, by verdict."""
+BY_A_BOUND = "weights, by a bound"
+"""What has to be bounded where no penalty makes H finite."""
 NEEDS = (
     "what must be bounded or penalised so that every layer has a finite best output: the norms'"
     " gains and offsets, or the weights. A question mark: the evidence disagrees"
@@ -35,6 +38,10 @@ SENTENCES = {
     "weights": (
         "the best outputs of {} are finite only with a bound or a penalty on the weights (no fault"
         " of a model)"
+    ),
+    BY_A_BOUND: (
+        "the best outputs of {} are finite only with a bound on the weights, as no penalty suffices"
+        " (no fault of a model)"
     ),
     "unknown": "it is not known whether the best outputs of {} are finite",
 }
@@ -254,6 +261,9 @@ def _in_a_sentence(names: Sequence[str], placements: Mapping[str, str]) -> str:
 def needed(check: ModelCheck, verdict: str) -> str:
     """What has to be bounded; what must stay fixed where a penalty decides."""
     held = "+".join(check.held) or "the rest"
+    threshold = check.training_threshold
+    if verdict == "degenerate" and threshold is not None and math.isinf(threshold.lower):
+        return BY_A_BOUND
     return FREE.get(verdict, f"{held} fixed")
 
 
@@ -377,19 +387,30 @@ def penalty(threshold: DecayThreshold | None) -> str:
     lower = threshold.lower
     upper = threshold.upper
     if math.isinf(upper):
-        return f"≥ {lower:.2g}"
-    if 0 < upper < 0.1:  # one power for both takes less room
-        k = math.floor(math.log10(upper))
-        low = f"{lower / 10**k:.1f}"
-        high = f"{upper / 10**k:.1f}"
-        power = f"e{k}"
-    else:
-        low = f"{lower:.2g}"
-        high = f"{upper:.2g}"
-        power = ""
-    if low == high:
-        return f"{low}{power}"
-    return f"{low}-{high}{power}"
+        return f"≥ {_two_digits(lower, decimal.ROUND_FLOOR)[0]}"
+    low, power = _two_digits(lower, decimal.ROUND_FLOOR)
+    high, power_of_high = _two_digits(upper, decimal.ROUND_CEILING)
+    if power and power == power_of_high:  # one power for both takes less room
+        low = low.removesuffix(power)
+    if low == high or f"{low}{power}" == high:
+        return high
+    return f"{low}-{high}"
+
+
+def _two_digits(value: float, rounding: str) -> tuple[str, str]:
+    """A number in two digits, rounded away from the interval that it ends, and its power of ten if
+    it is written with one.
+    """
+    exact = decimal.Decimal(value)
+    if exact == 0:
+        return "0", ""
+    last_digit = decimal.Decimal(1).scaleb(exact.adjusted() - 1)
+    rounded = exact.quantize(last_digit, rounding=rounding)
+    exponent = rounded.adjusted()
+    if -2 <= exponent <= 2:
+        return f"{float(rounded):.4g}", ""
+    power = f"e{exponent}"
+    return f"{float(rounded.scaleb(-exponent)):.1f}{power}", power
 
 
 def notes_of(check: ModelCheck) -> list[str]:
@@ -416,6 +437,8 @@ def _decay_notes(check: ModelCheck) -> list[str]:
     decay = check.largest.weight_decay
     if decay is None:
         return []
+    if check.no_threshold:
+        return [f"the penalty that H needs is not known: {check.no_threshold}"]
     if threshold is None:
         unknown = sum(segment.verdict == "open" for segment in check.segments)
         if not unknown:
@@ -448,8 +471,8 @@ def _decay_notes(check: ModelCheck) -> list[str]:
         )
     if threshold.gains:
         lines.append(
-            "so do the input norm's gains: trained, they are a third factor, and the value grows"
-            " like R^3"
+            "trained gains of an input norm or a residual make H infinite too: they are a third"
+            " factor, and the value grows like R^3"
         )
     return lines
 

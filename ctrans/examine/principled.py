@@ -51,7 +51,9 @@ MEASURES.add(
     "ctrans hjb-check --principle",
     {
         "loss of the text": Measure(
-            formula="mean cross-entropy in nats a token", unit="nats", topic=_TOPIC
+            formula="mean cross-entropy in nats a token, at the end of the ODE if it has a costate",
+            unit="nats",
+            topic=_TOPIC,
         ),
         "mean alignment": Measure(formula=f"{_ALIGNMENT}; mean over segments", topic=_TOPIC),
         "loss of the optimal trajectory": Measure(

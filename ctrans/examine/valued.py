@@ -24,42 +24,50 @@ MEASURES.add(
         "least loss": Measure(
             formula=(
                 "Phi(X_0, 0), the least loss that velocities which are free at each token reach"
-                " from the embedding: no weights of the maps do better. From what is proven to what"
-                " a search found"
+                " from the embedding, as a search found it: no weights of the maps do better at"
+                " these gains and ends. For our own GPT, from what is proven to what was found"
             ),
-            unit="nats",
+            unit="loss",
             source="Hopf and Lax; Kan, eq. 56",
             shown_by="interval",
         ),
         "optimality gap": Measure(
             formula="the model's loss less the least loss, the sum over its sublayers",
-            unit="nats",
+            unit="loss",
             detail=True,
         ),
         "least loss within reach": Measure(
             formula=(
                 "Phi(X, t), the least loss that free velocities still reach from the model's state."
-                " It never falls, and ends at the model's loss. Where nothing bounds velocities it"
-                " is flat and jumps at the end"
+                " It never falls, and ends at the model's loss. Where every state is within reach,"
+                " it is flat and jumps at the end"
             ),
-            unit="nats",
+            unit="loss",
             scope="state",
             source="Hopf and Lax; Kan, eq. 56",
             log=False,
         ),
         "proven least loss": Measure(
             formula="what the least loss within reach is proven to be at least",
-            unit="nats",
+            unit="loss",
             scope="state",
             source="THEORY.md, section 4",
             bounds="least loss within reach",
+        ),
+        "optimality gap of a token": Measure(
+            formula=(
+                "what a token adds to the optimality gap, times the number of targets. Red: much."
+                " Blue: little"
+            ),
+            unit="nats",
+            scope="token",
         ),
         "optimality gap of a sublayer": Measure(
             formula=(
                 "rise of the least loss within reach over a sublayer: what the sublayers after it"
                 " can no longer gain"
             ),
-            unit="nats",
+            unit="loss",
             scope="sublayer",
             log=False,
             detail=True,
@@ -105,6 +113,16 @@ def values_of(model: str, reached: LeastLoss, kinds: Sequence[str]) -> Iterator[
         yield Value(model, "optimality gap of a sublayer", rise, depth=k, place=f"{k} ({kind})")
 
 
+def of_tokens(model: str, reached: LeastLoss, words: Sequence[str]) -> Iterator[Value]:
+    """The optimality gap of each token of the first sequence, with its text."""
+    if reached.by_token is None:
+        return
+    number = reached.by_token[-1].count_nonzero()
+    gaps = number * (reached.by_token[-1] - reached.by_token[0])
+    for k, (word, gap) in enumerate(zip(words, gaps[0].tolist(), strict=False)):
+        yield Value(model, "optimality gap of a token", gap, step=k, place=word)
+
+
 def answers(
     models: Mapping[str, LeastLoss], kinds: Mapping[str, Sequence[str]]
 ) -> tuple[Answer, ...]:
@@ -118,14 +136,15 @@ def answers(
             continue
         worst = max(range(len(reached.gaps)), key=lambda k: reached.gaps[k])
         sentences.append(
-            f"the optimality gap of {placement} is {total:.3g} of {reached.found[-1]:.3g} nats,"
+            f"the optimality gap of {placement} is {total:.3g} of its loss of"
+            f" {reached.found[-1]:.3g},"
             f" {reached.gaps[worst]:.3g} of it from segment {worst} ({kinds[name][worst]})"
         )
     flat = [placement for placement, name in first.items() if not models[name].bounded[-2]]
     if flat:
         sentences.append(
             "the least loss within reach does not change before the last segment of"
-            f" {', '.join(flat)}, as nothing bounds its velocities"
+            f" {', '.join(flat)}, as free velocities reach every state, or every state of a norm"
         )
     if not sentences:
         return ()

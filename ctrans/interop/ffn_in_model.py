@@ -30,6 +30,8 @@ KNOWN: Mapping[str, Activation] = ACTIVATIONS | {
 """Activations that a foreign FFN may have. A gate needs one of degree 1, with abs(phi(z)) <=
 abs(z).
 """
+FAR = 50.0
+"""How much larger they are when a reading is tried for a clipped activation."""
 TELLING = 2.0
 """Size of the activations' arguments at which activations differ enough to be told apart."""
 
@@ -151,9 +153,21 @@ def read_ffn(chain: ModuleChain, x: Tensor) -> FeedForwardReading | str:
             fits.append((difference(hidden, last.x), FeedForwardReading(gate, up, down, name)))
     if fits:
         miss, reading = min(fits, key=lambda fit: fit[0])
-        if miss <= 64 * unit(x.dtype):
+        if miss <= 64 * unit(x.dtype) and _holds_far(chain, reading, FAR * x):
             return reading
     return f"it is no plain or gated FFN with one of the activations {', '.join(KNOWN)}"
+
+
+def _holds_far(chain: ModuleChain, reading: FeedForwardReading, x: Tensor) -> bool:
+    """Whether the reading holds at large arguments too, where clipped activations differ."""
+    inner, last = _seen(chain, x)
+    activation = KNOWN[reading.activation]
+    hidden = _value(reading.up, inner)
+    if reading.gate is None:
+        hidden = activation(hidden)
+    else:
+        hidden = activation(_value(reading.gate, inner)) * hidden
+    return difference(hidden, last.x) <= 64 * unit(x.dtype)
 
 
 def ffn_in_model(chain: ModuleChain, reading: FeedForwardReading | str) -> MapInModel:

@@ -160,7 +160,7 @@ def cap_bound(draw: Draw) -> Trials:
     """
     model = random_model(draw, "peri", depth=1)
     tokens, targets = random_text(draw, batch=1, length=2), random_text(draw, batch=1, length=2)
-    head = convex_head(model, cross_entropies(targets), model.embed(tokens), 2)
+    head = convex_head(model, cross_entropies(targets))
     centre = draw.log_uniform(-1, 1) * draw.normal(1, 2, model.config.width)
     radius = float(draw.log_uniform(-2, 1) * centre.norm(dim=-1).min())
     proven = head.proven(centre, radius, centre)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import ctrans
 from ctrans.control.attained import attained
 from ctrans.control.costate import costate
 from ctrans.control.maximum_principle import maximum_principle
@@ -273,3 +274,14 @@ def test_last_maps_that_a_library_keeps_transposed_are_read_where_they_are_train
     found = attained(from_transformers(library), text[:, :-1], text[:, 1:])
     assert found.work == pytest.approx(radial, rel=1e-9, abs=1e-14)
     assert max(found.identity) < 1e-13
+
+
+def test_an_opened_model_without_gradients_is_measured_too():
+    """Its weights need no gradients. The parts were once put back to that state while they
+    computed, and every figure by weights was 0.
+    """
+    library = gpt2().double().eval()
+    text = tokens(2, 9) % library.config.vocab_size
+    found = attained(ctrans.open_model(library), text[:, :-1], text[:, 1:])
+    assert max(found.identity) < 1e-12
+    assert min(found.first_order) > 0

@@ -640,3 +640,70 @@ def test_the_bound_over_rows_holds_for_nearly_equal_tokens(apart):
     rows = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     assert torch.linalg.matrix_norm((rows @ x).mT @ P, 2) == pytest.approx(float(exact), rel=1e-6)
     assert bound_over_rows(x, P) >= exact
+
+
+class ClippedValues(SharedValues):
+    """Values that are clipped, as by clip_qkv: the output does not grow with them."""
+
+    def forward(self, x):
+        values = (x.unsqueeze(-3) @ self.value[[0, 0, 1]].mT).clamp(-3, 3)
+        return (self.rows @ values @ self.out.mT).sum(-3)
+
+
+def test_clipped_values_have_no_threshold():
+    """H is finite for every penalty then, and the largest singular value is no threshold."""
+    x = numbers(1, 5, 4)
+    path_of(SharedValues(5).requires_grad_(False), x)
+    clipped = ClippedValues(5).requires_grad_(False)
+    before = clipped.value.clone()
+    with pytest.raises(ConfigError, match="does not grow in proportion to its values"):
+        path_of(clipped, x)
+    assert torch.equal(clipped.value, before)
+
+
+@pytest.mark.parametrize("weights", ["constant", "chebyshev"])
+def test_weights_that_segments_share_have_no_threshold(weights):
+    """A loss pays such a weight once, and every segment gains: with the number of one segment H was
+    infinite.
+    """
+    options = {"activation": "relu", "depth_weights": weights}
+    check = check_model(small_model("pre", **options), tokens()[:, :-1], tokens()[:, 1:])
+    assert check.training_threshold is None
+    assert "segments" in check.no_threshold
+
+
+class NoLastMap(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.map = nn.Linear(16, 16, bias=False).double()
+
+    def forward(self, x):
+        return self.map(x).relu()
+
+
+def test_a_segment_that_is_missing_leaves_nothing_proven():
+    model = small_model("pre", depth=1)
+    list(model.depth.sublayers)[1].field = NoLastMap().requires_grad_(False)
+    regularization = Regularization(weight_decay=1e6)
+    check = check_model(model, tokens()[:, :-1], tokens()[:, 1:], regularization)
+    assert check.missing
+    assert check.training_threshold.upper == math.inf
+    assert check.verdict == "open"
+
+
+def test_segments_that_need_no_penalty_do_not_hide_the_others():
+    check = check_model(small_model("pre/peri", depth=1), tokens()[:, :-1], tokens()[:, 1:])
+    (attention, ffn) = check.segments
+    assert ffn.training_threshold is None
+    assert check.training_threshold.upper == attention.training_threshold.upper
+
+
+@pytest.mark.parametrize("size", [1e-2, 1e-5])
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+def test_small_inputs_of_smooth_units_have_a_threshold_too(activation, size):
+    """Their ascents begin where the units grow as at infinity: there were false disagreements."""
+    x = size * numbers(1, 6, 5)
+    P = numbers(6, 5, seed=1)
+    path = path_of(FeedForward(5, 8, activation=activation).double().requires_grad_(False), x)
+    threshold = with_evidence(decay_threshold(path, P), path, P)
+    assert all(threshold.findings.values()), threshold.findings

@@ -169,7 +169,7 @@ def test_the_proof_from_below_against_all_directions(norm, radius):
     width = 3 if norm == "layernorm" else 2
     model = small_model("peri", norm=norm, width=width, heads=1, vocab_size=5, scale=0.3)
     text = tokens(1, 1, 5)
-    head = convex_head(model, cross_entropies(text), model.embed(text), 1)
+    head = convex_head(model, cross_entropies(text))
     centre = numbers(1, 1, width, seed=2)
     plane = torch.eye(width, dtype=torch.float64)
     if norm == "layernorm":

@@ -15,7 +15,7 @@ def reached(*placements):
 
 
 def kinds(models):
-    return dict.fromkeys(models, ["attention", "ffn"])
+    return {name: ["attention", "ffn"] for name in models}
 
 
 def test_the_rises_of_sublayers_sum_to_the_gap():
@@ -31,8 +31,8 @@ def test_the_answer_names_the_segment_and_the_flat_ones():
     models = reached("pre", "peri")
     (answer,) = answers(models, kinds(models))
     gap = models["peri"].found[-1] - models["peri"].found[0]
-    assert f"The optimality gap of peri is {gap:.3g} of" in answer.text
-    assert "before the last segment of pre, as nothing bounds" in answer.text
+    assert f"The optimality gap of peri is {gap:.3g} of its loss" in answer.text
+    assert "before the last segment of pre, as free velocities" in answer.text
 
 
 def test_of_many_models_pre_and_peri_are_drawn():

@@ -124,6 +124,9 @@ def test_activations_lie_within_what_bounds_rely_on(activation):
 @pytest.mark.parametrize(
     ("module", "words"),
     [
+        # equal to relu and gelu at usual arguments, and bounded
+        (lambda: Mlp(F.relu6, False), "no plain or gated FFN"),
+        (lambda: Mlp(lambda z: F.gelu(z).clamp(-10, 10), False), "no plain or gated FFN"),
         (lambda: Mlp(torch.square, False), "no plain or gated FFN with one of the activations"),
         (lambda: Mlp(torch.sigmoid, True), "no plain or gated FFN with one of the activations"),
         (
