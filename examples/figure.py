@@ -104,7 +104,7 @@ def draw_growth(axes: Axes, models: dict[str, Trained]) -> None:
 def draw_value(axes: Axes, models: dict[str, Trained]) -> None:
     for name, model in models.items():
         axes.plot(model.value.times, model.value.found, label=name, **style(name))
-    axes.set(xlabel="depth-time t", ylabel=r"least loss within reach, nats", yscale="log")
+    axes.set(xlabel="depth-time t", ylabel="least loss found within reach, nats", yscale="log")
     axes.set_title("What free velocities could still reach from the model's state")
 
 

@@ -152,8 +152,8 @@ MEASURES.add(
 @dataclass(frozen=True)
 class Principled:
     """The maximum principle of a model, what training attains, what replaces the ODE's costate if
-    anything does, the optimal trajectory, and what the controls can move. `missing` says what was
-    not measured, and why.
+    anything does, the optimal trajectory, and what the controls can move. `end` is the time of
+    the last state. `missing` says what was not measured, and why.
     """
 
     principle: MaximumPrinciple
@@ -162,6 +162,7 @@ class Principled:
     missing: dict[str, str] = field(default_factory=dict)
     optimal: OptimalTrajectory | None = None
     controllability: Controllability | None = None
+    end: float | None = None
 
     def values(self, model: str) -> Iterator[Value]:
         """The rows of the table."""
@@ -182,7 +183,10 @@ class Principled:
         velocity = flatness_by_kind(kinds, principle.velocity_norm)
         yield from _largest(model, "flatness of the costate", list(costate.values()))
         yield from _largest(model, "flatness of the velocity", list(velocity.values()))
-        yield from along_depth(model, "times", principle.times)
+        times = list(principle.times)
+        if self.end is not None:
+            times.append(self.end)
+        yield from along_depth(model, "times", times)
         for segment, kind in enumerate(principle.kinds):
             yield Value(model, "kind of a sublayer", None, depth=segment, words=kind)
         yield from along_depth(model, "costate", principle.costate_norm)
@@ -263,7 +267,9 @@ def principled(
         targets,
         progress=progress,
     )
-    return Principled(principle, reached, instead, missing, optimal, moved)
+    return Principled(
+        principle, reached, instead, missing, optimal, moved, end=model.depth.times[-1]
+    )
 
 
 def measured(models: Mapping[str, Principled]) -> Measured:

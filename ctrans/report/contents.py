@@ -35,6 +35,7 @@ ENTRIES = {
     "hjb-check": (
         "ctrans.examine.certified",
         "ctrans.examine.principled",
+        "ctrans.examine.valued",
         "ctrans.training.degeneracy",
     ),
     "control": ("ctrans.examine.principled",),

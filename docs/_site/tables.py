@@ -16,6 +16,7 @@ from ctrans.examine import (
     principled,
     screened,
     simulated,
+    valued,
     verified,
 )
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
@@ -48,6 +49,7 @@ ROOMS_OF_MEASURES = (
     theory_checks,
     trained,
     transferred,
+    valued,
     verified,
 )
 """Modules that register measures when they are imported."""
