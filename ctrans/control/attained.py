@@ -46,6 +46,11 @@ STEPS = 60
 STARTS = 2
 """Random starts on the parameters' sphere, in addition to the parameters. They can leave a saddle.
 """
+MANY = 1_000_000
+FEW_STEPS = 15
+"""A sublayer of more than MANY weights has one ascent of FEW_STEPS, from the parameters: a lower
+bound too.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Attained:
       sqrt(|theta|^2 |dL/dtheta|^2) + work, exactly
     - `shared_gap`: the gain, found by ascents, of all parameters of the sublayer within their
       present norm, in sum over tokens and mean over data: a lower bound. One ascent starts at the
-      parameters, the others at random on their sphere
+      parameters, the others (not of sublayers with many weights) at random on their sphere
     - `first_order`: R |g| + <theta, g> with g = dL/dtheta of all parameters and R = |theta|: the
       first-order value of that gap. It is 0 exactly where the first-order condition holds, also at
       a saddle, which has a gap
@@ -290,8 +295,13 @@ class StepAt:
             velocity = self._velocity_of(dict(zip(names, pieces, strict=True)))
             return -self.h * (self.p * velocity).sum().reshape(1)
 
-        ascent = BoundedAscent(payoff, STEPS)
-        random = noise(theta, torch.Generator().manual_seed(0), STARTS, *theta.shape)
+        steps = STEPS
+        random_starts = STARTS
+        if theta.numel() > MANY:
+            steps = FEW_STEPS
+            random_starts = 0
+        ascent = BoundedAscent(payoff, steps)
+        random = noise(theta, torch.Generator().manual_seed(0), random_starts, *theta.shape)
         starts = [theta, *(radius * z / frobenius(z) for z in random)]
         payoffs = []
         for start in starts:
