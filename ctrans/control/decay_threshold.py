@@ -107,11 +107,11 @@ class DecayThreshold:
         """The verdict under a penalty `decay`, with the input norm's gains and offsets fixed, and
         biases fixed or with the penalty too.
         """
-        finite: bool | None
-        if self.lower <= decay < self.upper:
-            finite = None
-        else:
-            finite = decay >= self.upper
+        finite: bool | None = None
+        if decay < self.lower:
+            finite = False
+        elif decay > self.upper or (decay == self.upper and self.homogeneous):
+            finite = True
         return verdict_of(finite=finite, rest_fixed=True)
 
     @property

@@ -28,6 +28,7 @@ from ctrans.control.segment_check import (
     at_field,
     check_segment,
     check_step,
+    step_threshold_at,
 )
 from ctrans.control.tangent import LinearSpace
 from ctrans.dynamics.depth import Depth
@@ -100,11 +101,7 @@ class ModelCheck:
         needing = [
             segment for segment in self.segments if segment.certificate.verdict == "degenerate"
         ]
-        thresholds = [
-            segment.training_threshold
-            for segment in needing
-            if segment.training_threshold is not None
-        ]
+        thresholds = [segment.threshold for segment in needing if segment.threshold is not None]
         if not thresholds or len(thresholds) < len(needing):
             return None
         threshold = largest(thresholds)
@@ -230,7 +227,8 @@ def check_model(
     sublayers = list(model.depth.sublayers)
     continuous = costates.form == "continuous"
     has_state_norm = any(sublayer.state_norm is not None for sublayer in sublayers)
-    if has_state_norm and continuous:
+    unbounded = any(sublayer.output_norm is None for sublayer in sublayers)
+    if continuous and (has_state_norm or unbounded):
         of_steps = costate(model, tokens, targets)
     else:
         of_steps = costates
@@ -255,6 +253,14 @@ def check_model(
                     sublayer, of_steps.states[k], of_steps.costates[k + 1], dt, regularization
                 )
                 segment = replace(segment, step=step)
+            elif segment.certificate.verdict == "degenerate":
+                threshold = step_threshold_at(
+                    sublayer, of_steps.states[k], of_steps.costates[k + 1], dt
+                )
+                segment = replace(segment, step_threshold=threshold)
+                if not continuous:
+                    # there is no ODE's costate, and the step's is the one after the step
+                    segment = replace(segment, training_threshold=threshold)
             segments.append(segment)
         except (ConfigError, SolveError) as error:
             failed[f"segment {k} ({sublayer.kind})"] = error
@@ -263,9 +269,13 @@ def check_model(
     if not segments:
         first_error, *_ = failed.values()
         raise first_error
-    no_threshold = _why_no_threshold(model.depth)
+    no_threshold = ""
+    if any(segment.certificate.verdict == "degenerate" for segment in segments):
+        no_threshold = _why_no_threshold(model.depth)
     if no_threshold:
-        segments = [replace(segment, training_threshold=None) for segment in segments]
+        segments = [
+            replace(segment, training_threshold=None, step_threshold=None) for segment in segments
+        ]
     check = ModelCheck(
         placement=", ".join(sorted({sublayer.placement.name for sublayer in sublayers})),
         loss=costates.loss,
@@ -276,7 +286,7 @@ def check_model(
         missing={name: str(error) for name, error in failed.items()},
         no_threshold=no_threshold,
     )
-    return _with_factor_ascents(check, model.depth, costates)
+    return _with_factor_ascents(check, model.depth, costates, of_steps)
 
 
 def _why_no_threshold(depth: Depth) -> str:
@@ -286,7 +296,10 @@ def _why_no_threshold(depth: Depth) -> str:
     """
     seen: set[int] = set()
     for sublayer in depth.sublayers:
-        weights = {id(parameter) for parameter in sublayer.field.parameters()}
+        named = list(sublayer.field.named_parameters(remove_duplicate=False))
+        weights = {id(parameter) for _, parameter in named}
+        if len(weights) < len(named):
+            return "a map uses a weight twice"
         if weights & seen:
             return "several segments use the same weights, and a loss pays them once"
         seen |= weights
@@ -297,7 +310,8 @@ def _why_no_threshold(depth: Depth) -> str:
 
 def _is_computed(field: nn.Module) -> bool:
     """Whether weights of a map are computed from other parameters."""
-    return any(parametrize.is_parametrized(part) for part in field.modules())
+    hooked = any(name.endswith("_orig") for name, _ in field.named_parameters())
+    return hooked or any(parametrize.is_parametrized(part) for part in field.modules())
 
 
 def _has_own_step(sublayer: Sublayer) -> bool:
@@ -307,23 +321,46 @@ def _has_own_step(sublayer: Sublayer) -> bool:
 
 
 @torch.no_grad()
-def _with_factor_ascents(check: ModelCheck, depth: Depth, costates: Costate) -> ModelCheck:
+def _with_factor_ascents(
+    check: ModelCheck, depth: Depth, costates: Costate, of_steps: Costate
+) -> ModelCheck:
     """The check with the best rows, and ascents over the factors, on the segment with the largest
     proven threshold.
     """
 
     def size(segment: SegmentCheck) -> float:
-        if segment.training_threshold is None:
+        if segment.threshold is None:
             return 0.0
-        return segment.training_threshold.upper
+        return segment.threshold.upper
 
     top = max(check.segments, key=size)
-    if top.training_threshold is None or size(top) == 0:
+    if top.threshold is None or size(top) == 0:
         return check
     sublayer = list(depth.sublayers)[top.segment]
     dt = depth.lengths[top.segment]
-    start = costates.starts[top.segment]
-    x, p = at_field(sublayer, start, continuous=costates.form == "continuous")
+    if top.step_threshold is not None:
+        x = sublayer.enter(of_steps.states[top.segment])
+        after = of_steps.costates[top.segment + 1]
+        P = dt * sublayer.gain * sublayer.residual.pull(after).flatten(0, -2)
+    else:
+        start = costates.starts[top.segment]
+        x, p = at_field(sublayer, start, continuous=costates.form == "continuous")
+        P = dt * sublayer.gain * _costate_of_raw_output(sublayer, x, p)
+    given = sublayer.given(x)
+    path = with_best_rows(path_of(sublayer.field, given), sublayer.field, given, P)
+    lower, _ = path.threshold(P)
+    climbed = with_evidence(replace(top.threshold, lower=lower), path, P)
+    if top.step_threshold is not None:
+        found = replace(top, step_threshold=climbed)
+    else:
+        found = replace(top, training_threshold=climbed)
+    segments = list(check.segments)
+    segments[segments.index(top)] = found
+    return replace(check, segments=tuple(segments))
+
+
+def _costate_of_raw_output(sublayer: Sublayer, x: Tensor, p: Tensor) -> Tensor:
+    """P of the raw output behind the tangent projection of a norm around the state."""
     space = admissible_at(
         sublayer.state_norm,
         sublayer.placement,
@@ -333,12 +370,4 @@ def _with_factor_ascents(check: ModelCheck, depth: Depth, costates: Costate) -> 
         active_channels(sublayer),
     )
     assert isinstance(space, LinearSpace), "a threshold is that of a linear space"
-    pulled = raw_costate(sublayer, space, costate_of_map(sublayer, p.flatten(0, -2)))
-    P = dt * sublayer.gain * pulled
-    given = sublayer.given(x)
-    path = with_best_rows(path_of(sublayer.field, given), sublayer.field, given, P)
-    lower, _ = path.threshold(P)
-    climbed = with_evidence(replace(top.training_threshold, lower=lower), path, P)
-    segments = list(check.segments)
-    segments[segments.index(top)] = replace(top, training_threshold=climbed)
-    return replace(check, segments=tuple(segments))
+    return raw_costate(sublayer, space, costate_of_map(sublayer, p.flatten(0, -2)))

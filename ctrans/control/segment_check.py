@@ -11,7 +11,7 @@ from ctrans.base.shapes import TokenRows
 from ctrans.control.admissible import Posedness, Supremum, verdict_of
 from ctrans.control.certificate import Certificate, certify
 from ctrans.control.costate import Point
-from ctrans.control.decay_paths import has_bias, path_of
+from ctrans.control.decay_paths import UnitsPath, has_bias, path_of
 from ctrans.control.decay_threshold import DecayThreshold, decay_threshold
 from ctrans.control.ellipsoids import EllipsoidSlice, ellipsoid_value
 from ctrans.control.evidence import decayed_growth
@@ -49,7 +49,9 @@ class SegmentCheck:
       the raw output
     - `ellipsoid`: Kan's printed value of H, for LayerNorm's image only: an upper bound of H
     - `training_threshold`: dt lam*, the penalty of both factors in a training loss at which H turns
-      from infinite to zero; for a linear T and a map that shows its factors
+      from infinite to zero, for the ODE; for a linear T and a map that shows its factors
+    - `step_threshold`: the same for the Transformer's step, at its own state and at the costate
+      after the step; None where a norm around the state bounds the step
     - `weight_decay`: the requested one, which the certificate does not include
     - `step`: the certificate of the discrete step, if that has a set of its own
     - `ode`: False if the segment has no ODE; `certificate` is then the discrete step's
@@ -67,6 +69,14 @@ class SegmentCheck:
     weight_decay: float | None = None
     step: Certificate | None = None
     ode: bool = True
+    step_threshold: DecayThreshold | None = None
+
+    @property
+    def threshold(self) -> DecayThreshold | None:
+        """The penalty that is needed: the Transformer's, or the ODE's where the Transformer needs
+        none.
+        """
+        return self.step_threshold or self.training_threshold
 
     @property
     def verdict(self) -> Posedness:
@@ -102,9 +112,11 @@ class SegmentCheck:
     @property
     def step_verdict(self) -> Posedness:
         """The verdict for the discrete step."""
-        if self.step is None:
+        if self.step is not None:
+            return self.step.verdict
+        if self.step_threshold is None or self.weight_decay is None:
             return self.verdict
-        return self.step.verdict
+        return self.step_threshold.verdict(self.weight_decay)
 
     @property
     def failures(self) -> list[str]:
@@ -112,8 +124,8 @@ class SegmentCheck:
         parts = {"": self.certificate.findings}
         if self.step is not None:
             parts[", step"] = self.step.findings
-        if self.training_threshold is not None:
-            parts[", decay"] = self.training_threshold.findings
+        if self.threshold is not None:
+            parts[", decay"] = self.threshold.findings
         return [
             f"segment {self.segment} ({self.kind}{part}): does not hold: {finding}"
             for part, findings in parts.items()
@@ -268,7 +280,22 @@ def threshold_at(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThr
     except ConfigError:
         return None
     bias = has_bias(sublayer.field)
-    return decay_threshold(path, raw_costate, bias=bias, gains=trains_gains(sublayer))
+    bounded = isinstance(path, UnitsPath) and path.activation.at_infinity == 0
+    gains = trains_gains(sublayer) and not bounded
+    return decay_threshold(path, raw_costate, bias=bias, gains=gains)
+
+
+@torch.no_grad()
+def step_threshold_at(
+    sublayer: Sublayer, x: TokenRows, p: TokenRows, dt: float
+) -> DecayThreshold | None:
+    """dt lam* of the Transformer's step X + dt r at its state X and the costate P after the step:
+    the loss changes by dt <P, r>, to first order.
+    """
+    if has_zero_gain(sublayer):
+        return None
+    raw = dt * sublayer.gain * sublayer.residual.pull(p)
+    return threshold_at(sublayer, sublayer.enter(x), raw.flatten(0, -2))
 
 
 def admissible_at(

@@ -215,7 +215,7 @@ def test_a_map_that_does_not_name_its_last_layer_is_an_error():
 
 def test_the_segment_with_the_largest_threshold_has_ascents_on_either_side():
     """Below the threshold a larger bound on the factors pays, and above it nothing does."""
-    thresholds = [segment.training_threshold for segment in check("pre").segments]
+    thresholds = [segment.threshold for segment in check("pre").segments]
     top = max(thresholds, key=lambda each: each.lower)
     assert top.below.values[-1] > 0
     assert top.above.values[-1] == pytest.approx(0.0, abs=1e-9)

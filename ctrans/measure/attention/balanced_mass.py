@@ -66,8 +66,13 @@ class BalancedMass:
     def fixed(self) -> Bool[Tensor, "*rows"]:
         """Of rows (*batch, heads, tokens), those that read nothing, or in every head a single
         token, as the first one of causal attention: theta is 0 there whatever the weights are.
+        Where all rows are so, as of heads that are one-hot, the weights did it, and only rows that
+        read nothing are left out.
         """
-        return self.masked | self.single.all(-2, keepdim=True).expand_as(self.single)
+        fixed = self.masked | self.single.all(-2, keepdim=True).expand_as(self.single)
+        if fixed.all():
+            return self.masked
+        return fixed
 
 
 @torch.no_grad()
