@@ -64,9 +64,10 @@ MEASURES.add(
         ),
         "penalty needed": Measure(
             formula=(
-                "the weight penalty above which the rate is finite (found-proven): dt lam* of lam/2"
-                " |W|^2 for every matrix, not AdamW's decoupled decay; at this text and these input"
-                " gains. None: no penalty suffices"
+                "the weight penalty above which the Transformer's rate is finite, or the ODE's if"
+                " the Transformer needs none (found-proven): dt lam* of lam/2 |W|^2 for every"
+                " matrix, not AdamW's decoupled decay; at this text and these input gains. None: no"
+                " penalty suffices"
             ),
             shown_by="interval",
         ),
