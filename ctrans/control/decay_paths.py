@@ -1,40 +1,32 @@
-"""A map's paths of two factors, for a penalty on both: values with outputs, units with what they
+"""Paths of two factors of a map, for a penalty on both: values with outputs, units with what they
 write.
 
 - Attention at fixed rows A_h: f = sum_h A_h X V_h'O_h'
 - Units: f = phi(X W_1')W_2'
 - Gated and squared units, which grow like R^3
 
-`ctrans.control.decay_threshold` has the theory of their thresholds.
+`ctrans.control.decay_threshold` has the theory of their thresholds, and
+`ctrans.control.shown_factors` reads a path off a map.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from ctrans.base.shapes import SequenceRows, UnbatchedRows
+from ctrans.base.shapes import UnbatchedRows
 from ctrans.control.admissible import length, ratio
 from ctrans.control.ascent import ascend, noise
-from ctrans.control.reachable_rows import FlatRows, best_rows, bound_over_rows
+from ctrans.control.reachable_rows import bound_over_rows
 from ctrans.dynamics.fields import (
     Activation,
-    ExposesHeads,
-    HasOutputProjection,
-    HasUnits,
-    why_not,
 )
-from ctrans.dynamics.fields.protocols import HeadMatrices, Units
-from ctrans.dynamics.fields.scaled_linear import scaled_parts
-from solvers import ConfigError
 
 STARTS = 16
 """Random directions of a unit, in addition to those along which X and P have most in common."""
@@ -43,10 +35,6 @@ UNIT_STEPS = 200
 UNITS = 16
 """The number of units in an ascent. Each unit grows separately, so more units are only more starts.
 """
-MANY_TIMES = 1e4
-"""A factor of values by which their effect on the output must grow."""
-LINEAR = 1e-2
-"""How closely, as a share."""
 SURE = 1000.0
 """A gain counts if it exceeds the rounding of its sum by this factor."""
 
@@ -69,10 +57,10 @@ class ValuePath:
 
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         heads, _, width = self.mixed.shape
-        return (len(set(self._groups)), self.head, width), (heads, width, self.head)
+        return (len(set(self.head_groups)), self.head, width), (heads, width, self.head)
 
     def velocity(self, inner: Tensor, outer: Tensor) -> UnbatchedRows:
-        return (self.mixed @ inner[list(self._groups)].mT @ outer.mT).sum(0)
+        return (self.mixed @ inner[list(self.head_groups)].mT @ outer.mT).sum(0)
 
     homogeneous = True
     input_size = 1.0
@@ -87,19 +75,19 @@ class ValuePath:
         """
         t = torch.linalg.qr(P.mT, mode="r").R
         norms = []
-        for group in set(self._groups):
-            heads = [head for head, of_head in enumerate(self._groups) if of_head == group]
+        for group in set(self.head_groups):
+            heads = [head for head, of_head in enumerate(self.head_groups) if of_head == group]
             stacked = (t @ self.mixed[heads]).flatten(0, 1)
             norms.append(float(torch.linalg.matrix_norm(stacked, 2)))
         threshold = max(norms)
         if self.tokens is None:
             return threshold, threshold
-        most_heads = max(Counter(self._groups).values())
+        most_heads = max(Counter(self.head_groups).values())
         bound = math.sqrt(most_heads) * bound_over_rows(self.tokens, P)
         return threshold, max(threshold, bound)
 
     @property
-    def _groups(self) -> tuple[int, ...]:
+    def head_groups(self) -> tuple[int, ...]:
         """The index of the values of each head."""
         if self.groups is None:
             return tuple(range(len(self.mixed)))
@@ -228,127 +216,9 @@ def _root_mean_square(x: Tensor) -> float:
     return size or 1.0
 
 
-def path_of(field: object, x: SequenceRows) -> Path:
-    """The path of two factors of a map at its input x.
-
-    Raises ConfigError for a map that shows no factors, or that has a scale by channel as a third
-    factor.
-    """
-    if scaled_parts(field):
-        raise ConfigError(
-            "a scale by channel follows its last linear map: a third factor, outside the decay of"
-            " the two"
-        )
-    if isinstance(field, ExposesHeads):
-        return _path_of_heads(field, x)
-    if isinstance(field, HasUnits):
-        path = _path_of_units(field.units(), x)
-        if path is not None:
-            return path
-    raise ConfigError(
-        f"{type(field).__name__} shows neither heads nor units that grow, so its decaying factors"
-        f" are unknown{why_not(field)}: give it `probabilities(x)` and `heads`, or `units()`"
-    )
-
-
-def _path_of_heads(field: ExposesHeads, x: SequenceRows) -> ValuePath:
-    heads = list(field.head_matrices())
-    _check_linear_in_values(field, heads, x)
-    addresses = [head.value.data_ptr() for head in heads]
-    distinct = list(dict.fromkeys(addresses))
-    groups = tuple(distinct.index(address) for address in addresses)
-    mixed = (field.probabilities(x) @ x.unsqueeze(-3)).transpose(0, -3).flatten(1, -2)
-    tokens = x.flatten(0, -2)
-    if has_inner_bias(field):
-        tokens = with_ones(tokens)
-    return ValuePath(mixed, len(heads[0].value), groups, tokens)
-
-
-@torch.no_grad()
-def _check_linear_in_values(field: Any, heads: Sequence[HeadMatrices], x: SequenceRows) -> None:
-    """Raises ConfigError for an attention whose output does not grow with its values, as one that
-    clips them.
-
-    With values c V the output is A + c B, so that f(c) - f(0) = c (f(1) - f(0)).
-    """
-    values = list({head.value.data_ptr(): head.value.data for head in heads}.values())
-    kept = [value.clone() for value in values]
-    outputs = []
-    try:
-        for factor in (0.0, 1.0, MANY_TIMES):
-            for value, before in zip(values, kept, strict=True):
-                value.copy_(factor * before)
-            outputs.append(field(x))
-    finally:
-        for value, before in zip(values, kept, strict=True):
-            value.copy_(before)
-    without, once, many = outputs
-    expected = MANY_TIMES * (once - without)
-    missed = (many - without - expected).abs().amax()
-    if float(missed) > LINEAR * float(expected.abs().amax()):
-        raise ConfigError(
-            f"the output of {type(field).__name__} does not grow in proportion to its values, so"
-            " its decaying factors are unknown: it clips or normalises them"
-        )
-
-
-def _path_of_units(units: Units, x: SequenceRows) -> Path | None:
-    """None for a gate that stays bounded."""
-    number = min(UNITS, units.number)
-    phi = units.activation
-    tokens = x.flatten(0, -2)
-    if units.gated and (phi.degree != 1 or phi.at_infinity == 0):
-        return None
-    if units.gated:
-        return CubicPath(tokens, phi, number, x.shape[-1], units.bias)
-    if phi.degree == 1:
-        return UnitsPath(tokens, phi, number, x.shape[-1], units.bias)
-    return CubicPath(tokens, None, number, x.shape[-1], units.bias)
-
-
-def has_inner_bias(field: object) -> bool:
-    """Whether values or units have a bias. A map that does not say so, and no output projection,
-    may have one if any of its parameters is a bias.
-    """
-    if isinstance(field, HasUnits):
-        return field.units().bias
-    if isinstance(field, ExposesHeads) and any(
-        head.value_offset is not None for head in field.head_matrices()
-    ):
-        return True
-    if isinstance(field, HasOutputProjection) or not isinstance(field, nn.Module):
-        return False
-    return any(name.endswith("bias") for name, _ in field.named_parameters())
-
-
-def has_bias(field: object) -> bool:
-    """Whether values, units or outputs have a bias."""
-    if isinstance(field, HasOutputProjection) and field.output_projection.bias is not None:
-        return True
-    return has_inner_bias(field)
-
-
 def with_ones(x: Tensor) -> Tensor:
     """(x, 1): a bias is one more column of the matrix that acts on x."""
     return torch.cat([x, torch.ones_like(x[..., :1])], -1)
-
-
-@torch.no_grad()
-def with_best_rows(path: Path, field: object, x: SequenceRows, P: FlatRows) -> Path:
-    """The path of an attention with the rows for which the found threshold is largest; others as
-    they are.
-    """
-    if not isinstance(path, ValuePath) or not isinstance(field, ExposesHeads):
-        return path
-    best = path
-    largest_found, _ = path.threshold(P)
-    for mixed in best_rows(field, x, P):
-        tried = replace(path, mixed=mixed, tokens=None)
-        found, _ = tried.threshold(P)
-        if found > largest_found:
-            best = replace(path, mixed=mixed)
-            largest_found = found
-    return best
 
 
 def product_svd(

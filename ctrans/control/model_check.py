@@ -18,7 +18,6 @@ from ctrans.base.old_names import OldReasons
 from ctrans.control.admissible import VERDICTS, Posedness, verdict_of
 from ctrans.control.certificate import Certificate
 from ctrans.control.costate import Costate, continuous_or_discrete, costate
-from ctrans.control.decay_paths import path_of, with_best_rows
 from ctrans.control.decay_threshold import DecayThreshold, largest, with_evidence
 from ctrans.control.regularization import Regularization
 from ctrans.control.residual_pullback import active_channels, costate_of_map, raw_costate
@@ -30,6 +29,7 @@ from ctrans.control.segment_check import (
     check_step,
     step_threshold_at,
 )
+from ctrans.control.shown_factors import path_of, with_best_rows
 from ctrans.control.tangent import LinearSpace
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.norm import RMSNorm

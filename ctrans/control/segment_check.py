@@ -11,7 +11,7 @@ from ctrans.base.shapes import TokenRows
 from ctrans.control.admissible import Posedness, Supremum, verdict_of
 from ctrans.control.certificate import Certificate, certify
 from ctrans.control.costate import Point
-from ctrans.control.decay_paths import UnitsPath, has_bias, path_of
+from ctrans.control.decay_paths import UnitsPath
 from ctrans.control.decay_threshold import DecayThreshold, decay_threshold
 from ctrans.control.ellipsoids import EllipsoidSlice, ellipsoid_value
 from ctrans.control.evidence import decayed_growth
@@ -31,6 +31,7 @@ from ctrans.control.residual_pullback import (
     trains_gains,
 )
 from ctrans.control.set_of_placement import admissible_set
+from ctrans.control.shown_factors import has_bias, path_of
 from ctrans.control.step_image import StepImage
 from ctrans.control.tangent import LinearSpace
 from ctrans.dynamics.norm import Norm

@@ -9,16 +9,10 @@ from torch import Tensor
 
 from ctrans.base.draw import Draw
 from ctrans.control import LastMapDecay
-from ctrans.control.decay_paths import (
-    CubicPath,
-    UnitsPath,
-    ValuePath,
-    path_of,
-    with_best_rows,
-    with_ones,
-)
+from ctrans.control.decay_paths import CubicPath, UnitsPath, ValuePath, with_ones
 from ctrans.control.decay_threshold import climb_factors, decay_threshold, with_evidence
 from ctrans.control.reachable_rows import bound_over_rows
+from ctrans.control.shown_factors import path_of, with_best_rows
 from ctrans.dynamics.fields import ACTIVATIONS, Attention
 from ctrans.dynamics.fields.feed_forward import GATES
 from ctrans.theory.payoffs import payoff

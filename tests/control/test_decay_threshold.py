@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 from torch import nn
 
 from ctrans.control.costate import costate
-from ctrans.control.decay_paths import UnitsPath, ValuePath, path_of, product_svd, with_best_rows
+from ctrans.control.decay_paths import UnitsPath, ValuePath, product_svd
 from ctrans.control.decay_threshold import (
     DecayThreshold,
     climb_factors,
@@ -24,6 +24,7 @@ from ctrans.control.model_check import _costate_of_raw_output, check_model
 from ctrans.control.reachable_rows import bound_over_rows
 from ctrans.control.regularization import Regularization
 from ctrans.control.segment_check import threshold_at
+from ctrans.control.shown_factors import path_of, with_best_rows
 from ctrans.dynamics.fields import ACTIVATIONS, Attention, FeedForward, HasUnits, HeadMatrices
 from ctrans.dynamics.fields.feed_forward import GatedLinearUnits
 from ctrans.dynamics.fields.protocols import Units
@@ -741,3 +742,82 @@ def test_the_number_is_that_of_the_transformers_own_gradient():
                 segment.training_threshold.upper, rel=1e-2
             )
             assert sublayer.kind == "ffn"
+
+
+class OwnHeads(nn.Module):
+    """Two heads of one's own; a mode says what they share, or hide."""
+
+    heads, temperature, normalised_scores = 2, 1.0, False
+
+    def __init__(self, mode):
+        super().__init__()
+        self.mode = mode
+        self.rows = numbers(2, 6, 6, seed=5).softmax(-1)
+        values = 1 if mode == "values are copies" else 2
+        outs = 1 if mode == "outputs are shared" else 2
+        self.value = nn.Parameter(numbers(values, 3, 4, seed=6))
+        self.out = nn.Parameter(numbers(outs, 4, 3, seed=7))
+        self.offset = nn.Parameter(numbers(2, 3, seed=8))
+
+    def head_matrices(self):
+        for h in range(2):
+            value, out = self.value[h % len(self.value)], self.out[h % len(self.out)]
+            if self.mode in ("values are copies", "clipped copies"):
+                value = value.clone()
+            yield HeadMatrices(value, value, value, out, None)
+
+    def probabilities(self, x):
+        return self.rows.expand(*x.shape[:-2], *self.rows.shape)
+
+    def forward(self, x):
+        total = 0.0
+        for h, head in enumerate(self.head_matrices()):
+            values = x @ head.value.mT
+            if self.mode == "a hidden bias":
+                values = values + self.offset[h]
+            if self.mode == "clipped copies":
+                values = values.clamp(-3, 3)
+            total = total + self.rows[h] @ values @ head.out.mT
+        return total
+
+
+def test_copies_of_one_value_matrix_count_as_one():
+    module = OwnHeads("values are copies").requires_grad_(False)
+    assert path_of(module, numbers(1, 6, 4)).groups == (0, 0)
+    assert path_of(OwnHeads("").requires_grad_(False), numbers(1, 6, 4)).groups == (0, 1)
+
+
+def test_a_bias_of_values_that_heads_do_not_show_is_a_column_too():
+    x = numbers(1, 6, 4)
+    assert path_of(OwnHeads("a hidden bias").requires_grad_(False), x).tokens.shape == (6, 5)
+    assert path_of(OwnHeads("").requires_grad_(False), x).tokens.shape == (6, 4)
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("outputs are shared", "write by the same matrix"),
+        ("clipped copies", "does not grow in proportion"),
+    ],
+)
+def test_heads_that_are_not_what_they_show_have_no_path(mode, words):
+    with pytest.raises(ConfigError, match=words):
+        path_of(OwnHeads(mode).requires_grad_(False), numbers(1, 6, 4))
+
+
+class OneMatrix(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(numbers(8, 4))
+
+    def units(self):
+        return Units(ACTIVATIONS["relu"], 8)
+
+    def forward(self, x):
+        return (x @ self.weight.mT).relu() @ self.weight
+
+
+def test_units_with_one_matrix_for_both_factors_have_no_path():
+    """A penalty is paid once for both: found 28.8, proven 31.2, and 55.4 was reached."""
+    with pytest.raises(ConfigError, match="one matrix where two factors decay"):
+        path_of(OneMatrix(), numbers(1, 3, 4))
