@@ -19,7 +19,6 @@ from ctrans.cli.request import command_of
 from ctrans.control.control_checks import findings_of
 from ctrans.control.hjb.hopf_lax import velocity_hull
 from ctrans.control.hjb.study import PDEStudy, pde_study
-from ctrans.control.least_loss import LeastLoss, least_loss
 from ctrans.control.model_check import ModelCheck, check_model, why_not_applicable
 from ctrans.control.regularization import Regularization
 from ctrans.dynamics.norm import NORMS, RMSNorm
@@ -27,12 +26,9 @@ from ctrans.dynamics.placement import get_placement
 from ctrans.examine.certified import measured, name_of
 from ctrans.examine.principled import Principled, principled
 from ctrans.examine.principled import measured as measured_principles
+from ctrans.examine.valued import Valued, valued
 from ctrans.examine.valued import measured as measured_values
-from ctrans.examine.valued import of_tokens
-from ctrans.interop.opened import STAND_INS, Opened
-from ctrans.measure.measured import Measured, Value, together
-from ctrans.measure.missing import tried
-from ctrans.measure.walk import Model
+from ctrans.measure.measured import Measured, together
 from ctrans.model.config import GPTConfig
 from ctrans.report import hjb_figure
 from ctrans.report.files import png
@@ -41,8 +37,6 @@ from ctrans.training.degeneracy import CASES, LAST_STEP, degeneracy
 from solvers import ConfigError
 from solvers.request import check_solver
 
-LEAST_LOSS = "least loss within reach"
-"""The measure that the reason is filed under if there is none."""
 ADVICE = (
     "an ascent ended early, or a verdict is wrong: compare another --seed, --batch or --context,"
     " and --dtype float64 if you chose another; if the same finding fails there, report it with the"
@@ -172,7 +166,7 @@ def command(request: HJBCheckRequest) -> None:
     directory = directory_of(request)
     checks: dict[str, list[ModelCheck]] = {source.config.norm: [] for source in sources}
     principles: dict[str, Principled] = {}
-    values = ValuesWithinReach()
+    values: dict[str, Valued] = {}
     passes = 3 if request.principle else 1
     with progress_bar("hjb-check", passes * sum(source.segments for source in jobs)) as advance:
         for source in jobs:
@@ -184,9 +178,17 @@ def command(request: HJBCheckRequest) -> None:
                 model, batch.tokens, batch.targets, regularization, progress=progress
             )
             checks[norm].append(dataclasses.replace(check, placement=placement))
-            values.add(request, name_of(norm, placement, len(checks)), model, batch)
+            name = name_of(norm, placement, len(checks))
+            values[name] = valued(
+                model,
+                batch.tokens,
+                batch.targets,
+                placement=placement,
+                kinetic=request.kinetic,
+                words=_words(request, batch),
+            )
             if request.principle:
-                principles[name_of(norm, placement, len(checks))] = principled(
+                principles[name] = principled(
                     model,
                     batch.tokens,
                     batch.targets,
@@ -206,7 +208,7 @@ def command(request: HJBCheckRequest) -> None:
     named = [(f"{norm}, {check.placement}", check) for norm, row in checks.items() for check in row]
     by_placement = {norm: {check.placement: check for check in row} for norm, row in checks.items()}
     table = measured(by_placement, refused, study_summary)
-    table = together(table, values.table())
+    table = together(table, measured_values(values))
     if principles:
         table = together(table, measured_principles(principles))
     if request.train:
@@ -233,42 +235,11 @@ def command(request: HJBCheckRequest) -> None:
     )
 
 
-class ValuesWithinReach:
-    """The least loss within reach of each model, or why there is none."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, LeastLoss] = {}
-        self._kinds: dict[str, list[str]] = {}
-        self._missing: dict[str, dict[str, str]] = {}
-        self._of_tokens: list[Value] = []
-
-    def add(self, request: HJBCheckRequest, name: str, model: Model, batch: Batch) -> None:
-        """Searches it for a model, unless its problem is another one."""
-        missing: dict[str, str] = {}
-        found: LeastLoss | None = None
-        if request.kinetic is not None:
-            missing[LEAST_LOSS] = "it is about velocities without a cost, and --kinetic adds one"
-        elif isinstance(model, Opened) and model.loss in STAND_INS:
-            missing[LEAST_LOSS] = "the loss stands in for one that the model was trained for"
-        else:
-            found = tried(missing, LEAST_LOSS, least_loss, model, batch.tokens, batch.targets)
-        if found is not None:
-            self._found[name] = found
-            self._kinds[name] = [sublayer.kind for sublayer in model.depth.sublayers]
-        if found is not None and request.principle and isinstance(batch.text, Text):
-            words = batch.text.texts_of(batch.tokens[0].tolist())
-            self._of_tokens += of_tokens(name, found, words)
-        if missing:
-            self._missing[name] = missing
-
-    def table(self) -> Measured:
-        """The table of all models."""
-        of_models = measured_values(self._found, self._kinds)
-        return dataclasses.replace(
-            of_models,
-            values=(*of_models.values, *self._of_tokens),
-            missing={**of_models.missing, **self._missing},
-        )
+def _words(request: HJBCheckRequest, batch: Batch) -> list[str]:
+    """The texts of the tokens of the first sequence, for --principle on a text."""
+    if not request.principle or not isinstance(batch.text, Text):
+        return []
+    return batch.text.texts_of(batch.tokens[0].tolist())
 
 
 def _norm_of_the_plane() -> RMSNorm:

@@ -46,9 +46,10 @@ class ConvexHead:
 
     def proven(self, centre: TokenRows, radius: float, z: TokenRows) -> LossTerms:
         """What each token adds to the loss at least, for states in a ball around the centre. A
-        radius of inf allows all states. z is a state in the ball, where the search begins.
+        radius of inf allows all states. z is a state in the ball, where the search begins. It
+        computes in float64.
         """
-        around = self.norm.centre(centre)
+        around = self.norm.centre(centre.double())
         distance = length(around)
         inside = (distance - radius).clamp_min(0)
         size = inside / math.sqrt(self.norm.width)
@@ -66,7 +67,7 @@ class ConvexHead:
             on_rim = least * axis + (1 - least.square()).clamp_min(0).sqrt() * across
             return torch.where(along >= least, free, on_rim)
 
-        n = self.norm.standardize(z) / math.sqrt(self.norm.width)
+        n = self.norm.standardize(z.double()) / math.sqrt(self.norm.width)
         swept = sweep(self.losses, extreme, n, sweeps=SWEEPS, close=CLOSE, least=LEAST)
         return swept.lower.clamp_min(0)
 
@@ -89,6 +90,9 @@ def convex_head(model: Model, losses_of_logits: Callable[[Tensor], LossTerms]) -
         raise ConfigError("the head reads the mean of several streams")
     norm = model.final_norm
     weight = model.head_weight().detach()
+    if weight.dtype.itemsize < torch.float32.itemsize:
+        raise ConfigError(f"losses in {weight.dtype} have two or three digits: nothing is proven")
+    weight = weight.double()
 
     def logits(n: Tensor) -> Tensor:
         return F.linear(math.sqrt(norm.width) * norm.gamma * n + norm.beta, weight)

@@ -16,7 +16,8 @@ in which each term is at least 0: what the segments after k can no longer gain. 
 the optimality gap of the model.
 
 Without an output norm a token reaches every state, so Phi is inf L at every t < T and jumps to L at
-T. That is degeneracy (Kan, theorem 2) on the model itself.
+T: theorem 2 of Kan, on the model itself. A norm around the state does the same on its image, though
+the Hamiltonian of its step is finite.
 
 **The search.** At a state z within reach the costate is P = dL/dz. It is constant in time, as H
 does not depend on the state. So the maximum principle asks for velocities that end in the extreme
@@ -234,7 +235,7 @@ def _search_within(
             floor=floor,
         )
         if best is not None:
-            swept = swept.or_better(best)
+            swept = swept.or_better(best, losses)
         best = swept
         total = float(best.values.sum())
         if total - floor <= CLOSE * max(total, LEAST):

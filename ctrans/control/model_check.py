@@ -77,15 +77,17 @@ class ModelCheck:
         """The weakest verdict of the segments, for the ODE: one unbounded velocity makes training
         degenerate. Where a weight decay decides and a segment is missing, it is at best open.
         """
-        verdicts = [segment.verdict for segment in self.segments]
-        if self.missing and any(segment.decayed for segment in self.segments):
-            verdicts.append(verdict_of(finite=None))
-        return max(verdicts, key=VERDICTS.index)
+        return self._weakest([segment.verdict for segment in self.segments])
 
     @property
     def step_verdict(self) -> Posedness:
-        """The weakest verdict of the segments, for the discrete model."""
-        return max((segment.step_verdict for segment in self.segments), key=VERDICTS.index)
+        """The same for the discrete model."""
+        return self._weakest([segment.step_verdict for segment in self.segments])
+
+    def _weakest(self, verdicts: list[Posedness]) -> Posedness:
+        if self.missing and any(segment.decayed for segment in self.segments):
+            verdicts = [*verdicts, verdict_of(finite=None)]
+        return max(verdicts, key=VERDICTS.index)
 
     @property
     def finite(self) -> bool:
@@ -225,43 +227,17 @@ def check_model(
         regularization = Regularization()
     costates, instead = continuous_or_discrete(model, tokens, targets)
     sublayers = list(model.depth.sublayers)
-    continuous = costates.form == "continuous"
     has_state_norm = any(sublayer.state_norm is not None for sublayer in sublayers)
     unbounded = any(sublayer.output_norm is None for sublayer in sublayers)
-    if continuous and (has_state_norm or unbounded):
+    if costates.form == "continuous" and (has_state_norm or unbounded):
         of_steps = costate(model, tokens, targets)
     else:
         of_steps = costates
     segments = []
     failed = dict[str, ConfigError | SolveError]()
-    for k, (sublayer, start, dt) in enumerate(
-        zip(sublayers, costates.starts, model.depth.lengths, strict=True)
-    ):
+    for k, sublayer in enumerate(sublayers):
         try:
-            segment = check_segment(
-                sublayer,
-                (costates.states[k], costates.costates[k + 1]),
-                start,
-                segment=k,
-                time=costates.times[k],
-                dt=dt,
-                regularization=regularization,
-                continuous=continuous,
-            )
-            if _has_own_step(sublayer):
-                step = check_step(
-                    sublayer, of_steps.states[k], of_steps.costates[k + 1], dt, regularization
-                )
-                segment = replace(segment, step=step)
-            elif segment.certificate.verdict == "degenerate":
-                threshold = step_threshold_at(
-                    sublayer, of_steps.states[k], of_steps.costates[k + 1], dt
-                )
-                segment = replace(segment, step_threshold=threshold)
-                if not continuous:
-                    # there is no ODE's costate, and the step's is the one after the step
-                    segment = replace(segment, training_threshold=threshold)
-            segments.append(segment)
+            segments.append(_checked(model.depth, k, costates, of_steps, regularization))
         except (ConfigError, SolveError) as error:
             failed[f"segment {k} ({sublayer.kind})"] = error
         if progress is not None:
@@ -287,6 +263,42 @@ def check_model(
         no_threshold=no_threshold,
     )
     return _with_factor_ascents(check, model.depth, costates, of_steps)
+
+
+def _checked(
+    depth: Depth,
+    k: int,
+    costates: Costate,
+    of_steps: Costate,
+    regularization: Regularization,
+) -> SegmentCheck:
+    """The check of segment k of the ODE, with what its step has of its own: a set inside a norm
+    around the state, else a penalty where nothing bounds H.
+    """
+    sublayer = list(depth.sublayers)[k]
+    dt = depth.lengths[k]
+    continuous = costates.form == "continuous"
+    segment = check_segment(
+        sublayer,
+        (costates.states[k], costates.costates[k + 1]),
+        costates.starts[k],
+        segment=k,
+        time=costates.times[k],
+        dt=dt,
+        regularization=regularization,
+        continuous=continuous,
+    )
+    x = of_steps.states[k]
+    p = of_steps.costates[k + 1]
+    if _has_own_step(sublayer):
+        return replace(segment, step=check_step(sublayer, x, p, dt, regularization))
+    if segment.certificate.verdict != "degenerate":
+        return segment
+    threshold = step_threshold_at(sublayer, x, p, dt)
+    if not continuous:
+        # there is no ODE's costate, and the step's is the one after the step
+        segment = replace(segment, training_threshold=threshold)
+    return replace(segment, step_threshold=threshold)
 
 
 def _why_no_threshold(depth: Depth) -> str:

@@ -92,17 +92,19 @@ class SegmentCheck:
 
     @property
     def decayed(self) -> bool:
-        """Whether the requested weight decay changes the verdict. The certificate, without decay,
-        is then no evidence for it.
+        """Whether the requested weight decay changes the verdict, of the ODE or of the step. The
+        certificate, without decay, is then no evidence for it.
         """
-        return self.verdict != self.certificate.verdict
+        if self.verdict != self.certificate.verdict:
+            return True
+        return self.step is None and self.step_verdict != self.certificate.verdict
 
     @property
     def hamiltonian(self) -> float | None:
         """H under the verdict's assumption; None if it is open, or finite by a threshold that does
         not give its value.
         """
-        if not self.decayed:
+        if self.verdict == self.certificate.verdict:
             return self.certificate.hamiltonian
         if self.training_threshold is None or self.verdict == "open":
             return None

@@ -47,16 +47,16 @@ class Swept(NamedTuple):
     lower: LossTerms
     history: list[float]
 
-    def or_better(self, other: Swept) -> Swept:
-        """This search, with what `other` found where its losses are lower."""
+    def or_better(self, other: Swept, losses: Callable[[Tensor], LossTerms]) -> Swept:
+        """This search, with what `other` found for the tokens whose losses are lower there; the
+        better of both as a whole, if the losses of tokens depend on each other.
+        """
         better = other.values < self.values
-        return Swept(
-            torch.where(better.unsqueeze(-1), other.z, self.z),
-            torch.where(better, other.values, self.values),
-            torch.where(better, other.gap, self.gap),
-            torch.maximum(self.lower, other.lower),
-            self.history,
-        )
+        z = torch.where(better.unsqueeze(-1), other.z, self.z)
+        values = losses(z)
+        gap = torch.where(better, other.gap, self.gap)
+        both = Swept(z, values, gap, torch.maximum(self.lower, other.lower), self.history)
+        return min((both, self, other), key=lambda swept: float(swept.values.sum()))
 
 
 @torch.no_grad()
@@ -75,11 +75,14 @@ def sweep(
     to `floor`, which it cannot be below.
 
     The step is a = min(1, gap/(c |z* - z|^2)). A token whose loss does not fall as much as a
-    curvature of c allows stays where it is, and its c grows. So no loss ever rises.
+    curvature of c allows stays where it is, and its c grows. So no loss ever rises, if each
+    depends on its own token. The end is evaluated once more, as a head may mix tokens; where that
+    has raised the sum, z stays.
 
     z has one more axis than the losses at its end, and may have one more at its beginning: controls
     by segment.
     """
+    start = z
     values, P = value_and_slope(losses, z)
     rows = values.shape
 
@@ -114,6 +117,10 @@ def sweep(
         values = torch.where(accepted, next_values, values)
         curvature = torch.where(accepted, curvature / 2, curvature * 4)
         history.append(float(values.sum()))
+    values = losses(z)
+    if float(values.sum()) > history[0] * (1 + rounding):
+        z = start
+        values = losses(z)
     return Swept(z, values, gap, lower, history)
 
 

@@ -5,10 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from ctrans.control.least_loss import LeastLoss
+from torch import Tensor
+
+from ctrans.control.least_loss import PROVEN, LeastLoss, least_loss
+from ctrans.interop.opened import STAND_INS, Opened
 from ctrans.measure.measured import Answer, Measured, Value, along_depth
 from ctrans.measure.measures import MEASURES, Measure
+from ctrans.measure.missing import tried
+from ctrans.measure.walk import Model
 
 FLAT = 1e-6
 """A rise of the least loss by less than this many nats, or this share, is rounding."""
@@ -17,6 +24,8 @@ FEW = 4
 """The largest number of models whose curves are all drawn."""
 DRAWN = ("pre", "peri")
 """Of more models these placements are, with the first norm."""
+LEAST_LOSS = "least loss within reach"
+"""The measure that the reason is filed under if there is none."""
 
 MEASURES.add(
     "ctrans hjb-check",
@@ -36,7 +45,7 @@ MEASURES.add(
             unit="loss",
             detail=True,
         ),
-        "least loss within reach": Measure(
+        LEAST_LOSS: Measure(
             formula=(
                 "Phi(X, t), the least loss that free velocities still reach from the model's state."
                 " It never falls, and ends at the model's loss. Where every state is within reach,"
@@ -47,19 +56,19 @@ MEASURES.add(
             source="Hopf and Lax; Kan, eq. 56",
             log=False,
         ),
-        "proven least loss": Measure(
+        PROVEN: Measure(
             formula="what the least loss within reach is proven to be at least",
             unit="loss",
             scope="state",
             source="THEORY.md, section 4",
-            bounds="least loss within reach",
+            bounds=LEAST_LOSS,
         ),
         "optimality gap of a token": Measure(
             formula=(
-                "what a token adds to the optimality gap, times the number of targets. Red: much."
-                " Blue: little"
+                "what a token adds to the optimality gap, in its share of the mean loss. Red:"
+                " much. Blue: little"
             ),
-            unit="nats",
+            unit="loss",
             scope="token",
         ),
         "optimality gap of a sublayer": Measure(
@@ -76,29 +85,82 @@ MEASURES.add(
 )
 
 
-def measured(models: Mapping[str, LeastLoss], kinds: Mapping[str, Sequence[str]]) -> Measured:
-    """The table of several models, with the kinds of their sublayers. Of more than FEW models
-    those of the placements DRAWN have a curve, with the first norm.
+@dataclass(frozen=True)
+class Valued:
+    """The least loss within reach of a model, or why there is none.
+
+    - `kinds`: of its sublayers
+    - `words`: the texts of the tokens of the first sequence, to show the gap of each; () for none
     """
-    first = _first_of_placements(models)
+
+    placement: str
+    kinds: tuple[str, ...]
+    reached: LeastLoss | None
+    missing: dict[str, str]
+    words: tuple[str, ...] = ()
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether nothing changes before the last segment, as every state is within reach."""
+        return self.reached is not None and not self.reached.bounded[-2]
+
+
+def valued(
+    model: Model,
+    tokens: Tensor,
+    targets: Any,
+    *,
+    placement: str,
+    kinetic: float | None = None,
+    words: Sequence[str] = (),
+) -> Valued:
+    """The least loss within reach of a model on a text. There is none with a `kinetic` cost, which
+    makes another problem, and for a loss that stands in for the model's own.
+    """
+    missing: dict[str, str] = {}
+    reached: LeastLoss | None = None
+    if kinetic is not None:
+        missing[LEAST_LOSS] = "it is about velocities without a cost, and --kinetic adds one"
+    elif isinstance(model, Opened) and model.loss in STAND_INS:
+        missing[LEAST_LOSS] = "the loss stands in for one that the model was trained for"
+    else:
+        reached = tried(missing, LEAST_LOSS, least_loss, model, tokens, targets)
+    if reached is not None:
+        missing |= reached.missing
+    kinds = tuple(sublayer.kind for sublayer in model.depth.sublayers)
+    return Valued(placement, kinds, reached, missing, tuple(words))
+
+
+def measured(models: Mapping[str, Valued]) -> Measured:
+    """The table of several models. Of more than FEW models those of the placements DRAWN have a
+    curve, with the first norm.
+    """
     drawn = set(models)
     if len(models) > FEW:
+        first = _first_of_placements(models)
         drawn = {first[placement] for placement in DRAWN if placement in first}
     values: list[Value] = []
-    for name, reached in models.items():
-        values += values_of(name, reached, kinds[name])
+    for name, model in models.items():
+        if model.reached is None:
+            continue
+        values += _of_run(name, model.reached)
         if name in drawn:
-            values += along_depth(name, "least loss within reach", reached.found)
-            values += along_depth(name, "proven least loss", reached.proven)
+            values += along_depth(name, LEAST_LOSS, model.reached.found)
+            values += along_depth(name, PROVEN, model.reached.proven)
+        for k, (rise, kind) in enumerate(zip(model.reached.gaps, model.kinds, strict=True)):
+            values.append(
+                Value(name, "optimality gap of a sublayer", rise, depth=k, place=f"{k} ({kind})")
+            )
+        values += _of_tokens(name, model.reached, model.words)
     return Measured(
         values=tuple(values),
-        missing={name: reached.missing for name, reached in models.items() if reached.missing},
-        answers=answers(models, kinds),
+        missing={name: model.missing for name, model in models.items() if model.missing},
+        answers=answers(models),
     )
 
 
-def values_of(model: str, reached: LeastLoss, kinds: Sequence[str]) -> Iterator[Value]:
-    """The rows of a model."""
+def _of_run(model: str, reached: LeastLoss) -> Iterator[Value]:
+    """The least loss at the start, and how far the model is from it."""
     found = reached.found[0]
     lower = reached.proven[0]
     if lower is None:
@@ -109,38 +171,35 @@ def values_of(model: str, reached: LeastLoss, kinds: Sequence[str]) -> Iterator[
             words = f"{found:.3g}"
         yield Value(model, "least loss", found, words=words)
     yield Value(model, "optimality gap", reached.found[-1] - found)
-    for k, (rise, kind) in enumerate(zip(reached.gaps, kinds, strict=True)):
-        yield Value(model, "optimality gap of a sublayer", rise, depth=k, place=f"{k} ({kind})")
 
 
-def of_tokens(model: str, reached: LeastLoss, words: Sequence[str]) -> Iterator[Value]:
+def _of_tokens(model: str, reached: LeastLoss, words: Sequence[str]) -> Iterator[Value]:
     """The optimality gap of each token of the first sequence, with its text."""
     if reached.by_token is None:
         return
-    number = reached.by_token[-1].count_nonzero()
-    gaps = number * (reached.by_token[-1] - reached.by_token[0])
+    gaps = reached.by_token[-1] - reached.by_token[0]
     for k, (word, gap) in enumerate(zip(words, gaps[0].tolist(), strict=False)):
         yield Value(model, "optimality gap of a token", gap, step=k, place=word)
 
 
-def answers(
-    models: Mapping[str, LeastLoss], kinds: Mapping[str, Sequence[str]]
-) -> tuple[Answer, ...]:
+def answers(models: Mapping[str, Valued]) -> tuple[Answer, ...]:
     """Where the optimality gap comes from, of one model for each placement."""
     first = _first_of_placements(models)
     sentences = []
     for placement, name in first.items():
-        reached = models[name]
+        reached = models[name].reached
+        if reached is None or models[name].is_flat:
+            continue
         total = reached.found[-1] - reached.found[0]
-        if not reached.bounded[-2] or total <= FLAT:
+        if total <= FLAT:
             continue
         worst = max(range(len(reached.gaps)), key=lambda k: reached.gaps[k])
         sentences.append(
             f"the optimality gap of {placement} is {total:.3g} of its loss of"
-            f" {reached.found[-1]:.3g},"
-            f" {reached.gaps[worst]:.3g} of it from segment {worst} ({kinds[name][worst]})"
+            f" {reached.found[-1]:.3g}, {reached.gaps[worst]:.3g} of it from segment {worst}"
+            f" ({models[name].kinds[worst]})"
         )
-    flat = [placement for placement, name in first.items() if not models[name].bounded[-2]]
+    flat = [placement for placement, name in first.items() if models[name].is_flat]
     if flat:
         sentences.append(
             "the least loss within reach does not change before the last segment of"
@@ -149,16 +208,14 @@ def answers(
     if not sentences:
         return ()
     text = "; ".join(sentences)
-    norms = list(dict.fromkeys(name.partition(", ")[0] for name in first.values()))
     if len(first) < len(models):
-        text = f"with {', '.join(norms)}, {text}"
+        text = f"of the first norm, {text}"
     return (Answer(f"{text[0].upper()}{text[1:]}.", "note"),)
 
 
-def _first_of_placements(models: Mapping[str, LeastLoss]) -> dict[str, str]:
-    """The first model of each placement, by the placement in its name: layernorm, peri."""
+def _first_of_placements(models: Mapping[str, Valued]) -> dict[str, str]:
+    """The first model of each placement."""
     first: dict[str, str] = {}
-    for name in models:
-        norm, _, placement = name.partition(", ")
-        first.setdefault(placement or norm, name)
+    for name, model in models.items():
+        first.setdefault(model.placement, name)
     return first

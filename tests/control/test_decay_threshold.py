@@ -821,3 +821,28 @@ def test_units_with_one_matrix_for_both_factors_have_no_path():
     """A penalty is paid once for both: found 28.8, proven 31.2, and 55.4 was reached."""
     with pytest.raises(ConfigError, match="one matrix where two factors decay"):
         path_of(OneMatrix(), numbers(1, 3, 4))
+
+
+def test_the_ode_and_the_transformer_may_need_different_penalties():
+    """A penalty between the two numbers: H of the ODE stays infinite, and the Transformer's not."""
+    (segment, *_) = check_model(
+        small_model("pre", depth=1), tokens()[:, :-1], tokens()[:, 1:]
+    ).segments
+    between = replace(
+        segment,
+        weight_decay=5.0,
+        training_threshold=DecayThreshold(10.0, 10.0, 0.0, gains=False),
+        step_threshold=DecayThreshold(1.0, 1.0, 0.0, gains=False),
+    )
+    assert between.verdict == "degenerate"
+    assert between.hamiltonian == math.inf
+    assert between.step_verdict == "well-posed, the rest fixed"
+    assert between.decayed
+
+
+def test_a_segment_that_is_missing_leaves_the_transformer_open_too():
+    model = small_model("pre", depth=1)
+    list(model.depth.sublayers)[1].field = NoLastMap().requires_grad_(False)
+    regularization = Regularization(weight_decay=1e6)
+    check = check_model(model, tokens()[:, :-1], tokens()[:, 1:], regularization)
+    assert check.step_verdict == "open"

@@ -206,3 +206,35 @@ def test_pre_then_peri_is_flat_until_the_first_bounded_segment():
     value = least_loss(small_model("pre*1+peri*2"), tokens(), TARGETS, sweeps=5)
     assert value.bounded == (False, False, True, True, True, True, True)
     assert value.found[0] == pytest.approx(value.found[1])
+
+
+def test_a_head_that_mixes_tokens_never_gives_more_than_the_models_loss():
+    """The steps of tokens are then not independent: the end is evaluated as a whole."""
+    model = small_model("peri", depth=1)
+    head = model.head
+    mixing = numbers(8, 8, seed=3)
+    model.head = lambda x: mixing @ head(x)
+    value = least_loss(model, tokens(), TARGETS, sweeps=20)
+    logits = model.head(value.end)
+    loss = F.cross_entropy(logits.flatten(0, -2), TARGETS.flatten())
+    assert value.found[0] == pytest.approx(float(loss))
+    assert value.found[0] <= value.found[-1]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_half_precision_proves_nothing(dtype):
+    value = least_loss(small_model("peri", dtype, depth=1), tokens(), TARGETS, sweeps=3)
+    if dtype == torch.float32:
+        assert 0 < value.proven[0] <= value.found[0]
+    else:
+        assert value.proven[0] is None
+        assert "two or three digits" in value.missing[PROVEN]
+
+
+def test_sweeps_and_losses_that_make_no_sense_are_refused():
+    with pytest.raises(ConfigError, match="sweeps = 0"):
+        least_loss(small_model("peri", depth=1), tokens(), TARGETS, sweeps=0)
+    model = small_model("peri", depth=1)
+    model.final_norm.weight.fill_(math.nan)
+    with pytest.raises(ConfigError, match="not finite"):
+        least_loss(model, tokens(), TARGETS)
