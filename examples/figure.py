@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -122,18 +123,18 @@ def draw_euler(axes: Axes, models: dict[str, Trained]) -> None:
     axes.set_title("The Transformer is the Euler solution with one step a sublayer")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> dict[str, Trained]:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", default="figure.png", help="the picture")
     parser.add_argument("--steps", type=int, default=400, help="of each training")
-    arguments = parser.parse_args()
+    given = parser.parse_args(arguments)
     data = recall()
     tokens, targets = data.validation_windows(ROWS)
     models = {}
     for name in SHOWN:
-        models[name] = examined(trained(name, data, arguments.steps), tokens, targets)
+        models[name] = examined(trained(name, data, given.steps), tokens, targets)
         found = models[name].value.found
         print(
             f"{name}: loss {found[-1]:.3f} nats, least within reach at the start {found[0]:.4f}"
@@ -147,7 +148,8 @@ def main() -> None:
         axes.legend(frameon=False)
         axes.grid(alpha=0.25)
     FigureCanvasAgg(figure)
-    figure.savefig(arguments.out, dpi=120)
+    figure.savefig(given.out, dpi=120)
+    return models
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -122,17 +123,17 @@ def draw_value(axes: Axes, value: LeastLoss, best: OptimalTrajectory) -> None:
     axes.grid(alpha=0.3)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> OptimalTrajectory:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", default="optimal_path.png", help="the picture")
     parser.add_argument("--steps", type=int, default=200, help="training steps")
-    arguments = parser.parse_args()
+    given = parser.parse_args(arguments)
     torch.set_num_threads(1)  # the tensors are small: threads would only wait for each other
     points, moon = half_moons()
     model = Mover().double()
-    train(model, points, moon, arguments.steps)
+    train(model, points, moon, given.steps)
     model.requires_grad_(requires_grad=False)
     value = least_loss(model, points, moon)
     best = optimal_trajectory(model, points, moon)
@@ -147,7 +148,8 @@ def main() -> None:
     draw_paths(second, model, list(best.states), moon, f"Optimal: {best.loss:.3f} nats")
     draw_value(third, value, best)
     FigureCanvasAgg(figure)
-    figure.savefig(arguments.out, dpi=130)
+    figure.savefig(given.out, dpi=130)
+    return best
 
 
 if __name__ == "__main__":

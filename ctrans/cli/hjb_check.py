@@ -197,12 +197,7 @@ def command(request: HJBCheckRequest) -> None:
                     kinetic=request.kinetic,
                     progress=progress,
                 )
-        study_summary = None
-        files: dict[str, Callable[[], bytes]] = {}
-        if request.pde:
-            study = pde_study(velocity_hull(_norm_of_the_plane()), points=PDE_POINTS)
-            study_summary = study.summary()
-            files["hjb-pde.png"] = partial(_picture, study)
+        study_summary, files = _in_the_plane(request)
     if request.train:
         trained = _trained(request.seed)
     named = [(f"{norm}, {check.placement}", check) for norm, row in checks.items() for check in row]
@@ -233,6 +228,16 @@ def command(request: HJBCheckRequest) -> None:
         files=files,
         failures=failures,
     )
+
+
+def _in_the_plane(
+    request: HJBCheckRequest,
+) -> tuple[dict[str, object] | None, dict[str, Callable[[], bytes]]]:
+    """The figures and the picture of --pde; None and no file without it."""
+    if not request.pde:
+        return None, {}
+    study = pde_study(velocity_hull(_norm_of_the_plane()), points=PDE_POINTS)
+    return study.summary(), {"hjb-pde.png": partial(_picture, study)}
 
 
 def _words(request: HJBCheckRequest, batch: Batch) -> list[str]:

@@ -90,7 +90,7 @@ def _path_of_heads(field: Any, x: SequenceRows) -> ValuePath:
     return path
 
 
-def _mixed(field: Any, x: SequenceRows) -> Float[Tensor, "heads tokens width"]:
+def _mixed(field: Any, x: SequenceRows) -> Float[Tensor, "heads batch*tokens width"]:
     """A_h X of all sequences."""
     rows: Tensor = field.probabilities(x) @ x.unsqueeze(-3)
     return rows.transpose(0, -3).flatten(1, -2)

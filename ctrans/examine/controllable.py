@@ -24,49 +24,31 @@ CONTROLLABILITY = "controllability by weights"
 """The measure that the reason is filed under if there is no Gramian."""
 _EIGENVALUE = "eigenvalue of G, in squares of nats or logits per unit of the control"
 
-MEASURES.add(
-    "ctrans hjb-check --principle",
-    {
-        CONTROLLABILITY: Measure(
-            formula=_SHARE.format(_TOKENS, _WEIGHTS),
-            unit="share of the Gramian's trace",
-            scope="sublayer",
-            topic=_TOPIC,
-            source="Kalman 1960; Jacot, Gabriel, Hongler 2018",
-            share=True,
-            log=False,
-            drawn="bars",
-        ),
-        "controllability by free velocities": Measure(
-            formula=_SHARE.format(_TOKENS, _VELOCITIES),
-            unit="share of the Gramian's trace",
-            scope="sublayer",
-            topic=_TOPIC,
-            source="Kalman 1960",
-            share=True,
-            log=False,
-            drawn="bars",
-        ),
-        "controllability of logits by weights": Measure(
-            formula=_SHARE.format(_CLASSES, _WEIGHTS),
-            unit="share of the Gramian's trace",
-            scope="sublayer",
-            topic=_TOPIC,
-            share=True,
-            log=False,
-            detail=True,
-        ),
-        "controllability of logits by free velocities": Measure(
-            formula=_SHARE.format(_CLASSES, _VELOCITIES),
-            unit="share of the Gramian's trace",
-            scope="sublayer",
-            topic=_TOPIC,
-            share=True,
-            log=False,
-            detail=True,
-        ),
-    },
-)
+_SHARES = {
+    CONTROLLABILITY: (_TOKENS, _WEIGHTS),
+    "controllability by free velocities": (_TOKENS, _VELOCITIES),
+    "controllability of logits by weights": (_CLASSES, _WEIGHTS),
+    "controllability of logits by free velocities": (_CLASSES, _VELOCITIES),
+}
+"""The outputs and the controls of each share of a trace."""
+
+for _name, (_of, _by) in _SHARES.items():
+    MEASURES.add(
+        "ctrans hjb-check --principle",
+        {
+            _name: Measure(
+                formula=_SHARE.format(_of, _by),
+                unit="share of the Gramian's trace",
+                scope="sublayer",
+                topic=_TOPIC,
+                source="Kalman 1960; Jacot, Gabriel, Hongler 2018 for weights",
+                share=True,
+                log=False,
+                drawn="bars",
+                detail=_of == _CLASSES,
+            )
+        },
+    )
 for _controls in ("weights", "free velocities"):
     for _outputs in ("token losses", "logits"):
         MEASURES.add(
@@ -95,16 +77,11 @@ for _controls in ("weights", "free velocities"):
 
 def values_of(model: str, found: Controllability) -> Iterator[Value]:
     """The rows of the table."""
-    yield from along_depth(model, CONTROLLABILITY, found.tokens.weights.shares)
-    yield from along_depth(
-        model, "controllability by free velocities", found.tokens.velocities.shares
-    )
-    yield from along_depth(
-        model, "controllability of logits by weights", found.classes.weights.shares
-    )
-    yield from along_depth(
-        model, "controllability of logits by free velocities", found.classes.velocities.shares
-    )
+    gramians_of = {_TOKENS: found.tokens, _CLASSES: found.classes}
+    for name, (outputs, controls) in _SHARES.items():
+        gramians = gramians_of[outputs]
+        gramian = gramians.weights if controls == _WEIGHTS else gramians.velocities
+        yield from along_depth(model, name, gramian.shares)
     families = {"token losses": found.tokens, "logits": found.classes}
     for outputs, gramians in families.items():
         for controls, gramian in {
