@@ -94,6 +94,11 @@ class HJBCheckRequest(ModelRequest):
     atol: float | None = option(
         None, "With --principle: absolute tolerance of state and costate.", default_words="1e-8"
     )
+    thorough: bool = option(
+        default=False,
+        help="Search what weights attain at each layer, and not only at the one with the largest"
+        " costate, and with trained gains too. This takes four times as long.",
+    )
     pde: bool = option(
         default=False,
         help="Also solve the HJB equation in the plane and draw it in hjb-pde.png. This takes half"
@@ -118,6 +123,7 @@ class HJBCheckRequest(ModelRequest):
         "norms",
         "weight_decay",
         "principle",
+        "thorough",
         "pde",
         "train",
     }
@@ -175,7 +181,12 @@ def command(request: HJBCheckRequest) -> None:
             progress = advance.of(f"{norm}, {placement}")
             model = source.model(request)
             check = check_model(
-                model, batch.tokens, batch.targets, regularization, progress=progress
+                model,
+                batch.tokens,
+                batch.targets,
+                regularization,
+                thorough=request.thorough,
+                progress=progress,
             )
             checks[norm].append(dataclasses.replace(check, placement=placement))
             name = name_of(norm, placement, len(checks))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -49,6 +49,9 @@ LINEAR = 0.01
 """Allowed error of a growth exponent of 1: H is infinite, or gains are trained too."""
 SATURATED = 0.05
 """Allowed error of a growth exponent of 0: H is finite."""
+
+Search = Literal["velocities", "weights", "gains"]
+"""What is searched for evidence, each with what stands before it."""
 
 VALUES = frozenset(
     {
@@ -247,6 +250,7 @@ def certify(
     state: UnbatchedRows | None = None,
     pairs: Count = PAIRS,
     seed: Seed = 0,
+    search: Search = "gains",
 ) -> Certificate:
     """Evidence for an admissible set's verdict at the costate P: H and its maximiser, compared with
     ascents and growth.
@@ -265,6 +269,9 @@ def certify(
       (LayerNorm if None)
     - `state`: X, which a norm around the state also needs
     - `pairs`, `seed`: the number of pairs of random starts, and their seed
+    - `search`: how far searches go. "velocities": a finite H gets its KKT residual and the ascent
+      over velocities, an infinite one its witness. "weights": also what weights of the last map
+      attain, freely and within a bound. "gains": also what weights and gains attain within a bound
 
     >>> certify("peri", P).agrees
     >>> certify(admissible_set(norm, "peri", kinetic=0.1), P, features=h).agrees
@@ -282,7 +289,12 @@ def certify(
     exponent = _out_of_range(admissible, P)
     if exponent != 0:
         evidence = certify(
-            admissible, _times(P, -exponent), features=features, pairs=pairs, seed=seed
+            admissible,
+            _times(P, -exponent),
+            features=features,
+            pairs=pairs,
+            seed=seed,
+            search=search,
         )
         scaled: Certificate = _scaled(evidence, exponent)
         return scaled
@@ -298,14 +310,16 @@ def certify(
     )
     if value < math.inf:
         summary = replace(summary, attained=admissible.attained)
+    if search == "velocities" and isinstance(admissible, LinearSpace) and value == math.inf:
+        return replace(summary, witness=witness(admissible, P))
     last_map = None
-    if features is not None and chart.degree is not None:
+    if features is not None and search != "velocities" and chart.degree is not None:
         check_costate(features, P.dtype, tokens=len(P), what="feature matrix")
         if features.any():
             last_map = Features(features)
     if isinstance(admissible, LinearSpace) and value == math.inf:
         return _of_infinite(summary, admissible, P, last_map, seed)
-    return _of_finite(summary, admissible, P, ties, last_map, pairs, seed)
+    return _of_finite(summary, admissible, P, ties, last_map, pairs, seed, search)
 
 
 def _of_infinite(
@@ -330,6 +344,7 @@ def _of_finite(
     last_map: Features | None,
     pairs: int,
     seed: int,
+    search: Search,
 ) -> Certificate:
     """Adds the maximiser's KKT residual, the ascent over velocities and what weights attain."""
     chart = admissible.chart(P)
@@ -365,9 +380,9 @@ def _of_finite(
     # the tokens that the last map can move
     moved = last_map.h.any(-1)
     if moved.all() or not undefined_at_zero(admissible):
-        return _with_weights(summary, admissible, P, last_map, likely, pairs, generator)
+        return _with_weights(summary, admissible, P, last_map, likely, pairs, generator, search)
     of_moved_tokens = certify(
-        admissible, P[moved], features=last_map.h[moved], pairs=pairs, seed=seed
+        admissible, P[moved], features=last_map.h[moved], pairs=pairs, seed=seed, search=search
     )
     return replace(
         summary,
@@ -447,6 +462,7 @@ def _with_weights(
     likely: Tensor,
     pairs: int,
     generator: torch.Generator,
+    search: Search,
 ) -> Certificate:
     """Adds to the certificate of a finite H what weights of the last map attain: freely, within a
     bound, and with gains.
@@ -465,7 +481,7 @@ def _with_weights(
     best = admissible.maximizer(P)
     grown = growth(chart, last_map, best, generator, likely=likely, base=admissible.base(P))
     summary = replace(summary, weights=weights, growth=replace(grown, limit=limit))
-    if not isinstance(admissible, VelocitySet):
+    if not isinstance(admissible, VelocitySet) or search != "gains":
         return summary
     slope = admissible.slope_in_gains(P)
     if slope is None or slope.lower == 0:

@@ -30,8 +30,12 @@ from ctrans.dynamics.fields import (
 
 STARTS = 16
 """Random directions of a unit, in addition to those along which X and P have most in common."""
-UNIT_STEPS = 200
-"""Steps of the ascent over a unit's direction."""
+FIRST_STEPS = 20
+"""Steps of the ascents over a unit's direction from all starts."""
+KEPT = 4
+"""The best of these ascents, which continue."""
+UNIT_STEPS = 60
+"""Steps of those that continue."""
 UNITS = 16
 """The number of units in an ascent. Each unit grows separately, so more units are only more starts.
 """
@@ -127,7 +131,9 @@ class UnitsPath:
         def payoff(w: Tensor) -> Tensor:
             return length((self.x @ w.mT).clamp_min(0).mT @ P)
 
-        ascents = ascend(payoff, project(directions), (-1,), project, steps=UNIT_STEPS)
+        first_ascents = ascend(payoff, project(directions), (-1,), project, steps=FIRST_STEPS)
+        best = first_ascents.z[first_ascents.best.topk(KEPT).indices]
+        ascents = ascend(payoff, best, (-1,), project, steps=UNIT_STEPS)
         found = growth * float(ascents.best.amax())
         tokens = self.x.double()
         if self.bias:

@@ -30,8 +30,12 @@ STARTS = 32
 """Random starts for LayerNorm, whose sum has local maxima, in addition to gamma_i = |p_i|, p_i
 entry i over the tokens. RMSNorm needs none.
 """
-STEPS = 100
-"""Steps from each start, before Newton's method continues from the best."""
+FIRST_STEPS = 25
+"""Steps from each start."""
+KEPT = 8
+"""The best of these starts, which continue."""
+STEPS = 75
+"""Steps of those that continue, before Newton's method goes on from the best."""
 NEWTON = 60
 """At most so many steps: about 5 are enough where the maximum is curved; where it is flat, each
 step covers 2/3 of the way.
@@ -120,9 +124,10 @@ def best_gains(norm: SphereNorm, P: TokenRows) -> BestGains:
     random = noise(P, generator, random_starts, P.shape[-1])
     sizes = p.square().sum(-2).sqrt()
     gamma = unit(torch.cat([sizes, random.expand(*P.shape[:-2], *random.shape)], -2))
-    for _ in range(STEPS):
-        slope = _slope(norm, p, gamma)
-        gamma = torch.where(length(slope).unsqueeze(-1) > 0, unit(slope), gamma)
+    gamma = _climbed(norm, p, gamma, FIRST_STEPS)
+    kept = _sum(norm, p, gamma).topk(min(KEPT, gamma.shape[-2])).indices.unsqueeze(-1)
+    gamma = gamma.gather(-2, kept.expand(*kept.shape[:-1], P.shape[-1]))
+    gamma = _climbed(norm, p, gamma, STEPS)
     values = _sum(norm, p, gamma)
     first = values.argmax(-1, keepdim=True)
     index = first.unsqueeze(-1).expand(*first.shape, P.shape[-1])
@@ -130,6 +135,14 @@ def best_gains(norm: SphereNorm, P: TokenRows) -> BestGains:
     near = values >= (1 - torch.finfo(P.dtype).eps ** 0.5) * _sum(norm, p, best)
     apart = torch.minimum(length(gamma - best), length(gamma + best)) > APART
     return BestGains(best.squeeze(-2), flat.squeeze(-1) | (near & apart).any(-1))
+
+
+def _climbed(norm: SphereNorm, p: Tensor, gamma: Tensor, steps: int) -> Tensor:
+    """gamma <- its gradient over its length, so many times."""
+    for _ in range(steps):
+        slope = _slope(norm, p, gamma)
+        gamma = torch.where(length(slope).unsqueeze(-1) > 0, unit(slope), gamma)
+    return gamma
 
 
 def _newton(norm: SphereNorm, p: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:

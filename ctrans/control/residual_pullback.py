@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ctrans.base.shapes import StreamRows, TokenRows, UnbatchedRows
 from ctrans.control.admissible import VelocitySet, verdict_of
-from ctrans.control.certificate import Certificate, certify
+from ctrans.control.certificate import Certificate, Search, certify
 from ctrans.control.regularization import Regularization
 from ctrans.control.sets_by_norm import image_of, reachable
 from ctrans.control.step_image import SectionImage
 from ctrans.control.tangent import LinearSpace
 from ctrans.dynamics.norm import SphereNorm
 from ctrans.dynamics.sublayer import Sublayer
+from ctrans.measure.walk.passes import value_and_pullback
 from solvers import ConfigError
 
 
@@ -79,8 +79,7 @@ def raw_costate(sublayer: Sublayer, space: LinearSpace, P: UnbatchedRows) -> Unb
     """W'T'P at P of `costate_of_map`, T being the placement's map of a raw output: the identity, or
     the (oblique) projection of `Norm.tangent`. Without a norm around the state P includes W'.
     """
-    pull = torch.func.vjp(space.chart(P).velocity, P)[1]
-    pulled: Tensor = pull(P)[0]
+    _, pulled = value_and_pullback(space.chart(P).velocity, P, P)
     inside = sublayer.state_norm is not None and not has_zero_gain(sublayer)
     if inside:
         return sublayer.residual.pull(pulled)
@@ -181,6 +180,8 @@ def certify_towards_image(
     p: UnbatchedRows,
     features: Float[Tensor, "tokens features"],
     regularization: Regularization,
+    *,
+    search: Search = "gains",
 ) -> Certificate:
     """The certificate of velocities T_X a * (u - X), u on the image of the residual's own norm.
 
@@ -204,9 +205,9 @@ def certify_towards_image(
             "a residual that moves towards a norm's image already bounds its velocities: leave"
             f" {', '.join(running_costs)} out"
         )
-    pull = torch.func.vjp(lambda f: around.tangent(x, f), p)[1]
-    q = residual.pull(pull(p)[0])
-    of_image = certify(image_of(norm), q, features=features)
+    _, tangent_part = value_and_pullback(lambda f: around.tangent(x, f), p, p)
+    q = residual.pull(tangent_part)
+    of_image = certify(image_of(norm), q, features=features, search=search)
     offset = float((q * x).sum())
     certificate = replace(
         of_image,

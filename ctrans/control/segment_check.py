@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ctrans.base.shapes import TokenRows
 from ctrans.control.admissible import Posedness, Supremum, verdict_of
-from ctrans.control.certificate import Certificate, certify
+from ctrans.control.certificate import Certificate, Search, certify
 from ctrans.control.costate import Point
 from ctrans.control.decay_paths import UnitsPath
 from ctrans.control.decay_threshold import DecayThreshold, decay_threshold
@@ -50,7 +50,8 @@ class SegmentCheck:
       the raw output
     - `ellipsoid`: Kan's printed value of H, for LayerNorm's image only: an upper bound of H
     - `training_threshold`: dt lam*, the penalty of both factors in a training loss at which H turns
-      from infinite to zero, for the ODE; for a linear T and a map that shows its factors
+      from infinite to zero, for the ODE; for a linear T and a map that shows its factors. It may be
+      left out where there is a `step_threshold` and no `weight_decay`
     - `step_threshold`: the same for the Transformer's step, at its own state and at the costate
       after the step; None where a norm around the state bounds the step
     - `weight_decay`: the requested one, which the certificate does not include
@@ -148,6 +149,7 @@ def check_segment(
     dt: float,
     regularization: Regularization,
     continuous: bool,
+    search: Search = "gains",
 ) -> SegmentCheck:
     """The certificate of one segment of the ODE, of length dt.
 
@@ -158,6 +160,9 @@ def check_segment(
     P) at the field's input. A norm around the state needs an X on its image; the X of a discrete
     model (`continuous` false) is retracted to it. If the image of that norm has no tangent spaces
     there is no ODE, and the certificate is the discrete step's (`check_step`).
+
+    `search` is how far searches go for evidence (see `certify`). If only over velocities, the ODE's
+    threshold is left out where the Transformer's is enough.
     """
     if sublayer.state_norm is not None and not sublayer.state_norm.has_tangent:
         x, p = ends
@@ -166,7 +171,7 @@ def check_segment(
             kind=sublayer.kind,
             time=time,
             costate_norm=float(p.norm()),
-            certificate=check_step(sublayer, x, p, dt, regularization),
+            certificate=check_step(sublayer, x, p, dt, regularization, search=search),
             slope=None,
             ellipsoid=None,
             weight_decay=regularization.weight_decay,
@@ -181,7 +186,7 @@ def check_segment(
     p = p.flatten(0, -2)
     norm = sublayer.state_norm
     if sublayer.image is not None:
-        certificate = certify_towards_image(sublayer, x, p, h, regularization)
+        certificate = certify_towards_image(sublayer, x, p, h, regularization, search=search)
         return SegmentCheck(
             segment=segment,
             kind=sublayer.kind,
@@ -210,11 +215,12 @@ def check_segment(
         blind = slope <= rounding
         if blind:
             slope = float(pulled.norm())
+    searches_weights = search != "velocities"
     if blind:
-        certificate = certify(admissible, p)
+        certificate = certify(admissible, p, search=search)
     else:
-        certificate = certify(admissible, p, features=h)
-    if isinstance(admissible, LastMapDecay) and certificate.hamiltonian > 0:
+        certificate = certify(admissible, p, features=h, search=search)
+    if isinstance(admissible, LastMapDecay) and certificate.hamiltonian > 0 and searches_weights:
         certificate = replace(certificate, growth=decayed_growth(admissible, p))
     certificate = assuming_bounded_gains(sublayer, certificate)
     factor = factor_formula(sublayer)
@@ -224,7 +230,12 @@ def check_segment(
     if isinstance(admissible, EllipsoidSlice):
         ellipsoid = float(ellipsoid_value(admissible.norm, p))
     training_threshold: DecayThreshold | None = None
-    if pulled is not None and not has_zero_gain(sublayer):
+    needs_threshold = (
+        searches_weights
+        or regularization.weight_decay is not None
+        or sublayer.state_norm is not None
+    )
+    if pulled is not None and needs_threshold and not has_zero_gain(sublayer):
         training_threshold = threshold_at(sublayer, state, dt * sublayer.gain * pulled)
     return SegmentCheck(
         segment=segment,
@@ -257,6 +268,8 @@ def check_step(
     p: TokenRows,
     dt: float,
     regularization: Regularization,
+    *,
+    search: Search = "gains",
 ) -> Certificate:
     """The certificate of a discrete step N(X + dt r) at X and the costate P of the step's end."""
     norm = sublayer.state_norm
@@ -271,7 +284,7 @@ def check_step(
         admissible = StepImage(next_states, state, dt)
     else:
         admissible = KineticCost(StepImage(next_states, state, dt), kinetic)
-    return certify(admissible, p, features=h.flatten(0, -2))
+    return certify(admissible, p, features=h.flatten(0, -2), search=search)
 
 
 def threshold_at(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThreshold | None:

@@ -89,7 +89,9 @@ LOOKS = {
     "screen": lambda model: ctrans.screen(model, TOKENS, TARGETS, "quick", loss="next"),
     "simulate": lambda model: ctrans.simulate(model, TOKENS, method="rk4"),
     "costate": lambda model: costate(ctrans.open_model(model), TOKENS, TARGETS),
-    "check_model": lambda model: check_model(ctrans.open_model(model), TOKENS, TARGETS),
+    "check_model": lambda model: check_model(
+        ctrans.open_model(model), TOKENS, TARGETS, thorough=True
+    ),
     "maximum_principle": lambda model: (
         opened := ctrans.open_model(model),
         maximum_principle(opened.depth, costate(opened, TOKENS, TARGETS), measure="cosine"),

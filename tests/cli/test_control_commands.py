@@ -219,7 +219,7 @@ def test_evidence_against_a_verdict_exits_1_and_names_the_finding(tmp_path, monk
     check_model = hjb_check.check_model
 
     def with_a_wrong_residual(*args, **kwargs):
-        result = check_model(*args, **kwargs)
+        result = check_model(*args, **kwargs, thorough=True)
         first = result.segments[0]
         wrong = dataclasses.replace(
             first, certificate=dataclasses.replace(first.certificate, kkt=1.0)

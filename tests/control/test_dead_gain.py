@@ -27,7 +27,7 @@ def dying(*segments, value=TINY):
 def test_the_discrete_costate_serves_and_the_other_segments_are_certified(value):
     model, read = dying(3, value=value), tokens(1, 7)
     x, y = read[:, :-1], read[:, 1:]
-    check = check_model(model, x, y)
+    check = check_model(model, x, y, thorough=True)
     assert check.form == "discrete"
     assert "gamma[5]" in str(check.instead)
     assert list(check.missing) == ["segment 3 (ffn)"]
@@ -53,7 +53,7 @@ def test_a_model_without_such_a_gain_has_the_continuous_costate():
 
 def test_where_nothing_can_be_certified_the_reason_is_raised():
     with pytest.raises(ConfigError, match=r"gamma\[5\]"):
-        check_model(dying(*range(6)), tokens(1, 7)[:, :-1], tokens(1, 7)[:, 1:])
+        check_model(dying(*range(6)), tokens(1, 7)[:, :-1], tokens(1, 7)[:, 1:], thorough=True)
 
 
 def test_the_maximum_principle_skips_that_segment_by_name():

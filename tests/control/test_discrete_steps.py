@@ -111,7 +111,7 @@ def test_a_kinetic_cost_on_a_step_is_certified(name, dt):
 @pytest.mark.parametrize("norm", PAPERS)
 def test_a_model_has_both_verdicts_side_by_side(placement, norm):
     model, text = small_model(placement, depth=1, norm=norm), tokens(1, 9)
-    check = check_model(model, text[:, :-1], text[:, 1:])
+    check = check_model(model, text[:, :-1], text[:, 1:], thorough=True)
     assert check.agrees, check.failures
     around, behind = PLACEMENTS[placement].state_norm, PLACEMENTS[placement].output_norm
     assert check.verdict == ("well-posed for bounded gains" if behind else "degenerate")
@@ -130,7 +130,7 @@ def test_a_step_is_certified_at_its_own_state_costate_and_features(placement):
     """
     model, text = small_model(placement, depth=1), tokens(1, 9)
     check, found = (
-        check_model(model, text[:, :-1], text[:, 1:]),
+        check_model(model, text[:, :-1], text[:, 1:], thorough=True),
         costate(model, text[:, :-1], text[:, 1:]),
     )
     for k, (segment, sublayer) in enumerate(
@@ -152,11 +152,11 @@ def test_a_gain_behind_an_output_norm_scales_h():
     N(raw).
     """
     model, text = small_model("peri", depth=1), tokens(1, 9)
-    plain = check_model(model, text[:, :-1], text[:, 1:])
+    plain = check_model(model, text[:, :-1], text[:, 1:], thorough=True)
     for sublayer in model.depth.sublayers:
         sublayer.gain = 0.25
     found = costate(model, text[:, :-1], text[:, 1:], form="continuous")
-    scaled = check_model(model, text[:, :-1], text[:, 1:])
+    scaled = check_model(model, text[:, :-1], text[:, 1:], thorough=True)
     for segment, sublayer, (_, p) in zip(
         scaled.segments, model.depth.sublayers, found.starts, strict=True
     ):
@@ -180,7 +180,9 @@ def test_a_gain_behind_an_output_norm_and_a_kinetic_cost_go_together():
     for sublayer in model.depth.sublayers:
         sublayer.gain = 0.25
     found = costate(model, text[:, :-1], text[:, 1:], form="continuous")
-    check = check_model(model, text[:, :-1], text[:, 1:], Regularization(kinetic=0.5))
+    check = check_model(
+        model, text[:, :-1], text[:, 1:], Regularization(kinetic=0.5), thorough=True
+    )
     assert check.agrees, check.failures
     for segment, sublayer, (_, p) in zip(
         check.segments, model.depth.sublayers, found.starts, strict=True

@@ -33,7 +33,9 @@ def make(placement, norm="layernorm"):
 
 @functools.cache
 def check(placement, norm="layernorm", regularization=None):
-    return check_model(make(placement, norm), TOKENS[:, :-1], TOKENS[:, 1:], regularization)
+    return check_model(
+        make(placement, norm), TOKENS[:, :-1], TOKENS[:, 1:], regularization, thorough=True
+    )
 
 
 every_placement = pytest.mark.parametrize("placement", sorted(PLACEMENTS))
@@ -174,7 +176,7 @@ def test_a_zero_costate_is_a_tie_with_h_zero(placement):
     model = make(placement)
     # equal logits whatever the hidden state, so the loss does not depend on it
     model.token_embedding.weight.zero_()
-    result = check_model(model, TOKENS[:, :-1], TOKENS[:, 1:])
+    result = check_model(model, TOKENS[:, :-1], TOKENS[:, 1:], thorough=True)
     assert result.agrees, result.failures
     for segment in result.segments:
         assert segment.costate_norm == 0
@@ -220,3 +222,24 @@ def test_the_segment_with_the_largest_threshold_has_ascents_on_either_side():
     assert top.below.values[-1] > 0
     assert top.above.values[-1] == pytest.approx(0.0, abs=1e-9)
     assert [each.below is None for each in thresholds] == [each is not top for each in thresholds]
+
+
+@every_placement
+def test_a_quick_check_has_the_figures_of_a_thorough_one(placement: str) -> None:
+    model = make(placement, "layernorm")
+    quick = check_model(model, TOKENS[:, :-1], TOKENS[:, 1:])
+    thorough = check_model(model, TOKENS[:, :-1], TOKENS[:, 1:], thorough=True)
+    assert quick.agrees
+    assert (quick.verdict, quick.step_verdict) == (thorough.verdict, thorough.step_verdict)
+    assert quick.largest.segment == thorough.largest.segment
+    for one, other in zip(quick.segments, thorough.segments, strict=True):
+        assert one.certificate.hamiltonian == pytest.approx(other.certificate.hamiltonian, rel=1e-4)
+        assert one.costate_norm == pytest.approx(other.costate_norm, rel=1e-4)
+        assert one.certificate.gained is None
+        searched = one.certificate.weights is not None or one.certificate.growth is not None
+        assert searched == (one.segment == quick.largest.segment)
+    if thorough.training_threshold is not None:
+        assert quick.training_threshold is not None
+        assert quick.training_threshold.lower == pytest.approx(
+            thorough.training_threshold.lower, rel=1e-4
+        )

@@ -241,7 +241,7 @@ def test_single_precision_certifies_too(case):
 @pytest.mark.parametrize("placement", ["peri", "post"])
 def test_a_models_segments_are_certified_behind_and_inside_every_norm(name, placement):
     made = small_model(placement, norm=name, depth=1, width=8)
-    check = check_model(made, tokens(1, 5), tokens(1, 5, seed=1))
+    check = check_model(made, tokens(1, 5), tokens(1, 5, seed=1), thorough=True)
     assert check.agrees, check.failures
     ode = placement == "peri" or make(name).has_tangent
     assert check.has_ode == ode
@@ -277,7 +277,7 @@ def test_trained_gains_of_a_residual_are_assumed_by_the_verdict(residual, verdic
         residual=residual,
     )
     model = GPT(config).double().requires_grad_(False)
-    check = check_model(model, torch.arange(4)[None], torch.arange(1, 5)[None])
+    check = check_model(model, torch.arange(4)[None], torch.arange(1, 5)[None], thorough=True)
     assert check.verdict == (
         "well-posed for bounded gains" if verdict == "bounded gains" else "well-posed"
     )
@@ -288,7 +288,9 @@ def test_trained_gains_of_a_residual_are_assumed_by_the_verdict(residual, verdic
 
 
 def check_at_gains(model, remedy):
-    return check_model(model, torch.arange(4)[None], torch.arange(1, 5)[None], remedy)
+    return check_model(
+        model, torch.arange(4)[None], torch.arange(1, 5)[None], remedy, thorough=True
+    )
 
 
 @pytest.mark.parametrize("norm", ["dyt", "derf", "clip_length", "clip_entries"])

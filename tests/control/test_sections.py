@@ -154,13 +154,15 @@ def test_a_model_with_gains_of_0_in_some_channels_is_certified_whole(norm):
         model.depth.sublayers[0].residual.gain[3:8] = 0
         model.depth.sublayers[3].residual.gain[:15] = 0
     ids = tokens(1, 7)
-    check = check_model(model, ids[:, :-1], ids[:, 1:])
+    check = check_model(model, ids[:, :-1], ids[:, 1:], thorough=True)
     assert not check.missing
     assert check.agrees, check.failures
     assert (check.verdict, check.step_verdict) == ("degenerate", "well-posed for bounded gains")
     parts = [segment.certificate.words for segment in check.segments]
     assert [("channels" in words) for words in parts] == [True, False, False, True]
-    kinetic = check_model(model, ids[:, :-1], ids[:, 1:], Regularization(kinetic=0.1))
+    kinetic = check_model(
+        model, ids[:, :-1], ids[:, 1:], Regularization(kinetic=0.1), thorough=True
+    )
     assert sorted(kinetic.missing) == ["segment 0 (attention)", "segment 3 (ffn)"]
     assert all("zero gain in some channels" in why for why in kinetic.missing.values())
 

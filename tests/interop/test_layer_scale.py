@@ -123,7 +123,7 @@ def test_its_certificate_is_that_of_the_model_with_the_scale_in_its_weights(kind
     torch.manual_seed(0)
     model = TiedGPT(kind).double().eval()
     scaled, plain = (
-        check_model(ctrans.open_model(m), TOKENS, TOKENS.roll(-1, 1))
+        check_model(ctrans.open_model(m), TOKENS, TOKENS.roll(-1, 1), thorough=True)
         for m in (model, folded(model))
     )
     assert scaled.agrees
@@ -144,12 +144,16 @@ def test_what_a_scale_of_a_map_leaves_unknown_is_refused():
         match="followed by a scale by channel, so a decay of that map's weights is none",
     ):
         check_model(
-            ctrans.open_model(model), TOKENS, TOKENS.roll(-1, 1), Regularization(last_map_decay=0.1)
+            ctrans.open_model(model),
+            TOKENS,
+            TOKENS.roll(-1, 1),
+            Regularization(last_map_decay=0.1),
+            thorough=True,
         )
     with torch.no_grad():
         model.blocks[0].mix.scale[3] = 0.0
     opened = ctrans.open_model(model)
-    check = check_model(opened, TOKENS, TOKENS.roll(-1, 1))
+    check = check_model(opened, TOKENS, TOKENS.roll(-1, 1), thorough=True)
     assert list(check.missing) == ["segment 0 (attention)"]
     assert (
         "is 0 in 1 of its entries, so no weights change these channels"

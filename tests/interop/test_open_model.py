@@ -431,7 +431,7 @@ def test_models_whose_sublayers_differ_in_placement_are_shown():
     ]
     assert "sublayers differ in their placement: pre/peri, pre" in remarks
     assert pictures(page)["simulate.png"]().startswith(b"\x89PNG")
-    checked = check_model(model, text[:1, :2], text[:1, 1:3])
+    checked = check_model(model, text[:1, :2], text[:1, 1:3], thorough=True)
     assert checked.placement == "peri, pre"
     screened = as_object({"mixed": screen(model, text[:, :-1], text[:, 1:], TINY)})
     assert page_of({"screen": plain({"command": "screen", **screened})}).answers

@@ -132,7 +132,10 @@ def test_its_velocity_ends_in_the_linear_map_that_it_names(placement):
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
 def test_a_norm_at_the_end_of_the_velocity_makes_h_finite(norm):
     check = check_model(
-        small_model("pre", depth=1, stack_steps=2, norm=norm), tokens(), tokens(seed=1)
+        small_model("pre", depth=1, stack_steps=2, norm=norm),
+        tokens(),
+        tokens(seed=1),
+        thorough=True,
     )
     assert check.placement == "output"
     assert check.finite

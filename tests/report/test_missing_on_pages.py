@@ -87,7 +87,9 @@ def test_a_screening_that_version_03_wrote_has_the_same_page(screening):
 
 def checks():
     text = tokens(1, 7)
-    check = check_model(small_model("pre"), text[:, :-1], text[:, 1:], Regularization(kinetic=0.1))
+    check = check_model(
+        small_model("pre"), text[:, :-1], text[:, 1:], Regularization(kinetic=0.1), thorough=True
+    )
     return {"layernorm": {"pre": replace(check, missing={"segment 1 (ffn)": "a dead gain"})}}
 
 

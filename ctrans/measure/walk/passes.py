@@ -225,5 +225,7 @@ def value_and_pullback(
         raise ConfigError(
             f"p = {shown(p)}: give one of the shape {tuple(y.shape)} of the function's value"
         )
-    (gradient,) = torch.autograd.grad(y, x, p)
+    # the gradient of <p, y> is the same to the bit. If p is passed to autograd, it imports sympy
+    number = y if p is None else (y * p).sum()
+    (gradient,) = torch.autograd.grad(number, x)
     return y.detach(), gradient

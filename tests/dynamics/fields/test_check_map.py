@@ -206,7 +206,7 @@ def test_a_map_without_a_last_layer_is_looked_at_as_far_as_it_goes(monkeypatch):
     assert findings["backward"].result is not None
     words = "does not name its last linear map: give it `pre_projection(x)` and `output_projection`"
     assert words in findings["well-posedness"].missing["segment 1 (ffn)"]
-    check = check_model(model, text[:, :-1], text[:, 1:])
+    check = check_model(model, text[:, :-1], text[:, 1:], thorough=True)
     assert [segment.kind for segment in check.segments] == ["attention"]
     assert words in check.missing["segment 1 (ffn)"]
 
