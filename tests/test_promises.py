@@ -1,5 +1,5 @@
-"""docs/why/promises.md names a test for each promise, and each test exists. The promises that no
-other file tests are tested here.
+"""tests/promises.toml names tests for each promise of docs/why/promises.md, and each test exists.
+The promises that no other file tests are tested here.
 """
 
 import ast
@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -25,16 +26,18 @@ from tests.study.helpers import one_by_one, small
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/why/promises.md").read_text()
-TABLES = re.findall(r"^\| promise \| test \|\n\| --- \| --- \|\n((?:\|.*\n)+)", PAGE, re.M)
-PROMISES = [
-    tuple(part.strip() for part in line.strip("|").split(" | "))
-    for table in TABLES
-    for line in table.splitlines()
-]
-NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`(?: \((slow|some cases)\))?")
-"""A test as the page names it: its file under tests, its function, and how much of it `make test`
+TESTS = tomllib.loads((ROOT / "tests/promises.toml").read_text())
+NAMED = re.compile(r"([\w/]+\.py)::(test_\w+)(?: \((slow|some cases)\))?")
+"""A test as the file names it: its file under tests, its function, and how much of it `make test`
 leaves out.
 """
+
+
+def promises():
+    """The list items of the page, but for those of its first and its last part."""
+    for part in PAGE.split("\n## ")[1:-1]:
+        for item in re.findall(r"^- (.*(?:\n  .*)*)", part, re.M):
+            yield " ".join(item.split())
 
 
 @functools.cache
@@ -44,7 +47,7 @@ def functions(path):
 
 
 def left_out(path, function):
-    """What `make test` leaves out of a test, as the page says it. A parameter's own mark is some
+    """What `make test` leaves out of a test, as the file says it. A parameter's own mark is some
     cases, as tests/conftest.py has it.
     """
     if is_in_slow_place(path):
@@ -57,17 +60,15 @@ def left_out(path, function):
     )
 
 
-def test_the_page_has_promises():
-    assert len(PROMISES) > 40
+def test_each_promise_of_the_page_has_its_tests():
+    assert list(promises()) == list(TESTS)
 
 
-@pytest.mark.parametrize("row", PROMISES, ids=lambda row: row[0][:60])
-def test_a_promise_names_tests_that_exist_and_says_which_are_slow(row):
-    promise, tests = row
-    found = NAMED.findall(tests)
-    assert found, f"no test: {promise}"
-    assert re.sub(r"[,\s]", "", NAMED.sub("", tests)) == "", "what stands beside the names is none"
-    for path, name, said in found:
+@pytest.mark.parametrize("tests", TESTS.values(), ids=[promise[:60] for promise in TESTS])
+def test_the_tests_of_a_promise_exist_and_slow_ones_say_so(tests):
+    assert tests
+    for test in tests:
+        path, name, said = NAMED.fullmatch(test).groups(default="")
         assert name in functions(path), f"{path} has no {name}"
         assert left_out(path, functions(path)[name]) == said, f"{path}::{name}"
 

@@ -109,21 +109,36 @@ def compared(result: Result) -> list[dict[str, Any]]:
     ]
 
 
-HEAD = "| measured | ours | peer | time of ours over the peer's | limit of this machine |"
-"""The first line of `table`."""
+LIBRARIES = ("torchdiffeq", "torchode", "diffrax")
+"""Peers of which `table` takes the methods together."""
 
 
 def table(result: Result) -> str:
-    """What `make bench` found with a peer, for the site, under the machine's line."""
-    lines = [HEAD, "| --- | --- | --- | --- | --- |"]
+    """Ours over each peer's time, for the site: one row for each piece of work and peer, in which
+    the medians of several methods or sizes are a range.
+    """
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in compared(result):
-        limit = f"{shown(row['limit'])}, {row['limit_is']}" if row["limit"] else ""
-        peer = f"{row['peer']}: {shown(row['peer_seconds'])}"
-        lines.append(
-            f"| {row['name']} | {shown(row['seconds'])} | {peer} | {spread(row['ratio'])} |"
-            f" {limit} |"
-        )
+        groups.setdefault(work_and_peer(row), []).append(row)
+    lines = ["| work | peer | time of ours over the peer's |", "| --- | --- | --- |"]
+    for (work, peer), rows in groups.items():
+        medians = [row["ratio"][1] for row in rows]
+        several = f"{min(medians):.2f} to {max(medians):.2f}, {len(rows)} rows"
+        ratio = several if len(rows) > 1 else spread(rows[0]["ratio"])
+        lines.append(f"| {work} | {peer} | {ratio} |")
     return "\n".join(lines)
+
+
+def work_and_peer(row: dict[str, Any]) -> tuple[str, str]:
+    """The two cells that rows of one group share: a solver's shape without its method, a training
+    step without its size.
+    """
+    work, _, details = row["name"].partition(": ")
+    of_each_row = ", each row by itself" if details.startswith("each row") else ""
+    of_the_gradient = ", gradient" if "gradient" in details else ""
+    compiled = ", compiled" if details.endswith(", compiled") else ""
+    library = next((name for name in LIBRARIES if row["peer"].startswith(name)), row["peer"])
+    return work + of_each_row + of_the_gradient + compiled, library
 
 
 def newest(directory: Path) -> Result | None:
