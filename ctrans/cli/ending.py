@@ -185,7 +185,7 @@ def print_page(
     if request.quiet or not sys.stdout.writable():
         return
     console = Console(emoji=False, highlight=False)
-    show(page, console, looked_at=looked_at, verbose=request.verbose)
+    show(page, console, looked_at=looked_at, verbose=request.verbose, explain=request.explain)
     if written:
         console.print(printable(f"Written: {', '.join(written)}"), soft_wrap=True, markup=False)
 

@@ -96,8 +96,8 @@ class HJBCheckRequest(ModelRequest):
     )
     thorough: bool = option(
         default=False,
-        help="Search what weights attain at each layer, and not only at the one with the largest"
-        " costate, and with trained gains too. This takes four times as long.",
+        help="Search weights at each layer, not only at the one with the largest costate, and with"
+        " trained gains. This takes four times as long.",
     )
     pde: bool = option(
         default=False,
@@ -132,16 +132,13 @@ class HJBCheckRequest(ModelRequest):
 
 @command_of(HJBCheckRequest, "hjb-check")
 def command(request: HJBCheckRequest) -> None:
-    """Check whether the Hamiltonian of training is finite, and under which assumptions.
+    """Check whether training a model is a well-posed control problem, or degenerate.
 
-    A GPT, seeded or your own, reads a text. For each placement and segment ctrans computes the
-    Hamiltonian H(P) = sup of -<P, f> over the velocities f that the placement allows, at the
-    costate P, for the ODE and for the discrete step. The closed form is checked by ascents that do
-    not use it. H = inf means that the best velocity is unbounded. With an output norm H is finite
-    for bounded gains and grows with trained gains. A decay of the gains or a kinetic cost bounds
-    it. All this holds at the costates of one text. A finite H alone does not imply that an optimum
-    exists. ctrans also shows the least loss that velocities which are free at each token still
-    reach from the model's state at each depth. The exit code is 1 if any evidence contradicts its
+    A GPT, seeded or your own, reads a text. For each placement and layer ctrans computes the
+    Hamiltonian H(P) = sup of -<P, f>: the fastest fall of the loss by velocities f that the
+    placement allows, at the costate P of this text. H is finite, for bounded gains: well-posed. H
+    is infinite: degenerate, only the size of the weights limits the best velocity, as in GPT-2 and
+    Llama. Ascents check the closed form without using it. The exit code is 1 if they contradict a
     verdict. The directory gets hjb-check.json and hjb-check.png.
 
     \b

@@ -346,10 +346,13 @@ def read_batch(
     device = get_device(request.device)
     length = min(source.context for source in sources)
     target_tokens = None
+    count = request.batch
+    if isinstance(text, InputRows) and "batch" not in request.typed:
+        count = max(count, request.fewest_rows)
     if targets:
-        tokens, target_tokens = text.pairs(request.batch, length, walks)
+        tokens, target_tokens = text.pairs(count, length, walks)
     else:
-        tokens = text.sequences(request.batch, length, walks)
+        tokens = text.sequences(count, length, walks)
     for source in sources:
         if isinstance(source.config, GPTConfig) and device.type == "cpu":
             shape = (len(tokens) // walks, tokens.shape[1])

@@ -163,6 +163,8 @@ class ModelRequest(WrittenRequest):
     )
 
     defaults: ClassVar[OptionValues] = {"depth": 12, "context": 128}
+    fewest_rows: ClassVar[int] = 1
+    """Images, or rows of an example, that the command reads by default, at least."""
     compares: ClassVar[bool] = False
     """Whether the command takes several models."""
     common: ClassVar[frozenset[str]] = frozenset(
@@ -183,6 +185,7 @@ class ModelRequest(WrittenRequest):
             "json_path",
             "html_path",
             "verbose",
+            "explain",
             "out",
         }
     )

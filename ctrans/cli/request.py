@@ -63,7 +63,13 @@ class Request:
         group="Output",
     )
 
-    unshown: ClassVar[frozenset[str]] = frozenset({"json_path", "html_path", "verbose"})
+    explain: bool = option(
+        default=False,
+        help="Also print what each figure and verdict means.",
+        group="Output",
+    )
+
+    unshown: ClassVar[frozenset[str]] = frozenset({"json_path", "html_path", "verbose", "explain"})
     """Options that results do not show."""
     defaults: ClassVar[OptionValues] = {}
     """The command's defaults, where they differ from those of the fields."""

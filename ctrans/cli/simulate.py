@@ -11,6 +11,7 @@ import torch
 
 from ctrans import interop
 from ctrans.base.option import Range, option
+from ctrans.cli.click_options import OptionValues
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import Batch, Text, read_batch
 from ctrans.cli.model_request import ModelRequest, get_dtype
@@ -81,6 +82,8 @@ class SimulateRequest(ModelRequest):
         " contributions.png.",
     )
 
+    defaults: ClassVar[OptionValues] = {**ModelRequest.defaults, "batch": 1}
+    fewest_rows: ClassVar[int] = 4
     common: ClassVar[frozenset[str]] = ModelRequest.common | {
         "method",
         "reference",

@@ -89,6 +89,7 @@ class OfTraining(WrittenRequest):
             "json_path",
             "html_path",
             "verbose",
+            "explain",
             "out",
         }
     )

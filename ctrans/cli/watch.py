@@ -103,7 +103,7 @@ def _live(request: WatchRequest, console: Console, log: MonitorLog) -> Text:
         emoji=False, highlight=False, file=io.StringIO(), width=console.width, force_terminal=True
     )
     with inner.capture() as capture:
-        show(_page(log, why=request.why), inner, verbose=request.verbose)
+        show(_page(log, why=request.why), inner, verbose=request.verbose, explain=request.explain)
     return Text.from_ansi(capture.get())
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ctrans.base.from_json import from_json
+from ctrans.control.admissible import VERDICTS, Posedness
 from ctrans.control.control_checks import findings_of
 from ctrans.control.costate import ZERO_GRADIENT
 from ctrans.control.decay_threshold import DecayThreshold
@@ -19,32 +20,29 @@ from ctrans.measure import state_measures as state_measures  # the kind of a sub
 from ctrans.measure.measured import Answer, Measured, Value
 from ctrans.measure.measures import MEASURES, Measure
 
-FREE = {
-    "well-posed": "nothing",
-    "well-posed for bounded gains": "gains",
-    "degenerate": "weights",
-    "open": "unknown",
+SHORT = {
+    "well-posed for bounded gains": "well-posed (bounded gains)",
+    "well-posed, the rest fixed": "well-posed ({held} fixed)",
 }
-"""What has to be bounded or penalised so that H is finite, by verdict."""
-BY_A_BOUND = "weights, by a bound"
-"""What has to be bounded where no penalty makes H finite."""
-NEEDS = (
-    "what must be bounded or penalised so that every layer has a finite best output: the norms'"
-    " gains and offsets, or the weights. A question mark: the evidence disagrees"
-)
+"""Verdicts as a table writes them."""
 SENTENCES = {
-    "nothing": "every layer of {} has a finite best output",
-    "gains": "every layer of {} has a finite best output while the norms' gains stay bounded",
-    "weights": (
-        "the best outputs of {} are finite only with a bound or a penalty on the weights (no fault"
-        " of a model)"
-    ),
-    BY_A_BOUND: (
-        "the best outputs of {} are finite only with a bound on the weights, as no penalty suffices"
-        " (no fault of a model)"
-    ),
-    "unknown": "it is not known whether the best outputs of {} are finite",
+    "well-posed": "well-posed",
+    "well-posed for bounded gains": "well-posed while the norms' gains stay bounded",
+    "well-posed, the rest fixed": "well-posed while {held} stay fixed",
+    "open": "not decided",
+    "degenerate": "degenerate",
 }
+"""Verdicts as the answer writes them."""
+MEANINGS = {
+    "well-posed": "In a well-posed model each layer has a finite best output.",
+    "degenerate": (
+        "In a degenerate one a larger output is always better, so that only a bound or a penalty on"
+        " the weights limits it; GPT-2 and Llama are degenerate and train well."
+    ),
+}
+"""What a verdict means, by its first word."""
+Verdict = tuple[Posedness, str]
+"""A verdict, and what it holds fixed."""
 NO_ODE = "no ODE"
 NO_PENALTY = "none"
 NOT_CHECKED = "verdict, Transformer"
@@ -53,37 +51,50 @@ NOT_CHECKED = "verdict, Transformer"
 MEASURES.add(
     "ctrans hjb-check",
     {
-        "needs a bound, ODE": Measure(formula=NEEDS),
-        "needs a bound, Transformer": Measure(formula=NEEDS),
-        "steepest descent": Measure(
+        "verdict, Transformer": Measure(
             formula=(
-                "H(P) = sup -<P, f>: loss decrease per unit of depth-time by a layer's best output,"
-                " in closed form, at the segment with the largest costate"
+                "whether each layer of the Transformer has a finite best output. Well-posed: the"
+                " Hamiltonian H of its step is finite. Degenerate: H is infinite. Bounded gains: H"
+                " is finite at the norms' present gains and offsets, and grows in proportion to"
+                " them. Biases or gains fixed: only if they are not trained. A question mark: the"
+                " evidence disagrees"
             ),
-            source="Kan, section 3",
-        ),
-        "penalty needed": Measure(
-            formula=(
-                "the weight penalty above which the Transformer's rate is finite, or the ODE's if"
-                " the Transformer needs none (found-proven): dt lam* of lam/2 |W|^2 for every"
-                " matrix, not AdamW's decoupled decay; at this text and these input gains. None: no"
-                " penalty suffices"
-            ),
-            shown_by="interval",
+            title="verdict",
         ),
         "verdict, ODE": Measure(
             formula=(
-                "well-posed: H is finite. For bounded gains: H is finite at the norm's present"
-                " gains and offsets, and grows in proportion to them. Degenerate: H is infinite."
-                " Biases or gains fixed: only if they are not trained"
+                "the verdict of the ODE that the Transformer solves by Euler steps. No ODE: a norm"
+                " around the state that is no projection on a surface"
             ),
             detail=True,
         ),
-        "verdict, Transformer": Measure(
+        "steepest descent": Measure(
             formula=(
-                "the same for the discrete step. No ODE: a norm around the state that is no"
-                " projection on a surface"
+                "fall of the loss per unit of depth-time by a layer's best output. It is H(P) = sup"
+                " -<P, f>, in closed form, of the Transformer's step at the segment with the"
+                " largest costate"
             ),
+            source="Kan, section 3",
+        ),
+        "steepest descent of the ODE": Measure(
+            formula="the same for the ODE, where the Transformer's step has an H of its own",
+            detail=True,
+        ),
+        "penalty needed": Measure(
+            formula=(
+                "weight penalty above which the rate is finite, if the loss has lam/2 |W|^2 of"
+                " every matrix. AdamW's decoupled decay is no such penalty. It is dt lam* as"
+                " proven, at this text and these input gains. None: no penalty suffices"
+            ),
+            shown_by="interval",
+        ),
+        "penalty needed by the ODE": Measure(
+            formula="the same for the ODE, where the Transformer needs none",
+            detail=True,
+            shown_by="interval",
+        ),
+        "penalty too small": Measure(
+            formula="a weight penalty with which the best output is infinite, as found by search",
             detail=True,
         ),
         "segment of the largest costate": Measure(
@@ -203,8 +214,8 @@ def measured(
 
 
 def answer(models: Mapping[str, ModelCheck], placements: Mapping[str, str]) -> Answer:
-    """Which models have a finite best output, and what the others need. `placements` has the
-    placement of each model.
+    """The verdict of each model, and where its ODE has another one. `placements` has the placement
+    of each model.
     """
     wrong = [name for name, check in models.items() if not check.agrees]
     if wrong:
@@ -213,34 +224,43 @@ def answer(models: Mapping[str, ModelCheck], placements: Mapping[str, str]) -> A
             f" {_in_a_sentence(wrong, placements)}.",
             "bad",
         )
-    groups: dict[str, list[str]] = {}
+    of_models: dict[Verdict, list[str]] = {}
+    of_odes: dict[Verdict, dict[Verdict, list[str]]] = {}
     for name, check in models.items():
-        groups.setdefault(needed(check, check.step_verdict), []).append(name)
-    order = list(SENTENCES)
-
-    def rank(need: str) -> int:
-        if need in order:
-            return order.index(need)
-        return 0
-
+        held = " and ".join(check.held) or "the other weights"
+        of_transformer = (check.step_verdict, held)
+        of_ode = (check.verdict, held)
+        if of_ode == of_transformer or not check.has_ode:
+            of_models.setdefault(of_transformer, []).append(name)
+        else:
+            of_odes.setdefault(of_ode, {}).setdefault(of_transformer, []).append(name)
     sentences = []
-    for need in sorted(groups, key=rank):
-        names = _in_a_sentence(groups[need], placements)
-        sentence = SENTENCES.get(need, "every layer of {} has a finite best output with {}")
-        sentences.append(sentence.format(names, need))
-    text = "; ".join(sentences)
-    apart = [
-        name
-        for name, check in models.items()
-        if needed(check, check.verdict) != needed(check, check.step_verdict)
-    ]
-    about_ode = ""
-    if apart:
-        about_ode = (
-            f" This is about the Transformer: the ODE of {_in_a_sentence(apart, placements)} needs"
-            " more, as the table shows."
-        )
-    return Answer(f"{text[0].upper()}{text[1:]}.{about_ode} Numerical searches agree.", "good")
+    for verdict in sorted({*of_models, *of_odes}, key=lambda key: VERDICTS.index(key[0])):
+        parts = []
+        if verdict in of_models:
+            parts.append(_in_a_sentence(of_models[verdict], placements))
+        for of_transformer, names in of_odes.get(verdict, {}).items():
+            shown = _in_a_sentence(names, placements)
+            parts.append(f"read as an ODE, {shown}, whose Transformer is {_words(of_transformer)}")
+        words = _words(verdict)
+        sentences.append(f"{words[0].upper()}{words[1:]}: {'; and, '.join(parts)}.")
+    text = " ".join(sentences)
+    sentences += [meaning for word, meaning in MEANINGS.items() if word in text.lower()]
+    hopeless = [name for name, check in models.items() if _no_penalty_suffices(check)]
+    if hopeless:
+        sentences.append(f"No penalty suffices for {_in_a_sentence(hopeless, placements)}.")
+    return Answer(" ".join([*sentences, "Numerical searches agree."]), "good")
+
+
+def _words(verdict: Verdict) -> str:
+    name, held = verdict
+    return SENTENCES[name].format(held=held)
+
+
+def _no_penalty_suffices(check: ModelCheck) -> bool:
+    threshold = check.training_threshold
+    is_degenerate = "degenerate" in (check.verdict, check.step_verdict)
+    return is_degenerate and threshold is not None and math.isinf(threshold.lower)
 
 
 def _in_a_sentence(names: Sequence[str], placements: Mapping[str, str]) -> str:
@@ -259,44 +279,20 @@ def _in_a_sentence(names: Sequence[str], placements: Mapping[str, str]) -> str:
     return ", ".join(written)
 
 
-def needed(check: ModelCheck, verdict: str) -> str:
-    """What has to be bounded; what must stay fixed where a penalty decides."""
-    held = "+".join(check.held) or "the rest"
-    threshold = check.training_threshold
-    if verdict == "degenerate" and threshold is not None and math.isinf(threshold.lower):
-        return BY_A_BOUND
-    return FREE.get(verdict, f"{held} fixed")
-
-
 def values_of(model: str, check: ModelCheck) -> Iterator[Value]:
     """The rows of a model."""
-    doubt = ""
-    if not check.agrees:
-        doubt = "?"
-    ode = NO_ODE
-    if check.has_ode:
-        ode = f"{needed(check, check.verdict)}{doubt}"
-    yield Value(model, "needs a bound, ODE", None, words=ode)
-    step = f"{needed(check, check.step_verdict)}{doubt}"
-    yield Value(model, "needs a bound, Transformer", None, words=step)
-    top = check.largest
-    yield _steepest(model, top)
-    threshold = check.training_threshold
-    if threshold is None or math.isinf(threshold.lower):
-        yield Value(model, "penalty needed", None, words=penalty(threshold))
-    else:
-        yield Value(
-            model,
-            "penalty needed",
-            threshold.lower,
-            error=threshold.upper - threshold.lower if math.isfinite(threshold.upper) else None,
-            words=penalty(threshold),
-        )
+    yield Value(model, "verdict, Transformer", None, words=_verdict(check, check.step_verdict))
     of_the_ode = NO_ODE
     if check.has_ode:
         of_the_ode = _verdict(check, check.verdict)
     yield Value(model, "verdict, ODE", None, words=of_the_ode)
-    yield Value(model, "verdict, Transformer", None, words=_verdict(check, check.step_verdict))
+    top = check.largest
+    yield from _steepest(model, top)
+    if any(_needs_a_penalty(segment) for segment in check.segments):
+        yield from _penalties(model, "penalty needed", check.training_threshold)
+    else:
+        yield from _penalties(model, "penalty needed", None)
+        yield from _penalties(model, "penalty needed by the ODE", check.training_threshold)
     yield Value(model, "segment of the largest costate", top.segment)
     yield Value(model, "found by search", _found(top))
     if top.ellipsoid is not None:
@@ -342,25 +338,62 @@ def _of_segment(model: str, segment: SegmentCheck) -> Iterator[Value]:
     yield Value(model, "velocities that the placement allows", None, depth=k, words=allowed)
 
 
-def _steepest(model: str, segment: SegmentCheck) -> Value:
-    """H, from what was found to what is proven where its maximiser is the best that was found."""
+def _steepest(model: str, segment: SegmentCheck) -> Iterator[Value]:
+    """H of the Transformer's step, and of the ODE where that is another one."""
+    if segment.step is None or not segment.ode:
+        yield _rate(model, "steepest descent", segment)
+        return
+    ceiling = segment.step.ceiling
+    words = ""
+    if ceiling is not None:
+        words = f"{segment.step.hamiltonian:.3g}..{ceiling:.3g}"
+    yield Value(model, "steepest descent", segment.step.hamiltonian, words=words)
+    yield _rate(model, "steepest descent of the ODE", segment)
+
+
+def _rate(model: str, measure: str, segment: SegmentCheck) -> Value:
+    """H of a segment, from what was found to what is proven where its maximiser is the best that
+    was found.
+    """
     value = segment.hamiltonian
     ceiling = segment.certificate.ceiling
     if value is None and segment.verdict == "open":
-        return Value(model, "steepest descent", None, words="open")
+        return Value(model, measure, None, words="open")
     if value is None:
-        return Value(model, "steepest descent", None, words="finite")
+        return Value(model, measure, None, words="finite")
     if ceiling is None or segment.decayed:
-        return Value(model, "steepest descent", value)
-    return Value(model, "steepest descent", value, words=f"{value:.3g}..{ceiling:.3g}")
+        return Value(model, measure, value)
+    return Value(model, measure, value, words=f"{value:.3g}..{ceiling:.3g}")
+
+
+def _needs_a_penalty(segment: SegmentCheck) -> bool:
+    """Whether nothing but a bound or a penalty limits the Transformer's step."""
+    return segment.certificate.verdict == "degenerate" and segment.step is None
+
+
+def _penalties(model: str, measure: str, threshold: DecayThreshold | None) -> Iterator[Value]:
+    """The penalty that is proven to suffice, and the one that was found to be too small."""
+    if threshold is None:
+        yield Value(model, measure, None)
+        return
+    if math.isinf(threshold.lower):
+        yield Value(model, measure, None, words=NO_PENALTY)
+        return
+    if math.isinf(threshold.upper):
+        low, _ = _two_digits(threshold.lower, decimal.ROUND_FLOOR)
+        yield Value(model, measure, None, words=f"> {low}")
+    else:
+        high, _ = _two_digits(threshold.upper, decimal.ROUND_CEILING)
+        yield Value(model, measure, threshold.upper, words=high)
+    yield Value(model, "penalty too small", threshold.lower)
 
 
 def _verdict(check: ModelCheck, verdict: str) -> str:
-    if check.held:
-        verdict = verdict.replace("the rest fixed", f"{'+'.join(check.held)} fixed")
+    held = "+".join(check.held) or "the rest"
+    words = SHORT.get(verdict, verdict).format(held=held)
     if not check.agrees:
-        verdict = f"{verdict}?"
-    return verdict
+        words = f"{words}?"
+    return words
 
 
 def _found(segment: SegmentCheck) -> float | None:
@@ -377,14 +410,8 @@ def _found(segment: SegmentCheck) -> float | None:
     return None
 
 
-def penalty(threshold: DecayThreshold | None) -> str:
-    """dt lam*, from what was found to what is proven where these differ; a dash if it is not known,
-    and NO_PENALTY if it is infinite.
-    """
-    if threshold is None:
-        return "–"
-    if math.isinf(threshold.lower):
-        return NO_PENALTY
+def penalty(threshold: DecayThreshold) -> str:
+    """dt lam*, from what was found to what is proven where these differ."""
     lower = threshold.lower
     upper = threshold.upper
     if math.isinf(upper):

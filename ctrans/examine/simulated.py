@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ from solvers import Status
 
 LARGE = 10.0
 """Growth by more than this factor, or shrinking, is noted."""
+NEAR = 0.1
+"""A discrete model is near its ODE if their states differ by at most this share."""
 CLOSE = 0.05
 """A slope of the Euler limit that is farther from 1 than this is noted."""
 UNDOING = 0.1
@@ -90,6 +92,17 @@ class Simulated:
         lines += [
             self.missing[name] for name in ("bound", "distance to the ODE") if name in self.missing
         ]
+        if simulation.euler_limit is not None:
+            lines += _far_from_the_limit(simulation.euler_limit)
+        if self.contributions is not None:
+            lines += self.contributions.missing.values()
+        return lines
+
+    @property
+    def reasons(self) -> list[str]:
+        """The model's step, what it conserves, and which sublayers undo each other."""
+        simulation = self.simulation
+        lines: list[str] = []
         placement = PLACEMENTS.get(simulation.placement)
         if placement is None:
             lines.append(f"sublayers differ in their placement: {simulation.placement}")
@@ -97,12 +110,8 @@ class Simulated:
             lines.append(f"a step of the model is {placement.step}, with v = {placement.velocity}")
         if simulation.law:
             lines.append(f"conserved: {simulation.law}")
-        if simulation.euler_limit is not None:
-            lines += _far_from_the_limit(simulation.euler_limit)
         if self.action is not None:
             lines += _undoing(self.action)
-        if self.contributions is not None:
-            lines += self.contributions.missing.values()
         return lines
 
 
@@ -113,6 +122,7 @@ def measured(models: Mapping[str, Simulated]) -> Measured:
         missing={name: model.missing for name, model in models.items() if model.missing},
         answers=(answer({name: model.simulation for name, model in models.items()}),),
         notes={name: model.notes for name, model in models.items() if model.notes},
+        reasons={name: model.reasons for name, model in models.items()},
         styles={name: model.simulation.placement for name, model in models.items()},
     )
 
@@ -149,7 +159,9 @@ class _Analyses:
 
 
 def answer(simulations: Mapping[str, Simulation]) -> Answer:
-    """How far the states grow, and whether the solution can be trusted."""
+    """How far the states grow against their bound, how well the conserved quantity holds, and how
+    far the discrete models are from their ODEs.
+    """
     failed = [
         name for name, simulation in simulations.items() if simulation.status is not Status.SUCCESS
     ]
@@ -172,13 +184,59 @@ def answer(simulations: Mapping[str, Simulation]) -> Answer:
             " few steps.",
             "bad",
         )
-    if any(simulation.bounds is not None for simulation in simulations.values()):
-        text += ", within what theory allows"
+    shares = _largest_of(simulations, lambda simulation: (simulation.used or [])[1:])
+    if shares:
+        text += f", to at most {max(shares.values()):.0%} of the bound that theory gives"
+    sentences = [f"{text}."]
+    drifts = _largest_of(simulations, lambda simulation: simulation.drift)
+    if drifts:
+        sentences.append(
+            f"What the placement conserves holds to {max(drifts.values()):.1g} of its size."
+        )
+    sentences += _about_the_ode(simulations)
     moderate = all(1 / LARGE <= factor <= LARGE for factor in factors.values())
     mark: Mark = "note"
     if moderate:
         mark = "good"
-    return Answer(f"{text}.", mark)
+    return Answer(" ".join(sentences), mark)
+
+
+def _largest_of(
+    simulations: Mapping[str, Simulation],
+    series: Callable[[Simulation], Sequence[float | None] | None],
+) -> dict[str, float]:
+    """The largest figure of a series of each model that has one."""
+    largest = {name: _largest(series(simulation)) for name, simulation in simulations.items()}
+    return {name: figure for name, figure in largest.items() if figure is not None}
+
+
+def _about_the_ode(simulations: Mapping[str, Simulation]) -> Iterator[str]:
+    """How far the discrete models are from their ODEs, and what brings the farthest one near."""
+    distances = _largest_of(simulations, lambda simulation: simulation.discrete_distance)
+    if not distances:
+        return
+    nearest = min(distances, key=distances.__getitem__)
+    farthest = max(distances, key=distances.__getitem__)
+    apart = f"{100 * distances[farthest]:.3g}%"
+    if len(distances) == 1:
+        yield f"The Transformer, an Euler solution of its ODE, is {apart} of a state away from it."
+    else:
+        yield (
+            "The Transformers, Euler solutions of their ODEs, are"
+            f" {100 * distances[nearest]:.2g}% ({nearest}) to {apart} ({farthest}) of a state away"
+            " from them."
+        )
+    limit = simulations[farthest].euler_limit
+    if distances[farthest] <= NEAR or limit is None or len(limit.steps) == 1:
+        return
+    errors = dict(zip(limit.steps, limit.errors, strict=True))
+    near = [steps for steps, error in errors.items() if error <= NEAR]
+    steps = near[0] if near else limit.steps[-1]
+    yield (
+        f"That is far: its steps are long against its states. With {steps} Euler steps a sublayer"
+        f" it ends {100 * errors[steps]:.2g}% away; a smaller --dt or larger embeddings"
+        " (--embedding-std 1) bring it nearer too."
+    )
 
 
 def _range(factors: Mapping[str, float]) -> str:

@@ -102,11 +102,13 @@ MEASURES.add(
             decimals=2,
             topic=_LIMIT,
             source="THEORY.md, section 2",
+            detail=True,
         ),
         "error of the discrete model": Measure(
             formula="|X_1 - X_ODE|/|X_ODE| at the end of the depth, n = 1",
             title="error at n = 1",
             topic=_LIMIT,
+            detail=True,
         ),
         "error of more Euler steps": Measure(
             formula=(
@@ -137,6 +139,7 @@ MEASURES.add(
             decimals=3,
             topic=_ACTION,
             source=_BRENIER,
+            detail=True,
         ),
         "action": Measure(
             formula=(
@@ -146,11 +149,13 @@ MEASURES.add(
             unit="squared length",
             topic=_ACTION,
             source=_BRENIER,
+            detail=True,
         ),
         "squared displacement": Measure(
             formula="|X_T - X_0|^2, mean over tokens: at most the action (Cauchy-Schwarz)",
             unit="squared length",
             topic=_ACTION,
+            detail=True,
         ),
         "W_2^2 of the tokens": Measure(
             formula=(
@@ -161,6 +166,7 @@ MEASURES.add(
             unit="squared length",
             topic=_ACTION,
             source=_BRENIER,
+            detail=True,
         ),
         "opposed sublayers": Measure(
             formula=(
@@ -169,6 +175,7 @@ MEASURES.add(
             ),
             decimals=2,
             topic=_ACTION,
+            detail=True,
         ),
         "least straightness of a token": Measure(
             formula="|X_T - X_0|^2 over the action, of the token where it is least",

@@ -203,7 +203,8 @@ Section = Answer | Words | Table | Plot | ColouredText | Findings
 @dataclass(frozen=True)
 class Chapter:
     """A heading and its parts. A `folded` chapter is closed on a page, and a terminal shows it with
-    --verbose only.
+    --verbose only. A terminal shows a `glossary`, which says what words and figures mean, with
+    --explain only.
 
     `picture` names the PNG file, without its suffix, that holds the chapter's charts.
     """
@@ -211,6 +212,7 @@ class Chapter:
     title: str
     parts: Sequence[Section]
     folded: bool = False
+    glossary: bool = False
     picture: str = ""
 
     @property

@@ -34,17 +34,25 @@ FURTHER = "further columns"
 """Title of a table with the columns that did not fit."""
 HEADING = 10
 """Letters of a heading's line, at least."""
+READING_LINES = 4
+"""Lines that explain figures, at most, without --explain."""
 LONGEST_NAME = 24
 """Letters of a row's name that is never broken, at most."""
 
 
 def show(
-    page: Page, console: Console, *, looked_at: str | None = None, verbose: bool = False
+    page: Page,
+    console: Console,
+    *,
+    looked_at: str | None = None,
+    verbose: bool = False,
+    explain: bool = False,
 ) -> None:
     """Prints the page. `looked_at` is printed below the answers: which models were recognised, and
     what they read.
 
-    Folded chapters, formulas and columns of detail need `verbose`.
+    Folded chapters, formulas and columns of detail need `verbose`. What figures and verdicts mean
+    is cut to a few lines without `explain`.
     """
     for answer in page.answers:
         console.print(Text(answer.text, STYLES[answer.mark] or "bold"))
@@ -53,7 +61,10 @@ def show(
     legend: dict[str, str] = {}
     for i, chapter in enumerate(page.chapters):
         parts = [part for part in chapter.parts if not isinstance(part, Answer | Plot)]
-        if not parts or (chapter.folded and not verbose):
+        hidden = chapter.folded and not verbose
+        if chapter.glossary:
+            hidden = not explain
+        if not parts or hidden:
             continue
         console.print()
         if i:
@@ -62,20 +73,48 @@ def show(
             if isinstance(previous, Table) and isinstance(part, Table):
                 console.print()
             _show(part, console, legend, verbose=verbose)
-    if legend:
-        console.print(Text("\nHow to read it", "bold"))
-        for meaning in dict.fromkeys(legend.values()):
-            names = " and ".join(name for name in legend if legend[name] == meaning)
-            console.print(Text.assemble((names, "italic"), ": ", meaning))
+    is_cut = _show_legend(legend, console, explain=explain or verbose)
     folded = [
         chapter.title
         for chapter in page.chapters
         if chapter.folded and any(not isinstance(part, Plot) for part in chapter.parts)
     ]
+    is_cut = is_cut or any(chapter.glossary for chapter in page.chapters)
+    more = []
+    if is_cut and not explain:
+        more.append("--explain shows what each figure means.")
     if folded and not verbose:
-        console.print(Text(f"\n--verbose also shows: {', '.join(folded)}."))
+        more.append(f"--verbose also shows: {', '.join(folded)}.")
+    if more:
+        console.print(Text("\n" + " ".join(more)))
     if page.subject:
         console.print(Text(page.subject))
+
+
+def _show_legend(legend: dict[str, str], console: Console, *, explain: bool) -> bool:
+    """Prints what the columns mean, without `explain` in a sentence each and as many as fit in a
+    few lines. Returns whether something was left out.
+    """
+    lines: list[Text] = []
+    used = 0
+    is_cut = False
+    for meaning in dict.fromkeys(legend.values()):
+        names = " and ".join(name for name in legend if legend[name] == meaning)
+        sentence = meaning
+        if not explain:
+            sentence = meaning.partition(". ")[0]
+            needed = len(textwrap.wrap(f"{names}: {sentence}", console.width))
+            if used + needed > READING_LINES:
+                is_cut = True
+                continue
+            used += needed
+            is_cut = is_cut or sentence != meaning
+        lines.append(Text.assemble((names, "italic"), ": ", sentence))
+    if lines:
+        console.print(Text("\nHow to read it", "bold"))
+    for line in lines:
+        console.print(line)
+    return is_cut
 
 
 def _show(part: Section, console: Console, legend: dict[str, str], *, verbose: bool) -> None:

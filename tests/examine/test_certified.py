@@ -46,7 +46,6 @@ def test_the_shown_interval_contains_the_true_one():
         (0.0, 0.0, "0"),
         (2.0, 2.0, "2"),
         (1.0, math.inf, "≥ 1"),
-        (math.inf, math.inf, "none"),
     ],
 )
 def test_some_intervals(lower, upper, words):
