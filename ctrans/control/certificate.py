@@ -50,8 +50,8 @@ LINEAR = 0.01
 SATURATED = 0.05
 """Allowed error of a growth exponent of 0: H is finite."""
 
-Search = Literal["velocities", "weights", "gains"]
-"""What is searched for evidence, each with what stands before it."""
+SearchedFor = Literal["velocities", "weights", "gains"]
+"""What searches for evidence go over, each with those before it."""
 
 VALUES = frozenset(
     {
@@ -250,7 +250,7 @@ def certify(
     state: UnbatchedRows | None = None,
     pairs: Count = PAIRS,
     seed: Seed = 0,
-    search: Search = "gains",
+    search: SearchedFor = "gains",
 ) -> Certificate:
     """Evidence for an admissible set's verdict at the costate P: H and its maximiser, compared with
     ascents and growth.
@@ -344,7 +344,7 @@ def _of_finite(
     last_map: Features | None,
     pairs: int,
     seed: int,
-    search: Search,
+    search: SearchedFor,
 ) -> Certificate:
     """Adds the maximiser's KKT residual, the ascent over velocities and what weights attain."""
     chart = admissible.chart(P)
@@ -462,7 +462,7 @@ def _with_weights(
     likely: Tensor,
     pairs: int,
     generator: torch.Generator,
-    search: Search,
+    search: SearchedFor,
 ) -> Certificate:
     """Adds to the certificate of a finite H what weights of the last map attain: freely, within a
     bound, and with gains.

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from ctrans.base.as_found import leaving_as_found
 from ctrans.base.old_names import OldReasons
 from ctrans.control.admissible import VERDICTS, Posedness, verdict_of
-from ctrans.control.certificate import Certificate, Search
+from ctrans.control.certificate import Certificate, SearchedFor
 from ctrans.control.costate import Costate, continuous_or_discrete, costate
 from ctrans.control.decay_threshold import DecayThreshold, largest, with_evidence
 from ctrans.control.regularization import Regularization
@@ -251,7 +251,7 @@ def check_model(
     costate_norms = [float(p.norm()) for _, p in costates.starts]
     by_costate = sorted(range(len(sublayers)), key=lambda k: -costate_norms[k])
     for k in by_costate:
-        search: Search = "velocities"
+        search: SearchedFor = "velocities"
         if thorough:
             search = "gains"
         elif not found:
@@ -300,7 +300,7 @@ def _checked(
     of_steps: Costate,
     regularization: Regularization,
     *,
-    search: Search,
+    search: SearchedFor,
 ) -> SegmentCheck:
     """The check of segment k of the ODE, with what its step has of its own: a set inside a norm
     around the state, else a penalty where nothing bounds H.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ctrans.base.shapes import StreamRows, TokenRows, UnbatchedRows
 from ctrans.control.admissible import VelocitySet, verdict_of
-from ctrans.control.certificate import Certificate, Search, certify
+from ctrans.control.certificate import Certificate, SearchedFor, certify
 from ctrans.control.regularization import Regularization
 from ctrans.control.sets_by_norm import image_of, reachable
 from ctrans.control.step_image import SectionImage
@@ -181,7 +181,7 @@ def certify_towards_image(
     features: Float[Tensor, "tokens features"],
     regularization: Regularization,
     *,
-    search: Search = "gains",
+    search: SearchedFor = "gains",
 ) -> Certificate:
     """The certificate of velocities T_X a * (u - X), u on the image of the residual's own norm.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ctrans.base.shapes import TokenRows
 from ctrans.control.admissible import Posedness, Supremum, verdict_of
-from ctrans.control.certificate import Certificate, Search, certify
+from ctrans.control.certificate import Certificate, SearchedFor, certify
 from ctrans.control.costate import Point
 from ctrans.control.decay_paths import UnitsPath
 from ctrans.control.decay_threshold import DecayThreshold, decay_threshold
@@ -149,7 +149,7 @@ def check_segment(
     dt: float,
     regularization: Regularization,
     continuous: bool,
-    search: Search = "gains",
+    search: SearchedFor = "gains",
 ) -> SegmentCheck:
     """The certificate of one segment of the ODE, of length dt.
 
@@ -269,7 +269,7 @@ def check_step(
     dt: float,
     regularization: Regularization,
     *,
-    search: Search = "gains",
+    search: SearchedFor = "gains",
 ) -> Certificate:
     """The certificate of a discrete step N(X + dt r) at X and the costate P of the step's end."""
     norm = sublayer.state_norm

@@ -4,7 +4,6 @@ so that every layer has a finite best output.
 
 from __future__ import annotations
 
-import decimal
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,9 +12,9 @@ from ctrans.base.from_json import from_json
 from ctrans.control.admissible import VERDICTS, Posedness
 from ctrans.control.control_checks import findings_of
 from ctrans.control.costate import ZERO_GRADIENT
-from ctrans.control.decay_threshold import DecayThreshold
 from ctrans.control.model_check import ModelCheck
 from ctrans.control.segment_check import SegmentCheck
+from ctrans.examine.penalties import decay_notes, penalties
 from ctrans.measure import state_measures as state_measures  # the kind of a sublayer
 from ctrans.measure.measured import Answer, Measured, Value
 from ctrans.measure.measures import MEASURES, Measure
@@ -41,10 +40,9 @@ MEANINGS = {
     ),
 }
 """What a verdict means, by its first word."""
-Verdict = tuple[Posedness, str]
+VerdictWhileHeld = tuple[Posedness, str]
 """A verdict, and what it holds fixed."""
 NO_ODE = "no ODE"
-NO_PENALTY = "none"
 NOT_CHECKED = "verdict, Transformer"
 """The measure that the reason is filed under if a regularization does not apply to a placement."""
 
@@ -224,8 +222,8 @@ def answer(models: Mapping[str, ModelCheck], placements: Mapping[str, str]) -> A
             f" {_in_a_sentence(wrong, placements)}.",
             "bad",
         )
-    of_models: dict[Verdict, list[str]] = {}
-    of_odes: dict[Verdict, dict[Verdict, list[str]]] = {}
+    of_models: dict[VerdictWhileHeld, list[str]] = {}
+    of_odes: dict[VerdictWhileHeld, dict[VerdictWhileHeld, list[str]]] = {}
     for name, check in models.items():
         held = " and ".join(check.held) or "the other weights"
         of_transformer = (check.step_verdict, held)
@@ -252,7 +250,7 @@ def answer(models: Mapping[str, ModelCheck], placements: Mapping[str, str]) -> A
     return Answer(" ".join([*sentences, "Numerical searches agree."]), "good")
 
 
-def _words(verdict: Verdict) -> str:
+def _words(verdict: VerdictWhileHeld) -> str:
     name, held = verdict
     return SENTENCES[name].format(held=held)
 
@@ -289,10 +287,10 @@ def values_of(model: str, check: ModelCheck) -> Iterator[Value]:
     top = check.largest
     yield from _steepest(model, top)
     if any(_needs_a_penalty(segment) for segment in check.segments):
-        yield from _penalties(model, "penalty needed", check.training_threshold)
+        yield from penalties(model, "penalty needed", check.training_threshold)
     else:
-        yield from _penalties(model, "penalty needed", None)
-        yield from _penalties(model, "penalty needed by the ODE", check.training_threshold)
+        yield from penalties(model, "penalty needed", None)
+        yield from penalties(model, "penalty needed by the ODE", check.training_threshold)
     yield Value(model, "segment of the largest costate", top.segment)
     yield Value(model, "found by search", _found(top))
     if top.ellipsoid is not None:
@@ -371,23 +369,6 @@ def _needs_a_penalty(segment: SegmentCheck) -> bool:
     return segment.certificate.verdict == "degenerate" and segment.step is None
 
 
-def _penalties(model: str, measure: str, threshold: DecayThreshold | None) -> Iterator[Value]:
-    """The penalty that is proven to suffice, and the one that was found to be too small."""
-    if threshold is None:
-        yield Value(model, measure, None)
-        return
-    if math.isinf(threshold.lower):
-        yield Value(model, measure, None, words=NO_PENALTY)
-        return
-    if math.isinf(threshold.upper):
-        low, _ = _two_digits(threshold.lower, decimal.ROUND_FLOOR)
-        yield Value(model, measure, None, words=f"> {low}")
-    else:
-        high, _ = _two_digits(threshold.upper, decimal.ROUND_CEILING)
-        yield Value(model, measure, threshold.upper, words=high)
-    yield Value(model, "penalty too small", threshold.lower)
-
-
 def _verdict(check: ModelCheck, verdict: str) -> str:
     held = "+".join(check.held) or "the rest"
     words = SHORT.get(verdict, verdict).format(held=held)
@@ -410,37 +391,6 @@ def _found(segment: SegmentCheck) -> float | None:
     return None
 
 
-def penalty(threshold: DecayThreshold) -> str:
-    """dt lam*, from what was found to what is proven where these differ."""
-    lower = threshold.lower
-    upper = threshold.upper
-    if math.isinf(upper):
-        return f"≥ {_two_digits(lower, decimal.ROUND_FLOOR)[0]}"
-    low, power = _two_digits(lower, decimal.ROUND_FLOOR)
-    high, power_of_high = _two_digits(upper, decimal.ROUND_CEILING)
-    if power and power == power_of_high:  # one power for both takes less room
-        low = low.removesuffix(power)
-    if low == high or f"{low}{power}" == high:
-        return high
-    return f"{low}-{high}"
-
-
-def _two_digits(value: float, rounding: str) -> tuple[str, str]:
-    """A number in two digits, rounded away from the interval that it ends, and its power of ten if
-    it is written with one.
-    """
-    exact = decimal.Decimal(value)
-    if exact == 0:
-        return "0", ""
-    last_digit = decimal.Decimal(1).scaleb(exact.adjusted() - 1)
-    rounded = exact.quantize(last_digit, rounding=rounding)
-    exponent = rounded.adjusted()
-    if -2 <= exponent <= 2:
-        return f"{float(rounded):.4g}", ""
-    power = f"e{exponent}"
-    return f"{float(rounded.scaleb(-exponent)):.1f}{power}", power
-
-
 def notes_of(check: ModelCheck) -> list[str]:
     """What replaces an ODE, what was skipped, what a weight decay does, and where more than one
     velocity is optimal.
@@ -449,59 +399,13 @@ def notes_of(check: ModelCheck) -> list[str]:
     if check.instead is not None:
         lines.append(check.instead)
     lines += [f"{where} is skipped: {why}" for where, why in check.missing.items()]
-    lines += _decay_notes(check)
+    lines += decay_notes(check)
     if not any(segment.costate_norm for segment in check.segments):
         lines.append(f"{ZERO_GRADIENT}; the verdict is of any other costate")
     ties = sum(segment.certificate.ties for segment in check.segments)
     if ties:
         tokens = len(check.segments) * check.tokens
         lines.append(f"a tie, more than one velocity is optimal, for {ties} of {tokens} tokens")
-    return lines
-
-
-def _decay_notes(check: ModelCheck) -> list[str]:
-    """What the weight decay asked about does, and what no weight decay can do."""
-    threshold = check.training_threshold
-    decay = check.largest.weight_decay
-    if decay is None:
-        return []
-    if check.no_threshold:
-        return [f"the penalty that H needs is not known: {check.no_threshold}"]
-    if threshold is None:
-        unknown = sum(segment.verdict == "open" for segment in check.segments)
-        if not unknown:
-            return []
-        return [
-            f"{unknown} of {len(check.segments)} segments have a map that gives access to no path"
-            " of factors that decay (a scale by channel adds one without): the decay it needs is"
-            " not known"
-        ]
-    if math.isinf(threshold.lower):
-        return [
-            "no penalty makes H finite: a gated or squared FFN multiplies three factors, and its"
-            " value grows like R^3 against a cost of R^2"
-        ]
-    is_needed = f"dt lam* is {penalty(threshold)}"
-    if decay < threshold.lower:
-        times = f"{threshold.lower / decay:.3g}"
-        lines = [f"a penalty of {decay:g} is {times} times too small for a finite H: {is_needed}"]
-    elif decay < threshold.upper:
-        lines = [
-            f"a penalty of {decay:g} is between the dt lam* that was found and what is proven to"
-            f" suffice: {is_needed}"
-        ]
-    else:
-        lines = [f"a penalty of {decay:g} keeps the matrices from running away: {is_needed}"]
-    if threshold.bias > 0:
-        lines.append(
-            "biases without decay make H infinite whatever the penalty, as dt |sum_j p_j| ="
-            f" {threshold.bias:.2g} is not 0"
-        )
-    if threshold.gains:
-        lines.append(
-            "trained gains of an input norm or a residual make H infinite too: they are a third"
-            " factor, and the value grows like R^3"
-        )
     return lines
 
 

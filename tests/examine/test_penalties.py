@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ctrans.control.decay_threshold import DecayThreshold
-from ctrans.examine.certified import penalty
+from ctrans.examine.penalties import penalty
 
 
 def shown(lower, upper):

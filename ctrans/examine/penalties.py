@@ -1,0 +1,107 @@
+"""The penalty of the weights that a model needs, as `ctrans hjb-check` shows it."""
+
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Iterator
+
+from ctrans.control.decay_threshold import DecayThreshold
+from ctrans.control.model_check import ModelCheck
+from ctrans.measure.measured import Value
+
+NO_PENALTY = "none"
+
+
+def penalties(model: str, measure: str, threshold: DecayThreshold | None) -> Iterator[Value]:
+    """The penalty that is proven to suffice, and the one that was found to be too small."""
+    if threshold is None:
+        yield Value(model, measure, None)
+        return
+    if math.isinf(threshold.lower):
+        yield Value(model, measure, None, words=NO_PENALTY)
+        return
+    if math.isinf(threshold.upper):
+        low, _ = _two_digits(threshold.lower, decimal.ROUND_FLOOR)
+        yield Value(model, measure, None, words=f"> {low}")
+    else:
+        high, _ = _two_digits(threshold.upper, decimal.ROUND_CEILING)
+        yield Value(model, measure, threshold.upper, words=high)
+    yield Value(model, "penalty too small", threshold.lower)
+
+
+def penalty(threshold: DecayThreshold) -> str:
+    """dt lam*, from what was found to what is proven where these differ."""
+    lower = threshold.lower
+    upper = threshold.upper
+    if math.isinf(upper):
+        return f"≥ {_two_digits(lower, decimal.ROUND_FLOOR)[0]}"
+    low, power = _two_digits(lower, decimal.ROUND_FLOOR)
+    high, power_of_high = _two_digits(upper, decimal.ROUND_CEILING)
+    if power and power == power_of_high:  # one power for both takes less room
+        low = low.removesuffix(power)
+    if low == high or f"{low}{power}" == high:
+        return high
+    return f"{low}-{high}"
+
+
+def _two_digits(value: float, rounding: str) -> tuple[str, str]:
+    """A number in two digits, rounded away from the interval that it ends, and its power of ten if
+    it is written with one.
+    """
+    exact = decimal.Decimal(value)
+    if exact == 0:
+        return "0", ""
+    last_digit = decimal.Decimal(1).scaleb(exact.adjusted() - 1)
+    rounded = exact.quantize(last_digit, rounding=rounding)
+    exponent = rounded.adjusted()
+    if -2 <= exponent <= 2:
+        return f"{float(rounded):.4g}", ""
+    power = f"e{exponent}"
+    return f"{float(rounded.scaleb(-exponent)):.1f}{power}", power
+
+
+def decay_notes(check: ModelCheck) -> list[str]:
+    """What the weight decay asked about does, and what no weight decay can do."""
+    threshold = check.training_threshold
+    decay = check.largest.weight_decay
+    if decay is None:
+        return []
+    if check.no_threshold:
+        return [f"the penalty that H needs is not known: {check.no_threshold}"]
+    if threshold is None:
+        unknown = sum(segment.verdict == "open" for segment in check.segments)
+        if not unknown:
+            return []
+        return [
+            f"{unknown} of {len(check.segments)} segments have a map that gives access to no path"
+            " of factors that decay (a scale by channel adds one without): the decay it needs is"
+            " not known"
+        ]
+    if math.isinf(threshold.lower):
+        return [
+            "no penalty makes H finite: a gated or squared FFN multiplies three factors, and its"
+            " value grows like R^3 against a cost of R^2"
+        ]
+    is_needed = f"dt lam* is {penalty(threshold)}"
+    if decay < threshold.lower:
+        times = f"{threshold.lower / decay:.3g}"
+        lines = [f"a penalty of {decay:g} is {times} times too small for a finite H: {is_needed}"]
+    elif decay < threshold.upper:
+        lines = [
+            f"a penalty of {decay:g} is between the dt lam* that was found and what is proven to"
+            f" suffice: {is_needed}"
+        ]
+    else:
+        lines = [f"a penalty of {decay:g} keeps the matrices from running away: {is_needed}"]
+    if threshold.bias > 0:
+        lines.append(
+            "biases without decay make H infinite whatever the penalty, as dt |sum_j p_j| ="
+            f" {threshold.bias:.2g} is not 0"
+        )
+    if threshold.gains:
+        lines.append(
+            "trained gains of an input norm or a residual make H infinite too: they are a third"
+            " factor, and the value grows like R^3"
+        )
+    return lines
