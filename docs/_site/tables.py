@@ -64,6 +64,11 @@ MEASURED_BY = {
     "weights": "ctrans diagnose --weights-only",
 }
 """For a reader, what measures a figure, where the table of measures names a part of it."""
+MEANING_OF_SEVERITY = {
+    "broken": "a part computes nothing, a figure is not finite, or the loss means nothing",
+    "serious": "it probably costs quality, or breaks a training",
+    "note": "worth knowing, and often intended",
+}
 SCOPES = {
     "run": "the whole run",
     "state": "each state",
@@ -86,6 +91,15 @@ def limits_table(checks: Mapping[str, Check]) -> str:
             *rows,
         ]
     )
+
+
+def severities_table(checks: Mapping[str, Check]) -> str:
+    """What each severity means, and the checks that have it, as a table in Markdown."""
+    rows = [
+        [word, meaning, ", ".join(name for name, c in checks.items() if c.severity == word)]
+        for word, meaning in MEANING_OF_SEVERITY.items()
+    ]
+    return markdown_table(["severity", "what it means", "findings"], rows)
 
 
 def verdicts_table() -> str:
@@ -177,7 +191,7 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 TABLES = {
     "measures.md": [measures_table()],
     "howto/alarms.md": [limits_table(ALARMS), gauges_table()],
-    "commands/diagnose.md": [limits_table(CHECKS)],
+    "commands/diagnose.md": [severities_table(CHECKS)],
     "commands/screen.md": [verdicts_table()],
     "howto/gate.md": [limits_table(WEIGHT_CHECKS), limits_table(CHANGE_CHECKS)],
     "howto/precision.md": [limits_table(PRECISION_CHECKS)],
