@@ -68,8 +68,8 @@ MEASURES.add(
         ),
         "steepest descent": Measure(
             formula=(
-                "fall of the loss per unit of depth-time by a layer's best output. It is H(P) = sup"
-                " -<P, f>, in closed form, of the Transformer's step at the segment with the"
+                "loss decrease per depth-time by a layer's best output. It is H(P) = sup -<P, f>,"
+                " in closed form, of the Transformer's step at the segment with the"
                 " largest costate"
             ),
             source="Kan, section 3",

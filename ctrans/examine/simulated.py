@@ -233,7 +233,7 @@ def _about_the_ode(simulations: Mapping[str, Simulation]) -> Iterator[str]:
     near = [steps for steps, error in errors.items() if error <= NEAR]
     steps = near[0] if near else limit.steps[-1]
     yield (
-        f"That is far: its steps are long against its states. With {steps} Euler steps a sublayer"
+        f"The steps of {farthest} are long against its states. With {steps} Euler steps a sublayer"
         f" it ends {100 * errors[steps]:.2g}% away; a smaller --dt or larger embeddings"
         " (--embedding-std 1) bring it nearer too."
     )

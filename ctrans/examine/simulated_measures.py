@@ -9,25 +9,24 @@ from ctrans.measure.state_measures import root_mean_square as root_mean_square  
 
 ROUNDING = 1e-9
 """A share of a bound above 1 by less than this is rounding."""
-_SHARE = "mean |x| over its bound; above 100% the method takes too few steps"
-_CONSERVED = "departure from the quantity that this placement conserves"
+_SHARE = "mean |x| over its bound. Above 100% the method takes too few steps"
+_CONSERVED = "departure from what this placement conserves"
 _APART = (
-    "|X_discrete - X_ODE| / |X_ODE|: how far the Transformer, one Euler step a sublayer, is from"
-    " the ODE that it discretises. This is no error of the model: it measures how well a continuous"
+    "|X_discrete - X_ODE| / |X_ODE|, of the Transformer and its ODE. The Transformer takes an Euler"
+    " step a sublayer. The distance is no error of the model: it measures how well a continuous"
     " depth describes it"
 )
+_SIZE = "mean |x| over the state's entries"
 
 _LIMIT = "The Euler limit"
 MEASURES.add(
     "ctrans.simulate",
     {
-        "solved to the end": Measure(formula="whether the solution reached the end of the depth"),
-        "size at the start": Measure(
-            formula="mean |X_0| over entries, before the first layer", unit="mean |x|"
+        "solved to the end": Measure(
+            formula="whether the solution reached the end of the depth", detail=True
         ),
-        "size at the end": Measure(
-            formula="mean |X_T| over entries, after the last layer", unit="mean |x|"
-        ),
+        "size at the start": Measure(formula=_SIZE, unit="mean |x|"),
+        "size at the end": Measure(formula=_SIZE, unit="mean |x|"),
         "largest share of the bound": Measure(
             formula=_SHARE, title="share of the bound", share=True, marked=1 + ROUNDING
         ),

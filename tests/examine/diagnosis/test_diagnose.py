@@ -588,7 +588,6 @@ def test_the_page_has_every_finding_by_its_severity():
 
 
 def test_every_limit_is_shown_with_who_set_it():
-    assert f"of {len(CHECKS)} checks were measured" in Path("README.md").read_text()
     shown = " ".join(CliRunner().invoke(main, ["diagnose", "--help-all"]).output.split())
     for name, check in CHECKS.items():
         line = f"{name} ({check.severity}): {check.description}: {check.limit} ({check.source})"
