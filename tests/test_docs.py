@@ -24,6 +24,8 @@ from docs._site.tables import TABLES
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name != "gallery.md")
 BLOCK = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXTRAS = {"--html ": "plotly", "ctrans report ": "plotly", "import transformers": "transformers"}
+"""What code needs that an install without extras does not have. Such a page names the extra."""
 OFFLINE = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -47,6 +49,10 @@ def test_a_pages_code_runs(page, tmp_path):
     """Files that a page names are written, Python is run, and so is each command; a block of no
     language is for reading.
     """
+    run = "\n".join(code for language, _, code in blocks(page) if language in ("python", "sh"))
+    for words, package in EXTRAS.items():
+        if words in run:
+            pytest.importorskip(package, reason=f"{page.name} needs {package}, which is not here")
     for language, title, code in blocks(page):
         if title:
             (tmp_path / title).write_text(code)
