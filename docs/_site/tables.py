@@ -202,16 +202,18 @@ def family_tables(families: Sequence[FoundFamily]) -> list[str]:
         family.family: [family.reads, placement_of(family), family.norm or "", known(family)]
         for family in opened
     }
-    unknown = {
-        family.family: ["; ".join(dict.fromkeys(family.unread))]
-        for family in opened
-        if family.unread
-    }
+    unknown: dict[str, list[str]] = {}
+    for family in opened:
+        for reason in without_repetition(family.unread):
+            unknown.setdefault(reason, []).append(f"`{family.family}`")
     return [
         markdown_table(
             ["families", "read", "placement", "norm", "known of their maps"], shared(recognised)
         ),
-        markdown_table(["families", "what is not known, and why"], shared(unknown)),
+        markdown_table(
+            ["what is not known, and why", "families"],
+            [[reason, ", ".join(names)] for reason, names in unknown.items()],
+        ),
         markdown_table(
             ["refused", "why"], [[f"`{family.family}`", family.refused or ""] for family in refused]
         ),
@@ -230,6 +232,15 @@ def known(family: FoundFamily) -> str:
     if len(found) == len(words):
         return "all"
     return ", ".join(found) or "none"
+
+
+def without_repetition(reasons: Sequence[str]) -> list[str]:
+    """Reasons that differ in their numbers alone, once, with the largest."""
+    kept: dict[str, str] = {}
+    for reason in reasons:
+        words = re.sub(r"[\d.]+", "", reason)
+        kept[words] = max(reason, kept.get(words, ""))
+    return list(kept.values())
 
 
 def shared(rows: Mapping[str, list[str]]) -> list[list[str]]:
