@@ -294,5 +294,7 @@ if __name__ == "__main__":
         for table in tables:
             heading = table.strip().splitlines()[0]
             before, _, rest = page.partition(heading)
-            done, page = done + before + table.strip(), rest[rest.index("\n\n") :]
+            end = rest.find("\n\n")
+            page = "\n" if end == -1 else rest[end:]  # a table may end the page
+            done += before + table.strip()
         path.write_text(done + page, encoding="utf-8")
