@@ -1,5 +1,5 @@
 """The site as it is opened from its files, without a network: nothing is complained of, it is found
-in, and a telephone shows it.
+in, its sections are visible without a menu button, and a telephone shows it.
 """
 
 import os
@@ -49,6 +49,10 @@ def test_the_site_is_searched_from_its_files(tmp_path):
             ),
         )
         page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto((site / "howto" / "gate.html").as_uri())
+        assert page.locator(".md-tabs__link", has_text="Commands").is_visible()
+        assert page.locator(".md-sidebar--primary").get_by_text("Install it").is_visible()
+        assert not page.locator("label[for=__drawer].md-header__button").is_visible()
         page.goto((site / "index.html").as_uri())
         query = page.locator("input[name=query]")
         query.click()

@@ -2,6 +2,7 @@
 docs._site.tables`, after a change of the words of a measure or check, or of `FAMILIES`.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,14 +26,13 @@ from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 from ctrans.examine.screening.screening_checks import QUESTIONS
 from ctrans.interop.families import FAMILIES, FoundFamily, found_family
 from ctrans.interop.transformers_library import quiet
-from ctrans.measure.findings import Check
+from ctrans.measure.findings import SEVERITIES, Check
 from ctrans.measure.measures import MEASURES
 from ctrans.report.words import verdicts
 from ctrans.study import studied
 from ctrans.theory import theory_checks
 from ctrans.training import degeneracy, trained, transferred
 from ctrans.training.monitor.alarms import ALARMS
-from ctrans.training.monitor.training_measures import GAUGES
 
 DOCS = Path(__file__).parents[1]
 ROOMS_OF_MEASURES = (
@@ -80,6 +80,17 @@ SCOPES = {
 }
 
 
+ADVICE = re.compile(
+    r"; its advice, carried out on (\d+) runs? of the clinic's open half: healed (\d+), harmed (\d+)$"
+)
+"""The end of a check's source, where the clinic tried its advice."""
+USUAL = {"window": 6, "ahead": 4, "fit": 0.8, "reports": 1}
+"""Limits of alarms that the page names once."""
+TESTED = (
+    "our choice, set on one half of the runs of benchmarks/warning_study.py and tested on the other"
+)
+
+
 def limits_table(checks: Mapping[str, Check]) -> str:
     """The checks as a table in Markdown."""
     cells = [[name, c.severity, c.description, c.limit, c.source] for name, c in checks.items()]
@@ -102,6 +113,55 @@ def severities_table(checks: Mapping[str, Check]) -> str:
     return markdown_table(["severity", "what it means", "findings"], rows)
 
 
+def limits_by_severity(columns: Mapping[str, Mapping[str, Check]]) -> str:
+    """Checks and their limits by severity, one column for each title. The formulas are in All
+    measures.
+    """
+    rows = []
+    for severity in SEVERITIES:
+        cells = [
+            ", ".join(
+                f"{name} ({check.limit})"
+                for name, check in checks.items()
+                if check.severity == severity
+            )
+            for checks in columns.values()
+        ]
+        rows.append([severity, *cells])
+    return markdown_table(["severity", *columns], rows)
+
+
+def alarms_tables() -> list[str]:
+    """The alarms: the serious ones with the broken, then the notes."""
+    serious: list[list[str]] = []
+    notes: list[list[str]] = []
+    for name, check in ALARMS.items():
+        limits = ", ".join(
+            f"{key} {value:g}" for key, value in check.limits.items() if USUAL.get(key) != value
+        )
+        row = [name, check.description, limits, source_and_trial(check)]
+        rows = notes if check.severity == "note" else serious
+        rows.append(row)
+    columns = ["what is measured", "limit", "source; advice"]
+    return [
+        markdown_table(["serious alarm", *columns], serious),
+        markdown_table(["note", *columns], notes),
+    ]
+
+
+def source_and_trial(check: Check) -> str:
+    """Who set a limit, without the reasons, and how often its advice healed a run of the clinic."""
+    source = ADVICE.sub("", check.source).replace(TESTED, "ours, tested")
+    source = re.sub(r"(limits?|this one): ", "", source)
+    words = [part.split(": ")[0].replace("our choice", "ours") for part in source.split("; ")]
+    if trial := ADVICE.search(check.source):
+        tried, healed, harmed = trial.groups()
+        words.append(f"healed {healed} of {tried}")
+        if harmed != "0":
+            words.append(f"harmed {harmed}")
+    return "; ".join(words)
+
+
 def verdicts_table() -> str:
     """What every verdict of a screening means, as a table in Markdown."""
     rows = [
@@ -109,15 +169,6 @@ def verdicts_table() -> str:
         for word, meaning in verdicts().items()
     ]
     return "\n".join(["| verdict | what it means |", "| --- | --- |", *rows])
-
-
-def gauges_table() -> str:
-    """What the monitor measures, as a table in Markdown."""
-    rows = [
-        f"| `{name}` | {gauge.formula.replace('|', chr(92) + '|')} |"
-        for name, gauge in GAUGES.items()
-    ]
-    return "\n".join(["| name | what is measured |", "| --- | --- |", *rows])
 
 
 def measures_table() -> str:
@@ -142,33 +193,62 @@ def measures_table() -> str:
 
 
 def family_tables(families: Sequence[FoundFamily]) -> list[str]:
-    """What ctrans recognises in each family, what it does not and why, and which it refuses."""
+    """What ctrans recognises in each family, what it does not and why, and which it refuses.
+    Families of which it says the same share a row.
+    """
     opened = [family for family in families if family.supported]
     refused = [family for family in families if not family.supported]
-    recognised = [
-        [
-            f"`{family.family}`",
-            family.reads,
-            placement_of(family),
-            family.norm or "",
-            *(
-                "yes" if known else "no"
-                for known in (family.theta, family.bounds, family.matrices, family.last)
-            ),
-        ]
+    recognised = {
+        family.family: [family.reads, placement_of(family), family.norm or "", known(family)]
         for family in opened
-    ]
-    unknown = [
-        [f"`{family.family}`", "; ".join(family.unread)] for family in opened if family.unread
-    ]
-    columns = ["family", "reads", "placement", "norm", "scores", "size", "weights", "last map"]
+    }
+    unknown: dict[str, list[str]] = {}
+    for family in opened:
+        for reason in without_repetition(family.unread):
+            unknown.setdefault(reason, []).append(f"`{family.family}`")
     return [
-        markdown_table(columns, recognised),
-        markdown_table(["family", "what is not known, and why"], unknown),
+        markdown_table(
+            ["families", "read", "placement", "norm", "known of their maps"], shared(recognised)
+        ),
+        markdown_table(
+            ["what is not known, and why", "families"],
+            [[reason, ", ".join(names)] for reason, names in unknown.items()],
+        ),
         markdown_table(
             ["refused", "why"], [[f"`{family.family}`", family.refused or ""] for family in refused]
         ),
     ]
+
+
+def known(family: FoundFamily) -> str:
+    """What ctrans knows of a family's maps, by the words that the page explains."""
+    words = {
+        "scores": family.theta,
+        "size": family.bounds,
+        "weights": family.matrices,
+        "last map": family.last,
+    }
+    found = [word for word, is_known in words.items() if is_known]
+    if len(found) == len(words):
+        return "all"
+    return ", ".join(found) or "none"
+
+
+def without_repetition(reasons: Sequence[str]) -> list[str]:
+    """Reasons that differ in their numbers alone, once, with the largest."""
+    kept: dict[str, str] = {}
+    for reason in reasons:
+        words = re.sub(r"[\d.]+", "", reason)
+        kept[words] = max(reason, kept.get(words, ""))
+    return list(kept.values())
+
+
+def shared(rows: Mapping[str, list[str]]) -> list[list[str]]:
+    """Rows by family, with equal ones in one row, where the first of them stood."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for family, cells in rows.items():
+        names.setdefault(tuple(cells), []).append(f"`{family}`")
+    return [[", ".join(families), *cells] for cells, families in names.items()]
 
 
 def placement_of(family: FoundFamily) -> str:
@@ -190,11 +270,15 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 
 TABLES = {
     "measures.md": [measures_table()],
-    "howto/alarms.md": [limits_table(ALARMS), gauges_table()],
+    "howto/alarms.md": alarms_tables(),
     "commands/diagnose.md": [severities_table(CHECKS)],
     "commands/screen.md": [verdicts_table()],
-    "howto/gate.md": [limits_table(WEIGHT_CHECKS), limits_table(CHANGE_CHECKS)],
-    "howto/precision.md": [limits_table(PRECISION_CHECKS)],
+    "howto/gate.md": [
+        limits_by_severity(
+            {"of a checkpoint": WEIGHT_CHECKS, "of two, now over before": CHANGE_CHECKS}
+        )
+    ],
+    "howto/precision.md": [limits_by_severity({"findings, with their limits": PRECISION_CHECKS})],
 }
 
 measured = newest(DOCS.parent / "benchmarks" / "results")
@@ -210,5 +294,7 @@ if __name__ == "__main__":
         for table in tables:
             heading = table.strip().splitlines()[0]
             before, _, rest = page.partition(heading)
-            done, page = done + before + table.strip(), rest[rest.index("\n\n") :]
+            end = rest.find("\n\n")
+            page = "\n" if end == -1 else rest[end:]  # a table may end the page
+            done += before + table.strip()
         path.write_text(done + page, encoding="utf-8")

@@ -17,7 +17,7 @@ from ctrans.training.monitor import ALARMS, Monitor
 from ctrans.training.monitor.alarms import Watch
 from ctrans.training.monitor.past import Past, trend
 from ctrans.training.monitor.past_checks import grows, spike
-from docs._site.tables import gauges_table, limits_table
+from docs._site.tables import alarms_tables
 from solvers import ConfigError
 
 PLACES = [f"block {k // 2}, {'ffn' if k % 2 else 'attention'}" for k in range(6)]
@@ -292,10 +292,10 @@ def test_a_figure_grows_if_it_is_above_the_limit_or_on_a_line_to_it(course):
     assert (grows("log_z")(past, GROWTH) is not None) == expected
 
 
-def test_the_page_has_every_alarm_every_measurement_and_every_name_of_a_limit():
+def test_the_page_has_every_alarm_and_every_name_of_a_limit():
     page = (Path(__file__).parents[3] / "docs" / "howto" / "alarms.md").read_text()
-    assert limits_table(ALARMS) in page  # python -m docs._site.tables writes both
-    assert gauges_table() in page
+    for table in alarms_tables():  # python -m docs._site.tables writes both
+        assert table in page
     explained = page[page.index("## What the limits are") : page.index("## Measurements")]
     names = {
         name
