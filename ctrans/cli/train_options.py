@@ -65,7 +65,6 @@ class OfTraining(WrittenRequest):
         "width": 128,
         "heads": 4,
         "context": 64,
-        "dt": 0.1,
         "initialisation": "xavier",
         "embedding_std": 0.1,
     }
