@@ -27,7 +27,7 @@ class VerifyRequest(WrittenRequest):
         metavar="NAME",
         default_words="all",
     )
-    cases: int = option(200, "Cases for each bound. Slow checks run a part of them.", limits=COUNT)
+    cases: int = option(100, "Cases for each bound. Slow checks run a part of them.", limits=COUNT)
     seed: int = option(0, "Seed of the cases.")
 
 
@@ -40,7 +40,7 @@ def command(request: VerifyRequest) -> None:
     counterexample. `reached` is the worst distance found. For a bound it is measured/bound - 1:
     -0.1 is 10% of slack. For an equality it is a relative difference. For a slope, order or mean it
     is the distance to the allowed range, negative inside. The exit code is 1 if a form that should
-    hold is violated. This takes one to two minutes. The directory gets verify.json.
+    hold is violated. This takes a minute. The directory gets verify.json.
 
     \b
     ctrans verify

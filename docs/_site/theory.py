@@ -1,5 +1,5 @@
 """Puts the statements of `ctrans verify` into THEORY.md, between its marker comments: `python -m
-docs._site.theory`, after that command.
+docs._site.theory`, after `ctrans verify --cases 200`.
 """
 
 import json

@@ -35,7 +35,7 @@ _CURVATURE = f"curvature is a second derivative by the weights, and {STEP}"
 
 
 QUESTIONS = {
-    "well-posedness": "is training a well-posed control problem?",
+    "well-posedness": "is training, read as an ODE, a well-posed control problem?",
     "forward": "how do hidden states grow?",
     "backward": "how do gradients pass?",
     "transport": "how far does uncertainty travel?",
