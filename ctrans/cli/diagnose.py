@@ -245,7 +245,7 @@ def _directory(request: DiagnoseRequest) -> Path | None:
     for kind in ("treat", "sarif", "junit"):
         path = getattr(request, kind)
         if path is not None:
-            check_file_of(kind, path, request.command, directory)
+            check_file_of(kind, path, request, directory)
     return directory
 
 

@@ -24,11 +24,13 @@ from ctrans.cli.plugins import LOADED
 from ctrans.cli.request import STDOUT, Request, WrittenRequest
 from ctrans.cli.say import say
 from ctrans.measure.measured import Measured
+from ctrans.measure.measures import MEASURES
 from ctrans.model.config import GPTConfig
 from ctrans.model.remarks import remarks_on
 from ctrans.report.contents import page_of, page_of_table
 from ctrans.report.files import check_writable, takes_data, to_json, write_atomic
 from ctrans.report.html import check_libraries, render
+from ctrans.report.ownership import check_replaceable, check_result
 from ctrans.report.picture import pictures
 from ctrans.report.sections import Page
 from ctrans.report.terminal import show
@@ -54,27 +56,32 @@ def directory_of(request: WrittenRequest, default: Path | None = None) -> Path |
 
 
 def check_json(request: Request, directory: Path | None = None) -> None:
-    """Raises ConfigError unless the JSON and the page can be written. ctrans makes the directory of
-    the page, and that of --out (`directory`). The directory of the JSON must exist.
+    """Raises ConfigError unless the JSON and the page can be written, and replace nothing that
+    ctrans did not write. ctrans makes the directory of the page, and that of --out (`directory`).
+    The directory of the JSON must exist.
     """
     if request.json_path is not None and not request.quiet:
-        check_file_of("json", Path(request.json_path), request.command, directory)
+        check_file_of("json", Path(request.json_path), request, directory)
     if request.html_path is not None:
-        check_file_of("html", Path(request.html_path), request.command, directory)
+        check_file_of("html", Path(request.html_path), request, directory)
         check_libraries()
+    if directory is not None:
+        names = [f"{name}.png" for name in (request.command, *picture_names())]
+        check_result(directory, request.command, names, overwrite=request.overwrite)
 
 
-def check_file_of(kind: str, path: Path, command: str, directory: Path | None) -> None:
-    """Raises ConfigError unless the file of the option --`kind` can be written. ctrans makes
-    `directory`.
+def check_file_of(kind: str, path: Path, request: Request, directory: Path | None) -> None:
+    """Raises ConfigError unless the file of the option --`kind` can be written, and replaces
+    nothing that ctrans did not write. ctrans makes `directory`.
     """
     if path.is_dir():
         raise ConfigError(
             f"--{kind} {str(path)!r} is a directory: give a file in it, as"
-            f" {str(path / f'{command}.{kind}')!r}"
+            f" {str(path / f'{request.command}.{kind}')!r}"
         )
     if takes_data(path):
         return
+    check_replaceable(path, overwrite=request.overwrite)
     if directory is not None and path.parent.absolute() == directory.absolute():
         return
     if kind == "json" and not path.parent.is_dir():
@@ -83,6 +90,11 @@ def check_file_of(kind: str, path: Path, command: str, directory: Path | None) -
             " choose another place"
         )
     check_writable(path.parent)
+
+
+def picture_names() -> list[str]:
+    """The names of the PNG files that measures have of their own, without the suffix."""
+    return sorted({measure.picture for measure in MEASURES.values() if measure.picture})
 
 
 def end(

@@ -19,6 +19,7 @@ from ctrans.measure.measured import Answer, Measured
 from ctrans.model.checkpoint import load, load_config
 from ctrans.model.gpt import GPT
 from ctrans.report.files import write_atomic
+from ctrans.report.ownership import check_result
 from solvers import ConfigError
 
 
@@ -31,6 +32,10 @@ def _to_nanogpt(model: GPT, directory: Path) -> str:
 
 FORMATS: dict[str, Callable[[GPT, Path], str]] = {"hf": write_transformers, "nanogpt": _to_nanogpt}
 """Formats by name: each function writes a model to a directory and returns its family's name."""
+
+
+MODEL_FILES = ("config.json", "model.safetensors", CHECKPOINT)
+"""The files of an exported model."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +66,8 @@ def command(request: ExportRequest) -> None:
     Hugging Face has two families that fit. Pre-LN blocks with RMSNorm, rotary positions, SwiGLU and
     no bias become Llama, or Granite if dt is not 1 (its residual multiplier is dt). Pre-LN blocks
     with LayerNorm, learned positions, GELU and bias become GPT-2. For any other choice ctrans
-    raises an error that names it. ctrans writes a file whole or not at all.
+    raises an error that names it. ctrans writes a file whole or not at all, and replaces only an
+    earlier export, unless you give --overwrite. The directory also gets export.json.
 
     \b
     ctrans train --placement pre --norm rmsnorm --positions rotary --ffn swiglu --no-bias --out run
@@ -74,18 +80,15 @@ def command(request: ExportRequest) -> None:
             "no model is named: give --checkpoint, a directory that ctrans saved or a training run"
         )
     check_json(request, request.out)
+    check_result(request.out, "export", MODEL_FILES, overwrite=request.overwrite)
     if request.form == "hf":
         target_of(load_config(request.checkpoint))
     family = write(load(request.checkpoint), request.out)
-    files = sorted(
-        path.name
-        for path in request.out.iterdir()
-        if path.name in ("config.json", "model.safetensors", CHECKPOINT)
-    )
+    files = sorted(path.name for path in request.out.iterdir() if path.name in MODEL_FILES)
     answer = Answer(f"Wrote the model as {family} to {request.out}.", "good")
     end(
         request,
-        None,
+        request.out,
         result={"family": family, "directory": str(request.out), "files": files},
         measured=Measured(answers=(answer,), notes={"": [f"Files: {', '.join(files)}"]}),
     )

@@ -69,7 +69,15 @@ class Request:
         group="Output",
     )
 
-    unshown: ClassVar[frozenset[str]] = frozenset({"json_path", "html_path", "verbose", "explain"})
+    overwrite: bool = option(
+        default=False,
+        help="Replace files of the same names that ctrans did not write.",
+        group="Output",
+    )
+
+    unshown: ClassVar[frozenset[str]] = frozenset(
+        {"json_path", "html_path", "verbose", "explain", "overwrite"}
+    )
     """Options that results do not show."""
     defaults: ClassVar[OptionValues] = {}
     """The command's defaults, where they differ from those of the fields."""
