@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
@@ -27,6 +27,7 @@ from ctrans.report.axes import (
     title_above,
 )
 from ctrans.report.files import png
+from ctrans.report.map_colours import colour_map, span
 from ctrans.report.placement_style import Look, looks_of
 from ctrans.report.sections import Line, Page, Plot
 
@@ -279,9 +280,11 @@ def _points(figure: Figure, axes: Axes, lines: Sequence[Line]) -> None:
 
 
 def _rows(figure: Figure, axes: Axes, chart: Plot, looks: Mapping[str, Look]) -> None:
-    """A row for each model, its name in its colour; along the axis the logarithm as a colour.
+    """A row for each model, its name in its colour; along the axis the figure, or its logarithm, as
+    a colour.
 
-    The twentieth of the values at either end share the end's colour. Grey is not measured.
+    The twentieth of the values at either end share the end's colour. Grey is not measured. The
+    colours show where a limit is (see `map_colours`).
     """
     lines = _measured(chart)
     at = sorted({x for line in lines for x in line.x})
@@ -293,18 +296,21 @@ def _rows(figure: Figure, axes: Axes, chart: Plot, looks: Mapping[str, Look]) ->
                 values[i, k] = np.nan
             else:
                 values[i, k] = _shade(line.y[nearest], log=chart.log)
+    limits = [_limit(limit, log=chart.log) for limit in chart.limits]
     finite_values = values[np.isfinite(values)]
     low = 0.0
     high = 1.0
     if finite_values.size:
         low, high = np.quantile(finite_values, (0.05, 0.95))
+    known_limits = [limit for limit in limits if limit is not None]
+    low, high = span(min(low, *known_limits, high), max(low, *known_limits, high), log=chart.log)
     image = axes.imshow(
-        np.clip(values, low, max(high, low + 0.1)),
+        np.clip(values, low, high),
         aspect="auto",
         interpolation="nearest",
-        cmap="cividis",
+        cmap=colour_map(low, high, limits),
         vmin=low,
-        vmax=max(high, low + 0.1),
+        vmax=high,
     )
     axes.set_facecolor("0.85")
     figure.colorbar(
@@ -333,16 +339,26 @@ def _shade(value: float | None, *, log: bool) -> float:
     return -math.inf
 
 
+def _limit(limit: float | None, *, log: bool) -> float | None:
+    """The limit, or its logarithm if there is one."""
+    if limit is None or (log and limit <= 0):
+        return None
+    return _shade(limit, log=log)
+
+
 def _moments(figure: Figure, axes: Axes, chart: Plot) -> None:
     """Moments along the axis, depth upwards, the figure as a colour."""
     values = np.array(
         [_drawn(frame[0], log=chart.log) for frame in chart.frames.values()], dtype=float
     )
     finite_values = values[np.isfinite(values)]
-    scale = None
+    scale: Normalize | None = None
     if chart.log and finite_values.size:
-        least = finite_values.min()
-        scale = LogNorm(least, max(finite_values.max(), least * 1.01))
+        least, most = np.log10(finite_values.min()), np.log10(finite_values.max())
+        low, high = span(least, most, log=True)
+        scale = LogNorm(10**low, 10**high)
+    elif finite_values.size:
+        scale = Normalize(*span(finite_values.min(), finite_values.max(), log=False))
     names = list(chart.frames)
     at: Sequence[float]
     if all(name.replace(".", "", 1).replace(",", "").isdigit() for name in names):

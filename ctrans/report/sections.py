@@ -93,7 +93,8 @@ class Line:
 
     `low` and `high` are the ends of an interval around each figure. `shade` gives each point of a
     chart of points its colour. A `placement` that is None means that the line is no model: it gets
-    a colour of its own. A bound that is `predicted` is no bound but a slope that theory says.
+    a colour of its own. A bound that is `predicted` is no bound but a slope that theory says. A
+    `local` line is no model but a part of this chart alone, such as a check.
     """
 
     model: str
@@ -102,6 +103,7 @@ class Line:
     placement: str | None = None
     bound: bool = False
     predicted: bool = False
+    local: bool = False
     low: Sequence[AnyFloat | None] = ()
     high: Sequence[AnyFloat | None] = ()
     shade: Sequence[AnyFloat] = ()
@@ -129,6 +131,8 @@ class Plot:
       slider called `over` moves between them, and a picture shows moment against x as a map.
       `lines` is the last moment.
     - `events`: vertical lines, each with its place and a word, such as an alarm
+    - `limits`: below the first and above the second a figure is outside of its limits. A map shows
+      that by its colours.
     """
 
     title: str
@@ -142,6 +146,7 @@ class Plot:
     frames: Mapping[str, Sequence[Sequence[AnyFloat | None]]] = field(default_factory=dict)
     over: str = "Moment"
     events: Sequence[tuple[AnyFloat, str]] = ()
+    limits: tuple[float | None, float | None] = (None, None)
 
     @property
     def signed(self) -> bool:

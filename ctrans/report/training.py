@@ -146,7 +146,7 @@ def _why(run: JSONObject) -> list[Section]:
     bars = []
     for i, deviation in enumerate(deviations[:TIMELINE], 1):
         name = f"{i}. {deviation['place']}: {deviation['gauge']}"
-        bars.append(Line(name, [deviation["step"], last_step], [i, i]))
+        bars.append(Line(name, [deviation["step"], last_step], [i, i], local=True))
     order = Plot(
         "What left its past",
         "training step",
