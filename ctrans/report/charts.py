@@ -176,7 +176,7 @@ def _named_sizes(measured: Measured, name: str) -> list[tuple[float, str]]:
     words: dict[float, dict[str, None]] = {}
     for value in measured.of(name):
         if value.words and value.step is not None:
-            words.setdefault(value.step, {})[value.words] = None
+            words.setdefault(float(value.step), {})[value.words] = None
     return [(step, "; ".join(names)) for step, names in words.items()]
 
 

@@ -18,10 +18,11 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctrans.report.files import to_json
+from ctrans.base.json_values import plain
 from ctrans.report.map_colours import RAMPS
 from ctrans.report.placement_style import looks_of
-from ctrans.report.sections import SEVERITY_MARKS, Page, Plot, digits, finding_rows
+from ctrans.report.repeats import parts_of
+from ctrans.report.sections import SEVERITY_MARKS, Page, Plot, digits
 from solvers import ConfigError
 
 if TYPE_CHECKING:
@@ -44,12 +45,12 @@ def render(page: Page) -> str:
     script = "\n".join(map(_file, SCRIPTS))
     text: str = _template().render(
         page=page,
+        parts=parts_of(page),
         number={id(chart): i for i, chart in enumerate(charts)},
         described=_described,
-        finding_rows=finding_rows,
         severities=SEVERITY_MARKS,
         charts=_packed(_drawing(charts)),
-        results=_packed(to_json(_download(page)) + "\n"),
+        results=_packed(_json(plain(_download(page)))),
         results_name=_download_name(page),
         library=library,
         allowed=f"{_hash(script.encode())} {library_hash}",
@@ -167,7 +168,11 @@ def _drawing(charts: Sequence[Plot]) -> str:
         "looks": _looks(charts),
         "ramps": RAMPS,
     }
-    return json.dumps(_drawable(drawing), separators=(",", ":"), allow_nan=False)
+    return _json(_drawable(drawing))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def _drawable(value: Any) -> Any:

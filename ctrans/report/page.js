@@ -139,8 +139,9 @@
 
   const download = document.getElementById("download");
   download.addEventListener("click", async () => {
+    const text = JSON.stringify(JSON.parse(await unpacked("results")), null, 1);
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([await unpacked("results")], { type: "application/json" }));
+    link.href = URL.createObjectURL(new Blob([`${text}\n`], { type: "application/json" }));
     link.download = download.dataset.name;
     link.click();
     URL.revokeObjectURL(link.href);

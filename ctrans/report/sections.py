@@ -43,13 +43,15 @@ class Cell:
 class Column:
     """A column's heading in words, what its figures mean, and their formula.
 
-    A terminal shows the formula, and a column that is a `detail`, with --verbose only.
+    A terminal shows the formula, and a column that is a `detail`, with --verbose only. The cells of
+    a column of `descriptions` are descriptions: a page leaves out those that stand above.
     """
 
     name: str
     meaning: str = ""
     symbol: str = ""
     detail: bool = False
+    descriptions: bool = False
 
     @property
     def legend(self) -> str:
@@ -71,6 +73,12 @@ class Table:
     meaning: str = ""
     rows_shown: int = 0
     alternate: bool = False
+
+    @property
+    def all_columns(self) -> Sequence[Column]:
+        """The columns in which some row has something."""
+        of_both_kinds = (False, True)
+        return self.only(*of_both_kinds).columns
 
     def only(self, *details: bool) -> Table:
         """The first column, and of those that are a detail or not, as asked, the ones in which some
