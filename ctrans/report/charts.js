@@ -71,7 +71,7 @@ function drawPlane(plot, chart, view) {
   const area = clippedArea(svg, plot, { left, right, top, bottom });
   const draw = { lines: drawLines, bars: drawBars, points: drawPoints }[chart.kind];
   const readings = draw(area, chart, view, x, y);
-  if (chart.kind === "points") drawColourBar(svg, { x: right + size, top, bottom, size, title: "segment", ...shadesOf(view.lines) });
+  if (chart.kind === "points") drawColourBar(svg, { x: right + size, edge: width, top, bottom, size, title: "segment", whole: true, ...shadesOf(view.lines) });
   drawEvents(area, chart, view, x, { top, bottom, size });
   const tree = d3.quadtree(readings, (reading) => reading.x, (reading) => reading.y);
   readAtPointer(plot, svg, (px, py) => tree.find(px, py, NEAR));
@@ -102,7 +102,7 @@ function drawLines(area, chart, view, x, y) {
   for (const line of view.lines) {
     const look = view.looks.get(line.model);
     const has = (value) => value !== null && (!view.log || value > 0);
-    const points = line.x.map((place, i) => ({ place, i, value: line.y[i] }));
+    const points = line.x.map((place, i) => ({ place, i, value: line.y[i] })).filter((point) => hasPlace(chart, point.place));
     const drawn = points.filter((point) => has(point.value));
     const group = area.append("g").attr("class", line.bound ? "bound" : "line").attr("data-model", line.model).attr("stroke", look.colour);
     const path = d3.line().defined((point) => has(point.value)).x((point) => x(point.place)).y((point) => y(point.value));
@@ -238,7 +238,7 @@ function drawMap(plot, chart, view) {
   const ticks = places.filter((_, i) => i % every === 0);
   const middle = (place) => x(place) + x.bandwidth() / 2;
   drawBottomAxis(svg, chart.x, { x: middle, left, right, top: bottom, bottom, size, ticks, labels: ticks.map(label) });
-  drawColourBar(svg, { x: right + size, top, bottom, size, title: chart.y, log: view.log, ...colours });
+  drawColourBar(svg, { x: right + size, edge: width, top, bottom, size, title: chart.y, log: view.log, ...colours });
   readAtPointer(plot, svg, (px, py) => {
     const row = Math.floor((py - top) / y.step()), place = places[Math.floor((px - left) / x.step())];
     const value = rows[row]?.y[rows[row].x.indexOf(place)] ?? null;
@@ -247,18 +247,19 @@ function drawMap(plot, chart, view) {
   });
 }
 
-function drawColourBar(svg, { x, top, bottom, size, title, domain, colour, log = false, limits = [] }) {
+function drawColourBar(svg, { x, edge, top, bottom, size, title, domain, colour, log = false, limits = [], whole = false }) {
   const scale = scaleOf(log, domain, [bottom, top]);
   const bar = svg.append("g").attr("class", "colours");
   for (let at = Math.floor(top); at < bottom; at += 2) {
     bar.append("rect").attr("x", x).attr("y", at).attr("width", size).attr("height", 2.5).attr("fill", colour(scale.invert(at)));
   }
-  const ticks = ticksOf(scale, log, 6), labels = labelsOf(scale, log, ticks, 6);
+  const ticks = ticksOf(scale, log, 6).filter((tick) => !whole || Number.isInteger(tick));
+  const labels = labelsOf(scale, log, ticks, 6);
   ticks.forEach((tick, i) => {
     bar.append("text").attr("x", x + 1.3 * size).attr("y", scale(tick)).attr("dy", "0.35em").text(labels[i]);
   });
   for (const limit of limits) bar.append("line").attr("class", "event").attr("x1", x - 3).attr("x2", x + size + 3).attr("y1", scale(limit)).attr("y2", scale(limit));
-  bar.append("text").attr("class", "title").attr("transform", `translate(${x + 5.2 * size},${(top + bottom) / 2}) rotate(-90)`).text(title);
+  bar.append("text").attr("class", "title").attr("transform", `translate(${edge - 0.4 * size},${(top + bottom) / 2}) rotate(-90)`).text(title);
 }
 
 // what the pointer does

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctrans.base.json_values import plain
+from ctrans.report.drawable import drawable
 from ctrans.report.map_colours import RAMPS
 from ctrans.report.placement_style import looks_of
 from ctrans.report.repeats import parts_of
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 MOST_LINES = 7
 """Most lines of a chart that its description in words has."""
 MISSING = "a page needs mpld3 and jinja2: pip install 'ctrans[report]'"
-SCRIPTS = ("scales.js", "charts.js", "page.js")
+DRAWING = ("scales.js", "charts.js")
+"""Scripts that need d3."""
 
 
 def render(page: Page) -> str:
@@ -42,7 +44,7 @@ def render(page: Page) -> str:
     """
     charts = [chart for chapter in page.chapters for chart in chapter.charts]
     library, library_hash = _library()
-    script = "\n".join(map(_file, SCRIPTS))
+    script = _file("page.js")
     text: str = _template().render(
         page=page,
         parts=parts_of(page),
@@ -53,7 +55,7 @@ def render(page: Page) -> str:
         results=_packed(_json(plain(_download(page)))),
         results_name=_download_name(page),
         library=library,
-        allowed=f"{_hash(script.encode())} {library_hash}",
+        allowed=f"{_hash(script)} {library_hash}",
         style=_file("page.css"),
         script=script,
         kind=lambda part: type(part).__name__,
@@ -83,17 +85,17 @@ def _template() -> Any:
 
 @cache
 def _library() -> tuple[str, str]:
-    """The script of d3 that the Python package mpld3 brings, packed: 104 KB in place of 238. And
-    the hash of the script.
+    """The script that draws, packed, and its hash: d3, as the Python package mpld3 brings it, and
+    our charts. Packed, d3 has 104 KB in place of 238.
 
-    Not imported as Python, which would take longer than the page.
+    mpld3 is not imported as Python, which would take longer than the page.
     """
     try:
-        folder = _folder_of("mpld3")
-        script = (folder / "js" / "d3.v5.min.js").read_bytes()
+        d3 = (_folder_of("mpld3") / "js" / "d3.v5.min.js").read_text("utf-8")
     except OSError:
         raise ConfigError(MISSING) from None
-    return _packed(script.decode()), _hash(script)
+    script = "\n".join((d3, *map(_file, DRAWING)))
+    return _packed(script), _hash(script)
 
 
 def _folder_of(package: str) -> Path:
@@ -111,11 +113,11 @@ def _packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
-def _hash(script: bytes) -> str:
+def _hash(script: str) -> str:
     """The script's name in a content security policy, by which a browser runs this one and no
     other.
     """
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}'"
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def _file(name: str) -> str:
@@ -164,25 +166,25 @@ def _drawing(charts: Sequence[Plot]) -> str:
     maps.
     """
     drawing = {
-        "charts": [dataclasses.asdict(chart) for chart in charts],
+        "charts": [dataclasses.asdict(drawable(chart)) for chart in charts],
         "looks": _looks(charts),
         "ramps": RAMPS,
     }
-    return _json(_drawable(drawing))
+    return _json(_without_infinities(drawing))
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-def _drawable(value: Any) -> Any:
+def _without_infinities(value: Any) -> Any:
     """The value with null for infinities and nan: nothing can be drawn there."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {str(key): _drawable(entry) for key, entry in value.items()}
+        return {str(key): _without_infinities(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_drawable(entry) for entry in value]
+        return [_without_infinities(entry) for entry in value]
     return value
 
 

@@ -6,7 +6,9 @@ it, and no map is so narrow that a change of a few percent fills its colours.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 from matplotlib.colors import Colormap, LinearSegmentedColormap, ListedColormap
@@ -20,7 +22,7 @@ RAMPS = {
 limits, and beyond them.
 """
 LEVELS = 256
-"""Colours of a map."""
+"""Colours of a colour bar."""
 
 
 def span(low: float, high: float, *, log: bool) -> tuple[float, float]:
@@ -32,25 +34,31 @@ def span(low: float, high: float, *, log: bool) -> tuple[float, float]:
     return low - missing / 2, high + missing / 2
 
 
-def colour_map(low: float, high: float, limits: Sequence[float | None]) -> Colormap:
-    """The colours of the figures from `low` to `high`. Below the first limit and above the second
-    they are those of what is outside.
+def colour_of(
+    figure: float, low: float, high: float, limits: Sequence[float | None]
+) -> Sequence[float]:
+    """Red, green, blue and opacity of a figure in a map from `low` to `high`. Below the first limit
+    and above the second it is that of what is outside; nan has none.
     """
+    if math.isnan(figure):
+        return (0.0, 0.0, 0.0, 0.0)
     lowest, highest = limits
-    has_limit = lowest is not None or highest is not None
-    inside = _ramp("within" if has_limit else "plain")
-    beyond = _ramp("beyond")
-    colours = []
-    for share in np.linspace(0, 1, LEVELS):
-        figure = low + share * (high - low)
-        if highest is not None and figure > highest:
-            colours.append(beyond(share))
-        elif lowest is not None and figure < lowest:
-            colours.append(beyond(1 - share))
-        else:
-            colours.append(inside(share))
-    return ListedColormap(colours)
+    share = (figure - low) / (high - low)
+    if highest is not None and figure > highest:
+        return _ramp("beyond")(share)
+    if lowest is not None and figure < lowest:
+        return _ramp("beyond")(1 - share)
+    if lowest is None and highest is None:
+        return _ramp("plain")(share)
+    return _ramp("within")(share)
 
 
+def colour_map(low: float, high: float, limits: Sequence[float | None]) -> Colormap:
+    """The colours from `low` to `high`, for a colour bar."""
+    figures = np.linspace(low, high, LEVELS)
+    return ListedColormap([colour_of(figure, low, high, limits) for figure in figures])
+
+
+@cache
 def _ramp(name: str) -> Colormap:
     return LinearSegmentedColormap.from_list(name, RAMPS[name])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -26,8 +26,9 @@ from ctrans.report.axes import (
     show_at_least_a_decade,
     title_above,
 )
+from ctrans.report.drawable import drawable
 from ctrans.report.files import png
-from ctrans.report.map_colours import colour_map, span
+from ctrans.report.map_colours import colour_map, colour_of, span
 from ctrans.report.placement_style import Look, looks_of
 from ctrans.report.sections import Line, Page, Plot
 
@@ -42,10 +43,6 @@ COLUMNS = 3
 WIDTH = 4.5
 HEIGHT = 4.2
 """Inches of a panel."""
-LARGEST = 1e200
-"""What is larger is drawn as infinite, and on a logarithmic axis what is below its inverse as 0:
-matplotlib computes with sums, differences and ratios.
-"""
 
 
 def pictures(page: Page) -> dict[str, Callable[[], bytes]]:
@@ -70,7 +67,7 @@ def draw(charts: Sequence[Plot], title: str) -> Figure:
     """A panel for each chart, with one legend below. More than `MOST_LINES` models are rows of a
     map.
     """
-    charts = [_within(chart) for chart in charts]
+    charts = [drawable(chart) for chart in charts]
     if len(charts) == 4:
         columns = 2
     else:
@@ -103,41 +100,6 @@ def draw(charts: Sequence[Plot], title: str) -> Figure:
 def _is_map(chart: Plot) -> bool:
     """Whether it has too many models for one panel, which are then rows of a map."""
     return chart.kind == "lines" and len(_measured(chart)) > MOST_LINES
-
-
-def _within(chart: Plot) -> Plot:
-    """The chart with figures of which matplotlib can compute sums and ratios (see `LARGEST`)."""
-    least = 1 / LARGEST if chart.log else 0.0
-
-    def figure(value: float | None) -> float | None:
-        if value is None or math.isnan(value):
-            return value
-        if abs(value) < least:
-            return 0.0
-        if abs(value) > LARGEST:
-            return math.copysign(math.inf, value)
-        return value
-
-    def figures(values: Sequence[float | None]) -> list[float | None]:
-        return [figure(value) for value in values]
-
-    def position(x: float) -> float:
-        return max(-LARGEST, min(LARGEST, x))
-
-    lines = [
-        replace(
-            line,
-            x=list(map(position, line.x)),
-            y=figures(line.y),
-            low=figures(line.low),
-            high=figures(line.high),
-            shade=list(map(position, line.shade)),
-        )
-        for line in chart.lines
-    ]
-    frames = {name: [figures(line) for line in frame] for name, frame in chart.frames.items()}
-    events = [(position(x), word) for x, word in chart.events]
-    return replace(chart, lines=lines, frames=frames, events=events)
 
 
 def _measured(chart: Plot) -> list[Line]:
@@ -283,8 +245,8 @@ def _rows(figure: Figure, axes: Axes, chart: Plot, looks: Mapping[str, Look]) ->
     """A row for each model, its name in its colour; along the axis the figure, or its logarithm, as
     a colour.
 
-    The twentieth of the values at either end share the end's colour. Grey is not measured. The
-    colours show where a limit is (see `map_colours`).
+    The twentieth of the values at either end share the end's colour, unless there is a limit. Then
+    the colours show what is beyond it (see `map_colours`). Grey is not measured.
     """
     lines = _measured(chart)
     at = sorted({x for line in lines for x in line.x})
@@ -297,24 +259,22 @@ def _rows(figure: Figure, axes: Axes, chart: Plot, looks: Mapping[str, Look]) ->
             else:
                 values[i, k] = _shade(line.y[nearest], log=chart.log)
     limits = [_limit(limit, log=chart.log) for limit in chart.limits]
+    known_limits = [limit for limit in limits if limit is not None]
     finite_values = values[np.isfinite(values)]
     low = 0.0
     high = 1.0
     if finite_values.size:
         low, high = np.quantile(finite_values, (0.05, 0.95))
-    known_limits = [limit for limit in limits if limit is not None]
-    low, high = span(min(low, *known_limits, high), max(low, *known_limits, high), log=chart.log)
-    image = axes.imshow(
-        np.clip(values, low, high),
-        aspect="auto",
-        interpolation="nearest",
-        cmap=colour_map(low, high, limits),
-        vmin=low,
-        vmax=high,
-    )
+    if finite_values.size and known_limits:  # no figure beyond a limit is cut off
+        low = min([*known_limits, finite_values.min()])
+        high = max([*known_limits, finite_values.max()])
+    low, high = span(low, high, log=chart.log)
+    shown = np.clip(values, low, high)
+    colours = [[colour_of(value, low, high, limits) for value in row] for row in shown]
+    axes.imshow(colours, aspect="auto", interpolation="nearest")
     axes.set_facecolor("0.85")
     figure.colorbar(
-        image,
+        ScalarMappable(Normalize(low, high), colour_map(low, high, limits)),
         ax=axes,
         orientation="horizontal",
         aspect=30,

@@ -56,8 +56,13 @@ function placesOf(chart, places) {
   return [first - margin, last + margin];
 }
 
+// a logarithmic axis has no place for 0
+function hasPlace(chart, place) {
+  return !chart.log_x || place > 0;
+}
+
 function domainsOf(chart, view) {
-  const x = view.lines.flatMap((line) => line.x);
+  const x = view.lines.flatMap((line) => line.x).filter((place) => hasPlace(chart, place));
   const places = placesOf(chart, x.length ? x : [0, 1]);
   const frames = Object.values(chart.frames);
   const figures = frames.length ? frames.flat(2) : view.lines.flatMap((line) => line.y);
@@ -100,5 +105,6 @@ function placeTicksOf(scale, chart, places, most) {
 function labelsOf(scale, log, ticks, most) {
   const largest = d3.max(ticks, Math.abs) ?? 0;
   if (log || largest >= 1e5 || largest < 0.001) return ticks.map(label);
+  if (ticks.every(Number.isInteger)) return ticks.map(d3.format(","));
   return ticks.map(scale.tickFormat(most));
 }

@@ -2,7 +2,9 @@
 
 import pytest
 
-from ctrans.report.map_colours import colour_map, span
+from ctrans.report.map_colours import colour_of, span
+from ctrans.report.picture import draw
+from ctrans.report.sections import Line, Plot
 
 
 @pytest.mark.parametrize(
@@ -24,20 +26,27 @@ def is_blue(colour):
     return red < green < blue
 
 
-def test_what_is_within_the_limits_is_blue_and_what_is_beyond_is_orange_to_red():
-    colours = colour_map(0.0, 10.0, (2.0, 8.0))
-    assert [is_blue(colours(share)) for share in (0.0, 0.15, 0.25, 0.75, 0.85, 1.0)] == [
-        False,
-        False,
-        True,
-        True,
-        False,
-        False,
-    ]
-    red, green, blue, _ = colours(1.0)
+@pytest.mark.parametrize("healthy", [2.0, 2.5, 8.0])
+def test_what_is_within_the_limits_is_blue_also_at_a_limit(healthy):
+    assert is_blue(colour_of(healthy, 0.0, 10.0, (2.0, 8.0)))
+
+
+@pytest.mark.parametrize("ill", [0.0, 1.999, 8.001, 10.0])
+def test_what_is_beyond_the_limits_is_orange_to_red(ill):
+    red, green, blue, _ = colour_of(ill, 0.0, 10.0, (2.0, 8.0))
     assert red > green > blue
 
 
 def test_without_limits_a_map_has_no_colour_of_alarm():
-    colours = colour_map(0.0, 1.0, (None, None))
-    assert colours(0.0)[:3] == pytest.approx((0, 0x22 / 255, 0x4E / 255), abs=0.01)
+    colour = colour_of(0.0, 0.0, 1.0, (None, None))
+    assert colour[:3] == pytest.approx((0, 0x22 / 255, 0x4E / 255), abs=0.01)
+
+
+def test_a_picture_shows_the_one_figure_that_is_beyond_a_limit():
+    """Of 40 models one is beyond the limit; the others differ by a few percent."""
+    lines = [Line(f"model {i}", [0.0, 1.0], [1 + i / 1000] * 2, "pre") for i in range(40)]
+    lines.append(Line("ill", [0.0, 1.0], [1.0, 150.0], "pre"))
+    figure = draw([Plot("A chart", "segment", "gain", lines, limits=(None, 100.0))], "")
+    colours = figure.axes[0].images[0].get_array()
+    assert all(is_blue(colour) for row in colours[:-1] for colour in row)
+    assert not is_blue(colours[-1][1])

@@ -89,7 +89,7 @@ def version_1(result):
 
 SMALL = 300_000
 """Bytes of the page of a usual result: what a mail or a chat takes."""
-LARGEST = 6_000_000
+LARGEST = 1_000_000
 """Bytes of the page of a large result."""
 
 

@@ -353,3 +353,40 @@ def test_a_zero_is_a_hollow_mark_at_the_foot_of_a_logarithmic_axis_and_in_its_pl
     assert foot > least
     page.locator(".scale").click()
     assert (marks.count(), zeros.count()) == (3, 0)
+
+
+LARGEST, LEAST = 1.7e308, 5e-324
+FIGURES = [
+    [LARGEST, -LARGEST, LEAST],
+    [LARGEST] * 3,
+    [LEAST] * 3,
+    [0.0] * 3,
+    [float("inf")] * 3,
+    [-1.0, float("nan"), float("inf")],
+    [1.0, 1.0 + 1e-9, 1.0],
+]
+
+
+@pytest.mark.parametrize("kind", ["lines", "map", "bars", "points"])
+def test_figures_of_any_size_are_drawn_without_a_complaint(kind, opened):
+    lines_of_kind = {"lines": 2, "map": 9, "bars": 2, "points": 1}[kind]
+    plots = [
+        Plot(
+            "A chart",
+            "segment",
+            "gain",
+            [
+                Line(f"model {i}", [0.0, 1.0, 2.0], values, "pre", shade=[0.0, 1.0, 2.0])
+                for i in range(lines_of_kind)
+            ],
+            log=log,
+            log_x=log and kind == "lines",
+            kind="lines" if kind == "map" else kind,
+            limits=(0.1, 10.0),
+        )
+        for values in FIGURES
+        for log in (True, False)
+    ]
+    page = opened(page_of_plot(*plots))
+    assert page.locator(".plot svg").count() == len(plots)
+    assert "NaN" not in page.locator("main").inner_html()
