@@ -6,6 +6,7 @@ shows them all together, so it says each thing where it first stands.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -40,9 +41,10 @@ class Card:
 
 @dataclass(frozen=True)
 class Cards:
-    """The findings of a chapter, the most severe first."""
+    """The findings of a chapter, the most severe first, and of which models some are left out."""
 
     cards: Sequence[Card]
+    left_out: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ def _parts_of(chapter: Chapter, said: set[str]) -> Iterable[PagePart]:
     for part in chapter.parts:
         if isinstance(part, Findings):
             if part is findings[0]:
-                yield Cards(cards_of(findings))
+                left_out = [part.heading for part in findings if part.left_out]
+                yield Cards(cards_of(findings), left_out)
         elif isinstance(part, Table):
             table = _without(part, said)
             yield ShownTable(table, _meanings(table, said))
@@ -125,13 +128,13 @@ def cards_of(findings: Sequence[Findings]) -> list[Card]:
     """
     groups: dict[tuple[object, ...], list[tuple[str, Mapping[str, str]]]] = {}
     for part in findings:
-        for i, finding in enumerate(part.findings):
-            model = part.title
-            rows = _rows_of(finding, model)
-            alone = None if model else i  # of one model, each finding is a card
+        earlier: Counter[tuple[object, ...]] = Counter()  # a model may have a finding several times
+        for finding in part.findings:
+            rows = _rows_of(finding, part.title)
             said = [rows.get(name) for name in ("limit", "impact", "fix")]
-            key = (finding["check"], finding["severity"], alone, *said)
-            groups.setdefault(key, []).append((model, rows))
+            kind = (finding["check"], finding["severity"], *said)
+            groups.setdefault((*kind, earlier[kind]), []).append((part.title, rows))
+            earlier[kind] += 1
     cards = [
         Card(str(check), str(severity), _merged(of_models))
         for (check, severity, *_), of_models in groups.items()

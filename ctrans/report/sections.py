@@ -191,23 +191,27 @@ class ColouredText:
 @dataclass(frozen=True)
 class Findings:
     """Findings of a model as JSON objects, the most severe first; `title` names the model where
-    there are several. Of more than `MOST_FINDINGS` it has the first, and `title` says so.
+    there are several. Of more than `MOST_FINDINGS` it has the first, and `left_out` says so.
     """
 
     findings: Sequence[JSONObject]
     title: str = ""
+    left_out: str = ""
 
     def __post_init__(self) -> None:
         if len(self.findings) > MOST_FINDINGS:
-            title = f"the first {MOST_FINDINGS:,} of {len(self.findings):,}; the JSON has all"
-            if self.title:
-                title = f"{self.title}: {title}"
-            object.__setattr__(self, "title", title)
+            left_out = f"the first {MOST_FINDINGS:,} of {len(self.findings):,}; the JSON has all"
+            object.__setattr__(self, "left_out", left_out)
             object.__setattr__(self, "findings", self.findings[:MOST_FINDINGS])
         for finding in self.findings:
             finding_rows(finding)  # raises for figures of another type
             if not isinstance(finding["severity"], str):
                 raise ValueError(f"{finding['severity']!r} is no severity")
+
+    @property
+    def heading(self) -> str:
+        """The model, where there are several, and what was left out."""
+        return ": ".join(filter(None, (self.title, self.left_out)))
 
 
 Section = Answer | Words | Table | Plot | ColouredText | Findings

@@ -263,8 +263,8 @@ def _older(findings: Sequence[JSONObject], title: str) -> Findings:
     """The newest of earlier findings, as many as are shown."""
     if len(findings) <= MOST_FINDINGS:
         return Findings(findings, title)
-    scope = f"the last {MOST_FINDINGS:,} of {len(findings):,} earlier findings; the JSON has all"
-    return Findings(findings[-MOST_FINDINGS:], _titled(title, scope))
+    left_out = f"the last {MOST_FINDINGS:,} of {len(findings):,} earlier findings; the JSON has all"
+    return Findings(findings[-MOST_FINDINGS:], title, left_out)
 
 
 def _figures(name: str, run: JSONObject) -> Table:

@@ -53,6 +53,14 @@ def test_each_finding_of_one_model_is_a_card_and_the_most_severe_is_first():
     assert "model" not in cards[0].rows
 
 
+def test_each_finding_of_a_model_is_a_card_also_where_there_are_several_models():
+    cards = cards_of([Findings([FINDING, FINDING], "a"), Findings([FINDING], "b")])
+    assert [card.rows["models" if i == 0 else "model"] for i, card in enumerate(cards)] == [
+        ["a; b"],
+        ["a"],
+    ]
+
+
 @pytest.mark.parametrize("different", ["impact", "remediation", "limit", "severity", "check"])
 def test_findings_that_say_other_things_are_other_cards(different):
     other = {**FINDING, different: "note"}
