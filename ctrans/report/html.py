@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctrans.base.json_values import plain
+from ctrans.base.printable import printable
 from ctrans.report.drawable import drawable
 from ctrans.report.map_colours import RAMPS
 from ctrans.report.placement_style import looks_of
@@ -157,7 +158,7 @@ def _download(page: Page) -> Any:
 
 def _download_name(page: Page) -> str:
     if len(page.results) == 1:
-        return f"{_download(page)['command']}.json"
+        return f"{printable(_download(page)['command'])}.json"
     return "results.json"
 
 
