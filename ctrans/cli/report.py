@@ -38,7 +38,7 @@ def command(request: ReportRequest) -> None:
     Results of the same command share tables and charts: for example screenings of two
     architectures, or of one model before and after a change. Results of different commands follow
     one another. The page is one HTML file with interactive figures, sortable tables and the JSON.
-    It needs no network. This command needs plotly and jinja2 (pip install 'ctrans[report]').
+    It needs no network. This command needs mpld3 and jinja2 (pip install 'ctrans[report]').
 
     \b
     ctrans report out/screen/screen.json

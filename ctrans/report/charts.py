@@ -136,7 +136,18 @@ def _chart(measured: Measured, name: str, lines: list[Line]) -> Plot:
         log_x=measure.log_x,
         kind=measure.drawn,
         events=_named_sizes(measured, name),
+        limits=_limits(measure),
     )
+
+
+def _limits(measure: Measure) -> tuple[float | None, float | None]:
+    """The limits of a measure, the narrowest of several; None where it has none. A note is worth
+    knowing, and no limit.
+    """
+    checks = [check for check in measure.checks.values() if check.severity != "note"]
+    lows = finite([check.low for check in checks])
+    highs = finite([check.high for check in checks])
+    return max(lows, default=None), min(highs, default=None)
 
 
 def _slope_lines(measure: Measure, lines: Sequence[Line]) -> list[Line]:
@@ -155,7 +166,7 @@ def _slope_lines(measure: Measure, lines: Sequence[Line]) -> list[Line]:
     middle_y = math.exp(sum(math.log(y) for _, y in ends) / len(ends))
     x = sorted({at for line in lines for at in line.x})
     y = [middle_y * (at / middle_x) ** measure.slope for at in x]
-    return [Line(f"slope {measure.slope:g}", x, y, bound=True, predicted=True)]
+    return [Line(f"slope {measure.slope:g}", x, y, bound=True, predicted=True, local=True)]
 
 
 def _named_sizes(measured: Measured, name: str) -> list[tuple[float, str]]:
@@ -165,7 +176,7 @@ def _named_sizes(measured: Measured, name: str) -> list[tuple[float, str]]:
     words: dict[float, dict[str, None]] = {}
     for value in measured.of(name):
         if value.words and value.step is not None:
-            words.setdefault(value.step, {})[value.words] = None
+            words.setdefault(float(value.step), {})[value.words] = None
     return [(step, "; ".join(names)) for step, names in words.items()]
 
 
@@ -230,11 +241,14 @@ def distances(measured: Measured) -> list[Plot]:
                 worst = _worst_excess(check, name, measured.of(name, model))
                 if worst:
                     depths = sorted(worst)
-                    lines.append(Line(word, depths, [worst[depth] for depth in depths]))
+                    figures = [worst[depth] for depth in depths]
+                    lines.append(Line(word, depths, figures, local=True))
         if lines:
             title = f"{model}: distance from the limits"
             axis = "powers of ten beyond the limit"
-            plots.append(Plot(title, "segment or block", axis, lines, meaning, log=False))
+            plots.append(
+                Plot(title, "segment or block", axis, lines, meaning, log=False, limits=(None, 0.0))
+            )
     return plots
 
 

@@ -1,4 +1,4 @@
-"""A page as one HTML file: styles, script, pictures' library and data inside, nothing from a
+"""A page as one HTML file: styles, scripts, charts' library and data inside, nothing from a
 network.
 """
 
@@ -8,18 +8,23 @@ import base64
 import dataclasses
 import gzip
 import hashlib
+import importlib.util
 import json
 import math
 import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctrans.base.json_values import plain
-from ctrans.base.printable import UNSAFE
+from ctrans.base.printable import printable
+from ctrans.report.drawable import drawable
+from ctrans.report.map_colours import RAMPS
 from ctrans.report.placement_style import looks_of
-from ctrans.report.sections import SEVERITY_MARKS, Page, Plot, digits, finding_rows
+from ctrans.report.repeats import parts_of
+from ctrans.report.sections import SEVERITY_MARKS, Page, Plot, digits
 from solvers import ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +32,9 @@ if TYPE_CHECKING:
 
 MOST_LINES = 7
 """Most lines of a chart that its description in words has."""
-MISSING = "a page needs plotly and jinja2: pip install 'ctrans[report]'"
+MISSING = "a page needs mpld3 and jinja2: pip install 'ctrans[report]'"
+DRAWING = ("scales.js", "charts.js")
+"""Scripts that need d3."""
 
 
 def render(page: Page) -> str:
@@ -38,19 +45,20 @@ def render(page: Page) -> str:
     """
     charts = [chart for chapter in page.chapters for chart in chapter.charts]
     library, library_hash = _library()
+    script = _file("page.js")
     text: str = _template().render(
         page=page,
+        parts=parts_of(page),
         number={id(chart): i for i, chart in enumerate(charts)},
         described=_described,
-        finding_rows=finding_rows,
         severities=SEVERITY_MARKS,
-        charts=_data([dataclasses.asdict(chart) for chart in charts]),
-        results=_data(plain(page.results)),
-        looks=_data(_looks(charts)),
+        charts=_packed(_drawing(charts)),
+        results=_packed(_json(plain(_download(page)))),
+        results_name=_download_name(page),
         library=library,
-        allowed=f"{_hash(_file('page.js').encode())} {library_hash}",
+        allowed=f"{_hash(script)} {library_hash}",
         style=_file("page.css"),
-        script=_file("page.js"),
+        script=script,
         kind=lambda part: type(part).__name__,
         place=id,
     )
@@ -78,23 +86,39 @@ def _template() -> Any:
 
 @cache
 def _library() -> tuple[str, str]:
-    """Plotly's script as its Python package brings it, packed by gzip as text: 2 MB in place of
-    4.8, which the browser unpacks. And the hash of the script.
+    """The script that draws, packed, and its hash: d3, as the Python package mpld3 brings it, and
+    our charts. Packed, d3 has 104 KB in place of 238.
 
-    Not imported as Python, which would take longer than the page.
+    mpld3 is not imported as Python, which would take longer than the page.
     """
     try:
-        script = resources.files("plotly").joinpath("package_data", "plotly.min.js").read_bytes()
-    except (ImportError, OSError):
+        d3 = (_folder_of("mpld3") / "js" / "d3.v5.min.js").read_text("utf-8")
+    except OSError:
         raise ConfigError(MISSING) from None
-    return base64.b64encode(gzip.compress(script, mtime=0)).decode(), _hash(script)
+    script = "\n".join((d3, *map(_file, DRAWING)))
+    return _packed(script), _hash(script)
 
 
-def _hash(script: bytes) -> str:
+def _folder_of(package: str) -> Path:
+    """Where a package is installed, without importing it. Raises FileNotFoundError without it."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise FileNotFoundError(package)
+    return Path(found.origin).parent
+
+
+def _packed(text: str) -> str:
+    """The text, packed by gzip and written in base64, which the browser unpacks. No tag can begin
+    in it, whatever the text is.
+    """
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def _hash(script: str) -> str:
     """The script's name in a content security policy, by which a browser runs this one and no
     other.
     """
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}'"
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def _file(name: str) -> str:
@@ -125,46 +149,60 @@ def _described(chart: Plot) -> str:
     return f"{chart.title}: {chart.y} against {chart.x}. {'; '.join(lines)}"
 
 
-def _data(value: Any) -> str:
-    """JSON that may stand in a script element: no tag can begin in it, and infinities are null, as
-    nothing can be drawn there.
+def _download(page: Page) -> Any:
+    """What the page's button gives: the result, or several by their names."""
+    if len(page.results) == 1:
+        return next(iter(page.results.values()))
+    return page.results
+
+
+def _download_name(page: Page) -> str:
+    if len(page.results) == 1:
+        return f"{printable(_download(page)['command'])}.json"
+    return "results.json"
+
+
+def _drawing(charts: Sequence[Plot]) -> str:
+    """What the scripts draw, as JSON: the charts, the looks of their lines and the colours of
+    maps.
     """
-    text = json.dumps(_drawable(value), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    text = UNSAFE.sub(lambda match: json.dumps(match[0])[1:-1], text)
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    drawing = {
+        "charts": [dataclasses.asdict(drawable(chart)) for chart in charts],
+        "looks": _looks(charts),
+        "ramps": RAMPS,
+    }
+    return _json(_without_infinities(drawing))
 
 
-def _drawable(value: Any) -> Any:
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _without_infinities(value: Any) -> Any:
+    """The value with null for infinities and nan: nothing can be drawn there."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {str(key): _drawable(entry) for key, entry in value.items()}
+        return {str(key): _without_infinities(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_drawable(entry) for entry in value]
+        return [_without_infinities(entry) for entry in value]
     return value
 
 
-SYMBOLS = {
-    "o": "circle",
-    "s": "square",
-    "D": "diamond",
-    "^": "triangle-up",
-    "v": "triangle-down",
-    "P": "cross",
-    "X": "x",
-    "*": "star",
-}
-"""Matplotlib's names of marks in Plotly's words."""
-
-
-def _looks(charts: Sequence[Plot]) -> list[Any]:
-    """Name, colour, mark and number of repeats of every model, as pictures have them."""
+def _looks(charts: Sequence[Plot]) -> list[dict[str, Any]]:
+    """The look of every line, as pictures have it, and whether its name is `local` to a chart."""
     from matplotlib.colors import to_hex
 
-    looks = looks_of((line.model, line.placement) for chart in charts for line in chart.lines)
+    lines = [line for chart in charts for line in chart.lines]
+    models = {line.model for line in lines if not line.local}
+    looks = looks_of((line.model, line.placement) for line in lines)
     return [
-        [name, to_hex(look.colour), SYMBOLS.get(look.marker, "circle"), look.repeat]
+        {
+            "name": name,
+            "colour": to_hex(look.colour),
+            "marker": look.marker,
+            "repeat": look.repeat,
+            "local": name not in models,
+        }
         for name, look in looks.items()
     ]

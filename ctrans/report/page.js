@@ -1,178 +1,113 @@
 "use strict";
 (async () => {
-  const read = (id) => JSON.parse(document.getElementById(id).textContent);
-  const charts = read("charts"), looks = read("looks");
-  // the pictures' library is packed; without it, in a browser of before 2023, the tables still stand
-  async function unpack() {
-    const packed = Uint8Array.from(atob(document.getElementById("library").textContent), (c) => c.charCodeAt(0));
-    const script = document.createElement("script");
-    script.textContent = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
-    document.head.append(script);
-  }
-  const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
-  const MOST_LINES = 7;
-  const text = (value) => String(value).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const root = document.documentElement;
 
-  // a model's look: its placement's colour and mark; models of one colour are told apart by their dashes
-  const models = new Map(looks.map(([name, colour, symbol, repeat]) => [name, { colour, symbol, dash: DASHES[repeat % DASHES.length], shown: true }]));
-
-  const theme = () => getComputedStyle(root);
-  const printing = () => root.classList.contains("printing");
-  const axis = (title, log) => {
-    const style = theme();
-    return {
-      title: { text: title, standoff: 8 }, type: log ? "log" : "linear", automargin: true, zeroline: false,
-      gridcolor: style.getPropertyValue("--line").trim(), linecolor: style.getPropertyValue("--line").trim(), exponentformat: "power",
-    };
-  };
-
-  // 0 has no place on a logarithmic axis: it is a hollow mark at its foot
-  function zeroTraces(chart, lines) {
-    const shown = lines.filter((line) => !line.bound && models.get(line.model).shown && line.y.includes(0));
-    const known = lines.filter((line) => models.get(line.model).shown).flatMap((line) => line.y).filter((v) => v > 0);
-    const foot = known.length ? Math.min(...known) / 3 : 1;
-    return shown.map((line) => ({
-      type: "scatter", mode: "markers", name: text(line.model), x: line.x.filter((_, i) => line.y[i] === 0), y: line.y.filter((v) => v === 0).map(() => foot),
-      marker: { symbol: "triangle-down-open", color: models.get(line.model).colour, size: 9, line: { width: 2 } },
-      hovertemplate: `${text(line.model)}<br>${text(chart.x)} %{x}<br>0, below the axis<extra></extra>`,
-    }));
+  // what a page is made of is packed; without `DecompressionStream`, in a browser of before 2023, the tables still stand
+  async function unpacked(id) {
+    const packed = Uint8Array.from(atob(document.getElementById(id).textContent), (c) => c.charCodeAt(0));
+    return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  }
+  async function loadLibrary() {
+    const script = document.createElement("script");
+    script.textContent = await unpacked("library");
+    document.head.append(script);
   }
 
-  function lineTraces(chart, lines, log) {
-    const zeros = log ? zeroTraces(chart, lines) : [];
-    return zeros.concat(lines.filter((line) => models.get(line.model).shown).map((line) => {
-      const look = models.get(line.model);
-      return {
-        type: "scatter", mode: line.bound ? "lines" : "lines+markers", name: text(line.model), x: line.x, y: log ? line.y.map((v) => (v > 0 ? v : null)) : line.y,
-        line: { color: look.colour, dash: line.bound ? "5px 3px" : look.dash === "solid" ? "solid" : look.dash, width: line.bound ? 1 : 2 },
-        opacity: line.bound ? 0.75 : 1, marker: { symbol: look.symbol, size: line.x.length > 30 ? 4 : 7 },
-        ...(line.low.length && !line.bound ? { error_y: { type: "data", symmetric: false, array: line.high.map((v, i) => v - line.y[i]), arrayminus: line.low.map((v, i) => line.y[i] - v), color: look.colour, thickness: 1 } } : {}),
-        hovertemplate: `${text(line.model)}${line.bound && !line.predicted ? ", bound" : ""}<br>${text(chart.x)} %{x}<br>%{y:.4g}<extra></extra>`,
-      };
-    }));
-  }
-
-  function mapTraces(chart, lines, log) {
-    const shown = lines.filter((line) => !line.bound && models.get(line.model).shown);
-    const at = [...new Set(shown.flatMap((line) => line.x))].sort((a, b) => a - b);
-    const raw = shown.map((line) => at.map((x) => { const i = line.x.indexOf(x); return i < 0 ? null : line.y[i]; }));
-    const least = Math.log10(Math.min(...raw.flat().filter((v) => v > 0)));  // 0 is as dark as the least
-    const z = raw.map((row) => row.map((v) => (v === null ? null : log ? (v > 0 ? Math.log10(v) : Number.isFinite(least) ? least : null) : v)));
-    const [low, high] = range(raw, log).range ?? [0, 1], most = Math.max(-low, high);
-    const [zmin, zmax] = !log && raw.flat().some((v) => v < 0) ? [-most, most] : [low, high];  // signed: the middle colour is 0
-    return [{
-      type: "heatmap", zmin, zmax, x: at, y: shown.map((line) => text(line.model)), z, customdata: raw, colorscale: "Cividis",
-      colorbar: { title: { text: (log ? "log10 of " : "") + text(chart.y), side: "right" }, thickness: 12 },
-      hovertemplate: `%{y}<br>${text(chart.x)} %{x}<br>%{customdata:.4g}<extra></extra>`,
-    }];
-  }
-
-  function barTraces(chart, lines) {
-    return lines.filter((line) => models.get(line.model).shown).map((line) => ({
-      type: "bar", name: text(line.model), x: line.x, y: line.y, marker: { color: models.get(line.model).colour },
-      hovertemplate: `${text(line.model)}<br>${text(chart.x)} %{x}<br>%{y:.4g}<extra></extra>`,
-    }));
-  }
-
-  function pointTraces(chart, lines) {
-    return lines.filter((line) => models.get(line.model).shown).map((line, i) => ({
-      type: "scatter", mode: "markers", name: text(line.model), x: line.x, y: line.y,
-      marker: { color: [...line.shade], colorscale: "Viridis", cmin: 0, size: 5, showscale: i === 0, colorbar: { title: { text: "segment", side: "right" }, thickness: 12 } },
-      hovertemplate: `${text(line.model)}, segment %{marker.color}<br>%{x:.4g}, %{y:.4g}<extra></extra>`,
-    }));
-  }
-
-  // an axis spans a decade, or half of its largest figure, so that a change of a few percent does not fill it; the same at every moment
-  function range(all, log) {
-    const known = all.flat().filter((v) => v !== null && (!log || v > 0)).map((v) => (log ? Math.log10(v) : v));
-    if (!known.length) return {};
-    let [low, high] = [Infinity, -Infinity];
-    for (const value of known) { low = Math.min(low, value); high = Math.max(high, value); }
-    const least = log ? 1 : Math.max(Math.abs(low), Math.abs(high)) / 2 || 1;
-    const space = Math.max(0.05 * (high - low), (least - (high - low)) / 2);
-    const foot = log && all.flat().includes(0) ? 0.5 : 0;
-    return { range: [low - space - foot, high + space] };
-  }
-
-  function draw(figure) {
-    const chart = charts[Number(figure.dataset.chart)];
-    const slider = figure.querySelector(".moment");
-    const moments = Object.entries(chart.frames);
-    const [name, figures] = slider ? moments[Number(slider.value)] : ["", null];
-    const lines = figures ? chart.lines.map((line, i) => ({ ...line, y: figures[i] })) : chart.lines;
-    if (slider) figure.querySelector("output").textContent = name;
-    const log = figure.querySelector(".scale")?.getAttribute("aria-pressed") === "true";
-    const measured = new Set(lines.filter((line) => !line.bound && models.get(line.model).shown).map((line) => line.model));
-    const style = theme(), ink = style.getPropertyValue("--ink").trim();
-    const asMap = chart.kind === "lines" && measured.size > MOST_LINES;
-    const all = moments.length ? moments.map(([, frame]) => frame.flat()) : lines.filter((line) => models.get(line.model).shown).map((line) => line.y);
-    const plot = figure.querySelector(".plot");
-    figure.classList.toggle("map", asMap);
-    const at = lines.flatMap((line) => line.x), span = Math.max(...at) - Math.min(...at);
-    const counted = chart.kind !== "points" && !chart.log_x && at.every(Number.isInteger) ? { tick0: 0, dtick: Math.max(1, Math.ceil(span / 8)) } : {};
-    plot.style.height = asMap ? `${Math.max(22, 6 + 1.3 * measured.size)}rem` : "";
-    const layout = {
-      margin: { l: 8, r: 8, t: 8, b: 8 }, showlegend: false, hovermode: "closest",
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 13 },
-      ...(printing() ? { width: plot.clientWidth, height: plot.clientHeight, font: { color: ink, size: 9 } } : {}),
-      xaxis: { ...axis(text(chart.x), chart.log_x), ...counted },
-      yaxis: asMap ? { automargin: true, autorange: "reversed" } : { ...axis(text(chart.y), log), ...(chart.kind === "lines" ? range(all, log) : {}) },
-      shapes: chart.events.map(([at]) => ({ type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: ink, dash: "dash", width: 1 } })),
-      annotations: chart.events.map(([at, word]) => ({ x: chart.log_x ? Math.log10(at) : at, yref: "paper", y: 1, text: text(word), textangle: -90, showarrow: false, xanchor: at <= Math.min(...lines.flatMap((line) => line.x)) ? "left" : "right", yanchor: "top" })),
-    };
-    const traces = asMap ? mapTraces : chart.kind === "bars" ? barTraces : chart.kind === "points" ? pointTraces : lineTraces;
-    return Plotly.react(plot, traces(chart, lines, log), layout, { responsive: true, displayModeBar: false });
-  }
-  let drawable = true;
+  const figures = [...document.querySelectorAll("figure.chart")];
+  let charts = [], looks = new Map(), ramps = {};
+  let drawable = figures.length > 0;
   try {
-    if (charts.length) await unpack();
+    if (drawable) {
+      const drawing = JSON.parse(await unpacked("charts"));
+      charts = drawing.charts;
+      ramps = drawing.ramps;
+      looks = new Map(drawing.looks.map((look) => [look.name, { ...look, shown: true }]));
+      await loadLibrary();
+    }
   } catch (error) {
     drawable = false;
     const trouble = document.getElementById("trouble");
     trouble.textContent = `No chart can be drawn in this browser (${error.message}); the tables are complete.`;
     trouble.hidden = false;
   }
-  const figures = [...document.querySelectorAll("figure.chart")];
+
+  const zooms = new Map();  // by figure, the part of its chart to see
   const drawn = new Set();
-  const ready = (figure) => drawable && !figure.closest("details:not([open])");
+  const isVisible = (figure) => figure.closest("details:not([open])") === null;
+
+  function draw(figure) {
+    const chart = charts[Number(figure.dataset.chart)];
+    let lines = chart.lines;
+    const slider = figure.querySelector(".moment");
+    if (slider) {
+      const [moment, frame] = Object.entries(chart.frames)[Number(slider.value)];
+      lines = lines.map((line, i) => ({ ...line, y: frame[i] }));
+      figure.querySelector("output").textContent = moment;
+    }
+    const view = {
+      lines: lines.filter((line) => looks.get(line.model).shown),
+      log: figure.querySelector(".scale")?.getAttribute("aria-pressed") === "true",
+      looks, ramps,
+      zoom: zooms.get(figure),
+      onZoom: (part) => {
+        if (part) zooms.set(figure, part);
+        else zooms.delete(figure);
+        draw(figure);
+      },
+    };
+    const plot = figure.querySelector(".plot"), asMap = isMap(chart, view);
+    figure.classList.toggle("map", asMap);
+    plot.style.height = asMap ? `${Math.max(16, 6 + 1.3 * view.lines.length)}rem` : "";
+    drawChart(plot, chart, view);
+    drawn.add(figure);
+  }
   function redraw() {
-    return Promise.all(figures.filter(ready).map((figure) => draw(figure).then(() => drawn.add(figure)))).then(() => { root.dataset.drawn = drawn.size; });
+    if (drawable) figures.filter(isVisible).forEach(draw);
+    root.dataset.drawn = drawn.size;
   }
 
-  // choices of models: a swatch with its mark, a name, a box that hides it everywhere
+  // where there are several models, a box for each hides it in all charts
+  const models = [...looks.values()].filter((look) => !look.local);
   const box = document.getElementById("models"), choices = document.getElementById("choices");
-  const DASH = { solid: "", dash: "6 3", dot: "2 3", dashdot: "6 3 2 3", longdash: "10 3", longdashdot: "10 3 2 3" };
-  const MARK = {
-    circle: "M10 5a4 4 0 1 0 8 0a4 4 0 1 0-8 0", square: "M10 1h8v8h-8z", diamond: "M14 0l5 5-5 5-5-5z", "triangle-up": "M14 0l5 9h-10z",
-    "triangle-down": "M14 10l5-9h-10z", cross: "M12 0h4v3h3v4h-3v3h-4v-3h-3v-4h3z", x: "M10 0l4 3 4-3 1 1-3 4 3 4-1 1-4-3-4 3-1-1 3-4-3-4z",
-    star: "M14 0l1.5 3.5 3.5.2-2.7 2.4.9 3.7-3.2-2-3.2 2 .9-3.7-2.7-2.4 3.5-.2z",
-  };
-  for (const [name, look] of models) {
-    const label = document.createElement("label"), input = document.createElement("input");
+  for (const look of drawable && models.length > 1 ? models : []) {
+    const text = document.createElement("label"), input = document.createElement("input");
     input.type = "checkbox";
     input.checked = true;
     input.addEventListener("change", () => { look.shown = input.checked; redraw(); });
-    label.append(input);
-    label.insertAdjacentHTML("beforeend", `<svg width="28" height="10" aria-hidden="true"><line x1="0" y1="5" x2="28" y2="5" stroke="${look.colour}" stroke-width="3" stroke-dasharray="${DASH[look.dash]}"/><path d="${MARK[look.symbol]}" fill="${look.colour}"/></svg>`);
-    label.append(name === "" ? "this" : name);
-    choices.append(label);
+    text.append(input, swatch(look, false), look.name === "" ? "this" : look.name);
+    choices.append(text);
+    box.hidden = false;
   }
-  box.hidden = models.size < 2;
-  const setAll = (shown) => () => {
-    for (const look of models.values()) look.shown = shown;
+  function setAll(shown) {
+    for (const look of models) look.shown = shown;
     for (const input of choices.querySelectorAll("input")) input.checked = shown;
     redraw();
-  };
-  document.getElementById("all").addEventListener("click", setAll(true));
-  document.getElementById("none").addEventListener("click", setAll(false));
+  }
+  document.getElementById("all").addEventListener("click", () => setAll(true));
+  document.getElementById("none").addEventListener("click", () => setAll(false));
 
-  for (const figure of figures) {
-    figure.querySelector(".scale")?.addEventListener("click", (event) => {
-      event.target.setAttribute("aria-pressed", String(event.target.getAttribute("aria-pressed") !== "true"));
-      if (drawable) draw(figure);
+  for (const figure of drawable ? figures : []) {
+    const scale = figure.querySelector(".scale");
+    scale?.addEventListener("click", () => {
+      scale.setAttribute("aria-pressed", String(scale.getAttribute("aria-pressed") !== "true"));
+      zooms.delete(figure);
+      draw(figure);
     });
-    figure.querySelector(".moment")?.addEventListener("input", () => drawable && draw(figure));
+    figure.querySelector(".moment")?.addEventListener("input", () => draw(figure));
+    addKey(figure, charts[Number(figure.dataset.chart)]);
+  }
+  // lines that are no models have their names below their own chart
+  function addKey(figure, chart) {
+    const names = new Map(chart.lines.filter((line) => line.local).map((line) => [line.model, line.bound]));
+    if (!names.size || names.size > MOST_LINES) return;
+    const key = document.createElement("p");
+    key.className = "key";
+    for (const [name, isBound] of names) {
+      const text = document.createElement("span");
+      text.append(swatch(looks.get(name), isBound), name);
+      key.append(text);
+    }
+    figure.append(key);
   }
   for (const details of document.querySelectorAll("details")) details.addEventListener("toggle", () => { fit(); redraw(); });
 
@@ -202,12 +137,12 @@
     });
   }
 
-  document.getElementById("download").addEventListener("click", () => {
-    const results = read("results"), names = Object.keys(results);
-    const kept = names.length === 1 ? results[names[0]] : results;
+  const download = document.getElementById("download");
+  download.addEventListener("click", async () => {
+    const text = JSON.stringify(JSON.parse(await unpacked("results")), null, 1);
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([JSON.stringify(kept, null, 1) + "\n"], { type: "application/json" }));
-    link.download = names.length === 1 ? `${kept.command}.json` : "results.json";
+    link.href = URL.createObjectURL(new Blob([`${text}\n`], { type: "application/json" }));
+    link.download = download.dataset.name;
     link.click();
     URL.revokeObjectURL(link.href);
   });
@@ -217,7 +152,6 @@
     root.dataset.theme = dark ? "dark" : "light";
     root.style.colorScheme = dark ? "dark" : "light";
     theming.setAttribute("aria-pressed", String(dark));
-    return redraw();
   }
   theming.addEventListener("click", () => setTheme(root.dataset.theme !== "dark"));
 
@@ -260,7 +194,7 @@
     }
   }
   let waiting = 0;
-  addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(fit, 100); });
+  addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => { fit(); redraw(); }, 100); });
 
   // on paper: light, nothing folded, each picture as wide as there is room
   let undo = [];
@@ -270,14 +204,17 @@
     for (const details of folded) details.open = true;
     setTheme(false);
     fit();
+    redraw();
     undo = [() => {
       root.classList.remove("printing");
       for (const details of folded) details.open = false;
+      setTheme(dark);
       fit();
-      setTheme(dark).then(() => { for (const figure of figures.filter(ready)) Plotly.Plots.resize(figure.querySelector(".plot")); });
+      redraw();
     }];
   });
   addEventListener("afterprint", () => { for (const each of undo.splice(0)) each(); });
-  fit();
   setTheme(matchMedia("(prefers-color-scheme: dark)").matches);
+  fit();
+  redraw();
 })();

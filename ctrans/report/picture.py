@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
@@ -26,7 +26,9 @@ from ctrans.report.axes import (
     show_at_least_a_decade,
     title_above,
 )
+from ctrans.report.drawable import drawable
 from ctrans.report.files import png
+from ctrans.report.map_colours import colour_map, colour_of, span
 from ctrans.report.placement_style import Look, looks_of
 from ctrans.report.sections import Line, Page, Plot
 
@@ -41,10 +43,6 @@ COLUMNS = 3
 WIDTH = 4.5
 HEIGHT = 4.2
 """Inches of a panel."""
-LARGEST = 1e200
-"""What is larger is drawn as infinite, and on a logarithmic axis what is below its inverse as 0:
-matplotlib computes with sums, differences and ratios.
-"""
 
 
 def pictures(page: Page) -> dict[str, Callable[[], bytes]]:
@@ -69,7 +67,7 @@ def draw(charts: Sequence[Plot], title: str) -> Figure:
     """A panel for each chart, with one legend below. More than `MOST_LINES` models are rows of a
     map.
     """
-    charts = [_within(chart) for chart in charts]
+    charts = [drawable(chart) for chart in charts]
     if len(charts) == 4:
         columns = 2
     else:
@@ -102,41 +100,6 @@ def draw(charts: Sequence[Plot], title: str) -> Figure:
 def _is_map(chart: Plot) -> bool:
     """Whether it has too many models for one panel, which are then rows of a map."""
     return chart.kind == "lines" and len(_measured(chart)) > MOST_LINES
-
-
-def _within(chart: Plot) -> Plot:
-    """The chart with figures of which matplotlib can compute sums and ratios (see `LARGEST`)."""
-    least = 1 / LARGEST if chart.log else 0.0
-
-    def figure(value: float | None) -> float | None:
-        if value is None or math.isnan(value):
-            return value
-        if abs(value) < least:
-            return 0.0
-        if abs(value) > LARGEST:
-            return math.copysign(math.inf, value)
-        return value
-
-    def figures(values: Sequence[float | None]) -> list[float | None]:
-        return [figure(value) for value in values]
-
-    def position(x: float) -> float:
-        return max(-LARGEST, min(LARGEST, x))
-
-    lines = [
-        replace(
-            line,
-            x=list(map(position, line.x)),
-            y=figures(line.y),
-            low=figures(line.low),
-            high=figures(line.high),
-            shade=list(map(position, line.shade)),
-        )
-        for line in chart.lines
-    ]
-    frames = {name: [figures(line) for line in frame] for name, frame in chart.frames.items()}
-    events = [(position(x), word) for x, word in chart.events]
-    return replace(chart, lines=lines, frames=frames, events=events)
 
 
 def _measured(chart: Plot) -> list[Line]:
@@ -279,9 +242,11 @@ def _points(figure: Figure, axes: Axes, lines: Sequence[Line]) -> None:
 
 
 def _rows(figure: Figure, axes: Axes, chart: Plot, looks: Mapping[str, Look]) -> None:
-    """A row for each model, its name in its colour; along the axis the logarithm as a colour.
+    """A row for each model, its name in its colour; along the axis the figure, or its logarithm, as
+    a colour.
 
-    The twentieth of the values at either end share the end's colour. Grey is not measured.
+    The twentieth of the values at either end share the end's colour, unless there is a limit. Then
+    the colours show what is beyond it (see `map_colours`). Grey is not measured.
     """
     lines = _measured(chart)
     at = sorted({x for line in lines for x in line.x})
@@ -293,22 +258,23 @@ def _rows(figure: Figure, axes: Axes, chart: Plot, looks: Mapping[str, Look]) ->
                 values[i, k] = np.nan
             else:
                 values[i, k] = _shade(line.y[nearest], log=chart.log)
+    limits = [_limit(limit, log=chart.log) for limit in chart.limits]
+    known_limits = [limit for limit in limits if limit is not None]
     finite_values = values[np.isfinite(values)]
     low = 0.0
     high = 1.0
     if finite_values.size:
         low, high = np.quantile(finite_values, (0.05, 0.95))
-    image = axes.imshow(
-        np.clip(values, low, max(high, low + 0.1)),
-        aspect="auto",
-        interpolation="nearest",
-        cmap="cividis",
-        vmin=low,
-        vmax=max(high, low + 0.1),
-    )
+    if finite_values.size and known_limits:  # no figure beyond a limit is cut off
+        low = min([*known_limits, finite_values.min()])
+        high = max([*known_limits, finite_values.max()])
+    low, high = span(low, high, log=chart.log)
+    shown = np.clip(values, low, high)
+    colours = [[colour_of(value, low, high, limits) for value in row] for row in shown]
+    axes.imshow(colours, aspect="auto", interpolation="nearest")
     axes.set_facecolor("0.85")
     figure.colorbar(
-        image,
+        ScalarMappable(Normalize(low, high), colour_map(low, high, limits)),
         ax=axes,
         orientation="horizontal",
         aspect=30,
@@ -333,16 +299,26 @@ def _shade(value: float | None, *, log: bool) -> float:
     return -math.inf
 
 
+def _limit(limit: float | None, *, log: bool) -> float | None:
+    """The limit, or its logarithm if there is one."""
+    if limit is None or (log and limit <= 0):
+        return None
+    return _shade(limit, log=log)
+
+
 def _moments(figure: Figure, axes: Axes, chart: Plot) -> None:
     """Moments along the axis, depth upwards, the figure as a colour."""
     values = np.array(
         [_drawn(frame[0], log=chart.log) for frame in chart.frames.values()], dtype=float
     )
     finite_values = values[np.isfinite(values)]
-    scale = None
+    scale: Normalize | None = None
     if chart.log and finite_values.size:
-        least = finite_values.min()
-        scale = LogNorm(least, max(finite_values.max(), least * 1.01))
+        least, most = np.log10(finite_values.min()), np.log10(finite_values.max())
+        low, high = span(least, most, log=True)
+        scale = LogNorm(10**low, 10**high)
+    elif finite_values.size:
+        scale = Normalize(*span(finite_values.min(), finite_values.max(), log=False))
     names = list(chart.frames)
     at: Sequence[float]
     if all(name.replace(".", "", 1).replace(",", "").isdigit() for name in names):

@@ -43,13 +43,15 @@ class Cell:
 class Column:
     """A column's heading in words, what its figures mean, and their formula.
 
-    A terminal shows the formula, and a column that is a `detail`, with --verbose only.
+    A terminal shows the formula, and a column that is a `detail`, with --verbose only. The cells of
+    a column of `descriptions` are descriptions: a page leaves out those that stand above.
     """
 
     name: str
     meaning: str = ""
     symbol: str = ""
     detail: bool = False
+    descriptions: bool = False
 
     @property
     def legend(self) -> str:
@@ -72,6 +74,12 @@ class Table:
     rows_shown: int = 0
     alternate: bool = False
 
+    @property
+    def all_columns(self) -> Sequence[Column]:
+        """The columns in which some row has something."""
+        of_both_kinds = (False, True)
+        return self.only(*of_both_kinds).columns
+
     def only(self, *details: bool) -> Table:
         """The first column, and of those that are a detail or not, as asked, the ones in which some
         row has something.
@@ -93,7 +101,8 @@ class Line:
 
     `low` and `high` are the ends of an interval around each figure. `shade` gives each point of a
     chart of points its colour. A `placement` that is None means that the line is no model: it gets
-    a colour of its own. A bound that is `predicted` is no bound but a slope that theory says.
+    a colour of its own. A bound that is `predicted` is no bound but a slope that theory says. A
+    `local` line is no model but a part of this chart alone, such as a check.
     """
 
     model: str
@@ -102,6 +111,7 @@ class Line:
     placement: str | None = None
     bound: bool = False
     predicted: bool = False
+    local: bool = False
     low: Sequence[AnyFloat | None] = ()
     high: Sequence[AnyFloat | None] = ()
     shade: Sequence[AnyFloat] = ()
@@ -129,6 +139,8 @@ class Plot:
       slider called `over` moves between them, and a picture shows moment against x as a map.
       `lines` is the last moment.
     - `events`: vertical lines, each with its place and a word, such as an alarm
+    - `limits`: below the first and above the second a figure is outside of its limits. A map shows
+      that by its colours.
     """
 
     title: str
@@ -142,6 +154,7 @@ class Plot:
     frames: Mapping[str, Sequence[Sequence[AnyFloat | None]]] = field(default_factory=dict)
     over: str = "Moment"
     events: Sequence[tuple[AnyFloat, str]] = ()
+    limits: tuple[float | None, float | None] = (None, None)
 
     @property
     def signed(self) -> bool:
@@ -178,23 +191,27 @@ class ColouredText:
 @dataclass(frozen=True)
 class Findings:
     """Findings of a model as JSON objects, the most severe first; `title` names the model where
-    there are several. Of more than `MOST_FINDINGS` it has the first, and `title` says so.
+    there are several. Of more than `MOST_FINDINGS` it has the first, and `left_out` says so.
     """
 
     findings: Sequence[JSONObject]
     title: str = ""
+    left_out: str = ""
 
     def __post_init__(self) -> None:
         if len(self.findings) > MOST_FINDINGS:
-            title = f"the first {MOST_FINDINGS:,} of {len(self.findings):,}; the JSON has all"
-            if self.title:
-                title = f"{self.title}: {title}"
-            object.__setattr__(self, "title", title)
+            left_out = f"the first {MOST_FINDINGS:,} of {len(self.findings):,}; the JSON has all"
+            object.__setattr__(self, "left_out", left_out)
             object.__setattr__(self, "findings", self.findings[:MOST_FINDINGS])
         for finding in self.findings:
             finding_rows(finding)  # raises for figures of another type
             if not isinstance(finding["severity"], str):
                 raise ValueError(f"{finding['severity']!r} is no severity")
+
+    @property
+    def heading(self) -> str:
+        """The model, where there are several, and what was left out."""
+        return ": ".join(filter(None, (self.title, self.left_out)))
 
 
 Section = Answer | Words | Table | Plot | ColouredText | Findings

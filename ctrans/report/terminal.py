@@ -205,8 +205,8 @@ def _fitted(table: Table, width: int, *, verbose: bool) -> Iterator[RichTable]:
 def _findings(part: Findings) -> RichTable:
     """A paragraph for each finding, which any width holds."""
     grid = RichTable.grid(padding=(0, 1, 0, 0))
-    if part.title:
-        grid.title = Text(part.title)
+    if part.heading:
+        grid.title = Text(part.heading)
     grid.title_justify = "left"
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")

@@ -146,7 +146,7 @@ def _why(run: JSONObject) -> list[Section]:
     bars = []
     for i, deviation in enumerate(deviations[:TIMELINE], 1):
         name = f"{i}. {deviation['place']}: {deviation['gauge']}"
-        bars.append(Line(name, [deviation["step"], last_step], [i, i]))
+        bars.append(Line(name, [deviation["step"], last_step], [i, i], local=True))
     order = Plot(
         "What left its past",
         "training step",
@@ -263,8 +263,8 @@ def _older(findings: Sequence[JSONObject], title: str) -> Findings:
     """The newest of earlier findings, as many as are shown."""
     if len(findings) <= MOST_FINDINGS:
         return Findings(findings, title)
-    scope = f"the last {MOST_FINDINGS:,} of {len(findings):,} earlier findings; the JSON has all"
-    return Findings(findings[-MOST_FINDINGS:], _titled(title, scope))
+    left_out = f"the last {MOST_FINDINGS:,} of {len(findings):,} earlier findings; the JSON has all"
+    return Findings(findings[-MOST_FINDINGS:], title, left_out)
 
 
 def _figures(name: str, run: JSONObject) -> Table:

@@ -123,24 +123,36 @@ def _is_in_the_table(finding: Finding) -> bool:
 
 
 def _remarks(measured: Measured) -> list[Words]:
-    several = len(measured.notes) > 1 or _of_several(measured)
+    named = len(measured.notes) > 1 or _of_several(measured)
     remarks = []
-    for model, lines in measured.notes.items():
-        named = several and bool(model)
-        if named and len(lines) > 1:
-            remarks.append(Words(f"{model}:", list(lines)))
+    for models, lines in _by_models(measured.notes):
+        name = "; ".join(filter(None, models))
+        if named and name and len(lines) > 1:
+            remarks.append(Words(f"{name}:", lines))
             continue
         for line in lines:
-            if named:
-                remarks.append(Words(f"{model}: {line}"))
+            if named and name:
+                remarks.append(Words(f"{name}: {line}"))
             else:
                 remarks.append(Words(line))
     return remarks
 
 
+def _by_models(lines_of: Mapping[str, Sequence[str]]) -> list[tuple[list[str], list[str]]]:
+    """Models, and the lines that are said of these models and no others: no line stands twice."""
+    models_of: dict[str, list[str]] = {}
+    for model, lines in lines_of.items():
+        for line in dict.fromkeys(lines):
+            models_of.setdefault(line, []).append(model)
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for line, models in models_of.items():
+        groups.setdefault(tuple(models), []).append(line)
+    return [(list(models), lines) for models, lines in groups.items()]
+
+
 def _reasons(measured: Measured) -> list[Words]:
     """Longer explanations, and the terms in them."""
-    paragraphs = [Words(model, list(lines)) for model, lines in measured.reasons.items() if lines]
+    paragraphs = [Words("; ".join(models), lines) for models, lines in _by_models(measured.reasons)]
     text = " ".join(line for lines in measured.reasons.values() for line in lines)
     terms = terms_in(text)
     if terms:
@@ -188,12 +200,14 @@ def near(measured: Measured) -> Table:
 
 def _missing(measured: Measured) -> list[Words]:
     """What was not measured, and why."""
-    paragraphs = []
-    for model, reasons in measured.missing.items():
-        lines = [f"{MEASURES.title(name)}: {why}" for name, why in reasons.items()]
-        if lines:
-            paragraphs.append(Words(f"{model}: these figures were not measured.", lines))
-    return paragraphs
+    lines_of = {
+        model: [f"{MEASURES.title(name)}: {why}" for name, why in reasons.items()]
+        for model, reasons in measured.missing.items()
+    }
+    return [
+        Words(f"{'; '.join(models)}: these figures were not measured.", lines)
+        for models, lines in _by_models(lines_of)
+    ]
 
 
 def meanings(names: Iterable[str]) -> Table:
@@ -215,14 +229,14 @@ def meanings(names: Iterable[str]) -> Table:
             ]
         )
     columns = [
-        "figure",
-        "formula",
-        "unit",
-        "finding if",
-        "source",
-        "why equal functions differ in it",
+        Column("figure"),
+        Column("formula", descriptions=True),
+        Column("unit"),
+        Column("finding if"),
+        Column("source"),
+        Column("why equal functions differ in it", descriptions=True),
     ]
-    return Table("", [Column(name) for name in columns], rows)
+    return Table("", columns, rows)
 
 
 def _column(name: str) -> Column:
@@ -325,11 +339,12 @@ def _run_table(topic: str, names: Sequence[str], cells: Mapping[tuple[str, str],
         title = MEASURES.title(name)
         if measure.gauge:
             title += "*"
-        about = _limits(measure) if limited else measure.formula
+        said = _limits(measure) if limited else measure.formula
         figures = [cells.get((model, name), Cell("–")) for model in models]
-        rows.append([Cell(title), Cell(about), *figures])
-    headings = ["figure", "finding if" if limited else "what it is", *models]
-    return Table(topic, [Column(heading) for heading in headings], rows)
+        rows.append([Cell(title), Cell(said), *figures])
+    about = Column("finding if") if limited else Column("what it is", descriptions=True)
+    columns = [Column("figure"), about, *map(Column, models)]
+    return Table(topic, columns, rows)
 
 
 def _in_tables(measured: Measured) -> list[str]:

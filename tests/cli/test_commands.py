@@ -83,7 +83,7 @@ with contextlib.suppress(SystemExit):
 own = {{"ctrans." + name for name in ("control", "monitor", "study", "training.loop", "stability.diagnosis", "verify")}}
 print(own & set(sys.modules))
 import ctrans.cli.train, ctrans.cli.diagnose
-few = {{"jax", "scipy", "torchdiffeq", "matplotlib.pyplot", "torch._dynamo", "transformers", "plotly", "jinja2"}}
+few = {{"jax", "scipy", "torchdiffeq", "matplotlib.pyplot", "torch._dynamo", "transformers", "mpld3", "jinja2"}}
 print(few & set(sys.modules))
 """
     path = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])}

@@ -208,6 +208,6 @@ def test_a_log_of_very_many_findings_makes_a_page_of_some_that_says_of_how_many(
     )
     assert render(page_of({"watch": few})).count('<article class="finding">') == 1
     assert (
-        Findings(many["findings"], "mine").title
+        Findings(many["findings"], "mine").heading
         == "mine: the first 1,000 of 3,000; the JSON has all"
     )
