@@ -6,26 +6,32 @@ import math
 from collections.abc import Mapping
 
 from ctrans.control.model_check import ModelCheck
-from ctrans.examine.certified import checks_in
+from ctrans.examine.certified import checks_in, name_of
 from ctrans.report.sections import Chapter, JSONObject, Line, Plot
 
 
 def chapter(result: JSONObject) -> Chapter:
     """Growth with the weights, at the segment with the largest costate: a chart for each norm."""
-    charts = [growth_chart(norm, row) for norm, row in checks_in(result).items()]
+    checks = checks_in(result)
+    charts = [growth_chart(norm, row, norms=len(checks)) for norm, row in checks.items()]
     return Chapter("Growth with the weights", charts, picture="hjb-check")
 
 
-def growth_chart(norm: str, checks: Mapping[str, ModelCheck]) -> Plot:
+def growth_chart(norm: str, checks: Mapping[str, ModelCheck], *, norms: int = 1) -> Plot:
     """The best value with |W|_F <= R against R."""
+    lines = [
+        line
+        for placement, check in checks.items()
+        for line in _lines(name_of(norm, placement, norms), check)
+    ]
     return Plot(
-        norm,
+        f"Best rate of a layer, {norm}",
         "bound on the last linear map's weights, R/R_0",
         "how fast the loss could fall, less any penalty",
-        [line for name, check in checks.items() for line in _lines(name, check)],
-        "Found by search: solid. By formula: dashed. A curve that levels off is bounded; one that"
-        " grows with R is not. R_0 makes the best velocity out of the features. Gains are as they"
-        " are.",
+        lines,
+        "Of the Transformer's step. Found by search: solid. By formula: dashed. A curve that levels"
+        " off is bounded; one that grows with R is not. R_0 makes the best velocity out of the"
+        " features. Gains are as they are.",
         log_x=True,
     )
 
@@ -33,7 +39,8 @@ def growth_chart(norm: str, checks: Mapping[str, ModelCheck]) -> Plot:
 def _lines(name: str, check: ModelCheck) -> list[Line]:
     """What a search found, and where it is finite what the formula says."""
     segment = check.largest
-    growth = segment.certificate.growth
+    certificate = segment.step or segment.certificate
+    growth = certificate.growth
     lines = []
     radii = [0.01, 100.0]
     share = [0.01, 100.0]
@@ -42,8 +49,8 @@ def _lines(name: str, check: ModelCheck) -> list[Line]:
         middle = math.sqrt(radii[0] * radii[-1])
         share = [radius / middle for radius in radii]
         lines.append(Line(name, share, list(growth.values), check.placement))
-    if segment.slope is None:
-        bound = [segment.certificate.hamiltonian for _ in radii]
+    if segment.slope is None or segment.step is not None:
+        bound = [certificate.hamiltonian for _ in radii]
     else:
         bound = [segment.slope * radius for radius in radii]
     if math.isfinite(bound[0]):
