@@ -29,7 +29,7 @@ from ctrans.control.segment_check import (
     check_step,
     step_threshold_at,
 )
-from ctrans.control.shown_factors import path_of, with_best_rows
+from ctrans.control.shown_factors import Factors, TestsFactors, path_of, with_best_rows
 from ctrans.control.tangent import LinearSpace
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.norm import RMSNorm
@@ -246,6 +246,7 @@ def check_model(
         of_steps = costate(model, tokens, targets)
     else:
         of_steps = costates
+    factors = model.factors() if isinstance(model, TestsFactors) else Factors()
     found: dict[int, SegmentCheck] = {}
     failed = dict[int, ConfigError | SolveError]()
     costate_norms = [float(p.norm()) for _, p in costates.starts]
@@ -257,6 +258,8 @@ def check_model(
         elif not found:
             search = "weights"
         try:
+            if k in factors.bounded:
+                raise ConfigError(f"its output does not grow with its weights: {factors.unlike[k]}")
             found[k] = _checked(
                 model.depth,
                 k,
@@ -271,10 +274,14 @@ def check_model(
             progress(k)
     if not found:
         raise failed[0]
-    segments = [found[k] for k in sorted(found)]
+    segments = [
+        _with_further_factor(found[k], has_more=k in factors.further) for k in sorted(found)
+    ]
     no_threshold = ""
     if any(segment.certificate.verdict == "degenerate" for segment in segments):
         no_threshold = _why_no_threshold(model.depth)
+        for k, reason in factors.unlike.items():
+            no_threshold = no_threshold or f"segment {k}: {reason}"
     if no_threshold:
         segments = [
             replace(segment, training_threshold=None, step_threshold=None) for segment in segments
@@ -331,6 +338,23 @@ def _checked(
         # there is no ODE's costate, and the step's is the one after the step
         segment = replace(segment, training_threshold=threshold)
     return replace(segment, step_threshold=threshold)
+
+
+def _with_further_factor(segment: SegmentCheck, *, has_more: bool) -> SegmentCheck:
+    """The segment, whose thresholds hold gains fixed if its block has parameters outside of its
+    linear maps.
+    """
+    if not has_more:
+        return segment
+
+    def holding_gains(threshold: DecayThreshold | None) -> DecayThreshold | None:
+        return None if threshold is None else replace(threshold, gains=True)
+
+    return replace(
+        segment,
+        training_threshold=holding_gains(segment.training_threshold),
+        step_threshold=holding_gains(segment.step_threshold),
+    )
 
 
 def _why_no_threshold(depth: Depth) -> str:

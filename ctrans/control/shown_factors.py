@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclasses_field
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.base.shapes import SequenceRows
+from ctrans.base.shapes import SequenceRows, UnbatchedRows
 from ctrans.control.decay_paths import (
     UNITS,
     CubicPath,
@@ -36,10 +37,33 @@ from ctrans.dynamics.fields.protocols import HeadMatrices, Units
 from ctrans.dynamics.fields.scaled_linear import scaled_parts
 from solvers import ConfigError
 
-MANY_TIMES = 1e4
+MANY_TIMES = 1e8
 """A factor of values by which their effect on the output must grow."""
 LINEAR = 1e-2
 """How closely, as a share."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What a test of a foreign model's blocks at large weights found, by segment.
+
+    - `unlike`: why its maps do not compute with the matrices that they show
+    - `bounded`: segments of blocks whose output does not grow with their weights
+    - `further`: segments of blocks with parameters that are in no linear map, and may be a further
+      factor, such as gains
+    """
+
+    unlike: dict[int, str] = dataclasses_field(default_factory=dict)
+    bounded: frozenset[int] = frozenset()
+    further: frozenset[int] = frozenset()
+
+
+@runtime_checkable
+class TestsFactors(Protocol):
+    """A foreign model that can test its blocks at large weights."""
+
+    def factors(self) -> Factors:
+        """What the test found."""
 
 
 def path_of(field: object, x: SequenceRows) -> Path:
@@ -64,6 +88,34 @@ def path_of(field: object, x: SequenceRows) -> Path:
         f"{type(field).__name__} shows neither heads nor units that grow, so its decaying factors"
         f" are unknown{why_not(field)}: give it `probabilities(x)` and `heads`, or `units()`"
     )
+
+
+@torch.no_grad()
+def shown_velocity(field: object, x: SequenceRows) -> UnbatchedRows | None:
+    """What the path of a map without biases computes at its own factors; None for a map without a
+    path, or whose factors are not shown.
+    """
+    try:
+        path = path_of(field, x)
+    except ConfigError:
+        return None
+    if isinstance(field, ExposesHeads) and isinstance(path, ValuePath):
+        heads = list(field.head_matrices())
+        return path.velocity(*_factors(heads, path))
+    maps = getattr(field, "maps", None)
+    if maps is None or isinstance(path, ValuePath):
+        return None
+    inner = maps.up.weight
+    if maps.gate is not None:
+        inner = torch.cat([maps.gate.weight, maps.up.weight])
+    return path.velocity(inner, maps.down.weight)
+
+
+def _factors(heads: Sequence[HeadMatrices], path: ValuePath) -> tuple[Tensor, Tensor]:
+    """The values of each group, and the outputs of each head."""
+    groups = path.head_groups
+    inner = torch.stack([heads[groups.index(group)].value for group in sorted(set(groups))])
+    return inner, torch.stack([head.out for head in heads])
 
 
 @torch.no_grad()
@@ -152,10 +204,7 @@ def _by_scaled_states(
     """
     without = field(torch.zeros_like(x))
     large = MANY_TIMES * x
-    groups = path.head_groups
-    inner = torch.stack([heads[groups.index(group)].value for group in sorted(set(groups))])
-    outer = torch.stack([head.out for head in heads])
-    expected = replace(path, mixed=_mixed(field, large)).velocity(inner, outer)
+    expected = replace(path, mixed=_mixed(field, large)).velocity(*_factors(heads, path))
     found = (field(large) - without).flatten(0, -2)
     return without, _share(found - expected, expected)
 

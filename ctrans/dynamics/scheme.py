@@ -4,8 +4,10 @@ Transformer.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from solvers.error_norm import get_norm
 from solvers.gradients import get_gradient
 from solvers.methods import get_method
 from solvers.request import check_solver
+from solvers.reversible import Reversible
 from solvers.solve import solve
 from solvers.step_control import check_unused_options
 
@@ -42,6 +45,24 @@ METHOD_WORDS = ", ".join(
 MOST_STEPS = 10**6
 """The largest number of steps of a segment. With more, rounding grows faster than the error falls.
 """
+
+
+_WHOLE_GRAPH: ContextVar[bool] = ContextVar("_WHOLE_GRAPH", default=False)
+
+
+@contextlib.contextmanager
+def whole_graph() -> Iterator[None]:
+    """Inside, ODE blocks keep their whole graph: schemes compute with the gradient `backprop`, if
+    their own has the same forward pass.
+
+    An analysis reads states within a solve, and stops passes in the middle. A solve that drops its
+    graph shows neither.
+    """
+    token = _WHOLE_GRAPH.set(True)
+    try:
+        yield
+    finally:
+        _WHOLE_GRAPH.reset(token)
 
 
 @checked
@@ -116,10 +137,13 @@ class Scheme:
     def request(self, max_steps: int | None = None) -> dict[str, Any]:
         """The arguments of `solvers.solve` for this scheme."""
         control = StepControl(self.rtol, self.atol, self.norm, max_steps=max_steps)
+        gradient = self.gradient
+        if _WHOLE_GRAPH.get() and not isinstance(get_gradient(gradient), Reversible):
+            gradient = "backprop"
         return {
             "method": self.method,
             "steps": self.steps,
-            "gradient": self.gradient,
+            "gradient": gradient,
             "step_control": control,
         }
 

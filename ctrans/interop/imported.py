@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ctrans.base.as_found import as_found
 from ctrans.base.shapes import TokenIds, TokenRows
+from ctrans.control.shown_factors import Factors
 from ctrans.dynamics.depth import Depth, check_dt
 from ctrans.dynamics.fields import ParallelMaps
 from ctrans.dynamics.scheme import trajectory
@@ -28,6 +29,7 @@ from ctrans.interop.attention_in_model import attention_in_model
 from ctrans.interop.attention_reading import AttentionReading, read_attention
 from ctrans.interop.attention_rows import showing_rows
 from ctrans.interop.block_structure import ROLES, UNKNOWN, Structure, depth_of, make_of
+from ctrans.interop.factors import factors_of
 from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_ffn
 from ctrans.interop.model_adapter import OUTPUTS, ModelAdapter
 from ctrans.interop.module_chain import ModuleChain
@@ -130,6 +132,10 @@ class Imported(nn.Module):
             self.adapter.check(depth_of(structures, 1.0))
         self.depth = depth_of(structures, check_dt(dt))
         self.config = _architecture(self.adapter, structures, like.shape[-1], self.depth)
+
+    def factors(self) -> Factors:
+        """Whether its blocks compute with their matrices what was read, at any size of them."""
+        return factors_of(self.adapter, list(self.depth.sublayers), self.depth.lengths)
 
     def forget(self) -> None:
         """Drops the cached masks and other arguments of the blocks; call it after the weights

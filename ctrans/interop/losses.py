@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ctrans.base.shapes import TokenRows
+from ctrans.control.shown_factors import Factors, TestsFactors
 from ctrans.dynamics.depth import Depth
 from ctrans.interop.block_calls import tensors_in
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
@@ -50,6 +51,12 @@ class ModelAround(nn.Module):
     def kept(self) -> Bool[Tensor, "batch tokens"] | None:
         """Where there is text and not padding (`Imported.padded`)."""
         return kept_of(self.model)
+
+    def factors(self) -> Factors:
+        """That of the model, if it is a foreign one."""
+        if isinstance(self.model, TestsFactors):
+            return self.model.factors()
+        return Factors()
 
     def embed(self, tokens: Tensor) -> TokenRows:
         x: Tensor = self.model.embed(tokens)

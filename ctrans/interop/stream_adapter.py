@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 from ctrans.base.as_found import as_found
 from ctrans.base.shapes import TokenRows
 from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.scheme import whole_graph
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.attention_in_model import reference_kernel
 from ctrans.interop.block_calls import Seen, tensors_in
@@ -159,7 +160,7 @@ class StreamAdapter(ModuleAdapter):
         return torch.equal(before[1:], after[1:])
 
     def _run(self, tokens: Tensor, mode: Operations) -> Any:
-        with as_found(self.model), mode:
+        with as_found(self.model), whole_graph(), mode:
             return self.run(tokens.clone())
 
     def states(self, look: Callable[[int, Tensor], Tensor]) -> Operations:

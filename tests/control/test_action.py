@@ -184,7 +184,7 @@ def test_the_table_has_it_and_the_json_keeps_it():
     again = simulated_in(plain({**vars(simulation), "action": simulated.action}))
     assert again.action == simulated.action
     opposed = dataclasses.replace(simulated.action, opposed=[1, 4], cosine=-0.5)
-    notes = dataclasses.replace(simulated, action=opposed).notes
+    notes = dataclasses.replace(simulated, action=opposed).reasons
     assert (
         "sublayers 1 ffn and 4 attention undo each other most: the cosine of their displacements is"
         " -0.50"

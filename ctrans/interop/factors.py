@@ -1,0 +1,176 @@
+"""Whether a foreign model computes with its matrices what its reading says, at any size of them.
+
+A reading is tested at the present weights. A penalty that is needed is about large ones: a clip, a
+weight that is computed from others, or a scale outside of a map would give a wrong number in
+silence. So each block's linear maps get large weights and biases, and the block must still compute
+what its sublayers do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ctrans.base.as_found import as_found
+from ctrans.control.shown_factors import Factors, shown_velocity
+from ctrans.dynamics.sublayer import Sublayer
+from ctrans.dynamics.weights.on_demand import has_weights_on_demand
+from ctrans.interop.block_calls import Call, Running
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
+from ctrans.interop.model_adapter import ModelAdapter
+from ctrans.interop.module_chain import TransposedLinear, is_linear
+from ctrans.interop.recorded_calls import without_fast_path
+from ctrans.interop.tolerances import difference
+
+LARGE = 1e6
+"""How much larger the weights get."""
+GROWTH = 1e4
+"""How much more a block must then add to its state, to count as unbounded."""
+CLOSE = 1e-3
+"""How closely what is computed must agree, as a share."""
+
+
+def factors_of(
+    adapter: ModelAdapter, sublayers: Sequence[Sublayer], lengths: Sequence[float]
+) -> Factors:
+    """The test of each block of a model whose blocks are modules of their own. The weights are put
+    back to the bit.
+    """
+    blocks = adapter.blocks()
+    are_own = len(set(map(id, blocks))) == len(blocks)
+    if has_weights_on_demand(adapter.model) or not are_own:
+        return Factors()
+    per_block = len(sublayers) // len(blocks)
+    unlike: dict[int, str] = {}
+    bounded: set[int] = set()
+    further: set[int] = set()
+    with as_found(adapter.model), torch.no_grad(), without_fast_path():
+        for i, (block, call) in enumerate(zip(blocks, adapter.block_calls(), strict=True)):
+            segments = range(i * per_block, (i + 1) * per_block)
+            steps = [(sublayers[k], lengths[k]) for k in segments]
+            running = Running(block, call, adapter.form)
+            try:
+                reason = _why_unlike(running, call, steps)
+                grows = not reason or _grows(running, call)
+            except FOREIGN_ERRORS as error:
+                reason = f"it does not run with large weights ({named_error(error)})"
+                grows = True
+            if reason:
+                unlike |= dict.fromkeys(segments, reason)
+            if not grows:
+                bounded |= set(segments)
+            if _has_other_parameters(block):
+                further |= set(segments)
+    return Factors(unlike, frozenset(bounded), frozenset(further))
+
+
+def _why_unlike(running: Running, call: Call, steps: Sequence[tuple[Sublayer, float]]) -> str:
+    """Why the block does not compute with large weights what its sublayers do; "" if it does."""
+    linear = {path: part for path, part in running.block.named_modules() if is_linear(part)}
+    for path, part in linear.items():
+        weight = part._parameters.get("weight")
+        if weight is None or not weight.is_floating_point():
+            return f"the weight of {path} is computed from other parameters, or stored in no floats"
+    with _large(linear.values(), bias=LARGE):
+        for path, part in linear.items():
+            if not _is_plain(part):
+                return f"{path} does not compute W x + b with its weight W and bias b"
+        rebuilt = call.x
+        for sublayer, length in steps:
+            rebuilt = sublayer.step(rebuilt, length)
+        if not _agree(rebuilt, running(call.x)):
+            return (
+                "with large weights and biases the block computes something else than its maps do:"
+                " it limits large values, or scales what a map reads"
+            )
+    with _large(linear.values(), bias=0.0):
+        x = call.x
+        for sublayer, length in steps:
+            given = sublayer.given(x)
+            shown = shown_velocity(sublayer.field, given)
+            if shown is not None and not _agree(shown, sublayer.field(given).flatten(0, -2)):
+                return "with large weights a map computes something else than its matrices show"
+            x = sublayer.step(x, length)
+    return ""
+
+
+@contextlib.contextmanager
+def _large(parts: Iterable[nn.Module], *, bias: float) -> Iterator[None]:
+    """Inside, weights are random and `LARGE` times as large, and biases random of size `bias`."""
+    weights: dict[int, Tensor] = {}
+    biases: dict[int, Tensor] = {}
+    for part in parts:
+        parameters = part._parameters
+        for name, kind in (("weight", weights), ("bias", biases)):
+            parameter = parameters.get(name)
+            if parameter is not None:
+                kind[id(parameter)] = parameter.data
+    kept = [(tensor, tensor.clone()) for tensor in (*weights.values(), *biases.values())]
+    generator = torch.Generator().manual_seed(0)
+
+    def random_like(tensor: Tensor) -> Tensor:
+        return torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+
+    try:
+        for weight in weights.values():
+            size = weight.square().mean().sqrt()
+            weight.copy_(LARGE * size * random_like(weight))
+        for offset in biases.values():
+            offset.copy_(bias * random_like(offset))
+        yield
+    finally:
+        for tensor, before in kept:
+            tensor.copy_(before)
+
+
+def _grows(running: Running, call: Call) -> bool:
+    """Whether what the block adds to its state grows with all of its matrices."""
+    matrices = [weight for weight in running.block.parameters() if weight.dim() > 1]
+    before = (running(call.x) - call.x).norm()
+    kept = [weight.detach().clone() for weight in matrices]
+    try:
+        for weight in matrices:
+            weight.data.mul_(LARGE)
+        after = (running(call.x) - call.x).norm()
+    finally:
+        for weight, value in zip(matrices, kept, strict=True):
+            weight.data.copy_(value)
+    return bool(after > GROWTH * before)
+
+
+def _is_plain(part: nn.Module) -> bool:
+    """Whether a linear map computes W x + b with its own weight and bias."""
+    parameter = part._parameters["weight"]
+    assert parameter is not None, "it has a weight of its own"
+    weight: Tensor = parameter
+    if not isinstance(part, TransposedLinear):
+        weight = weight.mT
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 3, len(weight), generator=generator, dtype=torch.float64).to(weight)
+    expected = x @ weight
+    bias = part._parameters.get("bias")
+    if bias is not None:
+        expected = expected + bias
+    return _agree(part(x), expected)
+
+
+def _agree(computed: Tensor, expected: Tensor) -> bool:
+    if computed.shape != expected.shape:
+        return False
+    missed = difference(computed, expected)
+    return math.isfinite(missed) and missed <= CLOSE
+
+
+def _has_other_parameters(block: nn.Module) -> bool:
+    """Whether the block has trained vectors or numbers outside of its linear maps."""
+    of_linear = {
+        id(parameter)
+        for part in block.modules()
+        if is_linear(part)
+        for parameter in part.parameters(recurse=False)
+    }
+    return any(id(parameter) not in of_linear for parameter in block.parameters())
