@@ -120,6 +120,9 @@ def draw_euler(axes: Axes, models: dict[str, Trained]) -> None:
     axes.axvline(1, color="0.6", linestyle="dotted", label=f"n = 1: {', '.join(first_points)}")
     axes.set(xlabel="Euler steps a sublayer", ylabel=r"|X$_n$ − X$_{ODE}$| / |X$_{ODE}$|")
     axes.set(xscale="log", yscale="log")
+    steps = [1, 2, 4, 8, 16]
+    axes.set_xticks(steps, [str(n) for n in steps], minor=False)
+    axes.minorticks_off()
     axes.set_title("The Transformer is the Euler solution with one step a sublayer")
 
 

@@ -33,6 +33,8 @@ def test_a_snippet_runs_from_nothing(snippet, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    for said in re.findall(r"# (\d+\. .+)$", snippet, re.M):
+        assert said in done.stdout, "a comment says what is printed"
 
 
 SHOWN = [

@@ -143,13 +143,16 @@ MEASURES.add(
             scope="sublayer",
         ),
         "steepest descent of a segment": Measure(
-            formula="H(P) = sup -<P, f>. Where it is infinite there is no point",
-            title="steepest descent",
+            formula="that of each segment of the ODE. Where it is infinite there is no point",
+            title="steepest descent of the ODE",
             unit="H(P) = sup −<P, f>",
             scope="sublayer",
         ),
         "verdict of a segment": Measure(
-            formula="well-posed, degenerate or open", title="verdict", scope="sublayer", detail=True
+            formula="that of each segment of the ODE",
+            title="verdict of the ODE",
+            scope="sublayer",
+            detail=True,
         ),
         "velocities that the placement allows": Measure(
             formula="the admissible set of a segment", scope="sublayer", detail=True

@@ -186,7 +186,7 @@ def answer(simulations: Mapping[str, Simulation]) -> Answer:
         )
     shares = _largest_of(simulations, lambda simulation: (simulation.used or [])[1:])
     if shares:
-        text += f", to at most {max(shares.values()):.0%} of the bound that theory gives"
+        text += f", and use at most {max(shares.values()):.0%} of their bound"
     sentences = [f"{text}."]
     drifts = _largest_of(simulations, lambda simulation: simulation.drift)
     if drifts:
@@ -212,19 +212,22 @@ def _largest_of(
 
 def _about_the_ode(simulations: Mapping[str, Simulation]) -> Iterator[str]:
     """How far the discrete models are from their ODEs, and what brings the farthest one near."""
-    distances = _largest_of(simulations, lambda simulation: simulation.discrete_distance)
+    distances = _largest_of(
+        simulations, lambda simulation: (simulation.discrete_distance or [])[-1:]
+    )
     if not distances:
         return
     nearest = min(distances, key=distances.__getitem__)
     farthest = max(distances, key=distances.__getitem__)
     apart = f"{100 * distances[farthest]:.3g}%"
     if len(distances) == 1:
-        yield f"The Transformer, an Euler solution of its ODE, is {apart} of a state away from it."
+        yield (
+            f"At the end the Transformer, an Euler solution of its ODE, differs from it by {apart}."
+        )
     else:
         yield (
-            "The Transformers, Euler solutions of their ODEs, are"
-            f" {100 * distances[nearest]:.2g}% ({nearest}) to {apart} ({farthest}) of a state away"
-            " from them."
+            "At the end the Transformers, Euler solutions of their ODEs, differ from them by"
+            f" {100 * distances[nearest]:.2g}% ({nearest}) to {apart} ({farthest})."
         )
     limit = simulations[farthest].euler_limit
     if distances[farthest] <= NEAR or limit is None or len(limit.steps) == 1:
@@ -234,8 +237,8 @@ def _about_the_ode(simulations: Mapping[str, Simulation]) -> Iterator[str]:
     steps = near[0] if near else limit.steps[-1]
     yield (
         f"The steps of {farthest} are long against its states. With {steps} Euler steps a sublayer"
-        f" it ends {100 * errors[steps]:.2g}% away; a smaller --dt or larger embeddings"
-        " (--embedding-std 1) bring it nearer too."
+        f" the difference is {100 * errors[steps]:.2g}%; a smaller --dt or larger embeddings"
+        " (--embedding-std 1) bring it nearer, too."
     )
 
 
@@ -269,7 +272,7 @@ def _values(model: str, simulation: Simulation) -> Iterator[Value]:
         # before the first segment it is 100% by definition
         "largest share of the bound": _largest((simulation.used or [])[1:]),
         "largest conservation error": _largest(simulation.drift),
-        "largest distance to the ODE": _largest(simulation.discrete_distance),
+        "distance to the ODE at the end": _largest((simulation.discrete_distance or [])[-1:]),
     }
     for measure, figure in largest.items():
         if figure is not None:

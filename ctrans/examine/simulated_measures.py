@@ -31,7 +31,10 @@ MEASURES.add(
             formula=_SHARE, title="share of the bound", share=True, marked=1 + ROUNDING
         ),
         "largest conservation error": Measure(formula=_CONSERVED, title="conservation error"),
-        "largest distance to the ODE": Measure(formula=_APART, title="distance to the ODE"),
+        "distance to the ODE at the end": Measure(
+            formula="|X_discrete - X_ODE| / |X_ODE| at the end of the depth",
+            title="distance to the ODE",
+        ),
         "evaluations": Measure(formula="evaluations of a velocity", detail=True),
         "accepted steps": Measure(formula="steps of the method that were accepted", detail=True),
         "rejected steps": Measure(formula="steps of the method that were rejected", detail=True),

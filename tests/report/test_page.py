@@ -188,7 +188,7 @@ def test_a_pages_figures_are_the_jsons():
     ]
     answer, table = page.chapters[0].parts
     assert answer.text.startswith(
-        "Through the depth the hidden states change in size by a factor of 4, to"
+        "Through the depth the hidden states change in size by a factor of 4, and"
     )
     assert [each.text for each in table.rows[0]] == ["pre", "0.5", "2", "50%", "0.25"]
 
