@@ -218,14 +218,20 @@ def _scale(axes: Axes, *, log: bool) -> None:
 def _events(axes: Axes, chart: Plot) -> None:
     leftmost = min((x for line in chart.lines for x in line.x), default=0.0)
     for i, (position, word) in enumerate(chart.events):
-        side = "left" if position <= leftmost else "right"
+        side = "right"
+        offset = -3
+        if position <= leftmost:
+            side = "left"
+            offset = 3
         axes.axvline(position, color=PLAIN[1], linestyle=("--", ":", "-.")[i % 3], linewidth=1.2)
         axes.annotate(
             word,
-            (position, 1.0),
+            (position, 0.02),
             xycoords=axes.get_xaxis_transform(),
+            xytext=(offset, 0),
+            textcoords="offset points",
             rotation=90,
-            va="top",
+            va="bottom",
             ha=side,
             fontsize=7,
         )
