@@ -12,7 +12,7 @@ import math
 import pickle
 import pickletools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ctrans.base.given_files import check_file, read_file, read_json
 from ctrans.base.printable import one_line
+from ctrans.dynamics.depth import MOST_BLOCKS
 from ctrans.interop.pickled import is_dense, load_pickled
 from ctrans.interop.stored_weights import Stored, stored_tensor
 from solvers import ConfigError
@@ -32,6 +33,8 @@ LARGEST_METADATA = 32 << 20
 """The largest size of `.metadata` in bytes; a checkpoint of 200,000 parts has about 30 MB."""
 SETTINGS = ("common.pt", "run_config.yaml", "../context/model.yaml")
 """Where the model's settings are: with Megatron, Megatron Bridge and NeMo."""
+MOST_NUMBERS = 1 << 48
+"""The most numbers of a weight: what no machine holds."""
 LESS_ONE = re.compile(
     rb"apply_layernorm_1p(q.|r....|\x94)?\x88|^[ \t]*layernorm_zero_centered_gamma:[ \t]*true\s*$",
     re.M | re.S | re.I,
@@ -215,7 +218,19 @@ def _shape(size: Any) -> tuple[int, ...]:
 def _check_parts(
     directory: Path, name: str, size: tuple[int, ...], parts: list[StoredPart]
 ) -> None:
-    """Raises ConfigError unless the parts lie inside of the weight, fill it, and have its bytes."""
+    """Raises ConfigError unless the parts lie inside of the weight, cover each of its numbers once,
+    and have its bytes.
+    """
+    if any(n < 0 for n in size) or math.prod(size) > MOST_NUMBERS:
+        raise ConfigError(
+            f"{str(directory)!r} gives {name} the size {size}: each axis has 0 or more, and a"
+            f" weight at most {MOST_NUMBERS:,} numbers"
+        )
+    if STACKED.search(name) and len(size) > 1 and size[0] > MOST_BLOCKS:
+        raise ConfigError(
+            f"{str(directory)!r} stacks {size[0]:,} blocks in {name}: a model has at most"
+            f" {MOST_BLOCKS:,}"
+        )
     inside = all(_is_inside(offsets, sizes, size) for offsets, sizes, *_ in parts)
     numbers = sum(math.prod(sizes) for _, sizes, *_ in parts)
     number_of_bytes = sum(length for *_, length in parts)
@@ -224,6 +239,33 @@ def _check_parts(
             f"{str(directory)!r} does not hold all of {name}: its parts have {numbers:,} of"
             f" {math.prod(size):,} numbers"
         )
+    if _overlap(parts):
+        raise ConfigError(
+            f"{str(directory)!r} holds numbers of {name} twice, and others not at all: two of its"
+            " parts overlap"
+        )
+
+
+def _overlap(parts: Sequence[StoredPart]) -> bool:
+    """Whether two of the parts, which are not empty, have a number in common."""
+    boxes = sorted(
+        (offsets, tuple(a + n for a, n in zip(offsets, sizes, strict=True)))
+        for offsets, sizes, *_ in parts
+        if all(sizes)
+    )
+    for i, (starts, ends) in enumerate(boxes):
+        for later_starts, later_ends in boxes[i + 1 :]:
+            if not starts or later_starts[0] >= ends[0]:
+                break  # sorted by the first axis
+            overlaps = all(
+                start < later_end and later_start < end
+                for start, end, later_start, later_end in zip(
+                    starts, ends, later_starts, later_ends, strict=True
+                )
+            )
+            if overlaps:
+                return True
+    return False
 
 
 def _is_inside(offsets: tuple[int, ...], sizes: tuple[int, ...], size: tuple[int, ...]) -> bool:

@@ -4,6 +4,7 @@ nothing.
 
 import argparse
 import collections
+import copy
 import os
 import pickle
 import warnings
@@ -137,6 +138,18 @@ HOSTILE = {
         ),
         "does not hold all of w",
     ),
+    "a negative size": (
+        lambda d: rewritten(
+            d, lambda m: setattr(m.state_dict_metadata["w"], "size", torch.Size([-3, -4]))
+        ),
+        r"gives w the size \(-3, -4\)",
+    ),
+    "a size that overflows": (
+        lambda d: rewritten(
+            d, lambda m: setattr(m.state_dict_metadata["w"], "size", torch.Size([1 << 40, 1 << 40]))
+        ),
+        "gives w the size",
+    ),
     "a missing file": (lambda d: next(d.glob("*.distcp")).unlink(), "cannot read"),
     "another backend": (
         lambda d: (d / "metadata.json").write_text('{"sharded_backend": "zarr"}'),
@@ -153,6 +166,38 @@ def test_hostile_metadata_are_refused_in_one_line(kind, tmp_path):
     with pytest.raises(ConfigError, match=words) as caught:
         checkpoint_weights(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_blocks_without_end_are_refused(tmp_path):
+    save({"layers.w": torch.randn(0, 4)}, tmp_path)
+    rewritten(
+        tmp_path,
+        lambda m: setattr(m.state_dict_metadata["layers.w"], "size", torch.Size([10**9, 0])),
+    )
+    with pytest.raises(ConfigError, match="stacks 1,000,000,000 blocks"):
+        checkpoint_weights(tmp_path)
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_parts_that_overlap_leave_numbers_unwritten_and_are_refused(moved, tmp_path):
+    """Two parts of 2 x 3 in a weight of 4 x 3: at one place, or shifted by a row."""
+    save({"w": torch.randn(2, 3)}, tmp_path)
+
+    def double(metadata):
+        entry = metadata.state_dict_metadata["w"]
+        entry.size = torch.Size([4, 3])
+        (chunk,) = entry.chunks
+        second = copy.deepcopy(chunk)
+        second.offsets = torch.Size([moved, 0])
+        entry.chunks = [chunk, second]
+        (index,) = metadata.storage_data
+        again = copy.deepcopy(index)
+        object.__setattr__(again, "offset", second.offsets)
+        metadata.storage_data[again] = metadata.storage_data[index]
+
+    rewritten(tmp_path, double)
+    with pytest.raises(ConfigError, match="two of its parts overlap"):
+        checkpoint_weights(tmp_path)
 
 
 def test_a_part_that_holds_another_tensor_is_refused_when_it_is_read(tmp_path):
