@@ -10,7 +10,7 @@ from typing import Any
 
 from ctrans.base.given_files import read_json
 from ctrans.interop.pickled import pickled_weights
-from ctrans.interop.stored_weights import Stored, stored_weights
+from ctrans.interop.stored_weights import Stored, check_all_found, check_shard, stored_weights
 from solvers import ConfigError
 
 CONFIG = "config.json"
@@ -100,9 +100,13 @@ def directory_weights(directory: Path, *, allow_pickle: bool) -> dict[str, Store
     if missing and allow_pickle:
         pickles = weight_files(directory, PICKLES)
         if all(os.path.isfile(directory / name) for name in pickles):
+            index = weight_map(directory, PICKLES)
             weights: dict[str, Stored] = {}
             for name in pickles:
-                weights.update(pickled_weights(directory / name))
+                shard = pickled_weights(directory / name)
+                check_shard(directory / name, shard, index)
+                weights.update(shard)
+            check_all_found(weights, index)
             return weights
     if missing:
         pickles = sorted(

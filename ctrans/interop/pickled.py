@@ -4,6 +4,7 @@ containers, and runs no code of the file.
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import zipfile
@@ -151,7 +152,16 @@ def _weights(path: Path, *, mapped: bool, tried: bool = False) -> dict[str, Tens
 
 
 def _one(path: Path, name: str) -> Tensor:
-    return _weights(path, mapped=True, tried=True)[name]
+    state = path.stat()
+    return _mapped(path, state.st_mtime_ns, state.st_size)[name]
+
+
+@functools.lru_cache(maxsize=1)
+def _mapped(path: Path, changed: int, size: int) -> dict[str, Tensor]:
+    """The weights of a file that was read last, as a memory map: reading one after the other opens
+    it once.
+    """
+    return _weights(path, mapped=True, tried=True)
 
 
 def is_dense(value: object) -> bool:

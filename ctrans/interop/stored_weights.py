@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import safetensors
@@ -53,29 +53,43 @@ def stored_weights(files: list[Path], index: Mapping[str, str] | None = None) ->
         check_safetensors(path)
         try:
             with safetensors.safe_open(path, "pt") as file:
-                for name in file.offset_keys():
-                    if index and index.get(name) != path.name:
-                        if name in index:
-                            problem = f"expects in {index[name]}"
-                        else:
-                            problem = "does not name"
-                        raise ConfigError(
-                            f"{str(path)!r} holds {name}, which the index of shards {problem}:"
-                            " make them agree"
-                        )
+                names = list(file.offset_keys())
+                check_shard(path, names, index or {})
+                for name in names:
                     part = file.get_slice(name)
                     weights[name] = Stored(path, name, part.get_dtype(), tuple(part.get_shape()))
         except (safetensors.SafetensorError, OSError) as error:
             raise ConfigError(
                 f"{str(path)!r} is no complete safetensors file: {one_line(error)}"
             ) from None
-    lost = sorted((index or {}).keys() - weights.keys())
+    check_all_found(weights, index or {})
+    return weights
+
+
+def check_shard(path: Path, names: Iterable[str], index: Mapping[str, str]) -> None:
+    """Raises ConfigError for weights in a file which the index of shards, if it has any names,
+    gives another file, or does not name.
+    """
+    for name in names:
+        if not index or index.get(name) == path.name:
+            continue
+        if name in index:
+            problem = f"expects in {index[name]}"
+        else:
+            problem = "does not name"
+        raise ConfigError(
+            f"{str(path)!r} holds {name}, which the index of shards {problem}: make them agree"
+        )
+
+
+def check_all_found(names: Iterable[str], index: Mapping[str, str]) -> None:
+    """Raises ConfigError for weights that the index of shards names and no file holds."""
+    lost = sorted(index.keys() - set(names))
     if lost:
         raise ConfigError(
             f"the index of shards names {len(lost)} weights that its files do not hold, such as"
             f" {lost[0]}"
         )
-    return weights
 
 
 def check_floating(weight: Stored) -> None:

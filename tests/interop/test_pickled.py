@@ -74,6 +74,39 @@ def test_shards_of_a_pickle_are_read_by_their_index(pickled):
     assert all(torch.equal(loaded[name], value) for name, value in weights.items())
 
 
+@pytest.mark.parametrize("fault", ["elsewhere", "nowhere", "unnamed"])
+def test_shards_of_pickles_are_held_to_their_index(fault, tmp_path):
+    first = {"a.weight": torch.ones(2), "b.weight": torch.ones(2)}
+    second = {"c.weight": torch.ones(2)}
+    index = dict.fromkeys(first, "one.bin") | dict.fromkeys(second, "two.bin")
+    if fault == "elsewhere":
+        index["b.weight"] = "two.bin"
+    elif fault == "nowhere":
+        index["d.weight"] = "two.bin"
+    else:
+        del index["b.weight"]
+    torch.save(first, tmp_path / "one.bin")
+    torch.save(second, tmp_path / "two.bin")
+    (tmp_path / "pytorch_model.bin.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": index})
+    )
+    with pytest.raises(ConfigError, match="the index of shards"):
+        checkpoint_weights(tmp_path, allow_pickle=True)
+
+
+def test_a_pickle_is_opened_once_for_all_of_its_weights(tmp_path, monkeypatch):
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({f"{i}.weight": torch.full((2,), float(i)) for i in range(50)}, path)
+    found = checkpoint_weights(path, allow_pickle=True)
+    opened = []
+    load = torch.load
+    monkeypatch.setattr(
+        torch, "load", lambda *args, **named: opened.append(1) or load(*args, **named)
+    )
+    assert all(float(found[f"{i}.weight"]()[0]) == i for i in range(50))
+    assert len(opened) <= 1
+
+
 @pytest.mark.parametrize("modern", [True, False])
 def test_tensors_of_new_and_old_files_are_read_by_name(modern, tmp_path):
     weights = {"a.weight": torch.randn(3, 4), "b": torch.arange(5).bfloat16()}
