@@ -4,6 +4,7 @@ fails leaves.
 
 import errno
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -347,3 +348,49 @@ def test_a_failure_or_a_kill_at_any_operation_leaves_no_copy_or_a_whole_one(
     assert contents(tmp_path / "ill") == before
     assert False in seen
     assert said == ({""} if fail is dying else {"cannot write OUT"})
+
+
+def test_a_copy_holds_what_belongs_to_the_model_and_names_the_rest(tmp_path):
+    source = tmp_path / "ill"
+    llama(LARGE).save_pretrained(source)
+    private = tmp_path / "private.txt"
+    private.write_text("a secret")
+    (source / "README.md").write_text("about the model")
+    (source / "notes.txt").symlink_to(private)
+    (source / "loop").symlink_to(".")
+    (source / "more").symlink_to(".")
+    (source / "zero").symlink_to("/dev/zero")
+    (source / "lost").symlink_to("nowhere")
+    (source / "folder").mkdir()
+    os.mkfifo(source / "pipe")
+    with (source / "huge.bin").open("wb") as file:
+        file.truncate(20 << 30)
+    out = tmp_path / "treated"
+    done = run("diagnose", "--model", source, "--treat", out, *FEW)
+    assert not done.stderr.startswith("ctrans: "), done.stderr
+    found = strict(done.stdout)
+    assert {path.name for path in out.iterdir()} == {
+        ACTS,
+        BEFORE,
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "README.md",
+    }
+    told = "\n".join(found["treatment"])
+    for name in ("notes.txt", "loop", "more", "zero", "lost", "folder", "pipe", "huge.bin"):
+        assert f"{name} was not copied" in told
+
+
+def test_files_that_a_hub_links_to_are_copied(tmp_path):
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "1234"
+    llama(LARGE).save_pretrained(snapshot)
+    blobs = tmp_path / "models--a--b" / "blobs"
+    blobs.mkdir()
+    for path in list(snapshot.iterdir()):
+        path.rename(blobs / path.name)
+        path.symlink_to(blobs / path.name)
+    out = tmp_path / "treated"
+    run("diagnose", "--model", snapshot, "--treat", out, *FEW)
+    assert not any(path.is_symlink() for path in out.iterdir())
+    assert (out / "config.json").read_bytes() == (blobs / "config.json").read_bytes()

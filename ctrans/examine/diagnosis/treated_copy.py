@@ -7,12 +7,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 import safetensors
 from torch import Tensor
 
 from ctrans.base.durable_files import flush, write_durably
+from ctrans.base.printable import printable
 from ctrans.examine.diagnosis.diagnose import Diagnosis
 from ctrans.examine.diagnosis.treatment import LARGER, PROVED, TREATED, size_of_neighbours
 from ctrans.interop.checkpoint_weights import checkpoint_weights
@@ -26,8 +28,12 @@ BEFORE = "before-treatment.safetensors.old"
 """The weights of before, under a name by which no library reads them with the others."""
 ACTS = "treated.json"
 """What was done to which weight, and why."""
-OF_A_RUN = shutil.ignore_patterns(SUMS, STATE, "optim*")
+OF_A_RUN = (SUMS, STATE, "optim*")
 """Files of a training that do not fit other weights: its sums, its state and its optimiser."""
+LARGEST = 64 << 20
+"""The largest size in bytes of a file that is copied next to the weights, such as a tokenizer."""
+BLOBS = "blobs"
+"""The directory beside a hub's snapshots that holds the files which these link to."""
 
 
 def to_treat(named: Sequence[tuple[str, str | Path]], out: Path | None) -> Path | None:
@@ -79,8 +85,9 @@ def treat(source: Path | None, out: Path | None, results: Mapping[str, Diagnosis
         for name, factor in factors.items()
     ]
     if acts:
-        _write(source, out, factors, acts)
+        left_out = _write(source, out, factors, acts)
         lines = [f"in {out}, {act['weight']} is {act['words']}" for act in acts]
+        lines += [f"{printable(name)} was not copied: {why}" for name, why in left_out.items()]
     else:
         lines = [
             f"nothing was changed: that needs {TREATED!r}, and a weight {LARGER:g} times as large"
@@ -92,16 +99,19 @@ def treat(source: Path | None, out: Path | None, results: Mapping[str, Diagnosis
     return lines
 
 
-def _write(source: Path, out: Path, factors: Mapping[str, float], acts: Sequence[object]) -> None:
-    """Writes the copy whole or not at all. Weights without a factor keep their bits. Raises
-    ConfigError if it cannot.
+def _write(
+    source: Path, out: Path, factors: Mapping[str, float], acts: Sequence[object]
+) -> dict[str, str]:
+    """Writes the copy whole or not at all. Weights without a factor keep their bits. Returns the
+    names in the model's directory that were not copied, each with the reason. Raises ConfigError if
+    it cannot.
     """
     before: dict[str, Tensor] = {}
     try:
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
             copy = Path(folder) / out.name
-            shutil.copytree(source, copy, ignore=OF_A_RUN)
-            copy.chmod(copy.stat().st_mode | 0o700)  # the model's may be read-only
+            copy.mkdir()
+            left_out = _copy_model(source, copy)
             for name in weight_files(source):
                 with safetensors.safe_open(source / name, "pt") as file:
                     weights = {key: file.get_tensor(key) for key in file.offset_keys()}
@@ -118,7 +128,43 @@ def _write(source: Path, out: Path, factors: Mapping[str, float], acts: Sequence
                 flush(path)
             os.rename(copy, out)
             flush(out.parent)
+            return left_out
     except OSError as error:
         raise ConfigError(
             f"cannot write {str(out)!r}: {error.strerror or error}; choose another place"
         ) from None
+
+
+def _copy_model(source: Path, copy: Path) -> dict[str, str]:
+    """Copies the weights, and the small regular files next to them, such as the config and the
+    tokenizer. Returns the other names, with why they stayed behind.
+    """
+    left_out: dict[str, str] = {}
+    weights = set(weight_files(source))
+    for path in sorted(source.iterdir()):
+        if any(fnmatch(path.name, pattern) for pattern in OF_A_RUN):
+            continue
+        if path.name not in weights:
+            reason = _why_not(path, source)
+            if reason:
+                left_out[path.name] = reason
+                continue
+        shutil.copyfile(path, copy / path.name)
+    return left_out
+
+
+def _why_not(path: Path, source: Path) -> str:
+    """Why a file next to the weights is not copied; "" if it is."""
+    try:
+        target = path.resolve(strict=True)
+    except (OSError, RuntimeError):
+        return "its link leads nowhere"
+    own = source.resolve()
+    homes = (own, own.parent.parent / BLOBS)
+    if path.is_symlink() and target.parent not in homes:
+        return "it is a link to another directory"
+    if not target.is_file():
+        return "it is no regular file"
+    if target.stat().st_size > LARGEST:
+        return f"it has more than {LARGEST >> 20} MiB"
+    return ""
