@@ -10,6 +10,7 @@ ADVICE: dict[str, str] = {
     # of ctrans diagnose
     "not finite": "restore",
     "reads future tokens": "mask",
+    "tokens read both ways": "nothing",
     "dead gain around the state": "median gains",
     "dead gain of an output norm": "median gains",
     "dead gain of an input norm": "nothing",

@@ -112,6 +112,8 @@ class Imported(nn.Module):
     """
 
     model: Any  # a module of the library, whose methods nn.Module does not know
+    assumes_hidden_tokens: bool = False
+    """As `Opened` has it."""
 
     def __init__(
         self,

@@ -44,9 +44,12 @@ class Opened(ModelAround):
     - `causal`: whether tokens read only earlier tokens, as its first attention computes
     - `predicts`: whether its head gives logits of tokens
     - `loss`: a name in `LOSS_NAMES`, or "given"
+    - `assumes_hidden_tokens`: whether its loss is that of hidden tokens only because its tokens
+      read both ways: a user's module, without a named loss
     """
 
     model: AnyModel | ModelWithLoss
+    assumes_hidden_tokens: bool = False
 
     def __init__(
         self,
@@ -185,6 +188,15 @@ def open_imported(
         causal=causal,
         predicts=predicts,
     )
+    is_foreign_module = not type(model.model).__module__.startswith("transformers.")
+    opened.assumes_hidden_tokens = (
+        loss is None
+        and bool(model.vocabulary)
+        and opened.loss == "mlm"
+        and directory is None
+        and is_foreign_module
+    )
+    model.assumes_hidden_tokens = opened.assumes_hidden_tokens
     if model.adapter.apart:
         outputs = sorted(model.adapter.apart)
         opened.described += (

@@ -75,7 +75,11 @@ def test_the_rule_asks_for_eight_patients_and_for_intervals_that_are_apart(
 
 
 def test_the_page_has_the_table_of_the_kept_rows():
-    assert "\n".join(treatment.report(treatment.rows())[:-1]) in PAGE.read_text()
+    rows = PAGE.read_text().splitlines()
+    for line in treatment.report(treatment.rows())[:-1]:
+        cells = line.split(" | ")
+        del cells[1]  # how often it did not act
+        assert line.startswith("| ---") or " | ".join(cells) in rows
 
 
 def test_the_kept_rows_have_the_result_of_the_removed_reaction_lower():
@@ -84,6 +88,6 @@ def test_the_kept_rows_have_the_result_of_the_removed_reaction_lower():
         line for line in treatment.report_reactions(first) if line.startswith("| `lower` | all |")
     )
     shares = line.split(" | ")
-    assert f"| {shares[4]} | {shares[6]} |" in next(
-        row for row in PAGE.read_text().splitlines() if row.startswith("| `lower` |")
-    )
+    row = next(row for row in PAGE.read_text().splitlines() if row.startswith("| `lower`"))
+    assert shares[4] in row
+    assert shares[6] in row

@@ -99,11 +99,39 @@ MEASURES.add(
                     ),
                     remediation=(
                         "Mask later tokens (is_causal=True, or a mask of -inf above the diagonal)."
-                        " Do nothing if the model fills in hidden tokens: choose that loss instead"
-                        " (--loss mlm)."
+                        " If there is a mask, check the axis of the softmax, and that heads are"
+                        " transposed back before they are joined. Do nothing if the model fills in"
+                        " hidden tokens: choose that loss instead (--loss mlm)."
                     ),
                     requires="targets that are the next tokens",
                     high=1.0,
+                    near=None,
+                )
+            },
+        ),
+        "hidden tokens are a guess": Measure(
+            compute=ReadsAhead,
+            formula=(
+                "1 if tokens of a module also read later ones and no loss is named, so that ctrans"
+                " takes it for a model of hidden tokens"
+            ),
+            scope="sublayer",
+            checks={
+                "tokens read both ways": Check(
+                    severity="serious",
+                    source=f"a GPT reads earlier tokens only; {OURS}",
+                    impact=(
+                        "ctrans takes the model for one that fills in hidden tokens. If it is a"
+                        " GPT, its causal mask is missing or has no effect, and this loss is not"
+                        " its own."
+                    ),
+                    remediation=(
+                        "For a GPT name its loss, --loss next: the diagnosis then shows the place."
+                        " For a model of hidden tokens name --loss mlm: this finding then goes."
+                    ),
+                    requires="a module that predicts tokens",
+                    high=0.0,
+                    condition="no loss is named",
                     near=None,
                 )
             },

@@ -36,6 +36,7 @@ class ReadsAhead(DiagnosticInstrument):
 
     def start(self, x0: Tensor) -> None:
         self._next = False
+        self._assumed = False
         self._differs: tuple[int, float] | None = None
         if self.kept is None:
             text = torch.ones(x0.shape[-2], dtype=torch.bool)
@@ -73,6 +74,7 @@ class ReadsAhead(DiagnosticInstrument):
 
     def head(self, model: Model, at: Turn) -> None:
         self._next = _following(at.tokens, at.targets)
+        self._assumed = getattr(model, "assumes_hidden_tokens", False)
 
     def figures(self) -> Readings:
         k, apart = self._differs or (0, 0.0)
@@ -82,6 +84,18 @@ class ReadsAhead(DiagnosticInstrument):
             f"a second pass of the same text differs by {apart:.2g} of the state",
             k,
         )
+        if self._assumed and not self._next:
+            self.add(
+                "hidden tokens are a guess",
+                1.0,
+                "each token also reads later ones, and nothing says that the model fills in hidden"
+                " tokens",
+                place="the depth",
+            )
+        else:
+            self.add(
+                "hidden tokens are a guess", 0.0, "its loss is known, or named", place="the depth"
+            )
         if self._differs:
             return self.found
         if not self._next or not self._changes:

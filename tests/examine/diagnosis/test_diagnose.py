@@ -20,6 +20,7 @@ from ctrans.examine.diagnosis.diagnose import diagnose, merged, readings_in
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
 from ctrans.examine.diagnosis.weight_readings import weight_readings
 from ctrans.examine.screening.screen import screen
+from ctrans.interop import open_model
 from ctrans.measure.findings import SEVERITIES, Check
 from ctrans.measure.measures import MEASURES, Measure
 from ctrans.model.config import GPTConfig
@@ -49,6 +50,15 @@ def healthy(placement="peri", **changes):
 def text(seed=0):
     windows = torch.randint(0, 11, (2, 13), generator=torch.Generator().manual_seed(seed))
     return windows[:, :-1], windows[:, 1:]
+
+
+def unmasked():
+    """A user's module of torch's own blocks, without a causal mask."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
+    body = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    parts = torch.nn.Embedding(11, 16), body, torch.nn.Linear(16, 11)
+    return open_model(torch.nn.Sequential(*parts).double())
 
 
 def gain(placement, attribute, segment, channel, value):
@@ -146,6 +156,7 @@ PLANTED = {
         lambda: scaled("pre", lambda m: setattr(m.depth.sublayers[2].field, "causal", False)),
         "block 1, attention (segment 2)",
     ),
+    "tokens read both ways": (unmasked, "the depth"),
     "dead gain around the state": (
         lambda: gain("post", "state_norm", 3, 5, TINY),
         "block 1, FFN (segment 3)",
@@ -279,6 +290,8 @@ def found(name, **options):
     tokens, targets = text()
     if name == "tied gradients oppose":
         tokens, targets = torch.zeros_like(tokens), torch.ones_like(targets)
+    if name == "tokens read both ways":
+        targets = torch.where(torch.arange(tokens.shape[1]) % 3 == 1, tokens, -1)
     return diagnose(model(), tokens, targets, weight_decay=1e-6, **options)
 
 
