@@ -222,11 +222,11 @@ def _about_the_ode(simulations: Mapping[str, Simulation]) -> Iterator[str]:
     apart = f"{100 * distances[farthest]:.3g}%"
     if len(distances) == 1:
         yield (
-            f"At the end the Transformer, an Euler solution of its ODE, differs from it by {apart}."
+            f"At the end the Transformer, an Euler solution, differs from its exact ODE by {apart}."
         )
     else:
         yield (
-            "At the end the Transformers, Euler solutions of their ODEs, differ from them by"
+            "At the end the Transformers, Euler solutions, differ from their exact ODEs by"
             f" {100 * distances[nearest]:.2g}% ({nearest}) to {apart} ({farthest})."
         )
     limit = simulations[farthest].euler_limit
