@@ -7,6 +7,7 @@ from __future__ import annotations
 import cmath
 import dataclasses
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple
@@ -136,6 +137,7 @@ class Run:
     observers: Sequence[Observer] = ()
     event: tuple[int, Tensor] | None = None
     tight: TightTolerances | None = None
+    _last_velocity: tuple[weakref.ref[Tensor], int | None] | None = None
 
     def again(self, **changes: Any) -> Run:
         """A new run with the same request, except for the changes."""
@@ -154,9 +156,29 @@ class Run:
             elif t > high:
                 t = high
             t = as_tensor(t, x.dtype)
+        before = version_of(x)
         v = segment.field(t, x)
         check_like("field", v, x)
+        if version_of(x) != before:
+            raise ConfigError(
+                "the field changed its state x in place: compute with a copy, as x.clone(), or with"
+                " operations that return new tensors"
+            )
+        self._check_earlier_velocity()
+        self._last_velocity = (weakref.ref(v), version_of(v))
         return v
+
+    def _check_earlier_velocity(self) -> None:
+        """Raises ConfigError if the tensor that the field returned before has changed since."""
+        if self._last_velocity is None:
+            return
+        reference, version = self._last_velocity
+        earlier = reference()
+        if earlier is not None and version_of(earlier) != version:
+            raise ConfigError(
+                "the field returned a tensor that it changed afterwards, such as a buffer that it"
+                " writes to: return a new tensor each time"
+            )
 
     def start(self, segment: Segment, t: float, x: Tensor) -> Tensor | float:
         """The time at which an Euler step begins. It is not moved inside the segment, except from
@@ -207,8 +229,13 @@ class Run:
         if self.watch and not finite(x):
             raise Stopped(Status.NON_FINITE, t, x)
         if accepted is not None:
+            before = version_of(x)
             for observer in self.observers:
                 observer(accepted._replace(after=x))
+            if version_of(x) != before:
+                raise ConfigError(
+                    "on_step, or an event, changed the state in place: it may read the state only"
+                )
         if self.save == "steps":
             self.keep(t, x)
         return x
@@ -287,6 +314,13 @@ class Run:
         self.saved.append(Saved(t, x, self.stats.accepted))
 
 
+def version_of(x: Tensor) -> int | None:
+    """How often the tensor was changed in place; None where torch does not count it."""
+    if torch.compiler.is_compiling() or x.is_inference():
+        return None
+    return x._version
+
+
 def check_like(what: str, y: object, x: Tensor) -> None:
     """Raises ConfigError unless a segment's map returned a tensor of the state's shape, on its
     device, in a type that does not widen it.
@@ -295,7 +329,8 @@ def check_like(what: str, y: object, x: Tensor) -> None:
         raise ConfigError(
             f"the {what} returned {type(y).__name__}: {VALUES[what]} must be a tensor of x's shape"
         )
-    if y.dtype is not x.dtype and not _may_stand_for(y.dtype, x):
+    becomes_the_state = what != "field" and not torch.is_autocast_enabled(x.device.type)
+    if y.dtype is not x.dtype and (becomes_the_state or not _may_stand_for(y.dtype, x)):
         raise ConfigError(
             f"the {what} returned {dtype_name(y.dtype)} for a state of {dtype_name(x.dtype)}:"
             " return it as .to(x.dtype), or start from a state of that type"
