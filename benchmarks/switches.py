@@ -14,6 +14,10 @@ import statistics
 import time
 from collections.abc import Callable
 
+from ctrans.base.threads import wait_passively
+
+wait_passively()
+
 import torch
 import torchdiffeq
 
