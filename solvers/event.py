@@ -119,10 +119,10 @@ class Events:
                 self.values[i] = before[i]
         if roots:
             time, i = min(roots, key=lambda root: (abs(root[0] - step.start), root[1]))
-            end_state = None
-            if time == step.end:
-                end_state = accepted.after
-            event_time, x = moved(self.events[i], time, step.segment, curve, end_state)
+            is_end = time == step.end
+            state = accepted.after if is_end else curve(_time(time))
+            flow = following(self.run, step.segment, time, state, projects=is_end)
+            event_time, x = moved(self.events[i], time, step.segment, flow, state)
             self.run.event = (i, event_time)
             raise Stopped(Status.EVENT, time, x)
 
@@ -141,11 +141,37 @@ class Events:
         return g
 
 
+def following(run: Run, segment: Segment, time: float, x: Tensor, *, projects: bool) -> AlongCurve:
+    """The states near x at that time along the field, by one step of RK4: all derivatives by time
+    up to the fourth are the flow's. An interpolant's are less accurate than its values.
+
+    With `projects` the states are on the image of the segment's projection, as x is.
+    """
+    low, high = run.inside(segment, x.dtype)
+    start = min(max(time, low), high)
+
+    def along(t: Tensor) -> Tensor:
+        ahead = t - time
+        h = ahead.to(x.dtype)
+        middle = (start + 0.5 * ahead).to(as_tensor(start, x.dtype))
+        end = (start + ahead).to(as_tensor(start, x.dtype))
+        k1 = run.velocity(segment, start, x)
+        k2 = run.velocity(segment, middle, x + h / 2 * k1)
+        k3 = run.velocity(segment, middle, x + h / 2 * k2)
+        k4 = run.velocity(segment, end, x + h * k3)
+        after = x + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+        if projects and segment.project is not None:
+            return segment.project(after)
+        return after
+
+    return along
+
+
 def moved(
-    event: Event, time: float, segment: Segment, curve: AlongCurve, end: Tensor | None = None
+    event: Event, time: float, segment: Segment, curve: AlongCurve, x: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The event's time and state with their derivatives, for a root on the curve. `end` is the
-    state if the root is at the curve's end.
+    """The event's time and state with their derivatives, for a root on the curve, where the state
+    is x.
 
     With learned times, the curve's parameter is the time by value, and g gets the time that depends
     on them.
@@ -155,10 +181,6 @@ def moved(
     both steps the second and third.
     """
     t = _time(time)
-    if end is None:
-        x = curve(t)
-    else:
-        x = end
     clock = segment.clock
     if clock is None:
         clock = _as_it_is

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from solvers.errors import ConfigError, check_positive, shown
-from solvers.event import Event, Events, moved
+from solvers.event import Event, Events, following, moved
 from solvers.march import Gradient, Progress, march
 from solvers.method import Method, has_capability
 from solvers.request import check_callable
-from solvers.run import Accepted, Observer, Run, Stopped, as_tensor
+from solvers.run import Accepted, Observer, Run, Stopped
 from solvers.segment import Segment
 from solvers.solution import Solution, Status
 from solvers.transforms import batched, in_forward_mode
@@ -154,18 +154,7 @@ def solve_to_stop(
     i, _ = run.event
     (events,) = [observer for observer in run.observers if isinstance(observer, Events)]
     x = solution.x1
-    low, high = request.inside(last, x.dtype)
-    start = min(max(time, low), high)
-
-    def along(t: Tensor) -> Tensor:
-        tau = (t - time).to(x.dtype)
-        half = x + 0.5 * tau * request.velocity(last, start, x)
-        middle = (start + 0.5 * (t - time)).to(as_tensor(start, x.dtype))
-        after = x + tau * request.velocity(last, middle, half)
-        if last.project is None:
-            return after
-        return last.project(after)
-
-    event_time, x1 = moved(events.events[i], time, last, along, x)
+    flow = following(request, last, time, x, projects=True)
+    event_time, x1 = moved(events.events[i], time, last, flow, x)
     states = (*solution.states[:-1], x1)
     return dataclasses.replace(ended, x1=x1, states=states, event=i, event_time=event_time)

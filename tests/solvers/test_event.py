@@ -422,3 +422,29 @@ def test_a_root_that_only_touches_has_no_derivative():
     segment = Segment(-1, 1, lambda t, x: -x)
     with pytest.raises(SolveError, match="has no derivative"):
         solve([segment], x0, method="rk4", steps=2, events=Event(lambda t, x: t**3 + 0 * x[0]))
+
+
+@pytest.mark.parametrize("method", ["bosh3", "dopri5", "tsit5", "dop853"])
+def test_the_derivatives_of_an_events_time_are_those_of_the_flow(method):
+    """x' = a x (1 - x) reaches q at T = (logit q - logit x0)/a. The interpolant's slope was 75 to
+    250 tolerances off.
+    """
+    a0, q0, x0 = 1.3, 0.83, 0.07
+    tolerance = 1e-9
+    a, q, x = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (a0, q0, x0))
+    segment = Segment(0, 50, lambda t, y: a * y * (1 - y))
+    crossing = Event(lambda t, y: y[0] - q)
+    solution = solve(
+        [segment], x[None], method=method, rtol=tolerance, atol=tolerance, events=crossing
+    )
+    by_a, by_q, by_x = torch.autograd.grad(solution.event_time, (a, q, x), create_graph=True)
+    (by_q_twice,) = torch.autograd.grad(by_q, q)
+    time = (math.log(q0 / (1 - q0)) - math.log(x0 / (1 - x0))) / a0
+    assert float(by_q) == pytest.approx(1 / (a0 * q0 * (1 - q0)), rel=1e-12)
+    assert float(by_q_twice) == pytest.approx(
+        -(1 - 2 * q0) / (a0 * q0**2 * (1 - q0) ** 2), rel=1e-12
+    )
+    # what is left is the solve's own error of the state's derivatives
+    loose = 300 if method == "bosh3" else 50
+    assert float(by_a) == pytest.approx(-time / a0, rel=loose * tolerance)
+    assert float(by_x) == pytest.approx(-1 / (a0 * x0 * (1 - x0)), rel=loose * tolerance)
