@@ -14,7 +14,6 @@ from ctrans.base import old_names
 
 if TYPE_CHECKING:  # the same names, for type checkers and editors
     from ctrans.control.certificate import certify
-    from ctrans.control.costate import costate
     from ctrans.dynamics.depth import Depth
     from ctrans.dynamics.fields import ATTENTIONS, FFNS, Attention, FeedForward
     from ctrans.dynamics.norm import LayerNorm, RMSNorm
@@ -22,7 +21,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from ctrans.dynamics.placement import PLACEMENTS
     from ctrans.dynamics.scheme import Scheme
     from ctrans.dynamics.sublayer import Sublayer
-    from ctrans.examine.analysis import diagnose, screen, simulate
+    from ctrans.examine.analysis import costate, diagnose, screen, simulate
     from ctrans.examine.diagnosis.low_precision import low_precision
     from ctrans.interop.hugging_face import from_transformers
     from ctrans.interop.nanogpt import from_nanogpt
@@ -54,7 +53,7 @@ _HOMES = {
     "Sublayer": "ctrans.dynamics.sublayer",
     "TrainConfig": "ctrans.training.settings",
     "certify": "ctrans.control.certificate",
-    "costate": "ctrans.control.costate",
+    "costate": "ctrans.examine.analysis",
     "diagnose": "ctrans.examine.analysis",
     "from_nanogpt": "ctrans.interop.nanogpt",
     "from_transformers": "ctrans.interop.hugging_face",

@@ -188,3 +188,18 @@ def test_functions_of_the_face_work_together():
     assert simulate(model, tokens, method="rk4", reference=False).status.name == "SUCCESS"
     p = costate(model, tokens[:, :-1], tokens[:, 1:], form="continuous", method="tsit5").costates[1]
     assert certify("peri", p.flatten(0, -2)).agrees
+
+
+def test_the_costate_of_any_module_is_autograds_gradient():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
+    body = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    embedding, head = torch.nn.Embedding(11, 16), torch.nn.Linear(16, 11)
+    module = torch.nn.Sequential(embedding, body, head).double().eval()
+    tokens = torch.randint(11, (2, 8))
+    targets = tokens.roll(-1, 1)
+    x = embedding(tokens).detach().requires_grad_()
+    loss = torch.nn.functional.cross_entropy(head(body(x)).flatten(0, 1), targets.flatten())
+    (expected,) = torch.autograd.grad(loss, x)
+    found = costate(module, tokens, targets, loss="next").costates[0]
+    assert torch.allclose(found, expected, rtol=1e-6, atol=1e-12)

@@ -1,4 +1,4 @@
-"""`ctrans.diagnose`, `ctrans.screen` and `ctrans.simulate`: analyses of any model. A model of
+"""`ctrans.diagnose`, `ctrans.screen`, `ctrans.simulate` and `ctrans.costate`, of any model. A model of
 another library is opened first.
 """
 
@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ctrans.control.costate import Costate
+from ctrans.control.costate import costate as costate_of
 from ctrans.dynamics.depth import Depth
 from ctrans.examine.diagnosis import diagnose as diagnosis
 from ctrans.examine.diagnosis.diagnose import Diagnosis
@@ -126,6 +128,42 @@ def simulate(
         reference=reference,
         progress=progress,
         instruments=instruments,
+    )
+
+
+def costate(
+    model: Any,
+    tokens: Tensor,
+    targets: Any,
+    *,
+    loss: str | Loss | None = None,
+    form: str = "discrete",
+    method: str | Method | None = None,
+    steps: int | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> Costate:
+    """P_k = dL/dX_k of any model, at the state before each sublayer.
+
+    It calls `ctrans.control.costate.costate`, whose options it takes. A model of another library is
+    first opened on these tokens.
+
+    - `model`, `tokens`, `targets`, `loss`: as in `diagnose`
+    - `form`: "discrete" is the model as trained; "continuous" solves the ODE and its adjoint
+    - `method`, `steps`, `rtol`, `atol`: of the continuous form, as in `solvers.solve`
+
+    Raises ConfigError for a model that cannot be opened, an unknown form, and targets that do not
+    match the tokens. Raises SolveError if the state or the costate becomes non-finite.
+    """
+    return costate_of(
+        _opened(model, tokens, loss),
+        tokens,
+        targets,
+        form=form,
+        method=method,
+        steps=steps,
+        rtol=rtol,
+        atol=atol,
     )
 
 
