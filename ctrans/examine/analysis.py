@@ -1,4 +1,4 @@
-"""`ctrans.diagnose`, `ctrans.screen`, `ctrans.simulate` and `ctrans.costate`, of any model. A model of
+"""`ctrans.diagnose`, `ctrans.screen`, `ctrans.simulate` and `ctrans.costate`: of any model. One of
 another library is opened first.
 """
 
