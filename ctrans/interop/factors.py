@@ -100,7 +100,9 @@ def _why_unlike(running: Running, call: Call, steps: Sequence[tuple[Sublayer, fl
 
 @contextlib.contextmanager
 def _large(parts: Iterable[nn.Module], *, bias: float) -> Iterator[None]:
-    """Inside, weights are random and `LARGE` times as large, and biases random of size `bias`."""
+    """Inside, weights are random and `LARGE` times as large, at least of size `LARGE`, and biases
+    random of size `bias`.
+    """
     weights: dict[int, Tensor] = {}
     biases: dict[int, Tensor] = {}
     for part in parts:
@@ -117,7 +119,7 @@ def _large(parts: Iterable[nn.Module], *, bias: float) -> Iterator[None]:
 
     try:
         for weight in weights.values():
-            size = weight.square().mean().sqrt()
+            size = weight.square().mean().sqrt().clamp_min(1.0)  # clips have limits of their own
             weight.copy_(LARGE * size * random_like(weight))
         for offset in biases.values():
             offset.copy_(bias * random_like(offset))

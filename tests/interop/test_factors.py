@@ -113,6 +113,17 @@ class HiddenClipped(FeedForward):
         return self.down(F.relu(self.up(x)).clamp(max=1e4))
 
 
+class ClippedFarAway(FeedForward):
+    """At float16's largest number, with small weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.up.weight.data.mul_(0.01)
+
+    def forward(self, x):
+        return self.down(F.relu(self.up(x)).clamp(max=65504.0))
+
+
 class StateClipped(Block):
     def forward(self, x):
         return super().forward(x).clamp(-50, 50)
@@ -157,6 +168,7 @@ UNLIKE = {
     },
     "output clipped": lambda: Block(ffn=OutputClipped()),
     "hidden clipped": lambda: Block(ffn=HiddenClipped()),
+    "clipped far away": lambda: Block(ffn=ClippedFarAway()),
     "scaled input": ScaledInput,
     "hooked": hooked,
 }
