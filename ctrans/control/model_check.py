@@ -246,7 +246,9 @@ def check_model(
         of_steps = costate(model, tokens, targets)
     else:
         of_steps = costates
-    factors = model.factors() if isinstance(model, TestsFactors) else Factors()
+    factors = Factors()
+    if isinstance(model, TestsFactors):
+        factors = model.factors(of_steps.states[:-1])
     found: dict[int, SegmentCheck] = {}
     failed = dict[int, ConfigError | SolveError]()
     costate_norms = [float(p.norm()) for _, p in costates.starts]

@@ -62,8 +62,8 @@ class Factors:
 class TestsFactors(Protocol):
     """A foreign model that can test its blocks at large weights."""
 
-    def factors(self) -> Factors:
-        """What the test found."""
+    def factors(self, states: Sequence[Tensor]) -> Factors:
+        """What the test found, at these states before each segment."""
 
 
 def path_of(field: object, x: SequenceRows) -> Path:

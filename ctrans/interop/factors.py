@@ -28,6 +28,8 @@ from ctrans.interop.tolerances import difference
 
 LARGE = 1e6
 """How much larger the weights get."""
+SPIKE = 30.0
+"""How much larger one row and one column of a spiky matrix are."""
 GROWTH = 1e4
 """How much more a block must then add to its state, to count as unbounded."""
 CLOSE = 1e-3
@@ -35,10 +37,13 @@ CLOSE = 1e-3
 
 
 def factors_of(
-    adapter: ModelAdapter, sublayers: Sequence[Sublayer], lengths: Sequence[float]
+    adapter: ModelAdapter,
+    sublayers: Sequence[Sublayer],
+    lengths: Sequence[float],
+    states: Sequence[Tensor],
 ) -> Factors:
-    """The test of each block of a model whose blocks are modules of their own. The weights are put
-    back to the bit.
+    """The test of each block of a model whose blocks are modules of their own, in eval mode. The
+    weights are put back to the bit. `states` are those before each segment, for a text.
     """
     blocks = adapter.blocks()
     are_own = len(set(map(id, blocks))) == len(blocks)
@@ -52,9 +57,10 @@ def factors_of(
         for i, (block, call) in enumerate(zip(blocks, adapter.block_calls(), strict=True)):
             segments = range(i * per_block, (i + 1) * per_block)
             steps = [(sublayers[k], lengths[k]) for k in segments]
+            of_text = [states[k] for k in segments]
             running = Running(block, call, adapter.form)
             try:
-                reason = _why_unlike(running, call, steps)
+                reason = _why_unlike(running, call, steps, of_text)
                 grows = not reason or _grows(running, call)
             except FOREIGN_ERRORS as error:
                 reason = f"it does not run with large weights ({named_error(error)})"
@@ -68,17 +74,24 @@ def factors_of(
     return Factors(unlike, frozenset(bounded), frozenset(further))
 
 
-def _why_unlike(running: Running, call: Call, steps: Sequence[tuple[Sublayer, float]]) -> str:
+def _why_unlike(
+    running: Running,
+    call: Call,
+    steps: Sequence[tuple[Sublayer, float]],
+    states: Sequence[Tensor],
+) -> str:
     """Why the block does not compute with large weights what its sublayers do; "" if it does."""
     linear = {path: part for path, part in running.block.named_modules() if is_linear(part)}
     for path, part in linear.items():
         weight = part._parameters.get("weight")
         if weight is None or not weight.is_floating_point():
             return f"the weight of {path} is computed from other parameters, or stored in no floats"
-    with _large(linear.values(), bias=LARGE):
-        for path, part in linear.items():
-            if not _is_plain(part):
-                return f"{path} does not compute W x + b with its weight W and bias b"
+    for spiky in (False, True):
+        with _large(linear.values(), bias=LARGE, spiky=spiky):
+            for path, part in linear.items():
+                if not _is_plain(part):
+                    return f"{path} does not compute W x + b with its weight W and bias b"
+    with _large(linear.values(), bias=LARGE, spiky=False):
         rebuilt = call.x
         for sublayer, length in steps:
             rebuilt = sublayer.step(rebuilt, length)
@@ -87,21 +100,25 @@ def _why_unlike(running: Running, call: Call, steps: Sequence[tuple[Sublayer, fl
                 "with large weights and biases the block computes something else than its maps do:"
                 " it limits large values, or scales what a map reads"
             )
-    with _large(linear.values(), bias=0.0):
-        x = call.x
-        for sublayer, length in steps:
-            given = sublayer.given(x)
-            shown = shown_velocity(sublayer.field, given)
-            if shown is not None and not _agree(shown, sublayer.field(given).flatten(0, -2)):
-                return "with large weights a map computes something else than its matrices show"
-            x = sublayer.step(x, length)
+    # at the states of the text: a map may depend on their number or size
+    for (sublayer, _), state in zip(steps, states, strict=True):
+        given = sublayer.given(state)
+        if shown_velocity(sublayer.field, given) is None:
+            continue
+        for spiky in (False, True):
+            with _large(linear.values(), bias=0.0, spiky=spiky):
+                shown = shown_velocity(sublayer.field, given)
+                found = sublayer.field(given).flatten(0, -2)
+                if shown is None or not _agree(shown, found):
+                    return "with large weights a map computes something else than its matrices show"
     return ""
 
 
 @contextlib.contextmanager
-def _large(parts: Iterable[nn.Module], *, bias: float) -> Iterator[None]:
+def _large(parts: Iterable[nn.Module], *, bias: float, spiky: bool) -> Iterator[None]:
     """Inside, weights are random and `LARGE` times as large, at least of size `LARGE`, and biases
-    random of size `bias`.
+    random of size `bias`. If `spiky`, weights have rank 1 and one row and column of most of their
+    size, as the best ones may: a limit relative to the matrix shows there.
     """
     weights: dict[int, Tensor] = {}
     biases: dict[int, Tensor] = {}
@@ -120,7 +137,12 @@ def _large(parts: Iterable[nn.Module], *, bias: float) -> Iterator[None]:
     try:
         for weight in weights.values():
             size = weight.square().mean().sqrt().clamp_min(1.0)  # clips have limits of their own
-            weight.copy_(LARGE * size * random_like(weight))
+            drawn = random_like(weight)
+            if spiky:
+                drawn = drawn[:, :1] * drawn[:1]
+                drawn[0] *= SPIKE
+                drawn[:, 0] *= SPIKE
+            weight.copy_(LARGE * size * drawn)
         for offset in biases.values():
             offset.copy_(bias * random_like(offset))
         yield

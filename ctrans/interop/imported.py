@@ -135,9 +135,11 @@ class Imported(nn.Module):
         self.depth = depth_of(structures, check_dt(dt))
         self.config = _architecture(self.adapter, structures, like.shape[-1], self.depth)
 
-    def factors(self) -> Factors:
-        """Whether its blocks compute with their matrices what was read, at any size of them."""
-        return factors_of(self.adapter, list(self.depth.sublayers), self.depth.lengths)
+    def factors(self, states: Sequence[Tensor]) -> Factors:
+        """Whether its blocks compute with their matrices what was read, at any size of them, and at
+        these states before each segment.
+        """
+        return factors_of(self.adapter, list(self.depth.sublayers), self.depth.lengths, states)
 
     def forget(self) -> None:
         """Drops the cached masks and other arguments of the blocks; call it after the weights

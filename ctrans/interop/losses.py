@@ -4,7 +4,7 @@ head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -52,10 +52,10 @@ class ModelAround(nn.Module):
         """Where there is text and not padding (`Imported.padded`)."""
         return kept_of(self.model)
 
-    def factors(self) -> Factors:
+    def factors(self, states: Sequence[Tensor]) -> Factors:
         """That of the model, if it is a foreign one."""
         if isinstance(self.model, TestsFactors):
-            return self.model.factors()
+            return self.model.factors(states)
         return Factors()
 
     def embed(self, tokens: Tensor) -> TokenRows:

@@ -11,7 +11,7 @@ from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
 from ctrans.interop import open_model
 
-WIDTH, HEADS, VOCABULARY = 16, 2, 32
+WIDTH, HEADS, VOCABULARY, TOKENS = 16, 2, 32, 8
 
 
 class Attention(nn.Module):
@@ -77,6 +77,27 @@ class Clipped(nn.Linear):
 class Masked(nn.Linear):
     def forward(self, x):
         return F.linear(x, self.weight.tril())
+
+
+class Spectral(nn.Linear):
+    """Limited relative to its own size, which dense random matrices do not show."""
+
+    def forward(self, x):
+        size = self.weight.norm() / torch.linalg.matrix_norm(self.weight, 2)
+        return F.linear(x, self.weight * (0.6 * size).clamp(max=1.0))
+
+
+class LongText(Attention):
+    """Other values for more tokens than the model was opened with."""
+
+    def forward(self, x):
+        factor = 3.0 if x.shape[1] == TOKENS else 1.0
+        return factor * super().forward(x)
+
+
+class AttentionClipped(Attention):
+    def forward(self, x):
+        return super().forward(x).clamp(-1e9, 1e9)
 
 
 class Pruned(Masked):
@@ -152,6 +173,13 @@ class LearntScale(Block):
         return x + self.scale * self.ffn(self.n2(x))
 
 
+def large_ffn():
+    ffn = FeedForward()
+    for part in (ffn.up, ffn.down):
+        part.weight.data.mul_(30)
+    return ffn
+
+
 def hooked():
     block = Block()
     block.ffn.up.register_forward_hook(lambda module, args, output: output.clamp(-300, 300))
@@ -163,9 +191,11 @@ UNLIKE = {
         f"{kind.__name__} {where}": lambda kind=kind, where=where: (
             Block(attention=Attention(kind)) if where == "values" else Block(ffn=FeedForward(kind))
         )
-        for kind in (Equalised, Clipped, Masked, Pruned, LowRank)
+        for kind in (Equalised, Clipped, Masked, Spectral, Pruned, LowRank)
         for where in ("values", "units")
     },
+    "long text": lambda: Block(attention=LongText()),
+    "attention clipped": lambda: Block(attention=AttentionClipped(), ffn=large_ffn()),
     "output clipped": lambda: Block(ffn=OutputClipped()),
     "hidden clipped": lambda: Block(ffn=HiddenClipped()),
     "clipped far away": lambda: Block(ffn=ClippedFarAway()),
