@@ -8,7 +8,7 @@ UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufffe\uffff\U000e0000-\U000e007f]"
 )
 """Control characters except tab and newline, characters that change the direction of writing or
-show nothing, and halves of characters.
+show nothing, halves of characters, and U+FFFE and U+FFFF, which are none.
 """
 
 

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.base.shapes import SequenceRows, UnbatchedRows
+from ctrans.base.shapes import SequenceRows
 from ctrans.control.decay_paths import (
     UNITS,
     CubicPath,
@@ -91,7 +91,7 @@ def path_of(field: object, x: SequenceRows) -> Path:
 
 
 @torch.no_grad()
-def shown_velocity(field: object, x: SequenceRows) -> UnbatchedRows | None:
+def shown_velocity(field: object, x: SequenceRows) -> FlatRows | None:
     """What the path of a map without biases computes at its own factors; None for a map without a
     path, or whose factors are not shown.
     """

@@ -14,7 +14,7 @@ from ctrans.control.control_checks import findings_of
 from ctrans.control.costate import ZERO_GRADIENT
 from ctrans.control.model_check import ModelCheck
 from ctrans.control.segment_check import SegmentCheck
-from ctrans.examine.penalties import decay_notes, penalties
+from ctrans.examine.penalties import decay_notes, penalties, why_no_penalty
 from ctrans.measure import state_measures as state_measures  # the kind of a sublayer
 from ctrans.measure.measured import Answer, Measured, Value
 from ctrans.measure.measures import MEASURES, Measure
@@ -289,11 +289,9 @@ def values_of(model: str, check: ModelCheck) -> Iterator[Value]:
     yield Value(model, "verdict, ODE", None, words=of_the_ode)
     top = check.largest
     yield from _steepest(model, top)
-    if any(_needs_a_penalty(segment) for segment in check.segments):
-        yield from penalties(model, "penalty needed", check.training_threshold)
-    else:
+    if _penalty(check) != "penalty needed":
         yield from penalties(model, "penalty needed", None)
-        yield from penalties(model, "penalty needed by the ODE", check.training_threshold)
+    yield from penalties(model, _penalty(check), check.training_threshold)
     yield Value(model, "segment of the largest costate", top.segment)
     yield Value(model, "found by search", _found(top))
     if top.ellipsoid is not None:
@@ -322,6 +320,9 @@ def _missing(check: ModelCheck) -> dict[str, str]:
         )
     if parts:
         reasons["steepest descent of a segment"] = "; ".join(parts)
+    no_penalty = why_no_penalty(check)
+    if no_penalty:
+        reasons[_penalty(check)] = no_penalty
     return reasons
 
 
@@ -365,6 +366,13 @@ def _rate(model: str, measure: str, segment: SegmentCheck) -> Value:
     if ceiling is None or segment.decayed:
         return Value(model, measure, value)
     return Value(model, measure, value, words=f"{value:.3g}..{ceiling:.3g}")
+
+
+def _penalty(check: ModelCheck) -> str:
+    """The name of the penalty: that of the Transformer, unless only its ODE needs one."""
+    if any(_needs_a_penalty(segment) for segment in check.segments):
+        return "penalty needed"
+    return "penalty needed by the ODE"
 
 
 def _needs_a_penalty(segment: SegmentCheck) -> bool:

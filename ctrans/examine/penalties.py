@@ -61,23 +61,33 @@ def _two_digits(value: float, rounding: str) -> tuple[str, str]:
     return f"{float(rounded.scaleb(-exponent)):.1f}{power}", power
 
 
+def why_no_penalty(check: ModelCheck) -> str:
+    """Why the penalty that a model needs is not known; "" if it is, or if none is needed."""
+    if check.no_threshold or check.training_threshold is not None:
+        return check.no_threshold
+    without_paths = sum(
+        segment.certificate.verdict == "degenerate" and segment.threshold is None
+        for segment in check.segments
+    )
+    if not without_paths:
+        return ""
+    return (
+        f"in {without_paths} of {len(check.segments)} segments ctrans does not find the matrices"
+        " whose product the map is"
+    )
+
+
 def decay_notes(check: ModelCheck) -> list[str]:
     """What the weight decay asked about does, and what no weight decay can do."""
     threshold = check.training_threshold
     decay = check.largest.weight_decay
     if decay is None:
         return []
-    if check.no_threshold:
-        return [f"the penalty that H needs is not known: {check.no_threshold}"]
+    unknown = why_no_penalty(check)
+    if unknown:
+        return [f"the penalty that H needs is not known: {unknown}"]
     if threshold is None:
-        unknown = sum(segment.verdict == "open" for segment in check.segments)
-        if not unknown:
-            return []
-        return [
-            f"{unknown} of {len(check.segments)} segments have a map that gives access to no path"
-            " of factors that decay (a scale by channel adds one without): the decay it needs is"
-            " not known"
-        ]
+        return []
     if math.isinf(threshold.lower):
         return [
             "no penalty makes H finite: a gated or squared FFN multiplies three factors, and its"

@@ -211,7 +211,9 @@ def _largest_of(
 
 
 def _about_the_ode(simulations: Mapping[str, Simulation]) -> Iterator[str]:
-    """How far the discrete models are from their ODEs, and what brings the farthest one near."""
+    """How far the discrete models are from their ODEs, and with how many steps the farthest one is
+    near.
+    """
     distances = _largest_of(
         simulations, lambda simulation: (simulation.discrete_distance or [])[-1:]
     )
@@ -235,10 +237,10 @@ def _about_the_ode(simulations: Mapping[str, Simulation]) -> Iterator[str]:
     errors = dict(zip(limit.steps, limit.errors, strict=True))
     near = [steps for steps, error in errors.items() if error <= NEAR]
     steps = near[0] if near else limit.steps[-1]
+    whose = "its ODE" if len(distances) == 1 else f"the ODE of {farthest}"
     yield (
-        f"The steps of {farthest} are long against its states. With {steps} Euler steps a sublayer"
-        f" the difference is {100 * errors[steps]:.2g}%; a smaller --dt or larger embeddings"
-        " (--embedding-std 1) bring it nearer, too."
+        f"One Euler step a sublayer is too long for {whose}: with {steps} steps the difference is"
+        f" {100 * errors[steps]:.2g}%."
     )
 
 

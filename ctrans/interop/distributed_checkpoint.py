@@ -247,16 +247,24 @@ def _check_parts(
 
 
 def _overlap(parts: Sequence[StoredPart]) -> bool:
-    """Whether two of the parts, which are not empty, have a number in common."""
-    boxes = sorted(
+    """Whether two of the parts have a number in common; an empty part has none."""
+    boxes = [
         (offsets, tuple(a + n for a, n in zip(offsets, sizes, strict=True)))
         for offsets, sizes, *_ in parts
         if all(sizes)
-    )
+    ]
+    if len(boxes) < 2:
+        return False
+    if not boxes[0][0]:
+        return True  # parts of a single number, which has no axes
+    # Only parts that overlap along the axis of most divisions are compared in full.
+    divisions = [len(set(along)) for along in zip(*(starts for starts, _ in boxes), strict=True)]
+    axis = divisions.index(max(divisions))
+    boxes.sort(key=lambda box: box[0][axis])
     for i, (starts, ends) in enumerate(boxes):
         for later_starts, later_ends in boxes[i + 1 :]:
-            if not starts or later_starts[0] >= ends[0]:
-                break  # sorted by the first axis
+            if later_starts[axis] >= ends[axis]:
+                break
             overlaps = all(
                 start < later_end and later_start < end
                 for start, end, later_start, later_end in zip(

@@ -42,12 +42,17 @@ def factors_of(
     lengths: Sequence[float],
     states: Sequence[Tensor],
 ) -> Factors:
-    """The test of each block of a model whose blocks are modules of their own, in eval mode. The
-    weights are put back to the bit. `states` are those before each segment, for a text.
+    """The test of each block in eval mode. The weights are put back to the bit. `states` are those
+    before each segment, for a text.
+
+    Weights on demand cannot be enlarged, so such a model counts as unlike. Blocks that are one
+    module are not tried: no penalty is known for weights that several segments use.
     """
     blocks = adapter.blocks()
-    are_own = len(set(map(id, blocks))) == len(blocks)
-    if has_weights_on_demand(adapter.model) or not are_own:
+    if has_weights_on_demand(adapter.model):
+        reason = "its weights are loaded on demand, so that no large ones were tried"
+        return Factors(dict.fromkeys(range(len(sublayers)), reason))
+    if len(set(map(id, blocks))) < len(blocks):
         return Factors()
     per_block = len(sublayers) // len(blocks)
     unlike: dict[int, str] = {}

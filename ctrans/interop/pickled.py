@@ -152,14 +152,17 @@ def _weights(path: Path, *, mapped: bool, tried: bool = False) -> dict[str, Tens
 
 
 def _one(path: Path, name: str) -> Tensor:
-    state = path.stat()
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise cannot_read(path, error) from None
     return _mapped(path, state.st_mtime_ns, state.st_size)[name]
 
 
 @functools.lru_cache(maxsize=1)
 def _mapped(path: Path, changed: int, size: int) -> dict[str, Tensor]:
-    """The weights of a file that was read last, as a memory map: reading one after the other opens
-    it once.
+    """The weights of the file that was read last, as a memory map, so that reading one after the
+    other opens it once. A file that `changed`, or has another `size`, is opened anew.
     """
     return _weights(path, mapped=True, tried=True)
 

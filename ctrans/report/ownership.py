@@ -16,7 +16,7 @@ from solvers import ConfigError
 HEAD = 4096
 """Bytes in which a file says who wrote it."""
 OWN = {
-    ".json": re.compile(rb'\s*\{\s*"(command|schema)":'),
+    ".json": re.compile(rb'\s*\{\s*"command":\s*"[a-z-]+",\s*"options":\s*\{'),
     ".html": re.compile(rb'[\s\S]*<meta name="generator" content="ctrans">'),
     ".sarif": re.compile(rb'[\s\S]*"name":\s*"ctrans"'),
     ".xml": re.compile(rb'[\s\S]*<testsuites name="ctrans'),

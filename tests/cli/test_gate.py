@@ -286,10 +286,13 @@ def test_formats_of_low_precision_are_diagnosed_like_a_change_and_gated(places, 
     assert "relative error" in words
 
 
-def test_names_of_weights_with_control_characters_do_not_reach_the_files(tmp_path):
+@pytest.mark.parametrize(
+    ("unsafe", "escaped"), [("\x1b[31m\x00", r"\x1b[31m\x00"), ("\ufffe\uffff", r"\ufffe\uffff")]
+)
+def test_names_of_weights_with_unsafe_characters_do_not_reach_the_files(unsafe, escaped, tmp_path):
     weight = torch.ones(20, 20)
     weight[3] = 0
-    save_file({"layers.0.\x1b[31m\x00w": weight}, tmp_path / "it.safetensors")
+    save_file({f"layers.0.{unsafe}w": weight}, tmp_path / "it.safetensors")
     gate(
         tmp_path / "it.safetensors",
         "--sarif",
@@ -299,12 +302,8 @@ def test_names_of_weights_with_control_characters_do_not_reach_the_files(tmp_pat
     )
     (suite,) = ElementTree.parse(tmp_path / "it.xml").getroot()
     assert int(suite.get("failures")) == 1
-    assert (
-        "\\x1b[31m\\x00w"
-        in json.loads((tmp_path / "it.sarif").read_text())["runs"][0]["results"][0]["message"][
-            "text"
-        ]
-    )
+    result = json.loads((tmp_path / "it.sarif").read_text())["runs"][0]["results"][0]
+    assert f"layers.0.{escaped}w" in result["message"]["text"]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_result_replaces_an_earlier_one_of_its_command_and_with_overwrite_any(
 def test_files_named_by_options_are_held_to_the_same_rule(option, tmp_path):
     pytest.importorskip("jinja2")
     path = tmp_path / f"package{option.replace('--', '.')}"
-    path.write_text('{"name": "a package of another program"}')
+    path.write_text('{"command": "build", "args": ["of another program"]}')
     before = digests(tmp_path)
     args = [*RESULTS["simulate"], option, path, "--out", tmp_path / "out"]
     assert run(*args).exit_code == 2

@@ -7,7 +7,9 @@ import collections
 import copy
 import os
 import pickle
+import random
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -198,6 +200,34 @@ def test_parts_that_overlap_leave_numbers_unwritten_and_are_refused(moved, tmp_p
     rewritten(tmp_path, double)
     with pytest.raises(ConfigError, match="two of its parts overlap"):
         checkpoint_weights(tmp_path)
+
+
+def test_parts_overlap_if_and_only_if_two_have_a_number_in_common():
+    generator = random.Random(0)
+    outcomes = collections.Counter()
+    for _ in range(500):
+        size = [generator.randint(1, 5) for _ in range(generator.randint(1, 3))]
+        parts = []
+        for _ in range(generator.randint(1, 3)):
+            starts = tuple(generator.randrange(n) for n in size)
+            lengths = tuple(
+                generator.randint(0, n - start) for start, n in zip(starts, size, strict=True)
+            )
+            parts.append((starts, lengths, Path("it"), 0, 0))
+        held = torch.zeros(size)
+        for starts, lengths, *_ in parts:
+            held[tuple(slice(a, a + n) for a, n in zip(starts, lengths, strict=True))] += 1
+        overlap = bool((held > 1).any())
+        assert distributed_checkpoint._overlap(parts) is overlap, parts
+        outcomes[overlap] += 1
+    assert min(outcomes.values()) > 50
+
+
+def test_many_parts_side_by_side_are_compared_along_the_axis_that_divides_them():
+    """As tensor parallelism divides columns: each pair in full would be 200 million comparisons."""
+    columns = [((0, k), (1000, 1), Path("it"), 0, 0) for k in range(20_000)]
+    assert not distributed_checkpoint._overlap(columns)
+    assert distributed_checkpoint._overlap([*columns, columns[7]])
 
 
 def test_a_part_that_holds_another_tensor_is_refused_when_it_is_read(tmp_path):

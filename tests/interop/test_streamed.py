@@ -10,6 +10,7 @@ import safetensors.torch
 import torch
 
 from ctrans.control.costate import costate
+from ctrans.control.model_check import check_model
 from ctrans.dynamics.weights.on_demand import weights_of
 from ctrans.interop import continuize, from_architecture, from_transformers
 from ctrans.interop.architecture import PRESETS, skeleton
@@ -71,6 +72,20 @@ def test_shards_are_read_from_the_files_that_the_index_names(tmp_path):
     x = saved("llama", tmp_path, max_shard_size="8KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     assert same(from_transformers(tmp_path), from_transformers(tmp_path, on_demand=True), x)
+
+
+def test_a_penalty_needed_is_not_shown_untested(tmp_path):
+    """On demand no large weights can be tried, so that a clip of a model would not be seen."""
+    x = saved("gpt2", tmp_path)
+    found = {}
+    for on_demand in (False, True):
+        model = from_transformers(tmp_path, on_demand=on_demand)
+        found[on_demand] = check_model(model.double(), x, x.roll(1, -1))
+        verdicts = {segment.verdict for segment in found[on_demand].segments}
+        assert verdicts == {"degenerate"}
+    assert found[False].training_threshold is not None
+    assert found[True].training_threshold is None
+    assert "loaded on demand" in found[True].no_threshold
 
 
 def test_no_matrix_stays(tmp_path):
