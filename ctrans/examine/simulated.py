@@ -222,26 +222,29 @@ def _about_the_ode(simulations: Mapping[str, Simulation]) -> Iterator[str]:
     nearest = min(distances, key=distances.__getitem__)
     farthest = max(distances, key=distances.__getitem__)
     apart = f"{100 * distances[farthest]:.3g}%"
+    limit = simulations[farthest].euler_limit
+    enough = "" if distances[farthest] <= NEAR else _with_more_steps(limit)
     if len(distances) == 1:
         yield (
-            f"At the end the Transformer, an Euler solution, differs from its exact ODE by {apart}."
+            f"With one Euler step per sublayer the Transformer ends {apart} away from its exact"
+            f" ODE{enough}."
         )
     else:
         yield (
-            "At the end the Transformers, Euler solutions, differ from their exact ODEs by"
-            f" {100 * distances[nearest]:.2g}% ({nearest}) to {apart} ({farthest})."
+            "With one Euler step per sublayer the Transformers end"
+            f" {100 * distances[nearest]:.2g}% ({nearest}) to {apart} ({farthest}) away from their"
+            f" exact ODEs{enough and f'; {farthest}{enough[1:]}'}."
         )
-    limit = simulations[farthest].euler_limit
-    if distances[farthest] <= NEAR or limit is None or len(limit.steps) == 1:
-        return
+
+
+def _with_more_steps(limit: EulerLimit | None) -> str:
+    """How near the fewest steps come that come near, or the most that were tried."""
+    if limit is None or len(limit.steps) == 1:
+        return ""
     errors = dict(zip(limit.steps, limit.errors, strict=True))
     near = [steps for steps, error in errors.items() if error <= NEAR]
     steps = near[0] if near else limit.steps[-1]
-    whose = "its ODE" if len(distances) == 1 else f"the ODE of {farthest}"
-    yield (
-        f"One Euler step a sublayer is too long for {whose}: with {steps} steps the difference is"
-        f" {100 * errors[steps]:.2g}%."
-    )
+    return f", with {steps} steps {100 * errors[steps]:.2g}%"
 
 
 def _range(factors: Mapping[str, float]) -> str:
