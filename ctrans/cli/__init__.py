@@ -77,14 +77,16 @@ class Commands(click.Group):
             else:
                 hint = f". There are {', '.join(COMMANDS)}"
             ctx.fail(f"No such command {cmd_name!r}{hint}")
+        name = f"ctrans.cli.{cmd_name.replace('-', '_')}"
+        is_new = name not in sys.modules
         gc.disable()  # of what an import makes nothing is garbage
         try:
             # before memory or descriptors may run out
             importlib.import_module("ctrans.cli.failures")
-            command: click.Command = importlib.import_module(
-                f"ctrans.cli.{cmd_name.replace('-', '_')}"
-            ).command
+            command: click.Command = importlib.import_module(name).command
         finally:
+            if is_new:
+                gc.freeze()  # no later collection looks at modules: a tenth of a short command
             gc.enable()
         return command
 

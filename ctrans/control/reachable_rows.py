@@ -35,7 +35,7 @@ from collections.abc import Iterator
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctrans.base.shapes import SequenceRows, UnbatchedRows
 from ctrans.control.admissible import length, ratio
@@ -43,10 +43,10 @@ from ctrans.control.ascent import noise
 from ctrans.dynamics.fields import ExposesHeads
 from ctrans.dynamics.fields.protocols import HeadMatrices
 
-WEIGHINGS = 60
-"""Steps of the search for the weights of the bound N."""
-MANY = 256
-"""Above this many tokens and entries that search takes a quarter of the steps."""
+ROUNDS = 300
+"""The most steps of the search for the weights of the bound N."""
+SETTLED = 1e-4
+"""The search ends where the weights change by a smaller share."""
 EPSILON = torch.finfo(torch.float64).eps
 ROUNDING = 1e-9
 """What the bounds are raised by, as a share, for rounding."""
@@ -69,38 +69,42 @@ ENTRIES_AT_ONCE = 4_000_000
 def sum_of_sizes(P: UnbatchedRows) -> float:
     """An upper bound of N = max over |u| = 1 of sum_i |<p_i, u>|.
 
-    N^2 is the maximum over signs s of s'PP's, and at most the largest eigenvalue of W^-1/2 PP'
-    W^-1/2 times the trace of W, for every diagonal W > 0: the dual of its semidefinite relaxation,
-    which is at most pi/2 times as large. W starts as the lengths |p_i|, where the bound is at most
-    their sum.
+    N^2 is the maximum over signs s of s'Gs, G = PP'. Each diagonal W > 0 bounds it by the largest
+    eigenvalue of W^-1/2 G W^-1/2 times the trace of W. The least such bound is that of the
+    semidefinite relaxation, at most pi/2 times N^2 (Nesterov 1998). Its W is |sum_j G_ij y_j| at
+    the unit vectors y_i that maximise sum_ij G_ij <y_i, y_j>. Unit vectors of sqrt(2 tokens)
+    entries are enough (Burer and Monteiro 2003), and y_i <- sum_j G_ij y_j, at unit length, never
+    lowers the sum.
     """
-    sizes = length(P)
-    P = P[sizes > 0].double()
+    sizes = length(P).double()
+    sizes, P = sizes[sizes > 0], P[sizes > 0].double()
     if not len(P):
         return 0.0
-    weights = length(P)
-    steps = WEIGHINGS
-    if min(P.shape) > MANY:
-        steps = WEIGHINGS // 4
-    best = math.inf
-    for step in range(steps):
-        weights = weights / weights.sum()
-        scaled = P / weights.sqrt().unsqueeze(-1)
-        value, vector = _largest_of_gram(scaled)
-        best = min(best, value)
-        share = vector.square() / weights
-        weights = weights * share.clamp(1e-3, 1e3) ** (0.5 / (1 + step / 20))
-    return math.sqrt(best) * (1 + ROUNDING)
+    largest = sizes.max()
+    sizes, P = sizes / largest, P / largest
+    y = torch.randn(
+        len(P),
+        2 + math.isqrt(2 * len(P)),
+        generator=torch.Generator().manual_seed(0),
+        dtype=torch.float64,
+    ).to(P.device)
+    weights = sizes
+    for _ in range(ROUNDS):
+        previous = weights
+        y = P @ (P.mT @ nn.functional.normalize(y, dim=-1))
+        weights = torch.linalg.vector_norm(y, dim=-1)
+        if not (weights - previous).abs().sum() > SETTLED * weights.sum():
+            break
+    weights = torch.maximum(weights, sizes.square())  # as at the maximum
+    relaxed = _largest_of_gram(P / weights.sqrt().unsqueeze(-1)) * float(weights.sum())
+    return float(largest) * min(math.sqrt(relaxed), float(sizes.sum())) * (1 + ROUNDING)
 
 
-def _largest_of_gram(rows: UnbatchedRows) -> tuple[float, Float[Tensor, " tokens"]]:
-    """The largest eigenvalue of rows rows', with its unit eigenvector."""
-    if len(rows) <= rows.shape[-1]:
-        values, vectors = torch.linalg.eigh(rows @ rows.mT)
-        return float(values[-1]), vectors[:, -1]
-    values, vectors = torch.linalg.eigh(rows.mT @ rows)
-    value = float(values[-1])
-    return value, rows @ vectors[:, -1] / math.sqrt(max(value, 1e-300))
+def _largest_of_gram(rows: UnbatchedRows) -> float:
+    """The largest eigenvalue of rows rows'."""
+    if len(rows) > rows.shape[-1]:
+        rows = rows.mT
+    return float(torch.linalg.eigvalsh(rows @ rows.mT)[-1])
 
 
 def bound_over_rows(x: Float[Tensor, "tokens width_or_more"], P: UnbatchedRows) -> float:

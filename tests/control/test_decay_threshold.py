@@ -2,6 +2,7 @@
 gains do to it.
 """
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from scipy.optimize import minimize
 from torch import nn
 
 from ctrans.control.costate import costate
-from ctrans.control.decay_paths import UnitsPath, ValuePath, product_svd
+from ctrans.control.decay_paths import UnitsPath, ValuePath, product_svd, spectral_norm
 from ctrans.control.decay_threshold import (
     DecayThreshold,
     climb_factors,
@@ -21,7 +22,7 @@ from ctrans.control.decay_threshold import (
     with_evidence,
 )
 from ctrans.control.model_check import _costate_of_raw_output, check_model
-from ctrans.control.reachable_rows import bound_over_rows
+from ctrans.control.reachable_rows import bound_over_rows, sum_of_sizes
 from ctrans.control.regularization import Regularization
 from ctrans.control.segment_check import threshold_at
 from ctrans.control.shown_factors import path_of, with_best_rows
@@ -538,6 +539,32 @@ def test_the_bound_over_rows_exceeds_the_best_ones_by_brute_force(seed):
     assert best <= upper * (1 + 1e-9)
     if count <= 2:  # the signs of <x_i, w> can be any
         assert found == pytest.approx(best, rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_sum_of_sizes_is_bounded_as_tightly_as_the_relaxation_says(seed):
+    """All signs of up to 9 tokens by brute force; Nesterov's ratio sqrt(pi/2), of which random rows
+    reach little.
+    """
+    P = numbers(1 + seed % 9, 1 + seed % 5, seed=seed)
+    P = P * numbers(len(P), 1, seed=seed + 100) ** 3 * 10.0 ** (10 * (seed % 3) - 10)
+    signs = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=len(P))), dtype=P.dtype)
+    best = float((signs @ P).norm(dim=-1).max())
+    assert best <= sum_of_sizes(P) <= 1.03 * best
+
+
+def test_a_sum_of_sizes_of_orthogonal_rows_has_a_closed_form():
+    """N^2 = |P|_F^2, and no relaxation is larger: W = |p_i|^2 has the largest eigenvalue 1."""
+    sizes = torch.tensor([5.0, 1.0, 1e-3, 0.0], dtype=torch.float64)
+    assert sum_of_sizes(torch.diag(sizes)) == pytest.approx(float(sizes.norm()), rel=1e-8)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (1, 1)])
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
+def test_a_spectral_norm_is_the_largest_singular_value(shape, size):
+    matrix = size * numbers(*shape)
+    assert spectral_norm(matrix) == pytest.approx(size * float(numbers(*shape).svd().S[0]), 1e-14)
+    assert spectral_norm(0 * matrix) == 0
 
 
 @pytest.mark.parametrize("seed", range(3))
