@@ -131,7 +131,8 @@ class UnitsPath:
             return unit
 
         def payoff(w: Tensor) -> Tensor:
-            return torch.linalg.vector_norm((x @ w.mT).clamp_min(0).mT @ p, dim=-1)
+            reached: Tensor = torch.linalg.vector_norm((x @ w.mT).clamp_min(0).mT @ p, dim=-1)
+            return reached
 
         first_ascents = ascend(payoff, project(directions), (-1,), project, steps=FIRST_STEPS)
         best = first_ascents.z[first_ascents.best.topk(KEPT).indices]
