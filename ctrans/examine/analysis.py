@@ -14,6 +14,7 @@ from ctrans.control.costate import costate as costate_of
 from ctrans.dynamics.depth import Depth
 from ctrans.examine.diagnosis import diagnose as diagnosis
 from ctrans.examine.diagnosis.diagnose import Diagnosis
+from ctrans.examine.diagnosis.future_tokens import follows
 from ctrans.examine.screening import screen as screening
 from ctrans.examine.screening.screen import Effort, Screening
 from ctrans.interop import open_model
@@ -50,9 +51,9 @@ def diagnose(
     Raises ConfigError for a model that cannot be opened, as `open_model` does, and for a weight
     decay that is negative or not finite.
     """
-    return diagnosis.diagnose(
-        _opened(model, tokens, loss), tokens, targets, weight_decay=weight_decay, progress=progress
-    )
+    opened = _opened(model, tokens, loss)
+    tokens, targets = _sequences_first(model, opened, tokens, targets)
+    return diagnosis.diagnose(opened, tokens, targets, weight_decay=weight_decay, progress=progress)
 
 
 def screen(
@@ -85,9 +86,12 @@ def screen(
     Raises ConfigError for a model that cannot be opened, if tokens, targets and the other text
     differ in shape, and for an unknown effort.
     """
-    model = _opened(model, tokens, loss)
+    opened = _opened(model, tokens, loss)
+    if other is not None:
+        other, _ = _sequences_first(model, opened, other, None)
+    tokens, targets = _sequences_first(model, opened, tokens, targets)
     return screening.screen(
-        model, tokens, targets, effort, other=other, seed=seed, trained=trained, progress=progress
+        opened, tokens, targets, effort, other=other, seed=seed, trained=trained, progress=progress
     )
 
 
@@ -117,8 +121,10 @@ def simulate(
 
     Raises ConfigError for a model that cannot be opened, and for invalid options.
     """
+    opened = _opened(model, tokens, None)
+    tokens, _ = _sequences_first(model, opened, tokens, None)
     return simulation.simulate(
-        _opened(model, tokens, None),
+        opened,
         tokens,
         method=method,
         steps=steps,
@@ -155,8 +161,10 @@ def costate(
     Raises ConfigError for a model that cannot be opened, an unknown form, and targets that do not
     match the tokens. Raises SolveError if the state or the costate becomes non-finite.
     """
+    opened = _opened(model, tokens, loss)
+    tokens, targets = _sequences_first(model, opened, tokens, targets)
     return costate_of(
-        _opened(model, tokens, loss),
+        opened,
         tokens,
         targets,
         form=form,
@@ -192,3 +200,22 @@ def _opened(model: Any, tokens: Any, loss: str | Loss | None) -> Any:
     if isinstance(tokens, Tensor) and states_its_inputs:
         return open_model(model, loss=loss)
     return open_model(model, example=tokens, loss=loss)
+
+
+def _sequences_first(model: Any, opened: Any, tokens: Any, targets: Any) -> tuple[Any, Any]:
+    """The inputs and targets of a module, sequences first. Those of a module that reads (tokens,
+    sequences) are turned, unless the targets show that its rows are sequences: it then mixes them,
+    and raises ConfigError.
+    """
+    if opened is model or not getattr(opened, "tokens_first", False):
+        return tokens, targets
+    if follows(tokens, targets):
+        raise ConfigError(
+            f"{type(model).__name__} reads the first axis of its input as tokens, so that sequences"
+            " of the batch read each other, but the targets are the next tokens along the second:"
+            " build it with batch_first=True, or turn tokens and targets"
+        )
+    turned = tokens.transpose(0, 1)
+    if isinstance(targets, Tensor) and targets.shape[:2] == tokens.shape[:2]:
+        targets = targets.transpose(0, 1)
+    return turned, targets

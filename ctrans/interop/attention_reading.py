@@ -128,8 +128,17 @@ def _read(
     scores = _Scores(chain, x, _at_one_position(context), rows > 0, head, cap)
     (query, key, value), scale = _with_scale(fitting, scores)
     row_sums = rows.sum(-1)
-    missing = float((1 - row_sums).max())
-    sums_to_one = bool(((row_sums - 1).abs() <= close).all()) and not _other_parameters(first)
+    sums_to_one = bool(((row_sums - 1).abs() <= close).all())
+    over_queries = not sums_to_one and bool(((rows.sum(-2) - 1).abs() <= close).all())
+    if over_queries:
+        why_not = (
+            "the weights of a column sum to 1, and not those of a row, so that the softmax runs"
+            " over the queries: give it dim=-1"
+        )
+    else:
+        sums_to_one = sums_to_one and not _other_parameters(first)
+        missing = float((1 - row_sums).max())
+        why_not = _why_not(chain, missing, scale, sums_to_one=sums_to_one)
     return AttentionReading(
         query=query,
         key=key,
@@ -140,7 +149,7 @@ def _read(
         whole_rows=sums_to_one,
         scale=scale,
         key_offsets=ROTARY in context or cap is not None,
-        why_not=_why_not(chain, missing, scale, sums_to_one=sums_to_one),
+        why_not=why_not,
     )
 
 

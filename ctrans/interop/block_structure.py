@@ -104,10 +104,12 @@ def alike(first: nn.Module, structure: Structure, block: nn.Module, anatomy: Ana
             norm = getattr(sublayer, role)
             if norm is not None:
                 module = parts[paths[norm.module]]
-                norms[role] = AdaptedNorm(module, norm.form, norm.width, exact=norm.exact)
+                norms[role] = AdaptedNorm(
+                    module, norm.form, norm.width, exact=norm.exact, stretch=norm.stretch
+                )
         field.output_path = sublayer.field.output_path
         field.scale_path = sublayer.field.scale_path
-        return Sublayer(field, sublayer.kind, **norms)
+        return Sublayer(field, sublayer.kind, gain=sublayer.gain, **norms)
 
     if len(structure.sublayers) != 2 or structure.called is not None:
         raise ConfigError(

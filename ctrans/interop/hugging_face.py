@@ -26,6 +26,7 @@ from ctrans.interop.hugging_face_files import (
     read_config,
 )
 from ctrans.interop.imported import Imported
+from ctrans.interop.missing_weights import in_words
 from ctrans.interop.stored_weights import Stored, check_floating, stored_dtype
 from ctrans.interop.streamed import check_tied, put_model_on_demand, read
 from ctrans.interop.transformers_library import import_transformers, reading
@@ -145,12 +146,11 @@ def load_local(
     for name in sorted(stored.keys() - seen["unexpected_keys"]):
         if _ending(name) not in whole_numbers and not ignored(model, name):
             check_floating(stored[name])
-    if seen["missing_keys"]:
-        names = sorted(map(str, seen["missing_keys"]))
-        raise ConfigError(
-            f"{str(directory)!r} is not complete: {len(names)} weights are missing, such as"
-            f" {names[0]}"
-        )
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    missing = set(map(str, seen["missing_keys"]))
+    if missing:
+        lacks = in_words(missing - tied or missing, stored, set(model.state_dict()) - tied)
+        raise ConfigError(f"{str(directory)!r} {lacks}")
     for name, have, want in sorted(seen["mismatched_keys"]):
         raise ConfigError(
             f"{str(directory)!r} does not fit its {CONFIG}: {name} is {tuple(have)}, expected"

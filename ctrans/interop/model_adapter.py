@@ -5,6 +5,7 @@ other arguments, and the output.
 from __future__ import annotations
 
 import copy
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -186,8 +187,8 @@ class ModelAdapter(ABC):
         return contexts
 
     def padding_for(self, x: Tensor) -> dict[str, Tensor]:
-        """The library's padding argument for x, states or token ids of the padded sequences. x may
-        hold several copies of all sequences, one after the other.
+        """The library's arguments for padding of x, states or token ids of the padded sequences.
+        x may hold several copies of all sequences, one after the other.
 
         Raises ConfigError if x has other sequences.
         """
@@ -200,7 +201,24 @@ class ModelAdapter(ABC):
                 f"the padding mask is for {len(mask)} sequences of {mask.shape[1]} tokens, but the"
                 f" model reads {len(x)} of {x.shape[1]}: give one row for each"
             )
-        return {"attention_mask": mask.to(x.device).repeat(copies, 1)}
+        arguments = {"attention_mask": mask.to(x.device).repeat(copies, 1)}
+        if not mask[:, 0].all() and self._takes_positions():
+            # without them the library counts from the padding on the left
+            positions = (mask.cumsum(1) - 1).clamp(min=0)
+            arguments["position_ids"] = positions.to(x.device).repeat(copies, 1)
+        return arguments
+
+    def _takes_positions(self) -> bool:
+        """Whether the model takes the positions of tokens, counted from 0. A table with a padding
+        index counts otherwise, and finds the padding by itself.
+        """
+        if "position_ids" not in inspect.signature(self.model.forward).parameters:
+            return False
+        return not any(
+            isinstance(part, nn.Embedding) and part.padding_idx is not None
+            for path, part in self.model.named_modules()
+            if "position" in path
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelAdapter:
         """The same adapter if a field is copied alone; an adapter around the copy if the model

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from ctrans.dynamics.placement import spell
 from ctrans.dynamics.weights.on_demand import check_present
+from ctrans.interop.missing_weights import without_wrappers
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.pickled import is_dense, load_pickled
 from ctrans.interop.weight_names import GPT2_NAMES
@@ -55,8 +56,6 @@ CHECKPOINT = "ckpt.pt"
 TIED = "lm_head.weight"
 IGNORED = re.compile(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)")
 """Causal masks that old versions keep among the weights."""
-COMPILED = "_orig_mod."
-"""The prefix that torch.compile adds to each name."""
 
 
 def from_nanogpt(source: str | Path | Settings, *, heads: int | None = None) -> GPT | OTTransformer:
@@ -251,18 +250,18 @@ def _read(path: Path) -> Settings:
 
 def _weights(source_name: str, entries: Settings) -> dict[str, Tensor]:
     """The weights by nanoGPT's names, without attributes of tensors, which a file may set. Raises
-    ConfigError for entries that are no weights, and for a name with and without `COMPILED`.
+    ConfigError for entries that are no weights, and for a name with and without a wrapper's prefix.
     """
     weights: dict[str, Tensor] = {}
     for name, value in entries.items():
         if isinstance(name, str):
-            plain = str(name).removeprefix(COMPILED)
+            plain = without_wrappers(str(name))
         else:
             plain = ""
         if plain in weights:
             raise ConfigError(
                 f"{source_name!r} is no nanoGPT model: it has {plain!r} twice, once with the prefix"
-                f" {COMPILED!r}"
+                " of a wrapper, such as '_orig_mod.'"
             )
         if IGNORED.fullmatch(plain):
             continue

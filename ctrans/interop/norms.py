@@ -84,19 +84,33 @@ class UnitGains(SphereNorm):
 class AdaptedNorm(SphereNorm):
     """z = factor (shift + gain) * x_hat + offset, computed by another library's module, whose
     parameters it shares.
+
+    `stretch` is a in N(a x), a > 0, as a block computes that multiplies its state (DeepNorm). With
+    eps/a^2 in place of eps it is the same norm of x.
     """
 
     module: Any  # of any library
 
     def __init__(
-        self, module: nn.Module, form: Form, width: int | None = None, *, exact: bool = False
+        self,
+        module: nn.Module,
+        form: Form,
+        width: int | None = None,
+        *,
+        exact: bool = False,
+        stretch: float = 1.0,
     ):
         super().__init__()
         self.module = module
         self.form = form
         self.shift = form.shift
         self.exact = exact
-        self.width, self.eps = check_norm(_width(module) or width or 0, form.eps)
+        self.stretch = stretch
+        if form.added:
+            eps = form.eps / stretch
+        else:
+            eps = form.eps / stretch**2
+        self.width, self.eps = check_norm(_width(module) or width or 0, eps)
         self.centred = form.centred
         self.added = form.added
         if self._weight(form.gain) is None:
@@ -135,9 +149,17 @@ class AdaptedNorm(SphereNorm):
     def forward(self, x: Vectors) -> Vectors:
         # Many modules round to float32 internally, which computations in float64 must not.
         if self.exact or x.dtype != torch.float64:
+            if self.stretch != 1:
+                x = self.stretch * x
             z: Vectors = self.module(x)
             return z
         return self.gamma * self.standardize(x) + self.beta
+
+    def stretched(self, stretch: float) -> AdaptedNorm:
+        """N(a x), with the same module."""
+        return AdaptedNorm(
+            self.module, self.form, self.width, exact=self.exact, stretch=stretch * self.stretch
+        )
 
 
 class FreeNorm(UnitGains):

@@ -22,6 +22,7 @@ from ctrans.interop.opened import Opened, open_imported, open_probed
 from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.interop.transformers_library import reading
+from ctrans.interop.unreadable import why_unreadable
 from ctrans.model.gpt import GPT
 from solvers import ConfigError
 
@@ -54,8 +55,10 @@ def open_module(
         shared = {id(part): part for part in (*inner.modules(), *inner.parameters())}
         return keep_as_found(open_imported(deepcopy(module, shared), loss=loss), inner)
 
+    inputs = example
+
     def imported() -> Imported:
-        inputs = example
+        nonlocal inputs
         try:
             all_from_the_module = embed is None and head is None and example is None
             if all_from_the_module and _is_of_transformers(module):
@@ -70,8 +73,16 @@ def open_module(
                 raise
             return _by_its_sums(module, inputs, dt, error)
 
-    with reading(f"cannot open {type(module).__name__}"):
-        return keep_as_found(open_probed(module, imported, None, loss), module)
+    try:
+        with reading(f"cannot open {type(module).__name__}"):
+            return keep_as_found(open_probed(module, imported, None, loss), module)
+    except ConfigError as error:
+        reason = ""
+        if inputs is not None:
+            reason = why_unreadable(module, inputs)
+        if reason:
+            raise ConfigError(reason) from error
+        raise
 
 
 def _is_of_transformers(module: nn.Module) -> bool:

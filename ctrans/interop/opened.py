@@ -85,15 +85,28 @@ class Opened(ModelAround):
         return tuple(self._row.shape)
 
     @property
+    def tokens_first(self) -> bool:
+        """Whether the module itself reads (tokens, sequences), so that inputs are turned for it."""
+        imported = self._imported
+        return imported is not None and getattr(imported.adapter, "tokens_first", False)
+
+    @property
     def _row(self) -> Tensor:
         """One input of that example."""
+        imported = self._imported
+        if imported is None:
+            return torch.zeros(1, dtype=torch.int64)
+        return imported.adapter.row
+
+    @property
+    def _imported(self) -> Imported | None:
         if isinstance(self.model, ModelWithLoss):
             model = self.model.model
         else:
             model = self.model
         if isinstance(model, Imported):
-            return model.adapter.row
-        return torch.zeros(1, dtype=torch.int64)
+            return model
+        return None
 
     @property
     def terminal_loss(self) -> Callable[[Tensor, Any], Tensor] | None:
@@ -197,6 +210,11 @@ def open_imported(
         and is_foreign_module
     )
     model.assumes_hidden_tokens = opened.assumes_hidden_tokens
+    if opened.tokens_first:
+        opened.described += (
+            "; the module reads (tokens, sequences), as without batch_first=True: its rows read"
+            " each other. ctrans reads (sequences, tokens) and turns them for it"
+        )
     if model.adapter.apart:
         outputs = sorted(model.adapter.apart)
         opened.described += (

@@ -1,5 +1,6 @@
 """How much of a map a foreign block adds to its state: s in X + s f(N X), one number for each
-sublayer or one for each channel.
+sublayer or one for each channel; and how much of the state it keeps within a norm: a in N(a X +
+s f(X)).
 
 A number s > 0 is a length of depth-time, the dt of that segment. A number s <= 0, or one for each
 channel (LayerScale), is not a time and becomes part of the map's output.
@@ -59,6 +60,21 @@ def fitted_scale(block: nn.Module, added: Tensor, values: Tensor) -> float | Ten
         if difference(parameter.detach().double(), by_channel) <= close:
             return parameter
     return by_channel
+
+
+def kept_share(block: nn.Module, sum_: Tensor, state: Tensor, values: Tensor) -> float:
+    """a > 0 with sum_ = a * state + s * values, by least squares; 1 if no a > 0 fits. If one of the
+    block's own numbers fits, it is used.
+    """
+    target = sum_.double().flatten()
+    parts = torch.stack([state.double().flatten(), values.double().flatten()], -1)
+    share, scale = torch.linalg.lstsq(parts, target.unsqueeze(-1)).solution.flatten().tolist()
+    rebuilt = share * parts[:, 0] + scale * parts[:, 1]
+    missed = difference(rebuilt, target)
+    if not missed <= tolerance(values.dtype) or share <= 0:
+        return 1.0
+    rounding = torch.finfo(values.dtype).eps
+    return likely_number(share, [1.0, *_numbers(block)], 4 * max(missed, rounding), DIGITS)
 
 
 def _numbers(block: nn.Module) -> Iterator[float]:

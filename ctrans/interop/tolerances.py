@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from solvers.run import finite
+
 
 def tolerance(dtype: torch.dtype) -> float:
     """The relative difference up to which two ways to compute a block, or a part of it, count as
@@ -25,9 +27,19 @@ def unit(dtype: torch.dtype) -> float:
 
 
 def difference(computed: Tensor, expected: Tensor) -> float:
-    """|computed - expected|/|expected|; infinite if shapes differ or `expected` is zero."""
+    """|computed - expected|/|expected|; infinite if shapes differ or `expected` is zero. Entries
+    that are finite in neither count as equal.
+    """
+    if computed.shape != expected.shape:
+        return math.inf
+    if not finite(expected):
+        neither = ~computed.isfinite() & ~expected.isfinite()
+        if neither.all():
+            return 0.0
+        computed = computed.masked_fill(neither, 0.0)
+        expected = expected.masked_fill(neither, 0.0)
     size = float(expected.norm())
-    if computed.shape == expected.shape and size > 0:
+    if size > 0:
         return float((computed - expected).norm()) / size
     return math.inf
 

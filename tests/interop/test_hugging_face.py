@@ -136,7 +136,7 @@ DAMAGE = {
     "wrong shapes": (lambda d: edit(d / "config.json", n_embd=64), "does not fit its config.json"),
     "missing blocks": (
         lambda d: edit(d / "config.json", n_layer=4),
-        "weights are missing, such as transformer.h.3",
+        "lacks all 12 weights of transformer.h.3",
     ),
     "nonsense": (lambda d: edit(d / "config.json", n_head="four"), "cannot load"),
     "missing shards": (

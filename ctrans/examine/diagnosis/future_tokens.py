@@ -65,15 +65,24 @@ class ReadsAhead(DiagnosticInstrument):
             apart = float((first - at.y[0]).norm() / at.y[0].double().norm())
             if apart > self._rounding:
                 self._differs = (at.k, apart)
-        earlier = first[: self._last]
-        earlier_flipped = flipped[: self._last]
-        if earlier.numel() and finite(earlier) and finite(earlier_flipped):
-            size = token_lengths(earlier).clamp(min=torch.finfo(earlier.dtype).tiny)
-            change = float((token_lengths(earlier_flipped - earlier) / size).max())
-            self._changes.append(change)
+        if self._last and finite(first) and finite(flipped):
+            self._changes.append(self._relative_change(first, flipped))
+
+    def _relative_change(self, rows: Tensor, changed: Tensor) -> float:
+        """max over tokens i < N of |rows'_i - rows_i|/|rows_i|; 0 if there are none."""
+        earlier = rows[: self._last]
+        if not earlier.numel():
+            return 0.0
+        size = token_lengths(earlier).clamp(min=torch.finfo(earlier.dtype).tiny)
+        return float((token_lengths(changed[: self._last] - earlier) / size).max())
 
     def head(self, model: Model, at: Turn) -> None:
-        self._next = _following(at.tokens, at.targets)
+        self._next = follows(at.tokens, at.targets)
+        self._logits_change = 0.0
+        if self._next:
+            logits, changed = (model.head(states[:1])[0] for states in self._pair)
+            if logits.dim() == 2 and len(logits) == self._pair[0].shape[-2]:
+                self._logits_change = self._relative_change(logits.double(), changed.double())
         self._assumed = getattr(model, "assumes_hidden_tokens", False)
 
     def figures(self) -> Readings:
@@ -102,7 +111,15 @@ class ReadsAhead(DiagnosticInstrument):
             return self.found
         ratios = [change / self._rounding for change in self._changes]
         above = [k for k, ratio in enumerate(ratios) if ratio > 1]
-        if not above:
+        if not above and self._logits_change > self._rounding:
+            self.add(
+                "change by a later token",
+                self._logits_change / self._rounding,
+                "with another last token alone, logits of earlier ones change by"
+                f" {self._logits_change:.2g} of themselves, and their states do not",
+                place="between the depth and the logits",
+            )
+        elif not above:
             self.add(
                 "change by a later token",
                 max(ratios),
@@ -123,7 +140,7 @@ class ReadsAhead(DiagnosticInstrument):
         return self.found
 
 
-def _following(tokens: Any, targets: Any) -> bool:
+def follows(tokens: Any, targets: Any) -> bool:
     """Whether the targets, except those of -1, are the next tokens."""
     if not (
         isinstance(tokens, Tensor)

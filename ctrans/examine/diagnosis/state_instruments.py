@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ctrans.dynamics.depth import Depth
 from ctrans.examine.diagnosis.reading import DiagnosticInstrument, place_of, rms
-from ctrans.measure.backward.sensitivity import NOT_FINITE, Sensitivity
+from ctrans.measure.backward.sensitivity import CLOSED, NOT_FINITE, Sensitivity
 from ctrans.measure.findings import Reading, Readings
 from ctrans.measure.forward.depth_share import token_similarity, without_map
 from ctrans.measure.forward.moments import token_lengths
@@ -180,10 +180,12 @@ class EmbeddingShare(DiagnosticInstrument):
 
 def sensitivity_readings(depth: Depth, sensitivities: list[Sensitivity]) -> Readings:
     """Readings of h |dv/dX|, for the sublayers where it is known; inf if the Jacobian overflows at
-    a finite state.
+    a finite state. A sublayer that only a scale of 0 closes has none: it trains.
     """
     readings: list[Reading] = []
     for k, (h, sensitivity) in enumerate(zip(depth.lengths, sensitivities, strict=False)):
+        if sensitivity.note == CLOSED:
+            continue
         if sensitivity.value is None and sensitivity.note != NOT_FINITE:
             continue
         if sensitivity.value is None:

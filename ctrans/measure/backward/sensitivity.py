@@ -7,11 +7,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctrans.base.shapes import TokenRows
 from ctrans.dynamics.depth import Depth, spread
@@ -69,6 +69,7 @@ class SensitivityByDepth:
 
 Steps = Sequence[Linearisation | None]
 NOT_FINITE = "the Jacobian is not finite"
+CLOSED = "a scale of 0 closes the sublayer, and its gradient is not 0"
 LEFT_OUT = Sensitivity(None, None, 0, "left out")
 ALL_AT_ONCE = "left out: it needs all weights at once, and these are made on demand"
 
@@ -313,7 +314,33 @@ def sublayer_sensitivity(
     axes = 1
     if mixes_tokens(sublayer.field, sublayer.kind):
         axes = 2
-    return summary(leading_singular(linear, problem=axes, tolerance=tolerance))
+    sensitivity = summary(leading_singular(linear, problem=axes, tolerance=tolerance))
+    if sensitivity.value == 0 and closed_by_a_scale(sublayer, x):
+        return replace(sensitivity, note=CLOSED)
+    return sensitivity
+
+
+@torch.no_grad()
+def closed_by_a_scale(sublayer: Sublayer, x: TokenRows) -> bool:
+    """Whether the velocity is 0 only because of one scale of zeros, a number or one for each
+    channel, as at the start of ReZero and LayerScale. A gradient reaches that scale, as dv/ds =
+    f(X) is not 0.
+    """
+    if not isinstance(sublayer.field, nn.Module) or sublayer.velocity(x).any():
+        return False
+    for scale in sublayer.field.parameters():
+        if scale.dim() > 1 or scale.any():
+            continue
+        zeros = scale.data.clone()
+        try:
+            scale.data.fill_(1.0)
+            # an offset would add the same to all tokens of both states
+            opened = sublayer.velocity(x) - sublayer.velocity(-x)
+        finally:
+            scale.data.copy_(zeros)
+        if opened.any():
+            return True
+    return False
 
 
 def summary(singular: Singular) -> Sensitivity:
