@@ -270,6 +270,9 @@ def check_model(
                 regularization,
                 search=search,
             )
+            if k in factors.otherwise and found[k].certificate.verdict != "degenerate":
+                del found[k]
+                raise ConfigError(factors.unlike[k])
         except (ConfigError, SolveError) as error:
             failed[k] = error
         if progress is not None:

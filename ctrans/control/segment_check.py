@@ -31,7 +31,7 @@ from ctrans.control.residual_pullback import (
     trains_gains,
 )
 from ctrans.control.set_of_placement import admissible_set
-from ctrans.control.shown_factors import has_bias, path_of
+from ctrans.control.shown_factors import has_bias, has_output_bias, path_of
 from ctrans.control.step_image import StepImage
 from ctrans.control.tangent import LinearSpace
 from ctrans.dynamics.norm import Norm
@@ -295,8 +295,11 @@ def threshold_at(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThr
         path = path_of(sublayer.field, sublayer.given(x))
     except ConfigError:
         return None
-    bias = has_bias(sublayer.field)
     bounded = isinstance(path, UnitsPath) and path.activation.at_infinity == 0
+    if bounded:
+        bias = has_output_bias(sublayer.field)  # that of the units stays within the activation
+    else:
+        bias = has_bias(sublayer.field)
     gains = trains_gains(sublayer) and not bounded
     return decay_threshold(path, raw_costate, bias=bias, gains=gains)
 

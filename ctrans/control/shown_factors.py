@@ -51,11 +51,14 @@ class Factors:
     - `bounded`: segments of blocks whose output does not grow with their weights
     - `further`: segments of blocks with parameters that are in no linear map, and may be a further
       factor, such as gains
+    - `otherwise`: segments of blocks that compute something else than their maps and norms do, so
+      that a finite H of these is not theirs
     """
 
     unlike: dict[int, str] = dataclasses_field(default_factory=dict)
     bounded: frozenset[int] = frozenset()
     further: frozenset[int] = frozenset()
+    otherwise: frozenset[int] = frozenset()
 
 
 @runtime_checkable
@@ -276,9 +279,11 @@ def has_inner_bias(field: object) -> bool:
 
 def has_bias(field: object) -> bool:
     """Whether values, units or outputs have a bias."""
-    if isinstance(field, HasOutputProjection) and field.output_projection.bias is not None:
-        return True
-    return has_inner_bias(field)
+    return has_output_bias(field) or has_inner_bias(field)
+
+
+def has_output_bias(field: object) -> bool:
+    return isinstance(field, HasOutputProjection) and field.output_projection.bias is not None
 
 
 @torch.no_grad()

@@ -111,7 +111,7 @@ def decay_notes(check: ModelCheck) -> list[str]:
         )
     if threshold.gains:
         lines.append(
-            "trained gains of an input norm or a residual make H infinite too: they are a third"
-            " factor, and the value grows like R^3"
+            "trained gains, of an input norm, a residual or others outside of the matrices, can"
+            " make H infinite too: as a third factor they let the value grow like R^3"
         )
     return lines

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ctrans.base.as_found import as_found
 from ctrans.control.shown_factors import Factors, shown_velocity
+from ctrans.dynamics.fields import ExposesHeads
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.dynamics.weights.on_demand import has_weights_on_demand
 from ctrans.interop.block_calls import Call, Running
@@ -34,6 +35,18 @@ GROWTH = 1e4
 """How much more a block must then add to its state, to count as unbounded."""
 CLOSE = 1e-3
 """How closely what is computed must agree, as a share."""
+
+DENSE = "dense"
+SPIKY = "spiky"
+ONE_SIDED = "one-sided"
+"""Shapes of large weights."""
+MATRICES = ("weight", "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+OFFSETS = ("bias", "in_proj_bias")
+"""The matrices and offsets of linear maps and of torch's attention."""
+OTHERWISE = (
+    "with large weights and biases the block computes something else than its maps do: it limits"
+    " large values, or scales what a map reads"
+)
 
 
 def factors_of(
@@ -58,6 +71,7 @@ def factors_of(
     unlike: dict[int, str] = {}
     bounded: set[int] = set()
     further: set[int] = set()
+    otherwise: set[int] = set()
     with as_found(adapter.model), torch.no_grad(), without_fast_path():
         for i, (block, call) in enumerate(zip(blocks, adapter.block_calls(), strict=True)):
             segments = range(i * per_block, (i + 1) * per_block)
@@ -74,9 +88,11 @@ def factors_of(
                 unlike |= dict.fromkeys(segments, reason)
             if not grows:
                 bounded |= set(segments)
+            if reason == OTHERWISE:
+                otherwise |= set(segments)
             if _has_other_parameters(block):
                 further |= set(segments)
-    return Factors(unlike, frozenset(bounded), frozenset(further))
+    return Factors(unlike, frozenset(bounded), frozenset(further), frozenset(otherwise))
 
 
 def _why_unlike(
@@ -91,48 +107,89 @@ def _why_unlike(
         weight = part._parameters.get("weight")
         if weight is None or not weight.is_floating_point():
             return f"the weight of {path} is computed from other parameters, or stored in no floats"
-    for spiky in (False, True):
-        with _large(linear.values(), bias=LARGE, spiky=spiky):
+    further = _further_matrix(running.block)
+    if further:
+        return f"{further} is a matrix outside of its linear maps, and may be one more factor"
+    for shape in (DENSE, SPIKY):
+        with _large(linear.values(), bias=LARGE, shape=shape):
             for path, part in linear.items():
                 if not _is_plain(part):
                     return f"{path} does not compute W x + b with its weight W and bias b"
-    with _large(linear.values(), bias=LARGE, spiky=False):
-        rebuilt = call.x
-        for sublayer, length in steps:
-            rebuilt = sublayer.step(rebuilt, length)
-        if not _agree(rebuilt, running(call.x)):
-            return (
-                "with large weights and biases the block computes something else than its maps do:"
-                " it limits large values, or scales what a map reads"
-            )
+    with _large(_with_matrices(running.block), bias=LARGE, shape=DENSE):
+        if not _computes_its_steps(running, call, steps):
+            return OTHERWISE
+    parts = list(_with_matrices(running.block))
     # at the states of the text: a map may depend on their number or size
     for (sublayer, _), state in zip(steps, states, strict=True):
         given = sublayer.given(state)
         if shown_velocity(sublayer.field, given) is None:
             continue
-        for spiky in (False, True):
-            with _large(linear.values(), bias=0.0, spiky=spiky):
+        for shape in (DENSE, SPIKY):
+            with _large(parts, bias=0.0, shape=shape):
                 shown = shown_velocity(sublayer.field, given)
                 found = sublayer.field(given).flatten(0, -2)
                 if shown is None or not _agree(shown, found):
                     return "with large weights a map computes something else than its matrices show"
+        if isinstance(sublayer.field, ExposesHeads):
+            with _large(parts, bias=0.0, shape=ONE_SIDED):
+                if not _rows_sum_to_one(sublayer.field, given):
+                    return "with large queries and keys the rows of its attention do not sum to 1"
+    return ""
+
+
+def _computes_its_steps(
+    running: Running, call: Call, steps: Sequence[tuple[Sublayer, float]]
+) -> bool:
+    """Whether the block computes what its sublayers do, at its present weights."""
+    rebuilt = call.x
+    for sublayer, length in steps:
+        rebuilt = sublayer.step(rebuilt, length)
+    return _agree(rebuilt, running(call.x))
+
+
+def _with_matrices(block: nn.Module) -> Iterator[nn.Module]:
+    """The parts of the block whose matrices are known: linear maps, and torch's attention."""
+    for part in block.modules():
+        if is_linear(part) or isinstance(part, nn.MultiheadAttention):
+            yield part
+
+
+def _further_matrix(block: nn.Module) -> str:
+    """The name of a parameter that is neither of a known matrix nor a vector; "" if there is
+    none.
+    """
+    known = {
+        id(part._parameters.get(name))
+        for part in _with_matrices(block)
+        for name in (*MATRICES, *OFFSETS)
+    }
+    for name, parameter in block.named_parameters():
+        part = block.get_submodule(name.rpartition(".")[0])
+        is_vector = parameter.numel() == max(parameter.shape, default=1)
+        if id(parameter) not in known and (is_linear(part) or not is_vector):
+            return f"{name} {tuple(parameter.shape)}"
     return ""
 
 
 @contextlib.contextmanager
-def _large(parts: Iterable[nn.Module], *, bias: float, spiky: bool) -> Iterator[None]:
+def _large(parts: Iterable[nn.Module], *, bias: float, shape: str) -> Iterator[None]:
     """Inside, weights are random and `LARGE` times as large, at least of size `LARGE`, and biases
-    random of size `bias`. If `spiky`, weights have rank 1 and one row and column of most of their
-    size, as the best ones may: a limit relative to the matrix shows there.
+    random of size `bias`.
+
+    SPIKY weights have rank 1 and one row and column of most of their size, as the best ones may: a
+    limit relative to the matrix shows there. With ONE_SIDED weights all outputs of a token have one
+    sign, so that functions which vanish on one side, as features of linear attention, do so.
     """
     weights: dict[int, Tensor] = {}
     biases: dict[int, Tensor] = {}
+    inputs_first: set[int] = set()
     for part in parts:
-        parameters = part._parameters
-        for name, kind in (("weight", weights), ("bias", biases)):
-            parameter = parameters.get(name)
-            if parameter is not None:
-                kind[id(parameter)] = parameter.data
+        if isinstance(part, TransposedLinear):
+            inputs_first.add(id(part._parameters["weight"]))
+        for names, kind in ((MATRICES, weights), (OFFSETS, biases)):
+            for parameter in map(part._parameters.get, names):
+                if parameter is not None:
+                    kind[id(parameter)] = parameter.data
     kept = [(tensor, tensor.clone()) for tensor in (*weights.values(), *biases.values())]
     generator = torch.Generator().manual_seed(0)
 
@@ -140,10 +197,14 @@ def _large(parts: Iterable[nn.Module], *, bias: float, spiky: bool) -> Iterator[
         return torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
 
     try:
-        for weight in weights.values():
+        for number, weight in weights.items():
             size = weight.square().mean().sqrt().clamp_min(1.0)  # clips have limits of their own
             drawn = random_like(weight)
-            if spiky:
+            if shape == ONE_SIDED and number in inputs_first:
+                drawn = -drawn[:, :1].expand_as(drawn)
+            elif shape == ONE_SIDED:
+                drawn = -drawn[:1].expand_as(drawn)
+            if shape == SPIKY:
                 drawn = drawn[:, :1] * drawn[:1]
                 drawn[0] *= SPIKE
                 drawn[:, 0] *= SPIKE
@@ -168,7 +229,7 @@ def _grows(running: Running, call: Call) -> bool:
     finally:
         for weight, value in zip(matrices, kept, strict=True):
             weight.data.copy_(value)
-    return bool(after > GROWTH * before)
+    return not bool(after <= GROWTH * before)  # nan is no bound
 
 
 def _is_plain(part: nn.Module) -> bool:
@@ -187,6 +248,11 @@ def _is_plain(part: nn.Module) -> bool:
     return _agree(part(x), expected)
 
 
+def _rows_sum_to_one(attention: ExposesHeads, x: Tensor) -> bool:
+    sums = attention.probabilities(x).sum(-1)
+    return bool(((sums - 1).abs() <= CLOSE).all())
+
+
 def _agree(computed: Tensor, expected: Tensor) -> bool:
     if computed.shape != expected.shape:
         return False
@@ -198,8 +264,7 @@ def _has_other_parameters(block: nn.Module) -> bool:
     """Whether the block has trained vectors or numbers outside of its linear maps."""
     of_linear = {
         id(parameter)
-        for part in block.modules()
-        if is_linear(part)
+        for part in _with_matrices(block)
         for parameter in part.parameters(recurse=False)
     }
     return any(id(parameter) not in of_linear for parameter in block.parameters())

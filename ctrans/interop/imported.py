@@ -133,6 +133,9 @@ class Imported(nn.Module):
             )
             self.adapter.check(depth_of(structures, 1.0))
         self.depth = depth_of(structures, check_dt(dt))
+        for part in self.depth.modules():
+            if isinstance(part, AdaptedNorm):
+                part.to_dtype(like.dtype)
         self.config = _architecture(self.adapter, structures, like.shape[-1], self.depth)
 
     def factors(self, states: Sequence[Tensor]) -> Factors:

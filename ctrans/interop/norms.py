@@ -155,6 +155,11 @@ class AdaptedNorm(SphereNorm):
             return z
         return self.gamma * self.standardize(x) + self.beta
 
+    def to_dtype(self, dtype: torch.dtype) -> None:
+        """Makes gains of 1 numbers of that dtype, where the module has no weights that say it."""
+        if self._weight(self.form.gain) is None:
+            self.one = self.get_buffer("one").to(dtype)
+
     def stretched(self, stretch: float) -> AdaptedNorm:
         """N(a x), with the same module."""
         return AdaptedNorm(

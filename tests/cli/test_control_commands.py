@@ -155,7 +155,7 @@ def test_weight_decay_as_trained_is_compared_with_its_threshold(tmp_path):
     assert "keeps the matrices from running away" in large.stdout
     assert "biases+gains fixed" in " ".join(large.stdout.split())
     assert "∞" not in large.stdout.partition("How to read it")[0]
-    assert "the value grows like R^3" in " ".join(large.stdout.split())
+    assert "let the value grow like R^3" in " ".join(large.stdout.split())
     (row,) = strict((tmp_path / "hjb-check.json").read_text())["checks"]["rmsnorm"].values()
     assert row["training_threshold"]["lower"] < 1e4 <= row["segments"][0]["weight_decay"]
 

@@ -10,6 +10,7 @@ from torch import nn
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
 from ctrans.interop import open_model
+from solvers import ConfigError
 
 WIDTH, HEADS, VOCABULARY, TOKENS = 16, 2, 32, 8
 
@@ -173,6 +174,116 @@ class LearntScale(Block):
         return x + self.scale * self.ffn(self.n2(x))
 
 
+class ColumnScale(nn.Linear):
+    """A scale of each output, 1 at present: a third factor."""
+
+    def __init__(self, *sizes, **options):
+        super().__init__(*sizes, **options)
+        self.scale = nn.Parameter(torch.ones(self.out_features, 1))
+
+    def forward(self, x):
+        return F.linear(x, self.scale * self.weight)
+
+
+class Mixed(FeedForward):
+    """One more matrix, the identity at present."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Parameter(torch.eye(WIDTH))
+
+    def forward(self, x):
+        return super().forward(x) @ self.mix
+
+
+class Convolved(FeedForward):
+    """A convolution of each unit over tokens, the identity at present."""
+
+    def __init__(self):
+        super().__init__()
+        self.taps = nn.Parameter(torch.tensor([0.0, 0.0, 1.0]).repeat(4 * WIDTH, 1, 1))
+
+    def forward(self, x):
+        units = F.pad(self.up(x).mT, (2, 0))
+        return self.down(F.relu(F.conv1d(units, self.taps, groups=4 * WIDTH).mT))
+
+
+class TokenGain(FeedForward):
+    """A gain for each token and channel, 1 at present."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(TOKENS, WIDTH))
+
+    def forward(self, x):
+        return super().forward(x) * self.gain[: x.shape[-2]]
+
+
+class PositionsBeforeTheNorm(Block):
+    """A table of zeros, which is added before the norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.position_bias = nn.Parameter(torch.zeros(TOKENS, WIDTH))
+
+    def forward(self, x):
+        x = x + self.attention(self.n1(x + self.position_bias[: x.shape[-2]]))
+        return x + self.ffn(self.n2(x))
+
+
+class LinearAttention(Attention):
+    """Rows that sum to 1 at present, and to 0 where all features of a query vanish."""
+
+    def forward(self, x):
+        parts = (part(x).unflatten(-1, (HEADS, -1)).transpose(-2, -3) for part in (self.q, self.k))
+        q, k = (F.elu(part) + 1 for part in parts)
+        v = self.v(x).unflatten(-1, (HEADS, -1)).transpose(-2, -3)
+        rows = (q @ k.mT).tril()
+        rows = rows / (rows.sum(-1, keepdim=True) + 1e-6)
+        return self.o((rows @ v).transpose(-2, -3).flatten(-2)), rows
+
+
+class OfRows(Block):
+    def forward(self, x):
+        x = x + self.attention(self.n1(x))[0]
+        return x + self.ffn(self.n2(x))
+
+
+class SkipAroundTheNorm(Block):
+    """LN(f) + f/1000: the second grows without a limit."""
+
+    def __init__(self):
+        super().__init__()
+        self.n3, self.n4 = (nn.LayerNorm(WIDTH, elementwise_affine=False) for _ in range(2))
+
+    def forward(self, x):
+        f = self.attention(self.n1(x))
+        x = x + self.n3(f) + 1e-3 * f
+        f = self.ffn(self.n2(x))
+        return x + self.n4(f) + 1e-3 * f
+
+
+class TorchAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.all = nn.MultiheadAttention(WIDTH, HEADS, bias=False, batch_first=True)
+
+    def forward(self, x):
+        mask = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool).triu(1)
+        return self.all(x, x, x, attn_mask=mask, need_weights=False)[0]
+
+
+class TanhUnits(FeedForward):
+    """Offsets of bounded units are harmless, however large."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(x)))
+
+
 def large_ffn():
     ffn = FeedForward()
     for part in (ffn.up, ffn.down):
@@ -201,6 +312,12 @@ UNLIKE = {
     "clipped far away": lambda: Block(ffn=ClippedFarAway()),
     "scaled input": ScaledInput,
     "hooked": hooked,
+    "scale by output": lambda: Block(ffn=FeedForward(ColumnScale)),
+    "one more matrix": lambda: Block(ffn=Mixed()),
+    "a convolution": lambda: Block(ffn=Convolved()),
+    "a gain by token": lambda: Block(ffn=TokenGain()),
+    "positions before the norm": PositionsBeforeTheNorm,
+    "linear attention": lambda: OfRows(attention=LinearAttention()),
 }
 
 
@@ -237,3 +354,33 @@ def test_a_state_that_is_clipped_has_no_verdict():
 
 def test_a_learnt_scale_is_a_further_factor():
     assert checked(LearntScale).held == ("gains",)
+
+
+def test_a_block_whose_output_norm_is_passed_by_has_no_verdict():
+    """At the present weights it looks well-posed: f/1000 shows at large ones."""
+    with pytest.raises(ConfigError, match="the block computes something else than its maps do"):
+        checked(SkipAroundTheNorm)
+
+
+@pytest.mark.parametrize("kind", ["attention of torch", "tanh units"])
+def test_what_is_no_further_factor_is_not_held_fixed(kind):
+    def block():
+        if kind == "tanh units":
+            return Block(ffn=TanhUnits())
+        return Block(attention=TorchAttention())
+
+    found = checked(block)
+    assert (found.verdict, found.held) == ("well-posed, the rest fixed", ())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms_without_parameters_have_the_dtype_of_the_model(dtype):
+    class Peri(SkipAroundTheNorm):
+        def forward(self, x):
+            x = x + self.n3(self.attention(self.n1(x)))
+            return x + self.n4(self.ffn(self.n2(x)))
+
+    torch.manual_seed(0)
+    opened = open_model(Model(Peri()), dtype)
+    ids = torch.randint(VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(1))
+    assert check_model(opened, ids[:, :-1], ids[:, 1:]).verdict != "degenerate"
