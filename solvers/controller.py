@@ -270,6 +270,9 @@ class StepSize:
         """
         self.step = max(self.shortest, min(self.step, self.longest))
         stretched = min(STRETCH * self.step, self.longest)
+        if stretched == 0:
+            # smaller than the smallest number: the caller sees that it does not advance
+            return 0.0, False
         pieces = max(1, math.ceil(min(3.0, remaining / stretched)))
         # a stretched attempt could repeat the rejected one for ever
         if self.rejected_size > self.shortest and remaining / pieces >= self.rejected_size:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -59,3 +59,24 @@ def get_norm(norm: str | Norm) -> Norm:
             f" {', '.join(sorted(ERROR_NORMS))}"
         )
     return look_up("norm", norm, ERROR_NORMS)
+
+
+def with_checked_value(norm: Norm) -> Norm:
+    """The norm, which raises ConfigError unless it returns one real number for a tensor of errors.
+    For rows it is called once for each row.
+    """
+    if norm in ERROR_NORMS.values():
+        return norm
+
+    def checked_norm(e: Tensor) -> Tensor:
+        value: Any = norm(e)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return torch.as_tensor(float(value), device=e.device)
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+            raise ConfigError(
+                f"norm returned {shown(value)} for errors of shape {tuple(e.shape)}: return one"
+                " floating-point number as a tensor, as e.abs().max()"
+            )
+        return value.reshape(())
+
+    return checked_norm

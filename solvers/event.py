@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from solvers.error_norm import Norm
 from solvers.errors import ConfigError, SolveError, shown
-from solvers.run import Accepted, Run, Stopped, as_tensor
+from solvers.run import Accepted, Run, Stopped, as_tensor, neighbour, real_type, representable
 from solvers.segment import Segment
 from solvers.solution import Status
 
@@ -35,9 +36,11 @@ class Event:
     - `direction`: 1 detects only changes from negative to positive, -1 only the opposite, 0 any
       change of sign
 
-    If g is zero at the start, it has no sign until it becomes nonzero. A jump between two segments
-    is no root. The sign is checked after each accepted step, so two roots within one step are
-    missed; `max_step` bounds the step.
+    If g is zero at the start, it has no sign until it becomes nonzero. Zero to rounding counts too:
+    a g that changes its sign within `start_resolution` of the start. So a solve may start from the
+    state of an event, which is a rounding error off the root, and does not find it again. A jump
+    between two segments is no root. The sign is checked after each accepted step, so two roots
+    within one step are missed; `max_step` bounds the step.
 
     Inside a step the root is bracketed on the method's own interpolant until no number lies
     between, without evaluations of the field. The time found is the first one of the new sign, so a
@@ -101,14 +104,19 @@ class Events:
             "a method that does not tell the states inside its steps was refused"
         )
         with torch.no_grad():
-            if self.state is accepted.before:
-                before = self.values
-            else:
+            starts_anew = self.state is not accepted.before
+            if starts_anew:
                 before = self._values(step.start, accepted.before)
+            else:
+                before = self.values
             after = self._values(step.end, accepted.after)
             roots: list[Root] = []
             for i, event in enumerate(self.events):
-                if event.crosses(before[i], after[i]):
+                if not event.crosses(before[i], after[i]):
+                    continue
+                if starts_anew and self._is_zero_at_start(i, accepted, before[i]):
+                    before[i] = 0.0
+                else:
                     g = functools.partial(self._along, i, curve)
                     roots.append((_root(g, step.start, step.end, before[i], after[i]), i))
         self.state = accepted.after
@@ -129,6 +137,24 @@ class Events:
     def _values(self, t: float, x: Tensor) -> list[float]:
         return [self._value(i, t, x) for i in range(len(self.events))]
 
+    def _is_zero_at_start(self, i: int, accepted: Accepted, value: float) -> bool:
+        """Whether the value at the step's start is 0 to rounding: its sign changes at once."""
+        step = accepted.step
+        curve = accepted.inside
+        slope = accepted.slope
+        assert curve is not None, "a method without dense output was refused"
+        assert slope is not None, "a method that does not show it was refused"
+        resolution = start_resolution(
+            self.run.norm,
+            step.start,
+            step.segment.span,
+            self.run.counted(accepted.before),
+            self.run.counted(slope),
+        )
+        ahead = min(resolution, abs(step.end - step.start))
+        soon = step.start + math.copysign(ahead, step.end - step.start)
+        return value * self._along(i, curve, soon) < 0
+
     def _along(self, i: int, curve: AlongCurve, t: float) -> float:
         return self._value(i, t, curve(_time(t)))
 
@@ -139,6 +165,28 @@ class Events:
                 f"event {i} is not a number at t = {t:.6g}: check its function, and the state there"
             )
         return g
+
+
+def start_resolution(norm: Norm, t: float, span: float, x: Tensor, slope: Tensor) -> float:
+    """The time after a start in which rounding may change a sign:
+
+    eps64^(3/4) abs(t) + 2 ulp(t) + eps^(3/4) min(norm(x)/norm(dx/dt), abs(span)).
+
+    eps is that of the state's type, and ulp(t) that of the type in which the field gets the time.
+    The power leaves room: a state after an event may be slow compared with the one before.
+    """
+    clock = real_type(x.dtype)
+    at = representable(t, x.dtype)
+    ulp = abs(neighbour(at, math.inf, x.dtype) - at)
+    real = x.detach().abs().to(clock)
+    size = float(norm(real))
+    speed = float(norm(slope.detach().abs().to(clock)))
+    time_scale = abs(span)
+    if size < speed * time_scale:
+        time_scale = size / speed
+    by_time: float = torch.finfo(torch.float64).eps ** 0.75 * abs(t)
+    by_state: float = torch.finfo(x.dtype).eps ** 0.75 * time_scale
+    return by_time + 2 * ulp + by_state
 
 
 def following(run: Run, segment: Segment, time: float, x: Tensor, *, projects: bool) -> AlongCurve:

@@ -71,6 +71,9 @@ def implicit_stage(
             f"Newton's method cannot find a stage in {dtype_name(base.dtype)}: keep the state in"
             " float32 (autocast does)"
         )
+    if abs(c) < torch.finfo(base.dtype).tiny:
+        # c k vanishes against any state, and (y - base)/c would be 0/0
+        return run.velocity(segment, t, base).to(base.dtype)
     with torch.no_grad():
         y = _newton(run, segment, t, base.detach(), c, near.detach())
         k = (y - base) / c

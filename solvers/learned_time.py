@@ -33,8 +33,8 @@ def with_learned_times(field: Field, t0: Any, t1: Any) -> tuple[Field, Clock | N
     The values of both are unchanged, bit for bit. Without learned times it returns the field itself
     and None.
     """
-    learned_t0 = _learned(t0)
-    learned_t1 = _learned(t1)
+    learned_t0 = learned_tensor(t0)
+    learned_t1 = learned_tensor(t1)
     if learned_t0 is None and learned_t1 is None:
         return field, None
     a = _value(t0)
@@ -62,7 +62,7 @@ def _value(time: Any) -> float:
     return float(time)
 
 
-def _learned(time: Any) -> Tensor | None:
+def learned_tensor(time: Any) -> Tensor | None:
     """The time if it has a derivative."""
     if not isinstance(time, Tensor):
         return None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from solvers.checked import has_numbers
+from solvers.declared_switches import check_no_learned_switch
 from solvers.errors import ConfigError, SolveError, shown, unknown
 from solvers.explicit_tableaus import RK4_38
 from solvers.march import Gradient
@@ -64,7 +65,8 @@ def odeint(
     - `options`: norm, first_step, min_step, max_step, max_num_steps, step_t, jump_t, safety,
       ifactor, dfactor; step_size, grid_constructor, interp ("linear" or "cubic"). `dtype` and
       `perturb` have no effect: time is always float64, and a field is never evaluated at a switch.
-      Other options give a warning, as in torchdiffeq
+      Other options give a warning, as in torchdiffeq. A time of `jump_t` or `step_t` that requires
+      a gradient gets it, which torchdiffeq lacks
     - `event_fn(t, y)`: the result is then (event_t, states at t[0] and at event_t): the first time
       at which an entry of event_fn's value has another sign than at t[0]. Both have gradients, also
       by tensors that event_fn depends on, which torchdiffeq lacks. t has two times; the second sets
@@ -141,6 +143,7 @@ def their_result(call: str, func: Func, y0: Any, t: Tensor, **request: Any) -> A
     """
     import torchdiffeq
 
+    check_no_learned_switch(request["options"], f"torchdiffeq's {request['method']}")
     # torchdiffeq supports no other structure
     if not isinstance(y0, Tensor) and type(y0) is not tuple:
         tree = Tree(y0, "y0")

@@ -16,14 +16,22 @@ from torch import Tensor, nn
 
 from solvers.checked import binds, is_dense
 from solvers.controller import PI
-from solvers.error_norm import Norm, rms
+from solvers.declared_switches import (
+    Switches,
+    check_gradient,
+    check_no_learned_switch,
+    declared_switches,
+    moved_switch,
+    time_beside,
+)
+from solvers.error_norm import Norm, get_norm, rms, with_checked_value
 from solvers.errors import ConfigError, SolveError, check_positive, look_up, shown
-from solvers.event import Event
+from solvers.event import Event, start_resolution
 from solvers.gradients import get_gradient
 from solvers.march import Gradient
 from solvers.method import Method, has_capability
 from solvers.request import TYPES
-from solvers.run import real_type
+from solvers.run import as_tensor, check_like, real_type
 from solvers.runge_kutta import RungeKutta
 from solvers.segment import Field, Segment
 from solvers.solution import Solution
@@ -66,6 +74,12 @@ class Problem:
         self.options: Mapping[str, Any] = {}
         if options is not None:
             self.options = options
+        self.switches: Switches = {}
+        if method.adaptive:
+            self.switches = declared_switches(self.options)
+            check_gradient(self.switches, gradient)
+        else:
+            check_no_learned_switch(self.options, "a method of fixed steps")
         option_names: tuple[str, ...] = FIXED_OPTIONS
         if method.adaptive:
             option_names = ADAPTIVE_OPTIONS
@@ -139,6 +153,11 @@ class Problem:
     def solved(self, ends: Sequence[float], **request: Any) -> Solution:
         """The solution over a segment from each end to the next. Its warnings become Python's."""
         segments = [Segment(a, b, self.field) for a, b in pairwise(ends)]
+        for k, (before, switch, after) in enumerate(zip(ends, ends[1:], ends[2:], strict=False)):
+            learned = self.switches.get(switch)
+            if learned is not None:
+                enter = moved_switch(self.field, learned, before, switch, after)
+                segments[k + 1] = Segment(switch, after, self.field, enter=enter)
         if self.method.adaptive:
             request.setdefault("step_control", self.control)
         solution = solve(
@@ -154,11 +173,7 @@ class Problem:
         """
         start = times[0]
         end = times[-1]
-        switches: list[float] = []
-        for name in ("step_t", "jump_t"):
-            if self.options.get(name) is not None:
-                switches += [float(time) for time in self.options[name]]
-        inside = [time for time in switches if min(start, end) < time < max(start, end)]
+        inside = [time for time in self.switches if min(start, end) < time < max(start, end)]
         return sorted({*times, *inside}, reverse=start > end)
 
     def curve(self, t0: float, t1: float) -> Callable[[Tensor], Any]:
@@ -176,20 +191,6 @@ class Problem:
             raise ConfigError(
                 f"event_fn returned {shown(first)}: return a tensor of floating-point numbers"
             )
-        signs = torch.sign(first)
-
-        def entry(i: int, t: Tensor, y: Tensor) -> Tensor:
-            value: Tensor = event_fn(t, self.parts(y))
-            return value.flatten()[i]
-
-        def least_with_first_sign(t: Tensor, y: Tensor) -> Tensor:
-            value: Tensor = event_fn(t, self.parts(y)) * signs
-            return value[signs != 0].min()
-
-        # an entry that begins at zero has a sign as soon as it leaves zero
-        events = [Event(partial(entry, int(i))) for i in (signs == 0).flatten().nonzero()]
-        if signs.any():
-            events.append(Event(least_with_first_sign, direction=-1))
         request: dict[str, Any] = {}
         if self.method.adaptive:
             ends = self.ends([start, start + 1e9 * (second - start)])
@@ -208,6 +209,20 @@ class Problem:
                 size = float(self.options["step_size"])
             ends = [start, start + math.copysign(2**20 * size, second - start)]
             steps = 2**20
+        signs = self.signs_at_start(event_fn, ends, first)
+
+        def entry(i: int, t: Tensor, y: Tensor) -> Tensor:
+            value: Tensor = event_fn(t, self.parts(y))
+            return value.flatten()[i]
+
+        def least_with_first_sign(t: Tensor, y: Tensor) -> Tensor:
+            value: Tensor = event_fn(t, self.parts(y)) * signs
+            return value[signs != 0].min()
+
+        # an entry that begins at zero has a sign as soon as it leaves zero
+        events = [Event(partial(entry, int(i))) for i in (signs == 0).flatten().nonzero()]
+        if signs.any():
+            events.append(Event(least_with_first_sign, direction=-1))
         solution = self.solved(ends, events=events, steps=steps, **request)
         if solution.event_time is None:
             raise SolveError(
@@ -216,6 +231,26 @@ class Problem:
                 solution,
             )
         return solution.event_time.to(t), solution.x1
+
+    @torch.no_grad()
+    def signs_at_start(self, event_fn: Func, ends: Sequence[float], values: Tensor) -> Tensor:
+        """The signs of an event's values at the start. Values that are 0 to rounding have the
+        sign 0.
+        """
+        start = ends[0]
+        span = ends[1] - start
+        y = self.start.detach()
+        slope = self.field(time_beside(start, ends[1], y.dtype), y)
+        check_like("field", slope, y)
+        norm: Norm = rms
+        if self.method.adaptive:
+            norm = with_checked_value(get_norm(self.control.norm or rms))
+        resolution = start_resolution(norm, start, span, y, slope)
+        ahead = math.copysign(min(resolution, abs(span)), span)
+        values_soon = event_fn(as_tensor(start + ahead, y.dtype), self.parts(y + ahead * slope))
+        signs = torch.sign(values)
+        changes_at_once = signs * torch.sign(values_soon) < 0
+        return torch.where(changes_at_once, 0.0, signs)
 
     def adaptive(self, t: Tensor) -> Tensor:
         """The states at the times t, by an adaptive method."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solvers.error_norm import Norm, get_norm, rms
+from solvers.error_norm import Norm, get_norm, rms, with_checked_value
 from solvers.errors import ConfigError, check_positive, shown
 from solvers.method import Method, options_of
 from solvers.run import dtype_name, real_type
@@ -132,6 +132,8 @@ class StepControl:
             norm = get_norm(self.norm)
         if tree is not None:
             norm = tree.norm(norm, named=not callable(self.norm))
+        if callable(self.norm):
+            norm = with_checked_value(norm)
         max_steps = MAX_STEPS
         if self.max_steps is not None:
             max_steps = int(self.max_steps)

@@ -24,7 +24,7 @@ from ctrans.base.shapes import (
 )
 from ctrans.control.ascent import Chart
 from ctrans.dynamics.norm.norm import row_length
-from solvers import ConfigError, shown
+from solvers import ConfigError, is_dense, shown
 
 Posedness = Literal[
     "well-posed", "well-posed for bounded gains", "well-posed, the rest fixed", "open", "degenerate"
@@ -139,6 +139,7 @@ class Supremum(ABC):
         """Whether trained gains have more than one optimum. Then the velocity of every token ties,
         but ascents still apply.
         """
+        check_rows(P)
         return no_ties(P[..., 0])
 
     @abstractmethod
@@ -161,6 +162,7 @@ class Supremum(ABC):
         """-<P, f> at the set's centre: the growth of H with a bound on the weights is measured from
         here.
         """
+        check_rows(P)
         return 0.0
 
     def scale(self, P: UnbatchedRows) -> float:
@@ -170,6 +172,7 @@ class Supremum(ABC):
         It is at least sqrt(eps) sum_j |p_j||f*_j|, with eps the machine epsilon and f* the
         maximiser: smaller differences are rounding.
         """
+        check_rows(P)
         sum_of_lengths = float((length(P) * length(self.maximizer(P))).sum())
         rounding = sum_of_lengths * math.sqrt(torch.finfo(P.dtype).eps)
         base = self.base(P)
@@ -225,6 +228,28 @@ def check_costate(
     """Raises ConfigError unless P is finite, floating, of shape (..., tokens, width) and has the
     given tokens, width and dtype.
     """
+    check_rows(P, dtype, tokens=tokens, width=width, what=what)
+    if not torch.isfinite(P).all():
+        raise ConfigError(
+            f"the {what} has entries that are not finite, and H is defined for finite ones: look"
+            " for the layer that overflowed"
+        )
+
+
+def check_rows(
+    P: Tensor,
+    dtype: torch.dtype | None = None,
+    *,
+    tokens: int | None = None,
+    width: int | None = None,
+    what: str = "costate",
+) -> None:
+    """As `check_costate`, but entries need not be finite: it reads no number."""
+    if not is_dense(P) or P.is_meta:
+        raise ConfigError(
+            f"the {what} is {shown(P)}: give a dense tensor with numbers of shape (*batch, tokens,"
+            " width)"
+        )
     if P.ndim < 2 or not P.is_floating_point():
         raise ConfigError(
             f"the {what} has shape {tuple(P.shape)} and dtype {P.dtype}: give floats of shape"
@@ -240,11 +265,6 @@ def check_costate(
                 f"the {what} has {name} {actual}, the admissible set {expected}: take both from one"
                 " model and text, in one dtype"
             )
-    if not torch.isfinite(P).all():
-        raise ConfigError(
-            f"the {what} has entries that are not finite, and H is defined for finite ones: look"
-            " for the layer that overflowed"
-        )
 
 
 def check_positive(name: str, value: float) -> None:

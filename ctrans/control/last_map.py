@@ -166,6 +166,7 @@ class FrobeniusBall(LastMap, VelocitySet):
         return self.radius * frobenius(self.features.mT @ P)[..., 0, 0]
 
     def weights(self, P: TokenRows) -> LastWeights:
+        self.check(P)
         slope = P.mT @ self.features
         tie = self.ties(P)[..., :1].unsqueeze(-1)
         size = torch.where(tie, 1.0, frobenius(slope))

@@ -21,7 +21,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ctrans.control.hjb.hopf_lax import Terminal, finite_values
-from solvers import ConfigError, RungeKutta, Segment
+from ctrans.control.hjb.requests import (
+    check_axis,
+    check_device,
+    check_dtype,
+    check_hamiltonian,
+    check_step_count,
+    check_stepping,
+    check_values,
+    checked_times,
+    counts_of,
+    numbers_of,
+)
+from solvers import ConfigError, RungeKutta, Segment, shown
 from solvers.errors import unknown
 from solvers.explicit_tableaus import EULER
 from solvers.solve import solve
@@ -50,6 +62,9 @@ class Hamiltonian(Protocol):
 class Grid:
     """The nodes low_i + k (high_i - low_i)/(points_i - 1), k = 0 .. points_i - 1, in each of 1 to 4
     dimensions.
+
+    Raises ConfigError for axes that the dtype does not resolve, and for more nodes than
+    `requests.MOST_NODES`.
     """
 
     low: tuple[float, ...]
@@ -59,6 +74,11 @@ class Grid:
     device: torch.device | str = "cpu"
 
     def __post_init__(self) -> None:
+        check_dtype(self.dtype)
+        check_device(self.device)
+        object.__setattr__(self, "points", counts_of(self.points))
+        for name in ("low", "high"):
+            object.__setattr__(self, name, tuple(numbers_of(name, getattr(self, name))))
         width = len(self.points)
         if not 1 <= width <= LARGEST_WIDTH:
             raise ConfigError(
@@ -71,12 +91,7 @@ class Grid:
                 f" {self.points}"
             )
         for low, high, count in zip(self.low, self.high, self.points, strict=True):
-            if not (math.isfinite(low) and math.isfinite(high) and low < high):
-                raise ConfigError(
-                    f"an axis from {low!r} to {high!r}: give finite ends, the lower one first"
-                )
-            if count < 3:
-                raise ConfigError(f"an axis of {count} points: give at least 3")
+            check_axis(low, high, count, self.dtype)
 
     @property
     def axes(self) -> tuple[Float[Tensor, " _"], ...]:
@@ -167,9 +182,16 @@ def solve_hjb(
     The error in L1 is of the scheme's order, at most 3 (time), where Phi is smooth, and about 1
     where it has kinks. Raises ConfigError for an unknown scheme, times outside [0, T], a cfl
     outside (0, 1], and an infinite H (there is no HJB equation: cut the set off with
-    `velocity_ball`).
+    `velocity_ball`). Also for more steps of time than `requests.MOST_STEPS`, or more work than
+    `requests.MOST_NODE_STEPS`, before the first step.
     """
-    _check(times, horizon, scheme, cfl)
+    if not isinstance(grid, Grid):
+        raise ConfigError(f"grid = {shown(grid)}: give a Grid(low, high, points)")
+    check_hamiltonian(hamiltonian)
+    times = checked_times(times, horizon, math.prod(grid.points))
+    if not isinstance(scheme, str) or scheme not in SCHEMES:
+        raise unknown("scheme", scheme, SCHEMES)
+    check_stepping(cfl, compiled, progress)
     rule = SCHEMES[scheme]
     phi = finite_values(terminal, grid.nodes)
     bounds = speeds(hamiltonian, phi, grid)
@@ -186,10 +208,13 @@ def solve_hjb(
     if compiled:
         slope = torch.compile(slope)
     rate = sum(speed / h for speed, h in zip(bounds, spacing, strict=True))
+    intervals = list(pairwise(sorted({horizon, *times}, reverse=True)))
+    steps_wanted = [max(1.0, (start - end) * rate / cfl) for start, end in intervals]
+    check_step_count(sum(steps_wanted), phi.numel(), bounds, cfl)
     saved = {horizon: phi}
     total_steps = 0
-    for start, end in pairwise(sorted({horizon, *times}, reverse=True)):
-        steps = max(1, math.ceil((start - end) * rate / cfl))
+    for (start, end), wanted in zip(intervals, steps_wanted, strict=True):
+        steps = math.ceil(wanted)
         marks = [*(start + (end - start) * k / steps for k in range(steps)), end]
         segments = [Segment(a, b, slope) for a, b in pairwise(marks)]
         report = _by_time(progress, marks)
@@ -230,6 +255,7 @@ def speeds(hamiltonian: Hamiltonian, phi: OnGrid, grid: Grid) -> tuple[float, ..
       quadratic H short secants give a value some 3 times too large. Raises ConfigError if H is
       infinite.
     """
+    check_hamiltonian(hamiltonian)
     eye = torch.eye(phi.ndim, dtype=phi.dtype, device=phi.device)
     slopes = torch.stack(
         [phi.diff(dim=axis).abs().amax() / h for axis, h in enumerate(grid.spacing)]
@@ -243,7 +269,9 @@ def speeds(hamiltonian: Hamiltonian, phi: OnGrid, grid: Grid) -> tuple[float, ..
     moves = lengths[:, None, None, None, None] * torch.stack([eye, -eye])[:, :, None, :]
 
     def value(p: Tensor) -> Tensor:
-        return hamiltonian.support(p.unsqueeze(-2))
+        values = hamiltonian.support(p.unsqueeze(-2))
+        check_values("the Hamiltonian's support", values, p)
+        return values
 
     least = 2 * value(torch.zeros_like(slopes)) - value(corners).amax()
     largest_on_secants = value(corners + moves).amax((1, 3))
@@ -255,21 +283,6 @@ def speeds(hamiltonian: Hamiltonian, phi: OnGrid, grid: Grid) -> tuple[float, ..
             " with velocity_ball(R), or add a running cost"
         )
     return tuple(bound.tolist())
-
-
-def _check(times: Sequence[float], horizon: float, scheme: str, cfl: float) -> None:
-    if scheme not in SCHEMES:
-        raise unknown("scheme", scheme, SCHEMES)
-    if not 0 < cfl <= 1:
-        raise ConfigError(
-            f"cfl = {cfl!r}: give a number in (0, 1]; above 1 the scheme is not monotone"
-        )
-    if not 0 < horizon < math.inf:
-        raise ConfigError(f"horizon = {horizon!r}: give a finite T > 0")
-    if not times or not all(0 <= time <= horizon for time in times):
-        raise ConfigError(
-            f"times {tuple(times)}: give at least one, each in [0, T] = [0, {horizon:g}]"
-        )
 
 
 TVD_RK3 = RungeKutta(tableau(3, [[], [1], ["1/4", "1/4"]], ["1/6", "1/6", "2/3"]))

@@ -2,9 +2,7 @@
 any width.
 
 The Hamiltonian of a norm's image does not depend on the state, so a token's best path is straight.
-The value of a state is the least terminal cost within reach. The formula needs no grid.
-
-The module minimises G over many affine images of the unit ball at once, in three stages:
+The value of a state is the least terminal cost within reach. The formula needs no grid. The module minimises G over many affine images of the unit ball at once, in three stages:
 
 - A sample selects the basins
 - The spectral projected gradient (Birgin, Martinez, Raydan 2000: Barzilai-Borwein steps, projected
@@ -23,10 +21,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.base.option import Range
 from ctrans.base.shapes import BatchMask, PerBatch, PerChannel, TokenRows, Vectors
-from ctrans.control.admissible import length, ratio
+from ctrans.control.admissible import check_rows, length, ratio
+from ctrans.control.hjb.requests import (
+    WIDTHS,
+    check_ball,
+    check_device,
+    check_dtype,
+    check_remaining,
+    check_states,
+    check_values,
+    is_number,
+)
 from ctrans.dynamics.norm import SphereNorm
-from solvers import ConfigError
+from solvers import ConfigError, shown
 
 PerProblem = Float[Tensor, " rows"]
 """A number for each problem."""
@@ -40,6 +49,10 @@ Terminal = Callable[[Tensor], Tensor]
 BallPoints = Float[Tensor, "rows rank"]
 """One point of the unit ball for each problem."""
 
+STARTS = Range(1, 256)
+"""Numbers of descents: the sample's distances take starts^2 8 kilobytes."""
+MOST_SOBOL = torch.quasirandom.SobolEngine.MAXDIM
+"""The most dimensions of the sample."""
 INSIDE = 1e-6
 """A minimum is on the ball's surface if it is as close as this to it."""
 ROWS = 2048
@@ -59,14 +72,23 @@ class BallImage:
     centre: PerChannel
     map: FromBall
 
+    def __post_init__(self) -> None:
+        check_ball(self.centre, self.map)
+
+    def check(self, P: Tensor) -> None:
+        """Raises ConfigError unless P is a costate of this width and type."""
+        check_rows(P, self.centre.dtype, width=len(self.centre))
+
     def support(self, P: TokenRows) -> PerBatch:
         """H(P) = sup over velocities in V of -<P, v> = sum_j |M' p_j| - <p_j, c>."""
+        self.check(P)
         return (length(P @ self.map) - P @ self.centre).sum(-1)
 
     def maximizer(self, P: TokenRows) -> TokenRows:
         """v* = c - M M'p_j/|M'p_j|, which attains H(P); the centre c where M'p_j = 0, as all of V
         then does.
         """
+        self.check(P)
         pulled = P @ self.map
         return self.centre - ratio(pulled, length(pulled).unsqueeze(-1)) @ self.map.mT
 
@@ -79,6 +101,8 @@ def velocity_hull(norm: SphereNorm) -> BallImage:
     slice 1' Gamma^-1 (v - beta) = 0; in width 2 that is a segment, in width 1 the point beta. Zero
     gains flatten the set.
     """
+    if not isinstance(norm, SphereNorm):
+        raise ConfigError(f"norm = {shown(norm)}: give one of spheres, as RMSNorm or LayerNorm")
     gamma = norm.gamma.detach()
     eye = torch.eye(norm.width, dtype=gamma.dtype, device=gamma.device)
     axes = math.sqrt(norm.width) * gamma.unsqueeze(-1) * norm.centre(eye)
@@ -95,10 +119,13 @@ def velocity_ball(
     """{v : |v| <= R}: the whole space (`none`, `pre`) cut off at R. As R grows, the value function
     becomes flat (Kan, Theorem 2).
     """
-    if not 0 <= radius < math.inf:
+    WIDTHS.check("width", width, whole=True)
+    check_dtype(dtype)
+    check_device(device)
+    if not is_number(radius) or not 0 <= radius < math.inf:
         raise ConfigError(
-            f"radius = {radius!r}: give a finite one of at least 0; in the limit, the whole space,"
-            " the value is inf G"
+            f"radius = {shown(radius)}: give a finite one of at least 0; in the limit, the whole"
+            " space, the value is inf G"
         )
     return BallImage(
         torch.zeros(width, dtype=dtype, device=device),
@@ -165,18 +192,23 @@ def hopf_lax_ends(
 def _check(
     terminal: Terminal, x: Tensor, remaining: float, velocities: BallImage, starts: int
 ) -> None:
-    if not 0 <= remaining < math.inf:
+    check_remaining(remaining)
+    if not isinstance(velocities, BallImage):
         raise ConfigError(
-            f"the remaining time T - t = {remaining!r} must be finite and at least 0: ask for times"
-            " t up to T"
+            f"velocities = {shown(velocities)}: give a BallImage, as by velocity_ball"
         )
+    check_states(x)
     if x.shape[-1] != len(velocities.centre):
         raise ConfigError(
             f"states of width {x.shape[-1]} with velocities of width {len(velocities.centre)}: make"
             " them equal"
         )
-    if starts < 1:
-        raise ConfigError(f"starts = {starts!r}: give at least 1")
+    STARTS.check("starts", starts, whole=True)
+    if velocities.map.shape[-1] > MOST_SOBOL:
+        raise ConfigError(
+            f"velocities of rank {velocities.map.shape[-1]}: give a set of rank at most"
+            f" {MOST_SOBOL}"
+        )
     finite_values(terminal, x)
 
 
@@ -233,12 +265,10 @@ class Problems:
 
 def finite_values(cost: Terminal, x: Vectors) -> PerBatch:
     """G(x). Raises ConfigError if it has the wrong shape or is not finite."""
+    if not callable(cost):
+        raise ConfigError(f"the terminal cost is {shown(cost)}: give a function of states")
     values = cost(x)
-    if values.shape != x.shape[:-1]:
-        raise ConfigError(
-            f"the terminal cost returned shape {tuple(values.shape)} for states {tuple(x.shape)}:"
-            " it must reduce the last axis only"
-        )
+    check_values("the terminal cost", values, x)
     if not torch.isfinite(values).all():
         raise ConfigError(
             "the terminal cost is not finite at some of the states: give a G that is finite"

@@ -11,12 +11,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.base.option import NOT_NEGATIVE, Range
 from ctrans.base.shapes import PerBatch, Vectors
 from ctrans.control.admissible import length
 from ctrans.control.hjb import Grid, ValueFunction, solve_hjb
 from ctrans.control.hjb.hopf_lax import BallImage, hopf_lax, velocity_ball
+from ctrans.control.hjb.requests import numbers_of
 from ctrans.control.hjb.synthesis import Synthesis, synthesis
-from solvers import ConfigError
+from solvers import ConfigError, shown
 
 HORIZON = 1.0
 """T."""
@@ -30,6 +32,9 @@ STRIDE = 4
 """The spread over the square is taken at every fourth node."""
 REACHES = 25
 """For so many distances that velocities can cover."""
+POINTS = Range(3, 1001)
+"""Points per side."""
+MOST_RADII = 64
 ARROWS = 11
 """The feedback is taken at so many points per side."""
 PATHS = 12
@@ -135,6 +140,10 @@ def pde_study(
 
     Raises ConfigError for a width other than 2, and without radii.
     """
+    if not isinstance(velocities, BallImage):
+        raise ConfigError(f"velocities = {shown(velocities)}: give a BallImage, as velocity_hull's")
+    POINTS.check("points", points, whole=True)
+    radii = tuple(numbers_of("radii", radii))
     centre = velocities.centre
     if len(centre) != 2:
         raise ConfigError(
@@ -142,6 +151,10 @@ def pde_study(
         )
     if not radii:
         raise ConfigError("no radii for the balls of velocities: give at least one")
+    if len(radii) > MOST_RADII:
+        raise ConfigError(f"{len(radii):,} radii: give at most {MOST_RADII}, one panel each")
+    for radius in radii:
+        NOT_NEGATIVE.check("radius", radius)
     terminal = NearestTarget()
     times = tuple(HORIZON * k / 3 for k in (3, 2, 1, 0))
     grid = Grid(
