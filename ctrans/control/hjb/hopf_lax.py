@@ -2,7 +2,8 @@
 any width.
 
 The Hamiltonian of a norm's image does not depend on the state, so a token's best path is straight.
-The value of a state is the least terminal cost within reach. The formula needs no grid. The module minimises G over many affine images of the unit ball at once, in three stages:
+The value of a state is the least terminal cost within reach. The formula needs no grid. It takes
+a minimum of G over many affine images of the unit ball at once, in three stages:
 
 - A sample selects the basins
 - The spectral projected gradient (Birgin, Martinez, Raydan 2000: Barzilai-Borwein steps, projected
