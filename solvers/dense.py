@@ -115,7 +115,10 @@ class Curve:
         self._ends[-1] = self._sign * time
 
     def __call__(self, t: Tensor | float) -> Tensor:
-        t = torch.as_tensor(t, dtype=torch.float64)
+        try:
+            t = torch.as_tensor(t, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError):
+            raise ConfigError(f"t = {shown(t)}: give a time, or a tensor of times") from None
         x = torch.stack([self._at(time) for time in t.reshape(-1)])
         return x.reshape(*t.shape, *x.shape[1:])
 

@@ -125,11 +125,11 @@ def check_safetensors(path: Path) -> None:
         )
 
 
-def read_json(path: Path) -> Any:
-    """The value in a JSON file. Raises ConfigError for a file that is no JSON, too large or nested
-    too deep.
+def read_json(path: Path, limit: int = LARGEST_JSON) -> Any:
+    """The value in a JSON file. Raises ConfigError for a file that is no JSON, larger than `limit`
+    bytes or nested too deep.
     """
-    data = read_file(path, LARGEST_JSON)
+    data = read_file(path, limit)
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -19,8 +19,9 @@ from ctrans.base.old_names import REMOVED_COMMANDS
 from ctrans.base.pages import take_huge_pages
 from ctrans.base.threads import wait_passively
 from ctrans.cli.exits import Terminated
+from ctrans.cli.other_warnings import other_warnings
 from ctrans.cli.say import discard_stdout, end_stdout, say, say_last
-from ctrans.cli.signals import ending_by_signals, words_of
+from ctrans.cli.signals import ending_by_signals, signal_seen, words_of
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -137,28 +138,37 @@ class Commands(click.Group):
         for stream in (sys.stdout, sys.stderr):  # file names may be bytes that are no text
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
+        is_own_process = not args and "args" not in kwargs
         try:
-            with ending_by_signals():
+            with other_warnings(is_own_process=is_own_process), ending_by_signals():
                 code = super().main(*args, **{**kwargs, "standalone_mode": False})
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             code = error.exit_code
-        except Terminated as error:
-            say_last(words_of(error.number))
-            code = error.code
-        except SystemExit:
-            raise
         except BaseException as error:  # users' code may raise any class
-            from ctrans.cli.failures import explained
-
-            message, code = explained(error)
+            message, code = _ending_of(error)
             say_last(message)
         finally:
-            is_own_process = not args and "args" not in kwargs
             if is_own_process:  # first of all that runs at its exit
                 atexit.register(end_stdout)
                 gc.freeze()  # the end looks for no garbage among the objects of torch
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _ending_of(error: BaseException) -> tuple[str, int]:
+    """The line and the exit code of a command that this error ends. After a signal they are those
+    of the signal: native code may raise another error in place of ours. Raises a SystemExit again.
+    """
+    number = signal_seen()
+    if isinstance(error, Terminated):
+        number = error.number
+    if number:
+        return words_of(number), 128 + number
+    if isinstance(error, SystemExit):
+        raise error
+    from ctrans.cli.failures import explained
+
+    return explained(error)
 
 
 def _import_plugins(

@@ -10,7 +10,7 @@ from ctrans.cli.click_options import OptionValues
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import read_batch
 from ctrans.cli.model_request import ModelRequest, get_dtype
-from ctrans.cli.model_sources import check_loss, find_models
+from ctrans.cli.model_sources import check_loss_name, find_models
 from ctrans.cli.request import command_of
 from ctrans.examine.principled import as_object, measured, principled
 from ctrans.report.progress import progress_bar
@@ -50,8 +50,8 @@ def command(request: ControlRequest) -> None:
     ctrans control out/ckpt.pt --ids data/val.bin
     """
     check_solver("tsit5", 1, request.rtol, request.atol, get_dtype(request.dtype))
+    check_loss_name(request, "control")
     sources = find_models(request)
-    check_loss(sources, "control")
     batch = read_batch(request, sources)
     directory = directory_of(request)
     with progress_bar("control", sum(source.segments for source in sources)) as advance:

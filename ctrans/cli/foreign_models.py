@@ -51,6 +51,13 @@ def _of_python(request: ModelRequest, function: str) -> ModelSource:
     check_alone("--python", request, but=("context", "dt"))
     if request.stream:
         raise ConfigError(f"{function!r} returns a model with all its weights: leave out --stream")
+    function_of(function)
+    parts = _named_parts(request)
+    loss = _loss(request)
+    example: Example | None = None
+    batch = None
+    if request.example is not None:  # first, since a model may take long
+        example, batch = _example(request.example)
     module = called(function)
     dtype = get_dtype(request.dtype)
     if isinstance(module, Opened):
@@ -59,10 +66,6 @@ def _of_python(request: ModelRequest, function: str) -> ModelSource:
         )
     if not isinstance(module, nn.Module):
         raise ConfigError(f"{function!r} returned {type(module).__name__}: return an nn.Module")
-    example: Example | None = None
-    batch = None
-    if request.example is not None:
-        example, batch = _example(request.example)
     if example is None and request.images is not None and not _is_of_transformers(module):
         if request.images.suffix != ".npy":
             raise ConfigError(
@@ -70,15 +73,30 @@ def _of_python(request: ModelRequest, function: str) -> ModelSource:
                 " array of images"
             )
         example = torch.from_numpy(read_images(request.images)[:2].copy()).to(dtype)
+    if request.example is not None and batch is not None:
+        _check_ids(request.example, batch[0], module)
     opened = open_model(
         module.to(dtype),
         dtype,
         dt=check_dt(request.config["dt"]),
-        loss=_loss(request),
+        loss=loss,
         example=example,
-        **_named_parts(request),
+        **parts,
     )
     return _of_opened(opened, request, Path(function).name, trained=True, example=batch)
+
+
+def _check_ids(example: str, rows: Tensor, module: nn.Module) -> None:
+    """Raises ConfigError for a token id of the example that no embedding of the module has."""
+    sizes = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
+    if not sizes or rows.dtype not in (torch.int32, torch.int64) or rows.numel() == 0:
+        return
+    largest = int(rows.max())
+    if largest >= max(sizes):
+        raise ConfigError(
+            f"{example!r} returns the token id {largest}, and the model's vocabulary runs from 0 to"
+            f" {max(sizes) - 1}: give tokens of this model"
+        )
 
 
 def _is_of_transformers(module: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from ctrans.cli.click_options import OptionValues, settings_of
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import Batch, Text, read_batch
 from ctrans.cli.model_request import ModelRequest, get_dtype
-from ctrans.cli.model_sources import ModelSource, check_loss, find_models
+from ctrans.cli.model_sources import ModelSource, check_loss_name, find_models
 from ctrans.cli.request import command_of
 from ctrans.control.control_checks import findings_of
 from ctrans.control.hjb.hopf_lax import velocity_hull
@@ -159,8 +159,8 @@ def command(request: HJBCheckRequest) -> None:
     if not request.principle and {"rtol", "atol"} & request.typed:
         raise ConfigError("--rtol and --atol are for --principle: add it, or leave them out")
     check_solver("tsit5", 1, request.rtol, request.atol, get_dtype(request.dtype))
+    check_loss_name(request, "hjb-check")
     sources = find_models(request)
-    check_loss(sources, "hjb-check")
     refused = _refused(sources, regularization)
     jobs = [source for source in sources if source.config.placement not in refused]
     if not jobs:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ctrans import interop
 from ctrans.cli.model_request import ModelRequest, get_dtype
 from ctrans.cli.model_sources import ModelSource, needs_images, settle_threads, tokens_of
+from ctrans.cli.size_checks import check_attention_ends, check_positions_used
 from ctrans.interop.tokens import BYTES, as_numbers, read_ids
 from ctrans.model.config import GPTConfig
 from ctrans.model.size import check_buildable
@@ -39,16 +40,19 @@ class Text:
         """walks x count sequences of `length` tokens, spread evenly over the text: (walks count,
         length). Raises ConfigError for tokens outside the vocabulary.
         """
-        cut = windows(self.ids, walks * count, length)
-        lowest = int(cut.min())
-        highest = int(cut.max())
+        if self.ids.dtype == np.uint64:  # from 2^63 they have no int64
+            read = self.ids
+        else:
+            read = windows(self.ids, walks * count, length).numpy()
+        lowest = int(read.min())
+        highest = int(read.max())
         if not 0 <= lowest <= highest < self.vocabulary:
             raise ConfigError(
                 f"{self.description}: they run from {lowest} to {highest}, and the model's"
                 f" vocabulary from 0 to {self.vocabulary - 1}: give tokens of this model by --ids"
                 " FILE"
             )
-        return cut
+        return windows(self.ids, walks * count, length)
 
     def pairs(self, count: int, length: int, walks: int = 1) -> tuple[Tensor, Tensor]:
         """Tokens and targets: the next tokens, or an imported model's own (`Opened.pairs`)."""
@@ -141,8 +145,6 @@ def read_inputs(request: ModelRequest, sources: Sequence[ModelSource]) -> Text |
     for source in sources[1:]:
         _check_alike(first, source)
     if request.ids is not None:
-        if request.file is not None or request.text is not None:
-            raise ConfigError("--ids gives token ids, and --file or --text a text: choose one")
         return Text(
             read_ids(request.ids),
             first.vocabulary,
@@ -356,6 +358,9 @@ def read_batch(
     for source in sources:
         if isinstance(source.config, GPTConfig) and device.type == "cpu":
             shape = (len(tokens) // walks, tokens.shape[1])
+            if not source.trained:
+                check_positions_used(source.config, tokens.shape[1], get_dtype(request.dtype))
+            check_attention_ends(source.config, *shape)
             check_buildable(
                 source.config,
                 request.seed,

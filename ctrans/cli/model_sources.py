@@ -12,20 +12,24 @@ import torch
 from torch import Tensor
 
 from ctrans import interop
+from ctrans.base.given_files import check_file
 from ctrans.base.memory import too_large_to_stay
 from ctrans.base.option import options_of
 from ctrans.base.threads import choose_threads, flops
 from ctrans.cli.click_options import OptionValues, expand, expand_placements, one_model_only
 from ctrans.cli.model_request import ModelRequest, get_dtype
+from ctrans.cli.plugins import function_of
+from ctrans.dynamics.depth import check_dt
 from ctrans.dynamics.norm import NORMS
 from ctrans.dynamics.placement import placements_in
 from ctrans.interop.loss_names import LOSS_NAMES
+from ctrans.interop.tokens import read_ids
 from ctrans.measure.walk import Described
 from ctrans.model.checkpoint import load, load_config
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.size import check_buildable, number_of_weights
-from ctrans.model.text import VOCABULARY
+from ctrans.model.text import VOCABULARY, read_text
 from ctrans.training.processes import get_device
 from solvers import ConfigError
 
@@ -88,6 +92,7 @@ def find_models(request: ModelRequest) -> list[ModelSource]:
         if value == "":
             raise ConfigError(f"--{option} '' names nothing: give a value, or leave the option out")
         check_foreign_options(request, option)
+    check_before_models(request)
     if not named:
         check_foreign_options(request)
         norms = expand(request.norms, NORMS, "norm")
@@ -128,9 +133,37 @@ def check_foreign_options(request: ModelRequest, source: str | None = None) -> N
         raise ConfigError("--example is for the module of --python: leave it out, or add --python")
 
 
-def check_loss(sources: Sequence[ModelSource], command: str) -> None:
+def check_before_models(request: ModelRequest) -> None:
+    """Raises ConfigError for values that no model can make valid, before one is imported or
+    opened: an unknown loss, a dt, files that cannot be read, several texts.
+    """
+    check_dt(request.config["dt"])
+    if request.loss is not None and ":" in request.loss:
+        function_of(request.loss)
+    elif request.loss is not None and request.loss not in LOSS_NAMES:
+        raise ConfigError(
+            f"loss {request.loss!r} is not known: choose one of {', '.join(LOSS_NAMES)}, or name a"
+            " function of yours as MODULE:FUNCTION"
+        )
+    if request.example is not None:
+        function_of(request.example)
+    if request.anatomy is not None:
+        check_file(request.anatomy)
+    if request.images is not None and not request.images.is_dir():
+        check_file(request.images)
+    if request.ids is not None:
+        if request.file is not None or request.text is not None:
+            raise ConfigError("--ids gives token ids, and --file or --text a text: choose one")
+        read_ids(request.ids)
+    elif request.text is not None:
+        read_text(request.file, request.text)
+    elif request.file is not None:
+        check_file(request.file)
+
+
+def check_loss_name(request: ModelRequest, command: str) -> None:
     """Raises ConfigError for --loss none with a command that needs a loss."""
-    if any(source.opened is not None and source.opened.loss == "none" for source in sources):
+    if request.loss == "none":
         names = ", ".join(name for name in LOSS_NAMES if name != "none")
         raise ConfigError(
             f"--loss none leaves {command} without a result, which needs a loss: choose one of"

@@ -22,6 +22,7 @@ from ctrans.cli.click_options import (
     settings_in,
 )
 from ctrans.cli.exits import Exit
+from ctrans.cli.other_warnings import settle_other_warnings
 from ctrans.cli.say import stdout_apart
 from solvers import ConfigError
 
@@ -59,7 +60,7 @@ class Request:
     )
     verbose: bool = option(
         default=False,
-        help="Also print formulas, more columns and further tables.",
+        help="Also print formulas, further tables, and others' warnings.",
         group="Output",
     )
 
@@ -153,6 +154,7 @@ def command_of(
     def decorate(command: Callable[[Asked], None]) -> click.Command:
         @click.pass_context
         def call(context: click.Context, /, **_: object) -> None:
+            settle_other_warnings(verbose=context.params["verbose"])
             request = request_of(kind, context)
             try:
                 with contextlib.ExitStack() as stack:

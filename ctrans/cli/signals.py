@@ -17,6 +17,24 @@ PATIENCE = 3.0
 """Seconds in which Python has to call the handler of a signal."""
 
 
+class _Seen:
+    """The number of the signal that ends the command; 0 before one came."""
+
+    number: int = 0
+
+
+def signal_seen() -> int:
+    """The number of the signal that ends the command, or 0. Code that the signal interrupts may
+    hide the error that the signal raised.
+    """
+    return _Seen.number
+
+
+def forget_signal() -> None:
+    """The command goes on after the signal that it caught."""
+    _Seen.number = 0
+
+
 def words_of(number: int) -> str:
     """What a command says that the signal ends."""
     if number == signal.SIGINT:
@@ -40,17 +58,19 @@ def ending_by_signals() -> Iterator[None]:
     """Inside, a signal of `ENDING` that has its default action raises KeyboardInterrupt or
     Terminated.
 
-    Python calls a handler only between two operations. If it has not called this one after
-    `PATIENCE`, a thread ends the process with a line. Files stay whole, since ctrans names them
-    when they are complete. Outside the main thread nothing changes.
+    `signal_seen` has its number. Python calls a handler only between two operations. If it has not
+    called this one after `PATIENCE`, a thread ends the process with a line. Files stay whole, since
+    ctrans names them when they are complete. Outside the main thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     called = threading.Event()
+    _Seen.number = 0
 
     def end(number: int, frame: FrameType | None) -> None:
         called.set()
+        _Seen.number = number
         if _imports(frame):
             say_last(words_of(number))
             os._exit(128 + number)

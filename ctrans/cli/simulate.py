@@ -112,6 +112,7 @@ def command(request: SimulateRequest) -> None:
     ctrans simulate --checkpoint out/train --lyapunov 64 --spectra --contributions
     """
     solver = _scheme(request, get_dtype(request.dtype))
+    _check_orders(request)
     sources = find_models(request)
     orders = _plan_orders(request, sources)
     batch = read_batch(request, sources, targets=False)
@@ -160,12 +161,16 @@ def command(request: SimulateRequest) -> None:
     )
 
 
-def _plan_orders(request: SimulateRequest, sources: Sequence[ModelSource]) -> list[OrderJob]:
-    """The measurements of orders that the user asked for, with the models' placements and norms."""
+def _check_orders(request: SimulateRequest) -> None:
+    """Raises ConfigError for an order that there is not."""
     for name in request.orders:
         is_method = name in METHODS or ":" in name
         if name not in (*LIMITS, "all") and not is_method:
             raise unknown("order", name, ["all", *LIMITS, *METHODS])
+
+
+def _plan_orders(request: SimulateRequest, sources: Sequence[ModelSource]) -> list[OrderJob]:
+    """The measurements of orders that the user asked for, with the models' placements and norms."""
     limits = [name for name in request.orders if name in (*LIMITS, "all")]
     methods = [name for name in request.orders if name not in limits]
     if methods and "all" not in limits:

@@ -17,15 +17,20 @@ from ctrans.base.option import LARGEST, Range, option
 from ctrans.cli.click_options import argument
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.request import WrittenRequest, command_of
+from ctrans.cli.signals import forget_signal
 from ctrans.report.contents import page_of
 from ctrans.report.files import to_json
 from ctrans.report.sections import Page
 from ctrans.report.terminal import show
 from ctrans.training.monitor import MonitorLog
 from ctrans.training.monitor.history import history
-from ctrans.training.monitor.log import read_log
-from ctrans.training.monitor.post_mortem import post_mortem
+from ctrans.training.monitor.log import LOG, lines_of, read_log
+from ctrans.training.monitor.post_mortem import PostMortem, post_mortem
 from ctrans.training.monitor.watched import measured
+from solvers import ConfigError
+
+MOST_PLACES = 50_000
+"""The most sublayers of a log that are shown; a model of 10,000 blocks has 20,000."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +66,7 @@ def command(request: WatchRequest) -> None:
     ctrans train --monitor --out out/train & ctrans watch out/train
     ctrans watch out/train --once --why
     """
+    check_places(request.directory)
     log = read_log(request.directory)
     directory = directory_of(request, request.directory)
     console = Console(emoji=False)
@@ -68,6 +74,22 @@ def command(request: WatchRequest) -> None:
         log = _followed(request, console, log)
     result = findings(log, why=request.why)
     end(request, directory, {**result, "measured": measured(result).as_json()})
+
+
+def check_places(directory: Path) -> None:
+    """Raises ConfigError for a log whose header names more sublayers than a page can show."""
+    for line in lines_of(directory):
+        header = line.get("header")
+        if not isinstance(header, dict):
+            continue
+        for name in ("places", "kinds", "heads"):
+            entries = header.get(name)
+            if isinstance(entries, list) and len(entries) > MOST_PLACES:
+                raise ConfigError(
+                    f"{str(directory / LOG)!r} has a header with {len(entries):,} {name}, and"
+                    f" ctrans shows at most {MOST_PLACES:,} sublayers: give another log"
+                )
+        return
 
 
 def findings(log: MonitorLog, *, why: bool = False) -> dict[str, Any]:
@@ -86,11 +108,18 @@ def findings(log: MonitorLog, *, why: bool = False) -> dict[str, Any]:
         "loss": losses,
         "last": last,
         "history": history(log),
-        "why": post_mortem(log) if why else None,
+        "why": what_moved_first(log) if why else None,
         "findings": log.findings,
         "probes": log.probes,
         "missing": missing,
     }
+
+
+def what_moved_first(log: MonitorLog) -> PostMortem:
+    """What left its past, in order; nothing in a log without reports."""
+    if not log.reports:
+        return PostMortem([], None, None)
+    return post_mortem(log)
 
 
 def _page(log: MonitorLog, *, why: bool = False) -> Page:
@@ -118,5 +147,5 @@ def _followed(request: WatchRequest, console: Console, log: MonitorLog) -> Monit
                 log = read_log(request.directory)
                 live.update(_live(request, console, log), refresh=True)
     except KeyboardInterrupt:
-        pass
+        forget_signal()
     return log

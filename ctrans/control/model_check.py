@@ -260,8 +260,6 @@ def check_model(
         elif not found:
             search = "weights"
         try:
-            if k in factors.bounded:
-                raise ConfigError(f"its output does not grow with its weights: {factors.unlike[k]}")
             found[k] = _checked(
                 model.depth,
                 k,
@@ -270,9 +268,7 @@ def check_model(
                 regularization,
                 search=search,
             )
-            if k in factors.otherwise and found[k].certificate.verdict != "degenerate":
-                del found[k]
-                raise ConfigError(factors.unlike[k])
+            _check_at_large_weights(found, k, factors)
         except (ConfigError, SolveError) as error:
             failed[k] = error
         if progress is not None:
@@ -303,6 +299,19 @@ def check_model(
     )
     climb = thorough or regularization.weight_decay is not None
     return _with_best_rows(check, model.depth, costates, of_steps, climb=climb)
+
+
+def _check_at_large_weights(found: dict[int, SegmentCheck], k: int, factors: Factors) -> None:
+    """Takes the check of segment k back, and raises ConfigError, if its block shows another verdict
+    at large weights.
+    """
+    is_infinite = found[k].certificate.verdict == "degenerate"
+    if is_infinite and k in factors.bounded:
+        del found[k]
+        raise ConfigError(f"its output does not grow with its weights: {factors.unlike[k]}")
+    if not is_infinite and k in factors.otherwise:
+        del found[k]
+        raise ConfigError(factors.unlike[k])
 
 
 def _checked(

@@ -29,6 +29,8 @@ from ctrans.interop.tolerances import difference
 
 LARGE = 1e6
 """How much larger the weights get."""
+MODERATE = 1e3
+"""How much larger they get first: norms that round to float32 overflow at LARGE."""
 SPIKE = 30.0
 """How much larger one row and one column of a spiky matrix are."""
 GROWTH = 1e4
@@ -115,9 +117,13 @@ def _why_unlike(
             for path, part in linear.items():
                 if not _is_plain(part):
                     return f"{path} does not compute W x + b with its weight W and bias b"
-    with _large(_with_matrices(running.block), bias=LARGE, shape=DENSE):
-        if not _computes_its_steps(running, call, steps):
+    for times in (MODERATE, LARGE):
+        with _large(_with_matrices(running.block), bias=times, shape=DENSE, times=times):
+            if _computes_its_steps(running, call, steps):
+                continue
+        if times == MODERATE:
             return OTHERWISE
+        return f"{OTHERWISE}, or numbers overflow in it"
     parts = list(_with_matrices(running.block))
     # at the states of the text: a map may depend on their number or size
     for (sublayer, _), state in zip(steps, states, strict=True):
@@ -172,8 +178,10 @@ def _further_matrix(block: nn.Module) -> str:
 
 
 @contextlib.contextmanager
-def _large(parts: Iterable[nn.Module], *, bias: float, shape: str) -> Iterator[None]:
-    """Inside, weights are random and `LARGE` times as large, at least of size `LARGE`, and biases
+def _large(
+    parts: Iterable[nn.Module], *, bias: float, shape: str, times: float = LARGE
+) -> Iterator[None]:
+    """Inside, weights are random and so many times as large, at least of that size, and biases
     random of size `bias`.
 
     SPIKY weights have rank 1 and one row and column of most of their size, as the best ones may: a
@@ -208,7 +216,7 @@ def _large(parts: Iterable[nn.Module], *, bias: float, shape: str) -> Iterator[N
                 drawn = drawn[:, :1] * drawn[:1]
                 drawn[0] *= SPIKE
                 drawn[:, 0] *= SPIKE
-            weight.copy_(LARGE * size * drawn)
+            weight.copy_(times * size * drawn)
         for offset in biases.values():
             offset.copy_(bias * random_like(offset))
         yield

@@ -19,6 +19,10 @@ INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 PICKLES = "pytorch_model.bin", "pytorch_model.bin.index.json"
 """The file of weights, and the index of shards, of a model that was saved as a pickle."""
+LARGEST_INDEX = 32 << 20
+"""The largest size of an index of shards in bytes; one of 100,000 weights has 9 MB."""
+MOST_SHARDS = 10_000
+"""The most files of an index; the largest models have some 200."""
 
 NO_WEIGHTS = (
     r"rotary_emb\w*\.(original_)?inv_freq$",
@@ -54,7 +58,11 @@ def weight_files(directory: Path, names: tuple[str, str] = (WEIGHTS, INDEX)) -> 
     """The names of the weight files: the single file, which the library prefers, or those of the
     index. Errors as `weight_map`.
     """
-    return sorted(set(weight_map(directory, names).values())) or [names[0]]
+    return _files_of(weight_map(directory, names), names)
+
+
+def _files_of(index: dict[str, str], names: tuple[str, str] = (WEIGHTS, INDEX)) -> list[str]:
+    return sorted(set(index.values())) or [names[0]]
 
 
 def weight_map(directory: Path, names: tuple[str, str] = (WEIGHTS, INDEX)) -> dict[str, str]:
@@ -65,7 +73,7 @@ def weight_map(directory: Path, names: tuple[str, str] = (WEIGHTS, INDEX)) -> di
     path = directory / names[1]
     if os.path.isfile(directory / names[0]) or not os.path.isfile(path):
         return {}
-    index = read_json(path)
+    index = read_json(path, LARGEST_INDEX)
     for key in ("metadata", "weight_map"):  # the library writes into the metadata
         if not isinstance(index, dict) or not isinstance(index.get(key), dict):
             raise ConfigError(
@@ -80,6 +88,13 @@ def weight_map(directory: Path, names: tuple[str, str] = (WEIGHTS, INDEX)) -> di
                 f"{str(path)!r} is no index of shards: its weight_map must give {name!r} the name"
                 " of a file"
             )
+    shards = dict.fromkeys(files.values())
+    if len(shards) > MOST_SHARDS:
+        raise ConfigError(
+            f"{str(path)!r} names {len(shards):,} files, and ctrans reads at most {MOST_SHARDS:,}:"
+            " save the model in fewer shards"
+        )
+    for shard in shards:
         if shard != Path(shard).name or shard in ("", ".."):
             raise ConfigError(
                 f"{str(path)!r} names {shard!r}: shards must be files in the same directory"
@@ -95,18 +110,19 @@ def directory_weights(directory: Path, *, allow_pickle: bool) -> dict[str, Store
         raise ConfigError(
             f"{str(directory)!r} holds an adapter for another model: merge them and save the result"
         )
-    shards = weight_files(directory)
+    index = weight_map(directory)
+    shards = _files_of(index)
     missing = [name for name in shards if not os.path.isfile(directory / name)]
     if missing and allow_pickle:
-        pickles = weight_files(directory, PICKLES)
+        index_of_pickles = weight_map(directory, PICKLES)
+        pickles = _files_of(index_of_pickles, PICKLES)
         if all(os.path.isfile(directory / name) for name in pickles):
-            index = weight_map(directory, PICKLES)
             weights: dict[str, Stored] = {}
             for name in pickles:
                 shard = pickled_weights(directory / name)
-                check_shard(directory / name, shard, index)
+                check_shard(directory / name, shard, index_of_pickles)
                 weights.update(shard)
-            check_all_found(weights, index)
+            check_all_found(weights, index_of_pickles)
             return weights
     if missing:
         pickles = sorted(
@@ -121,4 +137,4 @@ def directory_weights(directory: Path, *, allow_pickle: bool) -> dict[str, Store
             f"{str(directory)!r} lacks {len(missing)} of {len(shards)} weight files, such as"
             f" {missing[0]}{hint}"
         )
-    return stored_weights([directory / name for name in shards], weight_map(directory))
+    return stored_weights([directory / name for name in shards], index)

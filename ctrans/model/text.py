@@ -11,7 +11,7 @@ from jaxtyping import Integer
 from ctrans.base.given_files import read_file
 from ctrans.base.memory import check_fits
 from ctrans.base.shapes import TokenBatch
-from solvers import ConfigError
+from solvers import ConfigError, shown
 
 VOCABULARY = 256
 WORK = 1000
@@ -61,7 +61,14 @@ def to_tokens(data: bytes, batch: int, length: int) -> TokenBatch:
 
 
 def windows(ids: Integer[np.ndarray, " _"], batch: int, length: int) -> TokenBatch:
-    """The same for token ids."""
+    """The same for token ids. Raises ConfigError for numbers that are no ids of 64 bits."""
+    if ids.dtype.kind not in "iu":
+        raise ConfigError(
+            f"the token ids are numbers of {ids.dtype}, such as {shown(ids.flat[0].item())}: give"
+            " whole numbers"
+        )
+    if ids.dtype == np.uint64 and len(ids) and ids.max() > np.iinfo(np.int64).max:
+        raise ConfigError(f"the token id {ids.max()} is too large: give ids of a vocabulary")
     if len(ids) < 2:
         raise ConfigError(f"the text has {len(ids)} tokens: give at least two tokens of text")
     length = min(length, len(ids))

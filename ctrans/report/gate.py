@@ -14,10 +14,11 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 from ctrans import __version__
+from ctrans.base.from_json import from_json
 from ctrans.base.given_files import read_json
 from ctrans.base.json_values import is_number, plain
 from ctrans.base.printable import printable
-from ctrans.examine.diagnosis.diagnose import Diagnosis
+from ctrans.examine.diagnosis.diagnose import Diagnosis, readings_in
 from ctrans.measure.findings import SEVERITIES, Finding, in_a_paragraph
 from ctrans.report.contents import page_of
 from ctrans.report.sections import decoded
@@ -30,6 +31,26 @@ Baseline = Mapping[str, Any]
 """The models of an earlier diagnosis by name, each as its JSON object."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    place: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _EarlierFinding:
+    check: str
+    place: str
+    places: list[_Place]
+
+
+@dataclasses.dataclass(frozen=True)
+class _EarlierModel:
+    """What a comparison reads of a model in a baseline."""
+
+    readings: dict[str, list[_Place]]
+    findings: list[_EarlierFinding]
+
+
 def read_baseline(path: Path) -> Baseline:
     """The models in the JSON of an earlier `ctrans diagnose`. Raises ConfigError for another
     file.
@@ -38,12 +59,19 @@ def read_baseline(path: Path) -> Baseline:
     if (
         not isinstance(result, dict)
         or result.get("command") != "diagnose"
-        or not result.get("placements")
+        or not isinstance(result.get("placements"), dict)
+        or not result["placements"]
     ):
         raise ConfigError(
             f"--baseline {str(path)!r} is no result of ctrans diagnose: give the file of its --json"
         )
     page_of({str(path): result})  # raises ConfigError for what no diagnosis writes
+    try:
+        for model in result["placements"].values():
+            from_json(_EarlierModel, model)
+            readings_in(model)
+    except ConfigError as error:
+        raise ConfigError(f"--baseline {str(path)!r} is no whole diagnosis: {error}") from None
     readings = (
         reading
         for model in result["placements"].values()
@@ -51,10 +79,10 @@ def read_baseline(path: Path) -> Baseline:
         for reading in readings_of_quantity
     )
     for reading in readings:
-        if not is_number(reading["value"]):
+        value = reading["value"]
+        if isinstance(value, list) or not is_number(value):
             raise ConfigError(
-                f"--baseline {str(path)!r} has the value {shown(reading['value'])}, and readings"
-                " are numbers"
+                f"--baseline {str(path)!r} has the value {shown(value)}, and readings are numbers"
             )
     models: Baseline = decoded(result["placements"])
     return models

@@ -45,8 +45,8 @@ Index = Annotated[int, Range(0, COUNT.high)]
 class Data:
     """A training and a validation split, and sequences of `context` tokens drawn from them.
 
-    Raises ConfigError if a split is shorter than a sequence and its targets, or has an id below 0
-    or from `MOST_IDS`.
+    Raises ConfigError if a split is shorter than a sequence and its targets, is no array of
+    integers, or has an id below 0 or from `MOST_IDS`.
     """
 
     train: Tokens
@@ -60,6 +60,11 @@ class Data:
                 raise ConfigError(
                     f"{self.name} has {len(tokens)} tokens for {split} and a sequence needs"
                     f" {self.context + 1}: lower context, or give more text"
+                )
+            if tokens.dtype.kind not in "iu":
+                raise ConfigError(
+                    f"{self.name} has the {split} token {tokens[0]} of type {tokens.dtype}: give"
+                    " whole numbers, such as an array of int64"
                 )
             limits = np.iinfo(tokens.dtype)
             if limits.min < 0 or limits.max >= MOST_IDS:

@@ -111,8 +111,8 @@ def cut(directory: Path, step: int) -> None:
 
 
 def set_aside(directory: Path, generation: str, new: str) -> None:
-    """Sets aside the logs of a run that a new one overwrites, under the name of its directory of
-    checkpoints. Raises OSError.
+    """Sets aside the logs of a run that a new one overwrites, under the name of a directory of
+    checkpoints (`generation`) that is not the `new` run's. Raises OSError.
 
     A log aside under the `new` run's directory is of an earlier run there, which is no more.
     """

@@ -94,11 +94,16 @@ class RunDirectory:
                 raise ConfigError(
                     f"{str(path)!r} was not made by a run: move it away, or choose another --out"
                 )
-        if self.exists:
-            current = self.checkpoints.name
-        else:
-            current = None
-        return RunDirectory(self.directory, next(name for name in GENERATIONS if name != current))
+        if not self.exists:
+            return RunDirectory(self.directory, GENERATIONS[0])
+        return RunDirectory(self.directory, self.other_generation)
+
+    @property
+    def other_generation(self) -> str:
+        """The name of the directory of checkpoints that this run does not use. The logs of a run
+        that this one overwrites are set aside under it, also if that run has no checkpoint.
+        """
+        return next(name for name in GENERATIONS if name != self.checkpoints.name)
 
     @property
     def last(self) -> Path:

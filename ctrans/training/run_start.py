@@ -59,11 +59,7 @@ def anew(
             store.forget_base()  # of a run that was killed before its first checkpoint
             if overwrite:
                 store.prune(-1, set())  # of a run that was killed before it overwrote this one
-                log.set_aside(
-                    store.directory,
-                    RunDirectory(store.directory).checkpoints.name,
-                    store.checkpoints.name,
-                )
+                log.set_aside(store.directory, store.other_generation, store.checkpoints.name)
             (store.directory / log.LOG).unlink(missing_ok=True)
     return run, state.progress
 

@@ -18,6 +18,8 @@ from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.report.gate import read_baseline
+from solvers import ConfigError
 from tests.cli.test_commands import run, strict
 from tests.interop.test_distributed_checkpoint import save as save_dcp
 from tests.typecheck import allow
@@ -349,6 +351,46 @@ def test_a_baseline_with_wrong_values_is_refused(places, tmp_path):
     result = gate(places / "healthy", "--baseline", tmp_path / "it.json")
     assert result.exit_code == 2
     assert "has the value 'large', and readings are numbers" in result.stderr
+
+
+EMPTY = {"readings": {}, "spectral norm": [], "findings": [], "places": []}
+"""Parts of a baseline that may be empty."""
+
+
+@pytest.mark.parametrize("odd", [None, [], {}, ["a"], 3])
+@pytest.mark.parametrize(
+    "where",
+    [
+        ("healthy",),
+        ("healthy", "readings"),
+        ("healthy", "readings", "spectral norm"),
+        ("healthy", "readings", "spectral norm", 0),
+        ("healthy", "readings", "spectral norm", 0, "place"),
+        ("healthy", "findings"),
+        ("healthy", "findings", 0),
+        ("healthy", "findings", 0, "check"),
+        ("healthy", "findings", 0, "places"),
+        ("healthy", "findings", 0, "places", 0),
+        ("healthy", "findings", 0, "places", 0, "place"),
+    ],
+    ids=lambda value: "/".join(map(str, value)) if isinstance(value, tuple) else None,
+)
+def test_a_baseline_whose_parts_are_of_other_types_is_refused(where, odd, places, tmp_path):
+    baseline = strict((places / "healthy.json").read_text())
+    finding = {"check": "c", "place": "p", "places": [{"place": "p"}]}
+    baseline["placements"]["healthy"]["findings"] = [finding]
+    part = baseline["placements"]
+    for key in where[:-1]:
+        part = part[key]
+    part[where[-1]] = odd
+    path = tmp_path / "it.json"
+    path.write_text(json.dumps(baseline))
+    allow(False)  # the tests' type checks would find it first
+    if where[-1] in EMPTY and odd == EMPTY[where[-1]]:
+        read_baseline(path)
+        return
+    with pytest.raises(ConfigError, match=r"it\.json"):
+        read_baseline(path)
 
 
 def test_the_help_names_the_checks_and_the_exit_codes():

@@ -79,6 +79,33 @@ def test_a_signal_ends_one_long_operation_with_a_line(name, tmp_path):
     ] == []
 
 
+HIDES = """
+import os, signal, time
+def model():
+    try:
+        os.kill(os.getpid(), signal.{name})
+        time.sleep(10)
+    except BaseException:
+        {then}
+"""
+
+
+@pytest.mark.parametrize("then", ["raise RuntimeError('native code failed') from None", "exit(5)"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_whose_error_a_library_replaces_ends_the_command_as_the_signal_does(
+    name, then, tmp_path
+):
+    (tmp_path / "model.py").write_text(HIDES.format(name=name, then=then))
+    result = run("diagnose", "--python", f"{tmp_path / 'model.py'}:model", "--json", "-")
+    words = "interrupted" if name == "SIGINT" else f"ended by {name}"
+    assert (result.exit_code, result.stderr) == (
+        128 + getattr(signal, name),
+        f"ctrans: {words}\n",
+    )
+    missing = run("diagnose", "--python", "nowhere.py:model", "--json", "-")
+    assert missing.exit_code == 2  # the next command knows nothing of it
+
+
 @pytest.mark.parametrize("of", ["fork", "training"])
 def test_a_signal_of_a_fork_and_the_first_of_a_training_do_not_end_a_long_operation(of, tmp_path):
     (tmp_path / "short.py").write_text(SHORT)

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrans.model.text import VOCABULARY, default_text, read_text, to_tokens
+from ctrans.model.text import VOCABULARY, default_text, read_text, to_tokens, windows
 from solvers import ConfigError
 
 
@@ -52,3 +52,17 @@ def test_what_cannot_be_read_is_named(tmp_path):
 
 def test_tokens_index_an_embedding():
     assert to_tokens(b"hello", 2, 3).dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        (np.array([1.0, 2.5]), "numbers of float64, such as 1.0"),
+        (np.array([np.nan, 1.0]), "such as nan"),
+        (np.array([True, False]), "numbers of bool"),
+        (np.array([1, 2**64 - 1], dtype=np.uint64), "18446744073709551615 is too large"),
+    ],
+)
+def test_ids_that_are_no_whole_numbers_of_64_bits_are_refused(ids, words):
+    with pytest.raises(ConfigError, match=words):
+        windows(ids, 1, 2)

@@ -340,3 +340,10 @@ def test_who_has_no_curve_says_so(request_):
     ):
         solve([Segment(0, 1, lambda t, x: -x)], torch.ones(2), save="curve", **request_)
     assert solve([Segment(0, 1, lambda t, x: -x)], torch.ones(2)).curve is None
+
+
+@pytest.mark.parametrize("time", ["x", None, [1.0, "x"], {}])
+def test_a_curve_refuses_what_is_no_time(time):
+    curve = solve(problem(), X0, method="tsit5", rtol=1e-6, atol=1e-6, save="curve").curve
+    with pytest.raises(ConfigError, match="give a time"):
+        curve(time)

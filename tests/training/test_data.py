@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ctrans.training import data
 from ctrans.training.data import Data, from_bin, from_text
 from solvers import ConfigError
+from tests.typecheck import allow
 
 
 def counting(tokens, context=8):
@@ -162,3 +163,11 @@ def test_ids_that_no_vocabulary_has_are_refused_before_they_are_counted(split, w
     assert all(
         math.isfinite(loss) for loss in Data(**splits, context=8, name="x").floors().values()
     )
+
+
+@pytest.mark.parametrize("value", [1.5, float("nan"), True])
+def test_tokens_that_are_no_integers_are_refused_with_one(value):
+    tokens = np.full(100, value)
+    allow(False)  # the tests' type checks would find it first
+    with pytest.raises(ConfigError, match=f"the training token {value} of type"):
+        Data(tokens, tokens, 8, "it")

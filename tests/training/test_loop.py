@@ -386,6 +386,27 @@ def test_a_run_that_overwrites_has_its_own_log_and_a_monitors_whenever_the_one_b
     assert not list(tmp_path.glob(".*.jsonl"))
 
 
+def test_a_run_that_overwrites_one_without_a_checkpoint_keeps_its_row_of_step_0(
+    tmp_path, monkeypatch
+):
+    """The first row of the run before did not fit on the disk, and left an empty log."""
+
+    def full(*of):
+        (tmp_path / log.LOG).touch()
+        raise ConfigError("cannot write")
+
+    run, progress = start(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "append", full)
+        with pytest.raises(ConfigError, match="cannot write"):
+            carry_out(run, progress)
+    (tmp_path / "monitor.jsonl").write_text("of the first")
+    carry_out(*start(tmp_path, overwrite=True))
+    assert [row["step"] for row in log.read(tmp_path)][:2] == [0, 1]
+    assert not list(tmp_path.glob("*monitor.jsonl"))
+    assert not list(tmp_path.glob(".*.jsonl"))
+
+
 def test_lack_of_memory_names_batch_and_context(tmp_path, monkeypatch):
     run, progress = start(tmp_path)
     monkeypatch.setattr(run.module, "forward", lambda *_: torch.empty(10**18))
