@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ctrans.control.costate import Costate
@@ -19,9 +20,11 @@ from ctrans.examine.screening import screen as screening
 from ctrans.examine.screening.screen import Effort, Screening
 from ctrans.interop import open_model
 from ctrans.interop.loss_names import Loss
+from ctrans.interop.open_model import check_model
 from ctrans.measure.forward import simulation
 from ctrans.measure.forward.simulation import Simulation
-from ctrans.measure.walk import Instrument, SegmentCallback
+from ctrans.measure.walk import Instrument, SegmentCallback, terminal_loss
+from ctrans.model.gpt import counted
 from solvers import ConfigError, Method, Norm, shown
 
 
@@ -53,6 +56,9 @@ def diagnose(
     """
     opened = _opened(model, tokens, loss)
     tokens, targets = _sequences_first(model, opened, tokens, targets)
+    _check_ids(opened, tokens, targets)
+    if targets is not None:
+        _check_loss(opened, tokens, targets)
     return diagnosis.diagnose(opened, tokens, targets, weight_decay=weight_decay, progress=progress)
 
 
@@ -89,7 +95,10 @@ def screen(
     opened = _opened(model, tokens, loss)
     if other is not None:
         other, _ = _sequences_first(model, opened, other, None)
+        _check_ids(opened, other, None, "tokens of the other text")
     tokens, targets = _sequences_first(model, opened, tokens, targets)
+    _check_ids(opened, tokens, targets)
+    _check_loss(opened, tokens, targets)
     return screening.screen(
         opened, tokens, targets, effort, other=other, seed=seed, trained=trained, progress=progress
     )
@@ -163,6 +172,8 @@ def costate(
     """
     opened = _opened(model, tokens, loss)
     tokens, targets = _sequences_first(model, opened, tokens, targets)
+    _check_ids(opened, tokens, targets)
+    _check_loss(opened, tokens, targets)
     return costate_of(
         opened,
         tokens,
@@ -192,6 +203,7 @@ def _opened(model: Any, tokens: Any, loss: str | Loss | None) -> Any:
             f"tokens = {shown(tokens)}: give a tensor of token ids of shape (sequences, tokens), or"
             " of what else the model reads, with at least one entry"
         )
+    check_model(model)
     if isinstance(getattr(model, "depth", None), Depth) and loss is None:
         return model
     if not isinstance(model, nn.Module):
@@ -200,6 +212,53 @@ def _opened(model: Any, tokens: Any, loss: str | Loss | None) -> Any:
     if isinstance(tokens, Tensor) and states_its_inputs:
         return open_model(model, loss=loss)
     return open_model(model, example=tokens, loss=loss)
+
+
+def _check_ids(opened: Any, tokens: Any, targets: Any, name: str = "tokens") -> None:
+    """Raises ConfigError for token ids, and for targets of a loss over tokens, that the vocabulary
+    lacks.
+    """
+    described = getattr(opened, "config", None)
+    vocabulary = getattr(opened, "vocabulary", getattr(described, "vocab_size", 0))
+    if not vocabulary:
+        return
+    if isinstance(tokens, Tensor) and _can_be_ids(tokens):
+        _check_range(name, tokens, vocabulary, "give ids in that range")
+    is_of_tokens = getattr(opened, "loss", "next") in ("next", "mlm")
+    has_logits = getattr(opened, "predicts", True)
+    if is_of_tokens and has_logits and isinstance(targets, Tensor) and _can_be_ids(targets):
+        ids = counted(targets)
+        ids = ids[ids != -1]
+        if ids.numel():
+            advice = "give ids in that range, or -1 or -100 where there is no target"
+            _check_range("targets", ids, vocabulary, advice)
+
+
+def _check_range(name: str, ids: Tensor, vocabulary: int, advice: str) -> None:
+    lowest = int(ids.min())
+    highest = int(ids.max())
+    if lowest < 0 or highest >= vocabulary:
+        raise ConfigError(
+            f"{name} run from {lowest} to {highest}, the vocabulary from 0 to {vocabulary - 1}:"
+            f" {advice}"
+        )
+
+
+def _can_be_ids(x: Tensor) -> bool:
+    """Whether it has whole numbers on the host: elsewhere a check would wait for the device."""
+    return x.dtype == torch.int64 and x.device.type == "cpu" and x.numel() > 0
+
+
+def _check_loss(opened: Any, tokens: Any, targets: Any) -> None:
+    """Raises ConfigError for a user's loss that is not one number with derivatives, found by the
+    head at X_0 before other work.
+    """
+    if getattr(opened, "loss", None) != "given":
+        return
+    with torch.no_grad():
+        x = opened.embed(tokens)
+    with torch.enable_grad():
+        terminal_loss(opened, x.detach().requires_grad_(), targets)
 
 
 def _sequences_first(model: Any, opened: Any, tokens: Any, targets: Any) -> tuple[Any, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -83,6 +84,51 @@ EXAMPLES: Mapping[str, Callable[..., Tensor]] = {
     "input_features": _sounds,
 }
 """Functions that make an input of one sequence, by the name of the model's main argument."""
+
+
+@contextmanager
+def ids_checked(model: nn.Module, inputs: Tensor) -> Iterator[None]:
+    """Inside, an embedding of the model raises ConfigError for ids that it has no row for: torch
+    names neither, and on a GPU its error ends all computations.
+    """
+    if inputs.is_floating_point() or inputs.numel() == 0:
+        yield
+        return
+    lowest = int(inputs.min())
+    highest = int(inputs.max())
+
+    def check(table: nn.Embedding, path: str, ids: Any) -> None:
+        if not isinstance(ids, Tensor) or ids.numel() == 0 or ids.is_meta:
+            return
+        rows = table.num_embeddings
+        lowest_id = int(ids.min())
+        highest_id = int(ids.max())
+        if lowest_id >= 0 and highest_id < rows:
+            return
+        if ids.shape == inputs.shape and not 0 <= lowest <= highest < rows:
+            raise ConfigError(
+                f"token ids run from {lowest} to {highest}, but the vocabulary of"
+                f" {type(model).__name__} is 0 to {rows - 1} (its {path}): give ids in that range"
+            )
+        raise ConfigError(
+            f"{path} of {type(model).__name__} has {rows} rows and gets ids from {lowest_id} to"
+            f" {highest_id} for inputs {tuple(inputs.shape)}: give shorter sequences if it embeds"
+            " positions, or other ids"
+        )
+
+    def hook(path: str) -> Callable[[nn.Embedding, tuple[Any, ...]], None]:
+        return lambda table, args: check(table, path, args[0] if args else None)
+
+    handles = [
+        part.register_forward_pre_hook(hook(path))
+        for path, part in model.named_modules()
+        if isinstance(part, nn.Embedding)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def stand_in(model: Any, x: Tensor) -> dict[str, Any]:

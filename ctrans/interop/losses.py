@@ -4,6 +4,8 @@ head.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -25,7 +27,7 @@ from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.probe_weights import random_states
 from ctrans.measure.walk import kept_of
 from ctrans.model.gpt import GPT, counted
-from solvers import ConfigError, Solution
+from solvers import ConfigError, Solution, shown
 
 AnyModel = GPT | OTTransformer | Imported
 Tensors = Callable[[Any], Tensor | None]
@@ -88,7 +90,9 @@ class ModelWithLoss(ModelAround):
         return output, self.terminal_loss(x, targets)
 
     def terminal_loss(self, x: TokenRows, targets: Any) -> Float[Tensor, ""]:
-        """L as a function of X_T. Raises ConfigError for a loss that is not a number."""
+        """L as a function of X_T. Raises ConfigError unless the loss is one real number with
+        derivatives by X_T.
+        """
         if isinstance(self.model, Imported):
             outputs = self.model.outputs(x)
         else:
@@ -99,16 +103,51 @@ class ModelWithLoss(ModelAround):
             raise
         except FOREIGN_ERRORS as error:
             raise ConfigError(
-                f"loss=: it does not run on {len(x)} sequences of {x.shape[-2]} tokens"
-                f" ({named_error(error)}): give a loss for batches of any size"
+                f"loss=: {name_of(self.loss)} does not run on {len(x)} sequences of"
+                f" {x.shape[-2]} tokens ({named_error(error)}): give a loss for batches of any"
+                " size, and targets that it takes"
             ) from error
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            if isinstance(value, Tensor):
-                returned = f"a tensor {tuple(value.shape)}"
-            else:
-                returned = f"a {type(value).__name__}"
-            raise ConfigError(f"loss=: it returned {returned}: return one number, such as a mean")
+        needs_derivatives = torch.is_grad_enabled() and x.requires_grad
+        _check_value(self.loss, value, with_derivatives=needs_derivatives)
         return value.reshape(())
+
+
+def _check_value(loss: Loss, value: object, *, with_derivatives: bool) -> None:
+    """Raises ConfigError unless what the loss returned is one real number, and if
+    `with_derivatives` one that depends on the output.
+    """
+    name = name_of(loss)
+    if not isinstance(value, Tensor):
+        if value is None:
+            returned = "None"
+        else:
+            returned = f"a {type(value).__name__}"
+        raise ConfigError(
+            f"loss=: {name} returned {returned}: return a tensor with one number, such as a mean"
+        )
+    shape = tuple(value.shape)
+    if value.numel() != 1:
+        raise ConfigError(
+            f"loss=: {name} returned a tensor {shape}: return one number, such as its mean"
+        )
+    if not value.is_floating_point():
+        kind = str(value.dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"loss=: {name} returned a tensor {shape} of {kind}, which has no derivatives: return"
+            " a real number of a floating-point type"
+        )
+    if with_derivatives and not value.requires_grad:
+        raise ConfigError(
+            f"loss=: {name} returned a number without derivatives by the model's output: leave out"
+            " detach(), item() and torch.no_grad(), and compute it from the output"
+        )
+
+
+def name_of(loss: Loss) -> str:
+    """The name of the user's function, or of the class of a module."""
+    inner = inspect.unwrap(loss)
+    name: str = getattr(inner, "__name__", type(inner).__name__)
+    return name
 
 
 class _Apart(Tensor):
@@ -126,6 +165,7 @@ class _Apart(Tensor):
 def _of_last_state(loss: Loss, apart: Collection[int]) -> Loss:
     """The loss, for which each output `apart` is an `_Apart`."""
 
+    @functools.wraps(loss)
     def loss_of_the_rest(outputs: Any, targets: Any) -> Tensor:
         unknown = {id(x) for i, x in enumerate(tensors_in(outputs)) if i in apart}
 
@@ -187,6 +227,18 @@ def _no_loss(output: Any, targets: Any) -> Tensor:
     )
 
 
+def _check_function(loss: object) -> None:
+    """Raises ConfigError for a class of losses, and for what cannot be called."""
+    if isinstance(loss, type):
+        name = loss.__name__
+        raise ConfigError(f"loss is the class {name}: give an instance, such as {name}()")
+    if not callable(loss):
+        raise ConfigError(
+            f"loss = {shown(loss)}: choose one of {', '.join(LOSS_NAMES)}, or give a function of"
+            " the model's output and the targets"
+        )
+
+
 def with_loss(
     model: AnyModel, loss: str | Loss | None, *, predicts: bool, causal: bool
 ) -> tuple[AnyModel | ModelWithLoss, str]:
@@ -205,6 +257,7 @@ def with_loss(
         else:
             loss = "mlm"
     if not isinstance(loss, str):
+        _check_function(loss)
         if isinstance(model, Imported) and model.adapter.apart:
             loss = _of_last_state(loss, model.adapter.apart)
         return ModelWithLoss(model, loss), "given"

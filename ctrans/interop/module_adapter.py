@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.block_calls import (
     Call,
@@ -24,7 +25,7 @@ from ctrans.interop.block_calls import (
     without_cache,
 )
 from ctrans.interop.block_run import token_axis_is_first
-from ctrans.interop.example_inputs import Example
+from ctrans.interop.example_inputs import Example, ids_checked
 from ctrans.interop.find_blocks import block_list_by_calls
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.model_adapter import ModelAdapter
@@ -72,7 +73,7 @@ class ModuleAdapter(ModelAdapter):
             main = next(iter(self.named.values()))
         else:
             main = example
-        if not isinstance(main, Tensor) or main.dim() < 2:
+        if not isinstance(main, Tensor) or main.dim() < 2 or main.numel() == 0:
             raise ConfigError(
                 f"example=: {shown(main)} is no batch of inputs: give a tensor whose first axis"
                 " counts sequences or images, or the keyword arguments of a forward pass with such"
@@ -80,7 +81,8 @@ class ModuleAdapter(ModelAdapter):
             )
         self.example = main
         self.tokens_first = False
-        self._find()
+        with ids_checked(model, main):
+            self._find()
         self.row = self.example[0]
         if main.is_floating_point():
             self.vocabulary = 0
@@ -226,7 +228,10 @@ class ModuleAdapter(ModelAdapter):
             before = y
             rebuilt = x
             for k in range(i * per_block, (i + 1) * per_block):
-                rebuilt = depth.sublayers[k].step(rebuilt, depth.lengths[k])
+                sublayer = depth.sublayers[k]
+                if tokens is self.example:
+                    _check_rows(i, sublayer, rebuilt)
+                rebuilt = sublayer.step(rebuilt, depth.lengths[k])
             miss = difference(rebuilt, y)
             if not miss <= tolerance(y.dtype):
                 raise ConfigError(
@@ -362,6 +367,19 @@ class ModuleAdapter(ModelAdapter):
         if calls:
             return calls[0].x
         return None
+
+
+def _check_rows(block: int, sublayer: Sublayer, x: Tensor) -> None:
+    """Raises ConfigError unless the velocity has a row for each token, as it has not behind a norm
+    that returns one vector for all of them.
+    """
+    with torch.no_grad():
+        shape = tuple(sublayer.velocity(x).shape)
+    if shape != tuple(x.shape):
+        raise ConfigError(
+            f"blocks=: block {block} adds a tensor {shape} of its {sublayer.kind} to states"
+            f" {tuple(x.shape)}: its norms and maps must return one row for each token"
+        )
 
 
 def _are_sorted_as(x: Tensor, sorted_ids: Tensor) -> bool:

@@ -5,6 +5,7 @@ checkpoint or any module.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,21 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 import ctrans.interop
-from ctrans.base.as_found import leaving_as_found
+from ctrans.base.as_found import as_found
 from ctrans.dynamics.depth import check_dt
 from ctrans.interop.example_inputs import Example
 from ctrans.interop.loss_names import Loss
 from solvers import ConfigError, shown
 
 WRAPPERS = (DataParallel, DistributedDataParallel)
+FRAMES = 10
+"""Calls that Python has under way for each level of nested modules, at most: `copy.deepcopy` has
+six.
+"""
 
 
-@leaving_as_found
 def open_model(
-    model: str | Path | nn.Module,
+    model: Any,
     dtype: torch.dtype | None = None,
     *,
     dt: float | None = None,
@@ -44,6 +48,7 @@ def open_model(
     """Opens a model for analysis: a Hugging Face directory, a nanoGPT `ckpt.pt` (or the directory
     that holds it), or any module.
 
+    - `model`: a path, or an `nn.Module`
     - `dtype`: of the weights. Default: float64 for files, its own for a module. A module of another
       dtype is copied and then converted
     - `dt`: multiplies the length of each segment; 1 is the model
@@ -84,6 +89,7 @@ def open_model(
         length = 1.0
     else:
         length = check_dt(dt)
+    check_model(model)
     anatomy = Anatomy(blocks, attention, ffn)
     if heads is not None and (
         isinstance(model, nn.Module) or not is_nanogpt(find_checkpoint(Path(model)))
@@ -93,24 +99,17 @@ def open_model(
             " (--heads)"
         )
     if isinstance(model, nn.Module):
-        return open_module(
-            unwrap_model(model),
-            dtype,
-            dt=length,
-            anatomy=anatomy,
-            embed=embed,
-            head=head,
-            loss=loss,
-            example=example,
-        )
-    if not isinstance(model, (str, os.PathLike)):
-        if callable(model):
-            advice = ": call it first"
-        else:
-            advice = ""
-        raise ConfigError(
-            f"the model is a {type(model).__name__}{advice}: give an nn.Module or a path"
-        )
+        with as_found(model):
+            return open_module(
+                unwrap_model(model),
+                dtype,
+                dt=length,
+                anatomy=anatomy,
+                embed=embed,
+                head=head,
+                loss=loss,
+                example=example,
+            )
     checkpoint = find_checkpoint(Path(model))
     module_options = {"embed": embed, "head": head, "example": example}
     if is_nanogpt(checkpoint):
@@ -123,17 +122,91 @@ def open_model(
             f"{', '.join(refused)} given for {str(model)!r}: leave them out; the files of a"
             " checkpoint define them"
         )
-    return open_files(
-        checkpoint,
-        dtype or torch.float64,
-        dt=length,
-        on_demand=on_demand,
-        anatomy=anatomy,
-        loss=loss,
-        heads=heads,
-        images=images,
-        allow_pickle=allow_pickle,
-    )
+    with as_found(model):
+        return open_files(
+            checkpoint,
+            dtype or torch.float64,
+            dt=length,
+            on_demand=on_demand,
+            anatomy=anatomy,
+            loss=loss,
+            heads=heads,
+            images=images,
+            allow_pickle=allow_pickle,
+        )
+
+
+def check_model(model: object) -> None:
+    """Raises ConfigError unless it is a path or a module, and for a module whose submodules are in
+    a cycle or nested too deep.
+    """
+    if isinstance(model, type):
+        name = model.__name__
+        raise ConfigError(f"model is the class {name}: give an instance, such as {name}(...)")
+    if isinstance(model, nn.Module):
+        _check_nesting(model)
+        return
+    if isinstance(model, (str, os.PathLike)):
+        return
+    if callable(model):
+        advice = "call it, and give the nn.Module that it returns"
+    else:
+        advice = "give an nn.Module or a path"
+    raise ConfigError(f"model = {shown(model)}: {advice}")
+
+
+def _check_nesting(module: nn.Module) -> None:
+    """Raises ConfigError for a module that holds itself, or is nested too deep for torch, whose
+    walks of modules are recursive.
+    """
+    kind = type(module).__name__
+    deepest = sys.getrecursionlimit() // FRAMES
+    names: list[str] = []
+    on_the_path = [module]
+    rests = [_children(module)]
+    ids_on_the_path = {id(module)}
+    done: set[int] = set()
+    while rests:
+        if not rests[-1]:
+            rests.pop()
+            last = on_the_path.pop()
+            ids_on_the_path.remove(id(last))
+            done.add(id(last))
+            if names:
+                names.pop()
+            continue
+        name, child = rests[-1].pop()
+        if id(child) in ids_on_the_path:
+            raise ConfigError(
+                f"{kind} holds itself: {'.'.join([*names, name])} is a module around it, and torch"
+                " cannot copy or convert such modules; keep that module in a list, which hides it"
+                " from torch"
+            )
+        if id(child) in done:
+            continue
+        if len(rests) >= deepest:
+            raise ConfigError(
+                f"{kind} has modules that are nested more than {deepest} deep: put them next to"
+                " each other in one nn.Sequential or nn.ModuleList, or raise"
+                " sys.setrecursionlimit"
+            )
+        names.append(name)
+        on_the_path.append(child)
+        ids_on_the_path.add(id(child))
+        rests.append(_children(child))
+
+
+def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The modules that it holds itself, by name. Raises ConfigError for a module that was never
+    initialised.
+    """
+    try:
+        return list(module.named_children())
+    except AttributeError as error:
+        raise ConfigError(
+            f"{type(module).__name__} was not initialised as a module: call super().__init__()"
+            " first in its __init__"
+        ) from error
 
 
 def unwrap_model(module: nn.Module) -> nn.Module:

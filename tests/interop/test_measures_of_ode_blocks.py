@@ -7,12 +7,15 @@ import torch
 
 import ctrans
 from ctrans import ConfigError, Monitor
+from ctrans.control.model_check import check_model
+from ctrans.control.regularization import Regularization
 from ctrans.interop import continuize, discretize, open_model
 from solvers.gradients import GRADIENTS
 
 transformers = pytest.importorskip("transformers")
-METHODS = ["euler", "rk4", "midpoint", "tsit5"]
-ADAPTIVE = {"tsit5"}
+METHODS = ["euler", "rk4", "midpoint", "heun", "tsit5", "dopri5"]
+ADAPTIVE = {"tsit5", "dopri5"}
+NEED_LAST_MAPS = {"hjb-check"}
 every_gradient = pytest.mark.parametrize("gradient", GRADIENTS)
 every_method = pytest.mark.parametrize("method", METHODS)
 
@@ -39,10 +42,24 @@ def batch():
     return ids[:, :-1], ids[:, 1:]
 
 
+def watched(model, x, y):
+    """The reports of one watched step."""
+    steps = []
+    with Monitor(model, every=1, told=[lambda step, figures: steps.append(figures)]) as monitor:
+        loss = torch.nn.functional.cross_entropy(model(x).logits.flatten(0, 1), y.flatten())
+        loss.backward()
+        monitor.step(loss, torch.optim.SGD(model.parameters(), 1e-2))
+    (figures,) = steps
+    assert figures["gradient_norm"] > 0
+    return figures
+
+
 ANALYSES = {
     "diagnose": lambda model, x, y: ctrans.diagnose(model, x, y),
     "screen": lambda model, x, y: ctrans.screen(model, x, y, "quick"),
     "simulate": lambda model, x, y: ctrans.simulate(model, x, reference=False),
+    "hjb-check": lambda model, x, y: check_model(open_model(model), x, y, Regularization()),
+    "Monitor": watched,
     "costate": lambda model, x, y: ctrans.costate(open_model(model), x, y),
 }
 
@@ -61,7 +78,33 @@ def test_an_analysis_has_a_result_or_says_to_discretize(gradient, method, analys
         with pytest.raises(ConfigError, match=r"call discretize\(model\) first"):
             ANALYSES[analysis](model, *batch())
         discretize(model)
+    elif analysis in NEED_LAST_MAPS:
+        # an ODE's block is read by its sums
+        with pytest.raises(ConfigError, match="does not name its last linear map"):
+            ANALYSES[analysis](model, *batch())
+        discretize(model)
     assert ANALYSES[analysis](model, *batch()) is not None
+
+
+@pytest.mark.cases(4)
+@every_method
+@every_gradient
+def test_a_saved_model_is_the_discrete_one(gradient, method, tmp_path):
+    model = make()
+    try:
+        continuize(model, (2, 3), method=method, gradient=gradient)
+    except ConfigError:
+        return  # the method and the gradient exclude each other
+    model.save_pretrained(tmp_path)
+    opened = open_model(tmp_path, torch.float32)
+    expected = discretize(model).eval()(batch()[0]).logits
+    assert torch.allclose(opened(batch()[0])[0], expected, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_blocks_of_the_readme_are_screened():
+    model = continuize(make(), (2, 3), method="rk4", gradient="checkpoint")
+    assert ctrans.screen(model, *batch(), "quick").steps
 
 
 @pytest.mark.parametrize("gradient", ["checkpoint", "adjoint"])

@@ -228,7 +228,7 @@ def test_a_loss_gets_all_that_the_module_returns():
     wrong = ctrans.open_model(
         plain("audio"), example={"frames": frames}, loss=lambda y, _: y["scores"]
     )
-    with pytest.raises(ConfigError, match=r"loss=: it returned a tensor \(2, 3\)"):
+    with pytest.raises(ConfigError, match=r"loss=: <lambda> returned a tensor \(2, 3\)"):
         costate(wrong, frames, frames)
 
 

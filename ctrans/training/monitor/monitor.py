@@ -33,7 +33,12 @@ from ctrans.training.monitor.report_writer import ReportWriter
 from ctrans.training.monitor.sites import first_quarter, is_compiled, sites_of
 from ctrans.training.monitor.training_measures import Figures, measures_of
 from ctrans.training.monitor.updates import settings
-from ctrans.training.monitor.waiting import Waiting, warn
+from ctrans.training.monitor.waiting import (
+    WITHOUT_GRADIENTS,
+    WITHOUT_OPTIMIZER,
+    Waiting,
+    warn,
+)
 from solvers import AnyFloat, ConfigError, checked
 
 OF_OPEN_MODEL = ("blocks", "attention", "ffn", "embed", "head", "loss", "example", "heads")
@@ -173,7 +178,8 @@ class Monitor:
         """Returns the new alarms on a step that reports, and [] on the others.
 
         - `loss`: of this step; None if it is unknown
-        - `optimizer`: the one that steps next, for its learning rate and Adam's moments
+        - `optimizer`: the one that steps next, for its learning rate and Adam's moments. Without
+          it, the first report logs what is not measured
         - `gradient_norm`: the norm from `clip_grad_norm_`, without a scaler's factor; without it,
           reports compute it
         - `batch`: the input of a compiled model: a tensor, or a tuple or mapping of arguments
@@ -311,6 +317,10 @@ class Monitor:
         if self.scale is not None:
             scale = self.scale()
         figures = self.gauges.read(optimizer, self.clip, scale, unscaled=self.unscaled)
+        if optimizer is None:
+            self._waiting.say_once("optimizer", step, WITHOUT_OPTIMIZER)
+        if "gradients" in self.gauges.missing:
+            self._waiting.say_once("gradients", step, WITHOUT_GRADIENTS)
         figures.update(self._run_figures(step, optimizer) | stacked_softmaxes(loss))
         for name, measure in measures_of("run").items():
             try:

@@ -13,7 +13,7 @@ from ctrans.training.monitor.log import LogWriter
 from ctrans.training.monitor.log_lines import Header, Report
 from ctrans.training.monitor.reactions import distributed
 from ctrans.training.monitor.report_callbacks import ReportCallback, summarised, write_tensorboard
-from ctrans.training.monitor.sites import Sites
+from ctrans.training.monitor.sites import Sites, unwatched_blocks
 from ctrans.training.monitor.waiting import warn
 from ctrans.training.run_directory import RunDirectory
 
@@ -90,9 +90,14 @@ class ReportWriter:
             log.end(step, reason)
 
     def _header(self, report: Report, heads: list[int]) -> Header:
-        unseen = ""
+        unseen = []
         if "rms" not in report.figures:
-            unseen = "no forward pass was seen: for a compiled model, give monitor.step its batch="
+            unseen.append(
+                "no forward pass was seen: for a compiled model, give monitor.step its batch="
+            )
+        others = unwatched_blocks(self.sites)
+        if others:
+            unseen.append(f"blocks that are not watched: {', '.join(others)}")
         return Header(
             model=self.sites.description,
             places=[site.place for site in self.sites.by_depth],
@@ -100,5 +105,5 @@ class ReportWriter:
             heads=heads,
             every=self.every,
             total=self.total,
-            unseen=unseen,
+            unseen="; ".join(unseen),
         )

@@ -15,10 +15,14 @@ from ctrans.dynamics.fields import Balances
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.map_outputs import MapOutput, map_outputs, router_in
 from ctrans.interop.model_adapter import tensor_in
-from ctrans.interop.open_model import open_model, unwrap_model
+from ctrans.interop.module_chain import has_matrix
+from ctrans.interop.open_model import check_model, open_model, unwrap_model
 from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.measure.walk import Model
 from solvers import ConfigError
+
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+"""Modules that hold lists of blocks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +104,7 @@ def sites_of(model: nn.Module, **opening: Any) -> Sites:
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"cannot watch a {type(model).__name__}: give the nn.Module that trains")
+    check_model(model)
     root = unwrap_model(model)
     if isinstance(getattr(root, "depth", None), Depth) and isinstance(root, Model):
         if opening:
@@ -162,6 +167,37 @@ def own_parameters(sites: Sites) -> tuple[list[list[nn.Parameter]], list[nn.Para
     ]
     ids_inside = {id(parameter) for group in inside for parameter in group}
     return inside, [parameter for key, parameter in all_of_root.items() if key not in ids_inside]
+
+
+def unwatched_blocks(sites: Sites) -> list[str]:
+    """Lists of blocks of the root that no sublayer has a weight of, as 'encoder.layers (6 of 6
+    EncoderLayer)': the encoder beside a watched decoder, or the other way round.
+    """
+    inside, _ = own_parameters(sites)
+    watched = {id(parameter) for group in inside for parameter in group}
+    described: list[str] = []
+    last_path = ""
+    for path, part in sites.root.named_modules():
+        if not isinstance(part, CONTAINERS):
+            continue
+        if last_path and path.startswith(f"{last_path}."):
+            continue  # a list inside of such blocks
+        blocks = list(part.children())
+        others = [block for block in blocks if _is_other_block(block, watched)]
+        if others:
+            kind = type(others[0]).__name__
+            described.append(f"{path} ({len(others)} of {len(blocks)} {kind})")
+            last_path = path
+    return described
+
+
+def _is_other_block(block: nn.Module, watched: set[int]) -> bool:
+    """Whether it has at least two matrices in modules of its own, and no watched weight."""
+    if isinstance(block, (nn.ModuleList, nn.ModuleDict)):
+        return False
+    if any(id(parameter) in watched for parameter in block.parameters()):
+        return False
+    return sum(map(has_matrix, block.modules())) > 1
 
 
 def _sites_in(root: nn.Module, depth: Depth, *, by_modules: bool = True) -> tuple[Site, ...]:

@@ -14,6 +14,14 @@ from ctrans.training.monitor.memory import Memory, packed, unpacked
 from ctrans.training.monitor.past import STEPS
 
 LOGGER = logging.getLogger("ctrans.training.monitor")
+WITHOUT_OPTIMIZER = (
+    "no optimizer was given, so learning rates, shares of weight decay, Adam's gradient ratios and"
+    " the edge of stability are not measured: call monitor.step(loss, optimizer)"
+)
+WITHOUT_GRADIENTS = (
+    "no weight has a gradient, so their norms and Adam's gradient ratios are not measured: call"
+    " monitor.step after loss.backward() and before optimizer.zero_grad()"
+)
 
 
 Entry = tuple[int, Any, Any]
@@ -65,6 +73,14 @@ class Waiting:
             )
         self._warned.add("optimizer")
         return None
+
+    def say_once(self, name: str, step: int, text: str) -> None:
+        """Logs a remark, unless one of that name was logged before."""
+        if name in self._warned:
+            return
+        self._warned.add(name)
+        with contextlib.suppress(Exception):  # a handler of the user's may raise
+            LOGGER.warning("step %d: %s", step, text)
 
     def add(self, step: int, loss: Any, norm: Any) -> None:
         """Adds a step whose values are tensors, floats, or None if they are unknown."""
