@@ -232,7 +232,8 @@ def check_range(what: str, ids: Tensor, vocabulary: int) -> None:
     highest = int(ids.max())
     if lowest < 0 or highest >= vocabulary:
         raise ConfigError(
-            f"{what} run from {lowest} to {highest}, the vocabulary from 0 to {vocabulary - 1}"
+            f"{what} run from {lowest} to {highest}, the vocabulary from 0 to {vocabulary - 1}:"
+            " give ids of this model's vocabulary"
         )
 
 

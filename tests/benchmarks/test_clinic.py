@@ -64,10 +64,10 @@ def test_readme_and_page_say_what_the_sealed_rows_say():
     readme, page = (
         " ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/why/clinic.md")
     )
-    assert f"every fault: it found {len(rows) - missed} of {len(rows)} known ones" in readme
+    assert f"`diagnose` found {len(rows) - missed} of {len(rows)} that we" in readme
     assert (
-        f"its advice fixed {told.count('healed')} of the {len(told)} that needed a fix, and harmed"
-        f" {told.count('harm')}" in readme
+        f"Of those found, {len(told)} harmed the training: its advice fixed"
+        f" {told.count('healed')} and made {told.count('harm')} worse" in readme
     )
     assert f"| found | at least 97% | {count(rows, found)} |" in page
     assert f"the advice fixed {told.count('healed')} and made {told.count('harm')} worse" in page
