@@ -87,6 +87,8 @@ class ValuePath:
             return threshold, threshold
         most_heads = max(Counter(self.head_groups).values())
         bound = math.sqrt(most_heads) * bound_over_rows(self.tokens, P)
+        if math.isnan(bound):
+            bound = math.inf
         return threshold, max(threshold, bound)
 
     @property

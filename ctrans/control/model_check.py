@@ -104,11 +104,13 @@ class ModelCheck:
     def training_threshold(self) -> DecayThreshold | None:
         """The penalty that suffices on all segments whose H is infinite without one: the largest
         one found and the largest one proven. None if there is no such segment, or one has none.
-        Nothing is proven with a segment missing.
+        Nothing is proven with a segment missing. Segments whose Transformer needs none count only
+        if no other one does: the penalty is then the ODE's.
         """
-        needing = [
+        infinite = [
             segment for segment in self.segments if segment.certificate.verdict == "degenerate"
         ]
+        needing = [segment for segment in infinite if segment.step is None] or infinite
         thresholds = [segment.threshold for segment in needing if segment.threshold is not None]
         if not thresholds or len(thresholds) < len(needing):
             return None

@@ -45,6 +45,8 @@ from ctrans.dynamics.fields.protocols import HeadMatrices
 
 ROUNDS = 300
 """The most steps of the search for the weights of the bound N."""
+SHORTEST = 1e-30
+"""The shortest rows of that search, relative to the longest."""
 SETTLED = 1e-4
 """The search ends where the weights change by a smaller share."""
 EPSILON = torch.finfo(torch.float64).eps
@@ -76,12 +78,17 @@ def sum_of_sizes(P: UnbatchedRows) -> float:
     entries are enough (Burer and Monteiro 2003), and y_i <- sum_j G_ij y_j, at unit length, never
     lowers the sum.
     """
-    sizes = length(P).double()
-    sizes, P = sizes[sizes > 0], P[sizes > 0].double()
-    if not len(P):
+    P = P.double()
+    sizes = length(P)
+    largest = float(sizes.amax())
+    if not largest:
         return 0.0
-    largest = sizes.max()
-    sizes, P = sizes / largest, P / largest
+    sizes = sizes / largest
+    # squares of shorter rows would be 0: they count by their lengths
+    is_long = sizes > SHORTEST
+    of_short_rows = float(sizes[~is_long].sum())
+    sizes = sizes[is_long]
+    P = P[is_long] / largest
     y = torch.randn(
         len(P),
         2 + math.isqrt(2 * len(P)),
@@ -97,7 +104,10 @@ def sum_of_sizes(P: UnbatchedRows) -> float:
             break
     weights = torch.maximum(weights, sizes.square())  # as at the maximum
     relaxed = _largest_of_gram(P / weights.sqrt().unsqueeze(-1)) * float(weights.sum())
-    return float(largest) * min(math.sqrt(relaxed), float(sizes.sum())) * (1 + ROUNDING)
+    of_long_rows = float(sizes.sum())
+    if math.isfinite(relaxed):
+        of_long_rows = min(of_long_rows, math.sqrt(relaxed))
+    return largest * (of_long_rows + of_short_rows) * (1 + ROUNDING)
 
 
 def _largest_of_gram(rows: UnbatchedRows) -> float:

@@ -124,14 +124,15 @@ def _factors(heads: Sequence[HeadMatrices], path: ValuePath) -> tuple[Tensor, Te
 @torch.no_grad()
 def _path_of_heads(field: Any, x: SequenceRows) -> ValuePath:
     heads = list(field.head_matrices())
-    groups = _same(head.value for head in heads)
-    if len(set(_same(head.out for head in heads))) < len(heads):
+    are_views = _are_views(heads, field)
+    groups = _same((head.value for head in heads), also_equal=not are_views)
+    if len(set(_same((head.out for head in heads), also_equal=True))) < len(heads):
         raise ConfigError(
             f"two heads of {type(field).__name__} write by the same matrix, so its decaying factors"
             " are not those of each head"
         )
     path = ValuePath(_mixed(field, x), len(heads[0].value), groups, x.flatten(0, -2))
-    if _are_views(heads, field):
+    if are_views:
         without, missed = _by_scaled_values(field, heads, x)
     else:
         without, missed = _by_scaled_states(field, heads, x, path)
@@ -151,16 +152,17 @@ def _mixed(field: Any, x: SequenceRows) -> Float[Tensor, "heads batch*tokens wid
     return rows.transpose(0, -3).flatten(1, -2)
 
 
-def _same(matrices: Iterable[Tensor]) -> tuple[int, ...]:
-    """The number of each matrix among the distinct ones. Matrices are the same at one address; and
-    if they are equal and not 0, as copies of one parameter.
+def _same(matrices: Iterable[Tensor], *, also_equal: bool) -> tuple[int, ...]:
+    """The number of each matrix among the distinct ones. Matrices are the same at one address; with
+    `also_equal`, for copies of a parameter, also if they are equal and not 0.
     """
     distinct: list[Tensor] = []
     numbers = []
     for matrix in matrices:
         for number, other in enumerate(distinct):
             at_one_address = matrix.data_ptr() == other.data_ptr()
-            if at_one_address or (torch.equal(matrix, other) and bool(matrix.any())):
+            are_copies = also_equal and torch.equal(matrix, other) and bool(matrix.any())
+            if at_one_address or are_copies:
                 numbers.append(number)
                 break
         else:

@@ -94,9 +94,16 @@ def decay_notes(check: ModelCheck) -> list[str]:
             " value grows like R^3 against a cost of R^2"
         ]
     is_needed = f"dt lam* is {penalty(threshold)}"
+    if all(segment.step is not None for segment in check.segments):
+        is_needed = f"read as an ODE, whose dt lam* is {penalty(threshold)}"
     if decay < threshold.lower:
         times = f"{threshold.lower / decay:.3g}"
-        lines = [f"a penalty of {decay:g} is {times} times too small for a finite H: {is_needed}"]
+        if times == "1":
+            lines = [f"a penalty of {decay:g} is just too small for a finite H: {is_needed}"]
+        else:
+            lines = [
+                f"a penalty of {decay:g} is {times} times too small for a finite H: {is_needed}"
+            ]
     elif decay < threshold.upper:
         lines = [
             f"a penalty of {decay:g} is between the dt lam* that was found and what is proven to"

@@ -559,6 +559,34 @@ def test_a_sum_of_sizes_of_orthogonal_rows_has_a_closed_form():
     assert sum_of_sizes(torch.diag(sizes)) == pytest.approx(float(sizes.norm()), rel=1e-8)
 
 
+@pytest.mark.parametrize("short", [1e-29, 1e-100, 1e-160, 1e-200, 1e-308, 0.0])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_sum_of_sizes_bears_rows_of_any_length(short, count):
+    P = numbers(count, 2, seed=count)
+    P = torch.cat([P, short * numbers(2, 2, seed=1)])
+    signs = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=len(P))), dtype=P.dtype)
+    best = float((signs @ P).norm(dim=-1).max())
+    assert best <= sum_of_sizes(P) <= 1.03 * best
+    x = numbers(len(P), 2, seed=2)
+    assert best_of_all_rows(x, P) <= bound_over_rows(x, P) * (1 + 1e-9)
+
+
+def test_equal_values_of_heads_are_factors_of_their_own():
+    """lam* depends on X and P alone: values that are equal now can be trained apart."""
+    x = numbers(1, 6, 8)
+    P = numbers(6, 8, seed=1)
+    thresholds = []
+    for apart in (0.0, 1e-9):
+        torch.manual_seed(0)
+        module = Attention(8, 4, bias=False).double().requires_grad_(False)
+        heads = list(module.head_matrices())
+        for head in heads[1:]:
+            head.value.copy_(heads[0].value + apart * numbers(2, 8, seed=3))
+        assert len(set(path_of(module, x).head_groups)) == 4
+        thresholds.append(path_of(module, x).threshold(P))
+    assert thresholds[0] == pytest.approx(thresholds[1])
+
+
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5), (1, 1)])
 @pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
 def test_a_spectral_norm_is_the_largest_singular_value(shape, size):
