@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctrans.base.option import Seed
 from ctrans.control.costate import Costate
 from ctrans.control.costate import costate as costate_of
 from ctrans.dynamics.depth import Depth
@@ -70,7 +71,7 @@ def screen(
     *,
     loss: str | Loss | None = None,
     other: Any = None,
-    seed: int = 0,
+    seed: Seed = 0,
     trained: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Screening:

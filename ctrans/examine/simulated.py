@@ -224,16 +224,18 @@ def _about_the_ode(simulations: Mapping[str, Simulation]) -> Iterator[str]:
     apart = f"{100 * distances[farthest]:.3g}%"
     limit = simulations[farthest].euler_limit
     enough = "" if distances[farthest] <= NEAR else _with_more_steps(limit)
+    of_it = ""
+    if enough:
+        of_it = f"; that of {farthest}{enough[1:]}"
     if len(distances) == 1:
         yield (
-            f"With one Euler step per sublayer the Transformer ends {apart} away from its exact"
-            f" ODE{enough}."
+            "With one Euler step per sublayer the Transformer's last state differs from its exact"
+            f" ODE's by {apart}{enough}."
         )
     else:
         yield (
-            "With one Euler step per sublayer the Transformers end"
-            f" {100 * distances[nearest]:.2g}% ({nearest}) to {apart} ({farthest}) away from their"
-            f" exact ODEs{enough and f'; {farthest}{enough[1:]}'}."
+            "With one Euler step per sublayer the Transformers' last states differ from their exact"
+            f" ODEs' by {100 * distances[nearest]:.2g}% ({nearest}) to {apart} ({farthest}){of_it}."
         )
 
 
@@ -244,7 +246,7 @@ def _with_more_steps(limit: EulerLimit | None) -> str:
     errors = dict(zip(limit.steps, limit.errors, strict=True))
     near = [steps for steps, error in errors.items() if error <= NEAR]
     steps = near[0] if near else limit.steps[-1]
-    return f", with {steps} steps {100 * errors[steps]:.2g}%"
+    return f", with {steps} steps by {100 * errors[steps]:.2g}%"
 
 
 def _range(factors: Mapping[str, float]) -> str:
