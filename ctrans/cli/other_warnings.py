@@ -33,7 +33,6 @@ class OtherWarnings(logging.Handler):
 
     def install(self) -> None:
         """From now on, this object gets what Python would print."""
-        # of several ways in, each calls `_keep`
         warnings.showwarning = self._keeping(self.show_warning)
         threading.excepthook = self._keeping(self.thread_hook)
         sys.unraisablehook = self._keeping(self.unraisable_hook)

@@ -139,7 +139,6 @@ class Supremum(ABC):
         """Whether trained gains have more than one optimum. Then the velocity of every token ties,
         but ascents still apply.
         """
-        check_rows(P)
         return no_ties(P[..., 0])
 
     @abstractmethod
@@ -162,7 +161,6 @@ class Supremum(ABC):
         """-<P, f> at the set's centre: the growth of H with a bound on the weights is measured from
         here.
         """
-        check_rows(P)
         return 0.0
 
     def scale(self, P: UnbatchedRows) -> float:
@@ -172,7 +170,6 @@ class Supremum(ABC):
         It is at least sqrt(eps) sum_j |p_j||f*_j|, with eps the machine epsilon and f* the
         maximiser: smaller differences are rounding.
         """
-        check_rows(P)
         sum_of_lengths = float((length(P) * length(self.maximizer(P))).sum())
         rounding = sum_of_lengths * math.sqrt(torch.finfo(P.dtype).eps)
         base = self.base(P)

@@ -20,7 +20,6 @@ from ctrans.base.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.control.admissible import (
     GainSlope,
     check_costate,
-    check_rows,
     length,
     no_ties,
     ratio,
@@ -160,7 +159,6 @@ class SphereImage(NormImage):
         """A, b and an orthonormal basis Q with |beta + gamma * Q s - y|^2/2 = s'As/2 + b's +
         constant, A diagonal.
         """
-        check_rows(y, self.norm.gamma.dtype, width=self.norm.width, what="velocity")
         curvature, basis = self._spectrum
         return curvature, (self.norm.gamma * (self.norm.beta - y)) @ basis, basis
 
@@ -179,7 +177,6 @@ class SphereImage(NormImage):
         """u with f = beta + gamma * u. A zero gain hides an entry; hidden entries are those of an
         optimum: equal with 1'u = 0 (LayerNorm), or 0 (RMSNorm).
         """
-        check_rows(f, self.norm.gamma.dtype, width=self.norm.width, what="velocity")
         hidden = self.norm.gamma == 0
         u = torch.where(hidden, 0.0, ratio(f - self.norm.beta, self.norm.gamma))
         if not self.norm.centred:

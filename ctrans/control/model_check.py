@@ -110,7 +110,7 @@ class ModelCheck:
         infinite = [
             segment for segment in self.segments if segment.certificate.verdict == "degenerate"
         ]
-        needing = [segment for segment in infinite if segment.step is None] or infinite
+        needing = [segment for segment in infinite if segment.needs_penalty] or infinite
         thresholds = [segment.threshold for segment in needing if segment.threshold is not None]
         if not thresholds or len(thresholds) < len(needing):
             return None

@@ -74,6 +74,11 @@ class SegmentCheck:
     step_threshold: DecayThreshold | None = None
 
     @property
+    def needs_penalty(self) -> bool:
+        """Whether nothing but a bound or a penalty limits the Transformer's step."""
+        return self.certificate.verdict == "degenerate" and self.step is None
+
+    @property
     def threshold(self) -> DecayThreshold | None:
         """The penalty that is needed: the Transformer's, or the ODE's where the Transformer needs
         none.

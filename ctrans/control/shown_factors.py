@@ -285,6 +285,7 @@ def has_bias(field: object) -> bool:
 
 
 def has_output_bias(field: object) -> bool:
+    """Whether the last linear map has a bias."""
     return isinstance(field, HasOutputProjection) and field.output_projection.bias is not None
 
 

@@ -370,14 +370,9 @@ def _rate(model: str, measure: str, segment: SegmentCheck) -> Value:
 
 def _penalty(check: ModelCheck) -> str:
     """The name of the penalty: that of the Transformer, unless only its ODE needs one."""
-    if any(_needs_a_penalty(segment) for segment in check.segments):
+    if any(segment.needs_penalty for segment in check.segments):
         return "penalty needed"
     return "penalty needed by the ODE"
-
-
-def _needs_a_penalty(segment: SegmentCheck) -> bool:
-    """Whether nothing but a bound or a penalty limits the Transformer's step."""
-    return segment.certificate.verdict == "degenerate" and segment.step is None
 
 
 def _verdict(check: ModelCheck, verdict: str) -> str:

@@ -94,7 +94,7 @@ def decay_notes(check: ModelCheck) -> list[str]:
             " value grows like R^3 against a cost of R^2"
         ]
     is_needed = f"dt lam* is {penalty(threshold)}"
-    if all(segment.step is not None for segment in check.segments):
+    if not any(segment.needs_penalty for segment in check.segments):
         is_needed = f"read as an ODE, whose dt lam* is {penalty(threshold)}"
     if decay < threshold.lower:
         times = f"{threshold.lower / decay:.3g}"

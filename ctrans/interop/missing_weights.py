@@ -44,8 +44,8 @@ def in_words(missing: Iterable[str], stored: Collection[str], expected: Iterable
     prefix = shared_prefix(names, stored)
     if prefix:
         return (
-            f"has its weights under the prefix {prefix!r}, as a wrapper saves them: save the inner"
-            f" model, or rename each weight by name.removeprefix({prefix!r})"
+            f"has the weights that it lacks under the prefix {prefix!r}, as a wrapper saves them:"
+            f" save the inner model, or rename these weights by name.removeprefix({prefix!r})"
         )
     expected_in_block = Counter(_block(name) for name in expected)
     blocks: dict[str, list[str]] = {}

@@ -30,7 +30,7 @@ from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.module_chain import ModuleChain, is_leaf
 from ctrans.interop.norms import AdaptedNorm, FreeNorm, GainsOf, WithoutGain, as_norm
 from ctrans.interop.probe_weights import random_states
-from ctrans.interop.residual_scale import ScaledOutput, fitted_scale, kept_share
+from ctrans.interop.residual_scale import ScaledOutput, fitted_scale, keeping, kept_share
 from ctrans.interop.tolerances import difference, tolerance, unit
 from solvers import ConfigError
 
@@ -315,7 +315,7 @@ def _scaled(structure: Structure, run: BlockRun, order: Sequence[_BlockStep]) ->
             if kept != 1:
                 sum_ = sum_ / kept
                 added = added / kept
-                sublayer = _keeping(sublayer, sublayer.state_norm, kept)
+                sublayer = keeping(sublayer, sublayer.state_norm, kept)
         elif sublayer.state_norm is not None:
             sum_ = states[sublayer.state_norm]
         else:
@@ -334,20 +334,6 @@ def _scaled(structure: Structure, run: BlockRun, order: Sequence[_BlockStep]) ->
         sublayers.append(sublayer)
         start = end
     return replace(structure, sublayers=tuple(sublayers), lengths=tuple(lengths))
-
-
-def _keeping(sublayer: Sublayer, norm: AdaptedNorm, kept: float) -> Sublayer:
-    """The sublayer with N(a (X + s f/a)) in place of N(X + s f), as N(a X + s f) is; N is `norm`
-    and a is `kept`.
-    """
-    return Sublayer(
-        sublayer.field,
-        sublayer.kind,
-        input_norm=sublayer.input_norm,
-        output_norm=sublayer.output_norm,
-        state_norm=norm.stretched(kept),
-        gain=sublayer.gain / kept,
-    )
 
 
 FREE_EPS = (torch.finfo(torch.float32).eps, 1e-5, 1e-6, 1e-8, torch.finfo(torch.float64).eps)

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from ctrans.dynamics.sublayer import Sublayer
+from ctrans.interop.norms import AdaptedNorm
 from ctrans.interop.tolerances import difference, likely_number, tolerance
 
 DIGITS = 15
@@ -75,6 +77,20 @@ def kept_share(block: nn.Module, sum_: Tensor, state: Tensor, values: Tensor) ->
         return 1.0
     rounding = torch.finfo(values.dtype).eps
     return likely_number(share, [1.0, *_numbers(block)], 4 * max(missed, rounding), DIGITS)
+
+
+def keeping(sublayer: Sublayer, norm: AdaptedNorm, kept: float) -> Sublayer:
+    """The sublayer with N(a (X + s f/a)) in place of N(X + s f), as N(a X + s f) is; N is `norm`
+    and a is `kept`.
+    """
+    return Sublayer(
+        sublayer.field,
+        sublayer.kind,
+        input_norm=sublayer.input_norm,
+        output_norm=sublayer.output_norm,
+        state_norm=norm.stretched(kept),
+        gain=sublayer.gain / kept,
+    )
 
 
 def _numbers(block: nn.Module) -> Iterator[float]:

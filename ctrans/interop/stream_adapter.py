@@ -30,7 +30,7 @@ from ctrans.interop.block_structure import Structure
 from ctrans.interop.module_adapter import ModuleAdapter
 from ctrans.interop.operations import CallSite, Graph, Operations
 from ctrans.interop.probe_weights import random_states
-from ctrans.interop.tolerances import difference, tolerance
+from ctrans.interop.tolerances import same_where_finite
 from solvers import ConfigError
 
 FEWEST = 2
@@ -249,9 +249,7 @@ class StreamAdapter(ModuleAdapter):
             computed = self.tensor(output)
             expected = self.tensor(self.run(tokens))
         agree = (
-            computed is not None
-            and expected is not None
-            and difference(computed, expected) <= tolerance(expected.dtype)
+            computed is not None and expected is not None and same_where_finite(computed, expected)
         )
         if not agree:
             raise ConfigError(

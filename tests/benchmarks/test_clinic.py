@@ -66,7 +66,7 @@ def test_readme_and_page_say_what_the_sealed_rows_say():
     )
     assert f"`diagnose` found {len(rows) - missed} of {len(rows)} that we" in readme
     assert (
-        f"Of those found, {len(told)} harmed the training: its advice fixed"
+        f"Of those found, {len(told)} needed a fix: its advice fixed"
         f" {told.count('healed')} and made {told.count('harm')} worse" in readme
     )
     assert f"| found | at least 97% | {count(rows, found)} |" in page

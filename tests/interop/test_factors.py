@@ -9,7 +9,7 @@ from torch import nn
 
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
-from ctrans.interop import open_model
+from ctrans.interop import factors, open_model
 from solvers import ConfigError
 
 WIDTH, HEADS, VOCABULARY, TOKENS = 16, 2, 32, 8
@@ -263,6 +263,18 @@ class SkipAroundTheNorm(Block):
         return x + self.n4(f) + 1e-3 * f
 
 
+class NaiveSoftmax(Attention):
+    """exp(s)/sum without the largest score: nan at large weights, where nan is no agreement."""
+
+    def forward(self, x):
+        parts = (part(x).unflatten(-1, (HEADS, -1)).transpose(-2, -3) for part in (self.q, self.k))
+        q, k = parts
+        v = self.v(x).unflatten(-1, (HEADS, -1)).transpose(-2, -3)
+        rows = (q @ k.mT).exp().tril()
+        rows = rows / rows.sum(-1, keepdim=True)
+        return self.o((rows @ v).transpose(-2, -3).flatten(-2)), rows
+
+
 class TorchAttention(nn.Module):
     def __init__(self):
         super().__init__()
@@ -318,6 +330,7 @@ UNLIKE = {
     "a gain by token": lambda: Block(ffn=TokenGain()),
     "positions before the norm": PositionsBeforeTheNorm,
     "linear attention": lambda: OfRows(attention=LinearAttention()),
+    "naive softmax": lambda: OfRows(attention=NaiveSoftmax()),
 }
 
 
@@ -360,6 +373,11 @@ def test_a_block_whose_output_norm_is_passed_by_has_no_verdict():
     """At the present weights it looks well-posed: f/1000 shows at large ones."""
     with pytest.raises(ConfigError, match="the block computes something else than its maps do"):
         checked(SkipAroundTheNorm)
+
+
+def test_nan_agrees_with_nothing():
+    nan = torch.full((2, 3), torch.nan)
+    assert not factors._agree(nan, nan)
 
 
 @pytest.mark.parametrize("kind", ["attention of torch", "tanh units"])

@@ -144,6 +144,14 @@ def test_dropout_that_stays_on_is_named_with_its_place(options, place):
         ctrans.open_model(model, example=ids())
 
 
+def test_dropout_of_training_is_not_said_to_stay_on():
+    """The module trains, and is read for another reason in vain."""
+    model = nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), nn.Dropout(0.5)).train()
+    with pytest.raises(ConfigError) as caught:
+        ctrans.open_model(model, example=ids())
+    assert "not the same twice" not in str(caught.value)
+
+
 class MasksARowWhole(nn.Module):
     def forward(self, x):
         scores = torch.zeros(x.shape[1], x.shape[1])
@@ -312,6 +320,7 @@ NAMES = ["h.0.a.weight", "h.0.b.weight", "h.1.a.weight", "h.1.b.weight", "wte.we
         (NAMES[2:4], NAMES[:2], "lacks all 2 weights of h.1"),
         (NAMES[2:3], NAMES[:2], "lacks h.1.a.weight"),
         # a prefix of some names only is none
+        (NAMES[2:4], [*NAMES[:2], *[f"old.{name}" for name in NAMES[2:4]]], "rename these weights"),
         (NAMES[2:4], [*NAMES[:2], "old.h.1.a.weight"], "lacks all 2 weights of h.1"),
     ],
 )

@@ -2,8 +2,8 @@
 any width.
 
 The Hamiltonian of a norm's image does not depend on the state, so a token's best path is straight.
-The value of a state is the least terminal cost within reach. The formula needs no grid. It takes
-a minimum of G over many affine images of the unit ball at once, in three stages:
+The value of a state is the least terminal cost G within reach. The formula needs no grid. It
+takes G's minimum over many affine images of the unit ball at once, in three stages:
 
 - A sample selects the basins
 - The spectral projected gradient (Birgin, Martinez, Raydan 2000: Barzilai-Borwein steps, projected
@@ -53,7 +53,6 @@ BallPoints = Float[Tensor, "rows rank"]
 STARTS = Range(1, 256)
 """Numbers of descents: the sample's distances take starts^2 8 kilobytes."""
 MOST_SOBOL = torch.quasirandom.SobolEngine.MAXDIM
-"""The most dimensions of the sample."""
 INSIDE = 1e-6
 """A minimum is on the ball's surface if it is as close as this to it."""
 ROWS = 2048

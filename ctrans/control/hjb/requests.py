@@ -19,9 +19,9 @@ MOST_NODES = 2**26
 MOST_SAVED = 2**28
 """Numbers of a result, 2 gigabytes in float64."""
 MOST_STEPS = 100_000
-"""Steps of time of a solve, about five minutes on a small grid."""
+"""Steps of time of a solve, about two minutes on a grid of 21 x 21."""
 MOST_NODE_STEPS = 10**10
-"""Steps of time times nodes, about half an hour on one core."""
+"""Steps of time times nodes, about 40 minutes on one core."""
 WIDTHS = Range(1, 2**14)
 """Widths of a ball: its map has width^2 entries."""
 DISTINCT = 4

@@ -80,7 +80,7 @@ class ReadsAhead(DiagnosticInstrument):
         self._next = follows(at.tokens, at.targets)
         self._logits_change = 0.0
         if self._next:
-            logits, changed = (model.head(states[:1])[0] for states in self._pair)
+            logits, changed = (model.head(states)[0] for states in self._pair)
             if logits.dim() == 2 and len(logits) == self._pair[0].shape[-2]:
                 self._logits_change = self._relative_change(logits.double(), changed.double())
         self._assumed = getattr(model, "assumes_hidden_tokens", False)
