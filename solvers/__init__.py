@@ -11,7 +11,7 @@ from solvers.checkpoint import Checkpoint
 from solvers.controller import CONTROLLERS, PI, PID, Cautious, Controller
 from solvers.each import EachSolution, solve_each
 from solvers.error_norm import ERROR_NORMS, Norm, get_norm
-from solvers.errors import ConfigError, SolveError, look_up, shown, unknown
+from solvers.errors import ConfigError, SolveError, is_class, look_up, shown, unknown
 from solvers.event import Event
 from solvers.explicit_tableaus import EULER
 from solvers.gradients import GRADIENTS, get_gradient
@@ -80,6 +80,7 @@ __all__ = [
     "get_gradient",
     "get_method",
     "get_norm",
+    "is_class",
     "is_dense",
     "look_up",
     "odeint",

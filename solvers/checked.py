@@ -21,7 +21,7 @@ import torch
 from jaxtyping import AbstractArray, jaxtyped
 from torch import Tensor, nn
 
-from solvers.errors import ConfigError, shown, unknown, with_article
+from solvers.errors import ConfigError, is_class, shown, unknown, with_article
 from solvers.transforms import batched
 
 Made = TypeVar("Made", bound=Callable[..., Any])
@@ -154,6 +154,8 @@ def _check(hint: Any) -> Callable[[str, Any], None]:
         if not fits(value):
             if typing.get_origin(hint) is Literal and isinstance(value, str):
                 raise unknown(name, value, members)
+            if isinstance(value, type):
+                raise is_class(name, value)
             raise ConfigError(f"{name} = {shown(value)}: give {' or '.join(_words(hint))}")
         for each in limits:
             if value is not None:

@@ -32,6 +32,12 @@ SHOWN = 100
 """The most characters of a value in a message."""
 
 
+def is_class(name: str, value: type) -> ConfigError:
+    """The error for a class in place of one of its instances."""
+    kind = value.__name__
+    return ConfigError(f"{name} is the class {kind}: give an instance, such as {kind}(...)")
+
+
 def shown(value: object) -> str:
     """The value for a message: numbers and texts as Python writes them, but shortened, and the kind
     of anything else. Lists in lists are shown to a depth of 3, as a list may contain itself.

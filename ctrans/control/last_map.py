@@ -30,6 +30,7 @@ from ctrans.control.ascent import Chart, frobenius
 from ctrans.control.regularization import Regularization
 from ctrans.control.trust_region import in_ball
 from ctrans.dynamics.fields import HasOutputProjection
+from ctrans.dynamics.fields.protocols import why_not
 from ctrans.dynamics.fields.scaled_linear import scaled_parts
 from ctrans.dynamics.norm import SphereNorm
 from ctrans.dynamics.sublayer import Sublayer
@@ -263,10 +264,13 @@ def projected_field(sublayer: Sublayer) -> HasOutputProjection:
     """
     field = sublayer.field
     if not isinstance(field, HasOutputProjection):
+        advice = (
+            ": give it `pre_projection(x)` and `output_projection`, with field(x) ="
+            " output_projection(pre_projection(x))"
+        )
         raise ConfigError(
             f"the {sublayer.kind} sublayer's {type(field).__name__} does not name its last linear"
-            " map: give it `pre_projection(x)` and `output_projection`, with field(x) ="
-            " output_projection(pre_projection(x))"
+            f" map{why_not(field) or advice}"
         )
     return field
 

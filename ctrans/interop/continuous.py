@@ -25,6 +25,7 @@ from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.block_calls import StateForm, bind, own_context, recorded
 from ctrans.interop.example_inputs import example_of
 from ctrans.interop.find_blocks import find_blocks
+from ctrans.interop.open_model import check_model
 from ctrans.interop.recognise import recognise
 from solvers import ConfigError, Gradient, Method
 
@@ -81,6 +82,7 @@ def continuize(
     """
     scheme = Scheme(method, steps, rtol, atol, gradient)
     anatomy = anatomy or Anatomy()
+    check_model(model)
     check_present(model, "trained as an ODE")
     blocks = find_blocks(model, anatomy)
     chosen = _chosen(layers, blocks)

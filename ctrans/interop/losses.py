@@ -27,7 +27,7 @@ from ctrans.interop.ot_transformer import OTTransformer
 from ctrans.interop.probe_weights import random_states
 from ctrans.measure.walk import kept_of
 from ctrans.model.gpt import GPT, counted
-from solvers import ConfigError, Solution, shown
+from solvers import ConfigError, Solution, is_class, shown
 
 AnyModel = GPT | OTTransformer | Imported
 Tensors = Callable[[Any], Tensor | None]
@@ -230,8 +230,7 @@ def _no_loss(output: Any, targets: Any) -> Tensor:
 def _check_function(loss: object) -> None:
     """Raises ConfigError for a class of losses, and for what cannot be called."""
     if isinstance(loss, type):
-        name = loss.__name__
-        raise ConfigError(f"loss is the class {name}: give an instance, such as {name}()")
+        raise is_class("loss", loss)
     if not callable(loss):
         raise ConfigError(
             f"loss = {shown(loss)}: choose one of {', '.join(LOSS_NAMES)}, or give a function of"

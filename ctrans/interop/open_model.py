@@ -19,7 +19,7 @@ from ctrans.base.as_found import as_found
 from ctrans.dynamics.depth import check_dt
 from ctrans.interop.example_inputs import Example
 from ctrans.interop.loss_names import Loss
-from solvers import ConfigError, shown
+from solvers import ConfigError, is_class, shown
 
 WRAPPERS = (DataParallel, DistributedDataParallel)
 FRAMES = 10
@@ -141,8 +141,7 @@ def check_model(model: object) -> None:
     a cycle or nested too deep.
     """
     if isinstance(model, type):
-        name = model.__name__
-        raise ConfigError(f"model is the class {name}: give an instance, such as {name}(...)")
+        raise is_class("model", model)
     if isinstance(model, nn.Module):
         _check_nesting(model)
         return

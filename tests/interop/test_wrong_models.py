@@ -7,6 +7,7 @@ from torch import nn
 
 import ctrans
 from ctrans import ConfigError, Monitor
+from ctrans.interop import continuize, from_transformers
 from ctrans.interop.open_model import FRAMES, open_model
 
 VOCABULARY = 11
@@ -64,8 +65,10 @@ def test_a_class_in_place_of_a_model_is_said(analysis):
 
 @pytest.mark.parametrize("kind", [nn.Linear, Model])
 def test_a_class_is_not_opened(kind):
-    with pytest.raises(ConfigError, match=f"model is the class {kind.__name__}: give an instance"):
-        open_model(kind)
+    words = f"model is the class {kind.__name__}: give an instance"
+    for opens in (open_model, Monitor, continuize, from_transformers):
+        with pytest.raises(ConfigError, match=words):
+            opens(kind)
 
 
 def test_a_function_is_called_first():
@@ -113,6 +116,8 @@ def test_such_a_module_is_neither_opened_nor_watched(words):
         open_model(module, torch.float64, example=batch()[0])
     with pytest.raises(ConfigError, match=words):
         Monitor(module)
+    with pytest.raises(ConfigError, match=words):
+        continuize(module)
 
 
 def test_nesting_below_the_limit_is_opened(monkeypatch):
@@ -139,6 +144,8 @@ def test_an_empty_batch_is_said(shape):
         ctrans.screen(Model(), empty, empty)
     with pytest.raises(ConfigError, match="is no batch of inputs"):
         open_model(Model(), example=empty)
+    with pytest.raises(ConfigError, match="at least one entry"):
+        Monitor(Model(), held=(empty, empty), probe_every=10)
 
 
 class MeanRow(nn.LayerNorm):

@@ -28,7 +28,7 @@ from ctrans.training.attention_theta import MeanTheta
 from ctrans.training.monitor.hooks import in_a_line
 from ctrans.training.monitor.sharpness import over_edge
 from ctrans.training.monitor.sites import Sites
-from solvers import ConfigError, SolveError
+from solvers import ConfigError, SolveError, shown
 
 TOKENS = 32
 """The number of tokens of the held batch's first sequence at which Jacobians are taken."""
@@ -39,10 +39,18 @@ TOLERANCE = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """The batch of the probes: tokens, and the targets of the model's loss."""
+    """The batch of the probes: tokens, and the targets of the model's loss. Raises ConfigError for
+    tokens without entries.
+    """
 
     tokens: Tensor
     targets: Any
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tokens, Tensor) or self.tokens.numel() == 0:
+            raise ConfigError(
+                f"held[0] = {shown(self.tokens)}: give a tensor of tokens with at least one entry"
+            )
 
 
 @dataclass(frozen=True, eq=False)
