@@ -368,7 +368,7 @@ def own_states(opened, inputs):
 
 
 def adapter_of(opened):
-    return opened.model.adapter if hasattr(opened.model, "adapter") else opened.model.model.adapter
+    return opened.imported.adapter
 
 
 def errors(opened, inputs):

@@ -21,8 +21,9 @@ from ctrans.base.as_found import as_found
 from ctrans.base.shapes import TokenIds, TokenRows
 from ctrans.control.shown_factors import Factors
 from ctrans.dynamics.depth import Depth, check_dt
-from ctrans.dynamics.fields import ParallelMaps
+from ctrans.dynamics.fields import Kind, ParallelMaps
 from ctrans.dynamics.scheme import trajectory
+from ctrans.dynamics.sublayer import Sublayer
 from ctrans.dynamics.weights.on_demand import has_weights_on_demand
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.attention_in_model import attention_in_model
@@ -41,6 +42,8 @@ from ctrans.interop.transformers_adapter import TransformersAdapter
 from ctrans.model.gpt import check_range, next_token_loss
 from solvers import ConfigError, Solution
 
+NAMES: dict[Kind, str] = {"attention": "attention", "ffn": "FFN", "part": "part"}
+"""How maps are called, by kind."""
 MOST_LENGTHS = 6
 """How many lengths of segments are printed."""
 
@@ -274,47 +277,59 @@ def _expose_maps(
     """Replaces the blocks' modules by maps that expose their matrices and bounds. With
     `every_block` each block is read; otherwise one block of each build is read.
     """
-    readings: dict[object, tuple[AttentionReading | str, FeedForwardReading | str]] = {}
+    readings: dict[object, BlockReadings] = {}
     x = random_states(like)
     for i, (block, structure) in enumerate(zip(adapter.blocks(), structures, strict=True)):
-        chains = structure.chains
         key: object
         if every_block:
             key = i
         else:
             key = make_of(block)
-        if not isinstance(chains[0], ModuleChain):
-            continue
         if key not in readings:
-            readings[key] = _read(adapter, i, chains, x)
-        attention_reading, ffn_reading = readings[key]
-        attention = attention_in_model(chains[0], i, adapter, attention_reading)
-        first = structure.sublayers[0]
-        if len(chains) == 1:
-            first.field = attention
-            continue
-        ffn = ffn_in_model(chains[1], ffn_reading)
-        if isinstance(first.field, ParallelMaps):
-            gains = (first.field.attention_gains, first.field.ffn_gains)
-            first.field = ParallelMaps(attention, ffn, gains)
-        else:
-            first.field = attention
-            structure.sublayers[1].field = ffn
+            readings[key] = _read(adapter, i, structure, x)
+        for sublayer in structure.sublayers:
+            _expose(adapter, i, sublayer, readings[key])
 
 
-def _read(
-    adapter: ModelAdapter, block: int, chains: Sequence[ModuleChain], x: Tensor
-) -> tuple[AttentionReading | str, FeedForwardReading | str]:
-    """The readings of that block's attention and FFN; "" for a block without an FFN."""
+BlockReadings = Mapping[Kind, AttentionReading | FeedForwardReading | str]
+"""What was read of the maps of a block, by kind."""
+
+
+def _expose(adapter: ModelAdapter, block: int, sublayer: Sublayer, readings: BlockReadings) -> None:
+    """Gives the sublayer a map that exposes what was read of it."""
+    maps: dict[Kind, nn.Module] = {}
+    for kind, branch in sublayer.branches.items():
+        reading = readings.get(kind)
+        if kind == "ffn" and not isinstance(reading, (AttentionReading, type(None))):
+            maps[kind] = ffn_in_model(branch.field, reading)
+        elif not isinstance(reading, (FeedForwardReading, type(None))):
+            maps[kind] = attention_in_model(branch.field, block, adapter, reading)
+    if isinstance(sublayer.field, ParallelMaps):
+        gains = (sublayer.field.attention_gains, sublayer.field.ffn_gains)
+        sublayer.field = ParallelMaps(maps["attention"], maps["ffn"], gains)
+    elif maps:
+        sublayer.field = maps[sublayer.kind]
+
+
+def _read(adapter: ModelAdapter, block: int, structure: Structure, x: Tensor) -> BlockReadings:
+    """The readings of that block's maps, by kind."""
+    chains = {
+        kind: branch.field
+        for sublayer in structure.sublayers
+        for kind, branch in sublayer.branches.items()
+        if isinstance(branch.field, ModuleChain)
+    }
+    readings: dict[Kind, AttentionReading | FeedForwardReading | str] = {}
     # the FFN first: if weights are read on demand, its own are still in memory
-    ffn_reading: FeedForwardReading | str = ""
-    if len(chains) > 1:
-        ffn_reading = read_ffn(chains[1], x)
-    attention = chains[0]
-    output = attention(x, **adapter.block_context(block, x))
-    with showing_rows(adapter.model):
-        context = adapter.block_context(block, x)
-        return read_attention(attention, x, output, context), ffn_reading
+    if "ffn" in chains:
+        readings["ffn"] = read_ffn(chains["ffn"], x)
+    if "attention" in chains:
+        attention = chains["attention"]
+        output = attention(x, **adapter.block_context(block, x))
+        with showing_rows(adapter.model):
+            context = adapter.block_context(block, x)
+            readings["attention"] = read_attention(attention, x, output, context)
+    return readings
 
 
 def _architecture(
@@ -328,22 +343,19 @@ def _architecture(
             norm = getattr(sublayer, role)
             if norm is not None and norm not in norms:
                 norms.append(norm)
-    names: tuple[str, ...]
-    if sublayers[0].kind == "part":
-        names = ("part",)
-        none = UNKNOWN
-        norm_descriptions: tuple[str, ...] = (UNKNOWN,)
-    else:
-        names = ("attention", "FFN")
-        none = "none"
-        norm_descriptions = tuple(sorted({_described(norm) for norm in norms}))
     maps = [
-        (name, chain)
-        for structure in structures
-        for name, chain in zip(names, structure.chains, strict=False)
+        (NAMES[kind], branch.field)
+        for sublayer in sublayers
+        for kind, branch in sublayer.branches.items()
     ]
-    first_maps = dict(zip(names, structures[0].chains, strict=False))
+    first_maps = dict(reversed(maps))
     stages = {name: "+".join(map(_label, chain.stages)) for name, chain in first_maps.items()}
+    if "part" in stages:
+        none = UNKNOWN
+        norm_descriptions = {*map(_described, norms), UNKNOWN}
+    else:
+        none = "none"
+        norm_descriptions = set(map(_described, norms))
     # by channel, or by a number that is no length
     scaled = [
         name
@@ -362,8 +374,8 @@ def _architecture(
         family=adapter.family,
         placement=", ".join(dict.fromkeys(structure.placement for structure in structures)),
         norm="/".join(sorted(norm_kinds)) or none,
-        norms=norm_descriptions,
-        attention=stages.get("attention", UNKNOWN),
+        norms=tuple(sorted(norm_descriptions)),
+        attention=stages.get("attention", none),
         ffn=stages.get("FFN", none),
         blocks=len(structures),
         width=width,
@@ -371,7 +383,7 @@ def _architecture(
         dt=depth.dt,
         lengths=tuple(dict.fromkeys(depth.lengths)),
         parallel=sublayers[0].kind == "parallel",
-        unread=(*notes, *dict.fromkeys(unread)),
+        unread=(*notes, *adapter.notes, *dict.fromkeys(unread)),
     )
 
 

@@ -119,7 +119,7 @@ def _by_its_sums(module: nn.Module, example: Example, dt: float, because: Except
     """
     try:
         adapter = StreamAdapter(module, Anatomy(), example)
-        adapter.because += f"its blocks are not read: {one_line(because)}"
+        adapter.because = f"; its blocks are not read: {one_line(because)}"
         return Imported(module, dt=dt, adapter=adapter)
     except ConfigError as error:
         if str(error) == str(because):

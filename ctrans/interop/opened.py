@@ -87,19 +87,19 @@ class Opened(ModelAround):
     @property
     def tokens_first(self) -> bool:
         """Whether the module itself reads (tokens, sequences), so that inputs are turned for it."""
-        imported = self._imported
+        imported = self.imported
         return imported is not None and getattr(imported.adapter, "tokens_first", False)
 
     @property
     def _row(self) -> Tensor:
         """One input of that example."""
-        imported = self._imported
+        imported = self.imported
         if imported is None:
             return torch.zeros(1, dtype=torch.int64)
         return imported.adapter.row
 
     @property
-    def _imported(self) -> Imported | None:
+    def imported(self) -> Imported | None:
         if isinstance(self.model, ModelWithLoss):
             model = self.model.model
         else:
@@ -253,5 +253,8 @@ def _is_causal(attention: nn.Module, like: Tensor) -> bool:
     """
     x = random_states(like.unsqueeze(0)).requires_grad_()
     with torch.enable_grad():
-        (gradient,) = torch.autograd.grad(attention(x)[0, 0].square().sum(), x)
+        first_token = attention(x)[0, 0].square().sum()
+        if not first_token.requires_grad:  # a map without derivatives shows nothing
+            return False
+        (gradient,) = torch.autograd.grad(first_token, x)
     return not gradient[0, 1:].any()

@@ -2,61 +2,155 @@
 
 A state is the output of an operation through which all later ones see the input: none of them reads
 an earlier one. A stream has sums y = x + f(x) from state to state.
+
+A call of a linear map, of a norm, or of torch's attention is one operation.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from contextlib import ExitStack
+from itertools import chain
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from ctrans.interop.block_calls import tensors_in
+from ctrans.interop.module_chain import is_linear
+from ctrans.interop.norms import as_norm
 
 CallSite = tuple[Any, ...]
-"""Where code calls an operation: the code, the instruction, and how often it ran before."""
-Met = Callable[[CallSite, str, Any, Any], Any]
-"""From the call site, name, arguments and output of an operation to what it returns instead."""
+"""Where code calls an operation: the code, the instruction, and how often it ran before; or the
+path of a module, and how often it was called before.
+"""
+Function = Callable[..., Any]
+"""A function of torch, or a module."""
+Met = Callable[[CallSite, Function, Any, Any], Any]
+"""From the call site, function, arguments and output of an operation to what it returns instead."""
 BETWEEN = ("torch.overrides", "torch.nn.functional", "jaxtyping._decorator")
 """Modules whose code is between a call and its operation; jaxtyping's if it checks types in use."""
 SUMS = ("add", "add_", "sub", "sub_", "addcmul")
+RESHAPES = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous")
+"""Operations that keep all numbers in their order."""
 PRODUCTS = ("mm", "matmul", "linear", "einsum", "tensordot", "conv", "attention")
 """Parts of the names of operations that multiply by matrices."""
 
 
-class Operations(TorchFunctionMode):
-    """Inside, `met` gets each operation."""
+NORM = "norm of tokens"
+"""The name of a call of a norm module."""
 
-    def __init__(self, met: Met):
+
+def name_of(function: Function) -> str:
+    """The name of a function of torch, or what a module computes."""
+    if isinstance(function, nn.MultiheadAttention):
+        return "attention"
+    if isinstance(function, nn.Embedding):
+        return "embedding"
+    if isinstance(function, nn.Module):
+        if is_linear(function):
+            return "linear"
+        return NORM
+    name: str = function.__name__
+    return name
+
+
+def whole_modules(model: nn.Module) -> dict[nn.Module, str]:
+    """The modules of which a call is one operation, by path: linear maps, norms, tables and torch's
+    attention.
+    """
+    whole: dict[nn.Module, str] = {}
+    for path, part in model.named_modules():
+        inside = any(path.startswith(f"{outer}.") for outer in whole.values())
+        is_whole = is_linear(part) or type(part) in (nn.MultiheadAttention, nn.Embedding)
+        if path and not inside and (is_whole or _is_norm(part)):
+            whole[part] = path
+    return whole
+
+
+def _is_norm(part: nn.Module) -> bool:
+    has_parts = next(part.children(), None) is not None
+    return not has_parts and as_norm(part) is not None
+
+
+class Operations(TorchFunctionMode):
+    """Inside, `met` gets each operation. A call of one of the `whole` modules is one."""
+
+    def __init__(self, met: Met, whole: Mapping[nn.Module, str]):
         super().__init__()
         self.met = met
+        self.whole = whole
         self.seen = Counter[CallSite]()
+        self._calling: list[nn.Module] = []
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> Self:
+        for part in self.whole:
+            begin = part.register_forward_pre_hook(self._begins)
+            end = part.register_forward_hook(self._ends, with_kwargs=True, always_call=True)
+            self._hooks.callback(begin.remove)
+            self._hooks.callback(end.remove)
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch has no types here
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch has no types here
+        self._hooks.close()
+
+    def _begins(self, part: nn.Module, args: Any) -> None:
+        self._calling.append(part)
+
+    def _ends(self, part: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        self._calling.pop()
+        if self._calling or output is None:
+            return output
+        return self.met(self._site(self.whole[part]), part, (args, kwargs), output)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._calling:
+            return func(*args, **(kwargs or {}))
         frame: Any = sys._getframe(1)
         while frame.f_globals.get("__name__") in BETWEEN:
             frame = frame.f_back
-        line = frame.f_code, frame.f_lasti
-        self.seen[line] += 1
-        site = (*line, self.seen[line])
+        site = self._site(frame.f_code, frame.f_lasti)
         output = func(*args, **(kwargs or {}))
-        return self.met(site, func.__name__, (args, kwargs), output)
+        return self.met(site, func, (args, kwargs or {}), output)
+
+    def _site(self, *line: Any) -> CallSite:
+        self.seen[line] += 1
+        return (*line, self.seen[line])
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """Stands for a tensor in the arguments of an operation: the number of the one that made it."""
+
+    number: int
 
 
 class Operation(NamedTuple):
     """An operation and the numbers of those that it reads; a tensor that none made has no call
     site.
+
+    - `function`, `args`, `kwargs`: its call, with `Made` in place of tensors
+    - `part`: which tensor of a call's several outputs it is; None for a call
+    - `path`: the name of a tensor that none made, "" if the model has no name for it
     """
 
     site: CallSite | None
     name: str
     reads: list[int]
     output: Any
+    function: Function | None = None
+    args: Any = ()
+    kwargs: Any = None
+    part: int | None = None
+    path: str = ""
 
     @property
     def shape(self) -> torch.Size | None:
@@ -66,44 +160,118 @@ class Operation(NamedTuple):
         return None
 
 
-class Graph:
-    """The operations of one pass, by number."""
+DECISIONS = (
+    "item",
+    "tolist",
+    "numpy",
+    "__bool__",
+    "__int__",
+    "__index__",
+    "__float__",
+    "__contains__",
+    "equal",
+    "is_nonzero",
+    "nonzero",
+    "argwhere",
+    "masked_select",
+    "unique",
+    "unique_consecutive",
+)
+"""Functions by whose values a model's code may decide what it does next, or how large tensors
+are.
+"""
 
-    def __init__(self) -> None:
+
+def _selects_by_value(name: str, inputs: list[Tensor]) -> bool:
+    """Whether the size of a function's output depends on the values of its inputs."""
+    if name == "where":
+        return len(inputs) == 1
+    return name == "__getitem__" and any(x.dtype == torch.bool for x in inputs[1:])
+
+
+def changes_its_input(name: str) -> bool:
+    """Whether a function of that name writes into its first argument."""
+    return name == "__setitem__" or (name.endswith("_") and not name.startswith("__"))
+
+
+class Graph:
+    """The operations of one pass of a model, by number."""
+
+    def __init__(self, model: nn.Module) -> None:
         self.operations: list[Operation] = []
+        self.decisions: list[int] = []
+        """The operations whose values became Python's numbers, as a branch of the code needs."""
+        self.numbers: dict[CallSite, int] = {}
+        """By call site."""
         self._numbers: dict[int, int] = {}
         """By id of a tensor, the number of the operation that made it, or changed it last."""
         self._weights: list[list[nn.Parameter] | None] = []
         """By operation, the parameters that alone make its output, such as a slice of one."""
+        self._paths = {
+            id(tensor): path
+            for path, tensor in chain(
+                model.named_parameters(remove_duplicate=False),
+                model.named_buffers(remove_duplicate=False),
+            )
+        }
 
     def number(self, tensor: Tensor) -> int:
         """The number of the operation that made the tensor, or changed it last."""
         if id(tensor) not in self._numbers:
-            self._add(Operation(None, "", [], tensor), [tensor])
+            path = self._paths.get(id(tensor), "")
+            self._add(Operation(None, "", [], tensor, path=path), [tensor])
         return self._numbers[id(tensor)]
 
-    def met(self, site: CallSite, name: str, arguments: Any, output: Any) -> Any:
+    def met(self, site: CallSite, function: Function, arguments: Any, output: Any) -> Any:
         """Adds an operation; for `Operations`."""
+        name = name_of(function)
         inputs = tensors_in(arguments)
+        if name in DECISIONS or _selects_by_value(name, inputs):
+            self.decisions += [self.number(x) for x in inputs]
         if name == "__setitem__":
             results = inputs[:1]
         else:
             results = tensors_in(output)
-        acts_in_place = name.endswith("_")
-        if not acts_in_place:  # what it only passes on is no result
+        if not changes_its_input(name):  # what it only passes on is no result
             results = [x for x in results if all(x is not input_ for input_ in inputs)]
         if results:
-            self._add(Operation(site, name, [self.number(x) for x in inputs], output), results)
+            reads = [self.number(x) for x in inputs]
+            if isinstance(function, nn.Module):
+                reads += [self.number(weight) for weight in function.parameters()]
+            args, kwargs = tree_map(self._as_made, arguments)
+            call = Operation(site, name, reads, output, function, args, kwargs)
+            self._add(call, results)
+            if changes_its_input(name):
+                self._write_through(site, inputs[0])
         # several outputs: each is an operation that reads them all
         if not isinstance(output, Tensor):
             for i, x in enumerate(tensors_in(output)):
-                self._add(Operation((*site, i), "", [self.number(x)], x), [x])
+                self._add(Operation((*site, i), "", [self.number(x)], x, part=i), [x])
         return output
+
+    def _write_through(self, site: CallSite, view: Tensor) -> None:
+        """Adds the change of the tensor of which a changed one is a view."""
+        base = view._base
+        if base is None:
+            return
+        numbers = [self.number(base), self.number(view)]
+        place = (tuple(view.shape), view.stride(), view.storage_offset())
+        args = (*map(Made, numbers), *place)
+        function = torch.as_strided_scatter
+        call = Operation((*site, "base"), function.__name__, numbers, base, function, args, {})
+        self._add(call, [base])
+
+    def _as_made(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return Made(self.number(value))
+        return value
 
     def _add(self, operation: Operation, results: list[Tensor]) -> None:
         self._weights.append(self._weights_of(operation))
         for tensor in results:
             self._numbers[id(tensor)] = len(self.operations)
+        if operation.site is not None:
+            self.numbers[operation.site] = len(self.operations)
         self.operations.append(operation)
 
     def _weights_of(self, operation: Operation) -> list[nn.Parameter] | None:
@@ -119,6 +287,10 @@ class Graph:
                 return None
             weights.update(dict.fromkeys(parameters))
         return list(weights)
+
+    def is_of_weights(self, n: int) -> bool:
+        """Whether parameters alone make the output of operation n."""
+        return bool(self._weights[n])
 
     def weights(self, first: int, last: int) -> list[nn.Parameter]:
         """The parameters that the operations after `first`, up to `last`, read, or slices of
@@ -147,9 +319,9 @@ class Graph:
                 seen.update(self.operations[n].reads)
         return seen
 
-    def stream(self, source: int, sink: int) -> list[int]:
-        """The states from the source to the sink that have the commonest shape: the start of each
-        sum, and the end of the last.
+    def bottlenecks(self, source: int, sink: int) -> tuple[list[int], dict[int, list[int]]]:
+        """The operations through which alone the sink sees the source, and who reads each operation
+        between them.
         """
         after = self.after(source)
         before = self.before(sink)
@@ -157,48 +329,15 @@ class Graph:
         for n in readers:
             for number in {*self.operations[n].reads} & readers.keys():
                 readers[number].append(n)
-        states = []
+        found = []
         furthest = source
         for n, readers_of_n in readers.items():
             if furthest <= n:
-                states.append(n)
+                found.append(n)
             furthest = max(furthest, *readers_of_n, n)
-        ends = {x: y for x, y in pairwise(states) if len(readers[x]) > 1 and self.is_sum(x, y)}
-        if not ends:
-            return []
-        shapes = Counter(self.operations[x].shape for x in ends)
-        commonest = shapes.most_common(1)[0][0]
-        starts = [x for x in ends if self.operations[x].shape == commonest]
-        return [*starts, ends[starts[-1]]]
+        return found, readers
 
-    def inner_sums(self, states: list[int], sink: int) -> int:
-        """How many sums x + f(x) that the sink sees, with a product of matrices in f, are not one
-        of those from state to state.
-        """
-        before = self.before(sink)
-        readers = Counter(chain(*({*self.operations[n].reads} for n in before)))
-        sums = [
-            n
-            for n in sorted(before)
-            if self.operations[n].name in SUMS and self._adds_map(n, readers)
-        ]
-        steps_with_a_sum = [(x, y) for x, y in pairwise(states) if any(x < n <= y for n in sums)]
-        return len(sums) - len(steps_with_a_sum)
-
-    def _adds_map(self, n: int, readers: Mapping[int, int]) -> bool:
-        """Whether operation n adds f(x) to x, where f has a product. `readers` counts who reads
-        x.
-        """
-        last = self.operations[n]
-        for x in last.reads:
-            first = self.operations[x]
-            if readers[x] <= 1 or not first.site or first.shape != last.shape:
-                continue
-            if not self._products_of(x, n).isdisjoint(last.reads):
-                return True
-        return False
-
-    def _products_of(self, x: int, n: int) -> set[int]:
+    def products_of(self, x: int, n: int) -> set[int]:
         """The operations between x and n that see a product of matrices of what x makes."""
         seen = {x}
         multiplied = set[int]()
@@ -211,20 +350,3 @@ class Graph:
             if is_product or not multiplied.isdisjoint(operation.reads):
                 multiplied.add(m)
         return multiplied
-
-    def is_sum(self, x: int, y: int) -> bool:
-        """Whether the states x and y are of one shape and y = x + .."""
-        first = self.operations[x]
-        last = self.operations[y]
-        if not first.site or not first.shape or first.shape != last.shape:
-            return False
-        return self._has_term(y, x)
-
-    def _has_term(self, n: int, x: int) -> bool:
-        """Whether x is n or a term of its sum."""
-        if n == x:
-            return True
-        operation = self.operations[n]
-        if n < x or operation.name not in SUMS:
-            return False
-        return any(self._has_term(number, x) for number in operation.reads)

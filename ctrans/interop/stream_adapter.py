@@ -1,7 +1,8 @@
-"""Any module whose forward pass is a residual stream, x_{k+1} = x_k + f_k(x_k), whatever f_k is
-made of. Blocks, attention and FFN need not be known.
+"""Any module whose forward pass is a residual stream, x_{k+1} = x_k + f_k(x_k), read from the
+operations of one pass. It need not have modules for its blocks, attention, FFN or norms.
 
-The map f_k is the module itself: it runs on its example, with x in place of its own k-th state.
+Where f_k is no known part, it is the module itself: it runs on its example, with x in place of its
+own k-th state.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count, pairwise, product
+from itertools import count, product
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ctrans.base.as_found import as_found
+from ctrans.base.printable import one_line
 from ctrans.base.shapes import TokenRows
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.scheme import whole_graph
@@ -27,14 +29,15 @@ from ctrans.interop.attention_in_model import reference_kernel
 from ctrans.interop.block_calls import Seen, tensors_in
 from ctrans.interop.block_run import mixes_tokens
 from ctrans.interop.block_structure import Structure
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS
+from ctrans.interop.graph_parts import PartsReader, check_step, structures_of
+from ctrans.interop.model_adapter import REMEMBERED
 from ctrans.interop.module_adapter import ModuleAdapter
-from ctrans.interop.operations import CallSite, Graph, Operations
+from ctrans.interop.operations import CallSite, Function, Graph, Operations, whole_modules
 from ctrans.interop.probe_weights import random_states
-from ctrans.interop.tolerances import same_where_finite
+from ctrans.interop.residual_stream import FEWEST, other_sums, steps_of_the_stream
+from ctrans.interop.tolerances import same, same_where_finite
 from solvers import ConfigError
-
-FEWEST = 2
-"""The fewest sums that make a stream."""
 
 
 class StreamMap(nn.Module):
@@ -46,14 +49,16 @@ class StreamMap(nn.Module):
     scale_path = None
     use_reference_kernel = False
 
-    def __init__(self, adapter: StreamAdapter, k: int, weights: Sequence[nn.Parameter]):
+    def __init__(
+        self, adapter: StreamAdapter, k: int, weights: Sequence[nn.Parameter], why_not: str
+    ):
         super().__init__()
         self.adapter = adapter
         self.k = k
         self.weights = nn.ParameterList(weights)
         self.mixes_tokens = True
         self.stages = (self,)
-        self.why_not = adapter.because
+        self.why_not = why_not
 
     def forward(self, x: TokenRows) -> TokenRows:
         flat = x.reshape(-1, *x.shape[-2:])
@@ -68,60 +73,48 @@ class StreamAdapter(ModuleAdapter):
     """
 
     def _find(self) -> None:
-        graph = Graph()
+        self.whole = whole_modules(self.model)
+        graph = Graph(self.model)
         with torch.no_grad():
-            output = self._run(self.example, Operations(graph.met))
+            with as_found(self.model):
+                self.run(self.example)  # it may keep masks or tables that it makes the first time
+            output = self._run(self.example, Operations(graph.met, self.whole))
         main = self.tensor(output)
         if main is None:
             raise ConfigError(
                 "none of its outputs is called logits: wrap it in a module that returns one tensor"
             )
-        operations = graph.operations
+        self._graph = graph
+        self._graphs: dict[tuple[Any, ...], Graph] = {}
         sink = graph.number(main)
-        states = graph.stream(1, sink)  # 0 is the example, 1 its copy
-        near = graph.after(1)
-        streams = [
-            graph.stream(n, sink)
-            for n, operation in enumerate(operations)
-            if operation.site is None
-        ]
-        streams = [stream for stream in streams if len(stream) > FEWEST and stream[-1] in near]
-        # the input may also be read elsewhere, or be the context of a stream that begins with
-        # weights, such as latents
-        for starts_near in (True, False):
-            longer = [
-                stream
-                for stream in streams
-                if set(states) < set(stream) and (stream[0] in near) is starts_near
-            ]
-            states = max(longer, key=len, default=states)
-        if len(states) <= FEWEST:
+        self._reader = PartsReader(self, graph)
+        self.steps = steps_of_the_stream(graph, sink, self._reader.is_norm)
+        if len(self.steps) < FEWEST:
             raise ConfigError(
-                "no sums x + f(x) of its first argument follow one another such that the output"
-                " depends on each of them alone"
+                "no sums x + f(x) of its first argument follow one another up to its output"
             )
+        states = [self.steps[0].first, *(step.last for step in self.steps)]
         beside_the_stream = graph.after(1, states[-1]) | graph.after(states[0], states[-1])
         self.apart = {
             i
             for i, x in enumerate(tensors_in(output))
             if x is not main and graph.number(x) in beside_the_stream
         }
-        self._numbers = {operations[n].site: k for k, n in enumerate(states)}
-        self.weights = [graph.weights(*ends) for ends in pairwise(states)]
+        self._numbers = {graph.operations[n].site: k for k, n in enumerate(states)}
+        self.weights = [graph.weights(step.first, step.last) for step in self.steps]
         self.because = ""
-        parts_with_more = [ends for ends in pairwise(states) if not graph.is_sum(*ends)]
-        if parts_with_more:
-            self.because += (
-                f"{len(parts_with_more)} of {len(self.weights)} parts do more than add f(x), such"
-                " as a norm of the state; "
+        others = other_sums(graph, sink, self.steps)
+        self.notes = ()
+        if others:
+            self.notes = (
+                f"{others} of its sums x + f(x), inside of parts or beside them, are not examined"
+                " by themselves",
             )
-        inner = graph.inner_sums(states, sink)
-        if inner:
-            self.because += (
-                f"at least {inner} of its sums x + f(x), inside these parts or beside them, are not"
-                " examined by themselves; "
+        if any(operation.name == "batch_norm" for operation in graph.operations):
+            self.notes += (
+                "it has batch norms, which change nothing but scale and offset once trained",
             )
-        shape: Any = operations[states[0]].shape
+        shape: Any = graph.operations[states[0]].shape
         self._find_state_axes(shape)
 
     def _find_state_axes(self, shape: Sequence[int]) -> None:
@@ -157,7 +150,7 @@ class StreamAdapter(ModuleAdapter):
         with torch.no_grad():
             _, before = self.passed(rows, last=last)
             _, after = self.passed(changed, last=last)
-        return torch.equal(before[1:], after[1:])
+        return same(before[1:], after[1:])
 
     def _run(self, tokens: Tensor, mode: Operations) -> Any:
         with as_found(self.model), whole_graph(), mode:
@@ -168,13 +161,13 @@ class StreamAdapter(ModuleAdapter):
         x.
         """
 
-        def met(site: CallSite, name: str, inputs: Any, output: Any) -> Any:
+        def met(site: CallSite, function: Function, inputs: Any, output: Any) -> Any:
             if not isinstance(output, Tensor):
                 numbers = count()
 
                 def met_part(part: Any) -> Any:
                     if isinstance(part, Tensor):
-                        return met((*site, next(numbers)), name, inputs, part)
+                        return met((*site, next(numbers)), function, inputs, part)
                     return part
 
                 return tree_map(met_part, output)
@@ -183,7 +176,7 @@ class StreamAdapter(ModuleAdapter):
                 return output
             return look(k, output)
 
-        return Operations(met)
+        return Operations(met, self.whole)
 
     def _turned(self, x: Tensor) -> Tensor:
         return x.movedim((self._batch, self._width), (0, -1))
@@ -192,6 +185,26 @@ class StreamAdapter(ModuleAdapter):
         """A state of the module, sequences first."""
         turned = self._turned(x)
         return turned.reshape(len(turned) // self._copies, -1, turned.shape[-1])
+
+    @property
+    def states_have_tokens_first(self) -> bool:
+        """Whether its states are (tokens, batch, width)."""
+        return self._batch == 1
+
+    def rows_like(self, y: Tensor, x: Tensor) -> Tensor:
+        """The output y of a map of the states x, sequences first. Experts may return the tokens of
+        all sequences along one axis.
+        """
+        if y.dim() == 2:
+            rows = y.reshape(*x.shape[:-1], -1)
+        else:
+            rows = self.rows(y)
+        if rows.shape != x.shape:
+            raise ConfigError(
+                f"it makes a tensor {tuple(rows.shape)} of states {tuple(x.shape)}: its norms and"
+                " maps must return one row for each token"
+            )
+        return rows
 
     def passed(
         self,
@@ -226,21 +239,97 @@ class StreamAdapter(ModuleAdapter):
         return None, last_state
 
     def blocks(self) -> list[nn.Module]:
-        return [self.model] * len(self.weights)
+        return self._blocks
+
+    def block_context(self, block: int, x: Tensor) -> dict[str, Any]:
+        return {}
+
+    def own_form(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        """States (batch, tokens, width) with the module's own axes, of that shape."""
+        if len(shape) == 2:
+            return x.reshape(tuple(shape))
+        axes = [axis for axis in range(len(shape)) if axis not in (self._batch, self._width)]
+        turned = [shape[axis] for axis in (self._batch, *axes, self._width)]
+        return x.reshape(turned).movedim((0, -1), (self._batch, self._width))
+
+    def between(self, first: CallSite, reader: CallSite, index: int, x: Tensor) -> Tensor:
+        """What the operation at `reader` reads as that tensor of its arguments, in a pass in which
+        the one at `first` returns x.
+        """
+        result = x
+
+        def met(site: CallSite, function: Function, inputs: Any, output: Any) -> Any:
+            nonlocal result
+            if site == first:
+                return self.own_form(x, output.shape).clone()
+            if site == reader:
+                result = self.rows_like(tensors_in(inputs)[index], x)
+                raise Seen
+            return output
+
+        with contextlib.suppress(Seen):
+            self._run(self.shaped(x), Operations(met, self.whole))
+            raise ConfigError(
+                f"{type(self.model).__name__} does not always compute the operations that were"
+                " seen for its example"
+            )
+        return result
+
+    def _vocabulary(self) -> int:
+        """The number of rows of the table from which the example's ids choose; of the largest, if
+        they choose from several.
+        """
+        sizes = [0]
+        for operation in self._graph.operations:
+            if operation.name not in ("embedding", "__getitem__"):
+                continue
+            read = [self._graph.operations[n].output for n in operation.reads]
+            ids = [each for each in read if isinstance(each, Tensor) and each.equal(self.example)]
+            tables = [each for each in read if isinstance(each, nn.Parameter) and each.dim() == 2]
+            if ids:
+                sizes += map(len, tables)
+        return max(sizes) or super()._vocabulary()
+
+    def forget(self) -> None:
+        self._graphs.clear()
+
+    def graph_for(self, x: Tensor) -> Graph:
+        """The operations of a pass whose states have the shape of x."""
+        key = (*x.shape[-3:-1], x.dtype, x.device)
+        if key not in self._graphs:
+            graph = Graph(self.model)
+            with torch.no_grad():
+                self._run(self.shaped(torch.zeros_like(x)), Operations(graph.met, self.whole))
+            if len(self._graphs) == REMEMBERED:
+                del self._graphs[next(iter(self._graphs))]
+            self._graphs[key] = graph
+        return self._graphs[key]
 
     def structures(self) -> tuple[list[Structure], Tensor]:
         first = self._start(self.example)
         self.tokens = first.shape[-2]
         self._like = torch.zeros_like(first[0])
-        structures: list[Structure] = []
-        for k, weights in enumerate(self.weights):
-            _, state = self.passed(self.example, last=k)
-            self._check_same(self.example, {0: random_states(first), k: state})
-            field = StreamMap(self, k, weights)
-            field.mixes_tokens = self.tokens > 1 and mixes_tokens(field, state)
-            sublayer = Sublayer(field, "part")
-            structures.append(Structure((sublayer,), (1.0,), {}, None))
+        parts = [self._part(k, first) for k in range(len(self.weights))]
+        structures = structures_of(parts)
+        self._blocks = [self.model] * len(structures)
         return structures, first
+
+    def _part(self, k: int, first: Tensor) -> tuple[Sublayer, float]:
+        """The k-th part and its length in depth-time; the map from state to state if its operations
+        are not read.
+        """
+        _, state = self.passed(self.example, last=k)
+        self._check_same(self.example, {0: random_states(first), k: state})
+        try:
+            sublayer, length = self._reader.sublayer(self.steps[k], state)
+            for x in (state, random_states(state)):
+                check_step(self, k, sublayer, length, x)
+            return sublayer, length
+        except FOREIGN_ERRORS as error:
+            reason = one_line(error)
+        field = StreamMap(self, k, self.weights[k], f"{reason}{self.because}")
+        field.mixes_tokens = self.tokens > 1 and mixes_tokens(field, state)
+        return Sublayer(field, "part"), 1.0
 
     def _check_same(self, tokens: Tensor, states: Mapping[int, Tensor]) -> None:
         """Raises ConfigError unless the example with these states has the output of the tokens."""

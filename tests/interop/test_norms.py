@@ -192,14 +192,13 @@ class Squash(nn.Module):
         return torch.tanh(x) * self.g
 
 
-def test_the_module_that_is_not_understood_is_named():
+def test_a_map_before_attention_that_is_no_norm_belongs_to_attention():
     model = LanguageModel().eval()
     for block in model.stack:
         block.ln_a = Squash()
-    assert (
-        "ln_a (Squash) is not part of attention or FFN, and no norm"
-        in ctrans.open_model(model, example=ids()).described
-    )
+    opened = ctrans.open_model(model, example=ids())
+    assert opened.config.placement == "none/pre"
+    assert "linear maps before the last are not queries" in opened.described
 
 
 @pytest.mark.parametrize("centred", [False, True])

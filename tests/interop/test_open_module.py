@@ -389,37 +389,31 @@ def test_what_is_not_found_is_asked_for_by_name_in_a_line(module, options, words
 
 @pytest.mark.cases(2)
 @pytest.mark.parametrize(
-    ("module", "example", "words"),
+    ("module", "example", "placement", "kinds"),
     [
-        (Of(TwoAttentions), None, "attention=: several modules of TwoAttentions mix tokens"),
-        (Apart(), None, "so no blocks= can name one"),
-        (Of(InTheBlock), None, "no module of InTheBlock mixes tokens"),
-        (
-            Of(OddActivation),
-            None,
-            "ffn=: between grow and shrink of OddActivation acts none of gelu",
-        ),
-        (
-            ReadsTheInputAgain(),
-            None,
-            (
-                "head=: the output of ReadsTheInputAgain does not depend on its last block's state"
-                " alone"
-            ),
-        ),
-        (TwoStacks(), None, "several lists could be; candidates: first.stack: 2 PreBlock"),
+        (Of(TwoAttentions), None, "none, pre", "attention attention ffn"),
+        (Apart(), None, "pre", "attention ffn"),
+        (Of(InTheBlock), None, "none", "attention ffn"),
+        (Of(OddActivation), None, "pre", "attention ffn"),
+        (ReadsTheInputAgain(), None, "pre", "attention ffn"),
+        (TwoStacks(), None, "pre", "attention ffn"),
         (
             nn.TransformerDecoder(nn.TransformerDecoderLayer(WIDTH, 4, 48, batch_first=True), 2),
             {"tgt": numbers(2, 5, WIDTH), "memory": numbers(2, 4, WIDTH)},
-            "TransformerDecoderLayer",
+            "post",
+            "attention attention ffn",
         ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
 )
-def test_where_blocks_are_not_read_it_says_why_and_reads_the_sums(module, example, words):
+def test_blocks_that_are_not_read_by_their_modules_are_read_by_operations(
+    module, example, placement, kinds
+):
     opened = ctrans.open_model(module.eval(), example=example)
-    assert "placement unknown" in opened.described
-    assert words in opened.described
+    assert opened.config.placement == placement
+    of_a_block = kinds.split()
+    found = [part.kind for part in opened.depth.sublayers]
+    assert found == of_a_block * (len(found) // len(of_a_block))
 
 
 @pytest.mark.cases(1)
@@ -531,5 +525,6 @@ def test_a_block_whose_residual_sum_is_missing_is_named():
             return x @ self.tokens.weight.T
 
     opened = ctrans.open_model(Forgetful())
-    assert "do more than add f(x)" in opened.described
+    assert opened.config.placement == "pre, unknown"
+    assert "part: it is no single sum x + f(x)" in opened.described
     assert "block 1 differs from the blocks before it" in opened.described

@@ -88,7 +88,7 @@ def test_a_mask_that_is_made_of_the_tokens_is_known_for_inputs_like_the_example(
         ):
             act(padded)
     again = ctrans.open_model(module, example=padded)
-    assert "block 0 (Block) returns another state than" in again.described
+    assert again.config.placement == "none/pre"
     with torch.no_grad():
         assert torch.allclose(again.head(again.trajectory(padded).x1), module(padded), atol=1e-6)
 

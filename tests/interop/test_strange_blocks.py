@@ -150,8 +150,8 @@ def check_states(opened, model):
 def test_an_elementwise_map_is_no_norm(kind):
     model = made(lambda: Without(kind)).eval()
     opened = ctrans.open_model(model)
-    assert "not part of attention or FFN, and no norm" in opened.described
-    assert opened.config.placement == "unknown"
+    assert opened.config.placement == "none"
+    assert ("batch norms" in opened.described) == (kind is not Elementwise)
     check_states(opened, model)
 
 
@@ -186,7 +186,7 @@ def test_a_block_may_add_to_its_input_in_its_place():
 
 def test_a_number_of_0_before_every_map_is_named():
     opened = ctrans.open_model(made(ReZero))
-    assert "its scale alpha is 0" in opened.described
+    assert opened.config.placement == "none"
     assert not any(part(opened.embed(TOKENS)).any() for part in opened.depth.sublayers)
 
 

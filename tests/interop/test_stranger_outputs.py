@@ -244,7 +244,7 @@ def test_sums_of_another_width_are_counted():
     u = drawn(2, 5, 6)
     opened = ctrans.open_model(made(nn.Sequential, *parts), example=u, loss=F.mse_loss)
     assert len(opened.depth.sublayers) == 3
-    assert "at least 2 of its sums x + f(x)" in opened.described
+    assert "2 of its sums x + f(x)" in opened.described
 
 
 class LongSkip(nn.Module):
@@ -288,14 +288,18 @@ class Masked(nn.Module):
 
 def test_sums_beside_the_parts_are_counted():
     opened = ctrans.open_model(made(LongSkip, 0), example=drawn(2, 5, 6), loss=F.mse_loss)
-    assert len(opened.depth.sublayers) == 5, "the first of the six sums is beside them"
-    assert "at least 1 of its sums x + f(x)" in opened.described
+    kinds = [part.kind for part in opened.depth.sublayers]
+    assert kinds == ["part", "ffn", "ffn", "ffn"], "three of the six sums are in one part"
+    assert "3 of its sums x + f(x)" in opened.described
 
 
 def test_sums_inside_a_part_are_counted():
     opened = ctrans.open_model(made(LongSkip, 2), example=drawn(2, 5, 6), loss=F.mse_loss)
-    assert len(opened.depth.sublayers) == 5, "four of the eight sums are in one part"
-    assert "at least 3 of its sums x + f(x)" in opened.described
+    kinds = [part.kind for part in opened.depth.sublayers]
+    assert kinds == ["ffn", "ffn", "part", "ffn", "ffn", "ffn"], (
+        "three of the eight are in one part"
+    )
+    assert "3 of its sums x + f(x)" in opened.described
 
 
 def test_a_model_that_runs_at_its_examples_length_alone_is_screened():
@@ -431,7 +435,7 @@ def test_a_mapping_of_inputs_is_opened_first():
             ctrans.diagnose(analysed, inputs)
     with pytest.raises(ConfigError, match="give the tensor that is the first argument"):
         opened.model.embed(inputs)
-    assert "model" in ctrans.diagnose(opened, inputs["u"]).missing
+    assert ctrans.diagnose(opened, inputs["u"]).readings
 
 
 def test_an_output_that_is_not_for_each_sequence_is_named():

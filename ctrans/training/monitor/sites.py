@@ -121,11 +121,9 @@ def sites_of(model: nn.Module, **opening: Any) -> Sites:
             "the model's weights are sharded already: make the Monitor first, then shard the model"
         )
     opened = open_model(root, **opening)
-    adapter = getattr(opened.depth.sublayers[0].field, "adapter", None)
-    if isinstance(adapter, StreamAdapter):
-        stream = adapter
-    else:
-        stream = None
+    stream = None
+    if opened.imported is not None and isinstance(opened.imported.adapter, StreamAdapter):
+        stream = opened.imported.adapter
     sites = _sites_in(root, opened.depth, by_modules=stream is None)
     description = opened.described.split(";")[0]
     return Sites(root, opened, sites, opened.vocabulary, description, stream=stream)

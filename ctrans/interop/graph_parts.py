@@ -1,0 +1,353 @@
+"""The parts of a residual stream, read from the operations of a forward pass: norms, attention and
+FFN, however the model's code is divided into modules.
+
+Between two states x and y is a sum, y = x + s_1 f_1(x) + s_2 f_2(x) .., with a norm around it or
+not. Each f is N_out m(N_in x). A norm is found by what its operations compute (see `norms`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from ctrans.dynamics.fields import Kind, ParallelMaps
+from ctrans.dynamics.sublayer import Sublayer
+from ctrans.interop.block_run import mixes_tokens
+from ctrans.interop.block_structure import Structure
+from ctrans.interop.module_chain import ModuleChain
+from ctrans.interop.norms import AdaptedNorm, GainsOf, WithoutGain, as_norm
+from ctrans.interop.operations import NORM, PRODUCTS, RESHAPES, CallSite, Graph
+from ctrans.interop.replay import NotReplayedError, Replayed
+from ctrans.interop.residual_scale import ScaledOutput, keeping
+from ctrans.interop.residual_stream import Scaled, StreamPart, Sum, reshaped, summands
+from ctrans.interop.tolerances import difference, tolerance
+from solvers import ConfigError
+
+if TYPE_CHECKING:
+    from ctrans.interop.stream_adapter import StreamAdapter
+
+ATTENTION = ("scaled_dot_product_attention", "attention")
+"""Operations of an attention, even of one that reads no other token of its state."""
+MOVES = (*RESHAPES, "transpose", "permute", "movedim", "dropout")
+"""Operations that change the order or the shape of axes."""
+
+
+class MapOfOperations(Replayed):
+    """f(x): the operations from the tensor `first` to the tensor `last`, for any state x (batch,
+    tokens, width).
+    """
+
+    label = "operations"
+
+    def __init__(
+        self, adapter: StreamAdapter, graph: Graph, first: int, last: int, offset: int | None
+    ):
+        super().__init__(graph, first, last, offset=offset)
+        self.adapter = adapter
+
+    def forward(self, x: Tensor) -> Tensor:
+        graph = self.adapter.graph_for(x)
+        first = self._number_in(graph, self.first)
+        last = self._number_in(graph, self.last)
+        order = [self._number_in(graph, n) for n in self.order]
+        own = self.adapter.own_form(x, graph.operations[first].output.shape)
+        self.rows = (x.shape[0], x.shape[1])
+        self.tokens_first = self.adapter.states_have_tokens_first
+        return self.adapter.rows_like(self._run(graph, order, {first: own}, last), x)
+
+    def _number_in(self, graph: Graph, n: int | None) -> int:
+        """The number in another pass of the operation that is number n in this one."""
+        assert n is not None
+        site = self.graph.operations[n].site
+        if site not in graph.numbers:
+            raise ConfigError(
+                f"{type(self.adapter.model).__name__} computes with other operations for inputs of"
+                " this shape than for its example: give an example= of this shape"
+            )
+        return graph.numbers[site]
+
+
+class MapOfPass(nn.Module):
+    """f(x): the model itself from the tensor `first` of its pass to the tensor `last`, where its
+    code decides by values what it does, as routed experts do.
+    """
+
+    label = "operations"
+
+    def __init__(self, adapter: StreamAdapter, graph: Graph, first: int, last: int):
+        super().__init__()
+        self.adapter = adapter
+        reader = next(n for n, each in enumerate(graph.operations) if last in each.reads)
+        self.first = _site(graph, first)
+        # not where `last` itself is made: a loop may make it another number of times
+        self.reader = _site(graph, reader)
+        self.index = graph.operations[reader].reads.index(last)
+        inside = graph.after(first) & graph.before(last)
+        modules = [graph.operations[n].function for n in sorted(inside)]
+        self.parts = nn.ModuleList(part for part in modules if isinstance(part, nn.Module))
+        self.weights = nn.ParameterList(graph.weights(first, last))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.adapter.between(self.first, self.reader, self.index, x)
+
+
+def _site(graph: Graph, n: int) -> CallSite:
+    site = graph.operations[n].site
+    assert site is not None
+    return site
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    """s * N_out m(N_in x), a term of a sum.
+
+    - `start`: the operation that makes N_in x, or x
+    - `end`: the one that makes the output of m
+    - `scale`: s, a number or a parameter for each channel
+    - `offset`: what makes an offset that is added to the output of m, None if there is none
+    """
+
+    start: int
+    end: int
+    input_norm: AdaptedNorm | None
+    output_norm: AdaptedNorm | None
+    scale: float | nn.Parameter
+    offset: int | None = None
+
+
+class PartsReader:
+    """Reads the sublayers between the states of a graph. Raises NotReplayedError for a part that is
+    none.
+    """
+
+    def __init__(self, adapter: StreamAdapter, graph: Graph):
+        self.adapter = adapter
+        self.graph = graph
+
+    def is_norm(self, first: int, last: int) -> bool:
+        """Whether operation `last` is a norm of the one before it."""
+        return self.norm(first, last) is not None
+
+    def norm(self, first: int, last: int) -> AdaptedNorm | None:
+        """The norm that makes the tensor `last` of the tensor `first`; None if there is none."""
+        graph = self.graph
+        shape = graph.operations[last].shape
+        given = graph.operations[first].shape
+        if shape is None or given is None or shape.numel() != given.numel():
+            return None
+        if given != shape:
+            first = reshaped(graph, first)[-1]
+        inner = self._unmoved(last)
+        module: Any = graph.operations[inner].function
+        keeps_its_axes = inner == last or graph.operations[first].shape == shape
+        if not keeps_its_axes:
+            return None
+        if graph.operations[inner].name == NORM:
+            if self._unmoved(graph.operations[inner].reads[0]) == self._unmoved(first):
+                return as_norm(module)
+            return None
+        if graph.operations[first].shape != shape:
+            return None
+        try:
+            for axis in range(-1, -len(shape), -1):
+                norm = as_norm(Replayed(graph, first, last, axis), shape[axis])
+                if norm is not None:
+                    return norm
+        except NotReplayedError:
+            return None
+        return None
+
+    def _unmoved(self, n: int) -> int:
+        """The operation whose output n only gives another order of axes, or another shape."""
+        operation = self.graph.operations[n]
+        while operation.name in MOVES and self.graph.operations[operation.reads[0]].site:
+            n = operation.reads[0]
+            operation = self.graph.operations[n]
+        return n
+
+    def sublayer(self, step: StreamPart, state: Tensor) -> tuple[Sublayer, float]:
+        """The sublayer of that step, and its length in depth-time; `state` has values of its first
+        state.
+        """
+        if step.sum is None:
+            raise NotReplayedError(
+                "it is no single sum x + f(x): it mixes states, or later parts read its states"
+            )
+        state_norm = None
+        if step.sum.y not in reshaped(self.graph, step.last):
+            state_norm = self.norm(step.sum.y, step.last)
+        sublayer, length = self._of_sum(step.sum, state, state_norm)
+        if step.sum.share == 1:
+            return sublayer, length
+        if state_norm is None:
+            raise NotReplayedError(f"its sum multiplies the state by {step.sum.share:g}")
+        return keeping(sublayer, state_norm, step.sum.share), length
+
+    def _of_sum(
+        self, sum_: Sum, state: Tensor, state_norm: AdaptedNorm | None
+    ) -> tuple[Sublayer, float]:
+        terms = list(sum_.terms)
+        if len(terms) == 1:
+            terms = summands(self.graph, terms[0])
+        if len(terms) == 2 and state_norm is None and sum_.offset is None:
+            try:
+                return self._in_parallel([self._term(sum_.x, each) for each in terms], state)
+            except NotReplayedError:
+                if len(sum_.terms) == 2:
+                    raise
+        if len(sum_.terms) > 1:
+            raise NotReplayedError(f"its sum has {len(sum_.terms) + 1} terms")
+        term = self._term(sum_.x, sum_.terms[0])
+        if sum_.offset is not None:
+            if term.output_norm is not None or term.scale != 1:
+                raise NotReplayedError("it adds an offset behind its norm or scale")
+            term = dataclasses.replace(term, offset=sum_.offset)
+        return self._alone(term, state, state_norm)
+
+    def _term(self, x: int, scaled: Scaled) -> Term:
+        """The term of a sum whose state is x."""
+        n = scaled.number
+        scale: float | nn.Parameter = scaled.factor
+        if scaled.scales:
+            if len(scaled.scales) > 1 or scale != 1:
+                raise NotReplayedError("it scales its map several times")
+            scale = scaled.scales[0]
+        through, _ = self.graph.bottlenecks(x, n)
+        inside = self.graph.after(x) & self.graph.before(n)
+        products = [m for m in sorted(inside) if m != x and self._multiplies(m)]
+        if not products:
+            raise NotReplayedError("its map has no product of matrices")
+        input_norm = None
+        start = x
+        for end in reversed([m for m in through if x < m < products[0]]):
+            input_norm = self.norm(x, end)
+            if input_norm is not None:
+                start = end
+                break
+        output_norm = None
+        end = n
+        for begin in [m for m in through if products[-1] <= m < n]:
+            output_norm = self.norm(begin, n)
+            if output_norm is not None:
+                end = begin
+                break
+        return Term(start, end, input_norm, output_norm, scale)
+
+    def _multiplies(self, n: int) -> bool:
+        return any(word in self.graph.operations[n].name for word in PRODUCTS)
+
+    def _alone(
+        self, term: Term, state: Tensor, state_norm: AdaptedNorm | None
+    ) -> tuple[Sublayer, float]:
+        """The sublayer with one map."""
+        kind, chain, length = self._map(term, state)
+        sublayer = Sublayer(
+            chain,
+            kind,
+            input_norm=term.input_norm,
+            output_norm=term.output_norm,
+            state_norm=state_norm,
+        )
+        return sublayer, length
+
+    def _map(self, term: Term, state: Tensor) -> tuple[Kind, ModuleChain, float]:
+        """The map of a term: its kind, the map, and its length in depth-time."""
+        stages: list[nn.Module]
+        try:
+            stages = [MapOfOperations(self.adapter, self.graph, term.start, term.end, term.offset)]
+        except NotReplayedError:
+            stages = [MapOfPass(self.adapter, self.graph, term.start, term.end)]
+        length = 1.0
+        if isinstance(term.scale, float) and term.scale > 0:
+            length = term.scale
+        elif term.output_norm is None:
+            stages.append(ScaledOutput(term.scale))
+        else:
+            raise NotReplayedError("it scales the output of a norm by channel")
+        chain = ModuleChain(stages)
+        x = state
+        if term.input_norm is not None:
+            x = term.input_norm(state)
+        chain.find_output_projection(x)
+        return self._kind(term, chain, x), chain, length
+
+    def _kind(self, term: Term, field: nn.Module, x: Tensor) -> Kind:
+        """What the map is: attention if it mixes tokens."""
+        if x.shape[-2] > 1 and mixes_tokens(field, x):
+            return "attention"
+        inside = self.graph.after(term.start) & self.graph.before(term.end)
+        if any(self._averages(n) for n in inside):
+            return "attention"
+        return "ffn"
+
+    def _averages(self, n: int) -> bool:
+        """Whether operation n averages values with the rows of a softmax, as an attention does even
+        if it reads no other token of its state.
+        """
+        operation = self.graph.operations[n]
+        if operation.name in ATTENTION:
+            return True
+        if operation.name not in ("matmul", "bmm", "einsum") or len(operation.reads) != 2:
+            return False
+        ranks = {len(self.graph.operations[m].shape or ()) for m in operation.reads}
+        of_weights = any(self.graph.is_of_weights(m) for m in operation.reads)
+        return len(ranks) == 1 and not of_weights and any(map(self._is_softmax, operation.reads))
+
+    def _is_softmax(self, n: int) -> bool:
+        """Whether operation n is a softmax, in any shape."""
+        while self.graph.operations[n].name in (*MOVES, "to", "type_as"):
+            n = self.graph.operations[n].reads[0]
+        return self.graph.operations[n].name == "softmax"
+
+    def _in_parallel(self, terms: Sequence[Term], state: Tensor) -> tuple[Sublayer, float]:
+        """The sublayer with attention and FFN in parallel."""
+        if any(term.output_norm is not None for term in terms):
+            raise NotReplayedError("a map in parallel has a norm of its output")
+        maps = {
+            kind: (term, chain, length)
+            for term in terms
+            for kind, chain, length in [self._map(term, state)]
+        }
+        if set(maps) != {"attention", "ffn"}:
+            raise NotReplayedError("its two maps in parallel are no attention and FFN")
+        attention, attention_chain, length = maps["attention"]
+        ffn, ffn_chain, other_length = maps["ffn"]
+        if length != other_length:
+            raise NotReplayedError("its two maps in parallel have different scales")
+        if attention.start == ffn.start:
+            field = ParallelMaps(attention_chain, ffn_chain)
+            return Sublayer(field, "parallel", input_norm=attention.input_norm), length
+        norms = [norm for norm in (attention.input_norm, ffn.input_norm) if norm is not None]
+        if len(norms) < 2 or len({(norm.centred, norm.eps, norm.added) for norm in norms}) > 1:
+            raise NotReplayedError("its two maps in parallel have norms that differ")
+        gains = (GainsOf(norms[0]), GainsOf(norms[1]))
+        field = ParallelMaps(attention_chain, ffn_chain, gains)
+        return Sublayer(field, "parallel", input_norm=WithoutGain(norms[0])), length
+
+
+def check_step(
+    adapter: StreamAdapter, k: int, sublayer: Sublayer, length: float, state: Tensor
+) -> None:
+    """Raises NotReplayedError unless the sublayer makes of the state what the model does."""
+    _, expected = adapter.passed(adapter.shaped(state), {k: state}, k + 1)
+    miss = difference(sublayer.step(state, length), expected)
+    if not miss <= tolerance(expected.dtype):
+        raise NotReplayedError(
+            f"its operations alone compute something else (relative difference {miss:.1g})"
+        )
+
+
+def structures_of(parts: Sequence[tuple[Sublayer, float]]) -> list[Structure]:
+    """The parts as blocks: attention and the FFN behind it, where all are such pairs."""
+    kinds = [sublayer.kind for sublayer, _ in parts]
+    per_block = 1
+    if kinds == ["attention", "ffn"] * (len(kinds) // 2):
+        per_block = 2
+    structures = []
+    for i in range(0, len(parts), per_block):
+        sublayers, lengths = zip(*parts[i : i + per_block], strict=True)
+        structures.append(Structure(sublayers, lengths, {}, None))
+    return structures

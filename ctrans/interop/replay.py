@@ -1,0 +1,352 @@
+"""A part of a forward pass as a function: the operations from one tensor to another are run again,
+for other values of the first.
+
+Its linear maps become modules, whatever the model calls them as, so that hooks see them. All
+parameters are the model's own.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from ctrans.interop.block_calls import tensors_in
+from ctrans.interop.module_chain import is_linear
+from ctrans.interop.multihead import UnfoldedAttention, arguments, unfolds
+from ctrans.interop.operations import CallSite, Graph, Made, Operation, changes_its_input, name_of
+from ctrans.interop.products import AS_IT_IS, TRANSPOSED, Product, product_at
+from ctrans.interop.recorded_calls import STATE, Template
+from solvers import ConfigError
+
+Computed = dict[int, Any]
+"""What operations returned, by their numbers."""
+
+
+class NotReplayedError(ConfigError):
+    """Why a part of a forward pass cannot be run alone."""
+
+
+class Transposed(nn.Module):
+    """W x + b with a weight (in, out), as `TransposedLinear`."""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None):
+        super().__init__()
+        self.nx, self.nf = weight.shape
+        self.weight = weight
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight
+        if self.bias is not None:
+            y = y + self.bias
+        return y
+
+
+class ComputedLinear(nn.Linear):
+    """W x + b with a weight that operations make of parameters, such as a slice of a larger one."""
+
+    def __init__(self, product: Product, weight: Replayed, bias: Replayed | None, inputs: int):
+        nn.Module.__init__(self)
+        self.product = product
+        self.of_weight = weight
+        self.of_bias = bias
+        self.in_features = inputs
+        self.out_features = len(self.weight)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]  # no parameter of its own
+        matrix = self.product.matrix(self.of_weight.of_weights())
+        return matrix.reshape(-1, self.in_features)
+
+    @property
+    def bias(self) -> Tensor | None:  # type: ignore[override]  # no parameter of its own
+        if self.of_bias is None:
+            return None
+        return self.of_bias.of_weights()
+
+
+class Replayed(nn.Module):
+    """The tensor `last` of a pass as a function of the tensor `first`; of parameters alone if
+    `first` is None.
+
+    - `channels`: the axis of both that counts channels, which is the last axis of the function's
+      argument and result
+    - `offset`: what makes an offset of parameters that is added to `last`, a product of matrices
+
+    What `last` reads of the model's input beside `first`, such as an encoder's output, keeps its
+    value. Raises NotReplayedError if the model's code decides by values what it does.
+    """
+
+    rows: tuple[int, int] | None = None
+    """The numbers of sequences and of tokens, where `first` has states."""
+    tokens_first = False
+
+    def __init__(
+        self,
+        graph: Graph,
+        first: int | None,
+        last: int,
+        channels: int = -1,
+        offset: int | None = None,
+    ):
+        super().__init__()
+        self.graph = graph
+        self.first = first
+        self.last = last
+        self.channels = channels
+        self.modules_by_site: dict[CallSite, str] = {}
+        self.names: dict[str, str] = {}
+        """The names of its parameters, by their paths in the model."""
+        order = _between(graph, first, last)
+        products: dict[int, Product] = {}
+        if first is not None:
+            products = self._products(order)
+        if offset is not None:
+            if last not in products or products[last].bias is not None:
+                raise NotReplayedError("it adds an offset to what is no product of matrices")
+            products[last] = dataclasses.replace(products[last], bias=offset)
+        done_by_modules = {m for n in products for m in self._parts_of(n, products[n], order)}
+        self.order = [n for n in order if n not in done_by_modules]
+        self._add_parts(products)
+
+    def _products(self, order: Sequence[int]) -> dict[int, Product]:
+        """The products with matrices of weights, each with its offset if it has one."""
+        products: dict[int, Product] = {}
+        for n in order:
+            product = product_at(self.graph, n)
+            if product is None:
+                continue
+            without_offset = [m for m in products if m in self.graph.operations[n].reads]
+            if product.bias is not None and without_offset:
+                (inner,) = without_offset
+                if [m for m in order if inner in self.graph.operations[m].reads] != [n]:
+                    continue  # something else reads the product without its offset
+                del products[inner]
+            products[n] = product
+        return products
+
+    def _parts_of(self, n: int, product: Product, order: Sequence[int]) -> list[int]:
+        """The operations in place of which a linear map acts: those that make its weights, and the
+        product before its offset.
+        """
+        graph = self.graph
+        makes_weights = graph.before(product.weight)
+        if product.bias is not None:
+            makes_weights |= graph.before(product.bias)
+        parts = [m for m in order if m in makes_weights and graph.is_of_weights(m)]
+        if graph.operations[n].name in ("add", "add_"):
+            parts += [m for m in graph.operations[n].reads if not graph.is_of_weights(m)]
+        return parts
+
+    def _add_parts(self, products: dict[int, Product]) -> None:
+        """Adds the modules of the operations, and the parameters that the others read."""
+        read = {self.last}
+        for n in self.order:
+            operation = self.graph.operations[n]
+            if n in products:
+                self._add_module(operation, "linear", self._linear(products[n]))
+            elif isinstance(operation.function, nn.Module):
+                self._add_module(operation, "part", self._callable(operation))
+            else:
+                read.update(operation.reads)
+        for number in sorted(read):
+            operation = self.graph.operations[number]
+            if isinstance(operation.output, nn.Parameter) and operation.site is None:
+                self._add_weight(operation)
+
+    def _add_module(self, operation: Operation, name: str, module: nn.Module) -> None:
+        assert operation.site is not None
+        known = {id(part): path for path, part in self.named_children()}
+        path = known.get(id(module), f"{name}{len(self.modules_by_site)}")
+        self.add_module(path, module)
+        self.modules_by_site[operation.site] = path
+
+    def _add_weight(self, operation: Operation) -> None:
+        path = operation.path or f"weight{len(self.names)}"
+        name = path.rpartition(".")[2]
+        if name in self._parameters or hasattr(self, name):
+            name = path.replace(".", "_")
+        self.register_parameter(name, operation.output)
+        self.names[path] = name
+
+    def _linear(self, product: Product) -> nn.Module:
+        """The linear map of a product."""
+        weight: Any = self.graph.operations[product.weight].output
+        bias: Any = None
+        if product.bias is not None:
+            bias = self.graph.operations[product.bias].output
+        is_parameter = isinstance(weight, nn.Parameter) and weight.dim() == 2
+        if is_parameter and (bias is None or isinstance(bias, nn.Parameter)):
+            if product.form in (AS_IT_IS, (0, 1)):
+                linear: Any = nn.Linear(1, 1, bias=False, device="meta")
+                linear.weight = weight
+                linear.bias = bias
+                linear.out_features, linear.in_features = weight.shape
+                module: nn.Module = linear
+                return module
+            if product.form in (TRANSPOSED, (1, 0)):
+                return Transposed(weight, bias)
+        state: Tensor = self.graph.operations[product.state].output
+        inputs = math.prod(state.shape[-product.axes :])
+        of_bias = None
+        if product.bias is not None:
+            of_bias = Replayed(self.graph, None, product.bias)
+        return ComputedLinear(product, Replayed(self.graph, None, product.weight), of_bias, inputs)
+
+    def _callable(self, operation: Operation) -> nn.Module:
+        """The module of a call; torch's attention with its linear maps as modules, where it can
+        be.
+        """
+        module: Any = operation.function
+        if isinstance(module, nn.MultiheadAttention):
+            call = _template(self.graph, operation)
+            if unfolds(module, call) and arguments(call).get("key_padding_mask") is None:
+                return UnfoldedAttention(module, tokens_first=False)
+        callable_module: nn.Module = module
+        return callable_module
+
+    def of_weights(self) -> Tensor:
+        """The tensor `last`, which operations make of parameters alone."""
+        return self._run(self.graph, self.order, {}, self.last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.first is not None
+        own = x.movedim(-1, self.channels)
+        y = self._run(self.graph, self.order, {self.first: own}, self.last)
+        return y.movedim(self.channels, -1)
+
+    def _run(self, graph: Graph, order: Sequence[int], values: Computed, last: int) -> Tensor:
+        """The tensor `last` of the operations of a graph, given some of their values."""
+        for n in order:
+            if n not in values:
+                values[n] = self._value(graph, n, values)
+        result: Tensor = self._read(graph, last, values)
+        return result
+
+    def _read(self, graph: Graph, n: int, values: Computed) -> Any:
+        """The value that an operation reads."""
+        if n not in values:
+            operation = graph.operations[n]
+            if operation.site is None or graph.is_of_weights(n):
+                values[n] = self._value(graph, n, values)
+            else:  # another input, or what is made of it
+                values[n] = operation.output
+        return values[n]
+
+    def _value(self, graph: Graph, n: int, values: Computed) -> Any:
+        """What the operation returns."""
+        operation = graph.operations[n]
+        if operation.site is None:
+            if operation.path in self.names:
+                return self.get_parameter(self.names[operation.path])
+            return operation.output
+        if operation.part is not None:
+            return tensors_in(values[operation.reads[0]])[operation.part]
+
+        def filled(value: Any) -> Any:
+            if isinstance(value, Made):
+                return self._read(graph, value.number, values)
+            return value
+
+        if operation.site in self.modules_by_site:
+            module = self.get_submodule(self.modules_by_site[operation.site])
+            product = product_at(graph, n)
+            if product is not None:
+                x = filled(Made(product.state)).flatten(-product.axes)
+                return self._by_tokens(module, x).reshape(operation.output.shape)
+            if isinstance(module, UnfoldedAttention):
+                x = filled(Made(operation.reads[0]))
+                return (self._attention(graph, operation, module, x),)
+            args, kwargs = tree_map(filled, (operation.args, operation.kwargs))
+            if is_linear(module) and not kwargs and isinstance(operation.output, Tensor):
+                return self._by_tokens(module, *args)
+            return module(*args, **kwargs)
+        args, kwargs = tree_map(filled, (operation.args, operation.kwargs))
+        function: Any = operation.function
+        if changes_its_input(name_of(function)):
+            target = args[0].clone()
+            result = function(target, *args[1:], **kwargs)
+            if result is None:
+                return target
+            return result
+        return function(*args, **kwargs)
+
+    def _by_tokens(self, linear: nn.Module, x: Tensor) -> Tensor:
+        """The linear map of tokens x in any order of their axes. It gets (batch, tokens, width), as
+        hooks expect.
+        """
+        y: Tensor
+        if self.rows is None or x.dim() > 3 or x.shape[:-1].numel() != math.prod(self.rows):
+            y = linear(x)
+        elif x.dim() == 2:
+            y = linear(x.reshape(*self.rows, -1)).flatten(0, 1)
+        elif self.tokens_first:
+            y = linear(x.transpose(0, 1)).transpose(0, 1).contiguous()
+        else:
+            y = linear(x)
+        return y
+
+    def _attention(
+        self, graph: Graph, operation: Operation, module: UnfoldedAttention, x: Tensor
+    ) -> Tensor:
+        """The output of torch's attention, by its linear maps."""
+        call = _template(graph, operation)
+        of_torch: Any = operation.function
+        y: Tensor
+        if of_torch.batch_first or x.dim() < 3:
+            y = module(x, call)
+        else:
+            y = module(x.transpose(0, 1), call).transpose(0, 1)
+        return y
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Replayed:
+        """A copy with weights of its own, of the same operations."""
+        for shared in (self.graph, getattr(self, "adapter", None)):
+            memo[id(shared)] = shared
+        copied = object.__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return copied
+
+
+def _between(graph: Graph, first: int | None, last: int) -> list[int]:
+    """The operations that `last` needs, given `first`, in order."""
+    of_input = graph.after(0)
+    of_first = set[int]()
+    if first is not None:
+        of_first = graph.after(first)
+    if any(n in of_first and n < last for n in graph.decisions):
+        raise NotReplayedError("its code decides by the values of the state what it does")
+    needed = {last}
+    for n in range(last, -1, -1):
+        is_given = n == first or (n in of_input and n not in of_first)
+        if n in needed and not is_given:
+            needed.update(graph.operations[n].reads)
+    return [
+        n
+        for n in sorted(needed)
+        if n != first
+        and graph.operations[n].site is not None
+        and (n in of_first or n not in of_input)
+    ]
+
+
+def _template(graph: Graph, operation: Operation) -> Template:
+    """The call of torch's attention, with a placeholder for the state that it reads first."""
+    state = operation.reads[0]
+
+    def filled(value: Any) -> Any:
+        if not isinstance(value, Made):
+            return value
+        if value.number == state:
+            return STATE
+        return graph.operations[value.number].output
+
+    args, kwargs = tree_map(filled, (operation.args, operation.kwargs))
+    return Template(args, kwargs)

@@ -1,0 +1,372 @@
+"""Models whose code has no module for attention, for the FFN, for norms or for blocks: they are read
+from the operations of a forward pass. Each is compared with its own formulas, written by hand.
+"""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ctrans
+from ctrans.control.model_check import check_model
+from ctrans.control.regularization import Regularization
+
+WIDTH = 16
+HEADS = 4
+VOCABULARY = 31
+LAYERS = 3
+TOKENS = torch.randint(0, VOCABULARY, (2, 7), generator=torch.Generator().manual_seed(0))
+
+
+def drawn(*shape):
+    return nn.Parameter(torch.randn(shape) * shape[-1] ** -0.5)
+
+
+def by_head(x):
+    return x.unflatten(-1, (HEADS, -1)).transpose(-2, -3)
+
+
+def attention(q, k, v):
+    mask = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).tril()
+    scores = by_head(q) @ by_head(k).mT / (q.shape[-1] // HEADS) ** 0.5
+    rows = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    return (rows @ by_head(v)).transpose(-2, -3).flatten(-2)
+
+
+def rms(x):
+    return x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+
+
+class Stack(nn.Module):
+    """A table, layers that `layer(i, x)` computes, a norm and a head. `step(i, x)` is the same by
+    hand: the states after attention and after the FFN.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, WIDTH)
+        self.positions = nn.Embedding(64, WIDTH)
+        self.final = nn.LayerNorm(WIDTH)
+        self.make()
+
+    def states(self, ids):
+        x = self.table(ids) + self.positions(torch.arange(ids.shape[1]))
+        states = [x]
+        for i in range(LAYERS):
+            x = self.layer(i, x)
+            states.append(x)
+        return states
+
+    def forward(self, ids):
+        return self.final(self.states(ids)[-1]) @ self.table.weight.T
+
+
+class MethodOfTheBlock(Stack):
+    """The pre-LN GPT of 15 lines whose attention is a method."""
+
+    placement = "pre"
+
+    def make(self):
+        for name, out in (("qkv", 3 * WIDTH), ("out", WIDTH), ("up", 4 * WIDTH)):
+            setattr(self, name, nn.ModuleList(nn.Linear(WIDTH, out) for _ in range(LAYERS)))
+        self.down = nn.ModuleList(nn.Linear(4 * WIDTH, WIDTH) for _ in range(LAYERS))
+        self.n1 = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(LAYERS))
+        self.n2 = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(LAYERS))
+
+    def attend(self, i, x):
+        return self.out[i](attention(*self.qkv[i](x).chunk(3, -1)))
+
+    def layer(self, i, x):
+        x = x + self.attend(i, self.n1[i](x))
+        return x + self.down[i](F.gelu(self.up[i](self.n2[i](x))))
+
+
+class BareMatrices(Stack):
+    """Parameters alone, each used as x @ W, with norms by hand, and an offset behind the sum."""
+
+    placement = "pre"
+
+    def make(self):
+        self.w = nn.ParameterDict()
+        for i in range(LAYERS):
+            for name in "qkvo":
+                self.w[f"{name}{i}"] = drawn(WIDTH, WIDTH)
+            self.w[f"u{i}"] = drawn(WIDTH, 2 * WIDTH)
+            self.w[f"d{i}"] = drawn(2 * WIDTH, WIDTH)
+            self.w[f"b{i}"] = drawn(WIDTH)
+            self.w[f"g{i}"] = nn.Parameter(torch.rand(WIDTH) + 0.5)
+
+    def layer(self, i, x):
+        w = self.w
+        u = rms(x) * w[f"g{i}"]
+        x = x + attention(u @ w[f"q{i}"], u @ w[f"k{i}"], u @ w[f"v{i}"]) @ w[f"o{i}"]
+        return x + F.relu(rms(x) @ w[f"u{i}"]) @ w[f"d{i}"] + w[f"b{i}"]
+
+
+class SlicesOfOneTensor(Stack):
+    """All layers in one tensor for each kind, contracted by einsum, as in code from JAX."""
+
+    placement = "peri"
+
+    def make(self):
+        self.qkv = drawn(LAYERS, 3, WIDTH, WIDTH)
+        self.out = drawn(LAYERS, HEADS, WIDTH // HEADS, WIDTH)
+        self.up = drawn(LAYERS, WIDTH, 2 * WIDTH)
+        self.down = drawn(LAYERS, 2 * WIDTH, WIDTH)
+
+    def layer(self, i, x):
+        u = rms(x)
+        q, k, v = (torch.einsum("btd,de->bte", u, self.qkv[i, j]) for j in range(3))
+        y = attention(q, k, v).unflatten(-1, (HEADS, -1))
+        x = x + rms(torch.einsum("bthk,hkd->btd", y, self.out[i]))
+        return x + rms(F.silu(rms(x) @ self.up[i]) @ self.down[i])
+
+
+class ScaledState(Stack):
+    """N(a x + f(x)), as DeepNorm, with functional norms."""
+
+    placement = "deepnorm"
+
+    def make(self):
+        self.qkv, self.out = drawn(LAYERS, 3 * WIDTH, WIDTH), drawn(LAYERS, WIDTH, WIDTH)
+        self.up, self.down = drawn(LAYERS, WIDTH, WIDTH), drawn(LAYERS, WIDTH, WIDTH)
+        self.gain = nn.Parameter(torch.rand(2 * LAYERS, WIDTH) + 0.5)
+
+    def layer(self, i, x):
+        y = F.linear(attention(*F.linear(x, self.qkv[i]).chunk(3, -1)), self.out[i])
+        x = F.layer_norm(2.5 * x + y, (WIDTH,), self.gain[2 * i], None)
+        y = F.linear(F.gelu(F.linear(x, self.up[i])), self.down[i])
+        return F.layer_norm(x * 2.5 + y, (WIDTH,), self.gain[2 * i + 1], None)
+
+
+class InParallel(Stack):
+    """Attention and FFN read one norm, and the sum adds both."""
+
+    placement = "pre"
+
+    def make(self):
+        self.fused = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in range(LAYERS))
+        self.out = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.up = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.down = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+
+    def layer(self, i, x):
+        u = F.layer_norm(x, (WIDTH,))
+        y = self.out[i](attention(*self.fused[i](u).chunk(3, -1)))
+        return x + y + self.down[i](torch.tanh(self.up[i](u)))
+
+
+class Routed(MethodOfTheBlock):
+    """Experts in a loop that leaves out those without tokens, and that adds in place."""
+
+    def make(self):
+        super().make()
+        self.router = nn.ModuleList(nn.Linear(WIDTH, 3) for _ in range(LAYERS))
+        self.experts = drawn(LAYERS, 3, WIDTH, WIDTH)
+
+    def layer(self, i, x):
+        x = x + self.attend(i, self.n1[i](x))
+        u = self.n2[i](x)
+        flat = u.flatten(0, 1)
+        best = self.router[i](flat).argmax(-1)
+        result = torch.zeros_like(flat)
+        for e in range(3):
+            (chosen,) = torch.where(best == e)
+            if chosen.numel():
+                result.index_add_(0, chosen, torch.tanh(flat[chosen] @ self.experts[i, e]))
+        return x + result.view_as(x)
+
+
+class ChannelsFirst(Stack):
+    """States are (batch, width, tokens): maps are convolutions, norms act on axis 1."""
+
+    placement = "pre"
+
+    def make(self):
+        self.qkv = nn.ModuleList(nn.Conv1d(WIDTH, 3 * WIDTH, 1) for _ in range(LAYERS))
+        self.out = nn.ModuleList(nn.Conv1d(WIDTH, WIDTH, 1) for _ in range(LAYERS))
+        self.up = nn.ModuleList(nn.Conv1d(WIDTH, WIDTH, 1) for _ in range(LAYERS))
+        self.down = nn.ModuleList(nn.Conv1d(WIDTH, WIDTH, 1) for _ in range(LAYERS))
+
+    def states(self, ids):
+        x = (self.table(ids) + self.positions(torch.arange(ids.shape[1]))).mT.contiguous()
+        states = [x]
+        for i in range(LAYERS):
+            x = self.layer(i, x)
+            states.append(x)
+        return [x.mT for x in states]
+
+    def layer(self, i, x):
+        q, k, v = (z.mT for z in self.qkv[i](self.norm(x)).chunk(3, 1))
+        x = x + self.out[i](attention(q, k, v).mT)
+        return x + self.down[i](F.gelu(self.up[i](self.norm(x))))
+
+    @staticmethod
+    def norm(x):
+        return (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, correction=0) + 1e-6).sqrt()
+
+
+class ValuesOfTheIds(Stack):
+    """A second table of the ids adds to the values, and states are mixed with the first one."""
+
+    placement = "pre, unknown"
+
+    def make(self):
+        MethodOfTheBlock.make(self)
+        self.extra = nn.Embedding(VOCABULARY, WIDTH)
+        self.mix = nn.Parameter(torch.rand(LAYERS, 2) + 0.5)
+
+    def states(self, ids):
+        first = x = rms(self.table(ids))
+        states = []
+        for i in range(LAYERS):
+            x = self.mix[i, 0] * x + self.mix[i, 1] * first
+            states.append(x)
+            q, k, v = self.qkv[i](self.n1[i](x)).chunk(3, -1)
+            x = x + self.out[i](attention(q, k, v + self.extra(ids)))
+            x = x + self.down[i](F.relu(self.up[i](self.n2[i](x))).square())
+            states.append(x)
+        return states
+
+
+KINDS = {
+    MethodOfTheBlock: ["attention", "ffn"] * LAYERS,
+    BareMatrices: ["attention", "ffn"] * LAYERS,
+    SlicesOfOneTensor: ["attention", "ffn"] * LAYERS,
+    ScaledState: ["attention", "ffn"] * LAYERS,
+    InParallel: ["parallel"] * LAYERS,
+    Routed: ["attention", "ffn"] * LAYERS,
+    ChannelsFirst: ["attention", "ffn"] * LAYERS,
+    ValuesOfTheIds: ["attention", "ffn", "part"] * (LAYERS - 1) + ["attention", "ffn"],
+}
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+
+
+def made(kind):
+    torch.manual_seed(1)
+    return kind().double().eval()
+
+
+def near(x, y):
+    return x.shape == y.shape and torch.allclose(x, y, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.cases(2)
+@every_kind
+def test_states_placement_and_kinds_are_the_models_own(kind):
+    model = made(kind)
+    opened = ctrans.open_model(model, example=TOKENS)
+    assert [part.kind for part in opened.depth.sublayers] == KINDS[kind]
+    assert opened.config.placement == kind.placement
+    with torch.no_grad():
+        states = opened.trajectory(TOKENS).states
+        for own in model.states(TOKENS):
+            assert any(near(x, own) for x in states)
+        assert near(opened.head(states[-1]), model(TOKENS))
+
+
+@pytest.mark.cases(2)
+@every_kind
+def test_maps_are_those_of_the_model_at_other_states_and_lengths(kind):
+    """A layer of the model on random states, in the order of its own code."""
+    model = made(kind)
+    opened = ctrans.open_model(model, example=TOKENS)
+    if kind is ValuesOfTheIds:
+        return  # its maps read the ids
+    generator = torch.Generator().manual_seed(2)
+    for length in (7, 4, 9):
+        x = torch.randn(3, length, WIDTH, generator=generator, dtype=torch.float64)
+        given = x.mT if kind is ChannelsFirst else x
+        with torch.no_grad():
+            expected = model.layer(1, given)
+            found = x
+            each = opened.depth.per_block
+            for k in range(each, 2 * each):
+                found = opened.depth.sublayers[k].step(found, opened.depth.lengths[k])
+        assert near(found, expected.mT if kind is ChannelsFirst else expected)
+
+
+@pytest.mark.cases(4)
+@every_kind
+def test_the_costate_is_autograds_derivative_by_the_first_state(kind):
+    model = made(kind)
+    opened = ctrans.open_model(model, example=TOKENS)
+    targets = TOKENS.roll(-1, 1)
+    found = ctrans.costate(opened, TOKENS, targets)
+    seen = []
+
+    def keep(module, args, output):
+        x = output.detach().requires_grad_()
+        seen.append(x)
+        return x
+
+    if kind is ValuesOfTheIds:
+        return  # its first state is a mixture, which no module returns
+    handle = model.table.register_forward_hook(keep)
+    F.cross_entropy(model(TOKENS).flatten(0, 1), targets.flatten()).backward()
+    handle.remove()
+    assert near(found.costates[0], seen[0].grad)
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("kind", [MethodOfTheBlock, BareMatrices, SlicesOfOneTensor])
+def test_rows_and_matrices_are_the_models_own(kind):
+    model = made(kind)
+    opened = ctrans.open_model(model, example=TOKENS)
+    first = opened.depth.sublayers[0]
+    x = opened.embed(TOKENS)
+    given = first.given(x)
+    mask = torch.ones(7, 7, dtype=torch.bool).tril()
+    rows = 0
+    for head, weights in enumerate(first.field.head_matrices()):
+        q, k = (given @ weight.T for weight in (weights.query, weights.key))
+        if weights.query_offset is not None:
+            q = q + weights.query_offset
+        scores = (q @ k.mT / (WIDTH // HEADS) ** 0.5).masked_fill(~mask, -torch.inf)
+        rows = scores.softmax(-1)
+        assert near(first.field.probabilities(x=given)[:, head], rows)
+    found = {matrix.role for matrix in first.field.matrices()}
+    assert found == {"query", "key", "value", "out"}
+
+
+def test_a_copied_map_has_weights_of_its_own():
+    opened = ctrans.open_model(made(BareMatrices), example=TOKENS)
+    field = opened.depth.sublayers[1].field
+    x = torch.randn(2, 7, WIDTH, dtype=torch.float64)
+    before = field(x)
+    twin = copy.deepcopy(field)
+    with torch.no_grad():
+        for weight in twin.parameters():
+            weight.zero_()
+    assert torch.equal(field(x), before)
+    assert not twin(x).any()
+
+
+def test_changed_weights_are_seen():
+    model = made(SlicesOfOneTensor)
+    opened = ctrans.open_model(model, example=TOKENS)
+    with torch.no_grad():
+        model.up.mul_(1.5)
+        assert near(opened.head(opened.trajectory(TOKENS).states[-1]), model(TOKENS))
+
+
+@pytest.mark.cases(3)
+def test_no_penalty_is_named_for_weights_that_were_not_tried():
+    opened = ctrans.open_model(made(BareMatrices), example=TOKENS)
+    found = check_model(opened, TOKENS, TOKENS.roll(-1, 1), Regularization(weight_decay=5.0))
+    assert found.training_threshold is None or "no large weights" in str(found.missing)
+
+
+def test_a_norm_of_torchs_functions_is_no_norm_module():
+    """`torch.norm` is called like the kind of module."""
+
+    class ByLength(MethodOfTheBlock):
+        def layer(self, i, x):
+            x = x + self.attend(i, x / x.norm(dim=-1, keepdim=True) * WIDTH**0.5)
+            return x + self.down[i](F.gelu(self.up[i](self.n2[i](x))))
+
+    opened = ctrans.open_model(made(ByLength), example=TOKENS)
+    assert opened.config.placement == "pre"
+    assert opened.config.norm == "layernorm/rmsnorm"
