@@ -30,7 +30,7 @@ from ctrans.interop.block_calls import Seen, tensors_in
 from ctrans.interop.block_run import mixes_tokens
 from ctrans.interop.block_structure import Structure
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
-from ctrans.interop.graph_parts import PartsReader, check_step, structures_of
+from ctrans.interop.graph_parts import PartsReader, Samples, check_step, structures_of
 from ctrans.interop.model_adapter import REMEMBERED
 from ctrans.interop.module_adapter import ModuleAdapter
 from ctrans.interop.operations import CallSite, Function, Graph, Operations, whole_modules
@@ -224,9 +224,7 @@ class StreamAdapter(ModuleAdapter):
                 raise Seen
             if k not in states:
                 return x
-            state = states[k].reshape(self._turned(x).shape)
-            # a copy, which the module may change in place
-            return state.movedim((0, -1), (self._batch, self._width)).clone()
+            return self._own_state(states[k], x)
 
         with contextlib.suppress(Seen):
             output = self._run(tokens, self.states(look))
@@ -306,37 +304,74 @@ class StreamAdapter(ModuleAdapter):
         return self._graphs[key]
 
     def structures(self) -> tuple[list[Structure], Tensor]:
-        first = self._start(self.example)
-        self.tokens = first.shape[-2]
-        self._like = torch.zeros_like(first[0])
-        parts = [self._part(k, first) for k in range(len(self.weights))]
+        with torch.no_grad():
+            _, states = self._walked(self.example, {})
+            first = states[0]
+            self.tokens = first.shape[-2]
+            self._like = torch.zeros_like(first[0])
+            # other states in place of each but the last: what a part makes of its state shows
+            others = {k: random_states(state) for k, state in enumerate(states[:-1])}
+            output, made = self._walked(self.example, {**others, len(others): states[-1]})
+            self._check_output_is(output, self.example)
+            parts = [
+                self._part(k, ((states[k], states[k + 1]), (others[k], made[k + 1])))
+                for k in range(len(others))
+            ]
         structures = structures_of(parts)
         self._blocks = [self.model] * len(structures)
         return structures, first
 
-    def _part(self, k: int, first: Tensor) -> tuple[Sublayer, float]:
-        """The k-th part and its length in depth-time; the map from state to state if its operations
-        are not read.
+    def _walked(self, tokens: Tensor, states: Mapping[int, Tensor]) -> tuple[Any, list[Tensor]]:
+        """The output of a pass in which these states are replaced, and each state as it was made
+        of the one before it.
         """
-        _, state = self.passed(self.example, last=k)
-        self._check_same(self.example, {0: random_states(first), k: state})
+        made: list[Tensor] = []
+
+        def look(k: int, x: Tensor) -> Tensor:
+            made.append(self.rows(x).clone())
+            if k not in states:
+                return x
+            return self._own_state(states[k], x)
+
+        output = self._run(tokens, self.states(look))
+        if len(made) != len(self.weights) + 1:
+            raise ConfigError(
+                f"{type(self.model).__name__} computes some states of its residual stream more than"
+                " once"
+            )
+        return output, made
+
+    def _own_state(self, state: Tensor, like: Tensor) -> Tensor:
+        """The state in the form of the module's own. A copy, which the module may change."""
+        turned = state.reshape(self._turned(like).shape)
+        return turned.movedim((0, -1), (self._batch, self._width)).clone()
+
+    def _part(self, k: int, samples: Samples) -> tuple[Sublayer, float]:
+        """The k-th part and its length in depth-time; the map from state to state if its operations
+        are not read. The samples are states and what the module makes of them.
+        """
         try:
-            sublayer, length = self._reader.sublayer(self.steps[k], state)
-            for x in (state, random_states(state)):
-                check_step(self, k, sublayer, length, x)
+            sublayer, length = self._reader.sublayer(self.steps[k], samples[0][0])
+            check_step(sublayer, length, samples)
             return sublayer, length
         except FOREIGN_ERRORS as error:
             reason = one_line(error)
         field = StreamMap(self, k, self.weights[k], f"{reason}{self.because}")
-        field.mixes_tokens = self.tokens > 1 and mixes_tokens(field, state)
-        return Sublayer(field, "part"), 1.0
+        field.mixes_tokens = self.tokens > 1 and mixes_tokens(field, samples[0][0])
+        sublayer = Sublayer(field, "part")
+        check_step(sublayer, 1.0, samples)
+        return sublayer, 1.0
 
     def _check_same(self, tokens: Tensor, states: Mapping[int, Tensor]) -> None:
         """Raises ConfigError unless the example with these states has the output of the tokens."""
         with torch.no_grad():
             output, _ = self.passed(self.shaped(states[0]), states)
-            computed = self.tensor(output)
-            expected = self.tensor(self.run(tokens))
+            self._check_output_is(output, tokens)
+
+    def _check_output_is(self, output: Any, tokens: Tensor) -> None:
+        """Raises ConfigError unless that is the module's output for the tokens."""
+        computed = self.tensor(output)
+        expected = self.tensor(self.run(tokens))
         agree = (
             computed is not None and expected is not None and same_where_finite(computed, expected)
         )
