@@ -101,6 +101,8 @@ def answer(name: str, diagnosis: Diagnosis) -> Answer:
     """How many findings a model has and which is the worst, or that nothing was found."""
     of_weights = isinstance(diagnosis, WeightDiagnosis)
     looked = f"{len(diagnosis.examined)} of {len(diagnosis.checks)} checks were measured"
+    for reading in diagnosis.readings.get("loss on this text", [])[:1]:
+        looked += f". On this text {reading.figure}"
     if diagnosis.healthy:
         where = "single parts"
         if of_weights:

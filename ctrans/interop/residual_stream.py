@@ -233,7 +233,9 @@ class StreamPart:
     sum: Sum | None
 
 
-def steps_of_the_stream(graph: Graph, sink: int, is_norm: Callable[[int, int], bool]) -> list[StreamPart]:
+def steps_of_the_stream(
+    graph: Graph, sink: int, is_norm: Callable[[int, int], bool]
+) -> list[StreamPart]:
     """The parts that follow one another up to the sink: each sum, with a norm behind it if
     is_norm(its number, the next state's) says so; and what else is between sums.
     """

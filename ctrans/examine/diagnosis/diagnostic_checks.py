@@ -9,6 +9,7 @@ from ctrans.examine.diagnosis.loss_instruments import (
     LossOfLess,
     TiedGradients,
 )
+from ctrans.examine.diagnosis.loss_rivals import DEVIATIONS, LossBesideRivals
 from ctrans.examine.diagnosis.norm_instruments import DEAD, OUTLIER, EpsShare, GainsByNorm
 from ctrans.examine.diagnosis.state_instruments import (
     BlockMoves,
@@ -46,6 +47,10 @@ COLLAPSED = (
 GUESSING = (
     "At the start of a training: a smaller head or embedding. For a trained model: compare its head"
     " and embedding with the checkpoint, and its tokenizer and text with those of the training."
+)
+NOT_PREDICTED = (
+    "Compare the head and the embedding with the checkpoint (a new head?), the tokenizer and the"
+    " text with those of the training, and the targets with the inputs (shifted once, by one)."
 )
 _GAIN = "smallest |gamma_i| of a norm over its median |gamma_i|"
 _DEAD_SOURCE = (
@@ -717,8 +722,9 @@ MEASURES.add(
         "decay over dt lam*": Measure(
             measured_by="--weight-decay",
             formula=(
-                "the given weight decay over the penalty needed (see ctrans hjb-check): with a"
-                " smaller one, larger weights are always better on this text"
+                "the given weight decay over a penalty that is too small (see ctrans hjb-check):"
+                " below 1 some weights, however large, gain more than they cost, to first order on"
+                " this text"
             ),
             scope="sublayer",
             checks={
@@ -729,9 +735,9 @@ MEASURES.add(
                         " present attention rows, and that found by a search for an FFN"
                     ),
                     impact=(
-                        "This is no fault: most models are trained this way. A decay of this size"
-                        " does not bound the weights in the control problem: larger weights gain"
-                        " more than the decay costs."
+                        "This is no fault: most models are trained this way. A penalty of this size"
+                        " in the loss does not bound the weights in the control problem: there are"
+                        " weights of any size that gain more than the penalty costs."
                     ),
                     remediation=(
                         "Use a norm behind each sublayer (--placement peri or output) with decay on"
@@ -808,6 +814,58 @@ MEASURES.add(
                     remediation=GUESSING,
                     requires="a cross-entropy of logits",
                     high=WORST_EXCESS,
+                )
+            },
+        ),
+        "loss on this text": Measure(
+            compute=LossBesideRivals,
+            formula="the loss on this text, in nats for a cross-entropy",
+            scope="run",
+        ),
+        "loss against shuffled targets": Measure(
+            compute=LossBesideRivals,
+            formula=(
+                "(loss - mean loss for shuffled targets) over its standard deviation: near 0 if"
+                " what the model predicts has nothing to do with the targets"
+            ),
+            scope="run",
+            checks={
+                "targets are not predicted": Check(
+                    severity="serious",
+                    source="a permutation test: three standard deviations, p = 0.001",
+                    impact=(
+                        "The predictions fit these targets no better than the same targets in"
+                        " another order. The model has learned something, for the gains of its"
+                        " norms differ, but not this."
+                    ),
+                    remediation=NOT_PREDICTED,
+                    requires="a loss of its targets, and gains of norms that a training changed",
+                    high=DEVIATIONS,
+                    near=None,
+                )
+            },
+        ),
+        "loss over counting tokens": Measure(
+            compute=LossBesideRivals,
+            formula=(
+                "loss - mean of -log((c(y) + 1)/(N - 1 + V)), c(y) the count of a target among the"
+                " other N - 1"
+            ),
+            scope="run",
+            checks={
+                "worse than counting": Check(
+                    severity="serious",
+                    source="a rival that sees no input: how often each token occurs",
+                    impact=(
+                        "How often each token occurs in this text predicts it better than the"
+                        " model, whose norms' gains show that it was trained."
+                    ),
+                    remediation=NOT_PREDICTED,
+                    requires=(
+                        "a cross-entropy of logits, and gains of norms that a training changed"
+                    ),
+                    high=0.0,
+                    near=None,
                 )
             },
         ),

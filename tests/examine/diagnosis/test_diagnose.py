@@ -80,6 +80,13 @@ def _of_all(rows):
     return change
 
 
+def trained_gains(model):
+    generator = torch.Generator().manual_seed(0)
+    for part in model.depth.sublayers:
+        weight = part.input_norm.weight
+        weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
+
+
 class Shared(nn.Module):
     """Logits of a matrix that embeds too, with nothing in between: token 0 is to say token 1, whose
     row is twice as long.
@@ -280,6 +287,11 @@ PLANTED = {
         "the head",
     ),
     "worse than guessing": (lambda: scaled("post", _of_all(lambda e, p: e.mul_(30))), "the head"),
+    "targets are not predicted": (lambda: scaled("pre", trained_gains), "the head"),
+    "worse than counting": (
+        lambda: scaled("pre", lambda m: (trained_gains(m), m.final_norm.weight.mul_(20))),
+        "the head",
+    ),
     "tied gradients oppose": (Shared, "the tied matrix matrix"),
 }
 """By check: a model that has it, and words of the place where it is."""
@@ -290,6 +302,8 @@ def found(name, **options):
     tokens, targets = text()
     if name == "tied gradients oppose":
         tokens, targets = torch.zeros_like(tokens), torch.ones_like(targets)
+    if name == "worse than counting":  # most of them are what it says, with logits too large
+        targets = torch.where(torch.arange(tokens.shape[1]) % 4 != 1, tokens, targets)
     if name == "tokens read both ways":
         targets = torch.where(torch.arange(tokens.shape[1]) % 3 == 1, tokens, -1)
     return diagnose(model(), tokens, targets, weight_decay=1e-6, **options)
@@ -446,6 +460,7 @@ def test_without_a_loss_the_rest_is_looked_at_and_what_needs_one_is_named():
     assert diagnosis.findings[0].check == "dead gain around the state"
     assert set(diagnosis.missing) == {
         "logits and loss",
+        "loss",
         "costates",
         "loss of less",
         "tied weights",
