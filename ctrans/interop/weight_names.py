@@ -6,6 +6,8 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
+BLOCK = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
+"""The number of the block in a weight's name."""
 GAIN = re.compile(r"((norm|(^|[._])ln)[^.]*\.(weight|gamma|scale|g)|norm_weight)$", re.I)
 """Names of a norm's gains."""
 

@@ -327,6 +327,33 @@ MEASURES.add(
                 )
             },
         ),
+        "blocks with equal matrices": Measure(
+            measured_by="weight_readings",
+            formula="in how many blocks a matrix has the entries of an earlier block's",
+            scope="weight",
+            checks={
+                "blocks with equal weights": Check(
+                    severity="note",
+                    source=(
+                        "matrices that are drawn, or trained, apart are never equal; "
+                        "torch's nn.TransformerEncoder copies its layer with its weights"
+                    ),
+                    impact=(
+                        "Blocks begin as copies of one another. They can learn to differ, but the"
+                        " initial weights are not those that a recipe means; in a checkpoint a"
+                        " block may have been loaded twice."
+                    ),
+                    remediation=(
+                        "Draw the weights of each block again before training (reset_parameters of"
+                        " its parts), or compare the blocks with the checkpoint. Do nothing if the"
+                        " blocks were copied on purpose, to make a model deeper."
+                    ),
+                    requires="matrices of several blocks, all in memory",
+                    high=0.0,
+                    near=None,
+                )
+            },
+        ),
         "heads of zeros": Measure(
             compute=ZeroHeads,
             formula="heads whose queries, keys, values or outputs are all 0",

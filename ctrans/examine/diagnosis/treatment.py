@@ -6,8 +6,8 @@ import math
 import statistics
 
 from ctrans.examine.diagnosis.reading import rms
-from ctrans.examine.diagnosis.weights_only import BLOCK, WeightReaders
-from ctrans.interop.weight_names import GAIN
+from ctrans.examine.diagnosis.weights_only import WeightReaders
+from ctrans.interop.weight_names import BLOCK, GAIN
 
 TREATED = "sublayer output too large"
 """The finding whose treatment passed the trial."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ctrans.dynamics.depth import Depth
 from ctrans.examine.diagnosis.norm_instruments import smallest_gain
 from ctrans.examine.diagnosis.reading import place_of
+from ctrans.interop.weight_names import BLOCK
 from ctrans.measure.findings import Reading, Readings
 from solvers.run import finite
 
@@ -20,7 +21,10 @@ OFFERS = (
     "largest entry of a matrix",
     "largest gain of a norm",
     "gain outside the depth",
+    "blocks with equal matrices",
 )
+FEWEST_ENTRIES = 16
+"""Smaller matrices may be equal by chance, or by design."""
 
 
 @torch.no_grad()
@@ -56,6 +60,7 @@ def weight_readings(model: nn.Module, depth: Depth) -> Readings:
             readings["largest entry of a matrix"].append(
                 Reading(largest, location + which, figure, k)
             )
+    readings["blocks with equal matrices"] = _equal_matrices(model)
     sublayer = depth.sublayers[0]
     norm = sublayer.input_norm or sublayer.output_norm or sublayer.state_norm
     if norm is None:
@@ -71,6 +76,47 @@ def weight_readings(model: nn.Module, depth: Depth) -> Readings:
             share, figure = smallest_gain(gains)
             readings["gain outside the depth"].append(Reading(share, name, figure))
     return {quantity: several for quantity, several in readings.items() if several}
+
+
+def _equal_matrices(model: nn.Module) -> list[Reading]:
+    """For each matrix of several blocks, in how many it has the entries of an earlier block's, bit
+    for bit. Constant matrices do not count, nor do weights that blocks share.
+    """
+    by_role: dict[str, dict[str, Tensor]] = {}
+    for name, weight in own_parameters(model):
+        in_a_block = BLOCK.search(name)
+        if in_a_block and weight.dim() > 1 and not weight.is_meta:
+            role = f"{name[: in_a_block.start(1)]}*{name[in_a_block.end(1) :]}"
+            by_role.setdefault(role, {})[name] = weight.detach()
+    readings = []
+    for role, weights in by_role.items():
+        if len(weights) < 2:
+            continue
+        copies = [
+            (name, other)
+            for k, (name, weight) in enumerate(weights.items())
+            for other, earlier in list(weights.items())[:k]
+            if _are_copies(weight, earlier)
+        ]
+        first = dict(reversed(copies))  # each with the first that it equals
+        figure = f"{len(first)} of {len(weights)} have the entries of an earlier block"
+        place = f"the weight {role}"
+        if first:
+            name, other = next(iter(first.items()))
+            figure += f", such as {name} those of {other}"
+            place = f"the weight {name}"
+        readings.append(Reading(float(len(first)), place, figure))
+    return readings
+
+
+def _are_copies(one: Tensor, other: Tensor) -> bool:
+    """Whether two matrices have equal entries, and these differ from one another."""
+    if one.shape != other.shape or one.numel() < FEWEST_ENTRIES or one.dtype != other.dtype:
+        return False
+    corner = (0,) * one.dim()
+    if one[corner] != other[corner]:  # fast
+        return False
+    return torch.equal(one, other) and bool((one != one[corner]).any())
 
 
 def _norms_outside(model: nn.Module, depth: Depth, width: int) -> Iterator[tuple[str, Tensor]]:

@@ -19,14 +19,14 @@ from ctrans.dynamics.fields import spectral_norm
 from ctrans.examine.diagnosis.diagnose import Diagnosis
 from ctrans.examine.diagnosis.norm_instruments import smallest_gain
 from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, OTHER_CHANGE, WEIGHT_CHECKS
-from ctrans.interop.weight_names import GAIN
+from ctrans.interop.weight_names import BLOCK, GAIN
 from ctrans.measure.findings import Checks, Reading, Readings
 from ctrans.measure.measures import MEASURES
 
 WeightReaders = Mapping[str, Callable[[], Tensor]]
 """Functions that read the weights, by name."""
-BLOCK = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
-"""The number of the block in a weight's name."""
+SAFE = (1e-140, 1e140)
+"""Lengths between these come from squares that float64 holds."""
 EXACT = 2**18
 """Up to so many entries the spectral norm is exact."""
 AT_ONCE = 2**20
@@ -112,10 +112,10 @@ def _updates_of(name: str, before: Tensor, after: Tensor) -> Iterator[Reading]:
         moved = 0.0
         size = 0.0
         for old_chunk, new_chunk in zip(chunks(old), chunks(new), strict=True):
-            moved = moved + _squares(new_chunk - old_chunk)
-            size = size + _squares(old_chunk)
+            moved = math.hypot(moved, _length(new_chunk - old_chunk))
+            size = math.hypot(size, _length(old_chunk))
         if size:
-            value = math.sqrt(moved / size)
+            value = moved / size
         elif moved:
             value = math.inf
         else:
@@ -203,8 +203,42 @@ def chunks(weight: Tensor) -> Iterator[Tensor]:
             yield part.float()
 
 
-def _squares(chunk: Tensor) -> float:
-    return float(torch.linalg.vector_norm(chunk, dtype=torch.float64)) ** 2
+def _length(chunk: Tensor) -> float:
+    """The Frobenius norm, also of entries whose squares overflow or underflow."""
+    length = float(torch.linalg.vector_norm(chunk, dtype=torch.float64))
+    if SAFE[0] < length < SAFE[1] or not chunk.numel():
+        return length
+    largest = float(chunk.abs().max())
+    if largest == 0 or not math.isfinite(largest):
+        return largest
+    return largest * float(torch.linalg.vector_norm(chunk.double() / largest))
+
+
+def _largest(weight: Tensor) -> float:
+    """The largest absolute value."""
+    largest = 0.0
+    for chunk in chunks(weight):
+        low, high = chunk.aminmax()
+        largest = max(largest, float(high), -float(low))
+    return largest
+
+
+def _unit(largest: float) -> float:
+    """The power of two by which a matrix with this largest entry is divided before its entries are
+    squared: 1 unless its squares leave the range of float32.
+    """
+    if 1e-15 < largest < 1e15:
+        return 1.0
+    return math.ldexp(1.0, math.frexp(largest)[1] - 1)
+
+
+def _divided_chunks(weight: Tensor, unit: float) -> Iterator[Tensor]:
+    """The chunks divided by the power of two: in float64, unless it is 1."""
+    for chunk in chunks(weight):
+        if unit == 1:
+            yield chunk
+        else:
+            yield chunk.double() / unit
 
 
 def _gain(gains: Tensor) -> Iterator[tuple[str, float, str]]:
@@ -224,26 +258,25 @@ def _gain(gains: Tensor) -> Iterator[tuple[str, float, str]]:
 
 def _figures(weight: Tensor, block: int | None) -> Iterator[tuple[str, float, str]]:
     """Figures of a matrix."""
+    largest = _largest(weight)
+    if not largest:
+        yield "largest entry of a matrix", largest, "every entry is 0, so its output is 0"
+        return
+    unit = _unit(largest)
     rows = []
     columns = torch.zeros(weight.shape[1], dtype=torch.float64)
-    largest = 0.0
-    for chunk in chunks(weight):
-        low, high = chunk.aminmax()
-        largest = max(largest, float(high), -float(low))
-        if not 1e-15 < largest < 1e15:
-            chunk = chunk.double()
+    for chunk in _divided_chunks(weight, unit):
         squares = chunk.square()
         rows.append(squares.sum(1))
         columns += squares.sum(0)
     row_lengths = torch.cat(rows).double().sqrt()
     column_lengths = columns.sqrt()
-    if not largest:
-        yield "largest entry of a matrix", largest, "every entry is 0, so its output is 0"
-        return
     yield "largest entry of a matrix", largest, f"largest entry {largest:.2g}"
     if block is not None:
-        zero_rows = int((row_lengths == 0).sum())
-        zero_columns = int((column_lengths == 0).sum())
+        zero_rows = 0
+        zero_columns = 0
+        if not (row_lengths.all() and column_lengths.all()):  # a length of 0 may have underflowed
+            zero_rows, zero_columns = _zeros(weight)
         figure = (
             f"{zero_rows} of {len(row_lengths)} rows and {zero_columns} of {len(column_lengths)}"
             " columns are 0"
@@ -251,10 +284,10 @@ def _figures(weight: Tensor, block: int | None) -> Iterator[tuple[str, float, st
         yield "units of zeros", float(zero_rows + zero_columns), figure
     if min(weight.shape) < SMALLEST:
         return
-    norm = _spectral_norm(weight)
-    size = float(columns.sum())
-    yield "spectral norm", norm, f"spectral norm {norm:.3g}"
-    yield "stable rank", size / norm**2, f"stable rank {size / norm**2:.3g} of {min(weight.shape)}"
+    norm = _spectral_norm(weight, unit)
+    stable_rank = float(columns.sum()) / norm**2
+    yield "spectral norm", norm * unit, f"spectral norm {norm * unit:.3g}"
+    yield "stable rank", stable_rank, f"stable rank {stable_rank:.3g} of {min(weight.shape)}"
     over_rows = _over_the_median(row_lengths)
     over_columns = _over_the_median(column_lengths)
     if over_columns > over_rows:
@@ -265,6 +298,17 @@ def _figures(weight: Tensor, block: int | None) -> Iterator[tuple[str, float, st
     yield "outlier channel", ratio, f"{channel} has {ratio:.3g} times the median length"
 
 
+def _zeros(weight: Tensor) -> tuple[int, int]:
+    """The number of rows and of columns of zeros."""
+    rows = 0
+    columns = torch.ones(weight.shape[1], dtype=torch.bool)
+    for chunk in chunks(weight):
+        is_zero = chunk == 0
+        rows += int(is_zero.all(1).sum())
+        columns &= is_zero.all(0)
+    return rows, int(columns.sum())
+
+
 def _over_the_median(lengths: Tensor) -> float:
     """The largest length over the median one; 1 if that is 0."""
     median = lengths.median()
@@ -273,18 +317,18 @@ def _over_the_median(lengths: Tensor) -> float:
     return float(lengths.max() / median)
 
 
-def _spectral_norm(matrix: Tensor) -> float:
-    """|W|_2: exact for a small matrix. For a large one from below, by block power iteration: about
-    5% too small for random entries, and exact to 3 digits if few singular values are large.
+def _spectral_norm(matrix: Tensor, unit: float) -> float:
+    """|W/unit|_2: exact for a small matrix. For a large one from below, by block power iteration:
+    about 5% too small for random entries, and exact to 3 digits if few singular values are large.
     """
     if matrix.numel() <= EXACT:
-        return spectral_norm(matrix.float())
+        return spectral_norm(torch.cat(list(_divided_chunks(matrix, unit))).float())
     rows = torch.randn(VECTORS, matrix.shape[1], generator=torch.Generator().manual_seed(0))
     image = rows
     for _ in range(PASSES):
         rows = torch.linalg.qr(image.T).Q.T.contiguous()
         image = torch.zeros_like(rows)
-        for chunk in chunks(matrix):
+        for chunk in _divided_chunks(matrix, unit):
             chunk = chunk.float()
             # with few rows BLAS is several times faster than with few columns
             image += (rows @ chunk.T) @ chunk

@@ -80,6 +80,12 @@ def _of_all(rows):
     return change
 
 
+def copied_block(model):
+    """The second block gets the weights of the third."""
+    for k in (2, 3):
+        model.depth.sublayers[k].load_state_dict(model.depth.sublayers[k + 2].state_dict())
+
+
 def trained_gains(model):
     generator = torch.Generator().manual_seed(0)
     for part in model.depth.sublayers:
@@ -287,6 +293,10 @@ PLANTED = {
         "the head",
     ),
     "worse than guessing": (lambda: scaled("post", _of_all(lambda e, p: e.mul_(30))), "the head"),
+    "blocks with equal weights": (
+        lambda: scaled("pre", copied_block),
+        "the weight depth.sublayers.4.field.qkv.weight",
+    ),
     "targets are not predicted": (lambda: scaled("pre", trained_gains), "the head"),
     "worse than counting": (
         lambda: scaled("pre", lambda m: (trained_gains(m), m.final_norm.weight.mul_(20))),
