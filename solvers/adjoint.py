@@ -120,7 +120,8 @@ class Adjoint(Gradient):
             back_method = self.method
         # of the segments since the last node: the states at their starts, the captured tensors, the
         # accepted steps at their ends
-        starts: dict[int, Tensor] = {}
+        start = x0.detach()
+        starts = {0: start}
         captured: Captured = {}
         counts: list[int] = []
         request = run.again(save="ends")
@@ -149,29 +150,15 @@ class Adjoint(Gradient):
                 starts.clear()
                 captured.clear()
                 counts.clear()
+            for following in segments[k + 1 : k + 2]:
+                if self.restore or following.enter is not None:
+                    starts[k + 1] = x
 
-        noting = []
-        for k, segment in enumerate(segments):
-            if self.restore or k == 0 or segment.enter is not None:
-                segment = _noting(k, segment, starts)
-            noting.append(segment)
         with without_graph(x0.device) as capture:
-            solution = march(method, noting, x0.detach(), run, progress, done)
+            solution = march(method, segments, start, run, progress, done)
         if solution.status is Status.SUCCESS:
             return chain.end(solution, x0, [solution.x1])
         return solution
-
-
-def _noting(k: int, segment: Segment, starts: dict[int, Tensor]) -> Segment:
-    """The segment, which also stores the state at its start, before `enter`, as starts[k]."""
-
-    def note(x: Tensor) -> Tensor:
-        starts[k] = x
-        if segment.enter is None:
-            return x
-        return segment.enter(x)
-
-    return segment.with_maps(enter=note)
 
 
 Stops = dict[int, list[tuple[float, Tensor | None]]]
@@ -259,7 +246,7 @@ class _AdjointPass:
                 x = starts[k]
                 entered = x
                 if segment.enter is not None:
-                    entered, a = state.pull(k, segment.enter, x, a)
+                    entered, a = state.pull(k, segment.entered, x, a)
                 misses.append(torch.linalg.vector_norm(solved - entered) / _length(entered))
         return x, a, misses
 

@@ -10,7 +10,7 @@ import math
 import torch
 
 from solvers.controller import StepSize
-from solvers.run import Step, representable
+from solvers.run import Step, step_end
 from solvers.segment import Segment
 from solvers.solution import Stats, Status
 
@@ -45,7 +45,7 @@ class Attempts:
         hardly_advances = False
         if not ends_the_segment:
             hardly_advances = self.size <= max(4 * math.ulp(t), SHORTEST)
-            end = representable(t + h, dtype)
+            end = step_end(t, h, dtype)
             if end != t:
                 h = end - t
         status = None

@@ -132,10 +132,25 @@ def leaves_behind(nodes: Iterable[Any], ends: Iterable[Any] = ()) -> Iterator[Te
 def check_unchanged(tensor: Tensor, version: int) -> None:
     """Raises SolveError if the tensor was changed in place since it had that version."""
     if tensor._version != version:
-        raise SolveError(
-            f"a tensor of shape {tuple(tensor.shape)} that the solve depends on was changed in"
-            " place before its gradient was taken: take the gradient first"
-        )
+        raise _changed(f"a tensor of shape {tuple(tensor.shape)}")
+
+
+def saved_by(node: Any) -> Sequence[Tensor]:
+    """The tensors that autograd keeps for a node. Raises SolveError if one was changed in place."""
+    try:
+        saved: Sequence[Tensor] = node.saved_tensors
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise _changed("the initial state, or another one,") from None
+    return saved
+
+
+def _changed(what: str) -> SolveError:
+    return SolveError(
+        f"{what} that the solve depends on was changed in place before its gradient was taken: take"
+        " the gradient first"
+    )
 
 
 def aside() -> AbstractContextManager[None]:

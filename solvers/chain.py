@@ -17,10 +17,21 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from solvers.capture import Captured, Substitute, aside, autocast_state, check_seen, check_unchanged
+from solvers.capture import (
+    Capture,
+    Captured,
+    Substitute,
+    aside,
+    autocast_state,
+    check_seen,
+    check_unchanged,
+    saved_by,
+)
+from solvers.errors import ConfigError, SolveError
 from solvers.run import Run
+from solvers.segment import Map
 from solvers.solution import Solution
-from solvers.transforms import differentiable_once
+from solvers.transforms import differentiable_once, is_batched
 
 Grads = list[Tensor | None]
 
@@ -45,6 +56,45 @@ class Backward:
         if self._aliases:
             self._substitute = Substitute(self._aliases)
         self._seen: set[int] = set()
+        # by a segment's number: the captured tensors that had no gradient so far, and the first and
+        # the last of the evaluations that gave them none
+        self._without: dict[int, list[Tensor]] = {k: list(captured[k]) for k in captured}
+        self._evaluations: dict[int, list[tuple[Map, Tensor]]] = {}
+
+    def check_used_again(self) -> None:
+        """Raises SolveError if a field does not use a captured tensor in the backward pass.
+
+        The field keeps what it computed from it without a graph, so its gradient would be missing.
+        """
+        for k, tensors in self._without.items():
+            if not tensors or k not in self._evaluations:
+                continue
+            with torch.no_grad(), Capture() as capture:
+                for function, x in self._evaluations[k]:
+                    function(x)
+            for tensor in tensors:
+                if id(tensor) not in capture.found:
+                    raise SolveError(
+                        f"segment {k} used a tensor of shape {tuple(tensor.shape)} in the forward"
+                        " pass, and does not use it in the backward pass: its field keeps what it"
+                        " computed from it (torch.nn.utils.parametrize.cached?). Compute it each"
+                        " time, or before the solve, or use gradient='backprop'"
+                    )
+
+    def _note_gradients(
+        self, k: int, function: Map, x: Tensor, parts: Sequence[Tensor | None]
+    ) -> None:
+        if not self._without[k]:
+            return
+        with_gradient = {
+            id(tensor)
+            for tensor, part in zip(self.captured[k], parts, strict=True)
+            if part is not None
+        }
+        without = [tensor for tensor in self._without[k] if id(tensor) not in with_gradient]
+        self._without[k] = without
+        if without:
+            self._evaluations[k] = [*self._evaluations.get(k, [])[:1], (function, x.detach())]
 
     def pull(
         self, k: int, function: Callable[[Tensor], Tensor], x: Tensor, cotangent: Tensor
@@ -68,11 +118,14 @@ class Backward:
             y = function(x)
         inputs = (x, *(self._aliases.get(id(tensor), tensor) for tensor in self.captured[k]))
         if not y.requires_grad:
-            return y, torch.zeros_like(x), [None] * len(self.captured[k])
+            without = [None] * len(self.captured[k])
+            self._note_gradients(k, function, x, without)
+            return y, torch.zeros_like(x), without
         if k not in self._seen:
             self._seen.add(k)
             check_seen(y, inputs, k)
         gradient, *parts = torch.autograd.grad(y, inputs, cotangent.to(y.dtype), allow_unused=True)
+        self._note_gradients(k, function, x, parts)
         if gradient is None:
             gradient = torch.zeros_like(x)
         return y.detach(), gradient, parts
@@ -151,6 +204,7 @@ class Chain:
             # the node after this one, at last that of `end`, gives a gradient to each link
             after = cast(list[Tensor], gradients[-count:])
             before = backward(state, stored, arrivals, after)
+            state.check_used_again()
             return [*before, *state.gradients]
 
         self._roots += tensors
@@ -227,7 +281,12 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        stored = [tensor.detach() for tensor in ctx.saved_tensors]
+        if any(gradient is not None and is_batched(gradient) for gradient in gradients):
+            raise ConfigError(
+                "is_grads_batched is for gradients that are taken operation by operation: take one"
+                " gradient at a time, or use gradient='backprop'"
+            )
+        stored = [tensor.detach() for tensor in saved_by(ctx)]
         with torch.autocast(**ctx.autocast), torch.no_grad():
             of_inputs = ctx.pull(stored, list(gradients))
         if torch.is_grad_enabled():

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from solvers.march import Gradient, Progress, march
-from solvers.method import Method, Replayable
+from solvers.march import Gradient, Progress, march, with_first_graph
+from solvers.method import Method, Replayable, has_capability
 from solvers.recompute import recomputed
 from solvers.run import Run, Save, Stopped
 from solvers.segment import Segment, Time
@@ -137,16 +137,20 @@ def _parts(
         ]
         return method, parts, run.again(steps=1, save="segments")
     trial = run.again(save="ends")
+    ahead = segments
+    if not has_capability(method, "compiled"):
+        ahead = [with_first_graph(segment) for segment in segments]
     with torch.no_grad():
-        tried = march(method, segments, x0, trial)
+        tried = march(method, ahead, x0, trial)
     if tried.status is not Status.SUCCESS:
         raise Stopped(tried.status, tried.time or 0.0, tried.x1)
     # the accepted steps are counted when they are repeated
     run.stats = dataclasses.replace(trial.stats, accepted=0)
-    number = {id(segment): k for k, segment in enumerate(segments)}
+    number = {id(segment): k for k, segment in enumerate(ahead)}
     parts = []
     for step in trial.trace:
-        segment = step.segment
+        k = number[id(step.segment)]
+        segment = segments[k]
         first = step.start == segment.start
         # the segment's own ends are exact, and may be learned
         t0: Time = step.start
@@ -155,5 +159,5 @@ def _parts(
         t1: Time = step.end
         if step.end == segment.end:
             t1 = segment.t1
-        parts.append((number[id(segment)], segment.part(t0, t1, first=first)))
+        parts.append((k, segment.part(t0, t1, first=first)))
     return method.fixed(), parts, run.again(steps=1, save="segments")

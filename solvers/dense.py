@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from solvers.errors import ConfigError, shown
+from solvers.learned_time import learned_tensor
 from solvers.march import Gradient
 from solvers.method import Method, has_capability
 from solvers.run import Accepted
@@ -28,11 +29,17 @@ def check_times(
 ) -> list[float]:
     """The times as numbers, in the order of integration.
 
-    Raises ConfigError for times that are not finite numbers in that order and within the segments.
-    Also for segments that turn back or have learned times, and for methods and gradients without
-    states inside their steps.
+    Raises ConfigError for times that are not finite numbers in that order and within the segments,
+    and for times that require a gradient. Also for segments that turn back or have learned times,
+    and for methods and gradients without states inside their steps.
     """
     listed = times
+    if learned_tensor(times) is not None:
+        raise ConfigError(
+            "times require a gradient, which states at given times do not have: give"
+            " times.detach(), use save='curve' or odeint, or make each time a segment's end with"
+            " save='segments'"
+        )
     if isinstance(times, Tensor) and times.dim() == 1:
         listed = times.detach().tolist()
     if (

@@ -16,6 +16,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from solvers.changes import check_kept, is_same_state, version_of
 from solvers.errors import ConfigError, SolveError, shown
 from solvers.first_step import guessed_step, probe_step
 from solvers.method import Method
@@ -150,10 +151,11 @@ class _Batch:
         if len(self.at) == 0:
             return self.states
         if self.segment.enter is not None:
-            entered = self.segment.enter(self.x)
+            entered = self.segment.entered(self.x)
             check_like("enter", entered, self.x)
             self.x = entered
-        self.first = self._slope(self.at, self.x)
+        # a copy: the field may return one of several buffers
+        self.first = self._slope(self.at, self.x).clone()
         self._begin()
         while len(self.at) > 0:
             finite_slope = _finite_rows(self.first)
@@ -177,6 +179,7 @@ class _Batch:
         else:
             x1 = x1[which]
             slope = slope[which]
+        before = version_of(x1)
         projected = x1
         if self.segment.project is not None:
             projected = self.segment.project(x1)
@@ -184,7 +187,8 @@ class _Batch:
         rows.t[at] = rows.end[at]
         rows.accepted[at] += 1
         continuing = rows.t[at] != self.segment.end
-        slope_is_known = self.method.tableau.reuses_last_stage and projected is x1
+        is_same = is_same_state(self.segment, projected, x1, before)
+        slope_is_known = self.method.tableau.reuses_last_stage and is_same
         if continuing.any() and not slope_is_known:
             indices = self._device_indices(continuing)
             next_slope = self._slope(at[continuing], projected[indices])
@@ -270,9 +274,7 @@ class _Batch:
             self.rows.evaluations[counted_rows] += 1
         low, high = self.run.inside(self.segment, x.dtype)
         field_times = times.clamp(low, high).to(real_type(x.dtype)).to(x.device)
-        v = self.segment.field(_as_column(field_times, x), x)
-        check_like("field", v, x)
-        return v
+        return self.run.evaluated(self.segment, _as_column(field_times, x), x)
 
     def _step(
         self, at: Tensor, x: Tensor, first: Tensor, *, counted: bool = True
@@ -286,6 +288,7 @@ class _Batch:
         if counted:
             counted_rows = at
         stages = [first]
+        versions = [version_of(first)]
         for i in range(1, len(tableau.b)):
             node = tableau.c[i]
             if node == 1:
@@ -294,6 +297,8 @@ class _Batch:
                 times = start + node * (end - start)
             state = x + h * weighted(1, tableau.a[i], stages)
             stages.append(self._velocity(times, state, counted_rows))
+            versions.append(version_of(stages[-1]))
+        check_kept(stages, versions)
         x1 = x + h * weighted(1, tableau.b, stages)
         with torch.no_grad():
             scale = self.run.atol + self.run.rtol * torch.maximum(x.abs(), x1.abs())

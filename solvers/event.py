@@ -18,11 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from solvers.changes import check_kept, unshared, version_of
 from solvers.error_norm import Norm
 from solvers.errors import ConfigError, SolveError, shown
 from solvers.run import Accepted, Run, Stopped, as_tensor, neighbour, real_type, representable
 from solvers.segment import Segment
 from solvers.solution import Status
+from solvers.transforms import transformed
 
 AlongCurve = Callable[[Tensor], Tensor]
 Root = tuple[float, int]
@@ -69,7 +71,7 @@ class Event:
         """g(t, x) as a 0-dimensional tensor, with t in the type that fields get. Raises ConfigError
         if it is not one number.
         """
-        g: Any = self.function(t.to(as_tensor(0.0, x.dtype)), x)
+        g: Any = self.function(t.to(as_tensor(0.0, x.dtype)), unshared(x))
         if not isinstance(g, Tensor) or g.numel() != 1 or not g.dtype.is_floating_point:
             if isinstance(g, Tensor):
                 what = f"shape {tuple(g.shape)} of {g.dtype}"
@@ -83,7 +85,8 @@ class Event:
 
     def crosses(self, before: float, after: float) -> bool:
         """Whether the sign changes in the requested direction. Zero has the new sign."""
-        if before == 0 or before * after > 0:
+        # not by their product, which may underflow to zero
+        if before == 0 or (after != 0 and (before > 0) == (after > 0)):
             return False
         return self.direction != math.copysign(1, before)
 
@@ -153,7 +156,8 @@ class Events:
         )
         ahead = min(resolution, abs(step.end - step.start))
         soon = step.start + math.copysign(ahead, step.end - step.start)
-        return value * self._along(i, curve, soon) < 0
+        value_soon = self._along(i, curve, soon)
+        return value_soon != 0 and (value > 0) != (value_soon > 0)
 
     def _along(self, i: int, curve: AlongCurve, t: float) -> float:
         return self._value(i, t, curve(_time(t)))
@@ -204,9 +208,11 @@ def following(run: Run, segment: Segment, time: float, x: Tensor, *, projects: b
         middle = (start + 0.5 * ahead).to(as_tensor(start, x.dtype))
         end = (start + ahead).to(as_tensor(start, x.dtype))
         k1 = run.velocity(segment, start, x)
+        version = version_of(k1)
         k2 = run.velocity(segment, middle, x + h / 2 * k1)
         k3 = run.velocity(segment, middle, x + h / 2 * k2)
         k4 = run.velocity(segment, end, x + h * k3)
+        check_kept([k1], [version])
         after = x + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
         if projects and segment.project is not None:
             return segment.project(after)
@@ -236,6 +242,11 @@ def moved(
         return t, x
     if not x.requires_grad and not event.value(clock(t), x).requires_grad:
         return t, x
+    if transformed():
+        raise ConfigError(
+            "the time of an event is not differentiated inside torch.func.grad, vjp or jacrev: use"
+            " torch.autograd.grad or backward"
+        )
     t.requires_grad_()
     for _ in range(2):
         g = event.value(clock(t), curve(t))
@@ -281,12 +292,12 @@ def _root(
             before = t
             low = value
             if side == -1:
-                high = high / 2
+                high = high / 2 or high  # no zero, which is found only where g is zero
             side = -1
         else:
             after = t
             high = value
             if side == 1:
-                low = low / 2
+                low = low / 2 or low
             side = 1
     return after

@@ -18,7 +18,9 @@ These combinations work; the others raise ConfigError:
 - `torchdiffeq:scipy_solver`: `adjoint` only, since it leaves torch
 - implicit methods: `backprop` and `checkpoint`, first derivatives only
 - second derivatives: `backprop` and `checkpoint`, not of compiled steps
-- `torch.func.grad` and `vmap` (fixed steps): `backprop`
+- `torch.func.grad` and `vmap` (fixed steps): `backprop`, not of the time of an event
+- fields that keep a tensor that they computed from parameters: `backprop`, and `checkpoint` with
+  adaptive steps
 
 `checkpoint` recomputes torchdiffeq's methods by whole segments. Forward mode (`torch.func.jvp`,
 `forward_ad`) uses the plain steps of explicit methods with every kind. Every kind differentiates

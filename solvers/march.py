@@ -46,7 +46,7 @@ def march(
             if too_long or (run.watch and not finite(x)):
                 raise Stopped(Status.NON_FINITE, t, x)
             if segment.enter is not None:
-                entered = segment.enter(x)
+                entered = segment.entered(x)
                 check_like("enter", entered, x)
                 x = entered
             x = method.advance(segment, x, run)
@@ -72,6 +72,26 @@ def march(
     if status is Status.SUCCESS:
         return run.solution(x)
     return run.solution(x, status, segment=k, time=t)
+
+
+def with_first_graph(segment: Segment) -> Segment:
+    """The segment for a solve without a graph that is then repeated with one: its first evaluation
+    has a graph.
+
+    A field may compute a tensor once and keep it (torch.nn.utils.parametrize.cached). Computed
+    without a graph, it would have no derivative in the repeated solve.
+    """
+    is_first = True
+
+    def field(t: Tensor, x: Tensor) -> Tensor:
+        nonlocal is_first
+        if not is_first or torch.is_grad_enabled():
+            return segment.field(t, x)
+        is_first = False
+        with torch.enable_grad():
+            return segment.field(t, x.detach()).detach()
+
+    return segment.with_maps(field=field)
 
 
 @runtime_checkable

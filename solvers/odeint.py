@@ -12,6 +12,7 @@ from solvers.checked import has_numbers
 from solvers.declared_switches import check_no_learned_switch
 from solvers.errors import ConfigError, SolveError, shown, unknown
 from solvers.explicit_tableaus import RK4_38
+from solvers.learned_time import learned_tensor
 from solvers.march import Gradient
 from solvers.method import Method
 from solvers.methods import METHODS
@@ -20,6 +21,7 @@ from solvers.run import real_type
 from solvers.runge_kutta import RungeKutta
 from solvers.step_control import Tolerance
 from solvers.torchdiffeq_methods import NAMES
+from solvers.transforms import check_not_batched
 from solvers.tree import Tree
 
 ITS_METHODS: dict[str, Method] = {
@@ -115,7 +117,8 @@ def odeint(
     first = problem.start
     # in the type in which the field gets the time
     moments = t.to(real_type(first.dtype))
-    if t.requires_grad:
+    times_are_learned = learned_tensor(t) is not None
+    if times_are_learned:
         # time - time.detach() is an exact zero that carries the derivative
         start_time = moments[0]
         slope = problem.field(start_time, first)
@@ -129,7 +132,7 @@ def odeint(
         states = problem.adaptive(t)
     else:
         states = problem.fixed(t)
-    if t.requires_grad:
+    if times_are_learned:
         with_times = [first]
         for time, y in zip(moments[1:], states[1:], strict=True):
             with_times.append(y + problem.field(time, y) * (time - time.detach()))
@@ -173,6 +176,7 @@ def _check_times(t: object) -> None:
         else:
             what = type(t).__name__
         raise ConfigError(f"t is {what}: give a floating tensor of one axis")
+    check_not_batched("t", t)
     steps = t.detach().diff()
     if not (bool((steps > 0).all()) or bool((steps < 0).all())):
         raise ConfigError("t must be strictly increasing or strictly decreasing")

@@ -14,6 +14,7 @@ from torch import Tensor
 from solvers.adjoint import Adjoint
 from solvers.checked import binds
 from solvers.errors import ConfigError, look_up, shown
+from solvers.learned_time import learned_tensor
 from solvers.method import Method
 from solvers.methods import METHODS
 from solvers.odeint import ALL_METHODS, ITS_METHODS, odeint, their_result
@@ -178,7 +179,7 @@ def odeint_dense(
             f"method {method!r} has no states inside steps of its own choice: use one of {adaptive}"
         )
     for name, end in (("t0", t0), ("t1", t1)):
-        if isinstance(end, Tensor) and end.requires_grad:
+        if learned_tensor(end) is not None:
             raise ConfigError(
                 f"{name} requires a gradient, which y(t) does not have: give {name}.detach(), or"
                 " use odeint"

@@ -27,11 +27,15 @@ from solvers.capture import (
     check_unchanged,
     leaves_behind,
     random_states,
+    saved_by,
     untraced,
 )
 from solvers.errors import SolveError
 
 States = tuple[Tensor, ...]
+Kind = tuple[torch.Size, torch.dtype]
+Versions = dict[int, tuple[Tensor, int]]
+"""By their numbers (id): leaves, each with its version."""
 Advance = Callable[[Tensor], States]
 
 
@@ -98,10 +102,10 @@ class _Call:
         self.device = x.device
         self.keeper = _Keep.apply(torch.empty(0, requires_grad=True), x)  # type: ignore[no-untyped-call]  # torch gives it no types
         self.autocast = [autocast_state(device, cached=True) for device in {x.device.type, "cpu"}]
-        self.dropped: list[tuple[torch.Size, torch.dtype]] = []
+        self.dropped: list[Kind] = []
         self.saved: dict[int, tuple[Tensor, int]] = {}
         self.random: list[Tensor] | None = None
-        self.parameters: set[int] = set()
+        self.parameters: Versions = {}
 
     def first(self, x: Tensor) -> States:
         _TURN.take(self)
@@ -140,6 +144,8 @@ class _Call:
     def _again(self) -> list[Tensor]:
         """The dropped tensors, from a second run of the function."""
         tensors: list[Tensor] = []
+        for leaf, version in self.parameters.values():
+            check_unchanged(leaf, version)
 
         def keep(tensor: Tensor) -> Tensor:
             number = len(tensors)
@@ -161,13 +167,13 @@ class _Call:
             stack.enter_context(torch.enable_grad())
             stack.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
             stack.enter_context(contextlib.suppress(_Complete))
-            x = self.keeper.grad_fn.saved_tensors[0].detach().requires_grad_(self.needs_gradient)
+            x = saved_by(self.keeper.grad_fn)[0].detach().requires_grad_(self.needs_gradient)
             states = self.function(x)
         if self.running:
             return tensors
         if len(tensors) < len(self.dropped):
             raise _different()
-        if self._parameters(x, states) != self.parameters:
+        if self._parameters(x, states).keys() != self.parameters.keys():
             raise SolveError(
                 "a field uses other tensors when its steps are computed again for the gradient than"
                 " the first time: did torch.func.functional_call replace its weights? Take the"
@@ -175,13 +181,17 @@ class _Call:
             )
         return tensors
 
-    def _parameters(self, alias: Tensor, states: States) -> set[int]:
+    def _parameters(self, alias: Tensor, states: States) -> Versions:
         """The leaves that the checked states depend on, except through the states before them."""
-        x = self.keeper.grad_fn.saved_tensors[0]
+        x = saved_by(self.keeper.grad_fn)[0]
         starts = [states[i].grad_fn for i in self.checked]
         # the search ends at the states, which are x in both runs and the results
         ends = {x.grad_fn, *(states[i - 1].grad_fn for i in self.checked if i)}
-        return {id(leaf) for leaf in leaves_behind(starts, ends)} - {id(x), id(alias)}
+        return {
+            id(leaf): (leaf, leaf._version)
+            for leaf in leaves_behind(starts, ends)
+            if leaf is not x and leaf is not alias
+        }
 
 
 def _different() -> SolveError:

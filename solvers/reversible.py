@@ -135,8 +135,9 @@ class Reversible(Gradient):
                 stored = [x0]
             chain.add([x, run.partner], stored, {k: capture.take()}, backward)
 
+        start = x0.detach()
         with without_graph(x0.device) as capture:
-            solution = march(scheme, segments, x0.detach(), run, progress, done)
+            solution = march(scheme, segments, start, run, progress, done)
         if solution.status is not Status.SUCCESS:
             return solution
         assert run.partner is not None, "every segment leaves a partner"

@@ -94,9 +94,13 @@ class RowAttempts:
         size = torch.where(pieces <= 2, remaining / pieces, step)
         ends_the_segment = pieces == 1
         h = torch.copysign(size, segment.end - t)
-        rounded_end = (t + h).to(real_type(dtype)).double()
-        self.end[at] = torch.where(ends_the_segment, segment.end, rounded_end)
-        self.h[at] = torch.where(ends_the_segment | (rounded_end == t), h, rounded_end - t)
+        exact_end = t + h
+        rounded_end = exact_end.to(real_type(dtype)).double()
+        stretch = (rounded_end - t) / h
+        rounds = (stretch >= 0.5) & (stretch <= 2)  # as in `step_end`
+        end = torch.where(rounds, rounded_end, exact_end)
+        self.end[at] = torch.where(ends_the_segment, segment.end, end)
+        self.h[at] = torch.where(ends_the_segment | (end == t), h, end - t)
         ulp = torch.nextafter(t.abs(), torch.full_like(t, math.inf)) - t.abs()
         hardly_advances = ~ends_the_segment & (size <= (4 * ulp).clamp(min=SHORTEST))
         lost = ~(finite_slope | finite_error) | hardly_advances

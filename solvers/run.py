@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from solvers.changes import CHANGED_VALUE, advice_on, unshared, version_of
 from solvers.controller import StepSize
 from solvers.error_norm import Norm, rms
 from solvers.errors import ConfigError
@@ -144,10 +145,10 @@ class Run:
         request = {name: getattr(self, name) for name in REQUEST}
         return Run(**{**request, **changes})
 
-    def velocity(self, segment: Segment, t: float | Tensor, x: Tensor) -> Tensor:
-        """field(t, x), counted. Raises ConfigError if it is not like the state. A time given as a
-        number is moved inside the segment.
-        """
+    def velocity(
+        self, segment: Segment, t: float | Tensor, x: Tensor, *, kept: bool = True
+    ) -> Tensor:
+        """`evaluated`, counted. A time given as a number is moved inside the segment."""
         self.stats.evaluations += 1
         if not isinstance(t, Tensor):
             low, high = self.inside(segment, x.dtype)
@@ -156,29 +157,38 @@ class Run:
             elif t > high:
                 t = high
             t = as_tensor(t, x.dtype)
-        before = version_of(x)
-        v = segment.field(t, x)
+        return self.evaluated(segment, t, x, kept=kept)
+
+    def evaluated(self, segment: Segment, t: Tensor, x: Tensor, *, kept: bool = True) -> Tensor:
+        """field(t, x), not counted. `kept` says that the value is used after the next evaluation.
+
+        Raises ConfigError if it is not like the state, and if the field changed the state or an
+        earlier value in place.
+        """
+        given = unshared(x)
+        before = version_of(given)
+        try:
+            v = segment.field(t, given)
+        except RuntimeError as error:
+            advice = advice_on(error)
+            if advice is None:
+                raise
+            raise ConfigError(advice) from error
         check_like("field", v, x)
-        if version_of(x) != before:
+        if version_of(given) != before:
             raise ConfigError(
                 "the field changed its state x in place: compute with a copy, as x.clone(), or with"
                 " operations that return new tensors"
             )
-        self._check_earlier_velocity()
+        if self._last_velocity is not None:
+            reference, version = self._last_velocity
+            earlier = reference()
+            if earlier is not None and version_of(earlier) != version:
+                raise ConfigError(CHANGED_VALUE)
+        if kept:
+            v = unshared(v)
         self._last_velocity = (weakref.ref(v), version_of(v))
         return v
-
-    def _check_earlier_velocity(self) -> None:
-        """Raises ConfigError if the tensor that the field returned before has changed since."""
-        if self._last_velocity is None:
-            return
-        reference, version = self._last_velocity
-        earlier = reference()
-        if earlier is not None and version_of(earlier) != version:
-            raise ConfigError(
-                "the field returned a tensor that it changed afterwards, such as a buffer that it"
-                " writes to: return a new tensor each time"
-            )
 
     def start(self, segment: Segment, t: float, x: Tensor) -> Tensor | float:
         """The time at which an Euler step begins. It is not moved inside the segment, except from
@@ -223,7 +233,7 @@ class Run:
         """
         self.stats.accepted += 1
         if segment.project is not None:
-            projected = segment.project(x)
+            projected = segment.project(x)  # may work in place: nothing else needs x
             check_like("project", projected, x)
             x = projected
         if self.watch and not finite(x):
@@ -312,13 +322,6 @@ class Run:
     def keep(self, t: float, x: Tensor) -> None:
         """Saves a state for the solution."""
         self.saved.append(Saved(t, x, self.stats.accepted))
-
-
-def version_of(x: Tensor) -> int | None:
-    """How often the tensor was changed in place; None where torch does not count it."""
-    if torch.compiler.is_compiling() or x.is_inference():
-        return None
-    return x._version
 
 
 def check_like(what: str, y: object, x: Tensor) -> None:
@@ -411,6 +414,20 @@ def representable(t: float, dtype: torch.dtype) -> float:
         return t
     unit = _spacing(t)
     return round(t / unit) * unit  # to even
+
+
+def step_end(t: float, h: float, dtype: torch.dtype) -> float:
+    """The end of a step of about h from t: `representable` if that at most halves or doubles h.
+
+    A shorter step ends between the times that a field gets exactly. Rounded, it would not advance
+    the time at all, or far too much.
+    """
+    end = t + h
+    rounded = representable(end, dtype)
+    ahead = math.copysign(1.0, h) * (rounded - t)
+    if 0.5 * abs(h) <= ahead <= 2 * abs(h):
+        return rounded
+    return end
 
 
 def _spacing(t: float) -> float:

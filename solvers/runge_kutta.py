@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from solvers.attempts import Attempts
+from solvers.changes import check_kept, is_same_state, version_of
 from solvers.checked import checked
 from solvers.controller import CONTROLLERS, Controller, StepSize
 from solvers.errors import ConfigError, shown
@@ -146,7 +147,7 @@ class RungeKutta:
         """
         if self.used == 1:  # Euler: beside the field of a small model every call counts
             t = run.start(step.segment, step.start, x)
-            return step.h * self.tableau.b[0] * run.velocity(step.segment, t, x)
+            return step.h * self.tableau.b[0] * run.velocity(step.segment, t, x, kept=False)
         return weighted(step.h, self.tableau.b, self._stages(step, x, run, None, self.used))
 
     def pieces(self, segment: Segment, steps: int) -> Iterator[Segment]:
@@ -190,6 +191,7 @@ class RungeKutta:
         """
         with_graph = torch.is_grad_enabled()
         evaluated = list(stages)
+        versions = [version_of(stage) for stage in stages]
 
         def all_stages() -> Sequence[Tensor]:
             """The stages and the inner ones, which the first call evaluates."""
@@ -200,6 +202,8 @@ class RungeKutta:
                         t = step.start + node * (step.end - step.start)
                         state = x + weighted(step.h, row, evaluated)
                         evaluated.append(run.velocity(step.segment, t, state))
+                        versions.append(version_of(evaluated[-1]))
+            check_kept(evaluated, versions)
             return evaluated
 
         def inside(t: Tensor | float) -> Tensor:
@@ -256,6 +260,7 @@ class RungeKutta:
                     raise
                 continue
             unsolved = 0
+            version = version_of(x1)
             error = self.tableau.error([float(norm) for norm in norms])
             if finish is not None and run.step_size.allows(attempts.size, error):
                 following = finish(step, x, increment)
@@ -275,7 +280,7 @@ class RungeKutta:
             x = following
             t = step.end
             if t != segment.end:
-                if self.tableau.reuses_last_stage and x is x1:
+                if self.tableau.reuses_last_stage and is_same_state(segment, x, x1, version):
                     first = stages[-1]
                 else:
                     first = run.velocity(segment, t, x)
@@ -331,6 +336,7 @@ class RungeKutta:
         if first is None:
             first = field(start, x)
         stages = [first]
+        versions = [version_of(first)]
         near = x
         for i in range(1, count):
             node = self.tableau.c[i]
@@ -341,6 +347,7 @@ class RungeKutta:
             base = x + weighted(h, self.tableau.a[i], stages)
             if not self.implicit:
                 stages.append(field(t, base))
+                versions.append(version_of(stages[-1]))
                 continue
             try:
                 stages.append(implicit_stage(run, segment, t, base, h * self.tableau.gamma, near))
@@ -348,6 +355,8 @@ class RungeKutta:
                 raise Stopped(failed.status, start, x) from None
             # start Newton's method for the next stage from this one
             near = base + h * self.tableau.gamma * stages[-1]
+        if not self.implicit:  # Newton's method makes new tensors
+            check_kept(stages, versions)
         return stages
 
     @torch.no_grad()

@@ -15,6 +15,7 @@ from torch import Tensor
 from solvers.checked import has_numbers
 from solvers.errors import ConfigError, shown
 from solvers.learned_time import Clock, with_learned_times
+from solvers.transforms import check_not_batched
 
 Field = Callable[[Tensor, Tensor], Tensor]
 Map = Callable[[Tensor], Tensor]
@@ -98,6 +99,14 @@ class Segment:
         """
         return self.clock is not None
 
+    def entered(self, x: Tensor) -> Tensor:
+        """x as it is after `enter`, which gets a copy and may work in place: x is also the caller's
+        initial state, or a saved one.
+        """
+        if self.enter is None:
+            return x
+        return self.enter(x.clone())
+
     def part(self, t0: Time, t1: Time, *, first: bool) -> Segment:
         """The part from t0 to t1. Only the `first` part applies `enter`."""
         enter = None
@@ -161,6 +170,7 @@ def check_segments(segments: Sequence[Segment]) -> None:
 
 
 def _exact(name: str, time: object) -> Fraction:
+    check_not_batched(f"segment time {name}", time)
     try:
         if isinstance(time, Tensor) and has_numbers(time) and time.dim() == 0:
             time = time.detach().item()

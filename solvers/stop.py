@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from solvers.changes import unshared
 from solvers.errors import ConfigError, check_positive, shown
 from solvers.event import Event, Events, following, moved
-from solvers.march import Gradient, Progress, march
+from solvers.march import Gradient, Progress, march, with_first_graph
 from solvers.method import Method, has_capability
 from solvers.request import check_callable
 from solvers.run import Accepted, Observer, Run, Stopped
@@ -86,7 +87,7 @@ def observers(
     if events:
         in_order.append(Events(events, run))
     if on_step is not None:
-        in_order.append(lambda accepted: on_step(accepted.step.end, accepted.after))
+        in_order.append(lambda accepted: on_step(accepted.step.end, unshared(accepted.after)))
     if steady is not None:
 
         def stop_if_steady(accepted: Accepted) -> None:
@@ -124,8 +125,11 @@ def solve_to_stop(
     """
     pending_times = run.pending_times
     integrate, integrator = integrator_of(method, kind)
+    ahead = segments
+    if not has_capability(method, "compiled"):
+        ahead = [with_first_graph(segment) for segment in segments]
     with torch.no_grad():
-        stopped = march(method, segments, x0, run)
+        stopped = march(method, ahead, x0, run)
     if not stopped.status.good:
         return stopped
     k = len(segments) - 1

@@ -194,8 +194,9 @@ class _Watched(torch.nn.Module):
 
     def forward(self, t: Tensor, x: Tensor) -> Tensor:
         v = self._run.velocity(self._segment, t.clamp(self._low, self._high), x)
-        # under autocast a field returns bfloat16, in which numpy has no arrays
-        return v.to(x.dtype)
+        # Under autocast a field returns bfloat16, in which numpy has no arrays. torchdiffeq keeps
+        # several values, so each must be a tensor of its own.
+        return v.to(x.dtype, copy=True)
 
     def _callback_step(self, t: Tensor, x: Tensor, h: Tensor) -> None:
         # called before each attempt: at a new time, the step before was accepted

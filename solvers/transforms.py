@@ -8,10 +8,18 @@ no kind of gradient, so all kinds compute it by plain steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType, get_interpreter_stack
+from torch._C._functorch import (
+    TransformType,
+    get_interpreter_stack,
+    get_unwrapped,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
+)
 from torch.autograd import forward_ad
 
 from solvers.errors import ConfigError
@@ -33,15 +41,36 @@ def check_no_transform(kind: str) -> None:
         )
 
 
+def transformed() -> bool:
+    """Whether a transform of torch.func surrounds this call."""
+    return bool(_transforms())
+
+
 def batched() -> bool:
     """Whether vmap makes the values of numbers unavailable."""
     return TransformType.Vmap in _transforms()
+
+
+def check_not_batched(name: str, time: Any) -> None:
+    """Raises ConfigError if vmap hides the numbers of a time."""
+    while isinstance(time, Tensor) and is_functorch_wrapped_tensor(time):
+        if is_batchedtensor(time):
+            raise ConfigError(
+                f"{name} is batched by vmap, which hides its numbers: use vmap over the initial"
+                " state or the weights only, and a loop over times"
+            )
+        time = get_unwrapped(time)
 
 
 def _transforms() -> list[TransformType]:
     if torch.compiler.is_compiling():
         return []
     return [interpreter.key() for interpreter in get_interpreter_stack() or ()]
+
+
+def is_batched(gradient: Tensor) -> bool:
+    """Whether a gradient stands for several, as with `is_grads_batched` of torch.autograd.grad."""
+    return is_legacy_batchedtensor(gradient) or is_batchedtensor(gradient)
 
 
 class _Once(torch.autograd.Function):

@@ -37,14 +37,14 @@ def interval(
 
 def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """The interval of a mean, on each side the wider of the bootstrap's and Student's, mean -+
-    t_(n-1) s/sqrt(n); (nan, nan) for fewer than two values.
+    t_(n-1) s/sqrt(n); (nan, nan) for fewer than two values, and if one is nan.
 
     For three values the bootstrap gives their range, which covers the mean of a normal variable in
     3 of 4 cases. With Student's interval it covers 95% for normal values, and about 88% for three
     exponential ones.
     """
     rows = np.asarray(values, dtype=float)
-    if len(rows) < 2:
+    if len(rows) < 2 or np.isnan(rows).any():
         return math.nan, math.nan
     low, high = interval(rows, lambda samples: samples.mean(-1))
     # the quantile of Student's t; imported here, so that other commands import no scipy

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from solvers import GRADIENTS, METHODS, ConfigError, Segment, solve
+from solvers import GRADIENTS, METHODS, ConfigError, Event, Segment, odeint, odeint_dense, solve
 
 KINDS = sorted(GRADIENTS)
 DETACHED = [kind for kind in KINDS if GRADIENTS[kind].detached]
@@ -221,3 +221,87 @@ def test_vmap_over_solves_of_fixed_steps_is_each_of_them():
     )
     with pytest.raises(ConfigError, match="use a method of fixed steps"):
         torch.func.vmap(lambda x: end(x, (0, 1, 2), 1.3, REQUESTS[2]))(batch)
+
+
+TIMES = torch.tensor([0.2, 0.7, 1.5], dtype=torch.float64)
+
+
+def flow(times):
+    """y' = (1 + t) y/4 from y(t0) = X0, in closed form."""
+    exponent = (times[:, None] + times[:, None] ** 2 / 2) / 4
+    return X0 * torch.exp(exponent - exponent[0])
+
+
+@kinds
+@pytest.mark.parametrize("method", ["dopri5", "rk4"])
+def test_forward_mode_by_the_times_of_odeint_is_that_of_the_closed_form(method, kind):
+    along = torch.tensor([0.3, 1.0, -2.0], dtype=torch.float64)
+    options = {"step_size": 0.02} if method == "rk4" else None
+
+    def states(times):
+        return odeint(
+            lambda t, y: (1 + t) * y / 4, X0, times, method=method, options=options, gradient=kind
+        )
+
+    _, right = torch.func.jvp(flow, (TIMES,), (along,))
+    _, tangent = torch.func.jvp(states, (TIMES,), (along,))
+    assert torch.allclose(tangent, right, atol=1e-5)
+    with forward_ad.dual_level():
+        dual = forward_ad.unpack_dual(states(forward_ad.make_dual(TIMES, along))).tangent
+        assert torch.equal(dual, tangent)
+
+
+def test_times_with_a_derivative_that_is_not_there_are_refused():
+    segments = [Segment(0, 2, lambda t, x: -x)]
+    with pytest.raises(ConfigError, match="times require a gradient"):
+        solve(segments, X0, method="tsit5", times=TIMES.clone().requires_grad_())
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(TIMES, torch.ones_like(TIMES))
+        with pytest.raises(ConfigError, match="times require a gradient"):
+            solve(segments, X0, method="tsit5", times=dual)
+        with pytest.raises(ConfigError, match="t0 requires a gradient"):
+            odeint_dense(lambda t, y: -y, X0, dual[0], 2.0)
+
+
+def batched_gradients():
+    x = X0.clone().requires_grad_()
+    x1 = solve([Segment(0, 1, lambda t, x: -x)], x, steps=4, gradient="adjoint").x1
+    torch.autograd.grad(x1, x, torch.eye(2, dtype=torch.float64), is_grads_batched=True)
+
+
+def event_time(height):
+    events = Event(lambda t, x: x[0] - 0.1)
+    return solve([Segment(0, 9, lambda t, x: -x)], height[None], steps=9, events=events).event_time
+
+
+def with_torch_func(t, x):
+    return torch.func.grad(lambda z: -(z**2).sum())(x)
+
+
+def into_a_buffer(t, x):
+    return torch.neg(x, out=torch.empty_like(x))
+
+
+ONE = torch.tensor(1.0, dtype=torch.float64)
+TRANSFORMS = {
+    "not differentiated inside torch.func.grad": lambda: torch.func.grad(event_time)(ONE),
+    "segment time t1 is batched by vmap": lambda: torch.func.vmap(
+        lambda end: solve([Segment(0, end, lambda t, x: -x)], X0).x1
+    )(TIMES),
+    "t is batched by vmap": lambda: torch.func.vmap(
+        lambda t: odeint(lambda t, y: -y, X0, t, method="rk4")
+    )(TIMES[None]),
+    "is_grads_batched": batched_gradients,
+    "the field differentiates by torch.func": lambda: solve(
+        [Segment(0, 1, with_torch_func)], X0.clone().requires_grad_(), gradient="checkpoint"
+    ),
+    "writes its value into a given tensor": lambda: solve(
+        [Segment(0, 1, into_a_buffer)], X0, method="esdirk4"
+    ),
+}
+
+
+@pytest.mark.parametrize("words", TRANSFORMS)
+def test_what_torch_cannot_transform_is_named(words):
+    with pytest.raises(ConfigError, match=words):
+        TRANSFORMS[words]()

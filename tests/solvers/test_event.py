@@ -448,3 +448,26 @@ def test_the_derivatives_of_an_events_time_are_those_of_the_flow(method):
     loose = 300 if method == "bosh3" else 50
     assert float(by_a) == pytest.approx(-time / a0, rel=loose * tolerance)
     assert float(by_x) == pytest.approx(-1 / (a0 * x0 * (1 - x0)), rel=loose * tolerance)
+
+
+@pytest.mark.parametrize("method", ["tsit5", "rk4"])
+def test_values_whose_product_underflows_keep_their_signs(method):
+    """x = exp(-400 t) is positive at all numbers before 1.8; t - 0.3, scaled, has its root there."""
+    options = {"steps": 2000} if method == "rk4" else {"rtol": 1e-6, "atol": 1e-200}
+    decay = solve(
+        [Segment(0, 1, lambda t, x: -400 * x)],
+        torch.ones(1, dtype=torch.float64),
+        method=method,
+        events=Event(lambda t, x: x[0]),
+        **options,
+    )
+    assert decay.status is Status.SUCCESS
+    for scale in (1e-200, 5e-324):
+        clock = solve(
+            [Segment(0, 1, lambda t, x: torch.ones_like(x))],
+            torch.zeros(1, dtype=torch.float64),
+            method=method,
+            events=Event(lambda t, x, scale=scale: scale * torch.sign(x[0] - 0.3)),
+            **({"steps": 7} if method == "rk4" else {}),
+        )
+        assert float(clock.event_time) == pytest.approx(0.3, abs=1e-12)

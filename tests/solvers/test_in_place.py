@@ -1,11 +1,13 @@
 """What fields, projections and observers must not do in silence: change the state in place, return
-one buffer again, or narrow the state.
+a buffer again, or narrow the state. Projections and `enter` may work in place.
 """
+
+import math
 
 import pytest
 import torch
 
-from solvers import ConfigError, Segment, solve
+from solvers import GRADIENTS, ConfigError, Event, Segment, odeint, solve, solve_each
 from solvers.methods import get_method
 
 METHODS = ["euler", "rk4", "tsit5", "dop853", "esdirk4"]
@@ -59,3 +61,147 @@ def test_a_map_that_narrows_the_state_is_refused(name):
     segment = Segment(0, 1, lambda t, x: -x, **{name: lambda x: x.float()})
     with pytest.raises(ConfigError, match=f"the {name} returned float32 for a state of float64"):
         solve([segment], torch.ones(2, dtype=torch.float64), method="tsit5")
+
+
+def in_turn(count):
+    """-x, in buffers of which each is used at every `count`th call."""
+    buffers = [torch.zeros(1, 2, dtype=torch.float64) for _ in range(count)]
+    calls = 0
+
+    def field(t, x):
+        nonlocal calls
+        calls += 1
+        return torch.neg(x, out=buffers[calls % count])
+
+    return field
+
+
+def negated(t, x):
+    return x.neg_()
+
+
+PAIR = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+
+
+def options_for(method):
+    return {} if get_method(method).adaptive else {"steps": 400}
+
+
+@pytest.mark.parametrize("method", ["rk4", "tsit5", "dop853"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_field_with_a_few_buffers_in_turn_is_refused(count, method):
+    with torch.no_grad(), pytest.raises(ConfigError, match="a buffer that it"):
+        solve([Segment(0, 1, in_turn(count))], PAIR.clone(), method=method, **options_for(method))
+
+
+def test_buffers_that_outlast_a_step_are_right():
+    x1 = solve([Segment(0, 1, in_turn(4))], PAIR.clone(), method="rk4", steps=20).x1
+    assert torch.allclose(x1, PAIR * math.exp(-1), atol=1e-6)
+
+
+def test_a_curve_whose_slopes_were_overwritten_is_refused():
+    solution = solve([Segment(0, 1, in_turn(20))], PAIR.clone(), method="tsit5", save="curve")
+    with pytest.raises(ConfigError, match="a buffer that it"):
+        solution.curve(0.01)
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        (negated, "the field changed its state x in place"),
+        (in_turn(1), "a buffer that it"),
+        (in_turn(2), "a buffer that it"),
+        (in_turn(3), "a buffer that it"),
+    ],
+)
+def test_solve_each_refuses_what_solve_does(field, words):
+    with pytest.raises(ConfigError, match=words):
+        solve_each([Segment(0, 1, field)], PAIR.clone())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("method", ["euler", "rk4", "tsit5"])
+def test_inference_mode_where_torch_counts_no_changes_has_the_right_result(method, count):
+    right = PAIR * math.exp(-1)
+    with torch.inference_mode():
+        for field in (negated, in_turn(count)):
+            x0 = PAIR.clone()
+            x1 = solve([Segment(0, 1, field)], x0, method=method, **options_for(method)).x1
+            assert torch.allclose(x1, right, atol=2e-3 if method == "euler" else 1e-6)
+            assert torch.equal(x0, PAIR)
+            each = solve_each([Segment(0, 1, field)], x0).x1
+            assert torch.allclose(each, right, atol=1e-6)
+        ends = odeint(negated, PAIR.clone(), torch.tensor([0.0, 1.0]))
+        assert torch.allclose(ends[-1], right, atol=1e-6)
+
+
+def test_an_observer_in_inference_mode_gets_a_copy():
+    with torch.inference_mode():
+        solution = solve(
+            [Segment(0, 1, lambda t, x: -x)],
+            PAIR.clone(),
+            method="tsit5",
+            on_step=lambda t, x: x.zero_(),
+            events=Event(lambda t, x: x.add_(1).min()),
+        )
+    assert torch.allclose(solution.x1, PAIR * math.exp(-1), atol=1e-6)
+
+
+def rotated(t, x):
+    return x @ torch.tensor([[3.0, 2.0], [-2.0, 1.0]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("method", ["tsit5", "bosh3", "rk4"])
+def test_a_projection_may_work_in_place(method, mode):
+    """Against the same map out of place, bit for bit."""
+
+    def solutions(project):
+        segments = [Segment(0, 2, rotated, project=project)]
+        x0 = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+        options = {"steps": 20} if method == "rk4" else {"rtol": 1e-3, "atol": 1e-5}
+        whole = solve(segments, x0, method=method, **options)
+        if method == "rk4":
+            return [whole]
+        return [whole, solve_each(segments, x0, method=method, **options)]
+
+    with mode():
+        in_place = solutions(lambda x: x.div_(torch.linalg.vector_norm(x)))
+        out_of_place = solutions(lambda x: x / torch.linalg.vector_norm(x))
+    for one, other in zip(in_place, out_of_place, strict=True):
+        assert torch.equal(one.x1, other.x1)
+        assert one.stats == other.stats
+
+
+@pytest.mark.parametrize("gradient", sorted(set(GRADIENTS) - {"reversible"}))
+@pytest.mark.parametrize("method", ["rk4", "tsit5"])
+def test_enter_may_work_in_place(method, gradient):
+    """Against the same map out of place: saved states, an event's time and gradients. The initial
+    state stays.
+    """
+
+    def results(enter):
+        rate = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+        x0 = torch.ones(2, dtype=torch.float64)
+        segments = [
+            Segment(0, 0.5, lambda t, x: -rate * x, enter=enter),
+            Segment(0.5, 1, lambda t, x: -rate * x, enter=enter),
+        ]
+        options = {"method": method, "gradient": gradient}
+        if method == "rk4":
+            options["steps"] = 20
+        saved = solve(segments, x0, save="segments", **options)
+        stopped = solve(segments, x0, events=Event(lambda t, x: x[0] - 1.3), **options)
+        (slope,) = torch.autograd.grad(saved.x1.sum() + stopped.event_time, rate)
+        assert torch.equal(x0, torch.ones(2, dtype=torch.float64))
+        return [*saved.states, stopped.event_time, stopped.x1, slope]
+
+    for one, other in zip(results(lambda x: x.mul_(2)), results(lambda x: x * 2), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_enter_by_rows_may_work_in_place():
+    x0 = PAIR.clone()
+    segments = [Segment(0, 1, lambda t, x: -x, enter=lambda x: x.mul_(2))]
+    assert torch.allclose(solve_each(segments, x0).x1, 2 * PAIR * math.exp(-1), atol=1e-6)
+    assert torch.equal(x0, PAIR)

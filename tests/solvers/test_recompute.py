@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from solvers import Checkpoint, Segment, SolveError, solve
+from solvers import GRADIENTS, Checkpoint, Segment, SolveError, solve
 from solvers.recompute import recomputed
 
 X0 = torch.tensor([0.3, -0.8, 0.5], dtype=torch.float64)
@@ -243,3 +243,91 @@ def test_one_call_at_a_time_has_its_tensors():
         assert not any(held(inner))
     finally:
         gc.enable()
+
+
+class Keeping(nn.Module):
+    """-exp(w) x, where exp(w) is computed once and kept, as torch's `parametrize.cached` does."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([0.5, 0.3], dtype=torch.float64))
+        self.kept = None
+
+    def forward(self, t, x):
+        if self.kept is None:
+            self.kept = torch.exp(self.w)
+        return -self.kept * x
+
+
+def gradient_of_keeping(method, kind, **request):
+    """d sum(x1)/dw by the kind, and in closed form: x1 = x0 exp(-exp(w))."""
+    field = Keeping()
+    if method == "rk4":
+        request["steps"] = 100
+    x0 = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    x1 = solve([Segment(0, 1, field)], x0, method=method, gradient=kind, **request).x1
+    x1.sum().backward()
+    return field.w.grad, -torch.exp(field.w.detach()) * x1.detach()
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("rk4", "adjoint"),
+        ("tsit5", "adjoint"),
+        ("rk4", "reversible"),
+        ("tsit5", "reversible"),
+        ("rk4", "checkpoint"),
+    ],
+)
+def test_a_tensor_that_a_field_keeps_is_named(method, kind):
+    with pytest.raises(SolveError, match=r"keeps what it computed|did something else"):
+        gradient_of_keeping(method, kind)
+
+
+@pytest.mark.parametrize("kind", sorted(GRADIENTS))
+@pytest.mark.parametrize("method", ["rk4", "tsit5"])
+def test_a_tensor_that_a_field_keeps_has_its_gradient_where_the_solve_is_repeated(method, kind):
+    found, right = gradient_of_keeping(method, kind, on_step=lambda t, x: None)
+    assert torch.allclose(found, right, rtol=1e-5)
+    if kind == "backprop" or (kind == "checkpoint" and method == "tsit5"):
+        found, right = gradient_of_keeping(method, kind)
+        assert torch.allclose(found, right, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["adjoint", "reversible"])
+def test_a_parameter_of_which_only_the_value_is_used_is_no_kept_one(kind):
+    w = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    v = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+    segments = [
+        Segment(0, 1, lambda t, x: -w.detach() * v * x),
+        Segment(1, 2, lambda t, x: -v * x if t > 1.2 else -w * x),
+    ]
+    x0 = torch.ones(2, dtype=torch.float64)
+    x1 = solve(segments, x0, method="rk4", steps=10, gradient=kind).x1
+    (slope,) = torch.autograd.grad(x1.sum(), v)
+    assert float(slope) == pytest.approx(-1.3 * float(x1.detach().sum()), rel=2e-2)
+
+
+OF_WEIGHTS = {
+    "exp": lambda w, x: -torch.exp(w) * x,
+    "negative": lambda w, x: -w * x,
+    "sigmoid": lambda w, x: torch.sigmoid(w) * x,
+}
+
+
+@pytest.mark.parametrize("what", ["weight", "state"])
+@pytest.mark.parametrize("name", OF_WEIGHTS)
+@pytest.mark.parametrize("kind", sorted(set(GRADIENTS) - {"backprop"}))
+@pytest.mark.parametrize("method", ["rk4", "tsit5"])
+def test_what_changes_in_place_between_the_passes_is_named(method, kind, name, what):
+    w = torch.tensor([0.5, 0.3], dtype=torch.float64, requires_grad=True)
+    x0 = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    x = x0 * 1
+    request = {"steps": 60} if method == "rk4" else {}
+    segments = [Segment(0, 1, lambda t, x: OF_WEIGHTS[name](w, x))]
+    x1 = solve(segments, x, method=method, gradient=kind, **request).x1
+    with torch.no_grad():
+        (w if what == "weight" else x).mul_(3)
+    with pytest.raises(SolveError, match="changed in place before its gradient"):
+        torch.autograd.grad(x1.sum(), [w, x0])

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from solvers import METHODS, Segment, Status, solve
+from solvers import METHODS, Segment, Status, solve, solve_each
 
 X0 = torch.tensor([1.0, 0.4], dtype=torch.float64)
 OWN = ["euler", "midpoint", "heun", "rk4", "dopri5", "tsit5"]
@@ -166,3 +166,24 @@ def test_float32_far_from_zero_takes_few_more_steps_than_near_it():
         ).stats.evaluations
 
     assert taken(1e5) <= 2 * taken(0.0)
+
+
+@pytest.mark.parametrize("start", [0.0, 1024.0, 1e6])
+@pytest.mark.parametrize("method", ["heun_euler", "tsit5"])
+def test_float32_steps_shorter_than_the_spacing_of_its_times_take_no_more_time(method, start):
+    """The second entry counts the time itself. At 1e6, float32 times are 0.06 apart."""
+
+    def field(t, x):
+        return torch.stack([-30 * x[..., 0], torch.ones_like(x[..., 1])], -1)
+
+    x0 = torch.tensor([1.0, 0.0])
+    segments = [Segment(start, start + 0.5, field)]
+    request = {"method": method, "rtol": 1e-3, "atol": 1e-4}
+    right = torch.tensor([math.exp(-15), 0.5])
+    checkpointed = solve(segments, x0, gradient="checkpoint", **request).x1
+    for x1 in (
+        solve(segments, x0, **request).x1,
+        solve_each(segments, x0[None], **request).x1[0],
+        checkpointed,
+    ):
+        assert torch.allclose(x1, right, rtol=0, atol=1e-3)

@@ -131,6 +131,7 @@ def test_the_interval_of_a_few_seeds_covers_their_mean_as_often_as_it_says(seeds
 
 def test_one_seed_has_no_interval():
     assert all(math.isnan(value) for value in mean_interval([1.0]))
+    assert all(math.isnan(value) for value in mean_interval([1.0, 2.0, math.nan, 3.0]))
 
 
 def test_the_best_of_many_settings_is_chosen_on_other_seeds():

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ctrans.control.hjb.hopf_lax import Terminal, finite_values
+from ctrans.control.hjb.ball_minimum import Terminal, finite_values
 from ctrans.control.hjb.requests import (
     check_axis,
     check_device,

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ctrans.base.shapes import Vectors
 from ctrans.control.admissible import length
-from ctrans.control.hjb.hopf_lax import BallImage, PathEnds, Terminal, hopf_lax_ends
+from ctrans.control.hjb.ball_minimum import Terminal
+from ctrans.control.hjb.hopf_lax import BallImage, PathEnds, hopf_lax_ends
 
 LEVELS = 16
 """Shares of V that are tried for closer ends."""
