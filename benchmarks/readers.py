@@ -12,10 +12,14 @@ import time
 import warnings
 from pathlib import Path
 
-import torch
+sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from ctrans.base.threads import wait_passively
+
+wait_passively()
 warnings.simplefilter("ignore")
+
+import torch
 
 from ctrans.base.as_found import as_found
 from ctrans.interop import from_transformers

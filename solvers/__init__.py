@@ -6,6 +6,7 @@
 """
 
 from solvers.adjoint import Adjoint, AdjointError
+from solvers.changes import version_of
 from solvers.checked import AnyFloat, Finite, checked, is_dense
 from solvers.checkpoint import Checkpoint
 from solvers.controller import CONTROLLERS, PI, PID, Cautious, Controller
@@ -92,6 +93,7 @@ __all__ = [
     "solve_each",
     "tableau",
     "unknown",
+    "version_of",
 ]
 
 _CHECKED: dict[str, tuple[str, ...]] = {

@@ -42,7 +42,11 @@ ADVICE: dict[str, str] = {
     "most heads saturated": "restore queries",
     "dead units": "redraw units",
     "sublayer raises the loss": "restore",
+    "targets are not predicted": "restore ends",
+    "worse than counting": "restore ends",
+    "blocks with equal weights": "nothing",
     # of the monitor
+    "nothing moves": "nothing",
     "updates near zero": "usual eps and scale",
     "targets leak": "own data and mask",
     "near the end of float16": "nothing",

@@ -58,6 +58,17 @@ def check_file(path: Path) -> int:
     return status.st_size
 
 
+def check_name(path: Path) -> None:
+    """Raises ConfigError for a path that is no UTF-8, which the readers of weights need."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"cannot read {str(path)!r}: its path is not UTF-8, and libraries read weights only"
+            " from such a path: rename the directory or the file"
+        ) from None
+
+
 def no_regular_file(mode: int) -> str:
     """What a file of that mode is in words; "" for a regular file."""
     if stat.S_ISREG(mode):

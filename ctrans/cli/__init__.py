@@ -20,7 +20,7 @@ from ctrans.base.pages import take_huge_pages
 from ctrans.base.threads import wait_passively
 from ctrans.cli.exits import Terminated
 from ctrans.cli.other_warnings import other_warnings
-from ctrans.cli.say import discard_stdout, end_stdout, say, say_last
+from ctrans.cli.say import discard_stdout, end_stdout, naming_stdout, say, say_last
 from ctrans.cli.signals import ending_by_signals, signal_seen, words_of
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ class Commands(click.Group):
             raise click.UsageError("the current directory is gone: change to another one") from None
         try:
             result = super().invoke(ctx)
-            sys.stdout.flush()
+            with naming_stdout():
+                sys.stdout.flush()
             if ctx.invoked_subcommand in OLD_COMMANDS:
                 new = OLD_COMMANDS[ctx.invoked_subcommand]
                 say(f"{ctx.invoked_subcommand} is now a part of {new}", error=True)

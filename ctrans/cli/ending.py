@@ -22,7 +22,7 @@ from ctrans.cli.inputs import Batch
 from ctrans.cli.model_sources import ModelSource, resolved
 from ctrans.cli.plugins import LOADED
 from ctrans.cli.request import STDOUT, Request, WrittenRequest
-from ctrans.cli.say import say
+from ctrans.cli.say import naming_stdout, say
 from ctrans.measure.measured import Measured
 from ctrans.measure.measures import MEASURES
 from ctrans.model.config import GPTConfig
@@ -56,9 +56,9 @@ def directory_of(request: WrittenRequest, default: Path | None = None) -> Path |
 
 
 def check_json(request: Request, directory: Path | None = None) -> None:
-    """Raises ConfigError unless the JSON and the page can be written, and replace nothing that
-    ctrans did not write. ctrans makes the directory of the page, and that of --out (`directory`).
-    The directory of the JSON must exist.
+    """Raises ConfigError unless the JSON and the page can be written, and replace no input of
+    the command and nothing that ctrans did not write. ctrans makes the directory of the page, and
+    that of --out (`directory`). The directory of the JSON must exist.
     """
     if request.json_path is not None and not request.quiet:
         check_file_of("json", Path(request.json_path), request, directory)
@@ -67,7 +67,13 @@ def check_json(request: Request, directory: Path | None = None) -> None:
         check_libraries()
     if directory is not None:
         names = [f"{name}.png" for name in (request.command, *picture_names())]
-        check_result(directory, request.command, names, overwrite=request.overwrite)
+        check_result(
+            directory,
+            request.command,
+            names,
+            overwrite=request.overwrite,
+            inputs=request.inputs,
+        )
 
 
 def check_file_of(kind: str, path: Path, request: Request, directory: Path | None) -> None:
@@ -81,7 +87,7 @@ def check_file_of(kind: str, path: Path, request: Request, directory: Path | Non
         )
     if takes_data(path):
         return
-    check_replaceable(path, overwrite=request.overwrite)
+    check_replaceable(path, overwrite=request.overwrite, inputs=request.inputs)
     if directory is not None and path.parent.absolute() == directory.absolute():
         return
     if kind == "json" and not path.parent.is_dir():
@@ -197,9 +203,10 @@ def print_page(
     if request.quiet or not sys.stdout.writable():
         return
     console = Console(emoji=False, highlight=False)
-    show(page, console, looked_at=looked_at, verbose=request.verbose, explain=request.explain)
-    if written:
-        console.print(printable(f"Written: {', '.join(written)}"), soft_wrap=True, markup=False)
+    with naming_stdout():
+        show(page, console, looked_at=looked_at, verbose=request.verbose, explain=request.explain)
+        if written:
+            console.print(printable(f"Written: {', '.join(written)}"), soft_wrap=True, markup=False)
 
 
 def write_result(

@@ -20,6 +20,7 @@ from ctrans.model.checkpoint import load, load_config
 from ctrans.model.gpt import GPT
 from ctrans.report.files import write_atomic
 from ctrans.report.ownership import check_result
+from ctrans.training.run_directory import RunDirectory
 from solvers import ConfigError
 
 
@@ -79,8 +80,19 @@ def command(request: ExportRequest) -> None:
         raise ConfigError(
             "no model is named: give --checkpoint, a directory that ctrans saved or a training run"
         )
+    if RunDirectory(request.out).exists:
+        raise ConfigError(
+            f"{str(request.out)!r} has a training run, and commands would read the exported model"
+            " in its place: choose another --out"
+        )
     check_json(request, request.out)
-    check_result(request.out, "export", MODEL_FILES, overwrite=request.overwrite)
+    check_result(
+        request.out,
+        "export",
+        MODEL_FILES,
+        overwrite=request.overwrite,
+        inputs=request.inputs,
+    )
     if request.form == "hf":
         target_of(load_config(request.checkpoint))
     family = write(load(request.checkpoint), request.out)

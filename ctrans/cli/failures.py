@@ -14,7 +14,7 @@ import click
 
 from ctrans.base.printable import text_of
 from ctrans.cli.plugins import FILES
-from ctrans.cli.say import say
+from ctrans.cli.say import STDOUT, say
 from ctrans.cli.signals import words_of
 
 UNEXPECTED = 70
@@ -58,6 +58,11 @@ def explained(error: BaseException) -> tuple[str, int]:
         and not sys.stdout.writable()
     ):
         return "stdout is closed: redirect it to a file or a pipe", 2
+    if isinstance(error, OSError) and _is_of_stdout(error):
+        return (
+            f"cannot write to standard output: {error.strerror or error}: free some space there, or"
+            " send it elsewhere"
+        ), 2
     if isinstance(error, OSError):
         message = str(error.strerror or error)
         if error.filename is not None:
@@ -71,6 +76,13 @@ def _is_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(word in text_of(error) for word in OF_MEMORY)
+
+
+def _is_of_stdout(error: OSError) -> bool:
+    """Whether writing to stdout failed: ctrans says so in the error, and click does not."""
+    frames = traceback.extract_tb(error.__traceback__)
+    is_of_click = any(frame.filename == click.utils.__file__ for frame in frames)
+    return error.filename == STDOUT or (error.filename is None and is_of_click)
 
 
 def _traceback_of(error: BaseException) -> str:

@@ -19,7 +19,12 @@ from ctrans.cli.request import command_of
 from ctrans.control.control_checks import findings_of
 from ctrans.control.hjb.hopf_lax import velocity_hull
 from ctrans.control.hjb.study import PDEStudy, pde_study
-from ctrans.control.model_check import ModelCheck, check_model, why_not_applicable
+from ctrans.control.model_check import (
+    ModelCheck,
+    check_dtype,
+    check_model,
+    why_not_applicable,
+)
 from ctrans.control.regularization import Regularization
 from ctrans.dynamics.norm import NORMS, RMSNorm
 from ctrans.dynamics.placement import get_placement
@@ -158,6 +163,7 @@ def command(request: HJBCheckRequest) -> None:
         )
     if not request.principle and {"rtol", "atol"} & request.typed:
         raise ConfigError("--rtol and --atol are for --principle: add it, or leave them out")
+    check_dtype(get_dtype(request.dtype))
     check_solver("tsit5", 1, request.rtol, request.atol, get_dtype(request.dtype))
     check_loss_name(request, "hjb-check")
     sources = find_models(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -23,9 +24,12 @@ from ctrans.cli.click_options import (
 )
 from ctrans.cli.exits import Exit
 from ctrans.cli.other_warnings import settle_other_warnings
+from ctrans.cli.plugins import LOADED
 from ctrans.cli.say import stdout_apart
 from solvers import ConfigError
 
+OUTPUT = "Output"
+"""The group of options that say what the command writes, and where."""
 STDOUT = "ctrans.stdout"
 """The key of click's context for the stream that has the object of --json -."""
 
@@ -46,7 +50,7 @@ class Request:
         None,
         "Write the result as one JSON object to this file. - writes it to stdout and prints nothing"
         " else there.",
-        group="Output",
+        group=OUTPUT,
         flags="--json",
         metavar="PATH",
     )
@@ -54,26 +58,26 @@ class Request:
         None,
         "Also write the result as one HTML file. It has interactive figures and sortable tables,"
         " and needs no network (pip install 'ctrans[report]').",
-        group="Output",
+        group=OUTPUT,
         flags="--html",
         metavar="PATH",
     )
     verbose: bool = option(
         default=False,
         help="Also print formulas, further tables, and others' warnings.",
-        group="Output",
+        group=OUTPUT,
     )
 
     explain: bool = option(
         default=False,
         help="Also print what each figure and verdict means.",
-        group="Output",
+        group=OUTPUT,
     )
 
     overwrite: bool = option(
         default=False,
         help="Replace files of the same names that ctrans did not write.",
-        group="Output",
+        group=OUTPUT,
     )
 
     unshown: ClassVar[frozenset[str]] = frozenset(
@@ -90,6 +94,19 @@ class Request:
         """Whether stdout holds the JSON only."""
         return self.json_path == "-"
 
+    @property
+    def inputs(self) -> list[Path]:
+        """The files and directories that the command reads: paths among the values of its options,
+        and the user's plugins.
+        """
+        kind: Any = type(self)  # a class is hashable, which mypy does not know
+        about = options_of(kind)
+        inputs = [path for plugin in LOADED for path in _paths_in(plugin)]
+        for name, value in self.options.items():
+            if name not in about or about[name].group != OUTPUT:
+                inputs += _paths_in(value)
+        return inputs
+
     def shown(self, **resolved: Any) -> dict[str, Any]:
         """The options for JSON. `resolved` replaces values or appends them."""
         values = {name: value for name, value in self.options.items() if name not in self.unshown}
@@ -103,11 +120,25 @@ class WrittenRequest(Request):
     out: Path | None = option(
         None,
         "Directory for the result's files.",
-        group="Output",
+        group=OUTPUT,
         default_words="out/COMMAND; none with --json -",
     )
 
     unshown = Request.unshown | {"out"}
+
+
+def _paths_in(value: Any) -> list[Path]:
+    """The files and directories that the value of an option names: a path, the beginning of
+    FILE.py:FUNCTION, or several of them.
+    """
+    if isinstance(value, Path):
+        return [value]
+    if isinstance(value, tuple):
+        return [path for entry in value for path in _paths_in(entry)]
+    if isinstance(value, str):
+        candidates = [value, value.rpartition(":")[0]]
+        return [Path(text) for text in candidates if text and os.path.isfile(text)]
+    return []
 
 
 def _in_words(value: Any) -> Any:

@@ -12,6 +12,9 @@ import click
 
 from ctrans.base.printable import printable
 
+STDOUT = "standard output"
+"""What an error of writing to stdout has for the name of a file."""
+
 
 def say(text: str, *, error: bool = False, end: str = "\n", to: IO[str] | None = None) -> None:
     """Prints the text, by default on stdout, with control characters escaped. An error is one
@@ -22,7 +25,19 @@ def say(text: str, *, error: bool = False, end: str = "\n", to: IO[str] | None =
         one_line = text.strip().replace("\n", "\\n")
         click.echo(f"ctrans: {one_line}", file=to, err=True)
     else:
-        click.echo(text + end, file=to, nl=False)
+        with naming_stdout():
+            click.echo(text + end, file=to, nl=False)
+
+
+@contextmanager
+def naming_stdout() -> Iterator[None]:
+    """Inside, an error of writing names stdout, as one of a file names the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = STDOUT
+        raise
 
 
 def say_last(text: str) -> None:
@@ -36,6 +51,16 @@ def discard_stdout() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+def say_if_read(line: str) -> None:
+    """Prints a line. The run continues if stdout is closed, as by `head` or a closed terminal."""
+    if not sys.stdout.writable():
+        return
+    try:
+        say(line)
+    except OSError:
+        discard_stdout()
 
 
 @contextmanager

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ctrans.base.json_values import plain
 from ctrans.base.threads import choose_threads, flops
@@ -19,25 +18,23 @@ from ctrans.cli.ending import check_json, print_page, result_of, save_json, writ
 from ctrans.cli.exits import Exit
 from ctrans.cli.other_depths import check_depths, losses_at
 from ctrans.cli.request import check_exclusive, command_of
-from ctrans.cli.say import discard_stdout, say
+from ctrans.cli.say import say, say_if_read
+from ctrans.cli.train_monitor import check_monitored, watched_run
 from ctrans.cli.train_options import TrainRequest
-from ctrans.measure.findings import Finding
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.model.remarks import remarks_on
 from ctrans.report.contents import page_of_table
-from ctrans.report.files import to_json, write_atomic
+from ctrans.report.files import write_atomic
 from ctrans.report.picture import pictures
 from ctrans.report.progress import bar_words, evaluation_line, progress_bar
 from ctrans.report.sections import Page, decoded
 from ctrans.report.tensorboard import check_tensorboard, tensorboard
 from ctrans.training import log
-from ctrans.training.loop import Advice, Ending, Observer, Outcome, TrainingRun, Watcher, carry_out
-from ctrans.training.monitor import Monitor
-from ctrans.training.monitor.memory import MEMORY, memory_in
+from ctrans.training.loop import Ending, Observer, Outcome, TrainingRun, carry_out
 from ctrans.training.monitor.reactions import check_reactions
 from ctrans.training.processes import get_device, restarts
-from ctrans.training.run_directory import KEEP, RunDirectory
+from ctrans.training.run_directory import RunDirectory
 from ctrans.training.start_from import start_from
 from ctrans.training.train import Plan, begun, plan, plan_to_resume
 from ctrans.training.trained import measured
@@ -46,8 +43,6 @@ from solvers import ConfigError
 
 SIGNALLED = 128
 """A run that signal n interrupts is saved and exits with this plus n, as in shells."""
-HELD = 2
-"""Windows of the validation text in the monitor's fixed batch."""
 ADVICE = {
     (True, Ending.INTERRUPTED): "continue it with --resume",
     (True, Ending.STOPPED): (
@@ -90,20 +85,21 @@ def command(request: TrainRequest) -> None:
         iterations = run.config.iterations
         if first and not request.quiet:
             for remark in remarks_on(run.model.config):
-                _say(f"Note: {remark}.")
+                say_if_read(f"Note: {remark}.")
         if first and step and not request.quiet:
             if step == iterations:
-                _say(
+                say_if_read(
                     f"Nothing to do: {step} of {iterations} iterations are done. Raise --iterations"
                     " to continue."
                 )
             else:
-                _say(f"Continuing from step {step} of {iterations}.")
+                say_if_read(f"Continuing from step {step} of {iterations}.")
         with (
             _observer(request, run, progress) as observe,
-            _watched(request, run, progress) as watched,
+            watched_run(request, run, progress) as watched,
         ):
             outcome = carry_out(replace(watched, observe=observe), progress)
+            watched.watch.end(outcome)
         if first:
             result = _result(request, run, outcome, time.perf_counter() - started)
             _show(request, result, run, outcome)
@@ -123,16 +119,21 @@ def _check_places(request: TrainRequest) -> None:
     if request.use_tensorboard:
         check_tensorboard()
     check_reactions(request.react)
-    monitor_options = []
-    if request.probe_every is not None:
-        monitor_options.append("probe-every")
-    if request.react:
-        monitor_options.append("react")
-    if monitor_options and not request.monitor:
-        raise ConfigError(
-            f"--{monitor_options[0]} is an option of the monitor: add --monitor, or leave it out"
-        )
+    if not request.resume or request.monitor is False:
+        check_monitored(request)
     check_json(request, request.out)
+    if request.overwrite and request.origin is not None:
+        check_origin_stays(request.origin, request.out)
+
+
+def check_origin_stays(origin: Path, out: Path) -> None:
+    """Raises ConfigError if the model that a run starts from is in the run that it overwrites."""
+    place = Path(os.path.realpath(origin))
+    run = RunDirectory(Path(os.path.realpath(out)))
+    if place == run.directory or place.is_relative_to(run.checkpoints):
+        raise ConfigError(
+            f"--overwrite would remove {str(origin)!r}, the model of --from: choose another --out"
+        )
 
 
 def _plan(request: TrainRequest) -> Plan:
@@ -204,86 +205,9 @@ def _observer(request: TrainRequest, run: TrainingRun, progress: Progress) -> It
             if "tokens_per_second" in row:
                 advance(bar_words(row))
             if "validation_loss" in row and not request.quiet:
-                _say(evaluation_line(row, iterations))
+                say_if_read(evaluation_line(row, iterations))
 
         yield observe
-
-
-@contextmanager
-def _watched(request: TrainRequest, run: TrainingRun, progress: Progress) -> Iterator[TrainingRun]:
-    """Gives the run, with a monitor if the user asked for one."""
-    if not request.monitor:
-        yield run
-        return
-    watching = MonitoredRun(request, run, progress.step)
-    with watching.monitor:
-        yield replace(run, watch=watching)
-
-
-class MonitoredRun(Watcher):
-    """A run's watcher with a monitor. Alarms are printed at once, and the monitor's memory is
-    saved with every checkpoint.
-    """
-
-    def __init__(self, request: TrainRequest, run: TrainingRun, step: int):
-        self.run = run
-        self.quiet = request.quiet
-        self._before: Mapping[str, str] | None = None
-        tokens, targets = run.data.validation_windows(HELD)
-        self.monitor = Monitor(
-            run.model,
-            every=request.every,
-            out=run.store.directory,
-            probe_every=request.probe_every,
-            held=(tokens.to(run.processes.device), targets.to(run.processes.device)),
-            react=request.react,
-            save=self._save,
-            start=step,
-            memory=memory_in(run.store.step_directory(step), step),
-            total=run.config.iterations,
-            compiled=run.config.compile,
-            clip=run.config.clip,
-            tensorboard=request.use_tensorboard,
-        )
-
-    def before_step(
-        self, loss: Tensor, norm: Tensor, optimiser: torch.optim.Optimizer, tokens: Tensor
-    ) -> Advice:
-        """The advice of the monitor's reactions, empty without reactions."""
-        self._before = None
-        monitor = self.monitor
-        skipped = len(monitor.reactions.skipped)
-        stopped = monitor.stopped
-        batch = None
-        if self.run.config.compile:
-            batch = tokens.to(self.run.processes.device)
-        alarms = monitor.step(loss, optimiser, gradient_norm=norm, batch=batch)
-        if self.run.processes.first and not self.quiet:
-            for alarm in alarms:
-                _say(str(alarm))
-        reason_to_stop = ""
-        if monitor.stopped > stopped:
-            dangers = [alarm.check for alarm in alarms if alarm.severity != "note"]
-            reason_to_stop = dangers[0] if dangers else "another process saw a danger"
-        return Advice(len(monitor.reactions.skipped) > skipped, self._before, reason_to_stop)
-
-    def files(self) -> Mapping[str, str]:
-        """The monitor's memory."""
-        return {MEMORY: json.dumps(self.monitor.memory(), allow_nan=False)}
-
-    def _save(self, alarm: Finding) -> None:
-        if self._before is None:
-            self._before = {**self.files(), KEEP: to_json(alarm)}
-
-
-def _say(line: str) -> None:
-    """Prints a line. The run continues if stdout is closed, as by `head` or a closed terminal."""
-    if not sys.stdout.writable():
-        return
-    try:
-        say(line)
-    except OSError:
-        discard_stdout()
 
 
 def _result(
@@ -333,7 +257,7 @@ def _add_depths(
     write_result(request, run.store.directory, result_with_table, page)
     if not request.quiet:
         for depth, loss in losses.items():
-            _say(f"Validation loss at depth {depth}: {loss:.4f}")
+            say_if_read(f"Validation loss at depth {depth}: {loss:.4f}")
 
 
 def _with_table(result: Mapping[str, Any]) -> tuple[dict[str, Any], Page]:

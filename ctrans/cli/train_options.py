@@ -178,10 +178,10 @@ class TrainRequest(OfTraining):
     use_tensorboard: bool = option(
         default=False, help="Also write TensorBoard's files to --out.", flags="--tensorboard"
     )
-    monitor: bool = option(
-        default=False,
-        help="Monitor the run: write figures by depth and alarms to --out. ctrans watch shows"
-        " them.",
+    monitor: bool | None = option(
+        None,
+        "Monitor the run: write figures by depth and alarms to --out. ctrans watch shows them. A"
+        " resumed run goes on as before, with its --every, --probe-every and --react.",
         group="Monitor",
     )
     every: int = option(

@@ -5,8 +5,9 @@ the model's own modules.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -40,6 +41,8 @@ from ctrans.control.evidence import (
 from ctrans.control.last_map import Features, gap_of_rank
 from ctrans.control.norm_image import NormImage
 from ctrans.control.regularization import KineticCost
+from ctrans.control.scaled_evidence import scaled_evidence
+from ctrans.control.scales import near_one, times_power, times_powers
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.tangent import LinearSpace
 from ctrans.dynamics.norm import NORMS, Norm
@@ -47,28 +50,13 @@ from solvers import ConfigError, look_up
 
 LINEAR = 0.01
 """Allowed error of a growth exponent of 1: H is infinite, or gains are trained too."""
+ROOM = 1e6
+"""How far the largest velocity must be below the root of the dtype's largest number."""
 SATURATED = 0.05
 """Allowed error of a growth exponent of 0: H is finite."""
 
 SearchedFor = Literal["velocities", "weights", "gains"]
 """What searches for evidence go over, each with those before it."""
-
-VALUES = frozenset(
-    {
-        "hamiltonian",
-        "scale",
-        "best",
-        "values",
-        "base",
-        "limit",
-        "ceiling",
-        "gain",
-        "offset",
-        "lower",
-        "upper",
-    }
-)
-"""The fields of evidence that are proportional to the costate."""
 
 
 @dataclass(frozen=True)
@@ -290,13 +278,13 @@ def certify(
     if exponent != 0:
         evidence = certify(
             admissible,
-            _times(P, -exponent),
+            times_power(P, -exponent),
             features=features,
             pairs=pairs,
             seed=seed,
             search=search,
         )
-        scaled: Certificate = _scaled(evidence, exponent)
+        scaled: Certificate = scaled_evidence(evidence, exponent)
         return scaled
     chart = admissible.chart(P)
     value = float(admissible.support(P))
@@ -311,7 +299,8 @@ def certify(
     if value < math.inf:
         summary = replace(summary, attained=admissible.attained)
     if search == "velocities" and isinstance(admissible, LinearSpace) and value == math.inf:
-        return replace(summary, witness=witness(admissible, P))
+        P, exponent = near_one(P)
+        return scaled_evidence(replace(summary, witness=witness(admissible, P)), exponent)  # type: ignore[no-any-return]
     last_map = None
     if features is not None and search != "velocities" and chart.degree is not None:
         check_costate(features, P.dtype, tokens=len(P), what="feature matrix")
@@ -331,9 +320,15 @@ def _of_infinite(
     if last_map is None:
         last_map = Features(torch.eye(len(P), dtype=P.dtype, device=P.device))
     generator = torch.Generator().manual_seed(int(seed))
+    P, exponent = near_one(P)
+    h, exponent_of_features = near_one(last_map.h)
     typical = space.witness(P, math.sqrt(P.numel()))
-    grown = growth(space.chart(P), last_map, typical, generator)
-    return replace(summary, growth=grown, witness=witness(space, P))
+    grown = growth(space.chart(P), Features(h), typical, generator)
+    evidence = replace(summary, growth=grown, witness=witness(space, P))
+    scaled: Certificate = scaled_evidence(evidence, exponent)
+    assert scaled.growth is not None, "it was given one"
+    radii = times_powers(scaled.growth.radii, -exponent_of_features)
+    return replace(scaled, growth=replace(scaled.growth, radii=radii))
 
 
 def _of_finite(
@@ -351,6 +346,7 @@ def _of_finite(
     value = summary.hamiltonian
     generator = torch.Generator().manual_seed(int(seed))
     best = admissible.maximizer(P)
+    _check_squares(best, value)
     ceiling = admissible.ceiling(P)
     scale = admissible.scale(P)
     if scale == 0:
@@ -393,6 +389,21 @@ def _of_finite(
     )
 
 
+def _check_squares(velocities: Tensor, value: float) -> None:
+    """Raises ConfigError unless squares of velocities, with room for those of searches, are numbers
+    of their dtype.
+    """
+    fastest = float(velocities.abs().max())
+    largest = math.sqrt(torch.finfo(velocities.dtype).max) / ROOM
+    if fastest <= largest and math.isfinite(value):
+        return
+    dtype = str(velocities.dtype).removeprefix("torch.")
+    raise ConfigError(
+        f"the best velocities reach {fastest:.2g}, and their squares overflow in {dtype}: take a"
+        " step dt or a scale of the state (alpha) nearer to 1, or a wider dtype"
+    )
+
+
 def _set_of_placement(
     placement: str, P: Tensor, norm: Norm | str | None, state: Tensor | None
 ) -> Supremum:
@@ -425,35 +436,6 @@ def _out_of_range(admissible: Supremum, P: Tensor) -> int:
     return 0
 
 
-def _powers(exponent: int) -> tuple[float, float]:
-    """Two powers of two whose product is 2^exponent, which itself may be no number of P's dtype."""
-    half = exponent // 2
-    return 2.0**half, 2.0 ** (exponent - half)
-
-
-def _times(P: Tensor, exponent: int) -> Tensor:
-    """P * 2^exponent."""
-    first, second = _powers(exponent)
-    return (P.double() * first * second).to(P.dtype)
-
-
-def _scaled(evidence: Any, exponent: int) -> Any:
-    """The evidence with each value of H * 2^exponent."""
-    first, second = _powers(exponent)
-    scaled: dict[str, Any] = {}
-    for field in fields(evidence):
-        value = getattr(evidence, field.name)
-        if is_dataclass(value):
-            scaled[field.name] = _scaled(value, exponent)
-        elif field.name not in VALUES or value is None:
-            continue
-        elif isinstance(value, tuple):
-            scaled[field.name] = tuple(number * first * second for number in value)
-        else:
-            scaled[field.name] = value * first * second
-    return replace(evidence, **scaled)
-
-
 def _with_weights(
     summary: Certificate,
     admissible: Supremum,
@@ -480,14 +462,23 @@ def _with_weights(
     limit = value + math.sqrt(summary.eps) * unit
     best = admissible.maximizer(P)
     grown = growth(chart, last_map, best, generator, likely=likely, base=admissible.base(P))
-    summary = replace(summary, weights=weights, growth=replace(grown, limit=limit))
+    summary = replace(summary, weights=weights)
+    if _has_squares(grown.radii, P.dtype):
+        summary = replace(summary, growth=replace(grown, limit=limit))
     if not isinstance(admissible, VelocitySet) or search != "gains":
         return summary
     slope = admissible.slope_in_gains(P)
     if slope is None or slope.lower == 0:
         return summary
     gained = gained_growth(chart, last_map, best, generator, likely=likely)
+    if not _has_squares(gained.radii, P.dtype):
+        return summary
     return replace(summary, gained=gained, gain_slope=slope)
+
+
+def _has_squares(radii: Sequence[float], dtype: torch.dtype) -> bool:
+    """Whether bounds on weights have squares in the dtype. Without them a search is no evidence."""
+    return max(radii) <= math.sqrt(torch.finfo(dtype).max) / ROOM
 
 
 def undefined_at_zero(admissible: Supremum) -> bool:

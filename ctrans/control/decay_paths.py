@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -23,6 +23,7 @@ from ctrans.base.shapes import UnbatchedRows
 from ctrans.control.admissible import length
 from ctrans.control.ascent import ascend, noise
 from ctrans.control.reachable_rows import bound_over_rows
+from ctrans.control.scales import at_unit_size, product
 from ctrans.dynamics.fields import (
     Activation,
 )
@@ -76,20 +77,27 @@ class ValuePath:
         With P' = Q T its columns are those of (A_h X)'T' rotated by Q', so there are at most as
         many as tokens.
         """
+        P, p_size = at_unit_size(P)
+        mixed, x_size = at_unit_size(self.mixed)
         t = torch.linalg.qr(P.mT, mode="r").R
         norms = []
         for group in set(self.head_groups):
             heads = [head for head, of_head in enumerate(self.head_groups) if of_head == group]
-            stacked = (t @ self.mixed[heads]).flatten(0, 1)
+            stacked = (t @ mixed[heads]).flatten(0, 1)
             norms.append(spectral_norm(stacked))
-        threshold = max(norms)
+        threshold = product(max(norms), x_size, p_size)
         if self.tokens is None:
             return threshold, threshold
         most_heads = max(Counter(self.head_groups).values())
-        bound = math.sqrt(most_heads) * bound_over_rows(self.tokens, P)
+        bound = product(math.sqrt(most_heads), bound_over_rows(self.tokens, P), p_size)
         if math.isnan(bound):
             bound = math.inf
         return threshold, max(threshold, bound)
+
+    def in_double(self) -> tuple[ValuePath, float]:
+        """The path in float64 at X of unit size, and that size: f is linear in X."""
+        mixed, size = at_unit_size(self.mixed.double())
+        return replace(self, mixed=mixed, tokens=None), size
 
     @property
     def head_groups(self) -> tuple[int, ...]:
@@ -120,9 +128,9 @@ class UnitsPath:
         |P|_2|X|_2)/2, of (X, 1) with a bias.
         """
         growth = self.activation.at_infinity
-        x, x_size = _at_unit_size(self.x)
-        p, p_size = _at_unit_size(P)
-        _, vt = product_svd(P, self.x)
+        x, x_size = at_unit_size(self.x)
+        p, p_size = at_unit_size(P)
+        _, vt = product_svd(p, x)
         generator = torch.Generator().manual_seed(0)
         random = noise(P, generator, STARTS, self.x.shape[-1])
         longest = length(P).topk(min(STARTS, len(P))).indices
@@ -139,13 +147,21 @@ class UnitsPath:
         first_ascents = ascend(payoff, project(directions), (-1,), project, steps=FIRST_STEPS)
         best = first_ascents.z[first_ascents.best.topk(KEPT).indices]
         ascents = ascend(payoff, best, (-1,), project, steps=UNIT_STEPS)
-        found = growth * x_size * p_size * float(ascents.best.amax())
+        found = product(growth, x_size, p_size, float(ascents.best.amax()))
         tokens = self.x.double()
         if self.bias:
             tokens = with_ones(tokens)
-        precise, _ = product_svd(P.double(), tokens)
-        bound = (float(precise[0]) + spectral_norm(P.double()) * spectral_norm(tokens)) / 2
-        return found, max(found, growth * bound)
+        tokens, tokens_size = at_unit_size(tokens)
+        precise, _ = product_svd(p.double(), tokens)
+        bound = (float(precise[0]) + spectral_norm(p.double()) * spectral_norm(tokens)) / 2
+        return found, max(found, product(growth, bound, tokens_size, p_size))
+
+    def in_double(self) -> tuple[UnitsPath, float]:
+        """The path in float64; at X of unit size, with that size, if f is homogeneous in X."""
+        x, size = self.x.double(), 1.0
+        if self.homogeneous:
+            x, size = at_unit_size(x)
+        return replace(self, x=x), size
 
     @property
     def homogeneous(self) -> bool:
@@ -186,7 +202,9 @@ class CubicPath:
         generator = torch.Generator().manual_seed(0)
         shape, _ = self.shapes()
         inner = noise(P, generator, UNITS * shape[0], shape[1])
-        first, last = (self.x @ inner.mT).chunk(2, -1)
+        x, _ = at_unit_size(self.x)
+        P, _ = at_unit_size(P)
+        first, last = (x @ inner.mT).chunk(2, -1)
         if self.gate is None:
             hidden = first.clamp_min(0).square()
         else:
@@ -197,6 +215,10 @@ class CubicPath:
             return math.inf, math.inf
         is_zero = not P.any() or not (self.bias or self.x.any())
         return 0.0, 0.0 if is_zero else math.inf
+
+    def in_double(self) -> tuple[CubicPath, float]:
+        """The path in float64."""
+        return replace(self, x=self.x.double()), 1.0
 
     @property
     def input_size(self) -> float:
@@ -215,6 +237,7 @@ Path = ValuePath | UnitsPath | CubicPath
 - `shapes()`: of the inner and of the outer factors
 - `velocity(inner, outer)`: the velocity that the factors make of X
 - `threshold(P)`: lam* of P, a lower bound by factors that were found and an upper bound
+- `in_double()`: the path in float64, with X over its size where f is linear in that size
 - `homogeneous`: whether f grows exactly like r^2 with r times the factors, so a finite H is 0
 - `input_size`: the root mean square of what the inner factor meets, 1 if its size does not matter.
   Small inputs need large factors until f grows as it does at infinity
@@ -222,8 +245,10 @@ Path = ValuePath | UnitsPath | CubicPath
 
 
 def _root_mean_square(x: Tensor) -> float:
-    size = float(x.square().mean().sqrt())
-    return size or 1.0
+    largest = float(x.abs().amax())
+    if largest == 0:
+        return 1.0
+    return largest * float((x / x.abs().amax()).square().mean().sqrt())
 
 
 def with_ones(x: Tensor) -> Tensor:
@@ -257,11 +282,3 @@ def spectral_norm(matrix: Float[Tensor, "rows columns"]) -> float:
     if scaled.shape[0] > scaled.shape[1]:
         scaled = scaled.mT
     return size * math.sqrt(float(torch.linalg.eigvalsh(scaled @ scaled.mT)[-1]))
-
-
-def _at_unit_size(rows: UnbatchedRows) -> tuple[UnbatchedRows, float]:
-    """The rows over the length of the longest, and that length; rows of zeros as they are."""
-    size = float(length(rows).amax())
-    if size == 0:
-        return rows, 1.0
-    return rows / size, size

@@ -45,6 +45,7 @@ from ctrans.base.shapes import UnbatchedRows
 from ctrans.control.admissible import Posedness, verdict_of
 from ctrans.control.ascent import BoundedAscent, noise
 from ctrans.control.decay_paths import Path
+from ctrans.control.scales import at_unit_size, is_precise, product, total_length
 
 DECADES = (0.0, 2.0, 3.0)
 """Bounds R, in decades from the size of factors with entries of 1/sqrt(width)."""
@@ -61,6 +62,8 @@ GROWS_OF_THREE = 800.0
 """The same where three factors grow; in theory it is thousandfold."""
 TIMES = 10.0
 """The penalty of an ascent over three factors, as a multiple of what balances at the first R."""
+FAR = 1e250
+"""No ascents are made for a threshold above it or below its inverse: values would overflow."""
 VANISHES = 0.01
 """The largest accepted value where it should vanish, as a share of dt lam* R^2/2. GELU's is finite,
 because small inputs gain.
@@ -77,6 +80,15 @@ class Climb:
     radii: tuple[float, ...]
     values: tuple[float, ...]
 
+    def times(self, factor: float) -> Climb:
+        """The ascents at the costate times a positive number, with the penalty times it."""
+        values = tuple(product(value, factor) for value in self.values)
+        return Climb(product(self.decay, factor), self.radii, values)
+
+    @property
+    def is_finite(self) -> bool:
+        return all(map(math.isfinite, (self.decay, *self.radii, *self.values)))
+
 
 @dataclass(frozen=True)
 class DecayThreshold:
@@ -91,8 +103,8 @@ class DecayThreshold:
       for every lam
     - `gains`: whether an input norm's gains scale the path. If trained, they make H infinite for
       every lam
-    - `below`, `above`: ascents at .9 and 1.1 of `lower`; None if not made. If `lower` is inf,
-      `below` is one at a penalty that balances at a small R, and `above` None
+    - `below`, `above`: ascents at .9 and 1.1 of `lower`; None if not made, or if they overflow. If
+      `lower` is inf, `below` is one at a penalty that balances at a small R, and `above` None
     """
 
     lower: float
@@ -114,6 +126,23 @@ class DecayThreshold:
             finite = True
         return verdict_of(finite=finite, rest_fixed=True)
 
+    def times(self, factor: float) -> DecayThreshold:
+        """The threshold at the costate times a positive number. Without ascents whose values then
+        overflow.
+        """
+        climbs = [climb.times(factor) for climb in (self.below, self.above) if climb is not None]
+        if not all(climb.is_finite for climb in climbs):
+            climbs = []
+        below, above, *_ = [*climbs, None, None]
+        return replace(
+            self,
+            lower=product(self.lower, factor),
+            upper=product(self.upper, factor),
+            bias=product(self.bias, factor),
+            below=below,
+            above=above,
+        )
+
     @property
     def findings(self) -> dict[str, bool]:
         """The expected findings of the ascents in words, each with whether it holds."""
@@ -126,7 +155,8 @@ class DecayThreshold:
                     before > 0 and last / before >= GROWS_OF_THREE
                 )
             }
-        share = self.above.values[-1] / (self.lower * self.above.radii[-1] ** 2 / 2)
+        radius = self.above.radii[-1]
+        share = 2 * self.above.values[-1] / self.lower / radius / radius
         return {
             f"with a penalty of {BELOW} dt lam* the value grows like R^2": (
                 before > 0 and last / before >= GROWS
@@ -139,11 +169,20 @@ class DecayThreshold:
 def decay_threshold(
     path: Path, P: UnbatchedRows, *, bias: bool = False, gains: bool = False
 ) -> DecayThreshold:
-    """dt lam* of a path at P, dt times the costate of its output. lam* is linear in P."""
+    """dt lam* of a path at P, dt times the costate of its output. lam* is linear in P.
+
+    What is proven is raised by the root of the dtype's rounding, as states and costates are rounded
+    too. Nothing is proven of a P that has lost digits because it is too small for its dtype.
+    """
     lower, upper = path.threshold(P)
+    if upper > 0:
+        upper = math.nextafter(upper * (1 + math.sqrt(torch.finfo(P.dtype).eps)), math.inf)
+    if not is_precise(P):
+        upper = math.inf
     of_bias = 0.0
     if bias:
-        of_bias = float(P.sum(0).norm())
+        P, size = at_unit_size(P)
+        of_bias = product(total_length(P.sum(0)), size)
     return DecayThreshold(lower, upper, of_bias, gains, path.homogeneous and not bias)
 
 
@@ -164,7 +203,14 @@ def largest(thresholds: Sequence[DecayThreshold]) -> DecayThreshold:
 
 
 def with_evidence(threshold: DecayThreshold, path: Path, P: UnbatchedRows) -> DecayThreshold:
-    """The threshold with ascents over the factors below and above it, at the same P."""
+    """The threshold with ascents over the factors below and above it, at the same P. They run in
+    float64 and at unit size. Without them if their numbers overflow.
+    """
+    path, x_size = path.in_double()
+    P, p_size = at_unit_size(P.double())
+    size = product(x_size, p_size)
+    if not 1 / FAR < size < FAR:
+        return threshold
     if math.isinf(threshold.lower):
         free = climb_factors(path, P, 0.0)
         decay = TIMES * 2 * free.values[0] / free.radii[0] ** 2
@@ -173,14 +219,20 @@ def with_evidence(threshold: DecayThreshold, path: Path, P: UnbatchedRows) -> De
             value - decay / 2 * radius**2
             for radius, value in zip(free.radii, free.values, strict=True)
         )
-        return replace(threshold, below=Climb(decay, free.radii, values))
-    below = climb_factors(path, P, BELOW * threshold.lower)
-    above = climb_factors(path, P, ABOVE * threshold.lower)
+        climb = Climb(decay, free.radii, values).times(size)
+        return replace(threshold, below=climb if climb.is_finite else None)
+    lower = threshold.lower / size
+    below = climb_factors(path, P, BELOW * lower)
+    above = climb_factors(path, P, ABOVE * lower)
     for seed in range(1, TRIES):
         if below.values[-1] > 0:
             break
         # the gradient at zero is zero: an ascent that ended there is repeated from another start
-        below = climb_factors(path, P, BELOW * threshold.lower, seed)
+        below = climb_factors(path, P, BELOW * lower, seed)
+    below = below.times(size)
+    above = above.times(size)
+    if not (below.is_finite and above.is_finite):
+        return threshold
     return replace(threshold, below=below, above=above)
 
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch import Tensor
 
 from ctrans.base.as_found import leaving_as_found
 from ctrans.base.old_names import OldReasons
@@ -19,8 +18,17 @@ from ctrans.control.admissible import VERDICTS, Posedness, verdict_of
 from ctrans.control.certificate import Certificate, SearchedFor
 from ctrans.control.costate import Costate, continuous_or_discrete, costate
 from ctrans.control.decay_threshold import DecayThreshold, largest, with_evidence
+from ctrans.control.model_threshold import (
+    ATOL,
+    RTOL,
+    costate_of_raw_output,
+    factors_of_model,
+    margins_of,
+    why_no_threshold,
+    widened,
+)
 from ctrans.control.regularization import Regularization
-from ctrans.control.residual_pullback import active_channels, costate_of_map, raw_costate
+from ctrans.control.scales import at_unit_size, product
 from ctrans.control.segment_check import (
     SegmentCheck,
     admissible_at,
@@ -29,20 +37,13 @@ from ctrans.control.segment_check import (
     check_step,
     step_threshold_at,
 )
-from ctrans.control.shown_factors import Factors, TestsFactors, path_of, with_best_rows
-from ctrans.control.tangent import LinearSpace
+from ctrans.control.shown_factors import Factors, path_of, with_best_rows
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.norm import RMSNorm
 from ctrans.dynamics.placement import Placement
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.measure.walk import Model, SegmentCallback
 from solvers import ConfigError, SolveError
-
-RTOL = 1e-4
-ATOL = 1e-6
-"""Tolerances of the continuous costate where the check is not thorough. Costates of 112 models were
-then exact to 3e-4 of their size.
-"""
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,9 @@ class ModelCheck:
 
     `placement` lists the placements of its sublayers. `form` is that of the costates: "continuous",
     or "discrete" if the continuous costate does not exist, for the reason in `instead`. `missing`
-    maps the segments without a certificate to the reason. `no_threshold` says why no penalty of the
-    weights is known for any segment, if that is so.
+    maps the segments without a certificate to the reason. `unsure` numbers those among them whose
+    verdict does not hold at large weights: the model's is then at best open. `no_threshold` says
+    why no penalty of the weights is known for any segment, if that is so.
     """
 
     placement: str
@@ -63,6 +65,7 @@ class ModelCheck:
     instead: str | None = None
     missing: dict[str, str] = field(default_factory=dict)
     no_threshold: str = ""
+    unsure: tuple[int, ...] = ()
 
     skipped = OldReasons()
 
@@ -81,7 +84,8 @@ class ModelCheck:
     @property
     def verdict(self) -> Posedness:
         """The weakest verdict of the segments, for the ODE: one unbounded velocity makes training
-        degenerate. Where a weight decay decides and a segment is missing, it is at best open.
+        degenerate. Where a weight decay decides and a segment is missing, or where one is `unsure`,
+        it is at best open.
         """
         return self._weakest([segment.verdict for segment in self.segments])
 
@@ -91,7 +95,8 @@ class ModelCheck:
         return self._weakest([segment.step_verdict for segment in self.segments])
 
     def _weakest(self, verdicts: list[Posedness]) -> Posedness:
-        if self.missing and any(segment.decayed for segment in self.segments):
+        is_decided_by_all = any(segment.decayed for segment in self.segments)
+        if self.unsure or (self.missing and is_decided_by_all):
             verdicts = [*verdicts, verdict_of(finite=None)]
         return max(verdicts, key=VERDICTS.index)
 
@@ -201,6 +206,16 @@ def why_not_applicable(placement: Placement, regularization: Regularization) -> 
     return None
 
 
+def check_dtype(dtype: torch.dtype) -> None:
+    """Raises ConfigError for a dtype without matrix decompositions."""
+    if dtype not in (torch.float32, torch.float64):
+        name = str(dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"dtype {name} has no matrix decompositions, which the check needs: take float32 or"
+            " float64"
+        )
+
+
 @leaving_as_found
 def check_model(
     model: Model,
@@ -237,21 +252,23 @@ def check_model(
     """
     if regularization is None:
         regularization = Regularization()
-    if thorough:
-        costates, instead = continuous_or_discrete(model, tokens, targets)
-    else:
-        costates, instead = continuous_or_discrete(model, tokens, targets, rtol=RTOL, atol=ATOL)
+    check_dtype(next(iter(model.depth.parameters()), torch.empty(0)).dtype)
     sublayers = list(model.depth.sublayers)
     has_state_norm = any(sublayer.state_norm is not None for sublayer in sublayers)
     unbounded = any(sublayer.output_norm is None for sublayer in sublayers)
+    # a verdict of the ODE under a penalty needs to know how precise its costate is
+    decides = regularization.weight_decay is not None and (has_state_norm or unbounded)
+    if thorough or decides:
+        costates, instead = continuous_or_discrete(model, tokens, targets)
+    else:
+        costates, instead = continuous_or_discrete(model, tokens, targets, rtol=RTOL, atol=ATOL)
     if costates.form == "continuous" and (has_state_norm or unbounded):
         of_steps = costate(model, tokens, targets)
     else:
         of_steps = costates
-    factors = Factors()
-    if isinstance(model, TestsFactors):
-        factors = model.factors(of_steps.states[:-1])
+    factors = factors_of_model(model, of_steps.states[:-1])
     found: dict[int, SegmentCheck] = {}
+    unsure: list[int] = []
     failed = dict[int, ConfigError | SolveError]()
     costate_norms = [float(p.norm()) for _, p in costates.starts]
     by_costate = sorted(range(len(sublayers)), key=lambda k: -costate_norms[k])
@@ -262,7 +279,7 @@ def check_model(
         elif not found:
             search = "weights"
         try:
-            found[k] = _checked(
+            segment = _checked(
                 model.depth,
                 k,
                 costates,
@@ -270,7 +287,11 @@ def check_model(
                 regularization,
                 search=search,
             )
-            _check_at_large_weights(found, k, factors)
+            reason = _why_unsure(segment, factors)
+            if reason:
+                unsure.append(k)
+                raise ConfigError(reason)
+            found[k] = segment
         except (ConfigError, SolveError) as error:
             failed[k] = error
         if progress is not None:
@@ -282,9 +303,7 @@ def check_model(
     ]
     no_threshold = ""
     if any(segment.certificate.verdict == "degenerate" for segment in segments):
-        no_threshold = _why_no_threshold(model.depth)
-        for k, reason in factors.unlike.items():
-            no_threshold = no_threshold or f"segment {k}: {reason}"
+        no_threshold = why_no_threshold(model.depth, factors)
     if no_threshold:
         segments = [
             replace(segment, training_threshold=None, step_threshold=None) for segment in segments
@@ -298,22 +317,25 @@ def check_model(
         instead=instead,
         missing={f"segment {k} ({sublayers[k].kind})": str(failed[k]) for k in sorted(failed)},
         no_threshold=no_threshold,
+        unsure=tuple(sorted(unsure)),
     )
+    margins: dict[int, float] = {}
+    if costates.form == "continuous" and (thorough or decides):
+        margins = margins_of(check.segments, model, tokens, targets)
     climb = thorough or regularization.weight_decay is not None
-    return _with_best_rows(check, model.depth, costates, of_steps, climb=climb)
+    check = _with_best_rows(check, model.depth, costates, of_steps, climb=climb)
+    return replace(check, segments=tuple(widened(segment, margins) for segment in check.segments))
 
 
-def _check_at_large_weights(found: dict[int, SegmentCheck], k: int, factors: Factors) -> None:
-    """Takes the check of segment k back, and raises ConfigError, if its block shows another verdict
-    at large weights.
-    """
-    is_infinite = found[k].certificate.verdict == "degenerate"
+def _why_unsure(segment: SegmentCheck, factors: Factors) -> str:
+    """Why the verdict of a segment does not hold at large weights; "" if it does."""
+    k = segment.segment
+    is_infinite = segment.certificate.verdict == "degenerate"
     if is_infinite and k in factors.bounded:
-        del found[k]
-        raise ConfigError(f"its output does not grow with its weights: {factors.unlike[k]}")
+        return f"its output does not grow with its weights: {factors.unlike[k]}"
     if not is_infinite and k in factors.otherwise:
-        del found[k]
-        raise ConfigError(factors.unlike[k])
+        return factors.otherwise[k]
+    return ""
 
 
 def _checked(
@@ -373,31 +395,6 @@ def _with_further_factor(segment: SegmentCheck, *, has_more: bool) -> SegmentChe
     )
 
 
-def _why_no_threshold(depth: Depth) -> str:
-    """Why the penalty that a segment needs does not follow from the segment alone; "" if it does.
-
-    A loss pays a shared weight once, while every segment that uses it gains.
-    """
-    seen: set[int] = set()
-    for sublayer in depth.sublayers:
-        named = list(sublayer.field.named_parameters(remove_duplicate=False))
-        weights = {id(parameter) for _, parameter in named}
-        if len(weights) < len(named):
-            return "a map uses a weight twice"
-        if weights & seen:
-            return "several segments use the same weights, and a loss pays them once"
-        seen |= weights
-    if depth.shared or any(_is_computed(sublayer.field) for sublayer in depth.sublayers):
-        return "the weights are functions of others, which several segments share"
-    return ""
-
-
-def _is_computed(field: nn.Module) -> bool:
-    """Whether weights of a map are computed from other parameters."""
-    hooked = any(name.endswith("_orig") for name, _ in field.named_parameters())
-    return hooked or any(parametrize.is_parametrized(part) for part in field.modules())
-
-
 def _has_own_step(sublayer: Sublayer) -> bool:
     """Whether the discrete step has a set of its own, next to that of the ODE."""
     norm = sublayer.state_norm
@@ -425,17 +422,23 @@ def _with_best_rows(
     if top.step_threshold is not None:
         x = sublayer.enter(of_steps.states[top.segment])
         after = of_steps.costates[top.segment + 1]
-        P = dt * sublayer.gain * sublayer.residual.pull(after).flatten(0, -2)
+        P = sublayer.gain * sublayer.residual.pull(after).flatten(0, -2)
     else:
         start = costates.starts[top.segment]
         x, p = at_field(sublayer, start, continuous=costates.form == "continuous")
-        P = dt * sublayer.gain * _costate_of_raw_output(sublayer, x, p)
+        P = sublayer.gain * costate_of_raw_output(sublayer, x, p)
+    P, p_size = at_unit_size(P)
     given = sublayer.given(x)
     path = with_best_rows(path_of(sublayer.field, given), sublayer.field, given, P)
     lower, _ = path.threshold(P)
     threshold = replace(top.threshold, lower=lower)
     if climb:
         threshold = with_evidence(threshold, path, P)
+    threshold = replace(
+        threshold.times(product(dt, p_size)),
+        upper=top.threshold.upper,
+        bias=top.threshold.bias,
+    )
     if top.step_threshold is not None:
         found = replace(top, step_threshold=threshold)
     else:
@@ -443,17 +446,3 @@ def _with_best_rows(
     segments = list(check.segments)
     segments[segments.index(top)] = found
     return replace(check, segments=tuple(segments))
-
-
-def _costate_of_raw_output(sublayer: Sublayer, x: Tensor, p: Tensor) -> Tensor:
-    """P of the raw output behind the tangent projection of a norm around the state."""
-    space = admissible_at(
-        sublayer.state_norm,
-        sublayer.placement,
-        x.flatten(0, -2),
-        None,
-        Regularization(),
-        active_channels(sublayer),
-    )
-    assert isinstance(space, LinearSpace), "a threshold is that of a linear space"
-    return raw_costate(sublayer, space, costate_of_map(sublayer, p.flatten(0, -2)))

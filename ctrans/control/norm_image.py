@@ -218,6 +218,17 @@ class Box(NormImage):
             sign = "<"
         return f"f_j = beta + gamma * u_j, abs(u_ji) {sign} 1"
 
+    def chart(self, P: UnbatchedRows) -> Chart:
+        """Raw outputs x. Raises ConfigError for an alpha of 0, at which the image is the one point
+        beta, and the box only what it becomes at any other alpha.
+        """
+        if isinstance(self.norm, SquashNorm) and not self.norm.alpha.any():
+            raise ConfigError(
+                f"alpha of a {type(self.norm).__name__} is 0, so it returns its offset whatever it"
+                " reads: H is not known there; give alpha a small number"
+            )
+        return super().chart(P)
+
     @property
     def parts(self) -> int:
         return self.norm.width

@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from ctrans.base.shapes import SequenceRows, UnbatchedRows
 from ctrans.control.admissible import length, ratio
 from ctrans.control.ascent import noise
+from ctrans.control.scales import at_unit_size, product
 from ctrans.dynamics.fields import ExposesHeads
 from ctrans.dynamics.fields.protocols import HeadMatrices
 
@@ -119,9 +120,15 @@ def _largest_of_gram(rows: UnbatchedRows) -> float:
 
 def bound_over_rows(x: Float[Tensor, "tokens width_or_more"], P: UnbatchedRows) -> float:
     """An upper bound of |(A X)'P|_2 over all rows A of weights that sum to 1 (see above)."""
-    x = x.double()
+    x, x_size = at_unit_size(x.double())
+    P, p_size = at_unit_size(P.double())
+    return product(_bound_at_unit_size(x, P), x_size, p_size)
+
+
+def _bound_at_unit_size(x: Float[Tensor, "tokens width_or_more"], P: UnbatchedRows) -> float:
+    """The same where no row is longer than 1, so that squares neither overflow nor vanish."""
     largest = sum_of_sizes(P)
-    together = min(float(P.double().sum(0).norm()), largest)
+    together = min(float(P.sum(0).norm()), largest)
     more = (largest + together) / 2
     less = (largest - together) / 2
     squares = x.square().sum(-1)
@@ -153,10 +160,11 @@ def best_rows(
         weights = slopes.abs().unsqueeze(-1)
         signs = weights * slopes.sign().unsqueeze(-1)
         w = (torch.linalg.pinv(weights * flat) @ signs).squeeze(-1)
-        scale = float((flat @ w).abs().median() * (flat @ v[k]).abs().amax())
-        if not (math.isfinite(scale) and scale > 0):
+        w_scale = float((flat @ w).abs().median())
+        v_scale = float((flat @ v[k]).abs().amax())
+        if not (0 < w_scale < math.inf and 0 < v_scale < math.inf):
             continue
-        for rows in _made(attention, x, w / scale, v[k]):
+        for rows in _made(attention, x, w / w_scale, v[k] / v_scale):
             yield (rows @ x.unsqueeze(-3)).transpose(0, -3).flatten(1, -2)
 
 

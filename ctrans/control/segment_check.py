@@ -30,6 +30,7 @@ from ctrans.control.residual_pullback import (
     reachable_set,
     trains_gains,
 )
+from ctrans.control.scales import at_unit_size, product, total_length
 from ctrans.control.set_of_placement import admissible_set
 from ctrans.control.shown_factors import has_bias, has_output_bias, path_of
 from ctrans.control.step_image import StepImage
@@ -175,7 +176,7 @@ def check_segment(
             segment=segment,
             kind=sublayer.kind,
             time=time,
-            costate_norm=float(p.norm()),
+            costate_norm=total_length(p),
             certificate=check_step(sublayer, x, p, dt, regularization, search=search),
             slope=None,
             ellipsoid=None,
@@ -183,7 +184,7 @@ def check_segment(
             ode=False,
         )
     state, p = at_field(sublayer, start, continuous=continuous)
-    costate_norm = float(p.norm())
+    costate_norm = total_length(p)
     check_gain_decay(sublayer, regularization)
     h = last_features(sublayer, state).flatten(0, -2)
     check_last_decay(sublayer, regularization)
@@ -215,11 +216,7 @@ def check_segment(
     blind = False
     if isinstance(admissible, LinearSpace):
         pulled = raw_costate(sublayer, admissible, p)
-        slope = float((h.mT @ pulled).norm())
-        rounding = torch.finfo(p.dtype).eps * float(h.norm() * p.norm()) * len(p)
-        blind = slope <= rounding
-        if blind:
-            slope = float(pulled.norm())
+        slope, blind = _slope(h, pulled, p)
     searches_weights = search != "velocities"
     if blind:
         certificate = certify(admissible, p, search=search)
@@ -241,7 +238,7 @@ def check_segment(
         or sublayer.state_norm is not None
     )
     if pulled is not None and needs_threshold and not has_zero_gain(sublayer):
-        training_threshold = threshold_at(sublayer, state, dt * sublayer.gain * pulled)
+        training_threshold = threshold_at(sublayer, state, sublayer.gain * pulled, dt)
     return SegmentCheck(
         segment=segment,
         kind=sublayer.kind,
@@ -254,6 +251,20 @@ def check_segment(
         training_threshold=training_threshold,
         weight_decay=regularization.weight_decay,
     )
+
+
+def _slope(h: Tensor, pulled: Tensor, p: Tensor) -> tuple[float, bool]:
+    """`slope` of a segment and whether it is `blind`, of the features, the costate of the raw
+    output and that of the velocity.
+    """
+    features, features_size = at_unit_size(h)
+    raw, raw_size = at_unit_size(pulled)
+    slope = product(total_length(features.mT @ raw), features_size, raw_size)
+    rounding = torch.finfo(p.dtype).eps * len(p)
+    blind = slope <= product(rounding, total_length(h), total_length(p))
+    if blind:
+        slope = total_length(pulled)
+    return slope, blind
 
 
 def at_field(sublayer: Sublayer, start: Point, *, continuous: bool) -> Point:
@@ -292,10 +303,10 @@ def check_step(
     return certify(admissible, p, features=h.flatten(0, -2), search=search)
 
 
-def threshold_at(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThreshold | None:
-    """dt lam* at dt times the costate of the raw output; None for a map that does not show two
-    factors.
-    """
+def threshold_at(
+    sublayer: Sublayer, x: Tensor, raw_costate: Tensor, dt: float = 1.0
+) -> DecayThreshold | None:
+    """dt lam* at the costate of the raw output; None for a map that does not show two factors."""
     try:
         path = path_of(sublayer.field, sublayer.given(x))
     except ConfigError:
@@ -306,7 +317,7 @@ def threshold_at(sublayer: Sublayer, x: Tensor, raw_costate: Tensor) -> DecayThr
     else:
         bias = has_bias(sublayer.field)
     gains = trains_gains(sublayer) and not bounded
-    return decay_threshold(path, raw_costate, bias=bias, gains=gains)
+    return decay_threshold(path, raw_costate, bias=bias, gains=gains).times(dt)
 
 
 @torch.no_grad()
@@ -318,8 +329,8 @@ def step_threshold_at(
     """
     if has_zero_gain(sublayer):
         return None
-    raw = dt * sublayer.gain * sublayer.residual.pull(p)
-    return threshold_at(sublayer, sublayer.enter(x), raw.flatten(0, -2))
+    raw = sublayer.gain * sublayer.residual.pull(p)
+    return threshold_at(sublayer, sublayer.enter(x), raw.flatten(0, -2), dt)
 
 
 def admissible_at(

@@ -48,17 +48,17 @@ class Factors:
     """What a test of a foreign model's blocks at large weights found, by segment.
 
     - `unlike`: why its maps do not compute with the matrices that they show
-    - `bounded`: segments of blocks whose output does not grow with their weights
+    - `bounded`: segments whose output does not grow with their weights
     - `further`: segments of blocks with parameters that are in no linear map, and may be a further
       factor, such as gains
-    - `otherwise`: segments of blocks that compute something else than their maps and norms do, so
-      that a finite H of these is not theirs
+    - `otherwise`: why a finite H of a segment's map and norms is not its own: its block computes
+      something else than they do, or a norm does not bound large inputs
     """
 
     unlike: dict[int, str] = dataclasses_field(default_factory=dict)
     bounded: frozenset[int] = frozenset()
     further: frozenset[int] = frozenset()
-    otherwise: frozenset[int] = frozenset()
+    otherwise: dict[int, str] = dataclasses_field(default_factory=dict)
 
 
 @runtime_checkable

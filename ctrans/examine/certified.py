@@ -87,7 +87,10 @@ MEASURES.add(
             shown_by="interval",
         ),
         "penalty needed by the ODE": Measure(
-            formula="the same for the ODE, where the Transformer needs none",
+            formula=(
+                "the same for the ODE, where the Transformer needs none; an estimate, for its"
+                " gradients are those of a solver"
+            ),
             detail=True,
             shown_by="interval",
         ),

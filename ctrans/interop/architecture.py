@@ -15,7 +15,13 @@ from ctrans.base.memory import check_fits, too_large_to_stay
 from ctrans.dynamics.depth import check_count
 from ctrans.dynamics.weights.on_demand import skeletons
 from ctrans.interop.anatomy import Anatomy
-from ctrans.interop.config_checks import MOST_PARTS, check_names, check_size, neutral
+from ctrans.interop.config_checks import (
+    MOST_PARTS,
+    check_names,
+    check_size,
+    explaining_entries,
+    neutral,
+)
 from ctrans.interop.hugging_face import build, check_family
 from ctrans.interop.hugging_face_files import read_config, read_settings
 from ctrans.interop.imported import Imported
@@ -93,7 +99,8 @@ def skeleton(
         kind = transformers.CONFIG_MAPPING[settings["model_type"]]
         if isinstance(architecture, Mapping):
             check_names(f"architecture {label!r}", entries, kind)
-        config = neutral(kind(**entries))
+        with explaining_entries(f"architecture {label!r}"):
+            config = neutral(kind(**entries))
         if blocks is not None:
             _set_blocks(config, blocks)
         make = partial(build, settings, config, transformers.AutoModelForCausalLM, dtype)

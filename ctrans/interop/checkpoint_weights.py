@@ -18,6 +18,7 @@ from torch import Tensor
 from ctrans.base.given_files import read_json
 from ctrans.interop.distributed_checkpoint import METADATA, distributed_weights, gains_less_one
 from ctrans.interop.hugging_face_files import CONFIG, NO_WEIGHTS, directory_weights
+from ctrans.interop.nanogpt import CHECKPOINT
 from ctrans.interop.pickled import pickled_weights
 from ctrans.interop.stored_weights import CODES, FLOATS, Stored, read_weight, stored_weights
 from ctrans.interop.weight_names import GAIN
@@ -90,13 +91,15 @@ def _scales_of(name: str) -> list[str]:
 
 
 def _stored(path: Path, *, allow_pickle: bool) -> Mapping[str, Stored]:
+    if os.path.isfile(path / CHECKPOINT) and not os.path.isfile(path / CONFIG):
+        path = path / CHECKPOINT  # of nanoGPT
     if os.path.isfile(path) and path.suffix == SAFETENSORS:
         return stored_weights([path])
     if os.path.isfile(path) and path.suffix in PICKLED:
         if not allow_pickle:
             raise ConfigError(
-                f"{str(path)!r} is a pickle and is not read: give safetensors, or allow it"
-                " (--allow-pickle)"
+                f"{str(path)!r} is a pickle and is not read: allow it (--allow-pickle), which runs"
+                " no code, or give safetensors"
             )
         return pickled_weights(path)
     if os.path.isfile(path / METADATA):

@@ -1,11 +1,16 @@
 """Checks of a foreign config before a model is built from it: no code, no sizes below 1, no
-unbounded sizes.
+unbounded sizes, no numbers that are not finite. An error names the file, the entry, its value, and
+what is allowed.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
+import math
+import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +18,7 @@ from torch import nn
 
 from ctrans.base.memory import check_fits, memory
 from ctrans.dynamics.depth import MOST_BLOCKS
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from solvers import ConfigError
 
 MOST_PARTS = MOST_BLOCKS
@@ -23,18 +29,67 @@ for each block, expert and label.
 """
 MOST_WEIGHTS = 10**13
 """The largest number of weights made on demand: ten times that of the largest models."""
-AT_LEAST_ONE = (
+LARGEST_WIDTH = 10**8
+"""The largest width, vocabulary, or number of heads; the product of two and of 4 is an int64."""
+LONGEST_CONTEXT = 10**9
+"""The largest number of positions."""
+WIDTHS = (
     "vocab_size",
     "hidden_size",
     "n_embd",
+    "d_model",
+    "dim",
+    "embedding_size",
     "intermediate_size",
-    "num_hidden_layers",
-    "n_layer",
+    "moe_intermediate_size",
+    "n_inner",
+    "hidden_dim",
+    "d_ff",
+    "ffn_dim",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+    "head_dim",
+    "d_kv",
     "num_attention_heads",
     "n_head",
+    "n_heads",
+    "num_heads",
+    "encoder_attention_heads",
+    "decoder_attention_heads",
     "num_key_value_heads",
 )
-"""Config entries that count something which every model has."""
+"""Config entries with a width, or a number of heads. Some may be null."""
+SIZES = {
+    **dict.fromkeys(WIDTHS, LARGEST_WIDTH),
+    **dict.fromkeys(("n_positions", "n_ctx", "max_position_embeddings"), LONGEST_CONTEXT),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), MOST_PARTS),
+}
+"""Config entries that count something which every model has, with the largest number."""
+DTYPES = ("dtype", "torch_dtype")
+"""Config entries that name a dtype."""
+LABELS = ("id2label", "label2id")
+"""Config entries that are tables."""
+PROBABILITY = re.compile(r"pdrop|dropout|drop_?path|layerdrop|drop_prob")
+"""Names of entries that are the probability of a dropout."""
+EPSILON = re.compile(r"(eps|epsilon)$")
+"""Names of entries that keep a denominator from 0."""
+OF_THE_LIBRARY = re.compile(
+    r"error for field '(?P<name>\w+)': TypeError: Field '\w+' (?:with value (?P<value>.*?) doesn't"
+    r" match any type in \((?P<types>.*?)\)\."
+    r"|expected (?P<type>\w+), got \w+ \(value: (?P<one>.*)\))"
+)
+"""How the library says that an entry is of another type."""
+IN_JSON = {
+    "int": "a whole number",
+    "float": "a number with a decimal point",
+    "bool": "true or false",
+    "str": "a text",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "an object",
+    "NoneType": "null",
+}
+"""JSON's words for Python's types."""
 NEUTRAL = {
     "return_dict": True,
     "output_attentions": False,
@@ -55,22 +110,83 @@ weights that are missing.
 
 def check_settings(where: str, config: Mapping[str, Any]) -> None:
     """Raises ConfigError if a config, or a part of it, has quantised weights, kernels from
-    elsewhere or impossible sizes.
+    elsewhere, impossible sizes, or numbers that are not finite.
     """
     for name, value in _entries(config):
+        _check_kind(where, name, value)
         if name == "quantization_config" and value is not None:
             raise ConfigError(f"{where} describes quantised weights: save the model unquantised")
         if name in ("attn_implementation", "_attn_implementation"):
             _check_kernels(where, name, value)
         if isinstance(value, int) and not isinstance(value, bool):
-            if name in AT_LEAST_ONE and value < 1:
-                raise ConfigError(f"{where} says {name} = {value}: it must be at least 1")
+            if name in SIZES and not 1 <= value <= SIZES[name]:
+                raise ConfigError(
+                    f"{where} says {name} = {_short(value)}: it must be at least 1 and at most"
+                    f" {SIZES[name]:,}"
+                )
             limits = [limit for word, limit in MOST_BY_WORD.items() if word in name]
             if limits and value > min(limits):
                 raise ConfigError(
                     f"{where} says {name} = {_short(value)}: the largest allowed number is"
                     f" {min(limits):,}"
                 )
+
+
+def _check_kind(where: str, name: str, value: Any) -> None:
+    """Raises ConfigError for a number that is not finite, or not in the range of its name, and for
+    a dtype or table of labels that is none. Limits of time, in lists, may be infinite.
+    """
+    allowed = ""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if name in DTYPES and value is not None and not _is_dtype(value):
+        allowed = "one of float64, float32, float16, bfloat16, or null"
+    elif name in LABELS and value is not None and not isinstance(value, Mapping):
+        allowed = "an object, or null"
+    elif is_number and PROBABILITY.search(name) and not 0 <= value <= 1:
+        allowed = "a number from 0 to 1"
+    elif is_number and EPSILON.search(name) and not 0 <= value < math.inf:
+        allowed = "a finite number of at least 0"
+    elif isinstance(value, float) and not math.isfinite(value):
+        allowed = "a finite number"
+    elif isinstance(value, list) and any(isinstance(x, float) and math.isnan(x) for x in value):
+        allowed = "numbers"
+    if allowed:
+        raise ConfigError(f"{where} says {name} = {_short(value)}: it must be {allowed}")
+
+
+def _is_dtype(value: Any) -> bool:
+    """Whether it is the name of a dtype of floating-point numbers."""
+    if not isinstance(value, str):
+        return False
+    dtype = getattr(torch, value.removeprefix("torch."), None)
+    return isinstance(dtype, torch.dtype) and dtype.is_floating_point
+
+
+@contextmanager
+def explaining_entries(where: str) -> Iterator[None]:
+    """Inside, the library's errors for entries of another type become ConfigErrors in words of
+    JSON.
+    """
+    try:
+        yield
+    except FOREIGN_ERRORS as error:
+        raise _explained(where, error) from None
+
+
+def _explained(where: str, error: Exception) -> Exception:
+    found = OF_THE_LIBRARY.search(" ".join(str(error).split()))
+    if found is None:
+        return error
+    if found["type"]:
+        types = [found["type"]]
+        value = found["one"]
+    else:
+        types = re.findall(r"'(?:\w+\.)*(\w+)'", found["types"])
+        value = found["value"]
+    kinds = dict.fromkeys(IN_JSON.get(kind, "an object") for kind in types)
+    return ConfigError(
+        f"{where} says {found['name']} = {value[:80]}: it must be {' or '.join(kinds)}"
+    )
 
 
 def check_size(
@@ -158,7 +274,9 @@ def _check_kernels(where: str, name: str, value: Any) -> None:
             )
 
 
-def _short(value: int) -> str:
-    if value < 10**15:
+def _short(value: Any) -> str:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return json.dumps(value)[:80]
+    if abs(value) < 10**15:
         return f"{value:,}"
     return f"a number of {value.bit_length()} bits"

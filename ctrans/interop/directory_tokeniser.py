@@ -28,6 +28,8 @@ TOKENIZERS = (
     "vocab.txt",
 )
 """Files of which a directory with a tokenizer has at least one."""
+MERGES = "merges.txt"
+"""The file that vocab.json needs next to it."""
 SETTINGS = "tokenizer_config.json"
 SECONDS = 20
 """Limit of a tokenizer: seconds to build it."""
@@ -111,7 +113,10 @@ def _from_files(directory: Path) -> Tokeniser:
         def ids() -> Any:
             return load()(decoded, add_special_tokens=False)["input_ids"]
 
-        return np.array(_attempt(directory, ids, len(text)), dtype=np.int64)
+        encoded = np.array(_attempt(directory, ids, len(text)), dtype=np.int64)
+        if text.strip() and not len(encoded):
+            raise _no_tokenizer(directory, "it makes no token of the text")
+        return encoded
 
     def texts(ids: list[int]) -> list[str]:
         def decode() -> list[str]:
@@ -143,9 +148,40 @@ def _attempt(directory: Path, act: Callable[[], Any], length: int = 0) -> Any:
                 memory=MEMORY + MEMORY_A_BYTE * length,
             )
         except ConfigError as error:
-            raise ConfigError(
-                f"the tokenizer in {str(directory)!r} does not work: {error}"
-            ) from None
+            raise _no_tokenizer(directory, str(error)) from None
+
+
+def _no_tokenizer(directory: Path, reason: str) -> ConfigError:
+    """The error for a directory whose tokenizer does not work: its file, the reason, what to do."""
+    name = next(name for name in TOKENIZERS if os.path.isfile(directory / name))
+    if not os.path.getsize(directory / name):
+        reason = "it is empty"
+    elif name == "vocab.json" and not os.path.isfile(directory / MERGES):
+        reason = f"it needs {MERGES} next to it"
+    elif name == COMPLETE:
+        reason = _fault_of_complete(directory / name) or reason
+    elif reason.startswith("Couldn't instantiate"):
+        reason = "the library makes no tokenizer of it"
+    elif name.endswith(".model") and "tiktoken" in reason:  # the library's last attempt
+        reason = "it is no SentencePiece model"
+    return ConfigError(
+        f"the tokenizer in {str(directory)!r} does not work, {name}: {reason}; restore the file, or"
+        " remove it and give token ids by --ids FILE"
+    )
+
+
+def _fault_of_complete(path: Path) -> str:
+    """What is wrong with a tokenizer.json, as far as its form shows; "" if it shows nothing."""
+    try:
+        content = read_json(path)
+    except ConfigError:
+        return "it is no JSON"
+    if not isinstance(content, dict):
+        return "it holds no JSON object"
+    missing = [key for key in ("model", "added_tokens") if key not in content]
+    if missing:
+        return f"it lacks {' and '.join(map(repr, missing))}"
+    return ""
 
 
 def _check_settings(path: Path, *, may_name_code: bool) -> None:

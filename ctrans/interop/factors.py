@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from ctrans.base.as_found import as_found
+from ctrans.control.large_weights import NORM_GROWS, grows, matrices_of, norms_stay_bounded
 from ctrans.control.shown_factors import Factors, shown_velocity
 from ctrans.dynamics.fields import ExposesHeads
 from ctrans.dynamics.sublayer import Sublayer
@@ -33,8 +36,6 @@ MODERATE = 1e3
 """How much larger they get first: norms that round to float32 overflow at LARGE."""
 SPIKE = 30.0
 """How much larger one row and one column of a spiky matrix are."""
-GROWTH = 1e4
-"""How much more a block must then add to its state, to count as unbounded."""
 CLOSE = 1e-3
 """How closely what is computed must agree, as a share."""
 
@@ -60,56 +61,148 @@ def factors_of(
     """The test of each block in eval mode. The weights are put back to the bit. `states` are those
     before each segment, for a text.
 
-    Weights on demand cannot be enlarged, so such a model counts as unlike. Blocks that are one
-    module are not tried: no penalty is known for weights that several segments use.
+    Weights on demand cannot be enlarged, so such a model counts as unlike. So does one whose blocks
+    are no modules, or are one module that is used several times.
     """
     blocks = adapter.blocks()
     if has_weights_on_demand(adapter.model):
         reason = "its weights are loaded on demand, so that no large ones were tried"
         return Factors(dict.fromkeys(range(len(sublayers)), reason))
     if len(set(map(id, blocks))) < len(blocks):
-        return Factors()
+        reason = "its blocks are not modules of their own, so that no large weights were tried"
+        return Factors(dict.fromkeys(range(len(sublayers)), reason))
     per_block = len(sublayers) // len(blocks)
     unlike: dict[int, str] = {}
     bounded: set[int] = set()
     further: set[int] = set()
-    otherwise: set[int] = set()
+    otherwise: dict[int, str] = {}
     with as_found(adapter.model), torch.no_grad(), without_fast_path():
-        for i, (block, call) in enumerate(zip(blocks, adapter.block_calls(), strict=True)):
+        try:
+            # the graph of the blocks' other arguments shows what they were computed from
+            with _all_tracked(adapter.model):
+                calls = adapter.block_calls()
+        except FOREIGN_ERRORS as error:
+            reason = f"it does not run with gradients ({named_error(error)})"
+            return Factors(dict.fromkeys(range(len(sublayers)), reason))
+        names = {id(weight): name for name, weight in adapter.model.named_parameters()}
+        for i, (block, recorded) in enumerate(zip(blocks, calls, strict=True)):
+            call = replace(recorded, x=recorded.x.detach())
             segments = range(i * per_block, (i + 1) * per_block)
             steps = [(sublayers[k], lengths[k]) for k in segments]
             of_text = [states[k] for k in segments]
             running = Running(block, call, adapter.form)
             try:
-                reason = _why_unlike(running, call, steps, of_text)
-                grows = not reason or _grows(running, call)
+                with _all_tracked(adapter.model):
+                    uses = _uses(running, call.x)
+                if _has_other_parameters(block) or uses.of_others(block):
+                    further |= set(segments)
+                reason = _why_otherwise(running, call, steps)
+                if reason == OTHERWISE:
+                    otherwise |= dict.fromkeys(segments, reason)
+                reason = (
+                    _outer_matrix(uses, block, names)
+                    or _why_not_plain(block)
+                    or _read_twice(uses, block)
+                    or reason
+                    or _why_unlike(block, steps, of_text)
+                )
+                for k in segments:
+                    if reason and not _grows(running, call, sublayers[k]):
+                        bounded.add(k)
+                    if not norms_stay_bounded(sublayers[k], call.x):
+                        otherwise[k] = NORM_GROWS
             except FOREIGN_ERRORS as error:
                 reason = f"it does not run with large weights ({named_error(error)})"
-                grows = True
             if reason:
                 unlike |= dict.fromkeys(segments, reason)
-            if not grows:
-                bounded |= set(segments)
-            if reason == OTHERWISE:
-                otherwise |= set(segments)
-            if _has_other_parameters(block):
-                further |= set(segments)
-    return Factors(unlike, frozenset(bounded), frozenset(further), frozenset(otherwise))
+    return Factors(unlike, frozenset(bounded), frozenset(further), otherwise)
 
 
-def _why_unlike(
-    running: Running,
-    call: Call,
-    steps: Sequence[tuple[Sublayer, float]],
-    states: Sequence[Tensor],
-) -> str:
-    """Why the block does not compute with large weights what its sublayers do; "" if it does."""
-    linear = {path: part for path, part in running.block.named_modules() if is_linear(part)}
+@dataclass(frozen=True)
+class Uses:
+    """The tensors that a block's output depends on, by id, and by how many operations each is
+    read.
+    """
+
+    tensors: dict[int, Tensor]
+    count: Counter[int]
+
+    def of_others(self, block: nn.Module) -> list[Tensor]:
+        """Those that are no parameters of the block."""
+        own = set(map(id, block.parameters()))
+        return [tensor for number, tensor in self.tensors.items() if number not in own]
+
+
+@contextlib.contextmanager
+def _all_tracked(model: nn.Module) -> Iterator[None]:
+    """Inside, autograd tracks each parameter, frozen ones too."""
+    frozen = [
+        parameter
+        for parameter in model.parameters()
+        if parameter.is_floating_point() and not parameter.requires_grad
+    ]
+    for parameter in frozen:
+        parameter.requires_grad = True
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad = False
+
+
+def _uses(running: Running, x: Tensor) -> Uses:
+    """What the block's output depends on, with what its other arguments were computed from."""
+    output = running(x)
+    uses = Uses({}, Counter())
+    waiting = [output.grad_fn]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        for following, _ in getattr(node, "next_functions", ()):
+            leaf = getattr(following, "variable", None)
+            if leaf is not None:
+                uses.tensors[id(leaf)] = leaf
+                uses.count[id(leaf)] += 1
+            elif following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return uses
+
+
+def _outer_matrix(uses: Uses, block: nn.Module, names: dict[int, str]) -> str:
+    """The matrix outside of the block that its output depends on, in words; "" if there is none."""
+    for tensor in uses.of_others(block):
+        if not _is_vector(tensor):
+            name = names.get(id(tensor), "a tensor")
+            return (
+                f"{name} {tuple(tensor.shape)} is a matrix outside of the block that its output"
+                " depends on, and may be one more factor"
+            )
+    return ""
+
+
+def _read_twice(uses: Uses, block: nn.Module) -> str:
+    """The matrix of a linear map that several operations read, in words; "" if there is none."""
+    for path, part in block.named_modules():
+        if not (is_linear(part) or isinstance(part, nn.MultiheadAttention)):
+            continue
+        for name in MATRICES:
+            times = uses.count[id(part._parameters.get(name))]
+            if times > 1:
+                where = ".".join(filter(None, (path, name)))
+                return f"{where} is used {times} times in a pass, and a loss pays it once"
+    return ""
+
+
+def _why_not_plain(block: nn.Module) -> str:
+    """Why the block's linear maps are not W x + b with matrices of their own; "" if they are."""
+    linear = {path: part for path, part in block.named_modules() if is_linear(part)}
     for path, part in linear.items():
         weight = part._parameters.get("weight")
         if weight is None or not weight.is_floating_point():
             return f"the weight of {path} is computed from other parameters, or stored in no floats"
-    further = _further_matrix(running.block)
+    further = _further_matrix(block)
     if further:
         return f"{further} is a matrix outside of its linear maps, and may be one more factor"
     for shape in (DENSE, SPIKY):
@@ -117,6 +210,11 @@ def _why_unlike(
             for path, part in linear.items():
                 if not _is_plain(part):
                     return f"{path} does not compute W x + b with its weight W and bias b"
+    return ""
+
+
+def _why_otherwise(running: Running, call: Call, steps: Sequence[tuple[Sublayer, float]]) -> str:
+    """Why the block does not compute its sublayers' steps with large weights; "" if it does."""
     for times in (MODERATE, LARGE):
         with _large(_with_matrices(running.block), bias=times, shape=DENSE, times=times):
             if _computes_its_steps(running, call, steps):
@@ -124,7 +222,16 @@ def _why_unlike(
         if times == MODERATE:
             return OTHERWISE
         return f"{OTHERWISE}, or numbers overflow in it"
-    parts = list(_with_matrices(running.block))
+    return ""
+
+
+def _why_unlike(
+    block: nn.Module, steps: Sequence[tuple[Sublayer, float]], states: Sequence[Tensor]
+) -> str:
+    """Why the sublayers do not compute with large weights what their matrices show; "" if they
+    do.
+    """
+    parts = list(_with_matrices(block))
     # at the states of the text: a map may depend on their number or size
     for (sublayer, _), state in zip(steps, states, strict=True):
         given = sublayer.given(state)
@@ -171,10 +278,14 @@ def _further_matrix(block: nn.Module) -> str:
     }
     for name, parameter in block.named_parameters():
         part = block.get_submodule(name.rpartition(".")[0])
-        is_vector = parameter.numel() == max(parameter.shape, default=1)
-        if id(parameter) not in known and (is_linear(part) or not is_vector):
+        if id(parameter) not in known and (is_linear(part) or not _is_vector(parameter)):
             return f"{name} {tuple(parameter.shape)}"
     return ""
+
+
+def _is_vector(tensor: Tensor) -> bool:
+    """Whether at most one axis is longer than 1."""
+    return tensor.numel() == max(tensor.shape, default=1)
 
 
 @contextlib.contextmanager
@@ -225,19 +336,10 @@ def _large(
             tensor.copy_(before)
 
 
-def _grows(running: Running, call: Call) -> bool:
-    """Whether what the block adds to its state grows with all of its matrices."""
-    matrices = [weight for weight in running.block.parameters() if weight.dim() > 1]
-    before = (running(call.x) - call.x).norm()
-    kept = [weight.detach().clone() for weight in matrices]
-    try:
-        for weight in matrices:
-            weight.data.mul_(LARGE)
-        after = (running(call.x) - call.x).norm()
-    finally:
-        for weight, value in zip(matrices, kept, strict=True):
-            weight.data.copy_(value)
-    return not bool(after <= GROWTH * before)  # nan is no bound
+def _grows(running: Running, call: Call, sublayer: Sublayer) -> bool:
+    """Whether what the block adds to its state grows with the matrices of one sublayer."""
+    matrices = matrices_of(sublayer, running.block)
+    return not matrices or grows(lambda: running(call.x) - call.x, matrices)
 
 
 def _is_plain(part: nn.Module) -> bool:

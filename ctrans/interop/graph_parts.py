@@ -11,12 +11,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from ctrans.dynamics.fields import Kind, ParallelMaps
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.block_run import mixes_tokens
 from ctrans.interop.block_structure import Structure
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, GainsOf, WithoutGain, as_norm
 from ctrans.interop.operations import NORM, PRODUCTS, RESHAPES, CallSite, Graph
@@ -122,6 +124,49 @@ class Term:
     offset: int | None = None
 
 
+NORMALISERS = (
+    NORM,
+    "mean",
+    "var",
+    "var_mean",
+    "std",
+    "std_mean",
+    "norm",
+    "vector_norm",
+    "linalg_norm",
+    "linalg_vector_norm",
+    "normalize",
+    "layer_norm",
+    "rms_norm",
+    "group_norm",
+    "instance_norm",
+)
+"""Operations that norms consist of."""
+
+
+def of_tokens(norm: AdaptedNorm | None) -> AdaptedNorm | None:
+    """The norm, if it acts on each token alone, also on tokens of unequal sizes and on those with
+    one large channel.
+    """
+    if norm is None:
+        return None
+    like = norm.gamma
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 5, norm.width, generator=generator, dtype=torch.float64)
+    x = x * torch.tensor([0.1, 1.0, 3.0, 1.0, 30.0], dtype=torch.float64)[:, None]
+    x[:, 3, 0] = 100.0
+    x = x.to(like)
+    try:
+        with torch.no_grad():
+            computed = norm.module(norm.stretch * x)
+            expected = norm.gamma * norm.standardize(x) + norm.beta
+    except FOREIGN_ERRORS:
+        return None
+    if not same_where_finite(computed, expected):
+        return None
+    return norm
+
+
 class PartsReader:
     """Reads the sublayers between the states of a graph. Raises NotReplayedError for a part that is
     none.
@@ -151,13 +196,13 @@ class PartsReader:
             return None
         if graph.operations[inner].name == NORM:
             if self._unmoved(graph.operations[inner].reads[0]) == self._unmoved(first):
-                return as_norm(module)
+                return of_tokens(as_norm(module))
             return None
         if graph.operations[first].shape != shape:
             return None
         try:
             for axis in range(-1, -len(shape), -1):
-                norm = as_norm(Replayed(graph, first, last, axis), shape[axis])
+                norm = of_tokens(as_norm(Replayed(graph, first, last, axis), shape[axis]))
                 if norm is not None:
                     return norm
         except NotReplayedError:
@@ -180,6 +225,7 @@ class PartsReader:
             raise NotReplayedError(
                 "it is no single sum x + f(x): it mixes states, or later parts read its states"
             )
+        self._check_decisions(step)
         state_norm = None
         if step.sum.y not in reshaped(self.graph, step.last):
             state_norm = self.norm(step.sum.y, step.last)
@@ -189,6 +235,22 @@ class PartsReader:
         if state_norm is None:
             raise NotReplayedError(f"its sum multiplies the state by {step.sum.share:g}")
         return keeping(sublayer, state_norm, step.sum.share), length
+
+    def _check_decisions(self, step: StreamPart) -> None:
+        """Raises NotReplayedError if the model's code decides by the values of the state, of its
+        norm or of the sum, outside of the maps.
+        """
+        assert step.sum is not None
+        of_state = self.graph.after(step.first)
+        in_maps = set[int]()
+        for term in step.sum.terms:
+            through, _ = self.graph.bottlenecks(step.sum.x, term.number)
+            products = [m for m in sorted(of_state) if m != step.first and self._multiplies(m)]
+            first = max((m for m in through if m <= products[0]), default=step.first)
+            in_maps |= self.graph.after(first) - {first}
+        for n in self.graph.decisions:
+            if n in of_state and n <= step.last and (n not in in_maps or n > step.sum.y):
+                raise NotReplayedError("its code decides by the values of the state what it does")
 
     def _of_sum(
         self, sum_: Sum, state: Tensor, state_norm: AdaptedNorm | None
@@ -238,7 +300,27 @@ class PartsReader:
             if output_norm is not None:
                 end = begin
                 break
+        self._check_norms(inside, products, x if input_norm is None else None, n, output_norm)
         return Term(start, end, input_norm, output_norm, scale)
+
+    def _check_norms(
+        self,
+        inside: set[int],
+        products: Sequence[int],
+        x: int | None,
+        n: int,
+        output_norm: AdaptedNorm | None,
+    ) -> None:
+        """Raises NotReplayedError where operations of a norm act before the first product or behind
+        the last, and no norm of tokens was found there. `x` is the state, None behind its norm.
+        """
+        for m in inside:
+            before = x is not None and x < m < products[0]
+            behind = output_norm is None and products[-1] < m <= n
+            if (before or behind) and self.graph.operations[m].name in NORMALISERS:
+                raise NotReplayedError(
+                    "it normalises, and not as gamma * x/sqrt(mean(x^2) + eps) + beta of each token"
+                )
 
     def _multiplies(self, n: int) -> bool:
         return any(word in self.graph.operations[n].name for word in PRODUCTS)

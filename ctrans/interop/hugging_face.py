@@ -17,7 +17,7 @@ from torch import nn
 
 from ctrans.dynamics.weights.on_demand import skeletons
 from ctrans.interop.anatomy import Anatomy
-from ctrans.interop.config_checks import check_settings, check_size, neutral
+from ctrans.interop.config_checks import check_settings, check_size, explaining_entries, neutral
 from ctrans.interop.families import FAMILIES
 from ctrans.interop.hugging_face_files import (
     CONFIG,
@@ -27,7 +27,7 @@ from ctrans.interop.hugging_face_files import (
 )
 from ctrans.interop.imported import Imported
 from ctrans.interop.missing_weights import in_words
-from ctrans.interop.stored_weights import Stored, check_floating, stored_dtype
+from ctrans.interop.stored_weights import Stored, check_floating, check_readable, stored_dtype
 from ctrans.interop.streamed import check_tied, put_model_on_demand, read
 from ctrans.interop.transformers_library import import_transformers, reading
 from solvers import ConfigError, unknown
@@ -193,13 +193,14 @@ def _checked(
     settings = read_config(directory)
     check_family(where, settings, transformers)
     stored = directory_weights(directory, allow_pickle=allow_pickle)
+    check_readable(stored)
     with reading(f"cannot load {str(directory)!r}"):
-        # runs no code of the directory and does not ask whether to
-        config = neutral(
-            transformers.AutoConfig.from_pretrained(
+        with explaining_entries(where):
+            # runs no code of the directory and does not ask whether to
+            read_settings = transformers.AutoConfig.from_pretrained(
                 directory, local_files_only=True, trust_remote_code=False
             )
-        )
+        config = neutral(read_settings)
         model_dtype = dtype or getattr(config, "dtype", None) or stored_dtype(stored)
         make = partial(build, settings, config, transformers.AutoModel, model_dtype)
         held = sum(math.prod(weight.shape) for weight in stored.values())

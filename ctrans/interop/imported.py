@@ -278,6 +278,8 @@ def _expose_maps(
     `every_block` each block is read; otherwise one block of each build is read.
     """
     readings: dict[object, BlockReadings] = {}
+    if len(like) == 1:  # with two sequences the order of axes shows
+        like = torch.cat([like, like])
     x = random_states(like)
     for i, (block, structure) in enumerate(zip(adapter.blocks(), structures, strict=True)):
         key: object

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ctrans.base.shapes import TokenRows
+from ctrans.control.large_weights import own_factors
 from ctrans.control.shown_factors import Factors, TestsFactors
 from ctrans.dynamics.depth import Depth
 from ctrans.interop.block_calls import tensors_in
@@ -55,10 +56,10 @@ class ModelAround(nn.Module):
         return kept_of(self.model)
 
     def factors(self, states: Sequence[Tensor]) -> Factors:
-        """That of the model, if it is a foreign one."""
+        """That of the model."""
         if isinstance(self.model, TestsFactors):
             return self.model.factors(states)
-        return Factors()
+        return own_factors(self.model.depth, states)
 
     def embed(self, tokens: Tensor) -> TokenRows:
         x: Tensor = self.model.embed(tokens)

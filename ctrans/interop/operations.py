@@ -170,6 +170,7 @@ DECISIONS = (
     "__float__",
     "__contains__",
     "equal",
+    "allclose",
     "is_nonzero",
     "nonzero",
     "argwhere",

@@ -4,6 +4,7 @@ containers, and runs no code of the file.
 
 from __future__ import annotations
 
+import errno
 import functools
 import io
 import pickle
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctrans.base.given_files import cannot_read, check_file
+from ctrans.base.given_files import cannot_read, check_file, check_name
 from ctrans.base.memory import check_fits
 from ctrans.interop.foreign_errors import named_error
 from ctrans.interop.stored_weights import Stored, stored_tensor
@@ -25,6 +26,8 @@ from solvers import ConfigError
 
 HOLDERS = ("state_dict", "model_state_dict", "model", "module")
 """Keys under which trainers keep the weights among other things."""
+PICKLE = b"\x80"
+"""The first byte of a pickle of protocol 2 or newer."""
 SECONDS = 15
 """The limit of a first reading without the weights, in processor seconds. A pickle of 100,000 names
 takes 2 seconds.
@@ -67,21 +70,41 @@ def load_pickled(
             f"{str(path)!r} is not read: {error}; a model of its size needs less"
         ) from None
     except OSError as error:
+        if error.errno == errno.EINVAL:  # an archive that was cut gives places outside of the file
+            raise _not_whole(path, "it ends too early") from None
         raise cannot_read(path, error) from None
-    except pickle.UnpicklingError:
+    except pickle.UnpicklingError as error:
+        if not _begins_as_saved(path, part):
+            raise _not_whole(path, named_error(error)) from None
         raise ConfigError(
             f"{str(path)!r} holds more than weights and is not read, as that may run code: save"
             " weights only"
         ) from None
     # Damaged bytes lead torch to KeyError, IndexError, TypeError, AssertionError and more.
     except Exception as error:
-        raise ConfigError(
-            f"{str(path)!r} is no whole file of torch.save ({named_error(error)})"
-        ) from None
+        raise _not_whole(path, named_error(error)) from None
     raise ConfigError(
         f"{str(path)!r} has {size:,} bytes and would unpack to {unpacked:,}: torch.save does not"
         " compress, so it is not read"
     )
+
+
+def _not_whole(path: Path, reason: str) -> ConfigError:
+    """The error for a file that torch cannot unpack, with the first sentence of the reason."""
+    reason = reason.partition(". ")[0]
+    return ConfigError(
+        f"{str(path)!r} is no whole file of torch.save: copy or save it again ({reason})"
+    )
+
+
+def _begins_as_saved(path: Path, part: bytes | None) -> bool:
+    """Whether the file is an archive or a pickle, of which torch.save writes the latter for older
+    versions.
+    """
+    if part is not None:
+        return part.startswith(PICKLE) or zipfile.is_zipfile(io.BytesIO(part))
+    with path.open("rb") as file:
+        return file.read(len(PICKLE)) == PICKLE or zipfile.is_zipfile(path)
 
 
 def _try(load: Callable[..., Any], *, mmap: bool) -> None:
@@ -105,7 +128,8 @@ def _unpacked(file: Any) -> int:
             return 0
         with zipfile.ZipFile(file) as archive:
             return sum(part.file_size for part in archive.infolist())
-    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+    # OSError: an archive that was cut gives places before its beginning
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
         return 0
     finally:
         if isinstance(file, io.BytesIO):
@@ -117,6 +141,7 @@ def pickled_weights(path: Path) -> dict[str, Stored]:
     tensor; an older one stays in memory. Errors as `load_pickled`, and for a file without weights.
     """
     check_file(path)
+    check_name(path)
     mapped = zipfile.is_zipfile(path)
     weights = _weights(path, mapped=mapped)
     if mapped:

@@ -10,7 +10,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from ctrans.base.given_files import check_safetensors
+from ctrans.base.given_files import check_name, check_safetensors
 from ctrans.base.printable import one_line
 from solvers import ConfigError
 
@@ -33,6 +33,8 @@ FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 """Dtypes of weights by their safetensors names."""
 CODES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I8": torch.int8}
 """Dtypes of codes that scales next to them turn into weights."""
+BELOW_A_BYTE = ("F4", "F6")
+"""How the names of dtypes of less than a byte begin, which torch does not read."""
 NAMES = {dtype: name for name, dtype in (FLOATS | CODES).items()}
 """The safetensors names of dtypes."""
 
@@ -50,6 +52,7 @@ def stored_weights(files: list[Path], index: Mapping[str, str] | None = None) ->
     """
     weights: dict[str, Stored] = {}
     for path in files:
+        check_name(path)
         check_safetensors(path)
         try:
             with safetensors.safe_open(path, "pt") as file:
@@ -90,6 +93,21 @@ def check_all_found(names: Iterable[str], index: Mapping[str, str]) -> None:
             f"the index of shards names {len(lost)} weights that its files do not hold, such as"
             f" {lost[0]}"
         )
+
+
+def check_readable(stored: Mapping[str, Stored]) -> None:
+    """Raises ConfigError for weights in a dtype of less than a byte, and for a number in a name
+    that is not of ASCII digits: the library's own errors say nothing of the file.
+    """
+    for name, weight in stored.items():
+        if weight.dtype.startswith(BELOW_A_BYTE):
+            check_floating(weight)
+        for part in name.split("."):
+            if part.isdigit() and not part.isascii():
+                raise ConfigError(
+                    f"{str(weight.path)!r} holds {name!r}, and {part!r} is no number in ASCII"
+                    " digits: rename the weight"
+                )
 
 
 def check_floating(weight: Stored) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.utils._pytree import tree_map
 
 from ctrans.base.as_found import as_found
@@ -35,9 +36,10 @@ from ctrans.interop.model_adapter import REMEMBERED
 from ctrans.interop.module_adapter import ModuleAdapter
 from ctrans.interop.operations import CallSite, Function, Graph, Operations, whole_modules
 from ctrans.interop.probe_weights import random_states
+from ctrans.interop.replay import NotReplayedError
 from ctrans.interop.residual_stream import FEWEST, other_sums, steps_of_the_stream
 from ctrans.interop.tolerances import same, same_where_finite
-from solvers import ConfigError
+from solvers import ConfigError, version_of
 
 
 class StreamMap(nn.Module):
@@ -86,6 +88,8 @@ class StreamAdapter(ModuleAdapter):
             )
         self._graph = graph
         self._graphs: dict[tuple[Any, ...], Graph] = {}
+        self._read: list[tuple[Sublayer, float]] | None = None
+        self._tried: set[tuple[int, ...]] = set()
         sink = graph.number(main)
         self._reader = PartsReader(self, graph)
         self.steps = steps_of_the_stream(graph, sink, self._reader.is_norm)
@@ -121,8 +125,7 @@ class StreamAdapter(ModuleAdapter):
         """Finds which axes of its states, of this shape, count sequences and channels, and puts
         sequences first in the example.
         """
-        lengths = Counter(len(weight) for weight in self.model.parameters() if weight.dim() == 1)
-        self._width = max((len(shape) - 1, 1), key=lambda axis: lengths[shape[axis]])
+        self._width = self._channels(shape)
         example = self.example
         for self.tokens_first, self._batch in product((False, True), (0, 1)):
             if self.tokens_first:
@@ -136,6 +139,23 @@ class StreamAdapter(ModuleAdapter):
             f"no axis of its states {tuple(shape)} counts the sequences of its example"
             f" {tuple(example.shape)}"
         )
+
+    def _channels(self, shape: Sequence[int]) -> int:
+        """Which axis of the states counts channels: the last, or the second of convolutions. The
+        one whose length most weights have; if that does not tell, by which kind the maps are.
+        """
+        ends = (len(shape) - 1, 1)
+        weights = list(self.model.parameters())
+        vectors = Counter(len(weight) for weight in weights if weight.dim() == 1)
+        inputs = Counter(weight.shape[1] for weight in weights if weight.dim() > 1)
+        found = [vectors[shape[axis]] + inputs[shape[axis]] for axis in ends]
+        if found[0] != found[1]:
+            return ends[found.index(max(found))]
+        names = Counter(operation.name for operation in self._graph.operations)
+        of_convolutions = sum(count for name, count in names.items() if "conv" in name)
+        if of_convolutions > names["linear"] + names["matmul"]:
+            return 1
+        return len(shape) - 1
 
     def _is_alone(self) -> bool:
         """Whether the last state of each sequence but the first is the same for another first
@@ -293,15 +313,44 @@ class StreamAdapter(ModuleAdapter):
 
     def graph_for(self, x: Tensor) -> Graph:
         """The operations of a pass whose states have the shape of x."""
-        key = (*x.shape[-3:-1], x.dtype, x.device)
+        shape = tuple(x.shape[-3:-1])
+        # changed weights may change what maps read beside their state
+        weights = (*self.model.parameters(), *self.model.buffers())
+        versions = tuple((id(weight), version_of(weight)) for weight in weights)
+        key = (shape, x.dtype, x.device, versions)
         if key not in self._graphs:
+            like = torch.zeros(*shape, x.shape[-1], dtype=x.dtype, device=x.device)
             graph = Graph(self.model)
             with torch.no_grad():
-                self._run(self.shaped(torch.zeros_like(x)), Operations(graph.met, self.whole))
+                self._run(self.shaped(like), Operations(graph.met, self.whole))
             if len(self._graphs) == REMEMBERED:
                 del self._graphs[next(iter(self._graphs))]
             self._graphs[key] = graph
+            self._check_at(like)
         return self._graphs[key]
+
+    def _check_at(self, like: Tensor) -> None:
+        """Raises ConfigError unless the parts compute what the module does for states of that
+        shape, which may need other operations than the example: a loop over tokens does.
+        """
+        shape = like.shape[:-1]
+        if self._read is None or shape in self._tried:
+            return
+        self._tried.add(shape)
+        with torch.no_grad():
+            _, states = self._walked(self.shaped(like), {})
+            others = {k: random_states(state) for k, state in enumerate(states[:-1])}
+            _, made = self._walked(self.shaped(like), others)
+            try:
+                for k, (sublayer, length) in enumerate(self._read):
+                    check_step(sublayer, length, ((others[k], made[k + 1]),))
+            except NotReplayedError as error:
+                self._tried.discard(shape)
+                raise ConfigError(
+                    f"{type(self.model).__name__} computes otherwise for {shape[0]} sequences of"
+                    f" {shape[1]} tokens than its operations for the example show, as a loop over"
+                    " tokens does: give an example= of this shape"
+                ) from error
 
     def structures(self) -> tuple[list[Structure], Tensor]:
         with torch.no_grad():
@@ -317,9 +366,43 @@ class StreamAdapter(ModuleAdapter):
                 self._part(k, ((states[k], states[k + 1]), (others[k], made[k + 1])))
                 for k in range(len(others))
             ]
+            parts = self._with_its_derivatives(parts, others)
+        self._read = parts
         structures = structures_of(parts)
         self._blocks = [self.model] * len(structures)
         return structures, first
+
+    def _with_its_derivatives(
+        self, parts: list[tuple[Sublayer, float]], states: Mapping[int, Tensor]
+    ) -> list[tuple[Sublayer, float]]:
+        """The parts, with the module itself in place of those whose derivatives are not the
+        module's, as where it computes without gradients or has gradients of its own.
+        """
+        leaves = {k: state.clone().requires_grad_() for k, state in states.items()}
+        try:
+            # checkpoints compute again without the states that are put in their place
+            with torch.enable_grad(), disable_saved_tensors_hooks("checkpoints"):
+                _, made = self._walked(self.example, leaves)
+                pulls = {k: random_states(made[k + 1]) for k in leaves}
+                total = torch.stack([(made[k + 1] * pulls[k]).sum() for k in leaves]).sum()
+                own = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+        except FOREIGN_ERRORS:
+            return parts  # it has no derivatives, which the analyses say, or has checkpoints
+        checked = []
+        for k, (sublayer, length) in enumerate(parts):
+            if sublayer.kind != "part" and not _has_pull(
+                sublayer, length, states[k], pulls[k], own[k]
+            ):
+                reason = "its code changes the derivatives, which its operations alone do not show"
+                sublayer, length = self._whole_part(k, reason, states[k]), 1.0
+            checked.append((sublayer, length))
+        return checked
+
+    def _whole_part(self, k: int, reason: str, state: Tensor) -> Sublayer:
+        """The k-th part as the module itself, from state to state."""
+        field = StreamMap(self, k, self.weights[k], f"{reason}{self.because}")
+        field.mixes_tokens = self.tokens > 1 and mixes_tokens(field, state)
+        return Sublayer(field, "part")
 
     def _walked(self, tokens: Tensor, states: Mapping[int, Tensor]) -> tuple[Any, list[Tensor]]:
         """The output of a pass in which these states are replaced, and each state as it was made
@@ -356,9 +439,7 @@ class StreamAdapter(ModuleAdapter):
             return sublayer, length
         except FOREIGN_ERRORS as error:
             reason = one_line(error)
-        field = StreamMap(self, k, self.weights[k], f"{reason}{self.because}")
-        field.mixes_tokens = self.tokens > 1 and mixes_tokens(field, samples[0][0])
-        sublayer = Sublayer(field, "part")
+        sublayer = self._whole_part(k, reason, samples[0][0])
         check_step(sublayer, 1.0, samples)
         return sublayer, 1.0
 
@@ -397,3 +478,18 @@ class StreamAdapter(ModuleAdapter):
     def _start(self, tokens: Tensor) -> Tensor:
         _, first = self.passed(tokens, last=0)
         return first
+
+
+def _has_pull(
+    sublayer: Sublayer, length: float, state: Tensor, pull: Tensor, own: Tensor | None
+) -> bool:
+    """Whether the derivative of <pull, step(x)> by the state is the module's own."""
+    x = state.clone().requires_grad_()
+    with torch.enable_grad():
+        product = (sublayer.step(x, length) * pull).sum()
+        if not product.requires_grad:
+            return own is None or not own.any()
+        (found,) = torch.autograd.grad(product, x)
+    if own is None:
+        own = torch.zeros_like(found)
+    return same_where_finite(found, own) or not (found.any() or own.any())

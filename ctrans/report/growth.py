@@ -47,10 +47,17 @@ def _lines(name: str, check: ModelCheck) -> list[Line]:
     radii = [0.01, 100.0]
     share = [0.01, 100.0]
     if growth is not None:
-        radii = [radius for radius in growth.radii if math.isfinite(radius)]
-        middle = math.sqrt(radii[0] * radii[-1])
+        points = [
+            (radius, value)
+            for radius, value in zip(growth.radii, growth.values, strict=True)
+            if 0 < radius < math.inf
+        ]
+        if not points:
+            return []
+        radii = [radius for radius, _ in points]
+        middle = math.exp((math.log(radii[0]) + math.log(radii[-1])) / 2)
         share = [radius / middle for radius in radii]
-        lines.append(Line(name, share, list(growth.values), check.placement))
+        lines.append(Line(name, share, [value for _, value in points], check.placement))
     if segment.slope is None or segment.step is not None:
         bound = [certificate.hamiltonian for _ in radii]
     else:

@@ -1,15 +1,18 @@
 """Which files a command may replace: those that ctrans wrote, and with --overwrite any.
 
+Two kinds stay also with --overwrite: what the command reads, and the checkpoints of training runs.
 Every command asks here before it computes. What a file is, its first bytes say; a picture is ours
 where the result that it belongs to is.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ctrans.model.sums import SUMS, checkpoint_of
 from ctrans.report.files import takes_data
 from solvers import ConfigError
 
@@ -24,9 +27,18 @@ OWN = {
 """How files that ctrans wrote begin, by suffix."""
 
 
-def check_replaceable(path: Path, *, overwrite: bool) -> None:
-    """Raises ConfigError for a file with content that ctrans did not write, unless `overwrite`."""
-    if overwrite or not path.is_file() or takes_data(path) or _is_own(path):
+def check_replaceable(path: Path, *, overwrite: bool, inputs: Sequence[Path] = ()) -> None:
+    """Raises ConfigError for a file with content that ctrans did not write, unless `overwrite`; for
+    one of the `inputs`, or of a model among them; and for any place in a checkpoint of a run.
+    """
+    if takes_data(path):
+        return
+    check_no_checkpoint(path)
+    if not path.is_file():
+        return
+    is_own = _is_own(path)
+    _check_no_input(path, inputs, is_own=is_own)
+    if overwrite or is_own:
         return
     raise ConfigError(
         f"{str(path)!r} exists, and ctrans did not write it: choose another place, or replace it"
@@ -34,21 +46,71 @@ def check_replaceable(path: Path, *, overwrite: bool) -> None:
     )
 
 
-def check_result(directory: Path, command: str, names: Iterable[str], *, overwrite: bool) -> None:
+def check_result(
+    directory: Path,
+    command: str,
+    names: Iterable[str],
+    *,
+    overwrite: bool,
+    inputs: Sequence[Path] = (),
+) -> None:
     """Raises ConfigError unless a result of this command may be written to the directory: files of
-    these names exist only beside an earlier result of the command.
+    these names exist only beside an earlier result of the command, and are none of the `inputs`.
     """
     result = directory / f"{command}.json"
-    check_replaceable(result, overwrite=overwrite)
-    if overwrite or result.is_file():
-        return
+    has_earlier_result = result.is_file() and _is_own(result)
+    check_replaceable(result, overwrite=overwrite, inputs=inputs)
     for name in names:
         path = directory / name
-        if path.is_file() and not takes_data(path):
+        if not path.is_file() or takes_data(path):
+            continue
+        _check_no_input(path, inputs, is_own=has_earlier_result)
+        if not (overwrite or result.is_file()):
             raise ConfigError(
                 f"{str(path)!r} exists, and no {command}.json of ctrans is beside it: choose"
                 " another place, or replace it with --overwrite"
             )
+
+
+def check_no_checkpoint(path: Path) -> None:
+    """Raises ConfigError for a path in a checkpoint of a training run, or among its checkpoints."""
+    checkpoint = checkpoint_of(path.parent)
+    if checkpoint is not None:
+        raise ConfigError(
+            f"{str(path)!r} would lie in {str(checkpoint)!r}, among the checkpoints of a training"
+            f" run, which have only the files in their {SUMS}: choose another place"
+        )
+
+
+def _check_no_input(path: Path, inputs: Sequence[Path], *, is_own: bool) -> None:
+    """Raises ConfigError if the file is one of the inputs, or in a directory among them and not
+    `is_own`, a result of ctrans.
+    """
+    place = _place(path)
+    for given in inputs:
+        if given.is_dir():
+            is_read = not is_own and place.is_relative_to(os.path.realpath(given))
+        else:
+            is_read = place == _place(given) or _is_same(path, given)
+        if is_read:
+            raise ConfigError(
+                f"{str(path)!r} exists, and this command reads it; ctrans never replaces its input:"
+                " choose another place"
+            )
+
+
+def _place(path: Path) -> Path:
+    """The path with the links of its directory followed. A file that is a link is replaced
+    itself.
+    """
+    return Path(os.path.realpath(path.parent), path.name)
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return False
 
 
 def _is_own(path: Path) -> bool:

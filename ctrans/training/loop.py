@@ -64,6 +64,9 @@ class Watcher:
         """Further files of a checkpoint, by name."""
         return {}
 
+    def end(self, outcome: Outcome) -> None:
+        """Called when the run has ended without an error."""
+
 
 def unobserved(row: log.Row) -> None:
     """An observer that does nothing."""

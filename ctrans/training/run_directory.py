@@ -34,14 +34,10 @@ import safetensors
 from ctrans.base.durable_files import flush
 from ctrans.base.given_files import no_regular_file
 from ctrans.model.checkpoint import BASE, BEST, LAST, remove_base
-from ctrans.model.sums import SUMS, damage, sums
+from ctrans.model.sums import GENERATIONS, STEP, SUMS, damage, has_a_file_too_many, sums
 from solvers import ConfigError
 
 LOCK = ".lock"
-GENERATIONS = ("checkpoints", "checkpoints-2")
-"""The directories of checkpoints. A run that overwrites another one uses the free one."""
-STEP = "step-[0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]"
-"""The pattern of names of checkpoints. Other files of users stay."""
 KEEP = "alarm.json"
 """The newest checkpoint with this file is kept: a watcher saved it before a danger."""
 KEPT = 2
@@ -273,9 +269,10 @@ class RunDirectory:
         except (OSError, safetensors.SafetensorError, ConfigError) as error:
             shutil.rmtree(self.temporary(step), ignore_errors=True)
             reason = getattr(error, "strerror", None) or error
+            way = "go on with --resume" if self.steps() else "start again"
             raise ConfigError(
                 f"cannot save step {step} in {str(self.directory)!r}: {reason};"
-                f" {self._what_is_left()}; free some space, then go on with --resume"
+                f" {self._what_is_left()}; free some space, then {way}"
             ) from None
 
     def _what_is_left(self) -> str:
@@ -286,7 +283,8 @@ class RunDirectory:
 
     def verified_last(self) -> Path:
         """The directory that `last` points to. If it is damaged, raises ConfigError with the fault
-        and another, whole checkpoint.
+        and another, whole checkpoint; or, of a whole one with a file of another one, with that
+        file.
         """
         if not self.exists:
             raise ConfigError(
@@ -300,6 +298,8 @@ class RunDirectory:
             last_damage = damage(self.last)
             if last_damage is None:
                 return self.last
+            if has_a_file_too_many(last_damage):
+                raise ConfigError(last_damage)
             fault = last_damage
         good = self._newest_whole()
         if good is None:

@@ -10,7 +10,7 @@ from typing import Any
 from ctrans.base.option import defaults_of
 from ctrans.dynamics.fields.tables import takes
 from ctrans.dynamics.residual import RESIDUALS
-from ctrans.model.checkpoint import BEST, load
+from ctrans.model.checkpoint import BEST, CONFIG, load
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.training import log
@@ -65,11 +65,18 @@ def anew(
 
 
 def check_free(store: RunDirectory) -> None:
-    """Raises ConfigError if a run would replace another run, or other files of the same names."""
+    """Raises ConfigError if a run would replace another run, or other files of the same names, or
+    if commands that get the directory would read a model there.
+    """
     if store.exists:
         raise ConfigError(
             f"{str(store.directory)!r} has a run already: continue it with --resume, remove it with"
             " --overwrite, or choose another --out"
+        )
+    if os.path.lexists(store.directory / CONFIG):
+        raise ConfigError(
+            f"{str(store.directory)!r} holds a model, {CONFIG}, which commands would read in place"
+            " of the run: choose another --out"
         )
     for path in (store.directory / BEST, store.directory / log.LOG):
         # of a run that ended before its first checkpoint

@@ -1,9 +1,12 @@
 """An error that nobody expected ends a command with one line, and its traceback is never lost."""
 
+import errno
+import io
 import re
 
 import pytest
 
+from ctrans.cli import main
 from ctrans.cli.failures import SHOWN, UNEXPECTED
 from ctrans.cli.plugins import import_named
 from ctrans.model.gpt import GPT
@@ -91,3 +94,21 @@ def test_a_path_that_no_system_holds_is_an_error_of_the_user(args):
     assert result.exit_code == 2, result.stderr
     assert result.stderr.startswith("ctrans: ")
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("args", [("simulate", *SMALL, "--no-reference"), ("--help",)])
+def test_a_full_stdout_is_named(args, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    class Full(io.StringIO):
+        def write(self, text):
+            raise full
+
+    result = io.StringIO()
+    monkeypatch.setattr("sys.stdout", Full())
+    monkeypatch.setattr("sys.stderr", result)
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, args)])
+    assert ended.value.code == 2
+    assert "cannot write to standard output: No space left on device" in result.getvalue()

@@ -3,14 +3,22 @@
 import hashlib
 import json
 
+import click
 import pytest
 import torch
 from click.testing import CliRunner
 
 from ctrans.cli import main
+from ctrans.cli.click_options import GroupedCommand, parameters_of
+from ctrans.cli.diagnose import DiagnoseRequest
+from ctrans.cli.request import request_of
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.report.ownership import check_replaceable, check_result
+from ctrans.training.run_directory import RunDirectory
+from ctrans.training.run_start import check_free
+from solvers import ConfigError
 
 SMALL = ["--depth", "1", "--width", "8", "--heads", "2", "--context", "8"]
 RESULTS = {
@@ -93,3 +101,117 @@ def test_an_export_onto_its_source_or_another_model_is_refused(form, tmp_path):
     fresh = tmp_path / "fresh"
     for _ in range(2):
         assert run("export", "--checkpoint", source, "--out", fresh, "--to", form).exit_code == 0
+
+
+@pytest.fixture
+def trained_run(tmp_path):
+    """A run with one checkpoint, whose state nothing reads here."""
+    store = RunDirectory(tmp_path / "run")
+    with store.saving(1, best=1, good=0) as directory:
+        saved(directory, 0)
+        (directory / "train.json").write_text("{}")
+        (directory / "optimiser.safetensors").write_bytes(b"")
+    return store.directory
+
+
+QUICK = ["generate", "--tokens", "1", "--samples", "1"]
+"""The rest of a command that takes a model, whose checks come first."""
+
+
+@pytest.mark.parametrize(
+    "place", ["last/mine.json", "checkpoints/base/mine.json", "checkpoints/step-00000001/mine.json"]
+)
+def test_no_result_is_written_among_the_checkpoints_of_a_run(place, trained_run):
+    before = digests(trained_run)
+    result = run(*QUICK, "--checkpoint", trained_run, "--json", trained_run / place, "--overwrite")
+    assert (result.exit_code, "among the checkpoints" in result.stderr) == (2, True), result.output
+    assert digests(trained_run) == before
+    with pytest.raises(ConfigError, match="among the checkpoints"):
+        check_result(trained_run / "last", "diagnose", ["diagnose.png"], overwrite=True)
+
+
+@pytest.mark.parametrize("form", ["hf", "nanogpt"])
+@pytest.mark.parametrize("out", ["run", "run/best", "run/checkpoints/step-00000001", "alone"])
+def test_an_export_with_overwrite_never_replaces_its_source_or_enters_a_run(
+    form, out, trained_run, tmp_path
+):
+    saved(tmp_path / "alone", 1)
+    source = tmp_path / "alone" if out == "alone" else trained_run
+    before = digests(tmp_path)
+    result = run(
+        "export", "--checkpoint", source, "--out", tmp_path / out, "--to", form, "--overwrite"
+    )
+    assert result.exit_code == 2, result.output
+    assert digests(tmp_path) == before
+
+
+def test_an_export_into_another_run_is_refused(trained_run, tmp_path):
+    saved(tmp_path / "alone", 1)
+    result = run("export", "--checkpoint", tmp_path / "alone", "--out", trained_run)
+    assert (result.exit_code, "has a training run" in result.stderr) == (2, True), result.output
+
+
+def test_a_run_does_not_begin_where_a_model_is_read_in_its_place(tmp_path):
+    saved(tmp_path, 0)
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        check_free(RunDirectory(tmp_path))
+
+
+def test_a_run_is_not_overwritten_by_one_that_starts_from_it(trained_run, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(trained_run)
+    for origin in (trained_run, link, trained_run / "last"):
+        result = run("train", "--from", origin, "--out", trained_run, "--overwrite")
+        assert (result.exit_code, "--from" in result.stderr) == (2, True), result.output
+
+
+def test_inputs_stay_also_with_overwrite_and_own_results_beside_them_do_not(tmp_path):
+    text, model = tmp_path / "t.txt", tmp_path / "model"
+    saved(model, 0)
+    text.write_text("a text")
+    (tmp_path / "hard.txt").hardlink_to(text)
+    (tmp_path / "link.txt").symlink_to(text)
+    (tmp_path / "folder").symlink_to(model)
+    own = '{"command": "watch", "options": {'
+    (model / "watch.json").write_text(own)
+    for path in (
+        text,
+        tmp_path / "hard.txt",
+        tmp_path / "link.txt",
+        model / "config.json",
+        tmp_path / "folder" / "config.json",
+    ):
+        with pytest.raises(ConfigError, match="reads it"):
+            check_replaceable(path, overwrite=True, inputs=[text, model])
+    check_replaceable(model / "watch.json", overwrite=False, inputs=[text, model])
+    check_replaceable(tmp_path / "new.json", overwrite=False, inputs=[text, model])
+    with pytest.raises(ConfigError, match="reads it"):
+        check_replaceable(model / "watch.json", overwrite=True, inputs=[model / "watch.json"])
+
+
+def test_every_option_that_names_a_path_is_an_input_unless_it_is_of_the_output(tmp_path):
+    for name in ("plain.txt", "example.py", "baseline.json", "model"):
+        (tmp_path / name).write_text("")
+    seen = []
+    command = GroupedCommand(
+        "diagnose",
+        params=parameters_of(DiagnoseRequest),
+        callback=lambda **_: seen.append(request_of(DiagnoseRequest, click.get_current_context())),
+    )
+    written = ["--json", "a.json", "--html", "a.html", "--out", "out", "--sarif", "a.sarif"]
+    command.main(
+        [
+            str(tmp_path / "model"),
+            *("--file", str(tmp_path / "plain.txt")),
+            *("--baseline", str(tmp_path / "baseline.json")),
+            *("--example", f"{tmp_path / 'example.py'}:batch"),
+            *written,
+        ],
+        standalone_mode=False,
+    )
+    assert sorted(path.name for path in seen[0].inputs) == [
+        "baseline.json",
+        "example.py",
+        "model",
+        "plain.txt",
+    ]

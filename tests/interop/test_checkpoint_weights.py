@@ -3,6 +3,7 @@ is found.
 """
 
 import json
+import os
 
 import pytest
 import torch
@@ -139,3 +140,23 @@ def test_shards_files_and_checkpoints_of_ctrans_are_found(tmp_path):
     for wrong in (tmp_path / "absent", tmp_path / "ours" / "config.json"):
         with pytest.raises(ConfigError, match="holds no weights: give a directory"):
             checkpoint_weights(wrong)
+
+
+def test_a_checkpoint_of_nanogpt_is_read_if_pickles_are_allowed(tmp_path):
+    torch.save({"model": {"a.weight": torch.ones(2)}, "model_args": {}}, tmp_path / "ckpt.pt")
+    with pytest.raises(ConfigError, match=r"ckpt\.pt' is a pickle .*--allow-pickle") as caught:
+        checkpoint_weights(tmp_path)
+    assert "safe_serialization" not in str(caught.value)
+    assert checkpoint_weights(tmp_path, allow_pickle=True).keys() == {"a.weight"}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_directory_whose_name_is_no_utf8_is_to_be_renamed(name, tmp_path):
+    place = tmp_path / os.fsdecode(b"\xff")
+    try:
+        place.mkdir()
+    except OSError:
+        pytest.skip("this file system has names in UTF-8 only")
+    (place / name).write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"is not UTF-8.*: rename the directory"):
+        checkpoint_weights(place, allow_pickle=True)

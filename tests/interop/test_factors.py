@@ -2,6 +2,8 @@
 was read, at any size of them.
 """
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -133,6 +135,16 @@ class OutputClipped(FeedForward):
 class HiddenClipped(FeedForward):
     def forward(self, x):
         return self.down(F.relu(self.up(x)).clamp(max=1e4))
+
+
+class Tanh(nn.Linear):
+    def forward(self, x):
+        return F.linear(x, 100 * torch.tanh(self.weight / 100))
+
+
+class Normalised(nn.Linear):
+    def forward(self, x):
+        return F.linear(x, self.weight / self.weight.norm())
 
 
 class ClippedFarAway(FeedForward):
@@ -275,6 +287,123 @@ class NaiveSoftmax(Attention):
         return self.o((rows @ v).transpose(-2, -3).flatten(-2)), rows
 
 
+class KeysAreValues(Attention):
+    """One linear map, called twice: its matrix is paid once."""
+
+    def __init__(self):
+        super().__init__()
+        del self.k
+
+    def forward(self, x):
+        q, k, v = (
+            part(x).unflatten(-1, (HEADS, -1)).transpose(-2, -3)
+            for part in (self.q, self.v, self.v)
+        )
+        k = F.normalize(k, dim=-1)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(mixed.transpose(-2, -3).flatten(-2))
+
+
+class TiedUnits(nn.Module):
+    """The matrix of the units, and its transpose, in one expression."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.down = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x):
+        return self.down(F.relu(self.up(x))) + 0 * F.linear(x, self.up.weight)
+
+
+class Outer(Block):
+    """What it adds goes through a map of the model, which it gets as an argument."""
+
+    def forward(self, x, outer):
+        x = x + outer(self.attention(self.n1(x)))
+        return x + outer(self.ffn(self.n2(x)))
+
+
+class Hidden(Outer):
+    """The same, in a list that modules do not search."""
+
+    def __init__(self, outer):
+        super().__init__()
+        self.kept = [outer]
+
+    def forward(self, x):
+        return super().forward(x, self.kept[0])
+
+
+class Slipped(Outer):
+    """The same, as an attribute that modules do not see."""
+
+    def __init__(self, outer):
+        super().__init__()
+        object.__setattr__(self, "outer", outer)
+
+    def forward(self, x):
+        return super().forward(x, self.outer)
+
+
+class OfModel(Model):
+    """A model whose blocks get what it holds: a map, its matrix, or something computed from it."""
+
+    def __init__(self, given):
+        super().__init__(None)
+        self.outer = nn.Linear(WIDTH, WIDTH, bias=False)
+        nn.init.eye_(self.outer.weight)
+        self.gain = nn.Parameter(torch.ones(1))
+        self.outer.requires_grad_(given != "a frozen map")
+        if given == "a list":
+            self.blocks = nn.ModuleList([Hidden(self.outer)])
+        elif given == "an attribute":
+            self.blocks = nn.ModuleList([Slipped(self.outer)])
+        else:
+            self.blocks = nn.ModuleList([Outer()])
+        self.given = given
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        (block,) = self.blocks
+        weight = self.outer.weight
+        if self.given in ("a list", "an attribute"):
+            x = block(x)
+        elif self.given == "a matrix":
+            x = block(x, partial(F.linear, weight=weight))
+        elif self.given == "computed":
+            x = block(x, partial(F.linear, weight=1.0 * weight))
+        elif self.given == "a gain":
+            x = block(x, lambda z: self.gain * z)
+        else:
+            x = block(x, self.outer)
+        return self.head(self.norm(x))
+
+
+class NormOnlyNearby(nn.Module):
+    """RMSNorm up to a size, and linear beyond."""
+
+    def __init__(self, limit):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self.limit = limit
+
+    def forward(self, x):
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+        return x * scale.clamp(min=1 / self.limit) * self.weight
+
+
+class OutputNormNearby(Block):
+    def __init__(self, limit, more=False):
+        super().__init__()
+        self.n1, self.n2 = (NormOnlyNearby(limit) for _ in range(2))
+        self.more = nn.Parameter(torch.zeros(2, 3)) if more else None
+
+    def forward(self, x):
+        x = x + self.n1(self.attention(x))
+        return x + self.n2(self.ffn(x))
+
+
 class TorchAttention(nn.Module):
     def __init__(self):
         super().__init__()
@@ -330,19 +459,26 @@ UNLIKE = {
     "a gain by token": lambda: Block(ffn=TokenGain()),
     "positions before the norm": PositionsBeforeTheNorm,
     "linear attention": lambda: OfRows(attention=LinearAttention()),
+    "keys that are values": lambda: Block(attention=KeysAreValues()),
+    "tied units": lambda: Block(ffn=TiedUnits()),
     "naive softmax": lambda: OfRows(attention=NaiveSoftmax()),
 }
 
 
 def checked(block, decay=20.0):
     torch.manual_seed(0)
-    model = Model(block()).double()
+    model = block()
+    if not isinstance(model, Model):
+        model = Model(model)
+    model = model.double()
+    trained = [parameter.requires_grad for parameter in model.parameters()]
     ids = torch.randint(VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(1))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     found = check_model(
         open_model(model), ids[:, :-1], ids[:, 1:], Regularization(weight_decay=decay)
     )
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert trained == [parameter.requires_grad for parameter in model.parameters()]
     return found
 
 
@@ -363,6 +499,61 @@ def test_a_model_that_computes_with_other_weights_has_none(name):
 def test_a_state_that_is_clipped_has_no_verdict():
     with pytest.raises(Exception, match="its output does not grow with its weights"):
         checked(StateClipped)
+
+
+GIVEN = ["a map", "a frozen map", "a matrix", "computed", "a list", "an attribute"]
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_a_matrix_outside_of_a_block_leaves_no_number(given):
+    """At 1 it is harmless; at R it makes a third factor of R."""
+    found = checked(lambda: OfModel(given))
+    assert found.training_threshold is None
+    assert found.verdict == "open"
+    assert "a matrix outside of the block that its output depends on" in found.no_threshold
+
+
+def test_a_gain_outside_of_a_block_is_held_fixed():
+    found = checked(lambda: OfModel("a gain"))
+    assert (found.verdict, found.held) == ("well-posed, the rest fixed", ("gains",))
+
+
+@pytest.mark.parametrize("decay", [None, 20.0])
+@pytest.mark.parametrize("kind", [Clipped, Tanh, Normalised])
+def test_maps_that_stay_bounded_have_no_infinite_h(kind, decay):
+    """|W| <= 100 by entry: the output is bounded whatever the weights."""
+
+    class Bounded(Attention):
+        def __init__(self):
+            super().__init__(kind)
+
+    with pytest.raises(ConfigError, match="its output does not grow with its weights"):
+        checked(lambda: Block(attention=Bounded(), ffn=FeedForward(kind)), decay)
+
+
+@pytest.mark.parametrize("kind", [Clipped, Tanh, Normalised])
+def test_growth_is_judged_by_segment(kind):
+    """The other sublayer of the block grows."""
+    found = checked(lambda: Block(ffn=FeedForward(kind)), decay=None)
+    assert list(found.missing) == ["segment 1 (ffn)"]
+    assert [segment.verdict for segment in found.segments] == ["degenerate"]
+    assert found.verdict == "degenerate"
+    only = checked(lambda: Block(attention=Attention(kind)), decay=None)
+    assert list(only.missing) == ["segment 0 (attention)"]
+
+
+@pytest.mark.parametrize("kind", [Equalised, Masked, Pruned])
+def test_other_weights_that_grow_leave_h_infinite(kind):
+    found = checked(lambda: Block(ffn=FeedForward(kind)), decay=None)
+    assert (found.verdict, found.missing) == ("degenerate", {})
+
+
+@pytest.mark.parametrize("more", [False, True])
+@pytest.mark.parametrize("limit", [1e3, 1e5, 1e8, 1e12])
+def test_a_norm_that_bounds_only_nearby_leaves_no_verdict(limit, more):
+    """With `more`, the block has a further matrix, for which the large weights need not be tried."""
+    with pytest.raises(ConfigError, match="its norm does not bound large inputs"):
+        checked(lambda: OutputNormNearby(limit, more), decay=None)
 
 
 def test_a_learnt_scale_is_a_further_factor():

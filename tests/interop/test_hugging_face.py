@@ -3,6 +3,7 @@ refusal is one line.
 """
 
 import json
+import math
 import socket
 
 import pytest
@@ -12,6 +13,7 @@ import transformers
 
 import ctrans
 from ctrans.interop import from_transformers
+from ctrans.interop.config_checks import check_settings
 from ctrans.training.monitor.log import read_log
 from solvers import ConfigError
 from tests.interop.models import inputs, made
@@ -106,6 +108,38 @@ def in_shards(directory, changes, copies=0):
     index_alone(directory, json.dumps({"metadata": {}, "weight_map": kept}))
 
 
+def with_dtype(path, dtype, bits):
+    """The file with the first embedding's bytes in place of numbers of so many bits."""
+
+    def changed(header, data):
+        name = "transformer.wte.weight"
+        begin, _ = header[name]["data_offsets"]
+        size = math.prod(header[name]["shape"]) * bits // 8
+        part = {**header[name], "dtype": dtype, "data_offsets": [0, size]}
+        return {name: part}, data[begin : begin + size]
+
+    rewrite(path, changed)
+
+
+def rename(path, old, new):
+    rewrite(
+        path,
+        lambda header, data: (
+            {name.replace(old, new): part for name, part in header.items()},
+            data,
+        ),
+    )
+
+
+def rewrite(path, change):
+    """The safetensors file with another header and other data."""
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header, data = change(json.loads(content[8 : 8 + size]), content[8 + size :])
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
 DAMAGE = {
     "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
     "config is no JSON": (lambda d: (d / "config.json").write_text("{"), "is no JSON"),
@@ -138,7 +172,14 @@ DAMAGE = {
         lambda d: edit(d / "config.json", n_layer=4),
         "lacks all 12 weights of transformer.h.3",
     ),
-    "nonsense": (lambda d: edit(d / "config.json", n_head="four"), "cannot load"),
+    "a weight of half a byte": (
+        lambda d: with_dtype(d / "model.safetensors", "F4", 4),
+        "holds transformer.wte.weight as F4, and weights must be F64",
+    ),
+    "a block's number of other digits": (
+        lambda d: rename(d / "model.safetensors", "h.1.", "h.\u00b2\u00b3."),
+        "'\u00b2\u00b3' is no number in ASCII digits: rename the weight",
+    ),
     "missing shards": (
         lambda d: index_alone(
             d, '{"metadata": {}, "weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}'
@@ -186,6 +227,42 @@ DAMAGE = {
         "expects in b.safetensors",
     ),
 }
+
+
+WRONG_ENTRIES = [
+    ({"n_head": "four"}, "n_head = 'four': it must be a whole number"),
+    ({"n_embd": None}, "n_embd = None: it must be a whole number"),
+    ({"n_inner": "x"}, "n_inner = 'x': it must be a whole number or null"),
+    ({"tie_word_embeddings": "x"}, "tie_word_embeddings = 'x': it must be true or false"),
+    ({"n_inner": -1}, "n_inner = -1: it must be at least 1"),
+    ({"n_positions": -1}, "n_positions = -1: it must be at least 1"),
+    ({"n_embd": 10**30}, "n_embd = a number of 100 bits: .* at most 100,000,000"),
+    ({"n_embd": 2**40}, "n_embd = 1,099,511,627,776: .* at most 100,000,000"),
+    ({"dtype": []}, r"dtype = \[\]: it must be one of float64"),
+    ({"dtype": "x"}, 'dtype = "x": it must be one of float64'),
+    ({"dtype": math.nan}, "dtype = NaN: it must be one of float64"),
+    ({"embd_pdrop": math.nan}, "embd_pdrop = NaN: it must be a number from 0 to 1"),
+    ({"attn_pdrop": 2.0}, "attn_pdrop = 2.0: it must be a number from 0 to 1"),
+    ({"layer_norm_epsilon": math.nan}, "layer_norm_epsilon = NaN: it must be a finite number"),
+    ({"initializer_range": math.inf}, "initializer_range = Infinity: it must be a finite number"),
+    ({"rope_scaling": {"factor": math.nan}}, "factor = NaN: it must be a finite number"),
+    ({"limits": [1.0, math.nan]}, "limits = .*: it must be numbers"),
+    ({"id2label": 3}, "id2label = 3: it must be an object, or null"),
+]
+
+
+@pytest.mark.parametrize(("entries", "words"), WRONG_ENTRIES)
+def test_an_entry_of_a_config_that_makes_no_model_is_named_with_what_is_allowed(
+    entries, words, saved
+):
+    edit(saved / "config.json", **entries)
+    with pytest.raises(ConfigError, match=rf"config\.json' says {words}"):
+        from_transformers(saved)
+
+
+def test_entries_that_are_free_stay_free():
+    check_settings("here", {"time_step_limit": [0.0, math.inf], "n_inner": None, "dtype": None})
+    check_settings("here", {"classifier_dropout": None, "torch_dtype": "torch.bfloat16"})
 
 
 def test_shards_that_agree_with_their_index_are_read(saved):

@@ -213,8 +213,21 @@ def test_whatever_the_reader_of_a_damaged_file_raises_is_a_line(error, tmp_path,
 
     (tmp_path / "ckpt.pt").touch()
     monkeypatch.setattr(torch, "load", fail)
-    with pytest.raises(ConfigError, match=f"no whole file of torch.save \\({type(error).__name__}"):
+    words = rf"no whole file of torch.save: copy or save it again \({type(error).__name__}"
+    with pytest.raises(ConfigError, match=words):
         from_nanogpt(tmp_path / "ckpt.pt")
+
+
+def test_a_file_that_was_cut_is_no_whole_one_wherever_it_was_cut(tmp_path):
+    path = tmp_path / "ckpt.pt"
+    torch.save({"a": torch.ones(1000), "b": torch.ones(1000)}, path)
+    content = path.read_bytes()
+    for length in (0, 1, 10, 100, len(content) // 2, len(content) - 30, len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(
+            ConfigError, match=r"no whole file of torch\.save: copy or save it again"
+        ):
+            from_nanogpt(path)
 
 
 def test_files_that_cannot_be_read_are_refused_in_one_line(tmp_path):

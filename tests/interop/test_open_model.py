@@ -277,6 +277,27 @@ def test_a_damaged_tokenizer_is_one_line(content, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"tokenizer.json": ""}, "tokenizer.json: it is empty"),
+        ({"tokenizer.json": "{}"}, "tokenizer.json: it lacks 'model' and 'added_tokens'"),
+        ({"tokenizer.json": "no"}, "tokenizer.json: it is no JSON"),
+        ({"tokenizer.json": "[]"}, "tokenizer.json: it holds no JSON object"),
+        ({"vocab.json": '{"a": 0}'}, "vocab.json: it needs merges.txt next to it"),
+        ({"tokenizer.model": "damaged"}, "tokenizer.model: it is no SentencePiece model"),
+        ({"vocab.txt": "a\n"}, "vocab.txt: it makes no token of the text"),
+    ],
+)
+def test_a_tokenizer_that_does_not_work_names_its_file_and_the_way_out(files, words, tmp_path):
+    made("gpt2").save_pretrained(tmp_path)
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=words) as caught:
+        find_tokeniser(tmp_path, VOCABULARY).encode(b"some text")
+    assert "remove it and give token ids by --ids FILE" in str(caught.value)
+
+
 def test_without_a_tokenizer_bytes_are_the_tokens_and_doubt_is_said(tmp_path):
     assert find_tokeniser(tmp_path, 256).description == "bytes as token ids"
     assert find_tokeniser(tmp_path, 256).encode(b"\x00\xff").tolist() == [0, 255]

@@ -12,6 +12,7 @@ from torch import nn
 import ctrans
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
+from solvers import ConfigError
 
 WIDTH = 16
 HEADS = 4
@@ -370,3 +371,114 @@ def test_a_norm_of_torchs_functions_is_no_norm_module():
     opened = ctrans.open_model(made(ByLength), example=TOKENS)
     assert opened.config.placement == "pre"
     assert opened.config.norm == "layernorm/rmsnorm"
+
+
+class LoopOverTokens(MethodOfTheBlock):
+    """A decaying sum over tokens in a loop: another length needs other operations."""
+
+    def attend(self, i, x):
+        state, seen = 0.0, []
+        for t in range(x.shape[1]):
+            state = 0.9 * state + x[:, t] @ self.out[i].weight
+            seen.append(state)
+        return torch.stack(seen, 1)
+
+
+def test_a_loop_over_tokens_is_refused_at_another_length():
+    opened = ctrans.open_model(made(LoopOverTokens), example=TOKENS)
+    with torch.no_grad():
+        assert near(opened(TOKENS)[0], made(LoopOverTokens)(TOKENS))
+    with pytest.raises(ConfigError, match="give an example= of this shape"):
+        opened(torch.cat([TOKENS, TOKENS], 1))
+
+
+class WithoutGradients(MethodOfTheBlock):
+    """Queries are computed without gradients."""
+
+    def attend(self, i, x):
+        q, k, v = self.qkv[i](x).chunk(3, -1)
+        with torch.no_grad():
+            q = 1.0 * q
+        return self.out[i](attention(q, k, v))
+
+
+@pytest.mark.cases(3)
+def test_derivatives_are_the_modules_own_also_where_it_computes_without_gradients():
+    model = made(WithoutGradients)
+    opened = ctrans.open_model(model, example=TOKENS)
+    assert [part.kind for part in opened.depth.sublayers] == ["part", "ffn"] * LAYERS
+    targets = TOKENS.roll(-1, 1)
+    seen = []
+
+    def keep(module, args, output):
+        seen.append(output.detach().requires_grad_())
+        return seen[0]
+
+    handle = model.table.register_forward_hook(keep)
+    F.cross_entropy(model(TOKENS).flatten(0, 1), targets.flatten()).backward()
+    handle.remove()
+    assert near(ctrans.costate(opened, TOKENS, targets).costates[0], seen[0].grad)
+
+
+@pytest.mark.cases(2)
+def test_what_maps_read_beside_their_state_follows_the_weights():
+    model = made(ValuesOfTheIds)
+    opened = ctrans.open_model(model, example=TOKENS)
+    with torch.no_grad():
+        model.extra.weight.mul_(3)
+        assert near(opened.head(opened.trajectory(TOKENS).states[-1]), model(TOKENS))
+
+
+class OverTokens(MethodOfTheBlock):
+    """Its mean square is that of all tokens of a sequence."""
+
+    def layer(self, i, x):
+        scale = (x.square().mean((-2, -1), keepdim=True) + 1e-5).rsqrt()
+        x = x + self.attend(i, x * scale)
+        return x + self.down[i](F.gelu(self.up[i](self.n2[i](x))))
+
+
+class Limited(MethodOfTheBlock):
+    """A branch on the state that the example does not take."""
+
+    def layer(self, i, x):
+        x = x + self.attend(i, self.n1[i](x))
+        if x.abs().max() > 50:
+            x = x * 0.5
+        return x + self.down[i](F.gelu(self.up[i](self.n2[i](x))))
+
+
+@pytest.mark.parametrize(
+    ("kind", "kinds"), [(OverTokens, ["part", "ffn"]), (Limited, ["attention", "part"])]
+)
+def test_what_is_no_norm_of_tokens_or_depends_on_values_is_unknown(kind, kinds):
+    model = made(kind)
+    opened = ctrans.open_model(model, example=TOKENS)
+    assert [part.kind for part in opened.depth.sublayers] == kinds * LAYERS
+    given = 100 * torch.randn(2, 7, WIDTH, dtype=torch.float64)
+    x = given
+    with torch.no_grad():
+        for part in opened.depth.sublayers[2:4]:
+            x = part.step(x, 1.0)
+        assert near(x, model.layer(1, given))
+
+
+def test_channels_first_is_seen_without_a_vector_of_that_width():
+    opened = ctrans.open_model(made(ChannelsFirst), example=TOKENS)
+    assert opened.embed(TOKENS).shape == (2, 7, WIDTH)
+
+
+def test_rows_of_heads_in_the_first_axis_are_told_from_those_of_sequences():
+    """With one sequence the order of sequences and heads does not show."""
+
+    class Folded(MethodOfTheBlock):
+        def attend(self, i, x):
+            q, k, v = (
+                by_head(z).transpose(0, 1).flatten(0, 1) for z in self.qkv[i](x).chunk(3, -1)
+            )
+            rows = (q @ k.mT / 2).softmax(-1)
+            y = (rows @ v).unflatten(0, (HEADS, -1)).transpose(0, 1)
+            return self.out[i](y.transpose(-2, -3).flatten(-2))
+
+    opened = ctrans.open_model(made(Folded), example=TOKENS[:1])
+    assert not hasattr(opened.depth.sublayers[0].field, "probabilities")

@@ -234,7 +234,7 @@ def test_families_whose_weights_are_renamed_on_loading_are_refused_with_what_to_
     ("config", "words"),
     [
         ({"model_type": "unheard-of"}, "model_type .*'unheard-of'"),
-        ({"model_type": "llama", "hidden_size": "wide"}, "makes no model"),
+        ({"model_type": "llama", "hidden_size": "wide"}, "hidden_size = 'wide': .* whole number"),
         ({"model_type": "t5"}, "makes no model|no list|attention|inputs known"),
     ],
 )

@@ -53,6 +53,46 @@ def test_last_and_best_lead_to_their_steps_and_only_the_newest_others_stay(tmp_p
     assert (tmp_path / "last" / "train.json").read_bytes() == b"state"
 
 
+@pytest.mark.parametrize("name", ["notes.txt", ".DS_Store", "mine.json", "folder/config.json"])
+def test_a_file_that_nothing_reads_is_no_damage(name, tmp_path):
+    store = filled(tmp_path, 1, 2)
+    path = store.step_directory(2) / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("of a user")
+    assert damage(tmp_path / "last") is None
+    assert store.verified_last().resolve() == store.step_directory(2)
+
+
+@pytest.mark.parametrize("name", ["adapter.safetensors", "monitor.json", "alarm.json"])
+def test_a_file_of_another_checkpoint_is_named_and_no_older_step_is_advised(name, tmp_path):
+    store = filled(tmp_path, 1, 2)
+    (store.step_directory(2) / name).write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"not of this checkpoint.*move it away$"):
+        store.verified_last()
+
+
+def test_sums_without_a_file_of_every_checkpoint_are_damaged(tmp_path):
+    store = filled(tmp_path, 1, 2)
+    sums_file = store.step_directory(2) / SUMS
+    lines = sums_file.read_text().splitlines(keepends=True)
+    for left_out in range(len(lines)):
+        sums_file.write_text("".join(lines[:left_out] + lines[left_out + 1 :]))
+        with pytest.raises(ConfigError, match=rf"{SUMS}' is damaged: it does not list.*step 1"):
+            store.verified_last()
+
+
+@pytest.mark.parametrize("steps", [(), (1,)])
+def test_a_full_disk_says_to_resume_only_a_run_with_a_checkpoint(steps, tmp_path):
+    store = filled(tmp_path, *steps)
+
+    def fail(directory):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    advice = "go on with --resume" if steps else "start again"
+    with pytest.raises(ConfigError, match=f"free some space, then {advice}$"):
+        save(store, 2, fail, best=None, good=0)
+
+
 class Killed(BaseException):
     """The process ends here: nothing catches it, as nothing catches signal 9."""
 

@@ -10,13 +10,16 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from ctrans.control.segment_check import threshold_at
+from ctrans.control.model_threshold import factors_of_model, why_no_threshold
+from ctrans.control.segment_check import step_threshold_at
+from ctrans.control.shown_factors import Factors
 from ctrans.examine.diagnosis.reading import DiagnosticInstrument
 from ctrans.measure.backward.parameter_gradients import leaves, outside, pulled, tracked
 from ctrans.measure.findings import Readings
 from ctrans.measure.walk import (
     Model,
     ModelOfModules,
+    StepContext,
     StepContextBack,
     Turn,
     own_loss,
@@ -109,15 +112,34 @@ class DecayOverThreshold(DiagnosticInstrument):
         self._bounded = 0
         self._unknown = 0
         self._without = 0
+        self._states = [x0]
+        self._factors = Factors()
+        self._no_threshold = ""
+
+    def forward(self, at: StepContext) -> None:
+        if not self.depth.streamed:
+            self._states.append(at.y)
+
+    def head(self, model: Model, at: Turn) -> None:
+        """What `ctrans hjb-check` asks before it shows a penalty: a number needs matrices of the
+        segment alone, which the model computes with at any size.
+        """
+        if self.depth.streamed:
+            self._no_threshold = "the weights are loaded on demand, so that no large ones are tried"
+            return
+        states = self._states[:-1]
+        if all(map(finite, states)):
+            self._factors = factors_of_model(model, states)
+        self._states = []
+        self._no_threshold = why_no_threshold(self.depth, self._factors)
 
     def backward(self, at: StepContextBack) -> None:
         if at.sublayer.output_norm is not None or at.sublayer.state_norm is not None:
             self._bounded += 1
             return
-        if not (finite(at.x) and finite(at.before)):
+        if self._no_threshold or not (finite(at.x) and finite(at.p)):
             return
-        x, p = at.met
-        threshold = threshold_at(at.sublayer, x, at.h * at.sublayer.pulled(p.flatten(0, -2)))
+        threshold = step_threshold_at(at.sublayer, at.x, at.p, at.h)
         if threshold is None:
             self._unknown += 1
             return
@@ -129,12 +151,15 @@ class DecayOverThreshold(DiagnosticInstrument):
         else:
             share = math.inf
         figure = (
-            f"dt lam* is at least {threshold.lower:.3g}, and the decay is {self.weight_decay:g}"
+            f"dt lam* is at least {threshold.lower:.3g} on this text, and the decay is"
+            f" {self.weight_decay:g}"
         )
         self.add("decay over dt lam*", share, figure, at.k)
 
     def figures(self) -> Readings:
         if not self.found:
+            if self._no_threshold and self._bounded < len(self.depth.sublayers):
+                raise ConfigError(f"no dt lam* is known: {self._no_threshold}")
             reasons = {
                 "have a norm behind or around them": self._bounded,
                 "show no path of factors that decay (a scale by channel adds one without)": (

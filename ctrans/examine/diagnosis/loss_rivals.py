@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ctrans.dynamics.depth import Depth
 from ctrans.examine.diagnosis.reading import DiagnosticInstrument
@@ -159,8 +159,9 @@ def _log_p1(y: Tensor, classes: int) -> Tensor:
 
 def _counts(values: Tensor) -> Tensor:
     """How often each entry's value occurs."""
-    _, place, counts = values.unique(return_inverse=True, return_counts=True)
-    return counts[place]
+    _, place, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    how_often: Tensor = counts[place]
+    return how_often
 
 
 def _shuffles(targets: Any, number: int) -> Iterator[Any]:
@@ -191,15 +192,15 @@ def looks_trained(depth: Depth) -> bool | None:
     """Whether most gains of a norm differ from one another, as they do after a training and at no
     usual start; None if the model has no such gains.
     """
-    gains = [
-        norm.gamma
-        for sublayer in depth.sublayers
-        for norm in (getattr(sublayer, role) for role in ROLES)
-        if isinstance(norm, nn.Module) and next(norm.parameters(), None) is not None
-    ]
+    gains: list[Tensor] = []
+    for sublayer in depth.sublayers:
+        for role in ROLES:
+            norm: Any = getattr(sublayer, role)
+            if norm is not None and next(norm.parameters(), None) is not None:
+                gains.append(norm.gamma.detach())
     if not gains:
         return None
-    return any(_differ(gain.detach()) for gain in gains)
+    return any(map(_differ, gains))
 
 
 def _differ(gain: Tensor) -> bool:

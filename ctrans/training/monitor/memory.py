@@ -22,6 +22,8 @@ from ctrans.training.monitor.training_measures import Figures
 Memory = dict[str, Any]
 MEMORY = "monitor.json"
 """Its file in the directory of a checkpoint."""
+OPTIONS = "options"
+"""The key of the options with which a run is monitored, so that a resumed run keeps them."""
 
 
 def memory_in(directory: Path, step: int) -> Memory | None:
@@ -35,6 +37,20 @@ def memory_in(directory: Path, step: int) -> Memory | None:
     if isinstance(memory, dict) and memory.get("step") == step:
         return memory
     return None
+
+
+def options_in(directory: Path) -> Memory | None:
+    """The options of the monitor whose memory is saved there; None if no monitor saved there. They
+    are empty in files from before ctrans kept them. Raises ConfigError for a file that is not JSON.
+    """
+    path = directory / MEMORY
+    if not path.is_file():
+        return None
+    memory = read_json(path)
+    options = memory.get(OPTIONS) if isinstance(memory, dict) else None
+    if isinstance(options, dict):
+        return options
+    return {}
 
 
 def packed(values: Any, dtype: str = "<f8") -> str:

@@ -239,9 +239,11 @@ class Monitor:
         self._waiting.add(step, loss, gradient_norm)
 
     def close(self, words: str = "finished") -> None:
-        """Removes the hooks and ends the log, in `words`. Later steps do nothing. A log without an
-        end is of a run that still runs, or was killed.
+        """Removes the hooks and ends the log, in `words`. Later steps do nothing, and nor does
+        closing again. A log without an end is of a run that still runs, or was killed.
         """
+        if self._closed:
+            return
         self._closed = True
         with self._errors_as_warnings(self._step):
             self.gauges.disarm()

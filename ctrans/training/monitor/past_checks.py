@@ -226,6 +226,20 @@ def frozen(past: Past, limits: Limits) -> Sighting | None:
     return seen_at(past, "unmoved", worst, values, 0.0, still)
 
 
+def still(past: Past, limits: Limits) -> Sighting | None:
+    """No weight changes, inside of the depth or outside, in each of the last `reports` reports. A
+    scaler or a reaction skips single steps.
+    """
+    _, updates = past.of("update")
+    _, updates_outside = past.of("update_outside")
+    count = int(limits["reports"])
+    if len(updates) < count or np.nan_to_num(updates[-count:]).any():
+        return None
+    if not len(updates_outside) or updates_outside[-count:].any():
+        return None
+    return Sighting("all weights", 0.0, 0.0, past.step, below=True)
+
+
 def slow(past: Past, limits: Limits) -> Sighting | None:
     """The difference of the median sublayer's update and its weight decay, over its learning rate,
     below `limit` in each of the last `reports` reports with a rate above 0, in a training with

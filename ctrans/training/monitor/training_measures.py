@@ -334,6 +334,21 @@ MEASURES.add(
                     rule=past_checks.beyond("update", past_checks.median_by_depth),
                     description="|W' - W|/|W| of one step, for the median sublayer",
                 ),
+                "nothing moves": Check(
+                    severity="serious",
+                    source="exact: no sampled entry of any weight changes in eight reports",
+                    impact="The training computes gradients, and its steps change no weight.",
+                    remediation=(
+                        "Check that the optimiser was made with the parameters of this model (not"
+                        " of one that was loaded, moved or wrapped since), that its learning rate"
+                        " is above 0 (a schedule that counts epochs starts at 0 for a whole one),"
+                        " and that optimizer.step is called."
+                    ),
+                    limits={"reports": 8},
+                    rule=past_checks.still,
+                    condition="0 in each of eight reports, for all weights",
+                    description="|W' - W|/|W| of one step, for all weights",
+                ),
                 "updates near zero": Check(
                     severity="serious",
                     source=(

@@ -67,6 +67,40 @@ def test_large_matrices_have_a_norm_from_below(spectrum, low, dtype):
     assert low * exact <= norm <= exact * 1.0001
 
 
+@pytest.mark.parametrize("size", [1e-300, 1e-200, 1e-30, 1e30, 1e200, 1e300])
+@pytest.mark.parametrize("shape", [(24, 40), (700, 400)])
+def test_figures_do_not_overflow_or_underflow(size, shape):
+    torch.manual_seed(2)
+    plain = torch.randn(shape, dtype=torch.float64)
+    plain[3] = 0
+    plain[4] *= 1e-7
+    name = "layers.0.w.weight"
+    expected = diagnosed({name: plain})
+    found = diagnosed({name: plain * size})
+    for quantity, readings in expected.readings.items():
+        scale = size if quantity in ("spectral norm", "largest entry of a matrix") else 1.0
+        (value,) = values(found, quantity).values()
+        assert value == pytest.approx(readings[0].value * scale, rel=1e-5), quantity
+    assert values(found, "units of zeros") == {name: 1.0}
+
+
+def test_small_rows_beside_large_ones_are_not_zero():
+    weight = torch.ones(24, 40, dtype=torch.float64)
+    weight[3] = 1e-200
+    weight[:, 5] = 1e-250
+    assert values(diagnosed({"layers.0.w.weight": weight}), "units of zeros") == {
+        "layers.0.w.weight": 0.0
+    }
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_an_update_of_extreme_weights_is_measured(size):
+    weight = torch.ones(24, 40, dtype=torch.float64) * size
+    name = "layers.0.w.weight"
+    (reading,) = updates(readers({name: weight}), readers({name: weight * 1.5}))
+    assert reading.value == pytest.approx(0.5)
+
+
 FAULTS = {
     "not finite": lambda w: w[UP].__setitem__((3, 4), torch.inf),
     "dead norm": lambda w: w[NORM].fill_(1e-5),

@@ -85,6 +85,7 @@ FAULTS = {
     "dead layer": at("velocity", 4, lambda i: 0.0),
     "sublayer outgrows its past": at("velocity", 3, lambda i: 20.0 if i > 20 else 1.0),
     "frozen layer": at("unmoved", 4, lambda i: 0.5),
+    "nothing moves": lambda i, figures: {"update": [0.0] * 6, "update_outside": 0.0},
     "updates near zero": lambda i, figures: {
         "update": [1.1e-4] * 6
     },  # all but a tenth of it is weight decay
@@ -133,7 +134,11 @@ def test_weights_so_large_that_decay_is_most_of_a_step_tell_nothing_of_updates()
 
 
 def test_steps_that_are_skipped_are_no_updates_near_zero():
-    assert told(lambda i, figures: {"update": [0.0] * 6, "update_outside": 0.0}) == []
+    def skipped(i, figures):
+        moved = 0.0 if i % 3 else 3e-3
+        return {"update": [moved] * 6, "update_outside": moved}
+
+    assert told(skipped) == []
     rounded = told(lambda i, figures: {"update": [1e-4] * 6, "update_outside": 1e-4})
     assert [alarm.check for alarm in rounded] == ["updates near zero"]
 

@@ -1,14 +1,18 @@
 """`ctrans watch` and `ctrans train --monitor` as users type them; pictures and tables of a log."""
 
+import contextlib
 import io
 import json
 import math
+import signal
+from unittest import mock
 
 import pytest
 import torch
 from rich.console import Console
 
 from ctrans.cli import watch
+from ctrans.cli.train_monitor import MonitoredRun
 from ctrans.measure.findings import Reading
 from ctrans.model.checkpoint import load
 from ctrans.report.contents import page_of
@@ -17,9 +21,14 @@ from ctrans.report.html import render
 from ctrans.report.sections import MOST_FINDINGS, Findings
 from ctrans.report.sparkline import BARS, sparkline
 from ctrans.report.terminal import show
+from ctrans.training import loop
+from ctrans.training.loop import Ending, Outcome
 from ctrans.training.monitor import ALARMS
 from ctrans.training.monitor.log import LOG, LogWriter, read_log
 from ctrans.training.monitor.log_lines import Header, Report
+from ctrans.training.monitor.memory import MEMORY, options_in
+from ctrans.training.signals import Wish
+from ctrans.training.training_state import Progress
 from tests.cli.test_commands import run, strict
 from tests.cli.test_train import TINY
 
@@ -186,8 +195,68 @@ def test_a_resumed_run_goes_on_with_its_log(tmp_path):
     assert read_log(tmp_path).steps == [1, 3, 6, 9, 12, 15, 18]  # as if it had not stopped
 
 
+@contextlib.contextmanager
+def interrupted_at_once():
+    wish = Wish()
+    wish.number = signal.SIGTERM.value
+    yield wish
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_is_not_finished_and_keeps_its_monitor_and_its_options(
+    tmp_path, monkeypatch
+):
+    options = ["--monitor", "--every", "2", "--probe-every", "4", "--react", "skip"]
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "stopping", interrupted_at_once)
+        assert run("train", *TINY, "--out", tmp_path, *options).exit_code == 128 + signal.SIGTERM
+    assert read_log(tmp_path).ended == "interrupted: stopped after iteration 1 and saved"
+    result = run("train", "--resume", "--out", tmp_path, "--iterations", "6")
+    assert result.exit_code == 0, result.output
+    assert "The monitor goes on with a report every 2 iterations" in result.stdout
+    log = read_log(tmp_path)
+    assert (log.ended, log.steps) == ("finished", [1, 2, 4, 6])
+    assert [probe["step"] for probe in log.probes] == [1, 4]
+    saved = json.loads((tmp_path / "last" / MEMORY).read_text())["options"]
+    assert saved == {"every": 2, "probe_every": 4, "react": ["skip"]}
+    # typed options come first
+    run("train", "--resume", "--out", tmp_path, "--iterations", "9", "--every", "3")
+    assert read_log(tmp_path).steps == [1, 2, 4, 6, 9]
+    result = run("train", "--resume", "--out", tmp_path, "--iterations", "12", "--no-monitor")
+    assert result.exit_code == 0, result.output
+    assert read_log(tmp_path).steps == [1, 2, 4, 6, 9]
+    assert not (tmp_path / "last" / MEMORY).exists()
+
+
+def test_options_of_a_monitor_are_read_where_one_saved(tmp_path):
+    assert options_in(tmp_path) is None
+    for content, options in (({"step": 1}, {}), ({"options": {"every": 2}}, {"every": 2})):
+        (tmp_path / MEMORY).write_text(json.dumps(content))
+        assert options_in(tmp_path) == options
+
+
+@pytest.mark.parametrize(
+    ("ending", "message", "words"),
+    [
+        (Ending.FINISHED, "12 iterations done", "finished"),
+        (Ending.INTERRUPTED, "stopped after iteration 4", "interrupted: stopped after iteration 4"),
+        (Ending.STOPPED, "stopped after iteration 4: why", "stopped after iteration 4: why"),
+        (Ending.DIVERGED, "loss nan", "diverged: loss nan"),
+    ],
+)
+def test_the_log_says_how_the_run_ended(ending, message, words):
+    watcher = MonitoredRun.__new__(MonitoredRun)
+    watcher.monitor = mock.Mock()
+    watcher.end(Outcome(ending, Progress(), message))
+    watcher.monitor.close.assert_called_once_with(words)
+
+
 def test_probes_and_reactions_without_a_monitor_are_refused(tmp_path):
-    for words in (["--probe-every", "4"], ["--react", "skip"]):
+    for words in (
+        ["--probe-every", "4"],
+        ["--react", "skip"],
+        ["--resume", "--no-monitor", "--react", "skip"],
+    ):
         result = run("train", *TINY, "--out", tmp_path, *words)
         assert result.exit_code == 2
         assert "--monitor" in result.stderr

@@ -1,0 +1,142 @@
+"""Which thresholds of segments are those of a model, and how precise those of its ODE are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ctrans.control.costate import costate
+from ctrans.control.evidence import share_of
+from ctrans.control.large_weights import own_factors
+from ctrans.control.regularization import Regularization
+from ctrans.control.residual_pullback import active_channels, costate_of_map, raw_costate
+from ctrans.control.segment_check import SegmentCheck, admissible_at, at_field, threshold_at
+from ctrans.control.shown_factors import Factors, TestsFactors
+from ctrans.control.tangent import LinearSpace
+from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.sublayer import Sublayer
+from ctrans.measure.walk import Model
+from solvers import SolveError
+
+RTOL = 1e-4
+ATOL = 1e-6
+"""Tolerances of the continuous costate where the check is not thorough and no penalty is asked
+about. Costates of 112 models were then exact to 3e-4 of their size; of models with weights 25 times
+as large some were wrong by a fifth.
+"""
+SAFETY = 2.0
+"""The margin of a threshold of the ODE, as a multiple of its change with the tolerances."""
+
+
+def factors_of_model(model: Model, states: Sequence[Tensor]) -> Factors:
+    """What a test of the model at large weights found, at these states before each segment."""
+    if isinstance(model, TestsFactors):
+        return model.factors(states)
+    return own_factors(model.depth, states)
+
+
+def why_no_threshold(depth: Depth, factors: Factors) -> str:
+    """Why no penalty of the model's weights is known to be needed; "" if thresholds of segments are
+    those of the model.
+    """
+    reason = _why_not_by_segment(depth)
+    for k, unlike in factors.unlike.items():
+        reason = reason or f"segment {k}: {unlike}"
+    return reason
+
+
+def _why_not_by_segment(depth: Depth) -> str:
+    """Why the penalty that a segment needs does not follow from the segment alone; "" if it does.
+
+    A loss pays a shared weight once, while every segment that uses it gains.
+    """
+    seen: set[int] = set()
+    for sublayer in depth.sublayers:
+        named = list(sublayer.field.named_parameters(remove_duplicate=False))
+        weights = {id(parameter) for _, parameter in named}
+        if len(weights) < len(named):
+            return "a map uses a weight twice"
+        if weights & seen:
+            return "several segments use the same weights, and a loss pays them once"
+        seen |= weights
+    if depth.shared or any(_is_computed(sublayer.field) for sublayer in depth.sublayers):
+        return "the weights are functions of others, which several segments share"
+    return ""
+
+
+def _is_computed(field: nn.Module) -> bool:
+    """Whether weights of a map are computed from other parameters."""
+    hooked = any(name.endswith("_orig") for name, _ in field.named_parameters())
+    return hooked or any(parametrize.is_parametrized(part) for part in field.modules())
+
+
+def margins_of(
+    segments: Sequence[SegmentCheck], model: Model, tokens: Tensor, targets: Any
+) -> dict[int, float]:
+    """By how much the threshold of each segment's ODE may be wrong, as a share: SAFETY times its
+    change at a costate with coarser tolerances. Infinite if that has no solution.
+    """
+    of_ode = {
+        segment.segment: segment.training_threshold
+        for segment in segments
+        if segment.training_threshold is not None
+    }
+    if not of_ode:
+        return {}
+    try:
+        coarse = costate(model, tokens, targets, form="continuous", rtol=RTOL, atol=ATOL)
+    except SolveError:
+        return dict.fromkeys(of_ode, math.inf)
+    sublayers = list(model.depth.sublayers)
+    margins = {}
+    for k, threshold in of_ode.items():
+        x, p = at_field(sublayers[k], coarse.starts[k], continuous=True)
+        raw = sublayers[k].gain * costate_of_raw_output(sublayers[k], x, p)
+        other = threshold_at(sublayers[k], x, raw, model.depth.lengths[k])
+        if other is None:
+            margins[k] = math.inf
+            continue
+        changes = [
+            share_of(abs(other.lower - threshold.lower), threshold.lower),
+            share_of(abs(other.upper - threshold.upper), threshold.upper),
+        ]
+        # inf - inf: a threshold that no costate makes finite
+        margins[k] = SAFETY * max((change for change in changes if change == change), default=0.0)
+    return margins
+
+
+def widened(segment: SegmentCheck, margins: dict[int, float]) -> SegmentCheck:
+    """The segment, whose threshold of the ODE is known to a margin. It is a share."""
+    threshold = segment.training_threshold
+    margin = margins.get(segment.segment, 0.0)
+    if threshold is None or not margin:
+        return segment
+    lower = threshold.lower
+    if not math.isinf(lower):
+        lower = lower * max(0.0, 1 - margin)
+    upper = math.inf
+    if threshold.upper == 0:
+        upper = 0.0
+    elif math.isfinite(margin):
+        upper = threshold.upper * (1 + margin)
+    widened = replace(threshold, lower=lower, upper=upper)
+    return replace(segment, training_threshold=widened)
+
+
+def costate_of_raw_output(sublayer: Sublayer, x: Tensor, p: Tensor) -> Tensor:
+    """P of the raw output behind the tangent projection of a norm around the state."""
+    space = admissible_at(
+        sublayer.state_norm,
+        sublayer.placement,
+        x.flatten(0, -2),
+        None,
+        Regularization(),
+        active_channels(sublayer),
+    )
+    assert isinstance(space, LinearSpace), "a threshold is that of a linear space"
+    return raw_costate(sublayer, space, costate_of_map(sublayer, p.flatten(0, -2)))
