@@ -35,8 +35,6 @@ ATTENTION = ("scaled_dot_product_attention", "attention")
 """Operations of an attention, even of one that reads no other token of its state."""
 MOVES = (*RESHAPES, "transpose", "permute", "movedim", "dropout")
 """Operations that change the order or the shape of axes."""
-
-
 Samples = Sequence[tuple[Tensor, Tensor]]
 """States before a part of a model, and behind it."""
 
@@ -245,9 +243,9 @@ class PartsReader:
         in_maps = set[int]()
         for term in step.sum.terms:
             through, _ = self.graph.bottlenecks(step.sum.x, term.number)
-            products = [m for m in sorted(of_state) if m != step.first and self._multiplies(m)]
-            first = max((m for m in through if m <= products[0]), default=step.first)
-            in_maps |= self.graph.after(first) - {first}
+            products = [m for m in of_state if m != step.first and self._multiplies(m)]
+            begins = max((m for m in through if m <= min(products)), default=step.first)
+            in_maps |= self.graph.after(begins) - {begins}
         for n in self.graph.decisions:
             if n in of_state and n <= step.last and (n not in in_maps or n > step.sum.y):
                 raise NotReplayedError("its code decides by the values of the state what it does")

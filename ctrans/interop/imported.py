@@ -350,7 +350,7 @@ def _architecture(
         for sublayer in sublayers
         for kind, branch in sublayer.branches.items()
     ]
-    first_maps = dict(reversed(maps))
+    first_maps = dict(reversed(maps))  # of each kind the first
     stages = {name: "+".join(map(_label, chain.stages)) for name, chain in first_maps.items()}
     if "part" in stages:
         none = UNKNOWN

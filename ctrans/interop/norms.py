@@ -337,6 +337,8 @@ def _fitted(trial: nn.Module, factors: Tensor, mean_square: Tensor, form: Form) 
     """The form with a factor f and an eps that give f/sigma of each state, if such numbers
     exist.
     """
+    if not factors[:2].all():
+        return None  # it maps a state to 0
     for power in (2, 1):  # sigma^2 = m + eps, or sigma = sqrt(m) + eps
         high, low = (1 / float(factors[i]) ** power for i in (0, 1))
         m_high, m_low = (float(mean_square[i]) ** (power / 2) for i in (0, 1))

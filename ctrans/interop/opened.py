@@ -100,6 +100,7 @@ class Opened(ModelAround):
 
     @property
     def imported(self) -> Imported | None:
+        """The foreign model, without the loss around it; None for a model of ctrans."""
         if isinstance(self.model, ModelWithLoss):
             model = self.model.model
         else:
@@ -185,10 +186,10 @@ def open_imported(
     """
     like = model.adapter.like()
     first = model.depth.sublayers[0]
-    if first.kind == "part":
-        mixing = list(model.depth.sublayers)
-    else:
+    if first.kind in ("attention", "parallel"):
         mixing = [first]
+    else:  # which part mixes tokens is unknown, or it is a later one
+        mixing = list(model.depth.sublayers)
     causal = all(_is_causal(sublayer.field, like) for sublayer in mixing)
     predicts = model.adapter.predicts()
     model.forget()

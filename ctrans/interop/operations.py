@@ -1,9 +1,6 @@
-"""The operations of a forward pass, and the states of a residual stream among them.
+"""The operations of a forward pass as a graph: which reads the output of which.
 
-A state is the output of an operation through which all later ones see the input: none of them reads
-an earlier one. A stream has sums y = x + f(x) from state to state.
-
-A call of a linear map, of a norm, or of torch's attention is one operation.
+A call of a linear map, of a norm, of a table or of torch's attention is one operation.
 """
 
 from __future__ import annotations
@@ -35,13 +32,11 @@ Met = Callable[[CallSite, Function, Any, Any], Any]
 """From the call site, function, arguments and output of an operation to what it returns instead."""
 BETWEEN = ("torch.overrides", "torch.nn.functional", "jaxtyping._decorator")
 """Modules whose code is between a call and its operation; jaxtyping's if it checks types in use."""
-SUMS = ("add", "add_", "sub", "sub_", "addcmul")
+SUMS = ("add", "add_", "sub", "sub_")
 RESHAPES = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous")
 """Operations that keep all numbers in their order."""
 PRODUCTS = ("mm", "matmul", "linear", "einsum", "tensordot", "conv", "attention")
 """Parts of the names of operations that multiply by matrices."""
-
-
 NORM = "norm of tokens"
 """The name of a call of a norm module."""
 
@@ -307,7 +302,7 @@ class Graph:
     def after(self, source: int, without: int | None = None) -> set[int]:
         """The source and the operations that see it, other than through `without`."""
         seen = {source}
-        for n in range(source, len(self.operations)):
+        for n in range(source + 1, len(self.operations)):
             if n != without and not seen.isdisjoint(self.operations[n].reads):
                 seen.add(n)
         return seen

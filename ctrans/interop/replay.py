@@ -170,7 +170,7 @@ class Replayed(nn.Module):
     def _add_weight(self, operation: Operation) -> None:
         path = operation.path or f"weight{len(self.names)}"
         name = path.rpartition(".")[2]
-        if name in self._parameters or hasattr(self, name):
+        if name.isdigit() or hasattr(self, name):
             name = path.replace(".", "_")
         self.register_parameter(name, operation.output)
         self.names[path] = name
@@ -247,7 +247,10 @@ class Replayed(nn.Module):
                 return self.get_parameter(self.names[operation.path])
             return operation.output
         if operation.part is not None:
-            return tensors_in(values[operation.reads[0]])[operation.part]
+            parts = tensors_in(values[operation.reads[0]])
+            if operation.part >= len(parts):
+                raise NotReplayedError("it uses the rows that torch's attention returns")
+            return parts[operation.part]
 
         def filled(value: Any) -> Any:
             if isinstance(value, Made):
@@ -307,8 +310,7 @@ class Replayed(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Replayed:
         """A copy with weights of its own, of the same operations."""
-        for shared in (self.graph, getattr(self, "adapter", None)):
-            memo[id(shared)] = shared
+        memo[id(self.graph)] = self.graph
         copied = object.__new__(type(self))
         memo[id(self)] = copied
         copied.__dict__ = copy.deepcopy(self.__dict__, memo)

@@ -258,7 +258,6 @@ def steps_of_the_stream(
             steps.append(StreamPart(first, then.x, each))
         else:
             steps += [StreamPart(first, end, each), StreamPart(end, then.x, None)]
-
     return _through_bottlenecks(graph, steps, sink)
 
 

@@ -8,6 +8,7 @@ own k-th state.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count, product
@@ -32,7 +33,7 @@ from ctrans.interop.block_run import mixes_tokens
 from ctrans.interop.block_structure import Structure
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.graph_parts import PartsReader, Samples, check_step, structures_of
-from ctrans.interop.model_adapter import REMEMBERED
+from ctrans.interop.model_adapter import REMEMBERED, ModelAdapter
 from ctrans.interop.module_adapter import ModuleAdapter
 from ctrans.interop.operations import CallSite, Function, Graph, Operations, whole_modules
 from ctrans.interop.probe_weights import random_states
@@ -311,6 +312,15 @@ class StreamAdapter(ModuleAdapter):
     def forget(self) -> None:
         self._graphs.clear()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelAdapter:
+        adapter = super().__deepcopy__(memo)
+        if adapter is not self and isinstance(adapter, StreamAdapter):
+            memo[id(self)] = adapter  # its parts hold it
+            adapter.whole = whole_modules(adapter.model)
+            adapter._graphs = {}
+            adapter._read = copy.deepcopy(self._read, memo)
+        return adapter
+
     def graph_for(self, x: Tensor) -> Graph:
         """The operations of a pass whose states have the shape of x."""
         shape = tuple(x.shape[-3:-1])
@@ -326,7 +336,11 @@ class StreamAdapter(ModuleAdapter):
             if len(self._graphs) == REMEMBERED:
                 del self._graphs[next(iter(self._graphs))]
             self._graphs[key] = graph
-            self._check_at(like)
+            try:
+                self._check_at(like)
+            except ConfigError:
+                del self._graphs[key]  # or a second call would use it
+                raise
         return self._graphs[key]
 
     def _check_at(self, like: Tensor) -> None:

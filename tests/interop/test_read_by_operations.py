@@ -345,6 +345,40 @@ def test_a_copied_map_has_weights_of_its_own():
     assert not twin(x).any()
 
 
+@pytest.mark.cases(2)
+@every_kind
+def test_a_copied_model_computes_with_its_own_weights(kind):
+    model = made(kind)
+    opened = ctrans.open_model(model, example=TOKENS)
+    twin = copy.deepcopy(opened)
+    with torch.no_grad():
+        for parameter in twin.imported.model.parameters():
+            parameter.mul_(1.1)
+        for each, own in ((twin, twin.imported.model), (opened, model)):
+            assert near(each.head(each.trajectory(TOKENS).states[-1]), own(TOKENS))
+
+
+class FeedForwardFirst(MethodOfTheBlock):
+    """Its attention reads both ways, and stands behind the FFN."""
+
+    def layer(self, i, x):
+        x = x + self.down[i](F.gelu(self.up[i](self.n2[i](x))))
+        u = self.n1[i](x)
+        return x + self.out[i](F.scaled_dot_product_attention(u, u, u))
+
+
+def test_tokens_that_read_both_ways_are_seen_behind_an_ffn():
+    opened = ctrans.open_model(made(FeedForwardFirst), example=TOKENS)
+    assert [part.kind for part in opened.depth.sublayers] == ["ffn", "attention"] * LAYERS
+    assert not opened.causal
+
+
+def test_unread_parts_behind_a_read_one_are_named_in_a_diagnosis():
+    opened = ctrans.open_model(made(Limited), example=TOKENS)
+    assert opened.depth.sublayers[0].kind == "attention"
+    assert "decides by the values" in ctrans.diagnose(opened, TOKENS).missing["model"]
+
+
 def test_changed_weights_are_seen():
     model = made(SlicesOfOneTensor)
     opened = ctrans.open_model(model, example=TOKENS)
@@ -388,8 +422,9 @@ def test_a_loop_over_tokens_is_refused_at_another_length():
     opened = ctrans.open_model(made(LoopOverTokens), example=TOKENS)
     with torch.no_grad():
         assert near(opened(TOKENS)[0], made(LoopOverTokens)(TOKENS))
-    with pytest.raises(ConfigError, match="give an example= of this shape"):
-        opened(torch.cat([TOKENS, TOKENS], 1))
+    for _ in range(2):  # a refusal is no reason to accept it later
+        with pytest.raises(ConfigError, match="give an example= of this shape"):
+            opened(torch.cat([TOKENS, TOKENS], 1))
 
 
 class WithoutGradients(MethodOfTheBlock):

@@ -229,7 +229,7 @@ class Examination:
                     f" {note}; those of the others are known"
                 )
         unread = getattr(getattr(self.model, "config", None), "unread", ())
-        if depth.sublayers[0].kind == "part" and unread:
+        if any(sublayer.kind == "part" for sublayer in depth.sublayers) and unread:
             missing["model"] = "; ".join(unread)
         if not readings.get("least entropy of a head"):
             missing.setdefault("heads", self._why_no_heads())
