@@ -23,11 +23,9 @@ from torch.utils._pytree import tree_map
 
 from ctrans.base.as_found import as_found
 from ctrans.base.printable import one_line
-from ctrans.base.shapes import TokenRows
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.scheme import whole_graph
 from ctrans.dynamics.sublayer import Sublayer
-from ctrans.interop.attention_in_model import reference_kernel
 from ctrans.interop.block_calls import Seen, tensors_in
 from ctrans.interop.block_run import mixes_tokens
 from ctrans.interop.block_structure import Structure
@@ -39,35 +37,9 @@ from ctrans.interop.operations import CallSite, Function, Graph, Operations, who
 from ctrans.interop.probe_weights import random_states
 from ctrans.interop.replay import NotReplayedError
 from ctrans.interop.residual_stream import FEWEST, other_sums, steps_of_the_stream
+from ctrans.interop.stream_map import StreamMap
 from ctrans.interop.tolerances import same, same_where_finite
 from solvers import ConfigError, version_of
-
-
-class StreamMap(nn.Module):
-    """f_k(x) = x_{k+1} - x, where x takes the place of the k-th state. `weights` are those that the
-    module reads between these states.
-    """
-
-    label = "sum"
-    scale_path = None
-    use_reference_kernel = False
-
-    def __init__(
-        self, adapter: StreamAdapter, k: int, weights: Sequence[nn.Parameter], why_not: str
-    ):
-        super().__init__()
-        self.adapter = adapter
-        self.k = k
-        self.weights = nn.ParameterList(weights)
-        self.mixes_tokens = True
-        self.stages = (self,)
-        self.why_not = why_not
-
-    def forward(self, x: TokenRows) -> TokenRows:
-        flat = x.reshape(-1, *x.shape[-2:])
-        with reference_kernel(self):
-            _, after = self.adapter.passed(self.adapter.shaped(flat), {self.k: flat}, self.k + 1)
-        return (after - flat).reshape(x.shape)
 
 
 class StreamAdapter(ModuleAdapter):
@@ -117,7 +89,7 @@ class StreamAdapter(ModuleAdapter):
             )
         if any(operation.name == "batch_norm" for operation in graph.operations):
             self.notes += (
-                "it has batch norms, which change nothing but scale and offset once trained",
+                "it has batch norms, each of which is a scale and an offset in evaluation",
             )
         shape: Any = graph.operations[states[0]].shape
         self._find_state_axes(shape)

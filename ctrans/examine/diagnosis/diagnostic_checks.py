@@ -862,11 +862,13 @@ MEASURES.add(
                     source="a permutation test: three standard deviations, p = 0.001",
                     impact=(
                         "The predictions fit these targets no better than the same targets in"
-                        " another order. The model has learned something, for the gains of its"
-                        " norms differ, but not this."
+                        " another order. If the model was trained, as the unequal gains of its"
+                        " norms suggest, a part of it is lost or these are no targets of its text."
                     ),
                     remediation=NOT_PREDICTED,
-                    requires="a loss of its targets, and gains of norms that a training changed",
+                    requires=(
+                        "a loss of its targets, and norms with unequal gains, as after a training"
+                    ),
                     high=DEVIATIONS,
                     near=None,
                 )
@@ -885,11 +887,12 @@ MEASURES.add(
                     source="a rival that sees no input: how often each token occurs",
                     impact=(
                         "How often each token occurs in this text predicts it better than the"
-                        " model, whose norms' gains show that it was trained."
+                        " model, whose norms have unequal gains, as after a training."
                     ),
                     remediation=NOT_PREDICTED,
                     requires=(
-                        "a cross-entropy of logits, and gains of norms that a training changed"
+                        "a cross-entropy of logits, and norms with unequal gains, as after a"
+                        " training"
                     ),
                     high=0.0,
                     near=None,

@@ -337,7 +337,7 @@ MEASURES.add(
                 "nothing moves": Check(
                     severity="serious",
                     source="exact: no sampled entry of any weight changes in eight reports",
-                    impact="The training computes gradients, and its steps change no weight.",
+                    impact="Nothing is learned: the reported steps change no sampled weight.",
                     remediation=(
                         "Check that the optimiser was made with the parameters of this model (not"
                         " of one that was loaded, moved or wrapped since), that its learning rate"
