@@ -21,6 +21,7 @@ from solvers.capture import Captured, untraced, without_graph
 from solvers.chain import Arrival, Backward, Chain
 from solvers.checked import checked
 from solvers.errors import ConfigError, SolveError, check_positive, shown
+from solvers.kept import watched
 from solvers.march import Gradient, Progress, march
 from solvers.method import Method, has_capability
 from solvers.run import Run
@@ -154,8 +155,9 @@ class Adjoint(Gradient):
                 if self.restore or following.enter is not None:
                     starts[k + 1] = x
 
+        forward = [watched(segment, chain.kept) for segment in segments]
         with without_graph(x0.device) as capture:
-            solution = march(method, segments, start, run, progress, done)
+            solution = march(method, forward, start, run, progress, done)
         if solution.status is Status.SUCCESS:
             return chain.end(solution, x0, [solution.x1])
         return solution
@@ -212,7 +214,7 @@ class _AdjointPass:
             else:
                 finer = request.again(steps=2 * request.steps)
                 factor = 2**self.method.order / (2**self.method.order - 1)
-            fine = Backward(state.captured, state.tensors)
+            fine = Backward(state.captured, state.tensors, state.kept)
             _, a_fine, _ = self._back(x1, after[0], stops, starts, fine, finer)
             pairs = [(a, a_fine), *zip(state.gradients, fine.gradients, strict=True)]
             gradient_error = _relative_difference(pairs, factor)

@@ -28,6 +28,7 @@ from solvers.capture import (
     saved_by,
 )
 from solvers.errors import ConfigError, SolveError
+from solvers.kept import Kept, Unused
 from solvers.run import Run
 from solvers.segment import Map
 from solvers.solution import Solution
@@ -44,9 +45,10 @@ class Backward:
     it, and autograd passes its gradient on once.
     """
 
-    def __init__(self, captured: Captured, tensors: Sequence[Tensor]):
+    def __init__(self, captured: Captured, tensors: Sequence[Tensor], kept: Kept):
         self.captured = captured
         self.tensors = tensors
+        self.kept = kept
         self.gradients: Grads = [None] * len(tensors)
         self._index = {id(tensor): i for i, tensor in enumerate(tensors)}
         self._aliases = {
@@ -113,7 +115,10 @@ class Backward:
         """y = function(x), (dy/dx)' c, and (dy/dz)' c for each tensor z captured in segment k (None
         if y does not depend on it).
         """
-        with torch.enable_grad(), self._substitute:
+        unused: AbstractContextManager[object] = contextlib.nullcontext()
+        if self.kept and k not in self._seen:
+            unused = Unused(self.kept, k)
+        with torch.enable_grad(), self._substitute, unused:
             x = x.detach().requires_grad_()
             y = function(x)
         inputs = (x, *(self._aliases.get(id(tensor), tensor) for tensor in self.captured[k]))
@@ -159,12 +164,14 @@ class Chain:
     `links` are the tensors by which a stretch depends on the previous one; their number is
     constant. In `baton` a pass leaves what the next one needs besides gradients, such as the state.
     The last node puts there what it stored. It always runs first, because every state that the user
-    gets comes from it. `run` holds the states that the solve saves.
+    gets comes from it. `run` holds the states that the solve saves. `kept` is what `watched`
+    segments found.
     """
 
     def __init__(self, links: Sequence[Tensor], run: Run):
         self.links = list(links)
         self.baton: list[Sequence[Any]] = [()]
+        self.kept = Kept()
         self._run = run
         # differentiable, in place of those saved after the initial one
         self._states: list[Tensor] = []
@@ -196,7 +203,7 @@ class Chain:
         def pull(stored: Sequence[Tensor], gradients: Grads) -> Grads:
             for tensor, version in zip(tensors, versions, strict=True):
                 check_unchanged(tensor, version)
-            state = Backward(captured, tensors)
+            state = Backward(captured, tensors, self.kept)
             arrivals = [
                 (time, steps, gradient)
                 for (time, steps), gradient in zip(moments, gradients[:-count], strict=True)

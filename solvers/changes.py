@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.compiler import is_compiling
 
 from solvers.errors import ConfigError
@@ -24,6 +25,21 @@ def version_of(x: Tensor) -> int | None:
         return x._version
     except RuntimeError:  # it was made in inference mode
         return None
+
+
+def copy_on_cpu(x: Tensor) -> Tensor | None:
+    """A copy of a tensor that numpy could change, which torch does not count; otherwise None."""
+    if x.device.type != "cpu" or is_compiling() or is_functorch_wrapped_tensor(x):
+        return None
+    return x.detach().clone()
+
+
+def is_equal(copy: Tensor | None, x: Tensor) -> bool:
+    """Whether x has the values of its copy. True without one."""
+    if copy is None:
+        return True
+    x = x.detach()
+    return torch.equal(copy, x) or bool(((copy == x) | copy.isnan()).all())
 
 
 def unshared(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from solvers.march import Gradient, Progress, march, with_first_graph
+from solvers.march import Gradient, Progress, march, with_graphs
 from solvers.method import Method, Replayable, has_capability
 from solvers.recompute import recomputed
 from solvers.run import Run, Save, Stopped
@@ -139,7 +139,7 @@ def _parts(
     trial = run.again(save="ends")
     ahead = segments
     if not has_capability(method, "compiled"):
-        ahead = [with_first_graph(segment) for segment in segments]
+        ahead = [with_graphs(segment) for segment in segments]
     with torch.no_grad():
         tried = march(method, ahead, x0, trial)
     if tried.status is not Status.SUCCESS:

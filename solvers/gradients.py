@@ -20,7 +20,8 @@ These combinations work; the others raise ConfigError:
 - second derivatives: `backprop` and `checkpoint`, not of compiled steps
 - `torch.func.grad` and `vmap` (fixed steps): `backprop`, not of the time of an event
 - fields that keep a tensor that they computed from parameters: `backprop`, and `checkpoint` with
-  adaptive steps
+  adaptive steps. `adjoint` and `reversible` notice it if the field keeps it from its first
+  evaluation on, or uses the parameters in no other way
 
 `checkpoint` recomputes torchdiffeq's methods by whole segments. Forward mode (`torch.func.jvp`,
 `forward_ad`) uses the plain steps of explicit methods with every kind. Every kind differentiates

@@ -74,20 +74,15 @@ def march(
     return run.solution(x, status, segment=k, time=t)
 
 
-def with_first_graph(segment: Segment) -> Segment:
-    """The segment for a solve without a graph that is then repeated with one: its first evaluation
-    has a graph.
+def with_graphs(segment: Segment) -> Segment:
+    """The segment for a solve without a graph that is then repeated with one: its evaluations have
+    a graph each.
 
-    A field may compute a tensor once and keep it (torch.nn.utils.parametrize.cached). Computed
-    without a graph, it would have no derivative in the repeated solve.
+    A field may compute a tensor once, at any time, and keep it (torch.nn.utils.parametrize.cached).
+    Computed without a graph, it would have no derivative in the repeated solve.
     """
-    is_first = True
 
     def field(t: Tensor, x: Tensor) -> Tensor:
-        nonlocal is_first
-        if not is_first or torch.is_grad_enabled():
-            return segment.field(t, x)
-        is_first = False
         with torch.enable_grad():
             return segment.field(t, x.detach()).detach()
 

@@ -13,6 +13,7 @@ once, nested calls and any arguments.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -106,6 +107,7 @@ class _Call:
         self.saved: dict[int, tuple[Tensor, int]] = {}
         self.random: list[Tensor] | None = None
         self.parameters: Versions = {}
+        self.last: Tensor | None = None
 
     def first(self, x: Tensor) -> States:
         _TURN.take(self)
@@ -116,6 +118,7 @@ class _Call:
             states = self.function(x)
         self.parameters = self._parameters(x, states)
         self.running = False
+        self.last = states[-1].detach()  # the next call, or the user, keeps it anyway
         if not hold:
             self.saved = {}
         if not all(map(torch.equal, random_before, random_states(self.device))):
@@ -179,6 +182,8 @@ class _Call:
                 " the first time: did torch.func.functional_call replace its weights? Take the"
                 " gradient inside it, or use gradient='backprop'"
             )
+        if not _agree(states[-1].detach(), self.last):
+            raise _different()
         return tensors
 
     def _parameters(self, alias: Tensor, states: States) -> Versions:
@@ -194,10 +199,20 @@ class _Call:
         }
 
 
+def _agree(again: Tensor, first: Tensor | None) -> bool:
+    """Whether the second run ends in the first one's state, but for rounding errors."""
+    if first is None:
+        return True
+    distance = torch.linalg.vector_norm(again - first)
+    limit = math.sqrt(torch.finfo(first.dtype).eps) * torch.linalg.vector_norm(first)
+    return not bool(distance > limit)  # not finite in both runs is no difference
+
+
 def _different() -> SolveError:
     return SolveError(
-        "a field did something else when its steps were computed again for the gradient: it must do"
-        " the same for the same time and state, or use gradient='backprop'"
+        "a field did something else when its steps were computed again for the gradient, or a"
+        " tensor that it uses was changed in place before. It must do the same for the same time"
+        " and state; or use gradient='backprop'"
     )
 
 

@@ -16,6 +16,7 @@ from solvers.capture import untraced, without_graph
 from solvers.chain import Arrival, Backward, Chain
 from solvers.checked import checked
 from solvers.errors import ConfigError, SolveError, shown
+from solvers.kept import watched
 from solvers.march import Gradient, Progress, march
 from solvers.method import HasReversibleForm, Method, ReversibleForm, has_capability
 from solvers.run import Run, Step, dtype_name
@@ -136,8 +137,9 @@ class Reversible(Gradient):
             chain.add([x, run.partner], stored, {k: capture.take()}, backward)
 
         start = x0.detach()
+        forward = [watched(segment, chain.kept) for segment in segments]
         with without_graph(x0.device) as capture:
-            solution = march(scheme, segments, start, run, progress, done)
+            solution = march(scheme, forward, start, run, progress, done)
         if solution.status is not Status.SUCCESS:
             return solution
         assert run.partner is not None, "every segment leaves a partner"

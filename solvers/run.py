@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from solvers.changes import CHANGED_VALUE, advice_on, unshared, version_of
+from solvers.changes import CHANGED_VALUE, advice_on, copy_on_cpu, is_equal, unshared, version_of
 from solvers.controller import StepSize
 from solvers.error_norm import Norm, rms
 from solvers.errors import ConfigError
@@ -167,6 +167,9 @@ class Run:
         """
         given = unshared(x)
         before = version_of(given)
+        copy = None
+        if self._last_velocity is None and given is x:
+            copy = copy_on_cpu(given)
         try:
             v = segment.field(t, given)
         except RuntimeError as error:
@@ -175,7 +178,7 @@ class Run:
                 raise
             raise ConfigError(advice) from error
         check_like("field", v, x)
-        if version_of(given) != before:
+        if version_of(given) != before or not is_equal(copy, given):
             raise ConfigError(
                 "the field changed its state x in place: compute with a copy, as x.clone(), or with"
                 " operations that return new tensors"

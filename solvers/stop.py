@@ -12,7 +12,7 @@ from torch import Tensor
 from solvers.changes import unshared
 from solvers.errors import ConfigError, check_positive, shown
 from solvers.event import Event, Events, following, moved
-from solvers.march import Gradient, Progress, march, with_first_graph
+from solvers.march import Gradient, Progress, march, with_graphs
 from solvers.method import Method, has_capability
 from solvers.request import check_callable
 from solvers.run import Accepted, Observer, Run, Stopped
@@ -127,7 +127,7 @@ def solve_to_stop(
     integrate, integrator = integrator_of(method, kind)
     ahead = segments
     if not has_capability(method, "compiled"):
-        ahead = [with_first_graph(segment) for segment in segments]
+        ahead = [with_graphs(segment) for segment in segments]
     with torch.no_grad():
         stopped = march(method, ahead, x0, run)
     if not stopped.status.good:

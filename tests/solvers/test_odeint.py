@@ -220,6 +220,22 @@ def test_the_gradient_in_a_time_is_the_slope_there():
     assert torch.allclose(found, right, rtol=1e-8)
 
 
+@pytest.mark.parametrize(("method", "options"), [("dopri5", {}), ("rk4", {"step_size": 0.01})])
+def test_second_derivatives_in_the_times_are_the_solutions(method, options):
+    t = torch.tensor([0.2, 0.5, 1.0], dtype=torch.float64, requires_grad=True)
+    y0 = torch.tensor([1.3], dtype=torch.float64)
+
+    def last(t):
+        field = lambda t, y: -y * t  # noqa: E731
+        return odeint(field, y0, t, method=method, rtol=1e-11, atol=1e-12, options=options)[2, 0]
+
+    def closed_form(t):
+        return 1.3 * torch.exp((t[0] ** 2 - t[2] ** 2) / 2)
+
+    found = torch.autograd.functional.hessian(last, t)
+    assert torch.allclose(found, torch.autograd.functional.hessian(closed_form, t), rtol=1e-6)
+
+
 def test_more_times_cost_nothing_and_a_switch_is_stopped_at():
     calls = []
 

@@ -3,6 +3,7 @@ solve.
 """
 
 import gc
+import math
 import weakref
 
 import pytest
@@ -246,22 +247,34 @@ def test_one_call_at_a_time_has_its_tensors():
 
 
 class Keeping(nn.Module):
-    """-exp(w) x, where exp(w) is computed once and kept, as torch's `parametrize.cached` does."""
+    """-exp(w) x, where exp(w) is computed once and kept, as torch's `parametrize.cached` does: in
+    evaluation `first`. With `both` the field uses w too: -exp(w) w x.
+    """
 
-    def __init__(self):
+    def __init__(self, first=1, both=False):
         super().__init__()
         self.w = nn.Parameter(torch.tensor([0.5, 0.3], dtype=torch.float64))
         self.kept = None
+        self.first = first
+        self.both = both
+        self.evaluations = 0
 
     def forward(self, t, x):
-        if self.kept is None:
-            self.kept = torch.exp(self.w)
-        return -self.kept * x
+        self.evaluations += 1
+        if self.evaluations < self.first:
+            rate = torch.exp(self.w)
+        else:
+            if self.kept is None:
+                self.kept = torch.exp(self.w)
+            rate = self.kept
+        if self.both:
+            rate = rate * self.w
+        return -rate * x
 
 
-def gradient_of_keeping(method, kind, **request):
+def gradient_of_keeping(method, kind, field=None, **request):
     """d sum(x1)/dw by the kind, and in closed form: x1 = x0 exp(-exp(w))."""
-    field = Keeping()
+    field = field or Keeping()
     if method == "rk4":
         request["steps"] = 100
     x0 = torch.tensor([1.0, 2.0], dtype=torch.float64)
@@ -281,8 +294,44 @@ def gradient_of_keeping(method, kind, **request):
     ],
 )
 def test_a_tensor_that_a_field_keeps_is_named(method, kind):
-    with pytest.raises(SolveError, match=r"keeps what it computed|did something else"):
+    with pytest.raises(SolveError, match=r"keeps|did something else"):
         gradient_of_keeping(method, kind)
+    with pytest.raises(SolveError, match=r"and keeps|did something else"):
+        gradient_of_keeping(method, kind, Keeping(both=True))
+
+
+def test_a_tensor_that_a_field_keeps_from_its_fourth_evaluation_has_its_gradient():
+    found, right = gradient_of_keeping("tsit5", "checkpoint", Keeping(first=4))
+    assert torch.allclose(found, right, rtol=1e-5)
+    with pytest.raises(SolveError, match="did something else"):
+        gradient_of_keeping("rk4", "checkpoint", Keeping(first=4))
+
+
+def test_a_computed_weight_that_changes_before_the_recomputation_is_noticed():
+    weight = torch.tensor([0.5, 0.3], dtype=torch.float64, requires_grad=True)
+    rate = torch.exp(weight)
+    x0 = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    segments = [Segment(0, 1, lambda t, x: -rate * x)]
+    x1 = solve(segments, x0, method="rk4", steps=60, gradient="checkpoint").x1
+    with torch.no_grad():
+        rate.mul_(2)
+    with pytest.raises(SolveError, match="changed in place before"):
+        x1.sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["adjoint", "reversible"])
+def test_a_kept_tensor_that_no_later_evaluation_uses_is_no_error(kind):
+    w = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    shown = {}
+
+    def field(t, x):
+        shown["rate"] = torch.exp(w)
+        return -shown["rate"] * x
+
+    x0 = torch.ones(2, dtype=torch.float64)
+    x1 = solve([Segment(0, 1, field)], x0, method="rk4", steps=10, gradient=kind).x1
+    (slope,) = torch.autograd.grad(x1.sum(), w)
+    assert float(slope) == pytest.approx(-math.exp(0.5) * float(x1.detach().sum()), rel=2e-2)
 
 
 @pytest.mark.parametrize("kind", sorted(GRADIENTS))
