@@ -4,8 +4,9 @@ another library is opened first.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,33 @@ from ctrans.measure.walk import Instrument, SegmentCallback, terminal_loss
 from ctrans.model.gpt import counted
 from solvers import ConfigError, Method, Norm, shown
 
+Parameters = ParamSpec("Parameters")
+Examination = TypeVar("Examination")
 
+
+def with_derivatives(
+    function: Callable[Parameters, Examination],
+) -> Callable[Parameters, Examination]:
+    """The function, which then also works where torch.inference_mode turns derivatives off."""
+
+    @functools.wraps(function)
+    def examined(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Examination:
+        with torch.inference_mode(mode=False):
+            own: Any = [_with_versions(value) for value in args]
+            named: Any = {name: _with_versions(value) for name, value in kwargs.items()}
+            return function(*own, **named)
+
+    return examined
+
+
+def _with_versions(value: Any) -> Any:
+    """A copy of a tensor that was made in inference mode, which autograd cannot keep."""
+    if isinstance(value, Tensor) and value.is_inference():
+        return value.clone()
+    return value
+
+
+@with_derivatives
 def diagnose(
     model: Any,
     tokens: Any,
@@ -63,6 +90,7 @@ def diagnose(
     return diagnosis.diagnose(opened, tokens, targets, weight_decay=weight_decay, progress=progress)
 
 
+@with_derivatives
 def screen(
     model: Any,
     tokens: Any,
@@ -105,6 +133,7 @@ def screen(
     )
 
 
+@with_derivatives
 def simulate(
     model: Any,
     tokens: Tensor,
@@ -147,6 +176,7 @@ def simulate(
     )
 
 
+@with_derivatives
 def costate(
     model: Any,
     tokens: Tensor,

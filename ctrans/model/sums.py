@@ -44,6 +44,18 @@ def _files(checkpoint: Path) -> list[Path]:
     return [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name != SUMS]
 
 
+def files_of_users(checkpoint: Path) -> list[Path]:
+    """The files in a whole checkpoint that SHA256SUMS does not list. None without sums: it is not
+    whole yet.
+    """
+    try:
+        lines = (checkpoint / SUMS).read_bytes().splitlines()
+    except OSError:
+        return []
+    names = {_name(line) for line in lines}
+    return [path for path in _files(checkpoint) if str(path.relative_to(checkpoint)) not in names]
+
+
 def _lines(files: Iterable[Path], checkpoint: Path) -> bytes:
     """A line of sums for each of these files."""
     lines = (f"{_digest(path)}  {path.relative_to(checkpoint)}\n" for path in files)

@@ -34,7 +34,15 @@ import safetensors
 from ctrans.base.durable_files import flush
 from ctrans.base.given_files import no_regular_file
 from ctrans.model.checkpoint import BASE, BEST, LAST, remove_base
-from ctrans.model.sums import GENERATIONS, STEP, SUMS, damage, has_a_file_too_many, sums
+from ctrans.model.sums import (
+    GENERATIONS,
+    STEP,
+    SUMS,
+    damage,
+    files_of_users,
+    has_a_file_too_many,
+    sums,
+)
 from solvers import ConfigError
 
 LOCK = ".lock"
@@ -189,7 +197,7 @@ class RunDirectory:
         self.prune(last, {best, self.newest(good)})
         self.forget_others()
         for path in copies:
-            shutil.rmtree(path.with_name(f".{path.name}.copy"))
+            _remove(path.with_name(f".{path.name}.copy"))
 
     def newest(self, step: int) -> int | None:
         """The newest checkpoint up to that step, or None."""
@@ -209,7 +217,7 @@ class RunDirectory:
         ones, and unfinished ones.
         """
         for unfinished in self.checkpoints.glob(f".{STEP}"):
-            shutil.rmtree(unfinished)
+            _remove(unfinished)
         steps = self.steps()
         newest = [step for step in steps if step <= last][-KEPT:]
         warned = [step for step in steps if (self.step_directory(step) / KEEP).exists()]
@@ -218,7 +226,7 @@ class RunDirectory:
             if step not in retained:
                 # rename first, so that all checkpoints are whole
                 os.rename(self.step_directory(step), self.temporary(step))
-                shutil.rmtree(self.temporary(step))
+                _remove(self.temporary(step))
 
     def forget_others(self) -> None:
         """Removes the checkpoints of the other generation: a run that this one overwrote, or one
@@ -372,3 +380,17 @@ def _free(path: str) -> str:
             break
         name = f"{path}{number}"
     return name
+
+
+def _remove(checkpoint: Path) -> None:
+    """Removes a checkpoint that has its temporary name `.step-00000100`. Files that users put into
+    it stay, in a directory `step-00000100-others`.
+    """
+    others = checkpoint.with_name(checkpoint.name.removeprefix(".") + "-others")
+    for path in files_of_users(checkpoint):
+        if path.name == KEEP:
+            continue
+        place = others / path.relative_to(checkpoint)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(path, _free(str(place)))
+    shutil.rmtree(checkpoint)

@@ -127,3 +127,14 @@ def test_the_longest_text_is_found_by_trying():
     assert opened.longest(128) == 16 == language().pos.num_embeddings
     assert opened.longest(9) == 9
     assert opened.vocabulary == VOCABULARY
+
+
+def test_an_examination_in_inference_mode_is_the_one_outside():
+    model = LanguageModel()
+    tokens, targets = ids(), ids(seed=1)
+    outside = [str(finding) for finding in ctrans.diagnose(model, tokens, targets).findings]
+    with torch.inference_mode():
+        made_inside = tokens.clone()
+        inside = ctrans.diagnose(model, made_inside, targets.clone())
+        ctrans.screen(model, made_inside, targets, "quick")
+    assert [str(finding) for finding in inside.findings] == outside

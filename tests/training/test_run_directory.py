@@ -288,6 +288,20 @@ def test_what_a_user_keeps_beside_the_checkpoints_is_left_alone(tmp_path):
     assert RunDirectory(tmp_path).steps() == [7]
 
 
+def test_files_that_a_user_puts_into_a_checkpoint_stay_when_it_is_removed(tmp_path):
+    store = filled(tmp_path, 1)
+    exported = store.step_directory(1) / "exported" / "model.onnx"
+    exported.parent.mkdir()
+    exported.write_bytes(b"mine")
+    for step in (2, 3, 4):
+        save(store, step, write, best=None, good=0)
+    assert store.steps() == [3, 4]
+    others = tmp_path / "checkpoints" / "step-00000001-others"
+    files = [path.relative_to(others) for path in others.rglob("*") if path.is_file()]
+    assert [str(path) for path in files] == ["exported/model.onnx"]
+    assert (others / "exported/model.onnx").read_bytes() == b"mine"
+
+
 def test_sums_are_in_the_format_of_sha256sum(tmp_path):
     filled(tmp_path, 1)
     lines = (tmp_path / "last" / module.SUMS).read_text().splitlines()

@@ -131,7 +131,8 @@ class LightningCallback(Base):
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if self.monitor is None:
             return
-        if self.monitor.stopped:
+        total = trainer.estimated_stepping_batches
+        if self.monitor.stopped or not total <= trainer.global_step:
             self.monitor.close(f"stopped at step {trainer.global_step}")
         else:
             self.monitor.close("finished")

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("lightning", reason="Lightning is not installed: pip install lightning")
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
 
@@ -102,6 +102,16 @@ def same(first, second):
     return all(
         torch.equal(value, second.state_dict()[name]) for name, value in first.state_dict().items()
     )
+
+
+class StopsAtThree(Callback):
+    def on_train_batch_end(self, trainer, *_):
+        trainer.should_stop = trainer.global_step >= 3
+
+
+def test_a_training_that_another_callback_stops_early_did_not_finish(tmp_path):
+    trained(tmp_path, [LightningCallback(every=1, out=tmp_path / "log"), StopsAtThree()])
+    assert read_log(tmp_path / "log").ended == "stopped at step 3"
 
 
 @pytest.mark.cases(1)
