@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -36,7 +37,8 @@ def example_of(model: nn.Module) -> dict[str, Any]:
             f" {', '.join(sorted(EXAMPLES))}: give example=dict(...), the keyword arguments of one"
             " forward pass"
         )
-    weight = next(model.parameters())
+    # one whose weights are all read on demand has buffers at most
+    weight = next(chain(model.parameters(), model.buffers()), torch.empty(0))
     example = EXAMPLES[name](model)
     if example.is_floating_point():
         return {name: example.to(weight.device, weight.dtype)}

@@ -23,6 +23,7 @@ from ctrans.examine.screened import as_object
 from ctrans.examine.screening.screen import EFFORTS, screen
 from ctrans.interop import from_transformers, to_nanogpt
 from ctrans.interop.directory_tokeniser import find_tokeniser
+from ctrans.interop.families import small_model
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.open_model import open_model
 from ctrans.interop.tokens import read_ids
@@ -372,6 +373,14 @@ def test_a_head_of_something_else_is_said_and_the_depth_goes_on_working():
         match="BertForQuestionAnswering returns start_logits, end_logits, not one of logits",
     ):
         model(text)
+
+
+def test_a_model_whose_weights_are_all_read_on_demand_is_opened(tmp_path):
+    """OLMo's norms have no weights, so that none stays in memory."""
+    small_model("olmo").save_pretrained(tmp_path)
+    opened = open_model(tmp_path, on_demand=True)
+    assert opened.model.depth.streamed
+    assert list(opened.parameters()) == []
 
 
 @pytest.mark.slow
