@@ -9,14 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ctrans.base.option import NOT_NEGATIVE, Range, option, options_of
+from ctrans.base.option import NOT_NEGATIVE, POSITIVE, Range, option, options_of
 from ctrans.cli.ending import check_file_of, directory_of, end
 from ctrans.cli.inputs import Batch, read_batch
 from ctrans.cli.model_request import ComparisonRequest
 from ctrans.cli.model_sources import ModelSource, find_models, labels
 from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.examine.diagnosed import measured
-from ctrans.examine.diagnosis.diagnose import Diagnosis, diagnose, merged, readings_in
+from ctrans.examine.diagnosis.diagnose import (
+    Diagnosis,
+    Search,
+    diagnose,
+    merged,
+    readings_in,
+)
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
 from ctrans.examine.diagnosis.low_precision import PRECISION_CHECKS, PrecisionDiagnosis, weights_in
 from ctrans.examine.diagnosis.treated_copy import to_treat, treat
@@ -31,11 +37,13 @@ from ctrans.examine.diagnosis.weights_only import (
 from ctrans.interop.checkpoint_weights import checkpoint_weights
 from ctrans.measure.findings import SEVERITIES, as_object, limits_in_words
 from ctrans.report.gate import junit, of_baseline, read_baseline, sarif, stopping
-from ctrans.report.progress import progress_bar
+from ctrans.report.progress import Bar, progress_bar
 from solvers import ConfigError
 
 STOPPED = 3
 """The exit code if findings of the severity --fail-on stop the gate."""
+SEARCH_BATCH = 16
+"""Sequences of a search."""
 
 
 Diagnoses = dict[str, Diagnosis]
@@ -71,6 +79,15 @@ class DiagnoseRequest(ComparisonRequest):
         " bf16, fp16, e4m3 and e5m2. For activations, gradients and updates use"
         " ctrans.low_precision.",
         metavar="FORMATS",
+    )
+    search: float | None = option(
+        None,
+        "For so many seconds, also look for an edit of the model that lowers its loss: two maps"
+        " exchanged, one transposed or scaled, blocks, heads or positions in another order, token"
+        " ids shifted, and more. What lowers it on half of the sequences is tested on the other"
+        " half. 120 s suit a small model. Without --batch, it takes 16 sequences.",
+        metavar="SECONDS",
+        limits=POSITIVE,
     )
     baseline: Path | None = option(
         None,
@@ -109,6 +126,7 @@ class DiagnoseRequest(ComparisonRequest):
     common: ClassVar[frozenset[str]] = (ComparisonRequest.common - {"norm"}) | {
         "weight_decay",
         "seeds",
+        "search",
         "weights_only",
         "baseline",
         "fail_on",
@@ -255,6 +273,13 @@ def _of_models(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path 
     sources = find_models(request)
     opened = sources[0].opened
     has_loss = opened is None or opened.loss != "none"  # without one only some checks run
+    if request.search is not None and seeds > 1:
+        raise ConfigError(
+            "--search and --seeds are given: a search has a half of the sequences to test what it"
+            " finds on, so leave out --seeds"
+        )
+    if request.search is not None and "batch" not in request.typed:
+        request = dataclasses.replace(request, batch=SEARCH_BATCH)
     batch = read_batch(request, sources, targets=has_loss, walks=seeds)
     directory = _directory(request)
     results: Diagnoses = {}
@@ -273,6 +298,7 @@ def _of_models(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path 
                         batch.tokens[s::seeds],
                         targets,
                         weight_decay=request.weight_decay,
+                        search=_search(request, source.name, advance),
                         progress=advance.of(source.name),
                     )
                 )
@@ -281,6 +307,17 @@ def _of_models(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path 
             else:
                 results[source.name] = merged(repetitions)
     return results, batch, directory
+
+
+def _search(request: DiagnoseRequest, name: str, advance: Bar) -> Search | None:
+    """The search that is asked for. The bar says how much of it is done."""
+    if request.search is None:
+        return None
+
+    def progress(share: float) -> None:
+        advance(f"{name}: search over edits, {share:.0%}", 0)
+
+    return Search(request.search, progress)
 
 
 def _check_weights_only(request: DiagnoseRequest) -> list[str]:

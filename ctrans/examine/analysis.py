@@ -63,6 +63,7 @@ def diagnose(
     *,
     loss: str | Loss | None = None,
     weight_decay: float | None = None,
+    search: float | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Diagnosis:
     """Findings about a model on a text, the most severe first, from one forward and, with targets,
@@ -77,6 +78,9 @@ def diagnose(
     - `loss`: as in `ctrans.open_model`: a name of its losses, or a function of output and targets.
       None is the model's own
     - `weight_decay`: the weight decay of its training, compared with dt lam*
+    - `search`: for so many seconds, look for edits of the model that lower its loss, such as
+      queries and keys in each other's place. What lowers it on half of the sequences is tested on
+      the other half. It needs targets
     - `progress(k)`: called whenever segment k is done, in the forward and in the backward pass
 
     Raises ConfigError for a model that cannot be opened, as `open_model` does, and for a weight
@@ -87,7 +91,14 @@ def diagnose(
     _check_ids(opened, tokens, targets)
     if targets is not None:
         _check_loss(opened, tokens, targets)
-    return diagnosis.diagnose(opened, tokens, targets, weight_decay=weight_decay, progress=progress)
+    return diagnosis.diagnose(
+        opened,
+        tokens,
+        targets,
+        weight_decay=weight_decay,
+        search=None if search is None else diagnosis.Search(search),
+        progress=progress,
+    )
 
 
 @with_derivatives

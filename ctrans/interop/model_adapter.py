@@ -76,6 +76,10 @@ class ModelAdapter(ABC):
         """
 
     @abstractmethod
+    def run(self, tokens: Tensor) -> Any:
+        """A forward pass of the model itself on these inputs."""
+
+    @abstractmethod
     def run_like(self, x: Tensor) -> object:
         """A forward pass whose blocks get states of the shape of x. Only the shape matters."""
 

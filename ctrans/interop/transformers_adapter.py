@@ -63,6 +63,9 @@ class TransformersAdapter(ModelAdapter):
                 )
             self.form = form
 
+    def run(self, tokens: Tensor) -> Any:
+        return self.model(**{main_input(self.model): tokens}, **self.padding_for(tokens))
+
     def run_like(self, x: Tensor) -> object:
         like = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
         return self.model(**stand_in(self.model, like), **self.padding_for(like))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from jaxtyping import Shaped
@@ -24,6 +24,7 @@ from ctrans.examine.diagnosis.loss_instruments import DecayOverThreshold
 from ctrans.examine.diagnosis.reading import cut, place_of
 from ctrans.examine.diagnosis.state_instruments import sensitivity_readings
 from ctrans.examine.diagnosis.weight_readings import weight_readings
+from ctrans.examine.search.limits import QUANTITY
 from ctrans.measure.backward.sensitivity import NOT_FINITE, Sensitivities
 from ctrans.measure.findings import SEVERITIES, Checks, Finding, Reading, Readings, in_words
 from ctrans.measure.walk import (
@@ -157,6 +158,23 @@ def readings_in(model: Mapping[str, Any]) -> Readings:
         ) from None
 
 
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """A search for edits of the model that lower its loss, of at most so many seconds.
+    `progress(share)` is called with the share that is done.
+    """
+
+    seconds: float = 120.0
+    progress: Callable[[float], None] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.seconds, (int, float)) or not 0 < self.seconds < math.inf:
+            raise ConfigError(
+                f"search = {shown(self.seconds)}: give the seconds that it may take, a number above"
+                " 0"
+            )
+
+
 class Examination:
     """Instruments of a diagnosis, for the whole text (`whole`) and for the tokens of Jacobians
     (`part`), in a walk of their own or together with others. Call `conclude` after the walk.
@@ -178,6 +196,7 @@ class Examination:
             )
         self.model = model
         self.missing: dict[str, str] = {}
+        self.searched: Readings = {}
         whole = instruments()
         if weight_decay is not None:
             whole["decay over dt lam*"] = DecayOverThreshold(weight_decay)
@@ -189,6 +208,26 @@ class Examination:
         if not sensitivities:
             self.part.append(Attempt(self.sensitivities, self.missing, "sensitivities"))
 
+    def search(self, tokens: Tensor, targets: Any, search: Search) -> None:
+        """Searches for edits that lower the loss, or notes why it cannot."""
+        if targets is None:
+            self.missing[QUANTITY] = "no targets were given, so there is no loss to lower"
+            return
+        if self.model.depth.streamed:
+            self.missing[QUANTITY] = "weights that are read on demand cannot be edited"
+            return
+        # here: few diagnoses search
+        from ctrans.examine.search.edit_search import search_edits
+
+        try:
+            result = search_edits(
+                self.model, tokens, targets, seconds=search.seconds, progress=search.progress
+            )
+        except ConfigError as error:
+            self.missing[QUANTITY] = str(error)
+            return
+        self.searched = {QUANTITY: result.readings}
+
     def conclude(self, why_no_sensitivities: str = "left out") -> Diagnosis:
         """The diagnosis after the walk. `why_no_sensitivities` is the reason if others measured
         them and failed.
@@ -197,14 +236,16 @@ class Examination:
         of_weights: Readings = {}
         if isinstance(self.model, nn.Module) and not depth.streamed:
             of_weights = weight_readings(self.model, depth)
-        sources: list[Readings] = []
+        sources: list[Readings] = [self.searched]
         # non-finite weights come before their effect on states
         not_finite = of_weights.pop("entries that are not finite", None)
         if not_finite is not None:
             sources.append({"entries that are not finite": not_finite})
         sources += [instrument.figures() or {} for instrument in self.whole.values()]
         # in the order of the instruments, not in that in which they failed
-        missing = {name: self.missing[name] for name in self.whole if name in self.missing}
+        missing = {
+            name: self.missing[name] for name in (*self.whole, QUANTITY) if name in self.missing
+        }
         sensitivities = self.sensitivities.sublayers
         sources += [of_weights, sensitivity_readings(depth, sensitivities)]
         readings: Readings = {}
@@ -267,6 +308,7 @@ def diagnose(
     targets: Any = None,
     *,
     weight_decay: float | None = None,
+    search: Search | None = None,
     progress: SegmentCallback | None = None,
 ) -> Diagnosis:
     """Finds faults of a model on a text, from one forward walk and, with targets, one backward
@@ -274,7 +316,8 @@ def diagnose(
 
     `weight_decay` is that of the training, compared with dt lam*. Jacobians use the first 64 tokens
     of up to 4 sequences, or of one if weights are made on demand. Without targets, or if the model
-    has no loss for them, checks that need a loss are in `missing`.
+    has no loss for them, checks that need a loss are in `missing`. `search` also looks for edits
+    that lower the loss.
     """
     examination = Examination(model, weight_decay=weight_decay)
     if model.depth.streamed:
@@ -286,6 +329,8 @@ def diagnose(
         Lane(cut(tokens, several, JACOBIAN_TOKENS), None, examination.part),
     ]
     walk_lanes(model, lanes, progress=progress)
+    if search is not None:
+        examination.search(tokens, targets, search)
     return examination.conclude()
 
 

@@ -24,6 +24,7 @@ from ctrans.examine.diagnosis.unit_instruments import (
     ScoreSpread,
     ZeroHeads,
 )
+from ctrans.examine.search.limits import LEAST_FALL
 from ctrans.measure.findings import OURS, Check, record_of
 from ctrans.measure.measures import MEASURES, Measure, checks_of
 
@@ -324,6 +325,34 @@ MEASURES.add(
                         "unused block",
                         "sublayer output too small",
                     ),
+                )
+            },
+        ),
+        "fall of the loss by an edit": Measure(
+            measured_by="the search over edits",
+            formula=(
+                "the loss minus that with edited weights, inputs or attention, in nats, on"
+                " sequences that played no part in the choice of the edit"
+            ),
+            scope="run",
+            checks={
+                "an edit lowers the loss": Check(
+                    severity="broken",
+                    source=(
+                        f"{OURS}: 0.1 nats and five standard errors on each half of the sequences, after"
+                        " the best factor of the outputs; no healthy model of a trial had such an edit"
+                    ),
+                    impact=(
+                        "The model does not compute what its weights were trained for: it predicts"
+                        " better with the change."
+                    ),
+                    remediation=(
+                        "Find where the model's code, its checkpoint or its tokenizer differs in"
+                        " this from those of the training, and mend it there."
+                    ),
+                    requires="targets, and a search (--search)",
+                    high=LEAST_FALL,
+                    near=None,
                 )
             },
         ),
