@@ -45,6 +45,7 @@ ADVICE: dict[str, str] = {
     "targets are not predicted": "restore ends",
     "worse than counting": "restore ends",
     "blocks with equal weights": "nothing",
+    "an edit lowers the loss": "nothing",
     # of the monitor
     "nothing moves": "nothing",
     "updates near zero": "usual eps and scale",

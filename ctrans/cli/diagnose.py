@@ -18,7 +18,7 @@ from ctrans.cli.request import WrittenRequest, command_of
 from ctrans.examine.diagnosed import measured
 from ctrans.examine.diagnosis.diagnose import (
     Diagnosis,
-    Search,
+    SearchRequest,
     diagnose,
     merged,
     readings_in,
@@ -309,7 +309,7 @@ def _of_models(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path 
     return results, batch, directory
 
 
-def _search(request: DiagnoseRequest, name: str, advance: Bar) -> Search | None:
+def _search(request: DiagnoseRequest, name: str, advance: Bar) -> SearchRequest | None:
     """The search that is asked for. The bar says how much of it is done."""
     if request.search is None:
         return None
@@ -317,7 +317,7 @@ def _search(request: DiagnoseRequest, name: str, advance: Bar) -> Search | None:
     def progress(share: float) -> None:
         advance(f"{name}: search over edits, {share:.0%}", 0)
 
-    return Search(request.search, progress)
+    return SearchRequest(request.search, progress)
 
 
 def _check_weights_only(request: DiagnoseRequest) -> list[str]:

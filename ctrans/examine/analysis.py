@@ -96,7 +96,7 @@ def diagnose(
         tokens,
         targets,
         weight_decay=weight_decay,
-        search=None if search is None else diagnosis.Search(search),
+        search=None if search is None else diagnosis.SearchRequest(search),
         progress=progress,
     )
 
@@ -292,15 +292,24 @@ def _can_be_ids(x: Tensor) -> bool:
 
 
 def _check_loss(opened: Any, tokens: Any, targets: Any) -> None:
-    """Raises ConfigError for a user's loss that is not one number with derivatives, found by the
-    head at X_0 before other work.
+    """Raises ConfigError for a user's loss that is not one number with derivatives, and for a
+    module whose output has none, found by the head at X_0 before other work.
     """
-    if getattr(opened, "loss", None) != "given":
+    imported = getattr(opened, "imported", None)
+    is_given = getattr(opened, "loss", None) == "given"
+    if not is_given and (imported is None or imported.adapter.family != "module"):
         return
     with torch.no_grad():
         x = opened.embed(tokens)
     with torch.enable_grad():
-        terminal_loss(opened, x.detach().requires_grad_(), targets)
+        x = x.detach().requires_grad_()
+        if is_given:
+            terminal_loss(opened, x, targets)
+        elif imported is not None and not opened.head(x).requires_grad:
+            raise ConfigError(
+                f"the output of {imported.config.model} has no derivatives: its forward turns them"
+                " off (torch.no_grad, detach), so there are no gradients to examine"
+            )
 
 
 def _sequences_first(model: Any, opened: Any, tokens: Any, targets: Any) -> tuple[Any, Any]:

@@ -32,12 +32,13 @@ from ctrans.interop.attention_rows import showing_rows
 from ctrans.interop.block_structure import ROLES, UNKNOWN, Structure, depth_of, make_of
 from ctrans.interop.factors import factors_of
 from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_ffn
-from ctrans.interop.model_adapter import OUTPUTS, ModelAdapter
+from ctrans.interop.model_adapter import OUTPUTS, REMEMBERED, ModelAdapter
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, FreeNorm, WithoutGain
 from ctrans.interop.probe_weights import random_states
 from ctrans.interop.recorded_calls import own_module
 from ctrans.interop.residual_scale import ScaledOutput
+from ctrans.interop.tolerances import difference, same_where_finite
 from ctrans.interop.transformers_adapter import TransformersAdapter
 from ctrans.model.gpt import check_range, next_token_loss
 from solvers import ConfigError, Solution
@@ -140,6 +141,10 @@ class Imported(nn.Module):
             if isinstance(part, AdaptedNorm):
                 part.to_dtype(like.dtype)
         self.config = _architecture(self.adapter, structures, like.shape[-1], self.depth)
+        self._parts = _parts_of(self.depth)
+        self._lengths = self.depth.lengths
+        # inputs for which the module was seen to compute as its parts
+        self._checked: list[Tensor] = []
 
     def factors(self, states: Sequence[Tensor]) -> Factors:
         """Whether its blocks compute with their matrices what was read, at any size of them, and at
@@ -178,7 +183,38 @@ class Imported(nn.Module):
             )
         if self.vocabulary:
             self._check_tokens(tokens)
-        return self.adapter.embed(tokens)
+        x = self.adapter.embed(tokens)
+        if not self.adapter.knows_its_inputs and self._is_as_opened():
+            self._check_inputs(tokens, x)
+        return x
+
+    def _is_as_opened(self) -> bool:
+        """Whether nobody has given it other parts or lengths."""
+        parts = _parts_of(self.depth)
+        same = (one is other for one, other in zip(parts, self._parts, strict=False))
+        return len(parts) == len(self._parts) and all(same) and self.depth.lengths == self._lengths
+
+    def _check_inputs(self, tokens: Tensor, x: TokenRows) -> None:
+        """Raises ConfigError if the module computes for these inputs otherwise than its parts, as
+        they were read on the example.
+        """
+        if any(torch.equal(tokens, checked) for checked in self._checked):
+            return
+        axes = len(x.shape) - 2
+        with torch.no_grad():
+            rows = tokens.reshape(-1, *tokens.shape[axes:])
+            expected = self.adapter.tensor(self.adapter.run(rows))
+            computed = self.adapter.tensor(self.outputs(self.depth(x.detach())))
+        if expected is None or computed is None:
+            return
+        if not same_where_finite(computed, expected):
+            raise ConfigError(
+                f"{self.config.model} computes for these inputs otherwise than for its example"
+                f" (relative difference {difference(computed, expected):.1g}), as with a number"
+                " that depends on their length, or a padding mask: open it with these inputs as"
+                " example="
+            )
+        self._checked = [*self._checked[1 - REMEMBERED :], tokens.detach().clone()]
 
     def head(self, x: TokenRows) -> Tensor:
         """The model's output for the last block's output: logits, or the last hidden state of a
@@ -269,6 +305,11 @@ class Imported(nn.Module):
                 " text"
             )
         check_range("tokens", tokens, self.vocabulary)
+
+
+def _parts_of(depth: Depth) -> list[nn.Module]:
+    """The sublayers and their maps."""
+    return [part for sublayer in depth.sublayers for part in (sublayer, sublayer.field)]
 
 
 def _expose_maps(

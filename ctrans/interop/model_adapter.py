@@ -47,6 +47,8 @@ class ModelAdapter(ABC):
     blocks_path: str
     apart: Collection[int] = ()
     """Which of its output's tensors are no function of the last state alone."""
+    knows_its_inputs: bool = True
+    """Whether `embed` refuses inputs for which it computes otherwise than for the example."""
     notes: tuple[str, ...] = ()
     """What is said of the model besides what its maps do not show."""
     own_calls: tuple[bool, ...]

@@ -28,7 +28,8 @@ from ctrans.interop.block_run import token_axis_is_first
 from ctrans.interop.example_inputs import Example, ids_checked
 from ctrans.interop.find_blocks import block_list_by_calls
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
-from ctrans.interop.model_adapter import ModelAdapter
+from ctrans.interop.gradient_check import check_gradients
+from ctrans.interop.model_adapter import ModelAdapter, tensor_in
 from ctrans.interop.recorded_calls import without_fast_path
 from ctrans.interop.tolerances import difference, tolerance
 from solvers import ConfigError, shown
@@ -61,6 +62,8 @@ class ModuleAdapter(ModelAdapter):
         super().__init__(model, anatomy)
         self.own_embed = embed
         self.own_head = head
+        # the user's embed or head may differ from the module's
+        self.knows_its_inputs = embed is not None or head is not None
         if isinstance(example, Mapping) and len(example) == 1:
             inner = next(iter(example.values()))
             if isinstance(inner, Mapping):
@@ -81,6 +84,7 @@ class ModuleAdapter(ModelAdapter):
             )
         self.example = main
         self.tokens_first = False
+        self.output_has_tokens_first = False
         with ids_checked(model, main):
             self._find()
         self.row = self.example[0]
@@ -95,6 +99,12 @@ class ModuleAdapter(ModelAdapter):
             self.model, lambda: self.run(self.example), self.anatomy.blocks
         )
         self._find_axes()
+
+    def tensor(self, output: Any) -> Tensor | None:
+        tensor = tensor_in(output)
+        if tensor is not None and tensor.dim() > 1 and self.output_has_tokens_first:
+            return tensor.transpose(0, 1)
+        return tensor
 
     def predicts(self) -> bool:
         if not self.vocabulary:
@@ -206,6 +216,13 @@ class ModuleAdapter(ModelAdapter):
         for tokens in (self.example, self.example.flip(-1)):
             self._check_states(depth, tokens)
             self._check_output(depth, tokens)
+        if self.own_embed is None and self.own_head is None:
+            check_gradients(
+                self.model,
+                depth,
+                lambda: self.tensor(self.run(self.example)),
+                lambda: self.tensor(self.outputs(depth(self.embed(self.example)))),
+            )
 
     def _check_states(self, depth: Depth, tokens: Tensor) -> None:
         """Checks that the sublayers map each block's state to its output, and that this is the next
@@ -326,6 +343,26 @@ class ModuleAdapter(ModelAdapter):
         if self.example.dim() > 1 and self._grown(0) != (1, 0) and self._grown(1) == (1, 0):
             self.example = self.example.transpose(0, 1)
             self.tokens_first = True
+        self._find_output_axes()
+
+    def _find_output_axes(self) -> None:
+        """Finds whether the module's output counts tokens before sequences: by the axis that grows
+        with another sequence. If that does not tell, it is as that of the states.
+        """
+        if not self.form.tokens_first and not self.tokens_first:
+            return
+        self.output_has_tokens_first = self.form.tokens_first
+        try:
+            with torch.no_grad():
+                before = tensor_in(self.run(self.example))
+                after = tensor_in(self.run(torch.cat([self.example, self.example[:1]])))
+        except (*FOREIGN_ERRORS, ConfigError):
+            return
+        if before is None or after is None or before.dim() < 2 or before.dim() != after.dim():
+            return
+        grown = [after.shape[axis] - before.shape[axis] for axis in (0, 1)]
+        if grown in ([1, 0], [0, 1]):
+            self.output_has_tokens_first = grown == [0, 1]
 
     def _grown(self, axis: int) -> tuple[int, int] | None:
         """By how much the sequences and tokens of the first state grow if the example grows by one

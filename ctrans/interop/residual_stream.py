@@ -249,7 +249,7 @@ def steps_of_the_stream(
             first = steps[-1].last
         end = _in_its_shape(graph, each.y, sums)
         if then is None:
-            if len(sums) > 1 and _is_behind_a_norm(graph, sums[-2], sums[-1]):
+            if len(sums) > 1 and _is_behind_a_norm(graph, sums[-2], sums[-1], is_norm):
                 end = _last_norm(graph, end, sink, is_norm)
             steps.append(StreamPart(first, end, each))
         elif reshaped(graph, then.x)[-1] == reshaped(graph, each.y)[-1]:
@@ -273,8 +273,12 @@ def _through_bottlenecks(graph: Graph, steps: list[StreamPart], sink: int) -> li
     return joined
 
 
-def _is_behind_a_norm(graph: Graph, sum_: Sum, then: Sum) -> bool:
-    return reshaped(graph, then.x)[-1] != reshaped(graph, sum_.y)[-1]
+def _is_behind_a_norm(
+    graph: Graph, sum_: Sum, then: Sum, is_norm: Callable[[int, int], bool]
+) -> bool:
+    """Whether the next sum reads the norm of a sum."""
+    is_another = reshaped(graph, then.x)[-1] != reshaped(graph, sum_.y)[-1]
+    return is_another and is_norm(sum_.y, then.x)
 
 
 def _last_norm(graph: Graph, n: int, sink: int, is_norm: Callable[[int, int], bool]) -> int:

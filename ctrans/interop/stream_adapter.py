@@ -48,6 +48,7 @@ class StreamAdapter(ModuleAdapter):
     """
 
     def _find(self) -> None:
+        self.knows_its_inputs = True  # `_check_same`
         self.whole = whole_modules(self.model)
         graph = Graph(self.model)
         with torch.no_grad():
@@ -93,6 +94,7 @@ class StreamAdapter(ModuleAdapter):
             )
         shape: Any = graph.operations[states[0]].shape
         self._find_state_axes(shape)
+        self._find_output_axes()
 
     def _find_state_axes(self, shape: Sequence[int]) -> None:
         """Finds which axes of its states, of this shape, count sequences and channels, and puts

@@ -159,7 +159,7 @@ def readings_in(model: Mapping[str, Any]) -> Readings:
 
 
 @dataclasses.dataclass(frozen=True)
-class Search:
+class SearchRequest:
     """A search for edits of the model that lower its loss, of at most so many seconds.
     `progress(share)` is called with the share that is done.
     """
@@ -208,7 +208,7 @@ class Examination:
         if not sensitivities:
             self.part.append(Attempt(self.sensitivities, self.missing, "sensitivities"))
 
-    def search(self, tokens: Tensor, targets: Any, search: Search) -> None:
+    def search(self, tokens: Tensor, targets: Any, search: SearchRequest) -> None:
         """Searches for edits that lower the loss, or notes why it cannot."""
         if targets is None:
             self.missing[QUANTITY] = "no targets were given, so there is no loss to lower"
@@ -308,7 +308,7 @@ def diagnose(
     targets: Any = None,
     *,
     weight_decay: float | None = None,
-    search: Search | None = None,
+    search: SearchRequest | None = None,
     progress: SegmentCallback | None = None,
 ) -> Diagnosis:
     """Finds faults of a model on a text, from one forward walk and, with targets, one backward

@@ -339,8 +339,9 @@ MEASURES.add(
                 "an edit lowers the loss": Check(
                     severity="broken",
                     source=(
-                        f"{OURS}: 0.1 nats and five standard errors on each half of the sequences, after"
-                        " the best factor of the outputs; no healthy model of a trial had such an edit"
+                        f"{OURS}: 0.1 nats and five standard errors on each half of the sequences,"
+                        " after the best factor of the outputs; no healthy model of a trial had"
+                        " such an edit"
                     ),
                     impact=(
                         "The model does not compute what its weights were trained for: it predicts"
@@ -348,7 +349,7 @@ MEASURES.add(
                     ),
                     remediation=(
                         "Find where the model's code, its checkpoint or its tokenizer differs in"
-                        " this from those of the training, and mend it there."
+                        " this from those of the training, and change it there."
                     ),
                     requires="targets, and a search (--search)",
                     high=LEAST_FALL,

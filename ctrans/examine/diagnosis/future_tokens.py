@@ -21,6 +21,8 @@ class ReadsAhead(DiagnosticInstrument):
     Both passes read the whole batch, so that each sequence keeps its context, such as a memory, and
     values that are equal in exact arithmetic have equal rounding.
 
+    Before the first segment, another token takes the place of the last one, and r is that of X_0.
+
     In a causal model r_k is 0 up to rounding. The reading is r_k/sqrt(eps), with eps the precision
     of the states, 1e-7 in float32, at the first segment where it is above 1. It uses the first
     sequence, and only targets that are the next tokens, because models of masked tokens read both
@@ -45,6 +47,7 @@ class ReadsAhead(DiagnosticInstrument):
         self._last = 0
         if text.any():
             self._last = int(text.nonzero().max())
+        self._x0 = x0
         self._pair = (x0, x0.clone())
         self._pair[1][0, self._last] *= -1
         self._rounding = torch.finfo(x0.dtype).eps ** 0.5
@@ -79,11 +82,24 @@ class ReadsAhead(DiagnosticInstrument):
     def head(self, model: Model, at: Turn) -> None:
         self._next = follows(at.tokens, at.targets)
         self._logits_change = 0.0
+        self._embedding_change = 0.0
         if self._next:
+            self._embedding_change = self._change_in_embedding(model, at.tokens)
             logits, changed = (model.head(states)[0] for states in self._pair)
             if logits.dim() == 2 and len(logits) == self._pair[0].shape[-2]:
                 self._logits_change = self._relative_change(logits.double(), changed.double())
         self._assumed = getattr(model, "assumes_hidden_tokens", False)
+
+    def _change_in_embedding(self, model: Model, tokens: Tensor) -> float:
+        """The change of earlier rows of X_0 with another last token."""
+        others = tokens[tokens != tokens[0, self._last]]
+        if not self._last or not len(others):
+            return 0.0
+        changed = tokens.clone()
+        changed[0, self._last] = others[0]
+        with torch.no_grad():
+            x0 = model.embed(changed)
+        return self._relative_change(self._x0[0].double(), x0[0].double())
 
     def figures(self) -> Readings:
         k, apart = self._differs or (0, 0.0)
@@ -111,7 +127,15 @@ class ReadsAhead(DiagnosticInstrument):
             return self.found
         ratios = [change / self._rounding for change in self._changes]
         above = [k for k, ratio in enumerate(ratios) if ratio > 1]
-        if not above and self._logits_change > self._rounding:
+        if self._embedding_change > self._rounding:
+            self.add(
+                "change by a later token",
+                self._embedding_change / self._rounding,
+                "with another last token alone, what the first block gets of earlier ones changes"
+                f" by {self._embedding_change:.2g} of itself",
+                place="before the depth",
+            )
+        elif not above and self._logits_change > self._rounding:
             self.add(
                 "change by a later token",
                 self._logits_change / self._rounding,

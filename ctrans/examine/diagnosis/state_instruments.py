@@ -15,7 +15,7 @@ from ctrans.measure.findings import Reading, Readings
 from ctrans.measure.forward.depth_share import token_similarity, without_map
 from ctrans.measure.forward.moments import token_lengths
 from ctrans.measure.forward.single_entries import largest_entry
-from ctrans.measure.walk import StepContext
+from ctrans.measure.walk import Model, StepContext, Turn
 from solvers.run import finite
 
 MASSIVE = 100.0
@@ -144,21 +144,34 @@ class EmbeddingShare(DiagnosticInstrument):
 
     name = "embedding"
 
+    @property
+    def looks_back(self) -> bool:
+        """No: it asks for the tokens in a walk with a loss, and does without."""
+        return False
+
     def start(self, x0: Tensor) -> None:
         self._last = x0
         self._without = x0
         self._size = rms(x0)
+        self._is_the_same = False
         x = x0.detach().double()
         if x.dim() != 3 or len(x) < 2 or not finite(x):
             return
         text_variance = float((x - x.mean(0, keepdim=True)).square().sum())
         total_variance = float((x - x.mean((0, 1), keepdim=True)).square().sum())
-        if text_variance and total_variance:  # equal sequences do not show it
+        self._is_the_same = not text_variance  # as of equal sequences: `head` knows the tokens
+        if text_variance and total_variance:
             share = text_variance / total_variance
             figure = (
                 f"{share:.2g} of its variance differs from sequence to sequence at one position"
             )
             self.add("text in the embedding", share, figure, place="the embedding")
+
+    def head(self, model: Model, at: Turn) -> None:
+        tokens = at.tokens
+        if self._is_the_same and len(tokens) > 1 and bool((tokens != tokens[:1]).any()):
+            figure = "it is the same for all sequences, whose tokens differ"
+            self.add("text in the embedding", 0.0, figure, place="the embedding")
 
     def forward(self, at: StepContext) -> None:
         norm = at.sublayer.state_norm

@@ -197,6 +197,9 @@ class DeadUnits(DiagnosticInstrument):
         if branch is None or not isinstance(branch.field, HasOutputProjection) or not finite(at.x):
             return
         x = branch.given(at.sublayer.given(at.entered))
+        rows = x.detach().flatten(0, -2)
+        if not bool((rows != rows[:1]).any()):
+            return  # equal inputs have equal features
         units = branch.field.pre_projection(x).detach().flatten(0, -2)
         least = torch.finfo(units.dtype).eps * units.abs().max()
         share = float(((units - units[:1]).abs().amax(0) <= least).double().mean())

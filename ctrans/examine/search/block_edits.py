@@ -15,16 +15,16 @@ from torch import Tensor
 
 from ctrans.examine.search.edit import (
     Act,
-    Change,
     Changes,
     Edit,
+    MakeChanges,
     Subject,
     changed,
     times,
     title_of,
     transpose,
 )
-from ctrans.examine.search.sites import Block, Matrix, Sites, thirds
+from ctrans.examine.search.sites import Block, WeightMatrix, WeightSites, thirds
 
 SCALES = (0.25, 4.0)
 """The first factors that are tried; the search goes on in the direction that helps."""
@@ -45,7 +45,7 @@ GAINS: dict[str, Act] = {
 """What may have become of gains: stored less 1, or not loaded."""
 
 
-def exchanged_matrices(sites: Sites, block: Block) -> Iterator[tuple[str, Change]]:
+def exchanged_matrices(sites: WeightSites, block: Block) -> Iterator[tuple[str, MakeChanges]]:
     """Two maps of the same shape in each other's place."""
     for one, other in itertools.combinations(block.matrices.values(), 2):
         if _shapes(sites, one) == _shapes(sites, other):
@@ -55,11 +55,11 @@ def exchanged_matrices(sites: Sites, block: Block) -> Iterator[tuple[str, Change
             )
 
 
-def _shapes(sites: Sites, matrix: Matrix) -> list[torch.Size]:
+def _shapes(sites: WeightSites, matrix: WeightMatrix) -> list[torch.Size]:
     return [sites.weights[name].shape for name in matrix.names]
 
 
-def _exchanged(sites: Sites, names: tuple[str, ...], others: tuple[str, ...]) -> Changes:
+def _exchanged(sites: WeightSites, names: tuple[str, ...], others: tuple[str, ...]) -> Changes:
     changes: Changes = {}
     for name, other in zip(names, others, strict=True):
         changes[name] = sites.weights[other]
@@ -67,7 +67,7 @@ def _exchanged(sites: Sites, names: tuple[str, ...], others: tuple[str, ...]) ->
     return changes
 
 
-def exchanged_thirds(sites: Sites, block: Block) -> Iterator[tuple[str, Change]]:
+def exchanged_thirds(sites: WeightSites, block: Block) -> Iterator[tuple[str, MakeChanges]]:
     """Queries, keys and values that one matrix holds, in another order."""
     for matrix in block.matrices.values():
         if thirds(sites.weights[matrix.weight]) is None:
@@ -84,7 +84,7 @@ def _in_order(order: tuple[int, ...], parts: list[Tensor]) -> list[Tensor]:
 
 
 def with_thirds(
-    sites: Sites, matrix: Matrix, act: Callable[[list[Tensor]], list[Tensor]]
+    sites: WeightSites, matrix: WeightMatrix, act: Callable[[list[Tensor]], list[Tensor]]
 ) -> Changes:
     """The matrix and its bias with other thirds."""
     found = thirds(sites.weights[matrix.weight])
@@ -97,7 +97,7 @@ def with_thirds(
     return changes
 
 
-def transposed(sites: Sites, block: Block) -> Iterator[tuple[str, Change]]:
+def transposed(sites: WeightSites, block: Block) -> Iterator[tuple[str, MakeChanges]]:
     """A square map as its transpose."""
     for matrix in block.matrices.values():
         rows, columns = sites.weights[matrix.weight].shape
@@ -108,7 +108,7 @@ def transposed(sites: Sites, block: Block) -> Iterator[tuple[str, Change]]:
             )
 
 
-def turned_signs(sites: Sites, block: Block) -> Iterator[tuple[str, Change]]:
+def turned_signs(sites: WeightSites, block: Block) -> Iterator[tuple[str, MakeChanges]]:
     """A map with the other sign."""
     for matrix in block.matrices.values():
         yield (
@@ -117,7 +117,7 @@ def turned_signs(sites: Sites, block: Block) -> Iterator[tuple[str, Change]]:
         )
 
 
-def left_out(sites: Sites, block: Block) -> Iterator[tuple[str, Change]]:
+def left_out(sites: WeightSites, block: Block) -> Iterator[tuple[str, MakeChanges]]:
     """A map that gives 0, and all of them."""
     every = tuple(name for matrix in block.matrices.values() for name in matrix.names)
     yield "all maps set to 0", partial(changed, sites, every, torch.zeros_like)
@@ -128,7 +128,7 @@ def left_out(sites: Sites, block: Block) -> Iterator[tuple[str, Change]]:
         )
 
 
-def gains(sites: Sites, block: Block) -> Iterator[tuple[str, Change]]:
+def gains(sites: WeightSites, block: Block) -> Iterator[tuple[str, MakeChanges]]:
     """Gains and other vectors of a block plus 1, minus 1, or set to 1 or 0."""
     for place, name in block.vectors.items():
         for words, act in GAINS.items():
@@ -160,7 +160,7 @@ def _weight_at(block: Block, place: str) -> str:
 
 
 def _scaling(
-    sites: Sites, names: tuple[str, ...], place: str, what: str, factor: float, step: float
+    sites: WeightSites, names: tuple[str, ...], place: str, what: str, factor: float, step: float
 ) -> Edit:
     """Weights times a factor. Further ones are larger, or smaller, by the root of the first."""
     following = factor * step**0.5
@@ -194,7 +194,7 @@ def blocks_in_another_order(subject: Subject) -> Iterator[Edit]:
             )
 
 
-def _reordered(sites: Sites, places: list[Block], blocks: list[Block]) -> Changes:
+def _reordered(sites: WeightSites, places: list[Block], blocks: list[Block]) -> Changes:
     return {
         name: sites.weights[block.names[place]]
         for at, block in zip(places, blocks, strict=True)

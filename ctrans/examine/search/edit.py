@@ -13,11 +13,11 @@ from functools import partial
 
 from torch import Tensor
 
-from ctrans.examine.search.sites import Block, Sites
+from ctrans.examine.search.sites import Block, WeightSites
 
 Changes = dict[str, Tensor]
 """New weights by name."""
-Change = Callable[[], Changes]
+MakeChanges = Callable[[], Changes]
 Act = Callable[[Tensor], Tensor]
 
 
@@ -37,7 +37,7 @@ class Edit:
 
     words: str
     place: str
-    weights: Change = dict
+    weights: MakeChanges = dict
     inputs: Act | None = None
     outputs: Act | None = None
     during: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
@@ -49,12 +49,14 @@ class Edit:
 class Subject:
     """What is searched: the weights of a module, and a batch of its inputs.
 
-    `classes` is the number of its logits, 0 if they are not known.
+    `classes` is the number of its logits, `vocabulary` that of the token ids that it reads; 0 if
+    they are not known.
     """
 
-    sites: Sites
+    sites: WeightSites
     inputs: Tensor
     classes: int
+    vocabulary: int = 0
 
     @property
     def reads_ids(self) -> bool:
@@ -62,7 +64,7 @@ class Subject:
 
 
 EditKind = Callable[[Subject], Iterator[Edit]]
-OfBlock = Callable[[Sites, Block], Iterator[tuple[str, Change]]]
+OfBlock = Callable[[WeightSites, Block], Iterator[tuple[str, MakeChanges]]]
 
 
 def in_blocks(of_block: OfBlock) -> EditKind:
@@ -87,7 +89,7 @@ def in_blocks(of_block: OfBlock) -> EditKind:
     return kind
 
 
-def _together(changes: list[Change]) -> Changes:
+def _together(changes: list[MakeChanges]) -> Changes:
     merged: Changes = {}
     for change in changes:
         merged |= change()
@@ -101,7 +103,7 @@ def title_of(group: list[Block]) -> str:
     return f"{group[0].title} to {group[-1].title}"
 
 
-def changed(sites: Sites, names: tuple[str, ...], act: Act) -> Changes:
+def changed(sites: WeightSites, names: tuple[str, ...], act: Act) -> Changes:
     """These weights after a function of each."""
     return {name: act(sites.weights[name]) for name in names}
 

@@ -39,7 +39,7 @@ from ctrans.measure.findings import Reading
 from ctrans.measure.walk import Model
 from solvers import ConfigError
 
-Progress = Callable[[float], None]
+ShareDone = Callable[[float], None]
 """Called with the share of the work that is done."""
 
 
@@ -97,7 +97,7 @@ def search_edits(
     targets: Any,
     *,
     seconds: float = 120.0,
-    progress: Progress | None = None,
+    progress: ShareDone | None = None,
 ) -> EditSearch:
     """The edits that lower a model's loss on these sequences, for at most so many seconds.
 
@@ -129,7 +129,7 @@ def _different(tokens: Tensor) -> Tensor:
 
 
 class _Searching:
-    def __init__(self, runs: Runs, half: int, deadline: float, progress: Progress | None):
+    def __init__(self, runs: Runs, half: int, deadline: float, progress: ShareDone | None):
         self.runs = runs
         self.first = slice(0, half)
         self.second = slice(half, None)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ctrans.examine.search.block_edits import with_thirds
-from ctrans.examine.search.edit import Act, Change, Changes
-from ctrans.examine.search.sites import Block, Matrix, Sites, thirds
+from ctrans.examine.search.edit import Act, Changes, MakeChanges
+from ctrans.examine.search.sites import Block, WeightMatrix, WeightSites, thirds
 
 
 def _words(letter: str, name: str) -> re.Pattern[str]:
@@ -29,7 +29,7 @@ MOST_HEADS = 8
 SHOWN = 6
 
 
-def _roles(block: Block) -> Iterator[tuple[Matrix, Matrix, Matrix]]:
+def _roles(block: Block) -> Iterator[tuple[WeightMatrix, WeightMatrix, WeightMatrix]]:
     """The maps to queries, keys and values of each attention of a block, by their names."""
     found = [
         [matrix for matrix in block.matrices.values() if words.search(matrix.place)]
@@ -38,7 +38,7 @@ def _roles(block: Block) -> Iterator[tuple[Matrix, Matrix, Matrix]]:
     yield from zip(*found, strict=False)
 
 
-def _head_sizes(sites: Sites, q: Matrix, k: Matrix) -> Iterator[tuple[int, int]]:
+def _head_sizes(sites: WeightSites, q: WeightMatrix, k: WeightMatrix) -> Iterator[tuple[int, int]]:
     """Numbers of query heads, and the channels of a head, that fit the maps."""
     rows, key_rows = (sites.weights[matrix.weight].shape[0] for matrix in (q, k))
     for count in sites.head_counts():
@@ -47,7 +47,7 @@ def _head_sizes(sites: Sites, q: Matrix, k: Matrix) -> Iterator[tuple[int, int]]
             yield count, size
 
 
-def rotary_halves(sites: Sites, block: Block) -> Iterator[tuple[str, Change]]:
+def rotary_halves(sites: WeightSites, block: Block) -> Iterator[tuple[str, MakeChanges]]:
     """Channels that turn together: in halves of a head where they are neighbours, and the
     reverse.
     """
@@ -86,7 +86,7 @@ def _first_two(act: Act, parts: list[Tensor]) -> list[Tensor]:
     return [act(parts[0]), act(parts[1]), parts[2]]
 
 
-def key_heads(sites: Sites, block: Block) -> Iterator[tuple[str, Change]]:
+def key_heads(sites: WeightSites, block: Block) -> Iterator[tuple[str, MakeChanges]]:
     """Keys and values of the heads in another order."""
     for q, k, v in _roles(block):
         for _, size in _head_sizes(sites, q, k):
@@ -112,7 +112,7 @@ def _exchange(count: int, i: int, j: int) -> list[int]:
     return order
 
 
-def grouped_queries(sites: Sites, block: Block) -> Iterator[tuple[str, Change]]:
+def grouped_queries(sites: WeightSites, block: Block) -> Iterator[tuple[str, MakeChanges]]:
     """Query heads that share keys with their neighbours where they shared them with each n-th one,
     and the reverse, with the columns of the output map.
     """
@@ -142,7 +142,7 @@ def grouped_queries(sites: Sites, block: Block) -> Iterator[tuple[str, Change]]:
 
 
 def _heads_with_outputs(
-    sites: Sites, q: Matrix, outputs: list[Matrix], order: list[int]
+    sites: WeightSites, q: WeightMatrix, outputs: list[WeightMatrix], order: list[int]
 ) -> Changes:
     changes = _rows(sites, (q,), partial(_in_order, order=order))
     for matrix in outputs:
@@ -151,7 +151,7 @@ def _heads_with_outputs(
     return changes
 
 
-def heads_of_thirds(sites: Sites, block: Block) -> Iterator[tuple[str, Change]]:
+def heads_of_thirds(sites: WeightSites, block: Block) -> Iterator[tuple[str, MakeChanges]]:
     """A matrix of queries, keys and values: by maps where it was by heads, and the reverse."""
     for matrix, count in _of_thirds(sites, block):
         orders: dict[str, Callable[..., Tensor]] = {
@@ -169,7 +169,7 @@ def heads_of_thirds(sites: Sites, block: Block) -> Iterator[tuple[str, Change]]:
             )
 
 
-def _of_thirds(sites: Sites, block: Block) -> Iterator[tuple[Matrix, int]]:
+def _of_thirds(sites: WeightSites, block: Block) -> Iterator[tuple[WeightMatrix, int]]:
     """Matrices of queries, keys and values, with numbers of heads that fit them."""
     for matrix in block.matrices.values():
         if thirds(sites.weights[matrix.weight]) is None:
@@ -189,7 +189,7 @@ def _turned_blocks(rows: Tensor, shape: tuple[int, int]) -> Tensor:
     return turned
 
 
-def _rows(sites: Sites, matrices: tuple[Matrix, ...], act: Act) -> Changes:
+def _rows(sites: WeightSites, matrices: tuple[WeightMatrix, ...], act: Act) -> Changes:
     """The matrices with their rows, and biases, in another order."""
     return {
         name: act(sites.weights[name]).contiguous() for matrix in matrices for name in matrix.names

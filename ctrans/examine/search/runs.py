@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from ctrans.dynamics.fields import ExposesHeads
 from ctrans.examine.diagnosis.loss_rivals import counting_tokens
 from ctrans.examine.search.edit import Act, Changes, Edit, Subject
-from ctrans.examine.search.sites import Sites
+from ctrans.examine.search.sites import WeightSites
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.losses import ModelWithLoss
 from ctrans.interop.opened import Opened
@@ -42,12 +42,15 @@ class Runs:
             for part in maps
             if part is not None and isinstance(part.field, ExposesHeads)
         }
-        self.sites = Sites(self.module, heads)
+        self.sites = WeightSites(self.module, heads)
         with torch.no_grad():
             output = self._run(tokens[:1])
         logits = self._logits_of(output)
         classes = logits.shape[-1] if logits is not None else 0
-        self.subject = Subject(self.sites, tokens, classes)
+        vocabulary = getattr(model, "vocabulary", 0)
+        if isinstance(model, GPT):
+            vocabulary = model.config.vocab_size
+        self.subject = Subject(self.sites, tokens, classes, vocabulary)
         self.kept: list[Edit] = []
         """The edits that the model has in every run."""
 

@@ -22,7 +22,7 @@ USUAL_SIZES = (8, 16, 32, 64, 128)
 
 
 @dataclasses.dataclass(frozen=True)
-class Matrix:
+class WeightMatrix:
     """A linear map: its weight and its bias, if it has one, by their names.
 
     `place` is the name of the module without that of its block: `attn.c_proj`.
@@ -49,7 +49,7 @@ class Block:
     """
 
     title: str
-    matrices: Mapping[str, Matrix]
+    matrices: Mapping[str, WeightMatrix]
     vectors: Mapping[str, str]
 
     @property
@@ -65,7 +65,7 @@ class Block:
         }
 
 
-class Sites:
+class WeightSites:
     """The blocks of a module, and the matrices and vectors outside of them. `known_heads` are
     numbers of heads that were read.
     """
@@ -197,15 +197,15 @@ def _in_blocks(weights: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: titles[name] for names in patterns.values() if len(names) > 1 for name in names}
 
 
-def _matrices(weights: Mapping[str, Tensor]) -> list[Matrix]:
-    """The weights of two axes, with the bias that stands beside each."""
+def _matrices(weights: Mapping[str, Tensor]) -> list[WeightMatrix]:
+    """The weights of two axes, each with its bias."""
     found = []
     for name, weight in weights.items():
         if weight.dim() != 2:
             continue
         place, bias = _named(name)
         has_bias = bias in weights and weights[bias].numel() in weight.shape
-        found.append(Matrix(place, name, bias if has_bias else None))
+        found.append(WeightMatrix(place, name, bias if has_bias else None))
     return found
 
 

@@ -19,7 +19,7 @@ from ctrans.examine.search.computation import (
     table_with_base,
 )
 from ctrans.examine.search.edit import Act, Changes, Edit, Subject, changed, times, transpose
-from ctrans.examine.search.sites import Sites
+from ctrans.examine.search.sites import WeightSites
 
 FARTHEST_SHIFT = 8
 """Token ids are shifted by up to so many."""
@@ -45,8 +45,7 @@ def other_inputs(subject: Subject) -> Iterator[Edit]:
     """
     acts: dict[str, Act] = {}
     if subject.reads_ids:
-        tables = [len(subject.sites.weights[m.weight]) for m in subject.sites.outside.values()]
-        vocabulary = max(tables, default=int(subject.inputs.max()) + 1)
+        vocabulary = subject.vocabulary or int(subject.inputs.max()) + 1
         for shift in range(1, FARTHEST_SHIFT + 1):
             for signed in (shift, -shift):
                 acts[f"{signed:+d}"] = partial(_shifted, shift=signed, vocabulary=vocabulary)
@@ -168,7 +167,7 @@ def _larger(factor: float) -> Edit:
     return Edit(words, "the head", outputs=times(factor), further=further)
 
 
-def _head_sizes(sites: Sites) -> list[int]:
+def _head_sizes(sites: WeightSites) -> list[int]:
     """The channels of a head, by the numbers of heads and the most frequent width of maps."""
     widths = [
         sites.weights[matrix.weight].shape[1]
@@ -181,7 +180,7 @@ def _head_sizes(sites: Sites) -> list[int]:
     return sorted({width // count for count in sites.head_counts() if width % count == 0})
 
 
-def _tables(sites: Sites, base: float) -> Changes:
+def _tables(sites: WeightSites, base: float) -> Changes:
     """Buffers of rotary frequencies, or of their cosines and sines, with another base."""
     changes: Changes = {}
     for name, table in sites.buffers.items():

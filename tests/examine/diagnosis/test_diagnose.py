@@ -16,7 +16,7 @@ from ctrans.cli import main
 from ctrans.control.costate import ZERO_GRADIENT, costate
 from ctrans.control.maximum_principle import maximum_principle
 from ctrans.examine.diagnosed import missing as missing_of
-from ctrans.examine.diagnosis.diagnose import diagnose, merged, readings_in
+from ctrans.examine.diagnosis.diagnose import SearchRequest, diagnose, merged, readings_in
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
 from ctrans.examine.diagnosis.weight_readings import weight_readings
 from ctrans.examine.screening.screen import screen
@@ -84,6 +84,14 @@ def copied_block(model):
     """The second block gets the weights of the third."""
     for k in (2, 3):
         model.depth.sublayers[k].load_state_dict(model.depth.sublayers[k + 2].state_dict())
+
+
+def exchanged_queries(model):
+    """Sure of its predictions, with queries and values of the second block exchanged."""
+    model.final_norm.weight.mul_(20)
+    qkv = model.depth.sublayers[2].field.qkv.weight
+    queries, keys, values = qkv.clone().chunk(3)
+    qkv.copy_(torch.cat([values, keys, queries]))
 
 
 def trained_gains(model):
@@ -293,6 +301,7 @@ PLANTED = {
         "the head",
     ),
     "worse than guessing": (lambda: scaled("post", _of_all(lambda e, p: e.mul_(30))), "the head"),
+    "an edit lowers the loss": (lambda: scaled("pre", exchanged_queries), "depth.sublayers.2"),
     "blocks with equal weights": (
         lambda: scaled("pre", copied_block),
         "the weight depth.sublayers.4.field.qkv.weight",
@@ -316,6 +325,10 @@ def found(name, **options):
         targets = torch.where(torch.arange(tokens.shape[1]) % 4 != 1, tokens, targets)
     if name == "tokens read both ways":
         targets = torch.where(torch.arange(tokens.shape[1]) % 3 == 1, tokens, -1)
+    if name == "an edit lowers the loss":  # what the model predicts without the fault
+        tokens = torch.randint(0, 11, (8, 12), generator=torch.Generator().manual_seed(0))
+        targets = scaled("pre", lambda m: m.final_norm.weight.mul_(20))(tokens)[0].argmax(-1)
+        options["search"] = SearchRequest(30)
     return diagnose(model(), tokens, targets, weight_decay=1e-6, **options)
 
 
