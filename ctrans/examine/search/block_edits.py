@@ -24,7 +24,7 @@ from ctrans.examine.search.edit import (
     title_of,
     transpose,
 )
-from ctrans.examine.search.sites import Block, WeightMatrix, WeightSites, thirds
+from ctrans.examine.search.sites import Block, NamedMatrix, WeightSites, thirds
 
 SCALES = (0.25, 4.0)
 """The first factors that are tried; the search goes on in the direction that helps."""
@@ -55,7 +55,7 @@ def exchanged_matrices(sites: WeightSites, block: Block) -> Iterator[tuple[str, 
             )
 
 
-def _shapes(sites: WeightSites, matrix: WeightMatrix) -> list[torch.Size]:
+def _shapes(sites: WeightSites, matrix: NamedMatrix) -> list[torch.Size]:
     return [sites.weights[name].shape for name in matrix.names]
 
 
@@ -84,7 +84,7 @@ def _in_order(order: tuple[int, ...], parts: list[Tensor]) -> list[Tensor]:
 
 
 def with_thirds(
-    sites: WeightSites, matrix: WeightMatrix, act: Callable[[list[Tensor]], list[Tensor]]
+    sites: WeightSites, matrix: NamedMatrix, act: Callable[[list[Tensor]], list[Tensor]]
 ) -> Changes:
     """The matrix and its bias with other thirds."""
     found = thirds(sites.weights[matrix.weight])

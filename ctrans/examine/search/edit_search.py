@@ -18,14 +18,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ctrans.examine.search.edit import Edit
-from ctrans.examine.search.edits import edits_of
+from ctrans.examine.search.edit import Edit, EditKind
+from ctrans.examine.search.edits import EDITS, edits_of
 from ctrans.examine.search.limits import (
     ERRORS,
     FEWEST_TARGETS,
@@ -97,9 +97,11 @@ def search_edits(
     targets: Any,
     *,
     seconds: float = 120.0,
+    kinds: Mapping[str, EditKind] = EDITS,
     progress: ShareDone | None = None,
 ) -> EditSearch:
-    """The edits that lower a model's loss on these sequences, for at most so many seconds.
+    """The edits that lower a model's loss on these sequences, for at most so many seconds. `kinds`
+    may have further kinds of edits, or others.
 
     Nothing of the model changes: it runs with other weights in their place. Raises ConfigError for
     fewer than two sequences, for too few targets, and for a loss that is no mean over sequences.
@@ -116,7 +118,7 @@ def search_edits(
         )
     runs = Runs(model, tokens[different], rows_of(targets, different, len(tokens)))
     runs.check_rows()
-    searching = _Searching(runs, len(different) // 2, time.monotonic() + seconds, progress)
+    searching = _Searching(runs, kinds, len(different) // 2, time.monotonic() + seconds, progress)
     return searching.result()
 
 
@@ -129,8 +131,16 @@ def _different(tokens: Tensor) -> Tensor:
 
 
 class _Searching:
-    def __init__(self, runs: Runs, half: int, deadline: float, progress: ShareDone | None):
+    def __init__(
+        self,
+        runs: Runs,
+        kinds: Mapping[str, EditKind],
+        half: int,
+        deadline: float,
+        progress: ShareDone | None,
+    ):
         self.runs = runs
+        self.kinds = kinds
         self.first = slice(0, half)
         self.second = slice(half, None)
         self.start = time.monotonic()
@@ -141,7 +151,7 @@ class _Searching:
 
     def result(self) -> EditSearch:
         found: list[Found] = []
-        count = len(edits_of(self.runs.subject))
+        count = len(edits_of(self.runs.subject, self.kinds))
         while len(found) < MOST_EDITS:
             following = self._round()
             if following is None:
@@ -152,7 +162,7 @@ class _Searching:
 
     def _round(self) -> Found | None:
         """The edit that lowers the loss most, after those that are kept; None if there is none."""
-        edits = edits_of(self.runs.subject)
+        edits = edits_of(self.runs.subject, self.kinds)
         unedited = self.runs.losses(None, self.first)
         confirmed_unedited = self.runs.losses(None, self.second)
         rival = self._rival(unedited)

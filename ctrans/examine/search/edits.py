@@ -4,6 +4,8 @@ undone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ctrans.examine.search.block_edits import (
     blocks_in_another_order,
     exchanged_matrices,
@@ -49,7 +51,7 @@ EDITS: dict[str, EditKind] = {
 """By name, in the order in which they are tried: first in all blocks, then in single ones."""
 
 
-def edits_of(subject: Subject) -> list[Edit]:
+def edits_of(subject: Subject, kinds: Mapping[str, EditKind] = EDITS) -> list[Edit]:
     """All edits of a model, those of all blocks before those of single ones."""
-    edits = [edit for kind in EDITS.values() for edit in kind(subject)]
+    edits = [edit for kind in kinds.values() for edit in kind(subject)]
     return sorted(edits, key=lambda edit: edit.single)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ctrans.examine.search.block_edits import with_thirds
 from ctrans.examine.search.edit import Act, Changes, MakeChanges
-from ctrans.examine.search.sites import Block, WeightMatrix, WeightSites, thirds
+from ctrans.examine.search.sites import Block, NamedMatrix, WeightSites, thirds
 
 
 def _words(letter: str, name: str) -> re.Pattern[str]:
@@ -29,7 +29,7 @@ MOST_HEADS = 8
 SHOWN = 6
 
 
-def _roles(block: Block) -> Iterator[tuple[WeightMatrix, WeightMatrix, WeightMatrix]]:
+def _roles(block: Block) -> Iterator[tuple[NamedMatrix, NamedMatrix, NamedMatrix]]:
     """The maps to queries, keys and values of each attention of a block, by their names."""
     found = [
         [matrix for matrix in block.matrices.values() if words.search(matrix.place)]
@@ -38,7 +38,7 @@ def _roles(block: Block) -> Iterator[tuple[WeightMatrix, WeightMatrix, WeightMat
     yield from zip(*found, strict=False)
 
 
-def _head_sizes(sites: WeightSites, q: WeightMatrix, k: WeightMatrix) -> Iterator[tuple[int, int]]:
+def _head_sizes(sites: WeightSites, q: NamedMatrix, k: NamedMatrix) -> Iterator[tuple[int, int]]:
     """Numbers of query heads, and the channels of a head, that fit the maps."""
     rows, key_rows = (sites.weights[matrix.weight].shape[0] for matrix in (q, k))
     for count in sites.head_counts():
@@ -142,7 +142,7 @@ def grouped_queries(sites: WeightSites, block: Block) -> Iterator[tuple[str, Mak
 
 
 def _heads_with_outputs(
-    sites: WeightSites, q: WeightMatrix, outputs: list[WeightMatrix], order: list[int]
+    sites: WeightSites, q: NamedMatrix, outputs: list[NamedMatrix], order: list[int]
 ) -> Changes:
     changes = _rows(sites, (q,), partial(_in_order, order=order))
     for matrix in outputs:
@@ -169,7 +169,7 @@ def heads_of_thirds(sites: WeightSites, block: Block) -> Iterator[tuple[str, Mak
             )
 
 
-def _of_thirds(sites: WeightSites, block: Block) -> Iterator[tuple[WeightMatrix, int]]:
+def _of_thirds(sites: WeightSites, block: Block) -> Iterator[tuple[NamedMatrix, int]]:
     """Matrices of queries, keys and values, with numbers of heads that fit them."""
     for matrix in block.matrices.values():
         if thirds(sites.weights[matrix.weight]) is None:
@@ -189,7 +189,7 @@ def _turned_blocks(rows: Tensor, shape: tuple[int, int]) -> Tensor:
     return turned
 
 
-def _rows(sites: WeightSites, matrices: tuple[WeightMatrix, ...], act: Act) -> Changes:
+def _rows(sites: WeightSites, matrices: tuple[NamedMatrix, ...], act: Act) -> Changes:
     """The matrices with their rows, and biases, in another order."""
     return {
         name: act(sites.weights[name]).contiguous() for matrix in matrices for name in matrix.names

@@ -22,7 +22,7 @@ USUAL_SIZES = (8, 16, 32, 64, 128)
 
 
 @dataclasses.dataclass(frozen=True)
-class WeightMatrix:
+class NamedMatrix:
     """A linear map: its weight and its bias, if it has one, by their names.
 
     `place` is the name of the module without that of its block: `attn.c_proj`.
@@ -49,7 +49,7 @@ class Block:
     """
 
     title: str
-    matrices: Mapping[str, WeightMatrix]
+    matrices: Mapping[str, NamedMatrix]
     vectors: Mapping[str, str]
 
     @property
@@ -197,7 +197,7 @@ def _in_blocks(weights: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: titles[name] for names in patterns.values() if len(names) > 1 for name in names}
 
 
-def _matrices(weights: Mapping[str, Tensor]) -> list[WeightMatrix]:
+def _matrices(weights: Mapping[str, Tensor]) -> list[NamedMatrix]:
     """The weights of two axes, each with its bias."""
     found = []
     for name, weight in weights.items():
@@ -205,7 +205,7 @@ def _matrices(weights: Mapping[str, Tensor]) -> list[WeightMatrix]:
             continue
         place, bias = _named(name)
         has_bias = bias in weights and weights[bias].numel() in weight.shape
-        found.append(WeightMatrix(place, name, bias if has_bias else None))
+        found.append(NamedMatrix(place, name, bias if has_bias else None))
     return found
 
 
