@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +84,7 @@ class Operations(TorchFunctionMode):
         self._calling: list[nn.Module] = []
         self._hooks = ExitStack()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Operations:
         for part in self.whole:
             begin = part.register_forward_pre_hook(self._begins)
             end = part.register_forward_hook(self._ends, with_kwargs=True, always_call=True)
