@@ -199,7 +199,7 @@ def _data(plan: Prospect, runs: FinishedRuns) -> Data | None:
         data = read_source(plan.study.source, context)
     except ConfigError:
         return None
-    if data.fingerprint() == plan.fingerprints[context]:
+    if data.matches(plan.fingerprints[context]):
         return data
     return None
 

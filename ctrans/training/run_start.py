@@ -151,7 +151,7 @@ def resumed(
         raise ConfigError(
             f"the run in {str(store.directory)!r} has continued since it was read: try again"
         )
-    if data.fingerprint() != state.fingerprint:
+    if not data.matches(state.fingerprint):
         raise ConfigError(
             f"the data differ from those of the run in {str(store.directory)!r}: give the same data"
         )

@@ -151,6 +151,20 @@ def test_the_fingerprint_sees_every_token_of_a_text_of_usual_size(place):
     assert from_text(bytes(text), 4).fingerprint() != BLANK
 
 
+def test_the_fingerprint_sees_every_token_of_a_long_text():
+    """Also those between the stretches that earlier versions of ctrans sampled."""
+    text = bytearray(2_000_000)
+    data = from_text(bytes(text), 4)
+    sampled = data._sampled_fingerprint()
+    saved = data.fingerprint()
+    assert data.matches(saved)
+    assert data.matches(sampled), "a run of an earlier version goes on"
+    text[1500] = 1  # the first stretches begin at tokens 0 and 1758
+    changed = from_text(bytes(text), 4)
+    assert changed.matches(sampled)
+    assert not changed.matches(saved)
+
+
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("wrong", [-1, 2**24, 2**40])
 @pytest.mark.parametrize("split", ["train", "validation"])
