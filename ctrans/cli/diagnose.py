@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import textwrap
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -37,6 +38,7 @@ from ctrans.examine.diagnosis.weights_only import (
 from ctrans.interop.checkpoint_weights import checkpoint_weights
 from ctrans.measure.findings import SEVERITIES, as_object, limits_in_words
 from ctrans.report.gate import junit, of_baseline, read_baseline, sarif, stopping
+from ctrans.report.ownership import place_of
 from ctrans.report.progress import Bar, progress_bar
 from solvers import ConfigError
 
@@ -259,12 +261,19 @@ def _paths(
 
 
 def _directory(request: DiagnoseRequest) -> Path | None:
-    directory = directory_of(request)
-    for kind in ("treat", "sarif", "junit"):
-        path = getattr(request, kind)
-        if path is not None:
-            check_file_of(kind, path, request, directory)
-    return directory
+    if request.treat is None:
+        return directory_of(request)
+    copy = place_of(request.treat)
+    directory = request.out or Path("out") / request.command
+    home = Path(os.path.realpath(directory))
+    if copy in (home, *home.parents) and not (request.quiet and request.out is None):
+        raise ConfigError(
+            f"--treat {str(request.treat)!r} is a new directory, and the result would lie in it:"
+            " choose another --treat or --out"
+        )
+    checked = directory_of(request, other_files=[str(copy)])
+    check_file_of("treat", request.treat, request, checked)
+    return checked
 
 
 def _of_models(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path | None]:

@@ -36,6 +36,8 @@ FILE = "study.sqlite"
 LOCK = ".study.lock"
 BESIDE = ("-wal", "-journal", "-shm")
 """Ends of the names of files that SQLite keeps beside its own."""
+STORE_FILES = (FILE, LOCK, *(FILE + end for end in BESIDE))
+"""The names of all files of a store."""
 
 
 class Store:

@@ -53,6 +53,11 @@ def check_format(name: str) -> str:
     return name
 
 
+def names(form: str) -> list[str]:
+    """The names of the files of an export."""
+    return [f"runs.{form}", f"outcomes.{form}"]
+
+
 def files(name: str, store: Store, outcomes: Outcomes) -> dict[str, Callable[[], bytes]]:
     """The files of an export by name, each with the function that makes its contents."""
     make = look_up("export format", name, FORMATS)

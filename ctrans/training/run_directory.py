@@ -46,6 +46,8 @@ from ctrans.model.sums import (
 from solvers import ConfigError
 
 LOCK = ".lock"
+PLACES = (LAST, BEST, LOCK, *GENERATIONS)
+"""The names in the directory of a run, besides those of its logs."""
 KEEP = "alarm.json"
 """The newest checkpoint with this file is kept: a watcher saved it before a danger."""
 KEPT = 2
