@@ -156,7 +156,7 @@ def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -
     }
     files: dict[str, Callable[[], bytes]] = {}
     for form in request.formats:
-        files |= export.files(form, store, outcomes)
+        files |= export.files(form, store, plan.keys_today, outcomes)
     failures = []
     if failed:
         failures.append(

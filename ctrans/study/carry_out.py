@@ -40,11 +40,15 @@ class Prospect:
 
     def kept(self, store: Store) -> list[Finished]:
         """The runs of this study that the store has, each with its case in this study."""
-        keys_today = {self.names.get(key, key): key for key in self.runs}
         return [
-            dataclasses.replace(finished, run=self.runs[keys_today[finished.key]])
-            for finished in store.runs(keys_today)
+            dataclasses.replace(finished, run=self.runs[self.keys_today[finished.key]])
+            for finished in store.runs(self.keys_today)
         ]
+
+    @property
+    def keys_today(self) -> dict[str, str]:
+        """The present keys of this study's runs by the keys under which the store has them."""
+        return {self.names.get(key, key): key for key in self.runs}
 
     @property
     def jobs(self) -> list[Job]:
