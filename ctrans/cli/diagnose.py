@@ -246,17 +246,27 @@ def command(request: DiagnoseRequest) -> None:
 def _paths(
     request: DiagnoseRequest, results: Diagnoses, diagnoses: Iterable[str]
 ) -> dict[str, str]:
-    """The path of each model by its name in results; of a change, that of its later model. What has
-    no path keeps its name.
+    """The path of each model by its name in results; of a change, that of its later model; of a
+    model in a format, its own. What has no path keeps its name.
     """
     model_paths = {
         name: str(value) for name, (_, value) in zip(results, request.named_models, strict=False)
     }
+    # a path may have the words of a change in it, so that names are made and not taken apart
+    before = ["baseline", *results]
+    of_changes = {
+        f"{earlier} to {later}": path for later, path in model_paths.items() for earlier in before
+    }
+    by_name = {**of_changes, **model_paths}
     paths = {}
     for name in diagnoses:
-        candidates = [name, *reversed(name.split(" to "))]
-        with_path = [candidate for candidate in candidates if candidate in model_paths]
-        paths[name] = model_paths[with_path[0]] if with_path else name
+        rounded = [model for model in model_paths if name.startswith(f"{model} to ")]
+        if name in by_name:
+            paths[name] = by_name[name]
+        elif rounded:  # a model in a format of --precision
+            paths[name] = model_paths[max(rounded, key=len)]
+        else:
+            paths[name] = name
     return paths
 
 
