@@ -19,7 +19,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor
 
 from ctrans.base.option import COUNT, Count, Range, Seed
-from ctrans.interop.tokens import map_tokens
+from ctrans.interop.tokens import check_unchanged, map_tokens
 from solvers import ConfigError
 
 SHARE = 10
@@ -123,6 +123,7 @@ class Data:
         """Raises ConfigError for a token outside of the vocabulary. Reads all tokens."""
         for split, tokens in self._splits.items():
             for start in range(0, len(tokens), PIECE):
+                check_unchanged(tokens)
                 highest = int(tokens[start : start + PIECE].max())
                 lowest = int(tokens[start : start + PIECE].min())
                 if lowest < 0:
@@ -152,6 +153,7 @@ class Data:
         for tokens in self._splits.values():
             digest.update(len(tokens).to_bytes(8, "little"))
             for start in range(0, len(tokens), PIECE):
+                check_unchanged(tokens)
                 digest.update(tokens[start : start + PIECE].tobytes())
         return WHOLE + digest.hexdigest()
 
@@ -216,6 +218,8 @@ class Data:
 
     def _counted(self) -> tuple[tuple[Tokens, Tokens], tuple[Tokens, Tokens], int]:
         """`_pairs` of the start of each split, and 1 + the largest target."""
+        for tokens in self._splits.values():
+            check_unchanged(tokens)
         train = self._pairs(self.train[:COUNTED].astype(np.int64))
         validation = self._pairs(self.validation[:COUNTED].astype(np.int64))
         largest = max(int(targets.max()) for _, targets in (train, validation))
@@ -232,6 +236,7 @@ class Data:
     def _windows(
         self, tokens: Tokens, starts: Integer[np.ndarray, " windows"]
     ) -> tuple[Tensor, Tensor]:
+        check_unchanged(tokens)
         rows = [tokens[start : start + self.context + 1] for start in starts]
         windows = torch.from_numpy(np.stack(rows).astype(np.int64))
         return windows[:, :-1], windows[:, 1:]

@@ -369,7 +369,12 @@ def lock(path: Path, activity: str) -> IO[bytes]:
     """
     with ExitStack() as stack:
         # without waiting, as opening a pipe does
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        except IsADirectoryError:
+            raise ConfigError(
+                f"cannot lock {str(path)!r}: it is a directory, and no regular file: move it away"
+            ) from None
         file = stack.enter_context(open(handle, "r+b", buffering=0))
         kind = no_regular_file(os.fstat(handle).st_mode)
         if kind:

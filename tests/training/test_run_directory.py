@@ -509,6 +509,12 @@ def test_a_link_that_cannot_be_replaced_is_one_sentence_and_leaves_no_litter(tmp
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "last", "best"}
 
 
+def test_a_lock_that_is_a_directory_is_named(tmp_path):
+    (tmp_path / LOCK).mkdir()
+    with pytest.raises(ConfigError, match=r"it is a directory.*: move it away$"):
+        RunDirectory(tmp_path).locked().__enter__()
+
+
 def test_a_lock_that_is_a_pipe_is_named_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / LOCK)
     with pytest.raises(ConfigError, match="it is a pipe"), RunDirectory(tmp_path).locked():
