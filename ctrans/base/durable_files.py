@@ -6,12 +6,17 @@ import os
 import threading
 from pathlib import Path
 
+LONGEST = 100
+"""The bytes of a file's name that its temporary name has; file systems allow 255, or 143."""
+
 
 def write_durably(path: Path, data: bytes) -> None:
     """Writes the file whole or leaves the old one, and returns when it is on the disk. Raises
     OSError.
     """
-    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}")
+    # a name that a file may have leaves no room for the dot and the number
+    beginning = os.fsdecode(os.fsencode(path.name)[:LONGEST])
+    temporary = path.with_name(f".{beginning}.{threading.get_native_id()}")
     temporary.unlink(missing_ok=True)  # of a killed process, or a link to another file
     try:
         with temporary.open("xb") as file:

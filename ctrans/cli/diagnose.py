@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import textwrap
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -37,6 +38,7 @@ from ctrans.examine.diagnosis.weights_only import (
 from ctrans.interop.checkpoint_weights import checkpoint_weights
 from ctrans.measure.findings import SEVERITIES, as_object, limits_in_words
 from ctrans.report.gate import junit, of_baseline, read_baseline, sarif, stopping
+from ctrans.report.ownership import place_of
 from ctrans.report.progress import Bar, progress_bar
 from solvers import ConfigError
 
@@ -244,27 +246,44 @@ def command(request: DiagnoseRequest) -> None:
 def _paths(
     request: DiagnoseRequest, results: Diagnoses, diagnoses: Iterable[str]
 ) -> dict[str, str]:
-    """The path of each model by its name in results; of a change, that of its later model. What has
-    no path keeps its name.
+    """The path of each model by its name in results; of a change, that of its later model; of a
+    model in a format, its own. What has no path keeps its name.
     """
     model_paths = {
         name: str(value) for name, (_, value) in zip(results, request.named_models, strict=False)
     }
+    # a path may have the words of a change in it, so that names are made and not taken apart
+    before = ["baseline", *results]
+    of_changes = {
+        f"{earlier} to {later}": path for later, path in model_paths.items() for earlier in before
+    }
+    by_name = {**of_changes, **model_paths}
     paths = {}
     for name in diagnoses:
-        candidates = [name, *reversed(name.split(" to "))]
-        with_path = [candidate for candidate in candidates if candidate in model_paths]
-        paths[name] = model_paths[with_path[0]] if with_path else name
+        rounded = [model for model in model_paths if name.startswith(f"{model} to ")]
+        if name in by_name:
+            paths[name] = by_name[name]
+        elif rounded:  # a model in a format of --precision
+            paths[name] = model_paths[max(rounded, key=len)]
+        else:
+            paths[name] = name
     return paths
 
 
 def _directory(request: DiagnoseRequest) -> Path | None:
-    directory = directory_of(request)
-    for kind in ("treat", "sarif", "junit"):
-        path = getattr(request, kind)
-        if path is not None:
-            check_file_of(kind, path, request, directory)
-    return directory
+    if request.treat is None:
+        return directory_of(request)
+    copy = place_of(request.treat)
+    directory = request.out or Path("out") / request.command
+    home = Path(os.path.realpath(directory))
+    if copy in (home, *home.parents) and not (request.quiet and request.out is None):
+        raise ConfigError(
+            f"--treat {str(request.treat)!r} is a new directory, and the result would lie in it:"
+            " choose another --treat or --out"
+        )
+    checked = directory_of(request, other_files=[str(copy)])
+    check_file_of("treat", request.treat, request, checked)
+    return checked
 
 
 def _of_models(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path | None]:

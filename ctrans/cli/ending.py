@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +31,7 @@ from ctrans.model.remarks import remarks_on
 from ctrans.report.contents import page_of, page_of_table
 from ctrans.report.files import check_writable, takes_data, to_json, write_atomic
 from ctrans.report.html import check_libraries, render
-from ctrans.report.ownership import check_replaceable, check_result
+from ctrans.report.ownership import check_replaceable, check_result, place_of
 from ctrans.report.picture import pictures
 from ctrans.report.sections import Page
 from ctrans.report.terminal import show
@@ -39,9 +40,14 @@ from solvers import ConfigError
 CPU = torch.device("cpu")
 
 
-def directory_of(request: WrittenRequest, default: Path | None = None) -> Path | None:
+def directory_of(
+    request: WrittenRequest,
+    default: Path | None = None,
+    files: Sequence[str] = (),
+    other_files: Sequence[str] = (),
+) -> Path | None:
     """The directory for a result's files: --out, else none with --json -, else `default` or
-    out/COMMAND.
+    out/COMMAND. For `files` and `other_files` see `check_outputs`.
 
     Call it after all checks and before the computation. Raises ConfigError if files cannot be
     written there.
@@ -49,31 +55,87 @@ def directory_of(request: WrittenRequest, default: Path | None = None) -> Path |
     directory = request.out
     if directory is None and not request.quiet:
         directory = default or Path("out") / request.command
-    check_json(request, directory)
+    check_outputs(request, directory, files, other_files)
     if directory is not None:
         check_writable(directory)
     return directory
 
 
-def check_json(request: Request, directory: Path | None = None) -> None:
-    """Raises ConfigError unless the JSON and the page can be written, and replace no input of
-    the command and nothing that ctrans did not write. ctrans makes the directory of the page, and
-    that of --out (`directory`). The directory of the JSON must exist.
+def check_outputs(
+    request: Request,
+    directory: Path | None = None,
+    files: Sequence[str] = (),
+    other_files: Sequence[str] = (),
+) -> None:
+    """Raises ConfigError unless all files of the output can be written, each in a place of its own,
+    and replace no input of the command and nothing that ctrans did not write. ctrans makes the
+    directory of the page, and that of --out (`directory`). The directory of the JSON must exist.
+
+    - `files`: names in `directory` of the result's files, besides its JSON and its pictures
+    - `other_files`: names there, or absolute paths, of what the command writes and checks elsewhere
     """
-    if request.json_path is not None and not request.quiet:
-        check_file_of("json", Path(request.json_path), request, directory)
+    of_result = [f"{name}.png" for name in (request.command, *picture_names())]
+    of_result += files
+    _check_apart(request, directory, [*of_result, *other_files])
+    for kind, path in _named_files(request).items():
+        check_file_of(kind, path, request, directory)
     if request.html_path is not None:
-        check_file_of("html", Path(request.html_path), request, directory)
         check_libraries()
     if directory is not None:
-        names = [f"{name}.png" for name in (request.command, *picture_names())]
         check_result(
             directory,
             request.command,
-            names,
+            of_result,
             overwrite=request.overwrite,
             inputs=request.inputs,
         )
+
+
+def _named_files(request: Request) -> dict[str, Path]:
+    """The files that the user named for the output, by the name of the option."""
+    named: dict[str, Path] = {}
+    if request.json_path is not None and not request.quiet:
+        named["json"] = Path(request.json_path)
+    if request.html_path is not None:
+        named["html"] = Path(request.html_path)
+    for kind in ("sarif", "junit"):
+        path = getattr(request, kind, None)
+        if path is not None:
+            named[kind] = path
+    return named
+
+
+def _check_apart(request: Request, directory: Path | None, own_names: Sequence[str]) -> None:
+    """Raises ConfigError if a file that the user named for the output has the place of another one,
+    or of one that the command writes by itself.
+    """
+    kinds: dict[Path, str] = {}
+    for kind, path in _named_files(request).items():
+        if takes_data(path):
+            continue
+        place = place_of(path)
+        if place in kinds:
+            raise ConfigError(
+                f"--{kinds[place]} and --{kind} name the same file, {str(path)!r}: choose two"
+                " places"
+            )
+        kinds[place] = kind
+    home = Path(os.path.realpath(directory or Path()))
+    own_places = {home / name for name in own_names}
+    result = home / f"{request.command}.json"
+    for place, kind in kinds.items():
+        # a file in the place of another, or below it, as in a directory of checkpoints
+        around = {place, *place.parents}
+        clashes = bool(own_places & around)
+        if directory is not None:
+            is_the_same_json = kind == "json" and place == result
+            clashes = clashes or (result in around and not is_the_same_json)
+            clashes = clashes or place in {home, *home.parents}
+        if clashes:
+            raise ConfigError(
+                f"--{kind} {str(place)!r} is a place where ctrans {request.command} itself writes:"
+                " choose another one"
+            )
 
 
 def check_file_of(kind: str, path: Path, request: Request, directory: Path | None) -> None:

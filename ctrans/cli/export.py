@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 from ctrans.base.option import REQUIRED, option
 from ctrans.cli.click_options import once
-from ctrans.cli.ending import check_json, end
+from ctrans.cli.ending import check_outputs, end
 from ctrans.cli.request import Request, command_of
 from ctrans.interop.nanogpt import CHECKPOINT, to_nanogpt
 from ctrans.interop.transformers_export import target_of, write_transformers
@@ -19,7 +20,6 @@ from ctrans.measure.measured import Answer, Measured
 from ctrans.model.checkpoint import load, load_config
 from ctrans.model.gpt import GPT
 from ctrans.report.files import write_atomic
-from ctrans.report.ownership import check_result
 from ctrans.training.run_directory import RunDirectory
 from solvers import ConfigError
 
@@ -35,8 +35,8 @@ FORMATS: dict[str, Callable[[GPT, Path], str]] = {"hf": write_transformers, "nan
 """Formats by name: each function writes a model to a directory and returns its family's name."""
 
 
-MODEL_FILES = ("config.json", "model.safetensors", CHECKPOINT)
-"""The files of an exported model."""
+FORMAT_FILES = {"hf": ("config.json", "model.safetensors"), "nanogpt": (CHECKPOINT,)}
+"""The files of an exported model, by format."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,22 +85,31 @@ def command(request: ExportRequest) -> None:
             f"{str(request.out)!r} has a training run, and commands would read the exported model"
             " in its place: choose another --out"
         )
-    check_json(request, request.out)
-    check_result(
-        request.out,
-        "export",
-        MODEL_FILES,
-        overwrite=request.overwrite,
-        inputs=request.inputs,
-    )
+    files = FORMAT_FILES[request.form]
+    check_outputs(request, request.out, files)
+    others = _files_of_other_formats(request)
+    if others and not request.overwrite:
+        raise ConfigError(
+            f"{str(request.out)!r} has {others[0]}, a model in another format, which commands may"
+            " read in place of this one: choose another --out, or add --overwrite"
+        )
     if request.form == "hf":
         target_of(load_config(request.checkpoint))
     family = write(load(request.checkpoint), request.out)
-    files = sorted(path.name for path in request.out.iterdir() if path.name in MODEL_FILES)
+    notes = [f"Files: {', '.join(files)}"]
+    if others:
+        notes.append(f"{', '.join(others)} of another format stays there, with its own model")
     answer = Answer(f"Wrote the model as {family} to {request.out}.", "good")
     end(
         request,
         request.out,
         result={"family": family, "directory": str(request.out), "files": files},
-        measured=Measured(answers=(answer,), notes={"": [f"Files: {', '.join(files)}"]}),
+        measured=Measured(answers=(answer,), notes={"": notes}),
     )
+
+
+def _files_of_other_formats(request: ExportRequest) -> list[str]:
+    """The names of a model's files in --out that this format does not write."""
+    own = FORMAT_FILES[request.form]
+    names = [name for files in FORMAT_FILES.values() for name in files if name not in own]
+    return [name for name in names if os.path.lexists(request.out / name)]

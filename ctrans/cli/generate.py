@@ -18,7 +18,7 @@ from ctrans.base.json_values import plain
 from ctrans.base.option import COUNT, REQUIRED, option
 from ctrans.base.threads import choose_threads, flops
 from ctrans.cli.click_options import once
-from ctrans.cli.ending import check_json, result_of, write_result
+from ctrans.cli.ending import check_outputs, result_of, write_result
 from ctrans.cli.request import Request, command_of
 from ctrans.cli.say import say
 from ctrans.dynamics.scheme import DISCRETE, Scheme
@@ -90,7 +90,7 @@ def command(request: GenerateRequest) -> None:
     """
     for seed in (request.seed, request.seed + request.samples - 1):
         Sampling(request.temperature, request.top_k, seed)
-    check_json(request)
+    check_outputs(request)
     device = get_device(request.device)
     checkpoint = find_model(request.checkpoint)
     model = load(checkpoint).to(device).requires_grad_(requires_grad=False).eval()

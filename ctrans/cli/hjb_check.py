@@ -49,6 +49,7 @@ ADVICE = (
 )
 """The line after findings that do not hold."""
 PDE_POINTS = 41
+PDE_PICTURE = "hjb-pde.png"
 PDE_GAINS = (1.0, 0.5)
 """Gains of the output norm of the example with two coordinates."""
 
@@ -172,7 +173,7 @@ def command(request: HJBCheckRequest) -> None:
     if not jobs:
         raise ConfigError(next(iter(refused.values())))
     batch = read_batch(request, sources)
-    directory = directory_of(request)
+    directory = directory_of(request, files=[PDE_PICTURE])
     checks: dict[str, list[ModelCheck]] = {source.config.norm: [] for source in sources}
     principles: dict[str, Principled] = {}
     values: dict[str, Valued] = {}
@@ -251,7 +252,7 @@ def _in_the_plane(
     if not request.pde:
         return None, {}
     study = pde_study(velocity_hull(_norm_of_the_plane()), points=PDE_POINTS)
-    return study.summary(), {"hjb-pde.png": partial(_picture, study)}
+    return study.summary(), {PDE_PICTURE: partial(_picture, study)}
 
 
 def _words(request: HJBCheckRequest, batch: Batch) -> list[str]:

@@ -17,6 +17,8 @@ from ctrans.report.contents import page_of
 from ctrans.report.html import check_libraries, render
 from solvers import ConfigError
 
+PAGE = "report.html"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReportRequest(WrittenRequest):
@@ -48,7 +50,10 @@ def command(request: ReportRequest) -> None:
     check_libraries()
     results = _read(request.results)
     page = page_of(results)
-    directory = directory_of(request)
+    names: list[str] = []
+    if not request.html_path:
+        names.append(PAGE)
+    directory = directory_of(request, files=names)
     about = {
         "results": {
             name: {key: result.get(key) for key in ("command", "environment")}
@@ -58,7 +63,7 @@ def command(request: ReportRequest) -> None:
     }
     files: dict[str, Callable[[], bytes]] = {}
     if not request.html_path:
-        files["report.html"] = lambda: render(page).encode()
+        files[PAGE] = lambda: render(page).encode()
     end(request, directory, result=about, report=page, files=files)
 
 

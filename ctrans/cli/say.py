@@ -11,6 +11,7 @@ from typing import IO
 import click
 
 from ctrans.base.printable import printable
+from ctrans.base.standard_error import discard_stderr
 
 STDOUT = "standard output"
 """What an error of writing to stdout has for the name of a file."""
@@ -18,12 +19,15 @@ STDOUT = "standard output"
 
 def say(text: str, *, error: bool = False, end: str = "\n", to: IO[str] | None = None) -> None:
     """Prints the text, by default on stdout, with control characters escaped. An error is one
-    line on stderr.
+    line on stderr; if stderr is full or closed, the command goes on without the line.
     """
     text = printable(text)
     if error:
         one_line = text.strip().replace("\n", "\\n")
-        click.echo(f"ctrans: {one_line}", file=to, err=True)
+        try:
+            click.echo(f"ctrans: {one_line}", file=to, err=True)
+        except OSError:
+            discard_stderr()
     else:
         with naming_stdout():
             click.echo(text + end, file=to, nl=False)
@@ -42,7 +46,7 @@ def naming_stdout() -> Iterator[None]:
 
 def say_last(text: str) -> None:
     """Prints the line of an error with which the process ends, if stderr takes it."""
-    with suppress(OSError, KeyboardInterrupt):
+    with suppress(KeyboardInterrupt):
         say(text, error=True)
 
 

@@ -8,13 +8,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ctrans.cli.ending import check_json, end
+from ctrans.cli.ending import check_outputs, end
 from ctrans.cli.request import absolute_paths, check_exclusive, command_of
 from ctrans.cli.say import say
 from ctrans.cli.study_request import StudyRequest, begins, carry_out, costs, engine, processes
 from ctrans.study import export
 from ctrans.study.carry_out import Prospect, prospect
-from ctrans.study.database import FILE, Store, open_store
+from ctrans.study.database import FILE, STORE_FILES, Store, open_store
 from ctrans.study.description import Study
 from ctrans.study.engine import check_ray
 from ctrans.study.finished import FinishedRuns
@@ -125,9 +125,11 @@ def _check(request: StudyRequest, directory: Path) -> None:
     check_exclusive(request, ("file", "bin"), ("dry_run", "report"), ("workers", "ray"))
     if request.ray is not None:
         check_ray()
-    for name in request.formats:
-        export.check_format(name)
-    check_json(request, directory)
+    exported: list[str] = []
+    for form in request.formats:
+        export.check_format(form)
+        exported += export.names(form)
+    check_outputs(request, directory, exported, STORE_FILES)
 
 
 def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -> None:
@@ -154,7 +156,7 @@ def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -
     }
     files: dict[str, Callable[[], bytes]] = {}
     for form in request.formats:
-        files |= export.files(form, store, outcomes)
+        files |= export.files(form, store, plan.keys_today, outcomes)
     failures = []
     if failed:
         failures.append(
@@ -199,7 +201,7 @@ def _data(plan: Prospect, runs: FinishedRuns) -> Data | None:
         data = read_source(plan.study.source, context)
     except ConfigError:
         return None
-    if data.fingerprint() == plan.fingerprints[context]:
+    if data.matches(plan.fingerprints[context]):
         return data
     return None
 

@@ -14,7 +14,7 @@ import torch
 
 from ctrans.base.json_values import plain
 from ctrans.base.threads import choose_threads, flops
-from ctrans.cli.ending import check_json, print_page, result_of, save_json, write_result
+from ctrans.cli.ending import check_outputs, print_page, result_of, save_json, write_result
 from ctrans.cli.exits import Exit
 from ctrans.cli.other_depths import check_depths, losses_at
 from ctrans.cli.request import check_exclusive, command_of
@@ -34,7 +34,7 @@ from ctrans.training import log
 from ctrans.training.loop import Ending, Observer, Outcome, TrainingRun, carry_out
 from ctrans.training.monitor.reactions import check_reactions
 from ctrans.training.processes import get_device, restarts
-from ctrans.training.run_directory import RunDirectory
+from ctrans.training.run_directory import PLACES, RunDirectory
 from ctrans.training.start_from import start_from
 from ctrans.training.train import Plan, begun, plan, plan_to_resume
 from ctrans.training.trained import measured
@@ -121,7 +121,7 @@ def _check_places(request: TrainRequest) -> None:
     check_reactions(request.react)
     if not request.resume or request.monitor is False:
         check_monitored(request)
-    check_json(request, request.out)
+    check_outputs(request, request.out, other_files=[*PLACES, *log.RECORDS])
     if request.overwrite and request.origin is not None:
         check_origin_stays(request.origin, request.out)
 

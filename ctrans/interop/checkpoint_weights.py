@@ -22,7 +22,9 @@ from ctrans.interop.nanogpt import CHECKPOINT
 from ctrans.interop.pickled import pickled_weights
 from ctrans.interop.stored_weights import CODES, FLOATS, Stored, read_weight, stored_weights
 from ctrans.interop.weight_names import GAIN
-from ctrans.model.checkpoint import BEST, LAST, find_model
+from ctrans.model.checkpoint import BEST, LAST, find_model, of_ours
+from ctrans.model.sums import STATE, SUMS, check_bound
+from ctrans.model.weights_file import check_checksum
 from solvers import ConfigError
 
 SAFETENSORS = ".safetensors"
@@ -45,13 +47,14 @@ def checkpoint_weights(
     """By name, a function that reads the weight.
 
     Codes of fp8 and of 8 bits with scales become numbers. Gains that a family stores less 1 become
-    gains. Raises ConfigError for a path without weights, and for other quantised weights.
+    gains. Raises ConfigError for a path without weights, for other quantised weights, and for
+    damaged files of ctrans.
     """
     no_weights = "|".join(NO_WEIGHTS)
+    all_stored = _stored(path, allow_pickle=allow_pickle)
+    _check_whole(all_stored)
     stored = {
-        name: weight
-        for name, weight in _stored(path, allow_pickle=allow_pickle).items()
-        if not re.search(no_weights, name)
+        name: weight for name, weight in all_stored.items() if not re.search(no_weights, name)
     }
     if os.path.isfile(path / METADATA):
         less_one = gains_less_one(path)
@@ -113,6 +116,18 @@ def _stored(path: Path, *, allow_pickle: bool) -> Mapping[str, Stored]:
         f"{str(path)!r} holds no weights: give a directory of Hugging Face or ctrans, a distributed"
         f" checkpoint, or a {SAFETENSORS} file"
     )
+
+
+def _check_whole(stored: Mapping[str, Stored]) -> None:
+    """Raises ConfigError for a damaged file that ctrans wrote, and for one in a damaged checkpoint
+    of a training run. Files of others have no sums of a kind that ctrans knows.
+    """
+    files = {weight.path for weight in stored.values() if weight.path.suffix == SAFETENSORS}
+    for path in sorted(files):
+        is_in_a_run = all(os.path.exists(path.parent / name) for name in (SUMS, STATE))
+        if is_in_a_run or of_ours(path):
+            check_bound(path.parent)
+            check_checksum(path)
 
 
 def _family(path: Path) -> str:

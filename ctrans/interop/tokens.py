@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,6 +83,27 @@ def map_tokens(path: Path) -> Ids:
         return np.memmap(path, dtype=np.dtype("<u2"), mode="r")
     except OSError as error:
         raise cannot_read(path, error) from None
+
+
+def check_unchanged(ids: Ids) -> None:
+    """Raises ConfigError if the file of mapped ids has another size than when it was opened: to
+    read beyond its end would kill the process (SIGBUS).
+
+    It does not see a file that changes between this check and the reading, nor other ids in a file
+    of the same size. A file that was removed or renamed can be read on.
+    """
+    if not isinstance(ids, np.memmap) or ids.filename is None:
+        return
+    try:
+        size = os.stat(ids.filename).st_size
+    except OSError:
+        return
+    expected = ids.offset + ids.nbytes
+    if size != expected:
+        raise ConfigError(
+            f"{str(ids.filename)!r} changed while it was read: it had {expected:,} bytes and has"
+            f" {size:,}; restore it, and give a changed file another name"
+        )
 
 
 IDS: dict[str, Callable[[Path], Ids]] = {".bin": map_tokens, ".npy": _read_ids}

@@ -27,7 +27,7 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from ctrans.base.durable_files import write_durably
+from ctrans.base.durable_files import flush, write_durably
 from ctrans.base.given_files import read_json
 from ctrans.dynamics.weights.low_rank import before_updates, factors, merge_updates, update_like
 from ctrans.dynamics.weights.on_demand import check_present
@@ -59,17 +59,32 @@ BASE_DIGEST = "base_sha256"
 def save(model: GPT, directory: str | Path) -> None:
     """Writes the model to the directory, each file whole or not at all, even if the machine stops.
     For a model with low-rank updates it writes the updates, and their base next to the directory if
-    there is none. Raises ConfigError if it cannot write, or if there is another base.
+    there is none. It removes an earlier model of the other kind from the directory. Raises
+    ConfigError if it cannot write, if there is another base, or if updates that `load` would read
+    are of others.
     """
     check_present(model, "saved")
     directory = Path(directory)
     updates = factors(model)
+    adapter = directory / ADAPTER
+    if not updates and os.path.lexists(adapter) and not of_ours(adapter):
+        raise ConfigError(
+            f"{str(adapter)!r} was not saved by ctrans, and `load` would read it in place of the"
+            " model: move it away, or choose another directory"
+        )
+    base = directory.parent / BASE
+    if updates and os.path.realpath(base) == os.path.realpath(directory):
+        raise ConfigError(
+            f"{str(directory)!r} is the place of the weights that are updated: choose another name"
+        )
     try:
         if updates:
-            digest = _save_base(model, directory.parent / BASE)
+            digest = _save_base(model, base)
             _write(directory, ADAPTER, model.config, updates, {BASE_DIGEST: digest})
+            _remove_ours(directory / WEIGHTS)
         else:
             _write(directory, WEIGHTS, model.config, _weights(model))
+            _remove_ours(adapter)
     except OSError as error:
         raise ConfigError(
             f"cannot write a checkpoint to {str(directory)!r}: {error.strerror or error}"
@@ -90,13 +105,22 @@ def _write(
     write_durably(directory / CONFIG, json.dumps(settings, indent=1).encode())
 
 
+def _remove_ours(weights: Path) -> None:
+    """Removes a file of weights or of updates that `save` wrote. One of others stays."""
+    if of_ours(weights):
+        weights.unlink()
+        flush(weights.parent)
+
+
 def _save_base(model: GPT, directory: Path) -> str:
-    """Writes the weights that the model updates unless they exist, and returns their SHA-256."""
+    """Writes the weights that the model updates unless they exist, and returns their SHA-256.
+    Raises ConfigError for other weights there.
+    """
     weights = before_updates(model)
     digest = sha256_of(weights)
     path = directory / WEIGHTS
     complete = os.path.exists(directory / CONFIG)
-    if not complete and (_of_ours(path) or not os.path.lexists(path)):
+    if not complete and not os.path.lexists(path):
         _write(directory, WEIGHTS, model.config, weights)
         return digest
     saved_weights, _ = read_weights(path)
@@ -105,13 +129,15 @@ def _save_base(model: GPT, directory: Path) -> str:
             f"{str(directory)!r} has other weights than those that this model updates: save it in"
             " another directory"
         )
+    if not complete:  # a kill came between the weights and the configuration
+        _write(directory, WEIGHTS, model.config, weights)
     return digest
 
 
 def remove_base(directory: Path) -> None:
     """Removes a base that `save` wrote, or began to write. Files of others stay."""
     with contextlib.suppress(OSError):
-        if _of_ours(directory / WEIGHTS):
+        if of_ours(directory / WEIGHTS):
             for name in (CONFIG, WEIGHTS):  # the weights last: they identify the directory as ours
                 (directory / name).unlink(missing_ok=True)
         for name in (CONFIG, WEIGHTS):
@@ -120,8 +146,8 @@ def remove_base(directory: Path) -> None:
         directory.rmdir()
 
 
-def _of_ours(weights: Path) -> bool:
-    """Whether `save` wrote this file of weights."""
+def of_ours(weights: Path) -> bool:
+    """Whether `save` wrote this file of weights or of updates."""
     try:
         with safetensors.safe_open(weights, "pt") as file:
             return CONFIG_DIGEST in (file.metadata() or {})

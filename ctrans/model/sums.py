@@ -41,19 +41,17 @@ def sums(checkpoint: Path) -> bytes:
 
 
 def _files(checkpoint: Path) -> list[Path]:
-    return [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name != SUMS]
+    paths = sorted(checkpoint.rglob("*"))
+    return [path for path in paths if path.is_file() and path != checkpoint / SUMS]
 
 
-def files_of_users(checkpoint: Path) -> list[Path]:
-    """The files in a whole checkpoint that SHA256SUMS does not list. None without sums: it is not
-    whole yet.
-    """
+def listed_files(checkpoint: Path) -> set[str] | None:
+    """The names that SHA256SUMS lists; None without sums, as of a checkpoint that is not whole."""
     try:
         lines = (checkpoint / SUMS).read_bytes().splitlines()
     except OSError:
-        return []
-    names = {_name(line) for line in lines}
-    return [path for path in _files(checkpoint) if str(path.relative_to(checkpoint)) not in names]
+        return None
+    return {_name(line) for line in lines}
 
 
 def _lines(files: Iterable[Path], checkpoint: Path) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ PICKLES = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80": "a pic
 def write_weights(path: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Writes the weights with their checksum. Raises OSError."""
     tensors = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
-    metadata = {"format": "pt", **metadata, CHECKSUM: _checksum(tensors)}
+    metadata = {"format": "pt", **metadata, CHECKSUM: _checksum(sorted(tensors.items()))}
     write_durably(path, safetensors_bytes(tensors, metadata))
 
 
@@ -51,11 +51,8 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise ConfigError(f"{str(path)!r} is no complete safetensors file: {reason}") from None
     length = int.from_bytes(data[:8], "little")
     metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
-    if metadata.get(CHECKSUM) not in (None, _checksum(weights)):
-        raise ConfigError(
-            f"{str(path)!r} is damaged: its weights are not those that were saved (checksum"
-            f" {CHECKSUM})"
-        )
+    if metadata.get(CHECKSUM) not in (None, _checksum(sorted(weights.items()))):
+        raise _damaged(path)
     for name, weight in weights.items():
         if not weight.is_floating_point() or weight.itemsize < 2:
             raise ConfigError(
@@ -63,6 +60,25 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
                 " floating-point numbers of at least two bytes"
             )
     return weights, metadata
+
+
+def check_checksum(path: Path) -> None:
+    """Raises ConfigError for a file whose weights are not those of its checksum, if it has one. It
+    reads one weight at a time.
+    """
+    with safetensors.safe_open(path, "pt") as file:
+        expected = (file.metadata() or {}).get(CHECKSUM)
+        if expected is None:
+            return
+        names = sorted(file.offset_keys())
+        if _checksum((name, file.get_tensor(name)) for name in names) != expected:
+            raise _damaged(path)
+
+
+def _damaged(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{str(path)!r} is damaged: its weights are not those that were saved (checksum {CHECKSUM})"
+    )
 
 
 def _pickle_format(data: bytes) -> str | None:
@@ -92,22 +108,21 @@ def safetensors_bytes(weights: Mapping[str, Tensor], metadata: Mapping[str, str]
 def sha256_of(weights: Mapping[str, Tensor]) -> str:
     """SHA-256 of the names, types, shapes and bytes of all tensors, in the order of their names."""
     digest = hashlib.sha256()
-    for piece in _pieces(weights):
+    for piece in _pieces(sorted(weights.items())):
         digest.update(piece)
     return digest.hexdigest()
 
 
-def _checksum(weights: Mapping[str, Tensor]) -> str:
-    """CRC-32 of the same."""
+def _checksum(weights: Iterable[tuple[str, Tensor]]) -> str:
+    """CRC-32 of the same, of weights in the order of their names."""
     crc = 0
     for piece in _pieces(weights):
         crc = zlib.crc32(piece, crc)
     return f"{crc:08x}"
 
 
-def _pieces(weights: Mapping[str, Tensor]) -> Iterator[Any]:
+def _pieces(weights: Iterable[tuple[str, Tensor]]) -> Iterator[Any]:
     """The pieces that are hashed: bytes and views of memory."""
-    for name in sorted(weights):
-        weight = weights[name]
+    for name, weight in weights:
         yield f"{name} {weight.dtype} {tuple(weight.shape)}".encode()
         yield weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data

@@ -22,9 +22,14 @@ OWN = {
     ".json": re.compile(rb'\s*\{\s*"command":\s*"[a-z-]+",\s*"options":\s*\{'),
     ".html": re.compile(rb'[\s\S]*<meta name="generator" content="ctrans">'),
     ".sarif": re.compile(rb'[\s\S]*"name":\s*"ctrans"'),
+    ".csv": re.compile(rb"key,case,seed,learning_rate,|case,name,value\r?\n"),
     ".xml": re.compile(rb'[\s\S]*<testsuites name="ctrans'),
 }
 """How files that ctrans wrote begin, by suffix."""
+SAYS_ITSELF = (".csv", ".html")
+"""Files of a result that are known by their own bytes, also beside an earlier result. A result's
+other files, such as a model's config.json, are known by the result.
+"""
 
 
 def check_replaceable(path: Path, *, overwrite: bool, inputs: Sequence[Path] = ()) -> None:
@@ -64,6 +69,9 @@ def check_result(
         path = directory / name
         if not path.is_file() or takes_data(path):
             continue
+        if path.suffix in SAYS_ITSELF:
+            check_replaceable(path, overwrite=overwrite, inputs=inputs)
+            continue
         _check_no_input(path, inputs, is_own=has_earlier_result)
         if not (overwrite or result.is_file()):
             raise ConfigError(
@@ -86,12 +94,12 @@ def _check_no_input(path: Path, inputs: Sequence[Path], *, is_own: bool) -> None
     """Raises ConfigError if the file is one of the inputs, or in a directory among them and not
     `is_own`, a result of ctrans.
     """
-    place = _place(path)
+    place = place_of(path)
     for given in inputs:
         if given.is_dir():
             is_read = not is_own and place.is_relative_to(os.path.realpath(given))
         else:
-            is_read = place == _place(given) or _is_same(path, given)
+            is_read = place == place_of(given) or _is_same(path, given)
         if is_read:
             raise ConfigError(
                 f"{str(path)!r} exists, and this command reads it; ctrans never replaces its input:"
@@ -99,7 +107,7 @@ def _check_no_input(path: Path, inputs: Sequence[Path], *, is_own: bool) -> None
             )
 
 
-def _place(path: Path) -> Path:
+def place_of(path: Path) -> Path:
     """The path with the links of its directory followed. A file that is a link is replaced
     itself.
     """

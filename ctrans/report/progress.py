@@ -18,6 +18,7 @@ from rich.progress import (
 )
 
 from ctrans.base.printable import printable
+from ctrans.base.standard_error import forgiving_stderr
 
 PATIENCE = 1.0
 """Seconds before the bar appears."""
@@ -47,7 +48,8 @@ class Bar:
     """
 
     def __init__(self, what: str, total: int, done: int):
-        self._console = Console(stderr=True, emoji=False)
+        # the work goes on if nobody reads stderr, or its disk is full
+        self._console = Console(file=forgiving_stderr(), emoji=False)
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(),

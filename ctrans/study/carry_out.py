@@ -15,6 +15,7 @@ from ctrans.study.description import PlannedRun, Study, check_data
 from ctrans.study.engine import Engine, Job
 from ctrans.study.finished import Finished
 from ctrans.study.population import grouped
+from ctrans.training.data import Data
 from ctrans.training.data_sources import read_source
 from ctrans.training.loop import Ending
 from solvers import ConfigError
@@ -39,11 +40,15 @@ class Prospect:
 
     def kept(self, store: Store) -> list[Finished]:
         """The runs of this study that the store has, each with its case in this study."""
-        keys_today = {self.names.get(key, key): key for key in self.runs}
         return [
-            dataclasses.replace(finished, run=self.runs[keys_today[finished.key]])
-            for finished in store.runs(keys_today)
+            dataclasses.replace(finished, run=self.runs[self.keys_today[finished.key]])
+            for finished in store.runs(self.keys_today)
         ]
+
+    @property
+    def keys_today(self) -> dict[str, str]:
+        """The present keys of this study's runs by the keys under which the store has them."""
+        return {self.names.get(key, key): key for key in self.runs}
 
     @property
     def jobs(self) -> list[Job]:
@@ -59,14 +64,20 @@ def prospect(study: Study, store: Store | None, *, as_begun: bool = False) -> Pr
     Raises ConfigError if the store is another study's, or the data are too few.
     """
     runs = study.runs()
+    stored_fingerprints: dict[int, str] = {}
+    if store is not None:
+        stored_fingerprints = store.data()
     fingerprints: dict[int, str] = {}
-    if as_begun and store is not None:
-        fingerprints = store.data()
+    if as_begun:
+        fingerprints = stored_fingerprints
     contexts = {run.model.context for run in runs}
     if not contexts <= fingerprints.keys():
         by_context = {context: read_source(study.source, context) for context in contexts}
         check_data(study, by_context)
-        measured = {context: data.fingerprint() for context, data in by_context.items()}
+        measured = {
+            context: _fingerprint(data, stored_fingerprints.get(context))
+            for context, data in by_context.items()
+        }
         fingerprints = {**measured, **fingerprints}
     by_key = {run.key(fingerprints[run.model.context]): run for run in runs}
     if store is None:
@@ -80,6 +91,15 @@ def prospect(study: Study, store: Store | None, *, as_begun: bool = False) -> Pr
     missing = {key: run for key, run in by_key.items() if key not in done}
     names = {key: done[key] for key in by_key if key in done}
     return Prospect(study, by_key, missing, names, fingerprints)
+
+
+def _fingerprint(data: Data, stored: str | None) -> str:
+    """The fingerprint of the data: the stored one if it is theirs, also in an older form, so that
+    the runs of a study keep their keys.
+    """
+    if stored is not None and data.matches(stored):
+        return stored
+    return data.fingerprint()
 
 
 def carry_out_study(

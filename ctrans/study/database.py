@@ -36,6 +36,8 @@ FILE = "study.sqlite"
 LOCK = ".study.lock"
 BESIDE = ("-wal", "-journal", "-shm")
 """Ends of the names of files that SQLite keeps beside its own."""
+STORE_FILES = (FILE, LOCK, *(FILE + end for end in BESIDE))
+"""The names of all files of a store."""
 
 
 class Store:
@@ -119,10 +121,13 @@ class Store:
         ]
         return sorted(runs, key=lambda run: (run.finished, run.key))
 
-    def table(self, name: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """The columns and rows of a table."""
-        cursor = self.connection.execute(f'SELECT * FROM "{name}"')
-        return [column[0] for column in cursor.description], cursor.fetchall()
+    def table_of_runs(self, keys: Iterable[str]) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """The columns of the runs' table, and its rows with these keys."""
+        selected = set(keys)
+        cursor = self.connection.execute("SELECT * FROM runs")
+        columns = [column[0] for column in cursor.description]
+        place = columns.index("key")
+        return columns, [row for row in cursor if row[place] in selected]
 
 
 @contextmanager

@@ -39,6 +39,12 @@ def prepare(connection: sqlite3.Connection, *, write: bool) -> list[tuple[str, R
     connection.execute("BEGIN IMMEDIATE")
     with connection:
         tables = dict(connection.execute("SELECT name, sql FROM sqlite_master"))
+        kinds = {kind for (kind,) in connection.execute("SELECT type FROM sqlite_master")}
+        foreign_kinds = sorted(kinds - {"table", "index"})
+        if foreign_kinds:  # reading or writing a row would run their SQL
+            raise sqlite3.DatabaseError(
+                f"it has a {foreign_kinds[0]}, and a study of ctrans has tables alone"
+            )
         if write and not tables:
             _check(connection)  # a damaged list of tables may be empty too
             _make(connection)
@@ -46,7 +52,7 @@ def prepare(connection: sqlite3.Connection, *, write: bool) -> list[tuple[str, R
         row = connection.execute("SELECT value FROM about WHERE name = 'format'").fetchone()
         if row == ("1",):
             damaged = _from_format_1(connection)
-        elif row == (str(FORMAT),) and SCHEMA.items() <= tables.items():
+        elif row == (str(FORMAT),) and tables == SCHEMA:
             damaged = _take_damaged_rows(connection)
         else:
             raise sqlite3.DatabaseError(

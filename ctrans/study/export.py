@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ctrans.study.database import Store
@@ -53,8 +53,17 @@ def check_format(name: str) -> str:
     return name
 
 
-def files(name: str, store: Store, outcomes: Outcomes) -> dict[str, Callable[[], bytes]]:
-    """The files of an export by name, each with the function that makes its contents."""
+def names(form: str) -> list[str]:
+    """The names of the files of an export."""
+    return [f"runs.{form}", f"outcomes.{form}"]
+
+
+def files(
+    name: str, store: Store, keys: Iterable[str], outcomes: Outcomes
+) -> dict[str, Callable[[], bytes]]:
+    """The files of an export by name, each with the function that makes its contents: the stored
+    runs with these keys, and the outcomes of their cases.
+    """
     make = look_up("export format", name, FORMATS)
     rows = [
         (case, figure, value)
@@ -62,6 +71,6 @@ def files(name: str, store: Store, outcomes: Outcomes) -> dict[str, Callable[[],
         for figure, value in figures.items()
     ]
     return {
-        f"runs.{name}": lambda: make(*store.table("runs")),
+        f"runs.{name}": lambda: make(*store.table_of_runs(keys)),
         f"outcomes.{name}": lambda: make(("case", "name", "value"), rows),
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,16 @@ from typing import Any
 from ctrans.base.durable_files import write_durably
 from ctrans.base.given_files import read_lines
 from ctrans.base.json_values import is_number, is_step, plain
+from ctrans.model.sums import GENERATIONS
 from solvers import ConfigError
 
 LOG = "log.jsonl"
 RECORDS = (LOG, "monitor.jsonl")
 """The logs of a run beside its checkpoints: its own, and that of a monitor."""
+RESULT = "train.json"
+RESULTS = (RESULT, "loss.png")
+"""What `ctrans train` writes at the end of a run, beside its log."""
+RESULT_BEGINS = re.compile(rb'\s*\{\s*"command":\s*"train"')
 RESUME = "then go on with --resume"
 Row = dict[str, Any]
 SMOOTH = 100
@@ -111,30 +117,50 @@ def cut(directory: Path, step: int) -> None:
 
 
 def set_aside(directory: Path, generation: str, new: str) -> None:
-    """Sets aside the logs of a run that a new one overwrites, under the name of a directory of
-    checkpoints (`generation`) that is not the `new` run's. Raises OSError.
+    """Sets aside the logs and the results of a run that a new one overwrites, under the name of a
+    directory of checkpoints (`generation`) that is not the `new` run's. Raises OSError.
 
-    A log aside under the `new` run's directory is of an earlier run there, which is no more.
+    What is aside under the `new` run's directory is of an earlier run there, which is no more.
     """
-    for name in RECORDS:
+    for name in _of_run(directory):
         record = directory / name
         aside = directory / _aside(generation, name)
-        (directory / _aside(new, name)).unlink(missing_ok=True)
         if record.exists() and not aside.exists():
             os.replace(record, aside)
         record.unlink(missing_ok=True)
+    for name in (*RECORDS, *RESULTS):
+        (directory / _aside(new, name)).unlink(missing_ok=True)
 
 
 def bring_back(directory: Path, generation: str) -> None:
-    """Restores the logs that were set aside for these checkpoints, if there are any, and removes
-    all others.
+    """Restores what was set aside for these checkpoints, if there is anything, and removes what was
+    set aside for others.
     """
-    for name in RECORDS:
+    for name in (*RECORDS, *RESULTS):
         aside = directory / _aside(generation, name)
         if aside.exists():
             os.replace(aside, directory / name)
-        for record_aside in directory.glob(_aside("*", name)):
-            record_aside.unlink()
+        for other_generation in GENERATIONS:
+            (directory / _aside(other_generation, name)).unlink(missing_ok=True)
+
+
+def forget_unsaved(directory: Path) -> None:
+    """Removes the logs and the results of a run that ended before its first checkpoint."""
+    if (directory / LOG).exists():
+        for name in _of_run(directory):
+            (directory / name).unlink(missing_ok=True)
+
+
+def _of_run(directory: Path) -> list[str]:
+    """The names of the logs, and of the results if `ctrans train` wrote them."""
+    try:
+        with (directory / RESULT).open("rb") as file:
+            is_of_train = RESULT_BEGINS.match(file.read(200)) is not None
+    except OSError:
+        is_of_train = False
+    if is_of_train:
+        return [*RECORDS, *RESULTS]
+    return [*RECORDS]
 
 
 def _aside(generation: str, name: str) -> str:

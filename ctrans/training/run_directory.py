@@ -19,10 +19,8 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import itertools
 import os
 import shlex
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager, suppress
@@ -39,13 +37,15 @@ from ctrans.model.sums import (
     STEP,
     SUMS,
     damage,
-    files_of_users,
     has_a_file_too_many,
     sums,
 )
+from ctrans.training.removal import free_name, is_checkpoint, make_room, remove_checkpoint
 from solvers import ConfigError
 
 LOCK = ".lock"
+PLACES = (LAST, BEST, LOCK, *GENERATIONS)
+"""The names in the directory of a run, besides those of its logs."""
 KEEP = "alarm.json"
 """The newest checkpoint with this file is kept: a watcher saved it before a danger."""
 KEPT = 2
@@ -137,8 +137,11 @@ class RunDirectory:
         return self.checkpoints / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
-        """The iterations with checkpoints, ascending."""
-        return sorted(int(path.name.removeprefix("step-")) for path in self.checkpoints.glob(STEP))
+        """The iterations with checkpoints, ascending. Directories of users with such names are
+        none.
+        """
+        paths = {int(path.name.removeprefix("step-")): path for path in self.checkpoints.glob(STEP)}
+        return sorted(step for step, path in paths.items() if is_checkpoint(path, step))
 
     def temporary(self, step: int) -> Path:
         """The directory in which that checkpoint is written, before its renaming."""
@@ -164,7 +167,8 @@ class RunDirectory:
         temporary = self.temporary(step)
         with self.unharmed(step):
             if first:
-                shutil.rmtree(temporary, ignore_errors=True)
+                remove_checkpoint(temporary)
+                make_room(temporary)
                 temporary.mkdir(parents=True)
             if wait is not None:
                 wait()
@@ -175,6 +179,7 @@ class RunDirectory:
                     if path.is_file():
                         path.chmod(0o644)
                     flush(path)
+                make_room(self.step_directory(step))
                 os.rename(temporary, self.step_directory(step))
                 flush(self.checkpoints)
                 self.settle(step, best=best, good=good)
@@ -185,9 +190,10 @@ class RunDirectory:
         """Points the links to these steps (`best` to `last` if its step has no checkpoint), and
         removes old checkpoints.
         """
-        copies = self._copies()
-        for path in copies:  # directories instead of links: a copy of the run followed them
-            os.rename(path, path.with_name(f".{path.name}.copy"))
+        copies: list[Path] = []
+        for path in self._copies():  # directories instead of links: a copy of the run followed them
+            copies.append(Path(free_name(str(path.with_name(f".{path.name}.copy")))))
+            os.rename(path, copies[-1])
         steps = self.steps()  # of this run, wherever `last` points
         self._link(LAST, last)
         if best is not None and best in steps:
@@ -197,7 +203,7 @@ class RunDirectory:
         self.prune(last, {best, self.newest(good)})
         self.forget_others()
         for path in copies:
-            _remove(path.with_name(f".{path.name}.copy"))
+            remove_checkpoint(path)
 
     def newest(self, step: int) -> int | None:
         """The newest checkpoint up to that step, or None."""
@@ -217,7 +223,7 @@ class RunDirectory:
         ones, and unfinished ones.
         """
         for unfinished in self.checkpoints.glob(f".{STEP}"):
-            _remove(unfinished)
+            remove_checkpoint(unfinished)
         steps = self.steps()
         newest = [step for step in steps if step <= last][-KEPT:]
         warned = [step for step in steps if (self.step_directory(step) / KEEP).exists()]
@@ -225,8 +231,9 @@ class RunDirectory:
         for step in steps:
             if step not in retained:
                 # rename first, so that all checkpoints are whole
+                make_room(self.temporary(step))
                 os.rename(self.step_directory(step), self.temporary(step))
-                _remove(self.temporary(step))
+                remove_checkpoint(self.temporary(step))
 
     def forget_others(self) -> None:
         """Removes the checkpoints of the other generation: a run that this one overwrote, or one
@@ -275,7 +282,8 @@ class RunDirectory:
         try:
             yield
         except (OSError, safetensors.SafetensorError, ConfigError) as error:
-            shutil.rmtree(self.temporary(step), ignore_errors=True)
+            with suppress(OSError):
+                remove_checkpoint(self.temporary(step))
             reason = getattr(error, "strerror", None) or error
             way = "go on with --resume" if self.steps() else "start again"
             raise ConfigError(
@@ -315,7 +323,8 @@ class RunDirectory:
                 f"{fault}; no other checkpoint of this run is whole: start again with --overwrite"
             )
         commands = [
-            f"mv {shlex.quote(str(path))} {shlex.quote(_free(f'{path}.copy'))}" for path in copies
+            f"mv {shlex.quote(str(path))} {shlex.quote(free_name(f'{path}.copy'))}"
+            for path in copies
         ]
         commands.append(
             f"ln -sfn {self.step_directory(good).relative_to(self.directory)}"
@@ -337,13 +346,20 @@ class RunDirectory:
 
     def _link(self, name: str, step: int) -> None:
         temporary = self.directory / f".{name}"
-        temporary.unlink(missing_ok=True)
+        if _leads_to_checkpoint(temporary):  # of a process that was killed
+            temporary.unlink()
+        temporary = Path(free_name(str(temporary)))
         temporary.symlink_to(self.step_directory(step).relative_to(self.directory))
         try:
             os.replace(temporary, self.directory / name)
         finally:
             temporary.unlink(missing_ok=True)
         flush(self.directory)
+
+
+def _leads_to_checkpoint(path: Path) -> bool:
+    """Whether the path is a link as a run makes it."""
+    return path.is_symlink() and os.path.dirname(os.readlink(path)) in GENERATIONS
 
 
 def lock(path: Path, activity: str) -> IO[bytes]:
@@ -353,7 +369,12 @@ def lock(path: Path, activity: str) -> IO[bytes]:
     """
     with ExitStack() as stack:
         # without waiting, as opening a pipe does
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        except IsADirectoryError:
+            raise ConfigError(
+                f"cannot lock {str(path)!r}: it is a directory, and no regular file: move it away"
+            ) from None
         file = stack.enter_context(open(handle, "r+b", buffering=0))
         kind = no_regular_file(os.fstat(handle).st_mode)
         if kind:
@@ -370,27 +391,3 @@ def lock(path: Path, activity: str) -> IO[bytes]:
             pass  # a file system without locks
         stack.pop_all()
         return file
-
-
-def _free(path: str) -> str:
-    """The path, or with a number after it, that nothing has."""
-    name = path
-    for number in itertools.count(1):
-        if not os.path.lexists(name):
-            break
-        name = f"{path}{number}"
-    return name
-
-
-def _remove(checkpoint: Path) -> None:
-    """Removes a checkpoint that has its temporary name `.step-00000100`. Files that users put into
-    it stay, in a directory `step-00000100-others`.
-    """
-    others = checkpoint.with_name(checkpoint.name.removeprefix(".") + "-others")
-    for path in files_of_users(checkpoint):
-        if path.name == KEEP:
-            continue
-        place = others / path.relative_to(checkpoint)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        os.rename(path, _free(str(place)))
-    shutil.rmtree(checkpoint)

@@ -60,7 +60,7 @@ def anew(
             if overwrite:
                 store.prune(-1, set())  # of a run that was killed before it overwrote this one
                 log.set_aside(store.directory, store.other_generation, store.checkpoints.name)
-            (store.directory / log.LOG).unlink(missing_ok=True)
+            log.forget_unsaved(store.directory)
     return run, state.progress
 
 
@@ -78,10 +78,15 @@ def check_free(store: RunDirectory) -> None:
             f"{str(store.directory)!r} holds a model, {CONFIG}, which commands would read in place"
             " of the run: choose another --out"
         )
-    for path in (store.directory / BEST, store.directory / log.LOG):
-        # of a run that ended before its first checkpoint
-        is_unsaved_log = path.name == log.LOG and path.is_file() and log.unsaved(path.parent)
-        if os.path.lexists(path) and not is_unsaved_log:
+    log_path = store.directory / log.LOG
+    # of a run that ended before its first checkpoint
+    is_unsaved = log_path.is_file() and log.unsaved(store.directory)
+    names = [BEST]
+    if not is_unsaved:
+        names += log.RECORDS
+    for name in names:
+        path = store.directory / name
+        if os.path.lexists(path):
             raise ConfigError(
                 f"a run would replace {str(path)!r}: move it away, or choose another --out"
             )
@@ -151,7 +156,7 @@ def resumed(
         raise ConfigError(
             f"the run in {str(store.directory)!r} has continued since it was read: try again"
         )
-    if data.fingerprint() != state.fingerprint:
+    if not data.matches(state.fingerprint):
         raise ConfigError(
             f"the data differ from those of the run in {str(store.directory)!r}: give the same data"
         )

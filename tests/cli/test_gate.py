@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from types import SimpleNamespace
 from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ctrans.cli.diagnose import _paths
 from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
@@ -92,6 +94,22 @@ def test_sarif_and_junit_name_the_finding_and_its_place(places, tmp_path):
     cases = {case.get("name"): [part.tag for part in case] for case in suite}
     assert (suite.get("tests"), suite.get("failures")) == (str(len(WEIGHT_CHECKS)), "1")
     assert cases == {name: ["failure"] if name == "dead gain" else [] for name in WEIGHT_CHECKS}
+
+
+def test_the_path_of_a_change_is_that_of_its_later_model_whatever_its_name(tmp_path):
+    """A path may have the word between the two names of a change."""
+    both = [tmp_path / "a", tmp_path / "b to c"]
+    request = SimpleNamespace(named_models=[("model", place) for place in both])
+    results = {"a": None, "b to c": None}
+    names = ["a", "b to c", "a to b to c", "baseline to b to c", "b to c to bf16", "other"]
+    assert _paths(request, results, names) == {
+        "a": str(both[0]),
+        "b to c": str(both[1]),
+        "a to b to c": str(both[1]),
+        "baseline to b to c": str(both[1]),
+        "b to c to bf16": str(both[1]),
+        "other": "other",
+    }
 
 
 KEYS = {

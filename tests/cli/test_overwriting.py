@@ -215,3 +215,70 @@ def test_every_option_that_names_a_path_is_an_input_unless_it_is_of_the_output(t
         "model",
         "plain.txt",
     ]
+
+
+TO = ["--out", "out"]
+ONE_PLACE = {
+    "two options": ["diagnose", *SMALL, "--sarif", "x", "--junit", "x", "--out", "out"],
+    "json and html": ["simulate", *SMALL, "--json", "x", "--html", "out/../x", "--out", "out"],
+    "a page in place of the JSON": ["simulate", *SMALL, "--html", "out/simulate.json", *TO],
+    "a picture": ["simulate", *SMALL, "--json", "out/simulate.png", "--out", "out"],
+    "the directory": ["simulate", *SMALL, "--json", "out", "--out", "out"],
+    "around the directory": ["simulate", *SMALL, "--json", "out", "--out", "out/x"],
+    "a log": ["train", *SMALL, "--json", "out/log.jsonl", "--out", "out"],
+    "a link": ["train", *SMALL, "--json", "out/last", "--out", "out"],
+    "checkpoints": ["train", *SMALL, "--html", "out/checkpoints/x", "--out", "out"],
+    "a store": ["study", "kan-table-2", "--json", "out/study.sqlite", "--out", "out"],
+    "a table": ["study", "kan-table-2", "--export", "csv", "--json", "out/runs.csv", *TO],
+    "weights": ["export", "--checkpoint", "model", "--json", "out/model.safetensors", *TO],
+    "a treated copy": ["diagnose", "model", "--treat", "y", "--html", "y/x", "--out", "out"],
+    "a treated copy as directory": ["diagnose", "model", "--treat", "out", "--out", "out"],
+}
+
+
+@pytest.mark.parametrize("case", ONE_PLACE)
+def test_two_files_of_a_command_never_have_one_place(case, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path / "model", 0)
+    result = run(*ONE_PLACE[case])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    assert "choose" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["model"], "nothing is made"
+
+
+def test_the_json_may_be_named_where_the_directory_has_it_anyway(tmp_path):
+    result = run(*RESULTS["verify"], "--out", tmp_path, "--json", tmp_path / "verify.json")
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("runs.csv", "key,case,seed,learning_rate,model\n"), ("outcomes.csv", "case,name,value\n")],
+)
+def test_tables_of_users_stay_also_beside_an_earlier_study(name, own, tmp_path):
+    (tmp_path / name).write_text("name,value\nof mine,1\n")
+    before = digests(tmp_path)
+    asked = ["study", "kan-table-2", "--export", "csv", "--report", "--out", tmp_path]
+    result = run(*asked)
+    assert (result.exit_code, f"{name}' exists" in result.stderr) == (2, True), result.output
+    assert digests(tmp_path) == before
+    (tmp_path / "study.json").write_text('{"command": "study", "options": {')
+    assert f"{name}' exists" in run(*asked).stderr
+    (tmp_path / name).write_text(own)
+    assert "there is no study.sqlite" in run(*asked).stderr, "an earlier table may be replaced"
+
+
+def test_an_export_in_another_format_is_not_mixed_with_an_earlier_one(tmp_path):
+    saved(tmp_path / "source", 0)
+    asked = ["export", "--checkpoint", tmp_path / "source", "--out", tmp_path / "out"]
+    assert run(*asked, "--to", "nanogpt").exit_code == 0
+    before = digests(tmp_path)
+    result = run(*asked)
+    assert (result.exit_code, "ckpt.pt" in result.stderr) == (2, True), result.output
+    assert digests(tmp_path) == before
+    replaced = run(*asked, "--overwrite")
+    assert (replaced.exit_code, "ckpt.pt of another format stays" in replaced.stdout) == (0, True)
+    assert json.loads((tmp_path / "out" / "export.json").read_text())["files"] == [
+        "config.json",
+        "model.safetensors",
+    ]

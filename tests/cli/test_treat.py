@@ -24,7 +24,7 @@ from ctrans.measure.findings import Reading
 from ctrans.model.checkpoint import load, save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.model.sums import STATE, SUMS
+from ctrans.model.sums import STATE, SUMS, sums
 from solvers import ConfigError
 from tests.campaigns.disk import BrokenDisk, raising
 from tests.cli.test_commands import run, strict
@@ -155,15 +155,21 @@ def our_model(large=LARGE):
 
 def test_a_model_of_ctrans_keeps_its_checks_and_nothing_of_a_training(tmp_path):
     save(our_model(), tmp_path / "ill")
-    for name in (SUMS, STATE, "optimiser.safetensors", "optimizer.pt", "notes.txt"):
+    of_a_training = (STATE, "optimiser.safetensors", "optimizer.pt")
+    of_users = ("notes.txt", "optimum_config.json")
+    for name in (*of_a_training, *of_users):
         (tmp_path / "ill" / name).write_text("{}")
+    (tmp_path / "ill" / SUMS).write_bytes(sums(tmp_path / "ill"))
     findings = [CHECKS.finding(TREATED, Reading(30.0, "block 1, FFN (segment 3)", "it moves"))]
-    assert (
-        len(treat(tmp_path / "ill", tmp_path / "treated", {"ill": Diagnosis(findings, {}, {})}))
-        == 1
+    changed, *told = treat(
+        tmp_path / "ill", tmp_path / "treated", {"ill": Diagnosis(findings, {}, {})}
+    )
+    assert "multiplied by" in changed
+    assert sorted(line.split(" was not copied: it is of a training")[0] for line in told) == sorted(
+        [SUMS, *of_a_training]
     )
     names = {path.name for path in (tmp_path / "treated").iterdir()}
-    assert names == {"config.json", "model.safetensors", "notes.txt", BEFORE, ACTS}
+    assert names == {"config.json", "model.safetensors", *of_users, BEFORE, ACTS}
     made, old = load(tmp_path / "treated"), our_model(1.0)
     assert torch.allclose(
         made.depth.sublayers[3].field.down.weight,

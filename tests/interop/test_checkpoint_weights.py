@@ -13,6 +13,7 @@ from ctrans.interop.checkpoint_weights import checkpoint_weights
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.model.sums import sums
 from solvers import ConfigError
 
 
@@ -160,3 +161,27 @@ def test_a_directory_whose_name_is_no_utf8_is_to_be_renamed(name, tmp_path):
     (place / name).write_bytes(b"")
     with pytest.raises(ConfigError, match=r"is not UTF-8.*: rename the directory"):
         checkpoint_weights(place, allow_pickle=True)
+
+
+@pytest.mark.parametrize("in_a_run", [False, True])
+def test_a_flipped_bit_in_weights_of_ctrans_is_found(in_a_run, tmp_path):
+    save(GPT(GPTConfig(depth=1, width=8, heads=2, context=8)), tmp_path)
+    path = tmp_path / "model.safetensors"
+    if in_a_run:
+        (tmp_path / "train.json").write_text("{}")
+        (tmp_path / "optimiser.safetensors").write_bytes(b"")
+        (tmp_path / "SHA256SUMS").write_bytes(sums(tmp_path))
+    assert checkpoint_weights(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[-30] ^= 0x40
+    path.write_bytes(data)
+    for given in (tmp_path, path):
+        with pytest.raises(ConfigError, match=r"model\.safetensors' is damaged"):
+            checkpoint_weights(given)
+
+
+def test_sums_of_others_are_no_damage(tmp_path):
+    """Directories of Hugging Face often have a list of sums, and may have any other file."""
+    tmp_path.mkdir(exist_ok=True)
+    (tmp_path / "SHA256SUMS").write_text("of other files\n")
+    assert stored(tmp_path, {"a.weight": torch.ones(2, 2)}, model_type="llama")

@@ -10,9 +10,12 @@ import pytest
 import safetensors.torch
 import torch
 from hypothesis import given, settings
+from torch import nn
 
 from ctrans.dynamics.weights.functions_of_depth import BASES
+from ctrans.dynamics.weights.low_rank import adapt, factors
 from ctrans.model.checkpoint import (
+    ADAPTER,
     CONFIG,
     WEIGHTS,
     find_model,
@@ -327,3 +330,41 @@ def test_weights_of_one_byte_are_refused(tmp_path):
     stored_as(tmp_path, [torch.float32, torch.float8_e4m3fn])
     with pytest.raises(ConfigError, match=r"holds torch.float8_e4m3fn"):
         load(tmp_path)
+
+
+def low_rank(seed):
+    """A model with updates that are not 0."""
+    model = learned(small_model("pre"), seed=seed)
+    maps = [part for part in model.depth.modules() if isinstance(part, nn.Linear)]
+    adapt(model, maps, 2)
+    with torch.no_grad():
+        for update in factors(model).values():
+            update.copy_(torch.randn(update.shape))
+    return model
+
+
+def test_a_model_over_one_with_updates_and_the_reverse_is_the_one_that_is_loaded(tmp_path):
+    updated = low_rank(0)
+    whole = learned(small_model("pre"), seed=7)
+    for last in (updated, whole, updated):
+        save(last, tmp_path / "model")
+        assert torch.equal(load(tmp_path / "model", merge=False)(tokens())[0], last(tokens())[0])
+        weights = {path.name for path in (tmp_path / "model").glob("*.safetensors")}
+        assert len(weights) == 1, "the earlier model is gone"
+
+
+def test_updates_of_others_stay_and_a_model_is_not_saved_beside_them(tmp_path):
+    safetensors.torch.save_file({"a": torch.ones(1)}, tmp_path / ADAPTER)
+    before = (tmp_path / ADAPTER).read_bytes()
+    with pytest.raises(ConfigError, match="was not saved by ctrans"):
+        save(small_model("pre"), tmp_path)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [before]
+
+
+def test_weights_of_users_in_the_place_of_a_base_stay(tmp_path):
+    save(small_model("peri"), tmp_path / "base")
+    (tmp_path / "base" / CONFIG).unlink()
+    before = (tmp_path / "base" / WEIGHTS).read_bytes()
+    with pytest.raises(ConfigError, match="has other weights than those"):
+        save(low_rank(0), tmp_path / "model")
+    assert (tmp_path / "base" / WEIGHTS).read_bytes() == before

@@ -291,18 +291,42 @@ def test_kill_9_at_any_moment_loses_at_most_what_is_in_flight_and_nothing_runs_t
         assert before.items() <= last.items()
 
 
+@pytest.mark.parametrize(
+    ("sql", "words"),
+    [
+        ("CREATE TRIGGER t AFTER INSERT ON runs BEGIN DELETE FROM runs; END", "has a trigger"),
+        ("CREATE VIEW v AS SELECT * FROM runs", "has a view"),
+        ("CREATE TABLE mine (value TEXT)", "its format or its tables"),
+        ("CREATE INDEX mine ON runs (seed)", "its format or its tables"),
+    ],
+)
+@pytest.mark.parametrize("write", [True, False])
+def test_a_file_with_more_than_the_tables_of_a_study_is_refused(sql, words, write, tmp_path):
+    with open_store(tmp_path):
+        pass
+    altered(tmp_path, sql)
+    before = (tmp_path / FILE).read_bytes()
+    with pytest.raises(ConfigError, match=words), open_store(tmp_path, write=write):
+        pass
+    assert (tmp_path / FILE).read_bytes() == before
+
+
 def test_exports_have_every_row(tmp_path, monkeypatch):
     carried_out(small(), tmp_path)
     with open_store(tmp_path, write=False) as store:
+        keys = [run.key for run in store.runs()]
         made = {
             name: make().decode()
             for name, make in export.files(
-                "csv", store, {"a": {"best loss": 2.0, "none": None}}
+                "csv", store, keys, {"a": {"best loss": 2.0, "none": None}}
             ).items()
         }
         table = list(csv.DictReader(io.StringIO(made["runs.csv"])))
         assert len(table) == 4
         assert json.loads(table[0]["model"])["width"] == BASE["width"]
+        one = export.files("csv", store, keys[:1], {})["runs.csv"]().decode()
+        rows_of_plan = list(csv.DictReader(io.StringIO(one)))
+        assert [row["key"] for row in rows_of_plan] == keys[:1], "not those of an earlier plan"
         assert made["outcomes.csv"] == "case,name,value\r\na,best loss,2.0\r\na,none,\r\n"
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         with pytest.raises(ConfigError, match=r"pip install 'ctrans\[parquet\]'"):
@@ -315,10 +339,11 @@ def test_parquet_has_what_csv_has(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     carried_out(small(), tmp_path)
     with open_store(tmp_path, write=False) as store:
+        keys = [run.key for run in store.runs()]
         read = parquet.read_table(
-            io.BytesIO(export.files("parquet", store, {})["runs.parquet"]())
+            io.BytesIO(export.files("parquet", store, keys, {})["runs.parquet"]())
         ).to_pylist()
-        columns, kept = store.table("runs")
+        columns, kept = store.table_of_runs(keys)
         assert [tuple(row[name] for name in columns) for row in read] == kept
 
 

@@ -151,6 +151,38 @@ def test_the_fingerprint_sees_every_token_of_a_text_of_usual_size(place):
     assert from_text(bytes(text), 4).fingerprint() != BLANK
 
 
+def test_a_file_that_gets_another_size_while_it_is_mapped_is_named(tmp_path):
+    """To read beyond its end would kill the process."""
+    for name in ("train.bin", "val.bin"):
+        np.zeros(2000, dtype=np.uint16).tofile(tmp_path / name)
+    data = from_bin(tmp_path, 4)
+    data.batch(0, 0, batch=2, seed=0)
+    (tmp_path / "train.bin").write_bytes(b"")
+    for read in (
+        lambda: data.batch(1, 0, batch=2, seed=0),
+        lambda: data.check_vocabulary(2),
+        data.floors,
+    ):
+        with pytest.raises(ConfigError, match=r"train\.bin' changed while it was read"):
+            read()
+    (tmp_path / "val.bin").unlink()
+    data.validation_windows(1)
+
+
+def test_the_fingerprint_sees_every_token_of_a_long_text():
+    """Also those between the stretches that earlier versions of ctrans sampled."""
+    text = bytearray(2_000_000)
+    data = from_text(bytes(text), 4)
+    sampled = data._sampled_fingerprint()
+    saved = data.fingerprint()
+    assert data.matches(saved)
+    assert data.matches(sampled), "a run of an earlier version goes on"
+    text[1500] = 1  # the first stretches begin at tokens 0 and 1758
+    changed = from_text(bytes(text), 4)
+    assert changed.matches(sampled)
+    assert not changed.matches(saved)
+
+
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("wrong", [-1, 2**24, 2**40])
 @pytest.mark.parametrize("split", ["train", "validation"])

@@ -386,6 +386,40 @@ def test_a_run_that_overwrites_has_its_own_log_and_a_monitors_whenever_the_one_b
     assert not list(tmp_path.glob(".*.jsonl"))
 
 
+def test_results_of_a_run_go_with_its_logs_when_another_overwrites_it(tmp_path):
+    """They are back if the new run has no checkpoint, and gone with its first one. A file of a user
+    stays.
+    """
+    carry_out(*start(tmp_path))
+    results = {"train.json": '{\n "command": "train", "options": {}}', "loss.png": "of the first"}
+    for name, text in results.items():
+        (tmp_path / name).write_text(text)
+    start(tmp_path, overwrite=True)
+    assert not any((tmp_path / name).exists() for name in results)
+    carry_out(*resume(tmp_path))
+    assert {name: (tmp_path / name).read_text() for name in results} == results
+    run, progress = start(tmp_path, overwrite=True)
+    carry_out(dataclasses.replace(run, observe=stopped_at(1)), progress)
+    assert not list(tmp_path.glob("*.png"))
+    assert not list(tmp_path.glob("train.json"))
+    assert [path.name for path in tmp_path.glob(".*")] == []
+    (tmp_path / "train.json").write_text("mine")
+    (tmp_path / "loss.png").write_text("mine")
+    carry_out(*start(tmp_path, overwrite=True))
+    assert (tmp_path / "loss.png").read_text() == "mine"
+
+
+def test_a_monitors_log_of_another_training_is_not_taken_over(tmp_path):
+    (tmp_path / "monitor.jsonl").write_text("of another")
+    with pytest.raises(ConfigError, match=r"would replace .*monitor\.jsonl"):
+        start(tmp_path)
+    run, _ = start(tmp_path / "unsaved")
+    run.report({"step": 0, "validation_loss": 5.0})
+    (tmp_path / "unsaved" / "monitor.jsonl").write_text("of that run")
+    start(tmp_path / "unsaved")
+    assert not list((tmp_path / "unsaved").glob("*.jsonl"))
+
+
 def test_a_run_that_overwrites_one_without_a_checkpoint_keeps_its_row_of_step_0(
     tmp_path, monkeypatch
 ):
@@ -522,7 +556,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_may_be_started_again(tmp_p
 
 def test_tokens_are_checked_on_resume_too(tmp_path, monkeypatch):
     carry_out(*start(tmp_path))
-    monkeypatch.setattr(Data, "fingerprint", lambda data: read_state(tmp_path / "last").fingerprint)
+    monkeypatch.setattr(Data, "matches", lambda data, fingerprint: True)
     other = Data(np.full(2000, 300), np.full(200, 300), MODEL["context"], "other")
     store = RunDirectory(tmp_path)
     with pytest.raises(ConfigError, match="token 300"):

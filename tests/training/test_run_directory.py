@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrans.model.sums import SUMS, damage
+from ctrans.training import log
 from ctrans.training import run_directory as module
 from ctrans.training.run_directory import LOCK, RunDirectory
 from solvers import ConfigError
@@ -302,6 +303,89 @@ def test_files_that_a_user_puts_into_a_checkpoint_stay_when_it_is_removed(tmp_pa
     assert (others / "exported/model.onnx").read_bytes() == b"mine"
 
 
+def contents(directory):
+    """All that is below the directory, links not followed."""
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+def test_whatever_a_user_puts_into_a_checkpoint_stays_when_it_is_removed(tmp_path):
+    store = filled(tmp_path, 1)
+    checkpoint = store.step_directory(1)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("mine")
+    (checkpoint / "empty").mkdir()
+    (checkpoint / "folder" / "deep").mkdir(parents=True)
+    (checkpoint / "folder" / SUMS).write_text("mine")
+    (checkpoint / "folder" / "deep" / ".hidden").write_text("mine")
+    (checkpoint / "alarm.json").write_text("mine")
+    (checkpoint / "to a directory").symlink_to(elsewhere)
+    (checkpoint / "to nothing").symlink_to("nothing")
+    os.mkfifo(checkpoint / "pipe")
+    theirs = set(contents(checkpoint)) - {*FILES, SUMS}
+    save(store, 2, write, best=None, good=0)
+    save(store, 3, write, best=None, good=0)
+    (checkpoint / "alarm.json").rename(tmp_path / "alarm.json")  # it would keep the checkpoint
+    theirs.remove("alarm.json")
+    save(store, 4, write, best=None, good=0)
+    assert store.steps() == [3, 4]
+    others = tmp_path / "checkpoints" / "step-00000001-others"
+    assert set(contents(others)) == theirs
+    assert (elsewhere / "file").read_text() == "mine"
+
+
+def test_directories_of_users_with_names_of_checkpoints_stay_and_are_none(tmp_path):
+    store = filled(tmp_path, 1)
+    checkpoints = tmp_path / "checkpoints"
+    for name in ("step-00000002", ".step-00000003", "step-00000005"):
+        (checkpoints / name).mkdir()
+        (checkpoints / name / "mine.txt").write_text("mine")
+    (checkpoints / "step-00000000").symlink_to(tmp_path)
+    copy = checkpoints / "step-00000004"
+    shutil.copytree(store.step_directory(1), copy)
+    (copy / "train.json").write_text('{"progress": {"step": 1}}')
+    before = contents(checkpoints)
+    assert store.steps() == [1]
+    store.prune(1, set())
+    assert contents(checkpoints) == before
+    for step in (3, 5):
+        save(store, step, write, best=None, good=0)
+    assert store.steps() == [3, 5]
+    assert (checkpoints / "step-00000002" / "mine.txt").is_file()
+    assert (checkpoints / "step-00000003-others" / "mine.txt").is_file()
+    assert (checkpoints / "step-00000005-others" / "mine.txt").is_file()
+    assert copy.is_dir()
+
+
+def test_an_unfinished_checkpoint_goes_and_what_a_user_put_into_it_stays(tmp_path):
+    store = filled(tmp_path, 1)
+    unfinished = store.temporary(2)
+    for name in ("config.json", ".model.safetensors.1234", "optimiser/.metadata"):
+        (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
+        (unfinished / name).write_text("")
+    (unfinished / "mine.txt").write_text("mine")
+    store.temporary(3).mkdir()
+    store.prune(1, set())
+    assert contents(tmp_path / "checkpoints") == [
+        "step-00000001",
+        *sorted(f"step-00000001/{name}" for name in (*FILES, SUMS)),
+        "step-00000002-others",
+        "step-00000002-others/mine.txt",
+    ]
+
+
+def test_hidden_files_of_users_beside_a_run_stay(tmp_path):
+    names = [".last", ".best", ".backup.log.jsonl", ".2025-run.monitor.jsonl"]
+    for name in names:
+        (tmp_path / name).write_text("mine")
+    store = filled(tmp_path, 1, 2)
+    save(store.beside(), 1, write, best=1, good=1)
+    log.bring_back(tmp_path, "checkpoints-2")
+    assert [(tmp_path / name).read_text() for name in names] == ["mine"] * 4
+    hidden = {path.name for path in tmp_path.glob(".*")}
+    assert hidden == set(names), "nothing else is left"
+
+
 def test_sums_are_in_the_format_of_sha256sum(tmp_path):
     filled(tmp_path, 1)
     lines = (tmp_path / "last" / module.SUMS).read_text().splitlines()
@@ -423,6 +507,12 @@ def test_a_link_that_cannot_be_replaced_is_one_sentence_and_leaves_no_litter(tmp
     ):
         store.go_back(1)
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "last", "best"}
+
+
+def test_a_lock_that_is_a_directory_is_named(tmp_path):
+    (tmp_path / LOCK).mkdir()
+    with pytest.raises(ConfigError, match=r"it is a directory.*: move it away$"):
+        RunDirectory(tmp_path).locked().__enter__()
 
 
 def test_a_lock_that_is_a_pipe_is_named_and_not_waited_for(tmp_path):

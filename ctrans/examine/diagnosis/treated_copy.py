@@ -7,7 +7,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatch
 from pathlib import Path
 
 import safetensors
@@ -22,14 +21,25 @@ from ctrans.interop.hugging_face_files import weight_files
 from ctrans.model.checkpoint import find_model
 from ctrans.model.sums import STATE, SUMS
 from ctrans.model.weights_file import write_weights
+from ctrans.training.run_checkpoint import OPTIMISER, SHARDS
 from solvers import ConfigError
 
 BEFORE = "before-treatment.safetensors.old"
 """The weights of before, under a name by which no library reads them with the others."""
 ACTS = "treated.json"
 """What was done to which weight, and why."""
-OF_A_RUN = (SUMS, STATE, "optim*")
-"""Files of a training that do not fit other weights: its sums, its state and its optimiser."""
+OF_A_RUN = (
+    SUMS,
+    STATE,
+    OPTIMISER,
+    SHARDS,
+    "optimizer.pt",
+    "optimizer.bin",
+    "optimizer.safetensors",
+)
+"""Files of a training that do not fit other weights: its sums, its state and its optimiser, as
+ctrans and transformers name them.
+"""
 LARGEST = 64 << 20
 """The largest size in bytes of a file that is copied next to the weights, such as a tokenizer."""
 BLOBS = "blobs"
@@ -142,7 +152,8 @@ def _copy_model(source: Path, copy: Path) -> dict[str, str]:
     left_out: dict[str, str] = {}
     weights = set(weight_files(source))
     for path in sorted(source.iterdir()):
-        if any(fnmatch(path.name, pattern) for pattern in OF_A_RUN):
+        if path.name in OF_A_RUN:
+            left_out[path.name] = "it is of a training, and does not fit other weights"
             continue
         if path.name not in weights:
             reason = _why_not(path, source)
