@@ -84,10 +84,9 @@ class DiagnoseRequest(ComparisonRequest):
     )
     search: float | None = option(
         None,
-        "For so many seconds, also look for an edit of the model that lowers its loss: two maps"
-        " exchanged, one transposed or scaled, blocks, heads or positions in another order, token"
-        " ids shifted, and more. What lowers it on half of the sequences is tested on the other"
-        " half. 120 s suit a small model. Without --batch, it takes 16 sequences.",
+        "For so many seconds (120 for a small model), look for an edit that lowers the loss: maps"
+        " exchanged or scaled, heads, blocks or positions in another order, ids shifted. By default"
+        " on 16 sequences.",
         metavar="SECONDS",
         limits=POSITIVE,
     )
