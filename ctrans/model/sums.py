@@ -23,10 +23,14 @@ STATE = "train.json"
 """The file of a training run next to its model. A checkpoint with this file has sums."""
 NAME = 64 + len("  ")
 """The position of the name in a line of sums."""
+OPTIMISER = "optimiser.safetensors"
+SHARDS = "optimiser"
+"""The directory of the processes' files in a checkpoint. Without it the optimiser is in one file.
+"""
 ESSENTIAL = (
     ("config.json",),
     ("model.safetensors", "adapter.safetensors"),
-    ("optimiser.safetensors", "optimiser"),
+    (OPTIMISER, SHARDS),
     (STATE,),
 )
 """The files of a checkpoint, or directories, of which ctrans reads one of each group."""

@@ -20,15 +20,12 @@ from torch import Tensor, nn
 from ctrans.base.printable import printable
 from ctrans.model import checkpoint
 from ctrans.model.gpt import GPT
+from ctrans.model.sums import OPTIMISER, SHARDS
 from ctrans.training.processes import Processes
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.training_state import State
 from solvers import ConfigError
 
-OPTIMISER = "optimiser.safetensors"
-SHARDS = "optimiser"
-"""The directory of the processes' files in a checkpoint. Without it the optimiser is in one file.
-"""
 NAME_END = ":"
 """Separates the names of a parameter and of a tensor of the optimiser:
 depth.sublayers.0.field.qkv.weight:exp_avg.

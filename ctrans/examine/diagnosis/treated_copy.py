@@ -21,7 +21,6 @@ from ctrans.interop.hugging_face_files import weight_files
 from ctrans.model.checkpoint import find_model
 from ctrans.model.sums import STATE, SUMS
 from ctrans.model.weights_file import write_weights
-from ctrans.training.run_checkpoint import OPTIMISER, SHARDS
 from solvers import ConfigError
 
 BEFORE = "before-treatment.safetensors.old"
