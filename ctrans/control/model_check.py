@@ -330,10 +330,14 @@ def check_model(
 def _why_unsure(segment: SegmentCheck, factors: Factors) -> str:
     """Why the verdict of a segment does not hold at large weights; "" if it does."""
     k = segment.segment
+    if k in factors.untested:
+        return factors.untested[k]
     is_infinite = segment.certificate.verdict == "degenerate"
     if is_infinite and k in factors.bounded:
-        return f"its output does not grow with its weights: {factors.unlike[k]}"
-    if not is_infinite and k in factors.otherwise:
+        reasons = ("its output does not grow with its weights", factors.unlike.get(k, ""))
+        return "; ".join(filter(None, reasons))
+    has_finite_verdict = not is_infinite or segment.step is not None
+    if has_finite_verdict and k in factors.otherwise:
         return factors.otherwise[k]
     return ""
 

@@ -54,12 +54,16 @@ class Factors:
       factor, such as gains
     - `otherwise`: why a finite H of a segment's map and norms is not its own: its block computes
       something else than they do, or a norm does not bound large inputs
+    - `untested`: why no verdict of a segment could be tested at large weights
+    - `tolerance`: how closely the model was read, as a share
     """
 
     unlike: dict[int, str] = dataclasses_field(default_factory=dict)
     bounded: frozenset[int] = frozenset()
     further: frozenset[int] = frozenset()
     otherwise: dict[int, str] = dataclasses_field(default_factory=dict)
+    untested: dict[int, str] = dataclasses_field(default_factory=dict)
+    tolerance: float = 0.0
 
 
 @runtime_checkable
