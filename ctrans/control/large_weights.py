@@ -178,7 +178,7 @@ def own_factors(depth: Depth, states: Sequence[Tensor]) -> Factors:
             tests[k] = at_large_weights(
                 sublayer,
                 entered,
-                partial(_moved, sublayer, entered, depth.lengths[k]),
+                partial(moved_by, sublayer, entered, depth.lengths[k]),
                 [weight for weight in sublayer.field.parameters() if weight.dim() > 1],
                 is_plain=False,
             )
@@ -189,7 +189,8 @@ def own_factors(depth: Depth, states: Sequence[Tensor]) -> Factors:
     return factors_at(tests, unlike, further)
 
 
-def _moved(sublayer: Sublayer, x: Tensor, dt: float) -> Tensor:
+def moved_by(sublayer: Sublayer, x: Tensor, dt: float) -> Tensor:
+    """What a sublayer adds to a state that has entered its segment."""
     moved: Tensor = sublayer.moved(x, sublayer(x), dt) - x
     return moved
 

@@ -17,6 +17,7 @@ from ctrans.base.old_names import OldReasons
 from ctrans.control.admissible import VERDICTS, Posedness, verdict_of
 from ctrans.control.certificate import Certificate, SearchedFor
 from ctrans.control.costate import Costate, continuous_or_discrete, costate
+from ctrans.control.costate_error import errors_of, with_error
 from ctrans.control.decay_threshold import DecayThreshold, largest, with_evidence
 from ctrans.control.model_threshold import (
     ATOL,
@@ -27,6 +28,7 @@ from ctrans.control.model_threshold import (
     why_no_threshold,
     widened,
 )
+from ctrans.control.own_pass import why_not_own_loss
 from ctrans.control.regularization import Regularization
 from ctrans.control.scales import at_unit_size, product
 from ctrans.control.segment_check import (
@@ -304,6 +306,8 @@ def check_model(
     no_threshold = ""
     if any(segment.certificate.verdict == "degenerate" for segment in segments):
         no_threshold = why_no_threshold(model.depth, factors)
+        if not no_threshold:
+            no_threshold = why_not_own_loss(model, tokens, targets, of_steps)
     if no_threshold:
         segments = [
             replace(segment, training_threshold=None, step_threshold=None) for segment in segments
@@ -324,7 +328,14 @@ def check_model(
         margins = margins_of(check.segments, model, tokens, targets)
     climb = thorough or regularization.weight_decay is not None
     check = _with_best_rows(check, model.depth, costates, of_steps, climb=climb)
-    return replace(check, segments=tuple(widened(segment, margins) for segment in check.segments))
+    errors: dict[int, float] = {}
+    if any(segment.step_threshold is not None for segment in check.segments):
+        errors = errors_of(model, tokens, targets, of_steps)
+    segments = [
+        with_error(segment, errors.get(segment.segment, 0.0), factors.tolerance)
+        for segment in check.segments
+    ]
+    return replace(check, segments=tuple(widened(segment, margins) for segment in segments))
 
 
 def _why_unsure(segment: SegmentCheck, factors: Factors) -> str:

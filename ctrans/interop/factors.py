@@ -27,6 +27,7 @@ from ctrans.control.large_weights import (
     at_large_weights,
     factors_at,
     matrices_of,
+    moved_by,
 )
 from ctrans.control.shown_factors import Factors, shown_velocity
 from ctrans.dynamics.fields import ExposesHeads
@@ -44,6 +45,7 @@ MODERATE = 1e3
 """How much larger they get first: norms that round to float32 overflow at LARGE."""
 SPIKE = 30.0
 """How much larger one row and one column of a spiky matrix are."""
+ON_DEMAND = "its weights are loaded on demand, so that its blocks were not tried with large ones"
 NO_BLOCKS = (
     "its blocks are not modules of their own, so that its maps were not tried at large weights"
 )
@@ -79,7 +81,7 @@ def factors_of(
     everything = range(len(sublayers))
     not_tested = ""
     if has_weights_on_demand(adapter.model):
-        not_tested = "its weights are loaded on demand, so that no large ones were tried"
+        not_tested = ON_DEMAND
     elif len(set(map(id, blocks))) < len(blocks):
         not_tested = NO_BLOCKS
     per_block = len(sublayers) // len(blocks)
@@ -123,10 +125,14 @@ def factors_of(
             if reason:
                 unlike |= dict.fromkeys(segments, reason)
             for k in segments:
+                moved: Callable[[], Tensor] = partial(_moved_by_block, running, call.x)
+                if not_tested == ON_DEMAND:
+                    # the weights of other maps of the block would take the place of the large ones
+                    moved = partial(moved_by, sublayers[k], call.x, lengths[k])
                 tests[k] = _tested(
                     sublayers[k],
                     call.x,
-                    lambda running=running, x=call.x: running(x) - x,  # type: ignore[misc]
+                    moved,
                     partial(matrices_of, sublayers[k], block),
                     is_plain=not reason,
                 )
@@ -152,6 +158,12 @@ def _factors_of_stream(
                 is_plain=False,
             )
     return factors_at(tests, dict.fromkeys(range(len(sublayers)), NO_BLOCKS), ())
+
+
+def _moved_by_block(running: Running, x: Tensor) -> Tensor:
+    """What a block adds to its state."""
+    after: Tensor = running(x)
+    return after - x
 
 
 def _moved_by_stream(adapter: StreamAdapter, k: int, state: Tensor) -> Tensor:
