@@ -100,21 +100,27 @@ def _share(found: Tensor, other: Tensor) -> float:
     return change / size
 
 
-def with_error(segment: SegmentCheck, error: float, tolerance: float) -> SegmentCheck:
+def with_error(
+    segment: SegmentCheck, error: float, tolerance: float, dtype: torch.dtype
+) -> SegmentCheck:
     """The segment, whose Transformer's threshold is known to this error by rounding, and to the
-    tolerance of the model's reading. Both are shares.
+    tolerance of the model's reading. Both are shares. The dtype is that of its states.
+
+    What was found is lowered by the root of the dtype's rounding, as what is proven was raised by
+    it.
     """
     threshold = segment.step_threshold
     if threshold is None:
         return segment
-    widened = _with_margin(threshold, error + tolerance)
+    rounding = math.sqrt(torch.finfo(dtype).eps)
+    widened = _with_margin(threshold, error + tolerance, rounding)
     return replace(segment, step_threshold=widened)
 
 
-def _with_margin(threshold: DecayThreshold, margin: float) -> DecayThreshold:
+def _with_margin(threshold: DecayThreshold, margin: float, rounding: float) -> DecayThreshold:
     if not margin < LOST:
         return replace(threshold, lower=0.0, upper=math.inf, below=None, above=None)
     lower = threshold.lower
     if not math.isinf(lower):
-        lower = lower * (1 - margin)
+        lower = lower * (1 - margin - rounding)
     return replace(threshold, lower=lower, upper=threshold.upper * (1 + margin))

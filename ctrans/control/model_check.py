@@ -24,6 +24,7 @@ from ctrans.control.model_threshold import (
     RTOL,
     costate_of_raw_output,
     factors_of_model,
+    lost_in_norm,
     margins_of,
     why_no_threshold,
     widened,
@@ -289,7 +290,7 @@ def check_model(
                 regularization,
                 search=search,
             )
-            reason = _why_unsure(segment, factors)
+            reason = _why_unsure(segment, factors) or _why_no_evidence(segment)
             if reason:
                 unsure.append(k)
                 raise ConfigError(reason)
@@ -326,13 +327,24 @@ def check_model(
     margins: dict[int, float] = {}
     if costates.form == "continuous" and (thorough or decides):
         margins = margins_of(check.segments, model, tokens, targets)
+    margins = {
+        segment.segment: margins.get(segment.segment, 0.0)
+        + factors.tolerance
+        + lost_in_norm(sublayers[segment.segment], costates.states[segment.segment])
+        for segment in check.segments
+    }
     climb = thorough or regularization.weight_decay is not None
     check = _with_best_rows(check, model.depth, costates, of_steps, climb=climb)
     errors: dict[int, float] = {}
     if any(segment.step_threshold is not None for segment in check.segments):
         errors = errors_of(model, tokens, targets, of_steps)
     segments = [
-        with_error(segment, errors.get(segment.segment, 0.0), factors.tolerance)
+        with_error(
+            segment,
+            errors.get(segment.segment, 0.0),
+            factors.tolerance,
+            of_steps.states[segment.segment].dtype,
+        )
         for segment in check.segments
     ]
     return replace(check, segments=tuple(widened(segment, margins) for segment in segments))
@@ -350,6 +362,17 @@ def _why_unsure(segment: SegmentCheck, factors: Factors) -> str:
     has_finite_verdict = not is_infinite or segment.step is not None
     if has_finite_verdict and k in factors.otherwise:
         return factors.otherwise[k]
+    return ""
+
+
+def _why_no_evidence(segment: SegmentCheck) -> str:
+    """Why a search has no value because numbers overflowed; "" if none did."""
+    certificates = [segment.certificate]
+    if segment.step is not None:
+        certificates.append(segment.step)
+    figures = weakest(certificates).values()
+    if any(figure is not None and math.isnan(figure) for figure in figures):
+        return "numbers overflow in its searches: take a smaller dt, smaller states or float64"
     return ""
 
 

@@ -50,6 +50,8 @@ NO_BLOCKS = (
     "its blocks are not modules of their own, so that its maps were not tried at large weights"
 )
 
+READING = 3 * CLOSE
+"""How closely a model is read, as a share: its maps, the norms around them and its steps."""
 DENSE = "dense"
 SPIKY = "spiky"
 ONE_SIDED = "one-sided"
@@ -138,7 +140,7 @@ def factors_of(
                 )
                 if computes_otherwise:
                     tests[k] = replace(tests[k], otherwise=OTHERWISE)
-    return factors_at(tests, unlike, further)
+    return replace(factors_at(tests, unlike, further), tolerance=READING)
 
 
 def _factors_of_stream(
@@ -157,7 +159,8 @@ def _factors_of_stream(
                 partial(matrices_of, sublayer, sublayer.field),
                 is_plain=False,
             )
-    return factors_at(tests, dict.fromkeys(range(len(sublayers)), NO_BLOCKS), ())
+    unlike = dict.fromkeys(range(len(sublayers)), NO_BLOCKS)
+    return replace(factors_at(tests, unlike, ()), tolerance=READING)
 
 
 def _moved_by_block(running: Running, x: Tensor) -> Tensor:

@@ -201,3 +201,13 @@ def test_the_precise_gradient_is_that_of_the_cross_entropy():
     (expected,) = torch.autograd.grad(loss, x)
     assert found.loss == pytest.approx(float(loss), rel=1e-14)
     assert torch.allclose(found.costates[-1], expected, rtol=1e-10, atol=1e-15)
+
+
+def test_an_ode_of_states_whose_squares_are_lost_has_no_number():
+    tokens, targets = text(2)
+    options = {"placement": "post", "width": 4, "heads": 1, "context": 3, "embedding_std": 1e-20}
+    check = check_model(
+        gpt(torch.float32, **options), tokens, targets, Regularization(weight_decay=0.1)
+    )
+    assert check.training_threshold.lower == 0
+    assert check.training_threshold.upper == math.inf

@@ -7,7 +7,7 @@ from torch import nn
 from ctrans.control.costate import costate
 from ctrans.control.model_check import check_model
 from ctrans.interop import open_model
-from tests.interop.test_factors import TOKENS, VOCABULARY, Block, FeedForward, Model
+from tests.interop.test_factors import TOKENS, VOCABULARY, Attention, Block, FeedForward, Model
 
 WIDTH, HEADS = 16, 4
 
@@ -56,3 +56,23 @@ def test_a_map_in_another_dtype_leaves_its_segment_out():
     model = open_model(Model(Block(ffn=half)).eval(), example=ids[:, :-1]).model
     check = check_model(model, ids[:, :-1], ids[:, 1:])
     assert "bfloat16" in check.missing["segment 1 (ffn)"]
+
+
+class ScaledLinear(nn.Linear):
+    """Its weights differ from what it computes by less than a reading tolerates."""
+
+    def forward(self, x):
+        return F.linear(x, 1.0003 * self.weight)
+
+
+def test_the_number_is_raised_by_what_a_reading_tolerates():
+    torch.manual_seed(0)
+    module = Model(Block(Attention(ScaledLinear))).double().eval()
+    ids = torch.randint(0, VOCABULARY, (2, TOKENS + 1))
+    model = open_model(module, example=ids[:, :-1]).model
+    tokens, targets = ids[:1, :1], ids[:1, 1:2]
+    threshold = check_model(model, tokens, targets).segments[0].step_threshold
+    found = costate(model, tokens, targets)
+    x = model.depth.sublayers[0].given(found.states[0])
+    attained = 1.0003**2 * float(x.norm() * found.costates[1].norm())
+    assert threshold.lower < attained < threshold.upper
