@@ -76,3 +76,34 @@ def test_the_number_is_raised_by_what_a_reading_tolerates():
     x = model.depth.sublayers[0].given(found.states[0])
     attained = 1.0003**2 * float(x.norm() * found.costates[1].norm())
     assert threshold.lower < attained < threshold.upper
+
+
+class RankOne(nn.Module):
+    """x + b (a x): a row and a column, which are no gains of a norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.randn(1, WIDTH))
+        self.b = nn.Parameter(torch.zeros(WIDTH, 1))
+
+    def forward(self, x):
+        return x + (x @ self.a.T) @ self.b.T
+
+
+class AdaptedBlock(Block):
+    def __init__(self):
+        super().__init__()
+        self.adapter = RankOne()
+
+    def forward(self, x):
+        x = x + self.attention(self.n1(x))
+        return x + self.ffn(self.adapter(self.n2(x)))
+
+
+def test_an_adapter_of_rank_one_is_no_norm():
+    """Opening such a model raised an error of torch."""
+    torch.manual_seed(0)
+    ids = torch.randint(0, VOCABULARY, (2, TOKENS + 1))
+    module = Model(AdaptedBlock()).double().eval()
+    model = open_model(module, example=ids[:, :-1]).model
+    assert check_model(model, ids[:, :-1], ids[:, 1:]).training_threshold is None

@@ -187,7 +187,7 @@ class WithoutNorms(Block):
 
 def test_a_block_that_raises_at_large_weights_has_no_infinite_h():
     torch.manual_seed(0)
-    with pytest.raises(ConfigError, match="does not grow|does not run"):
+    with pytest.raises(ConfigError, match=r"does not grow|does not run"):
         checked(Model(RefusesLargeNumbers()).double())
 
 
@@ -215,5 +215,21 @@ class Leaks(Block):
 
 def test_a_leak_past_the_output_norm_leaves_no_finite_h():
     torch.manual_seed(0)
-    with pytest.raises(ConfigError, match="grows with its weights"):
+    with pytest.raises(ConfigError, match="computes something else"):
         checked(Model(Leaks()).double())
+
+
+class LeaksLittle(Block):
+    """The same, which shows only at weights of 1e16."""
+
+    def forward(self, x):
+        f = self.attention(self.n1(x))
+        x = x + self.n2(f) + 1e-20 * f
+        f = self.ffn(self.n2(x))
+        return x + self.n2(f) + 1e-20 * f
+
+
+def test_a_smaller_leak_shows_in_its_growth():
+    torch.manual_seed(0)
+    with pytest.raises(ConfigError, match="grows with its weights"):
+        checked(Model(LeaksLittle()).double())
