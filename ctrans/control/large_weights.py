@@ -7,17 +7,23 @@ stays bounded. Code that ctrans does not read, such as a hook, may break either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ctrans.control.shown_factors import Factors
+from ctrans.control.shown_factors import Factors, path_of, shown_velocity
 from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.fields import ExposesHeads
 from ctrans.dynamics.norm import Norm
 from ctrans.dynamics.sublayer import Sublayer
+from ctrans.dynamics.weights.on_demand import OnDemand
+from solvers import ConfigError
 
 WEIGHTS = {torch.float64: (1e8, 1e16), torch.float32: (1e4, 1e8)}
 """Two sizes of weights between which the output of a map must grow."""
@@ -29,13 +35,21 @@ SAME = 1.01
 """The most that a bounded output may grow, by rounding."""
 ROWS = 16
 """Random rows that a norm gets."""
+LARGE = 1e6
+"""The size of the matrices at which a map is compared with its factors."""
+CLOSE = 1e-3
+"""How closely the two must agree, as a share."""
 NORM_GROWS = "its norm does not bound large inputs, so that its output grows with its weights"
+PASSES_BY = "its output grows with its weights although it has a norm: something passes the norm by"
+OVERFLOWS = "numbers overflow in it at large weights, so whether its output grows is not known"
+NO_MATRICES = "it has no matrices of numbers that could be made large, so no verdict was tested"
+PLAIN = (nn.Linear, nn.Identity, nn.Dropout, nn.ModuleList, nn.ModuleDict)
+"""Classes of torch that the maps of ctrans consist of."""
 
 
-def grows(run: Callable[[], Tensor], matrices: Sequence[Tensor]) -> bool:
-    """Whether |run()| grows with the size of random matrices. They are put back to the bit.
-
-    Numbers that overflow count as growth.
+def grows(run: Callable[[], Tensor], matrices: Sequence[Tensor]) -> bool | None:
+    """Whether |run()| grows with the size of random matrices; None if numbers overflow. The
+    matrices are put back to the bit.
     """
     kept = [matrix.detach().clone() for matrix in matrices]
     lengths = []
@@ -50,7 +64,9 @@ def grows(run: Callable[[], Tensor], matrices: Sequence[Tensor]) -> bool:
         for matrix, before in zip(matrices, kept, strict=True):
             matrix.data.copy_(before)
     smaller, larger = lengths
-    return not larger <= GROWTH * smaller
+    if not (math.isfinite(smaller) and math.isfinite(larger)):
+        return None
+    return larger > GROWTH * smaller
 
 
 def stays_bounded(norm: Norm, like: Tensor) -> bool:
@@ -72,26 +88,111 @@ def norms_stay_bounded(sublayer: Sublayer, like: Tensor) -> bool:
     return all(norm is None or stays_bounded(norm, like) for norm in norms)
 
 
+@dataclass(frozen=True)
+class AtLargeWeights:
+    """What a sublayer does at large weights.
+
+    - `bounded`: whether the output of its map stays bounded
+    - `otherwise`: why a finite H is not its own; "" if nothing speaks against it
+    - `untested`: why nothing is known; "" if something is
+    """
+
+    bounded: bool = False
+    otherwise: str = ""
+    untested: str = ""
+
+
+def at_large_weights(
+    sublayer: Sublayer,
+    state: Tensor,
+    moved: Callable[[], Tensor],
+    matrices: Sequence[Tensor],
+    *,
+    is_plain: bool,
+) -> AtLargeWeights:
+    """What a sublayer does with large matrices at a state. `moved` is what the model's own code
+    adds to that state. Plain code grows as its maps do.
+    """
+    if not matrices:
+        return AtLargeWeights(untested=NO_MATRICES)
+    has_norm = sublayer.output_norm is not None or sublayer.state_norm is not None
+    is_bounded_by_norm = has_norm or sublayer.image is not None
+    if not is_bounded_by_norm:
+        growth = True if is_plain else grows(moved, matrices)
+        if growth is None:
+            return AtLargeWeights(untested=OVERFLOWS)
+        return AtLargeWeights(bounded=not growth)
+    if not norms_stay_bounded(sublayer, state):
+        return AtLargeWeights(otherwise=NORM_GROWS)
+    growth = grows(moved, matrices)
+    if growth is None:
+        return AtLargeWeights(untested=OVERFLOWS)
+    if growth:
+        return AtLargeWeights(otherwise=PASSES_BY)
+    bounded = False
+    if sublayer.state_norm is not None and not is_plain:
+        # the ODE has no norm behind the map
+        given = sublayer.given(sublayer.enter(state))
+        bounded = grows(partial(sublayer.field, given), matrices) is False
+    return AtLargeWeights(bounded=bounded)
+
+
+def factors_at(
+    tests: dict[int, AtLargeWeights], unlike: dict[int, str], further: Iterable[int]
+) -> Factors:
+    """What the tests of all segments found."""
+    return Factors(
+        unlike,
+        bounded=frozenset(k for k, test in tests.items() if test.bounded),
+        further=frozenset(further),
+        otherwise={k: test.otherwise for k, test in tests.items() if test.otherwise},
+        untested={k: test.untested for k, test in tests.items() if test.untested},
+    )
+
+
 @torch.no_grad()
 def own_factors(depth: Depth, states: Sequence[Tensor]) -> Factors:
-    """The test of each sublayer with a hook or a parametrisation, at the states before each
-    segment. Others compute what their classes say.
+    """The test of each sublayer with a hook, a parametrisation or a part of another class, at the
+    states before each segment. Others compute what their classes say.
     """
     unlike: dict[int, str] = {}
-    bounded: set[int] = set()
-    otherwise: dict[int, str] = {}
+    further: set[int] = set()
+    tests: dict[int, AtLargeWeights] = {}
     for k, (sublayer, state) in enumerate(zip(depth.sublayers, states, strict=True)):
-        part = next(_altered(sublayer), "")
-        if not part:
+        altered = next(_altered(sublayer), "")
+        foreign = next(_foreign(sublayer), "")
+        if not altered and not foreign:
             continue
-        unlike[k] = f"{part} has a hook or a parametrisation, which may limit what it computes"
-        matrices = [weight for weight in sublayer.field.parameters() if weight.dim() > 1]
-        given = sublayer.given(sublayer.enter(state))
-        if matrices and not grows(partial(sublayer.field, given), matrices):
-            bounded.add(k)
-        if not norms_stay_bounded(sublayer, state):
-            otherwise[k] = NORM_GROWS
-    return Factors(unlike, frozenset(bounded), otherwise=otherwise)
+        entered = sublayer.enter(state)
+        try:
+            if altered:
+                unlike[k] = (
+                    f"{altered} has a hook or a parametrisation, which may limit what it computes"
+                )
+            else:
+                reason = _why_unlike(sublayer, entered)
+                if reason:
+                    unlike[k] = f"{foreign} is no class of ctrans or torch: {reason}"
+                if _has_gains(sublayer):
+                    further.add(k)
+            tests[k] = at_large_weights(
+                sublayer,
+                entered,
+                partial(moved_by, sublayer, entered, depth.lengths[k]),
+                [weight for weight in sublayer.field.parameters() if weight.dim() > 1],
+                is_plain=False,
+            )
+        except Exception as error:  # a part of another's code raises what it likes
+            reason = f"it does not run with large weights ({type(error).__name__}: {error})"
+            unlike.setdefault(k, reason)
+            tests[k] = AtLargeWeights(untested=reason)
+    return factors_at(tests, unlike, further)
+
+
+def moved_by(sublayer: Sublayer, x: Tensor, dt: float) -> Tensor:
+    """What a sublayer adds to a state that has entered its segment."""
+    moved: Tensor = sublayer.moved(x, sublayer(x), dt) - x
+    return moved
 
 
 def _altered(sublayer: Sublayer) -> Iterator[str]:
@@ -102,14 +203,99 @@ def _altered(sublayer: Sublayer) -> Iterator[str]:
             yield name or type(sublayer).__name__
 
 
+def _foreign(sublayer: Sublayer) -> Iterator[str]:
+    """The names of parts whose class is neither of ctrans nor a plain one of torch."""
+    for name, part in sublayer.named_modules():
+        kind = type(part)
+        if kind not in PLAIN and not kind.__module__.startswith("ctrans."):
+            yield f"{name or 'the sublayer'} ({kind.__name__})"
+
+
+def _has_gains(sublayer: Sublayer) -> bool:
+    """Whether the map has vectors or numbers that are no biases."""
+    return any(
+        weight.dim() < 2 and not name.endswith("bias")
+        for name, weight in sublayer.field.named_parameters()
+    )
+
+
+def _why_unlike(sublayer: Sublayer, entered: Tensor) -> str:
+    """Why the map does not compute with large matrices what its path of two factors does; "" if it
+    does, or shows no path.
+    """
+    field = sublayer.field
+    of_field = {id(weight) for weight in field.parameters()}
+    for name, weight in sublayer.named_parameters():
+        if weight.dim() > 1 and id(weight) not in of_field:
+            return f"{name} is a matrix outside of the map, and may be one more factor"
+    given = sublayer.given(entered)
+    try:
+        path_of(field, given)
+    except ConfigError:
+        return ""
+    for is_spiky in (False, True):
+        with _large(field, is_spiky=is_spiky):
+            shown = shown_velocity(field, given)
+            found = field(given).flatten(0, -2)
+            if shown is None:
+                return "its map shows no matrices by which its factors could be tested"
+            if not _share(found - shown, shown) <= CLOSE:
+                return "with large weights it computes something else than its factors show"
+            if isinstance(field, ExposesHeads):
+                sums = field.probabilities(given).sum(-1)
+                if not bool(((sums - 1).abs() <= CLOSE).all()):
+                    return "with large weights the rows of its attention do not sum to 1"
+    return ""
+
+
+@contextlib.contextmanager
+def _large(field: nn.Module, *, is_spiky: bool) -> Iterator[None]:
+    """Inside, the matrices of a map are large and random, and its biases are 0. With `is_spiky`
+    they have rank 1.
+    """
+    kept = [(weight.data, weight.data.clone()) for weight in field.parameters()]
+    generator = torch.Generator().manual_seed(0)
+    try:
+        for name, weight in field.named_parameters():
+            if weight.dim() > 1:
+                drawn = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+                if is_spiky:
+                    drawn = drawn[:, :1] * drawn[:1]
+                weight.data.copy_(LARGE * drawn)
+            elif name.endswith("bias"):
+                weight.data.zero_()
+        yield
+    finally:
+        for tensor, before in kept:
+            tensor.copy_(before)
+
+
+def _share(missed: Tensor, expected: Tensor) -> float:
+    return float(missed.norm()) / float(expected.norm())
+
+
 def _precision(tensors: Sequence[Tensor]) -> torch.dtype:
     if all(tensor.dtype == torch.float64 for tensor in tensors):
         return torch.float64
     return torch.float32
 
 
-def matrices_of(sublayer: Sublayer, block: nn.Module) -> list[nn.Parameter]:
+def matrices_of(sublayer: Sublayer, block: nn.Module) -> Sequence[Tensor]:
     """The matrices of a block that a sublayer's map uses; all of the block if it shows none."""
+    on_demand = _on_demand(sublayer.field) or _on_demand(block)
+    if on_demand:
+        return on_demand
     of_map = {id(parameter) for parameter in sublayer.field.parameters()}
     matrices = [parameter for parameter in block.parameters() if parameter.dim() > 1]
     return [matrix for matrix in matrices if id(matrix) in of_map] or matrices
+
+
+def _on_demand(module: nn.Module) -> list[Tensor]:
+    """The matrices on demand of a module, as the shelf holds them now."""
+    weights = [
+        part.place.weight(name)
+        for part in module.modules()
+        if isinstance(part, OnDemand)
+        for name in part.place.names
+    ]
+    return [weight for weight in weights if weight.is_floating_point() and weight.dim() > 1]

@@ -17,16 +17,19 @@ from ctrans.base.old_names import OldReasons
 from ctrans.control.admissible import VERDICTS, Posedness, verdict_of
 from ctrans.control.certificate import Certificate, SearchedFor
 from ctrans.control.costate import Costate, continuous_or_discrete, costate
+from ctrans.control.costate_error import errors_of, with_error
 from ctrans.control.decay_threshold import DecayThreshold, largest, with_evidence
 from ctrans.control.model_threshold import (
     ATOL,
     RTOL,
     costate_of_raw_output,
     factors_of_model,
+    lost_in_norm,
     margins_of,
     why_no_threshold,
     widened,
 )
+from ctrans.control.own_pass import why_not_own_loss
 from ctrans.control.regularization import Regularization
 from ctrans.control.scales import at_unit_size, product
 from ctrans.control.segment_check import (
@@ -287,7 +290,7 @@ def check_model(
                 regularization,
                 search=search,
             )
-            reason = _why_unsure(segment, factors)
+            reason = _why_unsure(segment, factors) or _why_no_evidence(segment)
             if reason:
                 unsure.append(k)
                 raise ConfigError(reason)
@@ -304,6 +307,8 @@ def check_model(
     no_threshold = ""
     if any(segment.certificate.verdict == "degenerate" for segment in segments):
         no_threshold = why_no_threshold(model.depth, factors)
+        if not no_threshold:
+            no_threshold = why_not_own_loss(model, tokens, targets, of_steps)
     if no_threshold:
         segments = [
             replace(segment, training_threshold=None, step_threshold=None) for segment in segments
@@ -322,19 +327,52 @@ def check_model(
     margins: dict[int, float] = {}
     if costates.form == "continuous" and (thorough or decides):
         margins = margins_of(check.segments, model, tokens, targets)
+    margins = {
+        segment.segment: margins.get(segment.segment, 0.0)
+        + factors.tolerance
+        + lost_in_norm(sublayers[segment.segment], costates.states[segment.segment])
+        for segment in check.segments
+    }
     climb = thorough or regularization.weight_decay is not None
     check = _with_best_rows(check, model.depth, costates, of_steps, climb=climb)
-    return replace(check, segments=tuple(widened(segment, margins) for segment in check.segments))
+    errors: dict[int, float] = {}
+    if any(segment.step_threshold is not None for segment in check.segments):
+        errors = errors_of(model, tokens, targets, of_steps)
+    segments = [
+        with_error(
+            segment,
+            errors.get(segment.segment, 0.0),
+            factors.tolerance,
+            of_steps.states[segment.segment].dtype,
+        )
+        for segment in check.segments
+    ]
+    return replace(check, segments=tuple(widened(segment, margins) for segment in segments))
 
 
 def _why_unsure(segment: SegmentCheck, factors: Factors) -> str:
     """Why the verdict of a segment does not hold at large weights; "" if it does."""
     k = segment.segment
+    if k in factors.untested:
+        return factors.untested[k]
     is_infinite = segment.certificate.verdict == "degenerate"
     if is_infinite and k in factors.bounded:
-        return f"its output does not grow with its weights: {factors.unlike[k]}"
-    if not is_infinite and k in factors.otherwise:
+        reasons = ("its output does not grow with its weights", factors.unlike.get(k, ""))
+        return "; ".join(filter(None, reasons))
+    has_finite_verdict = not is_infinite or segment.step is not None
+    if has_finite_verdict and k in factors.otherwise:
         return factors.otherwise[k]
+    return ""
+
+
+def _why_no_evidence(segment: SegmentCheck) -> str:
+    """Why a search has no value because numbers overflowed; "" if none did."""
+    certificates = [segment.certificate]
+    if segment.step is not None:
+        certificates.append(segment.step)
+    figures = weakest(certificates).values()
+    if any(figure is not None and math.isnan(figure) for figure in figures):
+        return "numbers overflow in its searches: take a smaller dt, smaller states or float64"
     return ""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -110,6 +111,19 @@ def margins_of(
     return margins
 
 
+def lost_in_norm(sublayer: Sublayer, x: Tensor) -> float:
+    """inf if a norm around the state squares entries so small that they lose their digits, else
+    0.
+    """
+    if sublayer.state_norm is None:
+        return 0.0
+    numbers = torch.finfo(x.dtype)
+    largest = float(x.abs().amax())
+    if 0 < largest < math.sqrt(numbers.tiny / numbers.eps):
+        return math.inf
+    return 0.0
+
+
 def widened(segment: SegmentCheck, margins: dict[int, float]) -> SegmentCheck:
     """The segment, whose threshold of the ODE is known to a margin. It is a share."""
     threshold = segment.training_threshold
@@ -117,7 +131,9 @@ def widened(segment: SegmentCheck, margins: dict[int, float]) -> SegmentCheck:
     if threshold is None or not margin:
         return segment
     lower = threshold.lower
-    if not math.isinf(lower):
+    if math.isinf(margin):
+        lower = 0.0
+    elif not math.isinf(lower):
         lower = lower * max(0.0, 1 - margin)
     upper = math.inf
     if threshold.upper == 0:

@@ -188,6 +188,11 @@ def check_segment(
     check_gain_decay(sublayer, regularization)
     h = last_features(sublayer, state).flatten(0, -2)
     check_last_decay(sublayer, regularization)
+    if h.dtype != p.dtype:
+        raise ConfigError(
+            f"its last map computes in {_name(h.dtype)}, and the state is of {_name(p.dtype)}:"
+            " convert the model to one dtype"
+        )
     x = state.flatten(0, -2)
     p = p.flatten(0, -2)
     norm = sublayer.state_norm
@@ -251,6 +256,10 @@ def check_segment(
         training_threshold=training_threshold,
         weight_decay=regularization.weight_decay,
     )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _slope(h: Tensor, pulled: Tensor, p: Tensor) -> tuple[float, bool]:

@@ -1,8 +1,9 @@
 """The path of two factors that a map shows, tested by what the map computes.
 
 A wrong path would give a wrong penalty in silence. So the output has to grow in proportion to the
-values that the heads show; heads with one value matrix count as one; and two heads with one output
-matrix, or units with one matrix for both factors, have no path.
+values that the heads show; heads with one value matrix count as one, by the parameters that they
+read and not by their present values; and two heads with one output matrix, or units with one matrix
+for both factors, have no path.
 """
 
 from __future__ import annotations
@@ -53,12 +54,16 @@ class Factors:
       factor, such as gains
     - `otherwise`: why a finite H of a segment's map and norms is not its own: its block computes
       something else than they do, or a norm does not bound large inputs
+    - `untested`: why no verdict of a segment could be tested at large weights
+    - `tolerance`: how closely the model was read, as a share
     """
 
     unlike: dict[int, str] = dataclasses_field(default_factory=dict)
     bounded: frozenset[int] = frozenset()
     further: frozenset[int] = frozenset()
     otherwise: dict[int, str] = dataclasses_field(default_factory=dict)
+    untested: dict[int, str] = dataclasses_field(default_factory=dict)
+    tolerance: float = 0.0
 
 
 @runtime_checkable
@@ -125,8 +130,8 @@ def _factors(heads: Sequence[HeadMatrices], path: ValuePath) -> tuple[Tensor, Te
 def _path_of_heads(field: Any, x: SequenceRows) -> ValuePath:
     heads = list(field.head_matrices())
     are_views = _are_views(heads, field)
-    groups = _same((head.value for head in heads), also_equal=not are_views)
-    if len(set(_same((head.out for head in heads), also_equal=True))) < len(heads):
+    groups, groups_of_outputs = _groups_of(field)
+    if len(set(groups_of_outputs)) < len(heads):
         raise ConfigError(
             f"two heads of {type(field).__name__} write by the same matrix, so its decaying factors"
             " are not those of each head"
@@ -152,17 +157,35 @@ def _mixed(field: Any, x: SequenceRows) -> Float[Tensor, "heads batch*tokens wid
     return rows.transpose(0, -3).flatten(1, -2)
 
 
-def _same(matrices: Iterable[Tensor], *, also_equal: bool) -> tuple[int, ...]:
-    """The number of each matrix among the distinct ones. Matrices are the same at one address; with
-    `also_equal`, for copies of a parameter, also if they are equal and not 0.
+def _groups_of(field: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The index of the values of each head, and that of its outputs, among the distinct ones.
+
+    Heads may show copies of a parameter, and separate parameters may be equal. So the matrices of
+    the map are random while they are compared. They are put back to the bit.
     """
+    matrices = [weight.data for weight in field.parameters() if weight.dim() > 1]
+    kept = [matrix.clone() for matrix in matrices]
+    generator = torch.Generator().manual_seed(0)
+    try:
+        for matrix in matrices:
+            drawn = torch.randn(matrix.shape, generator=generator, dtype=torch.float64)
+            matrix.copy_(drawn)
+        heads = list(field.head_matrices())
+        values = _same([head.value.clone() for head in heads])
+        outputs = _same([head.out.clone() for head in heads])
+    finally:
+        for matrix, before in zip(matrices, kept, strict=True):
+            matrix.copy_(before)
+    return values, outputs
+
+
+def _same(matrices: Iterable[Tensor]) -> tuple[int, ...]:
+    """The number of each matrix among those that are not equal."""
     distinct: list[Tensor] = []
     numbers = []
     for matrix in matrices:
         for number, other in enumerate(distinct):
-            at_one_address = matrix.data_ptr() == other.data_ptr()
-            are_copies = also_equal and torch.equal(matrix, other) and bool(matrix.any())
-            if at_one_address or are_copies:
+            if torch.equal(matrix, other):
                 numbers.append(number)
                 break
         else:

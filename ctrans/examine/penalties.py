@@ -100,6 +100,8 @@ def decay_notes(check: ModelCheck) -> list[str]:
         times = f"{threshold.lower / decay:.3g}"
         if times == "1":
             lines = [f"a penalty of {decay:g} is just too small for a finite H: {is_needed}"]
+        elif times == "inf":
+            lines = [f"a penalty of {decay:g} is far too small for a finite H: {is_needed}"]
         else:
             lines = [
                 f"a penalty of {decay:g} is {times} times too small for a finite H: {is_needed}"

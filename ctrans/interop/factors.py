@@ -11,14 +11,24 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from ctrans.base.as_found import as_found
-from ctrans.control.large_weights import NORM_GROWS, grows, matrices_of, norms_stay_bounded
+from ctrans.control.large_weights import (
+    CLOSE,
+    LARGE,
+    SAME,
+    AtLargeWeights,
+    at_large_weights,
+    factors_at,
+    matrices_of,
+    moved_by,
+)
 from ctrans.control.shown_factors import Factors, shown_velocity
 from ctrans.dynamics.fields import ExposesHeads
 from ctrans.dynamics.sublayer import Sublayer
@@ -28,17 +38,20 @@ from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.module_chain import TransposedLinear, is_linear
 from ctrans.interop.recorded_calls import without_fast_path
+from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.interop.tolerances import difference
 
-LARGE = 1e6
-"""How much larger the weights get."""
 MODERATE = 1e3
 """How much larger they get first: norms that round to float32 overflow at LARGE."""
 SPIKE = 30.0
 """How much larger one row and one column of a spiky matrix are."""
-CLOSE = 1e-3
-"""How closely what is computed must agree, as a share."""
+ON_DEMAND = "its weights are loaded on demand, so that its blocks were not tried with large ones"
+NO_BLOCKS = (
+    "its blocks are not modules of their own, so that its maps were not tried at large weights"
+)
 
+READING = 3 * CLOSE
+"""How closely a model is read, as a share: its maps, the norms around them and its steps."""
 DENSE = "dense"
 SPIKY = "spiky"
 ONE_SIDED = "one-sided"
@@ -61,21 +74,22 @@ def factors_of(
     """The test of each block in eval mode. The weights are put back to the bit. `states` are those
     before each segment, for a text.
 
-    Weights on demand cannot be enlarged, so such a model counts as unlike. So does one whose blocks
-    are no modules, or are one module that is used several times.
+    A model with weights on demand counts as unlike, and so does one whose blocks are no modules, or
+    are one module that is used several times. Their verdicts are tested all the same.
     """
+    if isinstance(adapter, StreamAdapter):
+        return _factors_of_stream(adapter, sublayers, states)
     blocks = adapter.blocks()
+    everything = range(len(sublayers))
+    not_tested = ""
     if has_weights_on_demand(adapter.model):
-        reason = "its weights are loaded on demand, so that no large ones were tried"
-        return Factors(dict.fromkeys(range(len(sublayers)), reason))
-    if len(set(map(id, blocks))) < len(blocks):
-        reason = "its blocks are not modules of their own, so that no large weights were tried"
-        return Factors(dict.fromkeys(range(len(sublayers)), reason))
+        not_tested = ON_DEMAND
+    elif len(set(map(id, blocks))) < len(blocks):
+        not_tested = NO_BLOCKS
     per_block = len(sublayers) // len(blocks)
     unlike: dict[int, str] = {}
-    bounded: set[int] = set()
     further: set[int] = set()
-    otherwise: dict[int, str] = {}
+    tests: dict[int, AtLargeWeights] = {}
     with as_found(adapter.model), torch.no_grad(), without_fast_path():
         try:
             # the graph of the blocks' other arguments shows what they were computed from
@@ -83,39 +97,98 @@ def factors_of(
                 calls = adapter.block_calls()
         except FOREIGN_ERRORS as error:
             reason = f"it does not run with gradients ({named_error(error)})"
-            return Factors(dict.fromkeys(range(len(sublayers)), reason))
+            reasons = dict.fromkeys(everything, reason)
+            return Factors(reasons, untested=reasons)
         names = {id(weight): name for name, weight in adapter.model.named_parameters()}
         for i, (block, recorded) in enumerate(zip(blocks, calls, strict=True)):
             call = replace(recorded, x=recorded.x.detach())
             segments = range(i * per_block, (i + 1) * per_block)
             steps = [(sublayers[k], lengths[k]) for k in segments]
-            of_text = [states[k] for k in segments]
             running = Running(block, call, adapter.form)
-            try:
-                with _all_tracked(adapter.model):
-                    uses = _uses(running, call.x)
-                if _has_other_parameters(block) or uses.of_others(block):
-                    further |= set(segments)
-                reason = _why_otherwise(running, call, steps)
-                if reason == OTHERWISE:
-                    otherwise |= dict.fromkeys(segments, reason)
-                reason = (
-                    _outer_matrix(uses, block, names)
-                    or _why_not_plain(block)
-                    or _read_twice(uses, block)
-                    or reason
-                    or _why_unlike(block, steps, of_text)
-                )
-                for k in segments:
-                    if reason and not _grows(running, call, sublayers[k]):
-                        bounded.add(k)
-                    if not norms_stay_bounded(sublayers[k], call.x):
-                        otherwise[k] = NORM_GROWS
-            except FOREIGN_ERRORS as error:
-                reason = f"it does not run with large weights ({named_error(error)})"
+            reason = not_tested
+            computes_otherwise = False
+            if not reason:
+                try:
+                    with _all_tracked(adapter.model):
+                        uses = _uses(running, call.x)
+                    if _has_other_parameters(block) or uses.of_others(block):
+                        further |= set(segments)
+                    reason = _why_otherwise(running, call, steps)
+                    computes_otherwise = reason == OTHERWISE
+                    reason = (
+                        _outer_matrix(uses, block, names)
+                        or _why_not_plain(block)
+                        or _read_twice(uses, block)
+                        or reason
+                        or _why_unlike(block, steps, [states[k] for k in segments])
+                    )
+                except FOREIGN_ERRORS as error:
+                    reason = f"it does not run with large weights ({named_error(error)})"
             if reason:
                 unlike |= dict.fromkeys(segments, reason)
-    return Factors(unlike, frozenset(bounded), frozenset(further), otherwise)
+            for k in segments:
+                moved: Callable[[], Tensor] = partial(_moved_by_block, running, call.x)
+                if not_tested == ON_DEMAND:
+                    # the weights of other maps of the block would take the place of the large ones
+                    moved = partial(moved_by, sublayers[k], call.x, lengths[k])
+                tests[k] = _tested(
+                    sublayers[k],
+                    call.x,
+                    moved,
+                    partial(matrices_of, sublayers[k], block),
+                    is_plain=not reason,
+                )
+                if computes_otherwise:
+                    tests[k] = replace(tests[k], otherwise=OTHERWISE)
+    return replace(factors_at(tests, unlike, further), tolerance=READING)
+
+
+def _factors_of_stream(
+    adapter: StreamAdapter, sublayers: Sequence[Sublayer], states: Sequence[Tensor]
+) -> Factors:
+    """The test of a model that is read by its sums x + f(x): only its verdict, as it has no blocks
+    whose maps could be compared.
+    """
+    tests: dict[int, AtLargeWeights] = {}
+    with as_found(adapter.model), torch.no_grad(), without_fast_path():
+        for k, (sublayer, state) in enumerate(zip(sublayers, states, strict=True)):
+            tests[k] = _tested(
+                sublayer,
+                state,
+                partial(_moved_by_stream, adapter, k, state),
+                partial(matrices_of, sublayer, sublayer.field),
+                is_plain=False,
+            )
+    unlike = dict.fromkeys(range(len(sublayers)), NO_BLOCKS)
+    return replace(factors_at(tests, unlike, ()), tolerance=READING)
+
+
+def _moved_by_block(running: Running, x: Tensor) -> Tensor:
+    """What a block adds to its state."""
+    after: Tensor = running(x)
+    return after - x
+
+
+def _moved_by_stream(adapter: StreamAdapter, k: int, state: Tensor) -> Tensor:
+    """What the model's own pass adds to state k."""
+    _, after = adapter.passed(adapter.shaped(state), {k: state}, last=k + 1)
+    return after - state
+
+
+def _tested(
+    sublayer: Sublayer,
+    state: Tensor,
+    moved: Callable[[], Tensor],
+    matrices: Callable[[], Sequence[Tensor]],
+    *,
+    is_plain: bool,
+) -> AtLargeWeights:
+    """`at_large_weights`, and that it is not known if the model raises an error."""
+    try:
+        return at_large_weights(sublayer, state, moved, matrices(), is_plain=is_plain)
+    except FOREIGN_ERRORS as error:
+        reason = f"it does not run with large weights ({named_error(error)})"
+        return AtLargeWeights(untested=reason)
 
 
 @dataclass(frozen=True)
@@ -217,9 +290,13 @@ def _why_otherwise(running: Running, call: Call, steps: Sequence[tuple[Sublayer,
     """Why the block does not compute its sublayers' steps with large weights; "" if it does."""
     for times in (MODERATE, LARGE):
         with _large(_with_matrices(running.block), bias=times, shape=DENSE, times=times):
-            if _computes_its_steps(running, call, steps):
-                continue
-        if times == MODERATE:
+            found = running(call.x)
+            expected = _stepped(call.x, steps)
+        if _agree(expected, found):
+            continue
+        moves_further = bool((found - call.x).norm() > SAME * (expected - call.x).norm())
+        is_finite = bool(found.isfinite().all() and expected.isfinite().all())
+        if times == MODERATE or (is_finite and moves_further):
             return OTHERWISE
         return f"{OTHERWISE}, or numbers overflow in it"
     return ""
@@ -250,14 +327,11 @@ def _why_unlike(
     return ""
 
 
-def _computes_its_steps(
-    running: Running, call: Call, steps: Sequence[tuple[Sublayer, float]]
-) -> bool:
-    """Whether the block computes what its sublayers do, at its present weights."""
-    rebuilt = call.x
+def _stepped(x: Tensor, steps: Sequence[tuple[Sublayer, float]]) -> Tensor:
+    """What the sublayers of a block make of its state, at their present weights."""
     for sublayer, length in steps:
-        rebuilt = sublayer.step(rebuilt, length)
-    return _agree(rebuilt, running(call.x))
+        x = sublayer.step(x, length)
+    return x
 
 
 def _with_matrices(block: nn.Module) -> Iterator[nn.Module]:
@@ -334,12 +408,6 @@ def _large(
     finally:
         for tensor, before in kept:
             tensor.copy_(before)
-
-
-def _grows(running: Running, call: Call, sublayer: Sublayer) -> bool:
-    """Whether what the block adds to its state grows with the matrices of one sublayer."""
-    matrices = matrices_of(sublayer, running.block)
-    return not matrices or grows(lambda: running(call.x) - call.x, matrices)
 
 
 def _is_plain(part: nn.Module) -> bool:

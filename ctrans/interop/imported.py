@@ -152,6 +152,17 @@ class Imported(nn.Module):
         """
         return factors_of(self.adapter, list(self.depth.sublayers), self.depth.lengths, states)
 
+    def own_pass(self, tokens: Tensor, targets: Any) -> tuple[Tensor | None, Tensor | None]:
+        """The logits of a forward pass of the model itself; None inside of `padded`, and where the
+        user gave its embed or head.
+        """
+        replaced = getattr(self.adapter, "own_embed", None) or getattr(
+            self.adapter, "own_head", None
+        )
+        if replaced is not None or self.adapter.padding is not None:
+            return None, None
+        return self.adapter.tensor(self.adapter.run(tokens)), None
+
     def forget(self) -> None:
         """Drops the cached masks and other arguments of the blocks; call it after the weights
         change.

@@ -90,6 +90,15 @@ class ModelWithLoss(ModelAround):
             return output, None
         return output, self.terminal_loss(x, targets)
 
+    def own_pass(self, tokens: Tensor, targets: Any) -> tuple[Tensor | None, Tensor | None]:
+        """The loss of a forward pass of the model itself; none as `Imported.own_pass`."""
+        if not isinstance(self.model, Imported):
+            return None, self.loss(self.model(tokens)[0], targets)
+        logits, _ = self.model.own_pass(tokens, targets)
+        if logits is None:
+            return None, None
+        return None, self.loss(self.model.adapter.run(tokens), targets)
+
     def terminal_loss(self, x: TokenRows, targets: Any) -> Float[Tensor, ""]:
         """L as a function of X_T. Raises ConfigError unless the loss is one real number with
         derivatives by X_T.

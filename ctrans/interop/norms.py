@@ -271,6 +271,8 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
             return None
     except FOREIGN_ERRORS:
         return None
+    if any(weight.numel() != 1 and weight.shape[-1] != width for weight in weights.values()):
+        return None  # a column beside a row, as of a low-rank adapter, is no gain of the channels
     odd = (plus.double() - minus) / 2
     even = (plus.double() + minus) / 2
     offsets = [name for name, weight in weights.items() if _close(even, weight.expand_as(even))]

@@ -164,4 +164,20 @@ def cross_entropy(model: Model, x: TokenRows, targets: Int[Tensor, "..."]) -> Sc
             f"{span}, and the head gives {logits.shape[-1]} numbers per token: give targets below"
             " that, or a model whose head has a logit for every token"
         )
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-1)
+    flat = logits.flatten(0, -2)
+    loss = F.cross_entropy(flat, targets.flatten(), ignore_index=-1)
+    if not loss.requires_grad:
+        return loss
+    # the same loss, whose gradient keeps its digits where a target's probability p is near 1:
+    # autograd's p - 1 would lose them
+    precise = _cross_entropy_of_differences(flat, targets.flatten())
+    return precise + (loss - precise).detach()
+
+
+def _cross_entropy_of_differences(logits: Tensor, targets: Tensor) -> Scalar:
+    """The mean over targets of log(1 + sum over other tokens v of exp(l_v - l_target))."""
+    counts = targets != -1
+    logits = logits[counts]
+    chosen = targets[counts].unsqueeze(-1)
+    differences = (logits - logits.gather(-1, chosen)).scatter(-1, chosen, 0.0)
+    return differences.logsumexp(-1).mean()

@@ -1,0 +1,126 @@
+"""How many digits the numbers of a Transformer's penalty have, by how they change with the last
+digits of the model's weights.
+
+Rounding acts like a change of the weights by some units in their last place. If states and costates
+change by a large share then, they are made of rounding, as where an exact costate is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctrans.control.costate import Costate, costate
+from ctrans.control.decay_threshold import DecayThreshold
+from ctrans.control.scales import total_length
+from ctrans.control.segment_check import SegmentCheck
+from ctrans.dynamics.weights.on_demand import has_weights_on_demand
+from ctrans.measure.walk import Model, own_loss
+from solvers import ConfigError, SolveError
+
+UNITS = 4
+"""By how many units in their last place the weights change."""
+DRAWS = 2
+"""Random changes of the weights."""
+SAFETY = 4.0
+"""The error of a number, as a multiple of the largest change."""
+LOST = 0.25
+"""The error from which nothing is known, as a share."""
+OF_LOSS = 8.0
+"""The error of the gradient of another's loss, as a multiple of the rounding of 1 over the loss."""
+
+
+@torch.no_grad()
+def errors_of(model: Model, tokens: Tensor, targets: Any, found: Costate) -> dict[int, float]:
+    """By how much states and costates of each segment may be wrong by rounding, as a share.
+    `found` is the discrete costate. The weights are put back to the bit.
+    """
+    depth = model.depth
+    sublayers = list(depth.sublayers)
+    errors = dict.fromkeys(range(len(sublayers)), 0.0)
+    if not isinstance(model, nn.Module) or has_weights_on_demand(model):
+        return errors
+    weights = {
+        weight.data_ptr(): weight.data
+        for weight in model.parameters()
+        if weight.is_floating_point() and not weight.is_meta
+    }
+    given = [sublayer.given(sublayer.enter(x)) for sublayer, x in _states(model, found)]
+    for seed in range(DRAWS):
+        kept = [(weight, weight.clone()) for weight in weights.values()]
+        try:
+            for number, weight in enumerate(weights.values()):
+                _change_last_digits(weight, len(weights) * seed + number)
+            other = costate(model, tokens, targets)
+            for k, (sublayer, x) in enumerate(_states(model, other)):
+                change = _share(found.costates[k + 1], other.costates[k + 1])
+                change += _share(given[k], sublayer.given(sublayer.enter(x)))
+                errors[k] = max(errors[k], SAFETY * change)
+        except (ConfigError, SolveError):
+            return dict.fromkeys(errors, math.inf)
+        finally:
+            for weight, before in kept:
+                weight.copy_(before)
+    if own_loss(model) is not None:
+        # ctrans does not know how another's loss rounds: 1 - p has lost what a loss near 0 needs
+        of_loss = math.inf
+        if found.loss != 0:
+            eps = torch.finfo(found.costates[-1].dtype).eps
+            of_loss = OF_LOSS * eps / min(1.0, abs(found.loss))
+        errors = {k: error + of_loss for k, error in errors.items()}
+    return errors
+
+
+def _states(model: Model, found: Costate) -> list[tuple[Any, Tensor]]:
+    return list(zip(model.depth.sublayers, found.states[:-1], strict=True))
+
+
+def _change_last_digits(weight: Tensor, seed: int) -> None:
+    """Moves each entry but zeros up or down by UNITS units in its last place."""
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, weight.shape, generator=generator).to(weight) * 2 - 1
+    sizes = weight.abs()
+    unit = torch.nextafter(sizes, torch.full_like(sizes, math.inf)) - sizes
+    moved = weight + UNITS * signs * unit
+    weight.copy_(torch.where(weight == 0, weight, moved))
+
+
+def _share(found: Tensor, other: Tensor) -> float:
+    """|other - found|/|found|; 0 if nothing changed."""
+    change = total_length(other.double() - found.double())
+    if change == 0:
+        return 0.0
+    size = total_length(found.double())
+    if size == 0:
+        return math.inf
+    return change / size
+
+
+def with_error(
+    segment: SegmentCheck, error: float, tolerance: float, dtype: torch.dtype
+) -> SegmentCheck:
+    """The segment, whose Transformer's threshold is known to this error by rounding, and to the
+    tolerance of the model's reading. Both are shares. The dtype is that of its states.
+
+    What was found is lowered by the root of the dtype's rounding, as what is proven was raised by
+    it.
+    """
+    threshold = segment.step_threshold
+    if threshold is None:
+        return segment
+    rounding = math.sqrt(torch.finfo(dtype).eps)
+    widened = _with_margin(threshold, error + tolerance, rounding)
+    return replace(segment, step_threshold=widened)
+
+
+def _with_margin(threshold: DecayThreshold, margin: float, rounding: float) -> DecayThreshold:
+    if not margin < LOST:
+        return replace(threshold, lower=0.0, upper=math.inf, below=None, above=None)
+    lower = threshold.lower
+    if not math.isinf(lower):
+        lower = lower * (1 - margin - rounding)
+    return replace(threshold, lower=lower, upper=threshold.upper * (1 + margin))

@@ -1,0 +1,213 @@
+"""A penalty is shown only if the costate is what the model's own loss shows, and has its digits."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ctrans.control.costate import costate
+from ctrans.control.model_check import check_model
+from ctrans.control.regularization import Regularization
+from ctrans.interop import open_model
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
+from tests.interop.test_factors import TOKENS, VOCABULARY, Block, Model
+
+REASON = "than the costate shows"
+
+
+def gpt(dtype=torch.float64, seed=0, **options):
+    defaults = {"depth": 1, "width": 8, "heads": 2, "context": 6, "bias": False, "placement": "pre"}
+    return GPT(GPTConfig(**defaults | options), seed=seed).to(dtype)
+
+
+def text(tokens=6, vocabulary=256, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, vocabulary, (1, tokens + 1), generator=generator)
+    return ids[:, :-1], ids[:, 1:]
+
+
+def opened(kind, block=Block, prepare=None):
+    torch.manual_seed(0)
+    module = kind(block()).double().eval()
+    if prepare is not None:
+        prepare(module)
+    tokens, targets = text(TOKENS, VOCABULARY)
+    return open_model(module, example=tokens).model, tokens, targets
+
+
+class KeepingBlock(Block):
+    def forward(self, x):
+        x = x + self.attention(self.n1(x))
+        self.kept = self.ffn(self.n2(x))
+        return x + self.kept
+
+
+class ReadsWhatABlockKept(Model):
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x + 5 * self.blocks[0].kept))
+
+
+class ShrinksGradients(Model):
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(0.1 * x + 0.9 * x.detach()))
+
+
+def with_backward_hook(module):
+    module.norm.register_full_backward_hook(lambda part, into, out: tuple(g / 100 for g in into))
+
+
+def with_tied_head(module):
+    matrix = nn.Parameter(torch.randn(4 * 16, 16).double() / 4)
+    module.blocks[0].ffn.up.weight = matrix
+    module.head.weight = matrix
+
+
+@pytest.mark.parametrize(
+    ("kind", "block", "prepare"),
+    [
+        (ReadsWhatABlockKept, KeepingBlock, None),
+        (ShrinksGradients, Block, None),
+        (Model, Block, with_backward_hook),
+        (Model, Block, with_tied_head),
+    ],
+    ids=["a kept tensor", "detach", "a backward hook", "a tied head"],
+)
+def test_a_costate_that_is_not_that_of_the_own_loss_leaves_no_number(kind, block, prepare):
+    model, tokens, targets = opened(kind, block, prepare)
+    check = check_model(model, tokens, targets, Regularization(weight_decay=0.5))
+    assert REASON in check.no_threshold
+    assert check.training_threshold is None
+    assert check.step_verdict == "open"
+
+
+def test_a_plain_model_agrees_with_its_own_pass_and_is_left_as_it_was():
+    model, tokens, targets = opened(Model)
+    before = [weight.clone() for weight in model.parameters()]
+    check = check_model(model, tokens, targets)
+    assert check.no_threshold == ""
+    assert math.isfinite(check.training_threshold.upper)
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def tens_of_logits(model, targets):
+    def hook(part, given, output):
+        logits = 10 * output[0]
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    model.register_forward_hook(hook)
+
+
+@pytest.mark.parametrize("place", ["model", "depth", "before the depth", "tied embedding"])
+def test_hooks_and_tied_weights_of_an_own_model_leave_no_number(place):
+    tokens, targets = text()
+    model = gpt(tied=False, ffn_width=256)
+    if place == "model":
+        tens_of_logits(model, targets)
+    elif place == "depth":
+        model.depth.register_forward_hook(lambda part, given, output: 0.1 * output)
+    elif place == "before the depth":
+        model.depth.register_forward_pre_hook(lambda part, given: (0.1 * given[0],))
+    else:
+        model.depth.sublayers[1].field.up.weight = model.token_embedding.weight
+    assert REASON in check_model(model, tokens, targets).no_threshold
+
+
+def attained_by_present_rows(model, tokens, targets):
+    """The largest |(A X)'P|_2 of the heads, with P from log(1 + sum of exp(l_v - l_target))."""
+    attention, ffn = model.depth.sublayers
+    x = model.embed(tokens).detach()
+    f = attention.field(attention.given(x)).detach().requires_grad_(True)
+    logits = model.head(ffn.step(x + f, 1.0))
+    others = (logits - logits.gather(-1, targets[..., None])).masked_fill(
+        F.one_hot(targets, logits.shape[-1]).bool(), -math.inf
+    )
+    loss = torch.log1p(others.exp().sum(-1)).mean()
+    (p,) = torch.autograd.grad(loss, f)
+    given = attention.given(x)
+    p = p.detach()
+    read = (attention.field.probabilities(given) @ given.unsqueeze(-3))[0]
+    return max(float(torch.linalg.matrix_norm(head.mT @ p[0], 2)) for head in read.detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1800, 5000])
+def test_a_confident_model_keeps_the_digits_of_its_costate(dtype, scale):
+    model = gpt()
+    model.final_norm.weight.data.mul_(scale)
+    tokens, _ = text()
+    with torch.no_grad():
+        targets = model(tokens)[0].argmax(-1)
+    upper = check_model(model.to(dtype), tokens, targets).segments[0].step_threshold.upper
+    assert upper >= attained_by_present_rows(model.double(), tokens, targets)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"width": 2, "heads": 1, "eps": 0.0, "ffn": "swiglu"},
+        {"width": 2, "heads": 1, "eps": 0.0, "ffn": "mlp"},
+    ],
+)
+def test_a_costate_of_rounding_alone_has_no_number(options):
+    """LayerNorm of width 2 without eps has the values +-1: its derivative is 0."""
+    tokens, targets = text()
+    check = check_model(gpt(**options), tokens, targets)
+    threshold = check.segments[1].step_threshold
+    assert threshold is None or (threshold.lower, threshold.upper) == (0.0, math.inf)
+
+
+def test_equal_rows_of_the_head_have_no_number():
+    model = gpt(ffn="swiglu", tied=True)
+    rows = model.token_embedding.weight
+    rows.data[:] = rows.data[:1].clone()
+    threshold = check_model(model, *text()).segments[1].step_threshold
+    assert threshold is None or (threshold.lower, threshold.upper) == (0.0, math.inf)
+
+
+@pytest.mark.parametrize("offset", [1e3, 1e5])
+@pytest.mark.parametrize("seed", [0, 3])
+def test_states_that_lose_digits_in_their_norm_widen_the_number(offset, seed):
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        model = gpt(context=1, seed=seed, embedding_std=1.0)
+        model.token_embedding.weight.data.add_(offset)
+        tokens, targets = text(1, seed=seed)
+        check = check_model(model.float().to(dtype), tokens, targets)
+        found.append(check.segments[0].step_threshold)
+    single, double = found
+    if single is not None:
+        assert single.upper >= double.lower
+        assert single.lower <= double.upper
+
+
+def test_the_precise_gradient_is_that_of_the_cross_entropy():
+    model = gpt()
+    tokens, targets = text()
+    targets = targets.clone()
+    targets[0, 2] = -1
+    found = costate(model, tokens, targets)
+    x = found.states[-1].clone().requires_grad_(True)
+    logits = model.head(x)
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+    (expected,) = torch.autograd.grad(loss, x)
+    assert found.loss == pytest.approx(float(loss), rel=1e-14)
+    assert torch.allclose(found.costates[-1], expected, rtol=1e-10, atol=1e-15)
+
+
+def test_an_ode_of_states_whose_squares_are_lost_has_no_number():
+    tokens, targets = text(2)
+    options = {"placement": "post", "width": 4, "heads": 1, "context": 3, "embedding_std": 1e-20}
+    check = check_model(
+        gpt(torch.float32, **options), tokens, targets, Regularization(weight_decay=0.1)
+    )
+    assert check.training_threshold.lower == 0
+    assert check.training_threshold.upper == math.inf
