@@ -53,7 +53,7 @@ from ctrans.measure.findings import Finding
 from ctrans.model.checkpoint import load, save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
-from ctrans.model.sums import damage, sums
+from ctrans.model.sums import OPTIMISER, damage, sums
 from ctrans.model.weights_file import read_weights, safetensors_bytes
 from ctrans.report.contents import page_of
 from ctrans.report.files import to_json
@@ -67,7 +67,7 @@ from ctrans.study.training import RunResult
 from ctrans.training import log
 from ctrans.training.monitor.log import LogWriter, read_log
 from ctrans.training.monitor.log_lines import Header, Report
-from ctrans.training.run_checkpoint import OPTIMISER, optimiser_tensors, restore
+from ctrans.training.run_checkpoint import optimiser_tensors, restore
 from ctrans.training.settings import TrainConfig
 from ctrans.training.training_state import Progress, State, read_state
 from solvers import ConfigError, SolveError

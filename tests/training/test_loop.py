@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from ctrans.model.checkpoint import load
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from ctrans.model.sums import OPTIMISER
 from ctrans.training import log
 from ctrans.training.data import Data, from_text
 from ctrans.training.loop import Ending, carry_out
 from ctrans.training.optimiser import OPTIMISERS
 from ctrans.training.parallel import PARALLEL
 from ctrans.training.processes import Processes
-from ctrans.training.run_checkpoint import OPTIMISER, optimiser_tensors, restore
+from ctrans.training.run_checkpoint import optimiser_tensors, restore
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.run_start import anew, resumed
 from ctrans.training.settings import TrainConfig

@@ -19,7 +19,7 @@ from ctrans.examine.diagnosis.treatment import LARGER, PROVED, TREATED, size_of_
 from ctrans.interop.checkpoint_weights import checkpoint_weights
 from ctrans.interop.hugging_face_files import weight_files
 from ctrans.model.checkpoint import find_model
-from ctrans.model.sums import STATE, SUMS
+from ctrans.model.sums import OPTIMISER, SHARDS, STATE, SUMS
 from ctrans.model.weights_file import write_weights
 from solvers import ConfigError
 
