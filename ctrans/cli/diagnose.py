@@ -84,9 +84,7 @@ class DiagnoseRequest(ComparisonRequest):
     )
     search: float | None = option(
         None,
-        "For so many seconds (120 for a small model), look for an edit that lowers the loss: maps"
-        " exchanged or scaled, heads, blocks or positions in another order, ids shifted. By default"
-        " on 16 sequences.",
+        "Also look for an edit that lowers the loss, for so many seconds: 120 suit a small model.",
         metavar="SECONDS",
         limits=POSITIVE,
     )

@@ -109,7 +109,9 @@ def why_not_own_loss(model: Model, tokens: Tensor, targets: Any, found: Costate)
 
 
 def _differ_at_all_steps(
-    directions: dict[int, Directions], along: Callable[[], Summed], number: Callable[[], Summed]
+    directions: dict[int, WeightDirections],
+    along: Callable[[], Summed],
+    number: Callable[[], Summed],
 ) -> bool:
     dtype = next(iter(directions.values()))[0][0].dtype
     return all(
@@ -159,11 +161,11 @@ def _along_slopes(model: Model, tokens: Tensor, targets: Any, slopes: Tensor) ->
     return float(products.sum()), float(products.abs().sum())
 
 
-Directions = list[tuple[Tensor, Tensor]]
+WeightDirections = list[tuple[Tensor, Tensor]]
 """Matrices, each with a direction of its own size."""
 
 
-def _directions(depth: Depth, k: int, found: Costate) -> Directions:
+def _directions(depth: Depth, k: int, found: Costate) -> WeightDirections:
     """For each matrix of a sublayer's map the direction in which <P, step> grows fastest, and a
     random part.
     """
@@ -220,7 +222,7 @@ def _along(depth: Depth, segments: Sequence[int], found: Costate) -> Summed:
 
 
 def _central(
-    directions: dict[int, Directions], number: Callable[[], Summed], step: float
+    directions: dict[int, WeightDirections], number: Callable[[], Summed], step: float
 ) -> Difference:
     """d number/ds at the weights W + s D, s = 0."""
     pairs = [pair for of_segment in directions.values() for pair in of_segment]

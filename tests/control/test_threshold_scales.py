@@ -94,7 +94,7 @@ def test_a_models_penalty_is_proportional_to_its_input_gains(gain):
     (p,) = torch.autograd.grad(loss, h)
     needed = float((first.input_norm(x0) / gain).norm() * p.norm())
     threshold = found.segments[0].step_threshold
-    assert threshold.lower / gain == pytest.approx(needed, rel=1e-9)
+    assert needed * (1 - 1e-6) <= threshold.lower / gain <= needed * (1 + 1e-9)
     assert needed <= threshold.upper / gain <= needed * (1 + 1e-6)
 
 

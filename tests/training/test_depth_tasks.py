@@ -105,8 +105,10 @@ def test_the_answers_of_sorting_are_its_symbols_in_order():
 
 
 def test_the_rows_are_the_same_on_every_machine():
-    made = [make().fingerprint()[:16] for make in (recall, counting, modular, sorting)]
-    assert made == ["d47c4d29bbcd329d", "7969b29ac8441b58", "3e653f2ef9e8b694", "ee356e9cdb72a196"]
+    made = [make().fingerprint()[:28] for make in (recall, counting, modular, sorting)]
+    begins = ["d47c4d29bbcd329d", "blake2b-256:23bb542117e2d779"]
+    begins += ["3e653f2ef9e8b694", "ee356e9cdb72a196"]
+    assert all(map(str.startswith, made, begins))
 
 
 def test_the_depthless_floor_of_counting_is_the_entropy_of_the_count_given_the_place():
