@@ -107,7 +107,7 @@ def test_the_answers_of_sorting_are_its_symbols_in_order():
 def test_the_rows_are_the_same_on_every_machine():
     made = [make().fingerprint()[:28] for make in (recall, counting, modular, sorting)]
     begins = ["d47c4d29bbcd329d", "blake2b-256:23bb542117e2d779"]
-    begins += ["3e653f2ef9e8b694", "ee356e9cdb72a196"]
+    begins += ["blake2b-256:e2165455b681364e", "ee356e9cdb72a196"]
     assert all(map(str.startswith, made, begins))
 
 
