@@ -23,6 +23,9 @@ still in use after it.
 """
 
 
+WITHOUT_GRADIENT = (Tensor.detach, torch.detach, Tensor.data.__get__)  # type: ignore[attr-defined]  # a property of C
+
+
 def watched(segment: Segment, kept: Kept) -> Segment:
     """The segment, whose first evaluation without a graph adds to `kept`."""
     is_first = True
@@ -34,7 +37,8 @@ def watched(segment: Segment, kept: Kept) -> Segment:
         is_first = False
         with _Derived() as mode:
             v = segment.field(t, x)
-        mode.tensors.pop(v, None)
+        if isinstance(v, Tensor):  # the caller refuses anything else
+            mode.tensors.pop(v, None)
         kept.update(mode.tensors)
         return v
 
@@ -42,7 +46,9 @@ def watched(segment: Segment, kept: Kept) -> Segment:
 
 
 class _Derived(TorchFunctionMode):
-    """Collects the tensors that are computed from tensors that require a gradient."""
+    """Collects the tensors that are computed from tensors that require a gradient, but not those
+    that the field detaches: they have no gradient with any kind.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,6 +56,8 @@ class _Derived(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func in WITHOUT_GRADIENT:
+            return result
         for tensor in _tensors((*args, *(kwargs or {}).values())):
             if tensor.requires_grad or tensor in self.tensors:
                 for made in _tensors([result]):
@@ -69,8 +77,9 @@ class Unused(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name.endswith("_") and not name.endswith("__") and args:
-            self._kept.pop(args[0], None)  # it is written anew
+        writes = name.endswith("_") and not name.endswith("__")
+        if writes and args and isinstance(args[0], Tensor):
+            self._kept.pop(args[0], None)
         for tensor in _tensors((*args, *(kwargs or {}).values())):
             if tensor in self._kept and not tensor.requires_grad:
                 raise SolveError(

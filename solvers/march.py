@@ -84,7 +84,10 @@ def with_graphs(segment: Segment) -> Segment:
 
     def field(t: Tensor, x: Tensor) -> Tensor:
         with torch.enable_grad():
-            return segment.field(t, x.detach()).detach()
+            v = segment.field(t, x.detach())
+        if not isinstance(v, Tensor):
+            return v  # the caller refuses it
+        return v.detach()
 
     return segment.with_maps(field=field)
 

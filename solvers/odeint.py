@@ -59,8 +59,8 @@ def odeint(
     - `func(t, y)`: dy/dt, like y
     - `y0`: a tensor or a tuple of tensors; func's value and the result have its structure. Lists,
       named tuples and dictionaries work too, also nested
-    - `t`: the times, with first and second derivatives. Adaptive methods choose their steps and
-      interpolate. Fixed-step methods step from time to time, or by `step_size`
+    - `t`: the times. Adaptive methods choose their steps and interpolate. Fixed-step methods step
+      from time to time, or by `step_size`. Derivatives by them are the solution's up to the second
     - `rtol`, `atol`: of an adaptive method; numbers, or tensors for tolerances by entry. A relative
       one below the resolution of y0's type is raised to it
     - `method`: a name, dopri5 if None

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from solvers import GRADIENTS, Checkpoint, Segment, SolveError, solve
+from solvers import GRADIENTS, Checkpoint, ConfigError, Segment, SolveError, solve
 from solvers.recompute import recomputed
 
 X0 = torch.tensor([0.3, -0.8, 0.5], dtype=torch.float64)
@@ -317,6 +317,43 @@ def test_a_computed_weight_that_changes_before_the_recomputation_is_noticed():
         rate.mul_(2)
     with pytest.raises(SolveError, match="changed in place before"):
         x1.sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["adjoint", "reversible"])
+def test_a_kept_tensor_that_the_field_detaches_has_no_gradient_with_any_kind(kind):
+    def gradient(kind):
+        w = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+        kept = {}
+
+        def field(t, x):
+            rate = kept.setdefault("rate", torch.exp(w.detach()))
+            torch._foreach_mul_([x.new_ones(2)], 1.0)  # what is written may be in a list
+            return -rate * w * x
+
+        x0 = torch.ones(2, dtype=torch.float64)
+        x1 = solve([Segment(0, 1, field)], x0, method="rk4", steps=20, gradient=kind).x1
+        return float(torch.autograd.grad(x1.sum(), w)[0])
+
+    assert gradient(kind) == pytest.approx(gradient("backprop"), rel=1e-2)
+
+
+@pytest.mark.parametrize("method", ["rk4", "tsit5"])
+@pytest.mark.parametrize("kind", sorted(GRADIENTS))
+def test_a_field_that_returns_no_tensor_is_refused_by_every_kind(kind, method):
+    x0 = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    for value in (None, 1.0, (x0,)):
+        with pytest.raises(ConfigError, match="must be a tensor"):
+            solve([Segment(0, 1, lambda t, x, v=value: v)], x0, method=method, gradient=kind)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e25])
+def test_states_of_any_size_agree_with_their_recomputation(size):
+    w = torch.tensor(0.5, requires_grad=True)
+    x0 = torch.full((2,), size)
+    segments = [Segment(0, 1, lambda t, x: -w * x)]
+    x1 = solve(segments, x0, method="rk4", steps=20, gradient="checkpoint").x1
+    (slope,) = torch.autograd.grad(x1.sum(), w)
+    assert float(slope) == pytest.approx(-float(x1.detach().sum()), rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["adjoint", "reversible"])
