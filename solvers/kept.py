@@ -6,6 +6,7 @@ value has no derivative by the parameters, so their gradient would be wrong with
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,8 +22,6 @@ Kept = WeakIdKeyDictionary
 """Tensors that a field computed from parameters in its first evaluation of a segment, and that are
 still in use after it.
 """
-
-
 WITHOUT_GRADIENT = (Tensor.detach, torch.detach, Tensor.data.__get__)  # type: ignore[attr-defined]  # a property of C
 
 
@@ -37,9 +36,12 @@ def watched(segment: Segment, kept: Kept) -> Segment:
         is_first = False
         with _Derived() as mode:
             v = segment.field(t, x)
-        if isinstance(v, Tensor):  # the caller refuses anything else
-            mode.tensors.pop(v, None)
-        kept.update(mode.tensors)
+        mode.tensors.pop(id(v), None)
+        references = [weakref.ref(tensor) for tensor in mode.tensors.values()]
+        mode.tensors.clear()  # only what others hold stays
+        kept.update(
+            (tensor, None) for tensor in (each() for each in references) if tensor is not None
+        )
         return v
 
     return segment.with_maps(field=field)
@@ -52,17 +54,18 @@ class _Derived(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tensors = Kept()
+        # by their numbers (id), and held until the evaluation ends: no number is given twice
+        self.tensors: dict[int, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in WITHOUT_GRADIENT:
             return result
         for tensor in _tensors((*args, *(kwargs or {}).values())):
-            if tensor.requires_grad or tensor in self.tensors:
+            if tensor.requires_grad or id(tensor) in self.tensors:
                 for made in _tensors([result]):
                     if not made.requires_grad:
-                        self.tensors[made] = None
+                        self.tensors[id(made)] = made
                 break
         return result
 
