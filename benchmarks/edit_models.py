@@ -44,13 +44,14 @@ class RotaryAttention(nn.Module):
 
     base, pairs, neighbours, scaled, causal = 1000.0, True, True, True, True
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH, heads: int = HEADS, groups: int = GROUPS) -> None:
         super().__init__()
-        self.size = WIDTH // HEADS
-        self.wq = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.wk = nn.Linear(WIDTH, GROUPS * self.size, bias=False)
-        self.wv = nn.Linear(WIDTH, GROUPS * self.size, bias=False)
-        self.wo = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.size = width // heads
+        self.queries_of_a_key = heads // groups
+        self.wq = nn.Linear(width, width, bias=False)
+        self.wk = nn.Linear(width, groups * self.size, bias=False)
+        self.wv = nn.Linear(width, groups * self.size, bias=False)
+        self.wo = nn.Linear(width, width, bias=False)
 
     def turned(self, x: Tensor) -> Tensor:
         frequencies = self.base ** (-torch.arange(0, self.size, 2).float() / self.size)
@@ -68,7 +69,7 @@ class RotaryAttention(nn.Module):
             for linear in (self.wq, self.wk, self.wv)
         )
         q, k = self.turned(q), self.turned(k)
-        each = HEADS // GROUPS
+        each = self.queries_of_a_key
         if self.neighbours:
             k, v = k.repeat_interleave(each, 1), v.repeat_interleave(each, 1)
         else:

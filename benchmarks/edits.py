@@ -4,8 +4,8 @@ same models without a fault on their own and on other texts, and as many random 
     python benchmarks/edits.py [MODEL ..]
 
 A fault needs a fix if it raises the loss by 0.1 nats or more. It is undone if the search brings the
-loss back to within 0.02 nats of the model without it. The list of faults and these limits stood
-before the first run.
+loss back to within 0.02 nats of the model without it. The search was made on earlier runs of these
+faults, so that this is no trial of unknown ones.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from ctrans.examine.diagnosis.diagnose import Diagnosis
 from ctrans.examine.diagnosis.low_precision import ROUNDED
 from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS
 from ctrans.examine.diagnosis.weights_only import Change, WeightDiagnosis
+from ctrans.examine.search.limits import QUANTITY as SEARCHED
 from ctrans.measure.findings import SEVERITIES, SEVERITY_MARKS, Finding, Mark, Reading, Readings
 from ctrans.measure.measured import Answer, Measured, Value
 from ctrans.measure.measures import MEASURES
@@ -103,17 +104,31 @@ def answer(name: str, diagnosis: Diagnosis) -> Answer:
     looked = f"{len(diagnosis.examined)} of {len(diagnosis.checks)} checks were measured"
     for reading in diagnosis.readings.get("loss on this text", [])[:1]:
         looked += f". On this text {reading.figure}"
+    looked += _searched(diagnosis)
     if diagnosis.healthy:
         where = "single parts"
         if of_weights:
             where = "the weights"
-        return Answer(f"{name}: nothing found in {where}; {looked}.", "good")
+        mark: Mark = "good"
+        if SEARCHED in diagnosis.missing:
+            mark = "note"
+        return Answer(f"{name}: nothing found in {where}; {looked}.", mark)
     worst = diagnosis.findings[0]
     counts = counted(diagnosis.findings)
     return Answer(
         f"{name}: {counts}, the worst: {worst.check}, {worst.place}; {looked}.",
         mark_of(diagnosis.findings),
     )
+
+
+def _searched(diagnosis: Diagnosis) -> str:
+    """What a search over edits came to, if it is no finding; "" without a search."""
+    if SEARCHED in diagnosis.missing:
+        return f". The search over edits: {diagnosis.missing[SEARCHED]}"
+    for reading in diagnosis.readings.get(SEARCHED, []):
+        if reading.value == 0:
+            return f". The search over edits: {reading.figure}"
+    return ""
 
 
 def counted(findings: Sequence[Finding]) -> str:

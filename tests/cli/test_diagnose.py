@@ -133,3 +133,20 @@ def test_a_mistake_is_one_line_with_exit_code_2_and_nothing_written(
         True,
     ), result.output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_search_says_what_it_came_to_or_why_it_could_not(tmp_path):
+    model = GPT(GPTConfig(depth=1, width=16, heads=2, context=16))
+    save(model, tmp_path / "model")
+    options = f"--context 16 --out {tmp_path / 'out'}"
+    for search, words in (
+        ("--search 60", "no edit passes, of"),
+        ("--search 60 --batch 1", "tests what it finds on other sequences"),
+        ("--search 1e-6", "the time ended before"),
+    ):
+        done = run(*f"diagnose {tmp_path / 'model'} {options} {search}".split())
+        assert done.exit_code == 0, done.output
+        assert words in " ".join(done.output.split())
+    done = run(*f"diagnose {tmp_path / 'model'} {options} --search 5 --seeds 2".split())
+    assert done.exit_code == 2
+    assert "leave out --seeds" in done.output

@@ -103,6 +103,8 @@ class Diagnosis:
         if self.unexamined:
             looked += ", the others need parts or options that are not here"
         if self.healthy:
+            if QUANTITY in self.missing:
+                looked += f"; the search over edits: {self.missing[QUANTITY]}"
             return f"nothing found in single parts; {looked}"
         severities = [finding.severity for finding in self.findings]
         counts = ", ".join(
@@ -227,6 +229,10 @@ class Examination:
             self.missing[QUANTITY] = str(error)
             return
         self.searched = {QUANTITY: result.readings}
+        if result.untried and not result.found:
+            self.missing[QUANTITY] = (
+                f"the time ended before {result.untried} edits; {result.tried} were tried"
+            )
 
     def conclude(self, why_no_sensitivities: str = "left out") -> Diagnosis:
         """The diagnosis after the walk. `why_no_sensitivities` is the reason if others measured

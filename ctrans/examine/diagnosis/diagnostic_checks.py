@@ -331,21 +331,22 @@ MEASURES.add(
         "fall of the loss by an edit": Measure(
             measured_by="the search over edits",
             formula=(
-                "the loss minus that with edited weights, inputs or attention, in nats, on"
-                " sequences that played no part in the choice of the edit"
+                "the loss minus that with edited weights, inputs or attention, on sequences that"
+                " played no part in the choice of the edit"
             ),
             scope="run",
             checks={
                 "an edit lowers the loss": Check(
-                    severity="broken",
+                    severity="serious",
                     source=(
-                        f"{OURS}: 0.1 nats and five standard errors on each half of the sequences,"
-                        " after the best factor of the outputs; no healthy model of a trial had"
-                        " such an edit"
+                        f"{OURS}: 0.1 and five standard errors on each half of the sequences,"
+                        " beyond the best factor of the outputs. Of healthy models of a trial 0 of"
+                        " 4 had such an edit on their own text, and 1 of 20 on other texts"
                     ),
                     impact=(
-                        "The model does not compute what its weights were trained for: it predicts"
-                        " better with the change."
+                        "On this text the model predicts better with the change. If the text is"
+                        " like that of its training, it does not compute what its weights were"
+                        " trained for."
                     ),
                     remediation=(
                         "Find where the model's code, its checkpoint or its tokenizer differs in"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 EPS = 1e-6
+PRODUCT = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+"""The names of the arguments of scaled dot product attention."""
 
 
 class AttentionInstead(TorchFunctionMode):
@@ -32,39 +34,54 @@ class AttentionInstead(TorchFunctionMode):
         self.factor = factor
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        if name == "softmax" and args and isinstance(args[0], Tensor):
-            args, kwargs = self._of_softmax(args, kwargs)
+        if name == "softmax":
+            return self._softmax(func, list(args), dict(kwargs or {}))
         if name == "scaled_dot_product_attention":
-            args, kwargs = self._of_product(args, kwargs)
-        return func(*args, **kwargs)
+            return func(**self._of_product(_named(PRODUCT, args, kwargs)))
+        return func(*args, **(kwargs or {}))
 
-    def _of_softmax(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        scores, *others = args
-        if scores.dim() < 3 or scores.shape[-1] != scores.shape[-2] or scores.shape[-1] < 2:
-            return args, kwargs
-        scores = scores * self.factor
-        if self.masked:
-            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-            scores = scores.masked_fill(later, -math.inf)
-        if self.over_keys:
-            if others:
-                others[0] = -1
-            else:
+    def _softmax(self, softmax: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+        if "input" in kwargs:
+            args.insert(0, kwargs.pop("input"))
+        scores = args[0]
+        if scores.dim() > 2 and scores.shape[-1] == scores.shape[-2] > 1:
+            args[0] = scores * self.factor
+            if self.masked:
+                later = ~_earlier(scores, scores.shape[-1])
+                args[0] = args[0].masked_fill(later, -math.inf)
+            if self.over_keys and len(args) > 1:
+                args[1] = -1
+            elif self.over_keys:
                 kwargs["dim"] = -1
-        return (scores, *others), kwargs
+        rows: Tensor = softmax(*args, **kwargs)
+        return rows
 
-    def _of_product(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        query, key, *others = args
-        given = dict(zip(("value", "attn_mask", "dropout_p", "is_causal"), others, strict=False))
-        given |= kwargs
-        if self.factor != 1.0:
-            query = query * self.factor
-        if self.masked and given.get("attn_mask") is None and query.shape[-2] == key.shape[-2]:
-            given["attn_mask"] = None
-            given["is_causal"] = True
-        return (query, key, given.pop("value")), given
+    def _of_product(self, given: dict[str, Any]) -> dict[str, Any]:
+        query = given["query"]
+        length = query.shape[-2]
+        given["query"] = query * self.factor
+        if not self.masked or length != given["key"].shape[-2] or given.get("is_causal"):
+            return given
+        mask = given.get("attn_mask")
+        earlier = _earlier(query, length)
+        if mask is None:
+            given["attn_mask"] = earlier
+        elif mask.dtype == torch.bool:
+            given["attn_mask"] = mask & earlier
+        else:
+            given["attn_mask"] = mask.masked_fill(~earlier, -math.inf)
+        return given
+
+
+def _named(names: Sequence[str], args: Sequence[Any], kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call by their names."""
+    return dict(zip(names, args, strict=False)) | dict(kwargs or {})
+
+
+def _earlier(like: Tensor, length: int) -> Tensor:
+    """Which tokens each token may read: itself and earlier ones."""
+    return torch.ones(length, length, dtype=torch.bool, device=like.device).tril()
 
 
 class OtherRotaryBase(TorchFunctionMode):

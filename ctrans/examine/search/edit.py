@@ -114,4 +114,5 @@ def times(factor: float) -> Act:
 
 
 def transpose(weight: Tensor) -> Tensor:
+    """W' of a matrix W."""
     return weight.T.contiguous()

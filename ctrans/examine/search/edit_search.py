@@ -45,18 +45,22 @@ ShareDone = Callable[[float], None]
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """An edit that lowers the loss: on the first half, where it was chosen, and on the second."""
+    """An edit that lowers the loss: on the first half, where it was chosen, and on the second.
+
+    `unit` is that of the loss, empty if it is not known.
+    """
 
     edit: Edit
     before: float
     after: float
     confirmed_before: float
     confirmed_after: float
+    unit: str = ""
 
     def __str__(self) -> str:
         return (
             f"with {self.edit.words} the loss falls from {self.before:.3g} to {self.after:.3g}"
-            f" nats, and on other sequences from {self.confirmed_before:.3g} to"
+            f"{self.unit}, and on other sequences from {self.confirmed_before:.3g} to"
             f" {self.confirmed_after:.3g}"
         )
 
@@ -66,29 +70,27 @@ class EditSearch:
     """What a search found.
 
     - `found`: edits that lower the loss, each on top of those before it
-    - `tried`, `of`: how many edits were tried of how many
-    - `best`: the largest fall of the loss on the first half by one edit, in nats
+    - `tried`: how many edits were tried, stronger ones of a kind and further rounds included
+    - `untried`: how many were not, because the time had passed
     """
 
     found: list[Found]
     tried: int
-    of: int
-    best: float
+    untried: int
 
     @property
     def readings(self) -> list[Reading]:
-        """The fall of the loss by the edits that were found, in nats; without one, the largest fall
-        by any edit that did not pass.
-        """
-        if self.found:
-            fall = self.found[0].confirmed_before - self.found[-1].confirmed_after
-            words = "; then ".join(map(str, self.found))
-            place = ", ".join(dict.fromkeys(found.edit.place for found in self.found))
-            return [Reading(fall, place, words)]
-        words = f"no edit lowers the loss, of {self.tried} that were tried"
-        if self.tried < self.of:
-            words += f" in the given time; there are {self.of}"
-        return [Reading(0.0, "the whole model", words)]
+        """The fall of the loss on the second half by all edits that were found; 0 without one."""
+        left = ""
+        if self.untried:
+            left = f"; the time ended before {self.untried} others"
+        if not self.found:
+            words = f"no edit passes, of {self.tried} that were tried{left}"
+            return [Reading(0.0, "the whole model", words)]
+        fall = self.found[0].confirmed_before - self.found[-1].confirmed_after
+        words = "; then ".join(map(str, self.found))
+        place = ", ".join(dict.fromkeys(found.edit.place for found in self.found))
+        return [Reading(fall, place, words + left)]
 
 
 def search_edits(
@@ -104,7 +106,8 @@ def search_edits(
     may have further kinds of edits, or others.
 
     Nothing of the model changes: it runs with other weights in their place. Raises ConfigError for
-    fewer than two sequences, for too few targets, and for a loss that is no mean over sequences.
+    fewer than two different sequences, for too few targets, for a loss that is no mean over
+    sequences or not finite, and for a model that was opened with `embed=` or `head=`.
     """
     if len(tokens) < 2:
         raise ConfigError(
@@ -147,18 +150,17 @@ class _Searching:
         self.deadline = deadline
         self.progress = progress
         self.tried = 0
-        self.best = -math.inf
+        self.untried = 0
 
     def result(self) -> EditSearch:
         found: list[Found] = []
-        count = len(edits_of(self.runs.subject, self.kinds))
         while len(found) < MOST_EDITS:
             following = self._round()
             if following is None:
                 break
             found.append(following)
             self.runs.keep(following.edit)
-        return EditSearch(found, self.tried, max(count, self.tried), self.best)
+        return EditSearch(found, self.tried, self.untried)
 
     def _round(self) -> Found | None:
         """The edit that lowers the loss most, after those that are kept; None if there is none."""
@@ -169,7 +171,7 @@ class _Searching:
         before = self.runs.losses(rival, self.first)
         confirmed_before = self.runs.losses(rival, self.second)
         if unedited is None or confirmed_unedited is None:
-            return None
+            raise ConfigError("the loss is not finite, so no edit can be compared with it")
         if before is None or confirmed_before is None:
             return None
         if min(len(before), len(confirmed_before)) < FEWEST_TARGETS:
@@ -180,6 +182,7 @@ class _Searching:
         passing: list[tuple[float, Edit]] = []
         for i, edit in enumerate(edits):
             if time.monotonic() > self.deadline:
+                self.untried = len(edits) - i
                 break
             fall, strongest = self._strongest(edit, unedited, before)
             if fall is not None:
@@ -199,6 +202,7 @@ class _Searching:
                     float(after.mean()),
                     float(confirmed_unedited.mean()),
                     float(confirmed.mean()),
+                    self.runs.unit,
                 )
         return None
 
@@ -226,23 +230,22 @@ class _Searching:
 
     def _strongest(self, edit: Edit, unedited: Tensor, before: Tensor) -> tuple[float | None, Edit]:
         """The fall by an edit, or by the strongest of its kind that helps; None if none passes."""
-        best: float | None = None
+        largest: float | None = None
         strongest = edit
-        mean_before = float(unedited.mean())
+        least = float(unedited.mean())
         tried: Edit | None = edit
         while tried is not None:
             after = self.runs.losses(tried, self.first)
             self.tried += 1
-            if after is None or not float(after.mean()) < mean_before:
+            if after is None or not float(after.mean()) < least:
                 break
-            mean_before = float(after.mean())
-            self.best = max(self.best, float(before.mean()) - mean_before)
+            least = float(after.mean())
             fall = _fall(before, after)
             if fall is not None:
-                best = fall
+                largest = fall
                 strongest = tried
             tried = tried.further() if tried.further is not None else None
-        return best, strongest
+        return largest, strongest
 
 
 def _fall(before: Tensor, after: Tensor) -> float | None:

@@ -15,9 +15,9 @@ from ctrans.dynamics.fields import ExposesHeads
 from ctrans.examine.diagnosis.loss_rivals import counting_tokens
 from ctrans.examine.search.edit import Act, Changes, Edit, Subject
 from ctrans.examine.search.sites import WeightSites
-from ctrans.interop.foreign_errors import FOREIGN_ERRORS
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.losses import ModelWithLoss
-from ctrans.interop.opened import Opened
+from ctrans.interop.opened import STAND_INS, Opened
 from ctrans.measure.walk import Model
 from ctrans.model.gpt import GPT, counted
 from solvers import ConfigError
@@ -70,9 +70,12 @@ class Runs:
                 output = self._output(edit, tokens)
                 acts = [each.outputs for each in self._with(edit) if each.outputs is not None]
                 losses = self._of_output(output, targets, len(tokens), acts)
-        except (*FOREIGN_ERRORS, ConfigError):
+        except (*FOREIGN_ERRORS, ConfigError) as error:
             if edit is None:
-                raise
+                raise ConfigError(
+                    f"the model's own loss does not run on {len(tokens)} sequences:"
+                    f" {named_error(error)}"
+                ) from error
             return None
         if not bool(losses.isfinite().all()):
             return None
@@ -120,6 +123,13 @@ class Runs:
         ]
         return torch.stack([loss.detach().double().reshape(()) for loss in by_sequence])
 
+    @property
+    def unit(self) -> str:
+        """The unit of the loss in words; empty for the user's own loss, which may have any."""
+        if self._loss is None:
+            return " nats"
+        return ""
+
     def counting(self) -> float | None:
         """The loss of counting tokens on these targets; None for a loss of other things."""
         if self._loss is not None or not self.subject.classes:
@@ -131,10 +141,11 @@ class Runs:
         """Raises ConfigError unless the loss of a batch is the mean of that of its sequences."""
         if self._loss is None:
             return
+        losses = self.losses(None, slice(None))
+        if losses is None:
+            return  # not finite, which the search says
         with torch.no_grad():
             whole = float(self._loss(self._run(self.tokens), self.targets))
-        losses = self.losses(None, slice(None))
-        assert losses is not None, "an unedited model raises its errors"
         mean = float(losses.mean())
         if abs(mean - whole) > MEAN_TOLERANCE * max(1.0, abs(whole)):
             raise ConfigError(
@@ -150,6 +161,11 @@ def _own(model: Any) -> tuple[nn.Module, Any, Any, Any]:
     loss = None
     inner = model
     if isinstance(model, Opened):
+        if model.loss in STAND_INS:
+            raise ConfigError(
+                f"its loss {model.loss!r} only stands in for that of its training, so that a lower"
+                " one shows nothing: give loss="
+            )
         inner = model.model
     if isinstance(inner, ModelWithLoss):
         loss = inner.loss
@@ -157,6 +173,12 @@ def _own(model: Any) -> tuple[nn.Module, Any, Any, Any]:
     if isinstance(inner, GPT):
         return inner, lambda tokens: inner(tokens)[0], loss, lambda output: output
     adapter = getattr(inner, "adapter", None)
+    own_ends = [getattr(adapter, name, None) for name in ("own_embed", "own_head")]
+    if any(each is not None for each in own_ends):
+        raise ConfigError(
+            "the model was opened with embed= or head=, which its own forward pass does not have:"
+            " open it without"
+        )
     if adapter is None:
         raise ConfigError(
             f"a {type(inner).__name__} has no forward pass of its own to search: give a GPT or an"

@@ -13,10 +13,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
-HEAD_COUNTS = ("head",)
-"""Words in names of attributes and options that count heads."""
-
-
 USUAL_SIZES = (8, 16, 32, 64, 128)
 """Channels of a head."""
 
@@ -139,11 +135,11 @@ class WeightSites:
         state, largest first; without any, those of heads of usual sizes.
         """
         counts = set(self.known_heads)
-        sources = [vars(part) for part in self.module.modules()]
-        sources += [vars(part.config) for part in self.module.modules() if hasattr(part, "config")]
+        sources = [_options(part) for part in self.module.modules()]
+        sources += [_options(getattr(part, "config", None)) for part in self.module.modules()]
         for source in sources:
             for name, value in source.items():
-                named = any(word in name.lower() for word in HEAD_COUNTS)
+                named = "head" in str(name).lower()
                 if named and isinstance(value, int) and not isinstance(value, bool) and value > 1:
                     counts.add(value)
         if counts:
@@ -238,3 +234,10 @@ def thirds(weight: Tensor) -> tuple[int, list[Tensor]] | None:
     if 3 * n * n != weight.numel():
         return None
     return parts_of(weight, (n, n, n))
+
+
+def _options(holder: object) -> Mapping[str, object]:
+    """What a module or a configuration states by name."""
+    if isinstance(holder, Mapping):
+        return holder
+    return getattr(holder, "__dict__", {})
