@@ -74,6 +74,20 @@ ADVICE: dict[str, str] = {
     "softmax twice": "plain loss",
     "gradients are not reset": "reset gradients",
     "Adam remembers too long": "usual betas",
+    "loss is raised": "plain loss",
+    "accumulation is not divided": "nothing",
+    "targets count unequally": "nothing",
+    "no better than guessing": "nothing",
+    "targets unrelated to inputs": "own data and mask",
+    "targets are not the next tokens": "own data and mask",
+    "padding is predicted": "nothing",
+    "same batch again": "own data and mask",
+    "one token fills the batch": "own data and mask",
+    "tokens unlike those before": "back and own data",
+    "weights in no group": "train all",
+    "embedding or head in no group": "train all",
+    "steps are lost to rounding": "nothing",
+    "optimizer forgot its past": "nothing",
 }
 """The treatment that carries out the advice of each check: the first act that the text names and
 that code can do. A name that both the diagnosis and the monitor have has one entry; `advice`

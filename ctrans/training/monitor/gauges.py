@@ -16,12 +16,14 @@ from ctrans.dynamics.fields import TokenBound
 from ctrans.measure.reductions import growth_exponent, length, norm_of, to_host
 from ctrans.training.monitor.bound_shares import bound_shares
 from ctrans.training.monitor.hooks import in_a_line
+from ctrans.training.monitor.loop_measures import LOOP
+from ctrans.training.monitor.loop_reader import LoopReader
 from ctrans.training.monitor.pass_hooks import PassHooks
 from ctrans.training.monitor.sites import Sites, own_parameters
 from ctrans.training.monitor.training_measures import GAUGES, TINY, Figures, GaugeAt
 from ctrans.training.monitor.updates import Updates
 
-OF_GRADIENTS = ("costate", "gradient", "gradient_outside")
+OF_GRADIENTS = ("costate", "gradient", "gradient_outside", "target_weight")
 """The gauges that grow with the factor by which the loss is multiplied."""
 
 
@@ -36,6 +38,7 @@ class Gauges:
     def __init__(self, sites: Sites):
         self.sites = sites
         self.passes = PassHooks(sites)
+        self.loop = LoopReader(sites)
         self.updates = Updates()
         self.map_bounds: list[TokenBound | None] = []
         """Bounds on the outputs of maps at the next `read`'s weights, if a probe found them."""
@@ -56,9 +59,15 @@ class Gauges:
     def arm(self, *, looking: bool = False) -> None:
         """See `PassHooks.arm`."""
         self.passes.arm(looking=looking)
+        self.loop.arm(targets=True)
+
+    def arm_batch(self) -> None:
+        """Reads only the batch of the next step, with which a report compares its own."""
+        self.loop.arm(targets=False)
 
     def disarm(self) -> None:
         self.passes.disarm()
+        self.loop.disarm()
 
     def sample_weights(self) -> None:
         """Keeps a sample of the weights, so that the next `read` can measure one step of the
@@ -74,6 +83,7 @@ class Gauges:
         scale: float | None = None,
         *,
         unscaled: bool = False,
+        step: int = 0,
     ) -> Figures:
         """Returns all figures of the passes since `arm`, and of the present gradients and weights.
 
@@ -83,6 +93,9 @@ class Gauges:
         figures are those of clipped ones.
         """
         tensors = self.passes.take()
+        tensors.update(self.loop.take(step))
+        for where, why in self.loop.missing.items():
+            self.missing.setdefault(where, why)
         inside, outside = own_parameters(self.sites)
         tensors.update(self._gradients(inside, outside))
         weight_scale = 1.0
@@ -167,7 +180,9 @@ class Gauges:
             if name not in names:
                 continue
             if gauge.scope == "run":
-                figures[name] = values[name, 0][0]
+                value = values[name, 0][0]
+                if name not in LOOP or not math.isnan(value):
+                    figures[name] = value
             elif gauge.scope == "head":
                 by_head = [values.get((name, k), []) for k in range(count)]
                 figures[name] = [number for numbers in by_head for number in numbers]
@@ -191,6 +206,6 @@ def _divide(tensors: dict[GaugeAt, Tensor], scale: float, weight_scale: float) -
     for key, figure in tensors.items():
         if key[0] in OF_GRADIENTS:
             divisor = weight_scale
-            if key[0] == "costate":
+            if key[0] in ("costate", "target_weight"):
                 divisor = scale
             tensors[key] = torch.where(figure.isfinite(), figure / divisor, math.nan)

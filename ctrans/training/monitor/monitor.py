@@ -32,7 +32,7 @@ from ctrans.training.monitor.report_callbacks import ReportCallback
 from ctrans.training.monitor.report_writer import ReportWriter
 from ctrans.training.monitor.sites import first_quarter, is_compiled, sites_of
 from ctrans.training.monitor.training_measures import Figures, measures_of
-from ctrans.training.monitor.updates import settings
+from ctrans.training.monitor.updates import settings, steps_taken
 from ctrans.training.monitor.waiting import (
     WITHOUT_GRADIENTS,
     WITHOUT_OPTIMIZER,
@@ -53,7 +53,7 @@ class Monitor:
     - `model`: the model that trains: one of ctrans, one of `transformers`, or any module that
       `open_model` opens. Make the monitor before you shard the model
     - `every`: steps between reports. The first step also has a report. The monitor puts hooks into
-      the model only for steps that report
+      the model only for steps that report, and for the batch of the step before
     - `out`: the directory of the log, which `ctrans watch` shows; None writes no log
     - `probe_every`: steps between probes, which walk the model on the batch `held`, a pair (tokens,
       targets); None makes no probes
@@ -200,6 +200,8 @@ class Monitor:
             self._waiting.add(step, self._waiting.number("loss", loss, step), norm)
             if reports:
                 alarms = self._report(step, optimizer, batch, loss)
+            elif self._reports(step + 1):
+                self.gauges.loop.note_batch(step)
         with self._errors_as_warnings(step):
             if reports:  # even if the report failed, as other processes wait for this one
                 self.reactions.react(alarms, step)
@@ -228,6 +230,7 @@ class Monitor:
             "past": of_past(self.past),
             "alarms": self.watch.memory(),
             "weights": of_weights(self.gauges.updates.before),
+            "loop": self.gauges.loop.memory(),
         }
 
     def note(
@@ -277,6 +280,7 @@ class Monitor:
             self._waiting.remember(memory)
             into_past(self.past, memory["past"])
             self.watch.remember(memory["alarms"])
+            self.gauges.loop.remember(memory.get("loop", {}))
             self.gauges.updates.before = weights_of(
                 memory["weights"], next(self.sites.root.parameters()).device
             )
@@ -301,7 +305,11 @@ class Monitor:
         return step % self.every == 0 or step == self._first_report
 
     def _arm_for(self, step: int) -> None:
-        if not self._reports(step) or self.compiled:
+        if self.compiled:
+            return
+        if not self._reports(step):
+            if self._reports(step + 1):
+                self.gauges.arm_batch()
             return
         # a compiled part cannot be traced inside the mode of `PassHooks` that shows sums
         if self.sites.stream is not None and is_compiled(self.sites.root):
@@ -318,7 +326,7 @@ class Monitor:
         scale: float | None = None
         if self.scale is not None:
             scale = self.scale()
-        figures = self.gauges.read(optimizer, self.clip, scale, unscaled=self.unscaled)
+        figures = self.gauges.read(optimizer, self.clip, scale, unscaled=self.unscaled, step=step)
         if optimizer is None:
             self._waiting.say_once("optimizer", step, WITHOUT_OPTIMIZER)
         if "gradients" in self.gauges.missing:
@@ -358,6 +366,9 @@ class Monitor:
             norm_step, norm = norms[-1]
             if norm_step == step:
                 figures["gradient_norm"] = norm
+        taken = steps_taken(optimizer)
+        if taken is not None and step > 1:
+            figures["optimizer_steps"] = taken / (step - 1)
         return figures | settings(optimizer)
 
     def _skip(self, step: int, norm: Tensor | float | None) -> None:

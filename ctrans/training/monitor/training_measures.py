@@ -489,8 +489,9 @@ MEASURES.add(
                         " each step at which they are larger (as QK-clip does), or use QK-norm"
                         " (--qk-norm)."
                     ),
-                    limits={"low": 15.0, "limit": 50.0, **_GROWTH},
-                    rule=past_checks.grows("logit"),
+                    # no forecast: in healthy trainings scores grow past 15 and stay below 50
+                    limits={"limit": 50.0},
+                    rule=past_checks.beyond("logit"),
                     description="largest |attention score|",
                 )
             },

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,8 +45,9 @@ class Updates:
         optimizer: torch.optim.Optimizer | None,
         cut: Tensor | None = None,
     ) -> dict[GaugeAt, Tensor]:
-        """`update`, `unmoved`, `rate_share` and `decay_share` if there is a sample of before the
-        step; `adam_gradient_ratio` if the optimiser has Adam's second moments.
+        """`update`, `unmoved`, `lost_entries`, `rate_share` and `decay_share` if there is a sample
+        of before the step, with an optimiser also `ungrouped`; `adam_gradient_ratio` if it has
+        Adam's second moments.
 
         `cut` is a factor of the gradients that is yet to be applied.
         """
@@ -67,13 +68,13 @@ class Updates:
         before = self.before
         self.before = None
         if before is not None:
-            by_group |= _step(groups, before, rates, decays)
+            by_group |= _step(groups, before, rates, decays, grouped_by(optimizer))
         figures: dict[GaugeAt, Tensor] = {}
         for name, values in by_group.items():
             for k, value in values.items():
                 if k + 1 < len(groups):
                     figures[name, k] = value
-                elif name in ("update", "adam_gradient_ratio"):
+                elif name in ("update", "adam_gradient_ratio", "ungrouped"):
                     figures[name + "_outside", 0] = value
         return figures
 
@@ -83,9 +84,10 @@ def _step(
     before: list[list[Tensor]],
     rates: Mapping[int, float],
     decays: Mapping[int, float],
+    grouped: Collection[int] | None,
 ) -> dict[str, dict[int, Tensor]]:
     """The figures of one step by group, of all groups at once: on a GPU each call of torch
-    counts.
+    counts. `grouped` are the ids of the optimiser's weights, None if it is unknown.
     """
     after = _samples(groups)
     # a group that was sharded since then has samples of other shapes
@@ -102,7 +104,13 @@ def _step(
     sizes = {k: length.clamp(min=1e-30) for k, length in _lengths(weights, old).items()}
     changes = torch._foreach_sub(new, old)
     update = {k: length / sizes[k] for k, length in _lengths(weights, changes).items()}
-    figures = {"update": update, "unmoved": _unmoved(weights, changes)}
+    figures = {
+        "update": update,
+        "unmoved": _unmoved(weights, changes),
+        "lost_entries": _lost_entries(weights, changes),
+    }
+    if grouped is not None:
+        figures["ungrouped"] = _ungrouped(weights, changes, grouped)
     # a step is not longer where weights have grown
     cut = torch._foreach_clamp_max(torch._foreach_clamp_min(old, -1.0), 1.0)
     for name, shares, parts in (("rate_share", rates, cut), ("decay_share", decays, old)):
@@ -126,6 +134,67 @@ def _unmoved(
     counts = Counter(k for k, _ in matrices)
     by_group = is_still.split([*counts.values()])
     return {k: part.float().mean() for k, part in zip(counts, by_group, strict=True)}
+
+
+def _lost_entries(
+    weights: Sequence[tuple[int, nn.Parameter]], changes: Sequence[Tensor]
+) -> dict[int, Tensor]:
+    """The share of entries whose change is 0, of each group's matrices of less than float32 that a
+    step changes at all.
+    """
+    still: dict[int, Tensor] = {}
+    entries: dict[int, Tensor] = {}
+    for (k, p), change in zip(weights, changes, strict=True):
+        if p.dim() > 1 and torch.finfo(p.dtype).bits < 32:
+            is_still = (change == 0).float()
+            moves = (~is_still.bool()).any()
+            still[k] = still.get(k, 0.0) + moves * is_still.sum()
+            entries[k] = entries.get(k, 0.0) + moves * is_still.numel()
+    return {k: still[k] / entries[k] for k in still}
+
+
+def _ungrouped(
+    weights: Sequence[tuple[int, nn.Parameter]], changes: Sequence[Tensor], grouped: Collection[int]
+) -> dict[int, Tensor]:
+    """The share of each group's trainable matrices that the optimiser does not have and the step
+    does not change: another optimiser may have them.
+    """
+    shares: dict[int, Tensor] = {}
+    trainable = [
+        (k, p, change)
+        for (k, p), change in zip(weights, changes, strict=True)
+        if p.dim() > 1 and p.requires_grad
+    ]
+    counts = Counter(k for k, _, _ in trainable)
+    for k, p, change in trainable:
+        share = change.new_zeros(())
+        if id(p) not in grouped:
+            share = (~change.any()).to(change) / counts[k]
+        shares[k] = shares.get(k, 0.0) + share
+    return shares
+
+
+def grouped_by(optimizer: torch.optim.Optimizer | None) -> set[int] | None:
+    """The ids of the weights that an optimiser has; None if it is unknown."""
+    if optimizer is None:
+        return None
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def steps_taken(optimizer: torch.optim.Optimizer | None) -> float | None:
+    """The most steps that the optimiser has counted for a weight; 0 if it has no state yet, None if
+    it counts none.
+    """
+    if optimizer is None:
+        return None
+    state: Mapping[Any, dict[str, Any]] = optimizer.state
+    counted = [float(of_weight["step"]) for of_weight in state.values() if "step" in of_weight]
+    if counted:
+        return max(counted)
+    counts_steps = any("betas" in group for group in optimizer.param_groups)
+    if counts_steps and not state:
+        return 0.0
+    return None
 
 
 def adam_states(optimizer: torch.optim.Optimizer) -> dict[int, AdamState]:

@@ -220,9 +220,9 @@ def test_every_figure_has_an_entry_that_says_what_it_is():
     assert figures.keys() <= GAUGES.keys()
 
 
-def test_hooks_are_there_on_reporting_steps_alone_and_gone_at_the_end():
+def test_hooks_are_there_on_reporting_steps_and_for_the_batch_before_and_gone_at_the_end():
     model, text = gpt(), tokens()
-    monitor = Monitor(model, every=3)
+    monitor = Monitor(model, every=4)
 
     def hooks():
         return sum(
@@ -230,11 +230,13 @@ def test_hooks_are_there_on_reporting_steps_alone_and_gone_at_the_end():
         )
 
     seen = []
-    for _ in range(5):
+    for _ in range(7):
         seen.append(hooks())
         monitor.step(model(text[:, :-1], text[:, 1:])[1], None)
-    assert [count > 0 for count in seen] == [True, False, True, False, False]
-    assert hooks() > 0
+    assert [count > 3 for count in seen] == [True, False, False, True, False, False, False]
+    # of the batch: the root's two, and one of the embedding
+    assert [count for count in seen if count <= 3] == [0, 3, 0, 0, 3]
+    assert hooks() > 3
     monitor.close()
     assert hooks() == 0
 

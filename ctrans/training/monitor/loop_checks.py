@@ -1,0 +1,139 @@
+"""How alarms judge what a loop does: its targets, its batches, and its optimiser."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ctrans.training.monitor.past import Array, Past
+from ctrans.training.monitor.past_checks import beyond
+from ctrans.training.monitor.sightings import Limits, PastCheck, Sighting
+
+THE_TARGETS = "the targets"
+THE_BATCH = "the batch"
+
+
+def last_of(past: Past, name: str, count: float) -> Array | None:
+    """The last `count` values of a figure of the run; None if there are fewer."""
+    _, values = past.of(name)
+    if len(values) < count:
+        return None
+    last: Array = values[-int(count) :, 0]
+    return last
+
+
+def raised(past: Past, limits: Limits) -> Sighting | None:
+    """The weight of the targets is below 0 in each of the last `reports` reports."""
+    weights = last_of(past, "target_weight", limits["reports"])
+    if weights is None or not (weights < 0).all():
+        return None
+    return Sighting(THE_TARGETS, float(weights[-1]), 0.0, past.step, below=True)
+
+
+def not_divided(past: Past, limits: Limits) -> Sighting | None:
+    """In each of the last `reports` reports several backward passes, whose targets together have a
+    weight of as much as there are passes: the weight of each pass is 1, up to `share`.
+    """
+    weights = last_of(past, "target_weight", limits["reports"])
+    passes = last_of(past, "backward_passes", limits["reports"])
+    if weights is None or passes is None:
+        return None
+    is_whole = abs(weights / passes - 1) < limits["share"]
+    if not (is_whole & (passes > 1)).all():
+        return None
+    return Sighting(THE_TARGETS, float(weights[-1]), 1.0, past.step)
+
+
+def shifted(past: Past, limits: Limits) -> Sighting | None:
+    """The targets of the last `reports` reports are not the next tokens."""
+    ahead = last_of(past, "target_ahead", limits["reports"])
+    if ahead is None or (ahead != ahead[-1]).any() or ahead[-1] == 1:
+        return None
+    return Sighting(THE_TARGETS, float(ahead[-1]), np.inf, past.step)
+
+
+def guessing(past: Past, limits: Limits) -> Sighting | None:
+    """The loss of the targets is not `margin` nats below that of guessing in the last `reports`
+    reports, the last of them behind `steps` steps.
+    """
+    over = last_of(past, "over_guessing", limits["reports"])
+    if over is None or past.step < limits["steps"] or not (over > -limits["margin"]).all():
+        return None
+    return Sighting(THE_TARGETS, float(over[-1]), -limits["margin"], past.step)
+
+
+def unrelated(past: Past, limits: Limits) -> Sighting | None:
+    """The loss is that of exchanged targets in the last `reports` reports, the last of them behind
+    `steps` steps: it is not `deviations` standard deviations below. It must be below that of
+    guessing, or nothing is learned at all.
+    """
+    deviations = last_of(past, "exchanged_targets", limits["reports"])
+    if deviations is None or past.step < limits["steps"]:
+        return None
+    if not (deviations > -limits["deviations"]).all() or guessing(past, limits) is not None:
+        return None
+    return Sighting(THE_TARGETS, float(deviations[-1]), -limits["deviations"], past.step)
+
+
+def unlike(past: Past, limits: Limits) -> Sighting | None:
+    """The tokens of the last `reports` batches are unlike those before. Of the `least` or more
+    reports before they lie above the median m by `deviations` d, where d = 1.48 median |value - m|
+    as in `past_checks.spike`, and by `nats`.
+    """
+    _, values = past.of("unlike_before")
+    count = int(limits["reports"])
+    before = values[:-count]
+    if len(before) < limits["least"]:
+        return None
+    middle = float(np.median(before))
+    deviation = 1.48 * float(np.median(np.abs(before - middle)))
+    limit = middle + max(limits["deviations"] * deviation, limits["nats"])
+    if not (values[-count:] > limit).all():
+        return None
+    return Sighting(THE_BATCH, float(values[-1, 0]), limit, past.step)
+
+
+def ungrouped(past: Past, limits: Limits) -> Sighting | None:
+    """A sublayer with matrices that are in no group of the optimiser and do not move, in each of
+    the last `reports` reports in which a weight of the model moved.
+    """
+    sighting = beyond("ungrouped")(past, limits)
+    if sighting is None:
+        return None
+    _, values = past.of("ungrouped")
+    count = int((values[-1] > 0).sum())
+    place = f"{sighting.place}, and {count - 1} more of {values.shape[1]} sublayers"
+    if count == 1:
+        place = sighting.place
+    return Sighting(place, sighting.value, sighting.limit, sighting.since)
+
+
+def forgotten(past: Past, limits: Limits) -> Sighting | None:
+    """The optimiser has counted less than `share` of the steps of this run: at the first report of
+    a run that goes on from a step above `steps`, or behind one at which it had counted `known`.
+    """
+    _, values = past.of("optimizer_steps")
+    if not len(values) or not values[-1, 0] < limits["share"]:
+        return None
+    if len(values) > 1:
+        knew = values[-2, 0] > limits["known"]
+    else:
+        knew = bool(past.losses) and past.losses[0][0] > limits["steps"]
+    if not knew:
+        return None
+    return Sighting("the optimizer", float(values[-1, 0]), limits["share"], past.step, below=True)
+
+
+def median_beyond(name: str) -> PastCheck:
+    """The median place's value above `limit` in each of the last `reports` reports."""
+
+    def check(past: Past, limits: Limits) -> Sighting | None:
+        _, values = past.of(name)
+        count = int(limits["reports"])
+        if len(values) < count:
+            return None
+        medians = np.median(np.nan_to_num(values), 1)
+        if not (medians[-count:] > limits["limit"]).all():
+            return None
+        return Sighting("the median sublayer", float(medians[-1]), limits["limit"], past.step)
+
+    return check

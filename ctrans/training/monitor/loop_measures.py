@@ -1,0 +1,290 @@
+"""What a monitor reads of a loop, without access to its code: the targets from the gradient at the
+logits, the batches from the ids, and the optimiser's groups and steps.
+"""
+
+from __future__ import annotations
+
+from ctrans.measure.findings import OURS, Check
+from ctrans.measure.measures import MEASURES, Measure
+from ctrans.training.monitor import loop_checks, past_checks
+
+_OF_GRADIENT = "see ctrans.training.monitor.target_gradient"
+_TARGETS = {
+    "target_weight": Measure(
+        formula="dL/dCE summed over the targets of a step, read from the logits' gradient",
+        source=_OF_GRADIENT,
+        checks={
+            "loss is raised": Check(
+                severity="serious",
+                source="exact: a loss that is lowered has weights above 0",
+                impact="Each step makes the targets less likely.",
+                remediation=(
+                    "Look for a minus sign before the loss, or maximize=True in the optimizer. Do"
+                    " nothing if the model is meant to forget these targets."
+                ),
+                limits={"reports": 2},
+                rule=loop_checks.raised,
+                description="sum of dL/dCE over the targets of a step",
+            ),
+            "accumulation is not divided": Check(
+                severity="note",
+                source="exact: the mean over the targets of a step has the weight 1",
+                impact=(
+                    "The gradient is that of the mean loss times the number of backward passes."
+                    " Clipping and SGD then take other steps than you chose. Adam hardly differs."
+                ),
+                remediation="Divide the loss by the number of backward passes of a step.",
+                limits={"share": 0.02, "reports": 2},
+                rule=loop_checks.not_divided,
+                condition="1 in each of several backward passes",
+                description="sum of dL/dCE over the targets of a step",
+            ),
+        },
+        live=True,
+    ),
+    "backward_passes": Measure(
+        formula="number of backward passes of a step through the logits", live=True
+    ),
+    "target_unevenness": Measure(
+        formula="largest mean dL/dCE of a target over the smallest, between passes of a step",
+        source=_OF_GRADIENT,
+        checks={
+            "targets count unequally": Check(
+                severity="note",
+                source=f"{OURS}; the mean over all targets of a step gives 1",
+                impact=(
+                    "A target of a short micro-batch counts more than one of a long one, so the"
+                    " training minimises another loss than the mean over targets."
+                ),
+                remediation=(
+                    "Sum the losses of a step's micro-batches, and divide by the number of their"
+                    " targets together (num_items_in_batch of transformers)."
+                ),
+                limits={"limit": 1.2, "reports": 2},
+                rule=past_checks.beyond("target_unevenness"),
+                description="largest over smallest weight of a target, between passes of a step",
+            )
+        },
+        live=True,
+    ),
+    "over_guessing": Measure(
+        formula="mean CE of sampled targets, less log V, in nats",
+        source=_OF_GRADIENT,
+        checks={
+            "no better than guessing": Check(
+                severity="serious",
+                source=f"{OURS}; guessing has log V",
+                impact="So far nothing is learned.",
+                remediation=(
+                    "See that weights move (learning rate, warm-up, the optimizer's groups), that"
+                    " the loss has the right sign and gets logits, and that targets belong to their"
+                    " inputs. Then train on one small batch alone: its loss must reach 0."
+                ),
+                limits={"steps": 200, "margin": 0.02, "reports": 3},
+                rule=loop_checks.guessing,
+                description="mean CE of the targets, less log V",
+            )
+        },
+        live=True,
+    ),
+    "exchanged_targets": Measure(
+        formula="the loss less that of the same targets in another order, in standard deviations",
+        source="Hoeffding 1951: the mean and variance over all permutations",
+        checks={
+            "targets unrelated to inputs": Check(
+                severity="serious",
+                source=f"{OURS}: three standard deviations of the test's own null",
+                impact=(
+                    "The model knows how often each target comes, and nothing of which input has"
+                    " which target."
+                ),
+                remediation=(
+                    "Compare a few inputs with their targets behind the loader: shuffled labels, an"
+                    " index of another epoch, a sort of only one of both. See that the inputs reach"
+                    " the logits (detach(), a mask of all tokens)."
+                ),
+                limits={"steps": 200, "deviations": 3.0, "margin": 0.02, "reports": 4},
+                rule=loop_checks.unrelated,
+                description="the loss less that of exchanged targets, in standard deviations",
+            )
+        },
+        live=True,
+    ),
+    "target_ahead": Measure(
+        formula="tokens from an input to its target, where all but 1% have the same distance",
+        source=_OF_GRADIENT,
+        checks={
+            "targets are not the next tokens": Check(
+                severity="serious",
+                source="exact: at least 99% of the targets lie at this distance",
+                impact=(
+                    "At 0 the model has its own input to predict, and copies it. At 2 it skips a"
+                    " token: the targets were shifted twice."
+                ),
+                remediation=(
+                    "Shift the targets once. Models of transformers shift labels themselves, so"
+                    " give them labels=input_ids. Do nothing if this distance is meant."
+                ),
+                limits={"reports": 2},
+                rule=loop_checks.shifted,
+                condition="other than 1",
+                description="distance from a token to its target",
+            )
+        },
+        live=True,
+    ),
+    "padding_counted": Measure(
+        formula="share of counted targets in 8 or more equal tokens at the end of a sequence",
+        source=_OF_GRADIENT,
+        checks={
+            "padding is predicted": Check(
+                severity="note",
+                source=OURS,
+                impact="Part of each step teaches the model to go on with padding.",
+                remediation="Set the targets of padding to -100 (the loss's ignore_index).",
+                limits={"limit": 0.1, "reports": 2},
+                rule=past_checks.beyond("padding_counted"),
+                description="share of targets that are padding",
+            )
+        },
+        live=True,
+    ),
+}
+_BATCHES = {
+    "same_batch": Measure(
+        formula="1 if a step's batch equals that of the step before, else 0",
+        checks={
+            "same batch again": Check(
+                severity="note",
+                source="exact, of up to 4096 entries of each batch",
+                impact="The training sees one batch, and learns it by heart.",
+                remediation=(
+                    "Look for a batch that is drawn before the loop, a loader that is made in it,"
+                    " or a seed that is set in it. Do nothing if you mean to fit one batch."
+                ),
+                limits={"limit": 0.5, "reports": 3},
+                rule=past_checks.beyond("same_batch"),
+                condition="1 in each of three reports",
+            )
+        },
+        live=True,
+    ),
+    "commonest_token": Measure(
+        formula="share of a batch's tokens that are its commonest one",
+        checks={
+            "one token fills the batch": Check(
+                severity="serious",
+                source=OURS,
+                impact="There is hardly anything to learn from such a batch.",
+                remediation=(
+                    "Look at a batch behind the loader: is it padding, a tokenizer that knows none"
+                    " of the words, or a buffer that was never filled?"
+                ),
+                limits={"limit": 0.9, "reports": 2},
+                rule=past_checks.beyond("commonest_token"),
+            )
+        },
+        live=True,
+    ),
+    "unlike_before": Measure(
+        formula="divergence in nats of a batch's tokens, in 256 bins, from those of reports before",
+        checks={
+            "tokens unlike those before": Check(
+                severity="serious",
+                source=f"{OURS}: eight deviations of the run's own batches",
+                impact="The ids no longer mean what they meant, or the text is another one.",
+                remediation=(
+                    "Compare the tokenizer and the files of now with those of before. Do nothing if"
+                    " the data were meant to change here."
+                ),
+                limits={"deviations": 8.0, "nats": 0.2, "least": 8, "reports": 2},
+                rule=loop_checks.unlike,
+                description="divergence of a batch's tokens from those before, in nats",
+            )
+        },
+        live=True,
+    ),
+}
+_OPTIMIZER = {
+    "ungrouped": Measure(
+        formula="share of a sublayer's trainable matrices in no group of the optimizer, unmoved",
+        scope="sublayer",
+        checks={
+            "weights in no group": Check(
+                severity="serious",
+                source="exact: they are not in the optimizer given to step, and no step moves them",
+                impact="These matrices keep their initial weights.",
+                remediation=(
+                    "Make the optimizer of model.parameters(), behind everything that adds or"
+                    " replaces weights. To freeze them on purpose, set requires_grad_(False)."
+                ),
+                limits={"limit": 0.0, "reports": 2},
+                rule=loop_checks.ungrouped,
+                description="share of a sublayer's matrices that are in no group",
+            )
+        },
+        live=True,
+    ),
+    "ungrouped_outside": Measure(
+        formula="the same for the weights outside of the depth",
+        checks={
+            "embedding or head in no group": Check(
+                severity="serious",
+                source="exact: they are not in the optimizer given to step, and no step moves them",
+                impact="These matrices keep their initial weights.",
+                remediation=(
+                    "Make the optimizer of model.parameters(), behind everything that adds or"
+                    " replaces weights. To freeze them on purpose, set requires_grad_(False)."
+                ),
+                limits={"limit": 0.0, "reports": 2},
+                rule=past_checks.beyond("ungrouped_outside"),
+                description="share of the matrices outside of the depth that are in no group",
+            )
+        },
+        live=True,
+    ),
+    "lost_entries": Measure(
+        formula="share of sampled entries below float32 that one step does not change",
+        scope="sublayer",
+        checks={
+            "steps are lost to rounding": Check(
+                severity="serious",
+                source=OURS,
+                impact=(
+                    "A step smaller than half the distance of two numbers changes nothing, so these"
+                    " entries stay where they are, however many steps there are."
+                ),
+                remediation=(
+                    "Keep the weights in float32 (autocast for speed), or round by chance"
+                    " (stochastic rounding), or use a larger learning rate."
+                ),
+                limits={"limit": 0.5, "reports": 2},
+                rule=loop_checks.median_beyond("lost_entries"),
+                description="share of entries that a step does not change, for the median sublayer",
+            )
+        },
+        live=True,
+    ),
+    "optimizer_steps": Measure(
+        formula="steps that the optimizer's state has counted, over those of the run",
+        checks={
+            "optimizer forgot its past": Check(
+                severity="serious",
+                source="exact: a state that is saved with the weights has counted all steps",
+                impact=(
+                    "Adam starts again with moments of 0, so its first steps are as long as those"
+                    " of a new training."
+                ),
+                remediation=(
+                    "Load optimizer.state_dict() with the weights. If it is lost, warm up again."
+                ),
+                limits={"share": 0.5, "known": 0.9, "steps": 20},
+                rule=loop_checks.forgotten,
+            )
+        },
+        live=True,
+    ),
+}
+LOOP = tuple(_TARGETS | _BATCHES | _OPTIMIZER)
+"""The names of these measures. A figure of them that is nan is unknown."""
+MEASURES.add("the monitor", _TARGETS | _BATCHES | _OPTIMIZER, topic="training")
