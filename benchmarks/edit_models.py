@@ -56,7 +56,7 @@ class RotaryAttention(nn.Module):
     def turned(self, x: Tensor) -> Tensor:
         frequencies = self.base ** (-torch.arange(0, self.size, 2).float() / self.size)
         angles = torch.outer(torch.arange(x.shape[2]).float(), frequencies)
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         if self.pairs:
             a, b = x[..., 0::2], x[..., 1::2]
             return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)

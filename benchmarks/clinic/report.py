@@ -134,6 +134,7 @@ def _outcomes(rows: Sequence[Row]) -> list[str]:
         harm = sum(outcome_of(row, arm) == "harm" for row in own)
         healed = sum(outcome_of(row, arm) == "healed" for row in own)
         lines.append(f"    {arm:8s} healed {share(healed, len(own))}, harm {share(harm, len(own))}")
+    lines.append(f"    found {share(len(told), len(needing))}")
     healed = sum(outcome_of(row, "advice") == "healed" for row in told)
     return [*lines, f"    advice, of the {len(told)} found: healed {share(healed, len(told))}"]
 

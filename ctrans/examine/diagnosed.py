@@ -190,7 +190,7 @@ def by_block(readings: Readings) -> list[str]:
         for reading in ordered:
             worst[reading.segment] = reading
         unchanged = 1
-        if quantity.startswith("new "):
+        if quantity.startswith(("new ", "rise ")):
             unchanged = 0
         for block, reading in worst.items():
             if quantity == UPDATE or abs(reading.value - unchanged) > NOTABLE:

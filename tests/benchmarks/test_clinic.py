@@ -64,10 +64,22 @@ def test_readme_and_page_say_what_the_sealed_rows_say():
     readme, page = (
         " ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/why/clinic.md")
     )
-    assert f"`diagnose` found {len(rows) - missed} of {len(rows)} that we" in readme
+    needing = [row for row in rows if needs_cure(row)]
     assert (
-        f"Of those found, {len(told)} needed a fix: its advice fixed"
-        f" {told.count('healed')} and made {told.count('harm')} worse" in readme
+        f"Of {len(needing)} [planted](docs/why/clinic.md) faults that needed a fix, `diagnose` and"
+        f" `watch` found {len(told)}. Their advice fixed {told.count('healed')} of these and made"
+        f" {told.count('harm')} worse." in readme
     )
-    assert f"| found | at least 97% | {count(rows, found)} |" in page
-    assert f"the advice fixed {told.count('healed')} and made {told.count('harm')} worse" in page
+    assert f"| found, of all | at least 97% | {count(rows, found)} |" in page
+    assert f"| found, of those that needed a fix | | {count(needing, found)} |" in page
+    unharmed = [row for row in rows if not needs_cure(row)]
+    assert f"**No harm**: {len(unharmed)} patients" in page
+    assert f"among them {sum(not found(row) for row in unharmed)} of the {missed}" in page
+    assert (
+        f"{len(rows)} faults, {len(needing)} needed a fix, and {len(told)} of these were found."
+        in page
+    )
+    assert (
+        f"The advice fixed {told.count('healed')} of them and made {told.count('harm')} worse"
+        in page
+    )

@@ -160,6 +160,26 @@ MEASURES.add(
                 )
             },
         ),
+        "rise of the loss": Measure(
+            compares=("loss on this text",),
+            compute=_more,
+            formula="the loss now less the loss before",
+            unit="nats",
+            scope="weight",
+            checks={
+                "loss rose": Check(
+                    severity="serious",
+                    source=f"{OURS}; both on the same text",
+                    impact="The later model predicts this text worse than the earlier one.",
+                    remediation=(
+                        "See first that the text, the tokenizer and the loss are the same. Then go"
+                        " back to the earlier checkpoint, or look for the weights that changed."
+                    ),
+                    requires="a loss of both",
+                    high=0.1,
+                )
+            },
+        ),
         "new units of zeros": Measure(
             compares=("units of zeros",),
             compute=_more,

@@ -10,6 +10,7 @@ import torch
 from ctrans import GPT, GPTConfig
 from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 from ctrans.examine.diagnosis.weights_only import change, updates, weight_diagnosis
+from ctrans.measure.findings import Reading
 
 UP, NORM = "layers.1.mlp.up.weight", "layers.1.input_layernorm.weight"
 
@@ -212,10 +213,26 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("check", CHANGE_CHECKS)
+@pytest.mark.parametrize("check", CHANGES)
 def test_a_planted_change_is_found_in_its_block(check):
     finding = next(each for each in both(CHANGES[check]).findings if each.check == check)
     assert finding.place == f"block 1: the weight {NORM if check == 'gains moved' else UP}"
+
+
+def of_loss(nats):
+    return {"loss on this text": [Reading(nats, "the head", f"the loss is {nats} nats")]}
+
+
+def test_a_loss_that_rose_is_found_and_one_that_fell_is_not():
+    (finding,) = change(of_loss(2.0), of_loss(2.2)).findings
+    assert (finding.check, finding.value) == ("loss rose", pytest.approx(0.2))
+    assert "before, the loss is 2.0 nats; now, the loss is 2.2 nats" in finding.figure
+    assert change(of_loss(2.0), of_loss(2.05)).healthy
+    assert change(of_loss(2.0), of_loss(0.1)).healthy
+
+
+def test_every_check_of_a_change_is_tried():
+    assert {*CHANGES, "loss rose"} == set(CHANGE_CHECKS)
 
 
 def test_a_checkpoint_has_not_changed_from_itself():
