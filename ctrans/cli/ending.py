@@ -74,7 +74,7 @@ def check_outputs(
     - `files`: names in `directory` of the result's files, besides its JSON and its pictures
     - `other_files`: names there, or absolute paths, of what the command writes and checks elsewhere
     """
-    of_result = [f"{name}.png" for name in (request.command, *picture_names())]
+    of_result = [f"{name}.png" for name in (request.command, *picture_names(request.command))]
     of_result += files
     _check_apart(request, directory, [*of_result, *other_files])
     for kind, path in _named_files(request).items():
@@ -160,9 +160,18 @@ def check_file_of(kind: str, path: Path, request: Request, directory: Path | Non
     check_writable(path.parent)
 
 
-def picture_names() -> list[str]:
-    """The names of the PNG files that measures have of their own, without the suffix."""
-    return sorted({measure.picture for measure in MEASURES.values() if measure.picture})
+def picture_names(command: str) -> list[str]:
+    """The names of the PNG files that measures of a command have of their own, without the suffix.
+    A process that ran other commands knows their measures too.
+    """
+    own = (f"ctrans {command}", f"ctrans.{command}")
+    return sorted(
+        {
+            measure.picture
+            for measure in MEASURES.values()
+            if measure.picture and measure.measured_by.startswith(own)
+        }
+    )
 
 
 def end(
