@@ -103,6 +103,6 @@ def test_the_command_trains_on_at_another_depth(tmp_path):
     result = run(*on, "--depth", "4", "--out", tmp_path / "b")
     assert result.exit_code == 0, result.output
     assert load(tmp_path / "b").config.depth == 4
-    assert load(tmp_path / "b").config.dt == pytest.approx(0.05)
+    assert load(tmp_path / "b").config.dt == pytest.approx(load(tmp_path / "a").config.dt / 2)
     refused = run(*on, "--resume", "--out", tmp_path / "b")
     assert (refused.exit_code, "choose one" in refused.stderr) == (2, True)
