@@ -74,6 +74,7 @@ ADVICE: dict[str, str] = {
     "softmax twice": "plain loss",
     "gradients are not reset": "reset gradients",
     "Adam remembers too long": "usual betas",
+    "learning rate has ended": "nothing",
     "loss is raised": "plain loss",
     "accumulation is not divided": "nothing",
     "targets count unequally": "nothing",

@@ -213,6 +213,19 @@ def outgrown(past: Past, limits: Limits) -> Sighting | None:
     return seen_at(past, "velocity", worst, ratios, limits["limit"], outside)
 
 
+def ended(past: Past, limits: Limits) -> Sighting | None:
+    """The learning rate of the last `reports` reports is below `share` of the largest before."""
+    _, rates = past.of("learning_rate")
+    count = int(limits["reports"])
+    before = rates[:-count]
+    if not len(before):
+        return None
+    limit = limits["share"] * float(before.max())
+    if not (rates[-count:] < limit).all():
+        return None
+    return Sighting("the optimizer", float(rates[-1, 0]), limit, past.step, below=True)
+
+
 def frozen(past: Past, limits: Limits) -> Sighting | None:
     """A sublayer with a matrix that the steps do not change, where at most a share of `share` of
     the sublayers has one: more of them are frozen on purpose.

@@ -100,6 +100,21 @@ MEASURES.add(
         ),
         "learning_rate": Measure(
             formula="the largest learning rate of the optimiser's groups",
+            checks={
+                "learning rate has ended": Check(
+                    severity="note",
+                    source=f"{OURS}; a cosine to 0 passes this in its last 2% of the steps",
+                    impact="The steps go on, and the weights hardly move.",
+                    remediation=(
+                        "See how many steps the schedule has: is it for fewer epochs, or stepped"
+                        " once a micro-batch? Else end the run here."
+                    ),
+                    limits={"share": 1e-3, "reports": 3},
+                    rule=past_checks.ended,
+                    condition="below 0.001 of the largest so far, in each of three reports",
+                    description="the learning rate over the largest one so far",
+                )
+            },
             live=True,
             title="learning rate",
             unit="learning rate",

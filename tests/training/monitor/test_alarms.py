@@ -110,6 +110,7 @@ FAULTS = {
     "loss stays high": run("loss", lambda i: 5.0 * 0.99**i if i < 40 else 5.01),
     "targets leak": lambda i, figures: {"copied": 1.0, "loss": 0.05},
     "router collapse": at("routing", 3, lambda i: 0.13),
+    "learning rate has ended": run("learning_rate", lambda i: 1e-3 if i < 20 else 1e-8),
     "loss is raised": run("target_weight", lambda i: -1.0),
     "accumulation is not divided": lambda i, figures: {
         "target_weight": 4.0,
@@ -142,6 +143,21 @@ def told(change=None, half=False, reports=48):
         past.add(step, figures)
         alarms.extend(watch.look(past))
     return alarms
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        lambda i: 1e-3 * (i + 1) / 48,
+        lambda i: 0.5e-3 * (1 + math.cos(math.pi * (i + 1) / 48)),
+        lambda i: 1e-3 * 0.9**i,
+        lambda i: 0.0,
+    ],
+    ids=["warm-up", "cosine", "exponential", "none"],
+)
+def test_a_schedule_of_the_whole_run_has_not_ended_early(rate):
+    said = {alarm.check for alarm in told(run("learning_rate", rate))}
+    assert "learning rate has ended" not in said
 
 
 @pytest.mark.parametrize(
