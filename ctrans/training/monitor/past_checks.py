@@ -213,6 +213,27 @@ def outgrown(past: Past, limits: Limits) -> Sighting | None:
     return seen_at(past, "velocity", worst, ratios, limits["limit"], outside)
 
 
+def collapsed(past: Past, limits: Limits) -> Sighting | None:
+    """A router that uses its experts less evenly than it did: below `share` of its median of the
+    `least` or more reports before. Or one that never began to: below `limit`, where its largest
+    value was at most `low` times its least. Each in the last `reports` reports.
+    """
+    _, values = past.of("routing")
+    before = values[: -int(limits["reports"])]
+    if len(before) < limits["least"]:
+        return None
+    with np.errstate(all="ignore"):
+        fell = values < limits["share"] * np.median(before, 0)
+        stayed = (values < limits["limit"]) & (values.max(0) <= limits["low"] * values.min(0))
+    outside = fell | stayed
+    places = places_outside(outside, limits)
+    if not len(places):
+        return None
+    worst = int(places[np.argmin(values[-1, places])])
+    limit = max(limits["limit"], limits["share"] * float(np.median(before[:, worst])))
+    return seen_at(past, "routing", worst, values, limit, outside, below=True)
+
+
 def ended(past: Past, limits: Limits) -> Sighting | None:
     """The learning rate of the last `reports` reports is below `share` of the largest before."""
     _, rates = past.of("learning_rate")

@@ -109,7 +109,7 @@ FAULTS = {
     "Adam remembers too long": run("adam_memory", lambda i: 1e4),
     "loss stays high": run("loss", lambda i: 5.0 * 0.99**i if i < 40 else 5.01),
     "targets leak": lambda i, figures: {"copied": 1.0, "loss": 0.05},
-    "router collapse": at("routing", 3, lambda i: 0.13),
+    "router collapse": at("routing", 3, lambda i: 0.9 if i < 20 else 0.5),
     "learning rate has ended": run("learning_rate", lambda i: 1e-3 if i < 20 else 1e-8),
     "loss is raised": run("target_weight", lambda i: -1.0),
     "accumulation is not divided": lambda i, figures: {
@@ -143,6 +143,22 @@ def told(change=None, half=False, reports=48):
         past.add(step, figures)
         alarms.extend(watch.look(past))
     return alarms
+
+
+@pytest.mark.parametrize(
+    ("evenness", "collapses"),
+    [
+        (lambda i: 0.25 + 0.02 * i, False),
+        (lambda i: min(0.8, 0.25 + 0.05 * i), False),
+        (lambda i: 0.28 + 0.05 * math.sin(i), False),
+        (lambda i: 0.26, True),
+        (lambda i: 0.9 * 0.97**i, True),
+    ],
+    ids=["spreads", "has spread", "moves", "never began", "falls"],
+)
+def test_a_router_is_compared_with_its_own_past(evenness, collapses):
+    said = {alarm.check for alarm in told(at("routing", 3, evenness))}
+    assert ("router collapse" in said) == collapses
 
 
 @pytest.mark.parametrize(

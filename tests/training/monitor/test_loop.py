@@ -159,6 +159,12 @@ def padded(step, generator):
     return x
 
 
+def uneven(step, generator):
+    """Half of the tokens are the same."""
+    x = chain(generator)
+    return torch.where(x > 5, 0, x)
+
+
 def other_tokens(step, generator):
     x = chain(generator)
     if step > 60:
@@ -185,7 +191,12 @@ FAULTS = {
         "dtype": torch.bfloat16,
         "optimizer": lambda model: torch.optim.AdamW(model.parameters(), 1e-5),
     },
-    "targets unrelated to inputs": {"targets": shuffled, "steps": 280, "every": 20},
+    "targets unrelated to inputs": {
+        "batch": uneven,
+        "targets": shuffled,
+        "steps": 280,
+        "every": 20,
+    },
     "no better than guessing": {
         "optimizer": lambda model: torch.optim.AdamW(model.parameters(), 1e-7),
         "steps": 220,
