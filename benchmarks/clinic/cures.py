@@ -45,6 +45,7 @@ ADVICE: dict[str, str] = {
     "targets are not predicted": "restore ends",
     "worse than counting": "restore ends",
     "blocks with equal weights": "nothing",
+    "block untrained": "nothing",
     "an edit lowers the loss": "nothing",
     # of the monitor
     "nothing moves": "nothing",

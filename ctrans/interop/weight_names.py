@@ -91,3 +91,14 @@ GPT_NEOX_NAMES = WeightNames(
     ),
 )
 """Names of GPT-NeoX."""
+
+
+def place_and_block(what: str, name: str) -> tuple[str, int | None]:
+    """Where something of that name is: its block, if the name has a number, in words and as one."""
+    number = BLOCK.search(name)
+    if number is None:
+        return what, None
+    block = int(number[1])
+    if "sublayers." in name:
+        block = block // 2  # a block of ours has two
+    return f"block {block}: {what}", block

@@ -358,6 +358,38 @@ MEASURES.add(
                 )
             },
         ),
+        "block like random weights": Measure(
+            measured_by="weight_readings",
+            formula=(
+                "largest |W|_2 sqrt(m n)/(|W|_F (sqrt m + sqrt n + 4)) of the other blocks (their"
+                " upper median), of a block all of whose m x n matrices have less than 1; else 0"
+            ),
+            source="Davidson & Szarek 2001, theorem II.13: random matrices have at most 1",
+            scope="weight",
+            checks={
+                "block untrained": Check(
+                    severity="serious",
+                    source=(
+                        f"{OURS}: by chance a random matrix is above 1 once in 3,000; the others"
+                        " must be clearly above"
+                    ),
+                    impact=(
+                        "This block's matrices have no direction that a training has made larger,"
+                        " as if they were just drawn. The blocks around it expect what it has not"
+                        " learned."
+                    ),
+                    remediation=(
+                        "Compare the names in the checkpoint with those of the model: what does not"
+                        " match is left as drawn (strict=False, missing keys). Do nothing if the"
+                        " block was added or drawn anew on purpose."
+                    ),
+                    requires="two matrices in each of several blocks, 16 wide or more, in memory",
+                    high=1.15,
+                    near=None,
+                    topics=("diagnosis", "weights"),
+                )
+            },
+        ),
         "blocks with equal matrices": Measure(
             measured_by="weight_readings",
             formula="in how many blocks a matrix has the entries of an earlier block's",

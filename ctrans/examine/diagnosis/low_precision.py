@@ -22,8 +22,10 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from ctrans.examine.diagnosis.diagnose import Diagnosis
+from ctrans.examine.diagnosis.matrix_norms import chunks
 from ctrans.examine.diagnosis.number_formats import FORMATS, Format, format_of
-from ctrans.examine.diagnosis.weights_only import WeightReaders, chunks, parts_of, place_and_block
+from ctrans.examine.diagnosis.weights_only import WeightReaders, parts_of
+from ctrans.interop.weight_names import place_and_block
 from ctrans.measure.findings import OURS, Check, Checks, Reading, Readings
 from ctrans.measure.measures import MEASURES, Measure, checks_of
 

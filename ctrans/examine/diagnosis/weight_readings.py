@@ -4,15 +4,23 @@ depth.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from ctrans.dynamics.depth import Depth
+from ctrans.examine.diagnosis.matrix_norms import (
+    divided_chunks,
+    largest_entry,
+    spectral_norm_of,
+    unit_of,
+)
 from ctrans.examine.diagnosis.norm_instruments import smallest_gain
 from ctrans.examine.diagnosis.reading import place_of
-from ctrans.interop.weight_names import BLOCK
+from ctrans.examine.diagnosis.untrained import QUANTITY, excess_of, untrained_blocks
+from ctrans.interop.weight_names import BLOCK, place_and_block
 from ctrans.measure.findings import Reading, Readings
 from solvers.run import finite
 
@@ -22,7 +30,10 @@ OFFERS = (
     "largest gain of a norm",
     "gain outside the depth",
     "blocks with equal matrices",
+    QUANTITY,
 )
+SMALLEST = 16
+"""The smaller side of a matrix whose singular values say something."""
 FEWEST_ENTRIES = 16
 """Smaller matrices may be equal by chance, or by design."""
 
@@ -61,6 +72,7 @@ def weight_readings(model: nn.Module, depth: Depth) -> Readings:
                 Reading(largest, location + which, figure, k)
             )
     readings["blocks with equal matrices"] = _equal_matrices(model)
+    readings[QUANTITY] = _untrained_blocks(model)
     sublayer = depth.sublayers[0]
     norm = sublayer.input_norm or sublayer.output_norm or sublayer.state_norm
     if norm is None:
@@ -107,6 +119,22 @@ def _equal_matrices(model: nn.Module) -> list[Reading]:
             place = f"the weight {name}"
         readings.append(Reading(float(len(first)), place, figure))
     return readings
+
+
+def _untrained_blocks(model: nn.Module) -> list[Reading]:
+    excesses: dict[int, list[float]] = {}
+    for name, weight in own_parameters(model):
+        _, block = place_and_block("", name)
+        if block is None or weight.dim() != 2 or weight.is_meta or min(weight.shape) < SMALLEST:
+            continue
+        largest = largest_entry(weight)
+        if not largest or not math.isfinite(largest):
+            continue
+        unit = unit_of(largest)
+        norm = spectral_norm_of(weight, unit)
+        squares = sum(float(chunk.square().sum()) for chunk in divided_chunks(weight, unit))
+        excesses.setdefault(block, []).append(excess_of(squares / norm**2, weight.shape))
+    return untrained_blocks(excesses)
 
 
 def _are_copies(one: Tensor, other: Tensor) -> bool:

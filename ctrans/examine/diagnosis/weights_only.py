@@ -15,26 +15,24 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ctrans.dynamics.fields import spectral_norm
 from ctrans.examine.diagnosis.diagnose import Diagnosis
+from ctrans.examine.diagnosis.matrix_norms import (
+    chunks,
+    divided_chunks,
+    frobenius_norm,
+    largest_entry,
+    spectral_norm_of,
+    unit_of,
+)
 from ctrans.examine.diagnosis.norm_instruments import smallest_gain
+from ctrans.examine.diagnosis.untrained import QUANTITY, excess_of, untrained_blocks
 from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, OTHER_CHANGE, WEIGHT_CHECKS
-from ctrans.interop.weight_names import BLOCK, GAIN
+from ctrans.interop.weight_names import GAIN, place_and_block
 from ctrans.measure.findings import Checks, Reading, Readings
 from ctrans.measure.measures import MEASURES
 
 WeightReaders = Mapping[str, Callable[[], Tensor]]
 """Functions that read the weights, by name."""
-SAFE = (1e-140, 1e140)
-"""Lengths between these come from squares that float64 holds."""
-EXACT = 2**18
-"""Up to so many entries the spectral norm is exact."""
-AT_ONCE = 2**20
-"""So many entries are converted at once."""
-VECTORS = 8
-"""Vectors of the power iteration."""
-PASSES = 6
-"""Passes of the power iteration over the matrix."""
 SMALLEST = 16
 """The smaller side of a matrix whose stable rank says something."""
 KERNEL = 16
@@ -59,6 +57,7 @@ def weight_diagnosis(
 ) -> WeightDiagnosis:
     """The findings of these weights, from one pass over their numbers and three for the spectra."""
     readings: Readings = {}
+    excesses: dict[int, list[float]] = {}
     for name, reader in weights.items():
         for location, block, part in parts_of(name, reader()):
             # fast; inf also if it overflows
@@ -79,8 +78,13 @@ def weight_diagnosis(
                 figures += _gain(part)
             for quantity, value, figure in figures:
                 readings.setdefault(quantity, []).append(Reading(value, location, figure, block))
+                if quantity == "stable rank" and block is not None:
+                    excesses.setdefault(block, []).append(excess_of(value, part.shape))
         if progress is not None:
             progress(1)
+    untrained = untrained_blocks(excesses)
+    if untrained:
+        readings[QUANTITY] = untrained
     without = {
         "all that needs a text": (
             "--weights-only reads weights alone: states, heads and the loss were not measured"
@@ -112,8 +116,8 @@ def _updates_of(name: str, before: Tensor, after: Tensor) -> Iterator[Reading]:
         moved = 0.0
         size = 0.0
         for old_chunk, new_chunk in zip(chunks(old), chunks(new), strict=True):
-            moved = math.hypot(moved, _length(new_chunk - old_chunk))
-            size = math.hypot(size, _length(old_chunk))
+            moved = math.hypot(moved, frobenius_norm(new_chunk - old_chunk))
+            size = math.hypot(size, frobenius_norm(old_chunk))
         if size:
             value = moved / size
         elif moved:
@@ -141,6 +145,8 @@ def change(before: Readings, after: Readings, updated: list[Reading] | None = No
     lost = 0
     new = 0
     for quantity, readings in after.items():
+        if quantity == QUANTITY:  # a training is meant to change it
+            continue
         old = {reading.place: reading for reading in before.get(quantity, ())}
         name = of_quantity.get(quantity, OTHER_CHANGE)
         compare = MEASURES[name].compute
@@ -167,17 +173,6 @@ def change(before: Readings, after: Readings, updated: list[Reading] | None = No
     return Change(CHANGE_CHECKS.judge(changes), changes, missing)
 
 
-def place_and_block(what: str, name: str) -> tuple[str, int | None]:
-    """Where something of that name is: its block, if the name has a number, in words and as one."""
-    number = BLOCK.search(name)
-    if number is None:
-        return what, None
-    block = int(number[1])
-    if "sublayers." in name:
-        block = block // 2  # a block of ours has two
-    return f"block {block}: {what}", block
-
-
 def parts_of(name: str, weight: Tensor) -> Iterator[tuple[str, int | None, Tensor]]:
     """Place, block and numbers of a weight, or of each matrix of a stack, such as experts."""
     location, block = place_and_block(f"the weight {name}", name)
@@ -189,56 +184,6 @@ def parts_of(name: str, weight: Tensor) -> Iterator[tuple[str, int | None, Tenso
         yield location, block, weight.flatten(1)
     else:
         yield location, block, weight
-
-
-def chunks(weight: Tensor) -> Iterator[Tensor]:
-    """The rows in float32 or float64, a part at a time."""
-    if not weight.dim():
-        weight = weight.unsqueeze(0)
-    rows_at_once = max(AT_ONCE // max(weight[:1].numel(), 1), 1)
-    for part in weight.split(rows_at_once):
-        if part.dtype == torch.float64:
-            yield part
-        else:
-            yield part.float()
-
-
-def _length(chunk: Tensor) -> float:
-    """The Frobenius norm, also of entries whose squares overflow or underflow."""
-    length = float(torch.linalg.vector_norm(chunk, dtype=torch.float64))
-    if SAFE[0] < length < SAFE[1] or not chunk.numel():
-        return length
-    largest = float(chunk.abs().max())
-    if largest == 0 or not math.isfinite(largest):
-        return largest
-    return largest * float(torch.linalg.vector_norm(chunk.double() / largest))
-
-
-def _largest(weight: Tensor) -> float:
-    """The largest absolute value."""
-    largest = 0.0
-    for chunk in chunks(weight):
-        low, high = chunk.aminmax()
-        largest = max(largest, float(high), -float(low))
-    return largest
-
-
-def _unit(largest: float) -> float:
-    """The power of two by which a matrix with this largest entry is divided before its entries are
-    squared: 1 unless its squares leave the range of float32.
-    """
-    if 1e-15 < largest < 1e15:
-        return 1.0
-    return math.ldexp(1.0, math.frexp(largest)[1] - 1)
-
-
-def _divided_chunks(weight: Tensor, unit: float) -> Iterator[Tensor]:
-    """The chunks divided by the power of two: in float64, unless it is 1."""
-    for chunk in chunks(weight):
-        if unit == 1:
-            yield chunk
-        else:
-            yield chunk.double() / unit
 
 
 def _gain(gains: Tensor) -> Iterator[tuple[str, float, str]]:
@@ -258,14 +203,14 @@ def _gain(gains: Tensor) -> Iterator[tuple[str, float, str]]:
 
 def _figures(weight: Tensor, block: int | None) -> Iterator[tuple[str, float, str]]:
     """Figures of a matrix."""
-    largest = _largest(weight)
+    largest = largest_entry(weight)
     if not largest:
         yield "largest entry of a matrix", largest, "every entry is 0, so its output is 0"
         return
-    unit = _unit(largest)
+    unit = unit_of(largest)
     rows = []
     columns = torch.zeros(weight.shape[1], dtype=torch.float64)
-    for chunk in _divided_chunks(weight, unit):
+    for chunk in divided_chunks(weight, unit):
         squares = chunk.square()
         rows.append(squares.sum(1))
         columns += squares.sum(0)
@@ -284,7 +229,7 @@ def _figures(weight: Tensor, block: int | None) -> Iterator[tuple[str, float, st
         yield "units of zeros", float(zero_rows + zero_columns), figure
     if min(weight.shape) < SMALLEST:
         return
-    norm = _spectral_norm(weight, unit)
+    norm = spectral_norm_of(weight, unit)
     stable_rank = float(columns.sum()) / norm**2
     yield "spectral norm", norm * unit, f"spectral norm {norm * unit:.3g}"
     yield "stable rank", stable_rank, f"stable rank {stable_rank:.3g} of {min(weight.shape)}"
@@ -315,21 +260,3 @@ def _over_the_median(lengths: Tensor) -> float:
     if float(median) == 0:
         return 1.0
     return float(lengths.max() / median)
-
-
-def _spectral_norm(matrix: Tensor, unit: float) -> float:
-    """|W/unit|_2: exact for a small matrix. For a large one from below, by block power iteration:
-    about 5% too small for random entries, and exact to 3 digits if few singular values are large.
-    """
-    if matrix.numel() <= EXACT:
-        return spectral_norm(torch.cat(list(_divided_chunks(matrix, unit))).float())
-    rows = torch.randn(VECTORS, matrix.shape[1], generator=torch.Generator().manual_seed(0))
-    image = rows
-    for _ in range(PASSES):
-        rows = torch.linalg.qr(image.T).Q.T.contiguous()
-        image = torch.zeros_like(rows)
-        for chunk in _divided_chunks(matrix, unit):
-            chunk = chunk.float()
-            # with few rows BLAS is several times faster than with few columns
-            image += (rows @ chunk.T) @ chunk
-    return math.sqrt(max(float(torch.linalg.eigvalsh((rows @ image.T).double())[-1]), 0.0))

@@ -166,6 +166,16 @@ def mislead(model):
     )
 
 
+def one_block_as_drawn(model):
+    """All blocks but one get a direction that is larger than random ones, as by a training."""
+    for name, weight in model.named_parameters():
+        if weight.dim() == 2 and "sublayers." in name and int(name.split(".")[2]) // 2 != 1:
+            row = torch.ones(weight.shape[1])
+            column = torch.ones(len(weight))
+            direction = torch.outer(column, row) / (row.norm() * column.norm())
+            weight.add_(3 * torch.linalg.matrix_norm(weight, 2) * direction)
+
+
 PLANTED = {
     "not finite": (
         lambda: scaled(
@@ -306,6 +316,7 @@ PLANTED = {
         lambda: scaled("pre", copied_block),
         "the weight depth.sublayers.4.field.qkv.weight",
     ),
+    "block untrained": (lambda: scaled("pre", one_block_as_drawn), "block 1"),
     "targets are not predicted": (lambda: scaled("pre", trained_gains), "the head"),
     "worse than counting": (
         lambda: scaled("pre", lambda m: (trained_gains(m), m.final_norm.weight.mul_(20))),

@@ -181,7 +181,7 @@ def test_shares_and_error_of_a_tensor_are_those_of_the_cast(name, scale, monkeyp
     """Log-normal entries, of which some are 0, in rows of 100 in several chunks; blocks do not fill
     the last axis.
     """
-    monkeypatch.setattr("ctrans.examine.diagnosis.weights_only.AT_ONCE", 700)
+    monkeypatch.setattr("ctrans.examine.diagnosis.matrix_norms.AT_ONCE", 700)
     g = torch.Generator().manual_seed(0)
     x = scale * torch.randn(40, 100, generator=g) * torch.exp(2 * torch.randn(40, 100, generator=g))
     x[3], x[:, 5] = 0, 0

@@ -114,7 +114,11 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("check", WEIGHT_CHECKS)
+def test_every_check_of_weights_is_tried():
+    assert {*FAULTS, "block untrained"} == set(WEIGHT_CHECKS)  # see test_untrained.py
+
+
+@pytest.mark.parametrize("check", FAULTS)
 def test_a_planted_fault_is_found_at_its_place(check):
     weights = model()
     FAULTS[check](weights)
