@@ -39,6 +39,27 @@ MEASURES.add(
                 )
             },
         ),
+        "weights that a block lacks": Measure(
+            formula="names that most blocks of a list have and this one lacks; 0 of another kind",
+            scope="weight",
+            checks={
+                "block lacks weights": Check(
+                    severity="serious",
+                    source="exact, by the names: the block has no weight that the others lack",
+                    impact=(
+                        "What is not in the file keeps its initial value, and a library may say"
+                        " nothing of it."
+                    ),
+                    remediation=(
+                        "Save the checkpoint again and compare the names. Do nothing if the block"
+                        " was made smaller on purpose."
+                    ),
+                    requires="three numbered blocks of three weights or more",
+                    high=0.0,
+                    near=None,
+                )
+            },
+        ),
         "units of zeros": Measure(
             formula="rows and columns of a block's matrix that are 0",
             scope="weight",

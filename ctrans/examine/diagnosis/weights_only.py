@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from ctrans.examine.diagnosis.diagnose import Diagnosis
+from ctrans.examine.diagnosis.incomplete import QUANTITY as LACKING
+from ctrans.examine.diagnosis.incomplete import incomplete_blocks
 from ctrans.examine.diagnosis.matrix_norms import (
     chunks,
     divided_chunks,
@@ -85,6 +87,9 @@ def weight_diagnosis(
     untrained = untrained_blocks(excesses)
     if untrained:
         readings[QUANTITY] = untrained
+    lacking = incomplete_blocks(weights)
+    if lacking:
+        readings[LACKING] = lacking
     without = {
         "all that needs a text": (
             "--weights-only reads weights alone: states, heads and the loss were not measured"
@@ -145,7 +150,7 @@ def change(before: Readings, after: Readings, updated: list[Reading] | None = No
     lost = 0
     new = 0
     for quantity, readings in after.items():
-        if quantity == QUANTITY:  # a training is meant to change it
+        if quantity in (QUANTITY, LACKING):  # a training is meant to change the first
             continue
         old = {reading.place: reading for reading in before.get(quantity, ())}
         name = of_quantity.get(quantity, OTHER_CHANGE)

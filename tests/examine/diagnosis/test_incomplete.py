@@ -1,0 +1,86 @@
+"""Checkpoints of which a block lacks weights, beside ones whose blocks differ on purpose."""
+
+import pytest
+import torch
+
+from ctrans import GPT, GPTConfig
+from ctrans.examine.diagnosis.incomplete import incomplete_blocks
+from ctrans.examine.diagnosis.weights_only import weight_diagnosis
+
+ROLES = ("norm1.weight", "attn.qkv.weight", "attn.proj.weight", "norm2.weight", "mlp.up.weight")
+
+
+def names(blocks=4, prefix="model.layers."):
+    return [f"{prefix}{k}.{role}" for k in range(blocks) for role in ROLES] + ["head.weight"]
+
+
+def lacking(these):
+    return {reading.place: reading.value for reading in incomplete_blocks(these) if reading.value}
+
+
+def test_a_whole_checkpoint_lacks_nothing():
+    assert lacking(names()) == {}
+    assert len(incomplete_blocks(names())) == 4
+
+
+@pytest.mark.parametrize("prefix", ["model.layers.", "transformer.h.", ""])
+def test_a_block_that_lacks_weights_is_named_with_them(prefix):
+    these = [name for name in names(prefix=prefix) if not name.startswith(f"{prefix}2.attn")]
+    (reading,) = [each for each in incomplete_blocks(these) if each.value]
+    assert (reading.value, reading.segment) == (2.0, 2)
+    assert "attn.proj.weight, attn.qkv.weight" in reading.figure
+
+
+def test_a_number_that_is_left_out_is_a_block_without_weights():
+    these = [name for name in names() if ".1." not in name]
+    (reading,) = [each for each in incomplete_blocks(these) if each.value]
+    assert reading.figure == "it has no weights at all"
+
+
+def test_a_stage_of_a_pipeline_begins_where_it_begins():
+    stage = [name for name in names(8)[:-1] if int(name.split(".")[2]) >= 4]
+    assert lacking(stage) == {}
+
+
+def hybrid():
+    """Attention in every fourth block, a state space in the others."""
+    these = []
+    for k in range(8):
+        part = "attn" if k % 4 == 3 else "ssm"
+        these += [f"layers.{k}.{part}.{w}.weight" for w in ("in", "out", "norm")]
+        these += [f"layers.{k}.mlp.{w}.weight" for w in ("up", "down", "norm")]
+    return these
+
+
+@pytest.mark.parametrize(
+    "these",
+    [
+        hybrid(),
+        [*names(), "model.layers.0.attn.relative_bias.weight"],  # as T5
+        [f"features.{2 * k}.{w}" for k in range(5) for w in ("weight", "bias")],  # a Sequential
+        [
+            f"{side}.layers.{k}.{role}"
+            for side in ("enc", "dec")
+            for k in range(4)
+            for role in ROLES
+        ],
+        names(2),
+    ],
+    ids=["hybrid", "first block has more", "sequential", "two stacks", "two blocks"],
+)
+def test_blocks_that_differ_on_purpose_lack_nothing(these):
+    assert lacking(these) == {}
+
+
+@pytest.mark.parametrize("lost", ["depth.sublayers.5.", "depth.sublayers.4.field"])
+def test_a_block_of_ours_has_two_sublayers(lost):
+    these = list(GPT(GPTConfig(depth=4, width=16, heads=2, context=8)).state_dict())
+    assert lacking(these) == {}
+    assert lacking([name for name in these if not name.startswith(lost)]).keys() == {"block 2"}
+
+
+def test_the_gate_finds_it():
+    torch.manual_seed(0)
+    weights = {name: torch.randn(24, 24).clone for name in names() if "3.mlp" not in name}
+    checks = {finding.check: finding.place for finding in weight_diagnosis(weights).findings}
+    assert checks["block lacks weights"].startswith("block 3")
