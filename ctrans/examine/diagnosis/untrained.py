@@ -17,6 +17,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from ctrans.interop.weight_names import BLOCK
 from ctrans.measure.findings import Reading
 
 QUANTITY = "block like random weights"
@@ -26,6 +27,14 @@ FEWEST_MATRICES = 2
 """A block with fewer matrices tells too little."""
 
 
+def list_of(name: str) -> str:
+    """The list of blocks that a weight belongs to: "encoder.layers"."""
+    number = BLOCK.search(name)
+    if number is None:
+        return ""
+    return name[: number.start(1)].rstrip(".")
+
+
 def excess_of(stable_rank: float, shape: Sequence[int]) -> float:
     """The largest singular value over the largest that random entries would have."""
     rows, columns = shape
@@ -33,10 +42,18 @@ def excess_of(stable_rank: float, shape: Sequence[int]) -> float:
     return math.sqrt(rows * columns / stable_rank) / (width + DEVIATION)
 
 
-def untrained_blocks(excesses: Mapping[int, Iterable[float]]) -> list[Reading]:
-    """For each block what most of the other blocks exceed random entries by, if its own matrices do
-    not; else 0. `excesses` are those of the matrices of each block.
+def untrained_blocks(excesses: Mapping[str, Mapping[int, Iterable[float]]]) -> list[Reading]:
+    """For each block what most of the other blocks of its list exceed random entries by, if its own
+    matrices do not; else 0. `excesses` are those of the matrices of each block, by list.
     """
+    return [
+        reading
+        for path, blocks in excesses.items()
+        for reading in _of_list(path, blocks, several=len(excesses) > 1)
+    ]
+
+
+def _of_list(path: str, excesses: Mapping[int, Iterable[float]], *, several: bool) -> list[Reading]:
     largest = {
         block: max(of_block)
         for block, of_block in ((block, list(several)) for block, several in excesses.items())
@@ -54,5 +71,8 @@ def untrained_blocks(excesses: Mapping[int, Iterable[float]]) -> list[Reading]:
             f"its largest singular value is {own:.2g} times what random entries have at most; in"
             f" the other blocks {others:.2g} times"
         )
-        readings.append(Reading(value, f"block {block}", figure, block))
+        place = f"block {block}"
+        if several:
+            place += f" of {path}"
+        readings.append(Reading(value, place, figure, block))
     return readings

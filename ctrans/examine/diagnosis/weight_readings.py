@@ -19,7 +19,7 @@ from ctrans.examine.diagnosis.matrix_norms import (
 )
 from ctrans.examine.diagnosis.norm_instruments import smallest_gain
 from ctrans.examine.diagnosis.reading import place_of
-from ctrans.examine.diagnosis.untrained import QUANTITY, excess_of, untrained_blocks
+from ctrans.examine.diagnosis.untrained import QUANTITY, excess_of, list_of, untrained_blocks
 from ctrans.interop.weight_names import BLOCK, place_and_block
 from ctrans.measure.findings import Reading, Readings
 from solvers.run import finite
@@ -122,7 +122,7 @@ def _equal_matrices(model: nn.Module) -> list[Reading]:
 
 
 def _untrained_blocks(model: nn.Module) -> list[Reading]:
-    excesses: dict[int, list[float]] = {}
+    excesses: dict[str, dict[int, list[float]]] = {}
     for name, weight in own_parameters(model):
         _, block = place_and_block("", name)
         if block is None or weight.dim() != 2 or weight.is_meta or min(weight.shape) < SMALLEST:
@@ -133,7 +133,8 @@ def _untrained_blocks(model: nn.Module) -> list[Reading]:
         unit = unit_of(largest)
         norm = spectral_norm_of(weight, unit)
         squares = sum(float(chunk.square().sum()) for chunk in divided_chunks(weight, unit))
-        excesses.setdefault(block, []).append(excess_of(squares / norm**2, weight.shape))
+        of_list = excesses.setdefault(list_of(name), {})
+        of_list.setdefault(block, []).append(excess_of(squares / norm**2, weight.shape))
     return untrained_blocks(excesses)
 
 

@@ -27,7 +27,7 @@ from ctrans.examine.diagnosis.matrix_norms import (
     unit_of,
 )
 from ctrans.examine.diagnosis.norm_instruments import smallest_gain
-from ctrans.examine.diagnosis.untrained import QUANTITY, excess_of, untrained_blocks
+from ctrans.examine.diagnosis.untrained import QUANTITY, excess_of, list_of, untrained_blocks
 from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, OTHER_CHANGE, WEIGHT_CHECKS
 from ctrans.interop.weight_names import GAIN, place_and_block
 from ctrans.measure.findings import Checks, Reading, Readings
@@ -59,7 +59,7 @@ def weight_diagnosis(
 ) -> WeightDiagnosis:
     """The findings of these weights, from one pass over their numbers and three for the spectra."""
     readings: Readings = {}
-    excesses: dict[int, list[float]] = {}
+    excesses: dict[str, dict[int, list[float]]] = {}
     for name, reader in weights.items():
         for location, block, part in parts_of(name, reader()):
             # fast; inf also if it overflows
@@ -81,7 +81,8 @@ def weight_diagnosis(
             for quantity, value, figure in figures:
                 readings.setdefault(quantity, []).append(Reading(value, location, figure, block))
                 if quantity == "stable rank" and block is not None:
-                    excesses.setdefault(block, []).append(excess_of(value, part.shape))
+                    of_list = excesses.setdefault(list_of(name), {})
+                    of_list.setdefault(block, []).append(excess_of(value, part.shape))
         if progress is not None:
             progress(1)
     untrained = untrained_blocks(excesses)

@@ -22,23 +22,25 @@ def last_of(past: Past, name: str, count: float) -> Array | None:
 
 
 def raised(past: Past, limits: Limits) -> Sighting | None:
-    """The weight of the targets is below 0 in each of the last `reports` reports."""
+    """All targets have the same weight below 0 in each of the last `reports` reports. Weights that
+    differ are those of a policy gradient, or of rejected answers beside chosen ones.
+    """
+    is_raised = last_of(past, "raised_targets", limits["reports"])
     weights = last_of(past, "target_weight", limits["reports"])
-    if weights is None or not (weights < 0).all():
+    if is_raised is None or weights is None or not (is_raised == 1).all():
         return None
     return Sighting(THE_TARGETS, float(weights[-1]), 0.0, past.step, below=True)
 
 
 def not_divided(past: Past, limits: Limits) -> Sighting | None:
-    """In each of the last `reports` reports several backward passes, whose targets together have a
-    weight of as much as there are passes: the weight of each pass is 1, up to `share`.
+    """In each of the last `reports` reports several backward passes, whose targets together weigh
+    more than `limit`, and at most as much as there are passes.
     """
     weights = last_of(past, "target_weight", limits["reports"])
     passes = last_of(past, "backward_passes", limits["reports"])
     if weights is None or passes is None:
         return None
-    is_whole = abs(weights / passes - 1) < limits["share"]
-    if not (is_whole & (passes > 1)).all():
+    if not ((weights > limits["limit"]) & (weights <= 1.02 * passes) & (passes > 1)).all():
         return None
     return Sighting(THE_TARGETS, float(weights[-1]), 1.0, past.step)
 
@@ -52,24 +54,36 @@ def shifted(past: Past, limits: Limits) -> Sighting | None:
 
 
 def guessing(past: Past, limits: Limits) -> Sighting | None:
-    """The loss of the targets is not `margin` nats below that of guessing in the last `reports`
-    reports, the last of them behind `steps` steps.
+    """In the last `reports` reports, the last of them behind `steps` steps, the loss is neither
+    `margin` nats below that of guessing nor `deviations` standard deviations below that of
+    exchanged targets. Not while the learning rate still rises.
     """
     over = last_of(past, "over_guessing", limits["reports"])
-    if over is None or past.step < limits["steps"] or not (over > -limits["margin"]).all():
+    deviations = last_of(past, "exchanged_targets", limits["reports"])
+    rates = last_of(past, "learning_rate", limits["reports"])
+    if over is None or deviations is None or past.step < limits["steps"]:
+        return None
+    if rates is not None and (np.diff(rates) > 0).all():
+        return None
+    is_guess = (over > -limits["margin"]) & (deviations > -limits["deviations"])
+    if not is_guess.all():
         return None
     return Sighting(THE_TARGETS, float(over[-1]), -limits["margin"], past.step)
 
 
 def unrelated(past: Past, limits: Limits) -> Sighting | None:
     """The loss is that of exchanged targets in the last `reports` reports, the last of them behind
-    `steps` steps: it is not `deviations` standard deviations below. It must be below that of
-    guessing, or nothing is learned at all.
+    `steps` steps: it is not `deviations` standard deviations below, in none of them nor, divided by
+    their root, in all together. It must be below that of guessing, or nothing is learned at all.
     """
     deviations = last_of(past, "exchanged_targets", limits["reports"])
-    if deviations is None or past.step < limits["steps"]:
+    over = last_of(past, "over_guessing", limits["reports"])
+    if deviations is None or over is None or past.step < limits["steps"]:
         return None
-    if not (deviations > -limits["deviations"]).all() or guessing(past, limits) is not None:
+    together = deviations.sum() / np.sqrt(len(deviations))
+    if not min(deviations.min(), together) > -limits["deviations"]:
+        return None
+    if not (over < -limits["margin"]).all():
         return None
     return Sighting(THE_TARGETS, float(deviations[-1]), -limits["deviations"], past.step)
 
@@ -77,7 +91,7 @@ def unrelated(past: Past, limits: Limits) -> Sighting | None:
 def unlike(past: Past, limits: Limits) -> Sighting | None:
     """The tokens of the last `reports` batches are unlike those before. Of the `least` or more
     reports before they lie above the median m by `deviations` d, where d = 1.48 median |value - m|
-    as in `past_checks.spike`, and by `nats`.
+    as in `past_checks.spike`, and by `nats`, and they lie above all of them but the first `early`.
     """
     _, values = past.of("unlike_before")
     count = int(limits["reports"])
@@ -87,6 +101,7 @@ def unlike(past: Past, limits: Limits) -> Sighting | None:
     middle = float(np.median(before))
     deviation = 1.48 * float(np.median(np.abs(before - middle)))
     limit = middle + max(limits["deviations"] * deviation, limits["nats"])
+    limit = max(limit, float(before[int(limits["early"]) :].max()))
     if not (values[-count:] > limit).all():
         return None
     return Sighting(THE_BATCH, float(values[-1, 0]), limit, past.step)
@@ -94,12 +109,16 @@ def unlike(past: Past, limits: Limits) -> Sighting | None:
 
 def ungrouped(past: Past, limits: Limits) -> Sighting | None:
     """A sublayer with matrices that are in no group of the optimiser and do not move, in each of
-    the last `reports` reports in which a weight of the model moved.
+    the last `reports` reports. Not if that is so of all sublayers and other weights move: then a
+    head is trained alone.
     """
     sighting = beyond("ungrouped")(past, limits)
     if sighting is None:
         return None
     _, values = past.of("ungrouped")
+    _, outside = past.of("update_outside")
+    if (values[-1] == 1).all() and len(outside) and outside[-1].any():
+        return None
     count = int((values[-1] > 0).sum())
     place = f"{sighting.place}, and {count - 1} more of {values.shape[1]} sublayers"
     if count == 1:

@@ -14,9 +14,28 @@ _TARGETS = {
         formula="dL/dCE summed over the targets of a step, read from the logits' gradient",
         source=_OF_GRADIENT,
         checks={
+            "accumulation is not divided": Check(
+                severity="note",
+                source=f"{OURS}; the mean over the targets of a step has the weight 1",
+                impact=(
+                    "The gradient is that of the mean loss times the number of backward passes."
+                    " Clipping and SGD then take other steps than you chose. Adam hardly differs."
+                ),
+                remediation="Divide the loss by the number of backward passes of a step.",
+                limits={"limit": 1.5, "reports": 2},
+                rule=loop_checks.not_divided,
+                description="sum of dL/dCE over the targets of a step",
+            ),
+        },
+        live=True,
+    ),
+    "raised_targets": Measure(
+        formula="1 if all targets of a step have the same dL/dCE, below 0; else 0",
+        source=_OF_GRADIENT,
+        checks={
             "loss is raised": Check(
                 severity="serious",
-                source="exact: a loss that is lowered has weights above 0",
+                source="a mean loss that is lowered has one weight above 0",
                 impact="Each step makes the targets less likely.",
                 remediation=(
                     "Look for a minus sign before the loss, or maximize=True in the optimizer. Do"
@@ -24,20 +43,7 @@ _TARGETS = {
                 ),
                 limits={"reports": 2},
                 rule=loop_checks.raised,
-                description="sum of dL/dCE over the targets of a step",
-            ),
-            "accumulation is not divided": Check(
-                severity="note",
-                source="exact: the mean over the targets of a step has the weight 1",
-                impact=(
-                    "The gradient is that of the mean loss times the number of backward passes."
-                    " Clipping and SGD then take other steps than you chose. Adam hardly differs."
-                ),
-                remediation="Divide the loss by the number of backward passes of a step.",
-                limits={"share": 0.02, "reports": 2},
-                rule=loop_checks.not_divided,
-                condition="1 in each of several backward passes",
-                description="sum of dL/dCE over the targets of a step",
+                condition="1 in each of two reports",
             ),
         },
         live=True,
@@ -80,7 +86,7 @@ _TARGETS = {
                     " the loss has the right sign and gets logits, and that targets belong to their"
                     " inputs. Then train on one small batch alone: its loss must reach 0."
                 ),
-                limits={"steps": 200, "margin": 0.1, "reports": 3},
+                limits={"steps": 200, "margin": 0.1, "deviations": 3.0, "reports": 3},
                 rule=loop_checks.guessing,
                 description="mean CE of the targets, less log V",
             )
@@ -197,7 +203,7 @@ _BATCHES = {
                     "Compare the tokenizer and the files of now with those of before. Do nothing if"
                     " the data were meant to change here."
                 ),
-                limits={"deviations": 8.0, "nats": 0.2, "least": 8, "reports": 2},
+                limits={"deviations": 8.0, "nats": 0.2, "least": 8, "early": 4, "reports": 2},
                 rule=loop_checks.unlike,
                 description="divergence of a batch's tokens from those before, in nats",
             )
@@ -212,7 +218,7 @@ _OPTIMIZER = {
         checks={
             "weights in no group": Check(
                 severity="serious",
-                source="exact: they are not in the optimizer given to step, and no step moves them",
+                source="not in the optimizer given to step, and no reported step moves them",
                 impact="These matrices keep their initial weights.",
                 remediation=(
                     "Make the optimizer of model.parameters(), behind everything that adds or"
@@ -229,8 +235,8 @@ _OPTIMIZER = {
         formula="the same for the weights outside of the depth",
         checks={
             "embedding or head in no group": Check(
-                severity="serious",
-                source="exact: they are not in the optimizer given to step, and no step moves them",
+                severity="note",
+                source="not in the optimizer given to step, and no reported step moves them",
                 impact="These matrices keep their initial weights.",
                 remediation=(
                     "Make the optimizer of model.parameters(), behind everything that adds or"
@@ -256,7 +262,8 @@ _OPTIMIZER = {
                 ),
                 remediation=(
                     "Keep the weights in float32 (autocast for speed), or round by chance"
-                    " (stochastic rounding), or use a larger learning rate."
+                    " (stochastic rounding), or use a larger learning rate. Do nothing if the"
+                    " optimizer carries the rest of each step on (Kahan's sum)."
                 ),
                 limits={"limit": 0.5, "reports": 2},
                 rule=loop_checks.median_beyond("lost_entries"),
@@ -269,14 +276,15 @@ _OPTIMIZER = {
         formula="steps that the optimizer's state has counted, over those of the run",
         checks={
             "optimizer forgot its past": Check(
-                severity="serious",
+                severity="note",
                 source="exact: a state that is saved with the weights has counted all steps",
                 impact=(
                     "Adam starts again with moments of 0, so its first steps are as long as those"
                     " of a new training."
                 ),
                 remediation=(
-                    "Load optimizer.state_dict() with the weights. If it is lost, warm up again."
+                    "Load optimizer.state_dict() with the weights. If it is lost, warm up again. Do"
+                    " nothing if a new stage is meant to begin."
                 ),
                 limits={"share": 0.5, "known": 0.9, "steps": 20},
                 rule=loop_checks.forgotten,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,17 +32,19 @@ ALL_BUT_FEW = 0.99
 """The share of targets that lie at one distance from their tokens."""
 PADDING = 8
 """So many equal tokens at the end of a sequence are padding."""
+EVEN = 0.01
+"""How far the weights of targets may lie apart in the mean over them."""
 OTHER_LOSS = 0.01
 """The share of rows whose gradient is that of another loss, above which none is read."""
 
 
 @dataclass(eq=False)
 class Pass:
-    """A forward pass of the training: its ids or its input, and the figures of its targets."""
+    """A forward pass of the training: its input and its ids. A decoder's ids are `last`."""
 
     inputs: Tensor | None = None
     tokens: Tensor | None = None
-    targets: dict[str, Tensor] = field(default_factory=dict)
+    last: Tensor | None = None
 
 
 class LoopReader:
@@ -55,6 +57,8 @@ class LoopReader:
         self.missing: dict[str, str] = {}
         self._hooks = ExitStack()
         self._passes: list[Pass] = []
+        self._targets: list[dict[str, Tensor]] = []
+        """The figures of each backward pass through logits."""
         self._inside = False
         self._previous: tuple[int, Tensor | float] | None = None
         """The last step of which the batch is known, and its fingerprint."""
@@ -66,6 +70,7 @@ class LoopReader:
         self.disarm()
         self.missing = {}
         self._passes = []
+        self._targets = []
         root = self.sites.root
         self._add(root.register_forward_pre_hook(Hook(self._begins), with_kwargs=True))
         for table in _token_tables(root, self.sites.vocabulary):
@@ -95,6 +100,7 @@ class LoopReader:
         self._keep(step, figures.pop("fingerprint", None))
         figures.update(self._try("the targets", self._of_targets) or {})
         self._passes = []
+        self._targets = []
         return {(name, 0): value for name, value in figures.items()}
 
     def memory(self) -> Memory:
@@ -140,9 +146,10 @@ class LoopReader:
         if not self._inside:  # a loop that calls the parts of a model
             self._passes.append(Pass())
         present = self._passes[-1]
+        # the loop may fill the same buffer again
+        present.last = local(args[0].detach()).clone()
         if present.tokens is None:
-            # the loop may fill the same buffer again
-            present.tokens = local(args[0].detach()).clone()
+            present.tokens = present.last
 
     def _ends(self, *_: Any) -> None:
         self._inside = False
@@ -161,6 +168,8 @@ class LoopReader:
         def returns(gradient: Tensor) -> None:
             if values._version == version:
                 self._try("the targets", self._read, present, values, gradient)
+            else:
+                self.missing.setdefault("the targets", "the logits were changed in place")
 
         self._add(logits.register_hook(returns))
 
@@ -195,30 +204,42 @@ class LoopReader:
         loss, deviations = exchanged_targets(z, rows)
         others = rows.weight.isnan().sum()
         is_read = others <= OTHER_LOSS * (others + count)
-        present.targets = {
+        is_even = (rows.weight - mean).abs() <= EVEN * mean.abs()
+        figures = {
             "weight": torch.where(is_read, mean * (count + others), torch.nan),
             "mean": torch.where(is_read & (count > 0), mean, torch.nan),
+            "is_even": (is_even | ~counted).all() & (count > 0),
             "over_guessing": torch.where(is_read, loss - math.log(classes), torch.nan),
             "exchanged": torch.where(is_read, deviations, torch.nan),
         }
-        tokens = present.tokens
+        tokens = present.last
         if tokens is not None and tokens.dim() == 2 and tokens.numel() == len(z):
             ahead = _ahead(tokens, rows)
-            present.targets["ahead"] = torch.where(is_read, ahead, torch.nan)
+            figures["ahead"] = torch.where(is_read, ahead, torch.nan)
             padding = _padding_counted(tokens, rows)
-            present.targets["padding"] = torch.where(is_read, padding, torch.nan)
+            figures["padding"] = torch.where(is_read, padding, torch.nan)
+        self._targets.append(figures)
 
     def _of_targets(self) -> dict[str, Tensor]:
         """The figures of the step's targets, from those of its passes."""
-        passes = [one.targets for one in self._passes if one.targets]
+        passes = self._targets
         if not passes:
             return {}
         first = passes[0]
-        means = torch.stack([one["mean"] for one in passes]).abs()
+        means = torch.stack([one["mean"] for one in passes])
+        is_even = torch.stack([one["is_even"] for one in passes]).all()
         figures = {
             "target_weight": torch.stack([one["weight"] for one in passes]).sum(),
+            "raised_targets": torch.where(
+                means.isfinite().all(), (is_even & (means < 0).all()).double(), torch.nan
+            ),
             "backward_passes": torch.tensor(float(len(passes))),
-            "target_unevenness": means.max() / means.min(),
+            # chosen and rejected answers, of two signs, are meant to differ
+            "target_unevenness": torch.where(
+                (means > 0).all() | (means < 0).all(),
+                means.abs().max() / means.abs().min(),
+                torch.nan,
+            ),
             "over_guessing": first["over_guessing"],
             "exchanged_targets": first["exchanged"],
         }
@@ -243,15 +264,14 @@ class LoopReader:
             figures["fingerprint"] = fingerprint
             if before is not None:
                 figures["same_batch"] = (fingerprint == before).double()
-        tokens = [
-            one.tokens.flatten()
-            for one in self._passes
-            if one.tokens is not None and not one.tokens.is_floating_point()
-        ]
-        if not tokens:
+        tokens = [rows.flatten() for rows in map(_rows, self._passes)]
+        if not sum(map(len, tokens)):
             return figures
         ids = torch.cat(tokens)
-        figures["commonest_token"] = (ids == ids.mode().values).double().mean()
+        text = torch.cat([_without_padding(one) for one in map(_rows, self._passes)])
+        if not len(text):
+            text = ids  # a batch of one token
+        figures["commonest_token"] = (text == text.mode().values).double().mean()
         counts = torch.bincount(_bins(ids, self.sites.vocabulary), minlength=BINS).double()
         if self._counts is None:
             self._counts = counts
@@ -298,6 +318,25 @@ def _fingerprint(one: Pass) -> Tensor | None:
     return (entries * factors).sum()
 
 
+def _rows(one: Pass) -> Tensor:
+    """The ids of a pass, a row for each sequence; none if it has none."""
+    if one.tokens is None or one.tokens.is_floating_point():
+        return torch.zeros(0, 1, dtype=torch.long)
+    return one.tokens.reshape(-1, one.tokens.shape[-1] if one.tokens.dim() else 1)
+
+
+def _without_padding(rows: Tensor) -> Tensor:
+    """All tokens but `PADDING` or more equal ones at an end of a sequence."""
+    is_padding = _run_at_end(rows) | _run_at_end(rows.flip(1)).flip(1)
+    return rows[~is_padding]
+
+
+def _run_at_end(rows: Tensor) -> Tensor:
+    """Whether a token belongs to `PADDING` or more equal ones at the end of its row."""
+    run = (rows == rows[:, -1:]).flip(1).cumprod(1).flip(1).bool()
+    return run & (run.sum(1, keepdim=True) >= PADDING)
+
+
 def _bins(ids: Tensor, vocabulary: int) -> Tensor:
     if vocabulary <= BINS:
         return ids.clamp(0, BINS - 1)
@@ -337,8 +376,5 @@ def _padding_counted(tokens: Tensor, rows: TargetRows) -> Tensor:
     """
     targets = rows.target.reshape(tokens.shape)
     counted = rows.is_counted.reshape(tokens.shape)
-    last = tokens[:, -1:]
-    run = (tokens == last).flip(1).cumprod(1).flip(1).bool()
-    is_padded = run.sum(1, keepdim=True) >= PADDING
-    padding = counted & run & is_padded & (targets == last)
+    padding = counted & _run_at_end(tokens) & (targets == tokens[:, -1:])
     return padding.sum() / counted.sum().clamp(min=1)

@@ -23,6 +23,12 @@ ENTRIES = 4_000_000
 """The number of logits that are read at once."""
 SAMPLE = 256
 """The number of rows by which the sign of the loss is found, and targets are exchanged."""
+FEWEST_CLASSES = 4
+"""Of two or three entries some always lie on a line, whatever the loss is."""
+FEWEST_TARGETS = 64
+"""A perfect classifier of n balanced targets is at most sqrt(n - 1) deviations from exchanged
+ones.
+"""
 TINY = 1e-30
 
 
@@ -76,6 +82,8 @@ def _fitted(logits: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     p = log_p.exp()
     others = torch.ones_like(p).scatter_(-1, target, 0.0)
     count = max(1, p.shape[-1] - 1)
+    if p.shape[-1] < FEWEST_CLASSES:
+        return torch.where(g.abs().amax(-1) == 0, 0.0, torch.nan), target[:, 0], loss
     at_target = g.gather(-1, target)[:, 0]
     largest = g.abs().amax(-1)
     # a line through 0, which most losses have, and one that need not pass through it
@@ -112,9 +120,11 @@ def _tolerance(dtype: torch.dtype) -> float:
 
 
 @torch.no_grad()
-def exchanged_targets(logits: Tensor, rows: TargetRows) -> tuple[Tensor, Tensor]:
+def exchanged_targets(
+    logits: Tensor, rows: TargetRows, fewest: int = FEWEST_TARGETS
+) -> tuple[Tensor, Tensor]:
     """The loss of the sampled rows, and how many standard deviations it lies from that of the same
-    targets in another order; nan with fewer than 8 counted rows.
+    targets in another order; nan with fewer than `fewest`.
 
     With A_ij = CE(z_i, y_j) the mean of (1/n) sum_i A_{i pi(i)} over all permutations pi is that of
     A, and its variance sum_ij (A_ij - A_i. - A_.j + A..)^2/(n^2 (n - 1)), where dots are means.
@@ -134,4 +144,4 @@ def exchanged_targets(logits: Tensor, rows: TargetRows) -> tuple[Tensor, Tensor]
     variance = (both * (a - by_row - by_column + mean)).square().sum() / (n.square() * (n - 1))
     loss = a.diagonal().sum() / n
     deviations = (loss - mean) / variance.clamp(min=TINY).sqrt()
-    return loss, torch.where((n >= 8) & (variance > TINY), deviations, torch.nan)
+    return loss, torch.where((n >= fewest) & (variance > TINY), deviations, torch.nan)

@@ -107,9 +107,9 @@ def _step(
     figures = {
         "update": update,
         "unmoved": _unmoved(weights, changes),
-        "lost_entries": _lost_entries(weights, changes),
     }
     if grouped is not None:
+        figures["lost_entries"] = _lost_entries(weights, changes, grouped)
         figures["ungrouped"] = _ungrouped(weights, changes, grouped)
     # a step is not longer where weights have grown
     cut = torch._foreach_clamp_max(torch._foreach_clamp_min(old, -1.0), 1.0)
@@ -137,15 +137,18 @@ def _unmoved(
 
 
 def _lost_entries(
-    weights: Sequence[tuple[int, nn.Parameter]], changes: Sequence[Tensor]
+    weights: Sequence[tuple[int, nn.Parameter]], changes: Sequence[Tensor], grouped: Collection[int]
 ) -> dict[int, Tensor]:
     """The share of entries whose change is 0, of each group's matrices of less than float32 that a
-    step changes at all.
+    step changes at all. An optimiser with copies in float32 has other weights than the model's, and
+    loses nothing.
     """
     still: dict[int, Tensor] = {}
     entries: dict[int, Tensor] = {}
     for (k, p), change in zip(weights, changes, strict=True):
-        if p.dim() > 1 and torch.finfo(p.dtype).bits < 32:
+        if p.dim() < 2 or not p.is_floating_point() or id(p) not in grouped:
+            continue
+        if torch.finfo(p.dtype).bits < 32:
             is_still = (change == 0).float()
             moves = (~is_still.bool()).any()
             still[k] = still.get(k, 0.0) + moves * is_still.sum()
@@ -182,19 +185,14 @@ def grouped_by(optimizer: torch.optim.Optimizer | None) -> set[int] | None:
 
 
 def steps_taken(optimizer: torch.optim.Optimizer | None) -> float | None:
-    """The most steps that the optimiser has counted for a weight; 0 if it has no state yet, None if
-    it counts none.
+    """The most steps that the optimiser has counted for a weight. None if it counts none, or has no
+    state yet: a wrapper may keep it elsewhere.
     """
     if optimizer is None:
         return None
     state: Mapping[Any, dict[str, Any]] = optimizer.state
     counted = [float(of_weight["step"]) for of_weight in state.values() if "step" in of_weight]
-    if counted:
-        return max(counted)
-    counts_steps = any("betas" in group for group in optimizer.param_groups)
-    if counts_steps and not state:
-        return 0.0
-    return None
+    return max(counted, default=None)
 
 
 def adam_states(optimizer: torch.optim.Optimizer) -> dict[int, AdamState]:

@@ -44,13 +44,16 @@ def test_a_direction_that_is_larger_exceeds_random_entries_by_as_much():
 
 
 def test_blocks_are_judged_by_the_upper_median_of_the_others():
-    readings = untrained_blocks({0: [0.9, 0.8], 1: [0.7, 0.9], 2: [1.4, 0.9], 3: [0.9, 1.6]})
+    readings = untrained_blocks(
+        {"layers": {0: [0.9, 0.8], 1: [0.7, 0.9], 2: [1.4, 0.9], 3: [0.9, 1.6]}}
+    )
     assert [reading.value for reading in readings] == [1.4, 1.4, 0.0, 0.0]
-    assert untrained_blocks({0: [0.9, 0.8], 1: [2.0]}) == []  # one matrix tells too little
-    assert {reading.value for reading in untrained_blocks({0: [0.9] * 2, 1: [0.8] * 2})} <= {
-        0.8,
-        0.9,
-    }
+    assert (
+        untrained_blocks({"layers": {0: [0.9, 0.8], 1: [2.0]}}) == []
+    )  # one matrix tells too little
+    two_stacks = {"encoder": {0: [1.9] * 2, 1: [1.8] * 2}, "decoder": {0: [0.9] * 2, 1: [1.8] * 2}}
+    named = [reading.place for reading in untrained_blocks(two_stacks) if reading.value]
+    assert named == ["block 0 of decoder"]
 
 
 @pytest.fixture(scope="module")
