@@ -14,6 +14,7 @@ after it. Both changes are central differences, without autograd.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from ctrans.control.costate import Costate, costate
 from ctrans.control.in_double import in_double
@@ -81,8 +83,9 @@ def why_not_own_loss(model: Model, tokens: Tensor, targets: Any, found: Costate)
     has no pass of its own.
 
     It is tested in up to GROUPS groups of sublayers, and once more in float64 if rounding in the
-    model's own dtype leaves a test open. What is still open then is a reason too. The weights are
-    put back to the bit.
+    model's own dtype leaves a test open. What is still open then is a reason too, but for a model
+    of ctrans' own classes alone: its pass is its sublayers and its head. The weights are put back
+    to the bit.
     """
     if has_weights_on_demand(model.depth):
         return ""
@@ -90,9 +93,39 @@ def why_not_own_loss(model: Model, tokens: Tensor, targets: Any, found: Costate)
         result = _tested(model, tokens, targets, found)
     except ConfigError as error:
         return f"its own forward pass does not run on this text: {error}"
-    if result.untested and isinstance(model, nn.Module):
+    if result.untested and isinstance(model, nn.Module) and not _is_own_code(model):
         result = _tested_in_double(model, tokens, targets) or result
-    return result.otherwise or result.untested
+        return result.otherwise or result.untested
+    return result.otherwise
+
+
+def _is_own_code(model: nn.Module) -> bool:
+    """Whether a model is of classes of ctrans and torch alone, without hooks, and its sublayers
+    share no weight with its other parts.
+    """
+    if isinstance(model, RunsItself):
+        return False
+    for part in model.modules():
+        module = type(part).__module__
+        hooks = (
+            part._forward_hooks
+            or part._forward_pre_hooks
+            or part._backward_hooks
+            or part._backward_pre_hooks
+        )
+        if hooks or "forward" in vars(part) or parametrize.is_parametrized(part):
+            return False
+        if not module.startswith(("ctrans.", "torch.nn.modules.")):
+            return False
+    places = Counter(
+        parameter.untyped_storage().data_ptr()
+        for part in model.modules()
+        for parameter in part.parameters(recurse=False)
+    )
+    depth: Any = model.depth
+    return all(
+        places[parameter.untyped_storage().data_ptr()] == 1 for parameter in depth.parameters()
+    )
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,9 @@ def test_a_test_that_decides_nothing_leaves_no_number(monkeypatch):
     """A step so small that a difference is rounding alone."""
     steps = {torch.float64: (1e-16,), torch.float32: (1e-16,)}
     monkeypatch.setattr(own_pass, "STEPS", steps)
-    for model, tokens in ((gpt(), text()), (foreign(Block), text(TOKENS, VOCABULARY))):
+    hooked = gpt()
+    hooked.register_forward_hook(lambda part, given, output: output)
+    for model, tokens in ((hooked, text()), (foreign(Block), text(TOKENS, VOCABULARY))):
         check = check_model(model, *tokens, DECAY)
         assert is_refused(check)
         assert "not tested: rounding" in check.no_threshold
