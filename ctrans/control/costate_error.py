@@ -103,8 +103,8 @@ def _share(found: Tensor, other: Tensor) -> float:
 def with_error(
     segment: SegmentCheck, error: float, tolerance: float, dtype: torch.dtype
 ) -> SegmentCheck:
-    """The segment, whose Transformer's threshold is known to this error by rounding, and to the
-    tolerance of the model's reading. Both are shares. The dtype is that of its states.
+    """The segment, whose states and costates have this error by rounding, and whose model is read
+    to this tolerance. Both are shares. The dtype is that of its states.
 
     What was found is lowered by the root of the dtype's rounding, as what is proven was raised by
     it.
@@ -113,14 +113,20 @@ def with_error(
     if threshold is None:
         return segment
     rounding = math.sqrt(torch.finfo(dtype).eps)
-    widened = _with_margin(threshold, error + tolerance, rounding)
+    widened = _with_margin(threshold, error, tolerance, rounding)
     return replace(segment, step_threshold=widened)
 
 
-def _with_margin(threshold: DecayThreshold, margin: float, rounding: float) -> DecayThreshold:
-    if not margin < LOST:
+def _with_margin(
+    threshold: DecayThreshold, error: float, tolerance: float, rounding: float
+) -> DecayThreshold:
+    if not error + tolerance < LOST:
         return replace(threshold, lower=0.0, upper=math.inf, below=None, above=None)
-    lower = threshold.lower
+    widened = threshold.wider(tolerance, 0.0)
+    lower = widened.lower
     if not math.isinf(lower):
-        lower = lower * (1 - margin - rounding)
-    return replace(threshold, lower=lower, upper=threshold.upper * (1 + margin))
+        lower = lower * (1 - rounding)
+    widened = replace(widened, lower=lower)
+    # terms of sums have these errors, and may cancel
+    largest = max(widened.upper, widened.uncancelled)
+    return replace(widened, uncancelled=largest).wider(0.0, error)

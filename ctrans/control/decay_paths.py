@@ -88,11 +88,19 @@ class ValuePath:
         threshold = product(max(norms), x_size, p_size)
         if self.tokens is None:
             return threshold, threshold
-        most_heads = max(Counter(self.head_groups).values())
-        bound = product(math.sqrt(most_heads), bound_over_rows(self.tokens, P), p_size)
+        bound = product(self._root_of_heads, bound_over_rows(self.tokens, P), p_size)
         if math.isnan(bound):
             bound = math.inf
-        return threshold, max(threshold, bound)
+        return threshold, _not_below(bound, threshold, P)
+
+    def uncancelled(self, P: UnbatchedRows) -> float:
+        x = self.mixed.flatten(0, -2) if self.tokens is None else self.tokens
+        return product(self._root_of_heads, _sum_of_lengths(P), float(length(x.double()).amax()))
+
+    @property
+    def _root_of_heads(self) -> float:
+        """The root of the most heads that share their values."""
+        return math.sqrt(max(Counter(self.head_groups).values()))
 
     def in_double(self) -> tuple[ValuePath, float]:
         """The path in float64 at X of unit size, and that size: f is linear in X."""
@@ -154,7 +162,17 @@ class UnitsPath:
         tokens, tokens_size = at_unit_size(tokens)
         precise, _ = product_svd(p.double(), tokens)
         bound = (float(precise[0]) + spectral_norm(p.double()) * spectral_norm(tokens)) / 2
-        return found, max(found, product(growth, bound, tokens_size, p_size))
+        bound = product(growth, bound, tokens_size, p_size)
+        return found, _not_below(bound, found, P)
+
+    def uncancelled(self, P: UnbatchedRows) -> float:
+        x = self.x.double()
+        if self.bias:
+            x = with_ones(x)
+        x, x_size = at_unit_size(x)
+        p, p_size = at_unit_size(P.double())
+        terms = float((length(p) * length(x)).sum())
+        return product(self.activation.at_infinity, terms, x_size, p_size)
 
     def in_double(self) -> tuple[UnitsPath, float]:
         """The path in float64; at X of unit size, with that size, if f is homogeneous in X."""
@@ -216,6 +234,10 @@ class CubicPath:
         is_zero = not P.any() or not (self.bias or self.x.any())
         return 0.0, 0.0 if is_zero else math.inf
 
+    def uncancelled(self, P: UnbatchedRows) -> float:
+        """0: what is known of it, 0 or inf, has no error."""
+        return 0.0
+
     def in_double(self) -> tuple[CubicPath, float]:
         """The path in float64."""
         return replace(self, x=self.x.double()), 1.0
@@ -236,12 +258,28 @@ Path = ValuePath | UnitsPath | CubicPath
 
 - `shapes()`: of the inner and of the outer factors
 - `velocity(inner, outer)`: the velocity that the factors make of X
-- `threshold(P)`: lam* of P, a lower bound by factors that were found and an upper bound
+- `threshold(P)`: lam* of P, a lower bound by factors that were found and an upper bound. The upper
+  one is less only where the two contradict each other
+- `uncancelled(P)`: an upper bound of lam* that adds up the sizes of all terms. Errors of the terms
+  are shares of it: lam* itself may be small because terms cancel
 - `in_double()`: the path in float64, with X over its size where f is linear in that size
 - `homogeneous`: whether f grows exactly like r^2 with r times the factors, so a finite H is 0
 - `input_size`: the root mean square of what the inner factor meets, 1 if its size does not matter.
   Small inputs need large factors until f grows as it does at infinity
 """
+
+
+def _not_below(bound: float, found: float, P: Tensor) -> float:
+    """The bound, raised to what was found if rounding explains the difference."""
+    rounding = math.sqrt(torch.finfo(P.dtype).eps)
+    if bound < found <= bound * (1 + rounding):
+        return found
+    return bound
+
+
+def _sum_of_lengths(P: UnbatchedRows) -> float:
+    rows, size = at_unit_size(P.double())
+    return product(float(length(rows).sum()), size)
 
 
 def _root_mean_square(x: Tensor) -> float:

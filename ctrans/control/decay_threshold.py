@@ -103,6 +103,8 @@ class DecayThreshold:
       for every lam
     - `gains`: whether an input norm's gains scale the path. If trained, they make H infinite for
       every lam
+    - `uncancelled`: an upper bound that adds up the sizes of all terms; errors of the terms are
+      shares of it
     - `below`, `above`: ascents at .9 and 1.1 of `lower`; None if not made, or if they overflow. If
       `lower` is inf, `below` is one at a penalty that balances at a small R, and `above` None
     """
@@ -114,6 +116,24 @@ class DecayThreshold:
     homogeneous: bool = True
     below: Climb | None = None
     above: Climb | None = None
+    uncancelled: float = 0.0
+
+    @property
+    def contradicts_itself(self) -> bool:
+        """Whether factors were found that need more than what is proven to suffice: the map is then
+        not what the proof takes it for.
+        """
+        return self.lower > self.upper
+
+    def wider(self, share: float, of_terms: float) -> DecayThreshold:
+        """The threshold where numbers are known to a share, and the terms of its sums to a share of
+        their sizes.
+        """
+        of_sums = product(of_terms, self.uncancelled)
+        lower = self.lower
+        if not math.isinf(lower):
+            lower = max(0.0, lower * (1 - share) - of_sums)
+        return replace(self, lower=lower, upper=self.upper * (1 + share) + of_sums)
 
     def verdict(self, decay: float) -> Posedness:
         """The verdict under a penalty `decay`, with the input norm's gains and offsets fixed, and
@@ -139,6 +159,7 @@ class DecayThreshold:
             lower=product(self.lower, factor),
             upper=product(self.upper, factor),
             bias=product(self.bias, factor),
+            uncancelled=product(self.uncancelled, factor),
             below=below,
             above=above,
         )
@@ -175,6 +196,7 @@ def decay_threshold(
     too. Nothing is proven of a P that has lost digits because it is too small for its dtype.
     """
     lower, upper = path.threshold(P)
+    uncancelled = path.uncancelled(P)
     if upper > 0:
         upper = math.nextafter(upper * (1 + math.sqrt(torch.finfo(P.dtype).eps)), math.inf)
     if not is_precise(P):
@@ -183,7 +205,14 @@ def decay_threshold(
     if bias:
         P, size = at_unit_size(P)
         of_bias = product(total_length(P.sum(0)), size)
-    return DecayThreshold(lower, upper, of_bias, gains, path.homogeneous and not bias)
+    return DecayThreshold(
+        lower,
+        upper,
+        of_bias,
+        gains,
+        path.homogeneous and not bias,
+        uncancelled=uncancelled,
+    )
 
 
 def largest(thresholds: Sequence[DecayThreshold]) -> DecayThreshold:

@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ctrans.control.shown_factors import Factors, path_of, shown_velocity
+from ctrans.control.attention_averages import NO_AVERAGES, row_error, why_no_averages
+from ctrans.control.decay_paths import ValuePath
+from ctrans.control.shown_factors import Factors, largest_share, path_of, shown_velocity
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.fields import ExposesHeads
 from ctrans.dynamics.norm import Norm
@@ -158,6 +161,7 @@ def own_factors(depth: Depth, states: Sequence[Tensor]) -> Factors:
     unlike: dict[int, str] = {}
     further: set[int] = set()
     tests: dict[int, AtLargeWeights] = {}
+    missed: dict[int, float] = {}
     for k, (sublayer, state) in enumerate(zip(depth.sublayers, states, strict=True)):
         altered = next(_altered(sublayer), "")
         foreign = next(_foreign(sublayer), "")
@@ -170,7 +174,7 @@ def own_factors(depth: Depth, states: Sequence[Tensor]) -> Factors:
                     f"{altered} has a hook or a parametrisation, which may limit what it computes"
                 )
             else:
-                reason = _why_unlike(sublayer, entered)
+                reason, missed[k] = _why_unlike(sublayer, entered)
                 if reason:
                     unlike[k] = f"{foreign} is no class of ctrans or torch: {reason}"
                 if _has_gains(sublayer):
@@ -186,7 +190,7 @@ def own_factors(depth: Depth, states: Sequence[Tensor]) -> Factors:
             reason = f"it does not run with large weights ({type(error).__name__}: {error})"
             unlike.setdefault(k, reason)
             tests[k] = AtLargeWeights(untested=reason)
-    return factors_at(tests, unlike, further)
+    return replace(factors_at(tests, unlike, further), missed=missed)
 
 
 def moved_by(sublayer: Sublayer, x: Tensor, dt: float) -> Tensor:
@@ -212,66 +216,91 @@ def _foreign(sublayer: Sublayer) -> Iterator[str]:
 
 
 def _has_gains(sublayer: Sublayer) -> bool:
-    """Whether the map has vectors or numbers that are no biases."""
+    """Whether the map has vectors or numbers that are not the biases of linear maps."""
+    biases = {id(bias) for bias in _biases(sublayer.field)}
     return any(
-        weight.dim() < 2 and not name.endswith("bias")
-        for name, weight in sublayer.field.named_parameters()
+        weight.dim() < 2 and id(weight) not in biases for weight in sublayer.field.parameters()
     )
 
 
-def _why_unlike(sublayer: Sublayer, entered: Tensor) -> str:
+def _biases(field: nn.Module) -> Iterator[Tensor]:
+    """The biases of linear maps whose class adds them. What others call a bias may be a factor."""
+    for part in field.modules():
+        is_own = type(part) is nn.Linear or type(part).__module__.startswith("ctrans.")
+        if isinstance(part, nn.Linear) and is_own and part.bias is not None:
+            yield part.bias
+
+
+def _why_unlike(sublayer: Sublayer, entered: Tensor) -> tuple[str, float]:
     """Why the map does not compute with large matrices what its path of two factors does; "" if it
-    does, or shows no path.
+    does, or shows no path. Also how closely it was seen to do so.
     """
-    field = sublayer.field
+    field: Any = sublayer.field
     of_field = {id(weight) for weight in field.parameters()}
     for name, weight in sublayer.named_parameters():
         if weight.dim() > 1 and id(weight) not in of_field:
-            return f"{name} is a matrix outside of the map, and may be one more factor"
+            return f"{name} is a matrix outside of the map, and may be one more factor", 0.0
     given = sublayer.given(entered)
     try:
-        path_of(field, given)
+        path = path_of(field, given)
     except ConfigError:
-        return ""
+        return "", 0.0
+    missed = 0.0
+    if isinstance(field, ExposesHeads):
+        missed = row_error(field, given)
+        if not missed <= CLOSE:
+            return NO_AVERAGES, missed
     for is_spiky in (False, True):
-        with _large(field, is_spiky=is_spiky):
+        with _large(field, is_spiky=is_spiky, size=LARGE):
             shown = shown_velocity(field, given)
             found = field(given).flatten(0, -2)
             if shown is None:
-                return "its map shows no matrices by which its factors could be tested"
-            if not _share(found - shown, shown) <= CLOSE:
-                return "with large weights it computes something else than its factors show"
+                return "its map shows no matrices by which its factors could be tested", missed
+            missed = max(missed, largest_share(found - shown, shown))
+            if not missed <= CLOSE:
+                return "with large weights it computes something else than its factors show", missed
             if isinstance(field, ExposesHeads):
-                sums = field.probabilities(given).sum(-1)
-                if not bool(((sums - 1).abs() <= CLOSE).all()):
-                    return "with large weights the rows of its attention do not sum to 1"
-    return ""
+                missed = max(missed, row_error(field, given))
+            if not missed <= CLOSE:
+                return NO_AVERAGES, missed
+    if isinstance(field, ExposesHeads) and isinstance(path, ValuePath):
+        with _large(sublayer.field, is_spiky=False, size=1.0, bias=0.0):
+            reason, error = why_no_averages(field, path, given, CLOSE)
+        return reason, max(missed, error)
+    return "", missed
 
 
 @contextlib.contextmanager
-def _large(field: nn.Module, *, is_spiky: bool) -> Iterator[None]:
-    """Inside, the matrices of a map are large and random, and its biases are 0. With `is_spiky`
-    they have rank 1.
+def _large(field: nn.Module, *, is_spiky: bool, size: float, bias: float = 1.0) -> Iterator[None]:
+    """Inside, the matrices of a map are random of a size, and so are the biases of its linear maps.
+    With `is_spiky` matrices have rank 1.
+
+    Next to large matrices biases that are only added do not show. A vector that a map calls a
+    bias, and that scales what the matrices make, does. Vectors that end in "bias" and are of no
+    linear map get a random part for that reason.
     """
     kept = [(weight.data, weight.data.clone()) for weight in field.parameters()]
     generator = torch.Generator().manual_seed(0)
+    biases = {id(vector) for vector in _biases(field)}
+
+    def random_like(weight: Tensor) -> Tensor:
+        return torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight)
+
     try:
         for name, weight in field.named_parameters():
+            drawn = random_like(weight.data)
             if weight.dim() > 1:
-                drawn = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
                 if is_spiky:
                     drawn = drawn[:, :1] * drawn[:1]
-                weight.data.copy_(LARGE * drawn)
+                weight.data.copy_(size * drawn)
+            elif id(weight) in biases:
+                weight.data.copy_(bias * drawn)
             elif name.endswith("bias"):
-                weight.data.zero_()
+                weight.data.add_(bias * drawn)
         yield
     finally:
         for tensor, before in kept:
             tensor.copy_(before)
-
-
-def _share(missed: Tensor, expected: Tensor) -> float:
-    return float(missed.norm()) / float(expected.norm())
 
 
 def _precision(tensors: Sequence[Tensor]) -> torch.dtype:

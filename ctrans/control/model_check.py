@@ -26,8 +26,10 @@ from ctrans.control.model_threshold import (
     factors_of_model,
     lost_in_norm,
     margins_of,
+    why_contradicted,
     why_no_threshold,
     widened,
+    with_missed,
 )
 from ctrans.control.own_pass import why_not_own_loss
 from ctrans.control.regularization import Regularization
@@ -55,9 +57,9 @@ class ModelCheck:
 
     `placement` lists the placements of its sublayers. `form` is that of the costates: "continuous",
     or "discrete" if the continuous costate does not exist, for the reason in `instead`. `missing`
-    maps the segments without a certificate to the reason. `unsure` numbers those among them whose
-    verdict does not hold at large weights: the model's is then at best open. `no_threshold` says
-    why no penalty of the weights is known for any segment, if that is so.
+    maps the segments without a certificate to the reason: the model's verdict is then at best open.
+    `unsure` numbers those among them whose verdict does not hold at large weights. `no_threshold`
+    says why no penalty of the weights is known for any segment, if that is so.
     """
 
     placement: str
@@ -87,8 +89,8 @@ class ModelCheck:
     @property
     def verdict(self) -> Posedness:
         """The weakest verdict of the segments, for the ODE: one unbounded velocity makes training
-        degenerate. Where a weight decay decides and a segment is missing, or where one is `unsure`,
-        it is at best open.
+        degenerate. Where a segment is missing it is at best open, as nobody knows whether H is
+        finite there.
         """
         return self._weakest([segment.verdict for segment in self.segments])
 
@@ -98,8 +100,7 @@ class ModelCheck:
         return self._weakest([segment.step_verdict for segment in self.segments])
 
     def _weakest(self, verdicts: list[Posedness]) -> Posedness:
-        is_decided_by_all = any(segment.decayed for segment in self.segments)
-        if self.unsure or (self.missing and is_decided_by_all):
+        if self.unsure or self.missing:
             verdicts = [*verdicts, verdict_of(finite=None)]
         return max(verdicts, key=VERDICTS.index)
 
@@ -310,9 +311,7 @@ def check_model(
         if not no_threshold:
             no_threshold = why_not_own_loss(model, tokens, targets, of_steps)
     if no_threshold:
-        segments = [
-            replace(segment, training_threshold=None, step_threshold=None) for segment in segments
-        ]
+        segments = [_without_thresholds(segment) for segment in segments]
     check = ModelCheck(
         placement=", ".join(sorted({sublayer.placement.name for sublayer in sublayers})),
         loss=costates.loss,
@@ -335,12 +334,16 @@ def check_model(
     }
     climb = thorough or regularization.weight_decay is not None
     check = _with_best_rows(check, model.depth, costates, of_steps, climb=climb)
+    contradiction = why_contradicted(check.segments)
+    if contradiction:
+        segments = [_without_thresholds(segment) for segment in check.segments]
+        check = replace(check, segments=tuple(segments), no_threshold=contradiction)
     errors: dict[int, float] = {}
     if any(segment.step_threshold is not None for segment in check.segments):
         errors = errors_of(model, tokens, targets, of_steps)
     segments = [
         with_error(
-            segment,
+            with_missed(segment, factors.missed.get(segment.segment, 0.0)),
             errors.get(segment.segment, 0.0),
             factors.tolerance,
             of_steps.states[segment.segment].dtype,
@@ -348,6 +351,10 @@ def check_model(
         for segment in check.segments
     ]
     return replace(check, segments=tuple(widened(segment, margins) for segment in segments))
+
+
+def _without_thresholds(segment: SegmentCheck) -> SegmentCheck:
+    return replace(segment, training_threshold=None, step_threshold=None)
 
 
 def _why_unsure(segment: SegmentCheck, factors: Factors) -> str:
@@ -476,6 +483,7 @@ def _with_best_rows(
         threshold.times(product(dt, p_size)),
         upper=top.threshold.upper,
         bias=top.threshold.bias,
+        uncancelled=top.threshold.uncancelled,
     )
     if top.step_threshold is not None:
         found = replace(top, step_threshold=threshold)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ctrans.control.costate import costate
+from ctrans.control.decay_threshold import DecayThreshold
 from ctrans.control.evidence import share_of
 from ctrans.control.large_weights import own_factors
 from ctrans.control.regularization import Regularization
@@ -32,6 +33,8 @@ as large some were wrong by a fifth.
 """
 SAFETY = 2.0
 """The margin of a threshold of the ODE, as a multiple of its change with the tolerances."""
+SAFETY_OF_MISSED = 4.0
+"""The error of a map's terms, as a multiple of the largest one that was seen."""
 
 
 def factors_of_model(model: Model, states: Sequence[Tensor]) -> Factors:
@@ -130,18 +133,41 @@ def widened(segment: SegmentCheck, margins: dict[int, float]) -> SegmentCheck:
     margin = margins.get(segment.segment, 0.0)
     if threshold is None or not margin:
         return segment
-    lower = threshold.lower
-    if math.isinf(margin):
-        lower = 0.0
-    elif not math.isinf(lower):
-        lower = lower * max(0.0, 1 - margin)
-    upper = math.inf
-    if threshold.upper == 0:
-        upper = 0.0
-    elif math.isfinite(margin):
-        upper = threshold.upper * (1 + margin)
-    widened = replace(threshold, lower=lower, upper=upper)
+    if math.isfinite(margin):
+        widened = threshold.wider(margin, 0.0)
+    else:
+        upper = 0.0 if threshold.upper == 0 else math.inf
+        widened = replace(threshold, lower=0.0, upper=upper)
     return replace(segment, training_threshold=widened)
+
+
+def with_missed(segment: SegmentCheck, missed: float) -> SegmentCheck:
+    """The segment, whose map computes what its matrices show up to a share of its terms."""
+    if not missed:
+        return segment
+
+    def widened(threshold: DecayThreshold | None) -> DecayThreshold | None:
+        return None if threshold is None else threshold.wider(0.0, SAFETY_OF_MISSED * missed)
+
+    return replace(
+        segment,
+        training_threshold=widened(segment.training_threshold),
+        step_threshold=widened(segment.step_threshold),
+    )
+
+
+def why_contradicted(segments: Sequence[SegmentCheck]) -> str:
+    """Where factors were found that need more than what is proven to suffice; "" if nowhere."""
+    for segment in segments:
+        for threshold in (segment.step_threshold, segment.training_threshold):
+            if threshold is not None and threshold.contradicts_itself:
+                return (
+                    f"segment {segment.segment}: factors were found that need a penalty of"
+                    f" {threshold.lower:.3g}, and {threshold.upper:.3g} is said to suffice. The two"
+                    " contradict each other, so that neither is proven: the map is not what its"
+                    " parts show"
+                )
+    return ""
 
 
 def costate_of_raw_output(sublayer: Sublayer, x: Tensor, p: Tensor) -> Tensor:

@@ -56,6 +56,8 @@ class Factors:
       something else than they do, or a norm does not bound large inputs
     - `untested`: why no verdict of a segment could be tested at large weights
     - `tolerance`: how closely the model was read, as a share
+    - `missed`: how far the output of each segment's map was from what its matrices show, as a share
+      of the size of its terms
     """
 
     unlike: dict[int, str] = dataclasses_field(default_factory=dict)
@@ -64,6 +66,7 @@ class Factors:
     otherwise: dict[int, str] = dataclasses_field(default_factory=dict)
     untested: dict[int, str] = dataclasses_field(default_factory=dict)
     tolerance: float = 0.0
+    missed: dict[int, float] = dataclasses_field(default_factory=dict)
 
 
 @runtime_checkable
@@ -119,6 +122,14 @@ def shown_velocity(field: object, x: SequenceRows) -> FlatRows | None:
     return path.velocity(inner, maps.down.weight)
 
 
+def velocity_at_rows(
+    field: Any, path: ValuePath, rows: Tensor, x: SequenceRows
+) -> Float[Tensor, "batch*tokens width"]:
+    """What the heads' values and outputs make of given attention rows."""
+    heads = list(field.head_matrices())
+    return replace(path, mixed=_averaged(rows, x)).velocity(*_factors(heads, path))
+
+
 def _factors(heads: Sequence[HeadMatrices], path: ValuePath) -> tuple[Tensor, Tensor]:
     """The values of each group, and the outputs of each head."""
     groups = path.head_groups
@@ -153,8 +164,12 @@ def _path_of_heads(field: Any, x: SequenceRows) -> ValuePath:
 
 def _mixed(field: Any, x: SequenceRows) -> Float[Tensor, "heads batch*tokens width"]:
     """A_h X of all sequences."""
-    rows: Tensor = field.probabilities(x) @ x.unsqueeze(-3)
-    return rows.transpose(0, -3).flatten(1, -2)
+    return _averaged(field.probabilities(x), x)
+
+
+def _averaged(rows: Tensor, x: SequenceRows) -> Float[Tensor, "heads batch*tokens width"]:
+    averages = rows @ x.unsqueeze(-3)
+    return averages.transpose(0, -3).flatten(1, -2)
 
 
 def _groups_of(field: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -221,7 +236,7 @@ def _by_scaled_values(
             value.copy_(before)
     without, once, many = outputs
     expected = MANY_TIMES * (once - without)
-    return without, _share(many - without - expected, expected)
+    return without, largest_share(many - without - expected, expected)
 
 
 def _by_scaled_states(
@@ -234,10 +249,10 @@ def _by_scaled_states(
     large = MANY_TIMES * x
     expected = replace(path, mixed=_mixed(field, large)).velocity(*_factors(heads, path))
     found = (field(large) - without).flatten(0, -2)
-    return without, _share(found - expected, expected)
+    return without, largest_share(found - expected, expected)
 
 
-def _share(missed: Tensor, expected: Tensor) -> float:
+def largest_share(missed: Tensor, expected: Tensor) -> float:
     """The largest entry of what was missed, as a share of the largest that was expected; 0 if
     nothing was missed.
     """

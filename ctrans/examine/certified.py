@@ -373,7 +373,8 @@ def _rate(model: str, measure: str, segment: SegmentCheck) -> Value:
 
 def _penalty(check: ModelCheck) -> str:
     """The name of the penalty: that of the Transformer, unless only its ODE needs one."""
-    if any(segment.needs_penalty for segment in check.segments):
+    is_unknown = bool(check.missing) and check.training_threshold is None
+    if is_unknown or any(segment.needs_penalty for segment in check.segments):
         return "penalty needed"
     return "penalty needed by the ODE"
 

@@ -70,11 +70,20 @@ def why_no_penalty(check: ModelCheck) -> str:
         for segment in check.segments
     )
     if not without_paths:
-        return ""
+        return not_examined(check)
     return (
         f"in {without_paths} of {len(check.segments)} segments ctrans does not find the matrices"
         " whose product the map is"
     )
+
+
+def not_examined(check: ModelCheck) -> str:
+    """How many segments were skipped, and what that leaves unknown; "" if none was."""
+    count = len(check.missing)
+    if not count:
+        return ""
+    of_all = count + len(check.segments)
+    return f"{count} of {of_all} segments were skipped, and may need a penalty too"
 
 
 def decay_notes(check: ModelCheck) -> list[str]:
@@ -106,6 +115,8 @@ def decay_notes(check: ModelCheck) -> list[str]:
             lines = [
                 f"a penalty of {decay:g} is {times} times too small for a finite H: {is_needed}"
             ]
+    elif check.missing:
+        lines = [f"whether a penalty of {decay:g} suffices is not known: {not_examined(check)}"]
     elif decay < threshold.upper:
         lines = [
             f"a penalty of {decay:g} is between the dt lam* that was found and what is proven to"

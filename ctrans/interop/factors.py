@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.base.as_found import as_found
+from ctrans.control.attention_averages import NO_AVERAGES, row_error, why_no_averages
+from ctrans.control.decay_paths import ValuePath
 from ctrans.control.large_weights import (
     CLOSE,
     LARGE,
@@ -29,7 +31,7 @@ from ctrans.control.large_weights import (
     matrices_of,
     moved_by,
 )
-from ctrans.control.shown_factors import Factors, shown_velocity
+from ctrans.control.shown_factors import Factors, largest_share, path_of, shown_velocity
 from ctrans.dynamics.fields import ExposesHeads
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.dynamics.weights.on_demand import has_weights_on_demand
@@ -64,6 +66,8 @@ OTHERWISE = (
     " large values, or scales what a map reads"
 )
 
+OTHER_THAN_SHOWN = "with large weights a map computes something else than its matrices show"
+
 
 def factors_of(
     adapter: ModelAdapter,
@@ -90,6 +94,7 @@ def factors_of(
     unlike: dict[int, str] = {}
     further: set[int] = set()
     tests: dict[int, AtLargeWeights] = {}
+    missed: dict[int, float] = {}
     with as_found(adapter.model), torch.no_grad(), without_fast_path():
         try:
             # the graph of the blocks' other arguments shows what they were computed from
@@ -115,12 +120,14 @@ def factors_of(
                         further |= set(segments)
                     reason = _why_otherwise(running, call, steps)
                     computes_otherwise = reason == OTHERWISE
+                    unlike_shown, of_maps = _why_unlike(block, steps, [states[k] for k in segments])
+                    missed |= dict(zip(segments, of_maps, strict=True))
                     reason = (
                         _outer_matrix(uses, block, names)
                         or _why_not_plain(block)
                         or _read_twice(uses, block)
                         or reason
-                        or _why_unlike(block, steps, [states[k] for k in segments])
+                        or unlike_shown
                     )
                 except FOREIGN_ERRORS as error:
                     reason = f"it does not run with large weights ({named_error(error)})"
@@ -140,7 +147,7 @@ def factors_of(
                 )
                 if computes_otherwise:
                     tests[k] = replace(tests[k], otherwise=OTHERWISE)
-    return replace(factors_at(tests, unlike, further), tolerance=READING)
+    return replace(factors_at(tests, unlike, further), tolerance=READING, missed=missed)
 
 
 def _factors_of_stream(
@@ -304,27 +311,41 @@ def _why_otherwise(running: Running, call: Call, steps: Sequence[tuple[Sublayer,
 
 def _why_unlike(
     block: nn.Module, steps: Sequence[tuple[Sublayer, float]], states: Sequence[Tensor]
-) -> str:
-    """Why the sublayers do not compute with large weights what their matrices show; "" if they
-    do.
+) -> tuple[str, list[float]]:
+    """Why the sublayers do not compute with large weights what their matrices show; "" if they do.
+    Also how closely each was seen to do so.
     """
     parts = list(_with_matrices(block))
+    missed = [0.0] * len(steps)
     # at the states of the text: a map may depend on their number or size
-    for (sublayer, _), state in zip(steps, states, strict=True):
+    for i, ((sublayer, _), state) in enumerate(zip(steps, states, strict=True)):
+        field = sublayer.field
         given = sublayer.given(state)
-        if shown_velocity(sublayer.field, given) is None:
+        if shown_velocity(field, given) is None:
             continue
+        if isinstance(field, ExposesHeads):
+            missed[i] = row_error(field, given)
         for shape in (DENSE, SPIKY):
-            with _large(parts, bias=0.0, shape=shape):
-                shown = shown_velocity(sublayer.field, given)
-                found = sublayer.field(given).flatten(0, -2)
+            # next to such weights a bias that is only added does not show
+            with _large(parts, bias=1.0, shape=shape):
+                shown = shown_velocity(field, given)
+                found = field(given).flatten(0, -2)
                 if shown is None or not _agree(shown, found):
-                    return "with large weights a map computes something else than its matrices show"
-        if isinstance(sublayer.field, ExposesHeads):
+                    return OTHER_THAN_SHOWN, missed
+                missed[i] = max(missed[i], largest_share(found - shown, shown))
+        if isinstance(field, ExposesHeads):
             with _large(parts, bias=0.0, shape=ONE_SIDED):
-                if not _rows_sum_to_one(sublayer.field, given):
-                    return "with large queries and keys the rows of its attention do not sum to 1"
-    return ""
+                missed[i] = max(missed[i], row_error(field, given))
+            if not missed[i] <= CLOSE:
+                return NO_AVERAGES, missed
+            path = path_of(field, given)
+            assert isinstance(path, ValuePath), "heads have values"
+            with _large(parts, bias=0.0, shape=DENSE, times=1.0):
+                reason, error = why_no_averages(field, path, given, CLOSE)
+            missed[i] = max(missed[i], error)
+            if reason:
+                return reason, missed
+    return "", missed
 
 
 def _stepped(x: Tensor, steps: Sequence[tuple[Sublayer, float]]) -> Tensor:
@@ -424,11 +445,6 @@ def _is_plain(part: nn.Module) -> bool:
     if bias is not None:
         expected = expected + bias
     return _agree(part(x), expected)
-
-
-def _rows_sum_to_one(attention: ExposesHeads, x: Tensor) -> bool:
-    sums = attention.probabilities(x).sum(-1)
-    return bool(((sums - 1).abs() <= CLOSE).all())
 
 
 def _agree(computed: Tensor, expected: Tensor) -> bool:

@@ -98,7 +98,10 @@ def test_a_check_that_version_03_wrote_has_the_same_table():
     table = certified.measured(checks(), refused)
     assert table.missing == {
         "post": {"verdict, Transformer": "a kinetic cost does not apply"},
-        "pre": {"segment 1 (ffn)": "a dead gain"},
+        "pre": {
+            "segment 1 (ffn)": "a dead gain",
+            "penalty needed": "1 of 7 segments were skipped, and may need a penalty too",
+        },
     }
     assert "n/a: a kinetic cost does not apply" in table.notes[""]
     assert "segment 1 (ffn) is skipped: a dead gain" in table.notes["pre"]

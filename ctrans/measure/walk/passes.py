@@ -215,7 +215,10 @@ def _walked(lane: Lane, depth: Depth, x0: Tensor, model: Model | None = None) ->
 def value_and_pullback(
     function: Map, x: Float[Tensor, "*x"], p: Float[Tensor, "*y"] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(y, (dy/dx)' p) for y = function(x). Without p, y is a number and p is 1."""
+    """(y, (dy/dx)' p) for y = function(x). Without p, y is a number and p is 1.
+
+    Raises ConfigError for code that passes no gradient on to x.
+    """
     x = x.detach().requires_grad_()
     y = function(x)
     shape: tuple[int, ...] = ()
@@ -227,5 +230,10 @@ def value_and_pullback(
         )
     # the gradient of <p, y> is the same to the bit. If p is passed to autograd, it imports sympy
     number = y if p is None else (y * p).sum()
+    if not number.requires_grad:
+        raise ConfigError(
+            "no gradient reaches the state: the model's code stops it (detach, no_grad, or a copy"
+            " through numpy), so there is no costate"
+        )
     (gradient,) = torch.autograd.grad(number, x)
     return y.detach(), gradient

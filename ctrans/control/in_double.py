@@ -1,0 +1,38 @@
+"""A model in float64 for a while: the model itself, whose hooks and closures stay with it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+
+@contextlib.contextmanager
+def in_double(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, the parameters and buffers of the modules are in float64, and tensors that share
+    memory still share it. Afterwards they are what they were, to the bit.
+
+    Code that computes with tensors of its own in another dtype may raise an error inside.
+    """
+    tensors = {
+        id(tensor): tensor
+        for module in modules
+        for tensor in (*module.parameters(), *module.buffers())
+        if tensor.is_floating_point() and tensor.dtype != torch.float64 and not tensor.is_meta
+    }
+    before = [(tensor, tensor.data) for tensor in tensors.values()]
+    wide: dict[tuple[int, torch.dtype], Tensor] = {}
+    try:
+        for tensor, data in before:
+            storage = data.untyped_storage()
+            place = (storage.data_ptr(), data.dtype)
+            if place not in wide:
+                whole = torch.empty(0, dtype=data.dtype, device=data.device).set_(storage)
+                wide[place] = whole.double()
+            tensor.data = wide[place].as_strided(data.shape, data.stride(), data.storage_offset())
+        yield
+    finally:
+        for tensor, data in before:
+            tensor.data = data
