@@ -28,7 +28,7 @@ from benchmarks.clinic.examine import MORE, findings_of, number, trained_on
 from benchmarks.clinic.faults import MODEL_FAULTS, TRAINING_FAULTS
 from benchmarks.clinic.judging import outcome, wilson
 from benchmarks.clinic.seal import of_half, task_of
-from ctrans.examine.diagnosis.weights_only import BLOCK
+from ctrans.interop.weight_names import BLOCK
 from ctrans.training.monitor import Monitor
 from solvers import ConfigError
 

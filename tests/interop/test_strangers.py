@@ -349,7 +349,9 @@ def test_a_monitor_of_sums_in_place_and_of_a_pass_that_leaves_one_out():
     assert "rms" not in figures()
     assert "left out a sum" in gauges.missing["states"]
     module.left_out = None
-    assert figures() == whole
+    again = figures()
+    del again["unlike_before"]  # the first report has no tokens to compare with
+    assert again == whole
     gauges.arm()
     module(tokens, again=True)
     assert not torch.overrides._get_current_function_mode_stack()
