@@ -27,7 +27,9 @@ def incomplete_blocks(names: Iterable[str]) -> list[Reading]:
     for name in names:
         number = BLOCK.search(name)
         if number is not None:
-            prefix, k, role = name[: number.start(1)], int(number[1]), name[number.end(1) :]
+            prefix = name[: number.start(1)]
+            k = int(number[1])
+            role = name[number.end(1) :]
             if prefix.endswith(SUBLAYERS):  # a block of ours has two
                 k, which = divmod(k, 2)
                 role = f".{which}{role}"
