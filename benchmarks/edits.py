@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.clinic.judging import wilson
+from benchmarks.clinic.judging import share_of
 from benchmarks.edit_faults import FAULTS
 from benchmarks.edit_models import HELD_OUT, MODELS, TEXT, logits, trained, windows
 from benchmarks.record import keep
@@ -89,11 +89,6 @@ def other_texts() -> dict[str, Tensor]:
     }
 
 
-def share(hits: int, of: int) -> str:
-    low, high = wilson(hits, of)
-    return f"{hits} of {of} ({hits / max(of, 1):.0%}; {low:.0%} to {high:.0%})"
-
-
 def faults(names: Sequence[str]) -> list[str]:
     lines = ["model    fault                                     without   with  after  edit"]
     needing = found = undone = placebos = 0
@@ -133,8 +128,8 @@ def faults(names: Sequence[str]) -> list[str]:
             print(lines[-1], flush=True)
     lines += [
         "",
-        f"of those that need a fix: some edit found {share(found, needing)}, loss restored"
-        f" {share(undone, needing)}; by as many random edits some found {share(placebos, needing)}",
+        f"of those that need a fix: some edit found {share_of(found, needing)}, loss restored"
+        f" {share_of(undone, needing)}; by as many random edits some found {share_of(placebos, needing)}",
     ]
     return lines
 
@@ -158,8 +153,8 @@ def healthy(names: Sequence[str]) -> list[str]:
                 if result.found:
                     lines.append(f"{name} after {steps} steps on {text_name}: {result.found[0]}")
     return [
-        f"healthy models on their own text with an edit: {share(own_text, of_own)}",
-        f"healthy models on other texts with an edit: {share(other, of_other)}",
+        f"healthy models on their own text with an edit: {share_of(own_text, of_own)}",
+        f"healthy models on other texts with an edit: {share_of(other, of_other)}",
         *lines,
     ]
 

@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.clinic.judging import wilson
+from benchmarks.clinic.judging import share_of
 from benchmarks.edit_models import BYTES, CONTEXT, MODELS, TEXT, logits
 from benchmarks.record import keep
 from ctrans.measure.findings import Finding
@@ -350,11 +350,6 @@ def alarms_of(make: Callable[[], nn.Module], loop: Loop, seed: int) -> list[Find
     return alarms
 
 
-def share(hits: int, of: int) -> str:
-    low, high = wilson(hits, of)
-    return f"{hits} of {of} ({hits / max(of, 1):.0%}; {low:.0%} to {high:.0%})"
-
-
 def cases(names: Sequence[str]) -> Iterable[tuple[str, Callable[[], nn.Module], Any, bool]]:
     for name in names:
         if name in LANGUAGE:
@@ -385,7 +380,7 @@ def faults(names: Sequence[str]) -> list[str]:
             marks = f"{'yes' if is_found else 'no':6} {'yes' if is_first else 'no':6}"
             lines.append(f"{name:8} {fault:31} {marks} {in_words(alarms)}")
             print(lines[-1], flush=True)
-    return [*lines, "", f"found {share(found, count)}; named first {share(first, count)}"]
+    return [*lines, "", f"found {share_of(found, count)}; named first {share_of(first, count)}"]
 
 
 def well(names: Sequence[str]) -> list[str]:
@@ -404,8 +399,8 @@ def well(names: Sequence[str]) -> list[str]:
     return [
         *lines,
         "",
-        f"loops that are well with an alarm of the loop {share(of_loop, count)};"
-        f" with any alarm above a note {share(above_note, count)}",
+        f"loops that are well with an alarm of the loop {share_of(of_loop, count)};"
+        f" with any alarm above a note {share_of(above_note, count)}",
     ]
 
 

@@ -21,7 +21,7 @@ warnings.simplefilter("ignore")
 import torch
 from torch import nn
 
-from benchmarks.clinic.judging import wilson
+from benchmarks.clinic.judging import share_of
 from benchmarks.edit_models import BLOCKS, MODELS, trained
 from benchmarks.record import keep
 from ctrans.examine.diagnosis.weights_only import weight_diagnosis
@@ -34,8 +34,9 @@ CHECK = "block untrained"
 def untrained(model: nn.Module) -> set[int]:
     """The blocks that the check names."""
     weights = {name: weight.detach().clone for name, weight in model.named_parameters()}
-    readings = weight_diagnosis(weights).readings["block like random weights"]
-    check = weight_diagnosis(weights).checks[CHECK]
+    diagnosis = weight_diagnosis(weights)
+    check = diagnosis.checks[CHECK]
+    readings = diagnosis.readings[check.quantity]
     return {int(each.segment or 0) for each in readings if check.fails(each.value)}
 
 
@@ -46,11 +47,6 @@ def with_fresh_blocks(name: str, steps: int, blocks: Sequence[int]) -> nn.Module
     for k in blocks:
         MODELS[name].blocks(model)[k].load_state_dict(MODELS[name].blocks(fresh)[k].state_dict())
     return model
-
-
-def share(hits: int, of: int) -> str:
-    low, high = wilson(hits, of)
-    return f"{hits} of {of} ({hits / max(of, 1):.0%}; {low:.0%} to {high:.0%})"
 
 
 def main() -> None:
@@ -73,8 +69,8 @@ def main() -> None:
             )
             print(lines[-1], flush=True)
         lines.append(
-            f"after {steps} steps: named in the models as they are {share(healthy, len(names))};"
-            f" one block {share(found, BLOCKS * len(names))}; half {share(halves, len(names))}"
+            f"after {steps} steps: named in the models as they are {share_of(healthy, len(names))};"
+            f" one block {share_of(found, BLOCKS * len(names))}; half {share_of(halves, len(names))}"
         )
     keep("untrained", lines)
 

@@ -146,3 +146,9 @@ def wilson(hits: int, of: int) -> tuple[float, float]:
     return max(0.0, (middle - half) / (1 + z * z / of)), min(
         1.0, (middle + half) / (1 + z * z / of)
     )
+
+
+def share_of(hits: int, of: int) -> str:
+    """A share with its interval: "22 of 24 (92%; 74% to 98%)"."""
+    low, high = wilson(hits, of)
+    return f"{hits} of {of} ({hits / max(of, 1):.0%}; {low:.0%} to {high:.0%})"

@@ -25,8 +25,10 @@ HIGH_SCORES = (100.0,)
 """Scores of the tokens with each other at which rows are read."""
 NOISE = 1e-2
 """By how much the tokens differ there, as a share."""
-NO_AVERAGES = "with large queries and keys the rows of its attention are no averages: they do not"
-NO_AVERAGES += " sum to 1, or have negative entries"
+NO_AVERAGES = (
+    "with large queries and keys the rows of its attention are no averages: they do not sum to 1,"
+    " or have negative entries"
+)
 NOT_USED = "the output of its attention is not its rows times its values"
 
 

@@ -377,7 +377,9 @@ class TwoWords(Model):
 
 
 def test_rounded_rows_widen_a_number_whose_terms_cancel():
-    block = lambda: Block(HalfRows(), TanhUnits())  # noqa: E731
+    def block():
+        return Block(HalfRows(), TanhUnits())
+
     ids = torch.tensor([[0, 1] * 25])[:, :49]
     model = foreign(block, model=TwoWords)
     check = check_model(model, ids[:, :-1], ids[:, 1:], DECAY)

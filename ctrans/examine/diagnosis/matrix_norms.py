@@ -79,6 +79,7 @@ def spectral_norm_of(matrix: Tensor, unit: float) -> float:
     if matrix.numel() <= EXACT:
         return spectral_norm(torch.cat(list(divided_chunks(matrix, unit))).float())
     rows = torch.randn(VECTORS, matrix.shape[1], generator=torch.Generator().manual_seed(0))
+    rows = rows.to(matrix.device)
     image = rows
     for _ in range(PASSES):
         rows = torch.linalg.qr(image.T).Q.T.contiguous()

@@ -122,10 +122,13 @@ def _equal_matrices(model: nn.Module) -> list[Reading]:
 
 
 def _untrained_blocks(model: nn.Module) -> list[Reading]:
+    """See `ctrans.examine.diagnosis.untrained`; of matrices of floating-point numbers in memory."""
     excesses: dict[str, dict[int, list[float]]] = {}
     for name, weight in own_parameters(model):
         _, block = place_and_block("", name)
         if block is None or weight.dim() != 2 or weight.is_meta or min(weight.shape) < SMALLEST:
+            continue
+        if not weight.is_floating_point():  # codes of a quantised matrix
             continue
         largest = largest_entry(weight)
         if not largest or not math.isfinite(largest):

@@ -17,7 +17,7 @@ from ctrans.measure.reductions import growth_exponent, length, norm_of, to_host
 from ctrans.training.monitor.bound_shares import bound_shares
 from ctrans.training.monitor.hooks import in_a_line
 from ctrans.training.monitor.loop_measures import LOOP
-from ctrans.training.monitor.loop_reader import LoopReader
+from ctrans.training.monitor.loop_reader import ANOTHER_LOSS, THE_TARGETS, LoopReader
 from ctrans.training.monitor.pass_hooks import PassHooks
 from ctrans.training.monitor.sites import Sites, own_parameters
 from ctrans.training.monitor.training_measures import GAUGES, TINY, Figures, GaugeAt
@@ -175,6 +175,8 @@ class Gauges:
         """The values by gauge, and the figures that follow from them."""
         count = len(self.sites.by_depth)
         names = {name for name, _ in values}
+        if any(map(math.isnan, values.get(("target_weight", 0), []))):
+            self.missing.setdefault(THE_TARGETS, ANOTHER_LOSS)
         figures: Figures = {}
         for name, gauge in GAUGES.items():
             if name not in names:

@@ -54,9 +54,9 @@ def shifted(past: Past, limits: Limits) -> Sighting | None:
 
 
 def guessing(past: Past, limits: Limits) -> Sighting | None:
-    """In the last `reports` reports, the last of them behind `steps` steps, the loss is neither
-    `margin` nats below that of guessing nor `deviations` standard deviations below that of
-    exchanged targets. Not while the learning rate still rises.
+    """In the last `reports` reports, the last of them behind `steps` steps, the loss is nowhere
+    `margin` nats below that of guessing, nor in all together `deviations` standard deviations below
+    that of exchanged targets. Not while the learning rate still rises.
     """
     over = last_of(past, "over_guessing", limits["reports"])
     deviations = last_of(past, "exchanged_targets", limits["reports"])
@@ -65,27 +65,30 @@ def guessing(past: Past, limits: Limits) -> Sighting | None:
         return None
     if rates is not None and (np.diff(rates) > 0).all():
         return None
-    is_guess = (over > -limits["margin"]) & (deviations > -limits["deviations"])
-    if not is_guess.all():
+    if not (over > -limits["margin"]).all() or not _together(deviations) > -limits["deviations"]:
         return None
     return Sighting(THE_TARGETS, float(over[-1]), -limits["margin"], past.step)
 
 
 def unrelated(past: Past, limits: Limits) -> Sighting | None:
     """The loss is that of exchanged targets in the last `reports` reports, the last of them behind
-    `steps` steps: it is not `deviations` standard deviations below, in none of them nor, divided by
-    their root, in all together. It must be below that of guessing, or nothing is learned at all.
+    `steps` steps: it is not `deviations` standard deviations below, in none of them nor in all
+    together. It must be below that of guessing, or nothing is learned at all.
     """
     deviations = last_of(past, "exchanged_targets", limits["reports"])
     over = last_of(past, "over_guessing", limits["reports"])
     if deviations is None or over is None or past.step < limits["steps"]:
         return None
-    together = deviations.sum() / np.sqrt(len(deviations))
-    if not min(deviations.min(), together) > -limits["deviations"]:
+    if not min(deviations.min(), _together(deviations)) > -limits["deviations"]:
         return None
     if not (over < -limits["margin"]).all():
         return None
     return Sighting(THE_TARGETS, float(deviations[-1]), -limits["deviations"], past.step)
+
+
+def _together(deviations: Array) -> float:
+    """The deviations of several batches as one number of variance 1."""
+    return float(deviations.sum() / np.sqrt(len(deviations)))
 
 
 def unlike(past: Past, limits: Limits) -> Sighting | None:

@@ -8,6 +8,12 @@ from ctrans.measure.findings import OURS, Check
 from ctrans.measure.measures import MEASURES, Measure
 from ctrans.training.monitor import loop_checks, past_checks
 
+_LEFT_OUT = "not in the optimizer given to step, and no reported step moves them"
+_KEEP = "These matrices keep their initial weights."
+_GROUP_ALL = (
+    "Make the optimizer of model.parameters(), behind everything that adds or replaces weights. To"
+    " freeze them on purpose, set requires_grad_(False)."
+)
 _OF_GRADIENT = "see ctrans.training.monitor.target_gradient"
 _TARGETS = {
     "target_weight": Measure(
@@ -38,8 +44,8 @@ _TARGETS = {
                 source="a mean loss that is lowered has one weight above 0",
                 impact="Each step makes the targets less likely.",
                 remediation=(
-                    "Look for a minus sign before the loss, or maximize=True in the optimizer. Do"
-                    " nothing if the model is meant to forget these targets."
+                    "Look for a minus sign before the loss. Do nothing if the model is meant to"
+                    " forget these targets."
                 ),
                 limits={"reports": 2},
                 rule=loop_checks.raised,
@@ -162,7 +168,7 @@ _BATCHES = {
         checks={
             "same batch again": Check(
                 severity="note",
-                source="exact, of up to 4096 entries of each batch",
+                source="the same sum, to the bit, over up to 4096 entries of each batch",
                 impact="The training sees one batch, and learns it by heart.",
                 remediation=(
                     "Look for a batch that is drawn before the loop, a loader that is made in it,"
@@ -218,12 +224,9 @@ _OPTIMIZER = {
         checks={
             "weights in no group": Check(
                 severity="serious",
-                source="not in the optimizer given to step, and no reported step moves them",
-                impact="These matrices keep their initial weights.",
-                remediation=(
-                    "Make the optimizer of model.parameters(), behind everything that adds or"
-                    " replaces weights. To freeze them on purpose, set requires_grad_(False)."
-                ),
+                source=_LEFT_OUT,
+                impact=_KEEP,
+                remediation=_GROUP_ALL,
                 limits={"limit": 0.0, "reports": 2},
                 rule=loop_checks.ungrouped,
                 description="share of a sublayer's matrices that are in no group",
@@ -236,12 +239,9 @@ _OPTIMIZER = {
         checks={
             "embedding or head in no group": Check(
                 severity="note",
-                source="not in the optimizer given to step, and no reported step moves them",
-                impact="These matrices keep their initial weights.",
-                remediation=(
-                    "Make the optimizer of model.parameters(), behind everything that adds or"
-                    " replaces weights. To freeze them on purpose, set requires_grad_(False)."
-                ),
+                source=_LEFT_OUT,
+                impact=_KEEP,
+                remediation=_GROUP_ALL,
                 limits={"limit": 0.0, "reports": 2},
                 rule=past_checks.beyond("ungrouped_outside"),
                 description="share of the matrices outside of the depth that are in no group",

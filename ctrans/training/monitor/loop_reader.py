@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,10 +22,15 @@ from ctrans.training.monitor.sites import Sites
 from ctrans.training.monitor.target_gradient import TargetRows, exchanged_targets, target_rows
 from ctrans.training.monitor.training_measures import GaugeAt
 
+THE_TARGETS = "the targets"
+NO_LOGITS = "the model returns no logits through which the loss goes back"
+NO_PASS = "the loop calls the parts of the model, and not the model, in training mode"
+NOT_BACK = "no gradient came back to what the model returns: it was detached, or changed in place"
+ANOTHER_LOSS = "the gradient at what the model returns is not that of a cross-entropy"
 BINS = 256
 """Into so many bins the tokens are counted."""
 ENTRIES = 4096
-"""A batch is known by so many of its entries."""
+"""A batch is known by at most so many of its entries."""
 SHIFTS = range(-3, 4)
 """How far the targets may lie ahead of their tokens."""
 ALL_BUT_FEW = 0.99
@@ -40,11 +45,19 @@ OTHER_LOSS = 0.01
 
 @dataclass(eq=False)
 class Pass:
-    """A forward pass of the training: its input and its ids. A decoder's ids are `last`."""
+    """A forward pass of the training: its input, and the ids of each call of the embedding, such as
+    those of an encoder and of a decoder.
+    """
 
     inputs: Tensor | None = None
-    tokens: Tensor | None = None
-    last: Tensor | None = None
+    ids: list[Tensor] = field(default_factory=list)
+
+    def ids_of(self, rows: int) -> Tensor | None:
+        """The ids (sequences, tokens) of so many rows of logits: those of the last such call."""
+        for ids in reversed(self.ids):
+            if ids.dim() == 2 and ids.numel() == rows:
+                return ids
+        return None
 
 
 class LoopReader:
@@ -60,6 +73,8 @@ class LoopReader:
         self._targets: list[dict[str, Tensor]] = []
         """The figures of each backward pass through logits."""
         self._inside = False
+        self._is_called_whole = False
+        """Whether the loop calls the model, and not its parts one by one."""
         self._previous: tuple[int, Tensor | float] | None = None
         """The last step of which the batch is known, and its fingerprint."""
         self._counts: Tensor | None = None
@@ -71,6 +86,7 @@ class LoopReader:
         self.missing = {}
         self._passes = []
         self._targets = []
+        self._is_called_whole = False
         root = self.sites.root
         self._add(root.register_forward_pre_hook(Hook(self._begins), with_kwargs=True))
         for table in _token_tables(root, self.sites.vocabulary):
@@ -98,7 +114,9 @@ class LoopReader:
                 before = fingerprint
         figures = self._try("the batch", self._of_batch, before) or {}
         self._keep(step, figures.pop("fingerprint", None))
-        figures.update(self._try("the targets", self._of_targets) or {})
+        figures.update(self._try(THE_TARGETS, self._of_targets) or {})
+        if not self._targets:
+            self.missing.setdefault(THE_TARGETS, NOT_BACK if self._is_called_whole else NO_PASS)
         self._passes = []
         self._targets = []
         return {(name, 0): value for name, value in figures.items()}
@@ -136,6 +154,7 @@ class LoopReader:
 
     def _begins(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         self._inside = self._trains
+        self._is_called_whole = True
         if self._inside:
             given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.dim()]
             self._passes.append(Pass(given[0].detach() if given else None))
@@ -143,13 +162,13 @@ class LoopReader:
     def _embeds(self, _: nn.Module, args: Any) -> None:
         if not self._trains or not args or not isinstance(args[0], Tensor):
             return
-        if not self._inside:  # a loop that calls the parts of a model
+        if not self._inside:
+            if self._is_called_whole:  # a checkpoint computes this part once more
+                return
             self._passes.append(Pass())
         present = self._passes[-1]
         # the loop may fill the same buffer again
-        present.last = local(args[0].detach()).clone()
-        if present.tokens is None:
-            present.tokens = present.last
+        present.ids.append(local(args[0].detach()).clone())
 
     def _ends(self, *_: Any) -> None:
         self._inside = False
@@ -160,6 +179,7 @@ class LoopReader:
         self._inside = False
         logits = self._logits(output)
         if logits is None:
+            self.missing.setdefault(THE_TARGETS, NO_LOGITS)
             return
         present = self._passes[-1]
         version = logits._version
@@ -167,9 +187,9 @@ class LoopReader:
 
         def returns(gradient: Tensor) -> None:
             if values._version == version:
-                self._try("the targets", self._read, present, values, gradient)
+                self._try(THE_TARGETS, self._read, present, values, gradient)
             else:
-                self.missing.setdefault("the targets", "the logits were changed in place")
+                self.missing.setdefault(THE_TARGETS, "the logits were changed in place")
 
         self._add(logits.register_hook(returns))
 
@@ -212,8 +232,8 @@ class LoopReader:
             "over_guessing": torch.where(is_read, loss - math.log(classes), torch.nan),
             "exchanged": torch.where(is_read, deviations, torch.nan),
         }
-        tokens = present.last
-        if tokens is not None and tokens.dim() == 2 and tokens.numel() == len(z):
+        tokens = present.ids_of(len(z))
+        if tokens is not None:
             ahead = _ahead(tokens, rows)
             figures["ahead"] = torch.where(is_read, ahead, torch.nan)
             padding = _padding_counted(tokens, rows)
@@ -308,11 +328,11 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 
 def _fingerprint(one: Pass) -> Tensor | None:
     """The sum of entries of a batch, each times a factor of its place."""
-    x = one.inputs if one.tokens is None else one.tokens
+    x = one.ids[0] if one.ids else one.inputs
     if x is None:
         return None
     entries = local(x).flatten()
-    entries = entries[:: max(1, len(entries) // ENTRIES)].double()
+    entries = entries[:: max(1, math.ceil(len(entries) / ENTRIES))].double()
     places = torch.arange(1, len(entries) + 1, dtype=torch.float64, device=entries.device)
     factors = (places * (math.sqrt(5) - 1) / 2) % 1  # spread evenly, and never twice the same
     return (entries * factors).sum()
@@ -320,9 +340,9 @@ def _fingerprint(one: Pass) -> Tensor | None:
 
 def _rows(one: Pass) -> Tensor:
     """The ids of a pass, a row for each sequence; none if it has none."""
-    if one.tokens is None or one.tokens.is_floating_point():
+    if not one.ids or not one.ids[0].dim():
         return torch.zeros(0, 1, dtype=torch.long)
-    return one.tokens.reshape(-1, one.tokens.shape[-1] if one.tokens.dim() else 1)
+    return one.ids[0].flatten(0, -2).reshape(-1, one.ids[0].shape[-1])
 
 
 def _without_padding(rows: Tensor) -> Tensor:

@@ -25,9 +25,9 @@ SAMPLE = 256
 """The number of rows by which the sign of the loss is found, and targets are exchanged."""
 FEWEST_CLASSES = 4
 """Of two or three entries some always lie on a line, whatever the loss is."""
-FEWEST_TARGETS = 64
-"""A perfect classifier of n balanced targets is at most sqrt(n - 1) deviations from exchanged
-ones.
+FEWEST_TARGETS = 8
+"""Fewer targets show nothing. A perfect classifier of n balanced ones is sqrt(n - 1) deviations
+from exchanged ones, so that checks add up several reports.
 """
 TINY = 1e-30
 
@@ -120,11 +120,9 @@ def _tolerance(dtype: torch.dtype) -> float:
 
 
 @torch.no_grad()
-def exchanged_targets(
-    logits: Tensor, rows: TargetRows, fewest: int = FEWEST_TARGETS
-) -> tuple[Tensor, Tensor]:
+def exchanged_targets(logits: Tensor, rows: TargetRows) -> tuple[Tensor, Tensor]:
     """The loss of the sampled rows, and how many standard deviations it lies from that of the same
-    targets in another order; nan with fewer than `fewest`.
+    targets in another order; nan with fewer than `FEWEST_TARGETS`.
 
     With A_ij = CE(z_i, y_j) the mean of (1/n) sum_i A_{i pi(i)} over all permutations pi is that of
     A, and its variance sum_ij (A_ij - A_i. - A_.j + A..)^2/(n^2 (n - 1)), where dots are means.
@@ -144,4 +142,4 @@ def exchanged_targets(
     variance = (both * (a - by_row - by_column + mean)).square().sum() / (n.square() * (n - 1))
     loss = a.diagonal().sum() / n
     deviations = (loss - mean) / variance.clamp(min=TINY).sqrt()
-    return loss, torch.where((n >= fewest) & (variance > TINY), deviations, torch.nan)
+    return loss, torch.where((n >= FEWEST_TARGETS) & (variance > TINY), deviations, torch.nan)
