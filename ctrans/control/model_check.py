@@ -323,34 +323,47 @@ def check_model(
         no_threshold=no_threshold,
         unsure=tuple(sorted(unsure)),
     )
-    margins: dict[int, float] = {}
+    of_solver: dict[int, float] = {}
     if costates.form == "continuous" and (thorough or decides):
-        margins = margins_of(check.segments, model, tokens, targets)
-    margins = {
-        segment.segment: margins.get(segment.segment, 0.0)
-        + factors.tolerance
-        + lost_in_norm(sublayers[segment.segment], costates.states[segment.segment])
-        for segment in check.segments
-    }
+        of_solver = margins_of(check.segments, model, tokens, targets)
     climb = thorough or regularization.weight_decay is not None
     check = _with_best_rows(check, model.depth, costates, of_steps, climb=climb)
     contradiction = why_contradicted(check.segments)
     if contradiction:
         segments = [_without_thresholds(segment) for segment in check.segments]
         check = replace(check, segments=tuple(segments), no_threshold=contradiction)
-    errors: dict[int, float] = {}
+    rounding: dict[int, float] = {}
     if any(segment.step_threshold is not None for segment in check.segments):
-        errors = errors_of(model, tokens, targets, of_steps)
+        rounding = errors_of(model, tokens, targets, of_steps)
     segments = [
-        with_error(
-            with_missed(segment, factors.missed.get(segment.segment, 0.0)),
-            errors.get(segment.segment, 0.0),
-            factors.tolerance,
-            of_steps.states[segment.segment].dtype,
+        _with_margins(
+            segment,
+            sublayers[segment.segment],
+            costates.states[segment.segment],
+            factors,
+            of_solver=of_solver.get(segment.segment, 0.0),
+            rounding=rounding.get(segment.segment, 0.0),
         )
         for segment in check.segments
     ]
-    return replace(check, segments=tuple(widened(segment, margins) for segment in segments))
+    return replace(check, segments=tuple(segments))
+
+
+def _with_margins(
+    segment: SegmentCheck,
+    sublayer: Sublayer,
+    state: Tensor,
+    factors: Factors,
+    *,
+    of_solver: float,
+    rounding: float,
+) -> SegmentCheck:
+    """The segment, whose thresholds are known up to what its map missed, the rounding of states and
+    costates, the reading of the model, and for the ODE its solver.
+    """
+    segment = with_missed(segment, factors.missed.get(segment.segment, 0.0))
+    segment = with_error(segment, rounding, factors.tolerance, state.dtype)
+    return widened(segment, of_solver + factors.tolerance + lost_in_norm(sublayer, state))
 
 
 def _without_thresholds(segment: SegmentCheck) -> SegmentCheck:

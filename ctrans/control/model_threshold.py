@@ -127,10 +127,9 @@ def lost_in_norm(sublayer: Sublayer, x: Tensor) -> float:
     return 0.0
 
 
-def widened(segment: SegmentCheck, margins: dict[int, float]) -> SegmentCheck:
+def widened(segment: SegmentCheck, margin: float) -> SegmentCheck:
     """The segment, whose threshold of the ODE is known to a margin. It is a share."""
     threshold = segment.training_threshold
-    margin = margins.get(segment.segment, 0.0)
     if threshold is None or not margin:
         return segment
     if math.isfinite(margin):

@@ -19,7 +19,12 @@ from ctrans.measure.reductions import host_numbers
 from ctrans.training.monitor.hooks import Hook, in_a_line, local, traced
 from ctrans.training.monitor.memory import Memory, packed, unpacked
 from ctrans.training.monitor.sites import Sites
-from ctrans.training.monitor.target_gradient import TargetRows, exchanged_targets, target_rows
+from ctrans.training.monitor.target_gradient import (
+    FEWEST_CLASSES,
+    TargetRows,
+    exchanged_targets,
+    target_rows,
+)
 from ctrans.training.monitor.training_measures import GaugeAt
 
 THE_TARGETS = "the targets"
@@ -27,6 +32,7 @@ NO_LOGITS = "the model returns no logits through which the loss goes back"
 NO_PASS = "the loop calls the parts of the model, and not the model, in training mode"
 NOT_BACK = "no gradient came back to what the model returns: it was detached, or changed in place"
 ANOTHER_LOSS = "the gradient at what the model returns is not that of a cross-entropy"
+FEW_CLASSES = f"with fewer than {FEWEST_CLASSES} classes no gradient shows which loss it is of"
 BINS = 256
 """Into so many bins the tokens are counted."""
 ENTRIES = 4096
@@ -216,6 +222,9 @@ class LoopReader:
     def _read(self, present: Pass, logits: Tensor, gradient: Tensor) -> None:
         """The figures of the targets of one pass."""
         classes = logits.shape[-1]
+        if classes < FEWEST_CLASSES:
+            self.missing.setdefault(THE_TARGETS, FEW_CLASSES)
+            return
         z = local(logits).reshape(-1, classes)
         rows = target_rows(z, local(gradient).reshape(-1, classes))
         counted = rows.is_counted
@@ -342,7 +351,7 @@ def _rows(one: Pass) -> Tensor:
     """The ids of a pass, a row for each sequence; none if it has none."""
     if not one.ids or not one.ids[0].dim():
         return torch.zeros(0, 1, dtype=torch.long)
-    return one.ids[0].flatten(0, -2).reshape(-1, one.ids[0].shape[-1])
+    return one.ids[0].reshape(-1, one.ids[0].shape[-1])
 
 
 def _without_padding(rows: Tensor) -> Tensor:

@@ -53,7 +53,9 @@ class TargetRows:
 
 @torch.no_grad()
 def target_rows(logits: Tensor, gradient: Tensor) -> TargetRows:
-    """Reads the targets of `logits` (rows, classes) from dL/dlogits of the same shape."""
+    """Reads the targets of `logits` (rows, classes) from dL/dlogits of the same shape, of at least
+    `FEWEST_CLASSES` classes.
+    """
     sign = _sign(logits[:SAMPLE], gradient[:SAMPLE])
     count = max(1, ENTRIES // logits.shape[-1])
     parts = [
@@ -81,9 +83,7 @@ def _fitted(logits: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     loss = -log_p.gather(-1, target)[:, 0]
     p = log_p.exp()
     others = torch.ones_like(p).scatter_(-1, target, 0.0)
-    count = max(1, p.shape[-1] - 1)
-    if p.shape[-1] < FEWEST_CLASSES:
-        return torch.where(g.abs().amax(-1) == 0, 0.0, torch.nan), target[:, 0], loss
+    count = p.shape[-1] - 1
     at_target = g.gather(-1, target)[:, 0]
     largest = g.abs().amax(-1)
     # a line through 0, which most losses have, and one that need not pass through it

@@ -13,7 +13,7 @@ from torch import nn
 
 from ctrans.training.monitor import ALARMS, Monitor
 from ctrans.training.monitor.loop_measures import LOOP
-from ctrans.training.monitor.loop_reader import ANOTHER_LOSS, NOT_BACK
+from ctrans.training.monitor.loop_reader import ANOTHER_LOSS, FEW_CLASSES, NOT_BACK, THE_TARGETS
 from ctrans.training.monitor.target_gradient import exchanged_targets, target_rows
 from tests.interop.test_wrong_models import Model
 
@@ -377,10 +377,42 @@ def test_a_table_of_positions_beside_that_of_tokens_is_not_read_for_it():
     assert said(monitor) == set()
 
 
-def test_two_classes_say_nothing_of_their_loss():
-    logits, targets = labelled(classes=2)
-    rows = read(logits, F.cross_entropy(logits, targets))
-    assert rows.weight.isnan().all()
+@pytest.mark.parametrize("classes", [1, 2, 3])
+def test_few_classes_say_nothing_of_their_loss(classes):
+    model = Model()
+    model.head = nn.Linear(model.head.in_features, classes)
+    losses = [lambda model, x: [F.cross_entropy(model(x).flatten(0, 1), x.flatten() % classes)]]
+    monitor = watched(model, *losses)
+    assert monitor.gauges.missing == {THE_TARGETS: FEW_CLASSES}
+    assert said(monitor) == set()
+
+
+class OfClasses(nn.Module):
+    """What a DiT is: numbers in, and the embedding of a class for each image."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(CLASSES, 8)
+        self.blocks = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+
+    def forward(self, x, label):
+        x = x + self.table(label)[:, None]
+        for block in self.blocks:
+            x = x + block(x).tanh()
+        return x
+
+
+def test_an_embedding_of_one_id_for_each_sequence_is_read():
+    model = OfClasses()
+    batch = {"x": torch.randn(4, 3, 8), "label": torch.arange(4)}
+    monitor = Monitor(model, example=batch, every=1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        model(**batch).square().mean().backward()
+        monitor.step(None, optimizer)
+        optimizer.step()
+    monitor.close()
+    assert monitor.past.reports[-1][1]["same_batch"] == 1.0
 
 
 def test_a_decoder_has_its_own_ids():
