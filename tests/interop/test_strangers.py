@@ -421,6 +421,7 @@ def with_larger_maps(module, tokens, memory, c):
         yield x
 
 
+@pytest.mark.slow
 def test_larger_weights_of_a_model_read_by_its_operations():
     torch.manual_seed(0)
     module = Decoder().eval()
