@@ -1,8 +1,9 @@
-"""Twenty-five unlike models: each is opened in one line and diagnosed from the command line.
+"""Forty unlike models: each is opened in one line and diagnosed from the command line.
 
 Three are modules of no library. Others are torchvision's ViT, torch's encoder and five of
-transformers. The last fifteen are in `unlike_models.py`: of most, ctrans knows no blocks, but it
-finds their states by the sums x + f(x).
+transformers. Fifteen are in `unlike_models.py`: of most, ctrans knows no blocks, but it finds
+their states by the sums x + f(x). Fifteen are in `recent_models.py`, as people have built them
+since 2022.
 
     python examples/any_model.py
     ctrans diagnose --python examples/any_model.py:granite --example examples/any_model.py:tokens
@@ -380,7 +381,7 @@ def errors(opened, inputs):
         adapter_of(opened),
     )
     states = opened.trajectory(first).states
-    if opened.config.placement != "unknown":
+    if "unknown" not in opened.config.placement:
         return [
             float((x - y).norm() / y.norm())
             for x, y in zip(states[2::2], own_states(opened, inputs), strict=True)
@@ -393,9 +394,10 @@ def errors(opened, inputs):
 
 
 def main():
+    from recent_models import RECENT
     from unlike_models import UNLIKE
 
-    for name, parts in {**MODELS, **UNLIKE}.items():
+    for name, parts in {**MODELS, **UNLIKE, **RECENT}.items():
         torch.manual_seed(0)
         opened, inputs, targets = opened_with(*parts)
         first = next(iter(inputs.values())) if isinstance(inputs, dict) else inputs
