@@ -78,24 +78,24 @@ def _rows_of(attention: Any, x: SequenceRows) -> Iterator[Tensor]:
 
 
 def _extreme_states(attention: Any, x: SequenceRows) -> Iterator[SequenceRows]:
-    """States at which all scores of the first head have one sign and one size: tokens that are
+    """For each head, states at which all of its scores have one sign and one size: tokens that are
     nearly the eigenvector of its scores' symmetric part.
     """
-    head = next(iter(attention.head_matrices()))
-    values, vectors = torch.linalg.eigh(_symmetric_scores(head))
-    divisor = math.sqrt(len(head.query))
-    if math.isfinite(attention.temperature):
-        divisor *= attention.temperature
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device)
-    for scores, k in ((LOW_SCORES, 0), (HIGH_SCORES, -1)):
-        value = float(values[k])
-        vector = vectors[:, k]
-        for score in scores:
-            if value * score <= 0:
-                continue
-            size = math.sqrt(score * divisor / value)
-            yield (size * (vector + NOISE / math.sqrt(len(vector)) * noise)).to(x)
+    for head in attention.head_matrices():
+        values, vectors = torch.linalg.eigh(_symmetric_scores(head))
+        divisor = math.sqrt(len(head.query))
+        if math.isfinite(attention.temperature):
+            divisor *= attention.temperature
+        for scores, k in ((LOW_SCORES, 0), (HIGH_SCORES, -1)):
+            value = float(values[k])
+            vector = vectors[:, k]
+            for score in scores:
+                if value * score <= 0:
+                    continue
+                size = math.sqrt(score * divisor / value)
+                yield (size * (vector + NOISE / math.sqrt(len(vector)) * noise)).to(x)
 
 
 def _symmetric_scores(head: HeadMatrices) -> Tensor:

@@ -17,21 +17,19 @@ from ctrans.base.old_names import OldReasons
 from ctrans.control.admissible import VERDICTS, Posedness, verdict_of
 from ctrans.control.certificate import Certificate, SearchedFor
 from ctrans.control.costate import Costate, continuous_or_discrete, costate
-from ctrans.control.costate_error import errors_of, with_error
+from ctrans.control.costate_error import errors_of
 from ctrans.control.decay_threshold import DecayThreshold, largest, with_evidence
 from ctrans.control.model_threshold import (
     ATOL,
     RTOL,
     costate_of_raw_output,
     factors_of_model,
-    lost_in_norm,
     margins_of,
     why_contradicted,
     why_no_threshold,
-    widened,
-    with_missed,
+    with_margins,
 )
-from ctrans.control.own_pass import why_not_own_loss
+from ctrans.control.own_pass import own_loss
 from ctrans.control.regularization import Regularization
 from ctrans.control.scales import at_unit_size, product
 from ctrans.control.segment_check import (
@@ -306,10 +304,13 @@ def check_model(
         _with_further_factor(found[k], has_more=k in factors.further) for k in sorted(found)
     ]
     no_threshold = ""
+    of_loss = 0.0
     if any(segment.certificate.verdict == "degenerate" for segment in segments):
         no_threshold = why_no_threshold(model.depth, factors)
         if not no_threshold:
-            no_threshold = why_not_own_loss(model, tokens, targets, of_steps)
+            agreement = own_loss(model, tokens, targets, of_steps)
+            no_threshold = agreement.otherwise or agreement.untested
+            of_loss = agreement.share
     if no_threshold:
         segments = [_without_thresholds(segment) for segment in segments]
     check = ModelCheck(
@@ -336,34 +337,17 @@ def check_model(
     if any(segment.step_threshold is not None for segment in check.segments):
         rounding = errors_of(model, tokens, targets, of_steps)
     segments = [
-        _with_margins(
+        with_margins(
             segment,
             sublayers[segment.segment],
             costates.states[segment.segment],
             factors,
-            of_solver=of_solver.get(segment.segment, 0.0),
-            rounding=rounding.get(segment.segment, 0.0),
+            of_costate=rounding.get(segment.segment, 0.0) + of_loss,
+            of_solver=of_solver.get(segment.segment, 0.0) + of_loss,
         )
         for segment in check.segments
     ]
     return replace(check, segments=tuple(segments))
-
-
-def _with_margins(
-    segment: SegmentCheck,
-    sublayer: Sublayer,
-    state: Tensor,
-    factors: Factors,
-    *,
-    of_solver: float,
-    rounding: float,
-) -> SegmentCheck:
-    """The segment, whose thresholds are known up to what its map missed, the rounding of states and
-    costates, the reading of the model, and for the ODE its solver.
-    """
-    segment = with_missed(segment, factors.missed.get(segment.segment, 0.0))
-    segment = with_error(segment, rounding, factors.tolerance, state.dtype)
-    return widened(segment, of_solver + factors.tolerance + lost_in_norm(sublayer, state))
 
 
 def _without_thresholds(segment: SegmentCheck) -> SegmentCheck:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ctrans.control.costate import costate
+from ctrans.control.costate_error import with_error
 from ctrans.control.decay_threshold import DecayThreshold
 from ctrans.control.evidence import share_of
 from ctrans.control.large_weights import own_factors
@@ -62,7 +63,7 @@ def _why_not_by_segment(depth: Depth) -> str:
     seen: set[int] = set()
     for sublayer in depth.sublayers:
         named = list(sublayer.field.named_parameters(remove_duplicate=False))
-        weights = {id(parameter) for _, parameter in named}
+        weights = {_place_of(parameter) for _, parameter in named}
         if len(weights) < len(named):
             return "a map uses a weight twice"
         if weights & seen:
@@ -71,6 +72,11 @@ def _why_not_by_segment(depth: Depth) -> str:
     if depth.shared or any(_is_computed(sublayer.field) for sublayer in depth.sublayers):
         return "the weights are functions of others, which several segments share"
     return ""
+
+
+def _place_of(parameter: Tensor) -> int:
+    """What two parameters have in common that are one: the memory, or the object without memory."""
+    return parameter.data_ptr() or id(parameter)
 
 
 def _is_computed(field: nn.Module) -> bool:
@@ -125,6 +131,23 @@ def lost_in_norm(sublayer: Sublayer, x: Tensor) -> float:
     if 0 < largest < math.sqrt(numbers.tiny / numbers.eps):
         return math.inf
     return 0.0
+
+
+def with_margins(
+    segment: SegmentCheck,
+    sublayer: Sublayer,
+    state: Tensor,
+    factors: Factors,
+    *,
+    of_costate: float,
+    of_solver: float,
+) -> SegmentCheck:
+    """The segment, whose thresholds are known up to what its map missed, the reading of the model,
+    and errors, as shares: for the steps of the costate, for the ODE of its solver.
+    """
+    segment = with_missed(segment, factors.missed.get(segment.segment, 0.0))
+    segment = with_error(segment, of_costate, factors.tolerance, state.dtype)
+    return widened(segment, of_solver + factors.tolerance + lost_in_norm(sublayer, state))
 
 
 def widened(segment: SegmentCheck, margin: float) -> SegmentCheck:

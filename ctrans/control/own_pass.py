@@ -9,11 +9,16 @@ is also the embedding.
 Let D be a direction of a sublayer's matrices W. To first order the loss of the model's own pass at
 W + s D must change as <P, step(X; W + s D)> does, at the state X before the step and the costate P
 after it. Both changes are central differences, without autograd.
+
+Several sublayers are tested at once, by the sum of their changes. A wrong change can hide beside a
+much larger one. So sublayers are tested with others of like change, an agreement is a share of the
+smallest one, and where that does not tell, the sublayers are tested in halves.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +33,7 @@ from torch.nn.utils import parametrize
 from ctrans.control.costate import Costate, costate
 from ctrans.control.in_double import in_double
 from ctrans.dynamics.depth import Depth
+from ctrans.dynamics.sublayer import Sublayer
 from ctrans.dynamics.weights.on_demand import has_weights_on_demand
 from ctrans.measure.walk import Model
 from ctrans.model.gpt import counted
@@ -41,12 +47,12 @@ CLOSE = {torch.float64: 1e-4, torch.float32: 2e-2}
 """How closely the two derivatives must agree, as a share, besides the error of the differences."""
 TELLS = 0.1
 """The error of two derivatives from which their agreement says nothing, as a share."""
+ALIKE = 4.0
+"""By what factor the changes of sublayers that are tested at once differ at most."""
 ROUNDING = 32.0
 """Rounding of a loss or of logits, as a multiple of that of one number."""
 SAFETY = 4.0
 """The error of a difference, as a multiple of its change with the size of the step."""
-GROUPS = 8
-"""The most differences of one model: the sublayers are tested in so many groups."""
 RANDOM = 0.3
 """The random part of a direction; the rest is that of the largest change."""
 
@@ -77,26 +83,41 @@ Summed = tuple[float, float]
 """A number, and the size of what it adds up."""
 
 
-@torch.no_grad()
-def why_not_own_loss(model: Model, tokens: Tensor, targets: Any, found: Costate) -> str:
-    """Why the discrete costate is not that of the model's own loss; "" if it is, or if the model
-    has no pass of its own.
+@dataclass(frozen=True)
+class OwnLoss:
+    """What the test of a costate found.
 
-    It is tested in up to GROUPS groups of sublayers, and once more in float64 if rounding in the
-    model's own dtype leaves a test open. What is still open then is a reason too, but for a model
-    of ctrans' own classes alone: its pass is its sublayers and its head. The weights are put back
+    - `otherwise`: why it is not that of the own loss; "" if it is
+    - `untested`: why that is not known; "" if it is
+    - `share`: how closely the two agree at most, as a share of the change of each sublayer
+    """
+
+    otherwise: str = ""
+    untested: str = ""
+    share: float = 0.0
+
+
+@torch.no_grad()
+def own_loss(model: Model, tokens: Tensor, targets: Any, found: Costate) -> OwnLoss:
+    """Whether the discrete costate is that of the model's own loss. It is for a model that has no
+    pass of its own.
+
+    A model of other classes than those of ctrans is tested in float64, or in its own dtype if its
+    code does not compute in float64. Rounding that leaves a test open leaves nothing open for a
+    model of ctrans' own classes: its pass is its sublayers and its head. The weights are put back
     to the bit.
     """
     if has_weights_on_demand(model.depth):
-        return ""
+        return OwnLoss()
+    is_own = not isinstance(model, nn.Module) or _is_own_code(model)
     try:
-        result = _tested(model, tokens, targets, found)
+        result = None if is_own else _tested_in_double(model, tokens, targets)
+        result = result or _tested(model, tokens, targets, found)
     except ConfigError as error:
-        return f"its own forward pass does not run on this text: {error}"
-    if result.untested and isinstance(model, nn.Module) and not _is_own_code(model):
-        result = _tested_in_double(model, tokens, targets) or result
-        return result.otherwise or result.untested
-    return result.otherwise
+        return OwnLoss(otherwise=f"its own forward pass does not run on this text: {error}")
+    if is_own:
+        return OwnLoss(otherwise=result.otherwise)
+    return result
 
 
 def _is_own_code(model: nn.Module) -> bool:
@@ -128,15 +149,7 @@ def _is_own_code(model: nn.Module) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Tested:
-    """Why the costate is not that of the own loss, and why that is not known; "" if neither."""
-
-    otherwise: str = ""
-    untested: str = ""
-
-
-def _tested(model: Model, tokens: Tensor, targets: Any, found: Costate) -> Tested:
+def _tested(model: Model, tokens: Tensor, targets: Any, found: Costate) -> OwnLoss:
     depth = model.depth
     logits, loss = _own_pass(model, tokens, targets)
     numbers: dict[str, Callable[[], Summed]] = {}
@@ -145,39 +158,53 @@ def _tested(model: Model, tokens: Tensor, targets: Any, found: Costate) -> Teste
         numbers["output"] = partial(_along_slopes, model, tokens, targets, slopes)
     if loss is not None:
         numbers["loss"] = partial(_loss, model, tokens, targets)
-    count = len(depth.sublayers)
     untested = ""
-    for first in range(min(GROUPS, count)):
-        tried = {k: _directions(depth, k, found) for k in range(first, count, GROUPS)}
-        directions = {k: pairs for k, pairs in tried.items() if pairs}
-        if not directions:
-            continue
-        which = ", ".join(map(str, directions))
-        along = partial(_along, depth, tuple(directions), found)
+    share = 0.0
+    groups = _alike(_changes(depth, found))
+    while groups:
+        group = groups.pop()
+        along = partial(_along, depth, tuple(change.segment for change in group), found)
         for name, number in numbers.items():
-            agree = _agree_at_a_step(directions, along, number)
-            if agree is None and name == "loss" and "output" in numbers:
+            agreement = _agree_at_a_step(group, along, number)
+            if agreement is None and len(group) > 1:
+                groups += [group[: len(group) // 2], group[len(group) // 2 :]]
+                break
+            which = ", ".join(str(change.segment) for change in group)
+            if agreement is None and name == "loss" and "output" in numbers:
                 # the derivatives of the output were told from others
-                agree = _is_cross_entropy(
-                    directions, partial(_loss_of_logits, model, tokens, targets)
+                agreement = _is_cross_entropy(
+                    group, partial(_loss_of_logits, model, tokens, targets)
                 )
-            if agree is None:
+            if agreement is None:
                 untested = untested or (
                     f"whether its own {name} changes with the weights of segment {which} as the"
                     " costate shows is not tested: rounding hides these changes"
                 )
-            elif not agree:
+            elif math.isinf(agreement):
                 otherwise = (
                     f"its own {name} changes otherwise with the weights of"
                     f" segment {which} than the costate shows. Other code reads these weights or"
                     " what the segment adds, as tied weights, hooks or a kept tensor do, or its"
                     " gradients are not its derivatives, or have lost their digits"
                 )
-                return Tested(otherwise=otherwise)
-    return Tested(untested=untested)
+                return OwnLoss(otherwise=otherwise)
+            else:
+                share = max(share, agreement)
+    return OwnLoss(untested=untested, share=share)
 
 
-def _tested_in_double(model: Any, tokens: Tensor, targets: Any) -> Tested | None:
+def _alike(changes: list[SegmentChange]) -> list[list[SegmentChange]]:
+    """The sublayers in groups whose changes differ by up to a factor of ALIKE."""
+    groups: list[list[SegmentChange]] = []
+    for change in sorted(changes, key=lambda change: change.size):
+        if groups and change.size <= ALIKE * groups[-1][0].size:
+            groups[-1].append(change)
+        else:
+            groups.append([change])
+    return groups
+
+
+def _tested_in_double(model: Any, tokens: Tensor, targets: Any) -> OwnLoss | None:
     """The test with the model in float64; None if its code does not compute in float64."""
 
     def wide(numbers: Any) -> Any:
@@ -199,24 +226,28 @@ def _tested_in_double(model: Any, tokens: Tensor, targets: Any) -> Tested | None
 
 
 def _agree_at_a_step(
-    directions: dict[int, WeightDirections],
-    along: Callable[[], Summed],
-    number: Callable[[], Summed],
-) -> bool | None:
-    """Whether the derivatives agree at a size of the step where they can be told from others; None
-    if they cannot be told from others, and do not differ at every size.
+    group: Sequence[SegmentChange], along: Callable[[], Summed], number: Callable[[], Summed]
+) -> float | None:
+    """How closely the derivatives agree, as a share of the group's smallest change, at a size of
+    the step where they can be told from others; inf if they differ at every size, and None if they
+    cannot be told from others.
     """
-    dtype = next(iter(directions.values()))[0][0].dtype
+    total = sum(change.size for change in group)
+    least = min(change.size for change in group) / total if total > 0 else 1.0
+    dtype = group[0].pairs[0][0].dtype
     differ = True
     for step in STEPS.get(dtype, STEPS[torch.float32]):
-        expected = _central(directions, along, step)
-        own = _central(directions, number, step)
-        if _differ(expected, own):
+        expected = _central(group, along, step)
+        own = _central(group, number, step)
+        allowed = _allowed(expected, own, least)
+        if abs(expected.value - own.value) > allowed:
             continue
         differ = False
-        if _tells(expected, own):
-            return True
-    return False if differ else None
+        if expected.value == 0 and expected.size == 0 and own.value == 0:
+            return 0.0  # a costate of 0, and no change at all
+        if allowed <= TELLS * least * abs(expected.value):
+            return allowed / (least * abs(expected.value))
+    return math.inf if differ else None
 
 
 def _loss_of_logits(model: Model, tokens: Tensor, targets: Any) -> tuple[float, float, float]:
@@ -233,13 +264,13 @@ def _loss_of_logits(model: Model, tokens: Tensor, targets: Any) -> tuple[float, 
 
 
 def _is_cross_entropy(
-    directions: dict[int, WeightDirections], losses: Callable[[], tuple[float, float, float]]
-) -> bool | None:
-    """Whether the own loss is the cross-entropy of the own logits, at weights as far away as they
-    are large; None if that loss is rounding there. It shows so where the loss is too near to 0 for
-    differences.
+    group: Sequence[SegmentChange], losses: Callable[[], tuple[float, float, float]]
+) -> float | None:
+    """0 if the own loss is the cross-entropy of the own logits, at weights as far away as they are
+    large, inf if it is not; None if that loss is rounding there. It shows so where the loss is too
+    near to 0 for differences.
     """
-    pairs = [pair for of_segment in directions.values() for pair in of_segment]
+    pairs = [pair for change in group for pair in change.pairs]
     kept = [matrix.clone() for matrix, _ in pairs]
     try:
         for sign in (1.0, -1.0):
@@ -249,11 +280,11 @@ def _is_cross_entropy(
             if not expected * TELLS > rounding:
                 return None
             if not abs(loss - expected) <= rounding:
-                return False
+                return math.inf
     finally:
         for (matrix, _), before in zip(pairs, kept, strict=True):
             matrix.copy_(before)
-    return True
+    return 0.0
 
 
 def _own_pass(model: Model, tokens: Tensor, targets: Any) -> tuple[Tensor | None, Tensor | None]:
@@ -297,39 +328,58 @@ def _along_slopes(model: Model, tokens: Tensor, targets: Any, slopes: Tensor) ->
     return float(products.sum()), float(products.abs().sum())
 
 
-WeightDirections = list[tuple[Tensor, Tensor]]
-"""Matrices, each with a direction of its own size."""
-
-
-def _directions(depth: Depth, k: int, found: Costate) -> WeightDirections:
-    """For each matrix of a sublayer's map the direction in which <P, step> grows fastest, and a
-    random part.
+@dataclass(frozen=True, eq=False)
+class SegmentChange:
+    """Matrices of a sublayer, each with a direction of its own size, and the derivative of
+    <P, step> along them.
     """
-    sublayer = depth.sublayers[k]
-    matrices = [
-        weight
-        for weight in sublayer.field.parameters()
-        if weight.dim() > 1 and weight.is_floating_point()
-    ]
+
+    segment: int
+    pairs: list[tuple[Tensor, Tensor]]
+    size: float
+
+
+def _changes(depth: Depth, found: Costate) -> list[SegmentChange]:
+    """The directions of each sublayer with matrices in which <P, step> grows fastest, and a random
+    part.
+    """
+    changes = []
+    for k, sublayer in enumerate(depth.sublayers):
+        matrices = [
+            weight
+            for weight in sublayer.field.parameters()
+            if weight.dim() > 1 and weight.is_floating_point()
+        ]
+        if matrices:
+            changes.append(_change_of(sublayer, k, matrices, depth.lengths[k], found))
+    return changes
+
+
+def _change_of(
+    sublayer: Sublayer, k: int, matrices: Sequence[Tensor], h: float, found: Costate
+) -> SegmentChange:
     gradients: Sequence[Tensor | None]
     with _tracked(matrices):
-        y = sublayer.step(found.states[k], depth.lengths[k])
-        product = (y * found.costates[k + 1]).sum()
+        product = (sublayer.step(found.states[k], h) * found.costates[k + 1]).sum()
         gradients = [None] * len(matrices)
         if product.requires_grad:
             gradients = torch.autograd.grad(product, matrices, allow_unused=True)
     generator = torch.Generator().manual_seed(k)
-    directions = []
+    pairs = []
+    size = 0.0
     for weight, gradient in zip(matrices, gradients, strict=True):
         drawn = torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight)
         direction = RANDOM * drawn / drawn.norm()
         if gradient is not None and gradient.norm() > 0:
             direction = direction + gradient / gradient.norm()
-        size = weight.norm()
-        if size == 0:
-            size = torch.ones_like(size)
-        directions.append((weight.data, size * direction))
-    return directions
+        norm = weight.norm()
+        if norm == 0:
+            norm = torch.ones_like(norm)
+        direction = norm * direction
+        pairs.append((weight.data, direction))
+        if gradient is not None:
+            size += float((gradient * direction).sum())
+    return SegmentChange(k, pairs, abs(size))
 
 
 @contextlib.contextmanager
@@ -358,10 +408,10 @@ def _along(depth: Depth, segments: Sequence[int], found: Costate) -> Summed:
 
 
 def _central(
-    directions: dict[int, WeightDirections], number: Callable[[], Summed], step: float
+    group: Sequence[SegmentChange], number: Callable[[], Summed], step: float
 ) -> Difference:
     """d number/ds at the weights W + s D, s = 0."""
-    pairs = [pair for of_segment in directions.values() for pair in of_segment]
+    pairs = [pair for change in group for pair in change.pairs]
     kept = [(matrix, matrix.clone()) for matrix, _ in pairs]
     dtype = pairs[0][0].dtype
     slopes = []
@@ -384,21 +434,7 @@ def _central(
     return Difference(slopes[0], error, dtype, max(sizes))
 
 
-def _allowed(expected: Difference, own: Difference) -> float:
+def _allowed(expected: Difference, own: Difference, least: float) -> float:
+    """By how much two derivatives may differ; `least` is the smallest sublayer's share of them."""
     close = CLOSE.get(own.dtype, CLOSE[torch.float32])
-    return close * max(abs(expected.value), abs(own.value)) + expected.error + own.error
-
-
-def _differ(expected: Difference, own: Difference) -> bool:
-    """Whether two derivatives differ by more than their errors."""
-    return abs(expected.value - own.value) > _allowed(expected, own)
-
-
-def _tells(expected: Difference, own: Difference) -> bool:
-    """Whether the errors are small next to the derivatives, so that their agreement says
-    something. That of numbers that are not finite does not. No change at all of a costate that is 0
-    does.
-    """
-    if expected.value == 0 and expected.size == 0 and own.value == 0:
-        return True
-    return _allowed(expected, own) <= TELLS * abs(expected.value)
+    return close * least * max(abs(expected.value), abs(own.value)) + expected.error + own.error

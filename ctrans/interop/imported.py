@@ -267,7 +267,8 @@ class Imported(nn.Module):
     @contextlib.contextmanager
     def padded(self, mask: Tensor) -> Iterator[None]:
         """Inside, tokens where the mask (batch, tokens) is 0 are padding, as in the library's
-        `attention_mask`.
+        `attention_mask`. Learned positions count the text alone, as in `generate`. The library's
+        forward with `attention_mask` alone counts padding before the text too.
 
         All maps and instruments then read only these sequences: no token reads padding, and means
         over tokens leave padding out (`Instrument.kept`). Set targets to -1 there. Raises
@@ -276,7 +277,8 @@ class Imported(nn.Module):
         if not isinstance(self.adapter, TransformersAdapter) or not self.vocabulary:
             raise ConfigError(
                 f"{self.config.model} takes no padding mask here: pass it in example=, with the"
-                " other arguments of its forward"
+                " other arguments of its forward. Open a language model of transformers with"
+                " from_transformers"
             )
         if mask.dim() != 2 or not ((mask == 0) | (mask == 1)).all() or not mask.any(1).all():
             raise ConfigError(

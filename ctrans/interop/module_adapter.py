@@ -165,6 +165,11 @@ class ModuleAdapter(ModelAdapter):
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         calls = self._calls(tokens)
+        if not calls:
+            raise ConfigError(
+                f"{type(self.model).__name__} runs none of its blocks for these inputs, so they"
+                " have no states: give inputs that it reads as its example"
+            )
         self._check_contexts(calls)
         return calls[0].x
 

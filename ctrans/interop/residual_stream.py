@@ -19,6 +19,7 @@ from ctrans.interop.operations import PRODUCTS, RESHAPES, SUMS, Graph, Made, Ope
 PASSED_ON = (*RESHAPES, "dropout", "clone", "type_as", "float", "to")
 """Operations that pass on their input, in evaluation and in its dtype."""
 SCALINGS = ("mul", "mul_", "div", "div_")
+LERP = "lerp"
 FEWEST = 2
 """The fewest sums that make a stream."""
 
@@ -156,6 +157,9 @@ def sum_at(graph: Graph, n: int) -> Sum | None:
         )
         if opened is None:
             return None
+        others = [term.number for i, term in enumerate(terms) if i != opened]
+        if any(terms[opened].number in graph.before(other) for other in others):
+            return None  # the sum is a state that another term sees, such as x - mean(x)
         terms[opened : opened + 1] = _operands(graph, terms[opened]) or []
 
 
@@ -258,7 +262,57 @@ def steps_of_the_stream(
             steps.append(StreamPart(first, then.x, each))
         else:
             steps += [StreamPart(first, end, each), StreamPart(end, then.x, None)]
+    steps = [
+        *_gated_before(graph, steps[0].first),
+        *steps,
+        *_gated_after(graph, steps[-1].last, sink),
+    ]
     return _through_bottlenecks(graph, steps, sink)
+
+
+def _gated_after(graph: Graph, x: int, sink: int) -> Iterator[StreamPart]:
+    """The gated sums of the state that follow x. Between sums they are parts in any case."""
+    for y in graph.bottlenecks(x, sink)[0]:
+        if y > x and _is_gated_sum(graph, x, y):
+            yield StreamPart(x, y, None)
+            x = y
+
+
+def _gated_before(graph: Graph, y: int) -> list[StreamPart]:
+    """The gated sums of the state that come before y, in order."""
+    found: list[StreamPart] = []
+    earlier = (x for x in sorted(graph.before(y), reverse=True) if x < y)
+    for x in earlier:
+        if x < y and graph.operations[x].site is not None and _is_gated_sum(graph, x, y):
+            found.append(StreamPart(x, y, None))
+            y = x
+    return found[::-1]
+
+
+def _is_gated_sum(graph: Graph, x: int, y: int) -> bool:
+    """Whether y = a(x) x + f(x), where a is a gate of each entry and f sees x through products of
+    matrices, as in (1 - q) x + q f(x) and lerp(x, f(x), q).
+    """
+    if graph.operations[y].name not in (*SUMS, LERP):
+        return False
+    before, after = graph.operations[x].shape, graph.operations[y].shape
+    if (
+        before is None
+        or after is None
+        or (before.numel(), before[-1:]) != (after.numel(), after[-1:])
+    ):
+        return False
+    return y in graph.products_of(x, y + 1) and _is_entrywise(graph, x, y)
+
+
+def _is_entrywise(graph: Graph, x: int, y: int) -> bool:
+    """Whether y sees x entry by entry, through sums and products of entries alone."""
+    reached = {y}
+    for n in range(y, x, -1):
+        operation = graph.operations[n]
+        if n in reached and operation.name in (*SUMS, *SCALINGS, *PASSED_ON, LERP):
+            reached |= set(operation.reads)
+    return x in reached
 
 
 def _through_bottlenecks(graph: Graph, steps: list[StreamPart], sink: int) -> list[StreamPart]:

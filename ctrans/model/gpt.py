@@ -244,7 +244,9 @@ def counted(targets: Tensor) -> Tensor:
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Scalar:
     """The mean cross-entropy in nats over all targets except -1 and -100. Raises ConfigError if
-    there is none."""
+    there is none, and for targets that are no int64."""
+    if targets.dtype != torch.int64:
+        raise ConfigError(f"the targets are of {targets.dtype}: give a tensor of int64")
     targets = counted(targets)
     if targets.device.type == "cpu" and not (targets != -1).any():
         raise ConfigError(

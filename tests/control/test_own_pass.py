@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ctrans.control import own_pass
 from ctrans.control.costate import costate
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
@@ -97,6 +98,75 @@ def test_a_plain_model_agrees_with_its_own_pass_and_is_left_as_it_was():
     assert check.no_threshold == ""
     assert math.isfinite(check.training_threshold.upper)
     assert all(map(torch.equal, before, model.parameters()))
+
+
+class StopsALittle(Model):
+    """An error of 1.5% in each costate."""
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(0.985 * x + 0.015 * x.detach()))
+
+
+def test_an_error_below_the_noise_of_single_precision_leaves_no_number():
+    model, tokens, targets = opened(StopsALittle)
+    model.float()
+    assert REASON in check_model(model, tokens, targets).no_threshold
+
+
+class ReadsTheFirstBlockAgain(GPT):
+    """Its head also reads what the first block adds."""
+
+    def forward(self, tokens, targets=None):
+        x = first = self.embed(tokens)
+        for k, sublayer in enumerate(self.depth.sublayers):
+            x = sublayer.step(x, self.depth.lengths[k])
+            if k == 0:
+                first = x - first
+        logits = self.head(x + 5 * first)
+        loss = None
+        if targets is not None:
+            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return logits, loss
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scale", [1.0, 0.003])
+def test_a_wrong_costate_of_small_weights_is_seen_beside_large_ones(scale):
+    """Sublayers are tested several at once, and the first one changes the loss least."""
+    config = GPTConfig(depth=5, width=8, heads=2, context=6, bias=False, placement="pre")
+    model = ReadsTheFirstBlockAgain(config).double()
+    for sublayer in model.depth.sublayers:
+        for weight in sublayer.field.parameters():
+            weight.mul_(8.0)
+    for weight in model.depth.sublayers[0].field.parameters():
+        weight.mul_(scale)
+    assert REASON in check_model(model, *text()).no_threshold
+
+
+def test_sublayers_of_like_change_are_tested_at_once():
+    sizes = [3.0, 0.0, 100.0, 1.0, 20.0, 4.0, 0.0]
+    groups = own_pass._alike([own_pass.SegmentChange(k, [], size) for k, size in enumerate(sizes)])
+    assert [[change.segment for change in group] for group in groups] == [
+        [1, 6],
+        [3, 0, 5],
+        [4],
+        [2],
+    ]
+
+
+def test_two_parameters_of_one_memory_are_one_weight():
+    module = Model(Block()).double().eval()
+    block = module.blocks[0]
+    block.ffn.up = nn.Linear(16, 16, bias=False)
+    block.ffn.down = nn.Linear(16, 16, bias=False)
+    block.ffn.up.weight = nn.Parameter(block.attention.v.weight.data)
+    module.double()
+    opened = open_model(module, embed=module.embedding, head=lambda x: module.head(module.norm(x)))
+    tokens = text(TOKENS, VOCABULARY)
+    assert "the same weights" in check_model(opened.model, *tokens).no_threshold
 
 
 def tens_of_logits(model, targets):

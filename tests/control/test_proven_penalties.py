@@ -74,6 +74,13 @@ class SinkReturnsRows(Sink):
         return self.averages(rows, x), rows
 
 
+class SinkOfTheLastHead(SinkReturnsRows):
+    def from_scores(self, scores):
+        sink = torch.full_like(scores[..., :1], -math.inf)
+        sink[:, -1] = -15.0
+        return torch.cat([scores, sink], -1).softmax(-1)[..., :-1]
+
+
 class TanhUnits(FeedForward):
     def forward(self, x):
         return self.down(torch.tanh(self.up(x)))
@@ -252,10 +259,21 @@ class BlockOfRows(Block):
 
 
 @torch.no_grad()
+def with_heads_of_their_own_channels(module):
+    """Where the scores of one head are low, those of the others are not."""
+    size = WIDTH // HEADS
+    own = torch.block_diag(*[torch.ones(size, size)] * HEADS)
+    for part in (module.blocks[0].attention.q, module.blocks[0].attention.k):
+        part.weight.mul_(own)
+
+
+@torch.no_grad()
 def test_a_constant_sink_shows_in_the_rows_before_they_are_normalised():
     tokens, _ = text(TOKENS, VOCABULARY)
-    for kind in (ReturnsRows, SinkReturnsRows):
-        model = foreign(lambda kind=kind: BlockOfRows(kind))
+    for kind in (ReturnsRows, SinkReturnsRows, SinkOfTheLastHead):
+        model = foreign(
+            lambda kind=kind: BlockOfRows(kind), prepare=with_heads_of_their_own_channels
+        )
         sublayer = model.depth.sublayers[0]
         given = sublayer.given(model.embed(tokens))
         attention = sublayer.field
@@ -273,7 +291,11 @@ def test_a_constant_sink_shows_in_the_rows_before_they_are_normalised():
 def test_a_constant_sink_leaves_no_number():
     plain = foreign_check(lambda: BlockOfRows(ReturnsRows))
     assert math.isfinite(plain.training_threshold.upper)
-    assert is_refused(foreign_check(lambda: BlockOfRows(SinkReturnsRows)))
+    for kind in (SinkReturnsRows, SinkOfTheLastHead):
+        check = foreign_check(
+            lambda kind=kind: BlockOfRows(kind), prepare=with_heads_of_their_own_channels
+        )
+        assert is_refused(check)
 
 
 # 5: what a map calls a bias

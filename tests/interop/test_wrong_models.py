@@ -274,3 +274,21 @@ def test_a_loss_of_one_entry_is_a_number():
 def test_a_class_of_losses_is_said():
     with pytest.raises(ConfigError, match="loss is the class CrossEntropyLoss: give an instance"):
         open_model(Model(), example=batch()[0], loss=nn.CrossEntropyLoss)
+
+
+class SkipsItsBlocks(Model):
+    def forward(self, ids):
+        x = self.table(ids)
+        if ids.any():
+            for block in self.blocks:
+                x = block(x)
+        return self.head(x)
+
+
+def test_inputs_for_which_no_block_runs_have_no_states():
+    ids, targets = batch()
+    opened = open_model(SkipsItsBlocks(), example=ids)
+    with pytest.raises(ConfigError, match="runs none of its blocks for these inputs"):
+        opened.embed(torch.zeros_like(ids))
+    with pytest.raises(ConfigError, match=r"the targets are of torch\.float32: give a tensor of"):
+        opened(ids, targets.float())

@@ -1,0 +1,71 @@
+"""Sublayers that a gate mixes with the state are parts of the depth, wherever they stand in it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ctrans
+from tests.interop.test_read_by_operations import LAYERS, TOKENS, MethodOfTheBlock, made
+
+
+class GatedFeedForward(MethodOfTheBlock):
+    """y = (1 - q) x + q f(x), with a gate q that the state sets."""
+
+    def mixed(self, i, x, f):
+        q = torch.sigmoid(x @ self.qkv[i].weight[:1].T)
+        return (1 - q) * x + q * f
+
+    def after_attention(self, i, x):
+        return x + self.attend(i, self.n1[i](x))
+
+    def of_ffn(self, i, x):
+        return self.down[i](F.gelu(self.up[i](self.n2[i](x))))
+
+    def layer(self, i, x):
+        x = self.after_attention(i, x)
+        return self.mixed(i, x, self.of_ffn(i, x))
+
+
+class Interpolated(GatedFeedForward):
+    def mixed(self, i, x, f):
+        return torch.lerp(x, f, torch.sigmoid(x @ self.qkv[i].weight[:1].T))
+
+
+class GatedAttention(GatedFeedForward):
+    """The first sum of the model is gated."""
+
+    def after_attention(self, i, x):
+        return self.mixed(i, x, self.attend(i, self.n1[i](x)))
+
+    def layer(self, i, x):
+        x = self.after_attention(i, x)
+        return x + self.of_ffn(i, x)
+
+
+@pytest.mark.parametrize("kind", [GatedFeedForward, Interpolated, GatedAttention])
+def test_the_first_and_the_last_gated_sum_are_in_the_depth(kind):
+    model = made(kind)
+    opened = ctrans.open_model(model, example=TOKENS)
+    states = opened.trajectory(TOKENS).states
+    wanted = model.states(TOKENS)
+    assert len(states) == 2 * LAYERS + 1
+    for state, own in zip(states[::2], wanted, strict=True):
+        assert torch.allclose(state, own, atol=1e-6)
+
+
+def test_a_norm_behind_the_last_sum_is_no_gated_sum():
+    """It multiplies the state by a function of it, too."""
+
+    class NormByHand(MethodOfTheBlock):
+        def forward(self, ids):
+            x = self.states(ids)[-1]
+            mean = x.mean(-1, keepdim=True)
+            deviation = (x - mean).square().mean(-1, keepdim=True).add(1e-5).sqrt()
+            return (
+                (x - mean) / deviation * self.final.weight + self.final.bias
+            ) @ self.table.weight.T
+
+    model = made(NormByHand)
+    states = ctrans.open_model(model, example=TOKENS).trajectory(TOKENS).states
+    assert torch.allclose(states[-1], model.states(TOKENS)[-1], atol=1e-6)
+    assert len(states) == 2 * LAYERS + 1
