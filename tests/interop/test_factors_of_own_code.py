@@ -117,7 +117,10 @@ def test_a_plugin_that_computes_its_units_has_a_number():
     model = own_model()
     expected = check_model(model, *text()).training_threshold
     model.depth.sublayers[1].field.__class__ = Renamed
-    assert check_model(model, *text()).training_threshold == expected
+    found = check_model(model, *text()).training_threshold
+    # its costate is tested, and the number is as wide as the test is exact
+    assert expected.lower * (1 - 1e-3) < found.lower < expected.lower
+    assert expected.upper < found.upper < expected.upper * (1 + 1e-3)
 
 
 class Limited(nn.Module):
