@@ -80,6 +80,11 @@ class PlaceGrowth:
             return "does not transfer"
         return "undecided"
 
+    @property
+    def holds_no_rate_back(self) -> bool:
+        """Whether these are attention logits whose changes shrink."""
+        return self.place == LOGITS and self.exponent + SURE * self.error < 0
+
     def __str__(self) -> str:
         return f"{self.axis}^{self.exponent:+.2f} +- {self.error:.2f}"
 
@@ -98,10 +103,12 @@ class Transfer:
 
     def worst(self, axis: str) -> PlaceGrowth:
         """The place that decides the axis: one that moves, else one that is undecided, else the
-        largest |k|. The loss is reported, and decides nothing.
+        largest |k|. The loss is reported, and decides nothing. Nor do attention logits whose
+        changes shrink: rows near equal weights hold no rate back, and the other places set it.
         """
-        judged = [growth for growth in self.growths if growth.axis == axis and growth.place != LOSS]
-        return max(judged, key=lambda growth: (ORDER.index(growth.verdict), abs(growth.exponent)))
+        places = [growth for growth in self.growths if growth.axis == axis and growth.place != LOSS]
+        judged = [growth for growth in places if not growth.holds_no_rate_back]
+        return max(judged or places, key=lambda growth: (ORDER.index(growth.verdict), abs(growth.exponent)))
 
     @property
     def verdict(self) -> TransferVerdict:

@@ -13,6 +13,7 @@ from ctrans import GPTConfig
 from ctrans.model.parametrisation import PARAMETRISATIONS
 from ctrans.training.coordinate_check import (
     FLAT,
+    LOGITS,
     PlaceGrowth,
     Transfer,
     coordinate_check,
@@ -164,6 +165,16 @@ def test_one_place_that_moves_decides_and_the_loss_does_not():
     unsure = [*flat, growth(0.3, 0.1, "depth")]
     assert Transfer(sizes, [1.0], 1, 1, unsure).verdict == "undecided"
     assert Transfer(sizes, [1.0], 1, 1, [*unsure, growth(-0.6, 0.0)]).verdict == "does not transfer"
+
+
+def test_attention_logits_that_shrink_decide_nothing():
+    """Trained from width 32 to 256, the best rate of such a model moves by a factor of 1.06."""
+    flat = growth(0.1, 0.0)
+    sizes = {"width": [1, 2]}
+    for exponent, verdict in ((-0.5, "transfers"), (0.5, "does not transfer")):
+        found = Transfer(sizes, [1.0], 1, 1, [flat, growth(exponent, 0.0, place=LOGITS)])
+        assert found.verdict == verdict
+    assert Transfer(sizes, [1.0], 1, 1, [growth(-0.5, 0.0)]).verdict == "does not transfer"
 
 
 def test_a_model_that_diverges_is_undecided():
