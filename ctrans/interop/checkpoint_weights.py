@@ -83,6 +83,11 @@ def checkpoint_weights(
         if weight.dtype in CODES:
             for scale in _scales_of(name):
                 weights.pop(scale, None)
+    if not weights:
+        raise ConfigError(
+            f"{str(path)!r} holds no weights in {', '.join(FLOATS | CODES)}: give the files of a"
+            " model"
+        )
     return weights
 
 

@@ -104,6 +104,18 @@ def test_buffers_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "weights",
+    [{}, {"n": torch.tensor(3)}, {"embeddings.position_ids": torch.arange(4)}],
+    ids=["nothing", "a number", "a buffer"],
+)
+def test_files_without_weights_are_refused(weights, tmp_path):
+    path = tmp_path / "empty.safetensors"
+    save_file(weights, path, {"format": "pt"})
+    with pytest.raises(ConfigError, match="holds no weights in F64"):
+        checkpoint_weights(path)
+
+
+@pytest.mark.parametrize(
     ("family", "shift"), [("gemma3_text", 1), ("gemma3n_text", 0), ("llama", 0), ("qwen3_next", 1)]
 )
 def test_gains_that_are_stored_less_1_are_gains(family, shift, tmp_path):
