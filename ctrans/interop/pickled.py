@@ -9,7 +9,7 @@ import functools
 import io
 import pickle
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,9 @@ from ctrans.base.memory import check_fits
 from ctrans.interop.foreign_errors import named_error
 from ctrans.interop.stored_weights import Stored, stored_tensor
 from ctrans.interop.subprocess_guard import run_guarded
+from ctrans.interop.weights_in_objects import named_tensors, say_left_out
 from solvers import ConfigError
 
-HOLDERS = ("state_dict", "model_state_dict", "model", "module")
-"""Keys under which trainers keep the weights among other things."""
 PICKLE = b"\x80"
 """The first byte of a pickle of protocol 2 or newer."""
 SECONDS = 15
@@ -143,7 +142,8 @@ def pickled_weights(path: Path) -> dict[str, Stored]:
     check_file(path)
     check_name(path)
     mapped = zipfile.is_zipfile(path)
-    weights = _weights(path, mapped=mapped)
+    weights, left_out = _weights(path, mapped=mapped)
+    say_left_out(path, left_out)
     if mapped:
         make = partial(_one, path)
     else:
@@ -154,26 +154,19 @@ def pickled_weights(path: Path) -> dict[str, Stored]:
     }
 
 
-def _weights(path: Path, *, mapped: bool, tried: bool = False) -> dict[str, Tensor]:
+def _weights(
+    path: Path, *, mapped: bool, tried: bool = False
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The tensors by name, and what else the file holds."""
     content = load_pickled(path, mapped=mapped, tried=tried)
-    for key in HOLDERS:
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-    tensors = {}
-    if isinstance(content, Mapping):
-        tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-    if not tensors:
-        raise ConfigError(
-            f"{str(path)!r} holds no tensors by name: give a file of weights, as"
-            " pytorch_model.bin is"
-        )
+    tensors, left_out = named_tensors(path, content)
     for name, value in tensors.items():
         if not is_dense(value):
             raise ConfigError(
                 f"{str(path)!r} holds {name}, which is no dense tensor with a number for each"
                 " entry: save it as one"
             )
-    return tensors
+    return tensors, left_out
 
 
 def _one(path: Path, name: str) -> Tensor:
@@ -189,7 +182,8 @@ def _mapped(path: Path, changed: int, size: int) -> dict[str, Tensor]:
     """The weights of the file that was read last, as a memory map, so that reading one after the
     other opens it once. A file that `changed`, or has another `size`, is opened anew.
     """
-    return _weights(path, mapped=True, tried=True)
+    weights, _ = _weights(path, mapped=True, tried=True)
+    return weights
 
 
 def is_dense(value: object) -> bool:
