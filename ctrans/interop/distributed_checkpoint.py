@@ -7,10 +7,7 @@ nothing in it runs.
 
 from __future__ import annotations
 
-import io
 import math
-import pickle
-import pickletools
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -21,16 +18,14 @@ import torch
 from torch import Tensor
 
 from ctrans.base.given_files import check_file, read_file, read_json
-from ctrans.base.printable import one_line
 from ctrans.dynamics.depth import MOST_BLOCKS
+from ctrans.interop.inert_pickles import Inert, inert
 from ctrans.interop.pickled import is_dense, load_pickled
 from ctrans.interop.stored_weights import Stored, stored_tensor
 from solvers import ConfigError
 
 METADATA = ".metadata"
 MEGATRON = "metadata.json"
-LARGEST_METADATA = 32 << 20
-"""The largest size of `.metadata` in bytes; a checkpoint of 200,000 parts has about 30 MB."""
 SETTINGS = ("common.pt", "run_config.yaml", "../context/model.yaml")
 """Where the model's settings are: with Megatron, Megatron Bridge and NeMo."""
 MOST_NUMBERS = 1 << 48
@@ -48,39 +43,6 @@ NOT_MODEL = re.compile(
 """Names of what a training keeps next to the weights."""
 STACKED = re.compile(r"(^|\.)(layers|blocks|h)\.(?!\d)")
 """Names of a weight whose first axis is the number of the block, as Megatron stacks them."""
-
-
-class Inert:
-    """A record in the place of any object of a pickle: its arguments and its state."""
-
-    def __new__(cls, *args: Any, **_: Any) -> Inert:
-        record = object.__new__(cls)
-        record.__dict__["args"] = args
-        return record
-
-    def __setstate__(self, state: Any) -> None:
-        self.__dict__["state"] = state
-
-
-class _Inert(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        return type(name, (Inert,), {})
-
-
-def inert(path: Path) -> Any:
-    """The objects of a pickle, each as an `Inert` one. Raises ConfigError for damaged bytes."""
-    data = read_file(path, LARGEST_METADATA)
-    try:
-        for code, argument, _ in pickletools.genops(data):
-            if "PUT" not in code.name or not isinstance(argument, int):
-                continue
-            if argument > len(data):  # would reserve memory
-                raise ValueError(f"it keeps object {argument}")
-        return _Inert(io.BytesIO(data)).load()
-    except Exception as error:  # damaged bytes lead to errors of many kinds
-        raise ConfigError(
-            f"{str(path)!r} is no metadata of a checkpoint: {one_line(error)}"
-        ) from None
 
 
 def distributed_weights(directory: Path) -> dict[str, Stored]:
