@@ -185,14 +185,22 @@ def _answer(name: str, run: JSONObject) -> Answer:
     counts = ", ".join(
         f"{severities.count(severity)} {severity}" for severity in dict.fromkeys(severities)
     )
-    if not severities:
+    unread = run.get("unread", 0)  # a result of an earlier version has none
+    if not severities and not unread:
         findings = "no findings"
+    elif not severities:
+        findings = "no findings in the lines of its log that can be read"
     elif len(severities) == 1:
         findings = f"1 finding ({counts})"
     else:
         findings = f"{len(severities)} findings ({counts})"
     parts = [*_progress(run), run["ended"] or "still running, or killed"]
-    return Answer(_titled(name, f"{', '.join(parts)}; {findings}."), mark_of(run["findings"]))
+    mark = mark_of(run["findings"])
+    if unread:
+        findings += f"; damaged lines, which may hold more: {unread:,}"
+    if unread and mark == "good":
+        mark = "note"
+    return Answer(_titled(name, f"{', '.join(parts)}; {findings}."), mark)
 
 
 def _progress(run: JSONObject) -> list[str]:
