@@ -115,6 +115,11 @@ def _stored(path: Path, *, allow_pickle: bool) -> Mapping[str, Stored]:
         return pickled_weights(path)
     if os.path.isfile(path / METADATA):
         return distributed_weights(path)
+    if os.path.isdir(path) and next(path.glob("*.distcp"), None) is not None:
+        raise ConfigError(
+            f"{str(path)!r} lacks {METADATA}, which says where a distributed checkpoint has its"
+            " weights: copy it too, or save the checkpoint again"
+        )
     if os.path.isdir(path):
         is_run = os.path.lexists(path / BEST) or os.path.lexists(path / LAST)
         if is_run:
