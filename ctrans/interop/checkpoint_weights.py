@@ -31,6 +31,10 @@ SAFETENSORS = ".safetensors"
 PICKLED = (".bin", ".pt", ".pth")
 BLOCK = 128
 """Rows and columns that share a scale of fp8."""
+LONGEST_AXIS = 1 << 32
+"""The most entries along an axis. A weight without numbers fits in any file, and its axes are read
+in parts.
+"""
 PACKED = re.compile(
     r"(qweight|qzeros|weight_packed|weight_shape|_blocks|quant_map|absmax|quant_state\S*|zero_point)$"
 )
@@ -65,6 +69,11 @@ def checkpoint_weights(
     less_one = _less_one(path)
     weights: dict[str, Callable[[], Tensor]] = {}
     for name, weight in stored.items():
+        if max(weight.shape, default=0) > LONGEST_AXIS:
+            raise ConfigError(
+                f"{str(weight.path)!r} holds {name} of size {weight.shape}: an axis may have at"
+                f" most {LONGEST_AXIS:,} entries"
+            )
         if PACKED.search(name):
             raise ConfigError(
                 f"{str(weight.path)!r} holds {name}, codes of a quantisation that ctrans does not"

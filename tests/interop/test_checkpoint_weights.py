@@ -118,6 +118,16 @@ def test_files_without_weights_are_refused(weights, tmp_path):
         checkpoint_weights(path)
 
 
+@pytest.mark.parametrize("shape", [[2**40, 0], [2**43, 0, 3], [0, 2**50]])
+def test_an_axis_without_end_of_a_weight_without_numbers_is_refused(shape, tmp_path):
+    entry = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
+    header = json.dumps({"a.weight": entry}).encode()
+    path = tmp_path / "empty.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ConfigError, match="an axis may have at most"):
+        checkpoint_weights(path)
+
+
 @pytest.mark.parametrize(
     ("family", "shift"), [("gemma3_text", 1), ("gemma3n_text", 0), ("llama", 0), ("qwen3_next", 1)]
 )
