@@ -209,7 +209,9 @@ def _progress(run: JSONObject) -> list[str]:
     step = run["steps"][-1]
     total = run["log"]["total"]
     seconds = run["last"].get("seconds")
-    if total:
+    if total and step > total:  # a header of another run
+        parts = [f"step {step:,}, after the last of {total:,}"]
+    elif total:
         parts = [f"step {step:,} of {total:,} ({step / total:.0%})"]
     else:
         parts = [f"step {step:,}"]

@@ -300,3 +300,11 @@ def test_a_damaged_line_may_have_been_a_finding_and_is_said(tmp_path, damage):
     assert answer.mark == "note"
     (tmp_path / LOG).write_text(text + '{"step": 70, "fin')  # a writer is at work
     assert read_log(tmp_path).unread == 0
+
+
+def test_a_step_after_the_last_one_is_no_share_of_the_run(tmp_path):
+    write(tmp_path)
+    result = json.loads(to_json({"command": "watch", **watch.findings(read_log(tmp_path))}))
+    result["log"]["total"] = 3
+    (answer,) = page_of({"watch": result}).answers
+    assert answer.text.startswith("step 60, after the last of 3, ")
