@@ -253,7 +253,10 @@ WRONG_ENTRIES = [
     ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor = 0: it must be a number above 0"),
     ({"rope_parameters": {"rope_type": "yarn", "factor": -1.0}}, "factor = -1.0: it must be"),
     ({"rope_parameters": {"full_attention": {"factor": "x"}}}, 'factor = "x": it must be a number'),
-    ({"rope_parameters": {"long_factor": [1.0, 0.0]}}, "long_factor = .*: it must be a number above 0"),
+    (
+        {"rope_parameters": {"long_factor": [1.0, 0.0]}},
+        "long_factor = .*: it must be a number above 0",
+    ),
     ({"text_config": {"rope_theta": -1}}, "rope_theta = -1: it must be a number above 0"),
     ({"limits": [1.0, math.nan]}, "limits = .*: it must be numbers"),
     ({"id2label": 3}, "id2label = 3: it must be an object, or null"),
