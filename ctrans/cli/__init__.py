@@ -132,6 +132,8 @@ class Commands(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         if os.environ.get("COLUMNS") == "0":  # rich would print nothing
             del os.environ["COLUMNS"]
+        # pictures are files; a name that matplotlib does not know would end its import
+        os.environ.pop("MPLBACKEND", None)
         if sys.stdout is None:  # closed; a file that is opened later would get its number
             sys.stdout = open(os.devnull, encoding="utf-8")  # noqa: SIM115 for all of the process; writes raise OSError
         if sys.stderr is None:

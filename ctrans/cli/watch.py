@@ -112,6 +112,7 @@ def findings(log: MonitorLog, *, why: bool = False) -> dict[str, Any]:
         "findings": log.findings,
         "probes": log.probes,
         "missing": missing,
+        "unread": log.unread,
     }
 
 

@@ -31,14 +31,24 @@ SAFETENSORS = ".safetensors"
 PICKLED = (".bin", ".pt", ".pth")
 BLOCK = 128
 """Rows and columns that share a scale of fp8."""
+LONGEST_AXIS = 1 << 32
+"""The most entries along an axis. A weight without numbers fits in any file, and its axes are read
+in parts.
+"""
 PACKED = re.compile(
     r"(qweight|qzeros|weight_packed|weight_shape|_blocks|quant_map|absmax|quant_state\S*|zero_point)$"
 )
 """Names of codes that several formats pack in ways of their own."""
-ONE_PLUS = re.compile(
-    r"gemma[23]?(_text)?|recurrent_gemma|t5gemma2?|vaultgemma|nemotron|qwen3_(next|5)\w*"
-)
-"""Families that store a norm's gain less 1."""
+TOWERS = r"(^|\.)(vision_tower|vision_model|visual|audio_tower)\."
+"""Names in the parts of a family that read images and sound, with norms of their own."""
+ONE_PLUS = {
+    r"gemma[23]?(_text)?|recurrent_gemma|t5gemma2?|vaultgemma|nemotron": TOWERS,
+    r"minimax_m3_vl(_text)?|step3p[57]": TOWERS,
+    r"qwen3_next|qwen3_5(_moe)?(_text)?|qwen4_exp(_text)?": rf"{TOWERS}|linear_attn",
+    r"muse_(glimmer|spark)(_text)?": rf"{TOWERS}|^(model\.)?(language_model\.)?norm\.",
+    r"videoprism\w*": r"$^",
+}
+"""Families that store a norm's gain less 1, and the names of their gains that are stored whole."""
 
 
 def checkpoint_weights(
@@ -56,12 +66,14 @@ def checkpoint_weights(
     stored = {
         name: weight for name, weight in all_stored.items() if not re.search(no_weights, name)
     }
-    if os.path.isfile(path / METADATA):
-        less_one = gains_less_one(path)
-    else:
-        less_one = ONE_PLUS.fullmatch(_family(path)) is not None
+    less_one = _less_one(path)
     weights: dict[str, Callable[[], Tensor]] = {}
     for name, weight in stored.items():
+        if max(weight.shape, default=0) > LONGEST_AXIS:
+            raise ConfigError(
+                f"{str(weight.path)!r} holds {name} of size {weight.shape}: an axis may have at"
+                f" most {LONGEST_AXIS:,} entries"
+            )
         if PACKED.search(name):
             raise ConfigError(
                 f"{str(weight.path)!r} holds {name}, codes of a quantisation that ctrans does not"
@@ -70,7 +82,7 @@ def checkpoint_weights(
         if weight.dtype in CODES:
             weights[name] = _dequantised(name, weight, stored)
         elif weight.dtype in FLOATS:
-            if less_one and GAIN.search(name) and "linear_attn" not in name:
+            if less_one(name):
                 weights[name] = partial(_one_plus, weight)
             else:
                 weights[name] = partial(read_weight, weight)
@@ -83,6 +95,11 @@ def checkpoint_weights(
         if weight.dtype in CODES:
             for scale in _scales_of(name):
                 weights.pop(scale, None)
+    if not weights:
+        raise ConfigError(
+            f"{str(path)!r} holds no weights in {', '.join(FLOATS | CODES)}: give the files of a"
+            " model"
+        )
     return weights
 
 
@@ -107,6 +124,11 @@ def _stored(path: Path, *, allow_pickle: bool) -> Mapping[str, Stored]:
         return pickled_weights(path)
     if os.path.isfile(path / METADATA):
         return distributed_weights(path)
+    if os.path.isdir(path) and next(path.glob("*.distcp"), None) is not None:
+        raise ConfigError(
+            f"{str(path)!r} lacks {METADATA}, which says where a distributed checkpoint has its"
+            " weights: copy it too, or save the checkpoint again"
+        )
     if os.path.isdir(path):
         is_run = os.path.lexists(path / BEST) or os.path.lexists(path / LAST)
         if is_run:
@@ -130,18 +152,40 @@ def _check_whole(stored: Mapping[str, Stored]) -> None:
             check_checksum(path)
 
 
-def _family(path: Path) -> str:
-    """The family in the config next to the weights; empty if there is none."""
+def _less_one(path: Path) -> Callable[[str], bool]:
+    """Whether a weight of that name is a gain that is stored less 1."""
+    whole = None
+    if os.path.isfile(path / METADATA):
+        if gains_less_one(path):
+            whole = "linear_attn"
+    else:
+        families = _families(path)
+        whole = next(
+            (
+                names
+                for pattern, names in ONE_PLUS.items()
+                if any(re.fullmatch(pattern, family) for family in families)
+            ),
+            None,
+        )
+    if whole is None:
+        return lambda name: False
+    return lambda name: bool(GAIN.search(name)) and not re.search(whole, name)
+
+
+def _families(path: Path) -> list[str]:
+    """The family in the config next to the weights, and that of its language model."""
     if os.path.isdir(path):
         config_path = path / CONFIG
     else:
         config_path = path.parent / CONFIG
     if not os.path.isfile(config_path):
-        return ""
+        return []
     config = read_json(config_path)
     if not isinstance(config, dict):
-        return ""
-    return str(config.get("model_type", ""))
+        return []
+    configs = [config, config.get("text_config")]
+    return [str(part.get("model_type", "")) for part in configs if isinstance(part, dict)]
 
 
 def _one_plus(weight: Stored) -> Tensor:

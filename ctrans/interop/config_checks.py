@@ -73,6 +73,12 @@ PROBABILITY = re.compile(r"pdrop|dropout|drop_?path|layerdrop|drop_prob")
 """Names of entries that are the probability of a dropout."""
 EPSILON = re.compile(r"(eps|epsilon)$")
 """Names of entries that keep a denominator from 0."""
+ROPE = ("rope_scaling", "rope_parameters")
+"""Entries that describe rotary positions, in some families for each kind of block."""
+BASE = re.compile(r"rope_theta|rope_local_base_freq|rotary_emb_base|rotary_base")
+"""Names of entries whose powers are the periods of rotary positions."""
+STRETCH = re.compile(r"(\w+_)?factor|beta_(fast|slow)|original_max_position_embeddings")
+"""Names of entries that stretch the periods, inside of those of `ROPE`."""
 OF_THE_LIBRARY = re.compile(
     r"error for field '(?P<name>\w+)': TypeError: Field '\w+' (?:with value (?P<value>.*?) doesn't"
     r" match any type in \((?P<types>.*?)\)\."
@@ -130,6 +136,8 @@ def check_settings(where: str, config: Mapping[str, Any]) -> None:
                     f"{where} says {name} = {_short(value)}: the largest allowed number is"
                     f" {min(limits):,}"
                 )
+    for name, value in _entries(config):
+        _check_positions(where, name, value)
 
 
 def _check_kind(where: str, name: str, value: Any) -> None:
@@ -152,6 +160,35 @@ def _check_kind(where: str, name: str, value: Any) -> None:
         allowed = "numbers"
     if allowed:
         raise ConfigError(f"{where} says {name} = {_short(value)}: it must be {allowed}")
+
+
+def _check_positions(where: str, name: str, value: Any) -> None:
+    """Raises ConfigError for numbers of rotary positions that are not above 0. The library computes
+    with others, and gives nan or other positions.
+    """
+    numbers = []
+    if BASE.fullmatch(name):
+        numbers.append((name, value))
+    if name in ROPE and isinstance(value, Mapping):
+        inner_entries = _entries(value)
+        numbers += [(inner, number) for inner, number in inner_entries if STRETCH.fullmatch(inner)]
+    for entry, number in numbers:
+        if number is None:
+            continue
+        if isinstance(number, list):  # one for each block or frequency
+            is_allowed = all(map(_is_positive, number))
+        else:
+            is_allowed = _is_positive(number)
+        if not is_allowed:
+            raise ConfigError(
+                f"{where} says {entry} = {_short(number)}: it must be a number above 0, or null"
+            )
+
+
+def _is_positive(number: Any) -> bool:
+    if isinstance(number, Mapping):  # one for each kind of block
+        return all(map(_is_positive, number.values()))
+    return type(number) in (int, float) and 0 < number < math.inf
 
 
 def _is_dtype(value: Any) -> bool:

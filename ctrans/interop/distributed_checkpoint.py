@@ -7,10 +7,7 @@ nothing in it runs.
 
 from __future__ import annotations
 
-import io
 import math
-import pickle
-import pickletools
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -21,20 +18,20 @@ import torch
 from torch import Tensor
 
 from ctrans.base.given_files import check_file, read_file, read_json
-from ctrans.base.printable import one_line
 from ctrans.dynamics.depth import MOST_BLOCKS
+from ctrans.interop.inert_pickles import Inert, inert
 from ctrans.interop.pickled import is_dense, load_pickled
 from ctrans.interop.stored_weights import Stored, stored_tensor
-from solvers import ConfigError
+from solvers import ConfigError, shown
 
 METADATA = ".metadata"
 MEGATRON = "metadata.json"
-LARGEST_METADATA = 32 << 20
-"""The largest size of `.metadata` in bytes; a checkpoint of 200,000 parts has about 30 MB."""
 SETTINGS = ("common.pt", "run_config.yaml", "../context/model.yaml")
 """Where the model's settings are: with Megatron, Megatron Bridge and NeMo."""
 MOST_NUMBERS = 1 << 48
-"""The most numbers of a weight: what no machine holds."""
+"""The most numbers of a weight, or along one of its axes: what no machine holds."""
+MOST_AXES = 64
+"""The most axes of a tensor in torch."""
 LESS_ONE = re.compile(
     rb"apply_layernorm_1p(q.|r....|\x94)?\x88|^[ \t]*layernorm_zero_centered_gamma:[ \t]*true\s*$",
     re.M | re.S | re.I,
@@ -48,39 +45,6 @@ NOT_MODEL = re.compile(
 """Names of what a training keeps next to the weights."""
 STACKED = re.compile(r"(^|\.)(layers|blocks|h)\.(?!\d)")
 """Names of a weight whose first axis is the number of the block, as Megatron stacks them."""
-
-
-class Inert:
-    """A record in the place of any object of a pickle: its arguments and its state."""
-
-    def __new__(cls, *args: Any, **_: Any) -> Inert:
-        record = object.__new__(cls)
-        record.__dict__["args"] = args
-        return record
-
-    def __setstate__(self, state: Any) -> None:
-        self.__dict__["state"] = state
-
-
-class _Inert(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        return type(name, (Inert,), {})
-
-
-def inert(path: Path) -> Any:
-    """The objects of a pickle, each as an `Inert` one. Raises ConfigError for damaged bytes."""
-    data = read_file(path, LARGEST_METADATA)
-    try:
-        for code, argument, _ in pickletools.genops(data):
-            if "PUT" not in code.name or not isinstance(argument, int):
-                continue
-            if argument > len(data):  # would reserve memory
-                raise ValueError(f"it keeps object {argument}")
-        return _Inert(io.BytesIO(data)).load()
-    except Exception as error:  # damaged bytes lead to errors of many kinds
-        raise ConfigError(
-            f"{str(path)!r} is no metadata of a checkpoint: {one_line(error)}"
-        ) from None
 
 
 def distributed_weights(directory: Path) -> dict[str, Stored]:
@@ -136,6 +100,11 @@ def _weights(directory: Path, metadata: Mapping[str, Any]) -> dict[str, Stored]:
         parts: list[StoredPart] = []
         for chunk in map(_fields, fields["chunks"]):
             offsets = _shape(chunk["offsets"])
+            if (name, offsets) not in places:
+                raise ConfigError(
+                    f"{str(directory / METADATA)!r} does not say where the part of {name} at"
+                    f" {offsets} is stored: save the checkpoint again"
+                )
             parts.append((offsets, _shape(chunk["sizes"]), *places[name, offsets]))
         dtype = getattr(torch, vars(fields["properties"])["state"][0].__name__, None)
         _check_parts(directory, name, size, parts)
@@ -151,16 +120,28 @@ def _weights(directory: Path, metadata: Mapping[str, Any]) -> dict[str, Stored]:
             for block in range(size[0]):
                 block_name = f"{before}{block}.{after}"
                 make = partial(_assembled, name, size, dtype, parts, block)
-                weights[block_name] = stored_tensor(directory, block_name, like[0], make)
+                _add(weights, stored_tensor(directory, block_name, like[0], make))
         else:
             make = partial(_assembled, name, size, dtype, parts, None)
-            weights[name] = stored_tensor(directory, name, like, make)
+            _add(weights, stored_tensor(directory, name, like, make))
     if not weights:
         raise ConfigError(
             f"{str(directory)!r} holds no weights of a model: give the directory of a distributed"
             " checkpoint"
         )
     return weights
+
+
+def _add(weights: dict[str, Stored], weight: Stored) -> None:
+    """Adds the weight. Raises ConfigError if there is one of its name: a stack of all blocks and
+    the weight of one block may both give it.
+    """
+    if weight.name in weights:
+        raise ConfigError(
+            f"{str(weight.path)!r} holds {weight.name} twice, as a weight and in a stack of all"
+            " blocks: save one of the two"
+        )
+    weights[weight.name] = weight
 
 
 def _places(
@@ -174,7 +155,9 @@ def _places(
     for index, info in storage.items():
         part = _fields(index)
         stored = _fields(info)
-        name = str(stored["relative_path"])
+        name = stored["relative_path"]
+        if not isinstance(name, str):
+            raise TypeError("a part's relative_path is no text")
         if name != Path(name).name or name in ("", ".."):
             raise ConfigError(
                 f"{str(directory / METADATA)!r} names {name!r}: parts must be files in the same"
@@ -182,19 +165,26 @@ def _places(
             )
         if stored.get("transform_descriptors"):
             raise ConfigError(
-                f"{str(directory)!r} has parts that are transformed by"
-                f" {stored['transform_descriptors']!r}: save them plain"
+                f"{str(directory)!r} has parts that are transformed, as compressed ones are: save"
+                " them plain"
             )
         if name not in sizes:
             sizes[name] = check_file(directory / name)
         start = int(stored["offset"])
         length = int(stored["length"])
-        if not 0 <= start <= start + length <= sizes[name]:
+        if start < 0 or length < 0:
+            raise ConfigError(
+                f"{str(directory / METADATA)!r} gives a part of {name} the offset {shown(start)}"
+                f" and the length {shown(length)}: both must be 0 or more"
+            )
+        if start + length > sizes[name]:
             raise ConfigError(
                 f"{str(directory / name)!r} is not whole: it has {sizes[name]:,} bytes, and a part"
-                f" ends at {start + length:,}"
+                f" ends at {shown(start + length)}"
             )
-        places[str(part["fqn"]), _shape(part.get("offset"))] = directory / name, start, length
+        if not isinstance(part["fqn"], str):
+            raise TypeError("the name of a weight is no text")
+        places[part["fqn"], _shape(part.get("offset"))] = directory / name, start, length
     return places
 
 
@@ -212,7 +202,13 @@ def _shape(size: Any) -> tuple[int, ...]:
         return ()
     if isinstance(size, Inert):
         size = vars(size)["args"][0]
-    return tuple(int(n) for n in size)
+    axes = tuple(int(n) for n in size)
+    if len(axes) > MOST_AXES or any(abs(n) > MOST_NUMBERS for n in axes):
+        raise ConfigError(
+            f"a weight has the size {shown(list(axes))}: give at most {MOST_AXES} axes, each of at"
+            f" most {MOST_NUMBERS:,}"
+        )
+    return axes
 
 
 def _check_parts(

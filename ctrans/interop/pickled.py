@@ -20,12 +20,12 @@ from torch import Tensor
 from ctrans.base.given_files import cannot_read, check_file, check_name
 from ctrans.base.memory import check_fits
 from ctrans.interop.foreign_errors import named_error
+from ctrans.interop.inert_pickles import storage_sizes
 from ctrans.interop.stored_weights import Stored, stored_tensor
 from ctrans.interop.subprocess_guard import run_guarded
+from ctrans.interop.weights_in_objects import named_tensors, say_left_out
 from solvers import ConfigError
 
-HOLDERS = ("state_dict", "model_state_dict", "model", "module")
-"""Keys under which trainers keep the weights among other things."""
 PICKLE = b"\x80"
 """The first byte of a pickle of protocol 2 or newer."""
 SECONDS = 15
@@ -34,6 +34,8 @@ takes 2 seconds.
 """
 MEMORY = 512 << 20
 """The limit of a first reading without the weights, in bytes."""
+AT_ONCE = 1 << 20
+"""The bytes of a part that are read at once."""
 
 
 def load_pickled(
@@ -43,7 +45,7 @@ def load_pickled(
     first read in a process with limits, unless that was `tried`.
 
     Raises ConfigError for a file that holds more than weights, is not whole, exceeds the memory or
-    the limits, or unpacks to more than its own size, which torch.save never writes.
+    the limits, or is compressed, which torch.save never does.
     """
     file: Any
     if part is None:
@@ -57,14 +59,18 @@ def load_pickled(
     load = partial(torch.load, file, map_location="cpu", weights_only=True)
     try:
         unpacked = _unpacked(file)
+        storages: dict[str, int] = {}
         if not tried and unpacked <= size:
             in_parts = part is None and unpacked > 0
-            attempt = partial(_try, load, mmap=in_parts)
-            run_guarded(attempt, seconds=SECONDS, memory=MEMORY + 2 * size)
+            attempt = partial(_try, load, file, mmap=in_parts)
+            storages = run_guarded(attempt, seconds=SECONDS, memory=MEMORY + 2 * size)
             if part is not None:
                 file.seek(0)
         if unpacked <= size:
-            return load(mmap=mapped)
+            content = load(mmap=mapped)
+            if unpacked and not tried:
+                _check_archive(file, storages)
+            return content
     except ConfigError as error:
         raise ConfigError(
             f"{str(path)!r} is not read: {error}; a model of its size needs less"
@@ -107,16 +113,53 @@ def _begins_as_saved(path: Path, part: bytes | None) -> bool:
         return file.read(len(PICKLE)) == PICKLE or zipfile.is_zipfile(path)
 
 
-def _try(load: Callable[..., Any], *, mmap: bool) -> None:
-    """Loads the file and drops the result. A fault of the file is raised again, in full, without
-    limits.
+def _try(load: Callable[..., Any], file: Any, *, mmap: bool) -> dict[str, int]:
+    """Loads the file, drops the result, and returns the sizes of its storages. A fault of the file
+    is raised again, in full, without limits.
     """
     try:
         load(mmap=mmap)
     except MemoryError:
         raise
     except Exception:
-        return
+        return {}
+    if not zipfile.is_zipfile(file):
+        return {}
+    with zipfile.ZipFile(file) as archive:
+        entry = archive.getinfo(f"{_root(archive)}/data.pkl")
+        del entry.CRC  # sums are checked later, where the file has any
+        return storage_sizes(archive.read(entry))
+
+
+def _root(archive: zipfile.ZipFile) -> str:
+    """The directory of all parts of an archive of torch.save."""
+    return archive.infolist()[0].filename.partition("/")[0]
+
+
+def _check_archive(file: Any, storages: Mapping[str, int]) -> None:
+    """Raises ValueError or BadZipFile for an archive that torch.save did not write so: torch maps
+    its parts without a look at their sizes, compression and sums.
+    """
+    with zipfile.ZipFile(file) as archive:
+        sizes: dict[str, int] = {}
+        for entry in archive.infolist():
+            name = entry.filename
+            if name in sizes:
+                raise ValueError(f"it has {name} twice")
+            sizes[name] = entry.file_size
+            if entry.compress_type != zipfile.ZIP_STORED:
+                raise ValueError(f"{name} is compressed, which torch.save never does")
+            if entry.CRC == 0:  # torch can be set to write no sums
+                continue
+            with archive.open(entry) as stored:
+                while stored.read(AT_ONCE):  # raises an error at the end for another sum
+                    pass
+        for key, size in storages.items():
+            name = f"{_root(archive)}/data/{key}"
+            if sizes.get(name) != size:
+                raise ValueError(
+                    f"{name} has {sizes.get(name, 0):,} bytes, and its tensors need {size:,}"
+                )
 
 
 def _unpacked(file: Any) -> int:
@@ -143,7 +186,8 @@ def pickled_weights(path: Path) -> dict[str, Stored]:
     check_file(path)
     check_name(path)
     mapped = zipfile.is_zipfile(path)
-    weights = _weights(path, mapped=mapped)
+    weights, left_out = _weights(path, mapped=mapped)
+    say_left_out(path, left_out)
     if mapped:
         make = partial(_one, path)
     else:
@@ -154,26 +198,19 @@ def pickled_weights(path: Path) -> dict[str, Stored]:
     }
 
 
-def _weights(path: Path, *, mapped: bool, tried: bool = False) -> dict[str, Tensor]:
+def _weights(
+    path: Path, *, mapped: bool, tried: bool = False
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The tensors by name, and what else the file holds."""
     content = load_pickled(path, mapped=mapped, tried=tried)
-    for key in HOLDERS:
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-    tensors = {}
-    if isinstance(content, Mapping):
-        tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-    if not tensors:
-        raise ConfigError(
-            f"{str(path)!r} holds no tensors by name: give a file of weights, as"
-            " pytorch_model.bin is"
-        )
+    tensors, left_out = named_tensors(path, content)
     for name, value in tensors.items():
         if not is_dense(value):
             raise ConfigError(
                 f"{str(path)!r} holds {name}, which is no dense tensor with a number for each"
                 " entry: save it as one"
             )
-    return tensors
+    return tensors, left_out
 
 
 def _one(path: Path, name: str) -> Tensor:
@@ -189,7 +226,8 @@ def _mapped(path: Path, changed: int, size: int) -> dict[str, Tensor]:
     """The weights of the file that was read last, as a memory map, so that reading one after the
     other opens it once. A file that `changed`, or has another `size`, is opened anew.
     """
-    return _weights(path, mapped=True, tried=True)
+    weights, _ = _weights(path, mapped=True, tried=True)
+    return weights
 
 
 def is_dense(value: object) -> bool:

@@ -26,7 +26,7 @@ from ctrans.report.sections import (
     table,
 )
 from ctrans.report.view import view
-from solvers import ConfigError
+from solvers import ConfigError, shown
 
 ENTRIES = {
     "simulate": ("ctrans.examine.simulated", "ctrans.examine.converged"),
@@ -87,6 +87,11 @@ def page_of(results: JSONObject) -> Page:
             raise ConfigError(
                 f"{name}: the command ctrans {command} was removed, and with it the page of its"
                 f" results: use {REMOVED_COMMANDS[command]}"
+            )
+        if command not in ENTRIES and not result.keys() - {*other.ABOUT}:
+            raise ConfigError(
+                f"{name}: it says that {shown(command)} wrote it, and holds no result: give a file"
+                " that a ctrans command has written by --json or --out"
             )
         groups.setdefault(command, {})[name] = result
     chapters: list[Chapter] = []

@@ -185,14 +185,22 @@ def _answer(name: str, run: JSONObject) -> Answer:
     counts = ", ".join(
         f"{severities.count(severity)} {severity}" for severity in dict.fromkeys(severities)
     )
-    if not severities:
+    unread = run.get("unread", 0)  # a result of an earlier version has none
+    if not severities and not unread:
         findings = "no findings"
+    elif not severities:
+        findings = "no findings in the lines of its log that can be read"
     elif len(severities) == 1:
         findings = f"1 finding ({counts})"
     else:
         findings = f"{len(severities)} findings ({counts})"
     parts = [*_progress(run), run["ended"] or "still running, or killed"]
-    return Answer(_titled(name, f"{', '.join(parts)}; {findings}."), mark_of(run["findings"]))
+    mark = mark_of(run["findings"])
+    if unread:
+        findings += f"; damaged lines, which may hold more: {unread:,}"
+    if unread and mark == "good":
+        mark = "note"
+    return Answer(_titled(name, f"{', '.join(parts)}; {findings}."), mark)
 
 
 def _progress(run: JSONObject) -> list[str]:
@@ -201,7 +209,9 @@ def _progress(run: JSONObject) -> list[str]:
     step = run["steps"][-1]
     total = run["log"]["total"]
     seconds = run["last"].get("seconds")
-    if total:
+    if total and step > total:  # a header of another run
+        parts = [f"step {step:,}, after the last of {total:,}"]
+    elif total:
         parts = [f"step {step:,} of {total:,} ({step / total:.0%})"]
     else:
         parts = [f"step {step:,}"]

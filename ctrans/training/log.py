@@ -13,18 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from ctrans.base.durable_files import write_durably
-from ctrans.base.given_files import read_lines
+from ctrans.base.given_files import check_file, read_lines
 from ctrans.base.json_values import is_number, is_step, plain
 from ctrans.model.sums import GENERATIONS
 from solvers import ConfigError
 
 LOG = "log.jsonl"
-RECORDS = (LOG, "monitor.jsonl")
+MONITOR = "monitor.jsonl"
+RECORDS = (LOG, MONITOR)
 """The logs of a run beside its checkpoints: its own, and that of a monitor."""
 RESULT = "train.json"
 RESULTS = (RESULT, "loss.png")
 """What `ctrans train` writes at the end of a run, beside its log."""
 RESULT_BEGINS = re.compile(rb'\s*\{\s*"command":\s*"train"')
+LOG_BEGINS = re.compile(rb'\s*\{\s*"step":|\Z')
+MONITOR_BEGINS = re.compile(rb'\s*\{\s*"header":|\Z')
 RESUME = "then go on with --resume"
 Row = dict[str, Any]
 SMOOTH = 100
@@ -120,7 +123,8 @@ def set_aside(directory: Path, generation: str, new: str) -> None:
     """Sets aside the logs and the results of a run that a new one overwrites, under the name of a
     directory of checkpoints (`generation`) that is not the `new` run's. Raises OSError.
 
-    What is aside under the `new` run's directory is of an earlier run there, which is no more.
+    What is aside under the `new` run's directory is of an earlier run there, which is no more, if
+    it begins as a run writes it.
     """
     for name in _of_run(directory):
         record = directory / name
@@ -128,20 +132,50 @@ def set_aside(directory: Path, generation: str, new: str) -> None:
         if record.exists() and not aside.exists():
             os.replace(record, aside)
         record.unlink(missing_ok=True)
-    for name in (*RECORDS, *RESULTS):
-        (directory / _aside(new, name)).unlink(missing_ok=True)
+    _forget_aside(directory, new)
 
 
 def bring_back(directory: Path, generation: str) -> None:
     """Restores what was set aside for these checkpoints, if there is anything, and removes what was
     set aside for others.
     """
-    for name in (*RECORDS, *RESULTS):
-        aside = directory / _aside(generation, name)
-        if aside.exists():
-            os.replace(aside, directory / name)
-        for other_generation in GENERATIONS:
-            (directory / _aside(other_generation, name)).unlink(missing_ok=True)
+    for name in _set_aside(directory, generation):
+        os.replace(directory / _aside(generation, name), directory / name)
+    for other_generation in GENERATIONS:
+        _forget_aside(directory, other_generation)
+
+
+def _forget_aside(directory: Path, generation: str) -> None:
+    for name in _set_aside(directory, generation):
+        (directory / _aside(generation, name)).unlink()
+
+
+def _set_aside(directory: Path, generation: str) -> list[str]:
+    """The names of what a run set aside for these checkpoints. A file that begins otherwise is a
+    user's, and a picture is a run's if its result is.
+    """
+    log, monitor = (directory / _aside(generation, name) for name in RECORDS)
+    result, picture = (directory / _aside(generation, name) for name in RESULTS)
+    names = []
+    if _begins(log, LOG_BEGINS):
+        names.append(LOG)
+    if _begins(monitor, MONITOR_BEGINS):
+        names.append(MONITOR)
+    if _begins(result, RESULT_BEGINS):
+        names.append(RESULT)
+        if picture.exists():
+            names.append(RESULTS[1])
+    return names
+
+
+def _begins(path: Path, words: re.Pattern[bytes]) -> bool:
+    """Whether the file begins so; False for one that is missing or cannot be read."""
+    try:
+        check_file(path)
+        with path.open("rb") as file:
+            return words.match(file.read(200)) is not None
+    except (OSError, ConfigError):
+        return False
 
 
 def forget_unsaved(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 import re
 
 import pytest
@@ -112,3 +113,9 @@ def test_a_full_stdout_is_named(args, monkeypatch, tmp_path):
         main([*map(str, args)])
     assert ended.value.code == 2
     assert "cannot write to standard output: No space left on device" in result.getvalue()
+
+
+def test_a_backend_that_matplotlib_does_not_know_does_not_matter(monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "nope")
+    assert run("watch", "--help").exit_code == 0
+    assert "MPLBACKEND" not in os.environ, "matplotlib reads it when it is imported"

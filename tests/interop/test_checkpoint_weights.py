@@ -2,14 +2,17 @@
 is found.
 """
 
+import inspect
 import json
 import os
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import CONFIG_MAPPING, AutoModel
 
 from ctrans.interop.checkpoint_weights import checkpoint_weights
+from ctrans.interop.weight_names import GAIN
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
@@ -104,6 +107,28 @@ def test_buffers_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "weights",
+    [{}, {"n": torch.tensor(3)}, {"embeddings.position_ids": torch.arange(4)}],
+    ids=["nothing", "a number", "a buffer"],
+)
+def test_files_without_weights_are_refused(weights, tmp_path):
+    path = tmp_path / "empty.safetensors"
+    save_file(weights, path, {"format": "pt"})
+    with pytest.raises(ConfigError, match="holds no weights in F64"):
+        checkpoint_weights(path)
+
+
+@pytest.mark.parametrize("shape", [[2**40, 0], [2**43, 0, 3], [0, 2**50]])
+def test_an_axis_without_end_of_a_weight_without_numbers_is_refused(shape, tmp_path):
+    entry = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
+    header = json.dumps({"a.weight": entry}).encode()
+    path = tmp_path / "empty.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ConfigError, match="an axis may have at most"):
+        checkpoint_weights(path)
+
+
+@pytest.mark.parametrize(
     ("family", "shift"), [("gemma3_text", 1), ("gemma3n_text", 0), ("llama", 0), ("qwen3_next", 1)]
 )
 def test_gains_that_are_stored_less_1_are_gains(family, shift, tmp_path):
@@ -115,6 +140,64 @@ def test_gains_that_are_stored_less_1_are_gains(family, shift, tmp_path):
     )
     assert torch.equal(found["layers.0.input_layernorm.weight"](), kept + shift)
     assert torch.equal(found["layers.0.up.weight"](), kept[None])
+
+
+INPUT = "model.language_model.layers.0.input_layernorm.weight"
+LESS_ONE = {
+    "gemma3": (INPUT, "multi_modal_projector.mm_soft_emb_norm.weight"),
+    "paligemma": (INPUT,),
+    "t5gemma2": ("model.encoder.text_model.layers.0.self_attn.q_norm.weight",),
+    "qwen3_5": (INPUT, "model.language_model.norm.weight"),
+    "qwen4_exp": (INPUT,),
+    "minimax_m3_vl": (INPUT,),
+    "step3p7": (INPUT,),
+    "muse_spark": (INPUT,),
+    "videoprism": ("video_model.vision_model.spatial_layers.0.layernorm_before.weight",),
+}
+WHOLE = {
+    "gemma3": ("model.vision_tower.encoder.layers.0.layer_norm1.weight",),
+    "paligemma": ("model.vision_tower.post_layernorm.weight",),
+    "t5gemma2": ("model.encoder.vision_tower.encoder.layers.0.layer_norm1.weight",),
+    "qwen3_5": (
+        "model.visual.blocks.0.norm1.weight",
+        "model.language_model.layers.0.linear_attn.norm.weight",
+    ),
+    "qwen3_5_vision": ("blocks.0.norm1.weight",),
+    "qwen4_exp": ("model.visual.merger.norm.weight",),
+    "minimax_m3_vl": ("model.vision_tower.layers.0.layer_norm1.weight",),
+    "step3p7": ("model.vision_model.layers.0.layernorm_before.weight",),
+    "muse_spark": ("model.language_model.norm.weight", "model.audio_tower.norm.weight"),
+    "gemma4": (INPUT,),
+}
+
+
+@pytest.mark.parametrize("family", LESS_ONE | WHOLE)
+def test_gains_of_towers_are_stored_whole(family, tmp_path):
+    less_one = LESS_ONE.get(family, ())
+    whole = WHOLE.get(family, ())
+    weights = {name: torch.zeros(4) for name in (*less_one, *whole)}
+    config = {"model_type": family}
+    if family == "paligemma":
+        config["text_config"] = {"model_type": "gemma2"}
+    found = stored(tmp_path, weights, **config)
+    assert {name for name in less_one if float(found[name]()[0]) == 1} == set(less_one)
+    assert {name for name in whole if float(found[name]()[0]) == 0} == set(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_5"])
+def test_gains_are_stored_less_1_where_the_library_adds_1(family, tmp_path):
+    config = CONFIG_MAPPING[family]()
+    config.text_config.num_hidden_layers = 4  # the fewest with both kinds of attention
+    config.text_config.layer_types = config.text_config.layer_types[:4]
+    with torch.device("meta"):
+        model = AutoModel.from_config(config)
+    adds_one = {}
+    for name, module in model.named_modules():
+        adds_one[f"{name}.weight"] = "1.0 + self.weight" in inspect.getsource(type(module))
+    names = [name for name, _ in model.named_parameters() if GAIN.search(name)]
+    found = stored(tmp_path, {name: torch.zeros(1) for name in names}, model_type=family)
+    assert {name: bool(found[name]()) for name in names} == {name: adds_one[name] for name in names}
 
 
 def test_shards_files_and_checkpoints_of_ctrans_are_found(tmp_path):

@@ -16,7 +16,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as processes
 
-from ctrans.interop import distributed_checkpoint
+from ctrans.interop import distributed_checkpoint, inert_pickles
 from ctrans.interop.checkpoint_weights import checkpoint_weights
 from ctrans.interop.distributed_checkpoint import distributed_weights, gains_less_one
 from solvers import ConfigError
@@ -152,6 +152,25 @@ HOSTILE = {
         ),
         "gives w the size",
     ),
+    "an axis that overflows": (
+        lambda d: rewritten(
+            d, lambda m: setattr(m.state_dict_metadata["w"], "size", torch.Size([2**62, 0]))
+        ),
+        "a weight has the size",
+    ),
+    "a weight without a place": (
+        lambda d: rewritten(d, lambda m: m.storage_data.clear()),
+        "does not say where the part of w at",
+    ),
+    "a part before the beginning": (
+        lambda d: rewritten(d, lambda m: setattr(info(m), "offset", -5)),
+        r"the offset -5 and the length \d+: both must be 0 or more",
+    ),
+    "a path without end": (
+        lambda d: rewritten(d, lambda m: setattr(info(m), "relative_path", (1, 2))),
+        "relative_path is no text",
+    ),
+    "no metadata": (lambda d: (d / ".metadata").unlink(), r"lacks \.metadata"),
     "a missing file": (lambda d: next(d.glob("*.distcp")).unlink(), "cannot read"),
     "another backend": (
         lambda d: (d / "metadata.json").write_text('{"sharded_backend": "zarr"}'),
@@ -168,6 +187,40 @@ def test_hostile_metadata_are_refused_in_one_line(kind, tmp_path):
     with pytest.raises(ConfigError, match=words) as caught:
         checkpoint_weights(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def nested_key():
+    """A pickle of a dictionary whose key is a pair of a pair of ..., each twice: its hash takes
+    2**60 steps.
+    """
+    pairs = b"".join(b"q" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(60))
+    return b"\x80\x04}K\x01" + pairs + b"K\x02s."
+
+
+def test_metadata_are_first_read_within_limits(tmp_path, monkeypatch):
+    def limited(act, *, seconds, memory):
+        raise ConfigError(f"it needs more than {seconds} seconds")
+
+    (tmp_path / ".metadata").write_bytes(nested_key())
+    monkeypatch.setattr(inert_pickles, "run_guarded", limited)
+    with pytest.raises(ConfigError, match="it needs more than 15 seconds"):
+        checkpoint_weights(tmp_path)
+
+
+@pytest.mark.slow
+def test_metadata_that_take_forever_are_refused(tmp_path, monkeypatch):
+    (tmp_path / ".metadata").write_bytes(nested_key())
+    monkeypatch.setattr(inert_pickles, "SECONDS", 1)
+    with pytest.raises(ConfigError, match="it needs more than its limit"):
+        checkpoint_weights(tmp_path)
+
+
+def test_a_stack_of_blocks_and_the_same_weight_of_a_block_are_refused(tmp_path):
+    weights = {"layers.w": torch.ones(2, 3, 3), "layers.0.w": torch.zeros(3, 3)}
+    for i, order in enumerate((sorted(weights), sorted(weights, reverse=True))):
+        save({name: weights[name] for name in order}, tmp_path / str(i))
+        with pytest.raises(ConfigError, match=r"holds layers\.0\.w twice"):
+            checkpoint_weights(tmp_path / str(i))
 
 
 def test_blocks_without_end_are_refused(tmp_path):

@@ -246,6 +246,18 @@ WRONG_ENTRIES = [
     ({"layer_norm_epsilon": math.nan}, "layer_norm_epsilon = NaN: it must be a finite number"),
     ({"initializer_range": math.inf}, "initializer_range = Infinity: it must be a finite number"),
     ({"rope_scaling": {"factor": math.nan}}, "factor = NaN: it must be a finite number"),
+    (
+        {"rope_scaling": {"type": "linear", "factor": -2}},
+        "factor = -2: it must be a number above 0",
+    ),
+    ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor = 0: it must be a number above 0"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": -1.0}}, "factor = -1.0: it must be"),
+    ({"rope_parameters": {"full_attention": {"factor": "x"}}}, 'factor = "x": it must be a number'),
+    (
+        {"rope_parameters": {"long_factor": [1.0, 0.0]}},
+        "long_factor = .*: it must be a number above 0",
+    ),
+    ({"text_config": {"rope_theta": -1}}, "rope_theta = -1: it must be a number above 0"),
     ({"limits": [1.0, math.nan]}, "limits = .*: it must be numbers"),
     ({"id2label": 3}, "id2label = 3: it must be an object, or null"),
 ]
@@ -263,6 +275,8 @@ def test_an_entry_of_a_config_that_makes_no_model_is_named_with_what_is_allowed(
 def test_entries_that_are_free_stay_free():
     check_settings("here", {"time_step_limit": [0.0, math.inf], "n_inner": None, "dtype": None})
     check_settings("here", {"classifier_dropout": None, "torch_dtype": "torch.bfloat16"})
+    positions = {"factor": 0.5, "attention_factor": None, "mscale": 0.0, "short_factor": [1, 2.0]}
+    check_settings("here", {"rope_scaling": positions, "rope_theta": {"full_attention": 1e4}})
 
 
 def test_shards_that_agree_with_their_index_are_read(saved):

@@ -5,9 +5,11 @@ Two tests read checkpoints that packages ship: pip install --no-deps antiberty==
 rxnmapper==0.4.3
 """
 
+import collections
 import importlib.util
 import json
 import os
+import random
 import zipfile
 from pathlib import Path
 
@@ -19,9 +21,12 @@ from ctrans.cli import main
 from ctrans.interop.checkpoint_weights import checkpoint_weights
 from ctrans.interop.hugging_face import from_transformers, load_local
 from ctrans.interop.open_model import open_model
-from ctrans.interop.pickled import pickled_weights
+from ctrans.interop.pickled import load_pickled, pickled_weights
 from solvers import ConfigError
 from tests.interop.models import inputs, made
+
+NUMBERS = random.Random(0).randbytes(1024)
+"""Bytes that no compression makes fewer."""
 
 
 class Runs:
@@ -145,6 +150,60 @@ def test_what_unpacks_to_more_than_its_size_or_repeats_a_number_is_refused(tmp_p
     torch.save([1, 2], path)
     with pytest.raises(ConfigError, match="holds no tensors by name"):
         pickled_weights(path)
+
+
+def rewritten(path, change, compression=zipfile.ZIP_STORED):
+    """The file with its parts changed by a function of their name and bytes."""
+    with zipfile.ZipFile(path) as held:
+        parts = {name: held.read(name) for name in held.namelist()}
+    with zipfile.ZipFile(path, "w", compression) as new:
+        for name, content in parts.items():
+            new.writestr(name, change(name, content))
+
+
+def flipped(path):
+    """A bit of the file's numbers is another."""
+    content = bytearray(path.read_bytes())
+    content[content.index(NUMBERS)] ^= 64
+    path.write_bytes(content)
+
+
+ARCHIVES = {
+    "a part that is too short": (
+        lambda path: rewritten(path, lambda name, it: it[:512] if "/data/" in name else it),
+        "has 512 bytes, and its tensors need 1,024",
+    ),
+    "a compressed part": (
+        lambda path: rewritten(path, lambda name, it: it, zipfile.ZIP_DEFLATED),
+        "is compressed, which torch.save never does",
+    ),
+    "a flipped bit": (flipped, "Bad CRC-32"),
+}
+
+
+@pytest.mark.parametrize("kind", ARCHIVES)
+def test_an_archive_whose_parts_are_not_as_torch_saved_them_is_refused(kind, tmp_path):
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"a": torch.frombuffer(bytearray(NUMBERS), dtype=torch.float32)}, path)
+    damage, words = ARCHIVES[kind]
+    damage(path)
+    with pytest.raises(ConfigError, match=words):
+        pickled_weights(path)
+    with pytest.raises(ConfigError, match="is no whole file"):
+        load_pickled(path)
+
+
+def test_an_archive_without_sums_and_one_of_tensors_that_share_numbers_are_read(tmp_path):
+    path = tmp_path / "pytorch_model.bin"
+    weights = torch.randn(4, 4)
+    tensors = {"a": weights, "b": weights.t(), "c": weights[1:], "d": weights.half()}
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(collections.OrderedDict(tensors), path)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    found = pickled_weights(path)
+    assert all(torch.equal(found[name].make(), value) for name, value in tensors.items())
 
 
 def of_package(name, pattern):

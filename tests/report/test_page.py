@@ -369,6 +369,12 @@ def test_a_name_that_is_markup_is_a_name(name, results):
     assert list(data(text, "results")["models"]) == [name]
 
 
+@pytest.mark.parametrize("command", ["unheard-of", "export"])
+def test_a_file_that_holds_no_result_has_no_page(command):
+    with pytest.raises(ConfigError, match=f"'{command}' wrote it, and holds no result"):
+        page_of({"x": {"command": command, "options": {}, "environment": {}}})
+
+
 def test_every_result_has_a_page_known_or_not():
     page = page_of(
         {

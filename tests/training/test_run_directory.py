@@ -386,6 +386,17 @@ def test_hidden_files_of_users_beside_a_run_stay(tmp_path):
     assert hidden == set(names), "nothing else is left"
 
 
+@pytest.mark.parametrize("name", [*log.RECORDS, *log.RESULTS])
+def test_files_of_users_with_the_names_of_what_a_run_sets_aside_stay(name, tmp_path):
+    paths = [tmp_path / f".{generation}.{name}" for generation in log.GENERATIONS]
+    for path in paths:
+        path.write_text("mine")
+    log.set_aside(tmp_path, *log.GENERATIONS)
+    log.bring_back(tmp_path, log.GENERATIONS[0])
+    assert [path.read_text() for path in paths] == ["mine", "mine"]
+    assert not (tmp_path / name).exists()
+
+
 def test_sums_are_in_the_format_of_sha256sum(tmp_path):
     filled(tmp_path, 1)
     lines = (tmp_path / "last" / module.SUMS).read_text().splitlines()

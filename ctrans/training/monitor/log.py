@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,7 +58,7 @@ PEAKS = ("highest_loss", "highest_gradient_norm")
 @dataclasses.dataclass(frozen=True, eq=False)
 class MonitorLog:
     """The contents of a log. `ended` says how the run ended; "" for one that still runs or was
-    killed.
+    killed. `unread` is the number of its lines that are damaged.
     """
 
     header: Header
@@ -66,6 +66,7 @@ class MonitorLog:
     findings: list[dict[str, Any]]
     probes: list[dict[str, Any]]
     ended: str = ""
+    unread: int = 0
 
     def series(self, name: str) -> NDArray[np.float64]:
         """A gauge over time: (reports,) for one of the run, else (reports, places); nan is
@@ -202,8 +203,13 @@ def read_log(directory: str | Path) -> MonitorLog:
     cannot be read.
     """
     directory = Path(directory)
-    lines = _few(lines_of(directory))
-    header = next(_contents(header_of, lines), None)
+    lines = _few(_all_lines_of(directory))
+    headers = [header_of(line) for line in lines]
+    reports = [report_of(line) for line in lines]
+    findings = [finding_of(line) for line in lines]
+    probes = [probe_of(line) for line in lines]
+    ends = [end_of(line) for line in lines]
+    header = next(_present(headers), None)
     if header is None and not (directory / LOG).exists():
         raise ConfigError(
             f"there is no {LOG} in {str(directory)!r}: Monitor(out=DIR) and ctrans train --monitor"
@@ -214,12 +220,17 @@ def read_log(directory: str | Path) -> MonitorLog:
             f"{str(directory / LOG)!r} is no log of a monitor: give the directory of"
             " Monitor(out=...)"
         )
+    unread = sum(
+        all(content is None for content in contents)
+        for contents in zip(headers, reports, findings, probes, ends, strict=True)
+    )
     return MonitorLog(
         header,
-        list(_contents(report_of, lines)),
-        list(_contents(finding_of, lines)),
-        list(_contents(probe_of, lines)),
-        next(_contents(end_of, reversed(lines)), ""),
+        list(_present(reports)),
+        list(_present(findings)),
+        list(_present(probes)),
+        next(_present(reversed(ends)), ""),
+        unread,
     )
 
 
@@ -238,21 +249,22 @@ def _few(lines: Iterable[LogLine]) -> list[LogLine]:
     return few
 
 
-def _contents(
-    content_of: Callable[[LogLine], Content | None], lines: Iterable[LogLine]
-) -> Iterator[Content]:
-    """The contents of one kind, of the lines that have one."""
-    for line in lines:
-        content = content_of(line)
-        if content is not None:
-            yield content
+def _present(contents: Iterable[Content | None]) -> Iterator[Content]:
+    """The contents of the lines that have one."""
+    return (content for content in contents if content is not None)
 
 
 def lines_of(directory: Path) -> Iterator[LogLine]:
-    """The lines as objects, without those that are incomplete or nested too deep. None without a
-    file.
+    """The lines as objects, without those that are damaged. None without a file.
 
     Raises ConfigError for a log that cannot be read to its end, since a writer would drop the rest.
+    """
+    return filter(None, _all_lines_of(directory))
+
+
+def _all_lines_of(directory: Path) -> Iterator[LogLine]:
+    """As `lines_of`, with an empty object for each damaged line. A last line without its end is
+    none: it may not be written yet.
     """
     path = directory / LOG
     try:
@@ -262,14 +274,21 @@ def lines_of(directory: Path) -> Iterator[LogLine]:
     if not exists:
         return
     for text in read_lines(path):
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if not text.endswith("\n") or not isinstance(line, dict) or nested_too_deep(line):
-            continue
-        if "header" in line or is_step(line.get("step")):
-            yield line
+        if text.endswith("\n") and text.strip():
+            yield _line_in(text)
+
+
+def _line_in(text: str) -> LogLine:
+    """The line in a text; an empty object for one of others, or nested too deep."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(line, dict) or nested_too_deep(line):
+        return {}
+    if "header" in line or is_step(line.get("step")):
+        return line
+    return {}
 
 
 def count_reports(lines: Iterable[LogLine]) -> int:

@@ -280,3 +280,31 @@ def test_a_log_of_very_many_findings_makes_a_page_of_some_that_says_of_how_many(
         Findings(many["findings"], "mine").heading
         == "mine: the first 1,000 of 3,000; the JSON has all"
     )
+
+
+@pytest.mark.parametrize(
+    "damage", [('"severity": "', '"severity": "x'), ('"finding": ', "finding")]
+)
+def test_a_damaged_line_may_have_been_a_finding_and_is_said(tmp_path, damage):
+    write(tmp_path)
+    text = (tmp_path / LOG).read_text()
+    (tmp_path / LOG).write_text(text.replace(*damage))
+    log = read_log(tmp_path)
+    assert (log.findings, log.unread) == ([], 1)
+    result = json.loads(to_json({"command": "watch", **watch.findings(log)}))
+    (answer,) = page_of({"watch": result}).answers
+    assert answer.text.endswith(
+        "finished; no findings in the lines of its log that can be read; damaged lines, which may"
+        " hold more: 1."
+    )
+    assert answer.mark == "note"
+    (tmp_path / LOG).write_text(text + '{"step": 70, "fin')  # a writer is at work
+    assert read_log(tmp_path).unread == 0
+
+
+def test_a_step_after_the_last_one_is_no_share_of_the_run(tmp_path):
+    write(tmp_path)
+    result = json.loads(to_json({"command": "watch", **watch.findings(read_log(tmp_path))}))
+    result["log"]["total"] = 3
+    (answer,) = page_of({"watch": result}).answers
+    assert answer.text.startswith("step 60, after the last of 3, ")
