@@ -126,7 +126,7 @@ def odeint(
         event_t, states = problem.until(event_fn, t)
         return event_t, problem.parts(torch.stack([first, states]))
     if len(t) == 1:
-        states = problem.start[None]
+        states = torch.stack([problem.start])
     elif chosen.adaptive:
         states = problem.adaptive(t)
     else:

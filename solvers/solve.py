@@ -68,7 +68,8 @@ def solve(
     - `gradient`: how the solve is differentiated: a name in `GRADIENTS`, or an object such as
       `Checkpoint(every=4)`
     - `save`: which states the solution holds. With "curve", `solution.curve(t)` gives the state at
-      any time
+      any time, also after the weights have changed (dop853 needs three more evaluations in each
+      step)
     - `times`: the solution holds the states at these times instead. The method interpolates them
       inside its steps, so they cost no evaluation (dop853 needs three for each step that contains a
       time)
@@ -110,6 +111,8 @@ def solve(
         tree = Tree(x0)
         x = tree.flat("x0", x0)
     check_state(x)
+    # the solution keeps it, and an optimiser or a loop may change x0 afterwards
+    x = x.clone()
     if step_control is None:
         step_control = StepControl()
     control = step_control.with_tolerances(rtol, atol)
@@ -175,7 +178,9 @@ def solve(
         solution = dataclasses.replace(solution, times=tuple(requested_times), states=states)
     if curve is not None and solution.status.good:
         curve.ended(solution.times[-1])
-        solution = dataclasses.replace(solution, curve=curve)
+        # the curve starts from the first state, which the caller may change
+        states = (solution.states[0].clone(), *solution.states[1:])
+        solution = dataclasses.replace(solution, curve=curve, states=states)
     if tree is not None:
         solution = in_structure(tree, solution)
     if throw and not solution.status.good:
