@@ -161,7 +161,9 @@ def solve(
         if on_step is not None:
             on_step = tree.on_parts(on_step)
     run.observers = observers(events, steady, on_step, run)
-    if curve is not None:  # before an event ends the solve
+    if curve is not None:
+        run.copies = True
+        # before an event ends the solve
         run.observers = [curve.note, *run.observers]
     integrate, integrator = integrator_of(chosen, kind)
     # observers see the method's own steps; a kind of gradient with its own scheme takes others
