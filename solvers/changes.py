@@ -6,7 +6,8 @@ torch counts the changes in place of each tensor (its version), so that a check 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,6 +59,21 @@ def owned(v: Tensor) -> Tensor:
     if is_compiling() or v.grad_fn is not None:
         return unshared(v)
     return v.clone()
+
+
+def read_only(function: Callable[..., Any], t: object, x: Tensor) -> Any:
+    """function(t, x) with a copy of the state, so that numpy and `.data` cannot change the solve.
+
+    Raises ConfigError if torch counts a change of it: the function may expect an effect.
+    """
+    given = x.clone()
+    before = version_of(given)
+    value = function(t, given)
+    if version_of(given) != before:
+        raise ConfigError(
+            "on_step, or an event, changed the state in place: it may read the state only"
+        )
+    return value
 
 
 def is_same_state(segment: Segment, y: Tensor, x: Tensor, version: int | None) -> bool:

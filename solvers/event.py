@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solvers.changes import check_kept, graph_version, owned, unshared
+from solvers.changes import check_kept, graph_version, owned, read_only
 from solvers.error_norm import Norm
 from solvers.errors import ConfigError, SolveError, shown
 from solvers.run import Accepted, Run, Stopped, as_tensor, neighbour, real_type, representable
@@ -71,7 +71,7 @@ class Event:
         """g(t, x) as a 0-dimensional tensor, with t in the type that fields get. Raises ConfigError
         if it is not one number.
         """
-        g: Any = self.function(t.to(as_tensor(0.0, x.dtype)), unshared(x))
+        g: Any = read_only(self.function, t.to(as_tensor(0.0, x.dtype)), x)
         if not isinstance(g, Tensor) or g.numel() != 1 or not g.dtype.is_floating_point:
             if isinstance(g, Tensor):
                 what = f"shape {tuple(g.shape)} of {g.dtype}"

@@ -187,7 +187,9 @@ class Problem:
         """The event's time and state."""
         start, second = t.detach().tolist()
         with torch.no_grad():
-            first: Any = event_fn(t[0].to(real_type(self.start.dtype)), self.parts(self.start))
+            first: Any = event_fn(
+                t[0].to(real_type(self.start.dtype)), self.parts(self.start.clone())
+            )
         if not is_dense(first) or not first.is_floating_point() or not first.numel():
             raise ConfigError(
                 f"event_fn returned {shown(first)}: return a tensor of floating-point numbers"

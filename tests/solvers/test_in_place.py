@@ -202,6 +202,54 @@ def test_inference_mode_where_torch_counts_no_changes_has_the_right_result(metho
         assert torch.allclose(ends[-1], right, atol=1e-6)
 
 
+def by_numpy_view(t, x):
+    x.detach().numpy()[...] = 5.0
+
+
+def by_data_view(t, x):
+    x.data.mul_(5.0)
+
+
+@pytest.mark.parametrize("gradient", ["backprop", "adjoint"])
+@pytest.mark.parametrize("change", [by_numpy_view, by_data_view])
+@pytest.mark.parametrize("method", ["rk4", "tsit5"])
+def test_an_observer_cannot_change_the_state_where_torch_does_not_count_it(
+    method, change, gradient
+):
+    def event(t, x):
+        value = x[0, 0] - 0.5
+        change(t, x)
+        return value
+
+    def result(**request):
+        segments = [Segment(0, 1, lambda t, x: -x)]
+        x0 = PAIR.clone().requires_grad_()
+        x1 = solve(
+            segments, x0, method=method, gradient=gradient, **request, **options_for(method)
+        ).x1
+        return x1, torch.autograd.grad(x1.sum(), x0)[0]
+
+    plain = result(on_step=lambda t, x: None)
+    for one, other in zip(result(on_step=change), plain, strict=True):
+        assert torch.equal(one, other)
+    plain = result(events=Event(lambda t, x: x[0, 0] - 0.5))
+    for one, other in zip(result(events=Event(event)), plain, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_event_of_odeint_cannot_change_the_initial_value():
+    def event(t, y):
+        value = y.min() - 0.5
+        y.data.mul_(5.0)
+        return value
+
+    y0 = PAIR.clone()
+    times = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    found = odeint(lambda t, y: -y, y0, times, event_fn=event)[0]
+    assert float(found) == pytest.approx(math.log(2), rel=1e-5)
+    assert torch.equal(y0, PAIR)
+
+
 def test_an_observer_in_inference_mode_gets_a_copy():
     with torch.inference_mode():
         solution = solve(
