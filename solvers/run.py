@@ -27,6 +27,7 @@ from solvers.changes import (
 from solvers.controller import StepSize
 from solvers.error_norm import Norm, rms
 from solvers.errors import ConfigError
+from solvers.increments import Increments
 from solvers.segment import Segment
 from solvers.solution import Solution, Stats, Status, TightTolerances
 from solvers.stiffness import Stiffness
@@ -121,6 +122,7 @@ class Run:
     - `tight`: what is known of tolerances that ended it
     - `copies`: each value of the field is copied, because it is used after its step, or because the
       field was seen to write to the memory of an earlier value
+    - `increments`: records what rounding loses of fixed steps, where that may be much
     """
 
     steps: int
@@ -149,6 +151,7 @@ class Run:
     event: tuple[int, Tensor] | None = None
     tight: TightTolerances | None = None
     copies: bool = False
+    increments: Increments | None = None
     _last_velocity: tuple[weakref.ref[Tensor], int | None] | None = None
     _is_first_evaluation: bool = True
 

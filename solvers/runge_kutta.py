@@ -140,10 +140,17 @@ class RungeKutta:
                 x = following
             elif times or run.observers:
                 stages = self._stages(step, x, run, None, len(self.tableau.b))
-                x1 = x + weighted(h, self.tableau.b, stages)
+                increment = weighted(h, self.tableau.b, stages)
+                x1 = x + increment
+                if run.increments is not None:
+                    run.increments.add(x, increment, x1)
                 x = self._complete(step, x, x1, stages, times, run)
             else:
-                x = run.accept(segment, end, x + self.increment(step, x, run))
+                increment = self.increment(step, x, run)
+                x1 = x + increment
+                if run.increments is not None:
+                    run.increments.add(x, increment, x1)
+                x = run.accept(segment, end, x1)
         return x
 
     walk = advance
