@@ -139,6 +139,11 @@ TORCH_ERRORS = {
         "the field writes its value into a given tensor (out=), which torch cannot differentiate:"
         " return a new tensor, or use an explicit method under torch.no_grad"
     ),
+    "Can't call numpy()": (
+        "the field computes with numpy, through which torch has no derivative, and this solve"
+        " differentiates the field: compute with torch, or use an explicit method under"
+        " torch.no_grad"
+    ),
     "saved tensor hooks": (
         "the field differentiates by torch.func, which torch does not allow inside a recomputed"
         " solve: use torch.autograd.grad in the field, or gradient='backprop'"
