@@ -6,7 +6,8 @@ torch counts the changes in place of each tensor (its version), so that a check 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,6 +52,30 @@ def unshared(x: Tensor) -> Tensor:
     return x
 
 
+def owned(v: Tensor) -> Tensor:
+    """A value of the field in memory that the field does not write to again: a copy, unless v is
+    the result of an operation with a graph.
+    """
+    if is_compiling() or v.grad_fn is not None:
+        return unshared(v)
+    return v.clone()
+
+
+def read_only(function: Callable[..., Any], t: object, x: Tensor) -> Any:
+    """function(t, x) with a copy of the state, so that numpy and `.data` cannot change the solve.
+
+    Raises ConfigError if torch counts a change of it: the function may expect an effect.
+    """
+    given = x.clone()
+    before = version_of(given)
+    value = function(t, given)
+    if version_of(given) != before:
+        raise ConfigError(
+            "on_step, or an event, changed the state in place: it may read the state only"
+        )
+    return value
+
+
 def is_same_state(segment: Segment, y: Tensor, x: Tensor, version: int | None) -> bool:
     """Whether y, the state after the segment's `project`, is the state x before it, which had that
     version. A projection that works in place returns x itself, but changed.
@@ -60,15 +85,44 @@ def is_same_state(segment: Segment, y: Tensor, x: Tensor, version: int | None) -
     return version is not None and version_of(x) == version
 
 
-def check_kept(slopes: Iterable[Tensor], versions: list[int | None]) -> None:
-    """Raises ConfigError if a value of the field has changed since it was returned."""
-    if [version_of(slope) for slope in slopes] != versions:
+def graph_version(slope: Tensor) -> int | None:
+    """The version of a value of the field that has a graph; None for others, which are `owned`."""
+    if slope.grad_fn is None:
+        return None
+    return version_of(slope)
+
+
+def check_kept(slopes: Sequence[Tensor], versions: Sequence[int | None]) -> None:
+    """Raises ConfigError if a value of the field with a graph has changed since it was returned.
+    `versions` are their `graph_version`.
+    """
+    if [graph_version(slope) for slope in slopes] != versions:
         raise ConfigError(CHANGED_VALUE)
+
+
+def share_memory(slopes: Sequence[Tensor]) -> bool:
+    """Whether two values of the field are in the same memory, so that the later one may have
+    replaced the earlier one. torch does not count what numpy, `.data` or a replayed CUDA graph
+    writes.
+
+    Raises ConfigError for two different results of operations with graphs.
+    """
+    if is_compiling() or is_functorch_wrapped_tensor(slopes[0]):
+        return False
+    pointers = {slope.data_ptr() for slope in slopes}
+    if len(pointers) == len(slopes):
+        return False
+    with_graph = {id(slope): slope for slope in slopes if slope.grad_fn is not None}
+    # one tensor may be returned again, and several views may be of one
+    results = [slope.data_ptr() for slope in with_graph.values() if not slope._is_view()]
+    if len(set(results)) < len(results):
+        raise ConfigError(CHANGED_VALUE)
+    return True
 
 
 CHANGED_VALUE = (
     "the field returned a tensor that it changed afterwards, such as a buffer that it writes to:"
-    " return a new tensor each time"
+    " return a new tensor each time, as by v.clone()"
 )
 
 
@@ -84,6 +138,11 @@ TORCH_ERRORS = {
     "functions with out=": (
         "the field writes its value into a given tensor (out=), which torch cannot differentiate:"
         " return a new tensor, or use an explicit method under torch.no_grad"
+    ),
+    "Can't call numpy()": (
+        "the field computes with numpy, through which torch has no derivative, and this solve"
+        " differentiates the field: compute with torch, or use an explicit method under"
+        " torch.no_grad"
     ),
     "saved tensor hooks": (
         "the field differentiates by torch.func, which torch does not allow inside a recomputed"

@@ -13,6 +13,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from solvers.changes import is_equal
 from solvers.errors import ConfigError, shown
 from solvers.learned_time import learned_tensor
 from solvers.march import Gradient
@@ -111,10 +112,14 @@ class Curve:
             )
         self._ends = [self._sign * segments[0].start]
         self._steps: list[Accepted] = []
+        self._states: list[Tensor] = []
 
     def note(self, accepted: Accepted) -> None:
-        """Stores an accepted step."""
+        """Stores an accepted step, with the state that its interpolant has at its end."""
+        # evaluates the inner stages now: the field may have other weights later
+        state = _inside(accepted, accepted.step.end)
         self._steps.append(accepted)
+        self._states.append(state.detach())
         self._ends.append(self._sign * accepted.step.end)
 
     def ended(self, time: float) -> None:
@@ -138,8 +143,21 @@ class Curve:
                 f"t = {float(t.detach()):g} is outside the solve, which goes from {first:g} to"
                 f" {last:g}"
             )
-        inside = self._steps[max(0, bisect_left(self._ends, time) - 1)].inside
-        assert inside is not None, (
-            "a method that does not tell the states inside its steps was refused"
-        )
-        return inside(t)
+        k = max(0, bisect_left(self._ends, time) - 1)
+        accepted = self._steps[k]
+        if accepted.step.segment.project is not None:
+            with torch.no_grad():
+                state = _inside(accepted, accepted.step.end)
+            if not is_equal(self._states[k], state):
+                raise ConfigError(
+                    "the segment's project has other values than in the solve, so the curve would"
+                    " mix both: solve again, or read the curve before the weights change"
+                )
+        return _inside(accepted, t)
+
+
+def _inside(accepted: Accepted, t: Tensor | float) -> Tensor:
+    assert accepted.inside is not None, (
+        "a method that does not tell the states inside its steps was refused"
+    )
+    return accepted.inside(t)

@@ -16,7 +16,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from solvers.changes import check_kept, is_same_state, version_of
+from solvers.changes import check_kept, graph_version, is_same_state, version_of
 from solvers.errors import ConfigError, SolveError, shown
 from solvers.first_step import guessed_step, probe_step
 from solvers.method import Method
@@ -109,7 +109,7 @@ def solve_each(
             "steps by row need a state whose first axis are the rows, times that are not learned,"
             " and no vmap or forward mode: use `solve`"
         )
-    run = Run(1, **limits)
+    run = Run(1, copies=True, **limits)
     rows = RowAttempts(len(x0))
     x = x0
     for k, segment in enumerate(segments):
@@ -154,8 +154,7 @@ class _Batch:
             entered = self.segment.entered(self.x)
             check_like("enter", entered, self.x)
             self.x = entered
-        # a copy: the field may return one of several buffers
-        self.first = self._slope(self.at, self.x).clone()
+        self.first = self._slope(self.at, self.x)
         self._begin()
         while len(self.at) > 0:
             finite_slope = _finite_rows(self.first)
@@ -288,7 +287,7 @@ class _Batch:
         if counted:
             counted_rows = at
         stages = [first]
-        versions = [version_of(first)]
+        versions = [graph_version(first)]
         for i in range(1, len(tableau.b)):
             node = tableau.c[i]
             if node == 1:
@@ -297,7 +296,7 @@ class _Batch:
                 times = start + node * (end - start)
             state = x + h * weighted(1, tableau.a[i], stages)
             stages.append(self._velocity(times, state, counted_rows))
-            versions.append(version_of(stages[-1]))
+            versions.append(graph_version(stages[-1]))
         check_kept(stages, versions)
         x1 = x + h * weighted(1, tableau.b, stages)
         with torch.no_grad():

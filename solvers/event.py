@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solvers.changes import check_kept, unshared, version_of
+from solvers.changes import check_kept, graph_version, owned, read_only
 from solvers.error_norm import Norm
 from solvers.errors import ConfigError, SolveError, shown
 from solvers.run import Accepted, Run, Stopped, as_tensor, neighbour, real_type, representable
@@ -71,7 +71,7 @@ class Event:
         """g(t, x) as a 0-dimensional tensor, with t in the type that fields get. Raises ConfigError
         if it is not one number.
         """
-        g: Any = self.function(t.to(as_tensor(0.0, x.dtype)), unshared(x))
+        g: Any = read_only(self.function, t.to(as_tensor(0.0, x.dtype)), x)
         if not isinstance(g, Tensor) or g.numel() != 1 or not g.dtype.is_floating_point:
             if isinstance(g, Tensor):
                 what = f"shape {tuple(g.shape)} of {g.dtype}"
@@ -207,10 +207,10 @@ def following(run: Run, segment: Segment, time: float, x: Tensor, *, projects: b
         h = ahead.to(x.dtype)
         middle = (start + 0.5 * ahead).to(as_tensor(start, x.dtype))
         end = (start + ahead).to(as_tensor(start, x.dtype))
-        k1 = run.velocity(segment, start, x)
-        version = version_of(k1)
-        k2 = run.velocity(segment, middle, x + h / 2 * k1)
-        k3 = run.velocity(segment, middle, x + h / 2 * k2)
+        k1 = owned(run.velocity(segment, start, x))
+        version = graph_version(k1)
+        k2 = owned(run.velocity(segment, middle, x + h / 2 * k1))
+        k3 = owned(run.velocity(segment, middle, x + h / 2 * k2))
         k4 = run.velocity(segment, end, x + h * k3)
         check_kept([k1], [version])
         after = x + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)

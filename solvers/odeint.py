@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from solvers.runge_kutta import RungeKutta
 from solvers.step_control import Tolerance
 from solvers.torchdiffeq_methods import NAMES
 from solvers.transforms import check_not_batched
-from solvers.tree import Tree
+from solvers.tree import Tree, mapped
 
 ITS_METHODS: dict[str, Method] = {
     **{name: METHODS[name] for name in ("euler", "midpoint", "heun3", "bosh3", "dopri5", "tsit5")},
@@ -52,9 +53,9 @@ def odeint(
     ascend or descend.
 
     It replaces `torchdiffeq.odeint` (0.2.5). Gradients reach y0, t and all that func depends on.
-    torchdiffeq itself runs the methods that only it has (dopri8, fehlberg2, the Adams ones,
-    scipy_solver), with its own checks and warnings. The following holds for this package's methods,
-    `ITS_METHODS`.
+    torchdiffeq itself runs the methods that only it has (dopri8, fehlberg2, the Adams ones, and
+    scipy_solver, which has gradients by `adjoint` only), with its own checks and warnings. The
+    following holds for this package's methods, `ITS_METHODS`.
 
     - `func(t, y)`: dy/dt, like y
     - `y0`: a tensor or a tuple of tensors; func's value and the result have its structure. Lists,
@@ -97,17 +98,18 @@ def odeint(
                 f"method {method!r} is torchdiffeq's and has the gradients {', '.join(calls)} only,"
                 f" not {shown(gradient)}"
             )
-        return their_result(
-            call,
-            func,
-            y0,
-            t,
-            rtol=rtol,
-            atol=atol,
-            method=method,
-            options=options,
-            event_fn=event_fn,
-        )
+        request = {
+            "rtol": rtol,
+            "atol": atol,
+            "method": method,
+            "options": options,
+            "event_fn": event_fn,
+        }
+        # the adjoint has the derivative by the times, and scipy's states have no graph
+        lacks_times = call == "odeint" and event_fn is None and method != "scipy_solver"
+        if lacks_times and learned_tensor(t) is not None:
+            return _their_states_by_times(func, y0, t, request)
+        return their_result(call, func, y0, t, **request)
     if method is None:
         method = "dopri5"
     chosen = ITS_METHODS.get(method)
@@ -115,28 +117,57 @@ def odeint(
         raise unknown("method", method, ALL_METHODS)
     problem = Problem(func, y0, chosen, rtol, atol, options, gradient)
     first = problem.start
-    # in the type in which the field gets the time
-    moments = t.to(real_type(first.dtype))
     times_are_learned = learned_tensor(t) is not None
     if times_are_learned:
-        # time - time.detach() is an exact zero that carries the derivative
-        start_time = moments[0]
-        problem.start = _moved(problem.field, start_time, first, start_time.detach() - start_time)
+        problem.start = _start_by_time(problem.field, first, t)
     if event_fn is not None:
         event_t, states = problem.until(event_fn, t)
         return event_t, problem.parts(torch.stack([first, states]))
     if len(t) == 1:
-        states = problem.start[None]
+        states = torch.stack([problem.start])
     elif chosen.adaptive:
         states = problem.adaptive(t)
     else:
         states = problem.fixed(t)
     if times_are_learned:
-        with_times = [first]
-        for time, y in zip(moments[1:], states[1:], strict=True):
-            with_times.append(_moved(problem.field, time.detach(), y, time - time.detach()))
-        states = torch.stack(with_times)
+        states = _states_by_times(problem.field, first, states, t)
     return problem.parts(states)
+
+
+def _start_by_time(field: Func, y0: Tensor, t: Tensor) -> Tensor:
+    """y0 with the derivative of the solution by t[0]."""
+    # in the type in which the field gets the time
+    start = t[0].to(real_type(y0.dtype))
+    # start.detach() - start is an exact zero that carries the derivative
+    return _moved(field, start, y0, start.detach() - start)
+
+
+def _states_by_times(field: Func, y0: Tensor, states: Iterable[Tensor], t: Tensor) -> Tensor:
+    """The states at t with the derivatives of the solution by t[1:]; the first one is y0."""
+    with_times = [y0]
+    for time, y in list(zip(t.to(real_type(y0.dtype)), states, strict=True))[1:]:
+        with_times.append(_moved(field, time.detach(), y, time - time.detach()))
+    return torch.stack(with_times)
+
+
+def _their_states_by_times(func: Func, y0: Any, t: Tensor, request: dict[str, Any]) -> Any:
+    """torchdiffeq's states at t, with the derivatives of the solution by t. Its Adams methods have
+    none, or wrong ones, with a step_size.
+    """
+    tree = Tree(y0, "y0")
+    field = tree.flat_map("func", func)
+    first = tree.flat("y0", y0)
+    start = tree.parts(_start_by_time(field, first, t))
+    found = their_result("odeint", func, start, t.detach(), **request)
+    states = []
+    for i in range(len(t)):
+        state = mapped(partial(_entry, i), found)
+        states.append(tree.flat("torchdiffeq", state))
+    return tree.parts(_states_by_times(field, first, states, t))
+
+
+def _entry(i: int, y: Tensor) -> Tensor:
+    return y[i]
 
 
 def _moved(field: Func, t: Tensor, y: Tensor, h: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from solvers.changes import owned
 from solvers.checked import binds, is_dense
 from solvers.controller import PI
 from solvers.declared_switches import (
@@ -186,7 +187,9 @@ class Problem:
         """The event's time and state."""
         start, second = t.detach().tolist()
         with torch.no_grad():
-            first: Any = event_fn(t[0].to(real_type(self.start.dtype)), self.parts(self.start))
+            first: Any = event_fn(
+                t[0].to(real_type(self.start.dtype)), self.parts(self.start.clone())
+            )
         if not is_dense(first) or not first.is_floating_point() or not first.numel():
             raise ConfigError(
                 f"event_fn returned {shown(first)}: return a tensor of floating-point numbers"
@@ -323,7 +326,7 @@ def _cubic(
     h = ends[1] - ends[0]
     s = (t - ends[0]) / h
     y0, y1 = states
-    f0 = field(torch.tensor(ends[0], dtype=real_type(y0.dtype)), y0)
+    f0 = owned(field(torch.tensor(ends[0], dtype=real_type(y0.dtype)), y0))
     f1 = field(torch.tensor(ends[1], dtype=real_type(y1.dtype)), y1)
     return (
         (1 + 2 * s) * (1 - s) ** 2 * y0

@@ -15,10 +15,19 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from solvers.changes import CHANGED_VALUE, advice_on, copy_on_cpu, is_equal, unshared, version_of
+from solvers.changes import (
+    CHANGED_VALUE,
+    advice_on,
+    copy_on_cpu,
+    is_equal,
+    owned,
+    unshared,
+    version_of,
+)
 from solvers.controller import StepSize
 from solvers.error_norm import Norm, rms
 from solvers.errors import ConfigError
+from solvers.increments import Increments
 from solvers.segment import Segment
 from solvers.solution import Solution, Stats, Status, TightTolerances
 from solvers.stiffness import Stiffness
@@ -111,6 +120,9 @@ class Run:
     - `observers`: see each accepted step
     - `event`: the number of the event that ended the solve, and its time
     - `tight`: what is known of tolerances that ended it
+    - `copies`: each value of the field is copied, because it is used after its step, or because the
+      field was seen to write to the memory of an earlier value
+    - `increments`: records what rounding loses of fixed steps, where that may be much
     """
 
     steps: int
@@ -138,7 +150,10 @@ class Run:
     observers: Sequence[Observer] = ()
     event: tuple[int, Tensor] | None = None
     tight: TightTolerances | None = None
+    copies: bool = False
+    increments: Increments | None = None
     _last_velocity: tuple[weakref.ref[Tensor], int | None] | None = None
+    _is_first_evaluation: bool = True
 
     def again(self, **changes: Any) -> Run:
         """A new run with the same request, except for the changes."""
@@ -168,8 +183,9 @@ class Run:
         given = unshared(x)
         before = version_of(given)
         copy = None
-        if self._last_velocity is None and given is x:
+        if self._is_first_evaluation and given is x:
             copy = copy_on_cpu(given)
+        self._is_first_evaluation = False
         try:
             v = segment.field(t, given)
         except RuntimeError as error:
@@ -188,9 +204,12 @@ class Run:
             earlier = reference()
             if earlier is not None and version_of(earlier) != version:
                 raise ConfigError(CHANGED_VALUE)
+        if self.copies:
+            return owned(v)
         if kept:
             v = unshared(v)
-        self._last_velocity = (weakref.ref(v), version_of(v))
+            if v.grad_fn is not None:
+                self._last_velocity = (weakref.ref(v), version_of(v))
         return v
 
     def start(self, segment: Segment, t: float, x: Tensor) -> Tensor | float:
@@ -242,13 +261,8 @@ class Run:
         if self.watch and not finite(x):
             raise Stopped(Status.NON_FINITE, t, x)
         if accepted is not None:
-            before = version_of(x)
             for observer in self.observers:
                 observer(accepted._replace(after=x))
-            if version_of(x) != before:
-                raise ConfigError(
-                    "on_step, or an event, changed the state in place: it may read the state only"
-                )
         if self.save == "steps":
             self.keep(t, x)
         return x

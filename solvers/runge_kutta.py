@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from solvers.attempts import Attempts
-from solvers.changes import check_kept, is_same_state, version_of
+from solvers.changes import (
+    check_kept,
+    graph_version,
+    is_same_state,
+    owned,
+    share_memory,
+    version_of,
+)
 from solvers.checked import checked
 from solvers.controller import CONTROLLERS, Controller, StepSize
 from solvers.errors import ConfigError, shown
@@ -133,10 +140,17 @@ class RungeKutta:
                 x = following
             elif times or run.observers:
                 stages = self._stages(step, x, run, None, len(self.tableau.b))
-                x1 = x + weighted(h, self.tableau.b, stages)
+                increment = weighted(h, self.tableau.b, stages)
+                x1 = x + increment
+                if run.increments is not None:
+                    run.increments.add(x, increment, x1)
                 x = self._complete(step, x, x1, stages, times, run)
             else:
-                x = run.accept(segment, end, x + self.increment(step, x, run))
+                increment = self.increment(step, x, run)
+                x1 = x + increment
+                if run.increments is not None:
+                    run.increments.add(x, increment, x1)
+                x = run.accept(segment, end, x1)
         return x
 
     walk = advance
@@ -191,18 +205,19 @@ class RungeKutta:
         """
         with_graph = torch.is_grad_enabled()
         evaluated = list(stages)
-        versions = [version_of(stage) for stage in stages]
+        versions = [graph_version(stage) for stage in stages]
 
         def all_stages() -> Sequence[Tensor]:
             """The stages and the inner ones, which the first call evaluates."""
-            if len(evaluated) == len(stages):
+            if self.tableau.inner and len(evaluated) == len(stages):
+                evaluated[:] = [owned(stage) for stage in stages]
                 # the first call may come from the search for a root, which has no graph
                 with torch.set_grad_enabled(with_graph):
                     for row, node in zip(self.tableau.inner, self.tableau.inner_c, strict=True):
                         t = step.start + node * (step.end - step.start)
                         state = x + weighted(step.h, row, evaluated)
-                        evaluated.append(run.velocity(step.segment, t, state))
-                        versions.append(version_of(evaluated[-1]))
+                        evaluated.append(owned(run.velocity(step.segment, t, state)))
+                        versions.append(graph_version(evaluated[-1]))
             check_kept(evaluated, versions)
             return evaluated
 
@@ -233,6 +248,7 @@ class RungeKutta:
         t = segment.start
         first = run.velocity(segment, t, x)
         if run.step_size is None:
+            first = owned(first)
             if run.first_step is None:
                 first_step = initial_step(segment, x, first, run, self.order)
             else:
@@ -260,6 +276,7 @@ class RungeKutta:
                     raise
                 continue
             unsolved = 0
+            first = stages[0]  # evaluated again if it was replaced
             version = version_of(x1)
             error = self.tableau.error([float(norm) for norm in norms])
             if finish is not None and run.step_size.allows(attempts.size, error):
@@ -335,8 +352,10 @@ class RungeKutta:
             field = partial(run.velocity, segment)
         if first is None:
             first = field(start, x)
+        if self.implicit:
+            first = owned(first)
         stages = [first]
-        versions = [version_of(first)]
+        versions = [graph_version(first)]
         near = x
         for i in range(1, count):
             node = self.tableau.c[i]
@@ -347,7 +366,7 @@ class RungeKutta:
             base = x + weighted(h, self.tableau.a[i], stages)
             if not self.implicit:
                 stages.append(field(t, base))
-                versions.append(version_of(stages[-1]))
+                versions.append(graph_version(stages[-1]))
                 continue
             try:
                 stages.append(implicit_stage(run, segment, t, base, h * self.tableau.gamma, near))
@@ -355,8 +374,12 @@ class RungeKutta:
                 raise Stopped(failed.status, start, x) from None
             # start Newton's method for the next stage from this one
             near = base + h * self.tableau.gamma * stages[-1]
-        if not self.implicit:  # Newton's method makes new tensors
-            check_kept(stages, versions)
+        if self.implicit:  # Newton's method makes new tensors
+            return stages
+        check_kept(stages, versions)
+        if share_memory(stages) and not run.copies:
+            run.copies = True
+            return self._stages(step, x, run, None, count, field)
         return stages
 
     @torch.no_grad()

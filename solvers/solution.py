@@ -133,6 +133,7 @@ class Solution:
     - `event`, `event_time`: the number of the event that ended the solve, and its time as a
       0-dimensional float64 tensor. Gradients flow through it as through the states
     - `tight`: why the step limit was reached, if the tolerances alone are the reason
+    - `unresolved`: the warnings of steps that the types of state and time do not resolve
     - `curve(t)`, with save="curve": the states at the times t, a number or a tensor of any shape.
       The axes of t come first. The method's own interpolation gives them, from its steps, which the
       solution keeps
@@ -152,6 +153,7 @@ class Solution:
     event_time: Tensor | None = None
     curve: Callable[[Any], State] | None = None
     tight: TightTolerances | None = None
+    unresolved: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -170,7 +172,7 @@ class Solution:
                 f" {self.stats.accepted + self.stats.rejected}: the field is stiff there; an"
                 " implicit method, as esdirk4, may take fewer"
             )
-        return tuple(sentences)
+        return (*sentences, *self.unresolved)
 
     @property
     def message(self) -> str:

@@ -15,17 +15,19 @@ from solvers.dense import Curve, Times, check_times
 from solvers.errors import ConfigError, SolveError, shown, unknown
 from solvers.event import Event
 from solvers.gradients import GRADIENTS, get_gradient
+from solvers.increments import increments_of
 from solvers.march import Gradient, Progress, march
 from solvers.method import Method, has_capability
 from solvers.nested import flat_events, flat_segments, in_structure
 from solvers.request import check_callable, check_state, method_of
+from solvers.rounding import rounding_warnings
 from solvers.run import Run, Save, finite
 from solvers.runge_kutta import RungeKutta
 from solvers.segment import Segment, check_segments
 from solvers.solution import Solution, Status
 from solvers.step_control import StepControl, Tolerance, check_unused_options
 from solvers.stop import OnStep, check_stops, integrator_of, observers, solve_to_stop
-from solvers.transforms import batched
+from solvers.transforms import batched, transformed
 from solvers.tree import Tree
 
 SAVE = get_args(Save)
@@ -68,7 +70,8 @@ def solve(
     - `gradient`: how the solve is differentiated: a name in `GRADIENTS`, or an object such as
       `Checkpoint(every=4)`
     - `save`: which states the solution holds. With "curve", `solution.curve(t)` gives the state at
-      any time
+      any time, also after the weights have changed (dop853 needs three more evaluations in each
+      step)
     - `times`: the solution holds the states at these times instead. The method interpolates them
       inside its steps, so they cost no evaluation (dop853 needs three for each step that contains a
       time)
@@ -110,6 +113,8 @@ def solve(
         tree = Tree(x0)
         x = tree.flat("x0", x0)
     check_state(x)
+    # the solution keeps it, and an optimiser or a loop may change x0 afterwards
+    x = x.clone()
     if step_control is None:
         step_control = StepControl()
     control = step_control.with_tolerances(rtol, atol)
@@ -144,6 +149,8 @@ def solve(
         curve = Curve(segments, chosen, kind)
         save = "ends"
     run = Run(int(steps), save=save, check=bool(check), **limits)
+    if run.check and not chosen.adaptive and not transformed():
+        run.increments = increments_of(segments, run.steps, x.dtype)
     events = check_stops(chosen, events, steady, on_step, has_times=bool(requested_times))
     ends = (segments[0].start, segments[-1].end)
     run.pending_times = [t for t in requested_times if t not in ends]
@@ -158,7 +165,9 @@ def solve(
         if on_step is not None:
             on_step = tree.on_parts(on_step)
     run.observers = observers(events, steady, on_step, run)
-    if curve is not None:  # before an event ends the solve
+    if curve is not None:
+        run.copies = True
+        # before an event ends the solve
         run.observers = [curve.note, *run.observers]
     integrate, integrator = integrator_of(chosen, kind)
     # observers see the method's own steps; a kind of gradient with its own scheme takes others
@@ -175,7 +184,12 @@ def solve(
         solution = dataclasses.replace(solution, times=tuple(requested_times), states=states)
     if curve is not None and solution.status.good:
         curve.ended(solution.times[-1])
-        solution = dataclasses.replace(solution, curve=curve)
+        # the curve starts from the first state, which the caller may change
+        states = (solution.states[0].clone(), *solution.states[1:])
+        solution = dataclasses.replace(solution, curve=curve, states=states)
+    unresolved = rounding_warnings(segments, solution.x1, run)
+    if unresolved:
+        solution = dataclasses.replace(solution, unresolved=tuple(unresolved))
     if tree is not None:
         solution = in_structure(tree, solution)
     if throw and not solution.status.good:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from solvers.changes import unshared
+from solvers.changes import read_only
 from solvers.errors import ConfigError, check_positive, shown
 from solvers.event import Event, Events, following, moved
 from solvers.march import Gradient, Progress, march, with_graphs
@@ -87,7 +87,7 @@ def observers(
     if events:
         in_order.append(Events(events, run))
     if on_step is not None:
-        in_order.append(lambda accepted: on_step(accepted.step.end, unshared(accepted.after)))
+        in_order.append(lambda accepted: read_only(on_step, accepted.step.end, accepted.after))
     if steady is not None:
 
         def stop_if_steady(accepted: Accepted) -> None:

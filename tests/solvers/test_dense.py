@@ -12,7 +12,18 @@ import torch
 from scipy.integrate import solve_ivp
 from scipy.integrate._ivp.rk import DOP853, RK23, RK45
 
-from solvers import METHODS, ConfigError, Event, RungeKutta, Segment, solve, tableau
+from solvers import (
+    GRADIENTS,
+    METHODS,
+    ConfigError,
+    Event,
+    RungeKutta,
+    Segment,
+    odeint,
+    odeint_dense,
+    solve,
+    tableau,
+)
 from solvers.explicit_tableaus import BOSH3, DOPRI5, RK4_38, TSIT5
 
 OWN = sorted(name for name, method in METHODS.items() if getattr(method, "dense", False))
@@ -347,3 +358,55 @@ def test_a_curve_refuses_what_is_no_time(time):
     curve = solve(problem(), X0, method="tsit5", rtol=1e-6, atol=1e-6, save="curve").curve
     with pytest.raises(ConfigError, match="give a time"):
         curve(time)
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_a_curve_is_the_solves_own_after_the_weights_and_the_initial_state_change(method):
+    rate = torch.tensor(-2.0, dtype=torch.float64)
+    x0 = torch.ones(1, dtype=torch.float64)
+    request = {} if METHODS[method].adaptive else {"steps": 5}
+
+    def solved():
+        segments = [Segment(0, 1, lambda t, x: rate * x)]
+        return solve(segments, x0, method=method, save="curve", **request)
+
+    times = torch.tensor([0.0, 0.01, 0.5, 1.0], dtype=torch.float64)
+    right = solved().curve(times)
+    solution = solved()
+    rate.fill_(5.0)
+    x0.mul_(100)
+    solution.states[0].mul_(7)
+    assert torch.equal(solution.curve(times), right)
+
+
+def test_a_curve_with_another_projection_than_the_solves_is_refused():
+    gain = torch.tensor(1.0, dtype=torch.float64)
+    segment = Segment(0, 1, lambda t, x: -x.flip(0), project=lambda x: gain * x / x.norm())
+    curve = solve([segment], X0, method="rk4", steps=3, save="curve").curve
+    before = curve(0.4)
+    assert torch.equal(curve(0.4), before)
+    gain.fill_(2.0)
+    with pytest.raises(ConfigError, match="project has other values than in the solve"):
+        curve(0.4)
+
+
+def test_the_states_of_a_solution_are_not_the_initial_tensor():
+    x0 = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    for gradient in sorted(GRADIENTS):
+        solution = solve([Segment(0, 1, field)], x0, method="rk4", steps=3, gradient=gradient)
+        with torch.no_grad():
+            solution.states[0].mul_(9)
+        assert torch.equal(x0, torch.ones(2, dtype=torch.float64))
+
+
+def test_odeint_copies_its_initial_value():
+    y0 = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+    early = torch.tensor(0.01, dtype=torch.float64)
+    curve = odeint_dense(lambda t, y: -2 * y, y0, 0.0, 1.0)
+    before = curve(early)
+    start = odeint(lambda t, y: -2 * y, y0, torch.zeros(1, dtype=torch.float64))
+    with torch.no_grad():
+        y0.mul_(100)
+        start.mul_(9)
+    assert torch.equal(curve(early), before)
+    assert float(y0.detach()) == 100

@@ -233,3 +233,14 @@ def test_a_gradient_that_gmres_does_not_find_is_an_error(monkeypatch):
     )
     with pytest.raises(SolveError, match="only by GMRES"):
         torch.autograd.grad(end.sum(), x)
+
+
+def test_a_field_of_numpy_is_told_that_it_has_no_derivative():
+    segments = [Segment(0, 1, lambda t, x: torch.from_numpy(-x.numpy()))]
+    with pytest.raises(ConfigError, match=r"computes with numpy.*use an explicit method under"):
+        solve(segments, double([1.0]), method="esdirk4")
+    with pytest.raises(ConfigError, match="computes with numpy"):
+        solve(segments, double([1.0]).requires_grad_(), method="tsit5")
+    with torch.no_grad():
+        x1 = solve(segments, double([1.0]).requires_grad_(), method="tsit5").x1
+    assert float(x1) == pytest.approx(math.exp(-1), rel=1e-5)

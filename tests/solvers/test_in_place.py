@@ -4,6 +4,7 @@ a buffer again, or narrow the state. Projections and `enter` may work in place.
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,11 +12,6 @@ from solvers import GRADIENTS, ConfigError, Event, Segment, odeint, solve, solve
 from solvers.methods import get_method
 
 METHODS = ["euler", "rk4", "tsit5", "dop853", "esdirk4"]
-
-
-def buffered():
-    keep = torch.zeros(2, dtype=torch.float64)
-    return lambda t, x: torch.neg(x, out=keep)
 
 
 def in_place(t, x):
@@ -35,7 +31,6 @@ def in_place_by_numpy(t, x):
     [
         (in_place, "the field changed its state x in place"),
         (in_place_by_numpy, "the field changed its state x in place"),
-        (buffered(), "a buffer that it"),
     ],
 )
 def test_a_field_that_writes_in_place_is_refused(field, words, method):
@@ -73,19 +68,6 @@ def test_a_map_that_narrows_the_state_is_refused(name):
         solve([segment], torch.ones(2, dtype=torch.float64), method="tsit5")
 
 
-def in_turn(count):
-    """-x, in buffers of which each is used at every `count`th call."""
-    buffers = [torch.zeros(1, 2, dtype=torch.float64) for _ in range(count)]
-    calls = 0
-
-    def field(t, x):
-        nonlocal calls
-        calls += 1
-        return torch.neg(x, out=buffers[calls % count])
-
-    return field
-
-
 def negated(t, x):
     return x.neg_()
 
@@ -97,36 +79,111 @@ def options_for(method):
     return {} if get_method(method).adaptive else {"steps": 400}
 
 
+def by_out(count):
+    buffers = [torch.zeros(1, 2, dtype=torch.float64) for _ in range(count)]
+    return lambda i, x: torch.neg(x, out=buffers[i % count])
+
+
+def by_numpy(count):
+    buffers = [np.zeros((1, 2)) for _ in range(count)]
+    return lambda i, x: torch.from_numpy(np.negative(x.numpy(), out=buffers[i % count]))
+
+
+def by_data(count):
+    buffers = [torch.zeros(1, 2, dtype=torch.float64) for _ in range(count)]
+
+    def write(i, x):
+        buffers[i % count].data.copy_(-x)
+        return buffers[i % count]
+
+    return write
+
+
+def by_view(count):
+    write = by_data(count)
+    return lambda i, x: write(i, x).data
+
+
+def in_turn(write):
+    """A field that writes -x by `write(call, x)` into buffers in turn."""
+    calls = 0
+
+    def field(t, x):
+        nonlocal calls
+        calls += 1
+        return write(calls, x)
+
+    return field
+
+
+@pytest.mark.parametrize("method", ["euler", "rk4", "tsit5", "bosh3", "dop853"])
+@pytest.mark.parametrize("count", [1, 2, 6, 20])
+@pytest.mark.parametrize("buffers", [by_out, by_numpy, by_data, by_view])
+def test_a_field_may_return_a_buffer_that_it_writes_to_again(buffers, count, method):
+    segments = [Segment(0, 1, in_turn(buffers(count)))]
+    right = solve([Segment(0, 1, lambda t, x: -x)], PAIR, method=method, **options_for(method))
+    x1 = solve(segments, PAIR, method=method, **options_for(method)).x1
+    assert torch.equal(x1, right.x1)
+    if get_method(method).adaptive:
+        found = odeint(in_turn(buffers(count)), PAIR, torch.tensor([0.0, 1.0]))
+        assert torch.allclose(found[-1], PAIR * math.exp(-1), atol=1e-6)
+        each = solve_each([Segment(0, 1, in_turn(buffers(count)))], PAIR, method=method)
+        assert torch.allclose(each.x1, right.x1, atol=1e-6)
+        curve = solve(segments, PAIR, method=method, save="curve").curve
+        assert torch.allclose(curve(0.01), PAIR * math.exp(-0.01), atol=1e-6)
+
+
+def test_a_cubic_between_grid_points_takes_a_buffer():
+    options = {"step_size": 0.25, "interp": "cubic"}
+    times = torch.tensor([0.0, 0.1, 1.0])
+    found = odeint(in_turn(by_numpy(1)), PAIR, times, method="rk4", options=options)
+    right = odeint(lambda t, y: -y, PAIR, times, method="rk4", options=options)
+    assert torch.equal(found, right)
+
+
+class IntoOneBuffer(torch.autograd.Function):
+    """-x, written to the memory of the value before, as by a graphed CUDA callable."""
+
+    buffer = torch.zeros(1, 2, dtype=torch.float64)
+
+    @staticmethod
+    def forward(ctx, x):
+        IntoOneBuffer.buffer.data.copy_(-x)
+        return IntoOneBuffer.buffer.detach()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
 @pytest.mark.parametrize("method", ["rk4", "tsit5", "dop853"])
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_field_with_a_few_buffers_in_turn_is_refused(count, method):
-    with torch.no_grad(), pytest.raises(ConfigError, match="a buffer that it"):
-        solve([Segment(0, 1, in_turn(count))], PAIR.clone(), method=method, **options_for(method))
-
-
-def test_buffers_that_outlast_a_step_are_right():
-    x1 = solve([Segment(0, 1, in_turn(4))], PAIR.clone(), method="rk4", steps=20).x1
-    assert torch.allclose(x1, PAIR * math.exp(-1), atol=1e-6)
-
-
-def test_a_curve_whose_slopes_were_overwritten_is_refused():
-    solution = solve([Segment(0, 1, in_turn(20))], PAIR.clone(), method="tsit5", save="curve")
+def test_a_graph_whose_values_share_their_memory_is_refused(method):
+    x0 = PAIR.clone().requires_grad_()
+    segments = [Segment(0, 1, lambda t, x: IntoOneBuffer.apply(x))]
     with pytest.raises(ConfigError, match="a buffer that it"):
-        solution.curve(0.01)
+        solve(segments, x0, method=method, **options_for(method))
 
 
-@pytest.mark.parametrize(
-    ("field", "words"),
-    [
-        (negated, "the field changed its state x in place"),
-        (in_turn(1), "a buffer that it"),
-        (in_turn(2), "a buffer that it"),
-        (in_turn(3), "a buffer that it"),
-    ],
-)
-def test_solve_each_refuses_what_solve_does(field, words):
-    with pytest.raises(ConfigError, match=words):
-        solve_each([Segment(0, 1, field)], PAIR.clone())
+@pytest.mark.parametrize("method", ["rk4", "tsit5", "dop853"])
+def test_a_buffer_that_holds_a_graph_is_refused(method):
+    buffer = torch.zeros(1, 2, dtype=torch.float64)
+    x0 = PAIR.clone().requires_grad_()
+    with pytest.raises(ConfigError, match="a buffer that it"):
+        solve([Segment(0, 1, lambda t, x: buffer.copy_(-x))], x0, method=method)
+
+
+def test_solve_each_refuses_what_solve_does():
+    with pytest.raises(ConfigError, match="the field changed its state x in place"):
+        solve_each([Segment(0, 1, negated)], PAIR.clone())
+
+
+def test_a_kept_tensor_with_a_graph_may_be_returned_again():
+    rate = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    kept = rate * torch.ones(2, 2, dtype=torch.float64)
+    for field in (lambda t, x: kept, lambda t, x: kept[:], lambda t, x: rate.expand(2, 2)):
+        x1 = solve([Segment(0, 1, field)], torch.zeros(2, 2).double(), method="tsit5").x1
+        (slope,) = torch.autograd.grad(x1.sum(), rate, retain_graph=True)
+        assert float(slope) == pytest.approx(4)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -134,7 +191,7 @@ def test_solve_each_refuses_what_solve_does(field, words):
 def test_inference_mode_where_torch_counts_no_changes_has_the_right_result(method, count):
     right = PAIR * math.exp(-1)
     with torch.inference_mode():
-        for field in (negated, in_turn(count)):
+        for field in (negated, in_turn(by_out(count))):
             x0 = PAIR.clone()
             x1 = solve([Segment(0, 1, field)], x0, method=method, **options_for(method)).x1
             assert torch.allclose(x1, right, atol=2e-3 if method == "euler" else 1e-6)
@@ -143,6 +200,54 @@ def test_inference_mode_where_torch_counts_no_changes_has_the_right_result(metho
             assert torch.allclose(each, right, atol=1e-6)
         ends = odeint(negated, PAIR.clone(), torch.tensor([0.0, 1.0]))
         assert torch.allclose(ends[-1], right, atol=1e-6)
+
+
+def by_numpy_view(t, x):
+    x.detach().numpy()[...] = 5.0
+
+
+def by_data_view(t, x):
+    x.data.mul_(5.0)
+
+
+@pytest.mark.parametrize("gradient", ["backprop", "adjoint"])
+@pytest.mark.parametrize("change", [by_numpy_view, by_data_view])
+@pytest.mark.parametrize("method", ["rk4", "tsit5"])
+def test_an_observer_cannot_change_the_state_where_torch_does_not_count_it(
+    method, change, gradient
+):
+    def event(t, x):
+        value = x[0, 0] - 0.5
+        change(t, x)
+        return value
+
+    def result(**request):
+        segments = [Segment(0, 1, lambda t, x: -x)]
+        x0 = PAIR.clone().requires_grad_()
+        x1 = solve(
+            segments, x0, method=method, gradient=gradient, **request, **options_for(method)
+        ).x1
+        return x1, torch.autograd.grad(x1.sum(), x0)[0]
+
+    plain = result(on_step=lambda t, x: None)
+    for one, other in zip(result(on_step=change), plain, strict=True):
+        assert torch.equal(one, other)
+    plain = result(events=Event(lambda t, x: x[0, 0] - 0.5))
+    for one, other in zip(result(events=Event(event)), plain, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_event_of_odeint_cannot_change_the_initial_value():
+    def event(t, y):
+        value = y.min() - 0.5
+        y.data.mul_(5.0)
+        return value
+
+    y0 = PAIR.clone()
+    times = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    found = odeint(lambda t, y: -y, y0, times, event_fn=event)[0]
+    assert float(found) == pytest.approx(math.log(2), rel=1e-5)
+    assert torch.equal(y0, PAIR)
 
 
 def test_an_observer_in_inference_mode_gets_a_copy():

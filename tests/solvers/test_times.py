@@ -7,8 +7,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torchdiffeq
 
-from solvers import METHODS, Segment, Status, solve, solve_each
+from solvers import METHODS, Segment, Status, odeint, solve, solve_each
+from solvers.odeint import ITS_METHODS
+from solvers.torchdiffeq_methods import NAMES
+from solvers.tree import leaves, mapped
 
 X0 = torch.tensor([1.0, 0.4], dtype=torch.float64)
 OWN = ["euler", "midpoint", "heun", "rk4", "dopri5", "tsit5"]
@@ -187,3 +191,33 @@ def test_float32_steps_shorter_than_the_spacing_of_its_times_take_no_more_time(m
         checkpointed,
     ):
         assert torch.allclose(x1, right, rtol=0, atol=1e-3)
+
+
+THEIRS = [name for name in NAMES if name not in ITS_METHODS and name != "scipy_solver"]
+
+
+@pytest.mark.parametrize("structure", ["tensor", "tuple", "dict"])
+@pytest.mark.parametrize("options", [None, {"step_size": 0.05, "max_order": 4}])
+@pytest.mark.parametrize("method", THEIRS)
+def test_torchdiffeqs_own_methods_have_the_derivative_by_the_times(method, options, structure):
+    """Against the closed form of y' = -(1 + t) y, and torchdiffeq's own values."""
+    if options is not None and not method.endswith("_adams"):
+        options = None
+    t = torch.linspace(0, 1, 11, dtype=torch.float64).requires_grad_()
+    y0 = torch.ones(2, dtype=torch.float64)
+    start = {"tensor": y0, "tuple": (y0, y0[:1]), "dict": {"y": y0}}[structure]
+
+    def field(t, y):
+        return mapped(lambda part: -(1 + t) * part, y)
+
+    y = leaves(odeint(field, start, t, method=method, options=options))[0]
+    theirs = torchdiffeq.odeint(
+        lambda t, y: -(1 + t) * y, y0, t.detach(), method=method, options=options
+    )
+    if structure == "tensor":
+        assert torch.equal(y, theirs)
+    weights = torch.arange(1.0, 12.0, dtype=torch.float64)
+    (found,) = torch.autograd.grad((weights * y.sum(1)).sum(), t)
+    exact = (y0 * torch.exp(t[0] + t[0] ** 2 / 2 - t - t**2 / 2)[:, None]).sum(1)
+    (right,) = torch.autograd.grad((weights * exact).sum(), t)
+    assert torch.allclose(found, right, rtol=1e-2)  # as accurate as the states

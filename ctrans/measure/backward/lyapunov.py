@@ -5,6 +5,7 @@ grow.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
@@ -14,6 +15,11 @@ from ctrans.dynamics.depth import Depth, check_count
 from ctrans.measure.backward.sensitivity import StepGraphs, linearised_step
 from ctrans.measure.walk import Instrument, StepContext, walk_depth
 from solvers.run import finite
+
+UNRESOLVED = 32
+"""R_ii below so many units of rounding of the longest column, or as many as R has columns, is
+rounding error alone.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +45,10 @@ class LyapunovExponents(Instrument):
 
     The instrument pushes the columns through each segment's discrete step. Exponents depend on Q_0
     by O(1/T); their sum over a full set does not, as it is log|det J_{0:D}|/T. A direction that a
-    step removes has exponent -inf. `count` is at most the dimension of a state; ConfigError if it
-    is below 1. Memory: one segment's weights and graph, or `graphs`, which must come before it in
-    the same lane.
+    step removes to rounding (`UNRESOLVED`) has exponent -inf, as the mean of a token behind a norm.
+    A change of a token's length keeps eps/(variance + eps) of itself, which float32 may not
+    resolve. `count` is at most the dimension of a state; ConfigError if it is below 1. Memory: one
+    segment's weights and graph, or `graphs`, which must come before it in the same lane.
     """
 
     def __init__(
@@ -81,7 +88,7 @@ class LyapunovExponents(Instrument):
                 for column in self._q.unbind(-1)
             ]
             self._q, r = torch.linalg.qr(torch.stack(moved, -1))
-            self._growth.append(r.diagonal(dim1=-2, dim2=-1).abs().log())
+            self._growth.append(_logarithms(r))
 
     def figures(self) -> Lyapunov:
         growth = self._growth
@@ -94,12 +101,23 @@ class LyapunovExponents(Instrument):
         by_segment = torch.stack(growth).reshape(len(growth), -1, self._count).double()
         rates = (by_segment.sum(0) / time).sort(-1, descending=True).values
         if len(rates) > 1:
-            deviations = rates.std(0)
+            # a direction that is removed in all sequences has no spread
+            is_removed = (rates == -math.inf).all(0)
+            deviations = rates.std(0).nan_to_num(nan=math.inf).masked_fill(is_removed, 0.0)
         else:
             deviations = torch.zeros_like(rates[0])
         return Lyapunov(
             rates.mean(0).tolist(), deviations.tolist(), by_segment.mean(1).tolist(), time, note
         )
+
+
+def _logarithms(r: Tensor) -> Tensor:
+    """log R_ii, -inf where it is zero to rounding."""
+    sizes = r.diagonal(dim1=-2, dim2=-1).abs()
+    longest = torch.linalg.vector_norm(r, dim=-2).amax(-1, keepdim=True)
+    units = max(UNRESOLVED, r.shape[-1])
+    is_zero = sizes <= units * torch.finfo(r.dtype).eps * longest
+    return sizes.log().masked_fill(is_zero, -math.inf)
 
 
 def lyapunov(

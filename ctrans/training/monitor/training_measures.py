@@ -303,7 +303,7 @@ MEASURES.add(
             unit="share of what norm or weights allow",
         ),
         "step_share": Measure(
-            formula="|h r_k|/|X_k|: the length of a discrete step",
+            formula="|h r_k|/|X_k|: the length of a discrete step; in a step's first micro-batch",
             scope="sublayer",
             checks={
                 "step larger than the state": Check(
@@ -490,7 +490,10 @@ MEASURES.add(
             unit="share of the experts",
         ),
         "logit": Measure(
-            formula="largest |attention score| before the softmax",
+            formula=(
+                "largest |attention score| before the softmax, over up to 64 rows of the first"
+                " sequence"
+            ),
             scope="head",
             compute=largest_score,
             checks={
@@ -519,13 +522,19 @@ MEASURES.add(
             unit="largest |score|",
         ),
         "ahead": Measure(
-            formula="share of attention's weight on later tokens",
+            formula=(
+                "share of attention's weight on later tokens, over up to 64 rows of the first"
+                " sequence"
+            ),
             scope="head",
             compute=weight_ahead,
             live=True,
         ),
         "entropy": Measure(
-            formula="mean entropy of attention rows over log(number of visible tokens)",
+            formula=(
+                "mean entropy of attention rows over log(number of visible tokens), over up to 64"
+                " rows of the first sequence"
+            ),
             scope="head",
             compute=row_entropy,
             checks={

@@ -83,6 +83,19 @@ def test_a_norm_around_the_state_removes_directions():
     assert found.exponents[-1] < -10
 
 
+def test_the_means_that_a_norm_removes_have_no_rate_and_the_lengths_have_theirs():
+    model = small_model("post", width=4)
+    found = lyapunov(model.depth, model.embed(tokens(2, 3)), count=12)
+    removed = [rate == -math.inf for rate in found.exponents]
+    assert removed == [False] * 9 + [True] * 3
+    # eps = 1e-5 leaves a little of a change of a token's length
+    assert all(
+        -25 < rate * found.time / len(model.depth.sublayers) < -5 for rate in found.exponents[6:9]
+    )
+    assert found.deviations[-3:] == [0.0] * 3
+    assert all(map(math.isfinite, found.deviations))
+
+
 def test_it_ends_where_the_state_does():
     model = small_model("pre")
     model.depth.sublayers[3].field.down.weight.mul_(math.inf)

@@ -106,6 +106,30 @@ def test_scores_are_the_attentions_own(options):
     assert figures["entropy"] == pytest.approx(entropies, rel=1e-4, abs=1e-6)
 
 
+def test_the_figures_of_a_pass_are_the_first_micro_batchs_and_scores_its_first_sequences():
+    """As their rows in the table of measures say."""
+    model, text = gpt(), tokens(4)
+
+    def loss(batches):
+        for batch in batches:
+            value = model(batch[:, :-1], batch[:, 1:])[1]
+            if batch is not batches[-1]:
+                value.backward()
+        return value
+
+    accumulated = reported(model, lambda: loss([text[:2], text[2:3], text[3:]]))
+    for names, part in (
+        (("rms", "velocity", "step_share", "costate"), text[:2]),
+        (("logit", "entropy", "ahead"), text[:1]),
+    ):
+        alone = reported(model, lambda batch=part: loss([batch]))
+        for name in names:
+            assert accumulated[name] == pytest.approx(alone[name], rel=1e-6, nan_ok=True), name
+            words = GAUGES[name].formula
+            assert ("first sequence" in words) == (name in ("logit", "entropy", "ahead"))
+    assert "first micro-batch" in GAUGES["step_share"].formula
+
+
 @pytest.mark.slow
 def test_the_scores_of_torchs_own_attention_are_seen_and_those_of_an_eager_one():
     text = torch.randint(32, (2, 8))

@@ -1,0 +1,44 @@
+"""Warnings of steps that the types of the state and of the time do not resolve: the solve reaches
+its end, with a result that rounding decided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from solvers.run import Run, dtype_name, neighbour, real_type, representable
+from solvers.segment import Segment
+
+LOST = 0.1
+"""The share of what all steps add from which its loss is worth a warning."""
+NEAR = 1e-6
+"""Every type resolves steps above this share of the time."""
+
+
+def rounding_warnings(segments: Sequence[Segment], x1: Tensor, run: Run) -> list[str]:
+    """One sentence for each type that does not resolve the steps of a solve."""
+    sentences = []
+    if run.increments is not None:
+        share = run.increments.share_lost(x1)
+        if share > LOST:
+            sentences.append(
+                f"rounding to {dtype_name(x1.dtype)} loses {share:.0%} of what the"
+                f" {run.stats.accepted} steps add to the state: keep it in float32 or float64, or"
+                " take fewer steps"
+            )
+    far = max(abs(segments[0].start), abs(segments[-1].end))
+    mean_step = sum(abs(segment.span) for segment in segments) / max(1, run.stats.accepted)
+    if mean_step < NEAR * far:
+        far = representable(far, x1.dtype)
+        spacing = neighbour(far, math.inf, x1.dtype) - far
+        if mean_step < 2 * spacing:
+            clock = dtype_name(real_type(x1.dtype))
+            sentences.append(
+                f"near t = {far:.6g} the times of {clock} are {spacing:.2g} apart, and the steps"
+                f" {mean_step:.2g} long: a field that depends on t gets wrong times; let t start"
+                " at 0 and add the rest in the field, or use a float64 state"
+            )
+    return sentences
