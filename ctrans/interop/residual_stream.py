@@ -157,8 +157,8 @@ def sum_at(graph: Graph, n: int) -> Sum | None:
         )
         if opened is None:
             return None
-        others = [term.number for i, term in enumerate(terms) if i != opened]
-        if any(terms[opened].number in graph.before(other) for other in others):
+        beside = [term.number for i, term in enumerate(terms) if i != opened]
+        if any(terms[opened].number in graph.before(other) for other in beside):
             return None  # the sum is a state that another term sees, such as x - mean(x)
         terms[opened : opened + 1] = _operands(graph, terms[opened]) or []
 

@@ -108,7 +108,9 @@ class Transfer:
         """
         places = [growth for growth in self.growths if growth.axis == axis and growth.place != LOSS]
         judged = [growth for growth in places if not growth.holds_no_rate_back]
-        return max(judged or places, key=lambda growth: (ORDER.index(growth.verdict), abs(growth.exponent)))
+        return max(
+            judged or places, key=lambda growth: (ORDER.index(growth.verdict), abs(growth.exponent))
+        )
 
     @property
     def verdict(self) -> TransferVerdict:
