@@ -422,16 +422,21 @@ def _checked(
 
 def _with_further_factor(segment: SegmentCheck, *, has_more: bool) -> SegmentCheck:
     """The segment, whose thresholds hold gains fixed if its block has parameters outside of its
-    linear maps.
+    linear maps. Its verdict then assumes bounded gains: they may multiply what the block adds.
     """
     if not has_more:
         return segment
+    certificate = segment.certificate
+    if certificate.verdict == "well-posed":
+        verdict = verdict_of(finite=True, bounded_gains=True)
+        certificate = replace(certificate, verdict=verdict)
 
     def holding_gains(threshold: DecayThreshold | None) -> DecayThreshold | None:
         return None if threshold is None else replace(threshold, gains=True)
 
     return replace(
         segment,
+        certificate=certificate,
         training_threshold=holding_gains(segment.training_threshold),
         step_threshold=holding_gains(segment.step_threshold),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -60,23 +61,32 @@ def _why_not_by_segment(depth: Depth) -> str:
 
     A loss pays a shared weight once, while every segment that uses it gains.
     """
-    seen: set[int] = set()
-    for sublayer in depth.sublayers:
+    places = []
+    for k, sublayer in enumerate(depth.sublayers):
         named = list(sublayer.field.named_parameters(remove_duplicate=False))
-        weights = {_place_of(parameter) for _, parameter in named}
-        if len(weights) < len(named):
+        if len({id(parameter) for _, parameter in named}) < len(named):
             return "a map uses a weight twice"
-        if weights & seen:
+        places += [(*_memory(parameter), k) for _, parameter in named]
+    places.sort()
+    for (_, end, k), (start, _, other) in pairwise(places):
+        if start < end and k == other:
+            return "a map uses a weight twice"
+        if start < end:
             return "several segments use the same weights, and a loss pays them once"
-        seen |= weights
     if depth.shared or any(_is_computed(sublayer.field) for sublayer in depth.sublayers):
         return "the weights are functions of others, which several segments share"
     return ""
 
 
-def _place_of(parameter: Tensor) -> int:
-    """What two parameters have in common that are one: the memory, or the object without memory."""
-    return parameter.data_ptr() or id(parameter)
+def _memory(parameter: Tensor) -> tuple[int, int]:
+    """Where the parameter's memory begins and ends. Of one with gaps, such as columns of a larger
+    matrix, only the beginning counts: others may be in the gaps. Without memory it is the object.
+    """
+    begin = parameter.data_ptr() or id(parameter)
+    size = 1
+    if parameter.is_contiguous():
+        size = max(1, parameter.numel() * parameter.element_size())
+    return begin, begin + size
 
 
 def _is_computed(field: nn.Module) -> bool:

@@ -13,6 +13,9 @@ after it. Both changes are central differences, without autograd.
 Several sublayers are tested at once, by the sum of their changes. A wrong change can hide beside a
 much larger one. So sublayers are tested with others of like change, an agreement is a share of the
 smallest one, and where that does not tell, the sublayers are tested in halves.
+
+Along the direction of the largest change an error of the costate at right angles to it does not
+show. So a model of other code is tested along a random direction too.
 """
 
 from __future__ import annotations
@@ -55,6 +58,10 @@ SAFETY = 4.0
 """The error of a difference, as a multiple of its change with the size of the step."""
 RANDOM = 0.3
 """The random part of a direction; the rest is that of the largest change."""
+OTHER_IN_DOUBLE = (
+    "its gradients in float64 are others than in its own dtype, so that the costate's test in"
+    " float64 says nothing about it"
+)
 
 
 @runtime_checkable
@@ -102,22 +109,33 @@ def own_loss(model: Model, tokens: Tensor, targets: Any, found: Costate) -> OwnL
     """Whether the discrete costate is that of the model's own loss. It is for a model that has no
     pass of its own.
 
-    A model of other classes than those of ctrans is tested in float64, or in its own dtype if its
-    code does not compute in float64. Rounding that leaves a test open leaves nothing open for a
-    model of ctrans' own classes: its pass is its sublayers and its head. The weights are put back
-    to the bit.
+    A model of other classes than those of ctrans is tested in float64 too, if its code computes in
+    float64: rounding hides less there. Rounding leaves nothing open for a model of ctrans' own
+    classes: its pass is its sublayers and its head. The weights are put back to the bit.
     """
     if has_weights_on_demand(model.depth):
         return OwnLoss()
     is_own = not isinstance(model, nn.Module) or _is_own_code(model)
     try:
-        result = None if is_own else _tested_in_double(model, tokens, targets)
-        result = result or _tested(model, tokens, targets, found)
+        result = _tested(model, tokens, targets, found)
+        if is_own or result.otherwise:
+            return OwnLoss(otherwise=result.otherwise)
+        if found.states[0].dtype != torch.float64:
+            in_float64 = _tested_in_double(model, tokens, targets, found)
+            if in_float64 is not None:
+                return in_float64
+        along_random = _tested(model, tokens, targets, found, is_random=True)
     except ConfigError as error:
         return OwnLoss(otherwise=f"its own forward pass does not run on this text: {error}")
-    if is_own:
-        return OwnLoss(otherwise=result.otherwise)
-    return result
+    return _both(result, along_random)
+
+
+def _both(first: OwnLoss, second: OwnLoss) -> OwnLoss:
+    return OwnLoss(
+        otherwise=first.otherwise or second.otherwise,
+        untested=first.untested or second.untested,
+        share=max(first.share, second.share),
+    )
 
 
 def _is_own_code(model: nn.Module) -> bool:
@@ -149,7 +167,10 @@ def _is_own_code(model: nn.Module) -> bool:
     )
 
 
-def _tested(model: Model, tokens: Tensor, targets: Any, found: Costate) -> OwnLoss:
+def _tested(
+    model: Model, tokens: Tensor, targets: Any, found: Costate, *, is_random: bool = False
+) -> OwnLoss:
+    """The test along the directions of the largest change, or along random ones."""
     depth = model.depth
     logits, loss = _own_pass(model, tokens, targets)
     numbers: dict[str, Callable[[], Summed]] = {}
@@ -160,7 +181,7 @@ def _tested(model: Model, tokens: Tensor, targets: Any, found: Costate) -> OwnLo
         numbers["loss"] = partial(_loss, model, tokens, targets)
     untested = ""
     share = 0.0
-    groups = _alike(_changes(depth, found))
+    groups = _alike(_changes(depth, found, is_random=is_random))
     while groups:
         group = groups.pop()
         along = partial(_along, depth, tuple(change.segment for change in group), found)
@@ -204,8 +225,10 @@ def _alike(changes: list[SegmentChange]) -> list[list[SegmentChange]]:
     return groups
 
 
-def _tested_in_double(model: Any, tokens: Tensor, targets: Any) -> OwnLoss | None:
-    """The test with the model in float64; None if its code does not compute in float64."""
+def _tested_in_double(model: Any, tokens: Tensor, targets: Any, found: Costate) -> OwnLoss | None:
+    """The tests with the model in float64; None if its code does not compute in float64. The
+    costate in float64 must be that in the model's own dtype.
+    """
 
     def wide(numbers: Any) -> Any:
         is_float = isinstance(numbers, Tensor) and numbers.is_floating_point()
@@ -217,12 +240,30 @@ def _tested_in_double(model: Any, tokens: Tensor, targets: Any) -> OwnLoss | Non
         with in_double([model]):
             if forget is not None:
                 forget()
-            return _tested(model, tokens, targets, costate(model, tokens, targets))
+            exact = costate(model, tokens, targets)
+            difference = _difference(found, exact)
+            if not difference <= TELLS:
+                return OwnLoss(otherwise=OTHER_IN_DOUBLE)
+            result = _tested(model, tokens, targets, exact)
+            along_random = _tested(model, tokens, targets, exact, is_random=True)
+            return _both(_both(result, along_random), OwnLoss(share=difference))
     except Exception:  # code of others raises what it likes in another dtype
         return None
     finally:
         if forget is not None:
             forget()
+
+
+def _difference(found: Costate, exact: Costate) -> float:
+    """The largest difference of two costates of one model, as a share of the state's costate."""
+    shares = [
+        float((p.double() - q).norm() / q.norm())
+        for p, q in zip(found.costates, exact.costates, strict=True)
+        if q.norm() > 0
+    ]
+    if any(map(math.isnan, shares)):
+        return math.nan
+    return max(shares, default=0.0)
 
 
 def _agree_at_a_step(
@@ -339,9 +380,9 @@ class SegmentChange:
     size: float
 
 
-def _changes(depth: Depth, found: Costate) -> list[SegmentChange]:
+def _changes(depth: Depth, found: Costate, *, is_random: bool) -> list[SegmentChange]:
     """The directions of each sublayer with matrices in which <P, step> grows fastest, and a random
-    part.
+    part; or random ones in which it grows.
     """
     changes = []
     for k, sublayer in enumerate(depth.sublayers):
@@ -351,34 +392,46 @@ def _changes(depth: Depth, found: Costate) -> list[SegmentChange]:
             if weight.dim() > 1 and weight.is_floating_point()
         ]
         if matrices:
-            changes.append(_change_of(sublayer, k, matrices, depth.lengths[k], found))
+            gradients = _gradients(sublayer, k, matrices, depth.lengths[k], found)
+            changes.append(_change_of(k, matrices, gradients, is_random=is_random))
     return changes
 
 
-def _change_of(
+def _gradients(
     sublayer: Sublayer, k: int, matrices: Sequence[Tensor], h: float, found: Costate
-) -> SegmentChange:
-    gradients: Sequence[Tensor | None]
+) -> Sequence[Tensor | None]:
+    """Those of <P, step> by the matrices."""
     with _tracked(matrices):
         product = (sublayer.step(found.states[k], h) * found.costates[k + 1]).sum()
-        gradients = [None] * len(matrices)
-        if product.requires_grad:
-            gradients = torch.autograd.grad(product, matrices, allow_unused=True)
+        if not product.requires_grad:
+            return [None] * len(matrices)
+        return torch.autograd.grad(product, matrices, allow_unused=True)
+
+
+def _change_of(
+    k: int, matrices: Sequence[Tensor], gradients: Sequence[Tensor | None], *, is_random: bool
+) -> SegmentChange:
     generator = torch.Generator().manual_seed(k)
-    pairs = []
+    directions = []
     size = 0.0
     for weight, gradient in zip(matrices, gradients, strict=True):
         drawn = torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight)
-        direction = RANDOM * drawn / drawn.norm()
-        if gradient is not None and gradient.norm() > 0:
-            direction = direction + gradient / gradient.norm()
+        direction = drawn / drawn.norm()
+        if gradient is not None and gradient.norm() > 0 and not is_random:
+            direction = RANDOM * direction + gradient / gradient.norm()
         norm = weight.norm()
         if norm == 0:
             norm = torch.ones_like(norm)
         direction = norm * direction
-        pairs.append((weight.data, direction))
+        directions.append(direction)
         if gradient is not None:
             size += float((gradient * direction).sum())
+    # several sublayers are added up: none of them may cancel another
+    sign = math.copysign(1.0, size)
+    pairs = [
+        (weight.data, sign * direction)
+        for weight, direction in zip(matrices, directions, strict=True)
+    ]
     return SegmentChange(k, pairs, abs(size))
 
 

@@ -157,16 +157,90 @@ def test_sublayers_of_like_change_are_tested_at_once():
     ]
 
 
-def test_two_parameters_of_one_memory_are_one_weight():
+@pytest.mark.parametrize("rows", [slice(0, 16), slice(16, 32)])
+def test_two_parameters_of_one_memory_are_one_weight(rows):
     module = Model(Block()).double().eval()
     block = module.blocks[0]
-    block.ffn.up = nn.Linear(16, 16, bias=False)
-    block.ffn.down = nn.Linear(16, 16, bias=False)
-    block.ffn.up.weight = nn.Parameter(block.attention.v.weight.data)
-    module.double()
+    block.attention.v.weight = nn.Parameter(block.ffn.up.weight.data[rows])
     opened = open_model(module, embed=module.embedding, head=lambda x: module.head(module.norm(x)))
     tokens = text(TOKENS, VOCABULARY)
     assert "the same weights" in check_model(opened.model, *tokens).no_threshold
+
+
+class HalfStopped(Model):
+    """Half of its channels reach the head without a gradient."""
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        x = self.norm(x)
+        kept = x * (torch.arange(x.shape[-1]) % 2)
+        return self.head(kept + (x - kept).detach())
+
+
+@torch.no_grad()
+def with_maps_of_zero(module):
+    module.blocks[0].attention.o.weight.zero_()
+    module.blocks[0].ffn.down.weight.zero_()
+
+
+def test_an_error_of_the_costate_at_right_angles_to_its_direction_is_seen():
+    """Maps of 0: the direction of the largest change is that of the costate alone."""
+    model, tokens, targets = opened(HalfStopped, prepare=with_maps_of_zero)
+    assert REASON in check_model(model, tokens[:, :1], targets[:, :1]).no_threshold
+
+
+class FusedNorm(torch.autograd.Function):
+    """Its derivative leaves out that of the norm's size."""
+
+    @staticmethod
+    def forward(context, x):
+        context.save_for_backward(x)
+        return F.layer_norm(x, x.shape[-1:])
+
+    @staticmethod
+    def backward(context, gradient):
+        (x,) = context.saved_tensors
+        return gradient / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+
+
+class OwnKernel(Model):
+    """A kernel for float32 alone."""
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        if x.dtype == torch.float64:
+            return self.head(self.norm(x))
+        return self.head(FusedNorm.apply(x))
+
+
+def test_a_path_for_single_precision_alone_is_tested_as_it_is():
+    torch.manual_seed(0)
+    tokens, targets = text(TOKENS, VOCABULARY)
+    model = open_model(OwnKernel(Block()).eval(), example=tokens).model
+    found = check_model(model, tokens, targets).no_threshold
+    assert REASON in found or found == own_pass.OTHER_IN_DOUBLE
+
+
+class NumberBehindANorm(Block):
+    """x + a N(f(x)), with a trained number a."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor([0.5, 0.7]))
+        self.m1, self.m2 = (nn.LayerNorm(16, elementwise_affine=False) for _ in range(2))
+
+    def forward(self, x):
+        x = x + self.a[0] * self.m1(self.attention(self.n1(x)))
+        return x + self.a[1] * self.m2(self.ffn(self.n2(x)))
+
+
+def test_a_trained_number_behind_a_norm_is_a_gain():
+    model, tokens, targets = opened(Model, NumberBehindANorm)
+    assert check_model(model, tokens, targets).verdict == "well-posed for bounded gains"
 
 
 def tens_of_logits(model, targets):
