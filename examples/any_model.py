@@ -42,6 +42,7 @@ from torch import nn
 import ctrans
 from ctrans.base.as_found import as_found
 from ctrans.interop.block_calls import is_state
+from ctrans.interop.stream_adapter import StreamAdapter
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
 WIDTH, VOCABULARY = 32, 97
@@ -381,10 +382,12 @@ def errors(opened, inputs):
         adapter_of(opened),
     )
     states = opened.trajectory(first).states
-    if "unknown" not in opened.config.placement:
+    if not isinstance(adapter, StreamAdapter):
+        own_of_blocks = own_states(opened, inputs)
+        parts = (len(states) - 1) // len(own_of_blocks)  # one where attention and FFN are parallel
         return [
             float((x - y).norm() / y.norm())
-            for x, y in zip(states[2::2], own_states(opened, inputs), strict=True)
+            for x, y in zip(states[parts::parts], own_of_blocks, strict=True)
         ]
     with torch.no_grad(), as_found(adapter.model):
         own = adapter.tensor(
@@ -406,7 +409,7 @@ def main():
         unlike = any(isinstance(part, VisionTransformer) for part in opened.modules())
         name += " (not installed: a module of its form stands in)" * unlike
         print(f"{name}: {opened.described.partition('; it was training')[0]}")
-        what = "output" if opened.config.placement == "unknown" else "states"
+        what = "output" if isinstance(adapter_of(opened), StreamAdapter) else "states"
         print(
             f"  {what} {max(errors(opened, inputs)):.1e} from its own; mean|x| {moments[0]:.3g} to"
             f" {moments[-1]:.3g}, |dL/dX| {sizes[-1]:.3g} at the end, {sizes[0]:.3g} at the start"

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import ctrans
+from examples import any_model
 from examples.recent_models import RECENT
 
 PLACEMENTS = {
@@ -65,6 +66,7 @@ def own_states(module, inputs):
 def test_its_states_are_those_of_its_blocks(name):
     module, opened, inputs, first, _ = opened_of(name)
     assert opened.config.placement == PLACEMENTS[name]
+    assert max(any_model.errors(opened, inputs)) < 1e-5
     states = opened.trajectory(first).states
     wanted, output = own_states(module, inputs)
     assert len(wanted) >= 3
