@@ -153,7 +153,7 @@ def with_margins(
     of_solver: float,
 ) -> SegmentCheck:
     """The segment, whose thresholds are known up to what its map missed, the reading of the model,
-    and errors, as shares: for the steps of the costate, for the ODE of its solver.
+    and the errors of its costates, as shares: `of_costate` of the steps', `of_solver` of the ODE's.
     """
     segment = with_missed(segment, factors.missed.get(segment.segment, 0.0))
     segment = with_error(segment, of_costate, factors.tolerance, state.dtype)
