@@ -55,7 +55,8 @@ class ModelCheck:
 
     `placement` lists the placements of its sublayers. `form` is that of the costates: "continuous",
     or "discrete" if the continuous costate does not exist, for the reason in `instead`. `missing`
-    maps the segments without a certificate to the reason: the model's verdict is then at best open.
+    maps the segments without a certificate, and parts of the model that are in no segment, to the
+    reason: the model's verdict is then at best open.
     `unsure` numbers those among them whose verdict does not hold at large weights. `no_threshold`
     says why no penalty of the weights is known for any segment, if that is so.
     """
@@ -313,6 +314,7 @@ def check_model(
             of_loss = agreement.share
     if no_threshold:
         segments = [_without_thresholds(segment) for segment in segments]
+    skipped = {f"segment {k} ({sublayers[k].kind})": str(failed[k]) for k in sorted(failed)}
     check = ModelCheck(
         placement=", ".join(sorted({sublayer.placement.name for sublayer in sublayers})),
         loss=costates.loss,
@@ -320,7 +322,7 @@ def check_model(
         segments=tuple(segments),
         form=costates.form,
         instead=instead,
-        missing={f"segment {k} ({sublayers[k].kind})": str(failed[k]) for k in sorted(failed)},
+        missing=skipped | factors.outside,
         no_threshold=no_threshold,
         unsure=tuple(sorted(unsure)),
     )

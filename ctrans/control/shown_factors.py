@@ -58,6 +58,7 @@ class Factors:
     - `tolerance`: how closely the model was read, as a share
     - `missed`: how far the output of each segment's map was from what its matrices show, as a share
       of the size of its terms
+    - `outside`: parts of the model with residual sums that are in no segment, and why
     """
 
     unlike: dict[int, str] = dataclasses_field(default_factory=dict)
@@ -67,6 +68,7 @@ class Factors:
     untested: dict[int, str] = dataclasses_field(default_factory=dict)
     tolerance: float = 0.0
     missed: dict[int, float] = dataclasses_field(default_factory=dict)
+    outside: dict[str, str] = dataclasses_field(default_factory=dict)
 
 
 @runtime_checkable

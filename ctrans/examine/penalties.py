@@ -83,7 +83,7 @@ def not_examined(check: ModelCheck) -> str:
     if not count:
         return ""
     of_all = count + len(check.segments)
-    return f"{count} of {of_all} segments were skipped, and may need a penalty too"
+    return f"{count} of {of_all} parts were skipped, and may need a penalty too"
 
 
 def decay_notes(check: ModelCheck) -> list[str]:

@@ -39,6 +39,7 @@ from ctrans.interop.block_calls import Call, Running
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.module_chain import TransposedLinear, is_linear
+from ctrans.interop.outer_sums import outer_sums
 from ctrans.interop.recorded_calls import without_fast_path
 from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.interop.tolerances import difference
@@ -147,7 +148,12 @@ def factors_of(
                 )
                 if computes_otherwise:
                     tests[k] = replace(tests[k], otherwise=OTHERWISE)
-    return replace(factors_at(tests, unlike, further), tolerance=READING, missed=missed)
+    return replace(
+        factors_at(tests, unlike, further),
+        tolerance=READING,
+        missed=missed,
+        outside=outer_sums(adapter),
+    )
 
 
 def _factors_of_stream(
@@ -167,7 +173,7 @@ def _factors_of_stream(
                 is_plain=False,
             )
     unlike = dict.fromkeys(range(len(sublayers)), NO_BLOCKS)
-    return replace(factors_at(tests, unlike, ()), tolerance=READING)
+    return replace(factors_at(tests, unlike, ()), tolerance=READING, outside=adapter.outside)
 
 
 def _moved_by_block(running: Running, x: Tensor) -> Tensor:

@@ -373,9 +373,13 @@ def reshaped(graph: Graph, n: int) -> list[int]:
 def other_sums(graph: Graph, sink: int, steps: Sequence[StreamPart]) -> int:
     """How many residual sums that the sink sees are in none of the parts, or inside of one."""
     of_parts = {step.sum.y for step in steps if step.sum is not None}
-    before = graph.before(sink)
-    sums = [n for n in before if graph.operations[n].name in SUMS and sum_at(graph, n) is not None]
-    return len(set(sums) - of_parts)
+    return len(sums_among(graph, graph.before(sink)) - of_parts)
+
+
+def sums_among(graph: Graph, operations: set[int]) -> set[int]:
+    """Those of the operations that are residual sums."""
+    candidates = (n for n in operations if graph.operations[n].name in SUMS)
+    return {n for n in candidates if sum_at(graph, n) is not None}
 
 
 def _sums(graph: Graph, sink: int) -> list[Sum]:

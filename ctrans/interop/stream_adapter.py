@@ -34,6 +34,7 @@ from ctrans.interop.graph_parts import PartsReader, Samples, check_step, structu
 from ctrans.interop.model_adapter import REMEMBERED, ModelAdapter
 from ctrans.interop.module_adapter import ModuleAdapter
 from ctrans.interop.operations import CallSite, Function, Graph, Operations, whole_modules
+from ctrans.interop.outer_sums import in_words
 from ctrans.interop.probe_weights import random_states
 from ctrans.interop.replay import NotReplayedError
 from ctrans.interop.residual_stream import FEWEST, other_sums, steps_of_the_stream
@@ -78,6 +79,7 @@ class StreamAdapter(ModuleAdapter):
             for i, x in enumerate(tensors_in(output))
             if x is not main and graph.number(x) in beside_the_stream
         }
+        self.outside = in_words(graph, states[0], states[-1], sink)
         self._numbers = {graph.operations[n].site: k for k, n in enumerate(states)}
         self.weights = [graph.weights(step.first, step.last) for step in self.steps]
         self.because = ""

@@ -100,7 +100,7 @@ def test_a_check_that_version_03_wrote_has_the_same_table():
         "post": {"verdict, Transformer": "a kinetic cost does not apply"},
         "pre": {
             "segment 1 (ffn)": "a dead gain",
-            "penalty needed": "1 of 7 segments were skipped, and may need a penalty too",
+            "penalty needed": "1 of 7 parts were skipped, and may need a penalty too",
         },
     }
     assert "n/a: a kinetic cost does not apply" in table.notes[""]
