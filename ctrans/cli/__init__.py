@@ -40,6 +40,7 @@ COMMANDS = {
     "screen": (
         "Screen an architecture before you train it: each figure has a lower and an upper limit."
     ),
+    "compare": "Say where two models part, part by part, and whether rounding explains it.",
     "verify": "Check every statement of the theory on random cases, as printed and as corrected.",
     "train": "Train a GPT, through its ODE or as the discrete Transformer.",
     "coordinate-check": "Check whether a learning rate transfers to other widths and depths.",

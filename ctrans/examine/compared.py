@@ -1,0 +1,241 @@
+"""Where two models part, as one table (`ctrans compare`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from ctrans.examine.comparison.compare import (
+    CHANGED,
+    Comparison,
+    PartDifference,
+    WeightDifference,
+)
+from ctrans.examine.comparison.stages import Stage
+from ctrans.measure.measured import Answer, Measured, Value
+from ctrans.measure.measures import MEASURES, Measure
+
+_of_parts = partial(Measure, topic="Where two models part", subject="models")
+DEFECT = "local defect"
+SHOWN_WEIGHTS = 8
+"""Weights that differ are named up to this number."""
+MEASURES.add(
+    "ctrans compare",
+    {
+        "parts that changed": _of_parts(
+            formula=(
+                f"parts whose local defect is more than {CHANGED:g} times what rounding makes of"
+                " them"
+            ),
+            decimals=0,
+        ),
+        "loss of the first": _of_parts(formula="L_A, on this text", unit="loss"),
+        "difference of the losses": _of_parts(formula="L_B - L_A", unit="loss"),
+        "rounding of the loss": _of_parts(
+            formula=(
+                "what rounding alone changes of the first model's loss: the root mean square of"
+                " runs with random rounding of every result"
+            ),
+            unit="loss",
+            source="stochastic arithmetic, Vignes, 1974",
+        ),
+        "largest defect over rounding": _of_parts(
+            formula="the largest ratio of a part's local defect to its rounding", detail=True
+        ),
+        "defect of the embedding": _of_parts(
+            formula="|E_B - E_A|/|E_A|, root mean square, of the embedded text", detail=True
+        ),
+        "defect of the head": _of_parts(
+            formula="the same of the logits, at the first model's last state", detail=True
+        ),
+        "share of the embedding": _of_parts(
+            formula="the embedding's share of the difference of the losses", detail=True
+        ),
+        "share of the head": _of_parts(formula="the same of the head", detail=True),
+        DEFECT: Measure(
+            formula=(
+                "|Psi_k(X_k) - Phi_k(X_k)|/|dt v_k|: what the second model's sublayer does"
+                " otherwise on the first one's state, as a share of what it adds"
+            ),
+            unit="relative difference",
+            scope="sublayer",
+        ),
+        "defect by rounding": Measure(
+            formula="the same for the first model with random rounding of every result",
+            unit="relative difference",
+            scope="sublayer",
+            bounds=DEFECT,
+        ),
+        "difference of states": Measure(
+            formula="|X_B - X_A|/|X_A|, each model on its own states",
+            unit="relative difference",
+            scope="state",
+        ),
+        "share of the loss' difference": Measure(
+            formula=(
+                "G_k(X_k) - G_{k+1}(X_{k+1}), with G_k the second model's loss from a state of the"
+                " first one on. The shares of all parts add up to L_B - L_A"
+            ),
+            unit="loss",
+            scope="sublayer",
+            log=False,
+        ),
+        "first-order share": Measure(
+            formula="<P_{k+1}, e_k>, with P the second model's costate and e_k the local defect",
+            unit="loss",
+            scope="sublayer",
+            log=False,
+            detail=True,
+            charted=False,
+        ),
+    },
+)
+
+
+def measured(first: str, second: str, comparison: Comparison) -> Measured:
+    """The table of a comparison of two models of these names."""
+    name = f"{first} to {second}"
+    missing = dict(comparison.missing)
+    if math.isnan(comparison.difference):
+        missing["difference of the losses"] = "requires targets"
+    return Measured(
+        values=tuple(_values(name, comparison)),
+        missing={name: missing} if missing else {},
+        answers=(answer(first, second, comparison),),
+        notes={name: list(_notes(comparison))},
+    )
+
+
+def _values(name: str, found: Comparison) -> Iterator[Value]:
+    yield Value(name, "parts that changed", float(len(found.changed)))
+    if not math.isnan(found.difference):
+        yield Value(name, "loss of the first", found.losses[0])
+        yield Value(name, "difference of the losses", found.difference)
+        yield Value(name, "rounding of the loss", found.rounding_of_loss)
+    worst = max(found.parts, key=lambda part: part.ratio)
+    yield Value(name, "largest defect over rounding", worst.ratio, place=worst.name)
+    embedding, *inner, head = found.parts
+    for where, part in (("embedding", embedding), ("head", head)):
+        yield Value(name, f"defect of the {where}", part.defect)
+        if not math.isnan(part.share):
+            yield Value(name, f"share of the {where}", part.share)
+    for k, part in enumerate(inner):
+        place = f"{k} ({part.name})"
+        yield Value(name, DEFECT, part.defect, depth=k, place=place)
+        yield Value(name, "defect by rounding", part.rounding, depth=k, place=place)
+        if not math.isnan(part.share):
+            yield Value(name, "share of the loss' difference", part.share, depth=k, place=place)
+        if not math.isnan(part.first_order):
+            yield Value(name, "first-order share", part.first_order, depth=k, place=place)
+    for k, part in enumerate(found.parts[:-1]):
+        yield Value(name, "difference of states", part.behind, depth=k)
+
+
+def answer(first: str, second: str, found: Comparison) -> Answer:
+    """Where the models part, in a sentence or two."""
+    if found.equal:
+        return Answer(f"{first} and {second} compute the same on this text, bit for bit.", "good")
+    changed = found.changed
+    if not changed:
+        worst = max(found.parts, key=lambda part: part.ratio)
+        text = (
+            f"Rounding explains every difference between {first} and {second}. The largest defect,"
+            f" at {worst.name}, is {worst.ratio:.2g} times what rounding makes there"
+        )
+        if not math.isnan(found.difference):
+            text += (
+                f". The loss differs by {found.difference:.2g} nats, and rounding moves it by about"
+                f" {found.rounding_of_loss:.1g}"
+            )
+        return Answer(f"{text}.", "good")
+    text = f"{first} and {second} part at {changed[0].name}{_stage(found)}"
+    weights = _weights_of(found, changed[0])
+    if weights:
+        text += f". There {weights[0].name} differs: {weights[0].relation}"
+    text += _shares(found, changed)
+    if len(changed) > 1:
+        text += f". {len(changed)} of {len(found.parts)} parts changed: {_listed(changed)}"
+    else:
+        text += ". Rounding explains the other parts, or they are equal"
+    return Answer(f"{text}.", "bad")
+
+
+def _stage(found: Comparison) -> str:
+    """The first stage that changed of the first sublayer that did, in words."""
+    stage = found.stage
+    if stage is None or stage.name == "map":
+        return ""
+    if stage.relation:
+        return f", in its {stage.name}: {stage.relation}"
+    return f", in its {stage.name}"
+
+
+def _weights_of(found: Comparison, part: PartDifference) -> list[WeightDifference]:
+    """The weights of a part that differ by more than rounding."""
+    return [
+        weight for weight in found.weights if weight.part == part.name and weight.kind != "rounded"
+    ]
+
+
+def _shares(found: Comparison, changed: Sequence[PartDifference]) -> str:
+    """How much of the difference of the losses comes from the parts that changed."""
+    if math.isnan(found.difference):
+        return ""
+    total = sum(part.share for part in changed)
+    where = "this part" if len(changed) == 1 else "the parts that changed"
+    text = f". The loss differs by {found.difference:.2g} nats, and {total:.2g} come from {where}"
+    if abs(total) <= 2 * found.rounding_of_loss:
+        text += ", no more than rounding moves it"
+    elif len(changed) > 1:
+        most = max(changed, key=lambda part: abs(part.share))
+        text += f", most of them ({most.share:.2g}) from {most.name}"
+    return text
+
+
+def _listed(parts: Sequence[PartDifference]) -> str:
+    names = [part.name for part in parts]
+    if len(names) > 6:
+        return f"{', '.join(names[:5])} .. {names[-1]}"
+    return ", ".join(names)
+
+
+def _notes(found: Comparison) -> Iterator[str]:
+    if found.inside:
+        stages = [f"{stage.name} {_verdict(stage)}" for stage in found.inside]
+        yield f"inside of {found.changed[0].name}: {', '.join(stages)}"
+    differing = [weight for weight in found.weights if weight.kind != "rounded"]
+    rounded = len(found.weights) - len(differing)
+    for weight in differing[:SHOWN_WEIGHTS]:
+        also = "" if weight.name == weight.other_name else f" (there {weight.other_name})"
+        yield f"weight {weight.name}{also}: {weight.relation}"
+    rest = len(differing) - SHOWN_WEIGHTS
+    if rest > 0:
+        yield f"{rest} further weights differ"
+    counts = [f"{found.equal_weights} weights are equal"]
+    if rounded:
+        how = next(weight.relation for weight in found.weights if weight.kind == "rounded")
+        counts.append(f"{rounded} are {how}")
+    if found.unmatched:
+        counts.append(f"{len(found.unmatched)} have no partner, as {found.unmatched[0]}")
+    yield "; ".join(counts)
+
+
+def _verdict(stage: Stage) -> str:
+    if stage.defect == 0:
+        return "equal"
+    if not stage.changed:
+        return "rounded"
+    if stage.relation:
+        return f"changed ({stage.relation})"
+    return f"changed ({stage.defect:.2g} of its size apart)"
+
+
+def as_object(comparison: Comparison) -> dict[str, Any]:
+    """The comparison in the JSON."""
+    derived = {
+        "difference": comparison.difference,
+        "changed": [part.name for part in comparison.changed],
+    }
+    return {**vars(comparison), **derived}

@@ -1,0 +1,409 @@
+"""Where two models part: `compare`.
+
+Two models of K sublayers each, Phi_k and Psi_k, read the same text. With X_k the states of the
+first model,
+
+    e_k = Psi_k(X_k) - Phi_k(X_k)
+
+is the *local defect* of sublayer k: what the second model does otherwise, without what it inherits
+from before. With G_k(x) the loss of the second model from state x before part k on, the difference
+of the losses is the sum of *shares*,
+
+    L_B - L_A = sum_k [ G_{k+1}(Psi_k(X_k)) - G_{k+1}(Phi_k(X_k)) ]
+              = sum_k [ G_k(X_k) - G_{k+1}(X_{k+1}) ],
+
+which telescopes. The embedding and the head are parts too. To first order a share is
+<P_{k+1}, e_k>, with P the costate of the second model; the rest is O(|e|^2).
+
+A defect is compared with what rounding makes of the same part of the first model: `RoundingNoise`.
+Theory, section 9.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctrans.base.as_found import as_found
+from ctrans.control.costate import costate
+from ctrans.examine.comparison.parts import Parts
+from ctrans.examine.comparison.rounding_noise import RoundingNoise, changed_by
+from ctrans.examine.comparison.stages import Stage, stages_of
+from ctrans.examine.comparison.weight_relations import (
+    Relation,
+    WeightPair,
+    as_changes,
+    pairs_of,
+    relation_of,
+)
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
+from ctrans.measure.walk import Model
+from solvers import ConfigError, SolveError
+
+SAMPLES = 3
+"""Runs with random rounding, for each part."""
+CHANGED = 4.0
+"""A defect so many times as large as the rounding that was measured is a change."""
+
+
+@dataclass(frozen=True)
+class PartDifference:
+    """What is different in a part of two models.
+
+    - `name`: the part in words
+    - `defect`: |e_k| as a share of what the part makes, root mean square; 0 if equal to the bit
+    - `rounding`: the same for what rounding makes of the first model's part
+    - `ratio`: the larger of two ratios of defect to rounding, of their root mean squares and of
+      their largest entries
+    - `behind`: |X_B - X_A|/|X_A| behind the part, both models on their own; of the head, that of
+      the logits
+    - `share`: the part's share of L_B - L_A; nan without a loss
+    - `first_order`: <P, e_k>; nan where there is no costate
+    """
+
+    name: str
+    defect: float
+    rounding: float
+    ratio: float
+    behind: float
+    share: float
+    first_order: float
+
+    @property
+    def changed(self) -> bool:
+        """Whether rounding does not explain the defect."""
+        return not self.ratio <= CHANGED
+
+
+@dataclass(frozen=True)
+class WeightDifference:
+    """A weight that differs: its names, its part, and how the second follows from the first."""
+
+    name: str
+    other_name: str
+    part: str
+    relation: str
+    kind: str
+    distance: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found.
+
+    - `losses`: L_A and L_B; nan without a loss
+    - `rounding_of_loss`: what rounding alone changes of the first one's loss, root mean square
+    - `parts`: along the depth
+    - `inside`: of the first part that changed, its stages
+    - `weights`: those that differ; `equal_weights` and `unmatched` count the others
+    - `missing`: what was not measured, and why
+    """
+
+    losses: tuple[float, float]
+    rounding_of_loss: float
+    parts: tuple[PartDifference, ...]
+    inside: tuple[Stage, ...]
+    weights: tuple[WeightDifference, ...]
+    equal_weights: int
+    unmatched: tuple[str, ...]
+    missing: dict[str, str]
+
+    @property
+    def difference(self) -> float:
+        """L_B - L_A."""
+        first, second = self.losses
+        return second - first
+
+    @property
+    def changed(self) -> list[PartDifference]:
+        """The parts whose defect rounding does not explain, along the depth."""
+        return [part for part in self.parts if part.changed]
+
+    @property
+    def stage(self) -> Stage | None:
+        """The first stage that changed of the first sublayer that did."""
+        return next((stage for stage in self.inside if stage.changed), None)
+
+    @property
+    def equal(self) -> bool:
+        """Whether no part differs in any bit."""
+        return all(part.defect == 0 for part in self.parts)
+
+
+@torch.no_grad()
+def compare(
+    first: Model,
+    second: Model,
+    tokens: Any,
+    targets: Any = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> Comparison:
+    """Where the second model parts from the first on this text. Both compute in evaluation mode,
+    each in its own dtype, and stay as they are.
+
+    - `tokens`, `targets`: what the models read, and the targets of their losses; without targets
+      there are no shares
+    - `progress(k)`: called after part k
+
+    Raises ConfigError for models of other depths or widths, whose parts do not belong together.
+    """
+    with ExitStack() as stack:
+        for model in (first, second):
+            stack.enter_context(as_found(model))
+        return _compared(Parts(first, targets), Parts(second, targets), tokens, progress)
+
+
+def _compared(
+    a: Parts, b: Parts, tokens: Any, progress: Callable[[int], None] | None
+) -> Comparison:
+    _check_alike(a, b)
+    missing: dict[str, str] = {}
+    found, unmatched = _weight_relations(a, b)
+    noise = _Noise(a, b, found)
+    own_states = list(a.states(tokens))
+    other_states = list(b.states(tokens))
+    _check_states(own_states, other_states)
+    lower = _lower(a.dtype, b.dtype)
+    of_a = [tokens, *(x.to(lower).to(a.dtype) for x in own_states)]
+    of_b = [tokens, *(x.to(lower).to(b.dtype) for x in own_states)]
+    tails = [math.nan] * (len(a) + 1)
+    first_order = [math.nan] * len(a)
+    if a.targets is not None:
+        tails = [*(b.loss_from(k, of_b[k]) for k in range(len(a))), a.loss_of(own_states[-1])]
+        try:
+            first_order = _first_order(a, b, tokens, of_a, of_b)
+        except (*FOREIGN_ERRORS, ConfigError, SolveError) as error:
+            missing["first-order share"] = named_error(error)
+    last = len(a) - 1
+    ends_a = [*own_states, *a.outputs(last, own_states[-1])]
+    ends_b = [*other_states, *b.outputs(last, other_states[-1])]
+    parts = []
+    for k, name in enumerate(a.names):
+        outputs = a.outputs(k, of_a[k])
+        defects = _differences(outputs, b.outputs(k, of_b[k]))
+        roundings = noise.of(k, of_a[k], outputs)
+        parts.append(
+            PartDifference(
+                name=name,
+                defect=defects[0].share,
+                rounding=roundings[0].share,
+                ratio=max(_ratio(d, r) for d, r in zip(defects, roundings, strict=True)),
+                behind=_difference(ends_a[k], ends_b[k]).share,
+                share=tails[k] - tails[k + 1],
+                first_order=first_order[k],
+            )
+        )
+        if progress is not None:
+            progress(k)
+    inside: tuple[Stage, ...] = ()
+    for k, part in enumerate(parts):
+        if part.changed:
+            inside = stages_of(a, b, k, of_a[k], of_b[k], noise.tensor, CHANGED)
+            break
+    rounding_of_loss = math.nan
+    if a.targets is not None:
+        rounding_of_loss = noise.of_loss(tokens, tails[-1])
+    return Comparison(
+        losses=(tails[-1], tails[0]),
+        rounding_of_loss=rounding_of_loss,
+        parts=tuple(parts),
+        inside=inside,
+        weights=tuple(_weight_differences(a, found)),
+        equal_weights=sum(relation.kind == "equal" for _, relation in found),
+        unmatched=tuple(unmatched),
+        missing=missing,
+    )
+
+
+def _weight_differences(
+    a: Parts, found: list[tuple[WeightPair, Relation]]
+) -> Iterator[WeightDifference]:
+    """The weights that differ, with the part of the first model that has them."""
+    places = a.part_of()
+    for pair, relation in found:
+        if relation.kind == "equal":
+            continue
+        part = ""
+        if id(pair.first) in places:
+            part = a.names[places[id(pair.first)]]
+        yield WeightDifference(
+            name=pair.first_name,
+            other_name=pair.second_name,
+            part=part,
+            relation=relation.words,
+            kind=relation.kind,
+            distance=relation.distance,
+        )
+
+
+def _check_alike(a: Parts, b: Parts) -> None:
+    if len(a) != len(b):
+        raise ConfigError(
+            f"the models have {len(a) - 2} and {len(b) - 2} sublayers, so that their parts do not"
+            " belong together: compare models of one depth that ctrans reads in the same way"
+        )
+
+
+def _check_states(of_a: Sequence[Tensor], of_b: Sequence[Tensor]) -> None:
+    for k, (x, y) in enumerate(zip(of_a, of_b, strict=True)):
+        if x.shape != y.shape:
+            raise ConfigError(
+                f"their states X_{k} have the shapes {tuple(x.shape)} and {tuple(y.shape)}: compare"
+                " models of one width on the same inputs"
+            )
+
+
+def _lower(first: torch.dtype, second: torch.dtype) -> torch.dtype:
+    """The dtype of fewer digits."""
+    return max(first, second, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def _weight_relations(a: Parts, b: Parts) -> tuple[list[tuple[WeightPair, Relation]], list[str]]:
+    first, second = a.module, b.module
+    if first is None or second is None:
+        return [], []
+    pairs, unmatched = pairs_of(first, second)
+    return [(pair, relation_of(pair.first, pair.second)) for pair in pairs], unmatched
+
+
+@dataclass(frozen=True)
+class _Size:
+    """A difference of outputs: its root mean square, its largest entry, and the first as a share of
+    what the part makes.
+    """
+
+    rms: float
+    largest: float
+    share: float
+
+
+def _differences(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[_Size]:
+    return [_difference(x, y) for x, y in zip(first, second, strict=True)]
+
+
+def _difference(x: Tensor, y: Tensor) -> _Size:
+    if x.shape != y.shape:
+        return _Size(math.inf, math.inf, math.inf)
+    x, y = _both_finite(x.double(), y.double())
+    gap = y - x
+    rms = float(gap.square().mean().sqrt()) if gap.numel() else 0.0
+    size = float(x.square().mean().sqrt()) if x.numel() else 0.0
+    share = rms / size if size else (math.inf if rms else 0.0)
+    return _Size(rms, float(gap.abs().amax()) if gap.numel() else 0.0, share)
+
+
+def _both_finite(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Both, without entries that are the same infinite number, as of hidden logits."""
+    same = (x == y) & ~x.isfinite()
+    if not bool(same.any()):
+        return x, y
+    return x.masked_fill(same, 0), y.masked_fill(same, 0)
+
+
+def _ratio(defect: _Size, rounding: _Size) -> float:
+    """How many times as large as rounding a defect is: infinite where rounding changes nothing, or
+    where the defect is not finite.
+    """
+    ratios = []
+    for of_defect, of_rounding in (
+        (defect.rms, rounding.rms),
+        (defect.largest, rounding.largest),
+    ):
+        if of_defect == 0:
+            ratios.append(0.0)
+        elif of_rounding == 0 or not math.isfinite(of_defect):
+            ratios.append(math.inf)
+        else:
+            ratios.append(of_defect / of_rounding)
+    return max(ratios)
+
+
+class _Noise:
+    """Runs of the first model's parts with random rounding."""
+
+    def __init__(self, a: Parts, b: Parts, found: list[tuple[WeightPair, Relation]]):
+        self.parts = a
+        lower = _lower(a.dtype, b.dtype)
+        self.unit = torch.finfo(lower).eps
+        if lower != a.dtype:
+            self.unit /= 2  # a number is rounded by at most half of the distance to the next
+        self.generator = torch.Generator().manual_seed(0)
+        self.rounded = as_changes(found)
+        module = a.module
+        self.weights = list(module.parameters()) if module is not None else []
+
+    def run(self, compute: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """What the first model computes, once, with random rounding of results and weights."""
+        with changed_by(self._weight_changes()), RoundingNoise(self.unit, self.generator):
+            return compute()
+
+    def tensor(self, compute: Callable[[], Tensor], dtype: torch.dtype | None = None) -> Tensor:
+        """The same for a single tensor; with a dtype, its results rounded as there."""
+        if dtype is None:
+            return self.run(lambda: [compute()])[0]
+        with RoundingNoise(torch.finfo(dtype).eps / 2, self.generator):
+            return compute()
+
+    def embedding(self, tokens: Any) -> list[Tensor]:
+        """The same for the embedding, of which the weights and the output are rounded alone: a
+        model's whole pass computes more up to its first block, such as angles of positions, which
+        are computed with more digits than states.
+        """
+        with changed_by(self._weight_changes()):
+            x = self.parts.model.embed(tokens)
+        with RoundingNoise(self.unit, self.generator):
+            return [x * 1.0]
+
+    def _weight_changes(self) -> dict[nn.Parameter, Tensor]:
+        changes = {}
+        for weight in self.weights:
+            if not weight.is_floating_point():
+                continue
+            signs = torch.empty_like(weight, dtype=torch.float32)
+            signs.uniform_(-1, 1, generator=self.generator)
+            size = self.unit * weight.detach()
+            if weight in self.rounded:
+                # a change of the size of the true one, with random signs
+                size = self.rounded[weight].abs()
+                signs = signs.sign()
+            changes[weight] = (signs * size).to(weight.dtype)
+        return changes
+
+    def of(self, part: int, given: Any, outputs: Sequence[Tensor]) -> list[_Size]:
+        """How far the outputs of a part move, the largest of the samples."""
+
+        def moved() -> list[Tensor]:
+            if part == 0:
+                return self.embedding(given)
+            return self.run(lambda: self.parts.outputs(part, given))
+
+        sizes = [_differences(outputs, moved()) for _ in range(SAMPLES)]
+        return [max(several, key=lambda size: size.rms) for several in zip(*sizes, strict=True)]
+
+    def of_loss(self, tokens: Any, loss: float) -> float:
+        """The root mean square of what rounding changes of the loss."""
+        total = 0.0
+        for _ in range(SAMPLES):
+            x = self.embedding(tokens)[0]
+            moved = self.run(lambda x=x: [torch.tensor(self.parts.loss_from(1, x))])
+            total += (float(moved[0]) - loss) ** 2
+        return math.sqrt(total / SAMPLES)
+
+
+def _first_order(
+    a: Parts, b: Parts, tokens: Any, of_a: Sequence[Any], of_b: Sequence[Any]
+) -> list[float]:
+    """<P_{k+1}, e_k> for the embedding and each sublayer; nan for the head."""
+    costates = costate(b.model, tokens, b.targets).costates
+    found = []
+    for k, p in enumerate(costates):
+        defect = b.outputs(k, of_b[k])[-1].double() - a.outputs(k, of_a[k])[-1].double()
+        found.append(float((p.double() * defect).sum()))
+    return [*found, math.nan]

@@ -1,0 +1,129 @@
+"""What rounding explains, measured: a model runs with random changes of the size of its rounding.
+
+Let a result of an operation be rounded to a precision with unit u. The rounded result is
+y (1 + u z), |z| <= 1. Inside of `RoundingNoise` every result is changed so, with z uniform in
+[-1, 1]. Two programs that compute the same function in other orders differ by about as much as two
+such runs. This is stochastic arithmetic (Vignes, 1974), without a change of rounding modes.
+
+Results that are exact, such as copies and views, keep their values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+EXACT = frozenset(
+    {
+        "abs",
+        "arange",
+        "argmax",
+        "bernoulli",
+        "bitwise_not",
+        "cat",
+        "clone",
+        "constant_pad_nd",
+        "copy",
+        "embedding",
+        "empty",
+        "empty_like",
+        "fill",
+        "flip",
+        "full",
+        "full_like",
+        "gather",
+        "index",
+        "index_select",
+        "lift_fresh",
+        "masked_fill",
+        "max",
+        "maximum",
+        "min",
+        "minimum",
+        "neg",
+        "new_zeros",
+        "ones",
+        "ones_like",
+        "relu",
+        "repeat",
+        "roll",
+        "scalar_tensor",
+        "scatter",
+        "sign",
+        "slice",
+        "sort",
+        "stack",
+        "topk",
+        "tril",
+        "triu",
+        "where",
+        "zeros",
+        "zeros_like",
+        "zero",
+    }
+)
+"""Operations whose results are entries of their inputs, or constants."""
+
+
+class RoundingNoise(TorchDispatchMode):
+    """Every floating result of an operation is multiplied by 1 + unit z, z uniform in [-1, 1]."""
+
+    def __init__(self, unit: float, generator: torch.Generator):
+        super().__init__()
+        self.unit = unit
+        self.generator = generator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__.rstrip("_")
+        if func.is_view or name in EXACT:
+            return output
+        returns = func._schema.returns
+        if isinstance(output, Tensor):
+            return self._noisy(output, written=returns[0].alias_info is not None)
+        if isinstance(output, tuple) and name in ROUNDED_FIRST:
+            return (self._noisy(output[0], written=False), *output[1:])
+        return output
+
+    def _noisy(self, output: Tensor, *, written: bool) -> Tensor:
+        if not output.is_floating_point() or output.numel() == 0:
+            return output
+        noise = torch.empty_like(output, memory_format=torch.preserve_format)
+        noise.uniform_(-self.unit, self.unit, generator=self.generator)
+        if written:
+            return output.addcmul_(output.clone(), noise)
+        return torch.addcmul(output, output, noise)
+
+
+ROUNDED_FIRST = frozenset(
+    {
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "native_batch_norm",
+        "native_group_norm",
+        "native_layer_norm",
+        "_fused_rms_norm",
+    }
+)
+"""Operations whose first result is the output, and whose others are for their derivatives."""
+
+
+@contextlib.contextmanager
+def changed_by(changes: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
+    """Inside, the parameters have these changes added to them. Afterwards they are what they were,
+    to the bit.
+    """
+    before = {parameter: parameter.data for parameter in changes}
+    try:
+        for parameter, change in changes.items():
+            parameter.data = parameter.data + change.to(parameter.dtype)
+        yield
+    finally:
+        for parameter, data in before.items():
+            parameter.data = data

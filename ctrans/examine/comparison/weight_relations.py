@@ -1,0 +1,272 @@
+"""How the weights of two models differ: not at all, by rounding, or by something that has a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Kind = Literal[
+    "equal",
+    "rounded",
+    "transposed",
+    "opposite sign",
+    "scaled",
+    "rows in another order",
+    "columns in another order",
+    "some rows differ",
+    "slightly different",
+    "unrelated",
+    "other shape",
+]
+FORMATS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+LEVELS = 256
+"""The most levels of a row of integers of 8 bits."""
+GROUPS = (128, 64, 32)
+"""Sizes of the groups of entries of a row that have a scale of their own."""
+HALF_STEP = 0.51
+"""How far a rounded entry may be from the entry, in steps of its grid."""
+SAME = 1e-5
+"""How far two weights are apart at most that are the same up to the arithmetic of a change."""
+SLIGHT = 0.2
+"""Up to this relative difference weights are those of one training, or of one model rounded."""
+
+
+@dataclass(frozen=True)
+class Relation:
+    """How a weight of the second model follows from that of the first, in words.
+
+    `change` is what was added to the first one's entries by rounding; None for other relations.
+    """
+
+    kind: Kind
+    words: str
+    distance: float
+    change: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class WeightPair:
+    """Two weights that belong together, by their names in the two models."""
+
+    first_name: str
+    second_name: str
+    first: Tensor
+    second: Tensor
+
+
+def pairs_of(first: nn.Module, second: nn.Module) -> tuple[list[WeightPair], list[str]]:
+    """The weights of two modules that belong together, and the names of those without a partner.
+
+    They have the same name, or after that the same size and place among those of that size.
+    """
+    left = dict(_weights(first))
+    right = dict(_weights(second))
+    pairs = [
+        WeightPair(name, name, left.pop(name), right.pop(name))
+        for name in list(left)
+        if name in right
+    ]
+    by_size: dict[int, list[str]] = {}
+    for name, weight in right.items():
+        by_size.setdefault(weight.numel(), []).append(name)
+    for name in list(left):
+        partners = by_size.get(left[name].numel(), [])
+        if partners:
+            partner = partners.pop(0)
+            pairs.append(WeightPair(name, partner, left.pop(name), right.pop(partner)))
+    return pairs, [*left, *right]
+
+
+def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    for name, buffer in module.named_buffers():
+        if buffer.is_floating_point():
+            yield name, buffer
+
+
+@torch.no_grad()
+def relation_of(first: Tensor, second: Tensor) -> Relation:
+    """How the second weight follows from the first."""
+    if first.shape == second.shape and torch.equal(first, second.to(first.dtype)):
+        if torch.equal(second, first.to(second.dtype)):
+            return Relation("equal", "equal", 0.0)
+    a = first.detach().double()
+    b = second.detach().double()
+    if a.shape != b.shape:
+        if a.dim() == 2 and a.t().shape == b.shape and _same(a.t(), b):
+            return Relation("transposed", "transposed", 0.0)
+        shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
+        return Relation("other shape", f"shapes {shapes}", float("inf"))
+    size = float(a.square().mean().sqrt())
+    distance = float((b - a).square().mean().sqrt()) / size if size else float("inf")
+    for kind, words, holds in _simple_relations(a, b):
+        if holds():
+            return Relation(kind, words, distance)
+    rounded = _format_of(first, second)
+    if rounded:
+        return Relation("rounded", f"rounded to {rounded}", distance, b - a)
+    for test in (_order_of_rows, _some_rows):
+        found = test(a, b)
+        if found is not None:
+            return Relation(*found, distance)
+    if distance < SLIGHT:
+        return Relation("slightly different", f"{distance:.1%} apart", distance)
+    return Relation("unrelated", f"{distance:.3g} of its size apart", distance)
+
+
+Named = tuple[Kind, str]
+
+
+def _simple_relations(a: Tensor, b: Tensor) -> Iterator[tuple[Kind, str, Callable[[], bool]]]:
+    yield "opposite sign", "the opposite sign", lambda: _same(a, -b)
+    if a.dim() == 2 and a.shape[0] == a.shape[1]:
+        yield "transposed", "transposed", lambda: _same(a.t(), b)
+    square = float((a * a).sum())
+    factor = float((a * b).sum()) / square if square else 0.0
+    if factor and abs(factor - 1) > SAME:
+        yield "scaled", f"times {factor:.4g}", lambda: _same(factor * a, b)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    size = float(b.abs().amax()) if b.numel() else 0.0
+    return float((a - b).abs().amax() if b.numel() else 0.0) <= SAME * size and size > 0
+
+
+def _format_of(first: Tensor, second: Tensor) -> str:
+    """The format to which one of the two weights is the other one rounded; "" for none."""
+    for number_format in FORMATS:
+        for whole, rounded in ((first, second), (second, first)):
+            if torch.equal(whole.to(number_format).to(rounded.dtype), rounded):
+                return str(number_format).removeprefix("torch.")
+    for whole, rounded in ((first, second), (second, first)):
+        words = _grid_of(whole.double(), rounded.double())
+        if words:
+            return words
+    return ""
+
+
+def _grid_of(whole: Tensor, rounded: Tensor) -> str:
+    """In words the grid of at most 256 levels to which the weight is rounded; "" for none."""
+    if rounded.dim() != 2:
+        return ""
+    by_row = [("8 bits or fewer, by row", rounded.shape[1])]
+    by_row += [(f"8 bits or fewer, by {n} entries", n) for n in GROUPS]
+    for words, length in by_row:
+        if rounded.shape[1] % length == 0 and _is_on_grids(
+            whole.reshape(-1, length), rounded.reshape(-1, length)
+        ):
+            return words
+    if _is_on_grids(whole.t(), rounded.t()):
+        return "8 bits or fewer, by column"
+    if _is_on_grids(whole.reshape(1, -1), rounded.reshape(1, -1)):
+        return "8 bits or fewer"
+    return ""
+
+
+def _is_on_grids(whole: Tensor, rounded: Tensor, most: int = 64) -> bool:
+    """Whether each row has at most 256 values, in equal steps, each within half a step of its entry
+    (those at the ends apart, which may be cut off). Rows of few entries say little.
+    """
+    if rounded.shape[1] < GROUPS[-1]:
+        return False
+    rows = torch.linspace(0, len(rounded) - 1, min(most, len(rounded))).long()
+    for n in rows.tolist():
+        if torch.equal(whole[n], rounded[n]):
+            continue  # such as the zeros of padding
+        levels = rounded[n].unique()
+        if not 1 < len(levels) <= LEVELS:
+            return False
+        gaps = levels.diff()
+        step = float(gaps.min())
+        counts = gaps / step
+        off_grid = (counts - counts.round()).abs() > 1e-3 * counts.clamp(min=1)
+        inner = (rounded[n] > levels[0]) & (rounded[n] < levels[-1])
+        far = (whole[n] - rounded[n]).abs() > HALF_STEP * step
+        if bool(off_grid.any()) or bool((far & inner).any()):
+            return False
+    return True
+
+
+def _order_of_rows(a: Tensor, b: Tensor) -> Named | None:
+    """Whether b has the rows, or the columns, of a in another order."""
+    if a.dim() < 2:
+        permuted = a.dim() == 1 and len(a) > 2 and _same(a.sort().values, b.sort().values)
+        return ("rows in another order", "its entries in another order") if permuted else None
+    a = a.flatten(1)
+    b = b.flatten(1)
+    order = _order(a, b)
+    if order is not None:
+        return "rows in another order", _in_words(order, "rows")
+    order = _order(a.t(), b.t())
+    if order is not None:
+        return "columns in another order", _in_words(order, "columns")
+    return None
+
+
+def _order(a: Tensor, b: Tensor) -> Tensor | None:
+    """The rows of a in the order in which b has them; None if b has others."""
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.randn(a.shape[1], generator=generator, dtype=a.dtype).to(a.device)
+    keys_a = a @ direction
+    keys_b = b @ direction
+    of_a = keys_a.argsort()
+    of_b = keys_b.argsort()
+    if not _same(keys_a[of_a], keys_b[of_b]):
+        return None
+    order = torch.empty_like(of_a)
+    order[of_b] = of_a
+    if _same(a[order], b):
+        return order
+    return None
+
+
+def _in_words(order: Tensor, kind: str) -> str:
+    """The order, as one of whole groups where it is one, or of halves and pairs of rotary maps."""
+    n = len(order)
+    if torch.equal(order, torch.arange(n - 1, -1, -1, device=order.device)):
+        return f"its {kind} reversed"
+    size = n
+    while size > 1:
+        size = next((d for d in range(size - 1, 0, -1) if n % d == 0), 1)
+        blocks = order.reshape(-1, size)
+        starts = blocks[:, :1]
+        offsets = torch.arange(size, device=order.device)
+        whole = bool((starts % size == 0).all()) and bool((blocks - starts == offsets).all())
+        if size > 1 and whole:
+            return f"its groups of {size} {kind} in another order"
+    for size in (d for d in range(4, n + 1, 2) if n % d == 0):
+        offsets = torch.arange(size, device=order.device)
+        pairs = offsets.reshape(2, -1).t().flatten()
+        starts = torch.arange(0, n, size, device=order.device).unsqueeze(1)
+        for pattern, said in ((pairs, "halves as pairs"), (pairs.argsort(), "pairs as halves")):
+            if torch.equal(order, (starts + pattern).flatten()):
+                return f"the {said} of each {size} {kind}, as for rotary positions"
+    return f"its {kind} in another order"
+
+
+def _some_rows(a: Tensor, b: Tensor) -> Named | None:
+    """Whether only some rows differ."""
+    if a.dim() < 2:
+        return None
+    differs = (a != b).flatten(1).any(1)
+    count = int(differs.sum())
+    if 0 < count <= len(a) // 2:
+        rows = differs.nonzero().flatten().tolist()
+        where = f"row {rows[0]}" if count == 1 else f"{count} rows from {rows[0]} to {rows[-1]}"
+        return "some rows differ", f"{where} of {len(a)} differ"
+    return None
+
+
+def as_changes(found: list[tuple[WeightPair, Relation]]) -> dict[nn.Parameter, Tensor]:
+    """By parameter of the first model, what rounding added to its entries."""
+    changes: dict[nn.Parameter, Tensor] = {}
+    for pair, relation in found:
+        is_parameter = isinstance(pair.first, nn.Parameter)
+        if relation.change is not None and is_parameter:
+            parameter: Any = pair.first
+            changes[parameter] = relation.change
+    return changes
