@@ -29,11 +29,11 @@ wait_passively()
 import torch
 
 import ctrans
+from benchmarks.clinic.judging import wilson
 from benchmarks.parting_cases import CASES, Case
 from benchmarks.parting_models import inputs
 from benchmarks.record import keep
 from ctrans.examine.comparison.compare import Comparison, compare
-from benchmarks.clinic.judging import wilson
 from solvers import ConfigError, SolveError
 
 RIVALS = (1e-3, 1e-2)

@@ -270,7 +270,7 @@ ROWS = "rows of attention"
 CHANGES: list[Case] = []
 
 
-def add(category: str, family: str, name: str, part: str, causes: Any, change: Change, **more: Any):  # noqa: E302
+def add(category: str, family: str, name: str, part: str, causes: Any, change: Change, **more: Any):
     CHANGES.append(Case(category, family, name, change, part, causes, **more))
 
 

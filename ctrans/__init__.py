@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors
     from ctrans.dynamics.placement import PLACEMENTS
     from ctrans.dynamics.scheme import Scheme
     from ctrans.dynamics.sublayer import Sublayer
-    from ctrans.examine.analysis import costate, diagnose, screen, simulate
+    from ctrans.examine.analysis import compare, costate, diagnose, screen, simulate
     from ctrans.examine.diagnosis.low_precision import low_precision
     from ctrans.interop.hugging_face import from_transformers
     from ctrans.interop.nanogpt import from_nanogpt
@@ -53,6 +53,7 @@ _HOMES = {
     "Sublayer": "ctrans.dynamics.sublayer",
     "TrainConfig": "ctrans.training.settings",
     "certify": "ctrans.control.certificate",
+    "compare": "ctrans.examine.analysis",
     "costate": "ctrans.examine.analysis",
     "diagnose": "ctrans.examine.analysis",
     "from_nanogpt": "ctrans.interop.nanogpt",

@@ -6,6 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from ctrans.base.option import option
+from ctrans.cli.diagnose import STOPPED
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import read_batch
 from ctrans.cli.model_request import ComparisonRequest
@@ -16,21 +17,17 @@ from ctrans.examine.comparison.compare import compare
 from ctrans.report.progress import progress_bar
 from solvers import ConfigError
 
-STOPPED = 3
-"""The exit code if --fail-on-change stops the gate."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompareRequest(ComparisonRequest):
     """The request of `compare`."""
 
-    fail_on_change: bool = option(
-        default=False,
-        help="Exit with code 3 if a part changed by more than rounding. All files are written"
-        " before.",
+    fail_on: str | None = option(
+        None,
+        "Exit with code 3 if a part changed by more than rounding. All files are written before.",
+        choices={"change": None},
     )
 
-    common: ClassVar[frozenset[str]] = (ComparisonRequest.common - {"norm"}) | {"fail_on_change"}
+    common: ClassVar[frozenset[str]] = (ComparisonRequest.common - {"norm"}) | {"fail_on"}
 
 
 @command_of(CompareRequest, "compare")
@@ -45,11 +42,11 @@ def command(request: CompareRequest) -> None:
     \b
     ctrans compare models/llama models/port
     ctrans compare models/gpt2 models/gpt2-bf16 --file book.txt
-    ctrans compare run/step-1000 other/step-1000 --fail-on-change
+    ctrans compare run/step-1000 other/step-1000 --fail-on change
     ctrans compare --python model.py:eager --python model.py:fused --example model.py:batch
 
     Exit codes: 0 success, changed or not. 1 the computation failed. 2 invalid input.
-    3 --fail-on-change found a change.
+    3 --fail-on found a change.
     """
     sources = find_models(request)
     if len(sources) != 2:
@@ -59,7 +56,7 @@ def command(request: CompareRequest) -> None:
     has_loss = all(source.opened is None or source.opened.loss != "none" for source in sources)
     batch = read_batch(request, sources, targets=has_loss)
     directory = directory_of(request)
-    names = [source.name for source in sources]
+    first_name, second_name = (source.name for source in sources)
     with progress_bar("compare", sources[0].segments + 2) as advance:
 
         def progress(part: int) -> None:
@@ -68,14 +65,16 @@ def command(request: CompareRequest) -> None:
         first, second = (source.model(request) for source in sources)
         found = compare(first, second, batch.tokens, batch.targets, progress=progress)
     failures = []
-    if request.fail_on_change and found.changed:
-        failures.append(f"{len(found.changed)} parts changed (--fail-on-change)")
+    if request.fail_on and found.changed:
+        count = len(found.changed)
+        parts = "1 part" if count == 1 else f"{count} parts"
+        failures.append(f"{parts} changed (--fail-on change)")
     end(
         request,
         directory,
         inputs=batch,
         result=as_object(found),
-        measured=measured(*names, found),
+        measured=measured(first_name, second_name, found),
         failures=failures,
         code=STOPPED,
     )

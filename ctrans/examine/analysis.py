@@ -1,4 +1,4 @@
-"""`ctrans.diagnose`, `ctrans.screen`, `ctrans.simulate` and `ctrans.costate`: of any model. One of
+"""`ctrans.diagnose`, `screen`, `simulate`, `compare` and `costate`: of any model. One of
 another library is opened first.
 """
 
@@ -15,6 +15,8 @@ from ctrans.base.option import Seed
 from ctrans.control.costate import Costate
 from ctrans.control.costate import costate as costate_of
 from ctrans.dynamics.depth import Depth
+from ctrans.examine.comparison import compare as comparison
+from ctrans.examine.comparison.compare import Comparison
 from ctrans.examine.diagnosis import diagnose as diagnosis
 from ctrans.examine.diagnosis.diagnose import Diagnosis
 from ctrans.examine.diagnosis.future_tokens import follows
@@ -226,6 +228,41 @@ def costate(
         rtol=rtol,
         atol=atol,
     )
+
+
+@with_derivatives
+def compare(
+    first: Any,
+    second: Any,
+    tokens: Any,
+    targets: Any = None,
+    *,
+    loss: str | Loss | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Comparison:
+    """Where the second model parts from the first on a text, and whether rounding explains it.
+
+    It calls `ctrans.examine.comparison.compare.compare`. Models of another library are first opened
+    on these tokens. Each computes in its own dtype.
+
+    - `first`, `second`: as `model` in `diagnose`
+    - `tokens`, `targets`, `loss`: as in `diagnose`; without targets no part has a share of the loss
+    - `progress(k)`: called after part k
+
+    Raises ConfigError for models that cannot be opened, and for models of other depths or widths.
+
+    >>> ctrans.compare(model, model.bfloat16(), tokens).changed
+    """
+    opened = [_opened(model, tokens, loss) for model in (first, second)]
+    turned = [
+        _sequences_first(model, opened_model, tokens, targets)
+        for model, opened_model in zip((first, second), opened, strict=True)
+    ]
+    for opened_model, (rows, row_targets) in zip(opened, turned, strict=True):
+        _check_ids(opened_model, rows, row_targets)
+        if row_targets is not None:
+            _check_loss(opened_model, rows, row_targets)
+    return comparison.compare(*opened, *turned[0], progress=progress)
 
 
 def _opened(model: Any, tokens: Any, loss: str | Loss | None) -> Any:

@@ -38,6 +38,7 @@ ENTRIES = {
         "ctrans.examine.valued",
         "ctrans.training.degeneracy",
     ),
+    "compare": ("ctrans.examine.compared",),
     "control": ("ctrans.examine.principled",),
     "convergence": ("ctrans.examine.converged",),
     "train": ("ctrans.training.trained",),

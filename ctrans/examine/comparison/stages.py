@@ -88,10 +88,10 @@ def _of_end(name: str, own: Tensor, other: Tensor) -> Stage:
     """The output of the embedding or the head, which changed."""
     if own.shape != other.shape:
         return Stage(name, math.inf, math.inf, changed=True)
-    relation = output_relation(own, other, 0.0) or OutputRelation("", "")
+    kind, words = output_relation(own, other, 0.0) or ("", "")
     size = float(own.double().square().mean().sqrt())
-    defect = float((other.double() - own.double()).square().mean().sqrt())
-    return Stage(name, defect / size if size else math.inf, math.inf, True, *relation)
+    defect = _distance(own, other) / size if size else math.inf
+    return Stage(name, defect, math.inf, changed=True, kind=kind, relation=words)
 
 
 def _stage(name: str, of_first: Thunk, other: Tensor, noisy: Noisy, limit: float) -> Stage:
@@ -120,7 +120,8 @@ def _stage(name: str, of_first: Thunk, other: Tensor, noisy: Noisy, limit: float
                 words = f"no more than rounding to {str(dtype).removeprefix('torch.')} makes of it"
                 relation = OutputRelation("fewer digits", words)
                 break
-    return Stage(name, share, ratio, changed, *(relation or ("", "")))
+    kind, words = relation or ("", "")
+    return Stage(name, share, ratio, changed, kind, words)
 
 
 def _distance(x: Tensor, y: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""How the weights of two models differ: not at all, by rounding, or by something that has a name."""
+"""How the weights of two models differ: not at all, by rounding, or by a change with a name."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 @torch.no_grad()
 def relation_of(first: Tensor, second: Tensor) -> Relation:
     """How the second weight follows from the first."""
-    if first.shape == second.shape and torch.equal(first, second.to(first.dtype)):
-        if torch.equal(second, first.to(second.dtype)):
-            return Relation("equal", "equal", 0.0)
+    is_equal = first.shape == second.shape and torch.equal(first, second.to(first.dtype))
+    if is_equal and torch.equal(second, first.to(second.dtype)):
+        return Relation("equal", "equal", 0.0)
     a = first.detach().double()
     b = second.detach().double()
     if a.shape != b.shape:
