@@ -252,6 +252,7 @@ DAMAGE = {
 WRONG_ENTRIES = [
     ({"n_head": "four"}, "n_head = 'four': it must be a whole number"),
     ({"n_embd": None}, "n_embd = None: it must be a whole number"),
+    ({"layer_types": [0, 1, 2]}, "layer_types with 0: it must be one of full_attention"),
     ({"n_inner": "x"}, "n_inner = 'x': it must be a whole number or null"),
     ({"tie_word_embeddings": "x"}, "tie_word_embeddings = 'x': it must be true or false"),
     ({"n_inner": -1}, "n_inner = -1: it must be at least 1"),
