@@ -61,6 +61,16 @@ def owned(v: Tensor) -> Tensor:
     return v.clone()
 
 
+def owned_state(y: Tensor, x: Tensor) -> Tensor:
+    """The state y that a map of the state x returned, in memory that the map does not write to
+    again: a copy, unless y is x itself, or the result of an operation with a graph that nothing has
+    changed in place since.
+    """
+    if y is x or (y.grad_fn is not None and version_of(y) == 0):
+        return y
+    return y.clone()
+
+
 def read_only(function: Callable[..., Any], t: object, x: Tensor) -> Any:
     """function(t, x) with a copy of the state, so that numpy and `.data` cannot change the solve.
 

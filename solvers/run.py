@@ -21,6 +21,7 @@ from solvers.changes import (
     copy_on_cpu,
     is_equal,
     owned,
+    owned_state,
     unshared,
     version_of,
 )
@@ -257,7 +258,7 @@ class Run:
         if segment.project is not None:
             projected = segment.project(x)  # may work in place: nothing else needs x
             check_like("project", projected, x)
-            x = projected
+            x = owned_state(projected, x)
         if self.watch and not finite(x):
             raise Stopped(Status.NON_FINITE, t, x)
         if accepted is not None:
