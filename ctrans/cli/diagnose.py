@@ -34,7 +34,7 @@ from ctrans.examine.diagnosis.weights_only import (
     updates,
     weight_diagnosis,
 )
-from ctrans.interop.checkpoint_weights import Checkpoint, WeightReaders, read_checkpoint
+from ctrans.interop.checkpoint_weights import WeightReaders, WeightsAndBuffers, read_checkpoint
 from ctrans.measure.findings import SEVERITIES, as_object, limits_in_words
 from ctrans.report.gate import junit, of_baseline, read_baseline, sarif, stopping
 from ctrans.report.ownership import place_of
@@ -375,7 +375,7 @@ def _weights(request: DiagnoseRequest) -> dict[str, WeightReaders]:
     return {name: checkpoint.weights for name, checkpoint in _checkpoints(request).items()}
 
 
-def _checkpoints(request: DiagnoseRequest) -> dict[str, Checkpoint]:
+def _checkpoints(request: DiagnoseRequest) -> dict[str, WeightsAndBuffers]:
     """The weights and buffers of each named model by its name in results."""
     paths = [Path(value) for _, value in request.named_models]
     if len(paths) == 1:

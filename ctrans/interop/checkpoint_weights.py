@@ -57,7 +57,7 @@ WeightReaders = Mapping[str, Callable[[], Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoint:
+class WeightsAndBuffers:
     """What a checkpoint holds: its weights, and the buffers that are no weights, such as a causal
     mask, as floating-point numbers.
     """
@@ -71,7 +71,7 @@ def checkpoint_weights(path: Path, *, allow_pickle: bool = False) -> WeightReade
     return read_checkpoint(path, allow_pickle=allow_pickle).weights
 
 
-def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> Checkpoint:
+def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuffers:
     """By name, functions that read the weights and the buffers.
 
     Codes of fp8 and of 8 bits with scales become numbers. Gains that a family stores less 1 become
@@ -122,7 +122,7 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> Checkpoint:
             f"{str(path)!r} holds no weights in {', '.join(FLOATS | CODES)}: give the files of a"
             " model"
         )
-    return Checkpoint(weights, buffers)
+    return WeightsAndBuffers(weights, buffers)
 
 
 def _scales_of(name: str) -> list[str]:
