@@ -22,11 +22,12 @@ from solvers.first_step import guessed_step, probe_step
 from solvers.method import Method
 from solvers.methods import get_method
 from solvers.request import check_state
+from solvers.rounding import coarse_clock
 from solvers.rows import GOOD, NON_FINITE, RowAttempts
 from solvers.run import Run, check_like, real_type
 from solvers.runge_kutta import RungeKutta, weighted
 from solvers.segment import Segment, check_segments
-from solvers.solution import ADVICE, Stats, Status
+from solvers.solution import ADVICE, Stats, Status, forced_steps
 from solvers.step_control import StepControl
 from solvers.transforms import batched, in_forward_mode
 
@@ -34,7 +35,8 @@ from solvers.transforms import batched, in_forward_mode
 @dataclasses.dataclass(frozen=True)
 class EachSolution:
     """x1[i] is the last state of row i, `status[i]` how it ended, `stats[i]` its cost. `segment[i]`
-    and `time[i]` say where it broke.
+    and `time[i]` say where it broke. `unresolved[i]` is "" or, of a row that reached its end, the
+    warning of steps that the type of the time does not resolve.
     """
 
     x1: Tensor
@@ -42,6 +44,28 @@ class EachSolution:
     stats: tuple[Stats, ...]
     segment: tuple[int | None, ...]
     time: tuple[float | None, ...]
+    unresolved: tuple[str, ...] = ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """One sentence for each problem of rows that reached their end, as those of a `Solution`,
+        with the first of these rows. Stiffness is not looked for.
+        """
+        sentences = []
+        forced = [i for i, stats in enumerate(self.stats) if stats.forced > 0]
+        if forced:
+            stats = self.stats[forced[0]]
+            sentences.append(
+                f"{len(forced)} of {len(self.stats)} rows; row {forced[0]}:"
+                f" {forced_steps(stats.forced, stats.accepted)}"
+            )
+        unresolved = [i for i, sentence in enumerate(self.unresolved) if sentence]
+        if unresolved:
+            sentences.append(
+                f"{len(unresolved)} of {len(self.stats)} rows; row {unresolved[0]}:"
+                f" {self.unresolved[unresolved[0]]}"
+            )
+        return tuple(sentences)
 
     @property
     def message(self) -> str:
@@ -76,6 +100,9 @@ def solve_each(
     rows, in order. Data of a row belongs into the state, with derivative 0. The same holds for
     projections. All parameters are those of `solve`. The step control holds for every row: its norm
     is that of a row, and `max_steps` counts each row's attempts in a segment.
+
+    `EachSolution.warnings` has the warnings of a `Solution` but for two: of stiffness, and of what
+    rounding to the state's type loses of many fixed steps.
 
     Gradients are those of `backprop`. Steps are first tried without a graph, and accepted steps are
     repeated with it; `stats` do not count the repetition. So a row that breaks affects no other
@@ -115,9 +142,23 @@ def solve_each(
     for k, segment in enumerate(segments):
         x = _Batch(chosen, segment, k, run, x, rows).advance()
     solution = EachSolution(x, *rows.results())
+    solution = dataclasses.replace(solution, unresolved=_unresolved(segments, solution))
     if throw and not all(status.good for status in solution.status):
         raise SolveError(solution.message, solution)
     return solution
+
+
+def _unresolved(segments: Sequence[Segment], solution: EachSolution) -> tuple[str, ...]:
+    """Each row's warning of steps that the type of the time does not resolve."""
+    # many rows take the same number of steps
+    by_steps = {
+        accepted: coarse_clock(segments, solution.x1.dtype, accepted)
+        for accepted in {stats.accepted for stats in solution.stats}
+    }
+    return tuple(
+        by_steps[stats.accepted] if status.good else ""
+        for status, stats in zip(solution.status, solution.stats, strict=True)
+    )
 
 
 class _Batch:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solvers.changes import check_kept, graph_version, owned, read_only
+from solvers.changes import check_kept, graph_version, owned, owned_state, read_only
 from solvers.error_norm import Norm
 from solvers.errors import ConfigError, SolveError, shown
 from solvers.run import Accepted, Run, Stopped, as_tensor, neighbour, real_type, representable
@@ -215,7 +215,7 @@ def following(run: Run, segment: Segment, time: float, x: Tensor, *, projects: b
         check_kept([k1], [version])
         after = x + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
         if projects and segment.project is not None:
-            return segment.project(after)
+            return owned_state(segment.project(after), after)
         return after
 
     return along

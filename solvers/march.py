@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from solvers.changes import owned_state
 from solvers.method import Method
 from solvers.run import Run, Stopped, check_like, finite
 from solvers.segment import Segment
@@ -48,7 +49,7 @@ def march(
             if segment.enter is not None:
                 entered = segment.entered(x)
                 check_like("enter", entered, x)
-                x = entered
+                x = owned_state(entered, x)
             x = method.advance(segment, x, run)
             t = segment.end
             if run.save == "segments":

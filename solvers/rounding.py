@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from solvers.run import Run, dtype_name, neighbour, real_type, representable
@@ -29,16 +30,25 @@ def rounding_warnings(segments: Sequence[Segment], x1: Tensor, run: Run) -> list
                 f" {run.stats.accepted} steps add to the state: keep it in float32 or float64, or"
                 " take fewer steps"
             )
-    far = max(abs(segments[0].start), abs(segments[-1].end))
-    mean_step = sum(abs(segment.span) for segment in segments) / max(1, run.stats.accepted)
-    if mean_step < NEAR * far:
-        far = representable(far, x1.dtype)
-        spacing = neighbour(far, math.inf, x1.dtype) - far
-        if mean_step < 2 * spacing:
-            clock = dtype_name(real_type(x1.dtype))
-            sentences.append(
-                f"near t = {far:.6g} the times of {clock} are {spacing:.2g} apart, and the steps"
-                f" {mean_step:.2g} long: a field that depends on t gets wrong times; let t start"
-                " at 0 and add the rest in the field, or use a float64 state"
-            )
+    sentence = coarse_clock(segments, x1.dtype, run.stats.accepted)
+    if sentence:
+        sentences.append(sentence)
     return sentences
+
+
+def coarse_clock(segments: Sequence[Segment], dtype: torch.dtype, accepted: int) -> str:
+    """One sentence if so many steps are too short for the times of that type of state; else ""."""
+    far = max(abs(segments[0].start), abs(segments[-1].end))
+    mean_step = sum(abs(segment.span) for segment in segments) / max(1, accepted)
+    if mean_step >= NEAR * far:
+        return ""
+    far = representable(far, dtype)
+    spacing = neighbour(far, math.inf, dtype) - far
+    if mean_step >= 2 * spacing:
+        return ""
+    clock = dtype_name(real_type(dtype))
+    return (
+        f"near t = {far:.6g} the times of {clock} are {spacing:.2g} apart, and the steps"
+        f" {mean_step:.2g} long: a field that depends on t gets wrong times; let t start at 0 and"
+        " add the rest in the field, or use a float64 state"
+    )

@@ -19,8 +19,10 @@ from solvers.changes import (
     CHANGED_VALUE,
     advice_on,
     copy_on_cpu,
+    has_changed,
     is_equal,
     owned,
+    owned_state,
     unshared,
     version_of,
 )
@@ -194,7 +196,7 @@ class Run:
                 raise
             raise ConfigError(advice) from error
         check_like("field", v, x)
-        if version_of(given) != before or not is_equal(copy, given):
+        if has_changed(given, before) or not is_equal(copy, given):
             raise ConfigError(
                 "the field changed its state x in place: compute with a copy, as x.clone(), or with"
                 " operations that return new tensors"
@@ -202,7 +204,7 @@ class Run:
         if self._last_velocity is not None:
             reference, version = self._last_velocity
             earlier = reference()
-            if earlier is not None and version_of(earlier) != version:
+            if earlier is not None and has_changed(earlier, version):
                 raise ConfigError(CHANGED_VALUE)
         if self.copies:
             return owned(v)
@@ -257,7 +259,7 @@ class Run:
         if segment.project is not None:
             projected = segment.project(x)  # may work in place: nothing else needs x
             check_like("project", projected, x)
-            x = projected
+            x = owned_state(projected, x)
         if self.watch and not finite(x):
             raise Stopped(Status.NON_FINITE, t, x)
         if accepted is not None:
@@ -385,13 +387,17 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+CPU = torch.device("cpu")
+"""The device of times. By its name torch finds it anew each time, for 2% of a small step of rk4."""
+
+
 def as_tensor(t: float, dtype: torch.dtype) -> Tensor:
     """The time as fields get it: 0-dimensional, in the type for a state of that dtype.
 
     It is on the CPU for all states: a 0-dimensional CPU tensor combines with every device without a
     transfer.
     """
-    return torch.scalar_tensor(t, dtype=real_type(dtype), device="cpu")
+    return torch.scalar_tensor(t, dtype=real_type(dtype), device=CPU)
 
 
 def real_type(dtype: torch.dtype) -> torch.dtype:

@@ -19,6 +19,7 @@ from solvers.changes import (
     graph_version,
     is_same_state,
     owned,
+    owned_state,
     share_memory,
     version_of,
 )
@@ -234,7 +235,7 @@ class RungeKutta:
                 state = x + weighted(step.h, self.tableau.dense_weights(theta), all_stages())
             if step.segment.project is None:
                 return state
-            return step.segment.project(state)
+            return owned_state(step.segment.project(state), state)
 
         return inside
 

@@ -31,7 +31,8 @@ class Segment:
       evaluated one ulp inside the ends, on this segment's side of a switch. So fields of several
       segments may be one function that tests `t < switch`. Euler's steps are an exception: they
       evaluate at t0, as a plain loop does
-    - `project(x)`, if given, is applied after each accepted step. A Post-LN norm is such a map
+    - `project(x)`, if given, is applied after each accepted step. A Post-LN norm is such a map. It
+      may return a buffer that it writes to again, which is copied
     - `enter(x)`, if given, is applied once, before the first step. It puts the state on a manifold
     - `domain`: the earlier and the later end of the segment of which this one is a part
 

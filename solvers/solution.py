@@ -92,6 +92,14 @@ class Stats:
         )
 
 
+def forced_steps(forced: int, accepted: int) -> str:
+    """The warning of steps that `min_step` forced."""
+    return (
+        f"{forced} of {accepted} steps have an error above the tolerance, because min_step allowed"
+        " no shorter ones: lower it, or raise rtol and atol"
+    )
+
+
 HIGH = 5
 """The order from which no other method takes far longer steps."""
 
@@ -160,11 +168,7 @@ class Solution:
         """One sentence for each problem of a solve that reached its end."""
         sentences = []
         if self.stats.forced > 0:
-            sentences.append(
-                f"{self.stats.forced} of {self.stats.accepted} steps have an error above the"
-                " tolerance, because min_step allowed no shorter ones: lower it, or raise rtol and"
-                " atol"
-            )
+            sentences.append(forced_steps(self.stats.forced, self.stats.accepted))
         if self.stats.stiff_at is not None:
             sentences.append(
                 f"from t = {self.stats.stiff_at:.6g} on, stability and not accuracy bounds the"

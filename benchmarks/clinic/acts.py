@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
 from ctrans.examine.diagnosis.treatment import TREATED, size_of_neighbours
-from ctrans.examine.diagnosis.weights_only import WeightReaders
+from ctrans.interop.checkpoint_weights import WeightReaders
 from ctrans.interop.weight_names import GAIN
 from ctrans.measure.findings import Finding
 

@@ -104,7 +104,8 @@ def read_lines(path: Path) -> Iterator[str]:
     """
     check_file(path)
     try:
-        with path.open(errors="replace") as file:
+        # without a byte order mark, which would hide the first line
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
             while True:
                 line = file.readline(LONGEST_LINE)
                 if not line:
@@ -143,11 +144,40 @@ def read_json(path: Path, limit: int = LARGEST_JSON) -> Any:
     data = read_file(path, limit)
     try:
         value = json.loads(data)
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{str(path)!r} is no JSON: byte {error.start} is no {error.encoding.upper()}: save it"
+            " as UTF-8"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{str(path)!r} is no JSON: {one_line(error)}") from None
     if nested_too_deep(value):
         raise _too_deep(path)
     return value
+
+
+def check_encoding(path: Path) -> None:
+    """Raises ConfigError for text with a byte order mark, and in UTF-16 or UTF-32. `read_json`
+    reads such files. The libraries of Hugging Face, which read the same files again, fail in
+    their own words, or take the mark for a part of the first word.
+    """
+    check_file(path)
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(4)
+    except OSError as error:
+        raise cannot_read(path, error) from None
+    encoding = json.detect_encoding(beginning)
+    if encoding == "utf-8":
+        return
+    if encoding == "utf-8-sig":
+        description = "begins with a byte order mark"
+    else:
+        description = f"is {encoding[:6].upper()}"
+    raise ConfigError(
+        f"{str(path)!r} {description}, and Hugging Face reads only UTF-8 without a byte order mark:"
+        " save it so"
+    )
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -156,7 +186,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """
     data = read_file(path, LARGEST_TOML)
     try:
-        text = data.decode()
+        text = data.decode("utf-8-sig")  # editors on Windows write a byte order mark
         has_long_key = _long_key(text)
         table: dict[str, Any] = {}
         if not has_long_key:

@@ -30,12 +30,11 @@ from ctrans.examine.diagnosis.treated_copy import to_treat, treat
 from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 from ctrans.examine.diagnosis.weights_only import (
     Change,
-    WeightReaders,
     change,
     updates,
     weight_diagnosis,
 )
-from ctrans.interop.checkpoint_weights import checkpoint_weights
+from ctrans.interop.checkpoint_weights import WeightReaders, WeightsAndBuffers, read_checkpoint
 from ctrans.measure.findings import SEVERITIES, as_object, limits_in_words
 from ctrans.report.gate import junit, of_baseline, read_baseline, sarif, stopping
 from ctrans.report.ownership import place_of
@@ -373,24 +372,31 @@ def _check_weights_only(request: DiagnoseRequest) -> list[str]:
 
 def _weights(request: DiagnoseRequest) -> dict[str, WeightReaders]:
     """The weights of each named model by its name in results."""
+    return {name: checkpoint.weights for name, checkpoint in _checkpoints(request).items()}
+
+
+def _checkpoints(request: DiagnoseRequest) -> dict[str, WeightsAndBuffers]:
+    """The weights and buffers of each named model by its name in results."""
     paths = [Path(value) for _, value in request.named_models]
     if len(paths) == 1:
         names = [path.name or str(path) for path in paths]
     else:
         names = labels([str(path) for path in paths])
     return {
-        name: checkpoint_weights(path, allow_pickle=request.allow_pickle)
+        name: read_checkpoint(path, allow_pickle=request.allow_pickle)
         for name, path in zip(names, paths, strict=True)
     }
 
 
 def _of_weights(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path | None]:
     """The diagnosis of the weights of each named model, by name."""
-    models = _weights(request)
+    models = _checkpoints(request)
     directory = _directory(request)
-    with progress_bar("diagnose", sum(map(len, models.values()))) as advance:
+    total = sum(len(model.weights) + len(model.buffers) for model in models.values())
+    with progress_bar("diagnose", total) as advance:
         results: Diagnoses = {
-            name: weight_diagnosis(weights, advance.of(name)) for name, weights in models.items()
+            name: weight_diagnosis(model.weights, advance.of(name), model.buffers)
+            for name, model in models.items()
         }
     return results, None, directory
 

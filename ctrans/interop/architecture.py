@@ -15,13 +15,8 @@ from ctrans.base.memory import check_fits, too_large_to_stay
 from ctrans.dynamics.depth import check_count
 from ctrans.dynamics.weights.on_demand import skeletons
 from ctrans.interop.anatomy import Anatomy
-from ctrans.interop.config_checks import (
-    MOST_PARTS,
-    check_names,
-    check_size,
-    explaining_entries,
-    neutral,
-)
+from ctrans.interop.config_checks import MOST_PARTS, check_names, check_size, neutral
+from ctrans.interop.config_errors import explaining_entries
 from ctrans.interop.hugging_face import build, check_family
 from ctrans.interop.hugging_face_files import read_config, read_settings
 from ctrans.interop.imported import Imported
@@ -99,12 +94,13 @@ def skeleton(
         kind = transformers.CONFIG_MAPPING[settings["model_type"]]
         if isinstance(architecture, Mapping):
             check_names(f"architecture {label!r}", entries, kind)
-        with explaining_entries(f"architecture {label!r}"):
+        with explaining_entries(f"architecture {label!r}", entries):
             config = neutral(kind(**entries))
         if blocks is not None:
             _set_blocks(config, blocks)
         make = partial(build, settings, config, transformers.AutoModelForCausalLM, dtype)
-        check_size(f"architecture {label!r}", make, dtype, held=None, on_demand=True)
+        with explaining_entries(f"architecture {label!r}", config.to_dict()):
+            check_size(f"architecture {label!r}", make, dtype, held=None, on_demand=True)
         # a skeleton draws only vectors, if its family draws them
         with skeletons(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -6,6 +6,7 @@ distributed checkpoint, and a pickle of weights if that is allowed.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -51,10 +52,27 @@ ONE_PLUS = {
 """Families that store a norm's gain less 1, and the names of their gains that are stored whole."""
 
 
-def checkpoint_weights(
-    path: Path, *, allow_pickle: bool = False
-) -> dict[str, Callable[[], Tensor]]:
-    """By name, a function that reads the weight.
+WeightReaders = Mapping[str, Callable[[], Tensor]]
+"""Functions that read the weights, by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightsAndBuffers:
+    """What a checkpoint holds: its weights, and the buffers that are no weights, such as a causal
+    mask, as floating-point numbers.
+    """
+
+    weights: WeightReaders
+    buffers: WeightReaders
+
+
+def checkpoint_weights(path: Path, *, allow_pickle: bool = False) -> WeightReaders:
+    """The weights of `read_checkpoint`."""
+    return read_checkpoint(path, allow_pickle=allow_pickle).weights
+
+
+def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuffers:
+    """By name, functions that read the weights and the buffers.
 
     Codes of fp8 and of 8 bits with scales become numbers. Gains that a family stores less 1 become
     gains. Raises ConfigError for a path without weights, for other quantised weights, and for
@@ -63,9 +81,13 @@ def checkpoint_weights(
     no_weights = "|".join(NO_WEIGHTS)
     all_stored = _stored(path, allow_pickle=allow_pickle)
     _check_whole(all_stored)
-    stored = {
-        name: weight for name, weight in all_stored.items() if not re.search(no_weights, name)
-    }
+    stored: dict[str, Stored] = {}
+    buffers: dict[str, Callable[[], Tensor]] = {}
+    for name, weight in all_stored.items():
+        if not re.search(no_weights, name):
+            stored[name] = weight
+        elif weight.dtype in FLOATS and max(weight.shape, default=0) <= LONGEST_AXIS:
+            buffers[name] = partial(read_weight, weight)
     less_one = _less_one(path)
     weights: dict[str, Callable[[], Tensor]] = {}
     for name, weight in stored.items():
@@ -100,7 +122,7 @@ def checkpoint_weights(
             f"{str(path)!r} holds no weights in {', '.join(FLOATS | CODES)}: give the files of a"
             " model"
         )
-    return weights
+    return WeightsAndBuffers(weights, buffers)
 
 
 def _scales_of(name: str) -> list[str]:

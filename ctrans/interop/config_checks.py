@@ -10,7 +10,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import nn
 
 from ctrans.base.memory import check_fits, memory
 from ctrans.dynamics.depth import MOST_BLOCKS
-from ctrans.interop.foreign_errors import FOREIGN_ERRORS
+from ctrans.interop.config_errors import check_groups
 from solvers import ConfigError
 
 MOST_PARTS = MOST_BLOCKS
@@ -79,23 +78,6 @@ BASE = re.compile(r"rope_theta|rope_local_base_freq|rotary_emb_base|rotary_base"
 """Names of entries whose powers are the periods of rotary positions."""
 STRETCH = re.compile(r"(\w+_)?factor|beta_(fast|slow)|original_max_position_embeddings")
 """Names of entries that stretch the periods, inside of those of `ROPE`."""
-OF_THE_LIBRARY = re.compile(
-    r"error for field '(?P<name>\w+)': TypeError: Field '\w+' (?:with value (?P<value>.*?) doesn't"
-    r" match any type in \((?P<types>.*?)\)\."
-    r"|expected (?P<type>\w+), got \w+ \(value: (?P<one>.*)\))"
-)
-"""How the library says that an entry is of another type."""
-IN_JSON = {
-    "int": "a whole number",
-    "float": "a number with a decimal point",
-    "bool": "true or false",
-    "str": "a text",
-    "list": "a list",
-    "tuple": "a list",
-    "dict": "an object",
-    "NoneType": "null",
-}
-"""JSON's words for Python's types."""
 NEUTRAL = {
     "return_dict": True,
     "output_attentions": False,
@@ -199,33 +181,6 @@ def _is_dtype(value: Any) -> bool:
     return isinstance(dtype, torch.dtype) and dtype.is_floating_point
 
 
-@contextmanager
-def explaining_entries(where: str) -> Iterator[None]:
-    """Inside, the library's errors for entries of another type become ConfigErrors in words of
-    JSON.
-    """
-    try:
-        yield
-    except FOREIGN_ERRORS as error:
-        raise _explained(where, error) from None
-
-
-def _explained(where: str, error: Exception) -> Exception:
-    found = OF_THE_LIBRARY.search(" ".join(str(error).split()))
-    if found is None:
-        return error
-    if found["type"]:
-        types = [found["type"]]
-        value = found["one"]
-    else:
-        types = re.findall(r"'(?:\w+\.)*(\w+)'", found["types"])
-        value = found["value"]
-    kinds = dict.fromkeys(IN_JSON.get(kind, "an object") for kind in types)
-    return ConfigError(
-        f"{where} says {found['name']} = {value[:80]}: it must be {' or '.join(kinds)}"
-    )
-
-
 def check_size(
     where: str,
     make: Callable[[], nn.Module],
@@ -235,13 +190,14 @@ def check_size(
     on_demand: bool,
 ) -> None:
     """Raises ConfigError if the model has too many numbers for the memory, or for the `held`
-    numbers in its weight files.
+    numbers in its weight files, and as `check_groups` does.
 
     `make` makes the model; here it runs on the meta device, without numbers. Its buffers are never
     made on demand.
     """
     with torch.device("meta"):
         model = make()
+    check_groups(where, model)
     check_fits(
         sum(buffer.nbytes for buffer in model.buffers()),
         f"lower the sizes in {where}",

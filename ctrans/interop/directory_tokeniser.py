@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ctrans.base.given_files import read_json
+from ctrans.base.given_files import check_encoding, read_json
 from ctrans.interop.subprocess_guard import run_guarded
 from ctrans.interop.tokens import BYTES, Ids, Tokeniser
 from ctrans.interop.transformers_library import import_transformers, quiet
@@ -31,6 +31,16 @@ TOKENIZERS = (
 MERGES = "merges.txt"
 """The file that vocab.json needs next to it."""
 SETTINGS = "tokenizer_config.json"
+TEXTS = (
+    COMPLETE,
+    SETTINGS,
+    "vocab.json",
+    "vocab.txt",
+    MERGES,
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
+"""Files of text that the library reads for a tokenizer."""
 SECONDS = 20
 """Limit of a tokenizer: seconds to build it."""
 BYTES_A_SECOND = 100_000
@@ -88,6 +98,9 @@ def _from_files(directory: Path) -> Tokeniser:
     transformers = import_transformers()
     is_complete = os.path.isfile(directory / COMPLETE)
     _check_settings(directory / SETTINGS, may_name_code=is_complete)
+    for name in TEXTS:
+        if os.path.isfile(directory / name):
+            check_encoding(directory / name)
     # A family's own class would rebuild a complete tokenizer by that family's rules.
     if is_complete:
         family = transformers.PreTrainedTokenizerFast

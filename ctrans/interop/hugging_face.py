@@ -15,13 +15,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from ctrans.base.given_files import check_encoding
 from ctrans.dynamics.weights.on_demand import skeletons
 from ctrans.interop.anatomy import Anatomy
-from ctrans.interop.config_checks import check_settings, check_size, explaining_entries, neutral
+from ctrans.interop.config_checks import check_settings, check_size, neutral
+from ctrans.interop.config_errors import explaining_entries
 from ctrans.interop.families import FAMILIES
 from ctrans.interop.hugging_face_files import (
     CONFIG,
+    INDEX,
     NO_WEIGHTS,
+    PICKLES,
     directory_weights,
     read_config,
 )
@@ -126,6 +130,9 @@ def load_local(
     settings, config, stored, _ = _checked(
         directory, dtype, allow_pickle=allow_pickle, on_demand=False
     )
+    for index in (INDEX, PICKLES[1]):
+        if (directory / index).is_file():
+            check_encoding(directory / index)
     with reading(f"cannot load {str(directory)!r}"):
         kind = model_class(settings, transformers) or transformers.AutoModel
         model, seen = kind.from_pretrained(
@@ -191,11 +198,12 @@ def _checked(
     transformers = import_transformers()
     where = repr(str(directory / CONFIG))
     settings = read_config(directory)
+    check_encoding(directory / CONFIG)
     check_family(where, settings, transformers)
     stored = directory_weights(directory, allow_pickle=allow_pickle)
     check_readable(stored)
     with reading(f"cannot load {str(directory)!r}"):
-        with explaining_entries(where):
+        with explaining_entries(where, settings):
             # runs no code of the directory and does not ask whether to
             read_settings = transformers.AutoConfig.from_pretrained(
                 directory, local_files_only=True, trust_remote_code=False
@@ -204,7 +212,8 @@ def _checked(
         model_dtype = dtype or getattr(config, "dtype", None) or stored_dtype(stored)
         make = partial(build, settings, config, transformers.AutoModel, model_dtype)
         held = sum(math.prod(weight.shape) for weight in stored.values())
-        check_size(where, make, model_dtype, held=held, on_demand=on_demand)
+        with explaining_entries(where, config.to_dict()):
+            check_size(where, make, model_dtype, held=held, on_demand=on_demand)
     return settings, config, stored, make
 
 

@@ -294,10 +294,12 @@ class Imported(nn.Module):
 
     @property
     def kept(self) -> Bool[Tensor, "batch tokens"] | None:
-        """Where `padded` says that there is text; None outside of it."""
+        """Where `padded` says that there is text; outside of it, where the padding mask of the
+        example does. None if there is no padding.
+        """
         mask = self.adapter.padding
         if mask is None:
-            return None
+            return self.adapter.text
         return mask.bool()
 
     @property

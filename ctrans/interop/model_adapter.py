@@ -62,6 +62,8 @@ class ModelAdapter(ABC):
         self._contexts: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         self.padding: Tensor | None = None
         """Which tokens are padding (0) and which are text (1), inside of `Imported.padded`."""
+        self.text: Tensor | None = None
+        """Which tokens of the example its padding mask leaves; None if all, or if it has none."""
 
     @abstractmethod
     def predicts(self) -> bool:

@@ -29,6 +29,7 @@ from ctrans.interop.example_inputs import Example, ids_checked
 from ctrans.interop.find_blocks import block_list_by_calls
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.gradient_check import check_gradients
+from ctrans.interop.hidden_tokens import text_of
 from ctrans.interop.model_adapter import ModelAdapter, tensor_in
 from ctrans.interop.recorded_calls import without_fast_path
 from ctrans.interop.tolerances import difference, tolerance
@@ -228,6 +229,13 @@ class ModuleAdapter(ModelAdapter):
                 lambda: self.tensor(self.run(self.example)),
                 lambda: self.tensor(self.outputs(depth(self.embed(self.example)))),
             )
+        self.find_text(depth)
+
+    def find_text(self, depth: Depth) -> None:
+        """Finds which tokens of the example its padding mask leaves."""
+        if self.named is not None:
+            others = dict(list(self.named.items())[1:])
+            self.text = text_of(others, depth, self.embed(self.example))
 
     def _check_states(self, depth: Depth, tokens: Tensor) -> None:
         """Checks that the sublayers map each block's state to its output, and that this is the next

@@ -216,6 +216,14 @@ def open_imported(
             "; the module reads (tokens, sequences), as without batch_first=True: its rows read"
             " each other. ctrans reads (sequences, tokens) and turns them for it"
         )
+    text = model.adapter.text
+    if text is not None:
+        opened.described += (
+            f"; the mask of its example hides {int((~text).sum())} of {text.numel()} tokens. Means"
+            " and medians over tokens, and sensitivities, leave them out. Distances, norms of"
+            " attention, Lyapunov exponents, stretches, updates, transport and certificates count"
+            " them: for these give a batch without padding"
+        )
     if model.adapter.apart:
         outputs = sorted(model.adapter.apart)
         opened.described += (

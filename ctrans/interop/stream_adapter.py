@@ -464,6 +464,7 @@ class StreamAdapter(ModuleAdapter):
 
     def check(self, depth: Depth) -> None:
         self._check_output(depth, self.example)
+        self.find_text(depth)
 
     def _start(self, tokens: Tensor) -> Tensor:
         _, first = self.passed(tokens, last=0)

@@ -142,7 +142,8 @@ def remove_base(directory: Path) -> None:
                 (directory / name).unlink(missing_ok=True)
         for name in (CONFIG, WEIGHTS):
             for unfinished in directory.glob(f".{name}.[0-9]*"):
-                unfinished.unlink()
+                if unfinished.suffix.removeprefix(".").isdecimal():
+                    unfinished.unlink()
         directory.rmdir()
 
 

@@ -39,7 +39,7 @@ def _moments(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[floa
 
 def _massive(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[float]]:
     """The largest |entry| by depth, and its ratio to the median one."""
-    instrument = States(lambda x, mask: largest_entry(x))
+    instrument = States(largest_entry)
     (by_depth,) = walk(model, tokens, instruments=[instrument])
     massive = massive_activations(by_depth)
     return {"largest": massive.largest, "ratio": massive.ratio}

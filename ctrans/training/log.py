@@ -16,6 +16,7 @@ from ctrans.base.durable_files import write_durably
 from ctrans.base.given_files import check_file, read_lines
 from ctrans.base.json_values import is_number, is_step, plain
 from ctrans.model.sums import GENERATIONS
+from ctrans.training.removal import make_room
 from solvers import ConfigError
 
 LOG = "log.jsonl"
@@ -124,14 +125,18 @@ def set_aside(directory: Path, generation: str, new: str) -> None:
     directory of checkpoints (`generation`) that is not the `new` run's. Raises OSError.
 
     What is aside under the `new` run's directory is of an earlier run there, which is no more, if
-    it begins as a run writes it.
+    it begins as a run writes it. A user's file in the place of what is set aside gets the name
+    `checkpoints.log.jsonl-others`.
     """
+    already = _set_aside(directory, generation)
     for name in _of_run(directory):
         record = directory / name
         aside = directory / _aside(generation, name)
-        if record.exists() and not aside.exists():
+        if name in already:  # the record is of a run that was killed before its first checkpoint
+            record.unlink(missing_ok=True)
+        elif record.exists():
+            make_room(aside)
             os.replace(record, aside)
-        record.unlink(missing_ok=True)
     _forget_aside(directory, new)
 
 

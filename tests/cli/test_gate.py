@@ -4,6 +4,7 @@ two checkpoints.
 
 import importlib
 import json
+import math
 import os
 import re
 import shutil
@@ -57,6 +58,15 @@ def places(tmp_path_factory):
 
 def gate(*words):
     return run("diagnose", *words, "--weights-only", "--fail-on", "serious", "--json", "-")
+
+
+def test_nan_in_a_stored_mask_stops(places, tmp_path):
+    weights = {"h.0.mlp.weight": torch.eye(4), "h.0.attn.bias": torch.full((1, 1, 4, 4), math.nan)}
+    save_file(weights, tmp_path / "model.safetensors")
+    stopped = gate(tmp_path)
+    assert stopped.exit_code == 3
+    (finding,) = strict(stopped.stdout)["placements"][tmp_path.name]["findings"]
+    assert finding["place"] == "block 0: the buffer h.0.attn.bias"
 
 
 def test_the_exit_code_follows_the_severity(places, tmp_path):

@@ -364,6 +364,7 @@ def test_a_copy_holds_what_belongs_to_the_model_and_names_the_rest(tmp_path):
     private = tmp_path / "private.txt"
     private.write_text("a secret")
     (source / "README.md").write_text("about the model")
+    (source / ACTS).write_text("of an earlier treatment")
     (source / "notes.txt").symlink_to(private)
     (source / "loop").symlink_to(".")
     (source / "more").symlink_to(".")
@@ -385,8 +386,9 @@ def test_a_copy_holds_what_belongs_to_the_model_and_names_the_rest(tmp_path):
         "model.safetensors",
         "README.md",
     }
+    assert (source / ACTS).read_text() == "of an earlier treatment"
     told = "\n".join(found["treatment"])
-    for name in ("notes.txt", "loop", "more", "zero", "lost", "folder", "pipe", "huge.bin"):
+    for name in (ACTS, "notes.txt", "loop", "more", "zero", "lost", "folder", "pipe", "huge.bin"):
         assert f"{name} was not copied" in told
 
 

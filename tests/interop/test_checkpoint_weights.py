@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, AutoModel
 
-from ctrans.interop.checkpoint_weights import checkpoint_weights
+from ctrans.interop.checkpoint_weights import checkpoint_weights, read_checkpoint
 from ctrans.interop.weight_names import GAIN
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
@@ -104,6 +104,7 @@ def test_buffers_are_left_out(tmp_path):
         "n": torch.tensor(3),
     }
     assert stored(tmp_path, {"a.weight": torch.ones(2, 2)} | more).keys() == {"a.weight"}
+    assert read_checkpoint(tmp_path).buffers.keys() == {"h.0.attn.bias"}
 
 
 @pytest.mark.parametrize(

@@ -140,9 +140,29 @@ def rewrite(path, change):
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
+def encode(path, encoding):
+    path.write_bytes(path.read_text().encode(encoding))
+
+
 DAMAGE = {
     "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
     "config is no JSON": (lambda d: (d / "config.json").write_text("{"), "is no JSON"),
+    "config with a byte order mark": (
+        lambda d: encode(d / "config.json", "utf-8-sig"),
+        r"config\.json' begins with a byte order mark, .* without a byte order mark: save it so",
+    ),
+    "config in UTF-16": (
+        lambda d: encode(d / "config.json", "utf-16"),
+        r"config\.json' is UTF-16, and Hugging Face reads only UTF-8",
+    ),
+    "config in Latin-1": (
+        lambda d: (d / "config.json").write_bytes(b'{"a": "\xe9"}'),
+        r"config\.json' is no JSON: byte 7 is no UTF-8: save it as UTF-8",
+    ),
+    "index with a byte order mark": (
+        lambda d: (in_shards(d, {}), encode(d / "model.safetensors.index.json", "utf-8-sig")),
+        r"index\.json' begins with a byte order mark",
+    ),
     "config is a list": (lambda d: (d / "config.json").write_text("[]"), "must hold a JSON object"),
     "unknown family": (lambda d: edit(d / "config.json", model_type="gtp2"), "did you mean 'gpt2'"),
     "no family": (lambda d: (d / "config.json").write_text("{}"), "model_type"),
@@ -232,6 +252,7 @@ DAMAGE = {
 WRONG_ENTRIES = [
     ({"n_head": "four"}, "n_head = 'four': it must be a whole number"),
     ({"n_embd": None}, "n_embd = None: it must be a whole number"),
+    ({"layer_types": [0, 1, 2]}, "layer_types with 0: it must be one of full_attention"),
     ({"n_inner": "x"}, "n_inner = 'x': it must be a whole number or null"),
     ({"tie_word_embeddings": "x"}, "tie_word_embeddings = 'x': it must be true or false"),
     ({"n_inner": -1}, "n_inner = -1: it must be at least 1"),
@@ -284,6 +305,15 @@ def test_shards_that_agree_with_their_index_are_read(saved):
     in_shards(saved, {})
     for on_demand in (False, True):
         assert torch.equal(from_transformers(saved, on_demand=on_demand)(x)[0], whole(x)[0])
+
+
+@pytest.mark.slow
+def test_an_index_that_ctrans_alone_reads_may_begin_with_a_byte_order_mark(saved):
+    x = inputs(made("gpt2"))
+    whole = from_transformers(saved)
+    in_shards(saved, {})
+    encode(saved / "model.safetensors.index.json", "utf-8-sig")
+    assert torch.equal(from_transformers(saved, on_demand=True)(x)[0], whole(x)[0])
 
 
 @pytest.mark.parametrize("kind", DAMAGE)

@@ -299,6 +299,25 @@ def test_a_tokenizer_that_does_not_work_names_its_file_and_the_way_out(files, wo
     assert "remove it and give token ids by --ids FILE" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "encoding", "words"),
+    [
+        ("tokenizer.json", "utf-8-sig", "begins with a byte order mark"),
+        ("tokenizer_config.json", "utf-16", "is UTF-16"),
+        ("special_tokens_map.json", "utf-16-le", "is UTF-16"),
+        ("vocab.txt", "utf-8-sig", "begins with a byte order mark"),
+    ],
+)
+def test_a_tokenizers_text_that_is_not_plain_utf_8_is_named(name, encoding, words, tmp_path):
+    save_tokenizer(tmp_path)
+    text = "{}"
+    if (tmp_path / name).exists():
+        text = (tmp_path / name).read_text()
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    with pytest.raises(ConfigError, match=rf"{name}' {words}, .* UTF-8 without a byte order mark"):
+        find_tokeniser(tmp_path, VOCABULARY)
+
+
 def test_without_a_tokenizer_bytes_are_the_tokens_and_doubt_is_said(tmp_path):
     assert find_tokeniser(tmp_path, 256).description == "bytes as token ids"
     assert find_tokeniser(tmp_path, 256).encode(b"\x00\xff").tolist() == [0, 255]

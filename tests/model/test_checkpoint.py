@@ -21,6 +21,7 @@ from ctrans.model.checkpoint import (
     find_model,
     load,
     load_config,
+    remove_base,
     save,
 )
 from ctrans.model.config import GPTConfig
@@ -368,3 +369,10 @@ def test_weights_of_users_in_the_place_of_a_base_stay(tmp_path):
     with pytest.raises(ConfigError, match="has other weights than those"):
         save(low_rank(0), tmp_path / "model")
     assert (tmp_path / "base" / WEIGHTS).read_bytes() == before
+
+
+def test_an_unfinished_base_goes_and_a_users_copy_of_its_file_stays(tmp_path):
+    for name in (".config.json.12", ".model.safetensors.345", ".config.json.1.bak"):
+        (tmp_path / name).write_text("")
+    remove_base(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".config.json.1.bak"]

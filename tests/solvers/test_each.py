@@ -256,3 +256,35 @@ def test_a_row_has_the_steps_of_its_solve_alone_by_every_rule(rule, control, met
             None if alone.time is None else pytest.approx(alone.time, rel=1e-9)
         )
         assert torch.allclose(together.x1[i], alone.x1, rtol=1e-9, atol=1e-11)
+
+
+def test_rows_have_the_warnings_of_solves_alone():
+    """Of times that the type does not resolve, and of steps that min_step forced."""
+    start = 1e8
+    words = "near t = 1e+08 the times of float32 are 8 apart"
+
+    def rate(t, x):
+        return -x * (t - start) / 100
+
+    x0 = torch.tensor([[1.0], [2.0], [3.0]])
+    coarse = [Segment(start, start + 16, rate)]
+    together = solve_each(coarse, x0)
+    for sentence, row in zip(together.unresolved, x0, strict=True):
+        (alone,) = solve(coarse, row, method="tsit5").warnings
+        assert sentence.startswith(words)
+        assert alone.startswith(words)
+    assert together.warnings == (f"3 of 3 rows; row 0: {together.unresolved[0]}",)
+
+    near = [Segment(0, 1, lambda t, x: torch.cos(20 * t) * x)]
+    control = StepControl(rtol=1e-4, atol=1e-4, min_step=0.2, first_step=0.2)
+    forced = solve_each(near, x0, step_control=control)
+    alone = solve(near, x0[0], method="tsit5", step_control=control)
+    (sentence,) = alone.warnings
+    assert forced.warnings == (f"3 of 3 rows; row 0: {sentence}",)
+    assert solve_each([Segment(1000, 1001, lambda t, x: -x)], x0, rtol=1e-4).warnings == ()
+
+
+def test_a_row_that_broke_has_no_warning_of_its_steps():
+    x0 = torch.tensor([[1.0], [math.nan]])
+    found = solve_each([Segment(1e8, 1e8 + 16, lambda t, x: -x)], x0, throw=False)
+    assert [bool(sentence) for sentence in found.unresolved] == [True, False]

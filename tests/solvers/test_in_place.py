@@ -288,6 +288,62 @@ def test_a_projection_may_work_in_place(method, mode):
         assert one.stats == other.stats
 
 
+def shrunk(x):
+    return 0.9 * x
+
+
+@pytest.mark.parametrize("write", [by_out, by_numpy, by_data, by_view])
+@pytest.mark.parametrize("save", ["ends", "segments", "steps", "curve", "times"])
+@pytest.mark.parametrize("method", ["euler", "rk4", "tsit5", "dop853"])
+def test_maps_of_the_state_may_return_a_buffer_that_they_write_to_again(method, save, write):
+    """Against the same maps out of place, also after the buffer has changed once more."""
+
+    def solved(project, enter):
+        segments = [
+            Segment(0, 1, rotated, project=project, enter=enter),
+            Segment(1, 2, rotated, project=project, enter=enter),
+        ]
+        options = {"rtol": 1e-3, "atol": 1e-5}
+        if not get_method(method).adaptive:
+            options = {"steps": 4}
+        if save == "times":
+            options["times"] = [0.3, 1.0, 1.6]
+        else:
+            options["save"] = save
+        return solve(segments, PAIR, method=method, **options)
+
+    to_buffer = write(1)
+
+    def by_buffer(x):
+        return to_buffer(0, -0.9 * x)
+
+    right = solved(shrunk, shrunk)
+    found = solved(by_buffer, by_buffer)
+    if save == "curve":
+        assert torch.allclose(found.curve(0.4), right.curve(0.4), rtol=1e-12)
+    by_buffer(torch.full_like(PAIR, math.nan))
+    assert torch.allclose(found.x1, right.x1, rtol=1e-12)
+    for one, other in zip(found.states, right.states, strict=True):
+        assert torch.allclose(one, other, rtol=1e-12)
+
+
+def test_a_projections_buffer_with_a_graph_gives_the_states_and_their_gradients():
+    def states_and_slope(project):
+        rate = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
+        segment = Segment(0, 1, lambda t, x: rate * rotated(t, x), project=project)
+        solution = solve([segment], PAIR, method="rk4", steps=4, save="steps")
+        (slope,) = torch.autograd.grad(sum(state.sum() for state in solution.states), rate)
+        return [*solution.states, slope]
+
+    buffer = torch.zeros_like(PAIR)
+
+    def by_buffer(x):
+        return buffer.copy_(0.9 * x)
+
+    for one, other in zip(states_and_slope(by_buffer), states_and_slope(shrunk), strict=True):
+        assert torch.allclose(one, other, rtol=1e-12)
+
+
 @pytest.mark.parametrize("gradient", sorted(set(GRADIENTS) - {"reversible"}))
 @pytest.mark.parametrize("method", ["rk4", "tsit5"])
 def test_enter_may_work_in_place(method, gradient):

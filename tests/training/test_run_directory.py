@@ -397,6 +397,30 @@ def test_files_of_users_with_the_names_of_what_a_run_sets_aside_stay(name, tmp_p
     assert not (tmp_path / name).exists()
 
 
+def test_a_users_file_and_the_log_that_takes_its_name_are_both_kept(tmp_path):
+    """A picture too, whose name is a run's only beside the run's result."""
+    first, second = log.GENERATIONS
+    picture = log.RESULTS[1]
+    contents_of_run = {
+        log.LOG: '{"step": 1}\n',
+        log.MONITOR: '{"header": {}}\n',
+        log.RESULT: '{"command": "train"}',
+        picture: "picture",
+    }
+    for name, content in contents_of_run.items():
+        (tmp_path / name).write_text(content)
+        (tmp_path / f".{first}.{name}").write_text("mine")
+    log.set_aside(tmp_path, first, second)
+    for name in contents_of_run:
+        assert (tmp_path / f"{first}.{name}-others").read_text() == "mine"
+        assert not (tmp_path / name).exists()
+    (tmp_path / log.LOG).write_text('{"step": 0}\n')  # of the new run, which is killed
+    log.set_aside(tmp_path, first, second)
+    log.bring_back(tmp_path, first)
+    for name, content in contents_of_run.items():
+        assert (tmp_path / name).read_text() == content
+
+
 def test_sums_are_in_the_format_of_sha256sum(tmp_path):
     filled(tmp_path, 1)
     lines = (tmp_path / "last" / module.SUMS).read_text().splitlines()

@@ -22,6 +22,7 @@ from ctrans.measure.walk import (
     StepContext,
     StepContextBack,
     Turn,
+    of_text,
     own_loss,
     terminal_loss,
 )
@@ -47,7 +48,7 @@ class Logits(DiagnosticInstrument):
             raise ConfigError(
                 "log Z and guessing need a cross-entropy of logits, and this model has another loss"
             )
-        logits = model.head(at.x).double()
+        logits = of_text(model.head(at.x), self.kept).double()
         guessing = math.log(logits.shape[-1])
         drift = float(torch.logsumexp(logits, -1).mean()) - guessing
         excess = at.loss - guessing

@@ -24,7 +24,8 @@ from torch.utils._pytree import tree_leaves
 from ctrans.examine.diagnosis.diagnose import Diagnosis
 from ctrans.examine.diagnosis.matrix_norms import chunks
 from ctrans.examine.diagnosis.number_formats import FORMATS, Format, format_of
-from ctrans.examine.diagnosis.weights_only import WeightReaders, parts_of
+from ctrans.examine.diagnosis.weights_only import parts_of
+from ctrans.interop.checkpoint_weights import WeightReaders
 from ctrans.interop.weight_names import place_and_block
 from ctrans.measure.findings import OURS, Check, Checks, Reading, Readings
 from ctrans.measure.measures import MEASURES, Measure, checks_of

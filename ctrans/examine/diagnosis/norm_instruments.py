@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ctrans.dynamics.norm import Norm, SphereNorm
 from ctrans.examine.diagnosis.reading import DiagnosticInstrument, named, place_of, rms
-from ctrans.measure.walk import StepContext
+from ctrans.measure.walk import StepContext, of_text
 from solvers.run import finite
 
 NORMS = {
@@ -94,7 +94,7 @@ class GainsByNorm(DiagnosticInstrument):
                     x = at.sublayer.residual.read(at.entered)
                 else:
                     x = at.entered + at.h * at.sublayer(at.entered)
-                quiet, ratio, silenced_channels = silenced(norm, x)
+                quiet, ratio, silenced_channels = silenced(norm, of_text(x, self.kept))
                 self.add("outlier with a dead gain", ratio, silenced_channels, at.k, norm_place)
             self.add(quantity, *smallest_gain(gains, quiet), at.k, norm_place)
             self.add(
@@ -137,7 +137,8 @@ class EpsShare(DiagnosticInstrument):
     def _read(self, k: int, attribute: str, norm: Norm, x: Tensor) -> None:
         if not isinstance(norm, SphereNorm):  # other norms squash or clip, and do not divide
             return
-        size = float(norm.centre(x.detach()).double().square().mean(-1).median())
+        centred = norm.centre(of_text(x.detach(), self.kept))
+        size = float(centred.double().square().mean(-1).median())
         if norm.eps and size and math.isfinite(size):
             figure = f"eps = {norm.eps:.3g}, and the mean square of the norm's input is {size:.3g}"
             self.add(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from ctrans.dynamics.depth import Depth
@@ -15,7 +16,7 @@ from ctrans.measure.findings import Reading, Readings
 from ctrans.measure.forward.depth_share import token_similarity, without_map
 from ctrans.measure.forward.moments import token_lengths
 from ctrans.measure.forward.single_entries import largest_entry
-from ctrans.measure.walk import Model, StepContext, Turn
+from ctrans.measure.walk import Model, StepContext, Turn, of_text
 from solvers.run import finite
 
 MASSIVE = 100.0
@@ -85,7 +86,8 @@ class BlockMoves(DiagnosticInstrument):
             self._without = at.x
         self._without = without_map(at.sublayer, self._without)
         if at.k % per_block == per_block - 1 and finite(at.y):
-            moved = token_lengths(at.y - self._without) / token_lengths(at.y)
+            moves = of_text(at.y - self._without, self.kept)
+            moved = token_lengths(moves) / token_lengths(of_text(at.y, self.kept))
             share = float(moved.double().median())
             location = f"block {at.k // per_block} (segments {at.k - per_block + 1} to {at.k})"
             self.add(
@@ -113,7 +115,8 @@ class SublayerMoves(DiagnosticInstrument):
 
     def forward(self, at: StepContext) -> None:
         if at.sublayer.state_norm is None and finite(at.y):
-            self._moves[at.k] = float((at.y - at.x).detach().double().norm(dim=-1).median())
+            added = of_text(at.y - at.x, self.kept).detach()
+            self._moves[at.k] = float(added.double().norm(dim=-1).median())
 
     def figures(self) -> Readings:
         for k, move in self._moves.items():
@@ -152,13 +155,18 @@ class EmbeddingShare(DiagnosticInstrument):
     def start(self, x0: Tensor) -> None:
         self._last = x0
         self._without = x0
-        self._size = rms(x0)
+        self._size = rms(of_text(x0, self.kept))
         self._is_the_same = False
         x = x0.detach().double()
         if x.dim() != 3 or len(x) < 2 or not finite(x):
             return
-        text_variance = float((x - x.mean(0, keepdim=True)).square().sum())
-        total_variance = float((x - x.mean((0, 1), keepdim=True)).square().sum())
+        counted = torch.ones_like(x[..., :1])
+        if self.kept is not None:
+            counted = self.kept.unsqueeze(-1).double()
+        at_position = (x * counted).sum(0) / counted.sum(0).clamp(min=1)
+        everywhere = (x * counted).sum((0, 1)) / counted.sum()
+        text_variance = float(((x - at_position).square() * counted).sum())
+        total_variance = float(((x - everywhere).square() * counted).sum())
         self._is_the_same = not text_variance  # as of equal sequences: `head` knows the tokens
         if text_variance and total_variance:
             share = text_variance / total_variance
@@ -180,8 +188,8 @@ class EmbeddingShare(DiagnosticInstrument):
         self._last = at.y
 
     def figures(self) -> Readings:
-        y = self._last.detach().double()
-        without = self._without.detach().double()
+        y = of_text(self._last, self.kept).detach().double()
+        without = of_text(self._without, self.kept).detach().double()
         if finite(y) and finite(without) and self._size:
             share = float(((y - without).norm(dim=-1) / y.norm(dim=-1)).median())
             size = f"its root mean square is {self._size:.3g}"

@@ -154,6 +154,9 @@ def _copy_model(source: Path, copy: Path) -> dict[str, str]:
         if path.name in OF_A_RUN:
             left_out[path.name] = "it is of a training, and does not fit other weights"
             continue
+        if path.name in (BEFORE, ACTS):
+            left_out[path.name] = "the copy has its own file of this name"
+            continue
         if path.name not in weights:
             reason = _why_not(path, source)
             if reason:

@@ -6,7 +6,7 @@ import math
 import statistics
 
 from ctrans.examine.diagnosis.reading import rms
-from ctrans.examine.diagnosis.weights_only import WeightReaders
+from ctrans.interop.checkpoint_weights import WeightReaders
 from ctrans.interop.weight_names import BLOCK, GAIN
 
 TREATED = "sublayer output too large"

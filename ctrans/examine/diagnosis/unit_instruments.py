@@ -13,7 +13,7 @@ from ctrans.dynamics.fields.positions import later_tokens
 from ctrans.examine.diagnosis.reading import DiagnosticInstrument, named, rms
 from ctrans.measure.attention.row_entropy import entropy_of_rows
 from ctrans.measure.findings import Readings
-from ctrans.measure.walk import StepContext
+from ctrans.measure.walk import StepContext, of_text
 from solvers import ConfigError
 from solvers.run import finite
 
@@ -51,7 +51,7 @@ class HeadRows(DiagnosticInstrument):
         else:
             counted = self.kept
         counted = counted.reshape(rows.shape[1:3])
-        if not rows.triu(1).any():
+        if not rows.triu(1)[:, counted].any():
             # the first token of a causal text reads itself alone
             counted = counted & (counted.cumsum(-1) > 1)
         rows = rows[:, counted]
@@ -72,7 +72,7 @@ class HeadRows(DiagnosticInstrument):
             f" {_apart(float(apart[h]))}"
             for h in saturated
         ]
-        size = rms(x)
+        size = rms(of_text(x, self.kept))
         input_size = ""
         if size > LARGE_INPUT:
             input_size = f"; what it reads has a root mean square of {size:.3g}"
@@ -127,15 +127,22 @@ class ScoreSpread(DiagnosticInstrument):
             return
         rows = attention.field.probabilities(attention.given(at.sublayer.given(at.entered)))
         later = later_tokens(rows)
-        if not (rows > 0)[..., later].any():
+        counted = torch.ones(rows.shape[:-1], dtype=torch.bool, device=rows.device)
+        if self.kept is not None:
+            counted &= self.kept.unsqueeze(-2)
+        if not ((rows > 0) & later)[counted].any():
             readable = ~later
         else:
             readable = torch.ones_like(later)
+        if self.kept is not None:
+            readable = readable & self.kept.unsqueeze(-2).unsqueeze(-2)
         scores = rows.double().clamp(min=torch.finfo(rows.dtype).tiny).log()
         count = readable.sum(-1)
         middle = (scores * readable).sum(-1, keepdim=True) / count.unsqueeze(-1)
         spread = (((scores - middle) * readable).square().sum(-1) / count).sqrt()
-        self._spread[at.k] = float(spread[..., count > 2].median())
+        counted &= count > 2
+        if counted.any():
+            self._spread[at.k] = float(spread[counted].median())
 
     def figures(self) -> Readings:
         for k, spread in self._spread.items():
@@ -197,10 +204,10 @@ class DeadUnits(DiagnosticInstrument):
         if branch is None or not isinstance(branch.field, HasOutputProjection) or not finite(at.x):
             return
         x = branch.given(at.sublayer.given(at.entered))
-        rows = x.detach().flatten(0, -2)
+        rows = of_text(x.detach(), self.kept).flatten(0, -2)
         if not bool((rows != rows[:1]).any()):
             return  # equal inputs have equal features
-        units = branch.field.pre_projection(x).detach().flatten(0, -2)
+        units = of_text(branch.field.pre_projection(x).detach(), self.kept).flatten(0, -2)
         least = torch.finfo(units.dtype).eps * units.abs().max()
         share = float(((units - units[:1]).abs().amax(0) <= least).double().mean())
         self.add(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import torch
@@ -29,12 +29,12 @@ from ctrans.examine.diagnosis.matrix_norms import (
 from ctrans.examine.diagnosis.norm_instruments import smallest_gain
 from ctrans.examine.diagnosis.untrained import QUANTITY, excess_of, list_of, untrained_blocks
 from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, OTHER_CHANGE, WEIGHT_CHECKS
+from ctrans.interop.checkpoint_weights import WeightReaders
 from ctrans.interop.weight_names import GAIN, place_and_block
 from ctrans.measure.findings import Checks, Reading, Readings
 from ctrans.measure.measures import MEASURES
 
-WeightReaders = Mapping[str, Callable[[], Tensor]]
-"""Functions that read the weights, by name."""
+NOT_FINITE = "entries that are not finite"
 SMALLEST = 16
 """The smaller side of a matrix whose stable rank says something."""
 KERNEL = 16
@@ -55,9 +55,14 @@ class Change(Diagnosis):
 
 @torch.no_grad()
 def weight_diagnosis(
-    weights: WeightReaders, progress: Callable[[int], None] | None = None
+    weights: WeightReaders,
+    progress: Callable[[int], None] | None = None,
+    buffers: WeightReaders | None = None,
 ) -> WeightDiagnosis:
-    """The findings of these weights, from one pass over their numbers and three for the spectra."""
+    """The findings of these weights, from one pass over their numbers and three for the spectra.
+
+    Of buffers, such as masks, only entries that are not finite are read.
+    """
     readings: Readings = {}
     excesses: dict[str, dict[int, list[float]]] = {}
     for name, reader in weights.items():
@@ -69,7 +74,7 @@ def weight_diagnosis(
                 bad = sum(int((~chunk.isfinite()).sum()) for chunk in chunks(part))
             figures = [
                 (
-                    "entries that are not finite",
+                    NOT_FINITE,
                     float(bad),
                     f"{bad} of {part.numel()} entries are inf or nan",
                 )
@@ -85,6 +90,12 @@ def weight_diagnosis(
                     of_list.setdefault(block, []).append(excess_of(value, part.shape))
         if progress is not None:
             progress(1)
+    for name, reader in (buffers or {}).items():
+        broken = _broken_entries(name, reader())
+        if broken is not None:
+            readings.setdefault(NOT_FINITE, []).append(broken)
+        if progress is not None:
+            progress(1)
     untrained = untrained_blocks(excesses)
     if untrained:
         readings[QUANTITY] = untrained
@@ -97,6 +108,18 @@ def weight_diagnosis(
         )
     }
     return WeightDiagnosis(WEIGHT_CHECKS.judge(readings), readings, without)
+
+
+def _broken_entries(name: str, buffer: Tensor) -> Reading | None:
+    """The entries of a buffer that are nan or inf; None if there are none. An entry of -inf is none
+    of them: in a mask it hides a token.
+    """
+    location, block = place_and_block(f"the buffer {name}", name)
+    broken = sum(int((~(chunk < math.inf)).sum()) for chunk in chunks(buffer))
+    if not broken:
+        return None
+    figure = f"{broken} of {buffer.numel()} entries are inf or nan"
+    return Reading(float(broken), location, figure, block)
 
 
 @torch.no_grad()

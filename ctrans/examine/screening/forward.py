@@ -260,7 +260,7 @@ def plan_forward(case: Case) -> StepPlan:
     loss above guessing, and the exponent of mean|X_D| in the weights.
     """
     sizes = States(moments)
-    massive = States(lambda x, kept: largest_entry(x))
+    massive = States(largest_entry)
     varied = States(variance_over_inputs)
     missing: dict[str, str] = {}
     scaled = Attempt(GrowthWithWeights(), missing, "|x| in weights")

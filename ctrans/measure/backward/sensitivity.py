@@ -8,12 +8,13 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import overload
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ctrans.base.shapes import TokenRows
+from ctrans.base.shapes import TokenMask, TokenRows
 from ctrans.dynamics.depth import Depth, spread
 from ctrans.dynamics.fields import mixes_tokens, reference_kernels
 from ctrans.dynamics.sublayer import Sublayer
@@ -123,12 +124,14 @@ class Sensitivities(Instrument):
         self.sublayers = []
         self._blocks: list[Sensitivity] = []
         self._steps: list[Linearisation | None] = []
-        self._sizes = [_sizes(x0)]
+        self._sizes = [_sizes(x0, self.kept)]
         self._done = itertools.count(1)
 
     def forward(self, at: StepContext) -> None:
         self.sublayers.append(
-            self._reported(sublayer_sensitivity(at.sublayer, at.x, tolerance=self.tolerance))
+            self._reported(
+                sublayer_sensitivity(at.sublayer, at.x, tolerance=self.tolerance, kept=self.kept)
+            )
         )
         per_block = self._depth.per_block
         block, part = divmod(at.k, per_block)
@@ -138,7 +141,7 @@ class Sensitivities(Instrument):
                 step = linearised_step(at.sublayer, at.h, at.x)
             else:
                 step = self.graphs.of(at)
-            self._steps.append(step)
+            self._steps.append(text_alone(step, self.kept))
         if part == per_block - 1:
             # the last block is also J_{D-1:D}, which needs each sequence to the tolerance
             last = bool(self._wanted) and block == self._depth.blocks - 1
@@ -149,7 +152,7 @@ class Sensitivities(Instrument):
             self._blocks.append(self._reported(self._last[0]))
             if not self._wanted:
                 self._steps = []
-            self._sizes.append(_sizes(at.y))
+            self._sizes.append(_sizes(at.y, self.kept))
 
     def figures(self) -> SensitivityByDepth:
         """Products are computed from the last block to the first."""
@@ -166,7 +169,8 @@ class Sensitivities(Instrument):
         computed: dict[int, tuple[Sensitivity, Singular | None]] = {}
         if starts:
             computed[blocks - 1] = self._last
-        if self.whole is not None and 0 in starts - computed.keys():
+        # what others know is of the padding too
+        if self.whole is not None and self.kept is None and 0 in starts - computed.keys():
             of_the_depth = self.whole()
             if of_the_depth is not None:
                 computed[0] = (summary(of_the_depth), of_the_depth)
@@ -239,8 +243,10 @@ def backward_sensitivity(
     return sensitivities
 
 
-def _sizes(x: Tensor) -> Float[Tensor, " sequences"]:
-    """|X| of each sequence."""
+def _sizes(x: Tensor, kept: TokenMask | None) -> Float[Tensor, " sequences"]:
+    """|X| of the text of each sequence."""
+    if kept is not None:
+        x = x * kept.unsqueeze(-1)
     sizes: Tensor = torch.linalg.vector_norm(x.double(), dim=(-2, -1)).reshape(-1)
     return sizes
 
@@ -260,6 +266,24 @@ def _chain(steps: Steps) -> Linearisation | None:
     if len(finite_steps) == len(steps):
         return compose(finite_steps)
     return None
+
+
+@overload
+def text_alone(linear: Linearisation, kept: TokenMask | None) -> Linearisation: ...
+@overload
+def text_alone(linear: None, kept: TokenMask | None) -> None: ...
+def text_alone(linear: Linearisation | None, kept: TokenMask | None) -> Linearisation | None:
+    """The map of the text's states to the text's states: P J P, where P sets padding to 0. As no
+    text reads padding, products of several P J P are P times the product of the J times P.
+    """
+    if linear is None or kept is None:
+        return linear
+    text = kept.unsqueeze(-1)
+    push = linear.push
+    pull = linear.pull
+    return Linearisation(
+        linear.x, linear.y, lambda v: push(v * text) * text, lambda u: pull(u * text) * text
+    )
 
 
 def linearised_step(sublayer: Sublayer, h: float, x: TokenRows) -> Linearisation | None:
@@ -299,16 +323,20 @@ class StepGraphs(Instrument):
 
 
 def sublayer_sensitivity(
-    sublayer: Sublayer, x: TokenRows, *, tolerance: float = TOLERANCE
+    sublayer: Sublayer,
+    x: TokenRows,
+    *,
+    tolerance: float = TOLERANCE,
+    kept: TokenMask | None = None,
 ) -> Sensitivity:
-    """S = |dv/dX|_2 of the sublayer's velocity v at X. Each token of an FFN is a separate
-    problem.
+    """S = |dv/dX|_2 of the sublayer's velocity v at X, for the `kept` tokens. Each token of an FFN
+    is a separate problem.
     """
     if not finite(x):
         return Sensitivity(None, None, 0, "the state is not finite")
     try:
         with reference_kernels(sublayer):
-            linear = linearise(sublayer.velocity, x)
+            linear = text_alone(linearise(sublayer.velocity, x), kept)
     except ConfigError as error:  # a zero gain makes the image of a norm degenerate
         return Sensitivity(None, None, 0, str(error))
     axes = 1

@@ -7,6 +7,7 @@ from ctrans.measure.walk.instrument import (
     StepContext,
     StepContextBack,
     Turn,
+    of_text,
 )
 from ctrans.measure.walk.model import (
     Described,
@@ -49,6 +50,7 @@ __all__ = [
     "kept_of",
     "loss_refusal",
     "observe",
+    "of_text",
     "own_loss",
     "states_of",
     "terminal_loss",

@@ -164,12 +164,13 @@ def _together(walks: Sequence[Iterator[int]], progress: SegmentCallback | None) 
 def _begin(
     instruments: Sequence[Instrument], depth: Depth, x0: Tensor, kept: Tensor | None
 ) -> None:
-    """Begins a walk from X_0. `kept` is expanded to its batch."""
+    """Begins a walk from X_0. `kept` is repeated to its batch, as the mask of an example is."""
+    text: Tensor | None = None
+    if kept is not None and kept.shape[-1] == x0.shape[-2]:
+        sequences = torch.arange(x0.shape[:-2].numel()) % len(kept)
+        text = kept[sequences].to(x0.device).reshape(x0.shape[:-1])
     for instrument in instruments:
-        if kept is None:
-            instrument.kept = None
-        else:
-            instrument.kept = kept.to(x0.device).expand(x0.shape[:-1])
+        instrument.kept = text
         instrument.begin(depth, x0)
 
 

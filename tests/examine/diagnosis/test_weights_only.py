@@ -2,14 +2,17 @@
 each finding from a planted fault.
 """
 
+import math
 import weakref
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from ctrans import GPT, GPTConfig
 from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, WEIGHT_CHECKS
 from ctrans.examine.diagnosis.weights_only import change, updates, weight_diagnosis
+from ctrans.interop.checkpoint_weights import read_checkpoint
 from ctrans.measure.findings import Reading
 
 UP, NORM = "layers.1.mlp.up.weight", "layers.1.input_layernorm.weight"
@@ -38,6 +41,31 @@ def values(found, quantity):
     return {
         reading.place.split("the weight ")[1]: reading.value for reading in found.readings[quantity]
     }
+
+
+@pytest.mark.parametrize("entry", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "name", ["h.1.attn.bias", "h.1.attn.masked_bias", "h.1.attn.rotary_emb.inv_freq"]
+)
+def test_nan_in_a_buffer_that_is_no_weight_is_found(name, entry, tmp_path):
+    buffer = torch.ones(1, 1, 4, 4)
+    buffer[0, 0, 1, 2] = entry
+    save_file({"a.weight": torch.ones(2, 2), name: buffer}, tmp_path / "model.safetensors")
+    checkpoint = read_checkpoint(tmp_path)
+    found = weight_diagnosis(checkpoint.weights, buffers=checkpoint.buffers)
+    assert [finding.check for finding in found.findings] == ["not finite"]
+    assert f"block 1: the buffer {name}" in str(found)
+    assert "1 of 16 entries are inf or nan" in str(found)
+
+
+def test_a_mask_may_hide_tokens_by_infinite_scores_and_be_of_truth_values(tmp_path):
+    hidden = torch.full((1, 1, 4, 4), -math.inf).triu(1)
+    masks = {"h.0.attn.bias": hidden, "h.1.attn.bias": hidden == 0}
+    masks["h.0.attn.masked_bias"] = torch.tensor(-math.inf)
+    save_file({"a.weight": torch.ones(2, 2)} | masks, tmp_path / "model.safetensors")
+    checkpoint = read_checkpoint(tmp_path)
+    found = weight_diagnosis(checkpoint.weights, buffers=checkpoint.buffers)
+    assert found.healthy
 
 
 def test_norms_and_stable_ranks_are_those_of_dense_algebra():
