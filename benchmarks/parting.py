@@ -33,7 +33,7 @@ from benchmarks.clinic.judging import wilson
 from benchmarks.parting_cases import CASES, Case
 from benchmarks.parting_models import inputs
 from benchmarks.record import keep
-from ctrans.examine.comparison.compare import Comparison, compare
+from ctrans.examine.comparison.compare import ModelComparison, compare
 from solvers import ConfigError, SolveError
 
 RIVALS = (1e-3, 1e-2)
@@ -58,7 +58,7 @@ def opened(case: Case, model: torch.nn.Module, x: torch.Tensor) -> Any:
     return ctrans.open_model(model, example=example, loss=loss)
 
 
-def compared(case: Case) -> Comparison | str:
+def compared(case: Case) -> ModelComparison | str:
     """The comparison, or why there is none."""
     first, second = case.pair()
     x = inputs(case.family)
@@ -74,7 +74,7 @@ def compared(case: Case) -> Comparison | str:
         return str(error)
 
 
-def by_threshold(found: Comparison, limit: float) -> str:
+def by_threshold(found: ModelComparison, limit: float) -> str:
     """The first part behind which states differ by more, as people look for it."""
     for part in found.parts:
         if part.behind > limit:
@@ -82,7 +82,7 @@ def by_threshold(found: Comparison, limit: float) -> str:
     return ""
 
 
-def causes_of(found: Comparison) -> set[str]:
+def causes_of(found: ModelComparison) -> set[str]:
     """The names under which the cause was said."""
     names: set[str] = set()
     changed = {part.name for part in found.changed[:1]}

@@ -88,6 +88,7 @@ __all__ = [
     "Sublayer",
     "TrainConfig",
     "certify",
+    "compare",
     "costate",
     "diagnose",
     "from_nanogpt",

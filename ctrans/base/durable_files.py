@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
 import threading
 from pathlib import Path
-from typing import BinaryIO
 
 LONGEST = 100
 """The bytes of a file's name that its temporary name has; file systems allow 255, or 143."""
@@ -19,9 +16,10 @@ def write_durably(path: Path, data: bytes) -> None:
     """
     # a name that a file may have leaves no room for the dot and the number
     beginning = os.fsdecode(os.fsencode(path.name)[:LONGEST])
-    temporary, file = _new_file(path.with_name(f".{beginning}.{threading.get_native_id()}"))
+    temporary = path.with_name(f".{beginning}.{threading.get_native_id()}")
+    temporary.unlink(missing_ok=True)  # of a killed process, or a link to another file
     try:
-        with file:
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -29,17 +27,6 @@ def write_durably(path: Path, data: bytes) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     flush(path.parent)  # the new name is on the disk when its directory is
-
-
-def _new_file(path: Path) -> tuple[Path, BinaryIO]:
-    """A file that did not exist, by that path with digits after it if needed: a file of that name
-    may be a user's, or a link to another one.
-    """
-    for number in itertools.chain([""], itertools.count()):
-        free_path = path.with_name(f"{path.name}{number}")
-        with contextlib.suppress(FileExistsError):
-            return free_path, free_path.open("xb")
-    raise AssertionError("there is always another number")
 
 
 def flush(path: Path) -> None:

@@ -17,6 +17,7 @@ from ctrans.examine.comparison.compare import compare
 from ctrans.report.progress import progress_bar
 from solvers import ConfigError
 
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompareRequest(ComparisonRequest):
     """The request of `compare`."""
@@ -36,7 +37,7 @@ def command(request: CompareRequest) -> None:
 
     Both MODELs read the same text. Each part of the second one, from the embedding to the head,
     runs on the first one's states. What it does otherwise there is its own, and not inherited. What
-    rounding would make of the part is measured too, so that a fault is told from rounding. The
+    rounding would make of the part is measured too, which tells a fault from rounding. The
     difference of the losses is divided among the parts: the shares add up to it.
 
     \b

@@ -16,7 +16,7 @@ from ctrans.control.costate import Costate
 from ctrans.control.costate import costate as costate_of
 from ctrans.dynamics.depth import Depth
 from ctrans.examine.comparison import compare as comparison
-from ctrans.examine.comparison.compare import Comparison
+from ctrans.examine.comparison.compare import ModelComparison
 from ctrans.examine.diagnosis import diagnose as diagnosis
 from ctrans.examine.diagnosis.diagnose import Diagnosis
 from ctrans.examine.diagnosis.future_tokens import follows
@@ -239,7 +239,7 @@ def compare(
     *,
     loss: str | Loss | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Comparison:
+) -> ModelComparison:
     """Where the second model parts from the first on a text, and whether rounding explains it.
 
     It calls `ctrans.examine.comparison.compare.compare`. Models of another library are first opened
@@ -262,7 +262,8 @@ def compare(
         _check_ids(opened_model, rows, row_targets)
         if row_targets is not None:
             _check_loss(opened_model, rows, row_targets)
-    return comparison.compare(*opened, *turned[0], progress=progress)
+    rows, row_targets = turned[0]
+    return comparison.compare(opened[0], opened[1], rows, row_targets, progress=progress)
 
 
 def _opened(model: Any, tokens: Any, loss: str | Loss | None) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ctrans.examine.comparison.compare import (
     CHANGED,
-    Comparison,
+    ModelComparison,
     PartDifference,
     WeightDifference,
 )
@@ -94,7 +94,7 @@ MEASURES.add(
 )
 
 
-def measured(first: str, second: str, comparison: Comparison) -> Measured:
+def measured(first: str, second: str, comparison: ModelComparison) -> Measured:
     """The table of a comparison of two models of these names."""
     name = f"{first} to {second}"
     missing = dict(comparison.missing)
@@ -108,7 +108,7 @@ def measured(first: str, second: str, comparison: Comparison) -> Measured:
     )
 
 
-def _values(name: str, found: Comparison) -> Iterator[Value]:
+def _values(name: str, found: ModelComparison) -> Iterator[Value]:
     yield Value(name, "parts that changed", float(len(found.changed)))
     if not math.isnan(found.difference):
         yield Value(name, "loss of the first", found.losses[0])
@@ -117,10 +117,11 @@ def _values(name: str, found: Comparison) -> Iterator[Value]:
     worst = max(found.parts, key=lambda part: part.ratio)
     yield Value(name, "largest defect over rounding", worst.ratio, place=worst.name)
     embedding, *inner, head = found.parts
-    for where, part in (("embedding", embedding), ("head", head)):
-        yield Value(name, f"defect of the {where}", part.defect)
-        if not math.isnan(part.share):
-            yield Value(name, f"share of the {where}", part.share)
+    yield Value(name, "defect of the embedding", embedding.defect)
+    yield Value(name, "defect of the head", head.defect)
+    if not math.isnan(head.share):
+        yield Value(name, "share of the embedding", embedding.share)
+        yield Value(name, "share of the head", head.share)
     for k, part in enumerate(inner):
         place = f"{k} ({part.name})"
         yield Value(name, DEFECT, part.defect, depth=k, place=place)
@@ -133,7 +134,7 @@ def _values(name: str, found: Comparison) -> Iterator[Value]:
         yield Value(name, "difference of states", part.behind, depth=k)
 
 
-def answer(first: str, second: str, found: Comparison) -> Answer:
+def answer(first: str, second: str, found: ModelComparison) -> Answer:
     """Where the models part, in a sentence or two."""
     if found.equal:
         return Answer(f"{first} and {second} compute the same on this text, bit for bit.", "good")
@@ -162,7 +163,7 @@ def answer(first: str, second: str, found: Comparison) -> Answer:
     return Answer(f"{text}.", "bad")
 
 
-def _stage(found: Comparison) -> str:
+def _stage(found: ModelComparison) -> str:
     """The first stage that changed of the first sublayer that did, in words."""
     stage = found.stage
     if stage is None or stage.name == "map":
@@ -172,14 +173,14 @@ def _stage(found: Comparison) -> str:
     return f", in its {stage.name}"
 
 
-def _weights_of(found: Comparison, part: PartDifference) -> list[WeightDifference]:
+def _weights_of(found: ModelComparison, part: PartDifference) -> list[WeightDifference]:
     """The weights of a part that differ by more than rounding."""
     return [
         weight for weight in found.weights if weight.part == part.name and weight.kind != "rounded"
     ]
 
 
-def _shares(found: Comparison, changed: Sequence[PartDifference]) -> str:
+def _shares(found: ModelComparison, changed: Sequence[PartDifference]) -> str:
     """How much of the difference of the losses comes from the parts that changed."""
     if math.isnan(found.difference):
         return ""
@@ -201,7 +202,7 @@ def _listed(parts: Sequence[PartDifference]) -> str:
     return ", ".join(names)
 
 
-def _notes(found: Comparison) -> Iterator[str]:
+def _notes(found: ModelComparison) -> Iterator[str]:
     if found.inside:
         stages = [f"{stage.name} {_verdict(stage)}" for stage in found.inside]
         yield f"inside of {found.changed[0].name}: {', '.join(stages)}"
@@ -232,7 +233,7 @@ def _verdict(stage: Stage) -> str:
     return f"changed ({stage.defect:.2g} of its size apart)"
 
 
-def as_object(comparison: Comparison) -> dict[str, Any]:
+def as_object(comparison: ModelComparison) -> dict[str, Any]:
     """The comparison in the JSON."""
     derived = {
         "difference": comparison.difference,

@@ -1,7 +1,6 @@
 """Files that are written whole or not at all."""
 
 import os
-import threading
 
 from ctrans.base.durable_files import write_durably
 
@@ -26,16 +25,3 @@ def test_the_longest_name_of_a_file_can_be_written(tmp_path):
         write_durably(tmp_path / name, b"x")
         assert (tmp_path / name).read_bytes() == b"x"
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_a_users_file_with_the_temporary_name_stays(tmp_path):
-    """As of a log that another program rotates, where the number of the process is 1."""
-    number = threading.get_native_id()
-    names = [f".log.jsonl.{number}", f".log.jsonl.{number}0"]
-    (tmp_path / names[0]).write_text("mine")
-    (tmp_path / names[1]).symlink_to("elsewhere")
-    write_durably(tmp_path / "log.jsonl", b"x")
-    assert (tmp_path / "log.jsonl").read_bytes() == b"x"
-    assert (tmp_path / names[0]).read_text() == "mine"
-    assert os.readlink(tmp_path / names[1]) == "elsewhere"
-    assert len(list(tmp_path.iterdir())) == 3

@@ -2,6 +2,7 @@
 that the classes give.
 """
 
+import copy
 from pathlib import Path
 
 import jsonschema
@@ -64,6 +65,7 @@ RUNS = {
         ["screen", "--quick", *SMALL],
         ["screen", "--checkpoint", "DYING", "--quick", "--batch", "1"],
     ],
+    "compare": [["compare", "--checkpoint", "DYING", "--checkpoint", "OTHER", "--batch", "1"]],
     "coordinate-check": [
         [
             "coordinate-check",
@@ -132,6 +134,9 @@ def places(tmp_path_factory):
         bias=False,
     )
     save(GPT(llama), place / "llama")
+    changed = copy.deepcopy(model)
+    changed.token_embedding.weight.data *= 1.1
+    save(changed, place / "other")
     (place / "study.toml").write_text(
         "[base]\ndepth = 1\nwidth = 16\nheads = 2\ncontext = 8\niterations = 2\neval_windows ="
         " 1\n[vary]\ndt = [1.0, 0.1]\n"
@@ -154,6 +159,7 @@ def places(tmp_path_factory):
     }
     return made | {
         "DYING": str(place / "model"),
+        "OTHER": str(place / "other"),
         "KEPT": str(place / "kept.json"),
         "STUDY": str(place / "study.toml"),
     }

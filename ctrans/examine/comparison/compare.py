@@ -25,6 +25,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from torch import Tensor, nn
 
 from ctrans.base.as_found import as_found
 from ctrans.control.costate import costate
-from ctrans.examine.comparison.parts import Parts
+from ctrans.examine.comparison.parts import ModelParts
 from ctrans.examine.comparison.rounding_noise import RoundingNoise, changed_by
 from ctrans.examine.comparison.stages import Stage, stages_of
 from ctrans.examine.comparison.weight_relations import (
@@ -94,7 +95,7 @@ class WeightDifference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """What `compare` found.
 
     - `losses`: L_A and L_B; nan without a loss
@@ -144,7 +145,7 @@ def compare(
     targets: Any = None,
     *,
     progress: Callable[[int], None] | None = None,
-) -> Comparison:
+) -> ModelComparison:
     """Where the second model parts from the first on this text. Both compute in evaluation mode,
     each in its own dtype, and stay as they are.
 
@@ -157,12 +158,12 @@ def compare(
     with ExitStack() as stack:
         for model in (first, second):
             stack.enter_context(as_found(model))
-        return _compared(Parts(first, targets), Parts(second, targets), tokens, progress)
+        return _compared(ModelParts(first, targets), ModelParts(second, targets), tokens, progress)
 
 
 def _compared(
-    a: Parts, b: Parts, tokens: Any, progress: Callable[[int], None] | None
-) -> Comparison:
+    a: ModelParts, b: ModelParts, tokens: Any, progress: Callable[[int], None] | None
+) -> ModelComparison:
     _check_alike(a, b)
     missing: dict[str, str] = {}
     found, unmatched = _weight_relations(a, b)
@@ -210,7 +211,7 @@ def _compared(
     rounding_of_loss = math.nan
     if a.targets is not None:
         rounding_of_loss = noise.of_loss(tokens, tails[-1])
-    return Comparison(
+    return ModelComparison(
         losses=(tails[-1], tails[0]),
         rounding_of_loss=rounding_of_loss,
         parts=tuple(parts),
@@ -223,7 +224,7 @@ def _compared(
 
 
 def _weight_differences(
-    a: Parts, found: list[tuple[WeightPair, Relation]]
+    a: ModelParts, found: list[tuple[WeightPair, Relation]]
 ) -> Iterator[WeightDifference]:
     """The weights that differ, with the part of the first model that has them."""
     places = a.part_of()
@@ -243,7 +244,7 @@ def _weight_differences(
         )
 
 
-def _check_alike(a: Parts, b: Parts) -> None:
+def _check_alike(a: ModelParts, b: ModelParts) -> None:
     if len(a) != len(b):
         raise ConfigError(
             f"the models have {len(a) - 2} and {len(b) - 2} sublayers, so that their parts do not"
@@ -265,7 +266,9 @@ def _lower(first: torch.dtype, second: torch.dtype) -> torch.dtype:
     return max(first, second, key=lambda dtype: torch.finfo(dtype).eps)
 
 
-def _weight_relations(a: Parts, b: Parts) -> tuple[list[tuple[WeightPair, Relation]], list[str]]:
+def _weight_relations(
+    a: ModelParts, b: ModelParts
+) -> tuple[list[tuple[WeightPair, Relation]], list[str]]:
     first, second = a.module, b.module
     if first is None or second is None:
         return [], []
@@ -295,7 +298,9 @@ def _difference(x: Tensor, y: Tensor) -> _Size:
     gap = y - x
     rms = float(gap.square().mean().sqrt()) if gap.numel() else 0.0
     size = float(x.square().mean().sqrt()) if x.numel() else 0.0
-    share = rms / size if size else (math.inf if rms else 0.0)
+    share = 0.0
+    if rms:
+        share = rms / size if size else math.inf
     return _Size(rms, float(gap.abs().amax()) if gap.numel() else 0.0, share)
 
 
@@ -328,7 +333,7 @@ def _ratio(defect: _Size, rounding: _Size) -> float:
 class _Noise:
     """Runs of the first model's parts with random rounding."""
 
-    def __init__(self, a: Parts, b: Parts, found: list[tuple[WeightPair, Relation]]):
+    def __init__(self, a: ModelParts, b: ModelParts, found: list[tuple[WeightPair, Relation]]):
         self.parts = a
         lower = _lower(a.dtype, b.dtype)
         self.unit = torch.finfo(lower).eps
@@ -337,17 +342,24 @@ class _Noise:
         self.generator = torch.Generator().manual_seed(0)
         self.rounded = as_changes(found)
         module = a.module
-        self.weights = list(module.parameters()) if module is not None else []
+        everything = list(module.parameters()) if module is not None else []
+        of_sublayers = [list(sublayer.parameters()) for sublayer in a.sublayers]
+        inside = {id(weight) for weights in of_sublayers for weight in weights}
+        outside = [weight for weight in everything if id(weight) not in inside]
+        self.weights = [outside, *of_sublayers, outside]
+        self.all_weights = everything
 
-    def run(self, compute: Callable[[], list[Tensor]]) -> list[Tensor]:
+    def run(
+        self, compute: Callable[[], list[Tensor]], weights: Sequence[nn.Parameter]
+    ) -> list[Tensor]:
         """What the first model computes, once, with random rounding of results and weights."""
-        with changed_by(self._weight_changes()), RoundingNoise(self.unit, self.generator):
+        with changed_by(self._weight_changes(weights)), RoundingNoise(self.unit, self.generator):
             return compute()
 
     def tensor(self, compute: Callable[[], Tensor], dtype: torch.dtype | None = None) -> Tensor:
         """The same for a single tensor; with a dtype, its results rounded as there."""
         if dtype is None:
-            return self.run(lambda: [compute()])[0]
+            return self.run(lambda: [compute()], self.all_weights)[0]
         with RoundingNoise(torch.finfo(dtype).eps / 2, self.generator):
             return compute()
 
@@ -356,14 +368,14 @@ class _Noise:
         model's whole pass computes more up to its first block, such as angles of positions, which
         are computed with more digits than states.
         """
-        with changed_by(self._weight_changes()):
+        with changed_by(self._weight_changes(self.weights[0])):
             x = self.parts.model.embed(tokens)
         with RoundingNoise(self.unit, self.generator):
             return [x * 1.0]
 
-    def _weight_changes(self) -> dict[nn.Parameter, Tensor]:
+    def _weight_changes(self, weights: Sequence[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
         changes = {}
-        for weight in self.weights:
+        for weight in weights:
             if not weight.is_floating_point():
                 continue
             signs = torch.empty_like(weight, dtype=torch.float32)
@@ -382,7 +394,7 @@ class _Noise:
         def moved() -> list[Tensor]:
             if part == 0:
                 return self.embedding(given)
-            return self.run(lambda: self.parts.outputs(part, given))
+            return self.run(lambda: self.parts.outputs(part, given), self.weights[part])
 
         sizes = [_differences(outputs, moved()) for _ in range(SAMPLES)]
         return [max(several, key=lambda size: size.rms) for several in zip(*sizes, strict=True)]
@@ -392,13 +404,16 @@ class _Noise:
         total = 0.0
         for _ in range(SAMPLES):
             x = self.embedding(tokens)[0]
-            moved = self.run(lambda x=x: [torch.tensor(self.parts.loss_from(1, x))])
+            moved = self.run(partial(self._loss_from, x), self.all_weights)
             total += (float(moved[0]) - loss) ** 2
         return math.sqrt(total / SAMPLES)
 
+    def _loss_from(self, x: Tensor) -> list[Tensor]:
+        return [torch.tensor(self.parts.loss_from(1, x))]
+
 
 def _first_order(
-    a: Parts, b: Parts, tokens: Any, of_a: Sequence[Any], of_b: Sequence[Any]
+    a: ModelParts, b: ModelParts, tokens: Any, of_a: Sequence[Any], of_b: Sequence[Any]
 ) -> list[float]:
     """<P_{k+1}, e_k> for the embedding and each sublayer; nan for the head."""
     costates = costate(b.model, tokens, b.targets).costates

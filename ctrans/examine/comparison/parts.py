@@ -18,7 +18,7 @@ EMBEDDING = "the embedding"
 HEAD = "the head"
 
 
-class Parts:
+class ModelParts:
     """The parts of a model. Part 0 is the embedding, part k + 1 sublayer k, and the last the head.
 
     `targets` are those of its loss; None for a model that is compared without one.

@@ -74,7 +74,7 @@ class RoundingNoise(TorchDispatchMode):
     """Every floating result of an operation is multiplied by 1 + unit z, z uniform in [-1, 1]."""
 
     def __init__(self, unit: float, generator: torch.Generator):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.unit = unit
         self.generator = generator
 

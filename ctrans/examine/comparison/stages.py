@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +18,7 @@ from ctrans.examine.comparison.output_relations import (
     output_relation,
     relation_of_rows,
 )
-from ctrans.examine.comparison.parts import Parts
+from ctrans.examine.comparison.parts import ModelParts
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from solvers import ConfigError
 
@@ -61,7 +62,7 @@ class Noisy(Protocol):
 
 
 def stages_of(
-    a: Parts, b: Parts, part: int, given: Any, to_b: Any, noisy: Noisy, limit: float
+    a: ModelParts, b: ModelParts, part: int, given: Any, to_b: Any, noisy: Noisy, limit: float
 ) -> tuple[Stage, ...]:
     """The stages of that part that both models show; of the embedding and the head, the output."""
     if part == 0:
@@ -165,11 +166,7 @@ def _of_attention(
     if not (isinstance(ours, ExposesHeads) and isinstance(theirs, ExposesHeads)):
         return
     for name, role in MATRICES.items():
-        yield (
-            name,
-            lambda role=role: _matrices(ours, role),
-            lambda role=role: _matrices(theirs, role),
-        )
+        yield name, partial(_matrices, ours, role), partial(_matrices, theirs, role)
     yield (
         ROWS,
         lambda: ours.probabilities(u),

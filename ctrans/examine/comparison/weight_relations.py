@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-Kind = Literal[
+RelationKind = Literal[
     "equal",
     "rounded",
     "transposed",
@@ -42,7 +42,7 @@ class Relation:
     `change` is what was added to the first one's entries by rounding; None for other relations.
     """
 
-    kind: Kind
+    kind: RelationKind
     words: str
     distance: float
     change: Tensor | None = None
@@ -118,10 +118,12 @@ def relation_of(first: Tensor, second: Tensor) -> Relation:
     return Relation("unrelated", f"{distance:.3g} of its size apart", distance)
 
 
-Named = tuple[Kind, str]
+Named = tuple[RelationKind, str]
 
 
-def _simple_relations(a: Tensor, b: Tensor) -> Iterator[tuple[Kind, str, Callable[[], bool]]]:
+def _simple_relations(
+    a: Tensor, b: Tensor
+) -> Iterator[tuple[RelationKind, str, Callable[[], bool]]]:
     yield "opposite sign", "the opposite sign", lambda: _same(a, -b)
     if a.dim() == 2 and a.shape[0] == a.shape[1]:
         yield "transposed", "transposed", lambda: _same(a.t(), b)

@@ -1,0 +1,237 @@
+"""Where two models part: shares that add up, rounding that is told from changes, and their names."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ctrans
+from ctrans.examine.comparison.compare import compare
+from ctrans.examine.comparison.output_relations import output_relation, relation_of_rows
+from ctrans.examine.comparison.rounding_noise import RoundingNoise, changed_by
+from ctrans.examine.comparison.weight_relations import relation_of
+from ctrans.model.config import GPTConfig
+from ctrans.model.gpt import GPT
+from solvers import ConfigError
+
+WIDTH = 16
+
+
+def gpt(dtype=torch.float64, **options):
+    defaults = {"depth": 3, "width": WIDTH, "heads": 2, "context": 8, "placement": "pre"}
+    return GPT(GPTConfig(**defaults | options), seed=0).to(dtype)
+
+
+def text():
+    ids = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(0))
+    return ids[:, :-1], ids[:, 1:]
+
+
+def moved(model, block, size, name="out"):
+    """A copy in which a matrix of the attention of that block is changed by so much."""
+    other = copy.deepcopy(model)
+    field = other.depth.sublayers[2 * block].field
+    weight = getattr(field, name).weight
+    direction = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        weight.add_(size * direction.to(weight.dtype))
+    return other
+
+
+def matrix_name(model):
+    """The name of the attention's last matrix."""
+    field = model.depth.sublayers[0].field
+    return next(name for name, part in field.named_children() if part is field.output_projection)
+
+
+@pytest.mark.cases(1)
+def test_shares_add_up_to_the_difference_of_the_losses():
+    model = gpt()
+    other = moved(model, 1, 0.3, matrix_name(model))
+    other = moved(other, 2, 0.2, matrix_name(model))
+    tokens, targets = text()
+
+    found = compare(model, other, tokens, targets)
+
+    own = model(tokens, targets)[1] - other(tokens, targets)[1]
+    assert found.difference == pytest.approx(-float(own.detach()), abs=1e-12)
+    assert sum(part.share for part in found.parts) == pytest.approx(found.difference, abs=1e-12)
+    assert [part.name for part in found.changed] == ["block 1, attention", "block 2, attention"]
+
+
+@pytest.mark.cases(1)
+def test_first_order_shares_converge_at_order_two():
+    """<P, e> leaves O(|e|^2): a tenth of the change leaves a hundredth of the error."""
+    model = gpt()
+    tokens, targets = text()
+    errors = []
+    for size in (1e-3, 1e-4):
+        part = compare(model, moved(model, 1, size, matrix_name(model)), tokens, targets).parts[3]
+        errors.append(abs(part.share - part.first_order))
+
+    assert errors[0] / errors[1] == pytest.approx(100, rel=0.1)
+
+
+@pytest.mark.cases(1)
+def test_equal_models_are_equal_and_stay_as_they_are():
+    model = gpt().train()
+    before = copy.deepcopy(model.state_dict())
+    tokens, targets = text()
+
+    found = compare(model, copy.deepcopy(model), tokens, targets)
+
+    assert found.equal
+    assert found.difference == 0
+    assert model.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_lower_precision_is_rounding(dtype):
+    model = gpt()
+    tokens, targets = text()
+
+    found = compare(model, copy.deepcopy(model).to(dtype), tokens, targets)
+
+    assert not found.changed
+    assert not found.equal
+    assert max(part.ratio for part in found.parts) > 0.1, "rounding is not overrated"
+
+
+@pytest.mark.cases(1)
+def test_a_change_of_ten_times_rounding_is_seen_beside_rounding():
+    model = gpt(torch.float32)
+    tokens, _ = text()
+    other = moved(model, 1, 1e-5, matrix_name(model))
+
+    found = compare(model, other, tokens)
+
+    assert [part.name for part in found.changed] == ["block 1, attention"]
+    assert found.stage.name == "output map"
+
+
+@pytest.mark.cases(1)
+def test_a_users_module_and_its_port():
+    torch.manual_seed(0)
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(WIDTH)
+            self.up = nn.Linear(WIDTH, 32)
+            self.down = nn.Linear(32, WIDTH)
+            self.scale = 1.0
+
+        def forward(self, x):
+            return x + self.scale * self.down(F.gelu(self.up(self.norm(x))))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(50, WIDTH)
+            self.blocks = nn.ModuleList(Block() for _ in range(3))
+            self.head = nn.Linear(WIDTH, 50)
+
+        def forward(self, ids):
+            x = self.embedding(ids)
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    model = Model().eval()
+    port = copy.deepcopy(model)
+    port.blocks[1].scale = 0.9
+    ids = torch.randint(0, 50, (2, 9))
+
+    found = ctrans.compare(model, port, ids[:, :-1], ids[:, 1:])
+
+    assert found.changed[0].name.startswith("block 1")
+    assert found.stage.relation == "times 0.9"
+
+
+def test_models_of_other_depths_are_refused():
+    tokens, _ = text()
+    with pytest.raises(ConfigError, match="6 and 4 sublayers"):
+        compare(gpt(), gpt(depth=2), tokens)
+
+
+RELATIONS = {
+    "equal": lambda w: w.clone(),
+    "rounded": lambda w: w.bfloat16().float(),
+    "transposed": lambda w: w.t().clone(),
+    "opposite sign": lambda w: -w,
+    "scaled": lambda w: 3 * w,
+    "rows in another order": lambda w: w.roll(4, 0),
+    "columns in another order": lambda w: w.roll(4, 1),
+    "some rows differ": lambda w: torch.cat([w[:2] + 1, w[2:]]),
+    "slightly different": lambda w: w + 0.01 * w.flip(1),
+    "unrelated": lambda w: torch.randn(w.shape, generator=torch.Generator().manual_seed(9)),
+}
+
+
+@pytest.mark.parametrize("kind", RELATIONS)
+def test_relations_of_weights(kind):
+    weight = torch.randn(32, 32, generator=torch.Generator().manual_seed(0))
+
+    assert relation_of(weight, RELATIONS[kind](weight)).kind == kind
+
+
+def test_eight_bits_are_rounding_and_a_coarser_change_is_not():
+    weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    step = weight.abs().amax(1, keepdim=True) / 127
+    rounded = (weight / step).round() * step
+
+    assert relation_of(weight, rounded).kind == "rounded"
+    assert relation_of(weight, rounded.flip(1)).kind != "rounded"
+
+
+OUTPUTS = {
+    "scaled": lambda x: 0.7 * x,
+    "shifted": lambda x: x + torch.arange(8.0),
+    "scaled by channel": lambda x: x * torch.arange(1.0, 9.0),
+    "scaled by token": lambda x: x * torch.arange(1.0, 7.0)[:, None],
+    "some tokens": lambda x: torch.cat([x[:, :5], x[:, 5:].flip(-1)], 1),
+    "zero": torch.zeros_like,
+    "not finite": lambda x: x / 0.0,
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_relations_of_outputs(kind):
+    x = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
+
+    assert output_relation(x, OUTPUTS[kind](x), 0.0).kind == kind
+
+
+def test_relations_of_rows():
+    scores = torch.randn(2, 2, 5, 5, generator=torch.Generator().manual_seed(0))
+    later = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    rows = scores.masked_fill(later, -torch.inf).softmax(-1)
+
+    assert relation_of_rows(rows, scores.softmax(-1)).kind == "mask"
+    halved = (0.5 * scores).masked_fill(later, -torch.inf).softmax(-1)
+    assert relation_of_rows(rows, halved).kind == "scores scaled"
+    assert relation_of_rows(rows, rows.flip(1)).kind == "heads in another order"
+
+
+def test_rounding_noise_has_the_size_of_its_unit_and_spares_exact_results():
+    x = torch.rand(10_000, dtype=torch.float64) + 1
+    with RoundingNoise(1e-3, torch.Generator().manual_seed(0)):
+        noisy = x * 1.0
+        copied = x.clone()
+
+    share = (noisy / x - 1).abs()
+    assert float(share.max()) <= 1e-3
+    assert float(share.mean()) == pytest.approx(5e-4, rel=0.05)
+    assert torch.equal(copied, x)
+
+
+def test_changed_weights_are_put_back_to_the_bit():
+    parameter = nn.Parameter(torch.rand(4))
+    before = parameter.detach().clone()
+    with changed_by({parameter: torch.ones(4)}):
+        assert not torch.equal(parameter, before)
+    assert torch.equal(parameter, before)
