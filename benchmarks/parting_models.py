@@ -30,11 +30,10 @@ def of_library(kind: str, config: str, **settings: Any) -> nn.Module:
     chosen = getattr(transformers, config)(**settings)
     model: nn.Module = getattr(transformers, kind)(chosen).eval()
     gains = torch.Generator().manual_seed(1)
-    for name, parameter in model.named_parameters():
+    for parameter in model.parameters():
         if parameter.dim() == 1:
             noise = 0.1 * torch.randn(parameter.shape, generator=gains)
             parameter.data += noise.to(parameter.dtype)
-        del name
     return model
 
 

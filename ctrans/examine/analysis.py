@@ -251,7 +251,7 @@ def compare(
 
     Raises ConfigError for models that cannot be opened, and for models of other depths or widths.
 
-    >>> ctrans.compare(model, model.bfloat16(), tokens).changed
+    >>> ctrans.compare(model, copy.deepcopy(model).bfloat16(), tokens).changed
     """
     opened = [_opened(model, tokens, loss) for model in (first, second)]
     turned = [

@@ -19,6 +19,7 @@ from ctrans.measure.measures import MEASURES, Measure
 
 _of_parts = partial(Measure, topic="Where two models part", subject="models")
 DEFECT = "local defect"
+EXPLAINED = "what rounding explains"
 SHOWN_WEIGHTS = 8
 """Weights that differ are named up to this number."""
 MEASURES.add(
@@ -62,8 +63,11 @@ MEASURES.add(
             unit="relative difference",
             scope="sublayer",
         ),
-        "defect by rounding": Measure(
-            formula="the same for the first model with random rounding of every result",
+        EXPLAINED: Measure(
+            formula=(
+                f"{CHANGED:g} times the same for the first model with random rounding of every"
+                " result: a larger defect is a change"
+            ),
             unit="relative difference",
             scope="sublayer",
             bounds=DEFECT,
@@ -125,7 +129,7 @@ def _values(name: str, found: ModelComparison) -> Iterator[Value]:
     for k, part in enumerate(inner):
         place = f"{k} ({part.name})"
         yield Value(name, DEFECT, part.defect, depth=k, place=place)
-        yield Value(name, "defect by rounding", part.rounding, depth=k, place=place)
+        yield Value(name, EXPLAINED, CHANGED * part.rounding, depth=k, place=place)
         if not math.isnan(part.share):
             yield Value(name, "share of the loss' difference", part.share, depth=k, place=place)
         if not math.isnan(part.first_order):
@@ -136,21 +140,17 @@ def _values(name: str, found: ModelComparison) -> Iterator[Value]:
 
 def answer(first: str, second: str, found: ModelComparison) -> Answer:
     """Where the models part, in a sentence or two."""
-    if found.equal:
-        return Answer(f"{first} and {second} compute the same on this text, bit for bit.", "good")
+    unseen = [weight for weight in found.weights if weight.kind != "rounded"]
+    if not found.changed:
+        text = _without_change(first, second, found)
+        if not unseen:
+            return Answer(text, "good")
+        names = f"{len(unseen)} weights differ by more than rounding"
+        if len(unseen) == 1:
+            names = "1 weight differs by more than rounding"
+        text += f" But {names}, which this text does not show: {unseen[0].name}."
+        return Answer(text, "note")
     changed = found.changed
-    if not changed:
-        worst = max(found.parts, key=lambda part: part.ratio)
-        text = (
-            f"Rounding explains every difference between {first} and {second}. The largest defect,"
-            f" at {worst.name}, is {worst.ratio:.2g} times what rounding makes there"
-        )
-        if not math.isnan(found.difference):
-            text += (
-                f". The loss differs by {found.difference:.2g} nats, and rounding moves it by about"
-                f" {found.rounding_of_loss:.1g}"
-            )
-        return Answer(f"{text}.", "good")
     text = f"{first} and {second} part at {changed[0].name}{_stage(found)}"
     weights = _weights_of(found, changed[0])
     if weights:
@@ -161,6 +161,28 @@ def answer(first: str, second: str, found: ModelComparison) -> Answer:
     else:
         text += ". Rounding explains the other parts, or they are equal"
     return Answer(f"{text}.", "bad")
+
+
+def _without_change(first: str, second: str, found: ModelComparison) -> str:
+    """The answer where no part changed, in sentences."""
+    if found.equal:
+        return f"{first} and {second} compute the same on this text, bit for bit."
+    worst = max(found.parts, key=lambda part: part.ratio)
+    text = (
+        f"Rounding explains every difference between {first} and {second}. The largest defect, at"
+        f" {worst.name}, is {worst.ratio:.2g} times what rounding makes there."
+    )
+    if not math.isnan(found.difference):
+        text += (
+            f" The loss differs by {found.difference:.2g}, and rounding moves it by about"
+            f" {found.rounding_of_loss:.1g}."
+        )
+    rounded = [weight for weight in found.weights if weight.kind == "rounded"]
+    if len(rounded) == 1:
+        text += f" The weight {rounded[0].name} is {rounded[0].relation}."
+    elif rounded:
+        text += f" {len(rounded)} weights are {rounded[0].relation}, as {rounded[0].name}."
+    return text
 
 
 def _stage(found: ModelComparison) -> str:
@@ -186,12 +208,12 @@ def _shares(found: ModelComparison, changed: Sequence[PartDifference]) -> str:
         return ""
     total = sum(part.share for part in changed)
     where = "this part" if len(changed) == 1 else "the parts that changed"
-    text = f". The loss differs by {found.difference:.2g} nats, and {total:.2g} come from {where}"
+    text = f". The loss differs by {found.difference:.2g}, of which {total:.2g} comes from {where}"
     if abs(total) <= 2 * found.rounding_of_loss:
         text += ", no more than rounding moves it"
     elif len(changed) > 1:
         most = max(changed, key=lambda part: abs(part.share))
-        text += f", most of them ({most.share:.2g}) from {most.name}"
+        text += f", most of it ({most.share:.2g}) from {most.name}"
     return text
 
 

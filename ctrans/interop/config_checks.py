@@ -17,7 +17,7 @@ from torch import nn
 
 from ctrans.base.memory import check_fits, memory
 from ctrans.dynamics.depth import MOST_BLOCKS
-from ctrans.interop.config_errors import check_groups
+from ctrans.interop.config_errors import BLOCKS, HEADS, check_groups
 from solvers import ConfigError
 
 MOST_PARTS = MOST_BLOCKS
@@ -49,19 +49,14 @@ WIDTHS = (
     "decoder_ffn_dim",
     "head_dim",
     "d_kv",
-    "num_attention_heads",
-    "n_head",
-    "n_heads",
-    "num_heads",
-    "encoder_attention_heads",
-    "decoder_attention_heads",
+    *HEADS,
     "num_key_value_heads",
 )
 """Config entries with a width, or a number of heads. Some may be null."""
 SIZES = {
     **dict.fromkeys(WIDTHS, LARGEST_WIDTH),
     **dict.fromkeys(("n_positions", "n_ctx", "max_position_embeddings"), LONGEST_CONTEXT),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), MOST_PARTS),
+    **dict.fromkeys(BLOCKS, MOST_PARTS),
 }
 """Config entries that count something which every model has, with the largest number."""
 DTYPES = ("dtype", "torch_dtype")

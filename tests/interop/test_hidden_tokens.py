@@ -112,7 +112,10 @@ def test_means_over_a_batch_are_those_of_hooks_on_each_sequence_without_padding(
 )
 def test_what_a_mask_hides_is_known_by_its_name_and_by_what_tokens_read(name, mask, text):
     x = torch.randn(1, 9, 4, generator=torch.Generator().manual_seed(0))
-    depth = lambda x: x + (x * TEXT.unsqueeze(-1)).mean(-2, keepdim=True)  # noqa: E731
+
+    def depth(x):
+        return x + (x * TEXT.unsqueeze(-1)).mean(-2, keepdim=True)
+
     found = text_of({name: mask}, depth, x)
     assert (found is None) if text is None else torch.equal(found, text)
 

@@ -16,7 +16,6 @@ which telescopes. The embedding and the head are parts too. To first order a sha
 <P_{k+1}, e_k>, with P the costate of the second model; the rest is O(|e|^2).
 
 A defect is compared with what rounding makes of the same part of the first model: `RoundingNoise`.
-Theory, section 9.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from ctrans.base.as_found import as_found
 from ctrans.control.costate import costate
 from ctrans.examine.comparison.parts import ModelParts
-from ctrans.examine.comparison.rounding_noise import RoundingNoise, changed_by
+from ctrans.examine.comparison.rounding_noise import Draws, RoundingNoise, changed_by
 from ctrans.examine.comparison.stages import Stage, stages_of
 from ctrans.examine.comparison.weight_relations import (
     Relation,
@@ -58,10 +58,11 @@ class PartDifference:
     """What is different in a part of two models.
 
     - `name`: the part in words
-    - `defect`: |e_k| as a share of what the part makes, root mean square; 0 if equal to the bit
+    - `defect`: |e_k| as a share of what the part makes, root mean square. Of a sublayer that is
+      what it adds, or the next state if that differs by more than rounding explains
     - `rounding`: the same for what rounding makes of the first model's part
-    - `ratio`: the larger of two ratios of defect to rounding, of their root mean squares and of
-      their largest entries
+    - `ratio`: the largest ratio of defect to rounding, of root mean squares and of largest entries;
+      0 if the part is equal to the bit
     - `behind`: |X_B - X_A|/|X_A| behind the part, both models on their own; of the head, that of
       the logits
     - `share`: the part's share of L_B - L_A; nan without a loss
@@ -134,7 +135,7 @@ class ModelComparison:
     @property
     def equal(self) -> bool:
         """Whether no part differs in any bit."""
-        return all(part.defect == 0 for part in self.parts)
+        return all(part.ratio == 0 for part in self.parts)
 
 
 @torch.no_grad()
@@ -167,17 +168,20 @@ def _compared(
     _check_alike(a, b)
     missing: dict[str, str] = {}
     found, unmatched = _weight_relations(a, b)
-    noise = _Noise(a, b, found)
     own_states = list(a.states(tokens))
     other_states = list(b.states(tokens))
     _check_states(own_states, other_states)
-    lower = _lower(a.dtype, b.dtype)
-    of_a = [tokens, *(x.to(lower).to(a.dtype) for x in own_states)]
-    of_b = [tokens, *(x.to(lower).to(b.dtype) for x in own_states)]
+    lower = _lower(own_states[0].dtype, other_states[0].dtype)
+    noise = _Noise(a, lower, own_states[0].dtype, found)
+    of_a = [tokens, *(x.to(lower).to(x.dtype) for x in own_states)]
+    of_b = [
+        tokens,
+        *(x.to(lower).to(y.dtype) for x, y in zip(own_states, other_states, strict=True)),
+    ]
     tails = [math.nan] * (len(a) + 1)
     first_order = [math.nan] * len(a)
     if a.targets is not None:
-        tails = [*(b.loss_from(k, of_b[k]) for k in range(len(a))), a.loss_of(own_states[-1])]
+        tails[-1] = a.loss_of(own_states[-1])
         try:
             first_order = _first_order(a, b, tokens, of_a, of_b)
         except (*FOREIGN_ERRORS, ConfigError, SolveError) as error:
@@ -190,23 +194,33 @@ def _compared(
         outputs = a.outputs(k, of_a[k])
         defects = _differences(outputs, b.outputs(k, of_b[k]))
         roundings = noise.of(k, of_a[k], outputs)
+        ratios = [_ratio(d, r) for d, r in zip(defects, roundings, strict=True)]
+        shown = 0
+        if ratios[0] <= CHANGED:
+            shown = ratios.index(max(ratios))
+        if a.targets is not None:
+            tails[k] = b.loss_from(k, of_b[k])
         parts.append(
             PartDifference(
                 name=name,
-                defect=defects[0].share,
-                rounding=roundings[0].share,
-                ratio=max(_ratio(d, r) for d, r in zip(defects, roundings, strict=True)),
+                defect=defects[shown].share,
+                rounding=roundings[shown].share,
+                ratio=max(ratios),
                 behind=_difference(ends_a[k], ends_b[k]).share,
-                share=tails[k] - tails[k + 1],
+                share=math.nan,
                 first_order=first_order[k],
             )
         )
         if progress is not None:
             progress(k)
+    parts = [
+        replace(part, share=share - following)
+        for part, (share, following) in zip(parts, pairwise(tails), strict=True)
+    ]
     inside: tuple[Stage, ...] = ()
     for k, part in enumerate(parts):
         if part.changed:
-            inside = stages_of(a, b, k, of_a[k], of_b[k], noise.tensor, CHANGED)
+            inside = stages_of(a, b, k, of_a[k], of_b[k], partial(noise.tensor, k), CHANGED)
             break
     rounding_of_loss = math.nan
     if a.targets is not None:
@@ -254,6 +268,10 @@ def _check_alike(a: ModelParts, b: ModelParts) -> None:
 
 def _check_states(of_a: Sequence[Tensor], of_b: Sequence[Tensor]) -> None:
     for k, (x, y) in enumerate(zip(of_a, of_b, strict=True)):
+        if x.device != y.device:
+            raise ConfigError(
+                f"the models compute on {x.device} and {y.device}: move one to the other device"
+            )
         if x.shape != y.shape:
             raise ConfigError(
                 f"their states X_{k} have the shapes {tuple(x.shape)} and {tuple(y.shape)}: compare"
@@ -314,7 +332,7 @@ def _both_finite(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def _ratio(defect: _Size, rounding: _Size) -> float:
     """How many times as large as rounding a defect is: infinite where rounding changes nothing, or
-    where the defect is not finite.
+    where one of the two is not finite, which tells nothing.
     """
     ratios = []
     for of_defect, of_rounding in (
@@ -323,7 +341,7 @@ def _ratio(defect: _Size, rounding: _Size) -> float:
     ):
         if of_defect == 0:
             ratios.append(0.0)
-        elif of_rounding == 0 or not math.isfinite(of_defect):
+        elif of_rounding == 0 or not math.isfinite(of_defect + of_rounding):
             ratios.append(math.inf)
         else:
             ratios.append(of_defect / of_rounding)
@@ -333,13 +351,18 @@ def _ratio(defect: _Size, rounding: _Size) -> float:
 class _Noise:
     """Runs of the first model's parts with random rounding."""
 
-    def __init__(self, a: ModelParts, b: ModelParts, found: list[tuple[WeightPair, Relation]]):
+    def __init__(
+        self,
+        a: ModelParts,
+        lower: torch.dtype,
+        own: torch.dtype,
+        found: list[tuple[WeightPair, Relation]],
+    ):
         self.parts = a
-        lower = _lower(a.dtype, b.dtype)
         self.unit = torch.finfo(lower).eps
-        if lower != a.dtype:
+        if lower != own:
             self.unit /= 2  # a number is rounded by at most half of the distance to the next
-        self.generator = torch.Generator().manual_seed(0)
+        self.draws = Draws()
         self.rounded = as_changes(found)
         module = a.module
         everything = list(module.parameters()) if module is not None else []
@@ -353,14 +376,16 @@ class _Noise:
         self, compute: Callable[[], list[Tensor]], weights: Sequence[nn.Parameter]
     ) -> list[Tensor]:
         """What the first model computes, once, with random rounding of results and weights."""
-        with changed_by(self._weight_changes(weights)), RoundingNoise(self.unit, self.generator):
+        with changed_by(self._weight_changes(weights)), RoundingNoise(self.unit, self.draws):
             return compute()
 
-    def tensor(self, compute: Callable[[], Tensor], dtype: torch.dtype | None = None) -> Tensor:
-        """The same for a single tensor; with a dtype, its results rounded as there."""
+    def tensor(
+        self, part: int, compute: Callable[[], Tensor], dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """The same for a single tensor of a part; with a dtype, its results rounded as there."""
         if dtype is None:
-            return self.run(lambda: [compute()], self.all_weights)[0]
-        with RoundingNoise(torch.finfo(dtype).eps / 2, self.generator):
+            return self.run(lambda: [compute()], self.weights[part])[0]
+        with RoundingNoise(torch.finfo(dtype).eps / 2, self.draws):
             return compute()
 
     def embedding(self, tokens: Any) -> list[Tensor]:
@@ -370,7 +395,7 @@ class _Noise:
         """
         with changed_by(self._weight_changes(self.weights[0])):
             x = self.parts.model.embed(tokens)
-        with RoundingNoise(self.unit, self.generator):
+        with RoundingNoise(self.unit, self.draws):
             return [x * 1.0]
 
     def _weight_changes(self, weights: Sequence[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
@@ -378,14 +403,12 @@ class _Noise:
         for weight in weights:
             if not weight.is_floating_point():
                 continue
-            signs = torch.empty_like(weight, dtype=torch.float32)
-            signs.uniform_(-1, 1, generator=self.generator)
-            size = self.unit * weight.detach()
+            draws = self.draws.like(weight.detach(), 1.0)
             if weight in self.rounded:
-                # a change of the size of the true one, with random signs
-                size = self.rounded[weight].abs()
-                signs = signs.sign()
-            changes[weight] = (signs * size).to(weight.dtype)
+                # the true change of each entry, with a random sign
+                changes[weight] = draws.sign_().mul_(self.rounded[weight])
+            else:
+                changes[weight] = draws.mul_(self.unit).mul_(weight.detach())
         return changes
 
     def of(self, part: int, given: Any, outputs: Sequence[Tensor]) -> list[_Size]:

@@ -30,7 +30,6 @@ class ModelParts:
         self.targets = targets
         self.sublayers: list[Sublayer] = list(model.depth.sublayers)
         self.lengths = model.depth.lengths
-        self.dtype = next(iter(self.depth.parameters()), torch.empty(0)).dtype
 
     def __len__(self) -> int:
         return len(self.sublayers) + 2
@@ -93,6 +92,8 @@ class ModelParts:
         try:
             return self.model.head(x)
         except (*FOREIGN_ERRORS, ConfigError):
+            if self.targets is None:
+                raise
             # a loss of one's own may be all that follows the last state
             return torch.tensor(self.loss_of(x))
 

@@ -70,13 +70,29 @@ EXACT = frozenset(
 """Operations whose results are entries of their inputs, or constants."""
 
 
-class RoundingNoise(TorchDispatchMode):
-    """Every floating result of an operation is multiplied by 1 + unit z, z uniform in [-1, 1]."""
+class Draws:
+    """Random numbers that are the same in each run, on every device."""
 
-    def __init__(self, unit: float, generator: torch.Generator):
+    def __init__(self) -> None:
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def like(self, x: Tensor, size: float) -> Tensor:
+        """Numbers of the shape and dtype of x, uniform in [-size, size]."""
+        if x.device not in self._generators:
+            self._generators[x.device] = torch.Generator(x.device).manual_seed(0)
+        drawn = torch.empty_like(x, memory_format=torch.preserve_format)
+        return drawn.uniform_(-size, size, generator=self._generators[x.device])
+
+
+class RoundingNoise(TorchDispatchMode):
+    """Every floating result of an operation is multiplied by 1 + unit z, z uniform in [-1, 1]; of a
+    complex one, the two parts.
+    """
+
+    def __init__(self, unit: float, draws: Draws):
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.unit = unit
-        self.generator = generator
+        self.draws = draws
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
@@ -91,13 +107,16 @@ class RoundingNoise(TorchDispatchMode):
         return output
 
     def _noisy(self, output: Tensor, *, written: bool) -> Tensor:
+        if output.is_complex() and not written:
+            parts = torch.view_as_real(output.resolve_conj())
+            return torch.view_as_complex(self._noisy(parts, written=False))
         if not output.is_floating_point() or output.numel() == 0:
             return output
-        noise = torch.empty_like(output, memory_format=torch.preserve_format)
-        noise.uniform_(-self.unit, self.unit, generator=self.generator)
+        noise = self.draws.like(output, self.unit)
+        change = (output * noise).masked_fill(~output.isfinite(), 0)  # hidden scores stay -inf
         if written:
-            return output.addcmul_(output.clone(), noise)
-        return torch.addcmul(output, output, noise)
+            return output.add_(change)
+        return output + change
 
 
 ROUNDED_FIRST = frozenset(
@@ -109,6 +128,7 @@ ROUNDED_FIRST = frozenset(
         "native_group_norm",
         "native_layer_norm",
         "_fused_rms_norm",
+        "_native_multi_head_attention",
     }
 )
 """Operations whose first result is the output, and whose others are for their derivatives."""

@@ -64,7 +64,9 @@ class Noisy(Protocol):
 def stages_of(
     a: ModelParts, b: ModelParts, part: int, given: Any, to_b: Any, noisy: Noisy, limit: float
 ) -> tuple[Stage, ...]:
-    """The stages of that part that both models show; of the embedding and the head, the output."""
+    """The stages of that part that both models show; of the embedding and the head, the output.
+    `given` and `to_b` are what the part reads, for each of the two models.
+    """
     if part == 0:
         own = a.outputs(0, given)[0]
         other = b.outputs(0, given)[0]
@@ -77,7 +79,7 @@ def stages_of(
     second = b.sublayers[part - 1]
     found = []
     lengths = (a.lengths[part - 1], b.lengths[part - 1])
-    for name, of_first, of_second in _stages(first, second, given, b.dtype, lengths):
+    for name, of_first, of_second in _stages(first, second, given, to_b.dtype, lengths):
         try:
             found.append(_stage(name, of_first, of_second(), noisy, limit))
         except (*FOREIGN_ERRORS, ConfigError):
@@ -109,7 +111,9 @@ def _stage(name: str, of_first: Thunk, other: Tensor, noisy: Noisy, limit: float
         share = defect / size if size else math.inf
     changed = not ratio <= limit
     relation = None
-    if changed and name == ROWS:
+    if not bool(other.isfinite().all()):
+        relation = OutputRelation("not finite", "it is not finite")
+    elif changed and name == ROWS:
         relation = relation_of_rows(own, other)
     elif changed and name not in MATRICES:
         relation = output_relation(own, other, rounding)

@@ -29,6 +29,10 @@ GROUPS = (128, 64, 32)
 """Sizes of the groups of entries of a row that have a scale of their own."""
 HALF_STEP = 0.51
 """How far a rounded entry may be from the entry, in steps of its grid."""
+CUT_OFF = 0.01
+"""The largest share of a row's entries that lie beyond its grid."""
+ROUNDED = 0.05
+"""Up to this relative difference a weight of 8 bits counts as rounded. Fewer bits lose more."""
 SAME = 1e-5
 """How far two weights are apart at most that are the same up to the arithmetic of a change."""
 SLIGHT = 0.2
@@ -103,12 +107,13 @@ def relation_of(first: Tensor, second: Tensor) -> Relation:
         return Relation("other shape", f"shapes {shapes}", float("inf"))
     size = float(a.square().mean().sqrt())
     distance = float((b - a).square().mean().sqrt()) / size if size else float("inf")
+    rounded = _format_of(first, second, distance)
+    if rounded:
+        change = (b - a).to(first.dtype)
+        return Relation("rounded", f"rounded to {rounded}", distance, change)
     for kind, words, holds in _simple_relations(a, b):
         if holds():
             return Relation(kind, words, distance)
-    rounded = _format_of(first, second)
-    if rounded:
-        return Relation("rounded", f"rounded to {rounded}", distance, b - a)
     for test in (_order_of_rows, _some_rows):
         found = test(a, b)
         if found is not None:
@@ -138,12 +143,18 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return float((a - b).abs().amax() if b.numel() else 0.0) <= SAME * size and size > 0
 
 
-def _format_of(first: Tensor, second: Tensor) -> str:
-    """The format to which one of the two weights is the other one rounded; "" for none."""
+def _format_of(first: Tensor, second: Tensor, distance: float) -> str:
+    """The format to which one of the two weights is the other one rounded; "" for none. Entries
+    that are too small for a format, or too large, differ by more than it rounds.
+    """
     for number_format in FORMATS:
+        if distance > torch.finfo(number_format).eps:
+            continue
         for whole, rounded in ((first, second), (second, first)):
             if torch.equal(whole.to(number_format).to(rounded.dtype), rounded):
                 return str(number_format).removeprefix("torch.")
+    if distance > ROUNDED:
+        return ""
     for whole, rounded in ((first, second), (second, first)):
         words = _grid_of(whole.double(), rounded.double())
         if words:
@@ -170,8 +181,8 @@ def _grid_of(whole: Tensor, rounded: Tensor) -> str:
 
 
 def _is_on_grids(whole: Tensor, rounded: Tensor, most: int = 64) -> bool:
-    """Whether each row has at most 256 values, in equal steps, each within half a step of its entry
-    (those at the ends apart, which may be cut off). Rows of few entries say little.
+    """Whether each row has at most 256 values, in equal steps, each within half a step of its
+    entry. Few entries may lie beyond the grid, and are cut off. Rows of few entries say little.
     """
     if rounded.shape[1] < GROUPS[-1]:
         return False
@@ -186,9 +197,11 @@ def _is_on_grids(whole: Tensor, rounded: Tensor, most: int = 64) -> bool:
         step = float(gaps.min())
         counts = gaps / step
         off_grid = (counts - counts.round()).abs() > 1e-3 * counts.clamp(min=1)
-        inner = (rounded[n] > levels[0]) & (rounded[n] < levels[-1])
         far = (whole[n] - rounded[n]).abs() > HALF_STEP * step
-        if bool(off_grid.any()) or bool((far & inner).any()):
+        beyond = (whole[n] > levels[-1]) | (whole[n] < levels[0])
+        if bool(off_grid.any()) or bool((far & ~beyond).any()):
+            return False
+        if float((far & beyond).double().mean()) > CUT_OFF:
             return False
     return True
 

@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import ctrans
+from ctrans.examine.compared import answer
 from ctrans.examine.comparison.compare import compare
 from ctrans.examine.comparison.output_relations import output_relation, relation_of_rows
-from ctrans.examine.comparison.rounding_noise import RoundingNoise, changed_by
+from ctrans.examine.comparison.rounding_noise import Draws, RoundingNoise, changed_by
 from ctrans.examine.comparison.weight_relations import relation_of
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
@@ -152,6 +153,75 @@ def test_a_users_module_and_its_port():
     assert found.stage.relation == "times 0.9"
 
 
+class Halved(nn.Module):
+    """x/2 + f(x), where another model has x + f(x)."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+        self.map = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.factor * x + self.map(x).tanh()
+
+
+class OfFactors(nn.Module):
+    def __init__(self, factors):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(50, WIDTH)
+        self.blocks = nn.ModuleList(Halved(factor) for factor in factors)
+        self.head = nn.Linear(WIDTH, 50)
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.mark.cases(1)
+def test_a_factor_on_the_state_alone_is_a_change():
+    ids = torch.randint(0, 50, (2, 9), generator=torch.Generator().manual_seed(0))
+    first = OfFactors((1.0, 1.0, 1.0)).eval()
+
+    found = ctrans.compare(first, OfFactors((1.0, 0.5, 1.0)).eval(), ids)
+
+    assert not found.equal
+    assert found.changed[0].name.startswith("block 1")
+    assert found.changed[0].defect > 0.1
+
+
+@pytest.mark.cases(1)
+def test_a_weight_that_the_text_does_not_show_is_named():
+    model = gpt(tied=False)
+    other = copy.deepcopy(model)
+    tokens, _ = text()
+    unread = next(i for i in range(256) if i not in tokens)
+    with torch.no_grad():
+        other.token_embedding.weight[unread] += 1
+
+    found = compare(model, other, tokens)
+    said = answer("a", "b", found)
+
+    assert found.equal
+    assert said.mark == "note"
+    assert "token_embedding.weight" in said.text
+
+
+def test_broken_numbers_are_never_rounding():
+    model = gpt()
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.depth.sublayers[2].field.output_projection.weight[0, 0] = torch.nan
+    tokens, _ = text()
+
+    found = compare(model, other, tokens)
+
+    assert found.changed[0].name == "block 1, attention"
+    assert "not finite" in answer("a", "b", found).text
+
+
 def test_models_of_other_depths_are_refused():
     tokens, _ = text()
     with pytest.raises(ConfigError, match="6 and 4 sublayers"):
@@ -188,6 +258,17 @@ def test_eight_bits_are_rounding_and_a_coarser_change_is_not():
     assert relation_of(weight, rounded.flip(1)).kind != "rounded"
 
 
+def test_what_loses_more_than_rounding_is_no_rounding():
+    weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    of_two_values = 0.8 * weight.sign()
+    cut_off = (1270 * weight).round().clamp(-127, 127) / 1270
+    small = 1e-9 * weight
+
+    assert relation_of(weight, of_two_values).kind != "rounded"
+    assert relation_of(weight, cut_off).kind != "rounded"
+    assert relation_of(small, small.half().float()).kind != "rounded"
+
+
 OUTPUTS = {
     "scaled": lambda x: 0.7 * x,
     "shifted": lambda x: x + torch.arange(8.0),
@@ -219,11 +300,16 @@ def test_relations_of_rows():
 
 def test_rounding_noise_has_the_size_of_its_unit_and_spares_exact_results():
     x = torch.rand(10_000, dtype=torch.float64) + 1
-    with RoundingNoise(1e-3, torch.Generator().manual_seed(0)):
+    with RoundingNoise(1e-3, Draws()):
         noisy = x * 1.0
         copied = x.clone()
 
+        hidden = torch.full((9,), -torch.inf) + torch.ones(9)
+        turned = torch.polar(x, x) * 1.0
+
     share = (noisy / x - 1).abs()
+    assert bool((hidden == -torch.inf).all()), "a mask that is added hides as before"
+    assert 1e-4 < float((turned / torch.polar(x, x) - 1).abs().mean()) < 2e-3
     assert float(share.max()) <= 1e-3
     assert float(share.mean()) == pytest.approx(5e-4, rel=0.05)
     assert torch.equal(copied, x)
