@@ -12,6 +12,7 @@ from ctrans.cli import generate
 from ctrans.control import control_checks
 from ctrans.examine import (
     certified,
+    compared,
     converged,
     diagnosed,
     principled,
@@ -37,6 +38,7 @@ from ctrans.training.monitor.alarms import ALARMS
 DOCS = Path(__file__).parents[1]
 ROOMS_OF_MEASURES = (
     certified,
+    compared,
     control_checks,
     converged,
     degeneracy,
