@@ -66,7 +66,7 @@ MEASURES.add(
                     impact="Whether the best velocity of the segment is finite is not known.",
                     remediation=(
                         "Compare another --weight-decay, or a cost with a closed form (--kinetic,"
-                        " --last-map-decay)."
+                        " --last-map-decay). Where H is 0 because the head is 0, train it first."
                     ),
                     high=0.0,
                     condition="no bound on H and no counterexample was found",

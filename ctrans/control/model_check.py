@@ -39,6 +39,7 @@ from ctrans.control.segment_check import (
     check_segment,
     check_step,
     step_threshold_at,
+    with_further_factor,
 )
 from ctrans.control.shown_factors import Factors, path_of, with_best_rows
 from ctrans.dynamics.depth import Depth
@@ -301,9 +302,7 @@ def check_model(
             progress(k)
     if not found:
         raise failed[0]
-    segments = [
-        _with_further_factor(found[k], has_more=k in factors.further) for k in sorted(found)
-    ]
+    segments = [with_further_factor(found[k], has_more=k in factors.further) for k in sorted(found)]
     no_threshold = ""
     of_loss = 0.0
     if any(segment.certificate.verdict == "degenerate" for segment in segments):
@@ -420,28 +419,6 @@ def _checked(
         # there is no ODE's costate, and the step's is the one after the step
         segment = replace(segment, training_threshold=threshold)
     return replace(segment, step_threshold=threshold)
-
-
-def _with_further_factor(segment: SegmentCheck, *, has_more: bool) -> SegmentCheck:
-    """The segment, whose thresholds hold gains fixed if its block has parameters outside of its
-    linear maps. Its verdict then assumes bounded gains: they may multiply what the block adds.
-    """
-    if not has_more:
-        return segment
-    certificate = segment.certificate
-    if certificate.verdict == "well-posed":
-        verdict = verdict_of(finite=True, bounded_gains=True)
-        certificate = replace(certificate, verdict=verdict)
-
-    def holding_gains(threshold: DecayThreshold | None) -> DecayThreshold | None:
-        return None if threshold is None else replace(threshold, gains=True)
-
-    return replace(
-        segment,
-        certificate=certificate,
-        training_threshold=holding_gains(segment.training_threshold),
-        step_threshold=holding_gains(segment.step_threshold),
-    )
 
 
 def _has_own_step(sublayer: Sublayer) -> bool:

@@ -17,6 +17,7 @@ from ctrans.control.costate_error import with_error
 from ctrans.control.decay_threshold import DecayThreshold
 from ctrans.control.evidence import share_of
 from ctrans.control.large_weights import own_factors
+from ctrans.control.outer_code import outer_code
 from ctrans.control.regularization import Regularization
 from ctrans.control.residual_pullback import active_channels, costate_of_map, raw_costate
 from ctrans.control.segment_check import SegmentCheck, admissible_at, at_field, threshold_at
@@ -43,7 +44,7 @@ def factors_of_model(model: Model, states: Sequence[Tensor]) -> Factors:
     """What a test of the model at large weights found, at these states before each segment."""
     if isinstance(model, TestsFactors):
         return model.factors(states)
-    return own_factors(model.depth, states)
+    return replace(own_factors(model.depth, states), outside=outer_code(model))
 
 
 def why_no_threshold(depth: Depth, factors: Factors) -> str:

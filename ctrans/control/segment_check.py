@@ -89,8 +89,10 @@ class SegmentCheck:
     @property
     def verdict(self) -> Posedness:
         """The certificate's verdict, or the one under weight decay. A bounded set needs no weight
-        decay.
+        decay. It is open where H is infinite at other costates and 0 at this one, as at P = 0.
         """
+        if _is_zero_by_chance(self.certificate):
+            return verdict_of(finite=None)
         if self.weight_decay is None or self.certificate.verdict != "degenerate":
             return self.certificate.verdict
         if self.training_threshold is None:
@@ -111,7 +113,7 @@ class SegmentCheck:
         """H under the verdict's assumption; None if it is open, or finite by a threshold that does
         not give its value.
         """
-        if self.verdict == self.certificate.verdict:
+        if self.verdict == self.certificate.verdict or _is_zero_by_chance(self.certificate):
             return self.certificate.hamiltonian
         if self.training_threshold is None or self.verdict == "open":
             return None
@@ -123,6 +125,8 @@ class SegmentCheck:
     def step_verdict(self) -> Posedness:
         """The verdict for the discrete step."""
         if self.step is not None:
+            if _is_zero_by_chance(self.step):
+                return verdict_of(finite=None)
             return self.step.verdict
         if self.step_threshold is None or self.weight_decay is None:
             return self.verdict
@@ -368,3 +372,30 @@ def admissible_at(
         gain_decay=regularization.gain_decay,
         kinetic=regularization.kinetic,
     )
+
+
+def with_further_factor(segment: SegmentCheck, *, has_more: bool) -> SegmentCheck:
+    """The segment, whose thresholds hold gains fixed if its block has parameters outside of its
+    linear maps. Its verdict then assumes bounded gains: they may multiply what the block adds.
+    """
+    if not has_more:
+        return segment
+    certificate = segment.certificate
+    if certificate.verdict == "well-posed":
+        verdict = verdict_of(finite=True, bounded_gains=True)
+        certificate = replace(certificate, verdict=verdict)
+
+    def holding_gains(threshold: DecayThreshold | None) -> DecayThreshold | None:
+        return None if threshold is None else replace(threshold, gains=True)
+
+    return replace(
+        segment,
+        certificate=certificate,
+        training_threshold=holding_gains(segment.training_threshold),
+        step_threshold=holding_gains(segment.step_threshold),
+    )
+
+
+def _is_zero_by_chance(certificate: Certificate) -> bool:
+    """Whether H is 0 at this costate although it is infinite at others."""
+    return not certificate.finite and certificate.hamiltonian == 0

@@ -58,7 +58,7 @@ class Factors:
     - `tolerance`: how closely the model was read, as a share
     - `missed`: how far the output of each segment's map was from what its matrices show, as a share
       of the size of its terms
-    - `outside`: parts of the model with residual sums that are in no segment, and why
+    - `outside`: parts of the model that are in no segment and may be sublayers, and why
     """
 
     unlike: dict[int, str] = dataclasses_field(default_factory=dict)

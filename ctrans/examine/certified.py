@@ -412,7 +412,7 @@ def notes_of(check: ModelCheck) -> list[str]:
     lines += [f"{where} is skipped: {why}" for where, why in check.missing.items()]
     lines += decay_notes(check)
     if not any(segment.costate_norm for segment in check.segments):
-        lines.append(f"{ZERO_GRADIENT}; the verdict is of any other costate")
+        lines.append(f"{ZERO_GRADIENT}. So no infinite H is claimed")
     ties = sum(segment.certificate.ties for segment in check.segments)
     if ties:
         tokens = len(check.segments) * check.tokens

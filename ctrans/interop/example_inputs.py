@@ -145,4 +145,6 @@ def stand_in(model: Any, x: Tensor) -> dict[str, Any]:
         return {name: torch.ones(x.shape[:2], dtype=torch.int64, device=x.device)}
     # a map between the table and the blocks may change the width
     width = getattr(model.get_input_embeddings(), "embedding_dim", x.shape[-1])
-    return {"inputs_embeds": x.new_zeros(*x.shape[:2], width), "use_cache": False}
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(*x.shape[:2], width, generator=generator).to(x)
+    return {"inputs_embeds": rows, "use_cache": False}

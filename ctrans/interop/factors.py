@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -37,17 +37,24 @@ from ctrans.dynamics.sublayer import Sublayer
 from ctrans.dynamics.weights.on_demand import has_weights_on_demand
 from ctrans.interop.block_calls import Call, Running
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
+from ctrans.interop.large_maps import (
+    DENSE,
+    MATRICES,
+    MODERATE,
+    OFFSETS,
+    ONE_SIDED,
+    SPIKY,
+    large_weights,
+    with_matrices,
+)
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.module_chain import TransposedLinear, is_linear
 from ctrans.interop.outer_sums import outer_sums
+from ctrans.interop.past_the_states import past_the_states
 from ctrans.interop.recorded_calls import without_fast_path
 from ctrans.interop.stream_adapter import StreamAdapter
 from ctrans.interop.tolerances import difference
 
-MODERATE = 1e3
-"""How much larger they get first: norms that round to float32 overflow at LARGE."""
-SPIKE = 30.0
-"""How much larger one row and one column of a spiky matrix are."""
 ON_DEMAND = "its weights are loaded on demand, so that its blocks were not tried with large ones"
 NO_BLOCKS = (
     "its blocks are not modules of their own, so that its maps were not tried at large weights"
@@ -55,13 +62,6 @@ NO_BLOCKS = (
 
 READING = 3 * CLOSE
 """How closely a model is read, as a share: its maps, the norms around them and its steps."""
-DENSE = "dense"
-SPIKY = "spiky"
-ONE_SIDED = "one-sided"
-"""Shapes of large weights."""
-MATRICES = ("weight", "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
-OFFSETS = ("bias", "in_proj_bias")
-"""The matrices and offsets of linear maps and of torch's attention."""
 OTHERWISE = (
     "with large weights and biases the block computes something else than its maps do: it limits"
     " large values, or scales what a map reads"
@@ -152,7 +152,7 @@ def factors_of(
         factors_at(tests, unlike, further),
         tolerance=READING,
         missed=missed,
-        outside=outer_sums(adapter),
+        outside=outer_sums(adapter) | past_the_states(adapter),
     )
 
 
@@ -292,7 +292,7 @@ def _why_not_plain(block: nn.Module) -> str:
     if further:
         return f"{further} is a matrix outside of its linear maps, and may be one more factor"
     for shape in (DENSE, SPIKY):
-        with _large(linear.values(), bias=LARGE, shape=shape):
+        with large_weights(linear.values(), bias=LARGE, shape=shape):
             for path, part in linear.items():
                 if not _is_plain(part):
                     return f"{path} does not compute W x + b with its weight W and bias b"
@@ -302,7 +302,7 @@ def _why_not_plain(block: nn.Module) -> str:
 def _why_otherwise(running: Running, call: Call, steps: Sequence[tuple[Sublayer, float]]) -> str:
     """Why the block does not compute its sublayers' steps with large weights; "" if it does."""
     for times in (MODERATE, LARGE):
-        with _large(_with_matrices(running.block), bias=times, shape=DENSE, times=times):
+        with large_weights(with_matrices(running.block), bias=times, shape=DENSE, times=times):
             found = running(call.x)
             expected = _stepped(call.x, steps)
         if _agree(expected, found):
@@ -321,7 +321,7 @@ def _why_unlike(
     """Why the sublayers do not compute with large weights what their matrices show; "" if they do.
     Also how closely each was seen to do so.
     """
-    parts = list(_with_matrices(block))
+    parts = list(with_matrices(block))
     missed = [0.0] * len(steps)
     # at the states of the text: a map may depend on their number or size
     for i, ((sublayer, _), state) in enumerate(zip(steps, states, strict=True)):
@@ -333,20 +333,20 @@ def _why_unlike(
             missed[i] = row_error(field, given)
         for shape in (DENSE, SPIKY):
             # next to such weights a bias that is only added does not show
-            with _large(parts, bias=1.0, shape=shape):
+            with large_weights(parts, bias=1.0, shape=shape):
                 shown = shown_velocity(field, given)
                 found = field(given).flatten(0, -2)
                 if shown is None or not _agree(shown, found):
                     return OTHER_THAN_SHOWN, missed
                 missed[i] = max(missed[i], largest_share(found - shown, shown))
         if isinstance(field, ExposesHeads):
-            with _large(parts, bias=0.0, shape=ONE_SIDED):
+            with large_weights(parts, bias=0.0, shape=ONE_SIDED):
                 missed[i] = max(missed[i], row_error(field, given))
             if not missed[i] <= CLOSE:
                 return NO_AVERAGES, missed
             path = path_of(field, given)
             assert isinstance(path, ValuePath), "heads have values"
-            with _large(parts, bias=0.0, shape=DENSE, times=1.0):
+            with large_weights(parts, bias=0.0, shape=DENSE, times=1.0):
                 reason, error = why_no_averages(field, path, given, CLOSE)
             missed[i] = max(missed[i], error)
             if reason:
@@ -361,20 +361,13 @@ def _stepped(x: Tensor, steps: Sequence[tuple[Sublayer, float]]) -> Tensor:
     return x
 
 
-def _with_matrices(block: nn.Module) -> Iterator[nn.Module]:
-    """The parts of the block whose matrices are known: linear maps, and torch's attention."""
-    for part in block.modules():
-        if is_linear(part) or isinstance(part, nn.MultiheadAttention):
-            yield part
-
-
 def _further_matrix(block: nn.Module) -> str:
     """The name of a parameter that is neither of a known matrix nor a vector; "" if there is
     none.
     """
     known = {
         id(part._parameters.get(name))
-        for part in _with_matrices(block)
+        for part in with_matrices(block)
         for name in (*MATRICES, *OFFSETS)
     }
     for name, parameter in block.named_parameters():
@@ -387,54 +380,6 @@ def _further_matrix(block: nn.Module) -> str:
 def _is_vector(tensor: Tensor) -> bool:
     """Whether at most one axis is longer than 1."""
     return tensor.numel() == max(tensor.shape, default=1)
-
-
-@contextlib.contextmanager
-def _large(
-    parts: Iterable[nn.Module], *, bias: float, shape: str, times: float = LARGE
-) -> Iterator[None]:
-    """Inside, weights are random and so many times as large, at least of that size, and biases
-    random of size `bias`.
-
-    SPIKY weights have rank 1 and one row and column of most of their size, as the best ones may: a
-    limit relative to the matrix shows there. With ONE_SIDED weights all outputs of a token have one
-    sign, so that functions which vanish on one side, as features of linear attention, do so.
-    """
-    weights: dict[int, Tensor] = {}
-    biases: dict[int, Tensor] = {}
-    inputs_first: set[int] = set()
-    for part in parts:
-        if isinstance(part, TransposedLinear):
-            inputs_first.add(id(part._parameters["weight"]))
-        for names, kind in ((MATRICES, weights), (OFFSETS, biases)):
-            for parameter in map(part._parameters.get, names):
-                if parameter is not None:
-                    kind[id(parameter)] = parameter.data
-    kept = [(tensor, tensor.clone()) for tensor in (*weights.values(), *biases.values())]
-    generator = torch.Generator().manual_seed(0)
-
-    def random_like(tensor: Tensor) -> Tensor:
-        return torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
-
-    try:
-        for number, weight in weights.items():
-            size = weight.square().mean().sqrt().clamp_min(1.0)  # clips have limits of their own
-            drawn = random_like(weight)
-            if shape == ONE_SIDED and number in inputs_first:
-                drawn = -drawn[:, :1].expand_as(drawn)
-            elif shape == ONE_SIDED:
-                drawn = -drawn[:1].expand_as(drawn)
-            if shape == SPIKY:
-                drawn = drawn[:, :1] * drawn[:1]
-                drawn[0] *= SPIKE
-                drawn[:, 0] *= SPIKE
-            weight.copy_(times * size * drawn)
-        for offset in biases.values():
-            offset.copy_(bias * random_like(offset))
-        yield
-    finally:
-        for tensor, before in kept:
-            tensor.copy_(before)
 
 
 def _is_plain(part: nn.Module) -> bool:
@@ -464,7 +409,7 @@ def _has_other_parameters(block: nn.Module) -> bool:
     """Whether the block has trained vectors or numbers outside of its linear maps."""
     of_linear = {
         id(parameter)
-        for part in _with_matrices(block)
+        for part in with_matrices(block)
         for parameter in part.parameters(recurse=False)
     }
     return any(id(parameter) not in of_linear for parameter in block.parameters())

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from ctrans.control.model_check import check_model
+from ctrans.control.outer_code import BEFORE, BEHIND
 from ctrans.interop import from_transformers, open_model
 from ctrans.interop.factors import factors_of
-from ctrans.interop.outer_sums import BEFORE, BEHIND, outer_sums
+from ctrans.interop.outer_sums import outer_sums
 from ctrans.interop.stream_adapter import StreamAdapter
 from tests.interop.models import FAMILIES, made
 from tests.interop.test_factors import TOKENS, VOCABULARY, WIDTH, Block, Model
@@ -70,9 +71,101 @@ def text():
     return ids[:, :-1], ids[:, 1:]
 
 
+def count(words):
+    """The number of maps that a sentence names."""
+    return int(words.split(": ")[1].split(".")[0])
+
+
 def opened(module):
     tokens, _ = text()
     return open_model(module.double().eval(), example=tokens).model
+
+
+class WithAnother(Model):
+    """A part before its blocks or behind them, computed by `part` of its state."""
+
+    def __init__(self, part, *, is_early):
+        super().__init__(PeriBlock())
+        self.part = part
+        self.is_early = is_early
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.matrix = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def f(self, x):
+        return self.linear(x).tanh()
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        if self.is_early:
+            x = self.part(self, x)
+        for block in self.blocks:
+            x = block(x)
+        if not self.is_early:
+            x = self.part(self, x)
+        return self.head(self.norm(x))
+
+
+def written_in_place(model, x):
+    x = x.clone()
+    x[:, -1] += model.f(x)[:, -1]
+    return x
+
+
+def by_an_identity(model, x):
+    identity = torch.eye(WIDTH, dtype=x.dtype)
+    return torch.cat([x, model.f(x)], -1) @ torch.cat([identity, identity])
+
+
+class OfItsOwn(torch.autograd.Function):
+    """x + tanh(x W), which torch's functions do not see."""
+
+    @staticmethod
+    def forward(context, x, w):
+        context.save_for_backward(x, w)
+        return x + (x @ w).tanh()
+
+    @staticmethod
+    def backward(context, slope):
+        x, w = context.saved_tensors
+        slope_inside = slope * (1 - (x @ w).tanh() ** 2)
+        of_w = x.flatten(0, 1).T @ slope_inside.flatten(0, 1)
+        return slope + slope_inside @ w.T, of_w
+
+
+SUBLAYERS = {
+    "lerp": lambda model, x: torch.lerp(x, model.f(x), 0.3),
+    "sum of a stack": lambda model, x: torch.stack([x, model.f(x)]).sum(0),
+    "mean of a stack": lambda model, x: 2 * torch.stack([x, model.f(x)]).mean(0),
+    "addcmul": lambda model, x: torch.addcmul(x, model.f(x), torch.full_like(x, 0.5)),
+    "the last token": lambda model, x: torch.cat([x[:, :-1], model.f(x)[:, -1:]], 1),
+    "in place": written_in_place,
+    "baddbmm": lambda model, x: torch.baddbmm(x, x.relu(), model.matrix.expand(len(x), -1, -1)),
+    "einsum": lambda model, x: x + torch.einsum("btd,de->bte", x.relu(), model.matrix),
+    "products of entries": lambda model, x: x + (x.unsqueeze(-1) * model.matrix).sum(-2).tanh(),
+    "an identity": by_an_identity,
+    "attention": lambda model, x: torch.lerp(x, model.attention(x, x, x)[0], 0.5),
+    "function": lambda model, x: OfItsOwn.apply(x, model.matrix),
+}
+NO_SUBLAYERS = {
+    "two maps": lambda model, x: model.f(model.f(x).relu()),
+    "gated": lambda model, x: model.f(x).sigmoid() * (x @ model.matrix),
+    "positions": lambda model, x: x + model.matrix[: x.shape[1]],
+    "cap": lambda model, x: 30 * (x / 30).tanh(),
+}
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+@pytest.mark.parametrize("name", [*SUBLAYERS, *NO_SUBLAYERS])
+def test_a_map_whose_input_goes_past_it_is_found_however_it_is_written(name, is_early):
+    torch.manual_seed(0)
+    part = (SUBLAYERS | NO_SUBLAYERS)[name]
+    adapter = opened(WithAnother(part, is_early=is_early)).adapter
+    # code that changes a state in place is read by its sums
+    found = adapter.outside if isinstance(adapter, StreamAdapter) else outer_sums(adapter)
+
+    where = BEFORE if is_early else BEHIND
+    assert found.keys() == ({where} if name in SUBLAYERS else set())
 
 
 @pytest.mark.parametrize(("early", "late"), [(0, 0), (1, 0), (0, 2), (2, 1)])
@@ -80,12 +173,11 @@ def test_sums_outside_of_the_blocks_are_counted(early, late):
     torch.manual_seed(0)
     model = opened(WithOwnSublayers(Block(), early, late))
 
-    expected = {}
-    if early:
-        expected[BEFORE] = f"sums x + f(x) in it: {early}. It is read as the embedding"
-    if late:
-        expected[BEHIND] = f"sums x + f(x) in it: {late}. It is read as the head"
-    assert outer_sums(model.adapter) == expected
+    found = outer_sums(model.adapter)
+    expected = {BEFORE: early, BEHIND: late}
+    assert {where: count(words) for where, words in found.items()} == {
+        where: number for where, number in expected.items() if number
+    }
 
 
 def test_sums_of_another_width_are_behind_the_stream():
