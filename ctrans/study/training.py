@@ -132,7 +132,10 @@ def result_of(
         message=outcome.message,
         seconds=time.process_time() - started,
         curve=curve_of(trained.store.directory),
-        environment=environment(trained.processes.device),
+        environment={
+            **environment(trained.processes.device),
+            "frequencies_loss": trained.data.frequencies_loss(),
+        },
         trained=measures,
     )
 

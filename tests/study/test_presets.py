@@ -195,3 +195,51 @@ def test_small_is_small(name):
 def test_a_wrong_scale_is_refused():
     with pytest.raises(ConfigError, match="small or paper"):
         PRESETS["depth"].study("depth", "tiny")
+
+
+def trained(losses, *, ending="finished", frequencies_loss=None):
+    """A run with these training losses, of which the last one is its validation loss too."""
+    (run, *_) = small(seeds=[0], learning_rates=[1e-3]).runs()
+    curve = [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
+    curve = [{"step": 0, "validation_loss": 5.0}, *curve]
+    curve.append({"step": len(losses), "validation_loss": losses[-1]})
+    environment = {} if frequencies_loss is None else {"frequencies_loss": frequencies_loss}
+    result = RunResult(ending, "", curve, 1.0, environment)
+    return Finished(run.key(""), run, result, "", "")
+
+
+@pytest.mark.parametrize(
+    ("run", "diverged"),
+    [
+        (trained([3.0] * 50 + [1.0] * 300), 0.0),
+        (trained([1.0] * 50 + [2.5] * 99 + [1.0] * 50), 0.0),
+        (trained([1.0] * 50 + [2.5] * 100 + [1.0] * 50), 1.0),
+        (trained([1.0] * 50 + [math.nan] * 100 + [1.0]), 1.0),
+        (trained([1.0] * 50, ending="diverged"), 1.0),
+        (trained([3.0] * 300, frequencies_loss=2.9), 1.0),
+        (trained([3.0] * 300, frequencies_loss=3.1), 0.0),
+        (trained([3.0], ending="failed"), None),
+    ],
+    ids=str,
+)
+def test_a_run_has_diverged_by_the_rule_in_words(run, diverged):
+    assert figure_of(run, "diverged") == diverged
+
+
+def test_the_spike_score_is_the_share_of_steps_far_above_those_before_them():
+    noise = np.random.default_rng(0).normal(2.0, 0.1, size=1128)
+    noise = np.clip(noise, 1.8, 2.2)
+    spiky = noise.copy()
+    spiky[[300, 700]] = 4.0
+
+    # by hand: the mean and deviation of 128 steps, with numpy
+    expected = np.mean(
+        [
+            spiky[step] > spiky[step - 128 : step].mean() + 6 * spiky[step - 128 : step].std()
+            for step in range(128, 1128)
+        ]
+    )
+    assert expected == 2 / 1000
+    assert figure_of(trained(list(spiky)), "spike score") == pytest.approx(expected)
+    assert figure_of(trained(list(noise)), "spike score") == 0.0
+    assert figure_of(trained([1.0] * 100), "spike score") is None

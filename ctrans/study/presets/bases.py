@@ -18,6 +18,16 @@ SMALL = {
 """The usual base of `small`, for `TASK`: its best cases end below half of the depthless floor. A
 run took 12 s on one processor.
 """
+DEEP = SMALL | {"depth": 8, "iterations": 1000}
+"""Twice as deep, where placements part."""
+XIONG = DEEP | {
+    "initialisation": "xavier",
+    "activation": "relu",
+    "beta2": 0.98,
+    "weight_decay": 0.0,
+    "iterations": 1200,
+}
+"""Post-LN's cliff, at one rate: each case at its best rate would hide it."""
 GPT2 = {
     "vocab_size": 50304,
     "context": 1024,
@@ -59,5 +69,3 @@ DIGITS = {
     "eval_windows": 120,
 }
 """The base of `small` for digits. A task fixes vocabulary and context."""
-RATES = (1e-3, 3e-3, 1e-2)
-"""The rates of cases that have their own best one. It is chosen on the other seeds."""

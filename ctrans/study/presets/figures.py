@@ -7,25 +7,67 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from statistics import fmean
+from statistics import fmean, pstdev
 
 from ctrans.measure.measures import MEASURES, OF_A_RUN, Measure
-from ctrans.study.finished import Finished
+from ctrans.study.finished import Finished, finite
 from ctrans.study.outcomes import end_loss
 from ctrans.study.training import FAILED
 
 Figure = Callable[[Finished], float | None]
 LEAST = 1e-12
 """The least theta of which a logarithm is taken."""
+RISES = 1.0
+STAYS = 100
+"""A run has diverged whose loss is so many nats above its lowest one for so many steps."""
+WINDOW = 128
+FAR = 6.0
+"""A spike is above the mean of so many steps by so many standard deviations."""
+
+
+def _losses(run: Finished) -> list[float]:
+    """The training losses of all steps, nan where one is not finite."""
+    losses = [finite(row.get("loss")) for row in run.result.curve if "loss" in row]
+    return [math.nan if loss is None else loss for loss in losses]
 
 
 def _diverged(run: Finished) -> float | None:
-    """1 for a run that diverged or ended above its first loss, else 0."""
+    """1 for a run that diverged, else 0."""
     if run.result.ending == FAILED:
         return None
-    if run.last is None or run.first is None:
+    if run.last is None or run.best is None:
         return float(run.result.ending == "diverged")
-    return float(run.last > run.first)
+    never_learned = run.best >= run.result.environment.get("frequencies_loss", math.inf)
+    return float(never_learned or _stays_above(_losses(run)))
+
+
+def _stays_above(losses: Sequence[float]) -> bool:
+    """Whether for `STAYS` steps in a row the loss is more than `RISES` above its lowest one before
+    them.
+    """
+    lowest = math.inf
+    above = 0
+    for loss in losses:
+        if loss <= lowest + RISES:
+            lowest = min(lowest, loss)
+            above = 0
+        else:
+            above += 1
+        if above >= STAYS:
+            return True
+    return False
+
+
+def _spike_score(run: Finished) -> float | None:
+    """The share of steps whose loss is above the mean of the `WINDOW` steps before it by `FAR`
+    standard deviations of theirs; None for fewer steps.
+    """
+    losses = _losses(run)
+    spikes = []
+    for step in range(WINDOW, len(losses)):
+        before = losses[step - WINDOW : step]
+        spikes.append(not losses[step] <= fmean(before) + FAR * pstdev(before))
+    return fmean(spikes) if spikes else None
 
 
 def _loss(run: Finished) -> float | None:
@@ -104,9 +146,21 @@ MEASURES.add(
     "ctrans study",
     {
         "run: diverged": Measure(
-            formula="1 for a run that diverged or ended above its first loss, else 0",
+            formula=(
+                "1 for a run whose loss is not finite, or is 1 nat above its lowest one for 100"
+                " steps, or is never below that of token frequencies, else 0"
+            ),
             title="diverged",
             compute=_diverged,
+        ),
+        "run: spike score": Measure(
+            formula=(
+                "the share of steps whose loss is 6 standard deviations above the mean of the 128"
+                " steps before it"
+            ),
+            title="spike score",
+            source="SpikeScore of OLMo-core 2.5's StabilityMonitor",
+            compute=_spike_score,
         ),
         "run: loss": Measure(
             formula="the validation loss at the end, at most the first",
