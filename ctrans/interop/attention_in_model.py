@@ -26,7 +26,7 @@ from ctrans.dynamics.fields.joined_heads import for_each_head, matrices_by_head
 from ctrans.interop.attention_reading import AttentionReading
 from ctrans.interop.attention_rows import seeing_rows, showing_rows
 from ctrans.interop.model_adapter import ModelAdapter
-from ctrans.interop.module_chain import MapInModel, ModuleChain, Projection
+from ctrans.interop.module_chain import JoinedProjections, MapInModel, ModuleChain, Projection
 
 ROLES: tuple[Role, ...] = ("query", "key", "value", "out")
 
@@ -79,8 +79,8 @@ class AttentionWithValues(AttentionInModel):
         They are views of the module's weights, or copies of some of their rows.
         """
         for role in ROLES:
-            projection: Projection = getattr(self.reading, role)
-            yield projection.matrix(self, role)
+            projection: Projection | JoinedProjections = getattr(self.reading, role)
+            yield from projection.matrices(self, role)
 
     def bound(self) -> TokenBound:
         """|f(x)_i| <= gain max_j |x_j| + |W_O b_V + b_o|, gain = min(sum_h |O_h V_g|_2, |W_O|_2

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from ctrans.interop.attention_rows import seeing_rows
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
-from ctrans.interop.module_chain import ModuleChain, Projection, is_linear
+from ctrans.interop.module_chain import JoinedProjections, ModuleChain, Projection, is_linear
 from ctrans.interop.norms import as_norm
 from ctrans.interop.recorded_calls import RecordedCall, own_module, watched
 from ctrans.interop.tolerances import difference, tolerance
@@ -39,6 +39,7 @@ ROTARY = "position_embeddings"
 """The argument that gives blocks cosines and sines, each (batch, tokens, head)."""
 SCALES = ("scaling", "scale", "softmax_scale")
 """Attributes that hold the factor of the scores."""
+NO_ROWS = "averages no tokens by rows that are known"
 SOFT_CAPS = ("attn_logit_softcapping", "logit_softcapping")
 """Attributes that hold a soft-cap."""
 FAINT = 0.3
@@ -58,9 +59,9 @@ class AttentionReading:
     - `why_not`: how it differs from an ordinary attention, or ""
     """
 
-    query: Projection
-    key: Projection
-    value: Projection
+    query: Projection | JoinedProjections
+    key: Projection | JoinedProjections
+    value: Projection | JoinedProjections
     out: Projection
     heads: int
     groups: int
@@ -70,7 +71,9 @@ class AttentionReading:
     why_not: str
 
 
-Candidate = tuple[Projection, Projection, Projection]
+Candidate = tuple[
+    Projection | JoinedProjections, Projection | JoinedProjections, Projection | JoinedProjections
+]
 """Queries, keys and values."""
 
 
@@ -103,9 +106,11 @@ def _read(
     with watched(chain.linear_maps()) as seen, seeing_rows(first) as last_rows:
         output = chain(x, **context)
     rows = last_rows()
-    name = type(own_module(first)).__name__
+    name = _name(first)
+    if last_rows.are_of_another_sequence:
+        raise _UnreadableError("its rows weigh the tokens of another sequence (cross-attention)")
     if rows is None:
-        raise _UnreadableError(f"{name} does not return its rows")
+        raise _UnreadableError(f"{name} {NO_ROWS}")
     if chain.output_path is None:
         raise _UnreadableError(f"{name} does not end in one linear map")
     if not difference(output, expected) <= close:
@@ -151,6 +156,13 @@ def _read(
         key_offsets=ROTARY in context or cap is not None,
         why_not=why_not,
     )
+
+
+def _name(first: nn.Module) -> str:
+    """The class of the model's module; "it" for operations."""
+    if hasattr(first, "label"):
+        return "it"
+    return type(own_module(first)).__name__
 
 
 def _soft_cap(attention: nn.Module) -> float | None:
@@ -200,7 +212,7 @@ def _candidates(
 ) -> Iterator[Candidate]:
     """Queries, keys and values that fit the shapes. They are three linear maps in any order;
     queries and one map of keys and values; or one map of all three. A shared map holds them one
-    below the other, or group by group of heads.
+    below the other, or group by group of heads. Or each head has three maps of its own.
     """
     if not all(torch.equal(part.x, x) for part in inner):
         return
@@ -227,6 +239,12 @@ def _candidates(
         for query, key, value in itertools.permutations(maps):
             if query.rows == heads * head and key.rows == value.rows and query.rows % key.rows == 0:
                 yield query, key, value
+    elif len(maps) == 3 * heads and all(each.rows == head for each in maps):
+        by_head = [maps[role::3] for role in range(3)]
+        by_role = [maps[role * heads : (role + 1) * heads] for role in range(3)]
+        for of_roles in (by_head, by_role):
+            joined = [JoinedProjections(tuple(of_role)) for of_role in of_roles]
+            yield from itertools.permutations(joined, 3)
 
 
 def _layouts(heads: int, groups: int, head: int) -> Iterator[tuple[tuple[int, int, int], int]]:
@@ -246,7 +264,9 @@ def _by_head(z: Tensor, heads: int, head: int) -> Tensor:
     return parts.repeat_interleave(heads // parts.shape[1], dim=1)
 
 
-def _averages(chain: ModuleChain, value: Projection, x: Tensor, rows: Tensor, head: int) -> Tensor:
+def _averages(
+    chain: ModuleChain, value: Projection | JoinedProjections, x: Tensor, rows: Tensor, head: int
+) -> Tensor:
     """The heads' averages, concatenated: sum_j a_hij (V x_j + b_v)."""
     values = _by_head(F.linear(x, value.weight(chain), value.bias(chain)), rows.shape[1], head)
     return (rows @ values).transpose(1, 2).flatten(-2)
@@ -265,7 +285,9 @@ class _Scores:
     head: int
     cap: float | None
 
-    def scale(self, query: Projection, key: Projection) -> float | None:
+    def scale(
+        self, query: Projection | JoinedProjections, key: Projection | JoinedProjections
+    ) -> float | None:
         """The factor of <Q x_i + b_q, K x_j + b_k> in the scores, or None if scores are something
         else.
 
@@ -318,7 +340,12 @@ class _Scores:
                 stretches.add(length)
         return [factor * stretch for factor in factors for stretch in stretches]
 
-    def _state_size(self, query: Projection, key: Projection, target: float) -> float:
+    def _state_size(
+        self,
+        query: Projection | JoinedProjections,
+        key: Projection | JoinedProjections,
+        target: float,
+    ) -> float:
         """t for which the products of t x differ within rows by about `target`."""
         t = 1.0
         for _ in range(60):
@@ -327,13 +354,15 @@ class _Scores:
             t *= math.sqrt(target / max(size, 1e-30))
         return t
 
-    def _products(self, query: Projection, key: Projection, t: float) -> Tensor:
+    def _products(
+        self, query: Projection | JoinedProjections, key: Projection | JoinedProjections, t: float
+    ) -> Tensor:
         """<Q t x_i + b_q, K t x_j + b_k> for each head."""
         q = self._projected(query, t)
         k = self._projected(key, t)
         return q @ k.transpose(-1, -2)
 
-    def _projected(self, projection: Projection, t: float) -> Tensor:
+    def _projected(self, projection: Projection | JoinedProjections, t: float) -> Tensor:
         z = t * F.linear(self.x, projection.weight(self.chain)).double()
         bias = projection.bias(self.chain)
         if bias is not None:

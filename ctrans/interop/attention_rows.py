@@ -4,7 +4,7 @@ or from the arguments of fused attention.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,25 +12,42 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ctrans.interop.recorded_calls import watched
+from ctrans.interop.block_calls import tensors_in
+from ctrans.interop.recorded_calls import RecordedCall, watched
+from ctrans.interop.tolerances import tolerance
 from ctrans.measure.attention.attention_calls import AttentionCalls, KernelCall, looks
 
 IMPLEMENTATION = "_attn_implementation"
 """The setting by which the library chooses the attention kernel."""
 ROWS = "eager"
 """Its value for the kernel that returns rows."""
+PRODUCTS_WITH_ROWS: tuple[Callable[..., Any], ...] = (
+    torch.matmul,
+    Tensor.matmul,
+    Tensor.__matmul__,
+    torch.bmm,
+    Tensor.bmm,
+    torch.einsum,
+)
+"""Products of matrices of which the first may be rows."""
 
 
 @contextmanager
 def _computed_rows() -> Iterator[list[Tensor]]:
-    """Inside, the list gets each square array of rows (batch, heads, tokens, tokens) that a softmax
-    or the fused kernel computes.
+    """Inside, the list gets each array of rows (batch, heads, tokens, tokens) that a softmax or the
+    fused kernel computes, or with which a product of matrices averages.
     """
     seen: list[Tensor] = []
 
     def note(rows: Tensor) -> None:
-        if rows.dim() in (3, 4) and rows.shape[-1] == rows.shape[-2]:
+        if rows.dim() in (3, 4):
             seen.append(rows)
+
+    def of_product(output: Tensor, *args: Any, **kwargs: Any) -> None:
+        rows = next((each for each in tensors_in(args)), output)
+        is_seen = any(rows is each or _equal(rows, each) for each in seen)
+        if not is_seen and _are_averages(rows):
+            note(rows)
 
     def of_kernel(output: Tensor, *args: Any, **kwargs: Any) -> None:
         note(_rows(KernelCall(*args, **kwargs)))
@@ -38,8 +55,21 @@ def _computed_rows() -> Iterator[list[Tensor]]:
     def of_softmax(output: Tensor, *args: Any, **kwargs: Any) -> None:
         note(output)
 
-    with AttentionCalls(after=looks(of_kernel, of_softmax)):
+    products = dict.fromkeys(PRODUCTS_WITH_ROWS, of_product)
+    with AttentionCalls(after={**looks(of_kernel, of_softmax), **products}):
         yield seen
+
+
+def _equal(rows: Tensor, others: Tensor) -> bool:
+    return rows.shape == others.shape and torch.equal(rows, others.to(rows))
+
+
+def _are_averages(rows: Tensor) -> bool:
+    """Whether entries are at least 0 and rows sum to 1, as a softmax by hand gives."""
+    if not rows.is_floating_point() or rows.dim() < 3:
+        return False
+    close = tolerance(rows.dtype)
+    return bool((rows >= 0).all() and ((rows.sum(-1) - 1).abs() <= close).all())
 
 
 @contextmanager
@@ -75,25 +105,44 @@ def _returned(output: Any) -> Tensor | None:
     return None
 
 
-@contextmanager
-def seeing_rows(first: nn.Module) -> Iterator[Callable[[], Tensor | None]]:
-    """Inside, the function that it gives returns the rows (batch, heads, tokens, tokens) of the
-    last call of `first`; None if there are none.
+class LastRows:
+    """The rows of the last call of a module: what it returned, or what softmaxes and
+    products computed in it.
     """
+
+    def __init__(self, calls: Sequence[RecordedCall], computed: Sequence[Tensor]):
+        self._calls = calls
+        self._computed = computed
+
+    def __call__(self) -> Tensor | None:
+        """The rows (batch, heads, tokens, tokens); None if there are none."""
+        call = self._calls[-1]
+        returned = _returned(call.output)
+        if returned is not None:
+            return returned
+        square = [rows for rows in self._computed if rows.shape[-1] == rows.shape[-2]]
+        if not square:
+            return None
+        last: Tensor = square[-1]
+        if last.dim() == 4:
+            return last
+        if len(last) == len(call.x):  # each head by itself
+            return torch.stack([rows for rows in square if rows.shape == last.shape], 1)
+        # sequences and heads share an axis, sequences first
+        by_head: Tensor = last.unflatten(0, (len(call.x), -1))
+        return by_head
+
+    @property
+    def are_of_another_sequence(self) -> bool:
+        """Whether there are rows, and they weigh other tokens than those that read them."""
+        return bool(self._computed) and self() is None
+
+
+@contextmanager
+def seeing_rows(first: nn.Module) -> Iterator[LastRows]:
+    """Inside, what it gives has the rows of the last call of `first`."""
     with watched({"": first}) as seen, _computed_rows() as computed_rows:
-
-        def rows() -> Tensor | None:
-            call = seen[-1]
-            returned = _returned(call.output)
-            if returned is not None or not computed_rows:
-                return returned
-            computed: Tensor = computed_rows[-1]
-            if computed.dim() == 3:  # sequences and heads share an axis, sequences first
-                by_head: Tensor = computed.unflatten(0, (len(call.x), -1))
-                return by_head
-            return computed
-
-        yield rows
+        yield LastRows(seen, computed_rows)
 
 
 def _rows(call: KernelCall) -> Tensor:

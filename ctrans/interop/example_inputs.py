@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -15,6 +15,27 @@ from solvers import ConfigError
 
 Example = Tensor | Mapping[str, Any]
 """A batch of inputs, or the keyword arguments of a forward pass with the batch first."""
+
+
+def by_name(model: nn.Module, example: Example | Sequence[Any] | None) -> Example | None:
+    """The example; of a list or tuple, what a forward pass gets in this order, by name.
+
+    Raises ConfigError for more values than forward has arguments.
+    """
+    if example is None or isinstance(example, (Tensor, Mapping)):
+        return example
+    if len(example) == 1:
+        only: Example = example[0]
+        return only
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(model.forward).parameters.values()
+    names = [each.name for each in parameters if each.kind in kinds]
+    if not 0 < len(example) <= len(names):
+        raise ConfigError(
+            f"example= has {len(example)} values, and forward of {type(model).__name__} takes"
+            f" {', '.join(names) or 'none by position'}: give a value for each, or a dict"
+        )
+    return dict(zip(names, example, strict=False))
 
 
 def main_input(model: nn.Module) -> str:

@@ -95,7 +95,7 @@ class ReadFeedForward(BoundedFFN, MapInModel):
     def matrices(self) -> Iterator[Matrix]:
         """W_g (if there is a gate), W_u and W_d."""
         for role, projection in self.projections.items():
-            yield projection.matrix(self, role)
+            yield from projection.matrices(self, role)
 
     def units(self) -> Units:
         """phi(<w, x> + b) for each row w of W_1, or of W_g with its gate."""

@@ -45,6 +45,8 @@ class MapOfOperations(Replayed):
     """
 
     label = "operations"
+    mixing = ""
+    """What mixes its tokens if no rows do."""
 
     def __init__(
         self, adapter: StreamAdapter, graph: Graph, first: int, last: int, offset: int | None
@@ -80,6 +82,7 @@ class MapOfPass(nn.Module):
     """
 
     label = "operations"
+    mixing = ""
 
     def __init__(self, adapter: StreamAdapter, graph: Graph, first: int, last: int):
         super().__init__()
@@ -339,11 +342,12 @@ class PartsReader:
 
     def _map(self, term: Term, state: Tensor) -> tuple[Kind, ModuleChain, float]:
         """The map of a term: its kind, the map, and its length in depth-time."""
-        stages: list[nn.Module]
+        first: MapOfOperations | MapOfPass
         try:
-            stages = [MapOfOperations(self.adapter, self.graph, term.start, term.end, term.offset)]
+            first = MapOfOperations(self.adapter, self.graph, term.start, term.end, term.offset)
         except NotReplayedError:
-            stages = [MapOfPass(self.adapter, self.graph, term.start, term.end)]
+            first = MapOfPass(self.adapter, self.graph, term.start, term.end)
+        stages: list[nn.Module] = [first]
         length = 1.0
         if isinstance(term.scale, float) and term.scale > 0:
             length = term.scale
@@ -356,16 +360,20 @@ class PartsReader:
         if term.input_norm is not None:
             x = term.input_norm(state)
         chain.find_output_projection(x)
-        return self._kind(term, chain, x), chain, length
+        averages = any(self._averages(n) for n in self._inside(term))
+        if not averages and not (x.shape[-2] > 1 and mixes_tokens(chain, x)):
+            return "ffn", chain, length
+        first.mixing = self._mixing(term)
+        return "attention", chain, length
 
-    def _kind(self, term: Term, field: nn.Module, x: Tensor) -> Kind:
-        """What the map is: attention if it mixes tokens."""
-        if x.shape[-2] > 1 and mixes_tokens(field, x):
-            return "attention"
-        inside = self.graph.after(term.start) & self.graph.before(term.end)
-        if any(self._averages(n) for n in inside):
-            return "attention"
-        return "ffn"
+    def _inside(self, term: Term) -> set[int]:
+        return self.graph.after(term.start) & self.graph.before(term.end)
+
+    def _mixing(self, term: Term) -> str:
+        """What mixes tokens in a map if no rows do."""
+        if any("conv" in self.graph.operations[n].name for n in self._inside(term)):
+            return "a convolution"
+        return "operations without rows"
 
     def _averages(self, n: int) -> bool:
         """Whether operation n averages values with the rows of a softmax, as an attention does even

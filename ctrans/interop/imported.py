@@ -27,7 +27,7 @@ from ctrans.dynamics.sublayer import Sublayer
 from ctrans.dynamics.weights.on_demand import has_weights_on_demand
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.attention_in_model import attention_in_model
-from ctrans.interop.attention_reading import AttentionReading, read_attention
+from ctrans.interop.attention_reading import NO_ROWS, AttentionReading, read_attention
 from ctrans.interop.attention_rows import showing_rows
 from ctrans.interop.block_structure import ROLES, UNKNOWN, Structure, depth_of, make_of
 from ctrans.interop.factors import factors_of
@@ -406,8 +406,13 @@ def _architecture(
         for sublayer in sublayers
         for kind, branch in sublayer.branches.items()
     ]
-    first_maps = dict(reversed(maps))  # of each kind the first
-    stages = {name: "+".join(map(_label, chain.stages)) for name, chain in first_maps.items()}
+    labels: dict[str, dict[str, None]] = {}
+    for name, chain in maps:
+        label = "+".join(map(_label, chain.stages))
+        if chain.why_not.endswith(NO_ROWS):
+            label = getattr(chain.stages[0], "mixing", "") or label
+        labels.setdefault(name, {})[label] = None
+    stages = {name: ", ".join(of_kind) for name, of_kind in labels.items()}
     if "part" in stages:
         none = UNKNOWN
         norm_descriptions = {*map(_described, norms), UNKNOWN}

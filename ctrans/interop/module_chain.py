@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -205,14 +205,15 @@ class Projection:
             return rows
         return numbers_at(chain, self.scale_path).to(rows).reshape(-1, 1) * rows
 
-    def matrix(self, chain: nn.Module, role: Role) -> Matrix:
+    def matrices(self, chain: nn.Module, role: Role) -> Iterator[Matrix]:
         """W with its role, as a map exposes it."""
         weight = self.weight(chain)
         is_a_copy = self.parts > 1 or self.scale_path is not None
         if not is_a_copy:
-            return Matrix(weight, role, None)
+            yield Matrix(weight, role, None)
+            return
         module: Any = chain.get_submodule(self.path)
-        return Matrix(weight, role, module.weight)
+        yield Matrix(weight, role, module.weight)
 
     def bias(self, chain: nn.Module) -> Float[Tensor, " out"] | None:
         """b: a view, or a differentiable copy if it has several parts or a scale; None if the map
@@ -245,6 +246,33 @@ class Projection:
             Projection(self.path, end - size, end, parts)
             for size, end in zip(sizes, ends, strict=True)
         ]
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinedProjections:
+    """W x + b, where W has the matrices of several projections, one below the other: those of heads
+    with linear maps of their own. As `Projection`, but for `weight` and `bias`, which are copies.
+    """
+
+    parts: tuple[Projection, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    def weight(self, chain: nn.Module) -> WeightMatrix:
+        return torch.cat([part.weight(chain) for part in self.parts])
+
+    def matrices(self, chain: nn.Module, role: Role) -> Iterator[Matrix]:
+        for part in self.parts:
+            yield from part.matrices(chain, role)
+
+    def bias(self, chain: nn.Module) -> Float[Tensor, " out"] | None:
+        biases = [part.bias(chain) for part in self.parts]
+        known = [bias for bias in biases if bias is not None]
+        if len(known) < len(biases):
+            return None
+        return torch.cat(known)
 
 
 def _as_linear(module: Any) -> nn.Linear:

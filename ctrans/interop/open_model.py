@@ -40,7 +40,7 @@ def open_model(
     embed: Callable[[Tensor], Tensor] | None = None,
     head: Callable[[Tensor], Any] | None = None,
     loss: str | Loss | None = None,
-    example: Example | None = None,
+    example: Example | Sequence[Any] | None = None,
     heads: int | None = None,
     images: bool = False,
     allow_pickle: bool = False,
@@ -60,8 +60,9 @@ def open_model(
     - `embed`, `head`: functions from inputs to X_0 and from X_T to the output, which replace what
       the module does around its blocks
     - `loss`: a name in `LOSS_NAMES`, or a function of the module's output and the targets
-    - `example`: an input batch of the module (tokens, images, features), or the keyword arguments
-      of its forward. Default: sequences of token ids, if the module has an embedding
+    - `example`: an input batch of the module (tokens, images, features), or the arguments of its
+      forward: by keyword in a dict, or in a list in its order. The first argument is the input. The
+      others keep their values. Default: sequences of token ids, if the module has an embedding
     - `images`: opens the image tower of a directory's model with two towers (CLIP, SigLIP), and not
       the text tower
     - `allow_pickle`: also reads a directory's `pytorch_model.bin`, by torch's restricted unpickler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ctrans.base.as_found import keep_as_found
 from ctrans.base.printable import one_line
 from ctrans.interop.anatomy import Anatomy
-from ctrans.interop.example_inputs import Example, example_of
+from ctrans.interop.example_inputs import Example, by_name, example_of
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.hugging_face import from_transformers
 from ctrans.interop.imported import Imported
@@ -41,10 +41,11 @@ def open_module(
     embed: Callable[[Tensor], Tensor] | None,
     head: Callable[[Tensor], Any] | None,
     loss: str | Loss | None,
-    example: Example | None,
+    example: Example | Sequence[Any] | None,
 ) -> Opened:
     """Opens the user's module. Options and errors as in `open_model`."""
     module = _ready(user_module, dtype)
+    example = by_name(module, example)
     if module is not user_module and (embed or head):
         raise ConfigError(
             f"dtype = {dtype} copies the module, which embed= and head= use: give the"

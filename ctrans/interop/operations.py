@@ -33,6 +33,14 @@ Met = Callable[[CallSite, Function, Any, Any], Any]
 BETWEEN = ("torch.overrides", "torch.nn.functional", "jaxtyping._decorator")
 """Modules whose code is between a call and its operation; jaxtyping's if it checks types in use."""
 SUMS = ("add", "add_", "sub", "sub_")
+VALUES_READ = {
+    "to": 1,
+    "type_as": 1,
+    **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"), 0),
+}
+"""Of how many tensors, from the first, an operation reads the values; of others it reads the dtype
+alone. Other operations read the values of all.
+"""
 RESHAPES = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous")
 """Operations that keep all numbers in their order."""
 PRODUCTS = ("mm", "matmul", "linear", "einsum", "tensordot", "conv", "attention")
@@ -231,7 +239,8 @@ class Graph:
         if not changes_its_input(name):  # what it only passes on is no result
             results = [x for x in results if all(x is not input_ for input_ in inputs)]
         if results:
-            reads = [self.number(x) for x in inputs]
+            numbers = [self.number(x) for x in inputs]
+            reads = numbers[: VALUES_READ.get(name)]
             if isinstance(function, nn.Module):
                 reads += [self.number(weight) for weight in function.parameters()]
             args, kwargs = tree_map(self._as_made, arguments)

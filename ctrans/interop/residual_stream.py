@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -57,9 +58,11 @@ class Sum:
 def unscaled(graph: Graph, n: int) -> Scaled:
     """What operation n multiplies by numbers and parameters, and these."""
     chain = list(_factored(graph, n))
-    innermost = chain[-1]
-    scales = innermost.factor, innermost.scales
-    return next(each for each in chain if (each.factor, each.scales) == scales)
+    found = chain[0]
+    for product, inside in pairwise(chain):
+        if graph.operations[product.number].name in SCALINGS:  # also by 1
+            found = inside
+    return found
 
 
 def _factored(graph: Graph, n: int) -> Iterator[Scaled]:
@@ -373,6 +376,9 @@ def reshaped(graph: Graph, n: int) -> list[int]:
 def other_sums(graph: Graph, sink: int, steps: Sequence[StreamPart]) -> int:
     """How many residual sums that the sink sees are in none of the parts, or inside of one."""
     of_parts = {step.sum.y for step in steps if step.sum is not None}
+    for step in steps:
+        if step.sum is not None and step.sum.offset is not None:
+            of_parts.update(graph.operations[step.sum.y].reads)  # the sum without its offset
     return len(sums_among(graph, graph.before(sink)) - of_parts)
 
 
@@ -394,6 +400,8 @@ def _sums(graph: Graph, sink: int) -> list[Sum]:
         other = _chain(graph, beside)
         if len(other) >= FEWEST and other[0].x in of_input:
             found = other
+        else:
+            found = _chain(graph, graph.before(sink))
 
     def size(each: Sum) -> tuple[int, int]:
         shape = graph.operations[each.y].shape or torch.Size([1])

@@ -51,11 +51,7 @@ class StreamAdapter(ModuleAdapter):
     def _find(self) -> None:
         self.knows_its_inputs = True  # `_check_same`
         self.whole = whole_modules(self.model)
-        graph = Graph(self.model)
-        with torch.no_grad():
-            with as_found(self.model):
-                self.run(self.example)  # it may keep masks or tables that it makes the first time
-            output = self._run(self.example, Operations(graph.met, self.whole))
+        graph, output = self._recorded(self.example)
         main = self.tensor(output)
         if main is None:
             raise ConfigError(
@@ -306,9 +302,7 @@ class StreamAdapter(ModuleAdapter):
         key = (shape, x.dtype, x.device, versions)
         if key not in self._graphs:
             like = torch.zeros(*shape, x.shape[-1], dtype=x.dtype, device=x.device)
-            graph = Graph(self.model)
-            with torch.no_grad():
-                self._run(self.shaped(like), Operations(graph.met, self.whole))
+            graph, _ = self._recorded(self.shaped(like))
             if len(self._graphs) == REMEMBERED:
                 del self._graphs[next(iter(self._graphs))]
             self._graphs[key] = graph
@@ -318,6 +312,14 @@ class StreamAdapter(ModuleAdapter):
                 del self._graphs[key]  # or a second call would use it
                 raise
         return self._graphs[key]
+
+    def _recorded(self, tokens: Tensor) -> tuple[Graph, Any]:
+        """The operations of a pass, and its output."""
+        with as_found(self.model), torch.no_grad():
+            self.run(tokens)  # it may keep masks or tables that it makes the first time
+            graph = Graph(self.model)
+            output = self._run(tokens, Operations(graph.met, self.whole))
+        return graph, output
 
     def _check_at(self, like: Tensor) -> None:
         """Raises ConfigError unless the parts compute what the module does for states of that
