@@ -29,7 +29,7 @@ from ctrans.interop.example_inputs import Example, ids_checked
 from ctrans.interop.find_blocks import block_list_by_calls
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.gradient_check import check_gradients
-from ctrans.interop.hidden_tokens import text_of
+from ctrans.interop.hidden_tokens import like_padding, text_of, text_of_pass
 from ctrans.interop.model_adapter import ModelAdapter, tensor_in
 from ctrans.interop.recorded_calls import without_fast_path
 from ctrans.interop.tolerances import difference, tolerance
@@ -232,10 +232,15 @@ class ModuleAdapter(ModelAdapter):
         self.find_text(depth)
 
     def find_text(self, depth: Depth) -> None:
-        """Finds which tokens of the example its padding mask leaves."""
+        """Finds which tokens of the example its padding mask leaves, or the module's own."""
+        x0 = self.embed(self.example)
         if self.named is not None:
             others = dict(list(self.named.items())[1:])
-            self.text = text_of(others, depth, self.embed(self.example))
+            self.text = text_of(others, depth, x0)
+        if self.text is None:
+            self.text = text_of_pass(lambda: self.run(self.example), self.example, depth, x0)
+        if self.text is None:
+            self.like_padding = like_padding(self.example, depth, x0)
 
     def _check_states(self, depth: Depth, tokens: Tensor) -> None:
         """Checks that the sublayers map each block's state to its output, and that this is the next
