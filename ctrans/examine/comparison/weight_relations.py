@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -86,15 +86,20 @@ def pairs_of(first: nn.Module, second: nn.Module) -> tuple[list[WeightPair], lis
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters and buffers. A single whole number counts something, as batches seen."""
     yield from module.named_parameters()
     for name, buffer in module.named_buffers():
-        if buffer.is_floating_point():
+        counts = buffer.numel() == 1 and not (buffer.is_floating_point() or buffer.is_complex())
+        if not counts:
             yield name, buffer
 
 
 @torch.no_grad()
 def relation_of(first: Tensor, second: Tensor) -> Relation:
     """How the second weight follows from the first."""
+    if first.is_complex() or second.is_complex():
+        relation = relation_of(_in_two_parts(first), _in_two_parts(second))
+        return replace(relation, change=None)
     is_equal = first.shape == second.shape and torch.equal(first, second.to(first.dtype))
     if is_equal and torch.equal(second, first.to(second.dtype)):
         return Relation("equal", "equal", 0.0)
@@ -107,7 +112,9 @@ def relation_of(first: Tensor, second: Tensor) -> Relation:
         return Relation("other shape", f"shapes {shapes}", float("inf"))
     size = float(a.square().mean().sqrt())
     distance = float((b - a).square().mean().sqrt()) / size if size else float("inf")
-    rounded = _format_of(first, second, distance)
+    rounded = ""
+    if first.is_floating_point() or second.is_floating_point():
+        rounded = _format_of(first, second, distance)
     if rounded:
         change = (b - a).to(first.dtype)
         return Relation("rounded", f"rounded to {rounded}", distance, change)
@@ -121,6 +128,14 @@ def relation_of(first: Tensor, second: Tensor) -> Relation:
     if distance < SLIGHT:
         return Relation("slightly different", f"{distance:.1%} apart", distance)
     return Relation("unrelated", f"{distance:.3g} of its size apart", distance)
+
+
+def _in_two_parts(x: Tensor) -> Tensor:
+    """The real and the imaginary parts along a last axis."""
+    x = x.detach()
+    if not x.is_complex():
+        x = torch.complex(x.double(), torch.zeros_like(x, dtype=torch.float64))
+    return torch.view_as_real(x.resolve_conj())
 
 
 Named = tuple[RelationKind, str]
