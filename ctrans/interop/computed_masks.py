@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ctrans.base.shapes import TokenMask
@@ -110,36 +110,44 @@ def _later(pairs: Tensor) -> Tensor:
     return torch.ones(rows, columns, dtype=torch.bool, device=pairs.device).triu(1)
 
 
-def hidden_tokens(unread: Unread) -> TokenMask:
+def hidden_tokens(unread: Unread, ids: Int[Tensor, "batch tokens"] | None = None) -> TokenMask:
     """The tokens that a mask hides from the others, and not only because they come last in their
     text.
 
     Rows that read all tokens count as no evidence: they are those of hidden tokens whose mask was
-    lifted, so that their softmax exists.
+    lifted, so that their softmax exists. With the tokens' ids, what repeats a hidden token behind
+    it is hidden too: in causal attention, nobody could read the last token anyway.
     """
-    own = torch.eye(unread.shape[-1], dtype=torch.bool)
+    tokens = unread.shape[-1]
+    own = torch.eye(tokens, dtype=torch.bool)
     reads_all = ~unread.any(-1, keepdim=True)
     hidden_from_others = (unread | reads_all | own).all(-2)
     not_itself = unread.diagonal(dim1=-2, dim2=-1)
     itself_alone = (unread | own).all(-1)
-    hidden = hidden_from_others & (not_itself | itself_alone)
+    lifted = reads_all[..., 0] & ~reads_all.all(-2)
+    lifted[:, -1] = False  # the last token of a causal text reads all
+    hidden = hidden_from_others & (not_itself | itself_alone | lifted)
     for sequence, token in (hidden_from_others & ~hidden).nonzero().tolist():
         readers = ~reads_all[sequence, :, 0]
         hidden[sequence, token] = _was_passed_over(unread[sequence], token, readers)
+    if ids is None:
+        return hidden
+    repeats = (ids == ids.roll(1, -1)) & hidden_from_others
+    for token in range(1, tokens):
+        hidden[:, token] |= repeats[:, token] & hidden[:, token - 1]
     return hidden
 
 
 def _was_passed_over(
     unread: Bool[Tensor, "tokens tokens"], token: int, readers: Bool[Tensor, " tokens"]
 ) -> bool:
-    """Whether one of the readers that could read the token reads another one that it reads too: so
-    they belong to one text, as tokens of two documents in one sequence do not.
+    """Whether one of the readers that could read the token does not: one behind it, or one that
+    reads a token behind it. It must read another one that the token reads too. So they belong to
+    one text, as tokens of two documents in one sequence do not.
     """
     others = readers.clone()
     others[token] = False
-    causal = bool((unread[readers] | ~_later(unread)[readers]).all())
-    if causal:
-        others[:token] = False
+    others[:token] &= ~unread[:token, token + 1 :].all(-1)
     common = ~unread[token]
     common[token] = False
     return bool((~unread[others] & common).any())

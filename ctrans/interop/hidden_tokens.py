@@ -57,37 +57,32 @@ def text_of_pass(
         run()
     if pairs.found is None:
         return None
-    hidden = hidden_tokens(pairs.found).to(x0.device).reshape(x0.shape[:-1])
-    if ids.shape == hidden.shape and not ids.is_floating_point():
-        hidden = _to_the_end(hidden, ids.to(x0.device))
+    repeated: Tensor | None = None
+    if ids.shape == x0.shape[:-1] and not ids.is_floating_point():
+        repeated = ids.cpu().reshape(sequences, tokens)
+    hidden = hidden_tokens(pairs.found, repeated).to(x0.device).reshape(x0.shape[:-1])
     if not hidden.any() or hidden.all(-1).any() or not _nobody_reads(hidden, depth, x0):
         return None
     return ~hidden
 
 
-def _to_the_end(hidden: TokenMask, ids: Tensor) -> TokenMask:
-    """With the last token, if it has the id of a hidden token before it: in causal attention,
-    nobody could read the last one anyway.
-    """
-    hidden = hidden.clone()
-    if hidden.shape[-1] > 1:
-        hidden[..., -1] |= hidden[..., -2] & (ids[..., -1] == ids[..., -2])
-    return hidden
-
-
 def like_padding(ids: Tensor, depth: Map, x0: TokenRows) -> int:
     """How many tokens look like padding that no mask hides, and are read by no others: runs of one
-    id at the end of a sequence, as behind the text of a causal model. 0 if they are read.
+    id at an end of a sequence, as behind the text of a causal model. 0 if they are read.
     """
     if ids.shape != x0.shape[:-1] or ids.is_floating_point():
         return 0
     ids = ids.to(x0.device)
-    is_last = ids == ids[..., -1:]
-    run = is_last.flip(-1).cumprod(-1).flip(-1).bool()
-    run &= (run.sum(-1, keepdim=True) >= RUN) & ~run.all(-1, keepdim=True)
+    run = _first_run(ids) | _first_run(ids.flip(-1)).flip(-1)
     if not run.any() or not _nobody_reads(run, depth, x0):
         return 0
     return int(run.sum())
+
+
+def _first_run(ids: Tensor) -> Tensor:
+    """Where each sequence repeats its first id, if it does so often enough and does not end so."""
+    run = (ids == ids[..., :1]).cumprod(-1).bool()
+    return run & (run.sum(-1, keepdim=True) >= RUN) & ~run.all(-1, keepdim=True)
 
 
 def _hidden_by(name: str, mask: Tensor) -> list[Tensor]:

@@ -259,6 +259,7 @@ def documents(*lengths):
         documents(5, 4),
         documents(5, 4) & CAUSAL,
         documents(3, 2, 4) & CAUSAL,
+        CAUSAL | (torch.arange(9) < 4),
     ],
 )
 def test_no_text_is_hidden_because_it_comes_last_or_in_another_document(reads):
