@@ -235,6 +235,24 @@ def test_a_buffer_of_any_kind_that_differs_is_named(buffer):
     assert relation_of(model.table, model.table.clone()).kind == "equal"
 
 
+@pytest.mark.parametrize("entry", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("shape", [(8, 64), (48,)])
+def test_entries_that_are_not_finite_have_a_relation_of_their_own(entry, shape):
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    other = weight.clone()
+    other.view(-1)[5] = entry
+    for first, second in ((weight, other), (other, weight)):
+        relation = relation_of(first, second)
+        assert relation.kind == "not finite"
+        assert relation.words.startswith(f"1 of {weight.numel()} entries")
+        assert relation.change is None
+    assert relation_of(other, other.clone()).kind == "equal"
+    assert relation_of(other, 3 * other).kind == "scaled"
+    assert relation_of(1e308 * weight.double().sign(), -1e308 * weight.double().sign()).kind == (
+        "opposite sign"
+    )
+
+
 @pytest.mark.parametrize(
     "targets",
     [
