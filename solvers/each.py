@@ -359,8 +359,8 @@ class _Batch:
             for weights in tableau.error_weights:
                 error = h * weighted(1, weights, stages)
                 # nan against an infinite state, as in `Run.size`
-                counted = torch.sub(error, largest, alpha=0)
-                norms.append(self._norms(counted / scale))
+                compared = torch.sub(error, largest, alpha=0)
+                norms.append(self._norms(compared / scale))
         if len(norms) == 1:
             return x1, stages[-1], norms[0]
         errors = [tableau.error(row_norms) for row_norms in torch.stack(norms, 1).tolist()]
