@@ -22,7 +22,7 @@ from solvers.first_step import guessed_step, probe_step
 from solvers.method import Method
 from solvers.methods import get_method
 from solvers.request import check_state
-from solvers.rounding import coarse_clock
+from solvers.rounding import coarse_clock, short_segment
 from solvers.rows import GOOD, NON_FINITE, RowAttempts
 from solvers.run import Run, check_like, real_type
 from solvers.runge_kutta import RungeKutta, weighted
@@ -36,7 +36,8 @@ from solvers.transforms import batched, in_forward_mode
 class EachSolution:
     """x1[i] is the last state of row i, `status[i]` how it ended, `stats[i]` its cost. `segment[i]`
     and `time[i]` say where it broke. `unresolved[i]` is "" or, of a row that reached its end, the
-    warning of steps that the type of the time does not resolve.
+    warning of steps that the type of the time does not resolve. `too_short` is "", or what to do
+    about the segment in which the first broken row's step became too small.
     """
 
     x1: Tensor
@@ -45,6 +46,7 @@ class EachSolution:
     segment: tuple[int | None, ...]
     time: tuple[float | None, ...]
     unresolved: tuple[str, ...] = ()
+    too_short: str = ""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -78,7 +80,7 @@ class EachSolution:
         place = f"segment {self.segment[i]} at t = {self.time[i]:.6g}"
         return (
             f"{len(broken)} of {len(self.status)} rows broke; row {i}: {status.value} in {place}:"
-            f" {ADVICE[status]}"
+            f" {self.too_short or ADVICE[status]}"
         )
 
 
@@ -143,9 +145,19 @@ def solve_each(
         x = _Batch(chosen, segment, k, run, x, rows).advance()
     solution = EachSolution(x, *rows.results())
     solution = dataclasses.replace(solution, unresolved=_unresolved(segments, solution))
+    solution = dataclasses.replace(solution, too_short=_too_short(segments, solution))
     if throw and not all(status.good for status in solution.status):
         raise SolveError(solution.message, solution)
     return solution
+
+
+def _too_short(segments: Sequence[Segment], solution: EachSolution) -> str:
+    for status, k in zip(solution.status, solution.segment, strict=True):
+        if status is Status.STEP_UNDERFLOW and k is not None:
+            return short_segment(segments[k])
+        if not status.good:
+            break
+    return ""
 
 
 def _unresolved(segments: Sequence[Segment], solution: EachSolution) -> tuple[str, ...]:
@@ -341,11 +353,14 @@ class _Batch:
         check_kept(stages, versions)
         x1 = x + h * weighted(1, tableau.b, stages)
         with torch.no_grad():
-            scale = self.run.atol + self.run.rtol * torch.maximum(x.abs(), x1.abs())
-            norms = [
-                self._norms(h * weighted(1, weights, stages) / scale)
-                for weights in tableau.error_weights
-            ]
+            largest = torch.maximum(x.abs(), x1.abs())
+            scale = self.run.atol + self.run.rtol * largest
+            norms = []
+            for weights in tableau.error_weights:
+                error = h * weighted(1, weights, stages)
+                # nan against an infinite state, as in `Run.size`
+                compared = torch.sub(error, largest, alpha=0)
+                norms.append(self._norms(compared / scale))
         if len(norms) == 1:
             return x1, stages[-1], norms[0]
         errors = [tableau.error(row_norms) for row_norms in torch.stack(norms, 1).tolist()]

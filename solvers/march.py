@@ -4,6 +4,7 @@ use it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from solvers.changes import owned_state
 from solvers.method import Method
+from solvers.rounding import short_segment
 from solvers.run import Run, Stopped, check_like, finite
 from solvers.segment import Segment
 from solvers.solution import Solution, Status
@@ -72,7 +74,10 @@ def march(
             run.keep(t, x)
     if status is Status.SUCCESS:
         return run.solution(x)
-    return run.solution(x, status, segment=k, time=t)
+    solution = run.solution(x, status, segment=k, time=t)
+    if status is Status.STEP_UNDERFLOW:
+        solution = dataclasses.replace(solution, too_short=short_segment(segments[k]))
+    return solution
 
 
 def with_graphs(segment: Segment) -> Segment:

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from solvers.attempts import SHORTEST
 from solvers.run import Run, dtype_name, neighbour, real_type, representable
 from solvers.segment import Segment
 
 LOST = 0.1
 """The share of what all steps add from which its loss is worth a warning."""
+FEW_TIMES = 64
+"""A segment with fewer times in it has no room for an adaptive method's steps."""
 NEAR = 1e-6
 """Every type resolves steps above this share of the time."""
 
@@ -34,6 +37,24 @@ def rounding_warnings(segments: Sequence[Segment], x1: Tensor, run: Run) -> list
     if sentence:
         sentences.append(sentence)
     return sentences
+
+
+def short_segment(segment: Segment) -> str:
+    """What to do about a segment that has too few times for steps; "" if it has enough."""
+    length = abs(segment.span)
+    far = max(abs(segment.start), abs(segment.end))
+    spacing = math.ulp(far)
+    if length < FEW_TIMES * spacing and far > FEW_TIMES * SHORTEST:
+        return (
+            f"the segment is {length:.2g} long, and near t = {far:.6g} times are {spacing:.2g}"
+            " apart: let t start at 0, and add the rest in the field"
+        )
+    if length < FEW_TIMES * SHORTEST:
+        return (
+            f"the segment is {length:.2g} long, and steps below {SHORTEST:g} do not count: measure"
+            " the time in another unit"
+        )
+    return ""
 
 
 def coarse_clock(segments: Sequence[Segment], dtype: torch.dtype, accepted: int) -> str:

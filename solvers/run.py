@@ -276,7 +276,9 @@ class Run:
         return x[: math.prod(self.controlled)].view(self.controlled)
 
     def size(self, error: Tensor, *states: Tensor) -> Tensor:
-        """The norm of error/(atol + rtol max(abs states))."""
+        """The norm of error/(atol + rtol max(abs states)). It is nan where a state is not finite:
+        against an infinite one, no error is too large.
+        """
         measured = []
         for x in (error, *states):
             entries = self.counted(x)
@@ -286,7 +288,8 @@ class Run:
         largest = measured[1].abs()
         for entries in measured[2:]:
             largest = torch.maximum(largest, entries.abs())
-        return self.norm(measured[0] / (self.atol + self.rtol * largest))
+        counted = torch.sub(measured[0], largest, alpha=0)
+        return self.norm(counted / (self.atol + self.rtol * largest))
 
     def measure(self, x: Tensor) -> float:
         """The norm as a number. Waits for the device."""

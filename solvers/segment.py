@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
@@ -20,6 +21,8 @@ from solvers.transforms import check_not_batched
 Field = Callable[[Tensor, Tensor], Tensor]
 Map = Callable[[Tensor], Tensor]
 Time = int | float | Fraction | Tensor
+MOST = Fraction(sys.float_info.max)
+"""The longest segment."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +74,17 @@ class Segment:
         if t0 == t1:
             raise ConfigError(
                 f"a segment from t0 = {float(t0):g} to the same t1 has no length: leave it out"
+            )
+        if float(t0) == float(t1):
+            raise ConfigError(
+                f"a segment from t0 = {float(t0)!r} is {float(t1 - t0):.2g} long, and its t1 is the"
+                " same float64: let t start at 0, and add the rest in the field, or measure the"
+                " time in another unit"
+            )
+        if abs(t1 - t0) > MOST:
+            raise ConfigError(
+                f"a segment from t0 = {float(t0):g} to t1 = {float(t1):g} is longer than float64"
+                f" counts ({float(MOST):.3g}): measure the time in another unit"
             )
         field, clock = with_learned_times(self.field, self.t0, self.t1)
         start = float(t0)

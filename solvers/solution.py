@@ -141,6 +141,8 @@ class Solution:
     - `event`, `event_time`: the number of the event that ended the solve, and its time as a
       0-dimensional float64 tensor. Gradients flow through it as through the states
     - `tight`: why the step limit was reached, if the tolerances alone are the reason
+    - `too_short`: what to do about the segment in which the step became too small, if it has too
+      few times for steps; else ""
     - `unresolved`: the warnings of steps that the types of state and time do not resolve
     - `curve(t)`, with save="curve": the states at the times t, a number or a tensor of any shape.
       The axes of t come first. The method's own interpolation gives them, from its steps, which the
@@ -162,6 +164,7 @@ class Solution:
     curve: Callable[[Any], State] | None = None
     tight: TightTolerances | None = None
     unresolved: tuple[str, ...] = ()
+    too_short: str = ""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -194,4 +197,4 @@ class Solution:
                 return f"{ending}: {self.tight.advice}"
             if self.stats.stiff_at is not None:
                 return f"{ending}: {STIFF_ADVICE}"
-        return f"{ending}: {ADVICE[self.status]}"
+        return f"{ending}: {self.too_short or ADVICE[self.status]}"

@@ -21,7 +21,14 @@ from ctrans.interop.distributed_checkpoint import METADATA, distributed_weights,
 from ctrans.interop.hugging_face_files import CONFIG, NO_WEIGHTS, directory_weights
 from ctrans.interop.nanogpt import CHECKPOINT
 from ctrans.interop.pickled import pickled_weights
-from ctrans.interop.stored_weights import CODES, FLOATS, Stored, read_weight, stored_weights
+from ctrans.interop.stored_weights import (
+    CODES,
+    COMPLEX,
+    FLOATS,
+    Stored,
+    read_weight,
+    stored_weights,
+)
 from ctrans.interop.weight_names import GAIN
 from ctrans.model.checkpoint import BEST, LAST, find_model, of_ours
 from ctrans.model.sums import STATE, SUMS, check_bound
@@ -59,7 +66,7 @@ WeightReaders = Mapping[str, Callable[[], Tensor]]
 @dataclasses.dataclass(frozen=True)
 class WeightsAndBuffers:
     """What a checkpoint holds: its weights, and the buffers that are no weights, such as a causal
-    mask, as floating-point numbers.
+    mask or a table of rotations, as floating-point or complex numbers.
     """
 
     weights: WeightReaders
@@ -84,9 +91,13 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
     stored: dict[str, Stored] = {}
     buffers: dict[str, Callable[[], Tensor]] = {}
     for name, weight in all_stored.items():
-        if not re.search(no_weights, name):
+        is_complex = weight.dtype in COMPLEX and not name.endswith("weight")
+        is_buffer = is_complex or re.search(no_weights, name) is not None
+        if not is_buffer:
             stored[name] = weight
-        elif weight.dtype in FLOATS and max(weight.shape, default=0) <= LONGEST_AXIS:
+        elif (
+            weight.dtype in FLOATS.keys() | COMPLEX and max(weight.shape, default=0) <= LONGEST_AXIS
+        ):
             buffers[name] = partial(read_weight, weight)
     less_one = _less_one(path)
     weights: dict[str, Callable[[], Tensor]] = {}

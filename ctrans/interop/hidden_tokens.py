@@ -1,17 +1,18 @@
-"""Which tokens of an example the padding mask among its arguments hides. Means over tokens leave
-them out.
+"""Which tokens of an example a padding mask hides: one among its arguments, or one that the model
+computes. Means over tokens leave them out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ctrans.base.shapes import TokenMask, TokenRows
+from ctrans.interop.computed_masks import UnreadPairs, hidden_tokens
 from ctrans.interop.tolerances import difference, unit
 from solvers import Map
 
@@ -23,6 +24,9 @@ PADDING_MASK = re.compile(r"mask|(\w+_)?pad(ding)?_mask")
 
 ROUNDING = 8
 """How many roundings the states of tokens may differ by that read no other."""
+
+RUN = 3
+"""From this many equal ids on, the end of a sequence looks like padding."""
 
 
 def text_of(arguments: Mapping[str, Any], depth: Map, x0: TokenRows) -> TokenMask | None:
@@ -39,6 +43,46 @@ def text_of(arguments: Mapping[str, Any], depth: Map, x0: TokenRows) -> TokenMas
             if _nobody_reads(hidden, depth, x0):
                 return ~hidden
     return None
+
+
+def text_of_pass(
+    run: Callable[[], Any], ids: Tensor, depth: Map, x0: TokenRows
+) -> TokenMask | None:
+    """Which tokens the masks of `run`, a pass of the model on these inputs, leave: masks of any
+    shape, given or computed. None if they leave all, and if it is not known.
+    """
+    sequences, tokens = x0.shape[:-2].numel(), x0.shape[-2]
+    pairs = UnreadPairs(sequences, tokens)
+    with torch.no_grad(), pairs.calls():
+        run()
+    if pairs.found is None:
+        return None
+    repeated: Tensor | None = None
+    if ids.shape == x0.shape[:-1] and not ids.is_floating_point():
+        repeated = ids.cpu().reshape(sequences, tokens)
+    hidden = hidden_tokens(pairs.found, repeated).to(x0.device).reshape(x0.shape[:-1])
+    if not hidden.any() or hidden.all(-1).any() or not _nobody_reads(hidden, depth, x0):
+        return None
+    return ~hidden
+
+
+def like_padding(ids: Tensor, depth: Map, x0: TokenRows) -> int:
+    """How many tokens look like padding that no mask hides, and are read by no others: runs of one
+    id at an end of a sequence, as behind the text of a causal model. 0 if they are read.
+    """
+    if ids.shape != x0.shape[:-1] or ids.is_floating_point():
+        return 0
+    ids = ids.to(x0.device)
+    run = _first_run(ids) | _first_run(ids.flip(-1)).flip(-1)
+    if not run.any() or not _nobody_reads(run, depth, x0):
+        return 0
+    return int(run.sum())
+
+
+def _first_run(ids: Tensor) -> Tensor:
+    """Where each sequence repeats its first id, if it does so often enough and does not end so."""
+    run = (ids == ids[..., :1]).cumprod(-1).bool()
+    return run & (run.sum(-1, keepdim=True) >= RUN) & ~run.all(-1, keepdim=True)
 
 
 def _hidden_by(name: str, mask: Tensor) -> list[Tensor]:

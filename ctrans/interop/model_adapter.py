@@ -64,6 +64,8 @@ class ModelAdapter(ABC):
         """Which tokens are padding (0) and which are text (1), inside of `Imported.padded`."""
         self.text: Tensor | None = None
         """Which tokens of the example its padding mask leaves; None if all, or if it has none."""
+        self.like_padding = 0
+        """How many tokens of the example look like padding that no mask hides."""
 
     @abstractmethod
     def predicts(self) -> bool:

@@ -5,7 +5,8 @@ placeholder where only the state's shape matters.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,9 +30,10 @@ from ctrans.interop.example_inputs import Example, ids_checked
 from ctrans.interop.find_blocks import block_list_by_calls
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.gradient_check import check_gradients
-from ctrans.interop.hidden_tokens import text_of
+from ctrans.interop.hidden_tokens import like_padding, text_of, text_of_pass
 from ctrans.interop.model_adapter import ModelAdapter, tensor_in
 from ctrans.interop.recorded_calls import without_fast_path
+from ctrans.interop.refused_inputs import of_length, why_refused
 from ctrans.interop.tolerances import difference, tolerance
 from solvers import ConfigError, shown
 
@@ -84,6 +86,7 @@ class ModuleAdapter(ModelAdapter):
                 " a tensor first. One sequence is a batch as example[None]"
             )
         self.example = main
+        self._is_trying = False
         self.tokens_first = False
         self.output_has_tokens_first = False
         with ids_checked(model, main):
@@ -126,32 +129,61 @@ class ModuleAdapter(ModelAdapter):
         Inputs are converted to the module's current dtype and device. Raises ConfigError for any
         error of the module.
         """
+        try:
+            return self._output_for(tokens)
+        except ConfigError:
+            raise
+        except FOREIGN_ERRORS as error:
+            dtype = str(self._like_the_weights(tokens).dtype).removeprefix("torch.")
+            shape = tuple(tokens.shape)
+            if self.tokens_first:
+                shape = (shape[1], shape[0], *shape[2:])
+            inputs = f"a tensor {shape} of {dtype}"
+            others = list(self.named or {})[1:]
+            if others:
+                inputs += f" with {', '.join(others)} as in the example"
+            reason = self._why_refused(tokens, error) or "give an input that it accepts"
+            raise ConfigError(
+                f"example=: {type(self.model).__name__} does not run on {inputs}"
+                f" ({named_error(error)}): {reason}"
+            ) from error
+
+    def _why_refused(self, tokens: Tensor, error: Exception) -> str | None:
+        """What the module's parts say of the error that it raises for these inputs."""
+        if self._is_trying:
+            return None
+        count: int | None = None
+        if tokens.dim() == 2 or (tokens.dim() == 3 and tokens.is_floating_point()):
+            count = tokens.shape[1]
+
+        def run(length: int) -> object:
+            indices = torch.arange(length, device=tokens.device) % tokens.shape[1]
+            with torch.no_grad():
+                return self._output_for(tokens.index_select(1, indices), length)
+
+        return why_refused(self.model, error, count, run)
+
+    def _output_for(self, tokens: Tensor, length: int | None = None) -> Any:
+        """The module's output for these inputs, and the example's other arguments. They are cut or
+        repeated to `length` tokens along each axis that has as many as the example.
+        """
         batch = tokens
         if self.tokens_first:
             batch = tokens.transpose(0, 1)
         batch = self._like_the_weights(batch)
-        names = list(self.named or {})
-        try:
-            with without_fast_path():
-                if self.named is None:
-                    return self.model(batch)
-                arguments = {names[0]: batch}
-                for name in names[1:]:
-                    value = self._as_many(self.named[name], len(tokens))
-                    arguments[name] = self._like_the_weights(value)
-                if self.as_one:
-                    return self.model(arguments)
-                return self.model(**arguments)
-        except ConfigError:
-            raise
-        except FOREIGN_ERRORS as error:
-            inputs = f"a tensor {tuple(batch.shape)} of {str(batch.dtype).removeprefix('torch.')}"
-            if len(names) > 1:
-                inputs += f" with {', '.join(names[1:])} as in the example"
-            raise ConfigError(
-                f"example=: {type(self.model).__name__} does not run on {inputs}"
-                f" ({named_error(error)}): give an input that it accepts"
-            ) from error
+        with without_fast_path():
+            if self.named is None:
+                return self.model(batch)
+            names = list(self.named)
+            arguments = {names[0]: batch}
+            for name in names[1:]:
+                value = self._as_many(self.named[name], len(tokens))
+                if length is not None:
+                    value = of_length(value, self.example.shape[1], length)
+                arguments[name] = self._like_the_weights(value)
+            if self.as_one:
+                return self.model(arguments)
+            return self.model(**arguments)
 
     def embed(self, tokens: Tensor) -> Tensor:
         axes = self.example.dim() - 1
@@ -232,10 +264,15 @@ class ModuleAdapter(ModelAdapter):
         self.find_text(depth)
 
     def find_text(self, depth: Depth) -> None:
-        """Finds which tokens of the example its padding mask leaves."""
+        """Finds which tokens of the example its padding mask leaves, or the module's own."""
+        x0 = self.embed(self.example)
         if self.named is not None:
             others = dict(list(self.named.items())[1:])
-            self.text = text_of(others, depth, self.embed(self.example))
+            self.text = text_of(others, depth, x0)
+        if self.text is None:
+            self.text = text_of_pass(lambda: self.run(self.example), self.example, depth, x0)
+        if self.text is None:
+            self.like_padding = like_padding(self.example, depth, x0)
 
     def _check_states(self, depth: Depth, tokens: Tensor) -> None:
         """Checks that the sublayers map each block's state to its output, and that this is the next
@@ -366,7 +403,7 @@ class ModuleAdapter(ModelAdapter):
             return
         self.output_has_tokens_first = self.form.tokens_first
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._trying():
                 before = tensor_in(self.run(self.example))
                 after = tensor_in(self.run(torch.cat([self.example, self.example[:1]])))
         except (*FOREIGN_ERRORS, ConfigError):
@@ -407,10 +444,20 @@ class ModuleAdapter(ModelAdapter):
         them.
         """
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._trying():
                 return self._start(tokens)
         except FOREIGN_ERRORS:
             return None
+
+    @contextmanager
+    def _trying(self) -> Iterator[None]:
+        """Inside, an error of the module is an answer, whose reason nobody reads."""
+        before = self._is_trying
+        self._is_trying = True
+        try:
+            yield
+        finally:
+            self._is_trying = before
 
     def _start(self, tokens: Tensor) -> Tensor | None:
         calls = recorded_until(self.blocks(), 0, lambda: self.run(tokens), self.form)

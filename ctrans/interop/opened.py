@@ -219,10 +219,16 @@ def open_imported(
     text = model.adapter.text
     if text is not None:
         opened.described += (
-            f"; the mask of its example hides {int((~text).sum())} of {text.numel()} tokens. Means"
-            " and medians over tokens, and sensitivities, leave them out. Distances, norms of"
+            f"; a padding mask hides {int((~text).sum())} of {text.numel()} tokens of its example."
+            " Means and medians over tokens, and sensitivities, leave them out. Distances, norms of"
             " attention, Lyapunov exponents, stretches, updates, transport and certificates count"
             " them: for these give a batch without padding"
+        )
+    if model.adapter.like_padding:
+        opened.described += (
+            f"; {model.adapter.like_padding} tokens at the ends of the example's sequences repeat"
+            " one id, no mask hides them, and no other token reads them: if they are padding, all"
+            " figures still count them. Give a padding mask, or a batch without padding"
         )
     if model.adapter.apart:
         outputs = sorted(model.adapter.apart)

@@ -33,6 +33,8 @@ FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 """Dtypes of weights by their safetensors names."""
 CODES = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I8": torch.int8}
 """Dtypes of codes that scales next to them turn into weights."""
+COMPLEX = frozenset(("C64", "complex32", "complex64", "complex128"))
+"""Dtypes of complex numbers, by the names of safetensors and of torch."""
 BELOW_A_BYTE = ("F4", "F6")
 """How the names of dtypes of less than a byte begin, which torch does not read."""
 NAMES = {dtype: name for name, dtype in (FLOATS | CODES).items()}

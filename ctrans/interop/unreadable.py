@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.base.as_found import as_found
+from ctrans.base.broken_entries import broken_tensors
 from ctrans.interop.block_calls import tensors_in
 from ctrans.interop.example_inputs import Example
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
@@ -47,10 +48,16 @@ def why_unreadable(module: nn.Module, example: Example) -> str:
         place = next(
             (call.name for call in calls if call.inputs_finite and not call.outputs_finite), name
         )
+        stored = ""
+        for kind, broken_name, broken, count in broken_tensors(module):
+            stored = (
+                f" The {kind} {broken_name} has {broken} of {count} entries that are nan or inf."
+            )
+            break
         return (
             f"{name} is not finite: on its example the output has nan or inf, first in {place}."
-            " Look there for a row of attention that is masked whole, a division by 0, or numbers"
-            " that are too large for the dtype"
+            f"{stored} Look there for a row of attention that is masked whole, a division by 0, or"
+            " numbers that are too large for the dtype"
         )
     apart = max(map(_relative_difference, first, second), default=0.0)
     if apart == 0:

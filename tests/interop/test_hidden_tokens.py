@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ctrans import diagnose, open_model
+from ctrans.interop.computed_masks import hidden_tokens
 from ctrans.interop.hidden_tokens import text_of
 from ctrans.measure.forward.moments import moments
 from ctrans.measure.walk import States, walk
@@ -123,3 +125,158 @@ def test_what_a_mask_hides_is_known_by_its_name_and_by_what_tokens_read(name, ma
 def test_a_mask_whose_tokens_are_read_hides_none():
     x = torch.randn(1, 9, 4, generator=torch.Generator().manual_seed(0))
     assert text_of({"mask": TEXT}, lambda x: x + x.mean(-2, keepdim=True), x) is None
+
+
+PAD = 0
+LOW = -1e9
+CAUSAL = torch.ones(9, 9, dtype=torch.bool).tril()
+OWN = torch.eye(9, dtype=torch.bool)
+
+
+def keys(text):
+    return text[:, None, None]
+
+
+def pairs(text):
+    return (text[:, None, :, None] & text[:, None, None]) | OWN
+
+
+COMPUTED = {
+    "keys": keys,
+    "keys that are added": lambda text: torch.where(keys(text), 0.0, LOW),
+    "pairs": pairs,
+    "heads": lambda text: (keys(text) & CAUSAL).expand(-1, 2, -1, -1),
+    "causal pairs": lambda text: pairs(text) & CAUSAL,
+    "keys, and itself": lambda text: (keys(text) & CAUSAL) | OWN,
+}
+"""Masks of other shapes than (batch, tokens), from where there is text. True shows a token."""
+
+
+class MaskedBlock(nn.Module):
+    def __init__(self, kernel):
+        super().__init__()
+        self.before = nn.LayerNorm(WIDTH)
+        self.between = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+        self.kernel = kernel
+
+    def forward(self, x, mask):
+        parts = self.qkv(self.before(x)).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in parts)
+        if self.kernel == "fused":
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        else:
+            scores = q @ k.mT / (WIDTH // 2) ** 0.5
+            if mask.dtype == torch.bool:
+                scores = scores.masked_fill(~mask, LOW)
+            else:
+                scores = scores + mask
+            y = scores.softmax(-1) @ v
+        x = x + self.out(y.transpose(1, 2).flatten(-2))
+        return x + self.down(torch.relu(self.up(self.between(x))))
+
+
+class MasksItself(nn.Module):
+    """Its mask is made from the ids, unless it is given."""
+
+    def __init__(self, computed, kernel="fused"):
+        super().__init__()
+        self.embed = nn.Embedding(31, WIDTH)
+        self.blocks = nn.ModuleList([MaskedBlock(kernel)])
+        self.head = nn.Linear(WIDTH, 31)
+        self.computed = computed
+
+    def forward(self, ids, mask=None):
+        x = self.embed(ids)
+        if mask is None:
+            mask = self.computed(ids != PAD)
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.head(x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("kernel", ["fused", "written out"])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", COMPUTED)
+def test_the_mask_that_a_model_computes_or_gets_by_head_hides_its_padding(
+    name, side, kernel, given
+):
+    text = torch.cat([TEXT, torch.ones_like(TEXT)])
+    if side == "left":
+        text = text.flip(-1)
+    ids = torch.where(text, IDS, PAD)
+    mask = COMPUTED[name]
+    torch.manual_seed(0)
+    model = MasksItself(mask, kernel).eval()
+    example = {"ids": ids, "mask": mask(text)} if given else ids
+    if kernel == "fused" and name == "heads" and side == "left":
+        return  # rows that read nothing are nan
+    opened = open_model(model, example=example)
+    found = walk(opened, ids, instruments=[States(moments)])[0]
+    states = []
+    hook = model.blocks[-1].register_forward_hook(lambda *call: states.append(call[-1]))
+    with torch.no_grad():
+        model(ids)
+    hook.remove()
+    assert "hides 3 of 18 tokens" in opened.described
+    assert found[-1].rms == pytest.approx(float(states[0][text].square().mean().sqrt()), rel=1e-5)
+
+
+@pytest.mark.parametrize("mask", COMPUTED.values(), ids=COMPUTED)
+@pytest.mark.parametrize("text", [TEXT, TEXT.flip(-1)], ids=["right", "left"])
+def test_padding_is_what_no_other_token_reads(mask, text):
+    shown = mask(text)
+    if shown.dtype != torch.bool:
+        shown = shown == 0
+    reads = shown.expand(1, 2, 9, 9).any(1)
+    expected = ~text
+    if text[0, 0] and mask is COMPUTED["keys, and itself"]:
+        expected[..., -1] = False  # as the last token of a text: its id tells, not the mask
+    assert torch.equal(hidden_tokens(~reads), expected)
+
+
+def unread(reads):
+    return ~reads.reshape(-1, 9, 9)
+
+
+def documents(*lengths):
+    """Texts after one another in a sequence, which do not read each other."""
+    blocks = [torch.ones(length, length, dtype=torch.bool) for length in lengths]
+    return torch.block_diag(*blocks).bool()
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        CAUSAL,
+        torch.ones_like(CAUSAL),
+        CAUSAL.triu(-2),
+        documents(5, 4),
+        documents(5, 4) & CAUSAL,
+        documents(3, 2, 4) & CAUSAL,
+        CAUSAL | (torch.arange(9) < 4),
+    ],
+)
+def test_no_text_is_hidden_because_it_comes_last_or_in_another_document(reads):
+    assert not hidden_tokens(unread(reads)).any()
+
+
+def test_padding_whose_mask_is_lifted_for_its_own_rows_is_hidden():
+    text = TEXT.flip(-1)
+    reads = text & CAUSAL
+    reads[:3] = True  # as libraries do, lest its softmax be nan
+    assert torch.equal(hidden_tokens(unread(reads)), ~text)
+
+
+@pytest.mark.slow
+def test_equal_ids_at_the_end_that_no_mask_hides_are_named():
+    ids = torch.where(torch.cat([TEXT, torch.ones_like(TEXT)]), IDS, PAD)
+    torch.manual_seed(0)
+    unmasked = MasksItself(lambda text: CAUSAL).eval()
+    assert "3 tokens at the ends" in open_model(unmasked, example=ids).described
+    assert "at the ends" not in open_model(unmasked, example=IDS).described

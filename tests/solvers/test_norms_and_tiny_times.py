@@ -1,6 +1,7 @@
 """Norms that return no number, and times so short that steps vanish."""
 
 import re
+from fractions import Fraction
 
 import pytest
 import torch
@@ -151,3 +152,47 @@ def test_odeint_warns_of_times_that_are_not_resolved():
     t = torch.tensor([1e8, 1e8 + 2], dtype=torch.float64)
     with pytest.warns(UserWarning, match="the times of float32 are 8 apart, and the steps"):
         odeint(lambda t, x: -x * (t - 1e8), torch.ones(1), t, rtol=1e-5, atol=1e-6)
+
+
+def velocity_of_time(t, x):
+    return torch.ones_like(x) * t
+
+
+@pytest.mark.parametrize("solves", [solve, solve_each], ids=["solve", "rows"])
+@pytest.mark.parametrize("method", ["bosh3", "tsit5", "dop853"])
+def test_no_step_to_an_infinite_state_is_accepted(solves, method):
+    # t^2/2 passes float64's largest number at t = 1.9e154; the velocity stays finite
+    solution = solves([Segment(0, 3e154, velocity_of_time)], X0, method=method, throw=False)
+    statuses = {solution.status} if solves is solve else set(solution.status)
+    assert {status.name for status in statuses} == {"NON_FINITE"}
+    assert torch.isfinite(solution.x1).all()
+
+
+@pytest.mark.parametrize("solves", [solve, solve_each], ids=["solve", "rows"])
+@pytest.mark.parametrize(
+    ("start", "end", "advice"),
+    [
+        (0, 1e-200, "the segment is 1e-200 long, and steps below 1e-150 do not count"),
+        (1, 1 + 3 * 2**-52, "near t = 1 times are 2.2e-16 apart: let t start at 0"),
+        (1e16, 1e16 + 6, "near t = 1e\\+16 times are 2 apart: let t start at 0"),
+    ],
+)
+def test_a_segment_without_room_for_steps_is_named(solves, start, end, advice):
+    speed = 1e3 / (end - start)
+    with pytest.raises(SolveError, match=advice):
+        solves([Segment(start, end, lambda t, x: -speed * x)], X0, method="tsit5")
+
+
+@pytest.mark.parametrize("solves", [solve, solve_each], ids=["solve", "rows"])
+@pytest.mark.parametrize("end", [5e-324, 1e-320, -5e-324])
+def test_a_slow_field_over_the_shortest_segments_is_right(solves, end):
+    solution = solves([Segment(0, end, decay)], X0, method="tsit5")
+    assert torch.equal(solution.x1, X0)  # exp(-1e-320) is 1
+
+
+@pytest.mark.parametrize(
+    ("start", "end"), [(-1e308, 1e308), (1, Fraction(1) + Fraction(1, 10**20))]
+)
+def test_a_segment_whose_length_float64_has_not_is_refused(start, end):
+    with pytest.raises(ConfigError, match="time in another unit"):
+        Segment(start, end, decay)

@@ -44,7 +44,7 @@ from ctrans.examine.comparison.weight_relations import (
     relation_of,
 )
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
-from ctrans.measure.walk import Model
+from ctrans.measure.walk import Model, check_targets
 from solvers import ConfigError, SolveError
 
 SAMPLES = 3
@@ -154,10 +154,13 @@ def compare(
       there are no shares
     - `progress(k)`: called after part k
 
-    Raises ConfigError for models of other depths or widths, whose parts do not belong together.
+    Raises ConfigError for models of other depths or widths, whose parts do not belong together, and
+    for targets that are not one for each token.
     """
     with ExitStack() as stack:
         for model in (first, second):
+            if targets is not None:
+                check_targets(model, tokens, targets)
             stack.enter_context(as_found(model))
         return _compared(ModelParts(first, targets), ModelParts(second, targets), tokens, progress)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,7 @@ RelationKind = Literal[
     "slightly different",
     "unrelated",
     "other shape",
+    "not finite",
 ]
 FORMATS = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 LEVELS = 256
@@ -35,6 +36,8 @@ ROUNDED = 0.05
 """Up to this relative difference a weight of 8 bits counts as rounded. Fewer bits lose more."""
 SAME = 1e-5
 """How far two weights are apart at most that are the same up to the arithmetic of a change."""
+SAFE = (1e-150, 1e150)
+"""Entries between these have squares that neither overflow nor underflow."""
 SLIGHT = 0.2
 """Up to this relative difference weights are those of one training, or of one model rounded."""
 
@@ -86,28 +89,41 @@ def pairs_of(first: nn.Module, second: nn.Module) -> tuple[list[WeightPair], lis
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters and buffers. A single whole number counts something, as batches seen."""
     yield from module.named_parameters()
     for name, buffer in module.named_buffers():
-        if buffer.is_floating_point():
+        counts = buffer.numel() == 1 and not (buffer.is_floating_point() or buffer.is_complex())
+        if not counts:
             yield name, buffer
 
 
 @torch.no_grad()
 def relation_of(first: Tensor, second: Tensor) -> Relation:
     """How the second weight follows from the first."""
+    if first.is_complex() or second.is_complex():
+        relation = relation_of(_in_two_parts(first), _in_two_parts(second))
+        return replace(relation, change=None)
     is_equal = first.shape == second.shape and torch.equal(first, second.to(first.dtype))
     if is_equal and torch.equal(second, first.to(second.dtype)):
         return Relation("equal", "equal", 0.0)
     a = first.detach().double()
     b = second.detach().double()
+    if a.shape == b.shape and not bool((a.isfinite() & b.isfinite()).all()):
+        return _relation_of_broken(first, second)
     if a.shape != b.shape:
         if a.dim() == 2 and a.t().shape == b.shape and _same(a.t(), b):
             return Relation("transposed", "transposed", 0.0)
         shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
         return Relation("other shape", f"shapes {shapes}", float("inf"))
+    largest = max(float(x.abs().amax()) for x in (a, b)) if a.numel() else 0.0
+    if largest and not SAFE[0] < largest < SAFE[1]:
+        a = a / largest
+        b = b / largest
     size = float(a.square().mean().sqrt())
     distance = float((b - a).square().mean().sqrt()) / size if size else float("inf")
-    rounded = _format_of(first, second, distance)
+    rounded = ""
+    if first.is_floating_point() or second.is_floating_point():
+        rounded = _format_of(first, second, distance)
     if rounded:
         change = (b - a).to(first.dtype)
         return Relation("rounded", f"rounded to {rounded}", distance, change)
@@ -121,6 +137,28 @@ def relation_of(first: Tensor, second: Tensor) -> Relation:
     if distance < SLIGHT:
         return Relation("slightly different", f"{distance:.1%} apart", distance)
     return Relation("unrelated", f"{distance:.3g} of its size apart", distance)
+
+
+def _relation_of_broken(first: Tensor, second: Tensor) -> Relation:
+    """The relation of weights of which some have entries that are nan or inf. Where both have the
+    same, it is that of the other entries.
+    """
+    a, b = first.detach(), second.detach()
+    same = (a == b) | (a.isnan() & b.isnan())
+    broken = ~(a.isfinite() & b.isfinite())
+    apart = int((broken & ~same).sum())
+    if apart:
+        words = f"{apart} of {a.numel()} entries are nan or infinite in one of the two"
+        return Relation("not finite", words, float("inf"))
+    return replace(relation_of(a.masked_fill(broken, 0), b.masked_fill(broken, 0)), change=None)
+
+
+def _in_two_parts(x: Tensor) -> Tensor:
+    """The real and the imaginary parts along a last axis."""
+    x = x.detach()
+    if not x.is_complex():
+        x = torch.complex(x.double(), torch.zeros_like(x, dtype=torch.float64))
+    return torch.view_as_real(x.resolve_conj())
 
 
 Named = tuple[RelationKind, str]

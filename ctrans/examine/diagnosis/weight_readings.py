@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from ctrans.base.broken_entries import broken_entries
 from ctrans.dynamics.depth import Depth
 from ctrans.examine.diagnosis.matrix_norms import (
     divided_chunks,
@@ -70,6 +71,13 @@ def weight_readings(model: nn.Module, depth: Depth) -> Readings:
                 figure = "every entry is 0, so its output is 0"
             readings["largest entry of a matrix"].append(
                 Reading(largest, location + which, figure, k)
+            )
+    for name, buffer in opened(model).named_buffers():
+        bad = broken_entries(buffer)
+        if bad:
+            figure = f"{bad} of {buffer.numel()} entries of the buffer {name} are inf or nan"
+            readings["entries that are not finite"].append(
+                Reading(float(bad), f"the buffer {name}", figure)
             )
     readings["blocks with equal matrices"] = _equal_matrices(model)
     readings[QUANTITY] = _untrained_blocks(model)

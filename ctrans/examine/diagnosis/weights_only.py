@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ctrans.base.broken_entries import broken_entries
 from ctrans.examine.diagnosis.diagnose import Diagnosis
 from ctrans.examine.diagnosis.incomplete import QUANTITY as LACKING
 from ctrans.examine.diagnosis.incomplete import incomplete_blocks
@@ -111,11 +112,10 @@ def weight_diagnosis(
 
 
 def _broken_entries(name: str, buffer: Tensor) -> Reading | None:
-    """The entries of a buffer that are nan or inf; None if there are none. An entry of -inf is none
-    of them: in a mask it hides a token.
-    """
-    location, block = place_and_block(f"the buffer {name}", name)
-    broken = sum(int((~(chunk < math.inf)).sum()) for chunk in chunks(buffer))
+    """The entries of a buffer that are nan or inf; None if there are none."""
+    kind = "complex tensor" if buffer.is_complex() else "buffer"
+    location, block = place_and_block(f"the {kind} {name}", name)
+    broken = broken_entries(buffer)
     if not broken:
         return None
     figure = f"{broken} of {buffer.numel()} entries are inf or nan"

@@ -12,7 +12,7 @@ from ctrans.examine.compared import answer
 from ctrans.examine.comparison.compare import compare
 from ctrans.examine.comparison.output_relations import output_relation, relation_of_rows
 from ctrans.examine.comparison.rounding_noise import Draws, RoundingNoise, changed_by
-from ctrans.examine.comparison.weight_relations import relation_of
+from ctrans.examine.comparison.weight_relations import pairs_of, relation_of
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from solvers import ConfigError
@@ -207,6 +207,69 @@ def test_a_weight_that_the_text_does_not_show_is_named():
     assert found.equal
     assert said.mark == "note"
     assert "token_embedding.weight" in said.text
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        torch.ones(3, 4, dtype=torch.complex64),
+        torch.arange(12).reshape(3, 4),
+        torch.ones(3, 4, dtype=torch.bool),
+    ],
+)
+def test_a_buffer_of_any_kind_that_differs_is_named(buffer):
+    model = nn.Module()
+    model.register_buffer("table", buffer)
+    model.register_buffer("batches_seen", torch.tensor(3))
+    other = copy.deepcopy(model)
+    other.batches_seen += 1
+    other.table[2, 1] = complex(1, 1e-3) if buffer.is_complex() else 0
+
+    pairs, unmatched = pairs_of(model, other)
+
+    assert not unmatched
+    assert [pair.first_name for pair in pairs] == ["table"]
+    relation = relation_of(pairs[0].first, pairs[0].second)
+    assert relation.words == "row 2 of 3 differ"
+    assert relation.change is None
+    assert relation_of(model.table, model.table.clone()).kind == "equal"
+
+
+@pytest.mark.parametrize("entry", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("shape", [(8, 64), (48,)])
+def test_entries_that_are_not_finite_have_a_relation_of_their_own(entry, shape):
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    other = weight.clone()
+    other.view(-1)[5] = entry
+    for first, second in ((weight, other), (other, weight)):
+        relation = relation_of(first, second)
+        assert relation.kind == "not finite"
+        assert relation.words.startswith(f"1 of {weight.numel()} entries")
+        assert relation.change is None
+    assert relation_of(other, other.clone()).kind == "equal"
+    assert relation_of(other, 3 * other).kind == "scaled"
+    assert relation_of(1e308 * weight.double().sign(), -1e308 * weight.double().sign()).kind == (
+        "opposite sign"
+    )
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        lambda y: y.t().contiguous(),
+        lambda y: y.flatten(),
+        lambda y: y[:, :-1],
+        lambda y: y[None],
+        lambda y: y + 256,
+        lambda y: y - 256,
+        lambda y: y.double(),
+    ],
+)
+def test_targets_are_one_for_each_token(targets):
+    tokens, expected = text()
+    model = gpt()
+    with pytest.raises(ConfigError, match="targets"):
+        ctrans.compare(model, model, tokens, targets(expected))
 
 
 def test_broken_numbers_are_never_rounding():

@@ -43,6 +43,25 @@ def values(found, quantity):
     }
 
 
+@pytest.mark.parametrize("entry", [complex(0, math.nan), complex(-math.inf, 1)])
+@pytest.mark.parametrize("pickled", [False, True])
+def test_nan_and_inf_in_complex_numbers_are_found(entry, pickled, tmp_path):
+    table = torch.ones(4, 4, dtype=torch.complex64)
+    table[1, 2] = entry
+    weights = {"a.weight": torch.ones(2, 2), "freqs_cis": table, "spare": torch.ones(2) + 0j}
+    if pickled:
+        path = tmp_path / "model.pt"
+        torch.save(weights, path)
+    else:
+        path = tmp_path / "model.safetensors"
+        save_file(weights, path)
+    checkpoint = read_checkpoint(path, allow_pickle=True)
+    found = weight_diagnosis(checkpoint.weights, buffers=checkpoint.buffers)
+    broken = found.readings["entries that are not finite"][-1]
+    assert (broken.place, broken.value) == ("the complex tensor freqs_cis", 1.0)
+    assert [finding.check for finding in found.findings] == ["not finite"]
+
+
 @pytest.mark.parametrize("entry", [math.nan, math.inf])
 @pytest.mark.parametrize(
     "name", ["h.1.attn.bias", "h.1.attn.masked_bias", "h.1.attn.rotary_emb.inv_freq"]
