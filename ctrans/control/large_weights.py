@@ -45,6 +45,7 @@ CLOSE = 1e-3
 NORM_GROWS = "its norm does not bound large inputs, so that its output grows with its weights"
 PASSES_BY = "its output grows with its weights although it has a norm: something passes the norm by"
 OVERFLOWS = "numbers overflow in it at large weights, so whether its output grows is not known"
+HOOKED = "it has a hook or a forward of its own, whose weights are not known"
 NO_MATRICES = "it has no matrices of numbers that could be made large, so no verdict was tested"
 PLAIN = (nn.Linear, nn.Identity, nn.Dropout, nn.ModuleList, nn.ModuleDict)
 """Classes of torch that the maps of ctrans consist of."""
@@ -163,15 +164,16 @@ def own_factors(depth: Depth, states: Sequence[Tensor]) -> Factors:
     tests: dict[int, AtLargeWeights] = {}
     missed: dict[int, float] = {}
     for k, (sublayer, state) in enumerate(zip(depth.sublayers, states, strict=True)):
-        altered = next(_altered(sublayer), "")
+        altered = next(_altered(sublayer), None)
         foreign = next(_foreign(sublayer), "")
-        if not altered and not foreign:
+        if altered is None and not foreign:
             continue
         entered = sublayer.enter(state)
         try:
-            if altered:
+            if altered is not None:
                 unlike[k] = (
-                    f"{altered} has a hook or a parametrisation, which may limit what it computes"
+                    f"{altered or 'the sublayer'} has a hook or a parametrisation, which may limit"
+                    " what it computes"
                 )
             else:
                 reason, missed[k] = _why_unlike(sublayer, entered)
@@ -183,9 +185,13 @@ def own_factors(depth: Depth, states: Sequence[Tensor]) -> Factors:
                 sublayer,
                 entered,
                 partial(moved_by, sublayer, entered, depth.lengths[k]),
-                [weight for weight in sublayer.field.parameters() if weight.dim() > 1],
+                [weight for weight in sublayer.parameters() if weight.dim() > 1],
                 is_plain=False,
             )
+            if altered is not None and not parametrize.is_parametrized(
+                sublayer.get_submodule(altered)
+            ):
+                tests[k] = replace(tests[k], otherwise=tests[k].otherwise or HOOKED)
         except Exception as error:  # a part of another's code raises what it likes
             reason = f"it does not run with large weights ({type(error).__name__}: {error})"
             unlike.setdefault(k, reason)
@@ -202,9 +208,13 @@ def moved_by(sublayer: Sublayer, x: Tensor, dt: float) -> Tensor:
 def _altered(sublayer: Sublayer) -> Iterator[str]:
     """The names of parts with a hook, a parametrisation, or a forward of their own."""
     for name, part in sublayer.named_modules():
-        hooks = part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
-        if hooks or parametrize.is_parametrized(part):
-            yield name or type(sublayer).__name__
+        if _has_hook(part) or parametrize.is_parametrized(part):
+            yield name
+
+
+def _has_hook(part: nn.Module) -> bool:
+    """Whether the part has a hook, or a forward of its own."""
+    return bool(part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part))
 
 
 def _foreign(sublayer: Sublayer) -> Iterator[str]:

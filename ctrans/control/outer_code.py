@@ -49,6 +49,8 @@ def _changed_parts(model: nn.Module) -> Iterator[tuple[str, str]]:
         yield BEHIND, f"a hook of {type(model).__name__} {OF_ITS_OWN}"
     for name, child in model.named_children():
         if name == "depth":
+            if _is_changed(child):
+                yield BEHIND, f"{name} ({type(child).__name__}) {OF_ITS_OWN}"
             continue
         for path, part in child.named_modules(prefix=name):
             if _is_changed(part):

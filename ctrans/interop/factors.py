@@ -8,10 +8,9 @@ what its sublayers do.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -49,7 +48,7 @@ from ctrans.interop.large_maps import (
 )
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.module_chain import TransposedLinear, is_linear
-from ctrans.interop.outer_sums import outer_sums
+from ctrans.interop.outer_sums import all_tracked, outside_of
 from ctrans.interop.past_the_states import past_the_states
 from ctrans.interop.recorded_calls import without_fast_path
 from ctrans.interop.stream_adapter import StreamAdapter
@@ -99,7 +98,7 @@ def factors_of(
     with as_found(adapter.model), torch.no_grad(), without_fast_path():
         try:
             # the graph of the blocks' other arguments shows what they were computed from
-            with _all_tracked(adapter.model):
+            with all_tracked(adapter.model):
                 calls = adapter.block_calls()
         except FOREIGN_ERRORS as error:
             reason = f"it does not run with gradients ({named_error(error)})"
@@ -115,7 +114,7 @@ def factors_of(
             computes_otherwise = False
             if not reason:
                 try:
-                    with _all_tracked(adapter.model):
+                    with all_tracked(adapter.model):
                         uses = _uses(running, call.x)
                     if _has_other_parameters(block) or uses.of_others(block):
                         further |= set(segments)
@@ -152,7 +151,7 @@ def factors_of(
         factors_at(tests, unlike, further),
         tolerance=READING,
         missed=missed,
-        outside=outer_sums(adapter) | past_the_states(adapter),
+        outside=outside_of(adapter) | past_the_states(adapter),
     )
 
 
@@ -173,7 +172,7 @@ def _factors_of_stream(
                 is_plain=False,
             )
     unlike = dict.fromkeys(range(len(sublayers)), NO_BLOCKS)
-    return replace(factors_at(tests, unlike, ()), tolerance=READING, outside=adapter.outside)
+    return replace(factors_at(tests, unlike, ()), tolerance=READING, outside=outside_of(adapter))
 
 
 def _moved_by_block(running: Running, x: Tensor) -> Tensor:
@@ -217,24 +216,6 @@ class Uses:
         """Those that are no parameters of the block."""
         own = set(map(id, block.parameters()))
         return [tensor for number, tensor in self.tensors.items() if number not in own]
-
-
-@contextlib.contextmanager
-def _all_tracked(model: nn.Module) -> Iterator[None]:
-    """Inside, autograd tracks each parameter, frozen ones too."""
-    frozen = [
-        parameter
-        for parameter in model.parameters()
-        if parameter.is_floating_point() and not parameter.requires_grad
-    ]
-    for parameter in frozen:
-        parameter.requires_grad = True
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad = False
 
 
 def _uses(running: Running, x: Tensor) -> Uses:

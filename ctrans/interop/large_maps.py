@@ -33,10 +33,15 @@ def with_matrices(block: nn.Module) -> Iterator[nn.Module]:
 
 @contextlib.contextmanager
 def large_weights(
-    parts: Iterable[nn.Module], *, bias: float, shape: str, times: float = LARGE
+    parts: Iterable[nn.Module],
+    *,
+    bias: float,
+    shape: str,
+    times: float = LARGE,
+    others: Iterable[Tensor] = (),
 ) -> Iterator[None]:
     """Inside, weights are random and so many times as large, at least of that size, and biases
-    random of size `bias`.
+    random of size `bias`. `others` are further weights, which no linear map has.
 
     SPIKY weights have rank 1 and one row and column of most of their size, as the best ones may: a
     limit relative to the matrix shows there. With ONE_SIDED weights all outputs of a token have one
@@ -52,6 +57,8 @@ def large_weights(
             for parameter in map(part._parameters.get, names):
                 if parameter is not None:
                     kind[id(parameter)] = parameter.data
+    for other in others:
+        weights.setdefault(id(other), other.data)
     kept = [(tensor, tensor.clone()) for tensor in (*weights.values(), *biases.values())]
     generator = torch.Generator().manual_seed(0)
 

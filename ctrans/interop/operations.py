@@ -209,6 +209,8 @@ class Graph:
         """By call site."""
         self._numbers: dict[int, int] = {}
         """By id of a tensor, the number of the operation that made it, or changed it last."""
+        self._views: dict[int, list[Tensor]] = {}
+        """By id of a tensor, its views."""
         self._weights: list[list[nn.Parameter] | None] = []
         """By operation, the parameters that alone make its output, such as a slice of one."""
         self._paths = {
@@ -258,6 +260,7 @@ class Graph:
         """Adds the change of the tensor of which a changed one is a view."""
         base = view._base
         if base is None:
+            self._write_to_others(site, view, view)
             return
         numbers = [self.number(base), self.number(view)]
         place = (tuple(view.shape), view.stride(), view.storage_offset())
@@ -265,6 +268,19 @@ class Graph:
         function = torch.as_strided_scatter
         call = Operation((*site, "base"), function.__name__, numbers, base, function, args, {})
         self._add(call, [base])
+        self._write_to_others(site, base, view)
+
+    def _write_to_others(self, site: CallSite, base: Tensor, view: Tensor) -> None:
+        """Adds the change of the other views of a changed tensor."""
+        others = [each for each in self._views.get(id(base), []) if each is not view]
+        for i, other in enumerate(others):
+            place = (tuple(other.shape), other.stride(), other.storage_offset())
+            number = self.number(base)
+            args = (Made(number), *place)
+            function = torch.as_strided
+            name = function.__name__
+            call = Operation((*site, "view", i), name, [number], other, function, args, {})
+            self._add(call, [other])
 
     def _as_made(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -274,6 +290,8 @@ class Graph:
     def _add(self, operation: Operation, results: list[Tensor]) -> None:
         self._weights.append(self._weights_of(operation))
         for tensor in results:
+            if tensor._base is not None and id(tensor) not in self._numbers:
+                self._views.setdefault(id(tensor._base), []).append(tensor)
             self._numbers[id(tensor)] = len(self.operations)
         if operation.site is not None:
             self.numbers[operation.site] = len(self.operations)

@@ -7,7 +7,9 @@ however the two are combined. Nobody knows whether H is finite there.
 
 from __future__ import annotations
 
-from functools import cached_property
+import contextlib
+from collections.abc import Iterator
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +20,11 @@ from ctrans.control.outer_code import BEFORE, BEHIND
 from ctrans.dynamics.scheme import whole_graph
 from ctrans.dynamics.weights.on_demand import has_weights_on_demand
 from ctrans.interop.block_calls import Call, intercepted, tensors_in
-from ctrans.interop.foreign_errors import FOREIGN_ERRORS
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.module_chain import is_linear
 from ctrans.interop.operations import (
+    PRODUCTS,
     Graph,
     Made,
     Operation,
@@ -30,62 +33,131 @@ from ctrans.interop.operations import (
     whole_modules,
 )
 from ctrans.interop.recorded_calls import without_fast_path
+from ctrans.interop.residual_stream import SCALINGS
+from ctrans.interop.stream_adapter import StreamAdapter
 
-NOT_FOLLOWED = "ctrans cannot follow its code from the last state to the output"
+CONTEXT = "what its blocks read beside the state"
+KINDS = {BEFORE: "the embedding", CONTEXT: "fixed", BEHIND: "the head"}
+"""As what each part outside of the blocks is read."""
+NOT_FOLLOWED = (
+    "ctrans cannot follow its code from the last state to the output, as of scripted functions and"
+    " those of other libraries"
+)
+FLOATS_BY_HAND = "ctrans cannot follow code that makes a tensor in it of weights or states"
 
 
-def outer_sums(adapter: ModelAdapter) -> dict[str, str]:
-    """Each part outside of the blocks with maps like sublayers, and what that means.
+def outside_of(adapter: ModelAdapter) -> dict[str, str]:
+    """Each part outside of the blocks or of the residual stream with maps like sublayers, and what
+    that means.
 
-    One pass of the model on its example, in which each block returns its state unchanged, so that
-    every such map is outside of them. Nothing is known of a model whose weights are loaded on
+    One pass of the model on its example. Nothing is known of a model whose weights are loaded on
     demand, or which does not run so.
     """
     if has_weights_on_demand(adapter.model):
         return {}
+    if isinstance(adapter, StreamAdapter):
+        record = partial(_outside_of_stream, adapter)
+    else:
+        record = partial(_outside_of_blocks, adapter)
+    try:
+        # autograd shows tensors that unseen code makes
+        with as_found(adapter.model), all_tracked(adapter.model), without_fast_path():
+            return record()
+    except FOREIGN_ERRORS:
+        pass
+    try:
+        with as_found(adapter.model), torch.no_grad(), without_fast_path():
+            return record()
+    except FOREIGN_ERRORS as error:
+        return {BEHIND: f"not tested, as it does not run so ({named_error(error)})"}
+
+
+@contextlib.contextmanager
+def all_tracked(model: nn.Module) -> Iterator[None]:
+    """Inside, autograd tracks each parameter, frozen ones too."""
+    frozen = [
+        parameter
+        for parameter in model.parameters()
+        if parameter.is_floating_point() and not parameter.requires_grad
+    ]
+    for parameter in frozen:
+        parameter.requires_grad = True
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad = False
+
+
+def _outside_of_blocks(adapter: ModelAdapter) -> dict[str, str]:
+    """Each block returns its state unchanged, so that every such map is outside of them."""
     graph = Graph(adapter.model)
     states: list[Tensor] = []
+    contexts: list[Tensor] = []
 
     def unchanged(block: int, call: Call) -> Tensor:
         states.append(call.x)
+        contexts.extend(tensors_in(call.context))
         return call.x
 
     mode = Operations(graph.met, whole_modules(adapter.model))
-    try:
-        with (
-            as_found(adapter.model),
-            torch.no_grad(),
-            without_fast_path(),
-            intercepted(adapter.blocks(), unchanged, adapter.form),
-            whole_graph(),
-            mode,
-        ):
-            output = adapter.run_like(adapter.like().unsqueeze(0))
-    except FOREIGN_ERRORS:
-        return {}
+    with intercepted(adapter.blocks(), unchanged, adapter.form), whole_graph(), mode:
+        output = adapter.run_like(adapter.like().unsqueeze(0))
     logits = adapter.tensor(output)
     if logits is None or not states:
         return {}
-    return in_words(graph, graph.number(states[0]), graph.number(states[-1]), graph.number(logits))
+    first, last, sink = (graph.number(x) for x in (states[0], states[-1], logits))
+    context = set[int]()
+    for tensor in contexts:
+        context |= graph.before(graph.number(tensor))
+    region = graph.before(sink) | graph.before(last) | context
+    return _in_words(graph, region, first, last, sink, context)
 
 
-def in_words(graph: Graph, first: int, last: int, sink: int) -> dict[str, str]:
-    """The maps up to the first state, and those between the last one and the sink, in words."""
+def _outside_of_stream(adapter: StreamAdapter) -> dict[str, str]:
+    """What is between the first state and the last one is in the parts of the stream."""
+    graph, output = adapter.recorded()
+    logits = adapter.tensor(output)
+    assert logits is not None, "it was read"
+    first, last = (adapter.number_in(graph, k) for k in (0, len(adapter.steps)))
+    sink = graph.number(logits)
+    inside = graph.after(first) & graph.before(last)
+    region = graph.before(sink) - inside | {first, last}
+    context = graph.before(last) - graph.before(first)
+    return _in_words(graph, region, first, last, sink, context)
+
+
+def _in_words(
+    graph: Graph, region: set[int], first: int, last: int, sink: int, context: set[int]
+) -> dict[str, str]:
+    """The maps like sublayers of a region around the states from `first` to `last`, by place."""
     before = graph.before(first)
-    behind = graph.before(sink) - graph.before(last)
-    paths = Paths(graph)
-    joins = paths.joins(sorted(before | behind | {last}))
+    places = {BEFORE: before, CONTEXT: context - before, BEHIND: region - before - context}
+    joins = Paths(graph).joins(sorted(region), first, last)
+    made_unseen = {n for n in region if _is_made_unseen(graph, n)}
     found: dict[str, str] = {}
-    for where, among, kind in ((BEFORE, before, "embedding"), (BEHIND, behind, "head")):
+    for where, among in places.items():
         count = len(among & joins)
         if count:
             found[where] = (
                 f"maps in it whose input also goes past them, as in x + f(x): {count}. "
-                f"It is read as the {kind}"
+                f"It is read as {KINDS[where]}"
             )
+        elif among & made_unseen:
+            found[where] = FLOATS_BY_HAND
     if last != sink and last not in graph.before(sink):
         found[BEHIND] = NOT_FOLLOWED
     return found
+
+
+def _is_made_unseen(graph: Graph, n: int) -> bool:
+    """Whether code that torch does not show made tensor n of weights or states."""
+    operation = graph.operations[n]
+    if operation.site is not None or operation.path or operation.shape is None:
+        return False
+    tensor: Tensor = operation.output
+    return tensor.grad_fn is not None
 
 
 class Paths:
@@ -116,8 +188,10 @@ class Paths:
                 seen.add(n)
         return seen - self.activations
 
-    def joins(self, region: list[int]) -> set[int]:
-        """The operations where something meets its own image under a matrix of weights."""
+    def joins(self, region: list[int], first: int, last: int) -> set[int]:
+        """The operations where an activation meets its own image under a matrix of weights. The
+        state `last` sees what `first` does.
+        """
         past: dict[int, int] = {}  # what each sees past all matrices, as bits of an integer
         through: dict[int, int] = {}  # what it sees through one or more
         found: set[int] = set()
@@ -126,20 +200,38 @@ class Paths:
                 continue
             operation = self.graph.operations[n]
             reads = [m for m in dict.fromkeys(operation.reads) if m in past]
-            past[n] = 1 << n
+            past[n] = 0
+            if operation.shape is not None:
+                past[n] = 1 << n
             through[n] = 0
             known = 0
+            if n == last != first and first in past:
+                reads.append(first)
             for m in reads:
-                is_mapped, goes_past = self._ways(operation, m)
+                is_mapped, goes_past = False, True
+                if m in operation.reads:
+                    is_mapped, goes_past = self._ways(operation, m)
                 through[n] |= through[m]
                 if is_mapped:
                     through[n] |= past[m]
                 if goes_past:
                     past[n] |= past[m]
                 known |= past[m] & through[m]
-            if past[n] & through[n] & ~known:
+            if self._multiplies(operation):
+                through[n] &= ~past[n]  # a gate: no sum of x and f(x) yet
+            elif past[n] & through[n] & ~known:
                 found.add(n)
         return found
+
+    def _multiplies(self, operation: Operation) -> bool:
+        """Whether the operation is a product of activations."""
+        is_product = operation.name in SCALINGS or any(each in operation.name for each in PRODUCTS)
+        activations = [m for m in operation.reads if m in self.activations]
+        return (
+            is_product
+            and len(set(activations)) > 1
+            and not any(self._is_matrix(m) for m in operation.reads)
+        )
 
     def _ways(self, operation: Operation, m: int) -> tuple[bool, bool]:
         """Whether the operation sees operation m through a matrix of its own, and past it."""

@@ -74,7 +74,13 @@ def _is_of_states(adapter: ModelAdapter, changed: Sequence[nn.Module], times: fl
     returns the state that it returned with the others. Numbers that overflow say nothing.
     """
     parts = [part for block in changed for part in with_matrices(block)]
-    with large_weights(parts, bias=1.0, shape=DENSE, times=times):
+    matrices = [
+        weight
+        for block in changed
+        for weight in block.parameters()
+        if weight.dim() > 1 and weight.is_floating_point()
+    ]
+    with large_weights(parts, bias=1.0, shape=DENSE, times=times, others=matrices):
         states, output = _states_and_output(adapter)
     if output is None or not bool(output.isfinite().all()):
         return True

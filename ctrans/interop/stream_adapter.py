@@ -34,7 +34,6 @@ from ctrans.interop.graph_parts import PartsReader, Samples, check_step, structu
 from ctrans.interop.model_adapter import REMEMBERED, ModelAdapter
 from ctrans.interop.module_adapter import ModuleAdapter
 from ctrans.interop.operations import CallSite, Function, Graph, Operations, whole_modules
-from ctrans.interop.outer_sums import in_words
 from ctrans.interop.probe_weights import random_states
 from ctrans.interop.replay import NotReplayedError
 from ctrans.interop.residual_stream import FEWEST, other_sums, steps_of_the_stream
@@ -51,7 +50,8 @@ class StreamAdapter(ModuleAdapter):
     def _find(self) -> None:
         self.knows_its_inputs = True  # `_check_same`
         self.whole = whole_modules(self.model)
-        graph, output = self._recorded(self.example)
+        with torch.no_grad():
+            graph, output = self.recorded()
         main = self.tensor(output)
         if main is None:
             raise ConfigError(
@@ -75,7 +75,6 @@ class StreamAdapter(ModuleAdapter):
             for i, x in enumerate(tensors_in(output))
             if x is not main and graph.number(x) in beside_the_stream
         }
-        self.outside = in_words(graph, states[0], states[-1], sink)
         self._numbers = {graph.operations[n].site: k for k, n in enumerate(states)}
         self.weights = [graph.weights(step.first, step.last) for step in self.steps]
         self.because = ""
@@ -302,7 +301,8 @@ class StreamAdapter(ModuleAdapter):
         key = (shape, x.dtype, x.device, versions)
         if key not in self._graphs:
             like = torch.zeros(*shape, x.shape[-1], dtype=x.dtype, device=x.device)
-            graph, _ = self._recorded(self.shaped(like))
+            with torch.no_grad():
+                graph, _ = self._recorded(self.shaped(like))
             if len(self._graphs) == REMEMBERED:
                 del self._graphs[next(iter(self._graphs))]
             self._graphs[key] = graph
@@ -315,11 +315,20 @@ class StreamAdapter(ModuleAdapter):
 
     def _recorded(self, tokens: Tensor) -> tuple[Graph, Any]:
         """The operations of a pass, and its output."""
-        with as_found(self.model), torch.no_grad():
+        with as_found(self.model):
             self.run(tokens)  # it may keep masks or tables that it makes the first time
             graph = Graph(self.model)
             output = self._run(tokens, Operations(graph.met, self.whole))
         return graph, output
+
+    def recorded(self) -> tuple[Graph, Any]:
+        """The operations of a pass of its example, and its output."""
+        return self._recorded(self.example)
+
+    def number_in(self, graph: Graph, k: int) -> int:
+        """The number of state k in another pass; it may be the input, which no call makes."""
+        site = next(site for site, number in self._numbers.items() if number == k)
+        return 0 if site is None else graph.numbers[site]
 
     def _check_at(self, like: Tensor) -> None:
         """Raises ConfigError unless the parts compute what the module does for states of that

@@ -54,6 +54,11 @@ def with_a_hook(model):
     return model
 
 
+def with_a_hook_of_the_depth(model):
+    model.depth.register_forward_hook(lambda part, given, output: output + output.tanh())
+    return model
+
+
 def with_a_patch(model):
     head = model.head
     model.head = lambda x: head(x + x.tanh())
@@ -68,6 +73,7 @@ def with_a_patch(model):
         (with_another_part(ctrans.GPT(config())), [BEHIND]),
         (with_torchs_encoder(ctrans.GPT(config())), [BEHIND]),
         (with_a_hook(ctrans.GPT(config())), [BEHIND]),
+        (with_a_hook_of_the_depth(ctrans.GPT(config())), [BEHIND]),
         (with_a_patch(ctrans.GPT(config())), [BEHIND]),
         (WithNothingChanged(config()), []),
         (ctrans.GPT(config()), []),
@@ -89,3 +95,17 @@ def test_a_verdict_is_open_behind_a_head_of_its_own():
     assert plain.step_verdict.startswith("well-posed")
     assert changed.step_verdict == "open"
     assert "WithAnotherHead.head" in changed.missing[BEHIND]
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("part", ["", "output_norm"])
+def test_a_verdict_is_open_where_a_hook_may_add_a_map(part):
+    tokens = torch.randint(0, 11, (1, 7), generator=torch.Generator().manual_seed(0))
+    model = ctrans.GPT(config()).double()
+    adapter = torch.randn(WIDTH, WIDTH, dtype=torch.float64)
+    first = next(iter(model.depth.sublayers))
+    first.get_submodule(part).register_forward_hook(lambda _, given, y: y + given[0] @ adapter)
+
+    check = check_model(model, tokens[:, :-1], tokens[:, 1:])
+    assert check.step_verdict == "open"
+    assert "hook" in check.missing["segment 0 (attention)"]

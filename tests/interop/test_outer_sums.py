@@ -8,7 +8,7 @@ from ctrans.control.model_check import check_model
 from ctrans.control.outer_code import BEFORE, BEHIND
 from ctrans.interop import from_transformers, open_model
 from ctrans.interop.factors import factors_of
-from ctrans.interop.outer_sums import outer_sums
+from ctrans.interop.outer_sums import CONTEXT, outside_of
 from ctrans.interop.stream_adapter import StreamAdapter
 from tests.interop.models import FAMILIES, made
 from tests.interop.test_factors import TOKENS, VOCABULARY, WIDTH, Block, Model
@@ -112,6 +112,18 @@ def written_in_place(model, x):
     return x
 
 
+def in_a_view_of_a_view(model, x):
+    turned = x.clone().transpose(0, 1)
+    turned[0].add_(model.f(turned[0]))
+    return turned.transpose(0, 1)
+
+
+def between_two_orders(model, x):
+    """A sum that a product of two states comes before, as in a highway."""
+    gate = model.f(x).sigmoid()
+    return x * (1 - gate) + model.f(x) * gate
+
+
 def by_an_identity(model, x):
     identity = torch.eye(WIDTH, dtype=x.dtype)
     return torch.cat([x, model.f(x)], -1) @ torch.cat([identity, identity])
@@ -133,6 +145,16 @@ class OfItsOwn(torch.autograd.Function):
         return slope + slope_inside @ w.T, of_w
 
 
+def unseen(function):
+    """Code that torch does not show."""
+    return lambda *inputs: torch.func.vmap(function, (0, None))(*inputs)
+
+
+def pooled(model, x):
+    """Averages of the tokens by rows of the model's own, as of attention without values."""
+    return torch.softmax(model.f(x) @ model.matrix[:, :TOKENS], -1) @ x
+
+
 SUBLAYERS = {
     "lerp": lambda model, x: torch.lerp(x, model.f(x), 0.3),
     "sum of a stack": lambda model, x: torch.stack([x, model.f(x)]).sum(0),
@@ -145,12 +167,18 @@ SUBLAYERS = {
     "products of entries": lambda model, x: x + (x.unsqueeze(-1) * model.matrix).sum(-2).tanh(),
     "an identity": by_an_identity,
     "attention": lambda model, x: torch.lerp(x, model.attention(x, x, x)[0], 0.5),
+    "a view of a view": in_a_view_of_a_view,
+    "a highway": between_two_orders,
+    "unseen code": lambda model, x: x + unseen(lambda x, w: (x @ w).tanh())(x, model.matrix),
+    "an unseen sum": lambda model, x: unseen(lambda x, w: x + (x @ w).tanh())(x, model.matrix),
     "function": lambda model, x: OfItsOwn.apply(x, model.matrix),
 }
 NO_SUBLAYERS = {
     "two maps": lambda model, x: model.f(model.f(x).relu()),
     "gated": lambda model, x: model.f(x).sigmoid() * (x @ model.matrix),
     "positions": lambda model, x: x + model.matrix[: x.shape[1]],
+    "a gate": lambda model, x: x * model.f(x).sigmoid(),
+    "pooled": pooled,
     "cap": lambda model, x: 30 * (x / 30).tanh(),
 }
 
@@ -160,12 +188,110 @@ NO_SUBLAYERS = {
 def test_a_map_whose_input_goes_past_it_is_found_however_it_is_written(name, is_early):
     torch.manual_seed(0)
     part = (SUBLAYERS | NO_SUBLAYERS)[name]
-    adapter = opened(WithAnother(part, is_early=is_early)).adapter
-    # code that changes a state in place is read by its sums
-    found = adapter.outside if isinstance(adapter, StreamAdapter) else outer_sums(adapter)
+    found = outside_of(opened(WithAnother(part, is_early=is_early)).adapter)
 
     where = BEFORE if is_early else BEHIND
     assert found.keys() == ({where} if name in SUBLAYERS else set())
+
+
+class WithTwoTables(WithAnother):
+    """Its first state chooses by the ids between two tables, one of them behind a map."""
+
+    def __init__(self):
+        super().__init__(lambda model, x: x, is_early=True)
+        self.other = nn.Embedding(VOCABULARY, WIDTH)
+
+    def forward(self, ids):
+        frequent = (ids < 5).unsqueeze(-1)
+        x = torch.where(frequent, self.embedding(ids), self.linear(self.other(ids)))
+        x = x * (ids != 3).unsqueeze(-1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class WithASkip(WithAnother):
+    """Its head also gets a map of what comes before its positions are added."""
+
+    def __init__(self):
+        super().__init__(lambda model, x: x, is_early=True)
+
+    def forward(self, ids):
+        tokens = self.embedding(ids)
+        x = tokens + self.matrix[: ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x + self.linear(tokens)))
+
+
+class Conditioned(PeriBlock):
+    def forward(self, x, condition):
+        x = x + self.n3(self.attention(self.n1(x) + condition))
+        return x + self.n4(self.ffn(self.n2(x) + condition))
+
+
+class WithContext(WithAnother):
+    """Its blocks get a vector that residual maps make."""
+
+    def __init__(self, *, is_residual):
+        super().__init__(lambda model, x: x, is_early=True)
+        self.is_residual = is_residual
+        self.of_condition = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Conditioned() for _ in range(2))
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        condition = self.of_condition(ids)
+        if self.is_residual:
+            condition = condition + self.f(condition)
+        else:
+            condition = self.f(condition)
+        for block in self.blocks:
+            x = block(x, condition)
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (WithTwoTables, set()),
+        (WithASkip, {BEHIND}),
+        (lambda: WithContext(is_residual=True), {CONTEXT}),
+        (lambda: WithContext(is_residual=False), set()),
+    ],
+    ids=["tables by id", "skip", "context", "plain context"],
+)
+def test_what_else_is_outside_of_the_blocks(module, expected):
+    torch.manual_seed(0)
+
+    assert outside_of(opened(module()).adapter).keys() == expected
+
+
+class TwoStacks(nn.Module):
+    """An encoder whose states a decoder of known blocks reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        layer = nn.TransformerDecoderLayer(WIDTH, 2, 32, batch_first=True, norm_first=True)
+        self.decoder = nn.TransformerDecoder(layer, 2)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, target, source):
+        memory = self.encoder(self.embedding(source))
+        return self.head(self.decoder(self.embedding(target), memory))
+
+
+def test_the_other_stack_of_two_is_outside():
+    torch.manual_seed(0)
+    tokens, targets = text()
+    module = TwoStacks().double().eval()
+    model = open_model(module, example=[tokens, targets]).model
+
+    found = outside_of(model.adapter)
+    assert {where: count(words) for where, words in found.items()} == {CONTEXT: 4}
 
 
 @pytest.mark.parametrize(("early", "late"), [(0, 0), (1, 0), (0, 2), (2, 1)])
@@ -173,7 +299,7 @@ def test_sums_outside_of_the_blocks_are_counted(early, late):
     torch.manual_seed(0)
     model = opened(WithOwnSublayers(Block(), early, late))
 
-    found = outer_sums(model.adapter)
+    found = outside_of(model.adapter)
     expected = {BEFORE: early, BEHIND: late}
     assert {where: count(words) for where, words in found.items()} == {
         where: number for where, number in expected.items() if number
@@ -185,8 +311,8 @@ def test_sums_of_another_width_are_behind_the_stream():
     model = opened(Narrowing())
 
     assert isinstance(model.adapter, StreamAdapter)
-    assert model.adapter.outside.keys() == {BEHIND}
-    assert ": 2. " in model.adapter.outside[BEHIND]
+    found = outside_of(model.adapter)
+    assert {where: count(words) for where, words in found.items()} == {BEHIND: 2}
 
 
 @pytest.mark.cases(1)
@@ -217,7 +343,7 @@ def test_no_penalty_is_proven_where_a_sublayer_is_outside_of_the_blocks():
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_have_none(name):
-    assert outer_sums(from_transformers(made(name)).adapter) == {}
+    assert outside_of(from_transformers(made(name)).adapter) == {}
 
 
 def test_weights_on_demand_say_nothing(monkeypatch):
