@@ -147,6 +147,11 @@ def _form(
         if len(seen) != 1:
             return f"module {i} is called {len(seen)} times in a forward pass"
         x, output = seen[0]
+        if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 3:
+            return (
+                f"module {i} gets states {tuple(x.shape)} of {x.dim()} axes, such as several"
+                " streams: ctrans reads states (batch, tokens, width)"
+            )
         if not is_state(x):
             return f"module {i} gets no floating-point state (batch, tokens, width)"
         if state is not None and not (x.shape == state.shape and torch.equal(x, state)):

@@ -373,13 +373,28 @@ def reshaped(graph: Graph, n: int) -> list[int]:
     return found
 
 
-def other_sums(graph: Graph, sink: int, steps: Sequence[StreamPart]) -> int:
-    """How many residual sums that the sink sees are in none of the parts, or inside of one."""
+def other_sums(graph: Graph, sink: int, steps: Sequence[StreamPart]) -> list[str]:
+    """The residual sums that the sink sees and which are in none of the parts, or inside of one:
+    the name of the first module whose weights each reads.
+    """
     of_parts = {step.sum.y for step in steps if step.sum is not None}
     for step in steps:
         if step.sum is not None and step.sum.offset is not None:
             of_parts.update(graph.operations[step.sum.y].reads)  # the sum without its offset
-    return len(sums_among(graph, graph.before(sink)) - of_parts)
+    others = sums_among(graph, graph.before(sink)) - of_parts
+    return [_first_module(graph, n) for n in sorted(others)]
+
+
+def _first_module(graph: Graph, n: int) -> str:
+    """The module of the first parameter that the maps of the sum n read; "" if it has no name."""
+    found = sum_at(graph, n)
+    assert found is not None, "it is a sum"
+    for m in sorted(graph.before(n) & graph.after(found.x) - {found.x}):
+        for read in graph.operations[m].reads:
+            operation = graph.operations[read]
+            if isinstance(operation.output, nn.Parameter) and "." in operation.path:
+                return operation.path.rpartition(".")[0]
+    return ""
 
 
 def sums_among(graph: Graph, operations: set[int]) -> set[int]:

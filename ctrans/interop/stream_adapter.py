@@ -81,9 +81,11 @@ class StreamAdapter(ModuleAdapter):
         others = other_sums(graph, sink, self.steps)
         self.notes = ()
         if others:
+            names = list(dict.fromkeys(filter(None, (others[0], others[-1]))))
+            where = f" ({' .. '.join(names)})" if names else ""
             self.notes = (
-                f"{others} of its sums x + f(x), inside of parts or beside them, are not examined"
-                " by themselves",
+                f"{len(others)} of its sums x + f(x), inside of parts or beside them, are not"
+                f" examined by themselves{where}",
             )
         if any(operation.name == "batch_norm" for operation in graph.operations):
             self.notes += (
