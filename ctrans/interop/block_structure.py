@@ -19,6 +19,8 @@ from solvers import ConfigError
 ROLES = ("input_norm", "output_norm", "state_norm")
 """The roles of a norm in a sublayer, in the order in which they act."""
 UNKNOWN = "unknown"
+MIX = "mix"
+"""The placement of a part that only scales the state and adds what does not depend on it."""
 """What is said of the placement and the norms of a part."""
 Roles = dict[str, Any]
 """The norms of a sublayer by role."""
@@ -84,7 +86,7 @@ def _placement(sublayer: Sublayer) -> str:
     combination.
     """
     if sublayer.kind == "part":
-        return UNKNOWN
+        return MIX if sublayer.field.label == MIX else UNKNOWN
     try:
         return sublayer.placement.name
     except ConfigError:

@@ -21,10 +21,18 @@ from ctrans.interop.block_structure import Structure
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.module_chain import ModuleChain
 from ctrans.interop.norms import AdaptedNorm, GainsOf, WithoutGain, as_norm
-from ctrans.interop.operations import NORM, PRODUCTS, RESHAPES, CallSite, Graph
+from ctrans.interop.operations import NORM, PRODUCTS, RESHAPES, SUMS, CallSite, Graph
 from ctrans.interop.replay import NotReplayedError, Replayed
 from ctrans.interop.residual_scale import ScaledOutput, keeping
-from ctrans.interop.residual_stream import Scaled, StreamPart, Sum, reshaped, summands
+from ctrans.interop.residual_stream import (
+    PASSED_ON,
+    SCALINGS,
+    Scaled,
+    StreamPart,
+    Sum,
+    reshaped,
+    summands,
+)
 from ctrans.interop.tolerances import same_where_finite
 from solvers import ConfigError
 
@@ -35,6 +43,10 @@ ATTENTION = ("scaled_dot_product_attention", "attention")
 """Operations of an attention, even of one that reads no other token of its state."""
 MOVES = (*RESHAPES, "transpose", "permute", "movedim", "dropout")
 """Operations that change the order or the shape of axes."""
+AFFINE = (
+    "it multiplies the state by numbers and adds what does not depend on it: an earlier state, or"
+    " coordinates"
+)
 Samples = Sequence[tuple[Tensor, Tensor]]
 """States before a part of a model, and behind it."""
 
@@ -222,6 +234,8 @@ class PartsReader:
         """The sublayer of that step, and its length in depth-time; `state` has values of its first
         state.
         """
+        if step.sum is None and self._is_affine(step):
+            raise NotReplayedError(AFFINE)
         if step.sum is None:
             raise NotReplayedError(
                 "it is no single sum x + f(x): it mixes states, or later parts read its states"
@@ -236,6 +250,16 @@ class PartsReader:
         if state_norm is None:
             raise NotReplayedError(f"its sum multiplies the state by {step.sum.share:g}")
         return keeping(sublayer, state_norm, step.sum.share), length
+
+    def _is_affine(self, step: StreamPart) -> bool:
+        """Whether a part multiplies the state by numbers, and adds what it does not depend on."""
+        inside = self.graph.after(step.first) & self.graph.before(step.last) - {step.first}
+        of_entries = (*SUMS, *SCALINGS, *PASSED_ON)
+        return all(
+            self.graph.operations[n].name in of_entries
+            and len({step.first, *inside} & set(self.graph.operations[n].reads)) == 1
+            for n in inside
+        )
 
     def _check_decisions(self, step: StreamPart) -> None:
         """Raises NotReplayedError if the model's code decides by the values of the state, of its

@@ -29,7 +29,7 @@ from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.attention_in_model import attention_in_model
 from ctrans.interop.attention_reading import NO_ROWS, AttentionReading, read_attention
 from ctrans.interop.attention_rows import showing_rows
-from ctrans.interop.block_structure import ROLES, UNKNOWN, Structure, depth_of, make_of
+from ctrans.interop.block_structure import MIX, ROLES, UNKNOWN, Structure, depth_of, make_of
 from ctrans.interop.factors import factors_of
 from ctrans.interop.ffn_in_model import FeedForwardReading, ffn_in_model, read_ffn
 from ctrans.interop.model_adapter import OUTPUTS, REMEMBERED, ModelAdapter
@@ -80,7 +80,7 @@ class Architecture:
     unread: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        if self.placement == UNKNOWN:
+        if {UNKNOWN, MIX} & set(self.placement.split(", ")):
             unit = "part"
         else:
             unit = "block"
@@ -413,7 +413,7 @@ def _architecture(
             label = getattr(chain.stages[0], "mixing", "") or label
         labels.setdefault(name, {})[label] = None
     stages = {name: ", ".join(of_kind) for name, of_kind in labels.items()}
-    if "part" in stages:
+    if any(structure.placement == UNKNOWN for structure in structures):
         none = UNKNOWN
         norm_descriptions = {*map(_described, norms), UNKNOWN}
     else:
@@ -484,4 +484,4 @@ def _described(norm: AdaptedNorm | FreeNorm | WithoutGain) -> str:
             gain = form.gain
         if form.added:
             eps = f"eps = {form.added:g} added to the deviation"
-    return f"{type(norm.module).__name__} ({kind}, gamma = {gain}, {eps})"
+    return f"{_label(norm.module)} ({kind}, gamma = {gain}, {eps})"

@@ -83,6 +83,7 @@ class Replayed(nn.Module):
     value. Raises NotReplayedError if the model's code decides by values what it does.
     """
 
+    label = "operations"
     rows: tuple[int, int] | None = None
     """The numbers of sequences and of tokens, where `first` has states."""
     tokens_first = False

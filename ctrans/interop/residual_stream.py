@@ -264,6 +264,8 @@ def steps_of_the_stream(
         elif is_norm(each.y, then.x):
             steps.append(StreamPart(first, then.x, each))
         else:
+            if any(is_norm(one.y, other.x) for one, other in pairwise(sums)):
+                end = _last_norm(graph, end, then.x, is_norm)  # coordinates may follow it
             steps += [StreamPart(first, end, each), StreamPart(end, then.x, None)]
     steps = [
         *_gated_before(graph, steps[0].first),

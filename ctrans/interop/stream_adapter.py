@@ -28,9 +28,9 @@ from ctrans.dynamics.scheme import whole_graph
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.interop.block_calls import Seen, tensors_in
 from ctrans.interop.block_run import mixes_tokens
-from ctrans.interop.block_structure import Structure
+from ctrans.interop.block_structure import MIX, Structure
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
-from ctrans.interop.graph_parts import PartsReader, Samples, check_step, structures_of
+from ctrans.interop.graph_parts import AFFINE, PartsReader, Samples, check_step, structures_of
 from ctrans.interop.model_adapter import REMEMBERED, ModelAdapter
 from ctrans.interop.module_adapter import ModuleAdapter
 from ctrans.interop.operations import CallSite, Function, Graph, Operations, whole_modules
@@ -404,6 +404,7 @@ class StreamAdapter(ModuleAdapter):
     def _whole_part(self, k: int, reason: str, state: Tensor) -> Sublayer:
         """The k-th part as the module itself, from state to state."""
         field = StreamMap(self, k, self.weights[k], f"{reason}{self.because}")
+        field.label = MIX if reason == AFFINE else field.label
         field.mixes_tokens = self.tokens > 1 and mixes_tokens(field, state)
         return Sublayer(field, "part")
 

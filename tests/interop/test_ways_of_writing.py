@@ -256,3 +256,31 @@ def test_an_example_may_be_a_list_and_too_many_values_are_named():
     module = Crossing().double().eval()
     with pytest.raises(ConfigError, match=r"example= has 3 values.*features, ids"):
         open_model(module, example=[ids(), ids(), ids()])
+
+
+class Mixed(Model):
+    """Pre-LN where each layer begins with a x + b x_0, or Post-LN with coordinates before each."""
+
+    def states(self, ids):
+        x = self.embedding(ids)
+        first = x
+        for i, (attention, ffn) in enumerate(zip(self.attentions, self.ffns, strict=True)):
+            if self.factor is None:
+                x = 0.9 * x + 0.2 * first
+            else:
+                x = x + torch.linspace(0, 1, WIDTH, dtype=x.dtype)
+            x = self.add(x, attention, self.norms[2 * i])
+            x = self.add(x, ffn, self.norms[2 * i + 1])
+        return [first, x]
+
+
+@pytest.mark.parametrize(("factor", "placement"), [(None, "pre"), (1.0, "post")])
+def test_mixes_of_states_between_the_sublayers_are_called_so(factor, placement):
+    torch.manual_seed(0)
+    module = Mixed(lambda: Attention(by_hand), factor=factor).double().eval()
+    model = open_model(module, example=ids()).model
+
+    assert set(model.config.placement.split(", ")) == {placement, "mix"}
+    with torch.no_grad():
+        torch.testing.assert_close(states_as_read(model, ids())[-1], module.states(ids())[-1])
+        torch.testing.assert_close(model.head(module.states(ids())[-1]), module(ids()))
