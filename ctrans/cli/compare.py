@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from ctrans.base.option import option
 from ctrans.cli.diagnose import STOPPED
 from ctrans.cli.ending import directory_of, end
-from ctrans.cli.inputs import read_batch
+from ctrans.cli.inputs import Batch, read_batch, recorded_batch
 from ctrans.cli.model_request import ComparisonRequest
-from ctrans.cli.model_sources import find_models
+from ctrans.cli.model_sources import ModelSource, find_models, labels
 from ctrans.cli.request import command_of
 from ctrans.examine.compared import as_object, measured
 from ctrans.examine.comparison.compare import compare
+from ctrans.examine.comparison.recording import Recording, is_recording, read_recording
 from ctrans.report.progress import progress_bar
 from solvers import ConfigError
 
@@ -40,31 +42,35 @@ def command(request: CompareRequest) -> None:
     rounding would make of the part is measured too, which tells a fault from rounding. The
     difference of the losses is divided among the parts: the shares add up to it.
 
+    One MODEL may be a recording: a file of safetensors with the states of a program that ctrans
+    does not run, as of JAX, and the tokens that it read.
+
     \b
     ctrans compare models/llama models/port
     ctrans compare models/gpt2 models/gpt2-bf16 --file book.txt
     ctrans compare run/step-1000 other/step-1000 --fail-on change
+    ctrans compare port.safetensors models/llama
     ctrans compare --python model.py:eager --python model.py:fused --example model.py:batch
 
     Exit codes: 0 success, changed or not. 1 the computation failed. 2 invalid input.
     3 --fail-on found a change.
     """
-    sources = find_models(request)
-    if len(sources) != 2:
-        raise ConfigError(
-            f"ctrans compare takes two models, and {len(sources)} are given: name two"
-        )
-    has_loss = all(source.opened is None or source.opened.loss != "none" for source in sources)
-    batch = read_batch(request, sources, targets=has_loss)
+    recordings = [path for path in request.named if is_recording(path)]
+    if recordings:
+        pair = _with_recording(request, recordings)
+    else:
+        pair = _two_models(request)
     directory = directory_of(request)
-    first_name, second_name = (source.name for source in sources)
-    with progress_bar("compare", sources[0].segments + 2) as advance:
+    with progress_bar("compare", pair.batch.sources[0].segments + 2) as advance:
 
         def progress(part: int) -> None:
             advance(f"part {part}", 1)
 
-        first, second = (source.model(request) for source in sources)
-        found = compare(first, second, batch.tokens, batch.targets, progress=progress)
+        second = pair.batch.sources[-1].model(request)
+        first: Any = pair.recording
+        if pair.recording is None:
+            first = pair.batch.sources[0].model(request)
+        found = compare(first, second, pair.batch.tokens, pair.batch.targets, progress=progress)
     failures = []
     if request.fail_on and found.changed:
         count = len(found.changed)
@@ -73,9 +79,63 @@ def command(request: CompareRequest) -> None:
     end(
         request,
         directory,
-        inputs=batch,
+        inputs=pair.batch,
         result=as_object(found),
-        measured=measured(first_name, second_name, found),
+        measured=measured(*pair.names, found),
         failures=failures,
         code=STOPPED,
     )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _ToCompare:
+    """What is compared: the names of both sides, the models with what they read, and the recording
+    that takes the place of the first model, if there is one.
+    """
+
+    names: tuple[str, str]
+    batch: Batch
+    recording: Recording | None = None
+
+
+def _two_models(request: CompareRequest) -> _ToCompare:
+    sources = find_models(request)
+    if len(sources) != 2:
+        raise ConfigError(
+            f"ctrans compare takes two models, and {len(sources)} are given: name two"
+        )
+    has_loss = all(_has_loss(source) for source in sources)
+    batch = read_batch(request, sources, targets=has_loss)
+    return _ToCompare((sources[0].name, sources[1].name), batch)
+
+
+def _with_recording(request: CompareRequest, recordings: list[Path]) -> _ToCompare:
+    """A recording and a model on the recording's tokens."""
+    models = dataclasses.replace(
+        request, named=tuple(path for path in request.named if path not in recordings)
+    )
+    given = [str(value) for _, value in models.named_models]
+    if len(recordings) > 1 or len(given) != 1:
+        raise ConfigError(
+            f"ctrans compare takes two models, of which one may be a recording"
+            f" ({recordings[0].name}), and {len(recordings)} recordings and {len(given)} models are"
+            " given: name one of each"
+        )
+    texts = [
+        f"--{name}"
+        for name in ("file", "text", "ids", "images", "example")
+        if getattr(request, name)
+    ]
+    if texts:
+        raise ConfigError(
+            f"{str(recordings[0])!r} has the tokens that it is of: leave {texts[0]} out"
+        )
+    recording = read_recording(recordings[0])
+    (source,) = find_models(models)
+    first, second = labels([str(recordings[0]), given[0]])
+    batch = recorded_batch(models, source, recording, targets=_has_loss(source))
+    return _ToCompare((first, second), batch, recording)
+
+
+def _has_loss(source: ModelSource) -> bool:
+    return source.opened is None or source.opened.loss != "none"

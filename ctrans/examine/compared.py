@@ -120,13 +120,15 @@ def _values(name: str, found: ModelComparison) -> Iterator[Value]:
         yield Value(name, "rounding of the loss", found.rounding_of_loss)
     worst = max(found.parts, key=lambda part: part.ratio)
     yield Value(name, "largest defect over rounding", worst.ratio, place=worst.name)
-    embedding, *inner, head = found.parts
+    embedding = found.parts[0]
     yield Value(name, "defect of the embedding", embedding.defect)
-    yield Value(name, "defect of the head", head.defect)
-    if not math.isnan(head.share):
+    if not math.isnan(embedding.share):
         yield Value(name, "share of the embedding", embedding.share)
-        yield Value(name, "share of the head", head.share)
-    for k, part in enumerate(inner):
+    if found.head is not None:
+        yield Value(name, "defect of the head", found.head.defect)
+        if not math.isnan(found.head.share):
+            yield Value(name, "share of the head", found.head.share)
+    for k, part in enumerate(found.sublayers):
         place = f"{k} ({part.name})"
         yield Value(name, DEFECT, part.defect, depth=k, place=place)
         yield Value(name, EXPLAINED, CHANGED * part.rounding, depth=k, place=place)
@@ -134,7 +136,7 @@ def _values(name: str, found: ModelComparison) -> Iterator[Value]:
             yield Value(name, "share of the loss' difference", part.share, depth=k, place=place)
         if not math.isnan(part.first_order):
             yield Value(name, "first-order share", part.first_order, depth=k, place=place)
-    for k, part in enumerate(found.parts[:-1]):
+    for k, part in enumerate([found.parts[0], *found.sublayers]):
         yield Value(name, "difference of states", part.behind, depth=k)
 
 
