@@ -17,7 +17,7 @@ from ctrans.control.costate import Costate
 from ctrans.control.costate import costate as costate_of
 from ctrans.dynamics.depth import Depth
 from ctrans.examine.comparison import compare as comparison
-from ctrans.examine.comparison.compare import ModelComparison
+from ctrans.examine.comparison.model_comparison import ModelComparison
 from ctrans.examine.comparison.recording import Recording, is_recording, read_recording
 from ctrans.examine.diagnosis import diagnose as diagnosis
 from ctrans.examine.diagnosis.diagnose import Diagnosis

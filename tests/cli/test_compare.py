@@ -88,7 +88,8 @@ def test_a_recording_is_the_first_of_the_two(models, tmp_path):
     words = " ".join(result.stdout.split())
 
     assert result.exit_code == 3, result.output
-    assert "part at block 1, attention. The loss differs by" in words
+    assert "part at block 1, attention. With" in words
+    assert "transposed" in words
     found = strict((tmp_path / "compare.json").read_text())
     total = sum(part["share"] for part in found["parts"])
     assert total == pytest.approx(found["difference"], abs=1e-9)

@@ -33,13 +33,26 @@ from torch import Tensor
 
 from ctrans.base.as_found import as_found
 from ctrans.control.costate import costate
+from ctrans.examine.comparison.explanations import EditTrial, Explanation, explanations_of
+from ctrans.examine.comparison.kept_parts import (
+    KeptParts,
+    contributions_of,
+    fine_and_coarse,
+    kept_parts,
+)
+from ctrans.examine.comparison.model_comparison import (
+    CHANGED,
+    ModelComparison,
+    PartDifference,
+    WeightDifference,
+)
 from ctrans.examine.comparison.part_rounding import (
     PartRounding,
     difference,
     differences,
     ratio_of,
 )
-from ctrans.examine.comparison.parts import HEAD, ModelParts
+from ctrans.examine.comparison.parts import ModelParts
 from ctrans.examine.comparison.recording import RecordedParts, Recording, parts_beside
 from ctrans.examine.comparison.stages import Stage, stages_of
 from ctrans.examine.comparison.weight_relations import (
@@ -51,106 +64,6 @@ from ctrans.examine.comparison.weight_relations import (
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.measure.walk import Model
 from solvers import ConfigError, SolveError
-
-CHANGED = 4.0
-"""A defect so many times as large as the rounding that was measured is a change."""
-
-
-@dataclass(frozen=True)
-class PartDifference:
-    """What is different in a part of two models.
-
-    - `name`: the part in words
-    - `defect`: |e_k| as a share of what the part makes, root mean square. Of a sublayer that is
-      what it adds, or the next state if that differs by more than rounding explains
-    - `rounding`: the same for what rounding makes of the first model's part
-    - `ratio`: the largest ratio of defect to rounding, of root mean squares and of largest entries;
-      0 if the part is equal to the bit
-    - `behind`: |X_B - X_A|/|X_A| behind the part, both models on their own; of the head, that of
-      the logits
-    - `share`: the part's share of L_B - L_A; nan without a loss
-    - `first_order`: <P, e_k>; nan where there is no costate
-    """
-
-    name: str
-    defect: float
-    rounding: float
-    ratio: float
-    behind: float
-    share: float
-    first_order: float
-
-    @property
-    def changed(self) -> bool:
-        """Whether rounding does not explain the defect."""
-        return not self.ratio <= CHANGED
-
-
-@dataclass(frozen=True)
-class WeightDifference:
-    """A weight that differs: its names, its part, and how the second follows from the first."""
-
-    name: str
-    other_name: str
-    part: str
-    relation: str
-    kind: str
-    distance: float
-
-
-@dataclass(frozen=True)
-class ModelComparison:
-    """What `compare` found.
-
-    - `losses`: L_A and L_B; nan without a loss
-    - `rounding_of_loss`: what rounding alone changes of the first one's loss, root mean square
-    - `parts`: along the depth
-    - `inside`: of the first part that changed, its stages
-    - `weights`: those that differ; `equal_weights` and `unmatched` count the others
-    - `missing`: what was not measured, and why
-    """
-
-    losses: tuple[float, float]
-    rounding_of_loss: float
-    parts: tuple[PartDifference, ...]
-    inside: tuple[Stage, ...]
-    weights: tuple[WeightDifference, ...]
-    equal_weights: int
-    unmatched: tuple[str, ...]
-    missing: dict[str, str]
-
-    @property
-    def difference(self) -> float:
-        """L_B - L_A."""
-        first, second = self.losses
-        return second - first
-
-    @property
-    def changed(self) -> list[PartDifference]:
-        """The parts whose defect rounding does not explain, along the depth."""
-        return [part for part in self.parts if part.changed]
-
-    @property
-    def head(self) -> PartDifference | None:
-        """The head; None beside a recording without logits."""
-        last = self.parts[-1]
-        return last if last.name == HEAD else None
-
-    @property
-    def sublayers(self) -> list[PartDifference]:
-        """The parts between the embedding and the head."""
-        return [part for part in self.parts[1:] if part.name != HEAD]
-
-    @property
-    def stage(self) -> Stage | None:
-        """The first stage that changed of the first sublayer that did."""
-        return next((stage for stage in self.inside if stage.changed), None)
-
-    @property
-    def equal(self) -> bool:
-        """Whether no part differs in any bit."""
-        return all(part.ratio == 0 for part in self.parts)
-
 
 Side = Model | Recording
 """A model, or what was recorded of one."""
@@ -246,14 +159,17 @@ def _compared(pair: _Pair, tokens: Any, progress: Callable[[int], None] | None) 
         if ratios[0] <= CHANGED:
             shown = ratios.index(max(ratios))
         if a.targets is not None:
-            tails[k] = b.loss_from(k, of_b[k])
+            tails[k] = b.loss_of(b.last_from(k, of_b[k]))
         parts.append(
             PartDifference(
                 name=name,
                 defect=defects[shown].share,
+                shown=shown,
                 rounding=roundings[shown].share,
                 ratio=max(ratios),
                 behind=difference(ends_a[k], ends_b[k]).share,
+                amplified=_amplified(of_b, other_states, k, outputs_b[-1]),
+                at_end=math.nan,
                 share=math.nan,
                 first_order=first_order[k],
             )
@@ -266,9 +182,24 @@ def _compared(pair: _Pair, tokens: Any, progress: Callable[[int], None] | None) 
     ]
     inside: tuple[Stage, ...] = ()
     first_changed = next((k for k, part in enumerate(parts) if part.changed), None)
-    if first_changed is not None and isinstance(a, ModelParts):
+    explanations: tuple[Explanation, ...] = ()
+    if first_changed is not None:
         k = first_changed
-        inside = stages_of(a, b, k, of_a[k], of_b[k], partial(noise.tensor, k), CHANGED)
+        if isinstance(a, ModelParts):
+            inside = stages_of(a, b, k, of_a[k], of_b[k], partial(noise.tensor, k), CHANGED)
+        explanations = _explanations(pair, k, parts[k], (of_a[k], of_b[k]), noise, found, tokens)
+    kept: tuple[KeptParts, ...] = ()
+    is_rounding = first_changed is None and any(part.ratio for part in parts)
+    if isinstance(a, ModelParts) and a.targets is not None and is_rounding:
+        fine, coarse, of_fine, of_coarse = fine_and_coarse(a, b, own_states, other_states)
+        contributions = contributions_of(fine, of_fine[-1], of_coarse)
+        kept = tuple(
+            kept_parts(fine, coarse, tokens, contributions, of_fine[-1], of_second=fine is b)
+        )
+        size = float(of_fine[-1].double().norm())
+        for k, contribution in enumerate(contributions):
+            if size:
+                parts[k] = replace(parts[k], at_end=float(contribution.norm()) / size)
     rounding_of_loss = math.nan
     if a.targets is not None:
         own_loss = tails[-1] if pair.rounded is a else tails[0]
@@ -278,11 +209,59 @@ def _compared(pair: _Pair, tokens: Any, progress: Callable[[int], None] | None) 
         rounding_of_loss=rounding_of_loss,
         parts=tuple(parts),
         inside=inside,
+        explanations=explanations,
+        kept=kept,
         weights=tuple(_weight_differences(a, found)),
         equal_weights=sum(relation.kind == "equal" for _, relation in found),
         unmatched=tuple(unmatched),
         missing=missing,
     )
+
+
+def _amplified(
+    of_b: Sequence[Any], other_states: Sequence[Tensor], k: int, next_of_own: Tensor
+) -> float:
+    """The factor of part k on what it inherits; its second output is Psi_k(X_k)."""
+    if not 0 < k < len(other_states):
+        return math.nan
+    before = float((other_states[k - 1].double() - of_b[k].double()).norm())
+    behind = float((other_states[k].double() - next_of_own.double()).norm())
+    return behind / before if before else math.nan
+
+
+def _explanations(
+    pair: _Pair,
+    k: int,
+    part: PartDifference,
+    inputs: tuple[Any, Any],
+    noise: PartRounding,
+    found: list[tuple[WeightPair, Relation]],
+    tokens: Any,
+) -> tuple[Explanation, ...]:
+    """The edits that explain part k, whose inputs are these in the two models."""
+    of_a, of_b = inputs
+    outputs = (pair.a.outputs(k, of_a), pair.b.outputs(k, of_b))
+    runs_first = pair.rounded is pair.a
+    given = of_a if runs_first else of_b
+    own, wanted = outputs if runs_first else reversed(outputs)
+    trial = EditTrial(
+        parts=pair.rounded,
+        number=k,
+        given=given,
+        own=own,
+        wanted=wanted,
+        defect=part.defect,
+        shown=part.shown,
+        rounding=noise.of(k, given, own),
+        other=pair.b if runs_first else None,
+    )
+    places = pair.a.part_of()
+    pairs = [
+        each
+        for each, relation in found
+        if relation.kind not in ("equal", "rounded") and places.get(id(each.first), k) == k
+    ]
+    return tuple(explanations_of(trial, tokens, pairs, CHANGED))
 
 
 def _not_recorded(a: ModelParts | RecordedParts) -> Iterator[tuple[str, str]]:

@@ -160,4 +160,4 @@ class PartRounding:
         return math.sqrt(total / SAMPLES)
 
     def _loss_from(self, x: Tensor) -> list[Tensor]:
-        return [torch.tensor(self.parts.loss_from(1, x))]
+        return [torch.tensor(self.parts.loss_of(self.parts.last_from(1, x)))]

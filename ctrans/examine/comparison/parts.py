@@ -65,10 +65,11 @@ class ModelParts:
         x = self.model.embed(tokens)
         yield x
         for part in range(1, len(self) - 1):
-            x = self._through(part, x)
+            x = self.through(part, x)
             yield x
 
-    def _through(self, part: int, x: Tensor) -> Tensor:
+    def through(self, part: int, x: Tensor) -> Tensor:
+        """The state behind a part of sublayers."""
         start = self.starts[part - 1]
         for k in range(start, start + self.size):
             x = self.sublayers[k].step(x, self.lengths[k])
@@ -83,7 +84,7 @@ class ModelParts:
         if part == len(self) - 1:
             return [self._of_head(given)]
         if self.by_states or self.size > 1:
-            following = self._through(part, given)
+            following = self.through(part, given)
             return [following - given, following]
         sublayer = self.sublayers[part - 1]
         length = self.lengths[part - 1]
@@ -91,15 +92,15 @@ class ModelParts:
         raw = sublayer(entered)
         return [length * raw, sublayer.moved(entered, raw, length)]
 
-    def loss_from(self, part: int, given: Any) -> float:
-        """The loss if the parts from this one on read that input."""
-        x = given
+    def last_from(self, part: int, given: Any) -> Tensor:
+        """The last state if the parts from this one on, before the head, read that input."""
+        x: Tensor = given
         if part == 0:
             x = self.model.embed(given)
             part = 1
         for later in range(part, len(self) - 1):
-            x = self._through(later, x)
-        return self.loss_of(x)
+            x = self.through(later, x)
+        return x
 
     def loss_of(self, x: Tensor) -> float:
         """L(X_K). Logits of few digits are widened first, as the losses of trainings do."""
@@ -123,19 +124,32 @@ class ModelParts:
     @property
     def module(self) -> nn.Module | None:
         """The user's own module, or the GPT."""
+        adapter = self._adapter
+        if adapter is not None:
+            own: nn.Module = adapter.model
+            return own
         inner: Any = self.model
-        while True:
-            adapter = getattr(inner, "adapter", None)
-            if adapter is not None:
-                own: nn.Module = adapter.model
-                return own
-            within = getattr(inner, "model", None)
-            if not isinstance(within, nn.Module):
-                break
-            inner = within
+        while isinstance(getattr(inner, "model", None), nn.Module):
+            inner = inner.model
         if isinstance(inner, nn.Module):
             return inner
         return None
+
+    @property
+    def _adapter(self) -> Any:
+        """What runs a model of another library; None for our own."""
+        inner: Any = self.model
+        while inner is not None:
+            adapter = getattr(inner, "adapter", None)
+            if adapter is not None:
+                return adapter
+            inner = getattr(inner, "model", None)
+        return None
+
+    def forget(self) -> None:
+        """Drops what an opened model remembers of masks and positions."""
+        if self._adapter is not None:
+            self._adapter.forget()
 
     def part_of(self) -> dict[int, int]:
         """The number of the part of each parameter and buffer, by its id; those outside of the

@@ -306,8 +306,12 @@ def test_rounding_noise_has_the_size_of_its_unit_and_spares_exact_results():
 
         hidden = torch.full((9,), -torch.inf) + torch.ones(9)
         turned = torch.polar(x, x) * 1.0
+        counts = torch.histc((torch.arange(40) % 4).float(), bins=4, min=0, max=3)
+        positions = torch.arange(50).to(torch.float64)
 
     share = (noisy / x - 1).abs()
+    assert counts.int().tolist() == [10] * 4, "or experts would get each other's tokens"
+    assert torch.equal(positions, torch.arange(50).double())
     assert bool((hidden == -torch.inf).all()), "a mask that is added hides as before"
     assert 1e-4 < float((turned / torch.polar(x, x) - 1).abs().mean()) < 2e-3
     assert float(share.max()) <= 1e-3
