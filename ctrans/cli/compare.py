@@ -17,6 +17,8 @@ from ctrans.examine.compared import as_object, measured
 from ctrans.examine.comparison.compare import compare
 from ctrans.examine.comparison.recording import Recording, is_recording, read_recording
 from ctrans.report.progress import progress_bar
+from ctrans.training.compared_runs import RunParting, is_run, parting_of, with_runs
+from ctrans.training.run_directory import RunDirectory
 from solvers import ConfigError
 
 
@@ -42,6 +44,9 @@ def command(request: CompareRequest) -> None:
     rounding would make of the part is measured too, which tells a fault from rounding. The
     difference of the losses is divided among the parts: the shares add up to it.
 
+    Two training runs are compared by their logs too: the first step at which they part, and the
+    first tensor.
+
     One MODEL may be a recording: a file of safetensors with the states of a program that ctrans
     does not run, as of JAX, and the tokens that it read.
 
@@ -49,17 +54,21 @@ def command(request: CompareRequest) -> None:
     ctrans compare models/llama models/port
     ctrans compare models/gpt2 models/gpt2-bf16 --file book.txt
     ctrans compare run/step-1000 other/step-1000 --fail-on change
+    ctrans compare out/run out/other-machine
     ctrans compare port.safetensors models/llama
     ctrans compare --python model.py:eager --python model.py:fused --example model.py:batch
 
     Exit codes: 0 success, changed or not. 1 the computation failed. 2 invalid input.
     3 --fail-on found a change.
     """
+    runs: RunParting | None = None
+    if len(request.named) == 2 and all(is_run(path) for path in request.named):
+        runs = parting_of(*request.named)
     recordings = [path for path in request.named if is_recording(path)]
     if recordings:
         pair = _with_recording(request, recordings)
     else:
-        pair = _two_models(request)
+        pair = _two_models(request, runs)
     directory = directory_of(request)
     with progress_bar("compare", pair.batch.sources[0].segments + 2) as advance:
 
@@ -71,6 +80,9 @@ def command(request: CompareRequest) -> None:
         if pair.recording is None:
             first = pair.batch.sources[0].model(request)
         found = compare(first, second, pair.batch.tokens, pair.batch.targets, progress=progress)
+    table = measured(*pair.names, found)
+    if runs is not None:
+        table = with_runs(table, *pair.names, runs)
     failures = []
     if request.fail_on and found.changed:
         count = len(found.changed)
@@ -80,8 +92,8 @@ def command(request: CompareRequest) -> None:
         request,
         directory,
         inputs=pair.batch,
-        result=as_object(found),
-        measured=measured(*pair.names, found),
+        result=as_object(found) | ({} if runs is None else {"runs": vars(runs)}),
+        measured=table,
         failures=failures,
         code=STOPPED,
     )
@@ -98,15 +110,23 @@ class _ToCompare:
     recording: Recording | None = None
 
 
-def _two_models(request: CompareRequest) -> _ToCompare:
-    sources = find_models(request)
+def _two_models(request: CompareRequest, runs: RunParting | None) -> _ToCompare:
+    """Two models; of two runs those of the first checkpoint that differs, or the last ones."""
+    given = request
+    if runs is not None and runs.checkpoint is not None:
+        places = [RunDirectory(path).step_directory(runs.checkpoint) for path in request.named]
+        given = dataclasses.replace(request, named=tuple(places))
+    sources = find_models(given)
     if len(sources) != 2:
         raise ConfigError(
             f"ctrans compare takes two models, and {len(sources)} are given: name two"
         )
     has_loss = all(_has_loss(source) for source in sources)
     batch = read_batch(request, sources, targets=has_loss)
-    return _ToCompare((sources[0].name, sources[1].name), batch)
+    names = [source.name for source in sources]
+    if runs is not None:
+        names = labels([str(path) for path in request.named])
+    return _ToCompare((names[0], names[1]), batch)
 
 
 def _with_recording(request: CompareRequest, recordings: list[Path]) -> _ToCompare:
