@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ctrans.base.option import option
+from ctrans.cli.click_options import OptionValues
 from ctrans.cli.diagnose import STOPPED
 from ctrans.cli.ending import directory_of, end
 from ctrans.cli.inputs import Batch, read_batch, recorded_batch
@@ -32,6 +33,7 @@ class CompareRequest(ComparisonRequest):
         choices={"change": None},
     )
 
+    defaults: ClassVar[OptionValues] = {**ComparisonRequest.defaults, "batch": 2}
     common: ClassVar[frozenset[str]] = (ComparisonRequest.common - {"norm"}) | {"fail_on"}
 
 

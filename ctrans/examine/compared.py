@@ -38,8 +38,8 @@ MEASURES.add(
         "difference of the losses": _of_parts(formula="L_B - L_A", unit="loss"),
         "rounding of the loss": _of_parts(
             formula=(
-                "what rounding alone changes of the first model's loss: the root mean square of"
-                " runs with random rounding of every result"
+                "what rounding alone changes of the first model's loss: the root of the sum over"
+                " parts of the mean square of <P, change>, for random rounding of every result"
             ),
             unit="loss",
             source="stochastic arithmetic, Vignes, 1974",

@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -264,6 +264,8 @@ class _Scores:
     visible: Tensor
     head: int
     cap: float | None
+    maps: dict[Projection, Tensor] = field(default_factory=dict)
+    """What has been computed of x, by its projection."""
 
     def scale(self, query: Projection, key: Projection) -> float | None:
         """The factor of <Q x_i + b_q, K x_j + b_k> in the scores, or None if scores are something
@@ -324,7 +326,10 @@ class _Scores:
         for _ in range(60):
             products = self._centred(self._products(query, key, t))
             size = float((products.square().sum() / self.visible.sum()).sqrt())
-            t *= math.sqrt(target / max(size, 1e-30))
+            following = t * math.sqrt(target / max(size, 1e-30))
+            if following == t:
+                break
+            t = following
         return t
 
     def _products(self, query: Projection, key: Projection, t: float) -> Tensor:
@@ -334,7 +339,9 @@ class _Scores:
         return q @ k.transpose(-1, -2)
 
     def _projected(self, projection: Projection, t: float) -> Tensor:
-        z = t * F.linear(self.x, projection.weight(self.chain)).double()
+        if projection not in self.maps:
+            self.maps[projection] = F.linear(self.x, projection.weight(self.chain)).double()
+        z = t * self.maps[projection]
         bias = projection.bias(self.chain)
         if bias is not None:
             z = z + bias.double()

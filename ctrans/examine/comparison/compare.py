@@ -37,6 +37,7 @@ from ctrans.examine.comparison.explanations import EditTrial, Explanation, expla
 from ctrans.examine.comparison.kept_parts import (
     KeptParts,
     contributions_of,
+    differences_of,
     fine_and_coarse,
     kept_parts,
 )
@@ -62,7 +63,7 @@ from ctrans.examine.comparison.weight_relations import (
     relation_of,
 )
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
-from ctrans.measure.walk import Model
+from ctrans.measure.walk import Model, own_loss
 from solvers import ConfigError, SolveError
 
 Side = Model | Recording
@@ -134,13 +135,14 @@ def _compared(pair: _Pair, tokens: Any, progress: Callable[[int], None] | None) 
     of_rounded = of_a if pair.rounded is a else of_b
     noise = PartRounding(pair.rounded, lower, of_rounded[1].dtype, found)
     tails = [math.nan] * (len(a) + 1)
-    first_order = [math.nan] * len(a)
+    costates: Sequence[Tensor] = ()
     if a.targets is not None:
         tails[-1] = a.loss_of(own_states[-1])
         try:
-            first_order = _first_order(a, b, tokens, of_a, of_b)
+            costates = costate(b.model, tokens, b.targets).costates[:: b.size]
         except (*FOREIGN_ERRORS, ConfigError, SolveError) as error:
             missing["first-order share"] = named_error(error)
+    last_states: list[Tensor] = []
     last = len(b) - 1
     ends_a = list(own_states)
     ends_b = list(other_states)
@@ -153,13 +155,15 @@ def _compared(pair: _Pair, tokens: Any, progress: Callable[[int], None] | None) 
         outputs_b = b.outputs(k, of_b[k])
         defects = differences(outputs, outputs_b)
         of_noise = outputs if pair.rounded is a else outputs_b
-        roundings = noise.of(k, of_rounded[k], of_noise)
+        change_of_loss = _change_of_loss(noise, k, costates, of_noise)
+        roundings = noise.of(k, of_rounded[k], of_noise, change_of_loss)
         ratios = [ratio_of(d, r) for d, r in zip(defects, roundings, strict=True)]
         shown = 0
         if ratios[0] <= CHANGED:
             shown = ratios.index(max(ratios))
         if a.targets is not None:
-            tails[k] = b.loss_of(b.last_from(k, of_b[k]))
+            last_states.append(b.last_from(k, of_b[k]))
+            tails[k] = b.loss_of(last_states[-1])
         parts.append(
             PartDifference(
                 name=name,
@@ -171,7 +175,7 @@ def _compared(pair: _Pair, tokens: Any, progress: Callable[[int], None] | None) 
                 amplified=_amplified(of_b, other_states, k, outputs_b[-1]),
                 at_end=math.nan,
                 share=math.nan,
-                first_order=first_order[k],
+                first_order=_first_order(costates, k, outputs[-1], outputs_b[-1]),
             )
         )
         if progress is not None:
@@ -192,7 +196,10 @@ def _compared(pair: _Pair, tokens: Any, progress: Callable[[int], None] | None) 
     is_rounding = first_changed is None and any(part.ratio for part in parts)
     if isinstance(a, ModelParts) and a.targets is not None and is_rounding:
         fine, coarse, of_fine, of_coarse = fine_and_coarse(a, b, own_states, other_states)
-        contributions = contributions_of(fine, of_fine[-1], of_coarse)
+        if of_fine[0].dtype == of_coarse[0].dtype:
+            contributions = differences_of(last_states)
+        else:
+            contributions = contributions_of(fine, of_fine[-1], of_coarse)
         kept = tuple(
             kept_parts(fine, coarse, tokens, contributions, of_fine[-1], of_second=fine is b)
         )
@@ -201,9 +208,14 @@ def _compared(pair: _Pair, tokens: Any, progress: Callable[[int], None] | None) 
             if size:
                 parts[k] = replace(parts[k], at_end=float(contribution.norm()) / size)
     rounding_of_loss = math.nan
-    if a.targets is not None:
-        own_loss = tails[-1] if pair.rounded is a else tails[0]
-        rounding_of_loss = noise.of_loss(tokens, own_loss)
+    if costates:
+        of_head = 0.0
+        if own_loss(pair.rounded.model) is not None:
+            of_head = noise.of_head(of_rounded[-1])
+        rounding_of_loss = math.sqrt(noise.loss_variance + of_head**2)
+    elif a.targets is not None:
+        loss_of_rounded = tails[-1] if pair.rounded is a else tails[0]
+        rounding_of_loss = noise.of_loss(tokens, loss_of_rounded)
     return ModelComparison(
         losses=(tails[-1], tails[0]),
         rounding_of_loss=rounding_of_loss,
@@ -335,17 +347,24 @@ def _weight_relations(
     return [(pair, relation_of(pair.first, pair.second)) for pair in pairs], unmatched
 
 
-def _first_order(
-    a: ModelParts | RecordedParts,
-    b: ModelParts,
-    tokens: Any,
-    of_a: Sequence[Any],
-    of_b: Sequence[Any],
-) -> list[float]:
-    """<P_{k+1}, e_k> for the embedding and each part of sublayers; nan for the head."""
-    costates = costate(b.model, tokens, b.targets).costates[:: b.size]
-    found = []
-    for k, p in enumerate(costates):
-        defect = b.outputs(k, of_b[k])[-1].double() - a.outputs(k, of_a[k])[-1].double()
-        found.append(float((p.double() * defect).sum()))
-    return [*found, math.nan][: len(a)]
+def _first_order(costates: Sequence[Tensor], k: int, own: Tensor, other: Tensor) -> float:
+    """<P_{k+1}, e_k> of the embedding and each part of sublayers; nan of the head, and without
+    costates.
+    """
+    if k >= len(costates):
+        return math.nan
+    return float((costates[k].double() * (other.double() - own.double())).sum())
+
+
+def _change_of_loss(
+    noise: PartRounding, k: int, costates: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> Callable[[list[Tensor]], float] | None:
+    """What moved outputs of part k change of the loss, to first order; of the head, exactly. None
+    without costates, and for a head whose loss is not that of its logits.
+    """
+    if k < len(costates):
+        return lambda moved: _first_order(costates, k, outputs[-1], moved[-1])
+    if not costates or own_loss(noise.parts.model) is not None:
+        return None
+    loss = noise.parts.loss_of_logits(outputs[0])
+    return lambda moved: noise.loss_of_logits(moved[0]) - loss

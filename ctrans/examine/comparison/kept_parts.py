@@ -57,6 +57,13 @@ def contributions_of(
     return [following.double() - own.double() for own, following in pairwise(lasts)]
 
 
+def differences_of(last_states: Sequence[Tensor]) -> list[Tensor]:
+    """The contributions to first order, for two models of one dtype: the differences of the last
+    states that the coarse model makes of the states of the fine one. They add up to the same.
+    """
+    return [own.double() - following.double() for own, following in pairwise(last_states)]
+
+
 def left_to_first_order(products: Tensor, kept: Sequence[int]) -> float:
     """|sum of the contributions of the other parts|, from the products of contributions."""
     others = torch.ones(len(products), dtype=torch.bool)

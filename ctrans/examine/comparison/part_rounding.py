@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -99,6 +98,7 @@ class PartRounding:
         outside = [weight for weight in everything if id(weight) not in inside]
         self.weights = [outside, *by_part[1:-1], outside]
         self.all_weights = everything
+        self.loss_variance = 0.0
 
     def run(
         self, compute: Callable[[], list[Tensor]], weights: Sequence[nn.Parameter]
@@ -139,25 +139,51 @@ class PartRounding:
                 changes[weight] = draws.mul_(self.unit).mul_(weight.detach())
         return changes
 
-    def of(self, part: int, given: Any, outputs: Sequence[Tensor]) -> list[DifferenceSize]:
-        """How far the outputs of a part move, the largest of the samples."""
-
-        def moved() -> list[Tensor]:
+    def of(
+        self,
+        part: int,
+        given: Any,
+        outputs: Sequence[Tensor],
+        change_of_loss: Callable[[list[Tensor]], float] | None = None,
+    ) -> list[DifferenceSize]:
+        """How far the outputs of a part move, the largest of the samples. `change_of_loss` is what
+        moved outputs change of the loss; its mean square is added to `loss_variance`.
+        """
+        sizes = []
+        for _ in range(SAMPLES):
             if part == 0:
-                return self.embedding(given)
-            return self.run(lambda: self.parts.outputs(part, given), self.weights[part])
-
-        sizes = [differences(outputs, moved()) for _ in range(SAMPLES)]
+                moved = self.embedding(given)
+            else:
+                moved = self.run(lambda: self.parts.outputs(part, given), self.weights[part])
+            sizes.append(differences(outputs, moved))
+            if change_of_loss is not None:
+                self.loss_variance += change_of_loss(moved) ** 2 / SAMPLES
         return [max(several, key=lambda size: size.rms) for several in zip(*sizes, strict=True)]
 
     def of_loss(self, tokens: Any, loss: float) -> float:
-        """The root mean square of what rounding changes of the loss."""
+        """The root mean square of what rounding changes of the loss, in whole passes."""
+        return self._of_loss(lambda: self.embedding(tokens)[0], 1, self.all_weights, loss)
+
+    def of_head(self, x: Tensor) -> float:
+        """The same of the head and the loss alone."""
+        loss = self.parts.loss_of(x)
+        return self._of_loss(lambda: x, len(self.parts) - 1, self.weights[-1], loss)
+
+    def loss_of_logits(self, logits: Tensor) -> float:
+        """Their loss, computed once with random rounding."""
+        with RoundingNoise(self.unit, self.draws):
+            return self.parts.loss_of_logits(logits)
+
+    def _of_loss(
+        self,
+        start: Callable[[], Tensor],
+        part: int,
+        weights: Sequence[nn.Parameter],
+        loss: float,
+    ) -> float:
         total = 0.0
         for _ in range(SAMPLES):
-            x = self.embedding(tokens)[0]
-            moved = self.run(partial(self._loss_from, x), self.all_weights)
-            total += (float(moved[0]) - loss) ** 2
+            x = start()
+            with changed_by(self._weight_changes(weights)), RoundingNoise(self.unit, self.draws):
+                total += (self.parts.loss_of(self.parts.last_from(part, x)) - loss) ** 2
         return math.sqrt(total / SAMPLES)
-
-    def _loss_from(self, x: Tensor) -> list[Tensor]:
-        return [torch.tensor(self.parts.loss_of(self.parts.last_from(1, x)))]

@@ -107,7 +107,10 @@ class ModelParts:
         loss_of_model = own_loss(self.model)
         if loss_of_model is not None:
             return float(loss_of_model(x, self.targets))
-        logits = self.model.head(x)
+        return self.loss_of_logits(self.model.head(x))
+
+    def loss_of_logits(self, logits: Tensor) -> float:
+        """Their mean cross-entropy."""
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
         return float(next_token_loss(logits, self.targets))

@@ -139,6 +139,8 @@ ROUNDED_FIRST = frozenset(
         "native_batch_norm",
         "native_group_norm",
         "native_layer_norm",
+        "nll_loss2d_forward",
+        "nll_loss_forward",
         "_fused_rms_norm",
         "_native_multi_head_attention",
     }
