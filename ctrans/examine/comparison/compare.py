@@ -201,7 +201,9 @@ def _compared(pair: _Pair, tokens: Any, progress: Callable[[int], None] | None) 
         else:
             contributions = contributions_of(fine, of_fine[-1], of_coarse)
         kept = tuple(
-            kept_parts(fine, coarse, tokens, contributions, of_fine[-1], of_second=fine is b)
+            kept_parts(
+                fine, coarse, tokens, contributions, of_fine[-1], of_coarse, of_second=fine is b
+            )
         )
         size = float(of_fine[-1].double().norm())
         for k, contribution in enumerate(contributions):

@@ -78,6 +78,7 @@ def kept_parts(
     tokens: Any,
     contributions: Sequence[Tensor],
     last: Tensor,
+    states_of_coarse: Sequence[Tensor],
     *,
     of_second: bool,
 ) -> Iterator[KeptParts]:
@@ -89,11 +90,12 @@ def kept_parts(
     products = rows @ rows.t()
     yield KeptParts((), float(rows.sum(0).norm()) / size, of_second)
     chosen: list[int] = []
+    pair = (fine, coarse, tokens, states_of_coarse)
     for _ in range(min(MOST_KEPT, len(contributions) - 1)):
         others = [k for k in range(len(contributions)) if k not in chosen]
         others.sort(key=lambda k: left_to_first_order(products, [*chosen, k]))
         measured = {
-            k: float((mixed(fine, coarse, tokens, {*chosen, k}).double() - last.double()).norm())
+            k: float((mixed(*pair, {*chosen, k}).double() - last.double()).norm())
             for k in others[:CANDIDATES]
         }
         best = min(measured, key=lambda k: measured[k])
@@ -102,12 +104,24 @@ def kept_parts(
         yield KeptParts(names, measured[best] / size, of_second)
 
 
-def mixed(fine: ModelParts, coarse: ModelParts, tokens: Any, kept: set[int]) -> Tensor:
-    """The last state of the coarse model with these parts of the fine one."""
-    starts = {True: fine.model.embed(tokens), False: coarse.model.embed(tokens)}
-    x = starts[0 in kept]
-    for part in range(1, len(fine) - 1):
-        is_kept = part in kept
-        runs = fine if is_kept else coarse
-        x = runs.through(part, x.to(starts[is_kept].dtype))
+def mixed(
+    fine: ModelParts,
+    coarse: ModelParts,
+    tokens: Any,
+    states_of_coarse: Sequence[Tensor],
+    kept: set[int],
+) -> Tensor:
+    """The last state of the coarse model with these parts of the fine one. Up to the first of them
+    its states are its own.
+    """
+    first = min(kept)
+    start = fine.model.embed(tokens)
+    x = start
+    if first > 0:
+        x = states_of_coarse[first - 1]
+    for part in range(max(1, first), len(fine) - 1):
+        if part in kept:
+            x = fine.through(part, x.to(start.dtype))
+        else:
+            x = coarse.through(part, x.to(states_of_coarse[0].dtype))
     return x
