@@ -7,7 +7,8 @@ Written down before the first run of the sealed half: a change counts as named i
 that changed is the true one (`part` of its case), and its category if the stage, its relation or a
 weight's relation is among `causes`. A harmless pair must have no part that changed. Beside it what
 people do: the first part behind which the states (of the head: the logits) differ by more than 1e-3
-or 1e-2, each model on its own. The sealed half are the cases whose name has an odd hash.
+or 1e-2, each model on its own. Later added: whether an edit of the first model explains the part,
+with the edit, which a reader may judge. The sealed half are the cases whose name has an odd hash.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from benchmarks.clinic.judging import wilson
 from benchmarks.parting_cases import CASES, Case
 from benchmarks.parting_models import inputs
 from benchmarks.record import keep
-from ctrans.examine.comparison.compare import ModelComparison, compare
+from ctrans.examine.comparison.compare import compare
+from ctrans.examine.comparison.model_comparison import ModelComparison
 from solvers import ConfigError, SolveError
 
 RIVALS = (1e-3, 1e-2)
@@ -131,6 +133,8 @@ def main(half: str) -> None:
             is_caused = bool(causes & set(case.causes))
             count("change: first part", right=is_named)
             count("change: category", right=is_named and is_caused)
+            if found.changed:
+                count("change: explained by an edit", right=bool(found.explanations))
             for limit in RIVALS:
                 count(
                     f"change: first part, threshold {limit:g}",
@@ -138,6 +142,8 @@ def main(half: str) -> None:
                 )
             mark = "ok  " if is_named and is_caused else "MISS"
             said = f"{named}; {', '.join(sorted(filter(None, causes)))}"
+            if found.explanations:
+                said += f"; {found.explanations[0]}"
         else:
             count("harmless: called rounding", right=not named)
             for limit in RIVALS:

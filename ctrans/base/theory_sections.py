@@ -14,4 +14,5 @@ SECTIONS: dict[int, str] = {
     9: "attention sensitivity",
     10: "initialisation",
     11: "reach of training",
+    12: "two models",
 }

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from ctrans.base.option import option
+from ctrans.cli.click_options import OptionValues
 from ctrans.cli.diagnose import STOPPED
 from ctrans.cli.ending import directory_of, end
-from ctrans.cli.inputs import read_batch
+from ctrans.cli.inputs import Batch, read_batch, recorded_batch
 from ctrans.cli.model_request import ComparisonRequest
-from ctrans.cli.model_sources import find_models
+from ctrans.cli.model_sources import ModelSource, find_models, labels
 from ctrans.cli.request import command_of
 from ctrans.examine.compared import as_object, measured
 from ctrans.examine.comparison.compare import compare
+from ctrans.examine.comparison.recording import Recording, is_recording, read_recording
 from ctrans.report.progress import progress_bar
+from ctrans.training.compared_runs import RunParting, is_run, parting_of, with_runs
+from ctrans.training.run_directory import RunDirectory
 from solvers import ConfigError
 
 
@@ -28,6 +33,7 @@ class CompareRequest(ComparisonRequest):
         choices={"change": None},
     )
 
+    defaults: ClassVar[OptionValues] = {**ComparisonRequest.defaults, "batch": 2}
     common: ClassVar[frozenset[str]] = (ComparisonRequest.common - {"norm"}) | {"fail_on"}
 
 
@@ -40,31 +46,45 @@ def command(request: CompareRequest) -> None:
     rounding would make of the part is measured too, which tells a fault from rounding. The
     difference of the losses is divided among the parts: the shares add up to it.
 
+    Two training runs are compared by their logs too: the first step at which they part, and the
+    first tensor.
+
+    One MODEL may be a recording: a file of safetensors with the states of a program that ctrans
+    does not run, as of JAX, and the tokens that it read.
+
     \b
     ctrans compare models/llama models/port
     ctrans compare models/gpt2 models/gpt2-bf16 --file book.txt
     ctrans compare run/step-1000 other/step-1000 --fail-on change
+    ctrans compare out/run out/other-machine
+    ctrans compare port.safetensors models/llama
     ctrans compare --python model.py:eager --python model.py:fused --example model.py:batch
 
     Exit codes: 0 success, changed or not. 1 the computation failed. 2 invalid input.
     3 --fail-on found a change.
     """
-    sources = find_models(request)
-    if len(sources) != 2:
-        raise ConfigError(
-            f"ctrans compare takes two models, and {len(sources)} are given: name two"
-        )
-    has_loss = all(source.opened is None or source.opened.loss != "none" for source in sources)
-    batch = read_batch(request, sources, targets=has_loss)
+    runs: RunParting | None = None
+    if len(request.named) == 2 and all(is_run(path) for path in request.named):
+        runs = parting_of(*request.named)
+    recordings = [path for path in request.named if is_recording(path)]
+    if recordings:
+        pair = _with_recording(request, recordings)
+    else:
+        pair = _two_models(request, runs)
     directory = directory_of(request)
-    first_name, second_name = (source.name for source in sources)
-    with progress_bar("compare", sources[0].segments + 2) as advance:
+    with progress_bar("compare", pair.batch.sources[0].segments + 2) as advance:
 
         def progress(part: int) -> None:
             advance(f"part {part}", 1)
 
-        first, second = (source.model(request) for source in sources)
-        found = compare(first, second, batch.tokens, batch.targets, progress=progress)
+        second = pair.batch.sources[-1].model(request)
+        first: Any = pair.recording
+        if pair.recording is None:
+            first = pair.batch.sources[0].model(request)
+        found = compare(first, second, pair.batch.tokens, pair.batch.targets, progress=progress)
+    table = measured(*pair.names, found)
+    if runs is not None:
+        table = with_runs(table, *pair.names, runs)
     failures = []
     if request.fail_on and found.changed:
         count = len(found.changed)
@@ -73,9 +93,71 @@ def command(request: CompareRequest) -> None:
     end(
         request,
         directory,
-        inputs=batch,
-        result=as_object(found),
-        measured=measured(first_name, second_name, found),
+        inputs=pair.batch,
+        result=as_object(found) | ({} if runs is None else {"runs": vars(runs)}),
+        measured=table,
         failures=failures,
         code=STOPPED,
     )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _ToCompare:
+    """What is compared: the names of both sides, the models with what they read, and the recording
+    that takes the place of the first model, if there is one.
+    """
+
+    names: tuple[str, str]
+    batch: Batch
+    recording: Recording | None = None
+
+
+def _two_models(request: CompareRequest, runs: RunParting | None) -> _ToCompare:
+    """Two models; of two runs those of the first checkpoint that differs, or the last ones."""
+    given = request
+    if runs is not None and runs.checkpoint is not None:
+        places = [RunDirectory(path).step_directory(runs.checkpoint) for path in request.named]
+        given = dataclasses.replace(request, named=tuple(places))
+    sources = find_models(given)
+    if len(sources) != 2:
+        raise ConfigError(
+            f"ctrans compare takes two models, and {len(sources)} are given: name two"
+        )
+    has_loss = all(_has_loss(source) for source in sources)
+    batch = read_batch(request, sources, targets=has_loss)
+    names = [source.name for source in sources]
+    if runs is not None:
+        names = labels([str(path) for path in request.named])
+    return _ToCompare((names[0], names[1]), batch)
+
+
+def _with_recording(request: CompareRequest, recordings: list[Path]) -> _ToCompare:
+    """A recording and a model on the recording's tokens."""
+    models = dataclasses.replace(
+        request, named=tuple(path for path in request.named if path not in recordings)
+    )
+    given = [str(value) for _, value in models.named_models]
+    if len(recordings) > 1 or len(given) != 1:
+        raise ConfigError(
+            f"ctrans compare takes two models, of which one may be a recording"
+            f" ({recordings[0].name}), and {len(recordings)} recordings and {len(given)} models are"
+            " given: name one of each"
+        )
+    texts = [
+        f"--{name}"
+        for name in ("file", "text", "ids", "images", "example")
+        if getattr(request, name)
+    ]
+    if texts:
+        raise ConfigError(
+            f"{str(recordings[0])!r} has the tokens that it is of: leave {texts[0]} out"
+        )
+    recording = read_recording(recordings[0])
+    (source,) = find_models(models)
+    first, second = labels([str(recordings[0]), given[0]])
+    batch = recorded_batch(models, source, recording, targets=_has_loss(source))
+    return _ToCompare((first, second), batch, recording)
+
+
+def _has_loss(source: ModelSource) -> bool:
+    return source.opened is None or source.opened.loss != "none"

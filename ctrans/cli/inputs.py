@@ -15,12 +15,13 @@ from ctrans import interop
 from ctrans.cli.model_request import ModelRequest, get_dtype
 from ctrans.cli.model_sources import ModelSource, needs_images, settle_threads, tokens_of
 from ctrans.cli.size_checks import check_attention_ends, check_positions_used
+from ctrans.examine.comparison.recording import Recording
 from ctrans.interop.tokens import BYTES, as_numbers, read_ids
 from ctrans.model.config import GPTConfig
 from ctrans.model.size import check_buildable
 from ctrans.model.text import read_text, windows
 from ctrans.training.processes import get_device
-from solvers import ConfigError
+from solvers import ConfigError, shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -373,3 +374,51 @@ def read_batch(
         target_tokens = target_tokens.to(device)
     settle_threads(sources, tokens[::walks], get_dtype(request.dtype))
     return Batch(request, sources, text, tokens, target_tokens)
+
+
+def recorded_batch(
+    request: ModelRequest, source: ModelSource, recording: Recording, *, targets: bool
+) -> Batch:
+    """The tokens of a recording, with its targets; without those, the next tokens, or an imported
+    model's own.
+
+    Raises ConfigError for tokens outside of the model's vocabulary.
+    """
+    tokens = recording.tokens
+    description = f"tokens of {recording.path}"
+    rows = InputRows(
+        take=lambda count: tokens[:count],
+        available=len(tokens),
+        description=description,
+        holds=f"{str(recording.path)!r} holds",
+        unit="row",
+        loss="next" if source.opened is None else source.opened.loss,
+        exact=True,
+        targets=recording.targets,
+        reader=source.opened,
+    )
+    if source.vocabulary:
+        _check_recorded_ids(recording, source.vocabulary)
+    device = get_device(request.device)
+    target_tokens = None
+    if targets and recording.targets is None and source.opened is None:
+        target_tokens = torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], -1)], 1)
+    elif targets:
+        _, target_tokens = rows.pairs(len(tokens), tokens.shape[1])
+    if target_tokens is not None:
+        target_tokens = target_tokens.to(device)
+    if tokens.is_floating_point():
+        tokens = tokens.to(get_dtype(request.dtype))
+    tokens = tokens.to(device)
+    settle_threads([source], tokens, get_dtype(request.dtype))
+    return Batch(request, [source], rows, tokens, target_tokens)
+
+
+def _check_recorded_ids(recording: Recording, vocabulary: int) -> None:
+    tokens = recording.tokens
+    fits = tokens.dtype == torch.int64 and tokens.dim() == 2 and tokens.numel() > 0
+    if not fits or int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
+        raise ConfigError(
+            f"the tokens of {str(recording.path)!r}, {shown(tokens)}, are no ids of this model:"
+            f" record integers (sequences, tokens) from 0 to {vocabulary - 1}"
+        )

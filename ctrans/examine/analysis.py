@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -16,7 +17,8 @@ from ctrans.control.costate import Costate
 from ctrans.control.costate import costate as costate_of
 from ctrans.dynamics.depth import Depth
 from ctrans.examine.comparison import compare as comparison
-from ctrans.examine.comparison.compare import ModelComparison
+from ctrans.examine.comparison.model_comparison import ModelComparison
+from ctrans.examine.comparison.recording import Recording, is_recording, read_recording
 from ctrans.examine.diagnosis import diagnose as diagnosis
 from ctrans.examine.diagnosis.diagnose import Diagnosis
 from ctrans.examine.diagnosis.future_tokens import follows
@@ -234,7 +236,7 @@ def costate(
 def compare(
     first: Any,
     second: Any,
-    tokens: Any,
+    tokens: Any = None,
     targets: Any = None,
     *,
     loss: str | Loss | None = None,
@@ -245,25 +247,54 @@ def compare(
     It calls `ctrans.examine.comparison.compare.compare`. Models of another library are first opened
     on these tokens. Each computes in its own dtype.
 
-    - `first`, `second`: as `model` in `diagnose`
-    - `tokens`, `targets`, `loss`: as in `diagnose`; without targets no part has a share of the loss
+    - `first`, `second`: as `model` in `diagnose`. One may be the path of a recording, a file of
+      safetensors with the states of another program (`ctrans.examine.comparison.recording`). It
+      counts as the first
+    - `tokens`, `targets`, `loss`: as in `diagnose`; without targets no part has a share. A
+      recording has its own tokens
     - `progress(k)`: called after part k
 
-    Raises ConfigError for models that cannot be opened, and for models of other depths or widths.
+    Raises ConfigError for models that cannot be opened, for models of other depths or widths, for
+    two recordings, and for tokens beside those of a recording.
 
     >>> ctrans.compare(model, copy.deepcopy(model).bfloat16(), tokens).changed
     """
-    opened = [_opened(model, tokens, loss) for model in (first, second)]
-    turned = [
-        _sequences_first(model, opened_model, tokens, targets)
-        for model, opened_model in zip((first, second), opened, strict=True)
-    ]
-    for opened_model, (rows, row_targets) in zip(opened, turned, strict=True):
-        _check_ids(opened_model, rows, row_targets)
-        if row_targets is not None:
-            _check_loss(opened_model, rows, row_targets)
-    rows, row_targets = turned[0]
-    return comparison.compare(opened[0], opened[1], rows, row_targets, progress=progress)
+    if is_recording(first) or is_recording(second):
+        recorded, model = _recorded_first(first, second)
+        if tokens is not None:
+            raise ConfigError("a recording has the tokens that it is of: leave tokens out")
+        tokens = recorded.tokens
+        if targets is None:
+            targets = recorded.targets
+    else:
+        recorded, model = None, second
+    opened = _opened(model, tokens, loss)
+    rows, row_targets = _checked_rows(model, opened, tokens, targets)
+    own: Any = recorded
+    if recorded is None:
+        own = _opened(first, tokens, loss)
+        rows, row_targets = _checked_rows(first, own, tokens, targets)
+    return comparison.compare(own, opened, rows, row_targets, progress=progress)
+
+
+def _recorded_first(first: Any, second: Any) -> tuple[Recording, Any]:
+    """The recording among the two, and the model."""
+    if is_recording(first) and is_recording(second):
+        raise ConfigError("both are recordings, which have no parts to run: one must be a model")
+    if is_recording(second):
+        first, second = second, first
+    if not isinstance(first, Recording):
+        first = read_recording(Path(first))
+    return first, second
+
+
+def _checked_rows(model: Any, opened: Any, tokens: Any, targets: Any) -> tuple[Any, Any]:
+    """The inputs and targets, sequences first, after the checks of both."""
+    rows, row_targets = _sequences_first(model, opened, tokens, targets)
+    _check_ids(opened, rows, row_targets)
+    if row_targets is not None:
+        _check_loss(opened, rows, row_targets)
+    return rows, row_targets
 
 
 def _opened(model: Any, tokens: Any, loss: str | Loss | None) -> Any:

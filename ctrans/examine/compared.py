@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ctrans.examine.comparison.compare import (
+from ctrans.examine.comparison.explanations import Explanation
+from ctrans.examine.comparison.kept_parts import KeptParts
+from ctrans.examine.comparison.model_comparison import (
     CHANGED,
     ModelComparison,
     PartDifference,
@@ -36,8 +38,8 @@ MEASURES.add(
         "difference of the losses": _of_parts(formula="L_B - L_A", unit="loss"),
         "rounding of the loss": _of_parts(
             formula=(
-                "what rounding alone changes of the first model's loss: the root mean square of"
-                " runs with random rounding of every result"
+                "what rounding alone changes of the first model's loss: the root of the sum over"
+                " parts of the mean square of <P, change>, for random rounding of every result"
             ),
             unit="loss",
             source="stochastic arithmetic, Vignes, 1974",
@@ -86,6 +88,26 @@ MEASURES.add(
             scope="sublayer",
             log=False,
         ),
+        "part of the last difference": Measure(
+            formula=(
+                "if rounding alone explains all, |Z_{k+1} - Z_k|/|X_K|: what that of sublayer k"
+                " makes of the last state. Z_k is the last state that the model of more digits"
+                " makes of the other one's state X'_k"
+            ),
+            unit="relative difference",
+            scope="sublayer",
+            detail=True,
+            charted=False,
+        ),
+        "amplification": Measure(
+            formula=(
+                "|Psi_k(X'_k) - Psi_k(X_k)|/|X'_k - X_k|: how many times as large a sublayer makes"
+                " the difference that it inherits"
+            ),
+            scope="sublayer",
+            detail=True,
+            charted=False,
+        ),
         "first-order share": Measure(
             formula="<P_{k+1}, e_k>, with P the second model's costate and e_k the local defect",
             unit="loss",
@@ -120,21 +142,27 @@ def _values(name: str, found: ModelComparison) -> Iterator[Value]:
         yield Value(name, "rounding of the loss", found.rounding_of_loss)
     worst = max(found.parts, key=lambda part: part.ratio)
     yield Value(name, "largest defect over rounding", worst.ratio, place=worst.name)
-    embedding, *inner, head = found.parts
+    embedding = found.parts[0]
     yield Value(name, "defect of the embedding", embedding.defect)
-    yield Value(name, "defect of the head", head.defect)
-    if not math.isnan(head.share):
+    if not math.isnan(embedding.share):
         yield Value(name, "share of the embedding", embedding.share)
-        yield Value(name, "share of the head", head.share)
-    for k, part in enumerate(inner):
+    if found.head is not None:
+        yield Value(name, "defect of the head", found.head.defect)
+        if not math.isnan(found.head.share):
+            yield Value(name, "share of the head", found.head.share)
+    for k, part in enumerate(found.sublayers):
         place = f"{k} ({part.name})"
         yield Value(name, DEFECT, part.defect, depth=k, place=place)
         yield Value(name, EXPLAINED, CHANGED * part.rounding, depth=k, place=place)
+        if not math.isnan(part.at_end):
+            yield Value(name, "part of the last difference", part.at_end, depth=k, place=place)
+        if not math.isnan(part.amplified):
+            yield Value(name, "amplification", part.amplified, depth=k, place=place)
         if not math.isnan(part.share):
             yield Value(name, "share of the loss' difference", part.share, depth=k, place=place)
         if not math.isnan(part.first_order):
             yield Value(name, "first-order share", part.first_order, depth=k, place=place)
-    for k, part in enumerate(found.parts[:-1]):
+    for k, part in enumerate([found.parts[0], *found.sublayers]):
         yield Value(name, "difference of states", part.behind, depth=k)
 
 
@@ -155,6 +183,8 @@ def answer(first: str, second: str, found: ModelComparison) -> Answer:
     weights = _weights_of(found, changed[0])
     if weights:
         text += f". There {weights[0].name} differs: {weights[0].relation}"
+    if found.explanations:
+        text += f". {_sentence(found.explanations[0])}"
     text += _shares(found, changed)
     if len(changed) > 1:
         text += f". {len(changed)} of {len(found.parts)} parts changed: {_listed(changed)}"
@@ -177,12 +207,31 @@ def _without_change(first: str, second: str, found: ModelComparison) -> str:
             f" The loss differs by {found.difference:.2g}, and rounding moves it by about"
             f" {found.rounding_of_loss:.1g}."
         )
+    if len(found.kept) > 1:
+        text += f" {_kept(first, second, found.kept)}"
     rounded = [weight for weight in found.weights if weight.kind == "rounded"]
     if len(rounded) == 1:
         text += f" The weight {rounded[0].name} is {rounded[0].relation}."
     elif rounded:
         text += f" {len(rounded)} weights are {rounded[0].relation}, as {rounded[0].name}."
     return text
+
+
+def _kept(first: str, second: str, kept: Sequence[KeptParts]) -> str:
+    """What the largest set of parts, kept as in the finer model, leaves of the difference."""
+    finer = second if kept[0].of_second else first
+    *others, last = kept[-1].names
+    names = f"{', '.join(others)} and {last}" if others else last
+    return (
+        f"Kept as in {finer}, {names} bring the difference of the last states from"
+        f" {kept[0].difference:.2g} to {kept[-1].difference:.2g}."
+    )
+
+
+def _sentence(explanation: Explanation) -> str:
+    """With its first letter large."""
+    words = str(explanation)
+    return words[:1].upper() + words[1:]
 
 
 def _stage(found: ModelComparison) -> str:
@@ -228,6 +277,12 @@ def _notes(found: ModelComparison) -> Iterator[str]:
     if found.inside:
         stages = [f"{stage.name} {_verdict(stage)}" for stage in found.inside]
         yield f"inside of {found.changed[0].name}: {', '.join(stages)}"
+    for kept in found.kept[1:]:
+        finer = "second" if kept.of_second else "first"
+        names = "; ".join(kept.names)
+        yield f"kept as in the {finer}: {names}: leaves {kept.difference:.2g} of the last states"
+    for explanation in found.explanations[1:]:
+        yield f"also {explanation}"
     differing = [weight for weight in found.weights if weight.kind != "rounded"]
     rounded = len(found.weights) - len(differing)
     for weight in differing[:SHOWN_WEIGHTS]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -284,6 +284,8 @@ class _Scores:
     visible: Tensor
     head: int
     cap: float | None
+    maps: dict[Projection | JoinedProjections, Tensor] = field(default_factory=dict)
+    """What has been computed of x, by its projection."""
 
     def scale(
         self, query: Projection | JoinedProjections, key: Projection | JoinedProjections
@@ -351,7 +353,10 @@ class _Scores:
         for _ in range(60):
             products = self._centred(self._products(query, key, t))
             size = float((products.square().sum() / self.visible.sum()).sqrt())
-            t *= math.sqrt(target / max(size, 1e-30))
+            following = t * math.sqrt(target / max(size, 1e-30))
+            if following == t:
+                break
+            t = following
         return t
 
     def _products(
@@ -363,7 +368,9 @@ class _Scores:
         return q @ k.transpose(-1, -2)
 
     def _projected(self, projection: Projection | JoinedProjections, t: float) -> Tensor:
-        z = t * F.linear(self.x, projection.weight(self.chain)).double()
+        if projection not in self.maps:
+            self.maps[projection] = F.linear(self.x, projection.weight(self.chain)).double()
+        z = t * self.maps[projection]
         bias = projection.bias(self.chain)
         if bias is not None:
             z = z + bias.double()

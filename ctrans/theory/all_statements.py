@@ -48,6 +48,7 @@ MODULES = (
     "section_10_xiong",
     "section_10_kim",
     "section_11_reach",
+    "section_12_two_models",
 )
 """The modules that register statements, in the order of each section."""
 

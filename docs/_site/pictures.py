@@ -42,6 +42,10 @@ PICTURES = {
     "monitor": (f"{ROOT}/examples/monitor_trainer.py it; -m ctrans watch it", "it/watch.png"),
     "clinic": ("-m benchmarks.clinic --half sealed --report --picture it.png", "it.png"),
     "steer_points": (f"{ROOT}/examples/steer_points.py --out it.png", "it.png"),
+    "compare": (
+        f"{ROOT}/examples/port.py it; -m ctrans compare it/model it/port --dtype float32 --out it",
+        "it/compare.png",
+    ),
     "continuous": ("-m benchmarks.continuous --report --out it.png", "it.png"),
     "loss": ("-m ctrans train --iterations 300 --eval-every 20 --out it", "it/loss.png"),
 }

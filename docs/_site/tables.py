@@ -32,13 +32,14 @@ from ctrans.measure.measures import MEASURES
 from ctrans.report.words import verdicts
 from ctrans.study import studied
 from ctrans.theory import theory_checks
-from ctrans.training import degeneracy, trained, transferred
+from ctrans.training import compared_runs, degeneracy, trained, transferred
 from ctrans.training.monitor.alarms import ALARMS
 
 DOCS = Path(__file__).parents[1]
 ROOMS_OF_MEASURES = (
     certified,
     compared,
+    compared_runs,
     control_checks,
     converged,
     degeneracy,

@@ -41,6 +41,7 @@ from ctrans.cli.plugins import function_of, import_named
 from ctrans.cli.request import request_of
 from ctrans.cli.watch import findings
 from ctrans.dynamics.placement import spell
+from ctrans.examine.comparison.recording import read_recording
 from ctrans.interop.anatomy import read_anatomy
 from ctrans.interop.architecture import skeleton
 from ctrans.interop.distributed_checkpoint import distributed_weights
@@ -332,6 +333,21 @@ def weights(data, place):
         assert tuple(value.shape) == shape
         assert NAMES.get(value.dtype, dtype) == dtype
         assert value.contiguous().flatten().view(torch.uint8).numpy().tobytes() == content
+
+
+def recordings():
+    """The recorded states of a small model."""
+    states = {f"state.{k}": torch.zeros(1, 2, 4) for k in range(3)}
+    ids = torch.zeros(1, 2, dtype=torch.int64)
+    return [safetensors.torch.save({"tokens": ids, "logits": torch.zeros(1, 2, 5), **states})]
+
+
+@target("header", recordings)
+def recording(data, place):
+    """A recording for `ctrans compare`."""
+    found = read_recording(written(place, "port.safetensors", data))
+    assert len({x.shape for x in found.states}) == 1
+    assert all(x.is_floating_point() for x in found.states)
 
 
 @target(

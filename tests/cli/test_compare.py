@@ -5,10 +5,11 @@ import copy
 import pytest
 import torch
 
-from ctrans.model.checkpoint import save
+from ctrans.model.checkpoint import load, save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from tests.cli.test_commands import run, strict
+from tests.examine.comparison.test_recording import recorded
 
 QUICK = ["--batch", 1, "--context", 8]
 
@@ -75,3 +76,24 @@ def test_what_cannot_be_compared_is_refused_in_a_line(models, names, words):
     assert result.exit_code == 2
     assert words in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.cases(1)
+def test_a_recording_is_the_first_of_the_two(models, tmp_path):
+    model = load(models / "b")
+    tokens = torch.arange(16).reshape(2, 8)
+    path = recorded(model, tokens, tmp_path / "port.safetensors")
+
+    result = run("compare", models / "a", path, "--out", tmp_path, "--fail-on", "change")
+    words = " ".join(result.stdout.split())
+
+    assert result.exit_code == 3, result.output
+    assert "part at block 1, attention. With" in words
+    assert "transposed" in words
+    found = strict((tmp_path / "compare.json").read_text())
+    total = sum(part["share"] for part in found["parts"])
+    assert total == pytest.approx(found["difference"], abs=1e-9)
+
+    refused = run("compare", models / "a", path, "--text", "abc", "--json", "-")
+    assert refused.exit_code == 2
+    assert "leave --text out" in refused.stderr

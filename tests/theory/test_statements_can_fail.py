@@ -16,6 +16,8 @@ from ctrans.control.controllability import Gramian
 from ctrans.control.convex_head import ConvexHead
 from ctrans.control.reach import ReachableSet
 from ctrans.control.tangent import TangentSpace
+from ctrans.examine.comparison import compare
+from ctrans.examine.comparison.rounding_noise import RoundingNoise
 from ctrans.measure.initialisation.over_seeds import interval
 from ctrans.theory import (
     section_04_trained_weights,
@@ -23,6 +25,7 @@ from ctrans.theory import (
     section_05_turnpike,
     section_07_adjoint,
     section_08_transport,
+    section_12_two_models,
 )
 from ctrans.theory.all_statements import all_statements
 from ctrans.theory.statement import at_most, equal
@@ -131,6 +134,30 @@ MUTATIONS = {
         Gramian,
         "rank",
         property(lambda gramian: len(gramian.eigenvalues)),
+    ),
+    "rounding twice as large": (
+        "parting-rounding",
+        section_12_two_models,
+        "RoundingNoise",
+        lambda unit, draws: RoundingNoise(2 * unit, draws),
+    ),
+    "largest rounding twice as large": (
+        "parting-rounding-bound",
+        section_12_two_models,
+        "RoundingNoise",
+        lambda unit, draws: RoundingNoise(2 * unit, draws),
+    ),
+    "first-order shares from random costates": (
+        "parting-first-order",
+        compare,
+        "costate",
+        with_random_costates(compare.costate),
+    ),
+    "the shares of a model by itself": (
+        "parting-shares",
+        section_12_two_models,
+        "compare",
+        lambda a, b, tokens, targets: compare.compare(a, a, tokens, targets),
     ),
     "a Gramian of twice the size": (
         "least-control",

@@ -29,119 +29,51 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ctrans.base.as_found import as_found
 from ctrans.control.costate import costate
+from ctrans.examine.comparison.explanations import EditTrial, Explanation, explanations_of
+from ctrans.examine.comparison.kept_parts import (
+    KeptParts,
+    contributions_of,
+    differences_of,
+    fine_and_coarse,
+    kept_parts,
+)
+from ctrans.examine.comparison.model_comparison import (
+    CHANGED,
+    ModelComparison,
+    PartDifference,
+    WeightDifference,
+)
+from ctrans.examine.comparison.part_rounding import (
+    PartRounding,
+    difference,
+    differences,
+    ratio_of,
+)
 from ctrans.examine.comparison.parts import ModelParts
-from ctrans.examine.comparison.rounding_noise import Draws, RoundingNoise, changed_by
+from ctrans.examine.comparison.recording import RecordedParts, Recording, parts_beside
 from ctrans.examine.comparison.stages import Stage, stages_of
 from ctrans.examine.comparison.weight_relations import (
     Relation,
     WeightPair,
-    as_changes,
     pairs_of,
     relation_of,
 )
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
-from ctrans.measure.walk import Model, check_targets
+from ctrans.measure.walk import Model, check_targets, own_loss
 from solvers import ConfigError, SolveError
 
-SAMPLES = 3
-"""Runs with random rounding, for each part."""
-CHANGED = 4.0
-"""A defect so many times as large as the rounding that was measured is a change."""
-
-
-@dataclass(frozen=True)
-class PartDifference:
-    """What is different in a part of two models.
-
-    - `name`: the part in words
-    - `defect`: |e_k| as a share of what the part makes, root mean square. Of a sublayer that is
-      what it adds, or the next state if that differs by more than rounding explains
-    - `rounding`: the same for what rounding makes of the first model's part
-    - `ratio`: the largest ratio of defect to rounding, of root mean squares and of largest entries;
-      0 if the part is equal to the bit
-    - `behind`: |X_B - X_A|/|X_A| behind the part, both models on their own; of the head, that of
-      the logits
-    - `share`: the part's share of L_B - L_A; nan without a loss
-    - `first_order`: <P, e_k>; nan where there is no costate
-    """
-
-    name: str
-    defect: float
-    rounding: float
-    ratio: float
-    behind: float
-    share: float
-    first_order: float
-
-    @property
-    def changed(self) -> bool:
-        """Whether rounding does not explain the defect."""
-        return not self.ratio <= CHANGED
-
-
-@dataclass(frozen=True)
-class WeightDifference:
-    """A weight that differs: its names, its part, and how the second follows from the first."""
-
-    name: str
-    other_name: str
-    part: str
-    relation: str
-    kind: str
-    distance: float
-
-
-@dataclass(frozen=True)
-class ModelComparison:
-    """What `compare` found.
-
-    - `losses`: L_A and L_B; nan without a loss
-    - `rounding_of_loss`: what rounding alone changes of the first one's loss, root mean square
-    - `parts`: along the depth
-    - `inside`: of the first part that changed, its stages
-    - `weights`: those that differ; `equal_weights` and `unmatched` count the others
-    - `missing`: what was not measured, and why
-    """
-
-    losses: tuple[float, float]
-    rounding_of_loss: float
-    parts: tuple[PartDifference, ...]
-    inside: tuple[Stage, ...]
-    weights: tuple[WeightDifference, ...]
-    equal_weights: int
-    unmatched: tuple[str, ...]
-    missing: dict[str, str]
-
-    @property
-    def difference(self) -> float:
-        """L_B - L_A."""
-        first, second = self.losses
-        return second - first
-
-    @property
-    def changed(self) -> list[PartDifference]:
-        """The parts whose defect rounding does not explain, along the depth."""
-        return [part for part in self.parts if part.changed]
-
-    @property
-    def stage(self) -> Stage | None:
-        """The first stage that changed of the first sublayer that did."""
-        return next((stage for stage in self.inside if stage.changed), None)
-
-    @property
-    def equal(self) -> bool:
-        """Whether no part differs in any bit."""
-        return all(part.ratio == 0 for part in self.parts)
+Side = Model | Recording
+"""A model, or what was recorded of one."""
 
 
 @torch.no_grad()
 def compare(
-    first: Model,
-    second: Model,
+    first: Side,
+    second: Side,
     tokens: Any,
     targets: Any = None,
     *,
@@ -150,68 +82,103 @@ def compare(
     """Where the second model parts from the first on this text. Both compute in evaluation mode,
     each in its own dtype, and stay as they are.
 
+    - `first`, `second`: models. The first may be a recording
     - `tokens`, `targets`: what the models read, and the targets of their losses; without targets
       there are no shares
     - `progress(k)`: called after part k
 
     Raises ConfigError for models of other depths or widths, whose parts do not belong together, and
-    for targets that are not one for each token.
+    for targets that are not one for each token, and for a recording as the second.
     """
+    if isinstance(second, Recording):
+        raise ConfigError(
+            f"{str(second.path)!r} is a recording, which has no parts to run: name it first"
+        )
     with ExitStack() as stack:
         for model in (first, second):
-            if targets is not None:
+            if targets is not None and not isinstance(model, Recording):
                 check_targets(model, tokens, targets)
-            stack.enter_context(as_found(model))
-        return _compared(ModelParts(first, targets), ModelParts(second, targets), tokens, progress)
+        stack.enter_context(as_found(second))
+        if isinstance(first, Recording):
+            b = parts_beside(first, second, targets)
+            a = RecordedParts(first, b, second.embed(tokens))
+            return _compared(_Pair(a, b, b), tokens, progress)
+        stack.enter_context(as_found(first))
+        own = ModelParts(first, targets)
+        other = ModelParts(second, targets)
+        _check_alike(own, other)
+        return _compared(_Pair(own, other, own), tokens, progress)
 
 
-def _compared(
-    a: ModelParts, b: ModelParts, tokens: Any, progress: Callable[[int], None] | None
-) -> ModelComparison:
-    _check_alike(a, b)
-    missing: dict[str, str] = {}
+@dataclass(frozen=True)
+class _Pair:
+    """Two models, and the one of them whose parts run with random rounding: the first, unless that
+    is a recording.
+    """
+
+    a: ModelParts | RecordedParts
+    b: ModelParts
+    rounded: ModelParts
+
+
+def _compared(pair: _Pair, tokens: Any, progress: Callable[[int], None] | None) -> ModelComparison:
+    a = pair.a
+    b = pair.b
+    missing = dict(_not_recorded(a))
     found, unmatched = _weight_relations(a, b)
     own_states = list(a.states(tokens))
     other_states = list(b.states(tokens))
     _check_states(own_states, other_states)
     lower = _lower(own_states[0].dtype, other_states[0].dtype)
-    noise = _Noise(a, lower, own_states[0].dtype, found)
     of_a = [tokens, *(x.to(lower).to(x.dtype) for x in own_states)]
     of_b = [
         tokens,
         *(x.to(lower).to(y.dtype) for x, y in zip(own_states, other_states, strict=True)),
     ]
+    of_rounded = of_a if pair.rounded is a else of_b
+    noise = PartRounding(pair.rounded, lower, of_rounded[1].dtype, found)
     tails = [math.nan] * (len(a) + 1)
-    first_order = [math.nan] * len(a)
+    costates: Sequence[Tensor] = ()
     if a.targets is not None:
         tails[-1] = a.loss_of(own_states[-1])
         try:
-            first_order = _first_order(a, b, tokens, of_a, of_b)
+            costates = costate(b.model, tokens, b.targets).costates[:: b.size]
         except (*FOREIGN_ERRORS, ConfigError, SolveError) as error:
             missing["first-order share"] = named_error(error)
-    last = len(a) - 1
-    ends_a = [*own_states, *a.outputs(last, own_states[-1])]
-    ends_b = [*other_states, *b.outputs(last, other_states[-1])]
+    last_states: list[Tensor] = []
+    last = len(b) - 1
+    ends_a = list(own_states)
+    ends_b = list(other_states)
+    if len(a) == len(b):
+        ends_a += a.outputs(last, own_states[-1])
+        ends_b += b.outputs(last, other_states[-1])
     parts = []
     for k, name in enumerate(a.names):
         outputs = a.outputs(k, of_a[k])
-        defects = _differences(outputs, b.outputs(k, of_b[k]))
-        roundings = noise.of(k, of_a[k], outputs)
-        ratios = [_ratio(d, r) for d, r in zip(defects, roundings, strict=True)]
+        outputs_b = b.outputs(k, of_b[k])
+        defects = differences(outputs, outputs_b)
+        of_noise = outputs if pair.rounded is a else outputs_b
+        change_of_loss = _change_of_loss(noise, k, costates, of_noise)
+        roundings = noise.of(k, of_rounded[k], of_noise, change_of_loss)
+        ratios = [ratio_of(d, r) for d, r in zip(defects, roundings, strict=True)]
         shown = 0
         if ratios[0] <= CHANGED:
             shown = ratios.index(max(ratios))
         if a.targets is not None:
-            tails[k] = b.loss_from(k, of_b[k])
+            last_states.append(b.last_from(k, of_b[k]))
+            tails[k] = b.loss_of(last_states[-1])
         parts.append(
             PartDifference(
                 name=name,
                 defect=defects[shown].share,
+                shown=shown,
                 rounding=roundings[shown].share,
                 ratio=max(ratios),
-                behind=_difference(ends_a[k], ends_b[k]).share,
+                behind=difference(ends_a[k], ends_b[k]).share,
+                amplified=_amplified(of_b, other_states, k, outputs_b[-1]),
+                at_end=math.nan,
                 share=math.nan,
-                first_order=first_order[k],
+                first_order=_first_order(costates, k, outputs[-1], outputs_b[-1]),
             )
         )
         if progress is not None:
@@ -221,18 +188,46 @@ def _compared(
         for part, (share, following) in zip(parts, pairwise(tails), strict=True)
     ]
     inside: tuple[Stage, ...] = ()
-    for k, part in enumerate(parts):
-        if part.changed:
+    first_changed = next((k for k, part in enumerate(parts) if part.changed), None)
+    explanations: tuple[Explanation, ...] = ()
+    if first_changed is not None:
+        k = first_changed
+        if isinstance(a, ModelParts):
             inside = stages_of(a, b, k, of_a[k], of_b[k], partial(noise.tensor, k), CHANGED)
-            break
+        explanations = _explanations(pair, k, parts[k], (of_a[k], of_b[k]), noise, found, tokens)
+    kept: tuple[KeptParts, ...] = ()
+    is_rounding = first_changed is None and any(part.ratio for part in parts)
+    if isinstance(a, ModelParts) and a.targets is not None and is_rounding:
+        fine, coarse, of_fine, of_coarse = fine_and_coarse(a, b, own_states, other_states)
+        if of_fine[0].dtype == of_coarse[0].dtype:
+            contributions = differences_of(last_states)
+        else:
+            contributions = contributions_of(fine, of_fine[-1], of_coarse)
+        kept = tuple(
+            kept_parts(
+                fine, coarse, tokens, contributions, of_fine[-1], of_coarse, of_second=fine is b
+            )
+        )
+        size = float(of_fine[-1].double().norm())
+        for k, contribution in enumerate(contributions):
+            if size:
+                parts[k] = replace(parts[k], at_end=float(contribution.norm()) / size)
     rounding_of_loss = math.nan
-    if a.targets is not None:
-        rounding_of_loss = noise.of_loss(tokens, tails[-1])
+    if costates:
+        of_head = 0.0
+        if own_loss(pair.rounded.model) is not None:
+            of_head = noise.of_head(of_rounded[-1])
+        rounding_of_loss = math.sqrt(noise.loss_variance + of_head**2)
+    elif a.targets is not None:
+        loss_of_rounded = tails[-1] if pair.rounded is a else tails[0]
+        rounding_of_loss = noise.of_loss(tokens, loss_of_rounded)
     return ModelComparison(
         losses=(tails[-1], tails[0]),
         rounding_of_loss=rounding_of_loss,
         parts=tuple(parts),
         inside=inside,
+        explanations=explanations,
+        kept=kept,
         weights=tuple(_weight_differences(a, found)),
         equal_weights=sum(relation.kind == "equal" for _, relation in found),
         unmatched=tuple(unmatched),
@@ -240,8 +235,68 @@ def _compared(
     )
 
 
+def _amplified(
+    of_b: Sequence[Any], other_states: Sequence[Tensor], k: int, next_of_own: Tensor
+) -> float:
+    """The factor of part k on what it inherits; its second output is Psi_k(X_k)."""
+    if not 0 < k < len(other_states):
+        return math.nan
+    before = float((other_states[k - 1].double() - of_b[k].double()).norm())
+    behind = float((other_states[k].double() - next_of_own.double()).norm())
+    return behind / before if before else math.nan
+
+
+def _explanations(
+    pair: _Pair,
+    k: int,
+    part: PartDifference,
+    inputs: tuple[Any, Any],
+    noise: PartRounding,
+    found: list[tuple[WeightPair, Relation]],
+    tokens: Any,
+) -> tuple[Explanation, ...]:
+    """The edits that explain part k, whose inputs are these in the two models."""
+    of_a, of_b = inputs
+    outputs = (pair.a.outputs(k, of_a), pair.b.outputs(k, of_b))
+    runs_first = pair.rounded is pair.a
+    given = of_a if runs_first else of_b
+    own, wanted = outputs if runs_first else reversed(outputs)
+    trial = EditTrial(
+        parts=pair.rounded,
+        number=k,
+        given=given,
+        own=own,
+        wanted=wanted,
+        defect=part.defect,
+        shown=part.shown,
+        rounding=noise.of(k, given, own),
+        other=pair.b if runs_first else None,
+    )
+    places = pair.a.part_of()
+    pairs = [
+        each
+        for each, relation in found
+        if relation.kind not in ("equal", "rounded") and places.get(id(each.first), k) == k
+    ]
+    return tuple(explanations_of(trial, tokens, pairs, CHANGED))
+
+
+def _not_recorded(a: ModelParts | RecordedParts) -> Iterator[tuple[str, str]]:
+    """What a recording does not say, and why."""
+    if isinstance(a, ModelParts):
+        return
+    yield "stages of the part that changed", "a recording has no parts that run"
+    yield "weights that differ", "a recording has no weights"
+    yield (
+        "shares by the recording's own tail",
+        "it does not run, so shares are by the other model's",
+    )
+    if a.logits is None:
+        yield "the head", "the recording has no tensor logits"
+
+
 def _weight_differences(
-    a: ModelParts, found: list[tuple[WeightPair, Relation]]
+    a: ModelParts | RecordedParts, found: list[tuple[WeightPair, Relation]]
 ) -> Iterator[WeightDifference]:
     """The weights that differ, with the part of the first model that has them."""
     places = a.part_of()
@@ -288,7 +343,7 @@ def _lower(first: torch.dtype, second: torch.dtype) -> torch.dtype:
 
 
 def _weight_relations(
-    a: ModelParts, b: ModelParts
+    a: ModelParts | RecordedParts, b: ModelParts
 ) -> tuple[list[tuple[WeightPair, Relation]], list[str]]:
     first, second = a.module, b.module
     if first is None or second is None:
@@ -297,154 +352,24 @@ def _weight_relations(
     return [(pair, relation_of(pair.first, pair.second)) for pair in pairs], unmatched
 
 
-@dataclass(frozen=True)
-class _Size:
-    """A difference of outputs: its root mean square, its largest entry, and the first as a share of
-    what the part makes.
+def _first_order(costates: Sequence[Tensor], k: int, own: Tensor, other: Tensor) -> float:
+    """<P_{k+1}, e_k> of the embedding and each part of sublayers; nan of the head, and without
+    costates.
     """
-
-    rms: float
-    largest: float
-    share: float
-
-
-def _differences(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[_Size]:
-    return [_difference(x, y) for x, y in zip(first, second, strict=True)]
+    if k >= len(costates):
+        return math.nan
+    return float((costates[k].double() * (other.double() - own.double())).sum())
 
 
-def _difference(x: Tensor, y: Tensor) -> _Size:
-    if x.shape != y.shape:
-        return _Size(math.inf, math.inf, math.inf)
-    x, y = _both_finite(x.double(), y.double())
-    gap = y - x
-    rms = float(gap.square().mean().sqrt()) if gap.numel() else 0.0
-    size = float(x.square().mean().sqrt()) if x.numel() else 0.0
-    share = 0.0
-    if rms:
-        share = rms / size if size else math.inf
-    return _Size(rms, float(gap.abs().amax()) if gap.numel() else 0.0, share)
-
-
-def _both_finite(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Both, without entries that are the same infinite number, as of hidden logits."""
-    same = (x == y) & ~x.isfinite()
-    if not bool(same.any()):
-        return x, y
-    return x.masked_fill(same, 0), y.masked_fill(same, 0)
-
-
-def _ratio(defect: _Size, rounding: _Size) -> float:
-    """How many times as large as rounding a defect is: infinite where rounding changes nothing, or
-    where one of the two is not finite, which tells nothing.
+def _change_of_loss(
+    noise: PartRounding, k: int, costates: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> Callable[[list[Tensor]], float] | None:
+    """What moved outputs of part k change of the loss, to first order; of the head, exactly. None
+    without costates, and for a head whose loss is not that of its logits.
     """
-    ratios = []
-    for of_defect, of_rounding in (
-        (defect.rms, rounding.rms),
-        (defect.largest, rounding.largest),
-    ):
-        if of_defect == 0:
-            ratios.append(0.0)
-        elif of_rounding == 0 or not math.isfinite(of_defect + of_rounding):
-            ratios.append(math.inf)
-        else:
-            ratios.append(of_defect / of_rounding)
-    return max(ratios)
-
-
-class _Noise:
-    """Runs of the first model's parts with random rounding."""
-
-    def __init__(
-        self,
-        a: ModelParts,
-        lower: torch.dtype,
-        own: torch.dtype,
-        found: list[tuple[WeightPair, Relation]],
-    ):
-        self.parts = a
-        self.unit = torch.finfo(lower).eps
-        if lower != own:
-            self.unit /= 2  # a number is rounded by at most half of the distance to the next
-        self.draws = Draws()
-        self.rounded = as_changes(found)
-        module = a.module
-        everything = list(module.parameters()) if module is not None else []
-        of_sublayers = [list(sublayer.parameters()) for sublayer in a.sublayers]
-        inside = {id(weight) for weights in of_sublayers for weight in weights}
-        outside = [weight for weight in everything if id(weight) not in inside]
-        self.weights = [outside, *of_sublayers, outside]
-        self.all_weights = everything
-
-    def run(
-        self, compute: Callable[[], list[Tensor]], weights: Sequence[nn.Parameter]
-    ) -> list[Tensor]:
-        """What the first model computes, once, with random rounding of results and weights."""
-        with changed_by(self._weight_changes(weights)), RoundingNoise(self.unit, self.draws):
-            return compute()
-
-    def tensor(
-        self, part: int, compute: Callable[[], Tensor], dtype: torch.dtype | None = None
-    ) -> Tensor:
-        """The same for a single tensor of a part; with a dtype, its results rounded as there."""
-        if dtype is None:
-            return self.run(lambda: [compute()], self.weights[part])[0]
-        with RoundingNoise(torch.finfo(dtype).eps / 2, self.draws):
-            return compute()
-
-    def embedding(self, tokens: Any) -> list[Tensor]:
-        """The same for the embedding, of which the weights and the output are rounded alone: a
-        model's whole pass computes more up to its first block, such as angles of positions, which
-        are computed with more digits than states.
-        """
-        with changed_by(self._weight_changes(self.weights[0])):
-            x = self.parts.model.embed(tokens)
-        with RoundingNoise(self.unit, self.draws):
-            return [x * 1.0]
-
-    def _weight_changes(self, weights: Sequence[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
-        changes = {}
-        for weight in weights:
-            if not weight.is_floating_point():
-                continue
-            draws = self.draws.like(weight.detach(), 1.0)
-            if weight in self.rounded:
-                # the true change of each entry, with a random sign
-                changes[weight] = draws.sign_().mul_(self.rounded[weight])
-            else:
-                changes[weight] = draws.mul_(self.unit).mul_(weight.detach())
-        return changes
-
-    def of(self, part: int, given: Any, outputs: Sequence[Tensor]) -> list[_Size]:
-        """How far the outputs of a part move, the largest of the samples."""
-
-        def moved() -> list[Tensor]:
-            if part == 0:
-                return self.embedding(given)
-            return self.run(lambda: self.parts.outputs(part, given), self.weights[part])
-
-        sizes = [_differences(outputs, moved()) for _ in range(SAMPLES)]
-        return [max(several, key=lambda size: size.rms) for several in zip(*sizes, strict=True)]
-
-    def of_loss(self, tokens: Any, loss: float) -> float:
-        """The root mean square of what rounding changes of the loss."""
-        total = 0.0
-        for _ in range(SAMPLES):
-            x = self.embedding(tokens)[0]
-            moved = self.run(partial(self._loss_from, x), self.all_weights)
-            total += (float(moved[0]) - loss) ** 2
-        return math.sqrt(total / SAMPLES)
-
-    def _loss_from(self, x: Tensor) -> list[Tensor]:
-        return [torch.tensor(self.parts.loss_from(1, x))]
-
-
-def _first_order(
-    a: ModelParts, b: ModelParts, tokens: Any, of_a: Sequence[Any], of_b: Sequence[Any]
-) -> list[float]:
-    """<P_{k+1}, e_k> for the embedding and each sublayer; nan for the head."""
-    costates = costate(b.model, tokens, b.targets).costates
-    found = []
-    for k, p in enumerate(costates):
-        defect = b.outputs(k, of_b[k])[-1].double() - a.outputs(k, of_a[k])[-1].double()
-        found.append(float((p.double() * defect).sum()))
-    return [*found, math.nan]
+    if k < len(costates):
+        return lambda moved: _first_order(costates, k, outputs[-1], moved[-1])
+    if not costates or own_loss(noise.parts.model) is not None:
+        return None
+    loss = noise.parts.loss_of_logits(outputs[0])
+    return lambda moved: noise.loss_of_logits(moved[0]) - loss

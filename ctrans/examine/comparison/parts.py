@@ -21,38 +21,59 @@ HEAD = "the head"
 class ModelParts:
     """The parts of a model. Part 0 is the embedding, part k + 1 sublayer k, and the last the head.
 
-    `targets` are those of its loss; None for a model that is compared without one.
+    - `targets`: those of its loss; None for a model that is compared without one
+    - `size`: how many sublayers are one part, 1 or all those of a block
+    - `by_states`: whether what a part adds is the difference of two states, as it is for states
+      that were recorded
     """
 
-    def __init__(self, model: Model, targets: Any):
+    def __init__(self, model: Model, targets: Any, *, size: int = 1, by_states: bool = False):
         self.model = model
         self.depth = model.depth
         self.targets = targets
+        self.by_states = by_states
         self.sublayers: list[Sublayer] = list(model.depth.sublayers)
         self.lengths = model.depth.lengths
+        self.size = size
+        self.starts = range(0, len(self.sublayers), size)
 
     def __len__(self) -> int:
-        return len(self.sublayers) + 2
+        return len(self.starts) + 2
 
     @property
     def names(self) -> list[str]:
         """Each part in words."""
         per_block = self.depth.per_block
         inner = []
-        for k, sublayer in enumerate(self.sublayers):
+        for k in self.starts:
             name = f"block {k // per_block}"
-            if per_block > 1 or sublayer.kind != "part":
-                name += f", {sublayer.kind}"
+            kind = self.sublayers[k].kind
+            if self.size == 1 and (per_block > 1 or kind != "part"):
+                name += f", {kind}"
             inner.append(name)
         return [EMBEDDING, *inner, HEAD]
 
+    def sublayers_of(self, part: int) -> list[Sublayer]:
+        """The sublayers of a part; none of the embedding and the head."""
+        if part in (0, len(self) - 1):
+            return []
+        start = self.starts[part - 1]
+        return self.sublayers[start : start + self.size]
+
     def states(self, tokens: Any) -> Iterator[Tensor]:
-        """X_0 to X_K."""
+        """The state behind the embedding, and behind each part of sublayers."""
         x = self.model.embed(tokens)
         yield x
-        for sublayer, length in zip(self.sublayers, self.lengths, strict=True):
-            x = sublayer.step(x, length)
+        for part in range(1, len(self) - 1):
+            x = self.through(part, x)
             yield x
+
+    def through(self, part: int, x: Tensor) -> Tensor:
+        """The state behind a part of sublayers."""
+        start = self.starts[part - 1]
+        for k in range(start, start + self.size):
+            x = self.sublayers[k].step(x, self.lengths[k])
+        return x
 
     def outputs(self, part: int, given: Any) -> list[Tensor]:
         """What a part makes of its input: of a sublayer what it adds and the next state, of the
@@ -62,28 +83,34 @@ class ModelParts:
             return [self.model.embed(given)]
         if part == len(self) - 1:
             return [self._of_head(given)]
+        if self.by_states or self.size > 1:
+            following = self.through(part, given)
+            return [following - given, following]
         sublayer = self.sublayers[part - 1]
         length = self.lengths[part - 1]
         entered = sublayer.enter(given)
         raw = sublayer(entered)
         return [length * raw, sublayer.moved(entered, raw, length)]
 
-    def loss_from(self, part: int, given: Any) -> float:
-        """The loss if the parts from this one on read that input."""
-        x = given
+    def last_from(self, part: int, given: Any) -> Tensor:
+        """The last state if the parts from this one on, before the head, read that input."""
+        x: Tensor = given
         if part == 0:
             x = self.model.embed(given)
             part = 1
-        for k in range(part - 1, len(self.sublayers)):
-            x = self.sublayers[k].step(x, self.lengths[k])
-        return self.loss_of(x)
+        for later in range(part, len(self) - 1):
+            x = self.through(later, x)
+        return x
 
     def loss_of(self, x: Tensor) -> float:
         """L(X_K). Logits of few digits are widened first, as the losses of trainings do."""
         loss_of_model = own_loss(self.model)
         if loss_of_model is not None:
             return float(loss_of_model(x, self.targets))
-        logits = self.model.head(x)
+        return self.loss_of_logits(self.model.head(x))
+
+    def loss_of_logits(self, logits: Tensor) -> float:
+        """Their mean cross-entropy."""
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
         return float(next_token_loss(logits, self.targets))
@@ -100,26 +127,40 @@ class ModelParts:
     @property
     def module(self) -> nn.Module | None:
         """The user's own module, or the GPT."""
+        adapter = self._adapter
+        if adapter is not None:
+            own: nn.Module = adapter.model
+            return own
         inner: Any = self.model
-        while True:
-            adapter = getattr(inner, "adapter", None)
-            if adapter is not None:
-                own: nn.Module = adapter.model
-                return own
-            within = getattr(inner, "model", None)
-            if not isinstance(within, nn.Module):
-                break
-            inner = within
+        while isinstance(getattr(inner, "model", None), nn.Module):
+            inner = inner.model
         if isinstance(inner, nn.Module):
             return inner
         return None
+
+    @property
+    def _adapter(self) -> Any:
+        """What runs a model of another library; None for our own."""
+        inner: Any = self.model
+        while inner is not None:
+            adapter = getattr(inner, "adapter", None)
+            if adapter is not None:
+                return adapter
+            inner = getattr(inner, "model", None)
+        return None
+
+    def forget(self) -> None:
+        """Drops what an opened model remembers of masks and positions."""
+        if self._adapter is not None:
+            self._adapter.forget()
 
     def part_of(self) -> dict[int, int]:
         """The number of the part of each parameter and buffer, by its id; those outside of the
         blocks are left out.
         """
         found: dict[int, int] = {}
-        for k, sublayer in enumerate(self.sublayers):
-            for tensor in (*sublayer.parameters(), *sublayer.buffers()):
-                found.setdefault(id(tensor), k + 1)
+        for part in range(len(self)):
+            for sublayer in self.sublayers_of(part):
+                for tensor in (*sublayer.parameters(), *sublayer.buffers()):
+                    found.setdefault(id(tensor), part)
         return found

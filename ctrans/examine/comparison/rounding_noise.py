@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 EXACT = frozenset(
     {
@@ -26,6 +27,7 @@ EXACT = frozenset(
         "bernoulli",
         "bitwise_not",
         "cat",
+        "ceil",
         "clone",
         "constant_pad_nd",
         "copy",
@@ -34,9 +36,11 @@ EXACT = frozenset(
         "empty_like",
         "fill",
         "flip",
+        "floor",
         "full",
         "full_like",
         "gather",
+        "histc",
         "index",
         "index_select",
         "lift_fresh",
@@ -52,6 +56,7 @@ EXACT = frozenset(
         "relu",
         "repeat",
         "roll",
+        "round",
         "scalar_tensor",
         "scatter",
         "sign",
@@ -61,13 +66,14 @@ EXACT = frozenset(
         "topk",
         "tril",
         "triu",
+        "trunc",
         "where",
         "zeros",
         "zeros_like",
         "zero",
     }
 )
-"""Operations whose results are entries of their inputs, or constants."""
+"""Operations whose results are entries of their inputs, constants, counts or whole numbers."""
 
 
 class Draws:
@@ -97,7 +103,7 @@ class RoundingNoise(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__.rstrip("_")
-        if func.is_view or name in EXACT:
+        if func.is_view or name in EXACT or not _reads_floats(args):
             return output
         returns = func._schema.returns
         if isinstance(output, Tensor):
@@ -119,6 +125,12 @@ class RoundingNoise(TorchDispatchMode):
         return output + change
 
 
+def _reads_floats(args: Any) -> bool:
+    """Whether an input has numbers that may be rounded: ids, positions and counts are exact."""
+    tensors = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
+    return any(x.is_floating_point() or x.is_complex() for x in tensors)
+
+
 ROUNDED_FIRST = frozenset(
     {
         "_scaled_dot_product_flash_attention_for_cpu",
@@ -127,6 +139,8 @@ ROUNDED_FIRST = frozenset(
         "native_batch_norm",
         "native_group_norm",
         "native_layer_norm",
+        "nll_loss2d_forward",
+        "nll_loss_forward",
         "_fused_rms_norm",
         "_native_multi_head_attention",
     }

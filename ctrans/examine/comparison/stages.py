@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -53,6 +53,7 @@ class Stage:
 Thunk = Callable[[], Tensor]
 
 
+@runtime_checkable
 class Noisy(Protocol):
     """What a computation of the first model makes with random rounding, of its own unit or of a
     dtype with fewer digits.

@@ -11,6 +11,8 @@ import ctrans
 from ctrans.examine.compared import answer
 from ctrans.examine.comparison.compare import compare
 from ctrans.examine.comparison.output_relations import output_relation, relation_of_rows
+from ctrans.examine.comparison.part_rounding import PartRounding
+from ctrans.examine.comparison.parts import ModelParts
 from ctrans.examine.comparison.rounding_noise import Draws, RoundingNoise, changed_by
 from ctrans.examine.comparison.weight_relations import pairs_of, relation_of
 from ctrans.model.config import GPTConfig
@@ -100,6 +102,23 @@ def test_a_lower_precision_is_rounding(dtype):
     assert not found.changed
     assert not found.equal
     assert max(part.ratio for part in found.parts) > 0.1, "rounding is not overrated"
+
+
+@pytest.mark.slow
+def test_rounding_of_the_loss_is_that_of_passes_of_the_whole_model():
+    """Part by part with costates, against 60 passes of the whole model with random rounding."""
+    model = gpt()
+    tokens, targets = text()
+    parts = ModelParts(model, targets)
+    noise = PartRounding(parts, torch.float32, torch.float64, [])
+    with torch.no_grad():
+        loss = parts.loss_of(parts.last_from(0, tokens))
+        squares = [noise.of_loss(tokens, loss) ** 2 for _ in range(20)]
+
+    found = compare(model, copy.deepcopy(model).float(), tokens, targets)
+
+    # three samples of the last operation, the loss itself, which makes most of it
+    assert 0.25 < found.rounding_of_loss / (sum(squares) / 20) ** 0.5 < 4
 
 
 @pytest.mark.cases(1)
@@ -369,8 +388,12 @@ def test_rounding_noise_has_the_size_of_its_unit_and_spares_exact_results():
 
         hidden = torch.full((9,), -torch.inf) + torch.ones(9)
         turned = torch.polar(x, x) * 1.0
+        counts = torch.histc((torch.arange(40) % 4).float(), bins=4, min=0, max=3)
+        positions = torch.arange(50).to(torch.float64)
 
     share = (noisy / x - 1).abs()
+    assert counts.int().tolist() == [10] * 4, "or experts would get each other's tokens"
+    assert torch.equal(positions, torch.arange(50).double())
     assert bool((hidden == -torch.inf).all()), "a mask that is added hides as before"
     assert 1e-4 < float((turned / torch.polar(x, x) - 1).abs().mean()) < 2e-3
     assert float(share.max()) <= 1e-3

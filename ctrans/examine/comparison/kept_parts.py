@@ -1,0 +1,127 @@
+"""Which parts of a coarse model make the most of its difference from a fine one, and which few of
+the fine one, in their place, bring it down most.
+
+Let X'_k be the states of the coarse model, and Z_k the last state that the fine one makes of X'_k.
+Part k's *contribution* is Z_{k+1} - Z_k: what its rounding makes of the last state. The
+contributions add up to the difference of the two models' last states. To first order a model with
+the fine one's parts at S has the sum of the other contributions. So sets of parts are chosen by the
+products of contributions, and then such models run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctrans.examine.comparison.parts import ModelParts
+
+MOST_KEPT = 3
+CANDIDATES = 3
+"""So many sets of each size run, the best to first order."""
+
+
+@dataclass(frozen=True)
+class KeptParts:
+    """The fine model's parts of these names in the coarse one, and the difference that is left: |X
+    - X_fine|/|X_fine| of the last states. Without parts, that of the two models. `of_second` says
+    that the second model is the fine one.
+    """
+
+    names: tuple[str, ...]
+    difference: float
+    of_second: bool
+
+
+def fine_and_coarse(
+    a: ModelParts, b: ModelParts, states_a: Sequence[Tensor], states_b: Sequence[Tensor]
+) -> tuple[ModelParts, ModelParts, Sequence[Tensor], Sequence[Tensor]]:
+    """The model of more digits first, with its states; the first one, if both have as many."""
+    if torch.finfo(states_a[0].dtype).eps <= torch.finfo(states_b[0].dtype).eps:
+        return a, b, states_a, states_b
+    return b, a, states_b, states_a
+
+
+@torch.no_grad()
+def contributions_of(
+    fine: ModelParts, last: Tensor, states_of_coarse: Sequence[Tensor]
+) -> list[Tensor]:
+    """Z_{k+1} - Z_k for the embedding and each part of sublayers, in float64. `last` is Z_0."""
+    lasts = [last]
+    for part, x in enumerate(states_of_coarse, 1):
+        lasts.append(fine.last_from(part, x.to(last.dtype)))
+    return [following.double() - own.double() for own, following in pairwise(lasts)]
+
+
+def differences_of(last_states: Sequence[Tensor]) -> list[Tensor]:
+    """The contributions to first order, for two models of one dtype: the differences of the last
+    states that the coarse model makes of the states of the fine one. They add up to the same.
+    """
+    return [own.double() - following.double() for own, following in pairwise(last_states)]
+
+
+def left_to_first_order(products: Tensor, kept: Sequence[int]) -> float:
+    """|sum of the contributions of the other parts|, from the products of contributions."""
+    others = torch.ones(len(products), dtype=torch.bool)
+    others[list(kept)] = False
+    return float(products[others][:, others].sum().clamp(min=0).sqrt())
+
+
+@torch.no_grad()
+def kept_parts(
+    fine: ModelParts,
+    coarse: ModelParts,
+    tokens: Any,
+    contributions: Sequence[Tensor],
+    last: Tensor,
+    states_of_coarse: Sequence[Tensor],
+    *,
+    of_second: bool,
+) -> Iterator[KeptParts]:
+    """No part, and then for each number up to `MOST_KEPT` those of the embedding and the sublayers
+    that bring the difference down most. Each set has the one before it.
+    """
+    size = float(last.double().norm()) or 1.0
+    rows = torch.stack([each.flatten() for each in contributions])
+    products = rows @ rows.t()
+    yield KeptParts((), float(rows.sum(0).norm()) / size, of_second)
+    chosen: list[int] = []
+    pair = (fine, coarse, tokens, states_of_coarse)
+    for _ in range(min(MOST_KEPT, len(contributions) - 1)):
+        others = [k for k in range(len(contributions)) if k not in chosen]
+        others.sort(key=lambda k: left_to_first_order(products, [*chosen, k]))
+        measured = {
+            k: float((mixed(*pair, {*chosen, k}).double() - last.double()).norm())
+            for k in others[:CANDIDATES]
+        }
+        best = min(measured, key=lambda k: measured[k])
+        chosen.append(best)
+        names = tuple(fine.names[k] for k in sorted(chosen))
+        yield KeptParts(names, measured[best] / size, of_second)
+
+
+def mixed(
+    fine: ModelParts,
+    coarse: ModelParts,
+    tokens: Any,
+    states_of_coarse: Sequence[Tensor],
+    kept: set[int],
+) -> Tensor:
+    """The last state of the coarse model with these parts of the fine one. Up to the first of them
+    its states are its own.
+    """
+    first = min(kept)
+    start = fine.model.embed(tokens)
+    x = start
+    if first > 0:
+        x = states_of_coarse[first - 1]
+    for part in range(max(1, first), len(fine) - 1):
+        if part in kept:
+            x = fine.through(part, x.to(start.dtype))
+        else:
+            x = coarse.through(part, x.to(states_of_coarse[0].dtype))
+    return x
