@@ -84,7 +84,7 @@ PLACEMENTS = {
     "attention in the block": "pre",
     "lists of lists": "pre",
     "FT-Transformer": "pre",
-    "two streams": "pre, unknown",
+    "two streams": "pre, mix",
     "Conformer": "pre, pre_post",
 }
 """By model, the placement; unknown where states are mixed by other sums than x + f(x)."""
