@@ -47,6 +47,16 @@ PICTURES = {
         "it/compare.png",
     ),
     "continuous": ("-m benchmarks.continuous --report --out it.png", "it.png"),
+    **{
+        name: (f"-m ctrans study {name} --out it", "it/study.png")
+        for name in (
+            "xiong-warmup",
+            "emadi-temperature",
+            "kan-figure-1",
+            "kan-table-2",
+            "kim-initial-variance",
+        )
+    },
     "loss": ("-m ctrans train --iterations 300 --eval-every 20 --out it", "it/loss.png"),
 }
 """By name: what Python is asked, and where the picture is then."""
