@@ -69,9 +69,10 @@ class RunsItself(Protocol):
     """A model around one of another library, whose own forward pass is not that of its depth."""
 
     def own_pass(self, tokens: Tensor, targets: Any) -> tuple[Tensor | None, Tensor | None]:
-        """The logits and the loss of the model's own forward pass; None for what it does not
-        have.
-        """
+        """The logits and the loss of the model's own forward pass; None for what it lacks."""
+
+    def why_other_loss(self) -> str:
+        """Why the loss that the model returns is not that of the costate; "" if it may be."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +116,8 @@ def own_loss(model: Model, tokens: Tensor, targets: Any, found: Costate) -> OwnL
     """
     if has_weights_on_demand(model.depth):
         return OwnLoss()
+    if isinstance(model, RunsItself) and model.why_other_loss():
+        return OwnLoss(otherwise=model.why_other_loss())
     is_own = not isinstance(model, nn.Module) or _is_own_code(model)
     try:
         result = _tested(model, tokens, targets, found)

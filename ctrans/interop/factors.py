@@ -112,12 +112,14 @@ def factors_of(
             running = Running(block, call, adapter.form)
             reason = not_tested
             computes_otherwise = False
+            outer: list[Tensor] = []
             if not reason:
                 try:
                     with all_tracked(adapter.model):
                         uses = _uses(running, call.x)
                     if _has_other_parameters(block) or uses.of_others(block):
                         further |= set(segments)
+                    outer = [x for x in uses.of_others(block) if not _is_vector(x)]
                     reason = _why_otherwise(running, call, steps)
                     computes_otherwise = reason == OTHERWISE
                     unlike_shown, of_maps = _why_unlike(block, steps, [states[k] for k in segments])
@@ -142,7 +144,7 @@ def factors_of(
                     sublayers[k],
                     call.x,
                     moved,
-                    partial(matrices_of, sublayers[k], block),
+                    partial(_with_outer, outer, sublayers[k], block),
                     is_plain=not reason,
                 )
                 if computes_otherwise:
@@ -155,6 +157,11 @@ def factors_of(
     )
 
 
+def _with_outer(outer: Sequence[Tensor], sublayer: Sublayer, block: nn.Module) -> list[Tensor]:
+    """The matrices of a sublayer, and those outside of its block that its output depends on."""
+    return [*matrices_of(sublayer, block), *(x.detach() for x in outer)]
+
+
 def _factors_of_stream(
     adapter: StreamAdapter, sublayers: Sequence[Sublayer], states: Sequence[Tensor]
 ) -> Factors:
@@ -164,13 +171,20 @@ def _factors_of_stream(
     tests: dict[int, AtLargeWeights] = {}
     with as_found(adapter.model), torch.no_grad(), without_fast_path():
         for k, (sublayer, state) in enumerate(zip(sublayers, states, strict=True)):
+            last = k + 1
+            if last < len(sublayers) and sublayers[last].kind == "part":
+                last += 1  # it may be a norm of the sum that ctrans does not know
             tests[k] = _tested(
                 sublayer,
                 state,
-                partial(_moved_by_stream, adapter, k, state),
+                partial(_moved_by_stream, adapter, k, state, last),
                 partial(matrices_of, sublayer, sublayer.field),
                 is_plain=False,
             )
+    before_parts = [k for k in range(len(sublayers) - 1) if sublayers[k + 1].kind == "part"]
+    if before_parts and all(tests[k].bounded for k in before_parts):
+        # what bounds the others counts as the head here
+        tests[len(sublayers) - 1] = replace(tests[len(sublayers) - 1], bounded=True)
     unlike = dict.fromkeys(range(len(sublayers)), NO_BLOCKS)
     return replace(factors_at(tests, unlike, ()), tolerance=READING, outside=outside_of(adapter))
 
@@ -181,9 +195,11 @@ def _moved_by_block(running: Running, x: Tensor) -> Tensor:
     return after - x
 
 
-def _moved_by_stream(adapter: StreamAdapter, k: int, state: Tensor) -> Tensor:
-    """What the model's own pass adds to state k."""
-    _, after = adapter.passed(adapter.shaped(state), {k: state}, last=k + 1)
+def _moved_by_stream(adapter: StreamAdapter, k: int, state: Tensor, last: int) -> Tensor:
+    """What the model's own pass adds to state k up to state `last`."""
+    _, after = adapter.passed(adapter.shaped(state), {k: state}, last=last)
+    if after.shape != state.shape:
+        return after
     return after - state
 
 

@@ -38,6 +38,7 @@ from ctrans.interop.norms import AdaptedNorm, FreeNorm, WithoutGain
 from ctrans.interop.probe_weights import random_states
 from ctrans.interop.recorded_calls import own_module
 from ctrans.interop.residual_scale import ScaledOutput
+from ctrans.interop.returned_loss import why_other_loss
 from ctrans.interop.tolerances import difference, same_where_finite
 from ctrans.interop.transformers_adapter import TransformersAdapter
 from ctrans.model.gpt import check_range, next_token_loss
@@ -162,6 +163,10 @@ class Imported(nn.Module):
         if replaced is not None or self.adapter.padding is not None:
             return None, None
         return self.adapter.tensor(self.adapter.run(tokens)), None
+
+    def why_other_loss(self) -> str:
+        """Why the loss that the model returns is not the cross-entropy; "" if it may be."""
+        return why_other_loss(self.adapter)
 
     def forget(self) -> None:
         """Drops the cached masks and other arguments of the blocks; call it after the weights

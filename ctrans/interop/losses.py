@@ -99,6 +99,10 @@ class ModelWithLoss(ModelAround):
             return None, None
         return None, self.loss(self.model.adapter.run(tokens), targets)
 
+    def why_other_loss(self) -> str:
+        """Nothing: the user said which loss it is."""
+        return ""
+
     def terminal_loss(self, x: TokenRows, targets: Any) -> Float[Tensor, ""]:
         """L as a function of X_T. Raises ConfigError unless the loss is one real number with
         derivatives by X_T.

@@ -1,0 +1,115 @@
+"""Verdicts of code that people write: norms of their own, adapters of a manager, losses of their
+own.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ctrans.control.model_check import check_model
+from ctrans.interop import open_model
+from solvers import ConfigError
+from tests.interop.test_factors import VOCABULARY, WIDTH, Block, Model
+from tests.interop.test_outer_sums import PeriBlock, text
+
+
+class Length(nn.Module):
+    """3 x/|x|: a norm without a name."""
+
+    def forward(self, x):
+        return 3 * F.normalize(x, dim=-1)
+
+
+class PostBlock(Block):
+    def __init__(self, norm):
+        super().__init__()
+        self.n1, self.n2 = norm(), norm()
+
+    def forward(self, x):
+        x = self.n1(x + self.attention(x))
+        return self.n2(x + self.ffn(x))
+
+
+class Squash(nn.Module):
+    """DyT, which bounds each entry."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        return self.gain * torch.tanh(0.5 * x)
+
+
+def checked(module, **options):
+    tokens, targets = text()
+    model = open_model(module.double().eval(), **{"example": tokens, **options}).model
+    return check_model(model, tokens, targets)
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("norm", [Length, Squash])
+def test_a_norm_that_is_not_known_bounds_the_step_before_it(norm):
+    torch.manual_seed(0)
+    module = Model(PostBlock(norm)).double()
+    x = torch.randn(1, 5, WIDTH, dtype=torch.float64)
+    block = module.blocks[0]
+    with torch.no_grad():
+        for size in (1e2, 1e8):  # the state behind the norm is bounded whatever W_O is
+            grown = block.n1(x + size * torch.randn_like(x))
+            assert grown.norm() < 100
+
+    if norm is Squash:  # nothing is known of the last sublayer's norm either
+        with pytest.raises(ConfigError, match="does not grow with its weights"):
+            checked(module)
+    else:
+        assert checked(module).step_verdict == "well-posed"
+
+
+@pytest.mark.cases(1)
+def test_an_adapter_that_a_hook_adds_is_made_large_too():
+    torch.manual_seed(0)
+    module = Model(PeriBlock())
+    adapter = nn.Linear(WIDTH, WIDTH, bias=False).double()
+    nn.init.zeros_(adapter.weight)
+    manager = [adapter]  # in no module
+    assert checked(Model(PeriBlock())).step_verdict.startswith("well-posed")
+
+    module.blocks[0].register_forward_hook(lambda block, given, y: y + manager[0](y))
+    with pytest.raises(ConfigError, match="something passes the norm by"):
+        checked(module)
+    assert not adapter.weight.any()
+
+
+class WithLoss(Model):
+    def __init__(self, loss):
+        super().__init__(Block())
+        self.loss = loss
+
+    def forward(self, ids, targets=None):
+        logits = super().forward(ids)
+        if targets is None:
+            return logits
+        return logits, self.loss(logits.flatten(0, 1), targets.flatten())
+
+
+LOSSES = {
+    "mean": (F.cross_entropy, True),
+    "sum": (lambda x, y: F.cross_entropy(x, y, reduction="sum"), False),
+    "smoothed": (lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1), False),
+    "last token": (lambda x, y: F.cross_entropy(x[-1:], y[-1:]), False),
+}
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("name", LOSSES)
+def test_no_penalty_is_proven_for_a_model_with_another_loss(name):
+    tokens, targets = text()
+    loss, is_known = LOSSES[name]
+    torch.manual_seed(0)
+    check = checked(WithLoss(loss), example={"ids": tokens, "targets": targets})
+
+    assert (check.training_threshold is not None) == is_known
+    assert ("loss=" in check.no_threshold) != is_known
+    assert targets.max() < VOCABULARY
