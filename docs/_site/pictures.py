@@ -55,6 +55,7 @@ PICTURES = {
             "kan-figure-1",
             "kan-table-2",
             "kim-initial-variance",
+            "kim-growth",
         )
     },
     "loss": ("-m ctrans train --iterations 300 --eval-every 20 --out it", "it/loss.png"),
