@@ -12,10 +12,14 @@ from torch import Tensor, nn
 @contextlib.contextmanager
 def in_double(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Inside, the parameters and buffers of the modules are in float64, and tensors that share
-    memory still share it. Afterwards they are what they were, to the bit.
+    memory still share it. Afterwards they are what they were, to the bit, also where a forward pass
+    put another buffer in the place of one.
 
     Code that computes with tensors of its own in another dtype may raise an error inside.
     """
+    modules = list(modules)
+    parts = {part for module in modules for part in module.modules()}
+    buffers = [(part, dict(part._buffers)) for part in parts]
     tensors = {
         id(tensor): tensor
         for module in modules
@@ -34,5 +38,8 @@ def in_double(modules: Iterable[nn.Module]) -> Iterator[None]:
             tensor.data = wide[place].as_strided(data.shape, data.stride(), data.storage_offset())
         yield
     finally:
+        for part, as_before in buffers:
+            part._buffers.clear()
+            part._buffers.update(as_before)
         for tensor, data in before:
             tensor.data = data

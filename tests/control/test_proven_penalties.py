@@ -232,6 +232,19 @@ def test_a_test_that_decides_nothing_leaves_no_number(monkeypatch):
         assert "not tested: rounding" in check.no_threshold
 
 
+def test_a_buffer_that_a_pass_in_double_replaces_is_put_back():
+    """XGLM makes its table of positions anew in a longer pass."""
+    module = nn.BatchNorm1d(3)
+    table = module.running_mean
+    with in_double([module]):
+        module.register_buffer("running_mean", torch.zeros(5, dtype=torch.float64))
+        module.register_buffer("new", torch.zeros(2, dtype=torch.float64))
+
+    assert module.running_mean is table
+    assert table.dtype == torch.float32
+    assert "new" not in dict(module.named_buffers())
+
+
 def test_a_model_in_double_shares_memory_and_is_put_back_to_the_bit():
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     module[1].weight.data = module[0].weight.data.t()
