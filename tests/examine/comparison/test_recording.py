@@ -124,7 +124,7 @@ BAD = {
     "tokens of booleans": ({**STATES, "tokens": torch.zeros(2, 8).bool()}, "tokens as BOOL"),
     "another number": ({**IDS, "state.0": STATES["state.0"]}, "holds 1 states: record those"),
     "another width": ({**IDS, **{k: x[..., :8] for k, x in STATES.items()}}, "have the shapes"),
-    "two names of a state": ({**IDS, **STATES, "state.01": torch.ones(2, 8, 16)}, "and state.01"),
+    "two names of a state": ({**IDS, **STATES, "state.01": torch.ones(2, 8, 16)}, "under one name"),
     "logits of one sequence": ({**IDS, **STATES, "logits": torch.zeros(1, 8, 256)}, "holds logits"),
     "padded logits": ({**IDS, **STATES, "logits": torch.zeros(2, 8, 320)}, "without padding"),
     "logits in a row": ({**IDS, **STATES, "logits": torch.zeros(16, 256)}, "holds logits"),
