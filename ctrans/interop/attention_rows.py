@@ -38,6 +38,8 @@ def _computed_rows() -> Iterator[list[Tensor]]:
     fused kernel computes, or with which a product of matrices averages.
     """
     seen: list[Tensor] = []
+    of_softmaxes: list[Tensor] = []  # with which no product has averaged yet
+    of_products: list[Tensor] = []
 
     def note(rows: Tensor) -> None:
         if rows.dim() in (3, 4):
@@ -45,14 +47,21 @@ def _computed_rows() -> Iterator[list[Tensor]]:
 
     def of_product(output: Tensor, *args: Any, **kwargs: Any) -> None:
         rows = next((each for each in tensors_in(args)), output)
-        is_seen = any(rows is each or _equal(rows, each) for each in seen)
-        if not is_seen and _are_averages(rows):
-            note(rows)
+        if any(rows is each for each in of_products) or not _are_averages(rows):
+            return
+        of_products.append(rows)
+        # heads may have equal rows, so that each softmax is of one product
+        for i, each in enumerate(of_softmaxes):
+            if rows is each or _equal(rows, each):
+                del of_softmaxes[i]
+                return
+        note(rows)
 
     def of_kernel(output: Tensor, *args: Any, **kwargs: Any) -> None:
         note(_rows(KernelCall(*args, **kwargs)))
 
     def of_softmax(output: Tensor, *args: Any, **kwargs: Any) -> None:
+        of_softmaxes.append(output)
         note(output)
 
     products = dict.fromkeys(PRODUCTS_WITH_ROWS, of_product)

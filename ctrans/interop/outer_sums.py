@@ -194,6 +194,7 @@ class Paths:
         """
         past: dict[int, int] = {}  # what each sees past all matrices, as bits of an integer
         through: dict[int, int] = {}  # what it sees through one or more
+        gated: dict[int, int] = {}  # what it sees in both ways, in products of the two alone
         found: set[int] = set()
         for n in region:
             if n not in self.activations:
@@ -204,7 +205,9 @@ class Paths:
             if operation.shape is not None:
                 past[n] = 1 << n
             through[n] = 0
+            gated[n] = 0
             known = 0
+            seen_without_gate = 0
             if n == last != first and first in past:
                 reads.append(first)
             for m in reads:
@@ -216,10 +219,14 @@ class Paths:
                     through[n] |= past[m]
                 if goes_past:
                     past[n] |= past[m]
-                known |= past[m] & through[m]
+                still_gated = 0 if is_mapped else gated[m]
+                gated[n] |= still_gated
+                seen_without_gate |= (past[m] | through[m]) & ~still_gated
+                known |= past[m] & through[m] & ~gated[m]
+            gated[n] &= ~seen_without_gate
             if self._multiplies(operation):
-                through[n] &= ~past[n]  # a gate: no sum of x and f(x) yet
-            elif past[n] & through[n] & ~known:
+                gated[n] |= past[n] & through[n]  # a gate: no sum of x and f(x) yet
+            elif past[n] & through[n] & ~known & ~gated[n]:
                 found.add(n)
         return found
 

@@ -39,6 +39,7 @@ from ctrans.interop.replay import NotReplayedError
 from ctrans.interop.residual_stream import FEWEST, other_sums, steps_of_the_stream
 from ctrans.interop.stream_map import StreamMap
 from ctrans.interop.tolerances import same, same_where_finite
+from ctrans.measure.attention.attention_calls import unseen
 from solvers import ConfigError, version_of
 
 
@@ -303,16 +304,16 @@ class StreamAdapter(ModuleAdapter):
         key = (shape, x.dtype, x.device, versions)
         if key not in self._graphs:
             like = torch.zeros(*shape, x.shape[-1], dtype=x.dtype, device=x.device)
-            with torch.no_grad():
+            with unseen(), torch.no_grad():
                 graph, _ = self._recorded(self.shaped(like))
-            if len(self._graphs) == REMEMBERED:
-                del self._graphs[next(iter(self._graphs))]
-            self._graphs[key] = graph
-            try:
-                self._check_at(like)
-            except ConfigError:
-                del self._graphs[key]  # or a second call would use it
-                raise
+                if len(self._graphs) == REMEMBERED:
+                    del self._graphs[next(iter(self._graphs))]
+                self._graphs[key] = graph
+                try:
+                    self._check_at(like)
+                except ConfigError:
+                    del self._graphs[key]  # or a second call would use it
+                    raise
         return self._graphs[key]
 
     def _recorded(self, tokens: Tensor) -> tuple[Graph, Any]:
@@ -481,8 +482,7 @@ class StreamAdapter(ModuleAdapter):
         self.find_text(depth)
 
     def _start(self, tokens: Tensor) -> Tensor:
-        _, first = self.passed(tokens, last=0)
-        return first
+        return self.passed(tokens, last=0)[1]
 
 
 def _has_pull(

@@ -155,6 +155,10 @@ def pooled(model, x):
     return torch.softmax(model.f(x) @ model.matrix[:, :TOKENS], -1) @ x
 
 
+def centred(x):
+    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-5).sqrt()
+
+
 SUBLAYERS = {
     "lerp": lambda model, x: torch.lerp(x, model.f(x), 0.3),
     "sum of a stack": lambda model, x: torch.stack([x, model.f(x)]).sum(0),
@@ -169,6 +173,9 @@ SUBLAYERS = {
     "attention": lambda model, x: torch.lerp(x, model.attention(x, x, x)[0], 0.5),
     "a view of a view": in_a_view_of_a_view,
     "a highway": between_two_orders,
+    "past a gate": lambda model, x: x + x * model.f(x),
+    "past a mapped gate": lambda model, x: x + (x * model.f(x)) @ model.matrix,
+    "a gate beside a map": lambda model, x: x * model.f(x).sigmoid() + x @ model.matrix,
     "unseen code": lambda model, x: x + unseen(lambda x, w: (x @ w).tanh())(x, model.matrix),
     "an unseen sum": lambda model, x: unseen(lambda x, w: x + (x @ w).tanh())(x, model.matrix),
     "function": lambda model, x: OfItsOwn.apply(x, model.matrix),
@@ -178,6 +185,7 @@ NO_SUBLAYERS = {
     "gated": lambda model, x: model.f(x).sigmoid() * (x @ model.matrix),
     "positions": lambda model, x: x + model.matrix[: x.shape[1]],
     "a gate": lambda model, x: x * model.f(x).sigmoid(),
+    "a normed gate": lambda model, x: centred(x * model.f(x).sigmoid()),
     "pooled": pooled,
     "cap": lambda model, x: 30 * (x / 30).tanh(),
 }

@@ -190,8 +190,43 @@ def own_rows(module, x):
         k = torch.stack([head.key(x) for head in attention.heads], 1)
     else:
         q, k = (attention.maps[i](x).unflatten(-1, (HEADS, HEAD)).transpose(1, 2) for i in range(2))
-    scores = (q @ k.transpose(-2, -1) / math.sqrt(HEAD)).masked_fill(~visible(TOKENS), -math.inf)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(HEAD)
+    scores = scores.masked_fill(~visible(x.shape[1]), -math.inf)
     return scores.softmax(-1)
+
+
+class HeadByHand(Head):
+    def forward(self, x):
+        scores = self.query(x) @ self.key(x).transpose(-2, -1) * HEAD**-0.5
+        return by_hand(self, scores, x) @ self.value(x)
+
+
+class Untrained(ByHead):
+    """All heads have the same rows, as queries begin at 0."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.heads = nn.ModuleList(head() for _ in range(HEADS))
+        for each in self.heads:
+            nn.init.zeros_(each.query.weight)
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("deviation", [0.0, 1.0])
+@pytest.mark.parametrize("head", [Head, HeadByHand])
+def test_rows_of_heads_are_those_of_one_call_also_at_new_shapes_and_weights(head, deviation):
+    torch.manual_seed(0)
+    module = Model(lambda: Untrained(head)).double().eval()
+    for each in module.attentions[0].heads:
+        nn.init.normal_(each.query.weight, std=deviation)
+    sublayer = next(iter(open_model(module, example=ids()).model.depth.sublayers))
+    for tokens in (TOKENS, TOKENS - 2):
+        x = torch.randn(3, tokens, WIDTH, dtype=torch.float64)
+        for _ in range(2):
+            with torch.no_grad():
+                module.attentions[0].heads[0].key.weight.mul_(2)  # its operations are read anew
+                found = sublayer.field.probabilities(x)
+                torch.testing.assert_close(found, own_rows(module, x))
 
 
 class Mixing(nn.Module):

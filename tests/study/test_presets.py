@@ -243,3 +243,42 @@ def test_the_spike_score_is_the_share_of_steps_far_above_those_before_them():
     assert figure_of(trained(list(spiky)), "spike score") == pytest.approx(expected)
     assert figure_of(trained(list(noise)), "spike score") == 0.0
     assert figure_of(trained([1.0] * 100), "spike score") is None
+
+
+def test_losses_that_are_not_finite_are_spikes_and_leave_those_behind_them_as_they_are():
+    noise = np.random.default_rng(0).uniform(1.8, 2.2, size=400)
+    broken = np.insert(noise, [200, 201, 350], [math.nan, math.inf, math.nan])
+
+    assert figure_of(trained(list(broken)), "spike score") == pytest.approx(3 / (403 - 128))
+
+
+def with_sizes(sizes):
+    run = trained([1.0] * 5)
+    measured = {"after": {"moments": {"mean_abs": sizes, "variance": sizes}}}
+    return dataclasses.replace(run, result=dataclasses.replace(run.result, trained=measured))
+
+
+@pytest.mark.parametrize("segments", [2, 3, 5, 7, 8])
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
+def test_the_growth_exponent_is_that_of_a_power_for_any_number_of_segments(segments, power):
+    sizes = [0.3 * k**power for k in range(segments + 1)]
+
+    assert figure_of(with_sizes(sizes), "growth exponent") == pytest.approx(power)
+
+
+@pytest.mark.parametrize("sizes", [[1.0, 2.0], [0.0, 0.0, 1.0], [1.0, 1.0, math.inf]])
+def test_without_a_finite_growth_exponent_there_is_none(sizes):
+    assert figure_of(with_sizes(sizes), "growth exponent") is None
+
+
+def test_a_figure_that_is_no_number_counts_as_unknown():
+    run = trained([1.0] * 5)
+    known = {"theta": [0.1], "log_S": [1.0]}
+    measured = {
+        "before": {"attention": known},
+        "after": {"attention": {**known, "log_S": [math.nan]}},
+    }
+    run = dataclasses.replace(run, result=dataclasses.replace(run.result, trained=measured))
+
+    assert figure_of(run, "S drift") is None
+    assert figure_of(run, "theta") == 0.1

@@ -129,6 +129,14 @@ def _compared(pair: _Pair, tokens: Any, progress: Callable[[int], None] | None) 
     own_states = list(a.states(tokens))
     other_states = list(b.states(tokens))
     _check_states(own_states, other_states)
+    ends_a = list(own_states)
+    ends_b = list(other_states)
+    if len(a) == len(b):
+        last = len(b) - 1
+        ends_a += a.outputs(last, own_states[-1])
+        ends_b += b.outputs(last, other_states[-1])
+        if isinstance(a, RecordedParts):
+            a.check_logits(ends_b[-1])
     lower = _lower(own_states[0].dtype, other_states[0].dtype)
     of_a = [tokens, *(x.to(lower).to(x.dtype) for x in own_states)]
     of_b = [
@@ -146,12 +154,6 @@ def _compared(pair: _Pair, tokens: Any, progress: Callable[[int], None] | None) 
         except (*FOREIGN_ERRORS, ConfigError, SolveError) as error:
             missing["first-order share"] = named_error(error)
     last_states: list[Tensor] = []
-    last = len(b) - 1
-    ends_a = list(own_states)
-    ends_b = list(other_states)
-    if len(a) == len(b):
-        ends_a += a.outputs(last, own_states[-1])
-        ends_b += b.outputs(last, other_states[-1])
     parts = []
     for k, name in enumerate(a.names):
         outputs = a.outputs(k, of_a[k])

@@ -13,7 +13,7 @@ next states what those are compared with.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,13 @@ def read_recording(path: Path) -> Recording:
     """
     check_file(path)
     stored = stored_weights([path])
-    numbers = {int(name.split(".")[1]): name for name in stored if STATE.fullmatch(name)}
+    numbers: dict[int, str] = {}
+    for name in filter(STATE.fullmatch, stored):
+        other = numbers.setdefault(int(name.split(".")[1]), name)
+        if other != name:
+            raise ConfigError(
+                f"{str(path)!r} holds {other} and {name}: record each state under one name"
+            )
     if not numbers or sorted(numbers) != list(range(len(numbers))):
         which = "no state" if not numbers else f"{len(numbers)} states, and not state.0 to the last"
         raise ConfigError(
@@ -92,7 +98,7 @@ def read_recording(path: Path) -> Recording:
     found = read_numbers({name: stored[name] for name in stored if name in wanted})
     return Recording(
         path,
-        [_in_own_digits(found[name]) for name in names],
+        _in_own_digits([found[name] for name in names]),
         _as_ids(found["tokens"]),
         _as_ids(found["targets"]) if "targets" in found else None,
         found.get("logits"),
@@ -103,16 +109,20 @@ def _as_ids(x: Tensor) -> Tensor:
     return x if x.is_floating_point() else x.long()
 
 
-def _in_own_digits(x: Tensor) -> Tensor:
-    """The same numbers in the dtype of fewest digits that holds them: a program of bfloat16 may
-    store float32.
+def _in_own_digits(states: Sequence[Tensor]) -> list[Tensor]:
+    """The same numbers in the dtype of fewest digits that holds those of all states: a program of
+    bfloat16 may store float32. One state tells little: the rows of a table of bfloat16 are the
+    first state of a program of float32.
     """
+    widest = max((x.dtype for x in states), key=_digits)
     for dtype in COARSER:
-        if torch.finfo(x.dtype).eps > torch.finfo(dtype).eps:
-            continue
-        if torch.equal(x.to(dtype).to(x.dtype), x):
-            return x.to(dtype)
-    return x
+        if all(torch.equal(x.to(dtype).to(widest), x.to(widest)) for x in states):
+            return [x.to(dtype) for x in states]
+    return [x.to(widest) for x in states]
+
+
+def _digits(dtype: torch.dtype) -> float:
+    return 1 / torch.finfo(dtype).eps
 
 
 class RecordedParts:
@@ -123,6 +133,7 @@ class RecordedParts:
     module = None
 
     def __init__(self, recording: Recording, running: ModelParts, like: Tensor):
+        self.path = recording.path
         self.running = running
         self.targets = running.targets
         self.like = like
@@ -161,6 +172,15 @@ class RecordedParts:
         if logits.dtype in COARSER:
             logits = logits.float()
         return float(next_token_loss(logits, self.targets))
+
+    def check_logits(self, own: Tensor) -> None:
+        """Raises ConfigError for recorded logits of another shape than the other model's own."""
+        if self.logits is None or self.logits.shape == own.shape:
+            return
+        raise ConfigError(
+            f"{str(self.path)!r} holds logits of shape {tuple(self.logits.shape)}, and the other"
+            f" model's are {tuple(own.shape)}: record such ones, without padding, or leave them out"
+        )
 
     def part_of(self) -> dict[int, int]:
         """It has no weights."""

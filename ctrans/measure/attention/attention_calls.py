@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +16,19 @@ KERNEL: Callable[..., Any] = F.scaled_dot_product_attention
 SOFTMAXES: tuple[Callable[..., Any], ...] = (torch.softmax, F.softmax, Tensor.softmax)
 Looks = Mapping[Callable[..., Any], Callable[..., None]]
 """By torch function, what is done with each of its calls."""
+_UNSEEN = ContextVar("unseen", default=False)
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Inside, `AttentionCalls` show no calls: those of a pass that only finds out how a model
+    computes are not the ones looked for.
+    """
+    token = _UNSEEN.set(True)
+    try:
+        yield
+    finally:
+        _UNSEEN.reset(token)
 
 
 class AttentionCalls(TorchFunctionMode):
@@ -37,6 +52,8 @@ class AttentionCalls(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if _UNSEEN.get():
+            return function(*args, **kwargs)
         if function in self.before:
             self.before[function](*args, **kwargs)
         output = function(*args, **kwargs)

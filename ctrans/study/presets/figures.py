@@ -6,8 +6,11 @@ A new one is one entry of `MEASURES`, `run: NAME`: `compute` is a function of a 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
-from statistics import fmean, pstdev
+from statistics import fmean
+
+import numpy as np
 
 from ctrans.measure.measures import MEASURES, OF_A_RUN, Measure
 from ctrans.study.finished import Finished, finite
@@ -60,13 +63,19 @@ def _stays_above(losses: Sequence[float]) -> bool:
 
 def _spike_score(run: Finished) -> float | None:
     """The share of steps whose loss is above the mean of the `WINDOW` steps before it by `FAR`
-    standard deviations of theirs; None for fewer steps.
+    standard deviations of theirs; None for fewer steps. A loss that is not finite, as in a step
+    that was skipped, is a spike, and not one of the steps before others.
     """
-    losses = _losses(run)
+    finite_before: deque[float] = deque(maxlen=WINDOW)
     spikes = []
-    for step in range(WINDOW, len(losses)):
-        before = losses[step - WINDOW : step]
-        spikes.append(not losses[step] <= fmean(before) + FAR * pstdev(before))
+    for loss in _losses(run):
+        is_finite = math.isfinite(loss)
+        if len(finite_before) == WINDOW:
+            # numpy: Python's pstdev takes fractions, which are slow
+            limit = np.mean(finite_before) + FAR * np.std(finite_before)
+            spikes.append(not is_finite or bool(loss > limit))
+        if is_finite:
+            finite_before.append(loss)
     return fmean(spikes) if spikes else None
 
 
@@ -113,9 +122,11 @@ def _drift(before: Sequence[float], after: Sequence[float]) -> float:
 
 
 def _growth_exponent(size: Sequence[float]) -> float | None:
-    """p of mean|X_k| ~ k^p from the middle of the depth to its end."""
-    if size[-1] > 0:
-        return math.log2(size[-1] / size[len(size) // 2])
+    """p of mean|X_k| ~ k^p from the middle of the depth to its end; None for a single segment."""
+    end = len(size) - 1
+    middle = len(size) // 2
+    if end > middle and size[middle] > 0 and size[end] > 0:
+        return math.log(size[end] / size[middle]) / math.log(end / middle)
     return None
 
 
@@ -156,7 +167,7 @@ MEASURES.add(
         "run: spike score": Measure(
             formula=(
                 "the share of steps whose loss is 6 standard deviations above the mean of the 128"
-                " steps before it"
+                " steps with a finite loss before it, or not finite"
             ),
             title="spike score",
             source="SpikeScore of OLMo-core 2.5's StabilityMonitor",
@@ -211,8 +222,7 @@ MEASURES.add(
 
 
 def figure_of(run: Finished, name: str) -> float | None:
-    """The figure `run: NAME` of a run that ended."""
+    """The figure `run: NAME` of a run that ended; None if the run has none that is finite."""
     compute = MEASURES[f"{OF_A_RUN}{name}"].compute
     assert callable(compute), "a figure of a run has a function"
-    figure: float | None = compute(run)
-    return figure
+    return finite(compute(run))

@@ -94,6 +94,24 @@ def test_a_model_beside_its_own_recording_is_rounding(tmp_path):
     assert not ctrans.compare(path, model).changed
 
 
+@pytest.mark.cases(1)
+def test_a_first_state_of_few_digits_does_not_hide_a_change_of_later_ones(tmp_path):
+    """The rows of a table in bfloat16, as trainings leave it, in a program of many digits."""
+    model = gpt(positions="rotary")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if not name.startswith("depth."):
+                weight.copy_(weight.bfloat16())
+    other = moved(model, 1, 1e-5, matrix_name(model))
+    tokens, _ = text()
+    path = recorded(other, tokens, tmp_path / "port.safetensors")
+
+    states = read_recording(path).states
+    assert torch.equal(states[0].bfloat16().double(), states[0])
+    assert {x.dtype for x in states} == {torch.float64}
+    assert [part.name for part in ctrans.compare(path, model).changed] == ["block 1, attention"]
+
+
 STATES = {f"state.{k}": torch.zeros(2, 8, 16) for k in range(7)}
 IDS = {"tokens": torch.zeros(2, 8, dtype=torch.int64)}
 BAD = {
@@ -106,6 +124,10 @@ BAD = {
     "tokens of booleans": ({**STATES, "tokens": torch.zeros(2, 8).bool()}, "tokens as BOOL"),
     "another number": ({**IDS, "state.0": STATES["state.0"]}, "holds 1 states: record those"),
     "another width": ({**IDS, **{k: x[..., :8] for k, x in STATES.items()}}, "have the shapes"),
+    "two names of a state": ({**IDS, **STATES, "state.01": torch.ones(2, 8, 16)}, "under one name"),
+    "logits of one sequence": ({**IDS, **STATES, "logits": torch.zeros(1, 8, 256)}, "holds logits"),
+    "padded logits": ({**IDS, **STATES, "logits": torch.zeros(2, 8, 320)}, "without padding"),
+    "logits in a row": ({**IDS, **STATES, "logits": torch.zeros(16, 256)}, "holds logits"),
     "other tokens": ({"tokens": IDS["tokens"] + 256, **STATES}, "256"),
 }
 
