@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ctrans.base.given_files import check_file
+from ctrans.dynamics.weights.on_demand import WeightKey
 from ctrans.examine.comparison.parts import ModelParts
 from ctrans.interop.stored_weights import FLOATS, read_numbers, stored_weights
 from ctrans.measure.walk import own_loss
@@ -162,7 +163,7 @@ class RecordedParts:
             logits = logits.float()
         return float(next_token_loss(logits, self.targets))
 
-    def part_of(self) -> dict[int, int]:
+    def part_of(self) -> dict[WeightKey | int, int]:
         """It has no weights."""
         return {}
 
