@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -36,6 +37,8 @@ CUT_OFF = 0.01
 """The largest share of a row's entries that lie beyond its grid."""
 ROUNDED = 0.05
 """Up to this relative difference a weight of 8 bits counts as rounded. Fewer bits lose more."""
+CHUNK = 1 << 20
+"""So many entries of a weight are converted to float64 at once."""
 SAME = 1e-5
 """How far two weights are apart at most that are the same up to the arithmetic of a change."""
 SAFE = (1e-150, 1e150)
@@ -124,6 +127,9 @@ def relation_of(first: Tensor, second: Tensor) -> Relation:
     is_equal = first.shape == second.shape and torch.equal(first, second.to(first.dtype))
     if is_equal and torch.equal(second, first.to(second.dtype)):
         return Relation("equal", "equal", 0.0)
+    known_format = _known_format(first.detach(), second.detach())
+    if known_format is not None:
+        return known_format
     a = first.detach().double()
     b = second.detach().double()
     if a.shape == b.shape and not bool((a.isfinite() & b.isfinite()).all()):
@@ -154,6 +160,33 @@ def relation_of(first: Tensor, second: Tensor) -> Relation:
     if distance < SLIGHT:
         return Relation("slightly different", f"{distance:.1%} apart", distance)
     return Relation("unrelated", f"{distance:.3g} of its size apart", distance)
+
+
+def _known_format(first: Tensor, second: Tensor) -> Relation | None:
+    """The relation of two weights of which one is the other rounded to one of `FORMATS`. It makes
+    no copies of large weights in float64.
+    """
+    if first.shape != second.shape or not first.numel():
+        return None
+    if not (first.is_floating_point() or second.is_floating_point()):
+        return None
+    squares = 0.0
+    squares_of_change = 0.0
+    largest = 0.0
+    chunks = (x.reshape(-1).split(CHUNK) for x in (first, second))
+    for of_first, of_second in zip(*chunks, strict=True):
+        a = of_first.double()
+        b = of_second.double()
+        largest = max(largest, float(a.abs().amax()), float(b.abs().amax()))
+        squares += float(a.square().sum())
+        squares_of_change += float((b - a).square().sum())
+    if not SAFE[0] < largest < SAFE[1] or not squares:
+        return None
+    distance = math.sqrt(squares_of_change / squares)
+    rounded = _number_format_of(first, second, distance)
+    if not rounded:
+        return None
+    return Relation("rounded", f"rounded to {rounded}", distance, adds=True)
 
 
 def _relation_of_broken(first: Tensor, second: Tensor) -> Relation:
@@ -198,8 +231,8 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return float((a - b).abs().amax() if b.numel() else 0.0) <= SAME * size and size > 0
 
 
-def _format_of(first: Tensor, second: Tensor, distance: float) -> str:
-    """The format to which one of the two weights is the other one rounded; "" for none. Entries
+def _number_format_of(first: Tensor, second: Tensor, distance: float) -> str:
+    """The dtype to which one of the two weights is the other one rounded; "" for none. Entries
     that are too small for a format, or too large, differ by more than it rounds.
     """
     for number_format in FORMATS:
@@ -208,6 +241,14 @@ def _format_of(first: Tensor, second: Tensor, distance: float) -> str:
         for whole, rounded in ((first, second), (second, first)):
             if torch.equal(whole.to(number_format).to(rounded.dtype), rounded):
                 return str(number_format).removeprefix("torch.")
+    return ""
+
+
+def _format_of(first: Tensor, second: Tensor, distance: float) -> str:
+    """The same, or in words the grid of whole numbers."""
+    number_format = _number_format_of(first, second, distance)
+    if number_format:
+        return number_format
     if distance > ROUNDED:
         return ""
     for whole, rounded in ((first, second), (second, first)):
