@@ -2,8 +2,9 @@
 
 The first is a Llama of random weights in bfloat16. The second is a copy with one transposed matrix,
 or in float8 rounded and stored again in bfloat16. Each comparison is a process of its own, on demand,
-and of the first also in memory. Its memory is the peak of the resident set, less the size when the libraries are
-loaded, and so includes pages of files that are mapped.
+and of the first also in memory. Its memory is the peak of the resident set, less the size when the
+libraries are loaded, and so includes pages of files that are mapped. What is done is kept after
+each comparison.
 
     python benchmarks/streamed_comparison.py [BLOCKS]
 """
@@ -124,8 +125,7 @@ def main(blocks: int) -> None:
         ]
         for second, on_demand in (("transposed", True), ("rounded", True), ("transposed", False)):
             lines += apart(directory, second, on_demand=on_demand)
-            print("\n".join(lines[-4:]), file=sys.stderr)
-    keep("streamed-comparison", lines)
+            keep("streamed-comparison", lines)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ of ctrans needs no change.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -33,6 +34,28 @@ WeightKey = tuple[Piece, str]
 """A weight on demand: its piece, and its name there. Modules that share a weight have one key."""
 Alteration = Callable[[WeightKey, Tensor], Tensor]
 """What a weight becomes when it is made."""
+
+
+TRIMMED = 1 << 20
+"""From so many bytes on, the memory of weights that are dropped is given back at once."""
+
+
+def _give_back() -> None:
+    """Gives freed memory back to the system. The C library (glibc) keeps that of matrices of up to
+    32 MB, of which others of other sizes may then find no use.
+    """
+    trim = getattr(_c_library(), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _c_library() -> Any:
+    """The C library; None where it cannot be found so."""
+    try:
+        return ctypes.CDLL(None)
+    except (OSError, TypeError):  # Windows has no library of this name
+        return None
 
 
 class Shelf:
@@ -79,8 +102,11 @@ class Shelf:
 
     def clear(self) -> None:
         """Empties the shelf."""
+        size = sum(weight.nbytes for weight in self._weights.values())
         self._piece = None
         self._weights = {}
+        if size > TRIMMED:
+            _give_back()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Shelf:
         twin = Shelf()
