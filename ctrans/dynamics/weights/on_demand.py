@@ -8,14 +8,16 @@ of ctrans needs no change.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils._python_dispatch import _disable_current_modes
 
 from solvers import ConfigError
 
@@ -26,6 +28,34 @@ class Piece:
 
     name: str
     make: Callable[[], dict[str, Tensor]]
+
+
+WeightKey = tuple[Piece, str]
+"""A weight on demand: its piece, and its name there. Modules that share a weight have one key."""
+Alteration = Callable[[WeightKey, Tensor], Tensor]
+"""What a weight becomes when it is made."""
+
+
+TRIMMED = 1 << 20
+"""From so many bytes on, the memory of weights that are dropped is given back at once."""
+
+
+def _give_back() -> None:
+    """Gives freed memory back to the system. The C library (glibc) keeps that of matrices of up to
+    32 MB, of which others of other sizes may then find no use.
+    """
+    trim = getattr(_c_library(), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _c_library() -> Any:
+    """The C library; None where it cannot be found so."""
+    try:
+        return ctypes.CDLL(None)
+    except (OSError, TypeError):  # Windows has no library of this name
+        return None
 
 
 class Shelf:
@@ -41,6 +71,7 @@ class Shelf:
         self.on_piece: Callable[[str], None] | None = None
         self._piece: Piece | None = None
         self._weights: dict[str, Tensor] = {}
+        self._alteration: Alteration | None = None
 
     def weight(self, piece: Piece, name: str) -> Tensor:
         """The weight of that name. It stays the same object while its piece is on the shelf."""
@@ -48,16 +79,34 @@ class Shelf:
             self.clear()
             if self.on_piece is not None:
                 self.on_piece(piece.name)
-            weights = piece.make()
-            # one at a time, so that only one exists twice during a conversion
-            self._weights = {key: weights.pop(key).to(self.like) for key in list(weights)}
+            # what counts or changes the operations of a model has no part in making its weights
+            with _disable_current_modes():
+                weights = piece.make()
+                # one at a time, so that only one exists twice during a conversion
+                self._weights = {
+                    key: self._altered((piece, key), weights.pop(key).to(self.like))
+                    for key in list(weights)
+                }
             self._piece = piece
         return self._weights[name]
 
+    def alter(self, alteration: Alteration | None) -> None:
+        """From now on weights are altered when they are made; None ends that."""
+        self.clear()
+        self._alteration = alteration
+
+    def _altered(self, key: WeightKey, weight: Tensor) -> Tensor:
+        if self._alteration is None:
+            return weight
+        return self._alteration(key, weight)
+
     def clear(self) -> None:
         """Empties the shelf."""
+        size = sum(weight.nbytes for weight in self._weights.values())
         self._piece = None
         self._weights = {}
+        if size > TRIMMED:
+            _give_back()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Shelf:
         twin = Shelf()
@@ -75,7 +124,7 @@ class Place:
     """
 
     shelf: Shelf
-    names: dict[str, tuple[Piece, str]]
+    names: dict[str, WeightKey]
 
     def weight(self, name: str) -> Tensor:
         piece, name_in_piece = self.names[name]
@@ -127,7 +176,7 @@ def skeletons() -> Iterator[None]:
         handle.remove()
 
 
-KnownPieces = dict[nn.Parameter, tuple[Piece, str]]
+KnownPieces = dict[nn.Parameter, WeightKey]
 """The piece of a weight, and its name there, for weights that modules may share."""
 
 
@@ -149,7 +198,7 @@ def put_on_demand(
         parameters = dict(part.named_parameters(recurse=False))
         if not any(parameter.is_meta for parameter in parameters.values()):
             continue
-        names: dict[str, tuple[Piece, str]] = {}
+        names: dict[str, WeightKey] = {}
         for name, parameter in parameters.items():
             name_in_piece = f"{prefix}{_path_to(path, name)}"
             names[name] = known_pieces.setdefault(parameter, (piece, name_in_piece))
@@ -188,12 +237,116 @@ def watch(module: nn.Module, on_piece: Callable[[str], None]) -> None:
             part.place.shelf.on_piece = on_piece
 
 
+def plain_type(module: nn.Module) -> type[nn.Module]:
+    """The module's class; of one with weights on demand that which it had before."""
+    if isinstance(module, OnDemand):
+        base: type[nn.Module] = type(module).__bases__[1]
+        return base
+    return type(module)
+
+
+def clear_shelves(module: nn.Module) -> None:
+    """Drops the weights that are in memory."""
+    for shelf in _shelves(module):
+        shelf.clear()
+
+
+@contextlib.contextmanager
+def altered(module: nn.Module, alteration: Alteration) -> Iterator[None]:
+    """Inside, the module's weights on demand are altered when they are made: the piece in memory
+    then exists only altered.
+    """
+    shelves = _shelves(module)
+    try:
+        for shelf in shelves:
+            shelf.alter(alteration)
+        yield
+    finally:
+        for shelf in shelves:
+            shelf.alter(None)
+
+
+def _shelves(module: nn.Module) -> list[Shelf]:
+    parts = [part for part in module.modules() if isinstance(part, OnDemand)]
+    return list(dict.fromkeys(part.place.shelf for part in parts))
+
+
+@contextlib.contextmanager
+def resident(module: nn.Module, keys: Collection[WeightKey]) -> Iterator[None]:
+    """Inside, the modules that have one of these weights on demand are ordinary modules with
+    parameters, which one may change.
+    """
+    parts = [
+        part
+        for part in module.modules()
+        if isinstance(part, OnDemand) and not set(keys).isdisjoint(part.place.names.values())
+    ]
+    classes = [part.__class__ for part in parts]
+    held: dict[WeightKey, nn.Parameter] = {}
+    for part in parts:
+        for name, key in part.place.names.items():
+            if key not in held:
+                held[key] = nn.Parameter(part.place.weight(name), requires_grad=False)
+    clear_shelves(module)
+    try:
+        for part in parts:
+            part.__class__ = plain_type(part)  # type: ignore[assignment]  # the class before
+            for name, key in part.place.names.items():
+                part._parameters[name] = held[key]
+        yield
+    finally:
+        for part, kind in zip(parts, classes, strict=True):
+            for name in part.place.names:
+                del part._parameters[name]
+            part.__class__ = kind
+
+
 def check_present(module: nn.Module, purpose: str) -> None:
     """Raises ConfigError if weights are on demand, for a purpose that needs them all."""
     if has_weights_on_demand(module):
         raise ConfigError(
             f"weights that are made on demand cannot be {purpose}: make the model without on_demand"
         )
+
+
+@dataclass(frozen=True)
+class WeightReader:
+    """A weight that is in memory or on demand. Two that are the same weight have the same key."""
+
+    key: WeightKey | int
+    read: Callable[[], Tensor]
+
+    @property
+    def on_demand(self) -> bool:
+        return not isinstance(self.key, int)
+
+
+def in_memory(weight: Tensor) -> WeightReader:
+    """The reader of a weight that is in memory."""
+    return WeightReader(id(weight), lambda: weight)
+
+
+def readers_of(module: nn.Module) -> Iterator[tuple[str, WeightReader]]:
+    """The module's parameters and weights on demand by name, each once. This makes none."""
+    seen: set[WeightKey | int] = set()
+    for path, part in module.named_modules():
+        readers = {name: in_memory(weight) for name, weight in part.named_parameters(recurse=False)}
+        if isinstance(part, OnDemand):
+            for name, key in part.place.names.items():
+                readers[name] = WeightReader(key, _reader(part.place, name))
+        for name, reader in readers.items():
+            if reader.key not in seen:
+                seen.add(reader.key)
+                yield _path_to(path, name), reader
+
+
+def readers_on_demand(module: nn.Module) -> Iterator[tuple[str, WeightReader]]:
+    """Those of them that are on demand."""
+    return ((name, reader) for name, reader in readers_of(module) if reader.on_demand)
+
+
+def _reader(place: Place, name: str) -> Callable[[], Tensor]:
+    return lambda: place.weight(name)
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:

@@ -20,9 +20,9 @@ A defect is compared with what rounding makes of the same part of the first mode
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -33,6 +33,7 @@ from torch import Tensor
 
 from ctrans.base.as_found import as_found
 from ctrans.control.costate import costate
+from ctrans.dynamics.weights.on_demand import resident
 from ctrans.examine.comparison.explanations import EditTrial, Explanation, explanations_of
 from ctrans.examine.comparison.kept_parts import (
     KeptParts,
@@ -53,7 +54,7 @@ from ctrans.examine.comparison.part_rounding import (
     differences,
     ratio_of,
 )
-from ctrans.examine.comparison.parts import ModelParts
+from ctrans.examine.comparison.parts import ModelParts, Tails
 from ctrans.examine.comparison.recording import RecordedParts, Recording, parts_beside
 from ctrans.examine.comparison.stages import Stage, stages_of
 from ctrans.examine.comparison.weight_relations import (
@@ -94,7 +95,7 @@ def compare(
         raise ConfigError(
             f"{str(second.path)!r} is a recording, which has no parts to run: name it first"
         )
-    with ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         for model in (first, second):
             if targets is not None and not isinstance(model, Recording):
                 check_targets(model, tokens, targets)
@@ -153,7 +154,7 @@ def _compared(pair: _Pair, tokens: Any, progress: Callable[[int], None] | None) 
             costates = costate(b.model, tokens, b.targets).costates[:: b.size]
         except (*FOREIGN_ERRORS, ConfigError, SolveError) as error:
             missing["first-order share"] = named_error(error)
-    last_states: list[Tensor] = []
+    passes = Tails(b)
     parts = []
     for k, name in enumerate(a.names):
         outputs = a.outputs(k, of_a[k])
@@ -167,8 +168,7 @@ def _compared(pair: _Pair, tokens: Any, progress: Callable[[int], None] | None) 
         if ratios[0] <= CHANGED:
             shown = ratios.index(max(ratios))
         if a.targets is not None:
-            last_states.append(b.last_from(k, of_b[k]))
-            tails[k] = b.loss_of(last_states[-1])
+            passes.enter(k, of_b[k])
         parts.append(
             PartDifference(
                 name=name,
@@ -185,6 +185,9 @@ def _compared(pair: _Pair, tokens: Any, progress: Callable[[int], None] | None) 
         )
         if progress is not None:
             progress(k)
+    last_states = passes.states
+    for k, x in enumerate(last_states):
+        tails[k] = b.loss_of(x)
     parts = [
         replace(part, share=share - following)
         for part, (share, following) in zip(parts, pairwise(tails), strict=True)
@@ -263,6 +266,17 @@ def _explanations(
     runs_first = pair.rounded is pair.a
     given = of_a if runs_first else of_b
     own, wanted = outputs if runs_first else reversed(outputs)
+    rounding = noise.of(k, given, own)
+    keys = pair.rounded.keys_of(k, given)
+    places = pair.a.part_of()
+    pairs = [
+        each
+        for each, relation in found
+        if relation.kind not in ("equal", "rounded")
+        and places.get(each.of_first.key, k) == k
+        and (each.of_first.key in keys or not each.of_first.on_demand)
+    ]
+    pair.b.clear()
     trial = EditTrial(
         parts=pair.rounded,
         number=k,
@@ -271,16 +285,13 @@ def _explanations(
         wanted=wanted,
         defect=part.defect,
         shown=part.shown,
-        rounding=noise.of(k, given, own),
+        rounding=rounding,
         other=pair.b if runs_first else None,
     )
-    places = pair.a.part_of()
-    pairs = [
-        each
-        for each, relation in found
-        if relation.kind not in ("equal", "rounded") and places.get(id(each.first), k) == k
-    ]
-    return tuple(explanations_of(trial, tokens, pairs, CHANGED))
+    with contextlib.ExitStack() as stack:
+        if keys and pair.rounded.module is not None:
+            stack.enter_context(resident(pair.rounded.module, keys))
+        return tuple(explanations_of(trial, tokens, pairs, CHANGED))
 
 
 def _not_recorded(a: ModelParts | RecordedParts) -> Iterator[tuple[str, str]]:
@@ -306,8 +317,8 @@ def _weight_differences(
         if relation.kind == "equal":
             continue
         part = ""
-        if id(pair.first) in places:
-            part = a.names[places[id(pair.first)]]
+        if pair.of_first.key in places:
+            part = a.names[places[pair.of_first.key]]
         yield WeightDifference(
             name=pair.first_name,
             other_name=pair.second_name,

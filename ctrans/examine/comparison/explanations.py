@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ctrans.dynamics.fields import ExposesHeads
+from ctrans.dynamics.weights.on_demand import plain_type
 from ctrans.examine.comparison.part_edits import PART_EDITS, EditedPart, with_attribute
 from ctrans.examine.comparison.part_rounding import (
     DifferenceSize,
@@ -266,9 +267,9 @@ def _children(name: str, module: nn.Module, other: nn.Module) -> Iterator[Edit]:
     theirs = dict(other.named_children())
     for leaf, inner in module.named_children():
         instead = theirs.get(leaf)
-        if instead is None or type(instead) is type(inner):
+        if instead is None or plain_type(instead) is plain_type(inner):
             continue
-        kinds = f"a {type(instead).__name__} in place of a {type(inner).__name__}"
+        kinds = f"a {plain_type(instead).__name__} in place of a {plain_type(inner).__name__}"
         words = f"the second model's {name}.{leaf}, {kinds}"
         yield Edit(words, name, during=partial(_child, module, leaf, instead))
 

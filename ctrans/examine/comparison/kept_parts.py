@@ -51,9 +51,7 @@ def contributions_of(
     fine: ModelParts, last: Tensor, states_of_coarse: Sequence[Tensor]
 ) -> list[Tensor]:
     """Z_{k+1} - Z_k for the embedding and each part of sublayers, in float64. `last` is Z_0."""
-    lasts = [last]
-    for part, x in enumerate(states_of_coarse, 1):
-        lasts.append(fine.last_from(part, x.to(last.dtype)))
+    lasts = [last, *fine.lasts_from([x.to(last.dtype) for x in states_of_coarse])]
     return [following.double() - own.double() for own, following in pairwise(lasts)]
 
 
@@ -94,9 +92,11 @@ def kept_parts(
     for _ in range(min(MOST_KEPT, len(contributions) - 1)):
         others = [k for k in range(len(contributions)) if k not in chosen]
         others.sort(key=lambda k: left_to_first_order(products, [*chosen, k]))
+        candidates = others[:CANDIDATES]
+        lasts = mixed(*pair, [{*chosen, k} for k in candidates])
         measured = {
-            k: float((mixed(*pair, {*chosen, k}).double() - last.double()).norm())
-            for k in others[:CANDIDATES]
+            k: float((x.double() - last.double()).norm())
+            for k, x in zip(candidates, lasts, strict=True)
         }
         best = min(measured, key=lambda k: measured[k])
         chosen.append(best)
@@ -109,19 +109,19 @@ def mixed(
     coarse: ModelParts,
     tokens: Any,
     states_of_coarse: Sequence[Tensor],
-    kept: set[int],
-) -> Tensor:
-    """The last state of the coarse model with these parts of the fine one. Up to the first of them
-    its states are its own.
+    sets: Sequence[set[int]],
+) -> list[Tensor]:
+    """For each of these sets of parts, the last state of the coarse model with those of the fine
+    one. Up to the first of them its states are its own. All go through a part together.
     """
-    first = min(kept)
     start = fine.model.embed(tokens)
-    x = start
-    if first > 0:
-        x = states_of_coarse[first - 1]
-    for part in range(max(1, first), len(fine) - 1):
-        if part in kept:
-            x = fine.through(part, x.to(start.dtype))
-        else:
-            x = coarse.through(part, x.to(states_of_coarse[0].dtype))
-    return x
+    states = [start if 0 in kept else states_of_coarse[min(kept) - 1] for kept in sets]
+    for part in range(1, len(fine) - 1):
+        for i, kept in enumerate(sets):
+            if part < min(kept):
+                continue
+            if part in kept:
+                states[i] = fine.through(part, states[i].to(start.dtype))
+            else:
+                states[i] = coarse.through(part, states[i].to(states_of_coarse[0].dtype))
+    return states

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ctrans.dynamics.weights.on_demand import WeightKey, altered
 from ctrans.examine.comparison.parts import ModelParts
 from ctrans.examine.comparison.rounding_noise import Draws, RoundingNoise, changed_by
-from ctrans.examine.comparison.weight_relations import Relation, WeightPair, as_changes
+from ctrans.examine.comparison.weight_relations import Relation, WeightPair, rounded_pairs
 
 SAMPLES = 3
 """Runs with random rounding, for each part."""
@@ -87,7 +89,7 @@ class PartRounding:
         if lower != own:
             self.unit /= 2  # a number is rounded by at most half of the distance to the next
         self.draws = Draws()
-        self.rounded = as_changes(found)
+        self.rounded = rounded_pairs(found)
         module = a.module
         everything = list(module.parameters()) if module is not None else []
         by_part = [
@@ -104,7 +106,7 @@ class PartRounding:
         self, compute: Callable[[], list[Tensor]], weights: Sequence[nn.Parameter]
     ) -> list[Tensor]:
         """What the first model computes, once, with random rounding of results and weights."""
-        with changed_by(self._weight_changes(weights)), RoundingNoise(self.unit, self.draws):
+        with self._changed(weights), RoundingNoise(self.unit, self.draws):
             return compute()
 
     def tensor(
@@ -121,23 +123,38 @@ class PartRounding:
         model's whole pass computes more up to its first block, such as angles of positions, which
         are computed with more digits than states.
         """
-        with changed_by(self._weight_changes(self.weights[0])):
+        with self._changed(self.weights[0]):
             x = self.parts.model.embed(tokens)
         with RoundingNoise(self.unit, self.draws):
             return [x * 1.0]
 
-    def _weight_changes(self, weights: Sequence[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
-        changes = {}
-        for weight in weights:
-            if not weight.is_floating_point():
-                continue
-            draws = self.draws.like(weight.detach(), 1.0)
-            if weight in self.rounded:
-                # the true change of each entry, with a random sign
-                changes[weight] = draws.sign_().mul_(self.rounded[weight])
-            else:
-                changes[weight] = draws.mul_(self.unit).mul_(weight.detach())
-        return changes
+    @contextlib.contextmanager
+    def _changed(self, weights: Sequence[nn.Parameter]) -> Iterator[None]:
+        """Inside, these weights have random changes, and so has each weight on demand that a part
+        reads.
+        """
+        changes = {
+            weight: self._weight_change(id(weight), weight.detach())
+            for weight in weights
+            if weight.is_floating_point()
+        }
+        with contextlib.ExitStack() as stack:
+            if self.parts.module is not None:
+                stack.enter_context(altered(self.parts.module, self._altered))
+            stack.enter_context(changed_by(changes))
+            yield
+
+    def _altered(self, key: WeightKey, weight: Tensor) -> Tensor:
+        if not weight.is_floating_point():
+            return weight
+        return self._weight_change(key, weight).add_(weight)
+
+    def _weight_change(self, key: WeightKey | int, weight: Tensor) -> Tensor:
+        draws = self.draws.like(weight, 1.0)
+        if key in self.rounded:
+            # the true change of each entry, with a random sign
+            return draws.sign_().mul_(self.rounded[key].added_to(weight))
+        return draws.mul_(self.unit).mul_(weight)
 
     def of(
         self,
@@ -184,6 +201,6 @@ class PartRounding:
         total = 0.0
         for _ in range(SAMPLES):
             x = start()
-            with changed_by(self._weight_changes(weights)), RoundingNoise(self.unit, self.draws):
+            with self._changed(weights), RoundingNoise(self.unit, self.draws):
                 total += (self.parts.loss_of(self.parts.last_from(part, x)) - loss) ** 2
         return math.sqrt(total / SAMPLES)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ctrans.dynamics.sublayer import Sublayer
+from ctrans.dynamics.weights.on_demand import (
+    WeightKey,
+    altered,
+    clear_shelves,
+    has_weights_on_demand,
+    readers_on_demand,
+)
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.measure.walk import Model, own_loss
 from ctrans.model.gpt import next_token_loss
@@ -102,6 +109,13 @@ class ModelParts:
             x = self.through(later, x)
         return x
 
+    def lasts_from(self, states: Sequence[Tensor]) -> list[Tensor]:
+        """The last state from each of these on, of which number k is behind part k."""
+        tails = Tails(self)
+        for part, x in enumerate(states, 1):
+            tails.enter(part, x)
+        return tails.states
+
     def loss_of(self, x: Tensor) -> float:
         """L(X_K). Logits of few digits are widened first, as the losses of trainings do."""
         loss_of_model = own_loss(self.model)
@@ -154,13 +168,60 @@ class ModelParts:
         if self._adapter is not None:
             self._adapter.forget()
 
-    def part_of(self) -> dict[int, int]:
-        """The number of the part of each parameter and buffer, by its id; those outside of the
-        blocks are left out.
+    def part_of(self) -> dict[WeightKey | int, int]:
+        """The number of the part of each parameter and buffer, by its id, and of each weight on
+        demand, by its key; those outside of the blocks are left out.
         """
-        found: dict[int, int] = {}
+        found: dict[WeightKey | int, int] = {}
         for part in range(len(self)):
             for sublayer in self.sublayers_of(part):
                 for tensor in (*sublayer.parameters(), *sublayer.buffers()):
                     found.setdefault(id(tensor), part)
+                for _, weight in readers_on_demand(sublayer):
+                    found.setdefault(weight.key, part)
         return found
+
+    def keys_of(self, part: int, given: Any) -> set[WeightKey]:
+        """The weights on demand of a part; of the embedding and the head those that it reads."""
+        module = self.module
+        if module is None or not has_weights_on_demand(module):
+            return set()
+        keys: set[WeightKey] = set()
+        if self.sublayers_of(part):
+            for sublayer in self.sublayers_of(part):
+                for _, weight in readers_on_demand(sublayer):
+                    if not isinstance(weight.key, int):
+                        keys.add(weight.key)
+            return keys
+
+        def noted(key: WeightKey, weight: Tensor) -> Tensor:
+            keys.add(key)
+            return weight
+
+        with altered(module, noted):
+            self.outputs(part, given)
+        return keys
+
+    def clear(self) -> None:
+        """Drops the weights on demand that are in memory."""
+        if self.module is not None:
+            clear_shelves(self.module)
+
+
+class Tails:
+    """Passes through a model's parts that begin at each of them, all on their way together, so that
+    each part's weights are read once.
+    """
+
+    def __init__(self, parts: ModelParts):
+        self.parts = parts
+        self.states: list[Tensor] = []
+
+    def enter(self, part: int, given: Any) -> None:
+        """A pass begins before this part, and all go through it. They stay before the head."""
+        if part == 0:
+            self.states.append(self.parts.model.embed(given))
+            return
+        self.states.append(given)
+        if part < len(self.parts) - 1:
+            self.states = [self.parts.through(part, x) for x in self.states]

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ctrans.base.given_files import check_file
+from ctrans.dynamics.weights.on_demand import WeightKey
 from ctrans.examine.comparison.parts import ModelParts
 from ctrans.interop.stored_weights import FLOATS, read_numbers, stored_weights
 from ctrans.measure.walk import own_loss
@@ -182,7 +183,7 @@ class RecordedParts:
             f" model's are {tuple(own.shape)}: record such ones, without padding, or leave them out"
         )
 
-    def part_of(self) -> dict[int, int]:
+    def part_of(self) -> dict[WeightKey | int, int]:
         """It has no weights."""
         return {}
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+
+from ctrans.dynamics.weights.on_demand import WeightKey, WeightReader, in_memory, readers_of
 
 RelationKind = Literal[
     "equal",
@@ -34,6 +37,8 @@ CUT_OFF = 0.01
 """The largest share of a row's entries that lie beyond its grid."""
 ROUNDED = 0.05
 """Up to this relative difference a weight of 8 bits counts as rounded. Fewer bits lose more."""
+CHUNK = 1 << 20
+"""So many entries of a weight are converted to float64 at once."""
 SAME = 1e-5
 """How far two weights are apart at most that are the same up to the arithmetic of a change."""
 SAFE = (1e-150, 1e150)
@@ -46,13 +51,13 @@ SLIGHT = 0.2
 class Relation:
     """How a weight of the second model follows from that of the first, in words.
 
-    `change` is what was added to the first one's entries by rounding; None for other relations.
+    `adds` says that rounding added something to each of the first one's entries.
     """
 
     kind: RelationKind
     words: str
     distance: float
-    change: Tensor | None = None
+    adds: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,24 @@ class WeightPair:
 
     first_name: str
     second_name: str
-    first: Tensor
-    second: Tensor
+    of_first: WeightReader
+    of_second: WeightReader
+
+    @property
+    def first(self) -> Tensor:
+        return self.of_first.read()
+
+    @property
+    def second(self) -> Tensor:
+        return self.of_second.read()
+
+    def added_to(self, first: Tensor) -> Tensor:
+        """What the second weight has more than the first, which is given."""
+        second = self.second.detach()
+        widest = torch.promote_types(torch.float32, first.dtype)
+        if second.dtype == torch.float64:
+            widest = torch.float64
+        return (second.to(widest) - first.detach().to(widest)).to(first.dtype)
 
 
 def pairs_of(first: nn.Module, second: nn.Module) -> tuple[list[WeightPair], list[str]]:
@@ -78,23 +99,23 @@ def pairs_of(first: nn.Module, second: nn.Module) -> tuple[list[WeightPair], lis
         if name in right
     ]
     by_size: dict[int, list[str]] = {}
-    for name, weight in right.items():
-        by_size.setdefault(weight.numel(), []).append(name)
-    for name in list(left):
-        partners = by_size.get(left[name].numel(), [])
+    for name, weight in right.items() if left else ():
+        by_size.setdefault(weight.read().numel(), []).append(name)
+    for name in list(left) if right else ():
+        partners = by_size.get(left[name].read().numel(), [])
         if partners:
             partner = partners.pop(0)
             pairs.append(WeightPair(name, partner, left.pop(name), right.pop(partner)))
     return pairs, [*left, *right]
 
 
-def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _weights(module: nn.Module) -> Iterator[tuple[str, WeightReader]]:
     """The parameters and buffers. A single whole number counts something, as batches seen."""
-    yield from module.named_parameters()
+    yield from readers_of(module)
     for name, buffer in module.named_buffers():
         counts = buffer.numel() == 1 and not (buffer.is_floating_point() or buffer.is_complex())
         if not counts:
-            yield name, buffer
+            yield name, in_memory(buffer)
 
 
 @torch.no_grad()
@@ -102,10 +123,13 @@ def relation_of(first: Tensor, second: Tensor) -> Relation:
     """How the second weight follows from the first."""
     if first.is_complex() or second.is_complex():
         relation = relation_of(_in_two_parts(first), _in_two_parts(second))
-        return replace(relation, change=None)
+        return replace(relation, adds=False)
     is_equal = first.shape == second.shape and torch.equal(first, second.to(first.dtype))
     if is_equal and torch.equal(second, first.to(second.dtype)):
         return Relation("equal", "equal", 0.0)
+    known_format = _known_format(first.detach(), second.detach())
+    if known_format is not None:
+        return known_format
     a = first.detach().double()
     b = second.detach().double()
     if a.shape == b.shape and not bool((a.isfinite() & b.isfinite()).all()):
@@ -125,8 +149,7 @@ def relation_of(first: Tensor, second: Tensor) -> Relation:
     if first.is_floating_point() or second.is_floating_point():
         rounded = _format_of(first, second, distance)
     if rounded:
-        change = (b - a).to(first.dtype)
-        return Relation("rounded", f"rounded to {rounded}", distance, change)
+        return Relation("rounded", f"rounded to {rounded}", distance, adds=True)
     for kind, words, holds in _simple_relations(a, b):
         if holds():
             return Relation(kind, words, distance)
@@ -137,6 +160,33 @@ def relation_of(first: Tensor, second: Tensor) -> Relation:
     if distance < SLIGHT:
         return Relation("slightly different", f"{distance:.1%} apart", distance)
     return Relation("unrelated", f"{distance:.3g} of its size apart", distance)
+
+
+def _known_format(first: Tensor, second: Tensor) -> Relation | None:
+    """The relation of two weights of which one is the other rounded to one of `FORMATS`. It makes
+    no copies of large weights in float64.
+    """
+    if first.shape != second.shape or not first.numel():
+        return None
+    if not (first.is_floating_point() or second.is_floating_point()):
+        return None
+    squares = 0.0
+    squares_of_change = 0.0
+    largest = 0.0
+    chunks = (x.reshape(-1).split(CHUNK) for x in (first, second))
+    for of_first, of_second in zip(*chunks, strict=True):
+        a = of_first.double()
+        b = of_second.double()
+        largest = max(largest, float(a.abs().amax()), float(b.abs().amax()))
+        squares += float(a.square().sum())
+        squares_of_change += float((b - a).square().sum())
+    if not SAFE[0] < largest < SAFE[1] or not squares:
+        return None
+    distance = math.sqrt(squares_of_change / squares)
+    rounded = _number_format_of(first, second, distance)
+    if not rounded:
+        return None
+    return Relation("rounded", f"rounded to {rounded}", distance, adds=True)
 
 
 def _relation_of_broken(first: Tensor, second: Tensor) -> Relation:
@@ -150,7 +200,7 @@ def _relation_of_broken(first: Tensor, second: Tensor) -> Relation:
     if apart:
         words = f"{apart} of {a.numel()} entries are nan or infinite in one of the two"
         return Relation("not finite", words, float("inf"))
-    return replace(relation_of(a.masked_fill(broken, 0), b.masked_fill(broken, 0)), change=None)
+    return replace(relation_of(a.masked_fill(broken, 0), b.masked_fill(broken, 0)), adds=False)
 
 
 def _in_two_parts(x: Tensor) -> Tensor:
@@ -181,8 +231,8 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return float((a - b).abs().amax() if b.numel() else 0.0) <= SAME * size and size > 0
 
 
-def _format_of(first: Tensor, second: Tensor, distance: float) -> str:
-    """The format to which one of the two weights is the other one rounded; "" for none. Entries
+def _number_format_of(first: Tensor, second: Tensor, distance: float) -> str:
+    """The dtype to which one of the two weights is the other one rounded; "" for none. Entries
     that are too small for a format, or too large, differ by more than it rounds.
     """
     for number_format in FORMATS:
@@ -191,6 +241,14 @@ def _format_of(first: Tensor, second: Tensor, distance: float) -> str:
         for whole, rounded in ((first, second), (second, first)):
             if torch.equal(whole.to(number_format).to(rounded.dtype), rounded):
                 return str(number_format).removeprefix("torch.")
+    return ""
+
+
+def _format_of(first: Tensor, second: Tensor, distance: float) -> str:
+    """The same, or in words the grid of whole numbers."""
+    number_format = _number_format_of(first, second, distance)
+    if number_format:
+        return number_format
     if distance > ROUNDED:
         return ""
     for whole, rounded in ((first, second), (second, first)):
@@ -314,12 +372,8 @@ def _some_rows(a: Tensor, b: Tensor) -> Named | None:
     return None
 
 
-def as_changes(found: list[tuple[WeightPair, Relation]]) -> dict[nn.Parameter, Tensor]:
-    """By parameter of the first model, what rounding added to its entries."""
-    changes: dict[nn.Parameter, Tensor] = {}
-    for pair, relation in found:
-        is_parameter = isinstance(pair.first, nn.Parameter)
-        if relation.change is not None and is_parameter:
-            parameter: Any = pair.first
-            changes[parameter] = relation.change
-    return changes
+def rounded_pairs(
+    found: list[tuple[WeightPair, Relation]],
+) -> dict[WeightKey | int, WeightPair]:
+    """By the first weight's key, the pairs in which rounding added something to each entry."""
+    return {pair.of_first.key: pair for pair, relation in found if relation.adds}

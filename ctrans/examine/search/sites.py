@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
+from ctrans.dynamics.weights.on_demand import readers_on_demand
+
 USUAL_SIZES = (8, 16, 32, 64, 128)
 """Channels of a head."""
 
@@ -80,7 +82,7 @@ class WeightSites:
             if buffer.is_floating_point() and not buffer.is_meta
         }
         self.kept: dict[str, Tensor] = {}
-        inside = _in_blocks(self.weights)
+        inside = _in_blocks(self.weights, [name for name, _ in readers_on_demand(module)])
         matrices = _matrices(self.weights)
         in_matrices = {name for matrix in matrices for name in matrix.names}
         self.blocks: list[Block] = []
@@ -177,20 +179,35 @@ class WeightSites:
                 held[leaf] = tensor_before
 
 
-def _in_blocks(weights: Mapping[str, Tensor]) -> dict[str, str]:
-    """The block's title of each weight that has a peer of the same pattern and shape."""
+def _in_blocks(weights: Mapping[str, Tensor], on_demand: Collection[str]) -> dict[str, str]:
+    """The block's title of each weight that has a peer of the same pattern and shape, or of the
+    same pattern among weights on demand, whose shapes are not known.
+    """
+    of_others = {_pattern(name)[1] for name in on_demand}
     patterns: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     titles: dict[str, str] = {}
     for name, weight in weights.items():
-        parts = name.split(".")
-        numbers = [i for i, part in enumerate(parts) if part.isdigit()]
-        if not numbers:
-            continue
-        first = numbers[0]
-        titles[name] = ".".join(parts[: first + 1])
-        pattern = ".".join((*parts[:first], "*", *parts[first + 1 :]))
-        patterns.setdefault((pattern, tuple(weight.shape)), []).append(name)
-    return {name: titles[name] for names in patterns.values() if len(names) > 1 for name in names}
+        title, pattern = _pattern(name)
+        if title:
+            titles[name] = title
+            patterns.setdefault((pattern, tuple(weight.shape)), []).append(name)
+    return {
+        name: titles[name]
+        for (pattern, _), names in patterns.items()
+        if len(names) > 1 or pattern in of_others
+        for name in names
+    }
+
+
+def _pattern(name: str) -> tuple[str, str]:
+    """The name up to its first number, and the name with that left open; "" twice for a name
+    without a number.
+    """
+    parts = name.split(".")
+    for i, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join(parts[: i + 1]), ".".join((*parts[:i], "*", *parts[i + 1 :]))
+    return "", ""
 
 
 def _matrices(weights: Mapping[str, Tensor]) -> list[NamedMatrix]:

@@ -250,7 +250,7 @@ def test_a_buffer_of_any_kind_that_differs_is_named(buffer):
     assert [pair.first_name for pair in pairs] == ["table"]
     relation = relation_of(pairs[0].first, pairs[0].second)
     assert relation.words == "row 2 of 3 differ"
-    assert relation.change is None
+    assert not relation.adds
     assert relation_of(model.table, model.table.clone()).kind == "equal"
 
 
@@ -264,7 +264,7 @@ def test_entries_that_are_not_finite_have_a_relation_of_their_own(entry, shape):
         relation = relation_of(first, second)
         assert relation.kind == "not finite"
         assert relation.words.startswith(f"1 of {weight.numel()} entries")
-        assert relation.change is None
+        assert not relation.adds
     assert relation_of(other, other.clone()).kind == "equal"
     assert relation_of(other, 3 * other).kind == "scaled"
     assert relation_of(1e308 * weight.double().sign(), -1e308 * weight.double().sign()).kind == (
