@@ -47,17 +47,12 @@ PICTURES = {
         "it/compare.png",
     ),
     "continuous": ("-m benchmarks.continuous --report --out it.png", "it.png"),
-    **{
-        name: (f"-m ctrans study {name} --out it", "it/study.png")
-        for name in (
-            "xiong-warmup",
-            "emadi-temperature",
-            "kan-figure-1",
-            "kan-table-2",
-            "kim-initial-variance",
-            "kim-growth",
-        )
-    },
+    "xiong-warmup": ("-m ctrans study xiong-warmup --out it", "it/study.png"),
+    "emadi-temperature": ("-m ctrans study emadi-temperature --out it", "it/study.png"),
+    "kan-figure-1": ("-m ctrans study kan-figure-1 --out it", "it/study.png"),
+    "kan-table-2": ("-m ctrans study kan-table-2 --out it", "it/study.png"),
+    "kim-initial-variance": ("-m ctrans study kim-initial-variance --out it", "it/study.png"),
+    "kim-growth": ("-m ctrans study kim-growth --out it", "it/study.png"),
     "loss": ("-m ctrans train --iterations 300 --eval-every 20 --out it", "it/loss.png"),
 }
 """By name: what Python is asked, and where the picture is then."""

@@ -12,8 +12,8 @@ from examples import any_model
 from examples.recent_models import RECENT
 
 PLACEMENTS = {
-    "nanochat": "pre, unknown",
-    "modded-nanogpt": "pre, unknown",
+    "nanochat": "pre, mix",
+    "modded-nanogpt": "pre, mix",
     "norms behind each map, as in OLMo 2": "output",
     "Peri-LN with norms of queries and keys": "peri",
     "Keel": "pre_post",
