@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ctrans.base.shapes import TokenRows
-from ctrans.control.large_weights import own_factors
-from ctrans.control.shown_factors import Factors, TestsFactors
+from ctrans.control.model_threshold import factors_of_model
+from ctrans.control.shown_factors import Factors
 from ctrans.dynamics.depth import Depth
 from ctrans.interop.block_calls import tensors_in
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
@@ -57,9 +57,7 @@ class ModelAround(nn.Module):
 
     def factors(self, states: Sequence[Tensor]) -> Factors:
         """That of the model."""
-        if isinstance(self.model, TestsFactors):
-            return self.model.factors(states)
-        return own_factors(self.model.depth, states)
+        return factors_of_model(self.model, states)
 
     def embed(self, tokens: Tensor) -> TokenRows:
         x: Tensor = self.model.embed(tokens)
@@ -75,12 +73,15 @@ class ModelAround(nn.Module):
 
 
 class ModelWithLoss(ModelAround):
-    """A model with the loss L(X_T) = loss(output for X_T, targets). All else is the model's."""
+    """A model with the loss L(X_T) = loss(output for X_T, targets). All else is the model's.
+    `is_chosen` is False for a loss that stands in for one that nobody named.
+    """
 
-    def __init__(self, model: AnyModel, loss: Loss):
+    def __init__(self, model: AnyModel, loss: Loss, *, is_chosen: bool = True):
         super().__init__()
         self.model = model
         self.loss = loss
+        self.is_chosen = is_chosen
 
     def forward(self, tokens: Tensor, targets: Any = None) -> tuple[Tensor, Tensor | None]:
         """The output of the head, and with `targets` the loss."""
@@ -100,8 +101,13 @@ class ModelWithLoss(ModelAround):
         return None, self.loss(self.model.adapter.run(tokens), targets)
 
     def why_other_loss(self) -> str:
-        """Nothing: the user said which loss it is."""
-        return ""
+        """Why nobody knows its loss; "" if the user said which it is."""
+        if self.is_chosen:
+            return ""
+        return (
+            "its loss is not known, and a mean product with fixed numbers stands in for it: give"
+            " its loss as loss="
+        )
 
     def terminal_loss(self, x: TokenRows, targets: Any) -> Float[Tensor, ""]:
         """L as a function of X_T. Raises ConfigError unless the loss is one real number with
@@ -262,6 +268,7 @@ def with_loss(
     otherwise the stand-in "random". Raises ConfigError for an unknown name, for a loss over tokens
     if the model reads none, and for an output that gives no logits.
     """
+    is_chosen = loss is not None
     if loss is None:
         if not predicts:
             loss = "random"
@@ -284,7 +291,8 @@ def with_loss(
     else:
         tensor = tensor_in
     if loss in ("mean", "random"):
-        return ModelWithLoss(model, _stand_in(tensor, random=loss == "random")), loss
+        stand_in = _stand_in(tensor, random=loss == "random")
+        return ModelWithLoss(model, stand_in, is_chosen=is_chosen), loss
     if loss == "none":
         return ModelWithLoss(model, _no_loss), loss
     if predicts:

@@ -256,7 +256,7 @@ class Paths:
             goes_past = self._depends_without_matrices(operation, m)
         except FOREIGN_ERRORS:
             return True, True
-        return not goes_past, goes_past
+        return not goes_past or operation.reads.count(m) > 1, goes_past
 
     def _is_matrix(self, n: int) -> bool:
         """Whether operation n makes a matrix of the model's parameters."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,8 +21,9 @@ LABELS = "labels"
 """The argument of `transformers` for targets."""
 IGNORED = (-100, -1)
 """Targets that losses leave out."""
-CLOSE = 1e-3
-"""How closely, in nats and as a share: a model may compute its loss in float32."""
+CLOSE = {torch.float64: 1e-5}
+CLOSE_ELSE = 1e-4
+"""How closely, in nats and as a share, by dtype: a model may compute its loss in float32."""
 
 
 def why_other_loss(adapter: ModelAdapter) -> str:
@@ -40,11 +42,13 @@ def _why_other_loss(adapter: ModelAdapter) -> str:
         output = adapter.model(**arguments)
         loss = _loss_in(output)
         logits = adapter.tensor(output)
-        if loss is None or logits is None or logits.dim() != 3:
+        if loss is None or logits is None or logits.shape[:-1].numel() != targets.numel():
             continue
-        expected = list(_cross_entropies(logits.double(), targets))
+        close = CLOSE.get(logits.dtype, CLOSE_ELSE)
+        logits = logits.double().reshape(*targets.shape, -1)
+        expected = list(_cross_entropies(logits, targets))
         nearest = min(expected, key=lambda each: abs(each - loss), default=loss)
-        if not abs(nearest - loss) <= CLOSE * max(1.0, abs(loss)):
+        if not abs(nearest - loss) <= close * max(1.0, abs(loss)):
             return (
                 f"the loss that the model returns for its example is {loss:.4g}, and the"
                 f" cross-entropy of its logits {nearest:.4g}: give its loss as loss="
@@ -60,7 +64,10 @@ def _with_targets(adapter: ModelAdapter) -> Iterator[tuple[dict[str, Any], Tenso
         for name, value in named.items():
             if name != first and _are_targets(value, adapter.example):
                 yield dict(named), value
-    elif LABELS in inspect.signature(adapter.model.forward).parameters:
+        ids = adapter.example
+        if not named and LABELS in _arguments(adapter) and ids.dtype == torch.int64:
+            yield {_arguments(adapter)[0]: ids, LABELS: ids}, ids
+    elif LABELS in _arguments(adapter):
         name = getattr(adapter.model, "main_input_name", "input_ids")
         width = adapter.like().shape[0]
         ids = torch.arange(2 * width).remainder(max(2, adapter.vocabulary)).reshape(2, width)
@@ -68,17 +75,25 @@ def _with_targets(adapter: ModelAdapter) -> Iterator[tuple[dict[str, Any], Tenso
         yield {name: ids, LABELS: ids}, ids
 
 
+def _arguments(adapter: ModelAdapter) -> list[str]:
+    """The names of the arguments of the model's forward."""
+    return list(inspect.signature(adapter.model.forward).parameters)
+
+
 def _are_targets(value: object, inputs: Tensor) -> bool:
     return isinstance(value, Tensor) and value.dtype == torch.int64 and value.shape == inputs.shape
 
 
 def _loss_in(output: Any) -> float | None:
-    """The one real number in the output that may be a loss."""
-    if isinstance(output, Mapping):
-        numbers = [output["loss"]] if isinstance(output.get("loss"), Tensor) else []
-    else:
-        numbers = [x for x in tensors_in(output) if x.dim() == 0 and x.is_floating_point()]
-    return float(numbers[0]) if numbers else None
+    """The one real number in the output that may be a loss; one of that name first."""
+    if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
+        output = vars(output)
+    named = output.get("loss") if isinstance(output, Mapping) else None
+    candidates = [named, *tensors_in(dict(output) if isinstance(output, Mapping) else output)]
+    for each in candidates:
+        if isinstance(each, Tensor) and each.numel() == 1 and each.is_floating_point():
+            return float(each)
+    return None
 
 
 def _cross_entropies(logits: Tensor, targets: Tensor) -> Iterator[float]:

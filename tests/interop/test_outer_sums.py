@@ -167,6 +167,9 @@ SUBLAYERS = {
     "the last token": lambda model, x: torch.cat([x[:, :-1], model.f(x)[:, -1:]], 1),
     "in place": written_in_place,
     "baddbmm": lambda model, x: torch.baddbmm(x, x.relu(), model.matrix.expand(len(x), -1, -1)),
+    "baddbmm of the state": lambda model, x: torch.baddbmm(
+        x, x, model.matrix.expand(len(x), -1, -1)
+    ),
     "einsum": lambda model, x: x + torch.einsum("btd,de->bte", x.relu(), model.matrix),
     "products of entries": lambda model, x: x + (x.unsqueeze(-1) * model.matrix).sum(-2).tanh(),
     "an identity": by_an_identity,

@@ -13,7 +13,7 @@ from examples.recent_models import RECENT
 
 PLACEMENTS = {
     "nanochat": "pre, mix",
-    "modded-nanogpt": "pre, mix",
+    "modded-nanogpt": "pre, unknown",
     "norms behind each map, as in OLMo 2": "output",
     "Peri-LN with norms of queries and keys": "peri",
     "Keel": "pre_post",

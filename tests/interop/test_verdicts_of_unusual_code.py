@@ -113,3 +113,25 @@ def test_no_penalty_is_proven_for_a_model_with_another_loss(name):
     assert (check.training_threshold is not None) == is_known
     assert ("loss=" in check.no_threshold) != is_known
     assert targets.max() < VOCABULARY
+
+
+class WithALargerHead(Model):
+    """Its head has an entry for an id that it does not read, as of a mask."""
+
+    def __init__(self):
+        super().__init__(Block())
+        self.head = nn.Linear(WIDTH, VOCABULARY + 1)
+
+
+@pytest.mark.cases(1)
+def test_no_penalty_is_proven_for_a_loss_that_nobody_named():
+    torch.manual_seed(0)
+    module = WithALargerHead()
+    unknown = checked(module)
+    assert unknown.training_threshold is None
+    assert "give its loss as loss=" in unknown.no_threshold
+
+    def cross_entropy(output, targets):
+        return F.cross_entropy(output.flatten(0, 1), targets.flatten())
+
+    assert checked(module, loss=cross_entropy).training_threshold is not None
