@@ -116,8 +116,9 @@ def own_loss(model: Model, tokens: Tensor, targets: Any, found: Costate) -> OwnL
     """
     if has_weights_on_demand(model.depth):
         return OwnLoss()
-    if isinstance(model, RunsItself) and model.why_other_loss():
-        return OwnLoss(otherwise=model.why_other_loss())
+    another = model.why_other_loss() if isinstance(model, RunsItself) else ""
+    if another:
+        return OwnLoss(otherwise=another)
     is_own = not isinstance(model, nn.Module) or _is_own_code(model)
     try:
         result = _tested(model, tokens, targets, found)

@@ -48,7 +48,7 @@ from ctrans.interop.large_maps import (
 )
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.module_chain import TransposedLinear, is_linear
-from ctrans.interop.outer_sums import all_tracked, outside_of
+from ctrans.interop.outside import all_tracked, outside_of
 from ctrans.interop.past_the_states import past_the_states
 from ctrans.interop.recorded_calls import without_fast_path
 from ctrans.interop.stream_adapter import StreamAdapter

@@ -32,10 +32,14 @@ class DifferenceSize:
 
 
 def differences(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[DifferenceSize]:
+    """The size of the difference of each pair of outputs."""
     return [difference(x, y) for x, y in zip(first, second, strict=True)]
 
 
 def difference(x: Tensor, y: Tensor) -> DifferenceSize:
+    """The size of y - x, with the share |y - x|/|x|; infinite for other shapes. Entries that are
+    the same infinite number count as equal.
+    """
     if x.shape != y.shape:
         return DifferenceSize(math.inf, math.inf, math.inf)
     x, y = _both_finite(x.double(), y.double())

@@ -39,11 +39,11 @@ from ctrans.interop.stream_adapter import StreamAdapter
 CONTEXT = "what its blocks read beside the state"
 KINDS = {BEFORE: "the embedding", CONTEXT: "fixed", BEHIND: "the head"}
 """As what each part outside of the blocks is read."""
-NOT_FOLLOWED = (
-    "ctrans cannot follow its code from the last state to the output, as of scripted functions and"
-    " those of other libraries"
+NOT_FOLLOWED = "ctrans cannot follow its code from the last state to the output"
+MADE_UNSEEN = (
+    "code that torch does not show makes a tensor in it of weights or states, as a scripted"
+    " function does, so that ctrans cannot follow it"
 )
-FLOATS_BY_HAND = "ctrans cannot follow code that makes a tensor in it of weights or states"
 
 
 def outside_of(adapter: ModelAdapter) -> dict[str, str]:
@@ -145,7 +145,7 @@ def _in_words(
                 f"It is read as {KINDS[where]}"
             )
         elif among & made_unseen:
-            found[where] = FLOATS_BY_HAND
+            found[where] = MADE_UNSEEN
     if last != sink and last not in graph.before(sink):
         found[BEHIND] = NOT_FOLLOWED
     return found

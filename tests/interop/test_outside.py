@@ -8,7 +8,7 @@ from ctrans.control.model_check import check_model
 from ctrans.control.outer_code import BEFORE, BEHIND
 from ctrans.interop import from_transformers, open_model
 from ctrans.interop.factors import factors_of
-from ctrans.interop.outer_sums import CONTEXT, outside_of
+from ctrans.interop.outside import CONTEXT, outside_of
 from ctrans.interop.stream_adapter import StreamAdapter
 from tests.interop.models import FAMILIES, made
 from tests.interop.test_factors import TOKENS, VOCABULARY, WIDTH, Block, Model
@@ -364,5 +364,5 @@ def test_weights_on_demand_say_nothing(monkeypatch):
     arguments = (model.adapter, list(model.depth.sublayers), model.depth.lengths, states)
 
     assert factors_of(*arguments).outside
-    monkeypatch.setattr("ctrans.interop.outer_sums.has_weights_on_demand", lambda _: True)
+    monkeypatch.setattr("ctrans.interop.outside.has_weights_on_demand", lambda _: True)
     assert not factors_of(*arguments).outside
