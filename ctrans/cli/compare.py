@@ -120,9 +120,10 @@ def _two_models(request: CompareRequest, runs: RunParting | None) -> _ToCompare:
         given = dataclasses.replace(request, named=tuple(places))
     sources = find_models(given)
     if len(sources) != 2:
-        raise ConfigError(
-            f"ctrans compare takes two models, and {len(sources)} are given: name two"
-        )
+        count = len(sources)
+        if count == 1:
+            count = len(given.named_models)  # without a name there is the default model
+        raise ConfigError(f"ctrans compare takes two models, and {count} are given: name two")
     has_loss = all(_has_loss(source) for source in sources)
     batch = read_batch(request, sources, targets=has_loss)
     names = [source.name for source in sources]

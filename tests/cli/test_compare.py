@@ -63,6 +63,7 @@ def test_equal_models_pass_the_gate(models):
 @pytest.mark.parametrize(
     ("names", "words"),
     [
+        ([], "takes two models, and 0 are given"),
         (["a"], "takes two models, and 1 are given"),
         (["a", "b", "same"], "takes two models, and 3 are given"),
         (["a", "a"], "is named twice"),
