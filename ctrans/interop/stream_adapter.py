@@ -464,8 +464,8 @@ class StreamAdapter(ModuleAdapter):
         if not agree:
             raise ConfigError(
                 f"{type(self.model).__name__} does not see these inputs through the states of its"
-                " residual stream alone: a padding mask or another context is known only for its"
-                " example, so open it with these inputs as example="
+                " residual stream alone: a padding mask, an earlier state that is added, or another"
+                " context is known only for its example, so open it with these inputs as example="
             )
 
     def _embedded(self, tokens: Tensor) -> Tensor:

@@ -319,3 +319,11 @@ def test_mixes_of_states_between_the_sublayers_are_called_so(factor, placement):
     with torch.no_grad():
         torch.testing.assert_close(states_as_read(model, ids())[-1], module.states(ids())[-1])
         torch.testing.assert_close(model.head(module.states(ids())[-1]), module(ids()))
+
+
+def test_inputs_other_than_the_example_of_a_mix_are_refused_by_what_is_known_of_it():
+    torch.manual_seed(0)
+    module = Mixed(lambda: Attention(by_hand)).double().eval()
+    model = open_model(module, example=ids()).model
+    with pytest.raises(ConfigError, match="an earlier state that is added"):
+        model.embed(ids().flip(1))

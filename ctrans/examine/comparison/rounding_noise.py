@@ -118,11 +118,13 @@ class RoundingNoise(TorchDispatchMode):
             return torch.view_as_complex(self._noisy(parts, written=False))
         if not output.is_floating_point() or output.numel() == 0:
             return output
-        noise = self.draws.like(output, self.unit)
-        change = (output * noise).masked_fill(~output.isfinite(), 0)  # hidden scores stay -inf
+        change = self.draws.like(output, self.unit).mul_(output)
+        is_finite = output.isfinite()
+        if not bool(is_finite.all()):
+            change.masked_fill_(~is_finite, 0)  # hidden scores stay -inf
         if written:
             return output.add_(change)
-        return output + change
+        return change.add_(output)
 
 
 def _reads_floats(args: Any) -> bool:
@@ -150,13 +152,13 @@ ROUNDED_FIRST = frozenset(
 
 @contextlib.contextmanager
 def changed_by(changes: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
-    """Inside, the parameters have these changes added to them. Afterwards they are what they were,
-    to the bit.
+    """Inside, the parameters have these changes added to them, whose memory they take. Afterwards
+    they are what they were, to the bit.
     """
     before = {parameter: parameter.data for parameter in changes}
     try:
         for parameter, change in changes.items():
-            parameter.data = parameter.data + change.to(parameter.dtype)
+            parameter.data = change.to(parameter.dtype).add_(parameter.data)
         yield
     finally:
         for parameter, data in before.items():

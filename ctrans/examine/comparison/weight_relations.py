@@ -83,7 +83,7 @@ class WeightPair:
         widest = torch.promote_types(torch.float32, first.dtype)
         if second.dtype == torch.float64:
             widest = torch.float64
-        return (second.to(widest) - first.detach().to(widest)).to(first.dtype)
+        return second.to(widest, copy=True).sub_(first.detach().to(widest)).to(first.dtype)
 
 
 def pairs_of(first: nn.Module, second: nn.Module) -> tuple[list[WeightPair], list[str]]:
