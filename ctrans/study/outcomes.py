@@ -2,7 +2,7 @@
 rate, and the best loss.
 
 Let l(eta) be the validation loss at the end of a run with learning rate eta, l_0 the loss before
-its first step, and l* the best loss of the case. With l(eta) = l_0 for a run that diverged
+its first step, and l* the best loss of the case. With l(eta) = l_0 for a run without a finite end
 (Wortsman et al., arXiv 2309.14322, section 2):
 
     sensitivity = mean over eta of min(l(eta), l_0) - l*.
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from ctrans.study.finished import Finished, FinishedRuns
+from ctrans.study.finished import Finished, FinishedRuns, finite
 from ctrans.study.training import FAILED
 
 ByCase = dict[str, dict[str, list[Any]]]
@@ -52,6 +52,14 @@ LEARNED = 0.1
 """The best run of a case must end this number of nats below the loss of token frequencies.
 Otherwise its losses and rates mean nothing.
 """
+RISES = 1.0
+STAYS = 100
+"""A run has diverged whose loss is so many nats above its lowest one for so many steps."""
+DIVERGED = (
+    f"its loss is not finite, or is {RISES:g} nat above its lowest one for {STAYS} steps, or is"
+    " never below that of token frequencies"
+)
+"""The rule of `has_diverged`, in words."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +127,9 @@ def by_case(runs: FinishedRuns) -> dict[str, list[Finished]]:
 
 
 def end_loss(run: Finished) -> float:
-    """min(l, l_0); l_0 for a run that diverged; nan if it is unknown, as for a run that failed."""
+    """min(l, l_0); l_0 for a run without a finite end; nan if it is unknown, as for a run that
+    failed.
+    """
     if run.result.ending == FAILED:
         return math.nan
     first = math.nan
@@ -128,6 +138,39 @@ def end_loss(run: Finished) -> float:
     if run.last is None:
         return first
     return min(run.last, first)
+
+
+def training_losses(run: Finished) -> list[float]:
+    """The training losses of all steps, nan where one is not finite."""
+    losses = [finite(row.get("loss")) for row in run.result.curve if "loss" in row]
+    return [math.nan if loss is None else loss for loss in losses]
+
+
+def has_diverged(run: Finished) -> bool | None:
+    """Whether a run diverged, by the rule `DIVERGED`; None for a run that failed."""
+    if run.result.ending == FAILED:
+        return None
+    if run.last is None or run.best is None:
+        return run.result.ending == "diverged"
+    never_learned = run.best >= run.result.environment.get("frequencies_loss", math.inf)
+    return never_learned or _stays_above(training_losses(run))
+
+
+def _stays_above(losses: Sequence[float]) -> bool:
+    """Whether for `STAYS` steps in a row the loss is more than `RISES` above its lowest one before
+    them.
+    """
+    lowest = math.inf
+    above = 0
+    for loss in losses:
+        if loss <= lowest + RISES:
+            lowest = min(lowest, loss)
+            above = 0
+        else:
+            above += 1
+        if above >= STAYS:
+            return True
+    return False
 
 
 def by_rate(runs: FinishedRuns) -> dict[float, list[Finished]]:
@@ -231,7 +274,7 @@ def _by_share(runs: FinishedRuns) -> dict[str, float | None]:
             means[rate] = mean
     outcomes: dict[str, float | None] = {
         "runs": float(len(runs)),
-        "diverged": float(sum(run.result.ending == "diverged" for run in runs)),
+        "diverged": float(sum(bool(has_diverged(run)) for run in runs)),
         "failed": float(sum(run.result.ending == "failed" for run in runs)),
         "seconds": math.fsum(run.result.seconds for run in runs),
     }

@@ -11,7 +11,7 @@ from ctrans.base.from_json import from_json
 from ctrans.measure.findings import Mark
 from ctrans.measure.measured import Answer, Measured, Value
 from ctrans.measure.measures import MEASURES, Measure
-from ctrans.study.outcomes import LEARNED, RULES, STATISTICS
+from ctrans.study.outcomes import DIVERGED, LEARNED, RULES, STATISTICS
 from ctrans.study.presets.claim import NOT_REPRODUCED, REPRODUCED, Effect, Verdict
 
 HOLDS = {True: "holds", False: "refuted", None: "open"}
@@ -32,8 +32,8 @@ MEASURES.add(
         ),
         "case: diverged": Measure(
             key="diverged",
-            formula="trainings that diverged; their loss counts as the one before the first step",
-            title="diverged",
+            formula=f"trainings that diverged or learned nothing: {DIVERGED}",
+            title="diverged or learned nothing",
             topic=BY_CASE,
         ),
         "case: failed": Measure(
@@ -137,7 +137,9 @@ MEASURES.add(
         ),
         "loss by learning rate": Measure(
             key="losses",
-            formula=(f"{_SPREAD}. A run that diverged counts as its loss before the first step"),
+            formula=(
+                f"{_SPREAD}. A run without a finite end counts as its loss before the first step"
+            ),
             unit="validation loss at the end, nats a token",
             scope="size",
             over="learning rate",

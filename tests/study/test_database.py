@@ -71,7 +71,8 @@ def test_divergence_and_failure_are_outcomes_and_no_errors(tmp_path):
     assert sorted(set(endings)) == ["diverged", "failed", "finished"]
     failed = next(run for run in rows(tmp_path) if run.result.ending == "failed")
     assert "no temperature" in failed.result.message
-    assert outcomes_of(rows(tmp_path))['{"placement": "pre"}']["diverged"] == 1.0
+    # at rate 1e30 one is not finite; at 1e-3 two steps do not reach the loss of token frequencies
+    assert outcomes_of(rows(tmp_path))['{"placement": "pre"}']["diverged"] == 2.0
 
 
 def test_a_run_that_failed_is_tried_again_and_replaced(tmp_path):

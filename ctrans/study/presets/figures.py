@@ -14,51 +14,20 @@ import numpy as np
 
 from ctrans.measure.measures import MEASURES, OF_A_RUN, Measure
 from ctrans.study.finished import Finished, finite
-from ctrans.study.outcomes import end_loss
-from ctrans.study.training import FAILED
+from ctrans.study.outcomes import DIVERGED, end_loss, has_diverged, training_losses
 
 Figure = Callable[[Finished], float | None]
 LEAST = 1e-12
 """The least theta of which a logarithm is taken."""
-RISES = 1.0
-STAYS = 100
-"""A run has diverged whose loss is so many nats above its lowest one for so many steps."""
 WINDOW = 128
 FAR = 6.0
 """A spike is above the mean of so many steps by so many standard deviations."""
 
 
-def _losses(run: Finished) -> list[float]:
-    """The training losses of all steps, nan where one is not finite."""
-    losses = [finite(row.get("loss")) for row in run.result.curve if "loss" in row]
-    return [math.nan if loss is None else loss for loss in losses]
-
-
 def _diverged(run: Finished) -> float | None:
-    """1 for a run that diverged, else 0."""
-    if run.result.ending == FAILED:
-        return None
-    if run.last is None or run.best is None:
-        return float(run.result.ending == "diverged")
-    never_learned = run.best >= run.result.environment.get("frequencies_loss", math.inf)
-    return float(never_learned or _stays_above(_losses(run)))
-
-
-def _stays_above(losses: Sequence[float]) -> bool:
-    """Whether for `STAYS` steps in a row the loss is more than `RISES` above its lowest one before
-    them.
-    """
-    lowest = math.inf
-    above = 0
-    for loss in losses:
-        if loss <= lowest + RISES:
-            lowest = min(lowest, loss)
-            above = 0
-        else:
-            above += 1
-        if above >= STAYS:
-            return True
-    return False
+    """1 for a run that diverged, else 0; None if it is not known."""
+    diverged = has_diverged(run)
+    return None if diverged is None else float(diverged)
 
 
 def _spike_score(run: Finished) -> float | None:
@@ -68,7 +37,7 @@ def _spike_score(run: Finished) -> float | None:
     """
     finite_before: deque[float] = deque(maxlen=WINDOW)
     spikes = []
-    for loss in _losses(run):
+    for loss in training_losses(run):
         is_finite = math.isfinite(loss)
         if len(finite_before) == WINDOW:
             # numpy: Python's pstdev takes fractions, which are slow
@@ -157,10 +126,7 @@ MEASURES.add(
     "ctrans study",
     {
         "run: diverged": Measure(
-            formula=(
-                "1 for a run whose loss is not finite, or is 1 nat above its lowest one for 100"
-                " steps, or is never below that of token frequencies, else 0"
-            ),
+            formula=f"1 for a run that diverged, else 0: {DIVERGED}",
             title="diverged",
             compute=_diverged,
         ),
