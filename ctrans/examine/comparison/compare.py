@@ -127,108 +127,43 @@ def _compared(pair: _Pair, tokens: Any, progress: Callable[[int], None] | None) 
     b = pair.b
     missing = dict(_not_recorded(a))
     found, unmatched = _weight_relations(a, b)
-    own_states = list(a.states(tokens))
-    other_states = list(b.states(tokens))
-    _check_states(own_states, other_states)
-    ends_a = list(own_states)
-    ends_b = list(other_states)
-    if len(a) == len(b):
-        last = len(b) - 1
-        ends_a += a.outputs(last, own_states[-1])
-        ends_b += b.outputs(last, other_states[-1])
-        if isinstance(a, RecordedParts):
-            a.check_logits(ends_b[-1])
-    lower = _lower(own_states[0].dtype, other_states[0].dtype)
-    of_a = [tokens, *(x.to(lower).to(x.dtype) for x in own_states)]
-    of_b = [
-        tokens,
-        *(x.to(lower).to(y.dtype) for x, y in zip(own_states, other_states, strict=True)),
-    ]
-    of_rounded = of_a if pair.rounded is a else of_b
-    noise = PartRounding(pair.rounded, lower, of_rounded[1].dtype, found)
-    tails = [math.nan] * (len(a) + 1)
+    walk = _Walk(pair, tokens)
     costates: Sequence[Tensor] = ()
     if a.targets is not None:
-        tails[-1] = a.loss_of(own_states[-1])
         try:
             costates = costate(b.model, tokens, b.targets).costates[:: b.size]
         except (*FOREIGN_ERRORS, ConfigError, SolveError) as error:
             missing["first-order share"] = named_error(error)
+    noise = PartRounding(pair.rounded, walk.lower, walk.of_rounded[1].dtype, found)
     passes = Tails(b)
     parts = []
-    for k, name in enumerate(a.names):
-        outputs = a.outputs(k, of_a[k])
-        outputs_b = b.outputs(k, of_b[k])
-        defects = differences(outputs, outputs_b)
-        of_noise = outputs if pair.rounded is a else outputs_b
-        change_of_loss = _change_of_loss(noise, k, costates, of_noise)
-        roundings = noise.of(k, of_rounded[k], of_noise, change_of_loss)
-        ratios = [ratio_of(d, r) for d, r in zip(defects, roundings, strict=True)]
-        shown = 0
-        if ratios[0] <= CHANGED:
-            shown = ratios.index(max(ratios))
+    for k in range(len(a)):
         if a.targets is not None:
-            passes.enter(k, of_b[k])
-        parts.append(
-            PartDifference(
-                name=name,
-                defect=defects[shown].share,
-                shown=shown,
-                rounding=roundings[shown].share,
-                ratio=max(ratios),
-                behind=difference(ends_a[k], ends_b[k]).share,
-                amplified=_amplified(of_b, other_states, k, outputs_b[-1]),
-                at_end=math.nan,
-                share=math.nan,
-                first_order=_first_order(costates, k, outputs[-1], outputs_b[-1]),
-            )
-        )
+            passes.enter(k, walk.of_b[k])
+        parts.append(_part(walk, k, noise, costates))
         if progress is not None:
             progress(k)
-    last_states = passes.states
-    for k, x in enumerate(last_states):
-        tails[k] = b.loss_of(x)
-    parts = [
-        replace(part, share=share - following)
-        for part, (share, following) in zip(parts, pairwise(tails), strict=True)
-    ]
+    losses: list[float] = []
+    if a.targets is not None:
+        losses = [*map(b.loss_of, passes.states), a.loss_of(walk.own_states[-1])]
+        parts = [
+            replace(part, share=share - following)
+            for part, (share, following) in zip(parts, pairwise(losses), strict=True)
+        ]
     inside: tuple[Stage, ...] = ()
-    first_changed = next((k for k, part in enumerate(parts) if part.changed), None)
     explanations: tuple[Explanation, ...] = ()
-    if first_changed is not None:
-        k = first_changed
-        if isinstance(a, ModelParts):
-            inside = stages_of(a, b, k, of_a[k], of_b[k], partial(noise.tensor, k), CHANGED)
-        explanations = _explanations(pair, k, parts[k], (of_a[k], of_b[k]), noise, found, tokens)
     kept: tuple[KeptParts, ...] = ()
-    is_rounding = first_changed is None and any(part.ratio for part in parts)
-    if isinstance(a, ModelParts) and a.targets is not None and is_rounding:
-        fine, coarse, of_fine, of_coarse = fine_and_coarse(a, b, own_states, other_states)
-        if of_fine[0].dtype == of_coarse[0].dtype:
-            contributions = differences_of(last_states)
-        else:
-            contributions = contributions_of(fine, of_fine[-1], of_coarse)
-        kept = tuple(
-            kept_parts(
-                fine, coarse, tokens, contributions, of_fine[-1], of_coarse, of_second=fine is b
-            )
-        )
-        size = float(of_fine[-1].double().norm())
-        for k, contribution in enumerate(contributions):
-            if size:
-                parts[k] = replace(parts[k], at_end=float(contribution.norm()) / size)
-    rounding_of_loss = math.nan
-    if costates:
-        of_head = 0.0
-        if own_loss(pair.rounded.model) is not None:
-            of_head = noise.of_head(of_rounded[-1])
-        rounding_of_loss = math.sqrt(noise.loss_variance + of_head**2)
-    elif a.targets is not None:
-        loss_of_rounded = tails[-1] if pair.rounded is a else tails[0]
-        rounding_of_loss = noise.of_loss(tokens, loss_of_rounded)
+    first_changed = next((k for k, part in enumerate(parts) if part.changed), None)
+    if first_changed is not None:
+        inside = _stages(walk, first_changed, noise)
+        explanations = _explanations(walk, first_changed, parts[first_changed], noise, found)
+    elif any(part.ratio for part in parts):
+        kept, at_end = _kept_parts(walk, passes.states)
+        for k, share in enumerate(at_end):
+            parts[k] = replace(parts[k], at_end=share)
     return ModelComparison(
-        losses=(tails[-1], tails[0]),
-        rounding_of_loss=rounding_of_loss,
+        losses=(losses[-1], losses[0]) if losses else (math.nan, math.nan),
+        rounding_of_loss=_rounding_of_loss(walk, noise, costates, losses),
         parts=tuple(parts),
         inside=inside,
         explanations=explanations,
@@ -238,6 +173,112 @@ def _compared(pair: _Pair, tokens: Any, progress: Callable[[int], None] | None) 
         unmatched=tuple(unmatched),
         missing=missing,
     )
+
+
+class _Walk:
+    """The states of two models on one text, and what each part of them is given: the first model's
+    states, with the digits that both dtypes have.
+    """
+
+    def __init__(self, pair: _Pair, tokens: Any):
+        self.pair = pair
+        self.tokens = tokens
+        a = pair.a
+        b = pair.b
+        self.own_states = list(a.states(tokens))
+        self.other_states = list(b.states(tokens))
+        _check_states(self.own_states, self.other_states)
+        self.ends = list(zip(self.own_states, self.other_states, strict=True))
+        """What each model has behind each part: a state, and behind the head its output."""
+        if len(a) == len(b):
+            last = len(b) - 1
+            (of_own,) = a.outputs(last, self.own_states[-1])
+            (of_other,) = b.outputs(last, self.other_states[-1])
+            self.ends.append((of_own, of_other))
+            if isinstance(a, RecordedParts):
+                a.check_logits(of_other)
+        self.lower = _lower(self.own_states[0].dtype, self.other_states[0].dtype)
+        self.of_a = [tokens, *(x.to(self.lower).to(x.dtype) for x in self.own_states)]
+        self.of_b = [
+            tokens,
+            *(x.to(self.lower).to(y.dtype) for x, y in self.ends[: len(self.own_states)]),
+        ]
+        self.of_rounded = self.of_a if pair.rounded is a else self.of_b
+
+
+def _part(walk: _Walk, k: int, noise: PartRounding, costates: Sequence[Tensor]) -> PartDifference:
+    """Part k of both models on the same input; what is known of the whole depth only is nan."""
+    pair = walk.pair
+    outputs = pair.a.outputs(k, walk.of_a[k])
+    outputs_b = pair.b.outputs(k, walk.of_b[k])
+    defects = differences(outputs, outputs_b)
+    of_noise = outputs if pair.rounded is pair.a else outputs_b
+    change_of_loss = _change_of_loss(noise, k, costates, of_noise)
+    roundings = noise.of(k, walk.of_rounded[k], of_noise, change_of_loss)
+    ratios = [ratio_of(d, r) for d, r in zip(defects, roundings, strict=True)]
+    shown = 0
+    if ratios[0] <= CHANGED:
+        shown = ratios.index(max(ratios))
+    return PartDifference(
+        name=pair.a.names[k],
+        defect=defects[shown].share,
+        shown=shown,
+        rounding=roundings[shown].share,
+        ratio=max(ratios),
+        behind=difference(*walk.ends[k]).share,
+        amplified=_amplified(walk.of_b, walk.other_states, k, outputs_b[-1]),
+        at_end=math.nan,
+        share=math.nan,
+        first_order=_first_order(costates, k, outputs[-1], outputs_b[-1]),
+    )
+
+
+def _stages(walk: _Walk, k: int, noise: PartRounding) -> tuple[Stage, ...]:
+    """The stages of part k; none if the first model is a recording."""
+    a = walk.pair.a
+    if isinstance(a, RecordedParts):
+        return ()
+    given = (walk.of_a[k], walk.of_b[k])
+    return stages_of(a, walk.pair.b, k, *given, partial(noise.tensor, k), CHANGED)
+
+
+def _kept_parts(
+    walk: _Walk, last_states: Sequence[Tensor]
+) -> tuple[tuple[KeptParts, ...], list[float]]:
+    """Which parts to keep in the finer precision, and what each part makes of the last state, as a
+    share of its size. Nothing for a recording, and without targets.
+    """
+    a = walk.pair.a
+    b = walk.pair.b
+    if isinstance(a, RecordedParts) or a.targets is None:
+        return (), []
+    fine, coarse, of_fine, of_coarse = fine_and_coarse(a, b, walk.own_states, walk.other_states)
+    last = of_fine[-1]
+    if of_fine[0].dtype == of_coarse[0].dtype:
+        contributions = differences_of(last_states)
+    else:
+        contributions = contributions_of(fine, last, of_coarse)
+    kept = kept_parts(
+        fine, coarse, walk.tokens, contributions, last, of_coarse, of_second=fine is b
+    )
+    size = float(last.double().norm())
+    at_end = [float(each.norm()) / size for each in contributions] if size else []
+    return tuple(kept), at_end
+
+
+def _rounding_of_loss(
+    walk: _Walk, noise: PartRounding, costates: Sequence[Tensor], losses: Sequence[float]
+) -> float:
+    """The root mean square of what rounding changes of the loss; nan without targets."""
+    if not losses:
+        return math.nan
+    rounded = walk.pair.rounded
+    if not costates:
+        return noise.of_loss(walk.tokens, losses[-1] if rounded is walk.pair.a else losses[0])
+    of_head = 0.0
+    if own_loss(rounded.model) is not None:
+        of_head = noise.of_head(walk.of_rounded[-1])
+    return math.sqrt(noise.loss_variance + of_head**2)
 
 
 def _amplified(
@@ -252,16 +293,16 @@ def _amplified(
 
 
 def _explanations(
-    pair: _Pair,
+    walk: _Walk,
     k: int,
     part: PartDifference,
-    inputs: tuple[Any, Any],
     noise: PartRounding,
     found: list[tuple[WeightPair, Relation]],
-    tokens: Any,
 ) -> tuple[Explanation, ...]:
-    """The edits that explain part k, whose inputs are these in the two models."""
-    of_a, of_b = inputs
+    """The edits that explain part k."""
+    pair = walk.pair
+    of_a = walk.of_a[k]
+    of_b = walk.of_b[k]
     outputs = (pair.a.outputs(k, of_a), pair.b.outputs(k, of_b))
     runs_first = pair.rounded is pair.a
     given = of_a if runs_first else of_b
@@ -291,7 +332,7 @@ def _explanations(
     with contextlib.ExitStack() as stack:
         if keys and pair.rounded.module is not None:
             stack.enter_context(resident(pair.rounded.module, keys))
-        return tuple(explanations_of(trial, tokens, pairs, CHANGED))
+        return tuple(explanations_of(trial, walk.tokens, pairs, CHANGED))
 
 
 def _not_recorded(a: ModelParts | RecordedParts) -> Iterator[tuple[str, str]]:
