@@ -5,7 +5,6 @@ of a text.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from ctrans.base.as_found import leaving_as_found
 from ctrans.base.old_names import OldReasons
 from ctrans.control.admissible import VERDICTS, Posedness, verdict_of
-from ctrans.control.certificate import Certificate, SearchedFor
+from ctrans.control.checked_segments import CheckedSegments, weakest
 from ctrans.control.costate import Costate, continuous_or_discrete, costate
 from ctrans.control.costate_error import errors_of
 from ctrans.control.decay_threshold import DecayThreshold, largest, with_evidence
@@ -36,18 +35,13 @@ from ctrans.control.segment_check import (
     SegmentCheck,
     admissible_at,
     at_field,
-    check_segment,
-    check_step,
-    step_threshold_at,
-    with_further_factor,
 )
-from ctrans.control.shown_factors import Factors, path_of, with_best_rows
+from ctrans.control.shown_factors import path_of, with_best_rows
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.norm import RMSNorm
 from ctrans.dynamics.placement import Placement
-from ctrans.dynamics.sublayer import Sublayer
 from ctrans.measure.walk import Model, SegmentCallback
-from solvers import ConfigError, SolveError
+from solvers import ConfigError
 
 
 @dataclass(frozen=True)
@@ -169,35 +163,6 @@ class ModelCheck:
         return None
 
 
-def weakest(certificates: Iterable[Certificate]) -> dict[str, float | None]:
-    """The weakest evidence of several certificates; None where it does not apply.
-
-    - `gap`: (H - best)/`scale` of the ascent over velocities; `weights`: of that over the last
-      map's weights
-    - `kkt`: the residual of the closed form's maximiser
-    - `uniqueness`: the distance between maximisers from different starts
-    - `exponent`: the k of value ~ R^k that is farthest from the verdict's; `gained`: the same with
-      trained gains
-    """
-    certificates = list(certificates)
-    velocities = [c.velocities for c in certificates if c.velocities is not None]
-    weights = [c.weights for c in certificates if c.weights is not None]
-    residuals = [c.kkt for c in certificates if c.kkt is not None]
-    exponents = [
-        (c.growth.exponent, c.expected_exponent) for c in certificates if c.growth is not None
-    ]
-    gained = [c.gained.exponent for c in certificates if c.gained is not None]
-    farthest, _ = max(exponents, key=lambda pair: abs(pair[0] - pair[1]), default=(None, None))
-    return {
-        "gap": max((ascent.gap for ascent in velocities), key=abs, default=None),
-        "weights": max((ascent.gap for ascent in weights), key=abs, default=None),
-        "kkt": max(residuals, default=None),
-        "uniqueness": max((ascent.uniqueness for ascent in velocities), default=None),
-        "exponent": farthest,
-        "gained": max(gained, key=lambda k: abs(k - 1), default=None),
-    }
-
-
 def why_not_applicable(placement: Placement, regularization: Regularization) -> str | None:
     """Why the admissible set of a placement does not take this regularization; None if it does.
     Needs no model.
@@ -262,47 +227,16 @@ def check_model(
     unbounded = any(sublayer.output_norm is None for sublayer in sublayers)
     # a verdict of the ODE under a penalty needs to know how precise its costate is
     decides = regularization.weight_decay is not None and (has_state_norm or unbounded)
-    if thorough or decides:
-        costates, instead = continuous_or_discrete(model, tokens, targets)
-    else:
-        costates, instead = continuous_or_discrete(model, tokens, targets, rtol=RTOL, atol=ATOL)
+    precise = thorough or decides
+    tolerances = {} if precise else {"rtol": RTOL, "atol": ATOL}
+    costates, instead = continuous_or_discrete(model, tokens, targets, **tolerances)
+    of_steps = costates
     if costates.form == "continuous" and (has_state_norm or unbounded):
         of_steps = costate(model, tokens, targets)
-    else:
-        of_steps = costates
     factors = factors_of_model(model, of_steps.states[:-1])
-    found: dict[int, SegmentCheck] = {}
-    unsure: list[int] = []
-    failed = dict[int, ConfigError | SolveError]()
-    costate_norms = [float(p.norm()) for _, p in costates.starts]
-    by_costate = sorted(range(len(sublayers)), key=lambda k: -costate_norms[k])
-    for k in by_costate:
-        search: SearchedFor = "velocities"
-        if thorough:
-            search = "gains"
-        elif not found:
-            search = "weights"
-        try:
-            segment = _checked(
-                model.depth,
-                k,
-                costates,
-                of_steps,
-                regularization,
-                search=search,
-            )
-            reason = _why_unsure(segment, factors) or _why_no_evidence(segment)
-            if reason:
-                unsure.append(k)
-                raise ConfigError(reason)
-            found[k] = segment
-        except (ConfigError, SolveError) as error:
-            failed[k] = error
-        if progress is not None:
-            progress(k)
-    if not found:
-        raise failed[0]
-    segments = [with_further_factor(found[k], has_more=k in factors.further) for k in sorted(found)]
+    checked = CheckedSegments(model.depth, costates, of_steps, regularization, factors)
+    checked.check_all(thorough=thorough, progress=progress)
+    segments = checked.segments
     no_threshold = ""
     of_loss = 0.0
     if any(segment.certificate.verdict == "degenerate" for segment in segments):
@@ -313,7 +247,6 @@ def check_model(
             of_loss = agreement.share
     if no_threshold:
         segments = [_without_thresholds(segment) for segment in segments]
-    skipped = {f"segment {k} ({sublayers[k].kind})": str(failed[k]) for k in sorted(failed)}
     check = ModelCheck(
         placement=", ".join(sorted({sublayer.placement.name for sublayer in sublayers})),
         loss=costates.loss,
@@ -321,12 +254,12 @@ def check_model(
         segments=tuple(segments),
         form=costates.form,
         instead=instead,
-        missing=skipped | factors.outside,
+        missing=checked.skipped | factors.outside,
         no_threshold=no_threshold,
-        unsure=tuple(sorted(unsure)),
+        unsure=tuple(sorted(checked.unsure)),
     )
     of_solver: dict[int, float] = {}
-    if costates.form == "continuous" and (thorough or decides):
+    if costates.form == "continuous" and precise:
         of_solver = margins_of(check.segments, model, tokens, targets)
     climb = thorough or regularization.weight_decay is not None
     check = _with_best_rows(check, model.depth, costates, of_steps, climb=climb)
@@ -353,78 +286,6 @@ def check_model(
 
 def _without_thresholds(segment: SegmentCheck) -> SegmentCheck:
     return replace(segment, training_threshold=None, step_threshold=None)
-
-
-def _why_unsure(segment: SegmentCheck, factors: Factors) -> str:
-    """Why the verdict of a segment does not hold at large weights; "" if it does."""
-    k = segment.segment
-    if k in factors.untested:
-        return factors.untested[k]
-    is_infinite = segment.certificate.verdict == "degenerate"
-    if is_infinite and k in factors.bounded:
-        reasons = ("its output does not grow with its weights", factors.unlike.get(k, ""))
-        return "; ".join(filter(None, reasons))
-    has_finite_verdict = not is_infinite or segment.step is not None
-    if has_finite_verdict and k in factors.otherwise:
-        return factors.otherwise[k]
-    return ""
-
-
-def _why_no_evidence(segment: SegmentCheck) -> str:
-    """Why a search has no value because numbers overflowed; "" if none did."""
-    certificates = [segment.certificate]
-    if segment.step is not None:
-        certificates.append(segment.step)
-    figures = weakest(certificates).values()
-    if any(figure is not None and math.isnan(figure) for figure in figures):
-        return "numbers overflow in its searches: take a smaller dt, smaller states or float64"
-    return ""
-
-
-def _checked(
-    depth: Depth,
-    k: int,
-    costates: Costate,
-    of_steps: Costate,
-    regularization: Regularization,
-    *,
-    search: SearchedFor,
-) -> SegmentCheck:
-    """The check of segment k of the ODE, with what its step has of its own: a set inside a norm
-    around the state, else a penalty where nothing bounds H.
-    """
-    sublayer = list(depth.sublayers)[k]
-    dt = depth.lengths[k]
-    continuous = costates.form == "continuous"
-    segment = check_segment(
-        sublayer,
-        (costates.states[k], costates.costates[k + 1]),
-        costates.starts[k],
-        segment=k,
-        time=costates.times[k],
-        dt=dt,
-        regularization=regularization,
-        continuous=continuous,
-        search=search,
-    )
-    x = of_steps.states[k]
-    p = of_steps.costates[k + 1]
-    if _has_own_step(sublayer):
-        step = check_step(sublayer, x, p, dt, regularization, search=search)
-        return replace(segment, step=step)
-    if segment.certificate.verdict != "degenerate":
-        return segment
-    threshold = step_threshold_at(sublayer, x, p, dt)
-    if not continuous:
-        # there is no ODE's costate, and the step's is the one after the step
-        segment = replace(segment, training_threshold=threshold)
-    return replace(segment, step_threshold=threshold)
-
-
-def _has_own_step(sublayer: Sublayer) -> bool:
-    """Whether the discrete step has a set of its own, next to that of the ODE."""
-    norm = sublayer.state_norm
-    return norm is not None and norm.has_tangent and sublayer.image is None
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -174,12 +175,10 @@ def check_segment(
     `search` is how far searches go for evidence (see `certify`). If only over velocities, the ODE's
     threshold is left out where the Transformer's is enough.
     """
+    known = partial(SegmentCheck, segment=segment, kind=sublayer.kind, time=time)
     if sublayer.state_norm is not None and not sublayer.state_norm.has_tangent:
         x, p = ends
-        return SegmentCheck(
-            segment=segment,
-            kind=sublayer.kind,
-            time=time,
+        return known(
             costate_norm=total_length(p),
             certificate=check_step(sublayer, x, p, dt, regularization, search=search),
             slope=None,
@@ -199,27 +198,16 @@ def check_segment(
         )
     x = state.flatten(0, -2)
     p = p.flatten(0, -2)
-    norm = sublayer.state_norm
     if sublayer.image is not None:
         certificate = certify_towards_image(sublayer, x, p, h, regularization, search=search)
-        return SegmentCheck(
-            segment=segment,
-            kind=sublayer.kind,
-            time=time,
+        return known(
             costate_norm=costate_norm,
             certificate=assuming_bounded_gains(sublayer, certificate),
             slope=None,
             ellipsoid=None,
         )
     p = costate_of_map(sublayer, p)
-    if sublayer.output_norm is not None:
-        norm = sublayer.output_norm
-    if regularization.kinetic is not None:
-        kinetic = regularization.kinetic * cost_factor(sublayer)
-        regularization = replace(regularization, kinetic=kinetic)
-    admissible = admissible_at(
-        norm, sublayer.placement, x, h, regularization, active_channels(sublayer)
-    )
+    admissible = _velocities(sublayer, x, h, regularization)
     pulled: Tensor | None = None
     slope: float | None = None
     blind = False
@@ -227,16 +215,7 @@ def check_segment(
         pulled = raw_costate(sublayer, admissible, p)
         slope, blind = _slope(h, pulled, p)
     searches_weights = search != "velocities"
-    if blind:
-        certificate = certify(admissible, p, search=search)
-    else:
-        certificate = certify(admissible, p, features=h, search=search)
-    if isinstance(admissible, LastMapDecay) and certificate.hamiltonian > 0 and searches_weights:
-        certificate = replace(certificate, growth=decayed_growth(admissible, p))
-    certificate = assuming_bounded_gains(sublayer, certificate)
-    factor = factor_formula(sublayer)
-    if factor is not None:
-        certificate = replace(certificate, words=f"{factor}, {certificate.words}")
+    certificate = _certificate(sublayer, admissible, p, None if blind else h, search=search)
     ellipsoid: float | None = None
     if isinstance(admissible, EllipsoidSlice):
         ellipsoid = float(ellipsoid_value(admissible.norm, p))
@@ -248,10 +227,7 @@ def check_segment(
     )
     if pulled is not None and needs_threshold and not has_zero_gain(sublayer):
         training_threshold = threshold_at(sublayer, state, sublayer.gain * pulled, dt)
-    return SegmentCheck(
-        segment=segment,
-        kind=sublayer.kind,
-        time=time,
+    return known(
         costate_norm=costate_norm,
         certificate=certificate,
         slope=slope,
@@ -260,6 +236,42 @@ def check_segment(
         training_threshold=training_threshold,
         weight_decay=regularization.weight_decay,
     )
+
+
+def _velocities(
+    sublayer: Sublayer, x: Tensor, h: Tensor, regularization: Regularization
+) -> Supremum:
+    """The velocities that the field's norms allow at this state."""
+    if regularization.kinetic is not None:
+        kinetic = regularization.kinetic * cost_factor(sublayer)
+        regularization = replace(regularization, kinetic=kinetic)
+    norm = sublayer.state_norm
+    if sublayer.output_norm is not None:
+        norm = sublayer.output_norm
+    channels = active_channels(sublayer)
+    return admissible_at(norm, sublayer.placement, x, h, regularization, channels)
+
+
+def _certificate(
+    sublayer: Sublayer,
+    admissible: Supremum,
+    p: Tensor,
+    features: Tensor | None,
+    *,
+    search: SearchedFor,
+) -> Certificate:
+    """The certificate of that set, with the growth that decayed weights attain and the factors of
+    the residual in words.
+    """
+    certificate = certify(admissible, p, features=features, search=search)
+    searches_weights = search != "velocities"
+    if isinstance(admissible, LastMapDecay) and certificate.hamiltonian > 0 and searches_weights:
+        certificate = replace(certificate, growth=decayed_growth(admissible, p))
+    certificate = assuming_bounded_gains(sublayer, certificate)
+    factor = factor_formula(sublayer)
+    if factor is not None:
+        certificate = replace(certificate, words=f"{factor}, {certificate.words}")
+    return certificate
 
 
 def _name(dtype: torch.dtype) -> str:

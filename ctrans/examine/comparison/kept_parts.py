@@ -81,7 +81,8 @@ def kept_parts(
     of_second: bool,
 ) -> Iterator[KeptParts]:
     """No part, and then for each number up to `MOST_KEPT` those of the embedding and the sublayers
-    that bring the difference down most. Each set has the one before it.
+    that bring the difference down most. Each set has the one before it. None follows one that
+    leaves nothing.
     """
     size = float(last.double().norm()) or 1.0
     rows = torch.stack([each.flatten() for each in contributions])
@@ -102,6 +103,8 @@ def kept_parts(
         chosen.append(best)
         names = tuple(fine.names[k] for k in sorted(chosen))
         yield KeptParts(names, measured[best] / size, of_second)
+        if measured[best] == 0:
+            return
 
 
 def mixed(
