@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ctrans.control.certificate import Certificate, SearchedFor
@@ -24,7 +24,9 @@ from solvers import ConfigError, SolveError
 
 
 class CheckedSegments:
-    """The segments of a model that have a certificate, and why the others have none."""
+    """The segments of a model that have a certificate, and why the others have none. `lost` are
+    those whose costate has no digits, with the reason.
+    """
 
     def __init__(
         self,
@@ -33,12 +35,14 @@ class CheckedSegments:
         of_steps: Costate,
         regularization: Regularization,
         factors: Factors,
+        lost: Mapping[int, str],
     ):
         self.depth = depth
         self.costates = costates
         self.of_steps = of_steps
         self.regularization = regularization
         self.factors = factors
+        self.lost = lost
         self.unsure: list[int] = []
         self._found: dict[int, SegmentCheck] = {}
         self._failed: dict[int, ConfigError | SolveError] = {}
@@ -64,6 +68,8 @@ class CheckedSegments:
             raise self._failed[0]
 
     def _certified(self, k: int, search: SearchedFor) -> SegmentCheck:
+        if k in self.lost:
+            raise ConfigError(self.lost[k])
         segment = checked_segment(
             self.depth, k, self.costates, self.of_steps, self.regularization, search=search
         )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ctrans.control.costate import Costate, costate
 from ctrans.control.decay_threshold import DecayThreshold
+from ctrans.control.in_double import in_double, widened
 from ctrans.control.scales import total_length
 from ctrans.control.segment_check import SegmentCheck
 from ctrans.dynamics.weights.on_demand import has_weights_on_demand
@@ -30,6 +31,7 @@ SAFETY = 4.0
 """The error of a number, as a multiple of the largest change."""
 LOST = 0.25
 """The error from which nothing is known, as a share."""
+TAKE_DOUBLE = "numbers overflow or underflow, so take float64, or smaller states"
 OF_LOSS = 8.0
 """The error of the gradient of another's loss, as a multiple of the rounding of 1 over the loss."""
 
@@ -73,6 +75,30 @@ def errors_of(model: Model, tokens: Tensor, targets: Any, found: Costate) -> dic
             of_loss = OF_LOSS * eps / min(1.0, abs(found.loss))
         errors = {k: error + of_loss for k, error in errors.items()}
     return errors
+
+
+@torch.no_grad()
+def lost_segments(model: Any, tokens: Any, targets: Any, found: Costate) -> dict[int, str]:
+    """The segments whose discrete costate is exactly 0 in the model's dtype and not in float64, as
+    where squares overflow in a norm; and those where that is not known. Each with a reason.
+    """
+    dtype = found.states[0].dtype
+    zeros = [k for k, p in enumerate(found.costates[1:]) if not p.any()]
+    if not zeros or dtype == torch.float64:
+        return {}
+    name = str(dtype).removeprefix("torch.")
+    if not isinstance(model, nn.Module) or has_weights_on_demand(model):
+        return dict.fromkeys(zeros, f"dL/dX is 0 in {name}: {TAKE_DOUBLE}")
+    try:
+        running: Any = model
+        with in_double([model]):
+            exact = costate(running, widened(tokens), widened(targets))
+    except Exception:  # code of others raises what it likes in another dtype
+        return dict.fromkeys(
+            zeros, f"dL/dX is 0 in {name}, and its code does not compute in float64"
+        )
+    reason = f"dL/dX is 0 in {name} and not in float64: {TAKE_DOUBLE}"
+    return {k: reason for k in zeros if exact.costates[k + 1].any()}
 
 
 def _states(model: Model, found: Costate) -> list[tuple[Any, Tensor]]:

@@ -16,7 +16,7 @@ from ctrans.base.old_names import OldReasons
 from ctrans.control.admissible import VERDICTS, Posedness, verdict_of
 from ctrans.control.checked_segments import CheckedSegments, weakest
 from ctrans.control.costate import Costate, continuous_or_discrete, costate
-from ctrans.control.costate_error import errors_of
+from ctrans.control.costate_error import errors_of, lost_segments
 from ctrans.control.decay_threshold import DecayThreshold, largest, with_evidence
 from ctrans.control.model_threshold import (
     ATOL,
@@ -229,12 +229,19 @@ def check_model(
     decides = regularization.weight_decay is not None and (has_state_norm or unbounded)
     precise = thorough or decides
     tolerances = {} if precise else {"rtol": RTOL, "atol": ATOL}
-    costates, instead = continuous_or_discrete(model, tokens, targets, **tolerances)
-    of_steps = costates
-    if costates.form == "continuous" and (has_state_norm or unbounded):
+    of_steps: Costate | None = None
+    lost: dict[int, str] = {}
+    if has_state_norm or unbounded:
+        # before the ODE, whose solution may take long where numbers overflow
         of_steps = costate(model, tokens, targets)
+        lost = lost_segments(model, tokens, targets, of_steps)
+        if len(lost) == len(sublayers):
+            raise ConfigError(lost[0])
+    costates, instead = continuous_or_discrete(model, tokens, targets, **tolerances)
+    if of_steps is None or costates.form == "discrete":
+        of_steps = costates
     factors = factors_of_model(model, of_steps.states[:-1])
-    checked = CheckedSegments(model.depth, costates, of_steps, regularization, factors)
+    checked = CheckedSegments(model.depth, costates, of_steps, regularization, factors, lost)
     checked.check_all(thorough=thorough, progress=progress)
     segments = checked.segments
     no_threshold = ""

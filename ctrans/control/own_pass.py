@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ctrans.control.costate import Costate, costate
-from ctrans.control.in_double import in_double
+from ctrans.control.in_double import in_double, widened
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.dynamics.weights.on_demand import has_weights_on_demand
@@ -234,16 +234,9 @@ def _tested_in_double(model: Any, tokens: Tensor, targets: Any, found: Costate) 
     costate in float64 must be that in the model's own dtype.
     """
 
-    def wide(numbers: Any) -> Any:
-        is_float = isinstance(numbers, Tensor) and numbers.is_floating_point()
-        return numbers.double() if is_float else numbers
-
-    forget = getattr(model, "forget", None)
-    tokens, targets = wide(tokens), wide(targets)
+    tokens, targets = widened(tokens), widened(targets)
     try:
         with in_double([model]):
-            if forget is not None:
-                forget()
             exact = costate(model, tokens, targets)
             difference = _difference(found, exact)
             if not difference <= TELLS:
@@ -253,9 +246,6 @@ def _tested_in_double(model: Any, tokens: Tensor, targets: Any, found: Costate) 
             return _both(_both(result, along_random), OwnLoss(share=difference))
     except Exception:  # code of others raises what it likes in another dtype
         return None
-    finally:
-        if forget is not None:
-            forget()
 
 
 def _difference(found: Costate, exact: Costate) -> float:

@@ -294,6 +294,11 @@ def _path_of_units(units: Units, x: SequenceRows) -> Path | None:
     """None for a gate that stays bounded."""
     number = min(UNITS, units.number)
     phi = units.activation
+    if not phi.has_its_limit():
+        raise ConfigError(
+            "its activation phi(r z)/r does not tend to c max(z, 0), with c its `at_infinity`: the"
+            " penalty of two factors is known for no other"
+        )
     tokens = x.flatten(0, -2)
     if units.gated and (phi.degree != 1 or phi.at_infinity == 0):
         return None

@@ -82,8 +82,8 @@ MEASURES.add(
             formula=(
                 "weight penalty above which the rate is finite, if the loss has lam/2 |W|^2 of"
                 " every matrix. AdamW's decoupled decay is no such penalty. It is dt lam* at this"
-                " text and these input gains, proven of the model as read. None: no penalty"
-                " suffices"
+                " text and these input gains and residuals, proven of the model as read. None: no"
+                " penalty suffices"
             ),
             shown_by="interval",
         ),

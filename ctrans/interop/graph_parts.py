@@ -175,7 +175,7 @@ def of_tokens(norm: AdaptedNorm | None) -> AdaptedNorm | None:
             expected = norm.gamma * norm.standardize(x) + norm.beta
     except FOREIGN_ERRORS:
         return None
-    if not same_where_finite(computed, expected):
+    if not expected.any() or not same_where_finite(computed, expected):
         return None
     return norm
 

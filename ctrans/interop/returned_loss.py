@@ -17,8 +17,8 @@ from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.module_adapter import ModuleAdapter
 
-LABELS = "labels"
-"""The argument of `transformers` for targets."""
+LABELS = ("labels", "targets", "target")
+"""The argument for targets, of `transformers` and of nanoGPT's kin."""
 IGNORED = (-100, -1)
 """Targets that losses leave out."""
 CLOSE = {torch.float64: 1e-5}
@@ -65,14 +65,20 @@ def _with_targets(adapter: ModelAdapter) -> Iterator[tuple[dict[str, Any], Tenso
             if name != first and _are_targets(value, adapter.example):
                 yield dict(named), value
         ids = adapter.example
-        if not named and LABELS in _arguments(adapter) and ids.dtype == torch.int64:
-            yield {_arguments(adapter)[0]: ids, LABELS: ids}, ids
-    elif LABELS in _arguments(adapter):
+        labels = _labels(adapter)
+        if not named and labels is not None and ids.dtype == torch.int64:
+            yield {_arguments(adapter)[0]: ids, labels: ids}, ids
+    elif (labels := _labels(adapter)) is not None:
         name = getattr(adapter.model, "main_input_name", "input_ids")
         width = adapter.like().shape[0]
         ids = torch.arange(2 * width).remainder(max(2, adapter.vocabulary)).reshape(2, width)
         ids = ids.to(adapter.like().device)
-        yield {name: ids, LABELS: ids}, ids
+        yield {name: ids, labels: ids}, ids
+
+
+def _labels(adapter: ModelAdapter) -> str | None:
+    """The name of the argument for targets, if there is one."""
+    return next((name for name in LABELS if name in _arguments(adapter)), None)
 
 
 def _arguments(adapter: ModelAdapter) -> list[str]:

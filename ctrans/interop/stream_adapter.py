@@ -497,4 +497,4 @@ def _has_pull(
         (found,) = torch.autograd.grad(product, x)
     if own is None:
         own = torch.zeros_like(found)
-    return same_where_finite(found, own) or not (found.any() or own.any())
+    return same_where_finite(found, own)

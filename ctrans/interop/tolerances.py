@@ -36,10 +36,12 @@ def difference(computed: Tensor, expected: Tensor) -> float:
 
 def same_where_finite(computed: Tensor, expected: Tensor) -> bool:
     """Whether the two agree, where entries that are finite in neither count as equal: so does a
-    passing of states that computes nan where the module does.
+    passing of states that computes nan where the module does. Two outputs of zeros agree.
     """
     if computed.shape != expected.shape:
         return False
+    if torch.equal(computed, expected):
+        return True
     neither = ~computed.isfinite() & ~expected.isfinite()
     if neither.all():
         return True

@@ -1,6 +1,7 @@
 """A penalty is shown only if the costate is what the model's own loss shows, and has its digits."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ from ctrans.control import own_pass
 from ctrans.control.costate import costate
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
+from ctrans.dynamics.fields import ACTIVATIONS, Activation
 from ctrans.interop import open_model
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from solvers import ConfigError
 from tests.interop.test_factors import TOKENS, VOCABULARY, Block, Model
 
 REASON = "than the costate shows"
@@ -357,3 +360,43 @@ def test_an_ode_of_states_whose_squares_are_lost_has_no_number():
     )
     assert check.training_threshold.lower == 0
     assert check.training_threshold.upper == math.inf
+
+
+@pytest.mark.parametrize(("ffn", "scale"), [("mlp", 1e6), ("swiglu", 1e4)])
+def test_a_costate_that_only_single_precision_has_as_0_leaves_no_number(ffn, scale):
+    """The final norm's squares overflow, and dL/dX underflows to 0."""
+    tokens, targets = text()
+    options = {"placement": "none", "norm": "rmsnorm", "initialisation": "he", "ffn": ffn}
+    model = gpt(torch.float32, width=16, heads=2, **options)
+    with torch.no_grad():
+        for sublayer in model.depth.sublayers:
+            for weight in sublayer.parameters():
+                weight.mul_(scale)
+        assert float(costate(model, tokens, targets).costates[-1].abs().amax()) == 0
+        with pytest.raises(ConfigError, match="dL/dX is 0 in float32 and not in float64"):
+            check_model(model, tokens, targets)
+        assert costate(model.double(), tokens, targets).costates[-1].any()
+
+
+def test_a_costate_that_is_0_is_0_in_single_precision_too():
+    tokens, targets = text()
+    model = gpt(torch.float32)
+    model.final_norm.gamma.data.zero_()
+    check = check_model(model, tokens, targets)
+    assert check.verdict == "open"
+
+
+@pytest.mark.parametrize(
+    "function", [torch.abs, partial(F.leaky_relu, negative_slope=0.9), F.elu, torch.asinh]
+)
+def test_an_activation_without_the_limit_that_it_names_leaves_no_number(function, monkeypatch):
+    monkeypatch.setitem(ACTIVATIONS, "another", Activation(function, 1.0, homogeneous=True))
+    has_limit = function is F.elu
+    assert ACTIVATIONS["another"].has_its_limit() == has_limit
+    check = check_model(gpt(placement="peri/pre", activation="another"), *text())
+    assert (check.training_threshold is not None) == has_limit
+
+
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+def test_every_activation_has_the_limit_that_it_names(name):
+    assert ACTIVATIONS[name].has_its_limit()

@@ -103,12 +103,15 @@ LOSSES = {
 
 
 @pytest.mark.cases(2)
+@pytest.mark.parametrize("has_targets", [True, False])
 @pytest.mark.parametrize("name", LOSSES)
-def test_no_penalty_is_proven_for_a_model_with_another_loss(name):
+def test_no_penalty_is_proven_for_a_model_with_another_loss(name, has_targets):
+    """Also where the example has no targets: their argument is found by its name."""
     tokens, targets = text()
     loss, is_known = LOSSES[name]
     torch.manual_seed(0)
-    check = checked(WithLoss(loss), example={"ids": tokens, "targets": targets})
+    example = {"ids": tokens, "targets": targets} if has_targets else tokens
+    check = checked(WithLoss(loss), example=example)
 
     assert (check.training_threshold is not None) == is_known
     assert ("loss=" in check.no_threshold) != is_known
@@ -134,3 +137,17 @@ def test_no_penalty_is_proven_for_a_loss_that_nobody_named():
         return F.cross_entropy(output.flatten(0, 1), targets.flatten())
 
     assert checked(module, loss=cross_entropy).training_threshold is not None
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_head_of_zeros_leaves_h_at_0(dtype):
+    torch.manual_seed(0)
+    module = Model(Block()).to(dtype)
+    module.head.weight.data.zero_()
+    if module.head.bias is not None:
+        module.head.bias.data.zero_()
+    tokens, targets = text()
+    check = check_model(open_model(module, example=tokens).model, tokens.flip(1), targets)
+    assert check.verdict == "open"
+    assert all(segment.costate_norm == 0 for segment in check.segments)

@@ -5,11 +5,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+LARGE = 1e9
+NEAR = 1e-6
+"""Where an activation is compared with its limit, and how closely."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +35,21 @@ class Activation:
 
     def __call__(self, z: Tensor) -> Tensor:
         return self.function(z)
+
+    def has_its_limit(self) -> bool:
+        """Whether phi(r z)/r^degree is c max(z, 0)^degree at a large r, with c = `at_infinity` for
+        degree 1, and any c > 0 for degree 2. An activation that passes negative numbers on has no
+        such limit.
+        """
+        z = torch.tensor([LARGE, -LARGE], dtype=torch.float64)
+        try:
+            above, below = map(float, self.function(z) / LARGE**self.degree)
+        except (RuntimeError, TypeError, ValueError):  # a function of others may refuse float64
+            return False
+        if self.degree == 1:
+            expected = self.at_infinity
+            return abs(below) <= NEAR and abs(above - expected) <= NEAR * max(1.0, expected)
+        return abs(below) <= NEAR and NEAR < above < math.inf
 
 
 def squared_relu(z: Tensor) -> Tensor:
