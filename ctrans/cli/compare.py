@@ -149,6 +149,7 @@ def _with_recording(request: CompareRequest, recordings: list[Path]) -> _ToCompa
         for name in ("file", "text", "ids", "images", "example")
         if getattr(request, name)
     ]
+    texts += [f"--{name}" for name in ("context", "batch") if name in request.typed]
     if texts:
         raise ConfigError(
             f"{str(recordings[0])!r} has the tokens that it is of: leave {texts[0]} out"

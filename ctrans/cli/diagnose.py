@@ -35,6 +35,7 @@ from ctrans.examine.diagnosis.weights_only import (
     weight_diagnosis,
 )
 from ctrans.interop.checkpoint_weights import WeightReaders, WeightsAndBuffers, read_checkpoint
+from ctrans.interop.promised_weights import family_directory
 from ctrans.measure.findings import SEVERITIES, as_object, limits_in_words
 from ctrans.report.gate import junit, of_baseline, read_baseline, sarif, stopping
 from ctrans.report.ownership import place_of
@@ -394,10 +395,15 @@ def _of_weights(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path
     directory = _directory(request)
     total = sum(len(model.weights) + len(model.buffers) for model in models.values())
     with progress_bar("diagnose", total) as advance:
-        results: Diagnoses = {
-            name: weight_diagnosis(model.weights, advance.of(name), model.buffers)
-            for name, model in models.items()
-        }
+        results: Diagnoses = {}
+        for (name, model), (_, value) in zip(models.items(), request.named_models, strict=True):
+            results[name] = weight_diagnosis(
+                model.weights,
+                advance.of(name),
+                model.buffers,
+                family_directory(Path(value)),
+                allow_pickle=request.allow_pickle,
+            )
     return results, None, directory
 
 

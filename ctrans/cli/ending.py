@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -219,6 +220,7 @@ def end(
     drawn: dict[str, Callable[[], bytes]] = {}
     if (report is None or measured is not None) and directory is not None:
         drawn = pictures(page)
+        _remove_pictures(request, directory, kept=drawn)
     for name, make in {**drawn, **files}.items():
         if directory is not None or Path(name).is_absolute():
             write_atomic((directory or Path()) / name, make())
@@ -233,6 +235,14 @@ def end(
         say(failure, error=True)
     if failures:
         raise Exit(code)
+
+
+def _remove_pictures(request: Request, directory: Path, kept: Collection[str]) -> None:
+    """Removes the pictures of an earlier result that this one does not draw again."""
+    for name in (request.command, *picture_names(request.command)):
+        if f"{name}.png" not in kept:
+            with contextlib.suppress(OSError):
+                (directory / f"{name}.png").unlink(missing_ok=True)
 
 
 def _with_remarks(measured: Measured, sources: Sequence[ModelSource]) -> Measured:

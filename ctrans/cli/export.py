@@ -87,6 +87,10 @@ def command(request: ExportRequest) -> None:
         )
     files = FORMAT_FILES[request.form]
     check_outputs(request, request.out, files)
+    if os.path.realpath(request.out) == os.path.realpath(request.checkpoint):
+        raise ConfigError(
+            f"{str(request.out)!r} has the model that this command reads: choose another --out"
+        )
     others = _files_of_other_formats(request)
     if others and not request.overwrite:
         raise ConfigError(

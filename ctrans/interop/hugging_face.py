@@ -127,7 +127,7 @@ def load_local(
     """
     directory = Path(directory)
     transformers = import_transformers()
-    settings, config, stored, _ = _checked(
+    settings, config, stored, _ = checked_directory(
         directory, dtype, allow_pickle=allow_pickle, on_demand=False
     )
     for index in (INDEX, PICKLES[1]):
@@ -176,7 +176,9 @@ def open_local(
     gradients. Errors as `from_transformers`.
     """
     directory = Path(directory)
-    _, _, stored, make = _checked(directory, dtype, allow_pickle=allow_pickle, on_demand=True)
+    _, _, stored, make = checked_directory(
+        directory, dtype, allow_pickle=allow_pickle, on_demand=True
+    )
     with reading(f"cannot load {str(directory)!r}"), skeletons():
         model = make()
     source, unused = read(model, stored)
@@ -186,7 +188,7 @@ def open_local(
     return model
 
 
-def _checked(
+def checked_directory(
     directory: Path, dtype: torch.dtype | None, *, allow_pickle: bool, on_demand: bool
 ) -> tuple[Mapping[str, Any], Any, Mapping[str, Stored], Callable[[], nn.Module]]:
     """The entries of a directory's config, the library's config, the stored weights, and a function

@@ -121,7 +121,7 @@ def check_tied(model: Any, stored: Mapping[str, Stored]) -> None:
     first = dict[str, Stored]()
     tied = model.get_expanded_tied_weights_keys(all_submodels=True)
     for name, source in [*((source, source) for source in tied.values()), *tied.items()]:
-        weight = _stored_as(name, base, stored)
+        weight = stored_as(name, base, stored)
         if weight is None:
             continue
         first_weight = first.setdefault(source, weight)
@@ -154,7 +154,7 @@ def read(model: nn.Module, stored: Mapping[str, Stored]) -> tuple[WeightSource, 
 
     def lookup(names: Sequence[str]) -> Stored | None:
         for name in names:
-            weight = _stored_as(name, base, stored)
+            weight = stored_as(name, base, stored)
             if weight is not None:
                 return weight
         return None
@@ -203,7 +203,7 @@ def read(model: nn.Module, stored: Mapping[str, Stored]) -> tuple[WeightSource, 
     return source, stored.keys() - used
 
 
-def _stored_as(name: str, base: str, stored: Mapping[str, Stored]) -> Stored | None:
+def stored_as(name: str, base: str, stored: Mapping[str, Stored]) -> Stored | None:
     """The weight of that name, with or without the prefix of the family's base model."""
     for stored_name in (name, base + name, name.removeprefix(base)):
         if stored_name in stored:

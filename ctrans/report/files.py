@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from matplotlib.figure import Figure
 from ctrans.base.durable_files import write_durably
 from ctrans.base.json_values import plain
 from solvers import ConfigError
+
+DESCRIPTOR = re.compile(r"/proc/(self|thread-self|\d+)/fd/\d+")
+"""The path of a process's open file."""
 
 
 def to_json(value: Any) -> str:
@@ -40,12 +44,15 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def takes_data(path: Path) -> bool:
-    """Whether the path is a device, a pipe or a link to a process's descriptor, as /dev/stdout. A
-    file in its place would take it from all programs.
+    """Whether the path is a device, a pipe or a process's descriptor, as /dev/stdout or /dev/fd/3.
+    A file in its place would take it from all programs. A link to a file elsewhere below /proc is
+    an ordinary link.
     """
-    return (path.exists() and not path.is_file() and not path.is_dir()) or (
-        path.is_symlink() and os.readlink(path).startswith("/proc/")
-    )
+    if path.exists() and not path.is_file() and not path.is_dir():
+        return True
+    if DESCRIPTOR.fullmatch(f"{os.path.realpath(path.parent)}/{path.name}"):
+        return True
+    return path.is_symlink() and DESCRIPTOR.fullmatch(os.readlink(path)) is not None
 
 
 def check_writable(directory: Path) -> None:

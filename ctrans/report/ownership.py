@@ -128,9 +128,9 @@ def _is_own(path: Path) -> bool:
             head = file.read(HEAD)
     except OSError:
         return True  # what cannot be read is refused where it is written
-    if not head.strip():
+    if len(head) < HEAD and not head.strip():
         return True
     pattern = OWN.get(path.suffix.lower())
-    if pattern is None:
-        return any(known.match(head) for known in OWN.values())
+    if pattern is None:  # --json and --html take any name
+        return any(OWN[suffix].match(head) for suffix in (".json", ".html"))
     return pattern.match(head) is not None

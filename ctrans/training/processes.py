@@ -60,6 +60,17 @@ def restarts() -> bool:
     return RESTARTS in os.environ
 
 
+def _number(name: str, default: str) -> int:
+    """The whole number in an environment variable of torchrun's."""
+    value = os.environ.get(name, default)
+    if not value.isdecimal():
+        raise ConfigError(
+            f"the environment variable {name} is {value!r}, and torchrun sets a number: unset it,"
+            " or start with torchrun"
+        )
+    return int(value)
+
+
 @contextlib.contextmanager
 def processes(name: str, device: torch.device) -> Iterator[Processes]:
     """Connects the processes that torchrun started; with `name` "none" there is one.
@@ -68,7 +79,7 @@ def processes(name: str, device: torch.device) -> Iterator[Processes]:
     start this process, or started several with `name` "none"; SolveError if another process ends
     early.
     """
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = _number("WORLD_SIZE", "1")
     if name == "none":
         if world > 1:
             raise ConfigError(f"torchrun started {world} processes: choose --parallel ddp or fsdp")
@@ -79,8 +90,9 @@ def processes(name: str, device: torch.device) -> Iterator[Processes]:
             f"--parallel {name} needs processes: torchrun --nproc-per-node 2 -m ctrans train"
             f" --parallel {name} ..."
         )
+    _number("RANK", "0")
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        device = torch.device("cuda", _number("LOCAL_RANK", "0"))
         torch.cuda.set_device(device)
     store, rank, world = next(rendezvous("env://"))
     # torchrun may keep its store over restarts, with addresses of ended processes

@@ -285,7 +285,11 @@ class RunDirectory:
             with suppress(OSError):
                 remove_checkpoint(self.temporary(step))
             reason = getattr(error, "strerror", None) or error
-            way = "go on with --resume" if self.steps() else "start again"
+            way = "start again"
+            if self.steps():
+                way = "go on with --resume"
+            elif self._overwritten_run_is_left():
+                way = "start again, or go on with the earlier run by --resume"
             raise ConfigError(
                 f"cannot save step {step} in {str(self.directory)!r}: {reason};"
                 f" {self._what_is_left()}; free some space, then {way}"
@@ -295,7 +299,17 @@ class RunDirectory:
         steps = self.steps()
         if steps:
             return f"the checkpoint of step {steps[-1]} is intact"
+        if self._overwritten_run_is_left():
+            return "the run that was to be overwritten is intact"
         return "there is no earlier checkpoint"
+
+    def _overwritten_run_is_left(self) -> bool:
+        """Whether a checkpoint of another generation is there."""
+        return any(
+            RunDirectory(self.directory, name).steps()
+            for name in GENERATIONS
+            if name != self.checkpoints.name
+        )
 
     def verified_last(self) -> Path:
         """The directory that `last` points to. If it is damaged, raises ConfigError with the fault

@@ -95,6 +95,7 @@ def test_a_recording_is_the_first_of_the_two(models, tmp_path):
     total = sum(part["share"] for part in found["parts"])
     assert total == pytest.approx(found["difference"], abs=1e-9)
 
-    refused = run("compare", models / "a", path, "--text", "abc", "--json", "-")
-    assert refused.exit_code == 2
-    assert "leave --text out" in refused.stderr
+    for option in ("--text", "abc"), ("--context", "4"), ("--batch", "1"):
+        refused = run("compare", models / "a", path, *option, "--json", "-")
+        assert refused.exit_code == 2
+        assert f"leave {option[0]} out" in refused.stderr

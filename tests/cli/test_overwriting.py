@@ -282,3 +282,31 @@ def test_an_export_in_another_format_is_not_mixed_with_an_earlier_one(tmp_path):
         "config.json",
         "model.safetensors",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("page.json", " " * 5000 + "notes"),
+        ("page.html", " " * 5000 + "notes"),
+        ("notes.yaml", 'tool:\n  "name": "ctrans"\n'),
+        ("notes.txt", "case,name,value\n1,2,3\n"),
+        ("notes", '<testsuites name="ctrans">'),
+    ],
+)
+def test_a_file_that_only_looks_like_one_of_ctrans_stays(name, text, tmp_path):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="ctrans did not write it"):
+        check_replaceable(path, overwrite=False)
+
+
+def test_a_picture_of_an_earlier_result_goes_with_it(tmp_path, monkeypatch):
+    args = [*RESULTS["hjb-check"], "--out", tmp_path]
+    assert run(*args).exit_code == 0
+    picture = tmp_path / "hjb-check.png"
+    assert picture.exists()
+
+    monkeypatch.setattr("ctrans.cli.ending.pictures", lambda page: {})
+    assert run(*args).exit_code == 0
+    assert not picture.exists()

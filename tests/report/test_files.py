@@ -3,10 +3,11 @@
 import errno
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
-from ctrans.report.files import write_atomic
+from ctrans.report.files import takes_data, write_atomic
 from solvers import ConfigError
 from tests.campaigns.disk import BrokenDisk, raising
 
@@ -86,3 +87,21 @@ def test_a_link_to_stdout_gets_the_result_where_stdout_is_a_file(tmp_path):
         write_atomic(path, b"the result")
     assert target.read_bytes() == b"the result"
     assert path.is_symlink()
+
+
+def test_a_link_by_proc_to_a_file_is_an_ordinary_link(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    precious, link = tmp_path / "precious.txt", tmp_path / "link.json"
+    precious.write_text("mine")
+    link.symlink_to("/proc/self/cwd/precious.txt")
+    assert not takes_data(link)
+    write_atomic(link, b"the result")
+    assert precious.read_text() == "mine"
+    assert link.read_bytes() == b"the result"
+
+
+def test_a_descriptor_by_its_own_path_gets_the_result(tmp_path):
+    target = tmp_path / "target"
+    with target.open("wb") as file:
+        write_atomic(Path(f"/dev/fd/{file.fileno()}"), b"the result")
+    assert target.read_bytes() == b"the result"

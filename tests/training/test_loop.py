@@ -3,6 +3,7 @@ nothing had happened.
 """
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -24,7 +25,7 @@ from ctrans.training.data import Data, from_text
 from ctrans.training.loop import Ending, carry_out
 from ctrans.training.optimiser import OPTIMISERS
 from ctrans.training.parallel import PARALLEL
-from ctrans.training.processes import Processes
+from ctrans.training.processes import Processes, processes
 from ctrans.training.run_checkpoint import optimiser_tensors, restore
 from ctrans.training.run_directory import RunDirectory
 from ctrans.training.run_start import anew, resumed
@@ -589,3 +590,31 @@ def test_the_growth_from_a_state_of_zero_is_no_error(tmp_path):
     run, progress = start(tmp_path / "run", model={"embedding_std": 1e-320}, iterations=1)
     carry_out(run, progress)
     assert next(iter(log.read(tmp_path / "run")))["growth"] in ("inf", "nan")
+
+
+def test_a_run_that_was_to_be_overwritten_is_said_to_be_intact_when_the_disk_is_full(
+    tmp_path, monkeypatch
+):
+    carry_out(*start(tmp_path))
+    begun = start(tmp_path, overwrite=True)
+
+    def full(*args, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr("ctrans.training.run_directory.os.rename", full)
+    with pytest.raises(ConfigError, match=r"to be overwritten is intact.*by --resume"):
+        carry_out(*begun)
+
+
+@pytest.mark.parametrize(
+    ("name", "parallel"), [("WORLD_SIZE", "none"), ("WORLD_SIZE", "ddp"), ("RANK", "ddp")]
+)
+def test_numbers_of_torchrun_that_are_none_are_named(name, parallel, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv(name, "y")
+    with (
+        pytest.raises(ConfigError, match=f"variable {name} is 'y'"),
+        processes(parallel, torch.device("cpu")),
+    ):
+        pass

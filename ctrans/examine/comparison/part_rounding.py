@@ -178,7 +178,8 @@ class PartRounding:
                 moved = self.run(lambda: self.parts.outputs(part, given), self.weights[part])
             sizes.append(differences(outputs, moved))
             if change_of_loss is not None:
-                self.loss_variance += change_of_loss(moved) ** 2 / SAMPLES
+                change = change_of_loss(moved)
+                self.loss_variance += change * change / SAMPLES  # inf where ** 2 overflows
         return [max(several, key=lambda size: size.rms) for several in zip(*sizes, strict=True)]
 
     def of_loss(self, tokens: Any, loss: float) -> float:
@@ -206,5 +207,6 @@ class PartRounding:
         for _ in range(SAMPLES):
             x = start()
             with self._changed(weights), RoundingNoise(self.unit, self.draws):
-                total += (self.parts.loss_of(self.parts.last_from(part, x)) - loss) ** 2
+                change = self.parts.loss_of(self.parts.last_from(part, x)) - loss
+                total += change * change
         return math.sqrt(total / SAMPLES)

@@ -127,6 +127,11 @@ class ModelParts:
         """Their mean cross-entropy."""
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
+        if int(self.targets.max()) >= logits.shape[-1]:
+            raise ConfigError(
+                f"targets run to {int(self.targets.max())}, and the logits end at"
+                f" {logits.shape[-1] - 1}: give targets of the model's vocabulary"
+            )
         return float(next_token_loss(logits, self.targets))
 
     def _of_head(self, x: Tensor) -> Tensor:

@@ -89,6 +89,11 @@ def read_recording(path: Path) -> Recording:
             raise ConfigError(
                 f"{str(path)!r} holds {name} as {stored[name].dtype}: record integers"
             )
+        if name in stored and len(stored[name].shape) < 1:
+            raise ConfigError(
+                f"{str(path)!r} holds {name} as a single number: record an axis of sequences and"
+                " one of tokens"
+            )
     shapes = sorted({stored[name].shape for name in names})
     if len(shapes) > 1 or len(shapes[0]) < 2:
         raise ConfigError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 
 from ctrans.interop.weight_names import BLOCK
 from ctrans.measure.findings import Reading
@@ -40,23 +41,29 @@ def incomplete_blocks(names: Iterable[str]) -> list[Reading]:
         usual = {role for role, count in counts.items() if 2 * count > len(blocks)}
         if len(blocks) < FEWEST_BLOCKS or len(usual) < FEWEST_WEIGHTS:
             continue
-        for k in range(min(blocks), max(blocks) + 1):
-            own = blocks.get(k, set())
-            lacking = sorted(usual - own)
-            if not own <= usual:
+        for k in sorted(blocks):
+            lacking = sorted(usual - blocks[k])
+            if not blocks[k] <= usual:
                 lacking = []  # it is of another kind
             place = f"block {k}: {prefix}{k}"
             if prefix.endswith(SUBLAYERS):
                 place = f"block {k}"
             readings.append(Reading(float(len(lacking)), place, _figure(lacking, usual), k))
+        for before, behind in pairwise(sorted(blocks)):
+            if behind > before + 1:
+                readings.append(_gap(before + 1, behind - 1, len(usual)))
     return readings
+
+
+def _gap(first: int, last: int, usual: int) -> Reading:
+    """Numbers of blocks that have no weights, although a later one has."""
+    place = f"block {first}" if first == last else f"block {first} to block {last}"
+    return Reading(float(usual), place, "no weights at all, and a later block has some", first)
 
 
 def _figure(lacking: list[str], usual: set[str]) -> str:
     if not lacking:
         return "it lacks nothing that most blocks have"
-    if len(lacking) == len(usual):
-        return "it has no weights at all"
     words = f"of {len(usual)} weights that most blocks have it lacks {', '.join(lacking[:NAMED])}"
     if len(lacking) > NAMED:
         words += f" and {len(lacking) - NAMED} more"

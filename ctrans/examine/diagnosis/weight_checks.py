@@ -40,12 +40,18 @@ MEASURES.add(
             },
         ),
         "weights that a block lacks": Measure(
-            formula="names that most blocks of a list have and this one lacks; 0 of another kind",
+            formula=(
+                "names that most blocks of a list have and this one lacks; 0 of another kind. Of a"
+                " file, 1 if names or shapes are not those of its config.json"
+            ),
             scope="weight",
             checks={
                 "block lacks weights": Check(
                     severity="serious",
-                    source="exact, by the names: the block has no weight that the others lack",
+                    source=(
+                        "exact, by names and shapes: the block has no weight that the others lack,"
+                        " or the file is not what its config.json describes"
+                    ),
                     impact=(
                         "What is not in the file keeps its initial value, and a library may say"
                         " nothing of it."
@@ -54,7 +60,7 @@ MEASURES.add(
                         "Save the checkpoint again and compare the names. Do nothing if the block"
                         " was made smaller on purpose."
                     ),
-                    requires="three numbered blocks of three weights or more",
+                    requires="three numbered blocks of three weights or more, or a config.json",
                     high=0.0,
                     near=None,
                 )

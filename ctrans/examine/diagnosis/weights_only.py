@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -31,9 +32,11 @@ from ctrans.examine.diagnosis.norm_instruments import smallest_gain
 from ctrans.examine.diagnosis.untrained import QUANTITY, excess_of, list_of, untrained_blocks
 from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, OTHER_CHANGE, WEIGHT_CHECKS
 from ctrans.interop.checkpoint_weights import WeightReaders
+from ctrans.interop.promised_weights import why_unlike_config
 from ctrans.interop.weight_names import GAIN, place_and_block
 from ctrans.measure.findings import Checks, Reading, Readings
 from ctrans.measure.measures import MEASURES
+from solvers import ConfigError
 
 NOT_FINITE = "entries that are not finite"
 SMALLEST = 16
@@ -59,10 +62,14 @@ def weight_diagnosis(
     weights: WeightReaders,
     progress: Callable[[int], None] | None = None,
     buffers: WeightReaders | None = None,
+    directory: Path | None = None,
+    *,
+    allow_pickle: bool = False,
 ) -> WeightDiagnosis:
     """The findings of these weights, from one pass over their numbers and three for the spectra.
 
-    Of buffers, such as masks, only entries that are not finite are read.
+    Of buffers, such as masks, only entries that are not finite are read. The names and shapes in a
+    `directory` are compared with its config.json.
     """
     readings: Readings = {}
     excesses: dict[str, dict[int, list[float]]] = {}
@@ -101,13 +108,21 @@ def weight_diagnosis(
     if untrained:
         readings[QUANTITY] = untrained
     lacking = incomplete_blocks(weights)
-    if lacking:
-        readings[LACKING] = lacking
     without = {
         "all that needs a text": (
             "--weights-only reads weights alone: states, heads and the loss were not measured"
         )
     }
+    if directory is not None:
+        try:
+            reason = why_unlike_config(directory, allow_pickle=allow_pickle)
+        except ConfigError as error:
+            without["the weights beside config.json"] = f"not compared: {error}"
+        else:
+            figure = reason or "names and shapes are as its config.json says"
+            lacking.append(Reading(float(bool(reason)), "the file", figure))
+    if lacking:
+        readings[LACKING] = lacking
     return WeightDiagnosis(WEIGHT_CHECKS.judge(readings), readings, without)
 
 

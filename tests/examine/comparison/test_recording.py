@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file as save_arrays
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import ctrans
 from ctrans.examine.comparison.compare import compare
@@ -128,6 +128,8 @@ BAD = {
     "logits of one sequence": ({**IDS, **STATES, "logits": torch.zeros(1, 8, 256)}, "holds logits"),
     "padded logits": ({**IDS, **STATES, "logits": torch.zeros(2, 8, 320)}, "without padding"),
     "logits in a row": ({**IDS, **STATES, "logits": torch.zeros(16, 256)}, "holds logits"),
+    "a single token": ({**STATES, "tokens": torch.tensor(3)}, "as a single number"),
+    "other targets": ({**IDS, **STATES, "targets": IDS["tokens"] + 256}, "start at 0 and end at 255"),
     "other tokens": ({"tokens": IDS["tokens"] + 256, **STATES}, "256"),
 }
 
@@ -159,3 +161,13 @@ def test_what_is_no_recording_is_refused(tmp_path):
             ctrans.compare(*pair)
     with pytest.raises(ConfigError, match="leave tokens out"):
         ctrans.compare(good, gpt(), tokens)
+
+
+def test_states_whose_squares_overflow_are_compared(tmp_path):
+    model = gpt(positions="rotary")
+    tokens, _ = text()
+    path = recorded(model, tokens, tmp_path / "large.safetensors")
+    tensors = load_file(path)
+    large = {name: 1e300 * x for name, x in tensors.items() if name.startswith("state.")}
+    save_file({**tensors, **large}, path)
+    assert ctrans.compare(path, model).changed

@@ -34,7 +34,7 @@ def test_a_block_that_lacks_weights_is_named_with_them(prefix):
 def test_a_number_that_is_left_out_is_a_block_without_weights():
     these = [name for name in names() if ".1." not in name]
     (reading,) = [each for each in incomplete_blocks(these) if each.value]
-    assert reading.figure == "it has no weights at all"
+    assert reading.figure == "no weights at all, and a later block has some"
 
 
 def test_a_stage_of_a_pipeline_begins_where_it_begins():
@@ -84,3 +84,8 @@ def test_the_gate_finds_it():
     weights = {name: torch.randn(24, 24).clone for name in names() if "3.mlp" not in name}
     checks = {finding.check: finding.place for finding in weight_diagnosis(weights).findings}
     assert checks["block lacks weights"].startswith("block 3")
+
+
+def test_a_number_far_beyond_the_others_is_one_gap():
+    these = [*names(), *(f"model.layers.99999999999.{role}" for role in ROLES)]
+    assert list(lacking(these)) == ["block 4 to block 99999999998"]

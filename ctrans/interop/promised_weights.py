@@ -1,0 +1,96 @@
+"""Whether the files of a directory hold the weights that its config.json describes, by names and
+shapes alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ctrans.dynamics.weights.on_demand import skeletons
+from ctrans.interop.hugging_face import check_unused, checked_directory, ignored, model_class
+from ctrans.interop.hugging_face_files import CONFIG, WEIGHTS, read_config
+from ctrans.interop.missing_weights import in_words
+from ctrans.interop.streamed import check_tied, stored_as
+from ctrans.interop.transformers_library import import_transformers, reading
+from solvers import ConfigError
+
+
+def family_directory(path: Path) -> Path | None:
+    """The directory of these weights if it has a config.json with a `model_type`, as
+    `save_pretrained` writes it.
+    """
+    directory = path.parent if path.name == WEIGHTS else path
+    if not (directory / CONFIG).is_file():
+        return None
+    try:
+        settings = read_config(directory)
+    except ConfigError:
+        return directory  # whoever reads it says what is wrong
+    return directory if "model_type" in settings else None
+
+
+def why_unlike_config(directory: Path, *, allow_pickle: bool = False) -> str:
+    """Why the stored weights are not those that the config describes: some are missing, of another
+    shape, of no part of the model, or untied; "" if they are. No numbers are read but of weights
+    that should be equal.
+
+    Raises ConfigError where the two cannot be compared: no config, or one of a family that is not
+    built in; weights whose names or shapes the library changes when it loads them.
+    """
+    settings, _, stored, make = checked_directory(
+        directory, None, allow_pickle=allow_pickle, on_demand=True
+    )
+    if "quantization_config" in settings:
+        raise ConfigError("its weights are quantised, so that shapes are not those of the model")
+    if settings.get("architectures") and model_class(settings, import_transformers()) is None:
+        raise ConfigError(f"{settings['architectures'][0]!r} is no class of the library")
+    with reading(f"cannot load {str(directory)!r}"), skeletons():
+        model: Any = make()
+    base = f"{getattr(model, 'base_model_prefix', '')}."
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    names_of: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names_of.setdefault(parameter, []).append(name)
+    missing = []
+    misfits = []
+    used = set()
+    for parameter, names in names_of.items():
+        found = [weight for name in names if (weight := stored_as(name, base, stored)) is not None]
+        used |= {weight.name for weight in found}
+        if not found and not tied.issuperset(names):
+            missing.append(names[0])
+        misfits += [
+            f"{weight.name} is {weight.shape}, expected {tuple(parameter.shape)}"
+            for weight in found
+            if weight.shape != tuple(parameter.shape)
+        ]
+    used |= {
+        weight.name
+        for name, _ in model.named_buffers()
+        if (weight := stored_as(name, base, stored)) is not None
+    }
+    unused = {name for name in stored if name not in used and not ignored(model, name)}
+    if missing and unused and _are_renamed(model):
+        raise ConfigError("the library changes the names of weights when it loads this family")
+    if missing:
+        expected = {names[0] for names in names_of.values()}
+        return f"the file {in_words(missing, stored, expected)}"
+    if misfits:
+        return f"{misfits[0]}, by its {CONFIG}"
+    try:
+        check_unused(directory, model, unused)
+        check_tied(model, stored)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _are_renamed(model: Any) -> bool:
+    """Whether the library renames or merges weights of this family when it loads them."""
+    import_transformers()
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    return bool(get_model_conversion_mapping(model, add_legacy=False))
