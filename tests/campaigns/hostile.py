@@ -12,6 +12,7 @@ import zipfile
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from ctrans.model.checkpoint import save
 from ctrans.model.config import GPTConfig
@@ -122,6 +123,21 @@ BACKTRACKING = (
     "(.*a){30}$",
     "(?:a{0,4000}){0,4000}$",
 )
+
+
+def recording(states=None, **changes):
+    """A foreign model beside recorded states, with these tensors in the place of right ones."""
+
+    def make(place):
+        directory, _ = foreign(place)
+        entries = json.loads((directory / "config.json").read_text())
+        count = 2 * entries["n_layer"] + 1 if states is None else states
+        tensors = {f"state.{k}": torch.zeros(1, 8, entries["n_embd"]) for k in range(count)}
+        tensors |= {"tokens": torch.arange(8)[None], **changes}
+        save_file(tensors, place / "recorded.safetensors")
+        return ["compare", place / "recorded.safetensors", directory, "--json", "-"]
+
+    return make
 
 
 def file_in(name, write):
@@ -422,6 +438,14 @@ HOSTILE = {
     "our weights' header of 2^63": ours_in(
         "model.safetensors", lambda p: p.write_bytes(b"\xff" * 8 + b"{}")
     ),
+    # recorded states
+    "recording of one token": recording(tokens=torch.tensor(3)),
+    "recording of ids beyond": recording(tokens=torch.full((1, 8), 10**9)),
+    "recording of negative ids": recording(tokens=torch.full((1, 8), -(2**63))),
+    "recording of targets beyond": recording(targets=torch.full((1, 8), 2**62)),
+    "recording of fewer targets": recording(targets=torch.zeros(1, 7, dtype=torch.int64)),
+    "recording of no sequence": recording(tokens=torch.zeros(0, 8, dtype=torch.int64)),
+    "recording of many states": recording(states=200),
     # tokenizers
     **{f"rule that doubles {n} times": tokenizer(normalizer=doubling(n)) for n in (30, 60)},
     **{
