@@ -108,4 +108,5 @@ def test_a_verdict_is_open_where_a_hook_may_add_a_map(part):
 
     check = check_model(model, tokens[:, :-1], tokens[:, 1:])
     assert check.step_verdict == "open"
-    assert "hook" in check.missing["segment 0 (attention)"]
+    reason = check.missing["segment 0 (attention)"]
+    assert "hook" in reason or "its norm does not bound large inputs" in reason

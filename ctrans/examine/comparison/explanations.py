@@ -1,6 +1,7 @@
 """Which edit of one model's part makes it the other model's: tried by running it.
 
-An edit explains a part if with it the defect is no more than what rounding makes. First come the
+An edit explains a part if with it the defect is no more than what rounding makes, or a
+hundred-thousandth of what it was. First come the
 edits of `PART_EDITS`. If none explains the part and the models have modules of the same names, what
 differs between these is put in each other's place: attributes, weights, and whole modules.
 """
@@ -33,6 +34,10 @@ from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 
 MOST = 3
 """Explanations that are named."""
+NEARLY = 1e-5
+"""An edit that leaves at most this share of a defect explains it too: in a model in float64 some
+parts may compute in float32, as rotary angles do.
+"""
 SIMPLE = (int, float, str, type(None), types.FunctionType, types.BuiltinFunctionType)
 """Attributes of these types are compared."""
 
@@ -92,7 +97,9 @@ class EditTrial:
         return self.parts.sublayers_of(self.number)
 
     def explained(self, edit: Edit, limit: float) -> float | None:
-        """The defect with the edit, if rounding explains it; None if not, or if it does not run."""
+        """The defect with the edit, if rounding explains it, or if next to nothing is left; None if
+        not, or if it does not run.
+        """
         try:
             edited = self.outputs(edit)
         except FOREIGN_ERRORS:
@@ -101,10 +108,14 @@ class EditTrial:
             return None
         found = differences(self.wanted, edited)
         ratios = [ratio_of(size, r) for size, r in zip(found, self.rounding, strict=True)]
-        if not max(ratios) <= limit:
+        before = differences(self.wanted, self.own)
+        is_left = any(
+            not (ratio <= limit or after.rms <= NEARLY * own.rms)
+            for ratio, after, own in zip(ratios, found, before, strict=True)
+        )
+        if is_left:
             return None
-        before = differences(self.wanted, self.own)[self.shown]
-        return self.defect * found[self.shown].rms / before.rms
+        return self.defect * found[self.shown].rms / before[self.shown].rms
 
 
 @contextlib.contextmanager
@@ -255,23 +266,39 @@ def _of_the_other(
     for name, module in part.modules.items():
         their_module = theirs.get(name)
         if isinstance(module, nn.Module) and isinstance(their_module, nn.Module):
-            yield from _children(name, module, their_module)
+            for edit, inner in _children(name, module, their_module):
+                if not _is_all_of(inner, trial):
+                    yield edit
+
+
+def _is_all_of(module: nn.Module, trial: EditTrial) -> bool:
+    """Whether the module holds all matrices of the part: that the part computes otherwise because
+    it is another one is no explanation.
+    """
+    own = {id(weight) for weight in module.parameters()}
+    matrices = [
+        weight
+        for sublayer in trial.parts.sublayers_of(trial.number)
+        for weight in sublayer.parameters()
+        if weight.dim() > 1
+    ]
+    return bool(matrices) and all(id(weight) in own for weight in matrices)
 
 
 def _of_pairs(pairs: Sequence[WeightPair]) -> dict[str, Tensor]:
     return {pair.first_name: pair.second.detach() for pair in pairs}
 
 
-def _children(name: str, module: nn.Module, other: nn.Module) -> Iterator[Edit]:
-    """Modules of another class at the same place."""
+def _children(name: str, module: nn.Module, other: nn.Module) -> Iterator[tuple[Edit, nn.Module]]:
+    """Modules of another class at the same place, each with the one that it replaces."""
     theirs = dict(other.named_children())
     for leaf, inner in module.named_children():
         instead = theirs.get(leaf)
         if instead is None or plain_type(instead) is plain_type(inner):
             continue
-        kinds = f"a {plain_type(instead).__name__} in place of a {plain_type(inner).__name__}"
+        kinds = f"{plain_type(instead).__name__} in place of {plain_type(inner).__name__}"
         words = f"the second model's {name}.{leaf}, {kinds}"
-        yield Edit(words, name, during=partial(_child, module, leaf, instead))
+        yield Edit(words, name, during=partial(_child, module, leaf, instead)), inner
 
 
 def _attributes(name: str, module: Any, other: Any) -> Iterator[Edit]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ctrans.examine.comparison.explanations import Explanation
 from ctrans.examine.comparison.kept_parts import KeptParts
 from ctrans.examine.comparison.parts import HEAD
+from ctrans.examine.comparison.sentences import answer
 from ctrans.examine.comparison.stages import Stage
 
 CHANGED = 4.0
@@ -90,6 +91,10 @@ class ModelComparison:
     equal_weights: int
     unmatched: tuple[str, ...]
     missing: dict[str, str]
+
+    def __str__(self) -> str:
+        """The answer in sentences."""
+        return answer("the first model", "the second model", self).text
 
     @property
     def difference(self) -> float:

@@ -5,12 +5,23 @@ y (1 + u z), |z| <= 1. Inside of `RoundingNoise` every result is changed so, wit
 [-1, 1]. Two programs that compute the same function in other orders differ by about as much as two
 such runs. This is stochastic arithmetic (Vignes, 1974), without a change of rounding modes.
 
+A product of matrices is a sum of n products, which is rounded at each addition. Its partial sums
+after k of n terms of random signs and size t are about t sqrt(k), so that their roundings add up to
+u t n/sqrt(2), in mean square, and not to u times the sum, of size t sqrt(n). Programs add blocks of
+some hundred terms, in a register each. So the change of a product has the size
+
+    u hypot(y, sqrt(min(n, IN_A_ROW)/2) T),    T^2 = sum_k (a_k b_k)^2,
+
+with |a| |b|/sqrt(n) for T, which is its mean square over products of independent factors. Dtypes of
+less than 32 bits add up in float32, and have no such term.
+
 Results that are exact, such as copies and views, keep their values.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -76,6 +87,14 @@ EXACT = frozenset(
 """Operations whose results are entries of their inputs, constants, counts or whole numbers."""
 
 
+PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}
+"""Products of matrices, with the places of their two factors."""
+IN_A_ROW = 256
+"""How many terms a product of matrices adds up one after the other, at most."""
+ADDS_IN_FLOAT32 = 1e-6
+"""A unit above this one is of a dtype whose products are added up in float32."""
+
+
 class Draws:
     """Random numbers that are the same in each run, on every device."""
 
@@ -107,24 +126,40 @@ class RoundingNoise(TorchDispatchMode):
             return output
         returns = func._schema.returns
         if isinstance(output, Tensor):
-            return self._noisy(output, written=returns[0].alias_info is not None)
+            size = output
+            if name in PRODUCTS and self.unit < ADDS_IN_FLOAT32:
+                first, second = (args[place] for place in PRODUCTS[name])
+                size = torch.hypot(output, _partial_sums(first, second))
+            return self._noisy(output, size, written=returns[0].alias_info is not None)
         if isinstance(output, tuple) and name in ROUNDED_FIRST:
-            return (self._noisy(output[0], written=False), *output[1:])
+            return (self._noisy(output[0], output[0], written=False), *output[1:])
         return output
 
-    def _noisy(self, output: Tensor, *, written: bool) -> Tensor:
+    def _noisy(self, output: Tensor, size: Tensor, *, written: bool) -> Tensor:
+        """The output with a random change of the unit times that size."""
         if output.is_complex() and not written:
             parts = torch.view_as_real(output.resolve_conj())
-            return torch.view_as_complex(self._noisy(parts, written=False))
+            return torch.view_as_complex(self._noisy(parts, parts, written=False))
         if not output.is_floating_point() or output.numel() == 0:
             return output
-        change = self.draws.like(output, self.unit).mul_(output)
+        change = self.draws.like(output, self.unit).mul_(size)
         is_finite = output.isfinite()
         if not bool(is_finite.all()):
             change.masked_fill_(~is_finite, 0)  # hidden scores stay -inf
         if written:
             return output.add_(change)
         return change.add_(output)
+
+
+def _partial_sums(first: Tensor, second: Tensor) -> Tensor:
+    """The size of the partial sums of a product of matrices, in mean square, times the root of
+    their number: see above.
+    """
+    terms = first.shape[-1]
+    lengths = torch.linalg.vector_norm(first, dim=-1, keepdim=True)
+    other_lengths = torch.linalg.vector_norm(second, dim=-2, keepdim=True)
+    size: Tensor = lengths * other_lengths * math.sqrt(min(terms, IN_A_ROW) / (2 * max(1, terms)))
+    return size
 
 
 def _reads_floats(args: Any) -> bool:

@@ -129,7 +129,10 @@ BAD = {
     "padded logits": ({**IDS, **STATES, "logits": torch.zeros(2, 8, 320)}, "without padding"),
     "logits in a row": ({**IDS, **STATES, "logits": torch.zeros(16, 256)}, "holds logits"),
     "a single token": ({**STATES, "tokens": torch.tensor(3)}, "as a single number"),
-    "other targets": ({**IDS, **STATES, "targets": IDS["tokens"] + 256}, "start at 0 and end at 255"),
+    "other targets": (
+        {**IDS, **STATES, "targets": IDS["tokens"] + 256},
+        "start at 0 and end at 255",
+    ),
     "other tokens": ({"tokens": IDS["tokens"] + 256, **STATES}, "256"),
 }
 
