@@ -18,8 +18,10 @@ LOST = 0.1
 """The share of what all steps add from which its loss is worth a warning."""
 FEW_TIMES = 64
 """A segment with fewer times in it has no room for an adaptive method's steps."""
-NEAR = 1e-6
-"""Every type resolves steps above this share of the time."""
+FINE = 64
+"""A step with fewer times in it has wrong times at its stages: by up to a hundredth of the step."""
+NEAR = 1e-5
+"""Every type has that many times in steps above this share of the time."""
 
 
 def rounding_warnings(segments: Sequence[Segment], x1: Tensor, run: Run) -> list[str]:
@@ -65,7 +67,7 @@ def coarse_clock(segments: Sequence[Segment], dtype: torch.dtype, accepted: int)
         return ""
     far = representable(far, dtype)
     spacing = neighbour(far, math.inf, dtype) - far
-    if mean_step >= 2 * spacing:
+    if mean_step >= FINE * spacing:
         return ""
     clock = dtype_name(real_type(dtype))
     return (

@@ -18,7 +18,10 @@ _SHARE = (
 )
 _TOKENS = "single tokens' losses"
 _CLASSES = "single logits of the last token"
-_WEIGHTS = "dX_(k+1)/dW_k, so that G is the neural tangent kernel of the depth's weights"
+_WEIGHTS = (
+    "dX_(k+1)/dW_k, so that G is the neural tangent kernel of the depth's weights, where one that"
+    " segments share counts as a free one of each"
+)
 _VELOCITIES = "h, a velocity that is free at each token"
 CONTROLLABILITY = "controllability by weights"
 """The measure that the reason is filed under if there is no Gramian."""

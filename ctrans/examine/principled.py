@@ -121,7 +121,7 @@ MEASURES.add(
         "work of the last weights": Measure(
             formula=(
                 "<th, dL/dth>, the same by the size of the last weights: equal to the work, and 0"
-                " after training"
+                " after training. Of a weight that sublayers share, this sublayer's part of it"
             ),
             scope="sublayer",
             log=False,

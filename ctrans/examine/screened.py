@@ -103,7 +103,8 @@ MEASURES.add(
         "one step of Adam": Measure(
             formula=(
                 "by how much of itself one step at learning rate 0.001 on this sublayer's weights"
-                " moves the state at the end, to first order"
+                " moves the state at the end, to first order; a weight that sublayers share counts"
+                " as a free one of each"
             ),
             unit="relative change of the state at the end",
             scope="sublayer",

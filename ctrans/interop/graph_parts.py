@@ -44,8 +44,8 @@ ATTENTION = ("scaled_dot_product_attention", "attention")
 MOVES = (*RESHAPES, "transpose", "permute", "movedim", "dropout")
 """Operations that change the order or the shape of axes."""
 AFFINE = (
-    "it multiplies the state by numbers and adds what does not depend on it: an earlier state, or"
-    " coordinates"
+    "it multiplies the state by numbers and adds what its parts do not change: an earlier state,"
+    " which derivatives hold fixed, or coordinates"
 )
 Samples = Sequence[tuple[Tensor, Tensor]]
 """States before a part of a model, and behind it."""

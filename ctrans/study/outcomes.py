@@ -203,19 +203,32 @@ def losses(runs: FinishedRuns) -> ByCase:
 
 
 def curves(runs: FinishedRuns) -> ByCase:
-    """For each case with one learning rate, iterations and the validation losses of its runs."""
+    """For each case with one learning rate, iterations and the validation losses of its runs. A run
+    that ended without a finite loss has its first one from there on.
+    """
     spreads = {}
     for case, runs_of_case in by_case(runs).items():
         if len(by_rate(runs_of_case)) != 1:
             continue
+        losses = [
+            {row["step"]: finite(row["validation_loss"]) for row in run.result.evaluations}
+            for run in runs_of_case
+        ]
         by_step: dict[int, list[float]] = {}
-        for run in runs_of_case:
-            for row in run.result.evaluations:
-                loss = row["validation_loss"]
-                if isinstance(loss, float):
-                    by_step.setdefault(row["step"], []).append(loss)
-        spreads[case] = spread("steps", dict(sorted(by_step.items())))
+        for step in sorted({step for of_run in losses for step in of_run}):
+            for run, of_run in zip(runs_of_case, losses, strict=True):
+                loss = of_run.get(step)
+                if loss is None and run.last is None and step > _last_finite(of_run):
+                    loss = run.first
+                if loss is not None:
+                    by_step.setdefault(step, []).append(loss)
+        spreads[case] = spread("steps", by_step)
     return spreads
+
+
+def _last_finite(losses: Mapping[int, float | None]) -> int:
+    """The last step with a finite loss; -1 without one."""
+    return max((step for step, loss in losses.items() if loss is not None), default=-1)
 
 
 def states(runs: FinishedRuns) -> ByCase:

@@ -288,3 +288,20 @@ def test_a_row_that_broke_has_no_warning_of_its_steps():
     x0 = torch.tensor([[1.0], [math.nan]])
     found = solve_each([Segment(1e8, 1e8 + 16, lambda t, x: -x)], x0, throw=False)
     assert [bool(sentence) for sentence in found.unresolved] == [True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_steps_of_few_times_are_said_although_each_is_longer_than_their_distance(dtype):
+    """Stages inside of a step have times of their own: at 4 spacings a step they are far off."""
+    start = 5e4
+
+    def rate(t, x):
+        return 10 * torch.cos(torch.as_tensor(100 * (float(t) - start))) * x
+
+    found = solve(
+        [Segment(start, start + 1, rate)], torch.ones(1, dtype=dtype), method="rk4", steps=60
+    )
+    exact = math.exp(0.1 * math.sin(100.0))
+    is_wrong = abs(float(found.x1) - exact) > 0.1
+    assert is_wrong == (dtype == torch.float32)
+    assert bool(found.warnings) == is_wrong

@@ -12,6 +12,7 @@ from ctrans.study.outcomes import (
     DEEPER,
     Floor,
     case_outcomes,
+    curves,
     rate_by_floor,
     stable_rule,
 )
@@ -154,3 +155,11 @@ def test_a_result_names_its_rule_and_its_floor():
         "depthless_loss": None,
         "guess_loss": None,
     }
+
+
+def test_a_run_that_ended_without_a_loss_stays_in_the_curve_with_its_first_one():
+    at_end = curves(runs([[1.0, "diverged", 3.0]]))
+    ((_, spread),) = at_end.items()
+    assert spread["steps"] == [0, 4]
+    assert spread["mean"] == [5.0, 3.0]
+    assert spread["highest"] == [5.0, 5.0]

@@ -23,7 +23,9 @@ from ctrans.training.monitor.sites import Sites, own_parameters
 from ctrans.training.monitor.training_measures import GAUGES, TINY, Figures, GaugeAt
 from ctrans.training.monitor.updates import Updates
 
-OF_GRADIENTS = ("costate", "gradient", "gradient_outside", "target_weight")
+OF_ALL = ("gradient_of_all", 0)
+"""The norm of the gradients of all weights, each once, where sublayers share some."""
+OF_GRADIENTS = ("costate", "gradient", "gradient_outside", OF_ALL[0], "target_weight")
 """The gauges that grow with the factor by which the loss is multiplied."""
 
 
@@ -133,10 +135,16 @@ class Gauges:
             if any(p.requires_grad for p in group):
                 norms["gradient", k] = norm_of([p.grad for p in group if p.grad is not None])
         norms["gradient_outside", 0] = norm_of([p.grad for p in outside if p.grad is not None])
+        every = [p for group in (*inside, outside) for p in group]
+        once = list(dict.fromkeys(every))
+        if len(once) < len(every):  # sublayers share weights
+            norms[OF_ALL] = norm_of([p.grad for p in once if p.grad is not None])
         return norms
 
     def _clip_factor(self, tensors: Mapping[GaugeAt, Tensor], clip: float) -> Tensor:
         """The factor that clips the norm of all gradients to `clip`."""
+        if OF_ALL in tensors:
+            return (clip / tensors[OF_ALL].clamp(min=TINY)).clamp(max=1.0)
         count = len(self.sites.by_depth)
         parts = [tensors["gradient", k] for k in range(count) if ("gradient", k) in tensors]
         outside = tensors.get(("gradient_outside", 0), torch.zeros(()))
@@ -200,6 +208,8 @@ class Gauges:
         if ("gradient_outside", 0) in values:
             inside = [values.get(("gradient", k), [0.0])[0] for k in range(count)]
             figures["gradient_norm"] = math.hypot(*inside, values["gradient_outside", 0][0])
+        if OF_ALL in values:
+            figures["gradient_norm"] = values[OF_ALL][0]
         return figures
 
 

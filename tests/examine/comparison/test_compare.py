@@ -407,3 +407,33 @@ def test_changed_weights_are_put_back_to_the_bit():
     with changed_by({parameter: torch.ones(4)}):
         assert not torch.equal(parameter, before)
     assert torch.equal(parameter, before)
+
+
+@pytest.mark.parametrize("terms", [16, 256, 768, 4096])
+@pytest.mark.parametrize("shape", ["square", "wide"])
+def test_random_rounding_of_a_product_is_as_large_as_that_of_float32(terms, shape):
+    """A product adds up its terms, and each partial sum is rounded."""
+    generator = torch.Generator().manual_seed(0)
+    rows, columns = (64, 64) if shape == "square" else (4, 4096)
+    first = torch.randn(rows, terms, generator=generator)
+    second = torch.randn(terms, columns, generator=generator)
+    exact = first.double() @ second.double()
+    error = float((first @ second - exact).norm())
+    with RoundingNoise(torch.finfo(torch.float32).eps / 2, Draws()):
+        moved = first.double() @ second.double()
+    assert 0.1 < error / float((moved - exact).norm()) < 2
+
+
+def test_a_product_in_bfloat16_is_rounded_once():
+    first = torch.ones(8, 512, dtype=torch.bfloat16)
+    with RoundingNoise(torch.finfo(torch.bfloat16).eps / 2, Draws()):
+        moved = first @ first.t()
+    assert float((moved.float() / 512 - 1).abs().max()) <= torch.finfo(torch.bfloat16).eps
+
+
+def test_a_float32_copy_of_a_wide_model_is_rounding():
+    model = gpt(torch.float32, width=512, heads=4, depth=1, vocab_size=500, context=32)
+    tokens = torch.arange(64).reshape(2, 32)
+    found = ctrans.compare(copy.deepcopy(model).double(), model, tokens, tokens.flip(1))
+    assert found.changed == []
+    assert "Rounding explains every difference" in str(found)

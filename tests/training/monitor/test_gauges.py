@@ -324,3 +324,20 @@ def test_what_a_mask_hides_by_a_finite_number_is_hidden(fill):
     hidden = scores[0].masked_fill(later, -math.inf)
     assert torch.equal(largest_score(seen[0]), largest_score(hidden))
     assert torch.equal(row_entropy(seen[0]), row_entropy(hidden))
+
+
+@pytest.mark.parametrize("weights", ["free", "constant", "linear"])
+def test_the_norm_of_all_gradients_counts_a_weight_that_sublayers_share_once(weights):
+    knots = {"free": None, "constant": 1, "linear": 2}[weights]
+    model, text = gpt(depth_weights=weights, knots=knots), tokens()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    monitor = Monitor(model, every=1, clip=1.0)
+    for _ in range(2):
+        optimiser.zero_grad()
+        loss = model(text[:, :-1], text[:, 1:])[1]
+        loss.backward()
+        norm = math.hypot(*(float(p.grad.norm()) for p in model.parameters()))
+        monitor.step(loss, optimiser)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+    assert monitor.past.reports[-1][1]["gradient_norm"] == pytest.approx(norm, rel=1e-5)
