@@ -222,7 +222,7 @@ def test_a_stopped_gradient_shows_in_single_precision_too(dtype):
 
 def test_a_test_that_decides_nothing_leaves_no_number(monkeypatch):
     """A step so small that a difference is rounding alone."""
-    steps = {torch.float64: (1e-16,), torch.float32: (1e-16,)}
+    steps = {torch.float64: ((1e-16,),), torch.float32: ((1e-16,),)}
     monkeypatch.setattr(own_pass, "STEPS", steps)
     hooked = gpt()
     hooked.register_forward_hook(lambda part, given, output: output)
