@@ -69,10 +69,11 @@ def continuize(
     - `example`: the arguments of a forward pass, if they cannot be guessed
 
     The model calls its blocks as before: masks and positions go to each evaluation of their
-    attention. With one Euler step and dt = 1 the model's output is unchanged and a cache works.
-    Otherwise a cache raises ConfigError, and `model.config` turns it off. Dropout draws a new mask
-    at each evaluation. An adaptive method then takes very small steps, and the gradients `adjoint`
-    and `reversible` raise an error. Returns the model; `discretize` restores it.
+    attention. With one Euler step and dt = 1 the model's output is unchanged (of parallel blocks
+    that add in another order, but for the last bit) and a cache works. Otherwise a cache raises
+    ConfigError, and `model.config` turns it off. Dropout draws a new mask at each evaluation. An
+    adaptive method then takes very small steps, and the gradients `adjoint` and `reversible` raise
+    an error. Returns the model; `discretize` restores it.
 
     A saved model is the discrete one, by names and config: after loading, call `continuize` again
     with the same arguments. `output_attentions` gives the attentions of all evaluations. Norms of
