@@ -22,6 +22,10 @@ from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from ctrans.base.threads import wait_passively
+
+wait_passively()
+
 import torch
 
 from benchmarks.clinic.judging import wilson
