@@ -17,7 +17,7 @@ from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.module_adapter import ModuleAdapter
 
-LABELS = ("labels", "targets", "target")
+LABELS = ("labels", "targets", "target", "label", "y")
 """The argument for targets, of `transformers` and of nanoGPT's kin."""
 IGNORED = (-100, -1)
 """Targets that losses leave out."""
@@ -38,15 +38,21 @@ def why_other_loss(adapter: ModelAdapter) -> str:
 
 
 def _why_other_loss(adapter: ModelAdapter) -> str:
-    for arguments, targets in _with_targets(adapter):
-        output = adapter.model(**arguments)
-        loss = _loss_in(output)
-        logits = adapter.tensor(output)
-        if loss is None or logits is None or logits.shape[:-1].numel() != targets.numel():
+    for call in _with_targets(adapter):
+        output = adapter.model(**call.arguments)
+        losses = _losses_in(output, call.targets)
+        if not losses:
             continue
+        logits = _logits(adapter, call, output)
+        if logits is None or max(losses) != min(losses):
+            return (
+                "what the model returns for targets, a loss without logits or several numbers,"
+                " cannot be compared with the cross-entropy: give its loss as loss="
+            )
+        loss = losses[0]
         close = CLOSE.get(logits.dtype, CLOSE_ELSE)
-        logits = logits.double().reshape(*targets.shape, -1)
-        expected = list(_cross_entropies(logits, targets))
+        logits = logits.double().reshape(*call.targets.shape, -1)
+        expected = list(_cross_entropies(logits, call.targets, shifts=call.are_inputs))
         nearest = min(expected, key=lambda each: abs(each - loss), default=loss)
         if not abs(nearest - loss) <= close * max(1.0, abs(loss)):
             return (
@@ -56,24 +62,58 @@ def _why_other_loss(adapter: ModelAdapter) -> str:
     return ""
 
 
-def _with_targets(adapter: ModelAdapter) -> Iterator[tuple[dict[str, Any], Tensor]]:
-    """Arguments of a forward pass with what may be the targets among them."""
+@dataclasses.dataclass(frozen=True)
+class _CallWithTargets:
+    """Arguments of a forward pass with what may be the targets under that name, and whether these
+    are the inputs, as a model takes them that shifts them itself.
+    """
+
+    arguments: dict[str, Any]
+    name: str
+    are_inputs: bool
+
+    @property
+    def targets(self) -> Tensor:
+        targets: Tensor = self.arguments[self.name]
+        return targets
+
+
+def _logits(adapter: ModelAdapter, call: _CallWithTargets, output: Any) -> Tensor | None:
+    """The logits in an output, or else those without the targets; None if there are none, one for
+    each target.
+    """
+    without = {name: value for name, value in call.arguments.items() if name != call.name}
+    for arguments in (None, without):
+        try:
+            made = output if arguments is None else adapter.model(**arguments)
+            logits = adapter.tensor(made)
+        except FOREIGN_ERRORS:
+            continue
+        rows = 0 if logits is None or logits.dim() < 2 else logits.shape[:-1].numel()
+        if rows == call.targets.numel():
+            return logits
+    return None
+
+
+def _with_targets(adapter: ModelAdapter) -> Iterator[_CallWithTargets]:
+    labels = _labels(adapter)
     if isinstance(adapter, ModuleAdapter):
         named: Mapping[str, Any] = adapter.named or {}
         first = next(iter(named), "")
         for name, value in named.items():
             if name != first and _are_targets(value, adapter.example):
-                yield dict(named), value
+                yield _CallWithTargets(dict(named), name, torch.equal(value, named[first]))
         ids = adapter.example
-        labels = _labels(adapter)
         if not named and labels is not None and ids.dtype == torch.int64:
-            yield {_arguments(adapter)[0]: ids, labels: ids}, ids
-    elif (labels := _labels(adapter)) is not None:
+            yield _CallWithTargets(
+                {_arguments(adapter)[0]: ids, labels: ids}, labels, are_inputs=True
+            )
+    elif labels is not None:
         name = getattr(adapter.model, "main_input_name", "input_ids")
         width = adapter.like().shape[0]
         ids = torch.arange(2 * width).remainder(max(2, adapter.vocabulary)).reshape(2, width)
         ids = ids.to(adapter.like().device)
-        yield {name: ids, labels: ids}, ids
+        yield _CallWithTargets({name: ids, labels: ids}, labels, are_inputs=True)
 
 
 def _labels(adapter: ModelAdapter) -> str | None:
@@ -90,21 +130,30 @@ def _are_targets(value: object, inputs: Tensor) -> bool:
     return isinstance(value, Tensor) and value.dtype == torch.int64 and value.shape == inputs.shape
 
 
-def _loss_in(output: Any) -> float | None:
-    """The one real number in the output that may be a loss; one of that name first."""
+def _losses_in(output: Any, targets: Tensor) -> list[float]:
+    """The real numbers in the output that may be losses: the one of that name, or else all. A loss
+    for each target has the least and the largest of them, and is none that can be compared.
+    """
     if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
         output = vars(output)
-    named = output.get("loss") if isinstance(output, Mapping) else None
-    candidates = [named, *tensors_in(dict(output) if isinstance(output, Mapping) else output)]
-    for each in candidates:
-        if isinstance(each, Tensor) and each.numel() == 1 and each.is_floating_point():
-            return float(each)
-    return None
+    if isinstance(output, Mapping):
+        output = dict(output)
+        if isinstance(output.get("loss"), Tensor):
+            output = output["loss"]
+    losses: list[float] = []
+    for each in tensors_in(output):
+        if each.is_floating_point() and each.numel() in (1, targets.numel()):
+            losses += [float(each.min()), float(each.max())]
+    return losses
 
 
-def _cross_entropies(logits: Tensor, targets: Tensor) -> Iterator[float]:
-    """The mean cross-entropy of targets beside the logits, and of those one token later."""
-    pairs = [(logits, targets), (logits[:, :-1], targets[:, 1:])]
+def _cross_entropies(logits: Tensor, targets: Tensor, *, shifts: bool) -> Iterator[float]:
+    """The mean cross-entropy of targets beside the logits, and with `shifts` of those one token
+    later.
+    """
+    pairs = [(logits, targets)]
+    if shifts:
+        pairs.append((logits[:, :-1], targets[:, 1:]))
     for some, ones in pairs:
         for ignored in IGNORED:
             if ones.numel() and int(ones.max()) < some.shape[-1]:

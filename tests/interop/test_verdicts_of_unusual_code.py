@@ -117,6 +117,68 @@ def test_no_penalty_is_proven_for_a_model_with_another_loss(name, has_targets):
     assert ("loss=" in check.no_threshold) != is_known
 
 
+class WithItsOwnReturn(WithLoss):
+    """Its loss is a sum, and it returns it in another form where it has targets."""
+
+    def __init__(self, form):
+        super().__init__(lambda x, y: F.cross_entropy(x, y, reduction="sum"))
+        self.form = form
+
+    def forward(self, ids, targets=None):
+        if targets is None:
+            return super().forward(ids)
+        return RETURNS[self.form](*super().forward(ids, targets), targets)
+
+
+RETURNS = {
+    "loss alone": lambda logits, loss, y: loss,
+    "nothing beside it": lambda logits, loss, y: (None, loss),
+    "by name": lambda logits, loss, y: {"loss": loss},
+    "last logits": lambda logits, loss, y: (logits[:, -1:], loss),
+    "shifted logits": lambda logits, loss, y: (logits[:, :-1], loss),
+    "two losses": lambda logits, loss, y: (
+        logits,
+        F.cross_entropy(logits.flatten(0, 1), y.flatten()),
+        loss,
+    ),
+    "by token": lambda logits, loss, y: F.cross_entropy(
+        logits.flatten(0, 1), y.flatten(), reduction="none"
+    ),
+}
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("form", RETURNS)
+def test_no_penalty_is_proven_for_another_loss_in_whatever_form_it_is_returned(form):
+    torch.manual_seed(0)
+    check = checked(WithItsOwnReturn(form))
+    assert check.training_threshold is None
+    assert "loss=" in check.no_threshold
+
+
+def shifted(logits, targets):
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
+
+
+class ShiftsItsLabels(Model):
+    def __init__(self):
+        super().__init__(Block())
+
+    def forward(self, ids, labels=None):
+        logits = super().forward(ids)
+        return logits if labels is None else (logits, shifted(logits, labels))
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("labels", ["ids", "next"])
+def test_labels_that_were_shifted_before_and_are_shifted_again_leave_no_penalty(labels):
+    tokens, targets = text()
+    torch.manual_seed(0)
+    given = tokens if labels == "ids" else targets
+    check = checked(ShiftsItsLabels(), example={"ids": tokens, "labels": given})
+    assert (check.training_threshold is not None) == (labels == "ids")
+
+
 class WithALargerHead(Model):
     """Its head has an entry for an id that it does not read, as of a mask."""
 
