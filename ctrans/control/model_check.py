@@ -274,6 +274,8 @@ def check_model(
     if contradiction:
         segments = [_without_thresholds(segment) for segment in check.segments]
         check = replace(check, segments=tuple(segments), no_threshold=contradiction)
+    if not check.no_threshold:
+        check = replace(check, no_threshold=_why_no_path(check, model.depth, of_steps))
     rounding: dict[int, float] = {}
     if any(segment.step_threshold is not None for segment in check.segments):
         rounding = errors_of(model, tokens, targets, of_steps)
@@ -289,6 +291,21 @@ def check_model(
         for segment in check.segments
     ]
     return replace(check, segments=tuple(segments))
+
+
+def _why_no_path(check: ModelCheck, depth: Depth, of_steps: Costate) -> str:
+    """Why the first segment of an infinite H without a threshold has none; "" if all have one, or
+    if its map shows its factors.
+    """
+    for segment in check.segments:
+        if segment.certificate.verdict == "degenerate" and segment.threshold is None:
+            k = segment.segment
+            sublayer = depth.sublayers[k]
+            try:
+                path_of(sublayer.field, sublayer.given(sublayer.enter(of_steps.states[k])))
+            except ConfigError as error:
+                return f"segment {k} ({segment.kind}): {error}"
+    return ""
 
 
 def _without_thresholds(segment: SegmentCheck) -> SegmentCheck:

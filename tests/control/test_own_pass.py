@@ -400,3 +400,11 @@ def test_an_activation_without_the_limit_that_it_names_leaves_no_number(function
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))
 def test_every_activation_has_the_limit_that_it_names(name):
     assert ACTIVATIONS[name].has_its_limit()
+
+
+def test_a_map_without_factors_says_why_it_has_no_number():
+    check = check_model(gpt(parallel_blocks=True), *text())
+    assert check.training_threshold is None
+    assert "segment 0 (parallel)" in check.no_threshold
+    assert "so its decaying factors are unknown" in check.no_threshold
+    assert not check_model(gpt(), *text()).no_threshold
