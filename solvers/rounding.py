@@ -19,7 +19,9 @@ LOST = 0.1
 FEW_TIMES = 64
 """A segment with fewer times in it has no room for an adaptive method's steps."""
 FINE = 64
-"""A step with fewer times in it has wrong times at its stages: by up to a hundredth of the step."""
+"""Times are rounded by up to half of their distance: in a step with fewer times in it, by more than
+1/128 of the step.
+"""
 NEAR = 1e-5
 """Every type has that many times in steps above this share of the time."""
 

@@ -6,7 +6,7 @@ import inspect
 import random
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any, TypeVar
@@ -231,17 +231,3 @@ def _guest(part: nn.Module) -> Iterator[None]:
             if _GUESTS[id(part)] == 0:
                 del _GUESTS[id(part)]
             _IDLE.notify_all()
-
-
-@contextmanager
-def tracked(weights: Sequence[Tensor]) -> Iterator[None]:
-    """Inside, gradients are recorded, and these weights have some."""
-    before = [weight.requires_grad for weight in weights]
-    try:
-        for weight in weights:
-            weight.requires_grad = True
-        with torch.enable_grad():
-            yield
-    finally:
-        for weight, required in zip(weights, before, strict=True):
-            weight.requires_grad = required

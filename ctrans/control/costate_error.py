@@ -88,7 +88,8 @@ def lost_segments(model: Any, tokens: Any, targets: Any, found: Costate) -> dict
         return {}
     name = str(dtype).removeprefix("torch.")
     if not isinstance(model, nn.Module) or has_weights_on_demand(model):
-        return dict.fromkeys(zeros, f"dL/dX is 0 in {name}: {TAKE_DOUBLE}")
+        reason = f"dL/dX is 0 in {name}, which may be rounding: take float64"
+        return dict.fromkeys(zeros, reason)
     try:
         running: Any = model
         with in_double([model]):

@@ -32,12 +32,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ctrans.base.as_found import tracked
 from ctrans.control.costate import Costate, costate
 from ctrans.control.in_double import in_double, widened
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.dynamics.weights.on_demand import has_weights_on_demand
+from ctrans.measure.backward.parameter_gradients import requiring_gradients
 from ctrans.measure.walk import Model
 from ctrans.model.gpt import counted
 from solvers import ConfigError
@@ -412,7 +412,7 @@ def _gradients(
     sublayer: Sublayer, k: int, matrices: Sequence[Tensor], h: float, found: Costate
 ) -> Sequence[Tensor | None]:
     """Those of <P, step> by the matrices."""
-    with tracked(matrices):
+    with requiring_gradients(matrices), torch.enable_grad():
         product = (sublayer.step(found.states[k], h) * found.costates[k + 1]).sum()
         if not product.requires_grad:
             return [None] * len(matrices)

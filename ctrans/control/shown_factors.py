@@ -291,13 +291,16 @@ def _check_two_matrices(field: object) -> None:
 
 
 def _path_of_units(units: Units, x: SequenceRows) -> Path | None:
-    """None for a gate that stays bounded."""
+    """None for a gate that stays bounded. Raises ConfigError for an activation whose limit is not
+    the one that it names.
+    """
     number = min(UNITS, units.number)
     phi = units.activation
     if not phi.has_its_limit():
         raise ConfigError(
-            "its activation phi(r z)/r does not tend to c max(z, 0), with c its `at_infinity`: the"
-            " penalty of two factors is known for no other"
+            "its activation phi does not grow as it names it: phi(r z)/r to c max(z, 0), with c its"
+            " `at_infinity`, or phi(r z)/r^2 to c max(z, 0)^2 for degree 2. For no other is a"
+            " penalty known"
         )
     tokens = x.flatten(0, -2)
     if units.gated and (phi.degree != 1 or phi.at_infinity == 0):

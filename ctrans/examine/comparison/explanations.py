@@ -1,9 +1,9 @@
 """Which edit of one model's part makes it the other model's: tried by running it.
 
 An edit explains a part if with it the defect is no more than what rounding makes, or a
-hundred-thousandth of what it was. First come the
-edits of `PART_EDITS`. If none explains the part and the models have modules of the same names, what
-differs between these is put in each other's place: attributes, weights, and whole modules.
+hundred-thousandth of what it was. First come the edits of `PART_EDITS`. If none explains the part
+and the models have modules of the same names, what differs between these is put in each other's
+place: attributes, weights, and modules that do not hold the whole part.
 """
 
 from __future__ import annotations

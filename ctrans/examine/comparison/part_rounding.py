@@ -125,8 +125,11 @@ class PartRounding:
     def embedding(self, tokens: Any) -> list[Tensor]:
         """The same for the embedding, of which the weights and the output are rounded alone: a
         model's whole pass computes more up to its first block, such as angles of positions, which
-        are computed with more digits than states.
+        are computed with more digits than states. Of images the whole embedding is rounded: it is a
+        map of their numbers.
         """
+        if isinstance(tokens, Tensor) and tokens.is_floating_point():
+            return self.run(lambda: [self.parts.model.embed(tokens)], self.weights[0])
         with self._changed(self.weights[0]):
             x = self.parts.model.embed(tokens)
         with RoundingNoise(self.unit, self.draws):

@@ -8,12 +8,14 @@ such runs. This is stochastic arithmetic (Vignes, 1974), without a change of rou
 A product of matrices is a sum of n products, which is rounded at each addition. Its partial sums
 after k of n terms of random signs and size t are about t sqrt(k), so that their roundings add up to
 u t n/sqrt(2), in mean square, and not to u times the sum, of size t sqrt(n). Programs add blocks of
-some hundred terms, in a register each. So the change of a product has the size
+some hundred terms, in a register each. So a product moves, besides, by a normal number of the size
 
-    u hypot(y, sqrt(min(n, IN_A_ROW)/2) T),    T^2 = sum_k (a_k b_k)^2,
+    u/sqrt(3) sqrt(min(n, IN_A_ROW)/2) T,    T^2 = sum_k (a_k b_k)^2,
 
-with |a| |b|/sqrt(n) for T, which is its mean square over products of independent factors. Dtypes of
-less than 32 bits add up in float32, and have no such term.
+with |a| |b|/sqrt(n) for T, which is its mean square over products of independent factors. A
+convolution does with T itself and all its terms in a row. Dtypes of less than 32 bits add up in
+float32, and have no such term. Nor have kernels of attention and complex products, whose sums are
+not seen here.
 
 Results that are exact, such as copies and views, keep their values.
 """
@@ -103,10 +105,18 @@ class Draws:
 
     def like(self, x: Tensor, size: float) -> Tensor:
         """Numbers of the shape and dtype of x, uniform in [-size, size]."""
-        if x.device not in self._generators:
-            self._generators[x.device] = torch.Generator(x.device).manual_seed(0)
         drawn = torch.empty_like(x, memory_format=torch.preserve_format)
-        return drawn.uniform_(-size, size, generator=self._generators[x.device])
+        return drawn.uniform_(-size, size, generator=self._generator(x.device))
+
+    def normal_like(self, x: Tensor) -> Tensor:
+        """Normal numbers of the shape and dtype of x."""
+        drawn = torch.empty_like(x, memory_format=torch.preserve_format)
+        return drawn.normal_(generator=self._generator(x.device))
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(0)
+        return self._generators[device]
 
 
 class RoundingNoise(TorchDispatchMode):
@@ -126,23 +136,29 @@ class RoundingNoise(TorchDispatchMode):
             return output
         returns = func._schema.returns
         if isinstance(output, Tensor):
-            size = output
-            if name in PRODUCTS and self.unit < ADDS_IN_FLOAT32:
-                first, second = (args[place] for place in PRODUCTS[name])
-                size = torch.hypot(output, _partial_sums(first, second))
-            return self._noisy(output, size, written=returns[0].alias_info is not None)
+            sums: Tensor | None = None
+            if output.is_floating_point() and self.unit < ADDS_IN_FLOAT32:
+                if name in PRODUCTS:
+                    first, second = (args[place] for place in PRODUCTS[name])
+                    sums = _sums_of_product(first, second)
+                elif name == "convolution":
+                    sums = _sums_of_convolution(func, *args)
+            return self._noisy(output, sums, written=returns[0].alias_info is not None)
         if isinstance(output, tuple) and name in ROUNDED_FIRST:
-            return (self._noisy(output[0], output[0], written=False), *output[1:])
+            return (self._noisy(output[0], written=False), *output[1:])
         return output
 
-    def _noisy(self, output: Tensor, size: Tensor, *, written: bool) -> Tensor:
-        """The output with a random change of the unit times that size."""
+    def _noisy(self, output: Tensor, sums: Tensor | None = None, *, written: bool) -> Tensor:
+        """The output with a random change, and with that of its partial sums of this size."""
         if output.is_complex() and not written:
             parts = torch.view_as_real(output.resolve_conj())
-            return torch.view_as_complex(self._noisy(parts, parts, written=False))
+            return torch.view_as_complex(self._noisy(parts, written=False))
         if not output.is_floating_point() or output.numel() == 0:
             return output
-        change = self.draws.like(output, self.unit).mul_(size)
+        change = self.draws.like(output, self.unit).mul_(output)
+        if sums is not None:
+            of_sums = self.draws.normal_like(output).mul_(sums)
+            change.add_(of_sums, alpha=self.unit / math.sqrt(3))
         is_finite = output.isfinite()
         if not bool(is_finite.all()):
             change.masked_fill_(~is_finite, 0)  # hidden scores stay -inf
@@ -151,15 +167,22 @@ class RoundingNoise(TorchDispatchMode):
         return change.add_(output)
 
 
-def _partial_sums(first: Tensor, second: Tensor) -> Tensor:
-    """The size of the partial sums of a product of matrices, in mean square, times the root of
-    their number: see above.
-    """
+def _sums_of_product(first: Tensor, second: Tensor) -> Tensor:
+    """sqrt(min(n, IN_A_ROW)/2) T of the product of two matrices, or of two batches of them."""
     terms = first.shape[-1]
     lengths = torch.linalg.vector_norm(first, dim=-1, keepdim=True)
     other_lengths = torch.linalg.vector_norm(second, dim=-2, keepdim=True)
     size: Tensor = lengths * other_lengths * math.sqrt(min(terms, IN_A_ROW) / (2 * max(1, terms)))
     return size
+
+
+def _sums_of_convolution(
+    func: Any, x: Tensor, weight: Tensor, bias: Any, *arguments: Any
+) -> Tensor:
+    """sqrt(n/2) T of a convolution with these arguments."""
+    terms = weight[0].numel()
+    squares: Tensor = func(x.square(), weight.square(), None, *arguments)
+    return squares.clamp(min=0).sqrt() * math.sqrt(terms / 2)
 
 
 def _reads_floats(args: Any) -> bool:
@@ -187,8 +210,8 @@ ROUNDED_FIRST = frozenset(
 
 @contextlib.contextmanager
 def changed_by(changes: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
-    """Inside, the parameters have these changes added to them, whose memory they take. Afterwards
-    they are what they were, to the bit.
+    """Inside, the parameters have these changes added to them. Afterwards they are what they were,
+    to the bit. The changes are overwritten, which saves a copy of each weight.
     """
     before = {parameter: parameter.data for parameter in changes}
     try:
