@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import nn
 
 import ctrans
@@ -422,6 +423,36 @@ def test_random_rounding_of_a_product_is_as_large_as_that_of_float32(terms, shap
     with RoundingNoise(torch.finfo(torch.float32).eps / 2, Draws()):
         moved = first.double() @ second.double()
     assert 0.1 < error / float((moved - exact).norm()) < 2
+
+
+@pytest.mark.parametrize(("channels", "side", "stride"), [(3, 16, 16), (3, 4, 4), (64, 3, 1)])
+def test_random_rounding_of_a_convolution_is_as_large_as_that_of_float32(channels, side, stride):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, channels, 32, 32, generator=generator)
+    weight = torch.randn(256, channels, side, side, generator=generator)
+    exact = F.conv2d(x.double(), weight.double(), stride=stride)
+    error = F.conv2d(x, weight, stride=stride) - exact
+    with RoundingNoise(torch.finfo(torch.float32).eps / 2, Draws()):
+        moved = F.conv2d(x.double(), weight.double(), stride=stride) - exact
+    assert 0.1 < float(error.norm() / moved.norm()) < 2
+    assert float(error.abs().amax() / moved.abs().amax()) < 4
+
+
+def test_a_complex_product_is_rounded_too():
+    x = torch.ones(3, 3, dtype=torch.complex64)
+    with RoundingNoise(1e-7, Draws()):
+        assert torch.allclose(x @ x, 3 * x, rtol=1e-5)
+
+
+def test_patches_of_an_image_in_float32_are_rounding():
+    torch.manual_seed(0)
+    settings = {"hidden_size": 768, "num_hidden_layers": 1, "intermediate_size": 64}
+    config = transformers.ViTConfig(**settings, image_size=64, patch_size=16, num_labels=3)
+    model = transformers.ViTForImageClassification(config).eval()
+    images = torch.randn(2, 3, 64, 64)
+    found = ctrans.compare(copy.deepcopy(model).double(), model, images.double())
+    assert found.parts[0].ratio > 0
+    assert found.changed == []
 
 
 def test_a_product_in_bfloat16_is_rounded_once():

@@ -89,7 +89,13 @@ def test_weights_that_are_rounded_are_no_change_on_demand(tmp_path):
     assert {weight.kind for weight in found.weights} == {"rounded"}
     assert found.weights == whole.weights
     assert found.kept == whole.kept != ()
-    assert found.rounding_of_loss == pytest.approx(whole.rounding_of_loss, rel=0.5)
+    # three draws of each tell little: six texts
+    sums = {False: 0.0, True: 0.0}
+    for shift in range(6):
+        for on_demand in sums:
+            again = compared(tmp_path, x.roll(shift, -1), on_demand=on_demand)
+            sums[on_demand] += again.rounding_of_loss
+    assert sums[True] == pytest.approx(sums[False], rel=0.4)
     assert max(part.ratio for part in found.parts) == pytest.approx(
         max(part.ratio for part in whole.parts), rel=0.5
     )

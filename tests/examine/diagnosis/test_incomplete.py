@@ -1,11 +1,15 @@
 """Checkpoints of which a block lacks weights, beside ones whose blocks differ on purpose."""
 
+import json
+
 import pytest
 import torch
 
 from ctrans import GPT, GPTConfig
 from ctrans.examine.diagnosis.incomplete import incomplete_blocks
 from ctrans.examine.diagnosis.weights_only import weight_diagnosis
+from ctrans.interop.checkpoint_weights import checkpoint_weights
+from ctrans.interop.families import small_model
 
 ROLES = ("norm1.weight", "attn.qkv.weight", "attn.proj.weight", "norm2.weight", "mlp.up.weight")
 
@@ -89,3 +93,21 @@ def test_the_gate_finds_it():
 def test_a_number_far_beyond_the_others_is_one_gap():
     these = [*names(), *(f"model.layers.99999999999.{role}" for role in ROLES)]
     assert list(lacking(these)) == ["block 4 to block 99999999998"]
+
+
+def test_the_gate_compares_a_directory_with_its_config(tmp_path):
+    torch.manual_seed(0)
+    small_model("llama").save_pretrained(tmp_path)
+    whole = weight_diagnosis(checkpoint_weights(tmp_path), directory=tmp_path)
+    assert "block lacks weights" not in {finding.check for finding in whole.findings}
+
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"num_hidden_layers": 4}))
+    found = weight_diagnosis(checkpoint_weights(tmp_path), directory=tmp_path)
+    (finding,) = [each for each in found.findings if each.check == "block lacks weights"]
+    assert finding.place == "the file"
+    assert "model.layers.3" in finding.figure
+
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"model_type": "unheard"}))
+    unknown = weight_diagnosis(checkpoint_weights(tmp_path), directory=tmp_path)
+    assert "not compared" in unknown.missing["the weights beside config.json"]
