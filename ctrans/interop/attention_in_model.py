@@ -23,7 +23,7 @@ from ctrans.dynamics.fields import (
     spectral_norm,
 )
 from ctrans.dynamics.fields.joined_heads import for_each_head, matrices_by_head
-from ctrans.interop.attention_reading import AttentionReading
+from ctrans.interop.attention_reading import AttentionReading, RowsReading
 from ctrans.interop.attention_rows import seeing_rows, showing_rows
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.module_chain import JoinedProjections, MapInModel, ModuleChain, Projection
@@ -59,7 +59,44 @@ class AttentionInModel(MapInModel):
             return super().forward(x, **block_context, **context)
 
 
-class AttentionWithValues(AttentionInModel):
+class AttentionWithRows(AttentionInModel):
+    """An attention whose rows a_h are known. `heads` is the number of its rows for each token."""
+
+    heads: int
+
+    def rows(self, x: TokenRows) -> AttentionRows:
+        """The rows a_h as the library returns them."""
+        states = x.reshape(-1, *x.shape[-2:])
+        with showing_rows(self.adapter.model):
+            # this may run the model, which must not be recorded
+            context = self.adapter.block_context(self.block, states)
+            with seeing_rows(self.stages[0]) as last_rows:
+                self.stages[0](states, **context)
+        rows = last_rows()
+        assert rows is not None  # reading the attention has checked this
+        return rows.expand(len(states), -1, -1, -1).reshape(*x.shape[:-2], *rows.shape[1:])
+
+    def whole_rows(self, x: TokenRows) -> AttentionRows:
+        """The rows in the model's dtype, each normalised to sum to 1: libraries round them to
+        float32.
+        """
+        rows = self.rows(x)
+        return rows / rows.sum(-1, keepdim=True)
+
+
+class AttentionWithRowsAlone(AttentionWithRows):
+    """An attention with rows that sum to 1, and with matrices that could not be read."""
+
+    def __init__(self, chain: ModuleChain, block: int, adapter: ModelAdapter, reading: RowsReading):
+        super().__init__(chain, block, adapter, reading.why_not)
+        self.heads = reading.heads
+
+    def probabilities(self, x: TokenRows) -> AttentionRows:
+        """The attention rows of each head; row i weighs the tokens that token i reads."""
+        return self.whole_rows(x)
+
+
+class AttentionWithValues(AttentionWithRows):
     """f(x)_i = sum_h O_h sum_j a_hij (V_g x_j + b_v,g) + b_o, with known values and rows a_h >= 0;
     g is the group of head h.
     """
@@ -69,10 +106,7 @@ class AttentionWithValues(AttentionInModel):
     ):
         super().__init__(chain, block, adapter, reading.why_not)
         self.reading = reading
-
-    @property
-    def heads(self) -> int:
-        return self.reading.heads
+        self.heads = reading.heads
 
     def matrices(self) -> Iterator[Matrix]:
         """W_Q, W_K, W_V and W_O. W_K and W_V are smaller than W_Q if heads share keys and values.
@@ -119,17 +153,13 @@ class AttentionWithValues(AttentionInModel):
             offset = torch.linalg.vector_norm(torch.stack(offsets), dim=-1).sum()
         return TokenBound(gain, float(offset))
 
-    def rows(self, x: TokenRows) -> AttentionRows:
-        """The rows a_h as the library returns them."""
-        states = x.reshape(-1, *x.shape[-2:])
-        with showing_rows(self.adapter.model):
-            # this may run the model, which must not be recorded
-            context = self.adapter.block_context(self.block, states)
-            with seeing_rows(self.stages[0]) as last_rows:
-                self.stages[0](states, **context)
-        rows = last_rows()
-        assert rows is not None  # reading the attention has checked this
-        return rows.expand(len(states), -1, -1, -1).reshape(*x.shape[:-2], *rows.shape[1:])
+
+class AttentionWithValuesAndRows(AttentionWithValues):
+    """`AttentionWithValues` with rows that sum to 1, of scores that were not read."""
+
+    def probabilities(self, x: TokenRows) -> AttentionRows:
+        """The attention rows of each head; row i weighs the tokens that token i reads."""
+        return self.whole_rows(x)
 
 
 class AttentionWithHeads(AttentionWithValues):
@@ -156,13 +186,8 @@ class AttentionWithHeads(AttentionWithValues):
         return self.reading.scale is None
 
     def probabilities(self, x: TokenRows) -> AttentionRows:
-        """The attention rows of each head; row i weighs the tokens that token i reads.
-
-        Libraries round rows to float32. Here each row is normalised to sum to 1 in the model's
-        dtype.
-        """
-        rows = self.rows(x)
-        return rows / rows.sum(-1, keepdim=True)
+        """The attention rows of each head; row i weighs the tokens that token i reads."""
+        return self.whole_rows(x)
 
     def head_matrices(self) -> Iterator[HeadMatrices]:
         """For each head Q_h, K_g, V_g, its columns of W_O, its part of b_Q, and its part of b_K if
@@ -182,13 +207,20 @@ class AttentionWithHeads(AttentionWithValues):
 
 
 def attention_in_model(
-    chain: ModuleChain, block: int, adapter: ModelAdapter, reading: AttentionReading | str
+    chain: ModuleChain,
+    block: int,
+    adapter: ModelAdapter,
+    reading: AttentionReading | RowsReading | str,
 ) -> AttentionInModel:
     """The map with all that its reading shows. If `reading` is a text, it says why the reading
     failed.
     """
     if isinstance(reading, str):
         return AttentionInModel(chain, block, adapter, reading)
+    if isinstance(reading, RowsReading):
+        return AttentionWithRowsAlone(chain, block, adapter, reading)
     if reading.whole_rows:
         return AttentionWithHeads(chain, block, adapter, reading)
+    if reading.rows_alone:
+        return AttentionWithValuesAndRows(chain, block, adapter, reading)
     return AttentionWithValues(chain, block, adapter, reading)

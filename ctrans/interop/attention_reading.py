@@ -10,42 +10,30 @@ output:
 - scores: log a_hij = scale <Q_h x_i + b_q, K_g x_j + b_k> + c_hij + a constant for each row; with a
   soft-cap c, the first term passes c tanh(./c). c_hij is the score at x = 0: ALiBi, or a table of
   relative positions. It does not depend on the state, so derivatives ignore it
-
-Rotary positions are set to the same position for all tokens, where rotations R cancel: <R q, R k> =
-<q, k>. If they cancel for a position in the middle of the text, R is a rotation up to a factor,
-which becomes part of the scale.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ctrans.interop.attention_rows import seeing_rows
+from ctrans.interop.attention_rows import LastRows, seeing_rows, sum_to_one
+from ctrans.interop.attention_scores import ROTARY, Scores, at_one_position, by_head
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.module_chain import JoinedProjections, ModuleChain, Projection, is_linear
 from ctrans.interop.norms import as_norm
 from ctrans.interop.recorded_calls import RecordedCall, own_module, watched
 from ctrans.interop.tolerances import difference, tolerance
 
-ROTARY = "position_embeddings"
-"""The argument that gives blocks cosines and sines, each (batch, tokens, head)."""
-SCALES = ("scaling", "scale", "softmax_scale")
-"""Attributes that hold the factor of the scores."""
 NO_ROWS = "averages no tokens by rows that are known"
 SOFT_CAPS = ("attn_logit_softcapping", "logit_softcapping")
 """Attributes that hold a soft-cap."""
-FAINT = 0.3
-"""A size of scores at which a soft-cap has no visible effect."""
-STRONG = 3.0
-"""A size of scores at which a soft-cap has an effect, and rows still have all their digits."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +44,8 @@ class AttentionReading:
     - `whole_rows`: whether rows sum to 1
     - `scale`: the factor of bilinear scores; None if scores are not bilinear
     - `key_offsets`: whether the offsets of keys can change the rows
+    - `rows_alone`: whether rows sum to 1 as a `RowsReading` finds, though weights of unknown effect
+      are in the attention
     - `why_not`: how it differs from an ordinary attention, or ""
     """
 
@@ -68,6 +58,17 @@ class AttentionReading:
     whole_rows: bool
     scale: float | None
     key_offsets: bool
+    why_not: str
+    rows_alone: bool = False
+
+
+@dataclass(frozen=True)
+class RowsReading:
+    """An attention whose rows alone are known: `heads` of them for each token. `why_not` says why
+    its matrices are not.
+    """
+
+    heads: int
     why_not: str
 
 
@@ -83,9 +84,9 @@ class _UnreadableError(Exception):
 
 def read_attention(
     chain: ModuleChain, x: Tensor, expected: Tensor, context: Mapping[str, Any]
-) -> AttentionReading | str:
-    """The reading of an attention whose output at the states x is `expected`; or the reason why
-    there is none.
+) -> AttentionReading | RowsReading | str:
+    """The reading of an attention whose output at the states x is `expected`: of its rows alone if
+    its matrices cannot be read, and the reason if there are no rows either.
 
     Call it where the library returns rows, with the context for that mode. The model must be in
     eval mode, and `find_output_projection` must have run.
@@ -100,7 +101,7 @@ def read_attention(
 
 def _read(
     chain: ModuleChain, x: Tensor, expected: Tensor, context: dict[str, Any]
-) -> AttentionReading:
+) -> AttentionReading | RowsReading:
     first = chain.stages[0]
     close = tolerance(x.dtype)
     with watched(chain.linear_maps()) as seen, seeing_rows(first) as last_rows:
@@ -111,10 +112,64 @@ def _read(
         raise _UnreadableError("its rows weigh the tokens of another sequence (cross-attention)")
     if rows is None:
         raise _UnreadableError(f"{name} {NO_ROWS}")
-    if chain.output_path is None:
-        raise _UnreadableError(f"{name} does not end in one linear map")
     if not difference(output, expected) <= close:
         raise _UnreadableError(f"{name} computes something else in the mode that returns its rows")
+    try:
+        reading = _with_matrices(chain, x, context, seen, rows)
+    except _UnreadableError as reason:
+        if _weigh_tokens(chain, x, context, output, last_rows):
+            return RowsReading(rows.shape[1], f"rows alone are known: {reason}")
+        raise
+    if not reading.whole_rows and _weigh_tokens(chain, x, context, output, last_rows):
+        return replace(reading, rows_alone=True)
+    return reading
+
+
+def _weigh_tokens(
+    chain: ModuleChain, x: Tensor, context: dict[str, Any], output: Tensor, last_rows: LastRows
+) -> bool:
+    """Whether the output of token i in sequence s depends on others by row i of this sequence
+    alone, whose numbers sum to 1.
+
+    The first token of the first sequence is changed. Then outputs of other tokens must change, and
+    rows of other sequences must not. Nor may the rest of the rows of the first sequence, up to a
+    factor for each: scores are of pairs of tokens. Rows of channels, or of heads before sequences,
+    do not pass this.
+    """
+    rows = last_rows()
+    if rows is None or not last_rows.are_all_that_averages or not sum_to_one(rows):
+        return False
+    sequences, tokens = x.shape[:2]
+    if x.dim() != 3 or rows.shape[0] != sequences or rows.shape[-1] != tokens or tokens < 3:
+        return False
+    other = x.clone()
+    other[0, 0] = -other[0, 0].flip(-1)
+    with seeing_rows(chain.stages[0]) as other_rows:
+        changed_output = chain(other, **context)
+    changed = other_rows()
+    close = tolerance(x.dtype)
+    if changed is None or (sequences > 1 and difference(changed[1:], rows[1:]) > close):
+        return False
+    before, after = (each[0, :, 1:, 1:] for each in (rows, changed))
+    before = before / before.sum(-1, keepdim=True)
+    after = after / after.sum(-1, keepdim=True)
+    if not difference(after, before) <= close:
+        return False
+    return difference(changed_output[0, 1:], output[0, 1:]) > close
+
+
+def _with_matrices(
+    chain: ModuleChain,
+    x: Tensor,
+    context: dict[str, Any],
+    seen: Sequence[RecordedCall],
+    rows: Tensor,
+) -> AttentionReading:
+    """The reading with the matrices of each head."""
+    first = chain.stages[0]
+    close = tolerance(x.dtype)
+    if chain.output_path is None:
+        raise _UnreadableError(f"{_name(first)} does not end in one linear map")
     *inner, last = seen
     heads = rows.shape[1]
     features = last.x.shape[-1]
@@ -130,10 +185,10 @@ def _read(
     if not fitting:
         raise _UnreadableError(_no_values(inner, x, heads, has_candidates=bool(candidates)))
     cap = _soft_cap(own_module(first))
-    scores = _Scores(chain, x, _at_one_position(context), rows > 0, head, cap)
+    scores = Scores(chain, x, at_one_position(context), rows > 0, head, cap)
     (query, key, value), scale = _with_scale(fitting, scores)
     row_sums = rows.sum(-1)
-    sums_to_one = bool(((row_sums - 1).abs() <= close).all())
+    sums_to_one = sum_to_one(rows)
     over_queries = not sums_to_one and bool(((rows.sum(-2) - 1).abs() <= close).all())
     if over_queries:
         why_not = (
@@ -174,7 +229,7 @@ def _soft_cap(attention: nn.Module) -> float | None:
     return None
 
 
-def _with_scale(candidates: Sequence[Candidate], scores: _Scores) -> tuple[Candidate, float | None]:
+def _with_scale(candidates: Sequence[Candidate], scores: Scores) -> tuple[Candidate, float | None]:
     """The first candidate with bilinear scores, and their scale; if there is none, the first
     candidate, and None.
     """
@@ -256,152 +311,12 @@ def _layouts(heads: int, groups: int, head: int) -> Iterator[tuple[tuple[int, in
             yield (query_rows, key_rows, key_rows), parts
 
 
-def _by_head(z: Tensor, heads: int, head: int) -> Tensor:
-    """(batch, tokens, groups * head) as (batch, heads, tokens, head), with each group repeated for
-    the heads that share it.
-    """
-    parts: Tensor = z.unflatten(-1, (-1, head)).transpose(1, 2)
-    return parts.repeat_interleave(heads // parts.shape[1], dim=1)
-
-
 def _averages(
     chain: ModuleChain, value: Projection | JoinedProjections, x: Tensor, rows: Tensor, head: int
 ) -> Tensor:
     """The heads' averages, concatenated: sum_j a_hij (V x_j + b_v)."""
-    values = _by_head(F.linear(x, value.weight(chain), value.bias(chain)), rows.shape[1], head)
+    values = by_head(F.linear(x, value.weight(chain), value.bias(chain)), rows.shape[1], head)
     return (rows @ values).transpose(1, 2).flatten(-2)
-
-
-@dataclass(frozen=True)
-class _Scores:
-    """The scores of an attention, known from the logarithms of its rows up to a constant for each
-    row.
-    """
-
-    chain: ModuleChain
-    x: Tensor
-    context: dict[str, Any]
-    visible: Tensor
-    head: int
-    cap: float | None
-    maps: dict[Projection | JoinedProjections, Tensor] = field(default_factory=dict)
-    """What has been computed of x, by its projection."""
-
-    def scale(
-        self, query: Projection | JoinedProjections, key: Projection | JoinedProjections
-    ) -> float | None:
-        """The factor of <Q x_i + b_q, K x_j + b_k> in the scores, or None if scores are something
-        else.
-
-        It is fitted at states so small that a cap has no effect, and must reproduce the rows at
-        larger states. A factor that the module states is used if it fits. Otherwise the fit is
-        rounded up, so that bounds remain valid.
-        """
-        small = self._state_size(query, key, FAINT * math.sqrt(self.head))
-        large = self._state_size(query, key, STRONG * math.sqrt(self.head))
-        if not 0 < small < large < math.inf:
-            return None
-        close = tolerance(self.x.dtype)
-        faint = self._centred(self._products(query, key, small))
-        by_position = self._observed(0.0)
-        products_by_rows = (faint * (self._observed(small) - by_position)).sum()
-        fitted = float(products_by_rows / faint.square().sum())
-        agreeing = [stated for stated in self._stated() if abs(stated - fitted) <= close * stated]
-        if agreeing:
-            scale = max(agreeing)
-        else:
-            scale = fitted * (1 + close)
-        scores = scale * self._products(query, key, large)
-        if self.cap is None:
-            capped = scores
-        else:
-            capped = self.cap * torch.tanh(scores / self.cap)
-        if not scale > 0:
-            return None
-        miss = difference(self._centred(capped), self._observed(large) - by_position)
-        if miss <= 2 * close:
-            return scale
-        return None
-
-    def _stated(self) -> list[float]:
-        """Candidates for the scale: what the module states and 1/sqrt(head), each also times the
-        squared length of the rotary tables.
-        """
-        attributes = [getattr(own_module(self.chain.stages[0]), name, None) for name in SCALES]
-        factors = [
-            float(attribute)
-            for attribute in attributes
-            if isinstance(attribute, (int, float)) and not isinstance(attribute, bool)
-        ]
-        factors.append(self.head**-0.5)
-        stretches = {1.0}
-        if isinstance(self.context.get(ROTARY), tuple):
-            cosines, sines = self.context[ROTARY]
-            length = float((cosines.double().square() + sines.double().square()).max())
-            if not abs(length - 1) <= tolerance(cosines.dtype):
-                stretches.add(length)
-        return [factor * stretch for factor in factors for stretch in stretches]
-
-    def _state_size(
-        self,
-        query: Projection | JoinedProjections,
-        key: Projection | JoinedProjections,
-        target: float,
-    ) -> float:
-        """t for which the products of t x differ within rows by about `target`."""
-        t = 1.0
-        for _ in range(60):
-            products = self._centred(self._products(query, key, t))
-            size = float((products.square().sum() / self.visible.sum()).sqrt())
-            following = t * math.sqrt(target / max(size, 1e-30))
-            if following == t:
-                break
-            t = following
-        return t
-
-    def _products(
-        self, query: Projection | JoinedProjections, key: Projection | JoinedProjections, t: float
-    ) -> Tensor:
-        """<Q t x_i + b_q, K t x_j + b_k> for each head."""
-        q = self._projected(query, t)
-        k = self._projected(key, t)
-        return q @ k.transpose(-1, -2)
-
-    def _projected(self, projection: Projection | JoinedProjections, t: float) -> Tensor:
-        if projection not in self.maps:
-            self.maps[projection] = F.linear(self.x, projection.weight(self.chain)).double()
-        z = t * self.maps[projection]
-        bias = projection.bias(self.chain)
-        if bias is not None:
-            z = z + bias.double()
-        return _by_head(z, self.visible.shape[1], self.head)
-
-    def _observed(self, t: float) -> Tensor:
-        """The logarithms of the rows at t x, centred."""
-        with seeing_rows(self.chain.stages[0]) as last_rows:
-            self.chain(t * self.x, **self.context)
-        rows = last_rows()
-        assert rows is not None
-        return self._centred(torch.where(self.visible, rows.double(), 1.0).log())
-
-    def _centred(self, scores: Tensor) -> Tensor:
-        """Scores minus their mean over the tokens that a row reads; 0 elsewhere."""
-        visible_scores = torch.where(self.visible, scores, 0.0)
-        mean = visible_scores.sum(-1, keepdim=True) / self.visible.sum(-1, keepdim=True)
-        return torch.where(self.visible, scores - mean, 0.0)
-
-
-def _at_one_position(context: dict[str, Any]) -> dict[str, Any]:
-    """The context with the last token's rotary position for all tokens."""
-    if ROTARY not in context:
-        return context
-    rotary = context[ROTARY]
-    at_the_last: Tensor | tuple[Tensor, ...]
-    if isinstance(rotary, Tensor):
-        at_the_last = rotary[..., -1:, :].expand_as(rotary)
-    else:
-        at_the_last = tuple(table[..., -1:, :].expand_as(table) for table in rotary)
-    return {**context, ROTARY: at_the_last}
 
 
 def _other_parameters(chain: nn.Module) -> bool:
@@ -423,8 +338,8 @@ def _why_not(chain: ModuleChain, missing: float, scale: float | None, *, sums_to
         return f"a sink takes up to {missing:.2g} of a row, but theta needs rows that sum to 1"
     if not sums_to_one:
         return (
-            "it has weights of unknown effect (such as a sink, or a bias of its rows), but theta"
-            " needs known rows"
+            "it has weights of unknown effect (such as a sink, or a bias of its rows), but theorem"
+            " 5.1 needs known scores"
         )
     if scale is not None:
         return ""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ctrans.interop.block_calls import tensors_in
 from ctrans.interop.recorded_calls import RecordedCall, watched
-from ctrans.interop.tolerances import tolerance
+from ctrans.interop.tolerances import difference, tolerance
 from ctrans.measure.attention.attention_calls import AttentionCalls, KernelCall, looks
 
 IMPLEMENTATION = "_attn_implementation"
@@ -32,53 +32,105 @@ PRODUCTS_WITH_ROWS: tuple[Callable[..., Any], ...] = (
 """Products of matrices of which the first may be rows."""
 
 
-@contextmanager
-def _computed_rows() -> Iterator[list[Tensor]]:
-    """Inside, the list gets each array of rows (batch, heads, tokens, tokens) that a softmax or the
-    fused kernel computes, or with which a product of matrices averages.
+class ComputedRows:
+    """Arrays of rows (batch, heads, tokens, tokens), or those of one head, in the order of a pass.
+
+    - `seen`: all that a softmax or the fused kernel computes, or with which a product averages
+    - `averaging`: those with which the fused kernel or a product of matrices averages
+    - `unused`: of the softmaxes, those with which no product has averaged yet
     """
-    seen: list[Tensor] = []
-    of_softmaxes: list[Tensor] = []  # with which no product has averaged yet
-    of_products: list[Tensor] = []
 
-    def note(rows: Tensor) -> None:
-        if rows.dim() in (3, 4):
-            seen.append(rows)
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+        self.averaging: list[Tensor] = []
+        self.unused: list[Tensor] = []
 
-    def of_product(output: Tensor, *args: Any, **kwargs: Any) -> None:
+    def of_kernel(self, output: Tensor, *args: Any, **kwargs: Any) -> None:
+        rows = _rows(KernelCall(*args, **kwargs))
+        self.averaging.append(rows)
+        self._see(rows)
+
+    def of_softmax(self, output: Tensor, *args: Any, **kwargs: Any) -> None:
+        self.unused.append(output)
+        self._see(output)
+
+    def of_product(self, output: Tensor, *args: Any, **kwargs: Any) -> None:
         rows = next((each for each in tensors_in(args)), output)
-        if any(rows is each for each in of_products) or not _are_averages(rows):
+        if any(rows is each for each in self.averaging):
             return
-        of_products.append(rows)
         # heads may have equal rows, so that each softmax is of one product
-        for i, each in enumerate(of_softmaxes):
-            if rows is each or _equal(rows, each):
-                del of_softmaxes[i]
+        for i, softmax in enumerate(self.unused):
+            if rows is softmax or _equal(rows, softmax):
+                self.averaging.append(rows)
+                del self.unused[i]
                 return
-        note(rows)
+            if _without_sink(rows, softmax):
+                self.averaging.append(rows)
+                self._see(rows)
+                del self.unused[i]
+                return
+        if _are_averages(rows):
+            self.averaging.append(rows)
+            self._see(rows)
 
-    def of_kernel(output: Tensor, *args: Any, **kwargs: Any) -> None:
-        note(_rows(KernelCall(*args, **kwargs)))
+    def _see(self, rows: Tensor) -> None:
+        if rows.dim() in (3, 4):
+            self.seen.append(rows)
 
-    def of_softmax(output: Tensor, *args: Any, **kwargs: Any) -> None:
-        of_softmaxes.append(output)
-        note(output)
 
-    products = dict.fromkeys(PRODUCTS_WITH_ROWS, of_product)
-    with AttentionCalls(after={**looks(of_kernel, of_softmax), **products}):
-        yield seen
+@contextmanager
+def _computed_rows() -> Iterator[ComputedRows]:
+    """Inside, what it gives has the rows that are computed."""
+    computed = ComputedRows()
+    products = dict.fromkeys(PRODUCTS_WITH_ROWS, computed.of_product)
+    of_attention = looks(computed.of_kernel, computed.of_softmax)
+    with AttentionCalls(after={**of_attention, **products}):
+        yield computed
+
+
+def _of_sequences(rows: Tensor, batch: int, tokens: int) -> Tensor:
+    """The rows of whole sequences, where these are of equal groups of tokens that follow one
+    another and read only each other, as patches of one channel of a series do.
+    """
+    groups, rest = divmod(len(rows), batch)
+    if rest or groups < 2 or groups * rows.shape[-1] != tokens:
+        return rows
+    by_group = rows.unflatten(0, (batch, groups)).movedim(1, 2)  # (batch, heads, groups, m, m)
+    size = rows.shape[-1]
+    whole = by_group.new_zeros(*by_group.shape[:4], groups, size)
+    for g in range(groups):
+        whole[:, :, g, :, g] = by_group[:, :, g]
+    joined: Tensor = whole.flatten(4).flatten(2, 3)
+    return joined
 
 
 def _equal(rows: Tensor, others: Tensor) -> bool:
-    return rows.shape == others.shape and torch.equal(rows, others.to(rows))
+    """Whether these are the same rows, whose first axes may be joined."""
+    if rows.shape[-2:] != others.shape[-2:] or rows.numel() != others.numel():
+        return False
+    return torch.equal(rows, others.to(rows).reshape(rows.shape))
+
+
+def _without_sink(rows: Tensor, softmax: Tensor) -> bool:
+    """Whether `rows` are those of a softmax over the tokens and further logits before or behind
+    them, which average nothing.
+    """
+    if rows.shape[:-1] != softmax.shape[:-1] or not rows.shape[-1] < softmax.shape[-1]:
+        return False
+    tokens = rows.shape[-1]
+    return _equal(rows, softmax[..., :tokens]) or _equal(rows, softmax[..., -tokens:])
+
+
+def sum_to_one(rows: Tensor) -> bool:
+    """Whether each row sums to 1 to rounding."""
+    return bool(((rows.sum(-1) - 1).abs() <= tolerance(rows.dtype)).all())
 
 
 def _are_averages(rows: Tensor) -> bool:
     """Whether entries are at least 0 and rows sum to 1, as a softmax by hand gives."""
     if not rows.is_floating_point() or rows.dim() < 3:
         return False
-    close = tolerance(rows.dtype)
-    return bool((rows >= 0).all() and ((rows.sum(-1) - 1).abs() <= close).all())
+    return bool((rows >= 0).all()) and sum_to_one(rows)
 
 
 @contextmanager
@@ -119,32 +171,50 @@ class LastRows:
     products computed in it.
     """
 
-    def __init__(self, calls: Sequence[RecordedCall], computed: Sequence[Tensor]):
+    def __init__(self, calls: Sequence[RecordedCall], computed: ComputedRows):
         self._calls = calls
         self._computed = computed
 
     def __call__(self) -> Tensor | None:
         """The rows (batch, heads, tokens, tokens); None if there are none."""
-        call = self._calls[-1]
-        returned = _returned(call.output)
+        returned = _returned(self._calls[-1].output)
         if returned is not None:
             return returned
-        square = [rows for rows in self._computed if rows.shape[-1] == rows.shape[-2]]
+        return self._joined(self._computed.seen)
+
+    def _joined(self, computed: Sequence[Tensor]) -> Tensor | None:
+        """The rows of all heads, from the last of these arrays."""
+        square = [rows for rows in computed if rows.shape[-1] == rows.shape[-2]]
         if not square:
             return None
-        last: Tensor = square[-1]
+        x = self._calls[-1].x
+        last = square[-1]
         if last.dim() == 4:
-            return last
-        if len(last) == len(call.x):  # each head by itself
+            return _of_sequences(last, *x.shape[:2])
+        if len(last) == len(x):  # each head by itself
             return torch.stack([rows for rows in square if rows.shape == last.shape], 1)
         # sequences and heads share an axis, sequences first
-        by_head: Tensor = last.unflatten(0, (len(call.x), -1))
+        by_head: Tensor = last.unflatten(0, (len(x), -1))
         return by_head
 
     @property
     def are_of_another_sequence(self) -> bool:
         """Whether there are rows, and they weigh other tokens than those that read them."""
-        return bool(self._computed) and self() is None
+        return bool(self._computed.seen) and self() is None
+
+    @property
+    def are_all_that_averages(self) -> bool:
+        """Whether these rows are all with which the module averages tokens: a second softmax, or
+        one that is changed before it averages, may weigh the tokens otherwise.
+        """
+        rows = self()
+        averaging = self._computed.averaging
+        if rows is None or self._computed.unused or not averaging:
+            return False
+        if len(averaging) > 1 and (averaging[-1].dim() == 4 or len(averaging) != rows.shape[1]):
+            return False
+        joined = self._joined(averaging)
+        return joined is not None and difference(joined.to(rows), rows) <= tolerance(rows.dtype)
 
 
 @contextmanager

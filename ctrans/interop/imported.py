@@ -27,7 +27,7 @@ from ctrans.dynamics.sublayer import Sublayer
 from ctrans.dynamics.weights.on_demand import has_weights_on_demand
 from ctrans.interop.anatomy import Anatomy
 from ctrans.interop.attention_in_model import attention_in_model
-from ctrans.interop.attention_reading import NO_ROWS, AttentionReading, read_attention
+from ctrans.interop.attention_reading import NO_ROWS, AttentionReading, RowsReading, read_attention
 from ctrans.interop.attention_rows import showing_rows
 from ctrans.interop.block_structure import MIX, ROLES, UNKNOWN, Structure, depth_of, make_of
 from ctrans.interop.factors import factors_of
@@ -354,7 +354,7 @@ def _expose_maps(
             _expose(adapter, i, sublayer, readings[key])
 
 
-BlockReadings = Mapping[Kind, AttentionReading | FeedForwardReading | str]
+BlockReadings = Mapping[Kind, AttentionReading | RowsReading | FeedForwardReading | str]
 """What was read of the maps of a block, by kind."""
 
 
@@ -363,7 +363,7 @@ def _expose(adapter: ModelAdapter, block: int, sublayer: Sublayer, readings: Blo
     maps: dict[Kind, nn.Module] = {}
     for kind, branch in sublayer.branches.items():
         reading = readings.get(kind)
-        if kind == "ffn" and not isinstance(reading, (AttentionReading, type(None))):
+        if kind == "ffn" and isinstance(reading, (FeedForwardReading, str)):
             maps[kind] = ffn_in_model(branch.field, reading)
         elif not isinstance(reading, (FeedForwardReading, type(None))):
             maps[kind] = attention_in_model(branch.field, block, adapter, reading)
@@ -382,7 +382,7 @@ def _read(adapter: ModelAdapter, block: int, structure: Structure, x: Tensor) ->
         for kind, branch in sublayer.branches.items()
         if isinstance(branch.field, ModuleChain)
     }
-    readings: dict[Kind, AttentionReading | FeedForwardReading | str] = {}
+    readings: dict[Kind, AttentionReading | RowsReading | FeedForwardReading | str] = {}
     # the FFN first: if weights are read on demand, its own are still in memory
     if "ffn" in chains:
         readings["ffn"] = read_ffn(chains["ffn"], x)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ctrans.base.shapes import TokenIds
 from ctrans.dynamics.depth import Depth
-from ctrans.dynamics.fields import ExposesHeads
+from ctrans.dynamics.fields import ExposesRows
 from ctrans.measure.attention.balanced_mass import balanced_mass
 from ctrans.measure.walk import Instrument, StepContext, walk
 from ctrans.model.gpt import GPT
@@ -35,7 +35,7 @@ class MeanTheta(Instrument):
         attention = sublayer.attention
         if attention is None:
             return
-        if not isinstance(attention.field, ExposesHeads):
+        if not isinstance(attention.field, ExposesRows):
             raise ConfigError(
                 f"attention of type {type(attention.field).__name__} does not expose its rows:"
                 " leave out --theta"

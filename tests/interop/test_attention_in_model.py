@@ -15,6 +15,7 @@ from ctrans.cli import main
 from ctrans.dynamics.fields import (
     ExplainsUnsupported,
     ExposesHeads,
+    ExposesRows,
     ExposesWeights,
     HasBound,
     HasLipschitz,
@@ -436,9 +437,24 @@ def test_theta_with_a_bias_by_position_is_exact_and_theorem_5_1_holds(name):
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["deberta", "deberta-v2"])
-def test_terms_of_relative_positions_are_named_where_theta_is_not_given(name):
-    attention = from_transformers(small_model(name)).depth.sublayers[0].field
+def test_terms_of_relative_positions_leave_the_rows_alone(name):
+    model = small_model(name).double()
+    imported = from_transformers(model)
+    attention = imported.depth.sublayers[0].field
+    assert isinstance(attention, ExposesRows), attention.why_not
     assert not isinstance(attention, ExposesHeads)
+    ids = torch.randint(3, 31, (2, 7), generator=torch.Generator().manual_seed(0))
+    states = imported.trajectory(ids).states
+    returned = model(ids, output_attentions=True).attentions
+    layers = attention_layers(imported.depth, states)
+    assert len(returned) == len(layers)
+    of_attention = zip(imported.depth.sublayers[::2], states[:-1:2], returned, layers, strict=True)
+    for sublayer, x, rows, layer in of_attention:
+        mass = balanced_mass(rows)
+        assert torch.allclose(sublayer.field.probabilities(sublayer.enter(x)), rows, atol=1e-6)
+        assert layer.theta_max == pytest.approx(mass.upper.amax((0, 2)).tolist())
+        assert math.isnan(layer.bound)
+        assert attention.why_not in layer.note
     assert "not applied to the state: " in attention.why_not
     assert "(relative positions" in attention.why_not
     assert len(attention.why_not) < 200

@@ -60,10 +60,10 @@ class SoftmaxAttention(JoinedHeads):
     second derivatives need the latter (see `reference_kernels`).
 
     `Attention` exposes its heads. This class does not, because sinks or a gate may be set:
-    `why_not`.
+    `why_not`. `lacks` names the options that a class must not have.
     """
 
-    shows_heads: ClassVar[bool] = False
+    lacks: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class SoftmaxAttention(JoinedHeads):
         eps: float = 1e-5,
         options: AttentionOptions = PLAIN,
     ):
-        if self.shows_heads and (options.sinks or options.gated_output):
+        if any(getattr(options, name) for name in self.lacks):
             raise ConfigError(
-                "Attention exposes its heads, which sinks and gated_output prevent: use"
+                f"{type(self).__name__} exposes what {' and '.join(self.lacks)} prevent: use"
                 " SoftmaxAttention"
             )
         options.check_heads(width, heads)
@@ -306,19 +306,25 @@ class SoftmaxAttention(JoinedHeads):
         return ~hidden
 
 
-@checked
-class Attention(SoftmaxAttention):
-    """`SoftmaxAttention` without sinks and gate: its rows sum to 1, and it exposes its heads for
-    theta and Emadi's bounds.
-    """
+class AttentionWithoutSinks(SoftmaxAttention):
+    """`SoftmaxAttention` without sinks: its rows sum to 1, and it exposes them for theta."""
 
-    shows_heads = True
+    lacks: ClassVar[tuple[str, ...]] = ("sinks",)
 
     def probabilities(self, x: TokenRows) -> AttentionRows:
         """The attention rows softmax(Q_h K_h' / (tau sqrt(d_h))) of each head. Row i has the
         weights of the tokens that token i reads.
         """
         return self.rows(x)
+
+
+@checked
+class Attention(AttentionWithoutSinks):
+    """`SoftmaxAttention` without sinks and gate: it exposes its heads for theta and Emadi's
+    bounds.
+    """
+
+    lacks = ("sinks", "gated_output")
 
     @property
     def normalised_scores(self) -> bool:

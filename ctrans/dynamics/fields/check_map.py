@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ctrans.base.option import Count, Seed
 from ctrans.dynamics.fields.around import AroundMap
 from ctrans.dynamics.fields.protocols import (
-    ExposesHeads,
+    ExposesRows,
     ExposesWeights,
     HasBound,
     HasLipschitz,
@@ -145,7 +145,7 @@ def _false_statements(field: nn.Module, x: Tensor, y: Tensor) -> Faults:
                 " constant"
             )
             yield fault, "fix `lipschitz`, or leave it out"
-    if isinstance(field, ExposesHeads):
+    if isinstance(field, ExposesRows):
         rows = field.probabilities(x)
         shape = (*x.shape[:-2], field.heads, x.shape[-2], x.shape[-2])
         if rows.shape != shape or not _close(rows.sum(-1), torch.ones_like(rows[..., 0])):

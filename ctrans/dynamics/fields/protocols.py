@@ -10,7 +10,8 @@ probe reports which one it lacks. Each is exact for the map's present weights.
 | `ExposesWeights`      | its weight matrices with their roles                     | initialisation, gradients by matrix            |
 | `HasBound`            | the largest abs(f(x)_i) if no abs(x_j) exceeds r         | forward and transport bounds                   |
 | `HasLipschitz`        | a Lipschitz constant for inputs up to a length           | block bounds                                   |
-| `ExposesHeads`        | attention's rows, and the matrices of each head          | theta, Emadi's bounds                          |
+| `ExposesRows`         | attention's rows                                         | theta, entropy of rows                         |
+| `ExposesHeads`        | attention's rows, and the matrices of each head          | Emadi's bounds                                 |
 | `SupportsTokenSubset` | f(x) at chosen tokens, without the others                | local values of Emadi's bounds                 |
 | `HasTemperature`      | the temperature of its softmax, which can be set         | temperature warm-up                            |
 | `HasReferenceKernel`  | a kernel with forward-mode and second derivatives        | every Jacobian                                 |
@@ -161,7 +162,18 @@ class HasLipschitz(Protocol):
 
 
 @runtime_checkable
-class ExposesHeads(Protocol, metaclass=AsksTheInstance):
+class ExposesRows(Protocol, metaclass=AsksTheInstance):
+    """An attention whose row i of head h is how head h weighs the tokens for token i: numbers of at
+    least 0 that sum to 1.
+    """
+
+    heads: int
+
+    def probabilities(self, x: Tensor) -> AttentionRows: ...
+
+
+@runtime_checkable
+class ExposesHeads(ExposesRows, Protocol, metaclass=AsksTheInstance):
     """An attention whose row i of head h is softmax over j of <q_i, k_j>/(tau sqrt(d_h)), tau its
     temperature.
 
@@ -170,14 +182,11 @@ class ExposesHeads(Protocol, metaclass=AsksTheInstance):
     which changes no derivative.
     """
 
-    heads: int
     temperature: float
     normalised_scores: bool
     """Whether scores are not bilinear in the input, for example because a norm acts on queries and
     keys, or may not be.
     """
-
-    def probabilities(self, x: Tensor) -> AttentionRows: ...
 
     def head_matrices(self) -> Iterator[HeadMatrices]: ...
 

@@ -11,7 +11,12 @@ from collections.abc import Callable, Collection
 from torch import nn
 
 from ctrans.base.option import part_of
-from ctrans.dynamics.fields.attention import Attention, SoftmaxAttention, qk_norm_name
+from ctrans.dynamics.fields.attention import (
+    Attention,
+    AttentionWithoutSinks,
+    SoftmaxAttention,
+    qk_norm_name,
+)
 from ctrans.dynamics.fields.attention_options import AttentionOptions
 from ctrans.dynamics.fields.differential_attention import DifferentialAttention
 from ctrans.dynamics.fields.experts import MixtureOfExperts
@@ -138,8 +143,10 @@ def _made(map_class: Callable[..., nn.Module], size: str, *names: str, **fixed: 
 
 def _softmax(settings: MapSettings) -> nn.Module:
     options = part_of(AttentionOptions, settings)
-    if options.sinks or options.gated_output:
+    if options.sinks:
         map_class = SoftmaxAttention
+    elif options.gated_output:
+        map_class = AttentionWithoutSinks
     else:
         map_class = Attention
     names = ("causal", "temperature", "qk_norm", "bias", "eps")

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ctrans.dynamics.fields import ExposesHeads
+from ctrans.dynamics.fields import ExposesHeads, ExposesRows
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.examine.comparison.output_relations import (
     OutputRelation,
@@ -168,15 +168,15 @@ def _stages(
 def _of_attention(
     ours: object, theirs: object, u: Tensor, dtype: torch.dtype
 ) -> Iterator[tuple[str, Thunk, Thunk]]:
-    if not (isinstance(ours, ExposesHeads) and isinstance(theirs, ExposesHeads)):
-        return
-    for name, role in MATRICES.items():
-        yield name, partial(_matrices, ours, role), partial(_matrices, theirs, role)
-    yield (
-        ROWS,
-        lambda: ours.probabilities(u),
-        lambda: theirs.probabilities(u.to(dtype)),
-    )
+    if isinstance(ours, ExposesHeads) and isinstance(theirs, ExposesHeads):
+        for name, role in MATRICES.items():
+            yield name, partial(_matrices, ours, role), partial(_matrices, theirs, role)
+    if isinstance(ours, ExposesRows) and isinstance(theirs, ExposesRows):
+        yield (
+            ROWS,
+            lambda: ours.probabilities(u),
+            lambda: theirs.probabilities(u.to(dtype)),
+        )
 
 
 def _matrices(attention: ExposesHeads, role: str) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ctrans.base.as_found import leaving_as_found
 from ctrans.base.old_names import OldReasons
-from ctrans.dynamics.fields import ExposesHeads
+from ctrans.dynamics.fields import ExposesRows
 from ctrans.examine.diagnosis.diagnostic_checks import CHECKS
 from ctrans.examine.diagnosis.instruments import instruments
 from ctrans.examine.diagnosis.loss_instruments import DecayOverThreshold
@@ -284,7 +284,7 @@ class Examination:
 
     def _why_no_heads(self) -> str:
         maps = [sublayer.attention for sublayer in self.model.depth.sublayers]
-        if any(part is not None and isinstance(part.field, ExposesHeads) for part in maps):
+        if any(part is not None and isinstance(part.field, ExposesRows) for part in maps):
             return "no head reads a finite state and more than one token"
         return "this model's attention does not expose the rows of its heads"
 

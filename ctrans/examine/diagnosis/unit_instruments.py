@@ -8,7 +8,7 @@ import statistics
 import torch
 from torch import Tensor
 
-from ctrans.dynamics.fields import ExposesHeads, ExposesWeights, HasOutputProjection
+from ctrans.dynamics.fields import ExposesHeads, ExposesRows, ExposesWeights, HasOutputProjection
 from ctrans.dynamics.fields.positions import later_tokens
 from ctrans.examine.diagnosis.reading import DiagnosticInstrument, named, rms
 from ctrans.measure.attention.row_entropy import entropy_of_rows
@@ -41,7 +41,7 @@ class HeadRows(DiagnosticInstrument):
         if at.x.shape[-2] < 2:
             raise ConfigError("each sequence has one token, which reads itself alone")
         attention = at.sublayer.attention
-        if attention is None or not isinstance(attention.field, ExposesHeads) or not finite(at.x):
+        if attention is None or not isinstance(attention.field, ExposesRows) or not finite(at.x):
             return
         x = attention.given(at.sublayer.given(at.entered))
         rows = attention.field.probabilities(x).double()
@@ -120,7 +120,7 @@ class ScoreSpread(DiagnosticInstrument):
         attention = at.sublayer.attention
         if (
             attention is None
-            or not isinstance(attention.field, ExposesHeads)
+            or not isinstance(attention.field, ExposesRows)
             or not finite(at.x)
             or at.x.shape[-2] < 3
         ):

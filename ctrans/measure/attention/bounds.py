@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ctrans.base.shapes import PerBatch, TokenMask, TokenRows
-from ctrans.dynamics.fields import ExposesHeads, HasLipschitz, spectral_norm, why_not
+from ctrans.dynamics.fields import ExposesHeads, ExposesRows, HasLipschitz, spectral_norm, why_not
 from ctrans.dynamics.fields.ffn_bounds import length
 from ctrans.dynamics.norm import Norm
 from ctrans.dynamics.sublayer import Sublayer
@@ -47,7 +47,7 @@ class Pathways:
 
 @torch.no_grad()
 def attention_theta(
-    attention: ExposesHeads,
+    attention: ExposesRows,
     u: TokenRows,
     padding: TokenMask | None = None,
     *,
@@ -67,7 +67,7 @@ def attention_theta(
     return balanced_mass(weights / torch.where(sums > 0, sums, 1.0), tolerance=tolerance)
 
 
-def largest_theta(attention: ExposesHeads, u: TokenRows, *, tolerance: float = 1e-9) -> list[float]:
+def largest_theta(attention: ExposesRows, u: TokenRows, *, tolerance: float = 1e-9) -> list[float]:
     """The largest theta of each head's rows, from above."""
     return (
         attention_theta(attention, u, tolerance=tolerance)

@@ -17,6 +17,7 @@ from ctrans.base.shapes import SequenceRows, UnbatchedRows
 from ctrans.dynamics.depth import Depth, spread
 from ctrans.dynamics.fields import (
     ExposesHeads,
+    ExposesRows,
     ExposesWeights,
     mixes_tokens,
     reference_kernels,
@@ -52,8 +53,8 @@ class AttentionLayer:
     - `softmax_norm`: max theta/tau
     - `bound`: theorem 5.1; `printed`: its form without biases; `measured`: the local value at
       `ROWS` tokens; `ratio`: bound over measured. The bounds and their two terms (`value_path`,
-      `attention_path`) are nan if the theorem does not cover the attention, and `note` gives the
-      reason
+      `attention_path`) are nan if the theorem does not cover the attention, or if its matrices are
+      unknown, and `note` gives the reason
     - `path`: |dX_{k+1}/dX_k| |X_k|/|X_{k+1}| through the attention rows alone (`attention_path`)
     - `G` = |W_O||W_Q||W_K||W_V|, `B` = sqrt(d) |U|_{inf,rms} of the map's input U, `S` =
       (theta/tau) B^2 G; `log_sensitivity`: the three logarithms with sum log S (Emadi, E.6)
@@ -103,7 +104,8 @@ class AttentionByDepth(Instrument):
 
     `segments` limits the segments; None means all. Local values are those of the first sequence.
     Padding affects theta alone. Normalised queries and keys have no bounds, because the theorem
-    does not cover them. Raises ConfigError for attention that does not expose its heads.
+    does not cover them. Attention that exposes its rows alone has theta and no other figure. Raises
+    ConfigError for attention that does not expose its rows.
     """
 
     def __init__(
@@ -202,7 +204,7 @@ def sensitivity_growth(layers: Sequence[AttentionLayer]) -> dict[str, float]:
     """Change of each part of log S from the first finite attention layer to the last (Emadi,
     E.6).
     """
-    finite = [layer.log_sensitivity for layer in layers if layer.finite]
+    finite = [layer.log_sensitivity for layer in layers if layer.log_sensitivity]
     if finite:
         return {name: finite[-1][name] - finite[0][name] for name in finite[0]}
     return {}
@@ -215,14 +217,10 @@ def _layer(
     x = at.x.detach()
     assert sublayer.attention is not None, "asked of attention alone"
     field = sublayer.attention.field
-    if not (
-        isinstance(field, ExposesHeads)
-        and isinstance(field, ExposesWeights)
-        and isinstance(field, nn.Module)
-    ):
+    if not isinstance(field, ExposesRows):
         raise ConfigError(
-            "theta and theorem 5.1 need each head's rows and matrices, which attention of type "
-            f"{type(field).__name__} does not expose{why_not(field)}"
+            "theta and theorem 5.1 need each head's rows, which attention of type"
+            f" {type(field).__name__} does not expose{why_not(field)}"
         )
     u = sublayer.attention.given(sublayer.given(sublayer.enter(x)))
     if not torch.isfinite(u).all():
@@ -240,6 +238,23 @@ def _layer(
     lowest = torch.where(fixed, math.inf, lower).amin(1)
     lowest = torch.where(fixed.all(1), math.nan, lowest)
     mean = lower.sum(1) / (~fixed).sum(1)
+    rows = AttentionLayer(
+        index=at.k,
+        finite=True,
+        theta_mean=mean.tolist(),
+        theta_max=highest.tolist(),
+        theta_min=lowest.tolist(),
+        theta_width=float(mass.width.max()),
+        masked=int(masked.sum()),
+    )
+    if not (
+        isinstance(field, ExposesHeads)
+        and isinstance(field, ExposesWeights)
+        and isinstance(field, nn.Module)
+    ):
+        return dataclasses.replace(
+            rows, note=f"theorem 5.1 needs the scores and matrices of each head{why_not(field)}"
+        )
     b = float(token_lengths(u).max())
     stream = float(token_lengths(x).max())
     # padding changes which rows count, not the map
@@ -255,9 +270,11 @@ def _layer(
         printed = attention_bound(field, b, theta, biases=False).bound
     except ConfigError as error:
         note = str(error)
-    first, rows = _looked_at(u)
+    first, tokens = _looked_at(u)
     with reference_kernels(sublayer):
-        linear = linearise(lambda u: map_at(field, "attention", u, rows), one_for_each(rows, first))
+        linear = linearise(
+            lambda u: map_at(field, "attention", u, tokens), one_for_each(tokens, first)
+        )
     measured = gain_of_rows(linear, generator=generator)
     product = math.prod(
         spectral_norm(matrix.weight) for matrix in field.matrices() if matrix.role != "gate"
@@ -267,14 +284,8 @@ def _layer(
         "B": 2 * _log(b),
         "G": _log(product),
     }
-    return AttentionLayer(
-        index=at.k,
-        finite=True,
-        theta_mean=mean.tolist(),
-        theta_max=highest.tolist(),
-        theta_min=lowest.tolist(),
-        theta_width=float(mass.width.max()),
-        masked=int(masked.sum()),
+    return dataclasses.replace(
+        rows,
         softmax_norm=float(highest.max()) / field.temperature,
         value_path=paths.value,
         attention_path=paths.attention,

@@ -82,7 +82,7 @@ def attention(at: Probed) -> Mapping[str, Any]:
         figures["theta"] = mean
     if layers:
         for end, layer in (("first", layers[0]), ("last", layers[-1])):
-            if layer.finite:
+            if layer.log_sensitivity:
                 figures[f"log_sensitivity_{end}"] = math.fsum(layer.log_sensitivity.values())
     if not figures:
         why = missing.get("theta") or missing.get("log_sensitivity") or "no state is finite"

@@ -1,0 +1,232 @@
+"""Attention whose matrices cannot be read shows its rows if they are all that averages tokens."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import ctrans
+from ctrans.dynamics.fields import ExposesHeads, ExposesRows
+from ctrans.interop import open_model
+from ctrans.measure.attention.balanced_mass import balanced_mass
+from ctrans.measure.attention.by_depth import attention_layers
+from tests.interop.test_ways_of_writing import HEAD, HEADS, WIDTH, Model, ids, visible
+
+
+class Attention(nn.Module):
+    """Causal attention. It keeps the rows that it averages with."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(5))
+        self.kept = None
+
+    def by_head(self, i, x):
+        return self.maps[i](x).unflatten(-1, (HEADS, HEAD)).transpose(1, 2)
+
+    def rows(self, x):
+        scores = self.by_head(0, x) @ self.by_head(1, x).mT / math.sqrt(HEAD)
+        return scores.masked_fill(~visible(x.shape[1]), -math.inf).softmax(-1)
+
+    def averages(self, x):
+        self.kept = self.rows(x)
+        return self.joined(self.kept @ self.by_head(2, x))
+
+    def joined(self, by_head):
+        return by_head.transpose(1, 2).flatten(-2)
+
+    def forward(self, x):
+        return self.maps[3](self.averages(x))
+
+
+class GatedOutput(Attention):
+    def forward(self, x):
+        return self.maps[3](self.averages(x) * self.maps[4](x).sigmoid())
+
+
+class GatedBehind(Attention):
+    def forward(self, x):
+        return super().forward(x) * self.maps[4](x).sigmoid()
+
+
+class NormedValues(Attention):
+    def by_head(self, i, x):
+        parts = super().by_head(i, x)
+        return nn.functional.layer_norm(parts, [HEAD]) if i == 2 else parts
+
+
+class Latent(Attention):
+    """Keys and values of a joint map of fewer channels."""
+
+    def by_head(self, i, x):
+        if i == 0:
+            return super().by_head(i, x)
+        return super().by_head(i, nn.functional.pad(self.maps[4](x)[..., :4], (0, WIDTH - 4)))
+
+
+class HeadsMixedBefore(Attention):
+    """Talking heads: each head's scores are a mixture of all."""
+
+    def rows(self, x):
+        scores = self.by_head(0, x) @ self.by_head(1, x).mT
+        mixture = self.maps[4].weight[:HEADS, :HEADS]
+        scores = torch.einsum("gh,bhij->bgij", mixture, scores)
+        return scores.masked_fill(~visible(x.shape[1]), -math.inf).softmax(-1)
+
+
+SHOWN = {
+    "a gate of the averages": GatedOutput,
+    "a gate of the output": GatedBehind,
+    "values with a norm": NormedValues,
+    "latent keys and values": Latent,
+    "heads mixed before the softmax": HeadsMixedBefore,
+}
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("name", SHOWN)
+def test_rows_are_those_with_which_the_module_averages(name):
+    torch.manual_seed(0)
+    module = Model(SHOWN[name]).double().eval()
+    opened = open_model(module, example=ids())
+    model = opened.model
+    known = ("rows alone are known", "theorem 5.1 needs known scores")
+    assert any(words in opened.described for words in known)
+    with torch.no_grad():
+        states = model.trajectory(ids()).states
+        layers = attention_layers(model.depth, states)
+    module(ids())
+    assert len(layers) == len(module.attentions)
+    for k, (attention, layer) in enumerate(zip(module.attentions, layers, strict=True)):
+        sublayer = model.depth.sublayers[2 * k]
+        field = sublayer.attention.field
+        assert isinstance(field, ExposesRows)
+        assert not isinstance(field, ExposesHeads)
+        expected = attention.kept.clone()
+        given = sublayer.given(sublayer.enter(states[2 * k]))
+        torch.testing.assert_close(field.probabilities(given), expected)
+        assert layer.theta_max == pytest.approx(balanced_mass(expected).upper.amax((0, 2)).tolist())
+        assert math.isnan(layer.bound)
+        assert math.isnan(layer.path)
+        assert "matrices" in layer.note
+
+
+def test_diagnose_and_screen_measure_the_rows():
+    torch.manual_seed(0)
+    opened = open_model(Model(GatedOutput).double().eval(), example=ids())
+    diagnosis = ctrans.diagnose(opened, ids(), ids())
+    assert "heads" not in diagnosis.missing
+    assert len(diagnosis.readings["least entropy of a head"]) == 2
+    step = ctrans.screen(opened, ids(), ids(), "quick").steps["attention"]
+    assert "theta is at most" in step.why
+    assert "needs the scores and matrices of each head" in step.why
+    assert 0 < max(step.result.layers[0].theta_max) <= 1
+    assert step.result.growth == {}
+
+
+class HeadsMixedBehind(Attention):
+    """Talking heads: what averages is a mixture of the heads' rows, and may be negative."""
+
+    def rows(self, x):
+        return torch.einsum("gh,bhij->bgij", self.maps[4].weight[:HEADS, :HEADS], super().rows(x))
+
+
+class Difference(Attention):
+    def rows(self, x):
+        return super().rows(x) - 0.3 * super().rows(x.flip(-1))
+
+
+class TwoAverages(Attention):
+    """Rows that average, beside others that average as well."""
+
+    def averages(self, x):
+        return super().averages(x) + super().averages(x.flip(-1))
+
+
+class Discarded(Attention):
+    """Rows whose averages do not reach the output."""
+
+    def forward(self, x):
+        return self.maps[3](self.maps[4](x).sigmoid() + 0 * self.averages(x))
+
+
+class OfChannels(Attention):
+    """Rows of channels, of which each head has as many as there are tokens."""
+
+    def averages(self, x):
+        q, k, v = (
+            self.maps[i](x)[..., : 2 * x.shape[1]].unflatten(-1, (2, -1)).movedim(1, -1)
+            for i in range(3)
+        )
+        self.kept = (q @ k.mT).softmax(-1)
+        mixed = (self.kept @ v).movedim(-1, 1).flatten(-2)
+        return nn.functional.pad(mixed, (0, WIDTH - mixed.shape[-1])) * self.maps[4](x)
+
+
+class HeadsFirst(GatedOutput):
+    """Heads before sequences, on one axis."""
+
+    def averages(self, x):
+        q, k, v = (self.by_head(i, x).transpose(0, 1).flatten(0, 1) for i in range(3))
+        scores = (q @ k.mT).masked_fill(~visible(x.shape[1]), -math.inf)
+        mixed = scores.softmax(-1) @ v
+        return self.joined(mixed.unflatten(0, (HEADS, -1)).transpose(0, 1))
+
+
+REFUSED = [HeadsMixedBehind, Difference, TwoAverages, Discarded, OfChannels, HeadsFirst]
+
+
+@pytest.mark.cases(2)
+@pytest.mark.parametrize("attention", REFUSED)
+def test_rows_that_are_not_all_that_averages_are_not_shown(attention):
+    torch.manual_seed(0)
+    module = Model(attention).double().eval()
+    model = open_model(module, example=ids()).model
+    fields = [sublayer.attention.field for sublayer in model.depth.sublayers[::2]]
+    assert not any(isinstance(field, ExposesRows) for field in fields)
+    assert all(field.why_not for field in fields)
+
+
+class Patches(Attention):
+    """Sequences of groups of tokens that read only each other."""
+
+    def forward(self, x):
+        batch = len(x)
+        x = x.unflatten(1, (-1, 4)).flatten(0, 1)
+        rows = self.by_head(0, x) @ self.by_head(1, x).mT
+        self.kept = rows.softmax(-1)
+        y = self.joined(self.kept @ self.by_head(2, x)) * self.maps[4](x).sigmoid()
+        return self.maps[3](y).unflatten(0, (batch, -1)).flatten(1, 2)
+
+
+def test_groups_of_tokens_that_read_each_other_are_blocks_of_a_row():
+    torch.manual_seed(0)
+    module = Model(Patches).double().eval()
+    tokens = torch.randint(0, 23, (3, 12), generator=torch.Generator().manual_seed(1))
+    model = open_model(module, example=tokens).model
+    sublayer = model.depth.sublayers[0]
+    with torch.no_grad():
+        given = sublayer.given(sublayer.enter(model.embed(tokens)))
+        rows = sublayer.attention.field.probabilities(given)
+        module.attentions[0](given)
+    by_group = module.attentions[0].kept.unflatten(0, (3, 3))
+    assert rows.shape == (3, HEADS, 12, 12)
+    for group in range(3):
+        own = slice(4 * group, 4 * group + 4)
+        torch.testing.assert_close(rows[:, :, own, own], by_group[:, group])
+    torch.testing.assert_close(rows.sum(-1), torch.ones_like(rows[..., 0]))
+
+
+def test_our_own_gate_leaves_the_rows():
+    model = ctrans.GPT(ctrans.GPTConfig(gated_output=True)).double()
+    plain = ctrans.GPT(ctrans.GPTConfig()).double()
+    for own, other in zip(model.depth.sublayers, plain.depth.sublayers, strict=True):
+        own.load_state_dict(other.state_dict(), strict=False)
+    x = torch.randn(2, 6, model.config.width, dtype=torch.float64)
+    field = model.depth.sublayers[0].field
+    assert isinstance(field, ExposesRows)
+    assert not isinstance(field, ExposesHeads)
+    torch.testing.assert_close(
+        field.probabilities(x), plain.depth.sublayers[0].field.probabilities(x)
+    )
