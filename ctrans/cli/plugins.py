@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import chdir, contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -96,10 +96,11 @@ def _folder_first(where: str) -> Iterator[None]:
 @contextmanager
 def _failures_of(value: str) -> Iterator[None]:
     """Turns any error of the user's code, and sys.exit, into one message with its place. What the
-    code prints goes to stderr, since stdout may have to hold one JSON object.
+    code prints goes to stderr, since stdout may have to hold one JSON object. The directory stays
+    that of the command, whose paths start there.
     """
     try:
-        with stdout_apart(), redirect_stdout(sys.stderr):
+        with stdout_apart(), redirect_stdout(sys.stderr), chdir(os.getcwd()):
             yield
     except (click.ClickException, Exit, KeyboardInterrupt):
         raise

@@ -30,6 +30,17 @@ def test_a_plugin_that_exits_is_named_with_its_line(code, tmp_path):
     assert result.stderr.count("\n") == 1
 
 
+def test_a_plugin_that_changes_the_directory_leaves_the_command_where_it_was(tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "plugin.py").write_text(f"import os\nos.chdir({str(elsewhere)!r})\n")
+    monkeypatch.chdir(tmp_path)
+    given = ("verify", "--only", "lemma-1", "--cases", 1, "--json", "found.json")
+    assert run("--plugin", "plugin.py", *given).exit_code == 0
+    assert (tmp_path / "found.json").exists()
+    assert not list(elsewhere.iterdir())
+
+
 ERRORS = """
 class Ends(BaseException):
     pass

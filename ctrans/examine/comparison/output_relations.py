@@ -21,6 +21,22 @@ class OutputRelation(NamedTuple):
     words: str
 
 
+BROKEN_IN_BOTH = "not finite in both"
+"""The kind of relation of two outputs that are not finite."""
+
+
+def not_finite(first: Tensor, second: Tensor) -> OutputRelation | None:
+    """Which of two outputs has a nan or an infinite entry; None if neither has."""
+    of_first, of_second = (not bool(output.isfinite().all()) for output in (first, second))
+    if of_first and of_second:
+        return OutputRelation(BROKEN_IN_BOTH, "not finite in both")
+    if of_second:
+        return OutputRelation("not finite", "not finite in the second")
+    if of_first:
+        return OutputRelation("not finite", "not finite in the first")
+    return None
+
+
 @torch.no_grad()
 def output_relation(first: Tensor, second: Tensor, rounding: float) -> OutputRelation | None:
     """How the second output (.., tokens, channels) follows from the first; None for no simple way.
@@ -30,8 +46,9 @@ def output_relation(first: Tensor, second: Tensor, rounding: float) -> OutputRel
         return None
     x = first.double().flatten(0, -2)
     y = second.double().flatten(0, -2)
-    if not bool(y.isfinite().all()):
-        return OutputRelation("not finite", "it is not finite")
+    broken = not_finite(x, y)
+    if broken is not None:
+        return broken
     gap = _rms(y - x)
     allowed = max(SMALL * gap, 4 * rounding)
     if not bool(y.any()):
@@ -98,8 +115,9 @@ def relation_of_rows(first: Tensor, second: Tensor) -> OutputRelation | None:
         return None
     x = first.double()
     y = second.double()
-    if not bool(y.isfinite().all()):
-        return OutputRelation("not finite", "they are not finite")
+    broken = not_finite(x, y)
+    if broken is not None:
+        return broken
     reads_x = x > ATTENDED
     reads_y = y > ATTENDED
     if bool((reads_x != reads_y).any()):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ctrans.examine.comparison.output_relations import BROKEN_IN_BOTH
 from ctrans.measure.measured import Answer
 
 if TYPE_CHECKING:
@@ -34,6 +35,12 @@ def answer(first: str, second: str, found: ModelComparison) -> Answer:
         text += f" But {names}, which this text does not show: {unseen[0].name}."
         return Answer(text, "note")
     changed = found.changed
+    if found.stage is not None and found.stage.kind == BROKEN_IN_BOTH:
+        return Answer(
+            f"{first} and {second} are both not finite from {changed[0].name} on, first in its"
+            f" {found.stage.name}. What follows cannot be compared.",
+            "bad",
+        )
     text = f"{first} and {second} part at {changed[0].name}{_stage(found)}"
     weights = _weights_of(found, changed[0])
     if weights:

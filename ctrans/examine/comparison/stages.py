@@ -15,6 +15,7 @@ from ctrans.dynamics.fields import ExposesHeads, ExposesRows
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.examine.comparison.output_relations import (
     OutputRelation,
+    not_finite,
     output_relation,
     relation_of_rows,
 )
@@ -111,12 +112,10 @@ def _stage(name: str, of_first: Thunk, other: Tensor, noisy: Noisy, limit: float
         ratio = defect / rounding if rounding else math.inf
         share = defect / size if size else math.inf
     changed = not ratio <= limit
-    relation = None
-    if not bool(other.isfinite().all()):
-        relation = OutputRelation("not finite", "it is not finite")
-    elif changed and name == ROWS:
+    relation = not_finite(own, other)
+    if relation is None and changed and name == ROWS:
         relation = relation_of_rows(own, other)
-    elif changed and name not in MATRICES:
+    elif relation is None and changed and name not in MATRICES:
         relation = output_relation(own, other, rounding)
     is_vague = relation is None or relation.kind == "some tokens"
     if changed and is_vague and name not in MATRICES:

@@ -305,6 +305,21 @@ def test_broken_numbers_are_never_rounding():
     assert "not finite" in answer("a", "b", found).text
 
 
+def test_two_models_with_the_same_nan_do_not_part_there():
+    model = gpt()
+    with torch.no_grad():
+        model.depth.sublayers[2].field.output_projection.weight[0, 0] = torch.nan
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.depth.sublayers[4].field.output_projection.weight.mul_(2)
+    tokens, _ = text()
+
+    words = answer("a", "b", compare(model, other, tokens))
+
+    assert words.text.startswith("a and b are both not finite from block 1, attention on, first in")
+    assert words.mark == "bad"
+
+
 def test_models_of_other_depths_are_refused():
     tokens, _ = text()
     with pytest.raises(ConfigError, match="6 and 4 sublayers"):
