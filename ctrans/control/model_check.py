@@ -222,26 +222,15 @@ def check_model(
     if regularization is None:
         regularization = Regularization()
     check_dtype(next(iter(model.depth.parameters()), torch.empty(0)).dtype)
-    sublayers = list(model.depth.sublayers)
-    has_state_norm = any(sublayer.state_norm is not None for sublayer in sublayers)
-    unbounded = any(sublayer.output_norm is None for sublayer in sublayers)
+    sublayers = model.depth.sublayers
+    has_steps = any(each.state_norm is not None or each.output_norm is None for each in sublayers)
     # a verdict of the ODE under a penalty needs to know how precise its costate is
-    decides = regularization.weight_decay is not None and (has_state_norm or unbounded)
-    precise = thorough or decides
-    tolerances = {} if precise else {"rtol": RTOL, "atol": ATOL}
-    of_steps: Costate | None = None
-    lost: dict[int, str] = {}
-    if has_state_norm or unbounded:
-        # before the ODE, whose solution may take long where numbers overflow
-        of_steps = costate(model, tokens, targets)
-        lost = lost_segments(model, tokens, targets, of_steps)
-        if len(lost) == len(sublayers):
-            raise ConfigError(lost[0])
-    costates, instead = continuous_or_discrete(model, tokens, targets, **tolerances)
-    if of_steps is None or costates.form == "discrete":
-        of_steps = costates
+    precise = thorough or (regularization.weight_decay is not None and has_steps)
+    found = _costates(model, tokens, targets, precise=precise, has_steps=has_steps)
+    costates = found.costates
+    of_steps = found.of_steps
     factors = factors_of_model(model, of_steps.states[:-1])
-    checked = CheckedSegments(model.depth, costates, of_steps, regularization, factors, lost)
+    checked = CheckedSegments(model.depth, costates, of_steps, regularization, factors, found.lost)
     checked.check_all(thorough=thorough, progress=progress)
     segments = checked.segments
     no_threshold = ""
@@ -260,7 +249,7 @@ def check_model(
         tokens=tokens.numel(),
         segments=tuple(segments),
         form=costates.form,
-        instead=instead,
+        instead=found.instead,
         missing=checked.skipped | factors.outside,
         no_threshold=no_threshold,
         unsure=tuple(sorted(checked.unsure)),
@@ -291,6 +280,42 @@ def check_model(
         for segment in check.segments
     ]
     return replace(check, segments=tuple(segments))
+
+
+@dataclass(frozen=True)
+class _BothCostates:
+    """The costates of a check.
+
+    - `costates`: of the ODE, or of the discrete model for the reason in `instead`
+    - `of_steps`: of the discrete model; those of the ODE where its steps have no set of their own
+    - `lost`: the segments whose costate rounding has made 0, each with the reason
+    """
+
+    costates: Costate
+    of_steps: Costate
+    instead: str | None
+    lost: dict[int, str]
+
+
+def _costates(
+    model: Model, tokens: Tensor, targets: Any, *, precise: bool, has_steps: bool
+) -> _BothCostates:
+    """The costates, to the usual tolerances if `precise`. `has_steps`: whether steps of the
+    discrete model have a set of their own, or need a penalty.
+    """
+    tolerances = {} if precise else {"rtol": RTOL, "atol": ATOL}
+    of_steps: Costate | None = None
+    lost: dict[int, str] = {}
+    if has_steps:
+        # before the ODE, whose solution may take long where numbers overflow
+        of_steps = costate(model, tokens, targets)
+        lost = lost_segments(model, tokens, targets, of_steps)
+        if len(lost) == len(model.depth.sublayers):
+            raise ConfigError(lost[0])
+    costates, instead = continuous_or_discrete(model, tokens, targets, **tolerances)
+    if of_steps is None or costates.form == "discrete":
+        of_steps = costates
+    return _BothCostates(costates, of_steps, instead, lost)
 
 
 def _why_no_path(check: ModelCheck, depth: Depth, of_steps: Costate) -> str:
