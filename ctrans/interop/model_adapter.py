@@ -214,8 +214,9 @@ class ModelAdapter(ABC):
                 f" model reads {len(x)} of {x.shape[1]}: give one row for each"
             )
         arguments = {"attention_mask": mask.to(x.device).repeat(copies, 1)}
-        if not mask[:, 0].all() and self._takes_positions():
-            # without them the library counts from the padding on the left
+        text_behind_padding = mask[:, 1:].bool() & ~mask[:, :-1].bool()
+        if text_behind_padding.any() and self._takes_positions():
+            # without them the library counts the padding before the text too
             positions = (mask.cumsum(1) - 1).clamp(min=0)
             arguments["position_ids"] = positions.to(x.device).repeat(copies, 1)
         return arguments

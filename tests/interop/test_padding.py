@@ -59,6 +59,26 @@ def test_states_of_padded_sequences_are_the_librarys(name):
         assert torch.allclose(mine[KEPT], theirs[KEPT], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("row", [[1, 1, 0, 0, 1, 1, 1, 1], [0, 1, 1, 0, 0, 1, 1, 0]])
+def test_positions_of_a_sequence_do_not_depend_on_the_others(row):
+    """Learned positions count the text alone, as in `generate`, wherever the padding is."""
+    model = made("gpt2").double()
+    imported = from_transformers(model)
+    ids = torch.randint(3, 31, (1, 8), generator=torch.Generator().manual_seed(0))
+    mask = torch.tensor([row])
+    beside = torch.tensor([row, [0, 1, 1, 1, 1, 1, 1, 1]])
+    with torch.no_grad():
+        with imported.padded(mask):
+            alone = imported.embed(ids)
+        with imported.padded(beside):
+            both = imported.embed(ids.repeat(2, 1))
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        expected = model.transformer.wte(ids) + model.transformer.wpe(positions)
+    kept = mask.bool()
+    torch.testing.assert_close(alone[kept], expected[kept])
+    torch.testing.assert_close(both[:1][kept], expected[kept])
+
+
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["bert", "llama", "gpt_neox", "bloom", "t5", "deberta", "mixtral"])
 def test_no_map_reads_padding(name):

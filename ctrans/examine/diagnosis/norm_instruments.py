@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from ctrans.base.median import median_of
 from ctrans.dynamics.norm import Norm, SphereNorm
 from ctrans.examine.diagnosis.reading import DiagnosticInstrument, named, place_of, rms
 from ctrans.measure.walk import StepContext, of_text
@@ -31,7 +32,7 @@ def smallest_gain(gains: Tensor, left_out: Tensor | None = None) -> tuple[float,
     do not count.
     """
     size = gains.detach().abs().double().flatten()
-    median = float(size.median())
+    median = median_of(size)
     if left_out is None:
         counted = size
     else:
@@ -57,10 +58,10 @@ def silenced(norm: Norm, x: Tensor) -> tuple[Tensor, float, str]:
     """
     size = norm.gamma.detach().abs().double().flatten()
     mean_size = x.detach().abs().double().flatten(0, -2).mean(0)
-    ratio = mean_size / mean_size.median().clamp(min=torch.finfo(torch.float64).tiny)
+    ratio = mean_size / max(median_of(mean_size), torch.finfo(torch.float64).tiny)
     if ratio.shape != size.shape:
         return torch.zeros_like(size, dtype=torch.bool), 0.0, "the norm has groups of channels"
-    quiet = (size < DEAD * size.median()) & (ratio > OUTLIER)
+    quiet = (size < DEAD * median_of(size)) & (ratio > OUTLIER)
     channels = [
         f"|x| = {float(mean_size[i]):.3g} in channel {int(i)}, {float(ratio[i]):.3g} times the"
         " median"
@@ -104,7 +105,7 @@ class GainsByNorm(DiagnosticInstrument):
                 at.k,
                 norm_place,
             )
-            median = float(gains.abs().double().median())
+            median = median_of(gains.abs())
             if median:
                 figure = (
                     f"|gamma| = {largest:.3g} in channel {int(gains.abs().argmax())}; the norm's"
@@ -138,7 +139,7 @@ class EpsShare(DiagnosticInstrument):
         if not isinstance(norm, SphereNorm):  # other norms squash or clip, and do not divide
             return
         centred = norm.centre(of_text(x.detach(), self.kept))
-        size = float(centred.double().square().mean(-1).median())
+        size = median_of(centred.double().square().mean(-1))
         if norm.eps and size and math.isfinite(size):
             figure = f"eps = {norm.eps:.3g}, and the mean square of the norm's input is {size:.3g}"
             self.add(

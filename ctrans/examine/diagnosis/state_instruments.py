@@ -9,6 +9,7 @@ import math
 import torch
 from torch import Tensor
 
+from ctrans.base.median import median_of
 from ctrans.dynamics.depth import Depth
 from ctrans.examine.diagnosis.reading import DiagnosticInstrument, place_of, rms
 from ctrans.measure.backward.sensitivity import CLOSED, NOT_FINITE, Sensitivity
@@ -88,7 +89,7 @@ class BlockMoves(DiagnosticInstrument):
         if at.k % per_block == per_block - 1 and finite(at.y):
             moves = of_text(at.y - self._without, self.kept)
             moved = token_lengths(moves) / token_lengths(of_text(at.y, self.kept))
-            share = float(moved.double().median())
+            share = median_of(moved)
             location = f"block {at.k // per_block} (segments {at.k - per_block + 1} to {at.k})"
             self.add(
                 "block moves",
@@ -116,7 +117,7 @@ class SublayerMoves(DiagnosticInstrument):
     def forward(self, at: StepContext) -> None:
         if at.sublayer.state_norm is None and finite(at.y):
             added = of_text(at.y - at.x, self.kept).detach()
-            self._moves[at.k] = float(added.double().norm(dim=-1).median())
+            self._moves[at.k] = median_of(added.double().norm(dim=-1))
 
     def figures(self) -> Readings:
         for k, move in self._moves.items():
@@ -191,7 +192,7 @@ class EmbeddingShare(DiagnosticInstrument):
         y = of_text(self._last, self.kept).detach().double()
         without = of_text(self._without, self.kept).detach().double()
         if finite(y) and finite(without) and self._size:
-            share = float(((y - without).norm(dim=-1) / y.norm(dim=-1)).median())
+            share = median_of((y - without).norm(dim=-1) / y.norm(dim=-1))
             size = f"its root mean square is {self._size:.3g}"
             figure = f"{size}, and the whole depth makes {share:.2g} of the median token at its end"
             value = max(share / SMALL_SHARE, LARGE_EMBEDDING / self._size)

@@ -8,6 +8,7 @@ import statistics
 import torch
 from torch import Tensor
 
+from ctrans.base.median import median_of
 from ctrans.dynamics.fields import ExposesHeads, ExposesRows, ExposesWeights, HasOutputProjection
 from ctrans.dynamics.fields.positions import later_tokens
 from ctrans.examine.diagnosis.reading import DiagnosticInstrument, named, rms
@@ -142,14 +143,14 @@ class ScoreSpread(DiagnosticInstrument):
         spread = (((scores - middle) * readable).square().sum(-1) / count).sqrt()
         counted &= count > 2
         if counted.any():
-            self._spread[at.k] = float(spread[counted].median())
+            self._spread[at.k] = median_of(spread[counted])
 
     def figures(self) -> Readings:
         for k, spread in self._spread.items():
-            other_layers = sorted(value for layer, value in self._spread.items() if layer != k)
+            other_layers = [value for layer, value in self._spread.items() if layer != k]
             if len(other_layers) < 2:
                 continue
-            middle = other_layers[len(other_layers) // 2]
+            middle = statistics.median(other_layers)
             if middle and spread:
                 ratio = spread / middle
                 figure = (

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ctrans.base.broken_entries import broken_entries
+from ctrans.base.median import median_of
 from ctrans.examine.diagnosis.diagnose import Diagnosis
 from ctrans.examine.diagnosis.incomplete import QUANTITY as LACKING
 from ctrans.examine.diagnosis.incomplete import incomplete_blocks
@@ -233,7 +234,7 @@ def parts_of(name: str, weight: Tensor) -> Iterator[tuple[str, int | None, Tenso
 def _gain(gains: Tensor) -> Iterator[tuple[str, float, str]]:
     size = gains.abs().double()
     largest = float(size.max())
-    median = float(size.median())
+    median = median_of(size)
     yield "largest gain of a norm", largest, f"its largest |gamma| is {largest:.2g}"
     if largest:  # otherwise the whole norm is dead, which its largest gain says
         yield ("smallest gain over the median", *smallest_gain(gains))
@@ -300,7 +301,7 @@ def _zeros(weight: Tensor) -> tuple[int, int]:
 
 def _over_the_median(lengths: Tensor) -> float:
     """The largest length over the median one; 1 if that is 0."""
-    median = lengths.median()
-    if float(median) == 0:
+    median = median_of(lengths)
+    if median == 0:
         return 1.0
-    return float(lengths.max() / median)
+    return float(lengths.max()) / median

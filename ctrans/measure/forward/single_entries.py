@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ctrans.base.median import median_of
 from ctrans.dynamics.depth import Depth
 from ctrans.measure.forward.bounds import ForwardBounds, printed_level
 from ctrans.measure.forward.moments import ratios, token_lengths
@@ -48,7 +49,7 @@ def largest_entry(
     if not finite(x):
         return LargestEntry(math.nan, math.nan, -1, -1, -1)
     size = x.detach().abs()
-    median = float(of_text(size, kept).median())
+    median = median_of(of_text(size, kept))
     if kept is not None:
         size = torch.where(kept.unsqueeze(-1), size, 0.0)
     row, channel = divmod(int(size.argmax()), x.shape[-1])

@@ -80,7 +80,7 @@ _TARGETS = {
         live=True,
     ),
     "over_guessing": Measure(
-        formula="mean CE of sampled targets, less log V, in nats",
+        formula="mean CE of sampled targets of the first micro-batch, less log V, in nats",
         source=_OF_GRADIENT,
         checks={
             "no better than guessing": Check(

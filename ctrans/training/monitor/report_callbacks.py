@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def summarised(figures: Figures) -> dict[str, float]:
         finite = sorted(number for number in value if math.isfinite(number))
         if finite:
             summary[f"{name}/least"] = finite[0]
-            summary[f"{name}/median"] = finite[len(finite) // 2]
+            summary[f"{name}/median"] = statistics.median(finite)
             summary[f"{name}/largest"] = finite[-1]
     return summary
 
