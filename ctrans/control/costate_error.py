@@ -67,6 +67,8 @@ def errors_of(model: Model, tokens: Tensor, targets: Any, found: Costate) -> dic
         finally:
             for weight, before in kept:
                 weight.copy_(before)
+    exact = _shares_of_double(model, tokens, targets, found, given)
+    errors = {k: max(errors[k], SAFETY * exact.get(k, 0.0)) for k in errors}
     if own_loss(model) is not None:
         # ctrans does not know how another's loss rounds: 1 - p has lost what a loss near 0 needs
         of_loss = math.inf
@@ -75,6 +77,27 @@ def errors_of(model: Model, tokens: Tensor, targets: Any, found: Costate) -> dic
             of_loss = OF_LOSS * eps / min(1.0, abs(found.loss))
         errors = {k: error + of_loss for k, error in errors.items()}
     return errors
+
+
+def _shares_of_double(
+    model: Any, tokens: Any, targets: Any, found: Costate, given: list[Tensor]
+) -> dict[int, float]:
+    """By how much states and costates of each segment differ from those in float64, as a share.
+    Empty for a model that is in float64, or whose code does not compute in it: a change of the last
+    digits does not show what is lost where numbers underflow.
+    """
+    if found.states[0].dtype == torch.float64:
+        return {}
+    try:
+        with in_double([model]):
+            exact = costate(model, widened(tokens), widened(targets))
+            return {
+                k: _share(found.costates[k + 1], exact.costates[k + 1])
+                + _share(given[k], sublayer.given(sublayer.enter(x)))
+                for k, (sublayer, x) in enumerate(_states(model, exact))
+            }
+    except Exception:  # code of others raises what it likes in another dtype
+        return {}
 
 
 @torch.no_grad()

@@ -93,6 +93,10 @@ class ValuePath:
             bound = math.inf
         return threshold, _not_below(bound, threshold, P)
 
+    def sure(self, P: UnbatchedRows) -> float:
+        """inf: lam* is finite."""
+        return math.inf
+
     def uncancelled(self, P: UnbatchedRows) -> float:
         x = self.mixed.flatten(0, -2) if self.tokens is None else self.tokens
         return product(self._root_of_heads, _sum_of_lengths(P), float(length(x.double()).amax()))
@@ -165,6 +169,10 @@ class UnitsPath:
         bound = product(growth, bound, tokens_size, p_size)
         return found, _not_below(bound, found, P)
 
+    def sure(self, P: UnbatchedRows) -> float:
+        """inf: lam* is finite."""
+        return math.inf
+
     def uncancelled(self, P: UnbatchedRows) -> float:
         x = self.x.double()
         if self.bias:
@@ -217,6 +225,15 @@ class CubicPath:
         """inf if some units gain by more than rounding, so that c R^3 exceeds every lam R^2/2. If
         none of many does, lam* is not known, as less than R^3 may gain too; it is 0 if f or P is.
         """
+        if self.sure(P) > SURE * torch.finfo(P.dtype).eps:
+            return math.inf, math.inf
+        is_zero = not P.any() or not (self.bias or self.x.any())
+        return 0.0, 0.0 if is_zero else math.inf
+
+    def sure(self, P: UnbatchedRows) -> float:
+        """The largest |h'P_c|/(|h||P|) of the random units h and of the channels c: an error of P
+        below it, as a share of |P|, leaves a gain.
+        """
         generator = torch.Generator().manual_seed(0)
         shape, _ = self.shapes()
         inner = noise(P, generator, UNITS * shape[0], shape[1])
@@ -228,11 +245,8 @@ class CubicPath:
         else:
             hidden = first.clamp_min(0) * last  # the limit of phi(r z)/r, but for its factor
         gains = (hidden.mT @ P).abs().amax(-1)
-        rounding = torch.finfo(P.dtype).eps * length(hidden.mT) * P.norm()
-        if (gains > SURE * rounding).any():
-            return math.inf, math.inf
-        is_zero = not P.any() or not (self.bias or self.x.any())
-        return 0.0, 0.0 if is_zero else math.inf
+        sizes = length(hidden.mT) * P.norm()
+        return float(torch.where(sizes > 0, gains / sizes, 0.0).max())
 
     def uncancelled(self, P: UnbatchedRows) -> float:
         """0: what is known of it, 0 or inf, has no error."""
@@ -262,6 +276,8 @@ Path = ValuePath | UnitsPath | CubicPath
   one is less only where the two contradict each other
 - `uncancelled(P)`: an upper bound of lam* that adds up the sizes of all terms. Errors of the terms
   are shares of it: lam* itself may be small because terms cancel
+- `sure(P)`: the error of P, as a share, from which an infinite lam* may be made of it; inf where
+  lam* is finite
 - `in_double()`: the path in float64, with X over its size where f is linear in that size
 - `homogeneous`: whether f grows exactly like r^2 with r times the factors, so a finite H is 0
 - `input_size`: the root mean square of what the inner factor meets, 1 if its size does not matter.

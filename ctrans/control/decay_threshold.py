@@ -105,6 +105,7 @@ class DecayThreshold:
       every lam
     - `uncancelled`: an upper bound that adds up the sizes of all terms; errors of the terms are
       shares of it
+    - `sure`: the error of the terms, as a share, from which a `lower` of inf may be made of it
     - `below`, `above`: ascents at .9 and 1.1 of `lower`; None if not made, or if they overflow. If
       `lower` is inf, `below` is one at a penalty that balances at a small R, and `above` None
     """
@@ -117,6 +118,7 @@ class DecayThreshold:
     below: Climb | None = None
     above: Climb | None = None
     uncancelled: float = 0.0
+    sure: float = math.inf
 
     @property
     def contradicts_itself(self) -> bool:
@@ -133,6 +135,8 @@ class DecayThreshold:
         lower = self.lower
         if not math.isinf(lower):
             lower = max(0.0, lower * (1 - share) - of_sums)
+        elif of_terms >= self.sure:
+            lower = 0.0
         return replace(self, lower=lower, upper=self.upper * (1 + share) + of_sums)
 
     def verdict(self, decay: float) -> Posedness:
@@ -212,6 +216,7 @@ def decay_threshold(
         gains,
         path.homogeneous and not bias,
         uncancelled=uncancelled,
+        sure=path.sure(P),
     )
 
 

@@ -30,6 +30,7 @@ from ctrans.control.model_threshold import (
 )
 from ctrans.control.own_pass import own_loss
 from ctrans.control.regularization import Regularization
+from ctrans.control.residual_pullback import has_zero_gain
 from ctrans.control.scales import at_unit_size, product
 from ctrans.control.segment_check import (
     SegmentCheck,
@@ -326,6 +327,11 @@ def _why_no_path(check: ModelCheck, depth: Depth, of_steps: Costate) -> str:
         if segment.certificate.verdict == "degenerate" and segment.threshold is None:
             k = segment.segment
             sublayer = depth.sublayers[k]
+            if has_zero_gain(sublayer):
+                return (
+                    f"segment {k} ({segment.kind}): its residual gain is 0, so that no weights of"
+                    " its map act"
+                )
             try:
                 path_of(sublayer.field, sublayer.given(sublayer.enter(of_steps.states[k])))
             except ConfigError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -62,32 +61,66 @@ def _why_not_by_segment(depth: Depth) -> str:
 
     A loss pays a shared weight once, while every segment that uses it gains.
     """
-    places = []
+    weights: list[tuple[int, Tensor]] = []
     for k, sublayer in enumerate(depth.sublayers):
         named = list(sublayer.field.named_parameters(remove_duplicate=False))
         if len({id(parameter) for _, parameter in named}) < len(named):
             return "a map uses a weight twice"
-        places += [(*_memory(parameter), k) for _, parameter in named]
-    places.sort()
-    for (_, end, k), (start, _, other) in pairwise(places):
-        if start < end and k == other:
-            return "a map uses a weight twice"
-        if start < end:
-            return "several segments use the same weights, and a loss pays them once"
-    if depth.shared or any(_is_computed(sublayer.field) for sublayer in depth.sublayers):
+        weights += [(k, parameter) for _, parameter in named]
+    shared = _sharing_segments(weights)
+    if shared is not None and shared[0] == shared[1]:
+        return "a map uses a weight twice"
+    if shared is not None:
+        return "several segments use the same weights, and a loss pays them once"
+    if depth.shared:
         return "the weights are functions of others, which several segments share"
+    for k, sublayer in enumerate(depth.sublayers):
+        if _is_computed(sublayer.field):
+            return f"weights of segment {k} are computed from others, which a loss pays instead"
     return ""
 
 
-def _memory(parameter: Tensor) -> tuple[int, int]:
-    """Where the parameter's memory begins and ends. Of one with gaps, such as columns of a larger
-    matrix, only the beginning counts: others may be in the gaps. Without memory it is the object.
+def _sharing_segments(weights: Sequence[tuple[int, Tensor]]) -> tuple[int, int] | None:
+    """The segments of the first two weights that are the same, or have an entry in common; None if
+    none have.
     """
-    begin = parameter.data_ptr() or id(parameter)
-    size = 1
-    if parameter.is_contiguous():
-        size = max(1, parameter.numel() * parameter.element_size())
-    return begin, begin + size
+    segment_of: dict[int, int] = {}
+    for k, weight in weights:
+        if id(weight) in segment_of:
+            return segment_of[id(weight)], k
+        segment_of[id(weight)] = k
+    stored = [(k, weight) for k, weight in weights if weight.data_ptr()]
+    stored.sort(key=lambda each: each[1].data_ptr())
+    for i, (k, weight) in enumerate(stored):
+        end = _end(weight)
+        for other, following in stored[i + 1 :]:
+            if following.data_ptr() >= end:
+                break
+            if _share_an_entry(weight, following):
+                return k, other
+    return None
+
+
+def _end(weight: Tensor) -> int:
+    """Where the memory of a weight ends, with its gaps, such as other columns of its matrix."""
+    steps = zip(weight.shape, weight.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    return weight.data_ptr() + (last + 1) * weight.element_size()
+
+
+def _share_an_entry(first: Tensor, second: Tensor) -> bool:
+    """Whether two weights, whose memory overlaps but for gaps, have an entry in common."""
+    if first.is_contiguous() and second.is_contiguous():
+        return True
+    return bool(torch.isin(_addresses(first), _addresses(second)).any())
+
+
+def _addresses(weight: Tensor) -> Tensor:
+    """The address of each entry."""
+    offsets = torch.zeros(1, dtype=torch.long)
+    for size, stride in zip(weight.shape, weight.stride(), strict=True):
+        offsets = (offsets[:, None] + stride * torch.arange(size)).flatten()
+    return weight.data_ptr() + offsets * weight.element_size()
 
 
 def _is_computed(field: nn.Module) -> bool:
