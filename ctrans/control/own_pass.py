@@ -66,6 +66,8 @@ OTHER_IN_DOUBLE = (
     "its gradients in float64 are others than in its own dtype, so that the costate's test in"
     " float64 says nothing about it"
 )
+SAME_TWICE = 1e-5
+"""The largest difference of two calls of one loss, as a share: the order of sums may change."""
 
 
 @runtime_checkable
@@ -187,6 +189,10 @@ def _tested(
         numbers["output"] = partial(_along_slopes, model, tokens, targets, slopes)
     if loss is not None:
         numbers["loss"] = partial(_loss, model, tokens, targets)
+    for name, number in numbers.items():
+        (first, size), (second, _) = number(), number()
+        if abs(first - second) > SAME_TWICE * size:
+            return OwnLoss(otherwise=f"its own {name} is not the same from call to call")
     untested = ""
     share = 0.0
     groups = _alike(_changes(depth, found, is_random=is_random))

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from ctrans import GPT, GPTConfig
 from ctrans.control.model_check import check_model
@@ -134,3 +135,17 @@ def test_a_parametrised_weight_is_named_as_such():
     opened = open_model(module, example=text[:, :-1], loss="next")
     check = check_model(opened.model, text[:, :-1], text[:, 1:], DECAY)
     assert "are computed from others, which a loss pays instead" in check.no_threshold
+
+
+def test_a_loss_that_is_not_the_same_twice_is_said_to_be():
+    generator = torch.Generator().manual_seed(0)
+
+    def loss(logits, targets):
+        noise = torch.rand((), generator=generator, dtype=logits.dtype)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) * (1 + 0.1 * noise)
+
+    text = torch.randint(0, 7, (1, 7), generator=torch.Generator().manual_seed(0))
+    opened = open_model(Model(Block()).double().eval(), example=text[:, :-1], loss=loss)
+    check = check_model(opened.model, text[:, :-1], text[:, 1:], DECAY)
+    assert check.training_threshold is None
+    assert "its own loss is not the same from call to call" in check.no_threshold
