@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ctrans.base.median import median_of
 from ctrans.dynamics.fields import ExposesHeads, ExposesRows, ExposesWeights, HasOutputProjection
-from ctrans.dynamics.fields.positions import later_tokens
 from ctrans.examine.diagnosis.reading import DiagnosticInstrument, named, rms
 from ctrans.measure.attention.row_entropy import entropy_of_rows
 from ctrans.measure.findings import Readings
@@ -108,8 +107,9 @@ class ScoreSpread(DiagnosticInstrument):
     """The deviation of log a_ij, in nats, over the tokens j that row i of attention reads. Each
     layer's median over heads and rows, over the median of the other layers.
 
-    A layer whose scores have the wrong scale stands out. Weights a_ij that are 0 in their dtype
-    count as its smallest number. With two layers there is no reading.
+    A layer whose scores have the wrong scale stands out. A weight a_ij that is 0 in all heads and
+    sequences is hidden by a mask, and does not count; others that are 0 count as the smallest
+    number of their dtype. With two layers there is no reading.
     """
 
     name = "scores"
@@ -127,15 +127,10 @@ class ScoreSpread(DiagnosticInstrument):
         ):
             return
         rows = attention.field.probabilities(attention.given(at.sublayer.given(at.entered)))
-        later = later_tokens(rows)
         counted = torch.ones(rows.shape[:-1], dtype=torch.bool, device=rows.device)
+        readable = (rows > 0).flatten(0, -3).any(0)
         if self.kept is not None:
             counted &= self.kept.unsqueeze(-2)
-        if not ((rows > 0) & later)[counted].any():
-            readable = ~later
-        else:
-            readable = torch.ones_like(later)
-        if self.kept is not None:
             readable = readable & self.kept.unsqueeze(-2).unsqueeze(-2)
         scores = rows.double().clamp(min=torch.finfo(rows.dtype).tiny).log()
         count = readable.sum(-1)

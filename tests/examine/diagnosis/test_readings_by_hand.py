@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import transformers
 
+import ctrans
 from ctrans.examine import diagnosed
 from ctrans.examine.diagnosis.diagnose import diagnose
 from ctrans.measure import MEASURES, Check, Measure
@@ -189,3 +191,38 @@ def test_a_measure_of_velocities_is_of_the_raw_ones_as_in_a_training(placement, 
     loss.backward()
     monitor.step(loss)
     assert monitor.past.reports[-1][1]["velocity"] == pytest.approx(by_hand, rel=1e-6)
+
+
+@pytest.mark.parametrize("window", [4, 48])
+def test_tokens_behind_a_window_are_hidden_and_do_not_spread_scores(window):
+    config = transformers.Gemma3TextConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=window,
+        attn_implementation="eager",
+    )
+    torch.manual_seed(0)
+    model = transformers.Gemma3ForCausalLM(config).eval()
+    tokens = torch.randint(0, 97, (2, 24), generator=torch.Generator().manual_seed(0))
+    found = ctrans.diagnose(model, tokens, tokens.roll(-1, 1))
+    rows = model(tokens, output_attentions=True).attentions
+    spreads = []
+    for k, of_layer in enumerate(rows):
+        reads = 24 if k == 5 else window  # the last layer has no window
+        deviations = [
+            of_layer[b, h, i, max(0, i + 1 - reads) : i + 1].double().log().std(correction=0)
+            for b in range(2)
+            for h in range(4)
+            for i in range(2, 24)
+        ]
+        spreads.append(float(np.median(torch.stack(deviations).detach().numpy())))
+    readings = found.readings["scores over the other layers'"]
+    for reading, own in zip(readings, spreads, strict=True):
+        others = statistics.median(each for each in spreads if each != own)
+        assert reading.value == pytest.approx(own / others, rel=1e-3)
+    assert "scores of another scale" not in [finding.check for finding in found.findings]
