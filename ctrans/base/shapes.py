@@ -42,6 +42,8 @@ TokenBatch = Int[Tensor, "batch tokens"]
 """Token ids, one row for each sequence of a batch."""
 AttentionRows = Float[Tensor, "*batch heads tokens tokens"]
 """Attention by head: row i has the weights, or scores, of token i."""
+ReadingRows = Float[Tensor, "*batch heads tokens read"]
+"""Attention by head over the tokens that are read, which may be of another sequence."""
 ByHead = Float[Tensor, "*batch heads tokens head"]
 """Queries, keys or values by head."""
 WeightMatrix = Float[Tensor, "out in"]

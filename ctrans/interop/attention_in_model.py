@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ctrans.base.shapes import AttentionRows, TokenRows
+from ctrans.base.shapes import AttentionRows, ReadingRows, TokenRows
 from ctrans.dynamics.fields import (
     HasReferenceKernel,
     HeadMatrices,
@@ -24,7 +25,7 @@ from ctrans.dynamics.fields import (
 )
 from ctrans.dynamics.fields.joined_heads import for_each_head, matrices_by_head
 from ctrans.interop.attention_reading import AttentionReading, RowsReading
-from ctrans.interop.attention_rows import seeing_rows, showing_rows
+from ctrans.interop.attention_rows import LastRows, seeing_rows, showing_rows
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.module_chain import JoinedProjections, MapInModel, ModuleChain, Projection
 
@@ -64,7 +65,7 @@ class AttentionWithRows(AttentionInModel):
 
     heads: int
 
-    def rows(self, x: TokenRows) -> AttentionRows:
+    def rows(self, x: TokenRows) -> ReadingRows:
         """The rows a_h as the library returns them."""
         states = x.reshape(-1, *x.shape[-2:])
         with showing_rows(self.adapter.model):
@@ -72,11 +73,15 @@ class AttentionWithRows(AttentionInModel):
             context = self.adapter.block_context(self.block, states)
             with seeing_rows(self.stages[0]) as last_rows:
                 self.stages[0](states, **context)
-        rows = last_rows()
+        rows = self.seen(last_rows)
         assert rows is not None  # reading the attention has checked this
         return rows.expand(len(states), -1, -1, -1).reshape(*x.shape[:-2], *rows.shape[1:])
 
-    def whole_rows(self, x: TokenRows) -> AttentionRows:
+    def seen(self, last_rows: LastRows) -> Tensor | None:
+        """The rows of this map among those of a pass."""
+        return last_rows()
+
+    def whole_rows(self, x: TokenRows) -> ReadingRows:
         """The rows in the model's dtype, each normalised to sum to 1: libraries round them to
         float32.
         """
@@ -89,9 +94,16 @@ class AttentionWithRowsAlone(AttentionWithRows):
 
     def __init__(self, chain: ModuleChain, block: int, adapter: ModelAdapter, reading: RowsReading):
         super().__init__(chain, block, adapter, reading.why_not)
+        self.reading = reading
         self.heads = reading.heads
 
-    def probabilities(self, x: TokenRows) -> AttentionRows:
+    def seen(self, last_rows: LastRows) -> Tensor | None:
+        """The rows of this map among those of a pass."""
+        if self.reading.are_of_another_sequence:
+            return last_rows.of_another_sequence()
+        return last_rows()
+
+    def probabilities(self, x: TokenRows) -> ReadingRows:
         """The attention rows of each head; row i weighs the tokens that token i reads."""
         return self.whole_rows(x)
 

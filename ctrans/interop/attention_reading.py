@@ -65,11 +65,13 @@ class AttentionReading:
 @dataclass(frozen=True)
 class RowsReading:
     """An attention whose rows alone are known: `heads` of them for each token. `why_not` says why
-    its matrices are not.
+    its matrices are not. `are_of_another_sequence`: whether they weigh the tokens of another
+    sequence.
     """
 
     heads: int
     why_not: str
+    are_of_another_sequence: bool = False
 
 
 Candidate = tuple[
@@ -109,7 +111,12 @@ def _read(
     rows = last_rows()
     name = _name(first)
     if last_rows.are_of_another_sequence:
-        raise _UnreadableError("its rows weigh the tokens of another sequence (cross-attention)")
+        reason = "its rows weigh the tokens of another sequence (cross-attention)"
+        crossing = last_rows.of_another_sequence()
+        if crossing is not None and _weigh_others(chain, x, context, output, crossing):
+            known = f"rows alone are known: {reason}"
+            return RowsReading(crossing.shape[1], known, are_of_another_sequence=True)
+        raise _UnreadableError(reason)
     if rows is None:
         raise _UnreadableError(f"{name} {NO_ROWS}")
     if not difference(output, expected) <= close:
@@ -117,7 +124,10 @@ def _read(
     try:
         reading = _with_matrices(chain, x, context, seen, rows)
     except _UnreadableError as reason:
-        if _weigh_tokens(chain, x, context, output, last_rows):
+        of_equal_length = last_rows.are_all_that_averages and _weigh_others(
+            chain, x, context, output, rows
+        )
+        if of_equal_length or _weigh_tokens(chain, x, context, output, last_rows):
             return RowsReading(rows.shape[1], f"rows alone are known: {reason}")
         raise
     if not reading.whole_rows and _weigh_tokens(chain, x, context, output, last_rows):
@@ -156,6 +166,41 @@ def _weigh_tokens(
     if not difference(after, before) <= close:
         return False
     return difference(changed_output[0, 1:], output[0, 1:]) > close
+
+
+def _weigh_others(
+    chain: ModuleChain, x: Tensor, context: dict[str, Any], output: Tensor, rows: Tensor
+) -> bool:
+    """Whether the output of token i in sequence s depends on another sequence by row i of s.
+
+    If the first token of the first sequence is changed, its row and its output change, and no
+    others do.
+    """
+    if x.dim() != 3 or rows.shape[0] != len(x) or rows.shape[-2] != x.shape[1]:
+        return False
+    if not sum_to_one(rows):
+        return False
+    other = x.clone()
+    other[0, 0] = -other[0, 0].flip(-1)
+    with seeing_rows(chain.stages[0]) as other_rows:
+        changed_output = chain(other, **context)
+    changed = other_rows.of_another_sequence()
+    if rows.shape[-1] == rows.shape[-2]:
+        changed = other_rows()
+    if changed is None or changed.shape != rows.shape:
+        return False
+    close = tolerance(x.dtype)
+    row, other_row = rows[0, :, 0], changed[0, :, 0]
+    expected = rows.clone()
+    expected[0, :, 0] = other_row
+    expected_output = output.clone()
+    expected_output[0, 0] = changed_output[0, 0]
+    return (
+        difference(changed, expected) <= close
+        and difference(changed_output, expected_output) <= close
+        and difference(other_row, row) > close
+        and difference(changed_output[0, 0], output[0, 0]) > close
+    )
 
 
 def _with_matrices(

@@ -182,17 +182,28 @@ class LastRows:
             return returned
         return self._joined(self._computed.seen)
 
-    def _joined(self, computed: Sequence[Tensor]) -> Tensor | None:
+    def of_another_sequence(self) -> Tensor | None:
+        """The rows (batch, heads, tokens, others) that weigh other tokens than those that read
+        them, if they are all that averages; else None.
+        """
+        if not self.are_of_another_sequence or self._computed.unused:
+            return None
+        rows = self._joined(self._computed.averaging, is_square=False)
+        if rows is None or len(self._computed.averaging) not in (1, rows.shape[1]):
+            return None
+        return rows
+
+    def _joined(self, computed: Sequence[Tensor], *, is_square: bool = True) -> Tensor | None:
         """The rows of all heads, from the last of these arrays."""
-        square = [rows for rows in computed if rows.shape[-1] == rows.shape[-2]]
-        if not square:
+        fitting = [rows for rows in computed if (rows.shape[-1] == rows.shape[-2]) == is_square]
+        if not fitting:
             return None
         x = self._calls[-1].x
-        last = square[-1]
+        last = fitting[-1]
         if last.dim() == 4:
             return _of_sequences(last, *x.shape[:2])
         if len(last) == len(x):  # each head by itself
-            return torch.stack([rows for rows in square if rows.shape == last.shape], 1)
+            return torch.stack([rows for rows in fitting if rows.shape == last.shape], 1)
         # sequences and heads share an axis, sequences first
         by_head: Tensor = last.unflatten(0, (len(x), -1))
         return by_head

@@ -11,7 +11,7 @@ from ctrans.dynamics.fields import ExposesHeads, ExposesRows
 from ctrans.interop import open_model
 from ctrans.measure.attention.balanced_mass import balanced_mass
 from ctrans.measure.attention.by_depth import attention_layers
-from tests.interop.test_ways_of_writing import HEAD, HEADS, WIDTH, Model, ids, visible
+from tests.interop.test_ways_of_writing import HEAD, HEADS, TOKENS, WIDTH, Model, ids, visible
 
 
 class Attention(nn.Module):
@@ -216,6 +216,72 @@ def test_groups_of_tokens_that_read_each_other_are_blocks_of_a_row():
         own = slice(4 * group, 4 * group + 4)
         torch.testing.assert_close(rows[:, :, own, own], by_group[:, group])
     torch.testing.assert_close(rows.sum(-1), torch.ones_like(rows[..., 0]))
+
+
+class Crossing(nn.Module):
+    """Pre-LN blocks that read a memory beside the state."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.inner = Model(attention)
+
+    def forward(self, ids, memory):
+        for part in self.inner.attentions:
+            part.memory = memory
+        return self.inner(ids)
+
+
+def with_memory(others):
+    generator = torch.Generator().manual_seed(0)
+    memory = torch.randn(2, others, WIDTH, generator=generator, dtype=torch.float64)
+    return {"ids": ids(), "memory": memory}
+
+
+class CrossAttention(Attention):
+    def rows(self, x):
+        return (self.by_head(0, x) @ self.by_head(1, self.memory).mT).softmax(-1)
+
+    def averages(self, x):
+        self.kept = self.rows(x)
+        return self.joined(self.kept @ self.by_head(2, self.memory))
+
+
+@pytest.mark.parametrize("others", [5, TOKENS, 11])
+def test_rows_of_another_sequence_are_shown(others):
+    torch.manual_seed(0)
+    module = Crossing(CrossAttention).double().eval()
+    opened = open_model(module, example=with_memory(others))
+    assert "rows alone are known" in opened.described
+    model = opened.model
+    layers = attention_layers(model.depth, model.trajectory(ids()).states)
+    with torch.no_grad():
+        states = model.trajectory(ids()).states
+        module(**with_memory(others))
+        for k, (attention, layer) in enumerate(zip(module.inner.attentions, layers, strict=True)):
+            sublayer = model.depth.sublayers[2 * k]
+            given = sublayer.given(sublayer.enter(states[2 * k]))
+            expected = attention.kept.clone()
+            torch.testing.assert_close(sublayer.attention.field.probabilities(given), expected)
+            theta = balanced_mass(expected).upper.amax((0, 2))
+            assert layer.theta_max == pytest.approx(theta.tolist())
+    diagnosis = ctrans.diagnose(opened, ids(), ids())
+    entropy = -(expected * expected.log()).sum(-1).mean((0, 2))
+    found = diagnosis.readings["least entropy of a head"][-1]
+    assert found.value == pytest.approx(float(entropy.min()), rel=1e-6)
+
+
+class OfBoth(CrossAttention):
+    """Its rows are of another sequence, and the map averages its own tokens as well."""
+
+    def averages(self, x):
+        return super().averages(x) + x.cumsum(1)
+
+
+def test_rows_of_another_sequence_are_not_shown_where_tokens_are_mixed_too():
+    torch.manual_seed(0)
+    module = Crossing(OfBoth).double().eval()
+    model = open_model(module, example=with_memory(5)).model
+    assert not isinstance(model.depth.sublayers[0].attention.field, ExposesRows)
 
 
 def test_our_own_gate_leaves_the_rows():

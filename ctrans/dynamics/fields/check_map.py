@@ -147,7 +147,7 @@ def _false_statements(field: nn.Module, x: Tensor, y: Tensor) -> Faults:
             yield fault, "fix `lipschitz`, or leave it out"
     if isinstance(field, ExposesRows):
         rows = field.probabilities(x)
-        shape = (*x.shape[:-2], field.heads, x.shape[-2], x.shape[-2])
+        shape = (*x.shape[:-2], field.heads, x.shape[-2], rows.shape[-1])
         if rows.shape != shape or not _close(rows.sum(-1), torch.ones_like(rows[..., 0])):
             fault = f"gave probabilities of shape {tuple(rows.shape)}, or rows that do not sum to 1"
             yield fault, f"give rows of probabilities of shape {shape}"

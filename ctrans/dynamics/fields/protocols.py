@@ -35,7 +35,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ctrans.base.protocol import AsksTheInstance
-from ctrans.base.shapes import AttentionRows, Scalar, SequenceRows, TokenRows, WeightMatrix
+from ctrans.base.shapes import ReadingRows, Scalar, SequenceRows, TokenRows, WeightMatrix
 from ctrans.dynamics.fields.activations import Activation
 from ctrans.dynamics.fields.branch import Branch
 
@@ -163,13 +163,13 @@ class HasLipschitz(Protocol):
 
 @runtime_checkable
 class ExposesRows(Protocol, metaclass=AsksTheInstance):
-    """An attention whose row i of head h is how head h weighs the tokens for token i: numbers of at
-    least 0 that sum to 1.
+    """An attention whose row i of head h is how head h weighs tokens for token i: numbers of at
+    least 0 that sum to 1. The tokens are those of the state, or of another sequence.
     """
 
     heads: int
 
-    def probabilities(self, x: Tensor) -> AttentionRows: ...
+    def probabilities(self, x: Tensor) -> ReadingRows: ...
 
 
 @runtime_checkable

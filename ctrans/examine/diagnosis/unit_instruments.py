@@ -45,6 +45,8 @@ class HeadRows(DiagnosticInstrument):
             return
         x = attention.given(at.sublayer.given(at.entered))
         rows = attention.field.probabilities(x).double()
+        if rows.shape[-1] < 2:
+            return
         rows = rows.reshape(-1, *rows.shape[-3:]).movedim(-3, 0)
         if self.kept is None:
             counted = torch.ones(rows.shape[1:3], dtype=torch.bool, device=rows.device)
@@ -131,6 +133,7 @@ class ScoreSpread(DiagnosticInstrument):
         readable = (rows > 0).flatten(0, -3).any(0)
         if self.kept is not None:
             counted &= self.kept.unsqueeze(-2)
+        if self.kept is not None and rows.shape[-1] == rows.shape[-2]:
             readable = readable & self.kept.unsqueeze(-2).unsqueeze(-2)
         scores = rows.double().clamp(min=torch.finfo(rows.dtype).tiny).log()
         count = readable.sum(-1)

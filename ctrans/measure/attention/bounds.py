@@ -56,12 +56,14 @@ def attention_theta(
     """theta of each row (*batch, heads, tokens) of the map's attention at its input U, in float64.
 
     `padding` is true where a token is padding. No row reads it, and its own row is masked, as is a
-    row without any other token to read.
+    row without any other token to read. Rows of another sequence are all those of no padding.
     """
     p = attention.probabilities(u)
     if padding is None:
         return balanced_mass(p, tolerance=tolerance)
-    readable = ~padding[..., None, None, :] & ~padding[..., None, :, None]
+    readable = ~padding[..., None, :, None]
+    if p.shape[-1] == p.shape[-2]:  # the tokens that are read are those of the text
+        readable = readable & ~padding[..., None, None, :]
     weights = torch.where(readable, p, 0.0)
     sums = weights.sum(-1, keepdim=True)
     return balanced_mass(weights / torch.where(sums > 0, sums, 1.0), tolerance=tolerance)
