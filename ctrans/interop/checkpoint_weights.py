@@ -138,9 +138,12 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
 
 def _scales_of(name: str) -> list[str]:
     """Names of what multiplies the codes of a weight, as fp8 models, compressed-tensors and
-    bitsandbytes store it.
+    bitsandbytes store it. Fused experts and biases have names that do not end in `weight`.
     """
-    return [f"{name}_scale_inv", f"{name}_scale", re.sub(r"weight$", "SCB", name)]
+    scales = [f"{name}_scale_inv", f"{name}_scale"]
+    if name.endswith("weight"):
+        scales.append(name.removesuffix("weight") + "SCB")
+    return scales
 
 
 def _stored(path: Path, *, allow_pickle: bool) -> Mapping[str, Stored]:

@@ -69,6 +69,22 @@ def test_fp8_without_scales_is_its_numbers(tmp_path):
     assert torch.equal(stored(tmp_path, {"a.weight": codes})["a.weight"]().float(), codes.float())
 
 
+@pytest.mark.parametrize("name", ["layers.0.mlp.experts.down_proj", "layers.0.mlp.up.bias"])
+@pytest.mark.parametrize("suffix", ["", "_scale", "_scale_inv"])
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+def test_codes_whose_names_do_not_end_in_weight_are_read_or_refused(kind, suffix, name, tmp_path):
+    weights = {name: torch.ones(4).to(kind), "layers.0.q.weight": torch.ones(2, 2)}
+    if suffix:
+        weights[name + suffix] = torch.tensor(3.0)
+    if kind == torch.int8 and not suffix:
+        with pytest.raises(ConfigError, match=f"{name} as I8 without scales"):
+            stored(tmp_path, weights)
+        return
+    found = stored(tmp_path, weights)
+    assert found.keys() == {name, "layers.0.q.weight"}
+    assert torch.equal(found[name]().float(), torch.full((4,), 3.0 if suffix else 1.0))
+
+
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
