@@ -164,6 +164,7 @@ def load_local(
             f" {tuple(want)}"
         )
     check_unused(directory, model, seen["unexpected_keys"])
+    check_once(directory, model, stored.keys() - seen["unexpected_keys"])
     check_tied(model, stored)
     evaluated: nn.Module = model.eval()
     return evaluated
@@ -268,6 +269,38 @@ def check_unused(directory: Path, model: nn.Module, unused: Iterable[str]) -> No
             f" ({len(lost)}), such as {', '.join(lost[:3])}: fix the {CONFIG}, or save the"
             " model without them"
         )
+
+
+def check_once(directory: Path, model: nn.Module, names: Iterable[str]) -> None:
+    """Raises ConfigError if two of the stored names give the same weight of the model, with and
+    without the base model's prefix, or by an old name and a new one. The library uses one of the
+    two without a word.
+    """
+    import_transformers()
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    renamings = [
+        transform
+        for transform in get_model_conversion_mapping(model)
+        if isinstance(transform, WeightRenaming)
+    ]
+    base = f"{getattr(model, 'base_model_prefix', '')}."
+    own_names = model.state_dict().keys()
+    first: dict[str, str] = {}
+    for name in sorted(name for name in names if not ignored(model, name)):
+        used_as = name
+        if name not in own_names:
+            renamed, _ = rename_source_key(name, renamings, [])
+            variants = (renamed, base + renamed, renamed.removeprefix(base))
+            # a weight that the library merges with others has no name in the model
+            used_as = next((one for one in variants if one in own_names), variants[-1])
+        if used_as in first:
+            raise ConfigError(
+                f"{str(directory)!r} holds {used_as} twice, as {first[used_as]} and as {name}:"
+                " save the model with one of the two"
+            )
+        first[used_as] = name
 
 
 def build(settings: Mapping[str, Any], config: Any, default: Any, dtype: torch.dtype) -> nn.Module:

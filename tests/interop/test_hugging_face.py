@@ -347,6 +347,44 @@ def test_more_weights_than_the_model_uses_are_no_reason_to_refuse(saved):
     assert isinstance(from_transformers(saved).model, transformers.GPT2Model)
 
 
+def add_weight(directory, old, new):
+    """Stores twice the weight `old` under the name `new` too."""
+    path = directory / "model.safetensors"
+    weights = safetensors.torch.load_file(path)
+    weights[new] = 2 * weights[old]
+    safetensors.torch.save_file(weights, path, {"format": "pt"})
+
+
+TWICE = {
+    "without its prefix": (
+        "llama",
+        "model.layers.0.self_attn.q_proj.weight",
+        "layers.0.self_attn.q_proj.weight",
+    ),
+    "with the prefix twice": ("llama", "model.norm.weight", "model.model.norm.weight"),
+    "by an old name": (
+        "bert",
+        "bert.encoder.layer.0.output.LayerNorm.weight",
+        "bert.encoder.layer.0.output.LayerNorm.gamma",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TWICE)
+@pytest.mark.parametrize("on_demand", [False, True])
+def test_two_weights_for_one_parameter_are_refused(on_demand, kind, tmp_path):
+    family, name, other = TWICE[kind]
+    if family == "bert":
+        transformers.BertForMaskedLM(made(family).config).save_pretrained(tmp_path)
+    else:
+        made(family).save_pretrained(tmp_path)
+    add_weight(tmp_path, name, other)
+    with pytest.raises(ConfigError) as caught:
+        from_transformers(tmp_path, on_demand=on_demand)
+    assert other in str(caught.value)
+    assert on_demand or f"holds {name} twice, as" in str(caught.value)
+
+
 def test_of_an_encoder_with_a_decoder_it_says_which_is_read_and_watched(tmp_path):
     sizes = {"num_layers": 2, "num_decoder_layers": 3, "num_heads": 2, "decoder_start_token_id": 0}
     model = transformers.T5ForConditionalGeneration(
