@@ -271,7 +271,7 @@ def check_unused(directory: Path, model: nn.Module, unused: Iterable[str]) -> No
         )
 
 
-def check_once(directory: Path, model: nn.Module, names: Iterable[str]) -> None:
+def check_once(directory: Path, model: Any, names: Iterable[str]) -> None:
     """Raises ConfigError if two of the stored names give the same weight of the model, with and
     without the base model's prefix, or by an old name and a new one. The library uses one of the
     two without a word.
