@@ -7,7 +7,6 @@ distributed checkpoint, and a pickle of weights if that is allowed.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from ctrans.interop.distributed_checkpoint import METADATA, distributed_weights,
 from ctrans.interop.hugging_face_files import CONFIG, NO_WEIGHTS, directory_weights
 from ctrans.interop.nanogpt import CHECKPOINT
 from ctrans.interop.pickled import pickled_weights
+from ctrans.interop.scaled_codes import dequantised, scales_of
 from ctrans.interop.stored_weights import (
     CODES,
     COMPLEX,
@@ -37,8 +37,6 @@ from solvers import ConfigError
 
 SAFETENSORS = ".safetensors"
 PICKLED = (".bin", ".pt", ".pth")
-BLOCK = 128
-"""Rows and columns that share a scale of fp8."""
 LONGEST_AXIS = 1 << 32
 """The most entries along an axis. A weight without numbers fits in any file, and its axes are read
 in parts.
@@ -113,7 +111,7 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
                 " read: save it unquantised"
             )
         if weight.dtype in CODES:
-            weights[name] = _dequantised(name, weight, stored)
+            weights[name] = dequantised(name, weight, stored)
         elif weight.dtype in FLOATS:
             if less_one(name):
                 weights[name] = partial(_one_plus, weight)
@@ -126,7 +124,7 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
             )
     for name, weight in stored.items():
         if weight.dtype in CODES:
-            for scale in _scales_of(name):
+            for scale in scales_of(name):
                 weights.pop(scale, None)
     if not weights:
         raise ConfigError(
@@ -134,16 +132,6 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
             " model"
         )
     return WeightsAndBuffers(weights, buffers)
-
-
-def _scales_of(name: str) -> list[str]:
-    """Names of what multiplies the codes of a weight, as fp8 models, compressed-tensors and
-    bitsandbytes store it. Fused experts and biases have names that do not end in `weight`.
-    """
-    scales = [f"{name}_scale_inv", f"{name}_scale"]
-    if name.endswith("weight"):
-        scales.append(name.removesuffix("weight") + "SCB")
-    return scales
 
 
 def _stored(path: Path, *, allow_pickle: bool) -> Mapping[str, Stored]:
@@ -226,50 +214,3 @@ def _families(path: Path) -> list[str]:
 
 def _one_plus(weight: Stored) -> Tensor:
     return 1 + read_weight(weight).float()
-
-
-def _dequantised(name: str, codes: Stored, stored: Mapping[str, Stored]) -> Callable[[], Tensor]:
-    """A function that multiplies the codes by their scales. Raises ConfigError for scales that are
-    missing or do not fit.
-    """
-    scales = [stored[scale] for scale in _scales_of(name) if scale in stored]
-    if not scales and codes.dtype == "I8":
-        raise ConfigError(
-            f"{str(codes.path)!r} holds {name} as I8 without scales: save it unquantised"
-        )
-    if not scales:
-        return partial(read_weight, codes)
-    scale = scales[0]
-    rows, columns = (*codes.shape, 1, 1)[:2]
-    shape = scale.shape
-    blocks_of_rows = math.ceil(rows / BLOCK)
-    blocks_of_columns = math.ceil(columns / BLOCK)
-    if shape in ((), (1,), (rows,), (rows, 1)):
-        block = (1, columns)
-    elif shape == (blocks_of_rows, blocks_of_columns):
-        block = (BLOCK, BLOCK)
-    elif len(shape) == 2 and shape[0] == rows and columns % shape[1] == 0:
-        block = (1, columns // shape[1])
-    else:
-        raise ConfigError(
-            f"{str(codes.path)!r} holds {name} {codes.shape} with scales {shape}, which do not fit:"
-            " save it unquantised"
-        )
-    if scale.name.endswith("SCB"):  # of bitsandbytes
-        unit = 127.0
-    else:
-        unit = 1.0
-    return partial(_multiplied, codes, scale, block, unit)
-
-
-def _multiplied(codes: Stored, scale: Stored, block: tuple[int, int], unit: float) -> Tensor:
-    """The codes times scale/unit, one scale for each block of rows and columns."""
-    factors = read_weight(scale).float() / unit
-    if factors.dim() == 1 and factors.numel() > 1:
-        factors = factors.unsqueeze(1)
-    numbers = read_weight(codes).float()
-    if factors.dim() == 2 and factors.numel() > 1:
-        rows, columns = numbers.shape
-        factors = factors.repeat_interleave(block[0], 0)[:rows]
-        factors = factors.repeat_interleave(block[1], 1)[:, :columns]
-    return numbers.mul_(factors)

@@ -3,6 +3,7 @@ is found.
 """
 
 import inspect
+import itertools
 import json
 import os
 
@@ -53,6 +54,53 @@ def test_scales_of_a_tensor_of_rows_and_of_groups(shape, tmp_path):
                 else scales.reshape(6, -1)[i, j // (8 * 6 // scales.numel())]
             )
             assert numbers[i, j] == codes[i, j] * scale
+
+
+@pytest.mark.parametrize(
+    "shape", [(2,), (2, 1), (2, 1, 1), (2, 4), (2, 4, 1), (2, 1, 8), (2, 4, 2)]
+)
+def test_scales_of_experts_their_rows_columns_and_groups(shape, tmp_path):
+    codes = torch.randn(2, 4, 8).to(torch.float8_e4m3fn)
+    scales = torch.rand(shape) + 0.5
+    weights = {"mlp.experts.up": codes, "mlp.experts.up_scale": scales}
+    numbers = stored(tmp_path, weights)["mlp.experts.up"]()
+    sizes = (*shape, 1, 1)[:3]
+    for place in itertools.product(range(2), range(4), range(8)):
+        spot = tuple(i * size // n for i, size, n in zip(place, sizes, (2, 4, 8), strict=True))
+        assert numbers[place] == codes[place].float() * scales.reshape(sizes)[spot]
+
+
+def test_blocks_of_experts_are_multiplied_entry_by_entry(tmp_path):
+    codes = torch.randn(2, 130, 260).to(torch.float8_e4m3fn)
+    scales = torch.rand(2, 2, 3) + 0.5
+    weights = {"experts.up": codes, "experts.up_scale_inv": scales}
+    numbers = stored(tmp_path, weights)["experts.up"]()
+    for e, i, j in ((0, 0, 0), (1, 127, 128), (0, 128, 127), (1, 129, 259), (1, 5, 256)):
+        assert numbers[e, i, j] == codes[e, i, j].float() * scales[e, i // 128, j // 128]
+
+
+@pytest.mark.parametrize(
+    ("shape", "scales"), [((4,), (4,)), ((0, 4), (0,)), ((0, 4), (0, 1)), ((4, 0), (4,)), ((), ())]
+)
+def test_scales_of_weights_without_rows_or_numbers(shape, scales, tmp_path):
+    weights = {
+        "a.weight": torch.full(shape, 2.0).to(torch.float8_e4m3fn),
+        "a.weight_scale": torch.full(scales, 3.0),
+    }
+    numbers = stored(tmp_path, weights)["a.weight"]()
+    assert torch.equal(numbers, torch.full(shape, 6.0))
+
+
+@pytest.mark.parametrize(
+    ("shape", "scales"),
+    [((4, 8), (4, 0)), ((4,), (3,)), ((4,), (4, 2)), ((2, 4, 8), (3,)), ((), (2,)), ((0, 4), (2,))],
+)
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.int8])
+def test_scales_that_do_not_fit_are_refused_with_both_shapes(kind, shape, scales, tmp_path):
+    weights = {"a.weight": torch.ones(shape).to(kind), "a.weight_scale": torch.ones(scales)}
+    with pytest.raises(ConfigError) as caught:
+        stored(tmp_path, weights)
+    assert f"a.weight {shape} with scales {scales}, which do not fit" in str(caught.value)
 
 
 def test_rows_of_bitsandbytes_have_their_largest_entry(tmp_path):
