@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from ctrans.interop.distributed_checkpoint import METADATA, distributed_weights,
 from ctrans.interop.hugging_face_files import CONFIG, NO_WEIGHTS, directory_weights
 from ctrans.interop.nanogpt import CHECKPOINT
 from ctrans.interop.pickled import pickled_weights
-from ctrans.interop.scaled_codes import dequantised, scales_of
+from ctrans.interop.scaled_codes import BLOCK, block_of, check_scales, dequantised, scales_of
 from ctrans.interop.stored_weights import (
     CODES,
     COMPLEX,
@@ -97,6 +98,11 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
             weight.dtype in FLOATS.keys() | COMPLEX and max(weight.shape, default=0) <= LONGEST_AXIS
         ):
             buffers[name] = partial(read_weight, weight)
+    check_scales(stored)
+    block = BLOCK
+    if any(weight.dtype in CODES for weight in stored.values()):
+        config_path, config = _config(path)
+        block = block_of(repr(str(config_path)), config)
     less_one = _less_one(path)
     weights: dict[str, Callable[[], Tensor]] = {}
     for name, weight in stored.items():
@@ -111,7 +117,7 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
                 " read: save it unquantised"
             )
         if weight.dtype in CODES:
-            weights[name] = dequantised(name, weight, stored)
+            weights[name] = dequantised(name, weight, stored, block)
         elif weight.dtype in FLOATS:
             if less_one(name):
                 weights[name] = partial(_one_plus, weight)
@@ -199,17 +205,23 @@ def _less_one(path: Path) -> Callable[[str], bool]:
 
 def _families(path: Path) -> list[str]:
     """The family in the config next to the weights, and that of its language model."""
+    _, config = _config(path)
+    configs = [config, config.get("text_config")]
+    return [str(part.get("model_type", "")) for part in configs if isinstance(part, dict)]
+
+
+def _config(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The path of the config next to the weights, and its entries; no entries if there is none."""
     if os.path.isdir(path):
         config_path = path / CONFIG
     else:
         config_path = path.parent / CONFIG
     if not os.path.isfile(config_path):
-        return []
+        return config_path, {}
     config = read_json(config_path)
     if not isinstance(config, dict):
-        return []
-    configs = [config, config.get("text_config")]
-    return [str(part.get("model_type", "")) for part in configs if isinstance(part, dict)]
+        return config_path, {}
+    return config_path, config
 
 
 def _one_plus(weight: Stored) -> Tensor:

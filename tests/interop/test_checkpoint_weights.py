@@ -103,6 +103,94 @@ def test_scales_that_do_not_fit_are_refused_with_both_shapes(kind, shape, scales
     assert f"a.weight {shape} with scales {scales}, which do not fit" in str(caught.value)
 
 
+E4M3 = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float8_e8m0fnu])
+def test_scales_of_bytes_are_powers_of_2(kind, tmp_path):
+    codes = torch.randn(3, 64).to(E4M3)
+    exponents = torch.tensor([[127, 130], [0, 120], [255, 127]], dtype=torch.uint8)
+    found = stored(tmp_path, {"a.weight": codes, "a.weight_scale": exponents.view(kind)})
+    assert found.keys() == {"a.weight"}
+    powers = 2.0 ** (exponents.double() - 127)
+    powers[2, 0] = torch.nan
+    expected = codes.double() * powers.repeat_interleave(32, 1)
+    torch.testing.assert_close(
+        found["a.weight"]().double(), expected, atol=0, rtol=0, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64, torch.bool, torch.int8, torch.uint8])
+@pytest.mark.parametrize("codes", [E4M3, torch.int8])
+def test_scales_that_are_no_numbers_are_refused(codes, kind, tmp_path):
+    if codes == E4M3 and kind == torch.uint8:
+        pytest.skip("these are exponents")
+    weights = {"a.weight": torch.ones(4, 4).to(codes), "a.weight_scale": torch.ones(4, 1).to(kind)}
+    with pytest.raises(ConfigError, match=r"holds a\.weight_scale, the scales of a\.weight, as "):
+        stored(tmp_path, weights)
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        "scale_weight",
+        "weight_scales",
+        "scale_inv",
+        "scale",
+        "weight_scale_2",
+        "weight.scale",
+        "weightScale",
+    ],
+)
+@pytest.mark.parametrize("known", [False, True])
+def test_codes_beside_a_scale_of_another_name_are_refused(known, scale, tmp_path):
+    weights = {"l.0.a.weight": torch.ones(4, 4).to(E4M3), f"l.0.a.{scale}": torch.ones(())}
+    if known:
+        weights["l.0.a.weight_scale"] = torch.ones(())
+    with pytest.raises(ConfigError) as caught:
+        stored(tmp_path, weights)
+    assert f"holds l.0.a.{scale} beside the F8_E4M3 codes l.0.a.weight" in str(caught.value)
+
+
+def test_scales_of_other_modules_and_of_activations_are_no_scales_of_codes(tmp_path):
+    more = ["a.input_scale", "a.k_scale", "a.scale_input", "b.scale", "layer_scale", "a.bias"]
+    weights = {"a.weight": torch.ones(4, 4).to(E4M3), "a.weight_scale": torch.tensor(2.0)}
+    found = stored(tmp_path, weights | {name: torch.ones(1) for name in more})
+    assert found.keys() == {"a.weight", *more}
+
+
+def test_two_scales_of_one_weight_are_refused(tmp_path):
+    weights = {f"a.weight{end}": torch.ones(()) for end in ("_scale", "_scale_inv")}
+    with pytest.raises(ConfigError, match=r"two scales of a\.weight, a\.weight_scale_inv and"):
+        stored(tmp_path, weights | {"a.weight": torch.ones(4, 4).to(E4M3)})
+
+
+@pytest.mark.parametrize("sides", [[100, 100], [1, 32], [64, 200], None])
+@pytest.mark.parametrize("as_a_file", [False, True])
+def test_blocks_have_the_size_that_the_config_says(as_a_file, sides, tmp_path):
+    rows, columns = sides or (128, 128)
+    codes = torch.randn(200, 200).to(E4M3)
+    scales = torch.rand(-(-200 // rows), -(-200 // columns)) + 0.5
+    weights = {"a.weight": codes, "a.weight_scale_inv": scales}
+    settings = {"quant_method": "fp8", "weight_block_size": sides}
+    found = stored(tmp_path, weights, quantization_config=settings)
+    if as_a_file:
+        found = checkpoint_weights(tmp_path / "model.safetensors")
+    numbers = found["a.weight"]()
+    for i, j in ((0, 0), (99, 100), (100, 99), (127, 128), (199, 199), (5, 130)):
+        assert numbers[i, j] == codes[i, j].float() * scales[i // rows, j // columns]
+
+
+@pytest.mark.parametrize("sides", [3, "128", [128], [0, 128], [True, 128], [128.0, 128], [-1, 1]])
+def test_a_size_of_blocks_that_is_none_is_refused(sides, tmp_path):
+    weights = {"a.weight": torch.ones(4, 4).to(E4M3)}
+    with pytest.raises(ConfigError, match=r"config\.json' says weight_block_size = "):
+        stored(tmp_path, weights, quantization_config={"weight_block_size": sides})
+    assert stored(tmp_path, {"a.weight": torch.ones(4)}, model_type="llama")
+    with pytest.raises(ConfigError, match="says quantization_config = 3: it must be an object"):
+        stored(tmp_path, weights, quantization_config=3)
+
+
 def test_rows_of_bitsandbytes_have_their_largest_entry(tmp_path):
     weight = torch.randn(5, 7)
     largest = weight.abs().amax(1)
