@@ -7,6 +7,7 @@ distributed checkpoint, and a pickle of weights if that is allowed.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -46,6 +47,16 @@ PACKED = re.compile(
     r"(qweight|qzeros|weight_packed|weight_shape|_blocks|quant_map|absmax|quant_state\S*|zero_point)$"
 )
 """Names of codes that several formats pack in ways of their own."""
+WHOLE_NUMBERS = re.compile(
+    r"(ids|index|indices|idx|mask|num_batches_tracked|num_updates|extra_state|weight_format)$"
+)
+"""Names of buffers that healthy checkpoints hold as whole numbers: positions, indices, masks and
+counters, the state of Transformer Engine, and the layout of bitsandbytes.
+"""
+NO_WHOLE_NUMBERS = ("F", "float")
+"""How the names of dtypes begin that are no whole numbers, with safetensors and with torch."""
+PARAMETERS = ("weight", "bias")
+"""How names of parameters end."""
 TOWERS = r"(^|\.)(vision_tower|vision_model|visual|audio_tower)\."
 """Names in the parts of a family that read images and sound, with norms of their own."""
 ONE_PLUS = {
@@ -66,10 +77,14 @@ WeightReaders = Mapping[str, Callable[[], Tensor]]
 class WeightsAndBuffers:
     """What a checkpoint holds: its weights, and the buffers that are no weights, such as a causal
     mask or a table of rotations, as floating-point or complex numbers.
+
+    `unread` has the dtypes of tensors that are neither, such as a bias of whole numbers. Masks,
+    counters and indices of whole numbers are left out.
     """
 
     weights: WeightReaders
     buffers: WeightReaders
+    unread: Mapping[str, str]
 
 
 def checkpoint_weights(path: Path, *, allow_pickle: bool = False) -> WeightReaders:
@@ -84,27 +99,24 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
     gains. Raises ConfigError for a path without weights, for other quantised weights, and for
     damaged files of ctrans.
     """
-    no_weights = "|".join(NO_WEIGHTS)
     all_stored = _stored(path, allow_pickle=allow_pickle)
     _check_whole(all_stored)
     stored: dict[str, Stored] = {}
     buffers: dict[str, Callable[[], Tensor]] = {}
     for name, weight in all_stored.items():
-        is_complex = weight.dtype in COMPLEX and not name.endswith("weight")
-        is_buffer = is_complex or re.search(no_weights, name) is not None
-        if not is_buffer:
+        if not _is_buffer(name, weight):
             stored[name] = weight
         elif (
             weight.dtype in FLOATS.keys() | COMPLEX and max(weight.shape, default=0) <= LONGEST_AXIS
         ):
             buffers[name] = partial(read_weight, weight)
-    check_scales(stored)
     block = BLOCK
     if any(weight.dtype in CODES for weight in stored.values()):
         config_path, config = _config(path)
         block = block_of(repr(str(config_path)), config)
     less_one = _less_one(path)
     weights: dict[str, Callable[[], Tensor]] = {}
+    unread: dict[str, str] = {}
     for name, weight in stored.items():
         if max(weight.shape, default=0) > LONGEST_AXIS:
             raise ConfigError(
@@ -128,16 +140,36 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
                 f"{str(weight.path)!r} holds {name} as {weight.dtype}, and ctrans reads"
                 f" {', '.join(FLOATS | CODES)}: save it so"
             )
+        else:
+            unread[name] = weight.dtype
+    check_scales(stored)
     for name, weight in stored.items():
         if weight.dtype in CODES:
             for scale in scales_of(name):
                 weights.pop(scale, None)
+                unread.pop(scale, None)
     if not weights:
         raise ConfigError(
             f"{str(path)!r} holds no weights in {', '.join(FLOATS | CODES)}: give the files of a"
             " model"
         )
-    return WeightsAndBuffers(weights, buffers)
+    return WeightsAndBuffers(weights, buffers, unread)
+
+
+def _is_buffer(name: str, weight: Stored) -> bool:
+    """Whether a stored tensor is no weight by its name and dtype."""
+    if weight.dtype in COMPLEX:
+        return not name.endswith("weight")
+    is_buffer = re.search("|".join(NO_WEIGHTS), name) is not None
+    if weight.dtype in FLOATS:
+        return is_buffer
+    # the bias of an attention is a mask, which has two axes or more
+    is_vector = name.endswith(".bias") and len(weight.shape) == 1
+    is_buffer = is_buffer and not is_vector
+    if weight.dtype.startswith(NO_WHOLE_NUMBERS):
+        return is_buffer
+    is_number = math.prod(weight.shape) == 1 and not name.endswith(PARAMETERS)
+    return is_buffer or is_number or WHOLE_NUMBERS.search(name) is not None
 
 
 def _stored(path: Path, *, allow_pickle: bool) -> Mapping[str, Stored]:

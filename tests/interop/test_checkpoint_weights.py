@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, AutoModel
 
+from ctrans.examine.diagnosis.weights_only import weight_diagnosis
 from ctrans.interop.checkpoint_weights import checkpoint_weights, read_checkpoint
 from ctrans.interop.weight_names import GAIN
 from ctrans.model.checkpoint import save
@@ -257,6 +258,51 @@ def test_buffers_are_left_out(tmp_path):
     }
     assert stored(tmp_path, {"a.weight": torch.ones(2, 2)} | more).keys() == {"a.weight"}
     assert read_checkpoint(tmp_path).buffers.keys() == {"h.0.attn.bias"}
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool, torch.float8_e8m0fnu]
+)
+@pytest.mark.parametrize("name", ["layers.0.attention.bias", "layers.0.up.bias", "experts.up"])
+def test_a_parameter_of_whole_numbers_is_named(name, kind, tmp_path):
+    weights = {"a.weight": torch.ones(2, 2), name: torch.ones(4).to(kind)}
+    assert stored(tmp_path, weights).keys() == {"a.weight"}
+    checkpoint = read_checkpoint(tmp_path)
+    assert checkpoint.unread.keys() == {name}
+    missing = weight_diagnosis(checkpoint.weights, unread=checkpoint.unread).missing
+    reason = missing["tensors that are no floating-point numbers"]
+    assert reason.startswith(f"1 not read, such as {name} ({checkpoint.unread[name]}): save")
+
+
+def test_a_parameter_in_less_than_a_byte_is_named(tmp_path):
+    bias = {"dtype": "F4", "shape": [16], "data_offsets": [0, 8]}
+    weight = {"dtype": "F32", "shape": [4], "data_offsets": [8, 24]}
+    header = json.dumps({"a.bias": bias, "a.weight": weight}).encode()
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(24))
+    assert read_checkpoint(path).unread == {"a.bias": "F4"}
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("embeddings.position_ids", torch.arange(4)),
+        ("embeddings.token_type_ids", torch.zeros(1, 4, dtype=torch.int64)),
+        ("bn.num_batches_tracked", torch.tensor(3)),
+        ("h.0.attn.bias", torch.ones(1, 1, 4, 4, dtype=torch.uint8)),
+        ("h.0.attn.bias", torch.ones(1, 1, 4, 4, dtype=torch.int8)),
+        ("h.0.attn.attention.bias", torch.ones(1, 1, 4, 4, dtype=torch.bool)),
+        ("h.0.attn.masked_bias", torch.tensor(-1)),
+        ("layers.0.attn_mask", torch.ones(3, 4, 4, dtype=torch.int8)),
+        ("layers.0.relative_position_index", torch.ones(9, 9, dtype=torch.int64)),
+        ("layers.0.qkv._extra_state", torch.ones(40, dtype=torch.uint8)),
+        ("layers.0.qkv.weight_format", torch.tensor(0, dtype=torch.uint8)),
+        ("step", torch.tensor([7])),
+    ],
+)
+def test_buffers_of_whole_numbers_are_left_out_without_a_word(name, numbers, tmp_path):
+    assert stored(tmp_path, {"a.weight": torch.ones(2, 2), name: numbers}).keys() == {"a.weight"}
+    assert not read_checkpoint(tmp_path).unread
 
 
 @pytest.mark.parametrize(
