@@ -402,6 +402,7 @@ def _of_weights(request: DiagnoseRequest) -> tuple[Diagnoses, Batch | None, Path
                 advance.of(name),
                 model.buffers,
                 family_directory(Path(value)),
+                unread=model.unread,
                 allow_pickle=request.allow_pickle,
             )
     return results, None, directory

@@ -34,6 +34,7 @@ from torch.nn.utils import parametrize
 
 from ctrans.control.costate import Costate, costate
 from ctrans.control.in_double import in_double, widened
+from ctrans.control.shared_entries import shared_inside
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.sublayer import Sublayer
 from ctrans.dynamics.weights.on_demand import has_weights_on_demand
@@ -123,6 +124,7 @@ def own_loss(model: Model, tokens: Tensor, targets: Any, found: Costate) -> OwnL
     if has_weights_on_demand(model.depth):
         return OwnLoss()
     another = model.why_other_loss() if isinstance(model, RunsItself) else ""
+    another = another or shared_inside(model.depth)
     if another:
         return OwnLoss(otherwise=another)
     is_own = not isinstance(model, nn.Module) or _is_own_code(model)

@@ -20,6 +20,7 @@ from ctrans.interop.config_errors import explaining_entries
 from ctrans.interop.hugging_face import build, check_family
 from ctrans.interop.hugging_face_files import read_config, read_settings
 from ctrans.interop.imported import Imported
+from ctrans.interop.model_class import model_class
 from ctrans.interop.presets import PRESETS
 from ctrans.interop.streamed import drawn, put_in_place, put_model_on_demand
 from ctrans.interop.transformers_library import import_transformers, reading
@@ -98,7 +99,8 @@ def skeleton(
             config = neutral(kind(**entries))
         if blocks is not None:
             _set_blocks(config, blocks)
-        make = partial(build, settings, config, transformers.AutoModelForCausalLM, dtype)
+        model_kind = model_class(f"architecture {label!r}", settings, transformers)
+        make = partial(build, model_kind, config, transformers.AutoModelForCausalLM, dtype)
         with explaining_entries(f"architecture {label!r}", config.to_dict()):
             check_size(f"architecture {label!r}", make, dtype, held=None, on_demand=True)
         # a skeleton draws only vectors, if its family draws them

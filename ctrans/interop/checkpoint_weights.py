@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from ctrans.interop.distributed_checkpoint import METADATA, distributed_weights,
 from ctrans.interop.hugging_face_files import CONFIG, NO_WEIGHTS, directory_weights
 from ctrans.interop.nanogpt import CHECKPOINT
 from ctrans.interop.pickled import pickled_weights
+from ctrans.interop.scaled_codes import BLOCK, block_of, check_scales, dequantised, scales_of
 from ctrans.interop.stored_weights import (
     CODES,
     COMPLEX,
@@ -37,8 +39,6 @@ from solvers import ConfigError
 
 SAFETENSORS = ".safetensors"
 PICKLED = (".bin", ".pt", ".pth")
-BLOCK = 128
-"""Rows and columns that share a scale of fp8."""
 LONGEST_AXIS = 1 << 32
 """The most entries along an axis. A weight without numbers fits in any file, and its axes are read
 in parts.
@@ -47,6 +47,16 @@ PACKED = re.compile(
     r"(qweight|qzeros|weight_packed|weight_shape|_blocks|quant_map|absmax|quant_state\S*|zero_point)$"
 )
 """Names of codes that several formats pack in ways of their own."""
+WHOLE_NUMBERS = re.compile(
+    r"(ids|index|indices|idx|mask|num_batches_tracked|num_updates|extra_state|weight_format)$"
+)
+"""Names of buffers that healthy checkpoints hold as whole numbers: positions, indices, masks and
+counters, the state of Transformer Engine, and the layout of bitsandbytes.
+"""
+NO_WHOLE_NUMBERS = ("F", "float")
+"""How the names of dtypes begin that are no whole numbers, with safetensors and with torch."""
+PARAMETERS = ("weight", "bias")
+"""How names of parameters end."""
 TOWERS = r"(^|\.)(vision_tower|vision_model|visual|audio_tower)\."
 """Names in the parts of a family that read images and sound, with norms of their own."""
 ONE_PLUS = {
@@ -67,10 +77,14 @@ WeightReaders = Mapping[str, Callable[[], Tensor]]
 class WeightsAndBuffers:
     """What a checkpoint holds: its weights, and the buffers that are no weights, such as a causal
     mask or a table of rotations, as floating-point or complex numbers.
+
+    `unread` has the dtypes of tensors that are neither, such as a bias of whole numbers. Masks,
+    counters and indices of whole numbers are left out.
     """
 
     weights: WeightReaders
     buffers: WeightReaders
+    unread: Mapping[str, str]
 
 
 def checkpoint_weights(path: Path, *, allow_pickle: bool = False) -> WeightReaders:
@@ -85,22 +99,24 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
     gains. Raises ConfigError for a path without weights, for other quantised weights, and for
     damaged files of ctrans.
     """
-    no_weights = "|".join(NO_WEIGHTS)
     all_stored = _stored(path, allow_pickle=allow_pickle)
     _check_whole(all_stored)
     stored: dict[str, Stored] = {}
     buffers: dict[str, Callable[[], Tensor]] = {}
     for name, weight in all_stored.items():
-        is_complex = weight.dtype in COMPLEX and not name.endswith("weight")
-        is_buffer = is_complex or re.search(no_weights, name) is not None
-        if not is_buffer:
+        if not _is_buffer(name, weight):
             stored[name] = weight
         elif (
             weight.dtype in FLOATS.keys() | COMPLEX and max(weight.shape, default=0) <= LONGEST_AXIS
         ):
             buffers[name] = partial(read_weight, weight)
+    block = BLOCK
+    if any(weight.dtype in CODES for weight in stored.values()):
+        config_path, config = _config(path)
+        block = block_of(repr(str(config_path)), config)
     less_one = _less_one(path)
     weights: dict[str, Callable[[], Tensor]] = {}
+    unread: dict[str, str] = {}
     for name, weight in stored.items():
         if max(weight.shape, default=0) > LONGEST_AXIS:
             raise ConfigError(
@@ -113,7 +129,7 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
                 " read: save it unquantised"
             )
         if weight.dtype in CODES:
-            weights[name] = _dequantised(name, weight, stored)
+            weights[name] = dequantised(name, weight, stored, block)
         elif weight.dtype in FLOATS:
             if less_one(name):
                 weights[name] = partial(_one_plus, weight)
@@ -124,23 +140,36 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
                 f"{str(weight.path)!r} holds {name} as {weight.dtype}, and ctrans reads"
                 f" {', '.join(FLOATS | CODES)}: save it so"
             )
+        else:
+            unread[name] = weight.dtype
+    check_scales(stored)
     for name, weight in stored.items():
         if weight.dtype in CODES:
-            for scale in _scales_of(name):
+            for scale in scales_of(name):
                 weights.pop(scale, None)
+                unread.pop(scale, None)
     if not weights:
         raise ConfigError(
             f"{str(path)!r} holds no weights in {', '.join(FLOATS | CODES)}: give the files of a"
             " model"
         )
-    return WeightsAndBuffers(weights, buffers)
+    return WeightsAndBuffers(weights, buffers, unread)
 
 
-def _scales_of(name: str) -> list[str]:
-    """Names of what multiplies the codes of a weight, as fp8 models, compressed-tensors and
-    bitsandbytes store it.
-    """
-    return [f"{name}_scale_inv", f"{name}_scale", re.sub(r"weight$", "SCB", name)]
+def _is_buffer(name: str, weight: Stored) -> bool:
+    """Whether a stored tensor is no weight by its name and dtype."""
+    if weight.dtype in COMPLEX:
+        return not name.endswith("weight")
+    is_buffer = re.search("|".join(NO_WEIGHTS), name) is not None
+    if weight.dtype in FLOATS:
+        return is_buffer
+    # the bias of an attention is a mask, which has two axes or more
+    is_vector = name.endswith(".bias") and len(weight.shape) == 1
+    is_buffer = is_buffer and not is_vector
+    if weight.dtype.startswith(NO_WHOLE_NUMBERS):
+        return is_buffer
+    is_number = math.prod(weight.shape) == 1 and not name.endswith(PARAMETERS)
+    return is_buffer or is_number or WHOLE_NUMBERS.search(name) is not None
 
 
 def _stored(path: Path, *, allow_pickle: bool) -> Mapping[str, Stored]:
@@ -208,65 +237,24 @@ def _less_one(path: Path) -> Callable[[str], bool]:
 
 def _families(path: Path) -> list[str]:
     """The family in the config next to the weights, and that of its language model."""
+    _, config = _config(path)
+    configs = [config, config.get("text_config")]
+    return [str(part.get("model_type", "")) for part in configs if isinstance(part, dict)]
+
+
+def _config(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The path of the config next to the weights, and its entries; no entries if there is none."""
     if os.path.isdir(path):
         config_path = path / CONFIG
     else:
         config_path = path.parent / CONFIG
     if not os.path.isfile(config_path):
-        return []
+        return config_path, {}
     config = read_json(config_path)
     if not isinstance(config, dict):
-        return []
-    configs = [config, config.get("text_config")]
-    return [str(part.get("model_type", "")) for part in configs if isinstance(part, dict)]
+        return config_path, {}
+    return config_path, config
 
 
 def _one_plus(weight: Stored) -> Tensor:
     return 1 + read_weight(weight).float()
-
-
-def _dequantised(name: str, codes: Stored, stored: Mapping[str, Stored]) -> Callable[[], Tensor]:
-    """A function that multiplies the codes by their scales. Raises ConfigError for scales that are
-    missing or do not fit.
-    """
-    scales = [stored[scale] for scale in _scales_of(name) if scale in stored]
-    if not scales and codes.dtype == "I8":
-        raise ConfigError(
-            f"{str(codes.path)!r} holds {name} as I8 without scales: save it unquantised"
-        )
-    if not scales:
-        return partial(read_weight, codes)
-    scale = scales[0]
-    rows, columns = (*codes.shape, 1, 1)[:2]
-    shape = scale.shape
-    blocks_of_rows = math.ceil(rows / BLOCK)
-    blocks_of_columns = math.ceil(columns / BLOCK)
-    if shape in ((), (1,), (rows,), (rows, 1)):
-        block = (1, columns)
-    elif shape == (blocks_of_rows, blocks_of_columns):
-        block = (BLOCK, BLOCK)
-    elif len(shape) == 2 and shape[0] == rows and columns % shape[1] == 0:
-        block = (1, columns // shape[1])
-    else:
-        raise ConfigError(
-            f"{str(codes.path)!r} holds {name} {codes.shape} with scales {shape}, which do not fit:"
-            " save it unquantised"
-        )
-    if scale.name.endswith("SCB"):  # of bitsandbytes
-        unit = 127.0
-    else:
-        unit = 1.0
-    return partial(_multiplied, codes, scale, block, unit)
-
-
-def _multiplied(codes: Stored, scale: Stored, block: tuple[int, int], unit: float) -> Tensor:
-    """The codes times scale/unit, one scale for each block of rows and columns."""
-    factors = read_weight(scale).float() / unit
-    if factors.dim() == 1 and factors.numel() > 1:
-        factors = factors.unsqueeze(1)
-    numbers = read_weight(codes).float()
-    if factors.dim() == 2 and factors.numel() > 1:
-        rows, columns = numbers.shape
-        factors = factors.repeat_interleave(block[0], 0)[:rows]
-        factors = factors.repeat_interleave(block[1], 1)[:, :columns]
-    return numbers.mul_(factors)

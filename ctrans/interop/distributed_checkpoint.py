@@ -33,11 +33,13 @@ MOST_NUMBERS = 1 << 48
 MOST_AXES = 64
 """The most axes of a tensor in torch."""
 LESS_ONE = re.compile(
-    rb"apply_layernorm_1p(q.|r....|\x94)?\x88|^[ \t]*layernorm_zero_centered_gamma:[ \t]*true\s*$",
+    rb"apply_layernorm_1p(q.|r....|\x94)?\x88"
+    rb"|^[^#\n]*?(?<![\w.-])[\"']?layernorm_zero_centered_gamma[\"']?[ \t]*:[ \t]*(!!bool[ \t]+)?"
+    rb"[\"']?(true|yes|on)[\"']?[ \t]*([,}#]|\r?$)",
     re.M | re.S | re.I,
 )
 """The setting of a model that stores gains less 1: in a pickle its name, what remembers the name,
-and True; or a line of YAML.
+and True; or YAML: a line, or an entry in braces, with quotes or a comment.
 """
 NOT_MODEL = re.compile(
     r"(^|\.)(optim\w*|lr_scheduler|dataloader|rng_state\w*|_extra_state\w*)(\.|$)"

@@ -31,6 +31,7 @@ from ctrans.interop.hugging_face_files import (
 )
 from ctrans.interop.imported import Imported
 from ctrans.interop.missing_weights import in_words
+from ctrans.interop.model_class import model_class
 from ctrans.interop.stored_weights import Stored, check_floating, check_readable, stored_dtype
 from ctrans.interop.streamed import check_tied, put_model_on_demand, read
 from ctrans.interop.transformers_library import import_transformers, reading
@@ -127,15 +128,14 @@ def load_local(
     """
     directory = Path(directory)
     transformers = import_transformers()
-    settings, config, stored, _ = checked_directory(
+    kind, config, stored, _ = checked_directory(
         directory, dtype, allow_pickle=allow_pickle, on_demand=False
     )
     for index in (INDEX, PICKLES[1]):
         if (directory / index).is_file():
             check_encoding(directory / index)
     with reading(f"cannot load {str(directory)!r}"):
-        kind = model_class(settings, transformers) or transformers.AutoModel
-        model, seen = kind.from_pretrained(
+        model, seen = (kind or transformers.AutoModel).from_pretrained(
             directory,
             config=config,
             local_files_only=True,
@@ -164,6 +164,7 @@ def load_local(
             f" {tuple(want)}"
         )
     check_unused(directory, model, seen["unexpected_keys"])
+    check_once(directory, model, stored.keys() - seen["unexpected_keys"])
     check_tied(model, stored)
     evaluated: nn.Module = model.eval()
     return evaluated
@@ -190,18 +191,19 @@ def open_local(
 
 def checked_directory(
     directory: Path, dtype: torch.dtype | None, *, allow_pickle: bool, on_demand: bool
-) -> tuple[Mapping[str, Any], Any, Mapping[str, Stored], Callable[[], nn.Module]]:
-    """The entries of a directory's config, the library's config, the stored weights, and a function
-    that makes the model without them.
+) -> tuple[Any, Any, Mapping[str, Stored], Callable[[], nn.Module]]:
+    """The class that a directory's config names or None, the library's config, the stored weights,
+    and a function that makes the model without them.
 
-    Raises ConfigError for an unreadable config, missing or damaged weights, and a model that is too
-    large.
+    Raises ConfigError for an unreadable config, an unknown class, missing or damaged weights, and a
+    model that is too large.
     """
     transformers = import_transformers()
     where = repr(str(directory / CONFIG))
     settings = read_config(directory)
     check_encoding(directory / CONFIG)
     check_family(where, settings, transformers)
+    kind = model_class(where, settings, transformers)
     stored = directory_weights(directory, allow_pickle=allow_pickle)
     check_readable(stored)
     with reading(f"cannot load {str(directory)!r}"):
@@ -212,11 +214,11 @@ def checked_directory(
             )
         config = neutral(read_settings)
         model_dtype = dtype or getattr(config, "dtype", None) or stored_dtype(stored)
-        make = partial(build, settings, config, transformers.AutoModel, model_dtype)
+        make = partial(build, kind, config, transformers.AutoModel, model_dtype)
         held = sum(math.prod(weight.shape) for weight in stored.values())
         with explaining_entries(where, config.to_dict()):
             check_size(where, make, model_dtype, held=held, on_demand=on_demand)
-    return settings, config, stored, make
+    return kind, config, stored, make
 
 
 def ignored(model: nn.Module, name: str) -> bool:
@@ -270,28 +272,48 @@ def check_unused(directory: Path, model: nn.Module, unused: Iterable[str]) -> No
         )
 
 
-def build(settings: Mapping[str, Any], config: Any, default: Any, dtype: torch.dtype) -> nn.Module:
-    """A model of that config in eval mode and without gradients. Its class is the one that the
-    settings name, or the default.
+def check_once(directory: Path, model: Any, names: Iterable[str]) -> None:
+    """Raises ConfigError if two of the stored names give the same weight of the model, with and
+    without the base model's prefix, or by an old name and a new one. The library uses one of the
+    two without a word.
     """
-    kind = model_class(settings, import_transformers())
+    import_transformers()
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    renamings = [
+        transform
+        for transform in get_model_conversion_mapping(model)
+        if isinstance(transform, WeightRenaming)
+    ]
+    base = f"{getattr(model, 'base_model_prefix', '')}."
+    own_names = model.state_dict().keys()
+    first: dict[str, str] = {}
+    for name in sorted(name for name in names if not ignored(model, name)):
+        used_as = name
+        if name not in own_names:
+            renamed, _ = rename_source_key(name, renamings, [])
+            variants = (renamed, base + renamed, renamed.removeprefix(base))
+            # a weight that the library merges with others has no name in the model
+            used_as = next((one for one in variants if one in own_names), variants[-1])
+        if used_as in first:
+            raise ConfigError(
+                f"{str(directory)!r} holds {used_as} twice, as {first[used_as]} and as {name}:"
+                " save the model with one of the two"
+            )
+        first[used_as] = name
+
+
+def build(kind: Any, config: Any, default: Any, dtype: torch.dtype) -> nn.Module:
+    """A model of that class and config in eval mode and without gradients; with None for the class,
+    of the default.
+    """
     with torch.random.fork_rng(devices=[]):
         if kind is None:
             model: nn.Module = default.from_config(config, dtype=dtype, trust_remote_code=False)
         else:
             model = kind._from_config(config, dtype=dtype)
     return model.eval().requires_grad_(requires_grad=False)
-
-
-def model_class(settings: Mapping[str, Any], transformers: Any) -> Any:
-    """The library's class that a config names, or None."""
-    names = settings.get("architectures")
-    if not isinstance(names, list) or not names:
-        return None
-    kind = getattr(transformers, str(names[0]), None)
-    if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
-        return kind
-    return None
 
 
 def check_not_quantised(model: nn.Module) -> None:

@@ -18,6 +18,8 @@ from ctrans.dynamics.fields.scaled_linear import ScaledLinear
 from ctrans.interop.recorded_calls import first_tensor, watched
 from solvers import ConfigError
 
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
 
 @runtime_checkable
 class TransposedLinear(Protocol):
@@ -110,11 +112,29 @@ class ModuleChain(nn.Module):
     def _require_output_path(self) -> str:
         if self.output_path is None:
             names = " then ".join(type(stage).__name__ for stage in self.stages)
-            raise ConfigError(
-                f"{names} does not end in one linear map (experts, or a gate after it), so it has"
-                " no output projection"
-            )
+            raise ConfigError(f"{names} {self._why_no_output_path()}")
         return self.output_path
+
+    def _why_no_output_path(self) -> str:
+        """What the chain has in place of a linear map at its end, in words."""
+        for part in self.modules():
+            is_attention = isinstance(part, nn.MultiheadAttention)
+            if is_attention and (part.add_zero_attn or part.bias_k is not None):
+                return (
+                    "adds a key of its own to those of the tokens (add_zero_attn or add_bias_kv),"
+                    " so its rows are not read"
+                )
+        last = None
+        for part in self.modules():
+            if next(part.parameters(recurse=False), None) is not None:
+                last = part
+        if isinstance(last, CONVOLUTIONS) and not is_linear(last):
+            kind = type(last).__name__
+            return f"ends in a convolution ({kind}), whose weight is not read as a linear map"
+        return (
+            "does not end in one linear map (experts, or a gate after it), so it has no output"
+            " projection"
+        )
 
 
 class MapInModel(ModuleChain):

@@ -10,9 +10,10 @@ from typing import Any
 from torch import nn
 
 from ctrans.dynamics.weights.on_demand import skeletons
-from ctrans.interop.hugging_face import check_unused, checked_directory, ignored, model_class
+from ctrans.interop.hugging_face import check_unused, checked_directory, ignored
 from ctrans.interop.hugging_face_files import CONFIG, WEIGHTS, read_config
 from ctrans.interop.missing_weights import in_words
+from ctrans.interop.model_class import class_name
 from ctrans.interop.streamed import check_tied, stored_as
 from ctrans.interop.transformers_library import import_transformers, reading
 from solvers import ConfigError
@@ -20,7 +21,7 @@ from solvers import ConfigError
 
 def family_directory(path: Path) -> Path | None:
     """The directory of these weights if it has a config.json with a `model_type`, as
-    `save_pretrained` writes it.
+    `save_pretrained` writes it. Raises ConfigError for `architectures` that are no list of names.
     """
     directory = path.parent if path.name == WEIGHTS else path
     if not (directory / CONFIG).is_file():
@@ -29,7 +30,10 @@ def family_directory(path: Path) -> Path | None:
         settings = read_config(directory)
     except ConfigError:
         return directory  # whoever reads it says what is wrong
-    return directory if "model_type" in settings else None
+    if "model_type" not in settings:
+        return None
+    class_name(repr(str(directory / CONFIG)), settings)
+    return directory
 
 
 def why_unlike_config(directory: Path, *, allow_pickle: bool = False) -> str:
@@ -40,13 +44,9 @@ def why_unlike_config(directory: Path, *, allow_pickle: bool = False) -> str:
     Raises ConfigError where the two cannot be compared: no config, or one of a family that is not
     built in; weights whose names or shapes the library changes when it loads them.
     """
-    settings, _, stored, make = checked_directory(
+    _, _, stored, make = checked_directory(
         directory, None, allow_pickle=allow_pickle, on_demand=True
     )
-    if "quantization_config" in settings:
-        raise ConfigError("its weights are quantised, so that shapes are not those of the model")
-    if settings.get("architectures") and model_class(settings, import_transformers()) is None:
-        raise ConfigError(f"{settings['architectures'][0]!r} is no class of the library")
     with reading(f"cannot load {str(directory)!r}"), skeletons():
         model: Any = make()
     base = f"{getattr(model, 'base_model_prefix', '')}."

@@ -6,8 +6,8 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-BLOCK = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
-"""The number of the block in a weight's name."""
+BLOCK = re.compile(r"(?:^|\.)([0-9]{1,18})(?:\.|$)")
+"""The number of the block in a weight's name. Longer ones are no number of a block."""
 GAIN = re.compile(r"((norm|(^|[._])ln)[^.]*\.(weight|gamma|scale|g)|norm_weight)$", re.I)
 """Names of a norm's gains."""
 

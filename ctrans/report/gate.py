@@ -84,6 +84,12 @@ def read_baseline(path: Path) -> Baseline:
             raise ConfigError(
                 f"--baseline {str(path)!r} has the value {shown(value)}, and readings are numbers"
             )
+        for entry in ("figure", "place"):
+            if not isinstance(reading.get(entry), str):
+                raise ConfigError(
+                    f"--baseline {str(path)!r} is damaged: a reading has the {entry}"
+                    f" {shown(reading.get(entry))}, which must be a text"
+                )
     models: Baseline = decoded(result["placements"])
     return models
 

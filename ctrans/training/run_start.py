@@ -28,6 +28,11 @@ from ctrans.training.settings import MAY_CHANGE, OF_EXPERTS, TrainConfig
 from ctrans.training.training_state import Progress, State, read_state
 from solvers import ConfigError
 
+MODELS = (CONFIG, "ckpt.pt", ".metadata")
+"""Files of models by which commands read a directory: of ctrans or Hugging Face, of nanoGPT, and
+of distributed checkpoints.
+"""
+
 
 def anew(
     model: GPT,
@@ -42,11 +47,12 @@ def anew(
 ) -> tuple[TrainingRun, Progress]:
     """A new run, ready for `carry_out`.
 
-    Raises ConfigError if the directory has a run and `overwrite` is False, or if the data are too
-    few for a batch, have tokens outside of the vocabulary, or cannot be shared evenly. Then it
-    removes nothing.
+    Raises ConfigError if the directory has a run and `overwrite` is False, if it holds a model that
+    is no run's, or if the data are too few for a batch, have tokens outside of the vocabulary, or
+    cannot be shared evenly. Then it removes nothing.
     """
     if overwrite:
+        check_no_model(store)
         store = store.beside()
     else:
         check_free(store)
@@ -73,11 +79,7 @@ def check_free(store: RunDirectory) -> None:
             f"{str(store.directory)!r} has a run already: continue it with --resume, remove it with"
             " --overwrite, or choose another --out"
         )
-    if os.path.lexists(store.directory / CONFIG):
-        raise ConfigError(
-            f"{str(store.directory)!r} holds a model, {CONFIG}, which commands would read in place"
-            " of the run: choose another --out"
-        )
+    check_no_model(store)
     log_path = store.directory / log.LOG
     # of a run that ended before its first checkpoint
     is_unsaved = log_path.is_file() and log.unsaved(store.directory)
@@ -89,6 +91,18 @@ def check_free(store: RunDirectory) -> None:
         if os.path.lexists(path):
             raise ConfigError(
                 f"a run would replace {str(path)!r}: move it away, or choose another --out"
+            )
+
+
+def check_no_model(store: RunDirectory) -> None:
+    """Raises ConfigError if the directory holds a model that is no run's, which commands would read
+    in place of the run.
+    """
+    for name in MODELS:
+        if os.path.lexists(store.directory / name):
+            raise ConfigError(
+                f"{str(store.directory)!r} holds a model, {name}, which commands would read in"
+                " place of the run: choose another --out"
             )
 
 

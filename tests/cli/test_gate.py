@@ -398,6 +398,7 @@ EMPTY = {"readings": {}, "spectral norm": [], "findings": [], "places": []}
         ("healthy", "readings", "spectral norm"),
         ("healthy", "readings", "spectral norm", 0),
         ("healthy", "readings", "spectral norm", 0, "place"),
+        ("healthy", "readings", "spectral norm", 0, "figure"),
         ("healthy", "findings"),
         ("healthy", "findings", 0),
         ("healthy", "findings", 0, "check"),

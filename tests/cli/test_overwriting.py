@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 
 import click
 import pytest
@@ -155,6 +156,28 @@ def test_a_run_does_not_begin_where_a_model_is_read_in_its_place(tmp_path):
     saved(tmp_path, 0)
     with pytest.raises(ConfigError, match=r"config\.json"):
         check_free(RunDirectory(tmp_path))
+
+
+@pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
+@pytest.mark.parametrize("beside_a_run", [False, True])
+@pytest.mark.parametrize("file", ["config.json", "ckpt.pt", ".metadata"])
+def test_a_run_is_not_written_beside_a_model(file, beside_a_run, overwrite, tmp_path, request):
+    if beside_a_run and not overwrite:
+        pytest.skip("the run is refused")
+    out = tmp_path / "out"
+    if beside_a_run:
+        shutil.copytree(request.getfixturevalue("trained_run"), out, symlinks=True)
+    out.mkdir(exist_ok=True)
+    (out / file).write_text("{}")
+    before = digests(out)
+    options = ["--iterations", "2", "--batch", "2", "--file", __file__, "--out", out, *overwrite]
+    result = run("train", *SMALL, *options)
+    assert result.exit_code == 2, result.output
+    assert f"holds a model, {file}, which commands would read in place of the run" in result.stderr
+    after = digests(out)
+    after.pop(".lock", None)
+    before.pop(".lock", None)
+    assert after == before
 
 
 def test_a_run_is_not_overwritten_by_one_that_starts_from_it(trained_run, tmp_path):

@@ -408,3 +408,15 @@ def test_a_map_without_factors_says_why_it_has_no_number():
     assert "segment 0 (parallel)" in check.no_threshold
     assert "so its decaying factors are unknown" in check.no_threshold
     assert not check_model(gpt(), *text()).no_threshold
+
+
+def test_a_matrix_whose_entries_share_memory_is_named():
+    config = GPTConfig(
+        depth=1, width=8, heads=2, context=4, vocab_size=13, placement="pre", bias=False
+    )
+    model = GPT(config, seed=0).eval()
+    up = model.depth.sublayers[1].field.up
+    up.weight.data = torch.ones(1, 8).expand(32, 8)
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    reason = check_model(model, tokens, tokens).no_threshold
+    assert "the entries of up.weight of segment 1 share memory" in reason

@@ -3,6 +3,7 @@ is found.
 """
 
 import inspect
+import itertools
 import json
 import os
 
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, AutoModel
 
+from ctrans.examine.diagnosis.weights_only import weight_diagnosis
 from ctrans.interop.checkpoint_weights import checkpoint_weights, read_checkpoint
 from ctrans.interop.weight_names import GAIN
 from ctrans.model.checkpoint import save
@@ -55,6 +57,141 @@ def test_scales_of_a_tensor_of_rows_and_of_groups(shape, tmp_path):
             assert numbers[i, j] == codes[i, j] * scale
 
 
+@pytest.mark.parametrize(
+    "shape", [(2,), (2, 1), (2, 1, 1), (2, 4), (2, 4, 1), (2, 1, 8), (2, 4, 2)]
+)
+def test_scales_of_experts_their_rows_columns_and_groups(shape, tmp_path):
+    codes = torch.randn(2, 4, 8).to(torch.float8_e4m3fn)
+    scales = torch.rand(shape) + 0.5
+    weights = {"mlp.experts.up": codes, "mlp.experts.up_scale": scales}
+    numbers = stored(tmp_path, weights)["mlp.experts.up"]()
+    sizes = (*shape, 1, 1)[:3]
+    for place in itertools.product(range(2), range(4), range(8)):
+        spot = tuple(i * size // n for i, size, n in zip(place, sizes, (2, 4, 8), strict=True))
+        assert numbers[place] == codes[place].float() * scales.reshape(sizes)[spot]
+
+
+def test_blocks_of_experts_are_multiplied_entry_by_entry(tmp_path):
+    codes = torch.randn(2, 130, 260).to(torch.float8_e4m3fn)
+    scales = torch.rand(2, 2, 3) + 0.5
+    weights = {"experts.up": codes, "experts.up_scale_inv": scales}
+    numbers = stored(tmp_path, weights)["experts.up"]()
+    for e, i, j in ((0, 0, 0), (1, 127, 128), (0, 128, 127), (1, 129, 259), (1, 5, 256)):
+        assert numbers[e, i, j] == codes[e, i, j].float() * scales[e, i // 128, j // 128]
+
+
+@pytest.mark.parametrize(
+    ("shape", "scales"), [((4,), (4,)), ((0, 4), (0,)), ((0, 4), (0, 1)), ((4, 0), (4,)), ((), ())]
+)
+def test_scales_of_weights_without_rows_or_numbers(shape, scales, tmp_path):
+    weights = {
+        "a.weight": torch.full(shape, 2.0).to(torch.float8_e4m3fn),
+        "a.weight_scale": torch.full(scales, 3.0),
+    }
+    numbers = stored(tmp_path, weights)["a.weight"]()
+    assert torch.equal(numbers, torch.full(shape, 6.0))
+
+
+@pytest.mark.parametrize(
+    ("shape", "scales"),
+    [((4, 8), (4, 0)), ((4,), (3,)), ((4,), (4, 2)), ((2, 4, 8), (3,)), ((), (2,)), ((0, 4), (2,))],
+)
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.int8])
+def test_scales_that_do_not_fit_are_refused_with_both_shapes(kind, shape, scales, tmp_path):
+    weights = {"a.weight": torch.ones(shape).to(kind), "a.weight_scale": torch.ones(scales)}
+    with pytest.raises(ConfigError) as caught:
+        stored(tmp_path, weights)
+    assert f"a.weight {shape} with scales {scales}, which do not fit" in str(caught.value)
+
+
+E4M3 = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float8_e8m0fnu])
+def test_scales_of_bytes_are_powers_of_2(kind, tmp_path):
+    codes = torch.randn(3, 64).to(E4M3)
+    exponents = torch.tensor([[127, 130], [0, 120], [255, 127]], dtype=torch.uint8)
+    found = stored(tmp_path, {"a.weight": codes, "a.weight_scale": exponents.view(kind)})
+    assert found.keys() == {"a.weight"}
+    powers = 2.0 ** (exponents.double() - 127)
+    powers[2, 0] = torch.nan
+    expected = codes.double() * powers.repeat_interleave(32, 1)
+    torch.testing.assert_close(
+        found["a.weight"]().double(), expected, atol=0, rtol=0, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64, torch.bool, torch.int8, torch.uint8])
+@pytest.mark.parametrize("codes", [E4M3, torch.int8])
+def test_scales_that_are_no_numbers_are_refused(codes, kind, tmp_path):
+    if codes == E4M3 and kind == torch.uint8:
+        pytest.skip("these are exponents")
+    weights = {"a.weight": torch.ones(4, 4).to(codes), "a.weight_scale": torch.ones(4, 1).to(kind)}
+    with pytest.raises(ConfigError, match=r"holds a\.weight_scale, the scales of a\.weight, as "):
+        stored(tmp_path, weights)
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        "scale_weight",
+        "weight_scales",
+        "scale_inv",
+        "scale",
+        "weight_scale_2",
+        "weight.scale",
+        "weightScale",
+    ],
+)
+@pytest.mark.parametrize("known", [False, True])
+def test_codes_beside_a_scale_of_another_name_are_refused(known, scale, tmp_path):
+    weights = {"l.0.a.weight": torch.ones(4, 4).to(E4M3), f"l.0.a.{scale}": torch.ones(())}
+    if known:
+        weights["l.0.a.weight_scale"] = torch.ones(())
+    with pytest.raises(ConfigError) as caught:
+        stored(tmp_path, weights)
+    assert f"holds l.0.a.{scale} beside the F8_E4M3 codes l.0.a.weight" in str(caught.value)
+
+
+def test_scales_of_other_modules_and_of_activations_are_no_scales_of_codes(tmp_path):
+    more = ["a.input_scale", "a.k_scale", "a.scale_input", "b.scale", "layer_scale", "a.bias"]
+    weights = {"a.weight": torch.ones(4, 4).to(E4M3), "a.weight_scale": torch.tensor(2.0)}
+    found = stored(tmp_path, weights | {name: torch.ones(1) for name in more})
+    assert found.keys() == {"a.weight", *more}
+
+
+def test_two_scales_of_one_weight_are_refused(tmp_path):
+    weights = {f"a.weight{end}": torch.ones(()) for end in ("_scale", "_scale_inv")}
+    with pytest.raises(ConfigError, match=r"two scales of a\.weight, a\.weight_scale_inv and"):
+        stored(tmp_path, weights | {"a.weight": torch.ones(4, 4).to(E4M3)})
+
+
+@pytest.mark.parametrize("sides", [[100, 100], [1, 32], [64, 200], None])
+@pytest.mark.parametrize("as_a_file", [False, True])
+def test_blocks_have_the_size_that_the_config_says(as_a_file, sides, tmp_path):
+    rows, columns = sides or (128, 128)
+    codes = torch.randn(200, 200).to(E4M3)
+    scales = torch.rand(-(-200 // rows), -(-200 // columns)) + 0.5
+    weights = {"a.weight": codes, "a.weight_scale_inv": scales}
+    settings = {"quant_method": "fp8", "weight_block_size": sides}
+    found = stored(tmp_path, weights, quantization_config=settings)
+    if as_a_file:
+        found = checkpoint_weights(tmp_path / "model.safetensors")
+    numbers = found["a.weight"]()
+    for i, j in ((0, 0), (99, 100), (100, 99), (127, 128), (199, 199), (5, 130)):
+        assert numbers[i, j] == codes[i, j].float() * scales[i // rows, j // columns]
+
+
+@pytest.mark.parametrize("sides", [3, "128", [128], [0, 128], [True, 128], [128.0, 128], [-1, 1]])
+def test_a_size_of_blocks_that_is_none_is_refused(sides, tmp_path):
+    weights = {"a.weight": torch.ones(4, 4).to(E4M3)}
+    with pytest.raises(ConfigError, match=r"config\.json' says weight_block_size = "):
+        stored(tmp_path, weights, quantization_config={"weight_block_size": sides})
+    assert stored(tmp_path, {"a.weight": torch.ones(4)}, model_type="llama")
+    with pytest.raises(ConfigError, match="says quantization_config = 3: it must be an object"):
+        stored(tmp_path, weights, quantization_config=3)
+
+
 def test_rows_of_bitsandbytes_have_their_largest_entry(tmp_path):
     weight = torch.randn(5, 7)
     largest = weight.abs().amax(1)
@@ -67,6 +204,22 @@ def test_rows_of_bitsandbytes_have_their_largest_entry(tmp_path):
 def test_fp8_without_scales_is_its_numbers(tmp_path):
     codes = torch.randn(4, 4).to(torch.float8_e4m3fn)
     assert torch.equal(stored(tmp_path, {"a.weight": codes})["a.weight"]().float(), codes.float())
+
+
+@pytest.mark.parametrize("name", ["layers.0.mlp.experts.down_proj", "layers.0.mlp.up.bias"])
+@pytest.mark.parametrize("suffix", ["", "_scale", "_scale_inv"])
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+def test_codes_whose_names_do_not_end_in_weight_are_read_or_refused(kind, suffix, name, tmp_path):
+    weights = {name: torch.ones(4).to(kind), "layers.0.q.weight": torch.ones(2, 2)}
+    if suffix:
+        weights[name + suffix] = torch.tensor(3.0)
+    if kind == torch.int8 and not suffix:
+        with pytest.raises(ConfigError, match=f"{name} as I8 without scales"):
+            stored(tmp_path, weights)
+        return
+    found = stored(tmp_path, weights)
+    assert found.keys() == {name, "layers.0.q.weight"}
+    assert torch.equal(found[name]().float(), torch.full((4,), 3.0 if suffix else 1.0))
 
 
 @pytest.mark.parametrize(
@@ -105,6 +258,51 @@ def test_buffers_are_left_out(tmp_path):
     }
     assert stored(tmp_path, {"a.weight": torch.ones(2, 2)} | more).keys() == {"a.weight"}
     assert read_checkpoint(tmp_path).buffers.keys() == {"h.0.attn.bias"}
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool, torch.float8_e8m0fnu]
+)
+@pytest.mark.parametrize("name", ["layers.0.attention.bias", "layers.0.up.bias", "experts.up"])
+def test_a_parameter_of_whole_numbers_is_named(name, kind, tmp_path):
+    weights = {"a.weight": torch.ones(2, 2), name: torch.ones(4).to(kind)}
+    assert stored(tmp_path, weights).keys() == {"a.weight"}
+    checkpoint = read_checkpoint(tmp_path)
+    assert checkpoint.unread.keys() == {name}
+    missing = weight_diagnosis(checkpoint.weights, unread=checkpoint.unread).missing
+    reason = missing["tensors that are no floating-point numbers"]
+    assert reason.startswith(f"1 not read, such as {name} ({checkpoint.unread[name]}): save")
+
+
+def test_a_parameter_in_less_than_a_byte_is_named(tmp_path):
+    bias = {"dtype": "F4", "shape": [16], "data_offsets": [0, 8]}
+    weight = {"dtype": "F32", "shape": [4], "data_offsets": [8, 24]}
+    header = json.dumps({"a.bias": bias, "a.weight": weight}).encode()
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(24))
+    assert read_checkpoint(path).unread == {"a.bias": "F4"}
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("embeddings.position_ids", torch.arange(4)),
+        ("embeddings.token_type_ids", torch.zeros(1, 4, dtype=torch.int64)),
+        ("bn.num_batches_tracked", torch.tensor(3)),
+        ("h.0.attn.bias", torch.ones(1, 1, 4, 4, dtype=torch.uint8)),
+        ("h.0.attn.bias", torch.ones(1, 1, 4, 4, dtype=torch.int8)),
+        ("h.0.attn.attention.bias", torch.ones(1, 1, 4, 4, dtype=torch.bool)),
+        ("h.0.attn.masked_bias", torch.tensor(-1)),
+        ("layers.0.attn_mask", torch.ones(3, 4, 4, dtype=torch.int8)),
+        ("layers.0.relative_position_index", torch.ones(9, 9, dtype=torch.int64)),
+        ("layers.0.qkv._extra_state", torch.ones(40, dtype=torch.uint8)),
+        ("layers.0.qkv.weight_format", torch.tensor(0, dtype=torch.uint8)),
+        ("step", torch.tensor([7])),
+    ],
+)
+def test_buffers_of_whole_numbers_are_left_out_without_a_word(name, numbers, tmp_path):
+    assert stored(tmp_path, {"a.weight": torch.ones(2, 2), name: numbers}).keys() == {"a.weight"}
+    assert not read_checkpoint(tmp_path).unread
 
 
 @pytest.mark.parametrize(

@@ -372,6 +372,33 @@ def test_gains_that_megatron_stored_less_one_become_gains(kind, tmp_path):
     assert not found
 
 
+NAME = "layernorm_zero_centered_gamma"
+YAML = {
+    f"model:\n  {NAME}: true # as trained\n": True,
+    f"{NAME}: yes\r\nbias: true\r\n": True,
+    f"{NAME} : On": True,
+    f"'{NAME}': True\n": True,
+    f'model:\n  "{NAME}": true\n': True,
+    f"model: {{{NAME}: true}}\n": True,
+    f'model: {{"bias": false, "{NAME}": true, "a": 1}}\n': True,
+    f"- {NAME}: !!bool true\n": True,
+    f"model:\n  {NAME}: false # not true\n": False,
+    f"# {NAME}: true\n": False,
+    f"bias: true # {NAME}: true\n": False,
+    f"no_{NAME}: true\n": False,
+    f"{NAME}_too: true\n": False,
+    f"{NAME}: trueish\n": False,
+    f"{NAME}: no\n": False,
+    f"{{{NAME}: null, bias: true}}\n": False,
+}
+
+
+@pytest.mark.parametrize("text", YAML)
+def test_the_setting_is_found_however_yaml_writes_it(text, tmp_path):
+    (tmp_path / "run_config.yaml").write_bytes(text.encode())
+    assert gains_less_one(tmp_path) == YAML[text]
+
+
 def test_code_in_the_arguments_of_megatron_is_not_run(tmp_path):
     megatron(tmp_path / "it", apply_layernorm_1p=True, also=Runs(tmp_path / "ran"))
     assert gains_less_one(tmp_path / "it")

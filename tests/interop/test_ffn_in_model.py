@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from torch import nn
 
 from ctrans.dynamics.fields import ExposesWeights, HasBound, HasLipschitz, MixesTokens, mixes_tokens
 from ctrans.interop import from_transformers
@@ -19,6 +20,7 @@ from ctrans.measure.attention.by_depth import block_layers
 from ctrans.measure.forward.bounds import forward_bounds
 from ctrans.measure.forward.moments import moments
 from ctrans.measure.transport.transport import token_spreads
+from solvers import ConfigError
 from tests.helpers import learned
 from tests.interop.models import FAMILIES, TEXT
 from tests.interop.test_attention_in_model import NORMALISED, opened
@@ -187,3 +189,26 @@ def test_experts_are_said_to_be_unread():
     x = torch.randn(2, 3, 5, 32)
     field = imported.depth.sublayers[1].field
     assert torch.allclose(field(x)[1], field(x[1]), atol=1e-6)
+
+
+class AddsKey(nn.Module):
+    """An attention with a key of its own."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, **options)
+
+
+@pytest.mark.parametrize(
+    ("stage", "reason"),
+    [
+        (AddsKey(add_zero_attn=True), "adds a key of its own"),
+        (AddsKey(add_bias_kv=True), "adds a key of its own"),
+        (nn.Sequential(nn.Linear(8, 8), nn.Conv1d(8, 8, 1)), "ends in a convolution (Conv1d)"),
+        (nn.Sequential(nn.Conv1d(8, 8, 1), nn.Bilinear(8, 8, 8)), "does not end in one linear map"),
+    ],
+)
+def test_a_chain_without_an_output_projection_says_what_it_has(stage, reason):
+    with pytest.raises(ConfigError) as caught:
+        _ = ModuleChain([stage]).output_projection
+    assert reason in str(caught.value)

@@ -14,6 +14,7 @@ import transformers
 import ctrans
 from ctrans.interop import from_transformers
 from ctrans.interop.config_checks import check_settings
+from ctrans.interop.families import small_model
 from ctrans.training.monitor.log import read_log
 from solvers import ConfigError
 from tests.interop.models import inputs, made
@@ -345,6 +346,77 @@ def test_quantised_model_is_refused():
 def test_more_weights_than_the_model_uses_are_no_reason_to_refuse(saved):
     edit(saved / "config.json", architectures=["GPT2Model"])
     assert isinstance(from_transformers(saved).model, transformers.GPT2Model)
+
+
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        ("GPT2LMHeadModel", "= 'GPT2LMHeadModel': it must be a list of texts"),
+        (3, "= 3: it must be a list of texts"),
+        ([3], "= [3]: it must be a list of texts"),
+        ({}, "it must be a list of texts"),
+        (["GPT2LMHeadModl"], "no class of the library: did you mean 'GPT2LMHeadModel'?"),
+        (["gpt2lmheadmodel"], "no class of the library: did you mean 'GPT2LMHeadModel'?"),
+        (["GPT2Config"], "which is no class of the library: "),
+        (["qqqqqqqqqq"], "no class of the library: give the name of a class"),
+    ],
+)
+@pytest.mark.parametrize("on_demand", [False, True])
+def test_a_class_that_the_library_does_not_have_is_refused(on_demand, classes, words, saved):
+    edit(saved / "config.json", architectures=classes)
+    with pytest.raises(ConfigError) as caught:
+        from_transformers(saved, on_demand=on_demand)
+    assert "config.json' says architectures = " in str(caught.value)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("classes", [None, []])
+def test_without_a_class_the_model_has_no_head(classes, saved):
+    edit(saved / "config.json", architectures=classes)
+    assert isinstance(from_transformers(saved).model, transformers.GPT2Model)
+
+
+def test_a_class_that_only_its_family_has_is_found(tmp_path):
+    small_model("whisper").save_pretrained(tmp_path)
+    assert type(from_transformers(tmp_path).model).__name__ == "WhisperEncoder"
+
+
+def add_weight(directory, old, new):
+    """Stores twice the weight `old` under the name `new` too."""
+    path = directory / "model.safetensors"
+    weights = safetensors.torch.load_file(path)
+    weights[new] = 2 * weights[old]
+    safetensors.torch.save_file(weights, path, {"format": "pt"})
+
+
+TWICE = {
+    "without its prefix": (
+        "llama",
+        "model.layers.0.self_attn.q_proj.weight",
+        "layers.0.self_attn.q_proj.weight",
+    ),
+    "with the prefix twice": ("llama", "model.norm.weight", "model.model.norm.weight"),
+    "by an old name": (
+        "bert",
+        "bert.encoder.layer.0.output.LayerNorm.weight",
+        "bert.encoder.layer.0.output.LayerNorm.gamma",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TWICE)
+@pytest.mark.parametrize("on_demand", [False, True])
+def test_two_weights_for_one_parameter_are_refused(on_demand, kind, tmp_path):
+    family, name, other = TWICE[kind]
+    if family == "bert":
+        transformers.BertForMaskedLM(made(family).config).save_pretrained(tmp_path)
+    else:
+        made(family).save_pretrained(tmp_path)
+    add_weight(tmp_path, name, other)
+    with pytest.raises(ConfigError) as caught:
+        from_transformers(tmp_path, on_demand=on_demand)
+    assert other in str(caught.value)
+    assert on_demand or f"holds {name} twice, as" in str(caught.value)
 
 
 def test_of_an_encoder_with_a_decoder_it_says_which_is_read_and_watched(tmp_path):

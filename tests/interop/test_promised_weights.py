@@ -1,5 +1,6 @@
 """What the config.json of a directory promises, beside the names and shapes of its files."""
 
+import json
 import re
 
 import pytest
@@ -99,3 +100,23 @@ def test_what_is_no_directory_of_a_family(tmp_path):
     assert family_directory(tmp_path) is None
     (tmp_path / "config.json").write_text('{"depth": 2}')
     assert family_directory(tmp_path) is None
+
+
+@pytest.mark.parametrize("classes", [3, "GPT2Model", [None], {"a": 1}])
+def test_architectures_that_are_no_list_of_names_are_refused_before_weights_are_read(
+    classes, tmp_path
+):
+    directory = saved("gpt2", tmp_path)
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": classes}))
+    with pytest.raises(ConfigError, match=r"config\.json' says architectures = .*a list of texts"):
+        family_directory(directory)
+
+
+def test_a_class_that_the_library_does_not_have_leaves_the_two_not_compared(tmp_path):
+    directory = saved("gpt2", tmp_path)
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["GPT2Modl"]}))
+    assert family_directory(directory) == directory
+    assert "not compared" in reason_of(directory)
+    assert "did you mean 'GPT2Model'?" in reason_of(directory)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -34,12 +34,15 @@ from ctrans.examine.diagnosis.untrained import QUANTITY, excess_of, list_of, unt
 from ctrans.examine.diagnosis.weight_checks import CHANGE_CHECKS, OTHER_CHANGE, WEIGHT_CHECKS
 from ctrans.interop.checkpoint_weights import WeightReaders
 from ctrans.interop.promised_weights import why_unlike_config
+from ctrans.interop.stored_weights import FLOATS
 from ctrans.interop.weight_names import GAIN, place_and_block
 from ctrans.measure.findings import Checks, Reading, Readings
 from ctrans.measure.measures import MEASURES
 from solvers import ConfigError
 
 NOT_FINITE = "entries that are not finite"
+NAMED = 3
+"""How many tensors that are not read are named."""
 SMALLEST = 16
 """The smaller side of a matrix whose stable rank says something."""
 KERNEL = 16
@@ -65,12 +68,14 @@ def weight_diagnosis(
     buffers: WeightReaders | None = None,
     directory: Path | None = None,
     *,
+    unread: Mapping[str, str] | None = None,
     allow_pickle: bool = False,
 ) -> WeightDiagnosis:
     """The findings of these weights, from one pass over their numbers and three for the spectra.
 
     Of buffers, such as masks, only entries that are not finite are read. The names and shapes in a
-    `directory` are compared with its config.json.
+    `directory` are compared with its config.json. `unread` has the dtypes of tensors that are not
+    read, which `missing` names.
     """
     readings: Readings = {}
     excesses: dict[str, dict[int, list[float]]] = {}
@@ -114,6 +119,11 @@ def weight_diagnosis(
             "--weights-only reads weights alone: states, heads and the loss were not measured"
         )
     }
+    if unread:
+        examples = ", ".join(f"{name} ({dtype})" for name, dtype in sorted(unread.items())[:NAMED])
+        without["tensors that are no floating-point numbers"] = (
+            f"{len(unread)} not read, such as {examples}: save weights as {', '.join(FLOATS)}"
+        )
     if directory is not None:
         try:
             reason = why_unlike_config(directory, allow_pickle=allow_pickle)

@@ -313,3 +313,10 @@ def test_weights_of_ours_are_placed_by_block_and_not_by_sublayer():
         assert {place.split(":")[0] for place in places if name in place} == {f"block {k // 2}"}, (
             kind
         )
+
+
+def test_a_number_in_a_name_with_thousands_of_digits_is_no_block():
+    found = diagnosed({f"layers.{'9' * 5000}.w.weight": torch.full((4, 4), torch.nan)})
+    (finding,) = found.findings
+    assert finding.check == "not finite"
+    assert [reading.segment for reading in finding.readings] == [None]
