@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ctrans.dynamics.fields import ACTIVATIONS, Activation, Matrix, Role, Units
 from ctrans.dynamics.fields.ffn_bounds import BoundedFFN, FFNMaps
-from ctrans.interop.module_chain import MapInModel, ModuleChain, Projection
+from ctrans.interop.module_chain import MapInModel, ModuleChain, Projection, same_rows
 from ctrans.interop.recorded_calls import RecordedCall, watched
 from ctrans.interop.tolerances import difference, unit
 
@@ -134,7 +134,7 @@ def read_ffn(chain: ModuleChain, x: Tensor) -> FeedForwardReading | str:
     if chain.output_path is None:
         return "it does not end in one linear map"
     inner, _ = _seen(chain, x)
-    if not inner or not all(torch.equal(part.x, x) for part in inner):
+    if not inner or not all(same_rows(part.x, x) for part in inner):
         return f"not all of the {len(inner)} linear maps before its last act on its input"
     size = torch.cat([part.y for part in inner], -1).square().mean().sqrt()
     x = x * TELLING / size

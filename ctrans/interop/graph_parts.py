@@ -323,10 +323,23 @@ class PartsReader:
         for begin in [m for m in through if products[-1] <= m < n]:
             output_norm = self.norm(begin, n)
             if output_norm is not None:
-                end = begin
+                end = self._moved(begin, through, n)
                 break
         self._check_norms(inside, products, x if input_norm is None else None, n, output_norm)
         return Term(start, end, input_norm, output_norm, scale)
+
+    def _moved(self, begin: int, through: Sequence[int], n: int) -> int:
+        """The last of these operations that gives the tensor `begin` in another order or shape and
+        of which n is a norm: the map puts tokens in their order, as those of windows.
+        """
+        moved = [
+            m
+            for m in through
+            if begin < m < n
+            and self._unmoved(m) == self._unmoved(begin)
+            and self.norm(m, n) is not None
+        ]
+        return max(moved, default=begin)
 
     def _check_norms(
         self,

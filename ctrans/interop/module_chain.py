@@ -29,6 +29,15 @@ class TransposedLinear(Protocol):
     nf: int
 
 
+def same_rows(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors have the same rows in the same order, however their other axes are
+    joined: sequences may be groups of tokens, one after the other.
+    """
+    if first.shape[-1:] != second.shape[-1:] or first.numel() != second.numel():
+        return False
+    return torch.equal(first.flatten(), second.flatten())
+
+
 class ModuleChain(nn.Module):
     """f(x) = stage_k(.. stage_1(x, **context)). A stage that returns several tensors gives its
     first (attention with its weights).
@@ -81,7 +90,7 @@ class ModuleChain(nn.Module):
         with watched({path: self.get_submodule(path)}) as seen:
             self(x, **context)
         features: Tensor = seen[-1].x
-        return features
+        return features.reshape(*x.shape[:-1], features.shape[-1])
 
     def find_output_projection(self, x: Tensor, **context: Any) -> None:
         """Runs f once, without dropout, to find the linear map that gives its output, and a scale
@@ -93,7 +102,7 @@ class ModuleChain(nn.Module):
             return
         path = seen[-1].path
         y = seen[-1].y
-        if torch.equal(y, output):
+        if same_rows(y, output):
             self.output_path = path
         elif y.shape == output.shape:
             shapes = ((), (1,), y.shape[-1:])  # one number, or one for each channel

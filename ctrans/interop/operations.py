@@ -231,6 +231,8 @@ class Graph:
     def met(self, site: CallSite, function: Function, arguments: Any, output: Any) -> Any:
         """Adds an operation; for `Operations`."""
         name = name_of(function)
+        if arguments[1].get("inplace") is True:
+            name += "_"
         inputs = tensors_in(arguments)
         if name in DECISIONS or _selects_by_value(name, inputs):
             self.decisions += [self.number(x) for x in inputs]

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from ctrans.interop.block_calls import tensors_in
 from ctrans.interop.module_chain import is_linear
 from ctrans.interop.multihead import UnfoldedAttention, arguments, unfolds
-from ctrans.interop.operations import CallSite, Graph, Made, Operation, changes_its_input, name_of
+from ctrans.interop.operations import CallSite, Graph, Made, Operation, changes_its_input
 from ctrans.interop.products import AS_IT_IS, TRANSPOSED, Product, product_at
 from ctrans.interop.recorded_calls import STATE, Template
 from solvers import ConfigError
@@ -273,7 +273,7 @@ class Replayed(nn.Module):
             return module(*args, **kwargs)
         args, kwargs = tree_map(filled, (operation.args, operation.kwargs))
         function: Any = operation.function
-        if changes_its_input(name_of(function)):
+        if changes_its_input(operation.name):
             target = args[0].clone()
             result = function(target, *args[1:], **kwargs)
             if result is None:

@@ -100,6 +100,7 @@ class StreamAdapter(ModuleAdapter):
         """Finds which axes of its states, of this shape, count sequences and channels, and puts
         sequences first in the example.
         """
+        self._axes = len(shape)
         self._width = self._channels(shape)
         example = self.example
         for self.tokens_first, self._batch in product((False, True), (0, 1)):
@@ -188,9 +189,9 @@ class StreamAdapter(ModuleAdapter):
 
     def rows_like(self, y: Tensor, x: Tensor) -> Tensor:
         """The output y of a map of the states x, sequences first. Experts may return the tokens of
-        all sequences along one axis.
+        all sequences along one axis, and windows those of an image.
         """
-        if y.dim() == 2:
+        if y.dim() == 2 or y.dim() != self._axes:
             rows = y.reshape(*x.shape[:-1], -1)
         else:
             rows = self.rows(y)
