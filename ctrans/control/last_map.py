@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.utils import parametrize
 
 from ctrans.base.shapes import PerBatch, TokenMask, TokenRows, UnbatchedRows
 from ctrans.control.admissible import (
@@ -244,10 +246,12 @@ class LastMapDecay(LastMap):
         return self.map.off_range(f)
 
     def kkt(self, P: TokenRows, f: TokenRows) -> PerBatch:
-        """Stationarity in W: P'h + lam W = 0, relative to |h'P|."""
-        pull = self.map.pull(P)
-        error = frobenius(pull + self.last_map_decay * self.map.coordinates(f))
-        relative_error = ratio(error, frobenius(pull))[..., 0, 0]
+        """Stationarity in W, times h: h h'P + lam f = 0, relative to |h h'P|. Without h, small
+        singular values of the features would magnify the rounding of f.
+        """
+        pushed = self.map.velocity(self.map.pull(P))
+        error = frobenius(pushed + self.last_map_decay * f)
+        relative_error = ratio(error, frobenius(pushed))[..., 0, 0]
         return torch.maximum(relative_error, self.residual(f))
 
     def chart(self, P: UnbatchedRows) -> Chart:
@@ -298,12 +302,33 @@ def last_features(sublayer: Sublayer, x: Tensor) -> Tensor:
     return sublayer.gain * h
 
 
-def check_last_decay(sublayer: Sublayer, regularization: Regularization) -> None:
-    """Raises ConfigError for a decay of the last map's weights if a scale by channel follows them.
+@torch.no_grad()
+def check_last_decay(sublayer: Sublayer, x: Tensor, regularization: Regularization) -> None:
+    """Raises ConfigError for a decay of the last map's weights at the state x if a scale by channel
+    follows them, or if the map computes anything but h W' + b.
 
-    A cost of |W|_F^2 is no cost of |s * W|_F^2, and the set's weights are the scaled ones.
+    A cost of |W|_F^2 is no cost of |s * W|_F^2, and the set's weights are the scaled ones. Nor is
+    it one of W where W is made of other weights.
     """
-    if regularization.last_map_decay is None or sublayer.output_norm is not None:
+    if regularization.last_map_decay is None:
+        return
+    field = projected_field(sublayer)
+    given = sublayer.given(x)
+    linear = field.output_projection
+    expected = linear(field.pre_projection(given))
+    tolerance = math.sqrt(torch.finfo(expected.dtype).eps)
+    apart = float((sublayer.field(given) - expected).norm())
+    is_made = parametrize.is_parametrized(linear) or any(
+        name.endswith("_orig") for name in linear._parameters
+    )
+    plain = F.linear(field.pre_projection(given), linear.weight, linear.bias)
+    apart = max(apart, float((plain - expected).norm()))
+    if is_made or apart > tolerance * float(expected.norm()):
+        raise ConfigError(
+            f"the {sublayer.kind} sublayer's last linear map does not compute W h + b with weights"
+            " W of its own, so a decay of W is not known: leave --last-map-decay out"
+        )
+    if sublayer.output_norm is not None:
         return
     if scaled_parts(sublayer.field):
         raise ConfigError(

@@ -28,6 +28,7 @@ from ctrans.control.model_threshold import (
     why_no_threshold,
     with_margins,
 )
+from ctrans.control.outer_code import WAY
 from ctrans.control.own_pass import own_loss
 from ctrans.control.regularization import Regularization
 from ctrans.control.residual_pullback import has_zero_gain
@@ -223,6 +224,9 @@ def check_model(
     if regularization is None:
         regularization = Regularization()
     check_dtype(next(iter(model.depth.parameters()), torch.empty(0)).dtype)
+    if tokens.dim() == 1 and not tokens.is_floating_point():
+        tokens = tokens.unsqueeze(0)  # one text without a batch
+        targets = targets.unsqueeze(0)
     sublayers = model.depth.sublayers
     has_steps = any(each.state_norm is not None or each.output_norm is None for each in sublayers)
     # a verdict of the ODE under a penalty needs to know how precise its costate is
@@ -237,7 +241,7 @@ def check_model(
     no_threshold = ""
     of_loss = 0.0
     if any(segment.certificate.verdict == "degenerate" for segment in segments):
-        no_threshold = why_no_threshold(model.depth, factors)
+        no_threshold = why_no_threshold(model.depth, factors) or factors.outside.get(WAY, "")
         if not no_threshold:
             agreement = own_loss(model, tokens, targets, of_steps)
             no_threshold = agreement.otherwise or agreement.untested
@@ -247,7 +251,7 @@ def check_model(
     check = ModelCheck(
         placement=", ".join(sorted({sublayer.placement.name for sublayer in sublayers})),
         loss=costates.loss,
-        tokens=tokens.numel(),
+        tokens=of_steps.states[0].shape[:-1].numel(),
         segments=tuple(segments),
         form=costates.form,
         instead=found.instead,
@@ -371,7 +375,10 @@ def _with_best_rows(
         P = sublayer.gain * costate_of_raw_output(sublayer, x, p)
     P, p_size = at_unit_size(P)
     given = sublayer.given(x)
-    path = with_best_rows(path_of(sublayer.field, given), sublayer.field, given, P)
+    try:
+        path = with_best_rows(path_of(sublayer.field, given), sublayer.field, given, P)
+    except Exception:  # code of others raises what it likes at large weights
+        return check
     lower, _ = path.threshold(P)
     threshold = replace(top.threshold, lower=lower)
     if climb:

@@ -63,10 +63,12 @@ def _why_not_by_segment(depth: Depth) -> str:
     """
     weights: list[tuple[int, Tensor]] = []
     for k, sublayer in enumerate(depth.sublayers):
-        named = list(sublayer.field.named_parameters(remove_duplicate=False))
-        if len({id(parameter) for _, parameter in named}) < len(named):
-            return "a map uses a weight twice"
-        weights += [(k, parameter) for _, parameter in named]
+        # a module under two names is one module
+        weights += [
+            (k, parameter)
+            for part in sublayer.field.modules()
+            for parameter in part.parameters(recurse=False)
+        ]
     shared = _sharing_segments(weights)
     if shared is not None and shared[0] == shared[1]:
         return "a map uses a weight twice"

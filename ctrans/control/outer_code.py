@@ -15,6 +15,7 @@ from ctrans.measure.walk import Model
 
 BEFORE = "the part before its blocks"
 BEHIND = "the part behind its blocks"
+WAY = "a way past the states"
 OF_ITS_OWN = "may be a sublayer: ctrans did not write it and does not examine it"
 METHODS = {"embed": BEFORE, "head": BEHIND, "head_weight": BEHIND, "forward": BEHIND}
 """The methods of a model of ctrans that compute what is outside of its sublayers, and where."""

@@ -190,7 +190,7 @@ def check_segment(
     costate_norm = total_length(p)
     check_gain_decay(sublayer, regularization)
     h = last_features(sublayer, state).flatten(0, -2)
-    check_last_decay(sublayer, regularization)
+    check_last_decay(sublayer, state, regularization)
     if h.dtype != p.dtype:
         raise ConfigError(
             f"its last map computes in {_name(h.dtype)}, and the state is of {_name(p.dtype)}:"

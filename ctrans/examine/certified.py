@@ -415,8 +415,11 @@ def notes_of(check: ModelCheck) -> list[str]:
         lines.append(f"{ZERO_GRADIENT}. So no infinite H is claimed")
     ties = sum(segment.certificate.ties for segment in check.segments)
     if ties:
-        tokens = len(check.segments) * check.tokens
-        lines.append(f"a tie, more than one velocity is optimal, for {ties} of {tokens} tokens")
+        lines.append(
+            "a tie, more than one velocity is optimal, for"
+            f" {ties} tokens, of {check.tokens} in each"
+            f" of {len(check.segments)} segments"
+        )
     return lines
 
 

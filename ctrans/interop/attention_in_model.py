@@ -28,6 +28,7 @@ from ctrans.interop.attention_reading import AttentionReading, RowsReading
 from ctrans.interop.attention_rows import LastRows, seeing_rows, showing_rows
 from ctrans.interop.model_adapter import ModelAdapter
 from ctrans.interop.module_chain import JoinedProjections, MapInModel, ModuleChain, Projection
+from solvers import ConfigError
 
 ROLES: tuple[Role, ...] = ("query", "key", "value", "out")
 
@@ -74,7 +75,8 @@ class AttentionWithRows(AttentionInModel):
             with seeing_rows(self.stages[0]) as last_rows:
                 self.stages[0](states, **context)
         rows = self.seen(last_rows)
-        assert rows is not None  # reading the attention has checked this
+        if rows is None:  # reading the attention has found some at other states
+            raise ConfigError("its attention computes no rows at these states")
         return rows.expand(len(states), -1, -1, -1).reshape(*x.shape[:-2], *rows.shape[1:])
 
     def seen(self, last_rows: LastRows) -> Tensor | None:

@@ -319,17 +319,19 @@ def _in_its_dtype(
     no eps is given.
     """
     like = next(module.parameters(), None)
-    if like is None or like.dtype == torch.float64 or form.added:
+    # a norm without weights may state its dtype, as operations do
+    dtype = getattr(module, "dtype", None) if like is None else like.dtype
+    if dtype is None or dtype == torch.float64 or form.added:
         return form
-    low = trial.to(like.dtype)
-    y = (low(x.to(like.dtype)) - low(-x.to(like.dtype))).double() / 2
+    low = trial.to(dtype)
+    y = (low(x.to(dtype)) - low(-x.to(dtype))).double() / 2
     square = form.factor**2 * float(scaled.square().sum() / (y * scaled).sum()) ** 2
     if form.centred:
         centred = x - x.mean(-1, keepdim=True)
     else:
         centred = x
     eps = square - float(centred.square().mean())
-    rounding = torch.finfo(like.dtype).eps
+    rounding = torch.finfo(dtype).eps
     if form.eps < 1e-3 * rounding and abs(eps - rounding) < 0.1 * rounding:
         return replace(form, eps=rounding)
     return form

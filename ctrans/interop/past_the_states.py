@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ctrans.base.as_found import as_found
 from ctrans.control.large_weights import LARGE
+from ctrans.control.outer_code import WAY
 from ctrans.dynamics.weights.on_demand import has_weights_on_demand
 from ctrans.interop.block_calls import Call, intercepted
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
@@ -30,7 +31,6 @@ ROUNDINGS = 1e3
 """By how many machine epsilons two passes of one computation may differ."""
 AT_ONCE = 2**30
 """The most bytes of weights that are put aside at once."""
-WAY = "a way past the states"
 PAST = (
     "with other weights of the blocks the output is not that of the states which they return: a"
     " block keeps a tensor for code behind it, or other code reads its weights"

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -211,6 +212,12 @@ class Replayed(nn.Module):
                 return UnfoldedAttention(module, tokens_first=False)
         callable_module: nn.Module = module
         return callable_module
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of `last` in the pass."""
+        dtype: torch.dtype = self.graph.operations[self.last].output.dtype
+        return dtype
 
     def of_weights(self) -> Tensor:
         """The tensor `last`, which operations make of parameters alone."""

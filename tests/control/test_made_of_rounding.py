@@ -8,12 +8,13 @@ from fractions import Fraction
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.utils import prune
 
 from ctrans import GPT, GPTConfig
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
 from ctrans.interop import open_model
-from tests.interop.test_factors import Block, Model
+from tests.interop.test_factors import WIDTH, Block, Model
 
 DECAY = Regularization(weight_decay=1.0)
 SMALL = {"depth": 1, "bias": False, "placement": "pre", "tied": False, "positions": "none"}
@@ -149,3 +150,101 @@ def test_a_loss_that_is_not_the_same_twice_is_said_to_be():
     check = check_model(opened.model, text[:, :-1], text[:, 1:], DECAY)
     assert check.training_threshold is None
     assert "its own loss is not the same from call to call" in check.no_threshold
+
+
+def test_one_text_without_a_batch_is_a_batch_of_one():
+    model = GPT(GPTConfig(width=8, heads=2, context=4, **SMALL), seed=0).eval()
+    text = torch.arange(5)
+    alone = check_model(model, text[:-1], text[1:], DECAY)
+    assert alone == check_model(model, text[None, :-1], text[None, 1:], DECAY)
+
+
+class Halved(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) / 8
+
+
+def pruned(width, out):
+    linear = torch.nn.Linear(width, out, bias=False)
+    return prune.l1_unstructured(linear, "weight", amount=0.8)
+
+
+def hooked(width, out):
+    linear = torch.nn.Linear(width, out, bias=False)
+    linear.register_forward_hook(lambda module, given, output: 2 * output)
+    return linear
+
+
+LAST_MAPS = {
+    "plain": lambda *sizes: torch.nn.Linear(*sizes, bias=False),
+    "divided": lambda *sizes: Halved(*sizes, bias=False),
+    "pruned": pruned,
+    "hooked": hooked,
+    "normalised": lambda *sizes: torch.nn.utils.parametrizations.spectral_norm(
+        torch.nn.Linear(*sizes, bias=False)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAST_MAPS)
+def test_a_decay_of_the_last_map_needs_weights_of_its_own(name):
+    model = GPT(GPTConfig(width=8, heads=2, context=4, **SMALL), seed=0).eval()
+    field = model.depth.sublayers[1].field
+    field.down = LAST_MAPS[name](field.down.in_features, field.down.out_features)
+    text = torch.randint(0, 256, (1, 5), generator=torch.Generator().manual_seed(0))
+    check = check_model(model, text[:, :-1], text[:, 1:], Regularization(last_map_decay=0.1))
+    assert (check.verdict == "open") == (name != "plain")
+    assert ("segment 1 (ffn)" in check.missing) == (name != "plain")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rounding_of_small_features_is_no_contradiction(seed):
+    model = GPT(GPTConfig(norm="layernorm", **{**SMALL, "depth": 2}), seed=seed).eval()
+    text = torch.randint(0, 256, (2, 33), generator=torch.Generator().manual_seed(seed))
+    check = check_model(model, text[:, :-1], text[:, 1:], Regularization(last_map_decay=0.1))
+    assert check.agrees
+
+
+def test_a_module_under_two_names_is_one():
+    class FeedForward(torch.nn.Module):
+        def __init__(self, *, is_named_twice):
+            super().__init__()
+            self.fc = torch.nn.Linear(WIDTH, 32, bias=False)
+            self.proj = torch.nn.Linear(32, WIDTH, bias=False)
+            if is_named_twice:
+                self.net = torch.nn.Sequential(self.fc, torch.nn.ReLU(), self.proj)
+
+        def forward(self, x):
+            return self.proj(F.relu(self.fc(x)))
+
+    text = torch.randint(0, 7, (1, 7), generator=torch.Generator().manual_seed(0))
+    found = []
+    for is_named_twice in (False, True):
+        torch.manual_seed(0)
+        block = Block(ffn=FeedForward(is_named_twice=is_named_twice))
+        opened = open_model(Model(block).double().eval(), example=text[:, :-1], loss="next")
+        check = check_model(opened.model, text[:, :-1], text[:, 1:], DECAY)
+        assert check.no_threshold == ""
+        found.append((check.training_threshold.lower, check.training_threshold.upper))
+    assert found[0] == found[1]
+
+
+def test_nothing_is_said_where_a_far_weight_acts_past_the_states():
+    """At the present weights the penalty in the output is 0, and far away it is large."""
+
+    class Penalised(Model):
+        def forward(self, ids):
+            logits = super().forward(ids)
+            matrices = [weight for weight in self.blocks.parameters() if weight.dim() > 1]
+            excess = sum(F.relu(w.square().mean() - w.limit) for w in matrices)
+            return logits * (1 - 1e4 * excess)
+
+    torch.manual_seed(0)
+    module = Penalised(Block()).double().eval()
+    for weight in module.blocks.parameters():
+        weight.limit = 1.05 * float(weight.detach().square().mean())
+    text = torch.randint(0, 7, (1, 7), generator=torch.Generator().manual_seed(0))
+    opened = open_model(module, example=text[:, :-1], loss="next")
+    check = check_model(opened.model, text[:, :-1], text[:, 1:], DECAY)
+    assert check.training_threshold is None
+    assert "with other weights of the blocks" in check.no_threshold

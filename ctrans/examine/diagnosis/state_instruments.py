@@ -12,6 +12,7 @@ from torch import Tensor
 from ctrans.base.median import median_of
 from ctrans.dynamics.depth import Depth
 from ctrans.examine.diagnosis.reading import DiagnosticInstrument, place_of, rms
+from ctrans.interop.block_structure import MIX
 from ctrans.measure.backward.sensitivity import CLOSED, NOT_FINITE, Sensitivity
 from ctrans.measure.findings import Reading, Readings
 from ctrans.measure.forward.depth_share import token_similarity, without_map
@@ -202,11 +203,13 @@ class EmbeddingShare(DiagnosticInstrument):
 
 def sensitivity_readings(depth: Depth, sensitivities: list[Sensitivity]) -> Readings:
     """Readings of h |dv/dX|, for the sublayers where it is known; inf if the Jacobian overflows at
-    a finite state. A sublayer that only a scale of 0 closes has none: it trains.
+    a finite state. A sublayer that only a scale of 0 closes has none: it trains. Nor has a part
+    that adds the same to every state, such as a table of positions.
     """
     readings: list[Reading] = []
     for k, (h, sensitivity) in enumerate(zip(depth.lengths, sensitivities, strict=False)):
-        if sensitivity.note == CLOSED:
+        mixes = getattr(depth.sublayers[k].field, "label", "") == MIX
+        if sensitivity.note == CLOSED or (mixes and sensitivity.value == 0):
             continue
         if sensitivity.value is None and sensitivity.note != NOT_FINITE:
             continue

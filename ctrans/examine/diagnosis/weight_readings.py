@@ -100,7 +100,7 @@ def weight_readings(model: nn.Module, depth: Depth) -> Readings:
 
 def _equal_matrices(model: nn.Module) -> list[Reading]:
     """For each matrix of several blocks, in how many it has the entries of an earlier block's, bit
-    for bit. Constant matrices do not count, nor do weights that blocks share.
+    for bit. Matrices of equal rows do not count, nor do weights that blocks share.
     """
     by_role: dict[str, dict[str, Tensor]] = {}
     for name, weight in own_parameters(model):
@@ -150,13 +150,15 @@ def _untrained_blocks(model: nn.Module) -> list[Reading]:
 
 
 def _are_copies(one: Tensor, other: Tensor) -> bool:
-    """Whether two matrices have equal entries, and these differ from one another."""
+    """Whether two matrices have equal entries, and their rows differ from one another: a recipe may
+    set all rows to the same numbers, as Mamba's does.
+    """
     if one.shape != other.shape or one.numel() < FEWEST_ENTRIES or one.dtype != other.dtype:
         return False
     corner = (0,) * one.dim()
     if one[corner] != other[corner]:  # fast
         return False
-    return torch.equal(one, other) and bool((one != one[corner]).any())
+    return torch.equal(one, other) and bool((one != one[:1]).any())
 
 
 def _norms_outside(model: nn.Module, depth: Depth, width: int) -> Iterator[tuple[str, Tensor]]:

@@ -1,0 +1,181 @@
+"""Models that strangers wrote without having seen the reader, in the forms that it once missed."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ctrans
+from ctrans.dynamics.fields import ExposesRows, ExposesWeights
+from ctrans.interop import open_model
+from tests.interop.test_ways_of_writing import (
+    HEAD,
+    HEADS,
+    TOKENS,
+    VOCABULARY,
+    WIDTH,
+    Attention,
+    Model,
+    by_hand,
+    ids,
+)
+
+
+def causal():
+    return Attention(by_hand)
+
+
+def test_an_activation_in_place_is_read():
+    module = Model(causal)
+    for ffn in module.ffns:
+        ffn[1] = nn.ReLU(inplace=True)
+    model = open_model(module.double().eval(), example=ids()).model
+    assert model.config.placement == "pre"
+    for sublayer in model.depth.sublayers[1::2]:
+        assert isinstance(sublayer.field, ExposesWeights)
+        assert sublayer.field.reading.activation == "relu"
+
+
+class WithoutModules(Model):
+    """Norms by the function that takes the rounding of its dtype as eps."""
+
+    def add(self, x, part, norm):
+        return x + part(F.rms_norm(x, (WIDTH,)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_norm_by_its_function_has_the_eps_of_its_dtype(dtype):
+    torch.manual_seed(0)
+    model = open_model(WithoutModules(causal).to(dtype).eval(), example=ids()).model
+    norm = model.depth.sublayers[0].input_norm
+    small = 1e-4 * torch.randn(1, 3, WIDTH, dtype=dtype)
+    if dtype == torch.float32:
+        assert norm.eps == torch.finfo(dtype).eps
+    torch.testing.assert_close(norm(small), F.rms_norm(small, (WIDTH,)))
+
+
+class Windows(nn.Module):
+    """Attention within windows of an image, and a norm of what it returns (Swin v2)."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x):
+        batch, height, width, _ = x.shape
+        w = x.view(batch, height // 2, 2, width // 2, 2, WIDTH).transpose(2, 3)
+        w = w.reshape(-1, 4, WIDTH)
+        q, k, v = (m(w).unflatten(-1, (HEADS, HEAD)).transpose(1, 2) for m in self.maps[:3])
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2)
+        y = self.maps[3](y).view(batch, height // 2, width // 2, 2, 2, WIDTH)
+        return y.transpose(2, 3).reshape(batch, height, width, WIDTH)
+
+
+class Swin(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, WIDTH, 2, 2)
+        self.attentions = nn.ModuleList(Windows() for _ in range(2))
+        self.ffns = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH)) for _ in range(2)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(4))
+        self.head = nn.Linear(WIDTH, 5)
+
+    def states(self, images):
+        x = self.stem(images).permute(0, 2, 3, 1)
+        found = [x]
+        for i, (attention, ffn) in enumerate(zip(self.attentions, self.ffns, strict=True)):
+            x = x + self.norms[2 * i](attention(x))
+            found.append(x)
+            x = x + self.norms[2 * i + 1](ffn(x))
+            found.append(x)
+        return found
+
+    def forward(self, images):
+        return self.head(self.states(images)[-1].mean((1, 2)))
+
+
+def test_windows_of_an_image_are_put_back_in_their_order():
+    torch.manual_seed(0)
+    module = Swin().double().eval()
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    model = open_model(module, example=images).model
+    assert model.config.placement == "output"
+    with torch.no_grad():
+        states = model.trajectory(images).states
+        for state, own in zip(states, module.states(images), strict=True):
+            torch.testing.assert_close(state, own.flatten(1, 2))
+    attention, ffn = model.depth.sublayers[:2]
+    assert isinstance(ffn.field, ExposesWeights)
+    # its rows are of tokens in the order of the windows
+    assert not isinstance(attention.attention.field, ExposesRows)
+
+
+class Prefixed(Model):
+    """One learnt token before the text, and none of its own in the output."""
+
+    def __init__(self, attention):
+        super().__init__(attention)
+        self.prefix = nn.Parameter(torch.randn(1, 1, WIDTH))
+
+    def forward(self, ids):
+        x = torch.cat([self.prefix.expand(len(ids), -1, -1), self.embedding(ids)], 1)
+        for i, (attention, ffn) in enumerate(zip(self.attentions, self.ffns, strict=True)):
+            x = self.add(x, attention, self.norms[2 * i])
+            x = self.add(x, ffn, self.norms[2 * i + 1])
+        return self.output(self.last_norm(x))[:, 1:]
+
+
+def test_a_model_with_a_token_of_its_own_is_diagnosed():
+    torch.manual_seed(0)
+    module = Prefixed(causal).double().eval()
+    tokens = torch.randint(0, VOCABULARY, (2, TOKENS + 1))
+    opened = open_model(module, example=tokens[:, :-1], loss="next")
+    diagnosis = ctrans.diagnose(opened, tokens[:, :-1], tokens[:, 1:])
+    assert "reads future tokens" not in [finding.check for finding in diagnosis.findings]
+
+
+class OneBlock(Model):
+    """One block several times, which adds the number of the step to the state (universal)."""
+
+    def __init__(self, attention):
+        super().__init__(attention)
+        self.steps = nn.Embedding(3, WIDTH)
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for step in range(3):
+            x = x + self.steps(torch.tensor(step))
+            x = self.add(x, self.attentions[0], self.norms[0])
+            x = self.add(x, self.ffns[0], self.norms[1])
+        return self.output(self.last_norm(x))
+
+
+def test_what_adds_the_same_to_all_states_is_no_dead_sublayer():
+    torch.manual_seed(0)
+    opened = open_model(OneBlock(causal).double().eval(), example=ids(), loss="next")
+    diagnosis = ctrans.diagnose(opened, ids(), ids().roll(-1, 1))
+    assert "dead sublayer" not in [finding.check for finding in diagnosis.findings]
+
+
+def test_rows_that_a_recipe_sets_are_no_copies():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            rates = torch.arange(1.0, 9.0).log().expand(WIDTH, 8)
+            self.A_log = nn.Parameter(rates.clone())
+            self.maps = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+        def forward(self, x):
+            decay = torch.exp(-self.A_log.exp().mean(-1))
+            y, h = [], torch.zeros_like(x[:, 0])
+            for given in self.maps[0](x).unbind(1):
+                h = decay * h + given
+                y.append(h)
+            return self.maps[1](torch.stack(y, 1))
+
+    torch.manual_seed(0)
+    opened = open_model(Model(Recurrent).double().eval(), example=ids(), loss="next")
+    diagnosis = ctrans.diagnose(opened, ids(), ids().roll(-1, 1))
+    assert "blocks with equal weights" not in [finding.check for finding in diagnosis.findings]
