@@ -89,7 +89,12 @@ def test_a_costate_that_is_not_that_of_the_own_loss_leaves_no_number(kind, block
     model, tokens, targets = opened(kind, block, prepare)
     check = check_model(model, tokens, targets, Regularization(weight_decay=0.5))
     # one whose gradient shows it is read by its operations, whose parts are not tried
-    reasons = (REASON, "not tried at large weights", "give its loss as loss=")
+    reasons = (
+        REASON,
+        "not tried at large weights",
+        "give its loss as loss=",
+        "with other weights of the blocks the output is not that of the states",
+    )
     assert any(reason in check.no_threshold for reason in reasons)
     assert check.training_threshold is None
     assert check.step_verdict == "open"

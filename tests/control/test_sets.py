@@ -133,7 +133,9 @@ def test_kkt_and_feasibility_tell_other_velocities_apart(name):
     admissible, P = build(name), numbers(TOKENS, WIDTH)
     other = admissible.maximizer(numbers(TOKENS, WIDTH, seed=9))
     assert float(admissible.kkt(P, other)) > 1e-2
-    off = admissible.maximizer(P) + 0.1 * numbers(TOKENS, WIDTH, seed=10)
+    best = admissible.maximizer(P)
+    size = float(best.square().mean().sqrt().clamp(min=1.0))
+    off = best + 0.1 * size * numbers(TOKENS, WIDTH, seed=10)
     assert float(admissible.kkt(P, off)) > 1e-3
 
 
