@@ -48,7 +48,8 @@ class Form:
     """The formula of a norm: whether it centres, gamma = factor (shift + gain), and eps, in sigma^2
     or added to sigma.
 
-    `gain` and `offset` name the module's weights, None if it has none. Gemma's gain is 1 + weight.
+    `gain` and `offset` name the module's weights, None if it has none, as "n1[2]" if the gain is a
+    row of a weight that holds those of all blocks. Gemma's gain is 1 + weight.
     A norm that divides by the standard deviation with d - 1 has factor sqrt((d - 1)/d). `added` is
     the eps that is added to sigma.
     """
@@ -110,7 +111,7 @@ class AdaptedNorm(SphereNorm):
             eps = form.eps / stretch
         else:
             eps = form.eps / stretch**2
-        self.width, self.eps = check_norm(_width(module) or width or 0, eps)
+        self.width, self.eps = check_norm(width or _width(module) or 0, eps)
         self.centred = form.centred
         self.added = form.added
         if self._weight(form.gain) is None:
@@ -120,8 +121,11 @@ class AdaptedNorm(SphereNorm):
         """The module's weight of that name."""
         if name is None:
             return None
+        name, _, row = name.rstrip("]").partition("[")
         weight: Tensor | None = getattr(self.module, name, None)
-        return weight
+        if weight is None or not row:
+            return weight
+        return weight[int(row)]
 
     @property
     def gamma(self) -> PerChannel:
@@ -216,11 +220,15 @@ def as_norm(module: nn.Module, width: int | None = None) -> AdaptedNorm | None:
     + beta on states of all sizes. Without `width`, the module's weights or `normalized_shape`
     determine it.
     """
-    width = _width(module) or width
+    width = width or _width(module)
     if width is None or width < 2:
         return None
-    if not all(_is_vector(weight, width) for weight in module.parameters()):
-        return None
+    # operations may read a row of a weight that holds the gains of all blocks
+    has_rows = hasattr(module, "graph")
+    for weight in module.parameters():
+        is_row_of = has_rows and weight.dim() == 2 and weight.shape[-1] == width
+        if not is_row_of and not _is_vector(weight, width):
+            return None
     with torch.no_grad():
         return _probed(module, width) or _by_attributes(module)
 
@@ -275,13 +283,23 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
         return None  # a column beside a row, as of a low-rank adapter, is no gain of the channels
     odd = (plus.double() - minus) / 2
     even = (plus.double() + minus) / 2
-    offsets = [name for name, weight in weights.items() if _close(even, weight.expand_as(even))]
+    offsets = [
+        name
+        for name, weight in weights.items()
+        if _is_vector(weight, width) and _close(even, weight.expand_as(even))
+    ]
     if offsets:
         offset = offsets[0]
     elif _close(even, torch.zeros_like(even)):
         offset = None
     else:
         return None
+    weights |= {
+        f"{name}[{i}]": row
+        for name, weight in weights.items()
+        if weight.dim() == 2 and len(weight) > 1
+        for i, row in enumerate(weight)
+    }
     gains: list[str | None] = [name for name in weights if name != offset] or [None]
     for gain, shift, centred in product(gains, (0.0, 1.0), (True, False)):
         if gain is None:
