@@ -179,3 +179,35 @@ def test_rows_that_a_recipe_sets_are_no_copies():
     opened = open_model(Model(Recurrent).double().eval(), example=ids(), loss="next")
     diagnosis = ctrans.diagnose(opened, ids(), ids().roll(-1, 1))
     assert "blocks with equal weights" not in [finding.check for finding in diagnosis.findings]
+
+
+class Stacked(Model):
+    """The gains of all blocks as rows of one weight."""
+
+    def __init__(self, attention):
+        super().__init__(attention)
+        self.gains = nn.Parameter(1 + 0.1 * torch.randn(4, WIDTH))
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for i, (attention, ffn) in enumerate(zip(self.attentions, self.ffns, strict=True)):
+            x = x + attention(self.normed(x, 2 * i))
+            x = x + ffn(self.normed(x, 2 * i + 1))
+        return self.output(self.last_norm(x))
+
+    def normed(self, x, k):
+        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * self.gains[k]
+
+
+def test_gains_that_are_rows_of_one_weight_are_read():
+    torch.manual_seed(0)
+    module = Stacked(causal).double().eval()
+    opened = open_model(module, example=ids())
+    assert opened.model.config.placement == "pre"
+    assert "gamma = gains[1]" in opened.described
+    for k, sublayer in enumerate(opened.model.depth.sublayers):
+        torch.testing.assert_close(sublayer.input_norm.gamma, module.gains[k])
+        assert isinstance(sublayer.field, ExposesWeights)
+    with torch.no_grad():
+        module.gains[2] *= 2
+    torch.testing.assert_close(opened.model.depth.sublayers[2].input_norm.gamma, module.gains[2])
