@@ -101,9 +101,7 @@ class AttentionWithRowsAlone(AttentionWithRows):
 
     def seen(self, last_rows: LastRows) -> Tensor | None:
         """The rows of this map among those of a pass."""
-        if self.reading.are_of_another_sequence:
-            return last_rows.of_another_sequence()
-        return last_rows()
+        return self.reading.see(last_rows)
 
     def probabilities(self, x: TokenRows) -> ReadingRows:
         """The attention rows of each head; row i weighs the tokens that token i reads."""

@@ -15,8 +15,9 @@ output:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,10 @@ from ctrans.interop.norms import as_norm
 from ctrans.interop.recorded_calls import RecordedCall, own_module, watched
 from ctrans.interop.tolerances import difference, tolerance
 
+CROSSING = (
+    "its rows weigh other tokens than those of the state alone (cross-attention, or a memory beside"
+    " them)"
+)
 NO_ROWS = "averages no tokens by rows that are known"
 SOFT_CAPS = ("attn_logit_softcapping", "logit_softcapping")
 """Attributes that hold a soft-cap."""
@@ -62,16 +67,19 @@ class AttentionReading:
     rows_alone: bool = False
 
 
+See = Callable[[LastRows], Tensor | None]
+"""Which rows of a pass are those of a map; None if it has none."""
+
+
 @dataclass(frozen=True)
 class RowsReading:
     """An attention whose rows alone are known: `heads` of them for each token. `why_not` says why
-    its matrices are not. `are_of_another_sequence`: whether they weigh the tokens of another
-    sequence.
+    its matrices are not, and `see` gives the rows of a pass.
     """
 
     heads: int
     why_not: str
-    are_of_another_sequence: bool = False
+    see: See
 
 
 Candidate = tuple[
@@ -111,15 +119,10 @@ def _read(
     rows = last_rows()
     name = _name(first)
     if last_rows.are_of_another_sequence:
-        reason = (
-            "its rows weigh other tokens than those of the state alone (cross-attention, or a"
-            " memory beside them)"
-        )
-        crossing = last_rows.of_another_sequence()
-        if crossing is not None and _weigh_others(chain, x, context, output, crossing):
-            known = f"rows alone are known: {reason}"
-            return RowsReading(crossing.shape[1], known, are_of_another_sequence=True)
-        raise _UnreadableError(reason)
+        alone = _rows_alone(chain, x, context, output, last_rows, CROSSING)
+        if alone is not None:
+            return alone
+        raise _UnreadableError(CROSSING)
     if rows is None:
         raise _UnreadableError(f"{name} {NO_ROWS}")
     if not difference(output, expected) <= close:
@@ -127,84 +130,113 @@ def _read(
     try:
         reading = _with_matrices(chain, x, context, seen, rows)
     except _UnreadableError as reason:
-        of_equal_length = last_rows.are_all_that_averages and _weigh_others(
-            chain, x, context, output, rows
-        )
-        if of_equal_length or _weigh_tokens(chain, x, context, output, last_rows):
-            return RowsReading(rows.shape[1], f"rows alone are known: {reason}")
+        alone = _rows_alone(chain, x, context, output, last_rows, str(reason))
+        if alone is not None:
+            return alone
         raise
-    if not reading.whole_rows and _weigh_tokens(chain, x, context, output, last_rows):
+    if not reading.whole_rows and _rows_alone(chain, x, context, output, last_rows, ""):
         return replace(reading, rows_alone=True)
     return reading
 
 
-def _weigh_tokens(
-    chain: ModuleChain, x: Tensor, context: dict[str, Any], output: Tensor, last_rows: LastRows
-) -> bool:
-    """Whether the output of token i in sequence s depends on others by row i of this sequence
-    alone, whose numbers sum to 1.
-
-    Half of the tokens of the first sequence are changed. Then their rows and outputs of other
-    tokens must change. The rows of other sequences must not, nor may what the other tokens read of
-    each other, up to a factor for each row: scores are of pairs of tokens. Rows of channels, of
-    tokens in another order, or of heads before sequences do not pass this.
+def _rows_alone(
+    chain: ModuleChain,
+    x: Tensor,
+    context: dict[str, Any],
+    output: Tensor,
+    last_rows: LastRows,
+    reason: str,
+) -> RowsReading | None:
+    """The reading of the rows alone, if they are all by which the output depends on other tokens.
+    `reason` says why the matrices are not read.
     """
-    rows = last_rows()
-    if rows is None or not last_rows.are_all_that_averages or not sum_to_one(rows):
-        return False
-    sequences, tokens = x.shape[:2]
-    if x.dim() != 3 or rows.shape[0] != sequences or rows.shape[-1] != tokens or tokens < 3:
-        return False
     others, is_changed = _with_other_tokens(x)
     with seeing_rows(chain.stages[0]) as other_rows:
         changed_output = chain(others, **context)
-    changed = other_rows()
-    close = tolerance(x.dtype)
-    if changed is None or (sequences > 1 and difference(changed[1:], rows[1:]) > close):
-        return False
-    kept = ~is_changed
-    before, after = (each[0][:, kept][:, :, kept] for each in (rows, changed))
-    reads = before.sum(-1, keepdim=True) > 0
-    before = torch.where(reads, before / before.sum(-1, keepdim=True), 0.0)
-    after = torch.where(reads, after / after.sum(-1, keepdim=True), 0.0)
-    return (
-        difference(after, before) <= close
-        and _all_differ(changed[0][:, is_changed], rows[0][:, is_changed], close)
-        and difference(changed_output[0, kept], output[0, kept]) > close
-    )
+    ways: list[See] = [
+        LastRows.all_that_average,
+        LastRows.of_another_sequence,
+        # others, as of an encoder in the same operations, do not depend on the state
+        partial(LastRows.numbered, numbers=last_rows.that_differ(other_rows)),
+    ]
+    for see in ways:
+        rows, changed = see(last_rows), see(other_rows)
+        if rows is None or changed is None or rows.shape != changed.shape:
+            continue
+        if len(rows) != len(x) or rows.shape[-2] != x.shape[1] or not sum_to_one(rows):
+            continue
+        test = _Changed(x, is_changed, rows, changed, output, changed_output)
+        if test.weigh_tokens():
+            return RowsReading(rows.shape[1], f"rows alone are known: {reason}", see)
+        if test.weigh_others():
+            return RowsReading(rows.shape[1], f"rows alone are known: {CROSSING}", see)
+    return None
 
 
-def _weigh_others(
-    chain: ModuleChain, x: Tensor, context: dict[str, Any], output: Tensor, rows: Tensor
-) -> bool:
-    """Whether the output of token i in sequence s depends on another sequence by row i of s.
-
-    If half of the tokens of the first sequence are changed, their rows and their outputs must
-    change, and no others.
+@dataclass(frozen=True)
+class _Changed:
+    """Rows and the output of a map at states x, and where half of the tokens of the first sequence
+    are others.
     """
-    if x.dim() != 3 or rows.shape[0] != len(x) or rows.shape[-2] != x.shape[1]:
-        return False
-    if x.shape[1] < 2 or not sum_to_one(rows):
-        return False
-    others, is_changed = _with_other_tokens(x)
-    with seeing_rows(chain.stages[0]) as other_rows:
-        changed_output = chain(others, **context)
-    changed = other_rows.of_another_sequence()
-    if rows.shape[-1] == rows.shape[-2]:
-        changed = other_rows()
-    if changed is None or changed.shape != rows.shape:
-        return False
-    close = tolerance(x.dtype)
-    expected = rows.clone()
-    expected[0][:, is_changed] = changed[0][:, is_changed]
-    expected_output = output.clone()
-    expected_output[0, is_changed] = changed_output[0, is_changed]
-    return (
-        difference(changed, expected) <= close
-        and difference(changed_output, expected_output) <= close
-        and _all_differ(changed[0][:, is_changed], rows[0][:, is_changed], close)
-        and difference(changed_output[0, is_changed], output[0, is_changed]) > close
-    )
+
+    x: Tensor
+    is_changed: Tensor
+    rows: Tensor
+    changed: Tensor
+    output: Tensor
+    changed_output: Tensor
+
+    def weigh_tokens(self) -> bool:
+        """Whether the output of token i in sequence s depends on others by row i of this sequence.
+
+        Rows of changed tokens and outputs of other tokens must change. The rows of other sequences
+        must not, nor may what the other tokens read of each other, up to a factor for each row:
+        scores are of pairs of tokens. Rows of channels, of tokens in another order, or of heads
+        before sequences do not pass this.
+        """
+        x, rows, changed = self.x, self.rows, self.changed
+        if rows.shape[-1] != x.shape[1] or x.shape[1] < 3:
+            return False
+        close = tolerance(x.dtype)
+        if len(x) > 1 and difference(changed[1:], rows[1:]) > close:
+            return False
+        kept = ~self.is_changed
+        before, after = (each[0][:, kept][:, :, kept] for each in (rows, changed))
+        reads = before.sum(-1, keepdim=True) > 0
+        before = torch.where(reads, before / before.sum(-1, keepdim=True), 0.0)
+        after = torch.where(reads, after / after.sum(-1, keepdim=True), 0.0)
+        return (
+            difference(after, before) <= close
+            and self._rows_differ(close)
+            and difference(self.changed_output[0, kept], self.output[0, kept]) > close
+        )
+
+    def weigh_others(self) -> bool:
+        """Whether the output of token i in sequence s depends on another sequence by row i of s:
+        rows and outputs of changed tokens must change, and no others.
+        """
+        if self.x.shape[1] < 2:
+            return False
+        close = tolerance(self.x.dtype)
+        which = self.is_changed
+        expected = self.rows.clone()
+        expected[0][:, which] = self.changed[0][:, which]
+        expected_output = self.output.clone()
+        expected_output[0, which] = self.changed_output[0, which]
+        return (
+            difference(self.changed, expected) <= close
+            and difference(self.changed_output, expected_output) <= close
+            and self._rows_differ(close)
+            and difference(self.changed_output[0, which], self.output[0, which]) > close
+        )
+
+    def _rows_differ(self, close: float) -> bool:
+        """Whether each changed token's rows differ in a head, but for those that read one token."""
+        rows = self.rows[0][:, self.is_changed]
+        changed = self.changed[0][:, self.is_changed]
+        reads_more = (rows > 0).sum(-1) > 1
+        differs = (changed - rows).abs().amax(-1) > close * rows.amax(-1)
+        return bool((differs.any(0) | ~reads_more.any(0)).all())
 
 
 def _with_other_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -214,13 +246,6 @@ def _with_other_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
     others = x.clone()
     others[0, is_changed] = -others[0, is_changed].flip(-1)
     return others, is_changed
-
-
-def _all_differ(changed: Tensor, rows: Tensor, close: float) -> bool:
-    """Whether each token's rows changed in a head, but for those that read one token alone."""
-    reads_more = (rows > 0).sum(-1) > 1
-    differs = (changed - rows).abs().amax(-1) > close * rows.amax(-1)
-    return bool((differs.any(0) | ~reads_more.any(0)).all())
 
 
 def _with_matrices(

@@ -186,12 +186,33 @@ class LastRows:
         """The rows (batch, heads, tokens, others) that weigh other tokens than those that read
         them, if they are all that averages; else None.
         """
-        if not self.are_of_another_sequence or self._computed.unused:
+        if not self.are_of_another_sequence:
             return None
-        rows = self._joined(self._computed.averaging, is_square=False)
-        if rows is None or len(self._computed.averaging) not in (1, rows.shape[1]):
+        return self.numbered(range(len(self._computed.averaging)))
+
+    def numbered(self, numbers: Sequence[int]) -> Tensor | None:
+        """The rows of all heads with which the kernel or a product averages, of those with these
+        numbers in the pass; None if these are none of one attention.
+        """
+        averaging = self._computed.averaging
+        if self._computed.unused or not numbers or max(numbers) >= len(averaging):
+            return None
+        chosen = [averaging[i] for i in numbers]
+        rows = self._joined(chosen, is_square=chosen[-1].shape[-1] == chosen[-1].shape[-2])
+        if rows is None or (len(chosen) > 1 and chosen[-1].dim() == 4):
+            return None
+        if len(chosen) not in (1, rows.shape[1]):
             return None
         return rows
+
+    def that_differ(self, other: LastRows) -> tuple[int, ...]:
+        """The numbers of the rows that average and are others in another pass; none if the two
+        passes have not as many.
+        """
+        pairs = list(zip(self._computed.averaging, other._computed.averaging, strict=False))
+        if len(other._computed.averaging) != len(self._computed.averaging):
+            return ()
+        return tuple(i for i, (rows, others) in enumerate(pairs) if not _equal(rows, others))
 
     def _joined(self, computed: Sequence[Tensor], *, is_square: bool = True) -> Tensor | None:
         """The rows of all heads, from the last of these arrays."""
@@ -213,19 +234,17 @@ class LastRows:
         """Whether there are rows, and they weigh other tokens than those that read them."""
         return bool(self._computed.seen) and self() is None
 
-    @property
-    def are_all_that_averages(self) -> bool:
-        """Whether these rows are all with which the module averages tokens: a second softmax, or
-        one that is changed before it averages, may weigh the tokens otherwise.
+    def all_that_average(self) -> Tensor | None:
+        """These rows if they are all with which the module averages tokens; else None. A second
+        softmax, or one that is changed before it averages, may weigh the tokens otherwise.
         """
         rows = self()
-        averaging = self._computed.averaging
-        if rows is None or self._computed.unused or not averaging:
-            return False
-        if len(averaging) > 1 and (averaging[-1].dim() == 4 or len(averaging) != rows.shape[1]):
-            return False
-        joined = self._joined(averaging)
-        return joined is not None and difference(joined.to(rows), rows) <= tolerance(rows.dtype)
+        joined = self.numbered(range(len(self._computed.averaging)))
+        if rows is None or joined is None:
+            return None
+        if not difference(joined.to(rows), rows) <= tolerance(rows.dtype):
+            return None
+        return rows
 
 
 @contextmanager

@@ -296,3 +296,31 @@ def test_our_own_gate_leaves_the_rows():
     torch.testing.assert_close(
         field.probabilities(x), plain.depth.sublayers[0].field.probabilities(x)
     )
+
+
+class Translator(nn.Module):
+    """An encoder inside of the forward pass, whose own rows are none of the decoder's."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = Model(Attention)
+        self.crossing = Crossing(CrossAttention)
+
+    def forward(self, ids, source):
+        return self.crossing(ids, self.encoder.states(source)[-1])
+
+
+@pytest.mark.parametrize("others", [5, TOKENS])
+def test_rows_of_an_encoder_in_the_same_pass_do_not_count(others):
+    torch.manual_seed(0)
+    module = Translator().double().eval()
+    source = torch.randint(0, 23, (2, others), generator=torch.Generator().manual_seed(1))
+    model = open_model(module, example={"ids": ids(), "source": source}).model
+    with torch.no_grad():
+        states = model.trajectory(ids()).states
+        module(ids(), source)
+        for k, attention in enumerate(module.crossing.inner.attentions):
+            sublayer = model.depth.sublayers[2 * k]
+            given = sublayer.given(sublayer.enter(states[2 * k]))
+            rows = sublayer.attention.field.probabilities(given)
+            torch.testing.assert_close(rows, attention.kept)
