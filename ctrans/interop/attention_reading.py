@@ -194,14 +194,14 @@ class _Changed:
         scores are of pairs of tokens. Rows of channels, of tokens in another order, or of heads
         before sequences do not pass this.
         """
-        x, rows, changed = self.x, self.rows, self.changed
-        if rows.shape[-1] != x.shape[1] or x.shape[1] < 3:
+        tokens = self.x.shape[1]
+        if self.rows.shape[-1] != tokens or tokens < 3:
             return False
-        close = tolerance(x.dtype)
-        if len(x) > 1 and difference(changed[1:], rows[1:]) > close:
+        close = tolerance(self.x.dtype)
+        if len(self.x) > 1 and difference(self.changed[1:], self.rows[1:]) > close:
             return False
         kept = ~self.is_changed
-        before, after = (each[0][:, kept][:, :, kept] for each in (rows, changed))
+        before, after = (each[0][:, kept][:, :, kept] for each in (self.rows, self.changed))
         reads = before.sum(-1, keepdim=True) > 0
         before = torch.where(reads, before / before.sum(-1, keepdim=True), 0.0)
         after = torch.where(reads, after / after.sum(-1, keepdim=True), 0.0)

@@ -188,9 +188,7 @@ class StreamAdapter(ModuleAdapter):
         return self._batch == 1
 
     def rows_like(self, y: Tensor, x: Tensor) -> Tensor:
-        """The output y of a map of the states x, sequences first. Experts may return the tokens of
-        all sequences along one axis, and windows those of an image.
-        """
+        """The output y of a map of the states x, sequences first, whatever axes count its tokens."""
         if y.dim() == 2 or y.dim() != self._axes:
             rows = y.reshape(*x.shape[:-1], -1)
         else:

@@ -50,6 +50,7 @@ PICTURES = {
     "xiong-warmup": ("-m ctrans study xiong-warmup --out it", "it/study.png"),
     "emadi-temperature": ("-m ctrans study emadi-temperature --out it", "it/study.png"),
     "kan-figure-1": ("-m ctrans study kan-figure-1 --out it", "it/study.png"),
+    "kan-table-1": ("-m ctrans study kan-table-1 --out it", "it/study.png"),
     "kan-table-2": ("-m ctrans study kan-table-2 --out it", "it/study.png"),
     "kim-initial-variance": ("-m ctrans study kim-initial-variance --out it", "it/study.png"),
     "kim-growth": ("-m ctrans study kim-growth --out it", "it/study.png"),
