@@ -188,7 +188,7 @@ class StreamAdapter(ModuleAdapter):
         return self._batch == 1
 
     def rows_like(self, y: Tensor, x: Tensor) -> Tensor:
-        """The output y of a map of the states x, sequences first, whatever axes count its tokens."""
+        """The output y of a map of the states x, sequences first, whatever its axes."""
         if y.dim() == 2 or y.dim() != self._axes:
             rows = y.reshape(*x.shape[:-1], -1)
         else:
