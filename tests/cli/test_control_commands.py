@@ -185,7 +185,8 @@ def test_decay_of_gains_makes_peri_well_posed_without_a_condition():
 def test_a_penalty_that_is_not_known_has_a_reason():
     shared = ["--placement", "pre", "--norm", "rmsnorm", "--depth-weights", "linear"]
     kept = strict(run("hjb-check", *SMALL, *shared, "--json", "-").stdout)
-    assert "which several segments share" in kept["measured"]["missing"]["pre"]["penalty needed"]
+    why = kept["measured"]["missing"]["pre"]["penalty needed"]
+    assert "are computed from others, which a loss pays instead" in why
 
 
 def test_a_table_shows_a_refused_remedy_as_not_applicable(tmp_path):
