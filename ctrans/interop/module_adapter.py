@@ -33,7 +33,7 @@ from ctrans.interop.gradient_check import check_gradients
 from ctrans.interop.hidden_tokens import like_padding, text_of, text_of_pass
 from ctrans.interop.model_adapter import ModelAdapter, tensor_in
 from ctrans.interop.recorded_calls import without_fast_path
-from ctrans.interop.refused_inputs import of_length, why_refused
+from ctrans.interop.refused_inputs import fix_of, of_length, why_refused
 from ctrans.interop.tolerances import difference, tolerance
 from solvers import ConfigError, shown
 
@@ -142,7 +142,8 @@ class ModuleAdapter(ModelAdapter):
             others = list(self.named or {})[1:]
             if others:
                 inputs += f" with {', '.join(others)} as in the example"
-            reason = self._why_refused(tokens, error) or "give an input that it accepts"
+            fix = fix_of(len(tokens), len(self.example), others)
+            reason = self._why_refused(tokens, error) or fix
             raise ConfigError(
                 f"example=: {type(self.model).__name__} does not run on {inputs}"
                 f" ({named_error(error)}): {reason}"

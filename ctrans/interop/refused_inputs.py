@@ -4,7 +4,7 @@ or a mask, table or buffer that is made for another number of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -34,6 +34,18 @@ def why_refused(
     if heads is not None or tokens is None:
         return heads
     return _length(model, tokens, run)
+
+
+def fix_of(sequences: int, of_example: int, others: Sequence[str]) -> str:
+    """What to give where a module does not run on so many sequences, with these arguments beside
+    them.
+    """
+    if others and sequences != of_example:
+        return (
+            f"its example is of {of_example} sequences, and other numbers of them are needed: give"
+            f" arguments whose first axis counts the sequences ({', '.join(others)})"
+        )
+    return "give an input that it accepts"
 
 
 def _heads_that_divide_no_width(model: nn.Module, error: Exception) -> str | None:

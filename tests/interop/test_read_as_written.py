@@ -8,6 +8,7 @@ from torch import nn
 import ctrans
 from ctrans.dynamics.fields import ExposesRows, ExposesWeights
 from ctrans.interop import open_model
+from solvers import ConfigError
 from tests.interop.test_ways_of_writing import (
     HEAD,
     HEADS,
@@ -211,3 +212,23 @@ def test_gains_that_are_rows_of_one_weight_are_read():
     with torch.no_grad():
         module.gains[2] *= 2
     torch.testing.assert_close(opened.model.depth.sublayers[2].input_norm.gamma, module.gains[2])
+
+
+class WithMemory(Model):
+    """It reads a memory (layers, tokens, sequences, width), as Transformer-XL does."""
+
+    def forward(self, ids, memory):
+        x = self.embedding(ids) + memory.mean((0, 1)).unsqueeze(1)
+        for i, (attention, ffn) in enumerate(zip(self.attentions, self.ffns, strict=True)):
+            if len(x) != memory.shape[2]:
+                raise RuntimeError("as many sequences as the memory has")
+            x = self.add(x, attention, self.norms[2 * i])
+            x = self.add(x, ffn, self.norms[2 * i + 1])
+        return self.output(self.last_norm(x))
+
+
+def test_arguments_with_sequences_on_another_axis_are_named():
+    module = WithMemory(causal).double().eval()
+    memory = torch.randn(2, 5, 2, WIDTH, dtype=torch.float64)
+    with pytest.raises(ConfigError, match=r"whose first axis counts the sequences \(memory\)"):
+        open_model(module, example={"ids": ids(), "memory": memory})
