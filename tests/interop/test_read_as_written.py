@@ -218,10 +218,8 @@ class WithMemory(Model):
     """It reads a memory (layers, tokens, sequences, width), as Transformer-XL does."""
 
     def forward(self, ids, memory):
-        x = self.embedding(ids) + memory.mean((0, 1)).unsqueeze(1)
+        x = torch.cat([self.embedding(ids), memory[0].transpose(0, 1)], 1)[:, : ids.shape[1]]
         for i, (attention, ffn) in enumerate(zip(self.attentions, self.ffns, strict=True)):
-            if len(x) != memory.shape[2]:
-                raise RuntimeError("as many sequences as the memory has")
             x = self.add(x, attention, self.norms[2 * i])
             x = self.add(x, ffn, self.norms[2 * i + 1])
         return self.output(self.last_norm(x))
@@ -229,6 +227,6 @@ class WithMemory(Model):
 
 def test_arguments_with_sequences_on_another_axis_are_named():
     module = WithMemory(causal).double().eval()
-    memory = torch.randn(2, 5, 2, WIDTH, dtype=torch.float64)
+    memory = torch.randn(3, 5, 2, WIDTH, dtype=torch.float64)
     with pytest.raises(ConfigError, match=r"whose first axis counts the sequences \(memory\)"):
         open_model(module, example={"ids": ids(), "memory": memory})
