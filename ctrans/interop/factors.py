@@ -56,7 +56,8 @@ from ctrans.interop.tolerances import difference
 
 ON_DEMAND = "its weights are loaded on demand, so that its blocks were not tried with large ones"
 NO_BLOCKS = (
-    "its blocks are not modules of their own, so that its maps were not tried at large weights"
+    "it is read by its operations and not by the modules of its blocks, so that its maps were not"
+    " tried at large weights"
 )
 
 READING = 3 * CLOSE
