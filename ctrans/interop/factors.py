@@ -59,6 +59,7 @@ NO_BLOCKS = (
     "it is read by its operations and not by the modules of its blocks, so that its maps were not"
     " tried at large weights"
 )
+REUSED = "a block is used several times in a pass, so that its maps were not tried at large weights"
 
 READING = 3 * CLOSE
 """How closely a model is read, as a share: its maps, the norms around them and its steps."""
@@ -90,7 +91,7 @@ def factors_of(
     if has_weights_on_demand(adapter.model):
         not_tested = ON_DEMAND
     elif len(set(map(id, blocks))) < len(blocks):
-        not_tested = NO_BLOCKS
+        not_tested = REUSED
     per_block = len(sublayers) // len(blocks)
     unlike: dict[int, str] = {}
     further: set[int] = set()
