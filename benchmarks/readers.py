@@ -3,8 +3,9 @@
 
     python benchmarks/readers.py > benchmarks/results/readers-DATE.txt
 
-A row says how many parts are read (states, placement and norms), how many attentions show their rows
-and matrices, how many FFNs their matrices and activation, and the seconds that opening took.
+A row says how many parts are read (states, placement and norms), how many attentions show their
+rows, how many their matrices too (heads), how many FFNs their matrices and activation (units), and
+the seconds that opening took.
 """
 
 import sys
@@ -57,17 +58,18 @@ def by_operations(kind, model, example):
 
 
 def row(read, kind, model, example):
-    """Parts that are read, attentions with heads, FFNs with units; and the seconds."""
+    """Parts that are read, attentions with rows and with heads, FFNs with units; and the seconds."""
     started = time.perf_counter()
     try:
         with as_found(model):
             imported = read(kind, model, example)
     except FOREIGN_ERRORS:
-        return (0, 0, 0), time.perf_counter() - started
+        return (0, 0, 0, 0), time.perf_counter() - started
     sublayers = imported.depth.sublayers
     fields = [branch.field for part in sublayers for branch in part.branches.values()]
     counts = (
         sum(part.kind != "part" for part in sublayers),
+        sum(hasattr(field, "probabilities") for field in fields),
         sum(hasattr(field, "head_matrices") for field in fields),
         sum(hasattr(field, "units") for field in fields),
     )
@@ -76,22 +78,22 @@ def row(read, kind, model, example):
 
 def main():
     totals = {}
-    print(f"{'':44}{'by modules':>22}{'by operations':>22}")
-    print(f"{'':44}{'parts heads units  s':>22}{'parts heads units  s':>22}")
+    print(f"{'':44}{'by modules':>28}{'by operations':>28}")
+    print(f"{'':44}{'parts  rows heads units  s':>28}{'parts  rows heads units  s':>28}")
     for kind, name, model, example in models():
         model.eval()
         cells = ""
         for reader, read in (("modules", by_modules), ("operations", by_operations)):
             counts, seconds = row(read, kind, model, example)
-            cells += "{:7}{:6}{:6}".format(*counts) + f"{seconds:5.1f}"
-            total = totals.setdefault((kind, reader), [0, 0, 0, 0, 0.0])
+            cells += "{:7}{:6}{:6}{:6}".format(*counts) + f"{seconds:5.1f}"
+            total = totals.setdefault((kind, reader), [0, 0, 0, 0, 0, 0.0])
             for i, count in enumerate((1, *counts)):
                 total[i] += count if i else bool(counts[0])
-            total[4] += seconds
+            total[-1] += seconds
         print(f"{kind:10} {name:32.32} {cells}", flush=True)
-    print("\nset         reader       models  parts  heads  units  seconds")
+    print("\nset         reader       models  parts   rows  heads  units  seconds")
     for (kind, reader), total in totals.items():
-        print(f"{kind:11} {reader:11}" + "{:8}{:7}{:7}{:7}{:9.1f}".format(*total))
+        print(f"{kind:11} {reader:11}" + "{:8}{:7}{:7}{:7}{:7}{:9.1f}".format(*total))
 
 
 if __name__ == "__main__":
