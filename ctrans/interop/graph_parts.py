@@ -465,13 +465,25 @@ def check_step(sublayer: Sublayer, length: float, samples: Samples) -> None:
 
 
 def structures_of(parts: Sequence[tuple[Sublayer, float]]) -> list[Structure]:
-    """The parts as blocks: attention and the FFN behind it, where all are such pairs."""
-    kinds = [sublayer.kind for sublayer, _ in parts]
-    per_block = 1
-    if kinds == ["attention", "ffn"] * (len(kinds) // 2):
-        per_block = 2
+    """The parts as blocks, where these follow one another in a pattern."""
+    per_block = _period([sublayer.kind for sublayer, _ in parts])
     structures = []
     for i in range(0, len(parts), per_block):
         sublayers, lengths = zip(*parts[i : i + per_block], strict=True)
         structures.append(Structure(sublayers, lengths, {}, None))
     return structures
+
+
+def _period(kinds: Sequence[Kind]) -> int:
+    """The number of parts of a block: the shortest pattern that repeats, with an attention and, at
+    its end, an FFN; 1 if there is none. A pair, or a decoder's three, may be the only block.
+    """
+    count = len(kinds)
+    for period in range(2, count + 1):
+        pattern = list(kinds[:period])
+        repeats = count // period
+        if period * repeats != count or pattern * repeats != list(kinds):
+            continue
+        if pattern[-1] == "ffn" and "attention" in pattern and (repeats > 1 or period <= 3):
+            return period
+    return 1

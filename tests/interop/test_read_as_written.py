@@ -8,6 +8,7 @@ from torch import nn
 import ctrans
 from ctrans.dynamics.fields import ExposesRows, ExposesWeights
 from ctrans.interop import open_model
+from ctrans.interop.graph_parts import _period
 from solvers import ConfigError
 from tests.interop.test_ways_of_writing import (
     HEAD,
@@ -230,3 +231,24 @@ def test_arguments_with_sequences_on_another_axis_are_named():
     memory = torch.randn(3, 5, 2, WIDTH, dtype=torch.float64)
     with pytest.raises(ConfigError, match=r"whose first axis counts the sequences \(memory\)"):
         open_model(module, example={"ids": ids(), "memory": memory})
+
+
+@pytest.mark.parametrize(
+    ("kinds", "period"),
+    [
+        ("af", 2),
+        ("afaf", 2),
+        ("aafaaf", 3),
+        ("aaf", 3),
+        ("faaffaaf", 4),
+        ("paf", 3),
+        ("aff", 3),
+        ("afaaf", 1),
+        ("aaaa", 1),
+        ("ff", 1),
+        ("a", 1),
+    ],
+)
+def test_blocks_are_the_pattern_that_repeats(kinds, period):
+    names = {"a": "attention", "f": "ffn", "p": "part"}
+    assert _period([names[kind] for kind in kinds]) == period
