@@ -53,6 +53,7 @@ PICTURES = {
     "kan-table-1": ("-m ctrans study kan-table-1 --out it", "it/study.png"),
     "kan-table-2": ("-m ctrans study kan-table-2 --out it", "it/study.png"),
     "kim-initial-variance": ("-m ctrans study kim-initial-variance --out it", "it/study.png"),
+    "kim-learning-rate": ("-m ctrans study kim-learning-rate --out it", "it/study.png"),
     "kim-growth": ("-m ctrans study kim-growth --out it", "it/study.png"),
     "loss": ("-m ctrans train --iterations 300 --eval-every 20 --out it", "it/loss.png"),
 }
