@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import ctrans
+from ctrans.cli import COMMANDS
+from tests.campaigns.wrong_requests import QUICK, SLOW
 from tests.cases import covering
 
 ROOT = Path(__file__).parents[1]
@@ -120,3 +122,8 @@ def test_an_editable_install_is_found_from_the_folder_that_holds_the_clone(tmp_p
 def test_an_environment_that_is_a_link_is_ignored_too():
     """Merging a committed link of this name removes the environment in its place, file by file."""
     assert ".venv" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_the_campaign_of_wrong_requests_asks_every_command():
+    assert set(QUICK) == set(COMMANDS)
+    assert set(COMMANDS) >= SLOW

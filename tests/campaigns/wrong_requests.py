@@ -48,11 +48,10 @@ PATHS = [
 SMALL = ["--depth", "1", "--width", "8", "--heads", "2", "--context", "4", "--batch", "1"]
 QUICK = {
     "simulate": [*SMALL, "--no-reference"],
-    "convergence": [],
     "hjb-check": SMALL,
-    "control": SMALL,
     "screen": [*SMALL, "--quick"],
     "diagnose": SMALL,
+    "compare": ["/proc/none/a", "/proc/none/b"],
     "coordinate-check": [
         *SMALL[:2],
         *SMALL[4:8],
@@ -73,11 +72,9 @@ QUICK = {
 }
 """What keeps the answer to a request that is right after all short."""
 SLOW = {
-    "convergence",
     "verify",
     "coordinate-check",
     "hjb-check",
-    "control",
     "screen",
     "diagnose",
 }
