@@ -226,7 +226,8 @@ def check_model(
     check_dtype(next(iter(model.depth.parameters()), torch.empty(0)).dtype)
     if tokens.dim() == 1 and not tokens.is_floating_point():
         tokens = tokens.unsqueeze(0)  # one text without a batch
-        targets = targets.unsqueeze(0)
+        if isinstance(targets, Tensor):
+            targets = targets.unsqueeze(0)
     sublayers = model.depth.sublayers
     has_steps = any(each.state_norm is not None or each.output_norm is None for each in sublayers)
     # a verdict of the ODE under a penalty needs to know how precise its costate is

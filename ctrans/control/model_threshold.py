@@ -63,7 +63,10 @@ def _why_not_by_segment(depth: Depth) -> str:
     """
     weights: list[tuple[int, Tensor]] = []
     for k, sublayer in enumerate(depth.sublayers):
-        # a module under two names is one module
+        names = list(sublayer.field.named_parameters(remove_duplicate=False))
+        if _is_own(sublayer.field) and len({id(weight) for _, weight in names}) < len(names):
+            return "a map uses a weight twice"
+        # in a user's code a module under two names is one module, which may be called once
         weights += [
             (k, parameter)
             for part in sublayer.field.modules()
@@ -110,10 +113,25 @@ def _end(weight: Tensor) -> int:
     return weight.data_ptr() + (last + 1) * weight.element_size()
 
 
+def _is_own(field: nn.Module) -> bool:
+    """Whether a map is one of ctrans, which calls each of its modules under each name."""
+    module = type(field).__module__
+    return module.startswith("ctrans.") and not module.startswith("ctrans.interop.")
+
+
 def _share_an_entry(first: Tensor, second: Tensor) -> bool:
     """Whether two weights, whose memory overlaps but for gaps, have an entry in common."""
     if first.is_contiguous() and second.is_contiguous():
         return True
+    if first.dim() == 2 and first.stride() == second.stride() and first.stride(1) == 1:
+        # columns of one matrix: entry (i, j) of the second is (i + rows, j + columns) of the first
+        between = (second.data_ptr() - first.data_ptr()) // first.element_size()
+        rows, columns = divmod(between, first.stride(0))
+        ways = ((rows, columns), (rows + 1, columns - first.stride(0)))
+        return any(
+            -len(second) < row < len(first) and -second.shape[1] < column < first.shape[1]
+            for row, column in ways
+        )
     return bool(torch.isin(_addresses(first), _addresses(second)).any())
 
 

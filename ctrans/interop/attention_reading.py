@@ -147,8 +147,9 @@ def _rows_alone(
     last_rows: LastRows,
     reason: str,
 ) -> RowsReading | None:
-    """The reading of the rows alone, if they are all by which the output depends on other tokens.
-    `reason` says why the matrices are not read.
+    """The reading of the rows alone, if they are all rows with which the map averages, and reach
+    its output. What else mixes tokens in it, such as a convolution, is not looked for. `reason`
+    says why the matrices are not read.
     """
     others, is_changed = _with_other_tokens(x)
     with seeing_rows(chain.stages[0]) as other_rows:

@@ -10,47 +10,45 @@ from typing import Any
 from solvers import ConfigError, shown
 
 
-def class_name(where: str, settings: Mapping[str, Any]) -> str | None:
-    """The name of the model's class in a config's `architectures`, or None. Raises ConfigError for
-    an entry that is no list of names.
+def class_names(where: str, settings: Mapping[str, Any]) -> list[str]:
+    """The names of the model's class in a config's `architectures`, the first that is known counts.
+    Raises ConfigError for an entry that is no list of names.
     """
     names = settings.get("architectures")
-    if names is None or names == []:
-        return None
+    if names is None:
+        return []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(
             f"{where} says architectures = {shown(names)}: it must be a list of texts, the names of"
             " the model's classes, or null"
         )
-    name: str = names[0]
-    return name
+    return names
 
 
 def model_class(where: str, settings: Mapping[str, Any], transformers: Any) -> Any:
-    """The library's class that a config names, or None. Raises ConfigError for a name that is no
-    class of the library: its default would have no head.
+    """The library's class that a config names, or None. Raises ConfigError if no name is a class of
+    the library: its default would have no head.
     """
-    name = class_name(where, settings)
-    if name is None:
+    names = class_names(where, settings)
+    if not names:
         return None
-    kind = getattr(transformers, name, None)
-    if kind is None:  # one of the parts of a family, such as an encoder
-        config_class = transformers.CONFIG_MAPPING[settings["model_type"]]
-        default = transformers.MODEL_MAPPING.get(config_class, None)
-        kind = getattr(sys.modules.get(getattr(default, "__module__", "")), name, None)
-    if _is_model_class(kind, transformers):
-        return kind
-    full_names = {full.lower(): full for full in dir(transformers)}
-    close = difflib.get_close_matches(name.lower(), full_names, n=8)
-    nearest = [full_names[lower] for lower in close]
-    models = [
-        full for full in nearest if _is_model_class(getattr(transformers, full), transformers)
-    ]
+    config_class = transformers.CONFIG_MAPPING[settings["model_type"]]
+    default = transformers.MODEL_MAPPING.get(config_class, None)
+    # classes of the family, with parts of it such as an encoder
+    family = vars(sys.modules.get(getattr(default, "__module__", ""), object))
+    for name in names:
+        kind = getattr(transformers, name, None) or family.get(name)
+        if _is_model_class(kind, transformers):
+            return kind
+    models = {
+        full.lower(): full for full, kind in family.items() if _is_model_class(kind, transformers)
+    }
+    close = difflib.get_close_matches(names[0].lower(), models, n=1)
     hint = "give the name of a class, or leave the entry out to read the model without a head"
-    if models:
-        hint = f"did you mean {models[0]!r}?"
+    if close:
+        hint = f"did you mean {models[close[0]]!r}?"
     raise ConfigError(
-        f"{where} says architectures = {shown([name])}, which is no class of the library: {hint}"
+        f"{where} says architectures = {shown(names)}, which is no class of the library: {hint}"
     )
 
 

@@ -15,6 +15,7 @@ from ctrans.base.shapes import Vectors, WeightMatrix
 from ctrans.dynamics.fields import Matrix, Role
 from ctrans.dynamics.fields.ffn_bounds import Affine
 from ctrans.dynamics.fields.scaled_linear import ScaledLinear
+from ctrans.interop.foreign_errors import FOREIGN_ERRORS
 from ctrans.interop.recorded_calls import first_tensor, watched
 from solvers import ConfigError
 
@@ -31,8 +32,11 @@ class TransposedLinear(Protocol):
 
 def same_rows(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors have the same rows in the same order, however their other axes are
-    joined: sequences may be groups of tokens, one after the other.
+    joined: sequences may be groups of tokens, one after the other. With one sequence its order
+    among others is not known.
     """
+    if first.shape != second.shape and len(second) < 2:
+        return False
     if first.shape[-1:] != second.shape[-1:] or first.numel() != second.numel():
         return False
     return torch.equal(first.flatten(), second.flatten())
@@ -94,8 +98,25 @@ class ModuleChain(nn.Module):
 
     def find_output_projection(self, x: Tensor, **context: Any) -> None:
         """Runs f once, without dropout, to find the linear map that gives its output, and a scale
-        that follows it.
+        that follows it. One sequence does not show in which order the map sees several, so that two
+        are tried where f takes them.
         """
+        self._find_output_path(x, **context)
+        if self.output_path is None or x.dim() != 3 or len(x) > 1:
+            return
+        try:
+            with watched({self.output_path: self.get_submodule(self.output_path)}) as seen:
+                output = self(torch.cat([x, x.flip(-1)]), **context)
+        except FOREIGN_ERRORS:
+            return
+        y = seen[-1].y
+        if self.scale_path is not None:
+            y = numbers_at(self, self.scale_path).to(y) * y
+        if not same_rows(y, output):
+            self.output_path = None
+            self.scale_path = None
+
+    def _find_output_path(self, x: Tensor, **context: Any) -> None:
         with watched(self.linear_maps()) as seen:
             output = self(x, **context)
         if not seen:

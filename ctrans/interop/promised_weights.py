@@ -13,7 +13,7 @@ from ctrans.dynamics.weights.on_demand import skeletons
 from ctrans.interop.hugging_face import check_unused, checked_directory, ignored
 from ctrans.interop.hugging_face_files import CONFIG, WEIGHTS, read_config
 from ctrans.interop.missing_weights import in_words
-from ctrans.interop.model_class import class_name
+from ctrans.interop.model_class import class_names
 from ctrans.interop.streamed import check_tied, stored_as
 from ctrans.interop.transformers_library import import_transformers, reading
 from solvers import ConfigError
@@ -32,7 +32,7 @@ def family_directory(path: Path) -> Path | None:
         return directory  # whoever reads it says what is wrong
     if "model_type" not in settings:
         return None
-    class_name(repr(str(directory / CONFIG)), settings)
+    class_names(repr(str(directory / CONFIG)), settings)
     return directory
 
 

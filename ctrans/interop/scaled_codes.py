@@ -25,6 +25,8 @@ OF_ACTIVATIONS = re.compile(
     r"(^|_)(input|activation|output|prob|act|[qkv]|kv)_scale(_inv)?$|^scale_(input|output)$"
 )
 """Names of scales that multiply no weight: of a layer's input, its output, or cached keys."""
+PARAMETERS = re.compile(r"(^|_)(logit|layer)_scale\d*$|^input_scale_ub$")
+"""Names of parameters and limits of a model that are no scales of codes."""
 BITSANDBYTES = "SCB"
 """The name of the scales of bitsandbytes, which are the largest entries of rows."""
 LARGEST_CODE = 127.0
@@ -53,8 +55,12 @@ def check_scales(stored: Mapping[str, Stored]) -> None:
         with_codes[name] = name  # scales may be named as if the weight was their module
     for scale in sorted(stored.keys() - known):
         module, _, last = scale.rpartition(".")
-        is_scale = "scale" in last.lower() and not OF_ACTIVATIONS.search(last)
-        if is_scale and module in with_codes:
+        is_scale = "scale" in last.lower() and not (
+            OF_ACTIVATIONS.search(last) or PARAMETERS.search(last)
+        )
+        # a gain that is called a scale may be stored in codes itself
+        is_coded = scale in coded and stored[scale].dtype not in EXPONENTS
+        if is_scale and not is_coded and module in with_codes:
             name = with_codes[module]
             raise ConfigError(
                 f"{str(stored[scale].path)!r} holds {scale} beside the {stored[name].dtype} codes"

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.nn.utils import prune
 
 from ctrans import GPT, GPTConfig
+from ctrans.control import model_threshold
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
 from ctrans.interop import open_model
@@ -248,3 +249,24 @@ def test_nothing_is_said_where_a_far_weight_acts_past_the_states():
     check = check_model(opened.model, text[:, :-1], text[:, 1:], DECAY)
     assert check.training_threshold is None
     assert "with other weights of the blocks" in check.no_threshold
+
+
+def test_a_map_of_our_own_with_one_matrix_for_two_is_named():
+    config = GPTConfig(width=8, heads=2, context=4, ffn="swiglu", **SMALL)
+    model = GPT(config, seed=0).eval()
+    model.depth.sublayers[1].field.gate = model.depth.sublayers[1].field.up
+    text = torch.randint(0, 256, (1, 5), generator=torch.Generator().manual_seed(0))
+    check = check_model(model, text[:, :-1], text[:, 1:], DECAY)
+    assert check.no_threshold == "a map uses a weight twice"
+
+
+@pytest.mark.parametrize("shift", [0, 3, 8, 16, 19])
+@pytest.mark.parametrize("columns", [4, 8])
+def test_shared_columns_are_found_as_by_addresses(shift, columns):
+    matrix = torch.zeros(6, 16)
+    flat = matrix.flatten()
+    first = matrix[:, :8]
+    second = flat.as_strided((3, columns), (16, 1), shift)
+    addresses = [model_threshold._addresses(weight) for weight in (first, second)]
+    expected = bool(torch.isin(*addresses).any())
+    assert model_threshold._share_an_entry(first, second) == expected

@@ -160,6 +160,14 @@ def test_scales_of_other_modules_and_of_activations_are_no_scales_of_codes(tmp_p
     assert found.keys() == {"a.weight", *more}
 
 
+def test_parameters_that_are_called_scales_are_read_beside_codes(tmp_path):
+    coded = ["l.0.norm.key_norm.scale", "l.0.attn.qkv.weight", "l.0.b.in_proj_weight", "positions"]
+    weights = {name: torch.ones(4, 4).to(E4M3) for name in coded}
+    weights |= {name: torch.ones(2) for name in ("l.0.b.logit_scale", "logit_scale")}
+    weights |= {"l.0.attn.layer_scale": torch.ones(2), "l.0.attn.input_scale_ub": torch.ones(1)}
+    assert stored(tmp_path, weights).keys() == weights.keys()
+
+
 def test_two_scales_of_one_weight_are_refused(tmp_path):
     weights = {f"a.weight{end}": torch.ones(()) for end in ("_scale", "_scale_inv")}
     with pytest.raises(ConfigError, match=r"two scales of a\.weight, a\.weight_scale_inv and"):

@@ -370,6 +370,11 @@ def test_a_class_that_the_library_does_not_have_is_refused(on_demand, classes, w
     assert words in str(caught.value)
 
 
+def test_the_first_class_that_is_known_counts(saved):
+    edit(saved / "config.json", architectures=["MyGPT", "GPT2LMHeadModel"])
+    assert isinstance(from_transformers(saved).model, transformers.GPT2LMHeadModel)
+
+
 @pytest.mark.parametrize("classes", [None, []])
 def test_without_a_class_the_model_has_no_head(classes, saved):
     edit(saved / "config.json", architectures=classes)

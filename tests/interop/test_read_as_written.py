@@ -252,3 +252,29 @@ def test_arguments_with_sequences_on_another_axis_are_named():
 def test_blocks_are_the_pattern_that_repeats(kinds, period):
     names = {"a": "attention", "f": "ffn", "p": "part"}
     assert _period([names[kind] for kind in kinds]) == period
+
+
+class SequenceFirst(nn.Module):
+    """An FFN on rows of tokens before sequences."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+
+    def forward(self, x):
+        rows = x.transpose(0, 1).flatten(0, 1)
+        y = self.down(F.relu(self.up(rows)))
+        return y.unflatten(0, (x.shape[1], x.shape[0])).transpose(0, 1)
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_rows_in_another_order_give_no_features(sequences):
+    torch.manual_seed(0)
+    module = Model(causal)
+    module.ffns = nn.ModuleList(SequenceFirst() for _ in range(2))
+    model = open_model(module.double().eval(), example=ids()[:sequences]).model
+    field = model.depth.sublayers[1].field
+    x = torch.randn(3, TOKENS, WIDTH, dtype=torch.float64)
+    if field.output_path is not None:
+        features = field.pre_projection(x)
+        torch.testing.assert_close(field.output_projection(features), field(x))

@@ -109,9 +109,10 @@ class ScoreSpread(DiagnosticInstrument):
     """The deviation of log a_ij, in nats, over the tokens j that row i of attention reads. Each
     layer's median over heads and rows, over the median of the other layers.
 
-    A layer whose scores have the wrong scale stands out. A weight a_ij that is 0 in all heads and
-    sequences is hidden by a mask, and does not count; others that are 0 count as the smallest
-    number of their dtype. With two layers there is no reading.
+    A layer whose scores have the wrong scale stands out. Token j counts for token i if any row
+    reads it, or any row of another token reads one as far away: others are hidden by a mask.
+    Weights that are 0 all the same count as the smallest number of their dtype. With two layers
+    there is no reading.
     """
 
     name = "scores"
@@ -130,7 +131,7 @@ class ScoreSpread(DiagnosticInstrument):
             return
         rows = attention.field.probabilities(attention.given(at.sublayer.given(at.entered)))
         counted = torch.ones(rows.shape[:-1], dtype=torch.bool, device=rows.device)
-        readable = (rows > 0).flatten(0, -3).any(0)
+        readable = _readable(rows)
         if self.kept is not None:
             counted &= self.kept.unsqueeze(-2)
         if self.kept is not None and rows.shape[-1] == rows.shape[-2]:
@@ -157,6 +158,19 @@ class ScoreSpread(DiagnosticInstrument):
                 )
                 self.add("scores over the other layers'", ratio, figure, k)
         return self.found
+
+
+def _readable(rows: Tensor) -> Tensor:
+    """Which tokens rows (*batch, heads, tokens, read) may read; see `ScoreSpread`."""
+    read = (rows > 0).flatten(0, -3).any(0)
+    tokens, others = read.shape
+    if tokens != others:
+        return read
+    places = torch.arange(tokens, device=rows.device)
+    distance = places[:, None] - places + tokens - 1
+    at_distance = torch.zeros(2 * tokens - 1, dtype=torch.bool, device=rows.device)
+    at_distance[distance[read]] = True
+    return read | at_distance[distance]
 
 
 class ZeroHeads(DiagnosticInstrument):

@@ -158,7 +158,11 @@ def _are_copies(one: Tensor, other: Tensor) -> bool:
     corner = (0,) * one.dim()
     if one[corner] != other[corner]:  # fast
         return False
-    return torch.equal(one, other) and bool((one != one[:1]).any())
+    if len(one) > 1:
+        differs = one != one[:1]
+    else:
+        differs = one != one[corner]
+    return torch.equal(one, other) and bool(differs.any())
 
 
 def _norms_outside(model: nn.Module, depth: Depth, width: int) -> Iterator[tuple[str, Tensor]]:

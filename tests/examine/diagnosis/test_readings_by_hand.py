@@ -226,3 +226,15 @@ def test_tokens_behind_a_window_are_hidden_and_do_not_spread_scores(window):
         others = statistics.median(each for each in spreads if each != own)
         assert reading.value == pytest.approx(own / others, rel=1e-3)
     assert "scores of another scale" not in [finding.check for finding in found.findings]
+
+
+@pytest.mark.parametrize(("heads", "batch"), [(1, 1), (1, 2), (2, 1)])
+def test_a_saturated_layer_is_found_with_one_head_and_one_text(heads, batch):
+    config = ctrans.GPTConfig(width=32, heads=heads, context=32, vocab_size=50, depth=4)
+    model = ctrans.GPT(config, seed=0).eval()
+    with torch.no_grad():
+        model.depth.sublayers[4].field.qkv.weight[:64] *= 500
+    tokens = torch.randint(0, 50, (batch, 32), generator=torch.Generator().manual_seed(0))
+    found = ctrans.diagnose(model, tokens, tokens.roll(-1, 1))
+    scores = [finding for finding in found.findings if finding.check == "scores of another scale"]
+    assert [finding.place for finding in scores] == ["block 2, attention (segment 4)"]
