@@ -19,12 +19,14 @@ from solvers.segment import Segment
 
 
 def version_of(x: Tensor) -> int | None:
-    """How often the tensor was changed in place; None where torch does not count it."""
+    """How often the tensor was changed in place; None where torch does not count it, or for what is
+    no tensor.
+    """
     if torch.is_inference_mode_enabled() or is_compiling():
         return None
     try:
         return x._version
-    except RuntimeError:  # it was made in inference mode
+    except (RuntimeError, AttributeError):  # it was made in inference mode, or is no tensor
         return None
 
 

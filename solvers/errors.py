@@ -34,7 +34,7 @@ SHOWN = 100
 
 def is_class(name: str, value: type) -> ConfigError:
     """The error for a class in place of one of its instances."""
-    kind = value.__name__
+    kind = getattr(value, "__name__", None) or shown(value)
     return ConfigError(f"{name} is the class {kind}: give an instance, such as {kind}(...)")
 
 

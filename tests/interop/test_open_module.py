@@ -391,7 +391,7 @@ def test_what_is_not_found_is_asked_for_by_name_in_a_line(module, options, words
 @pytest.mark.parametrize(
     ("module", "example", "placement", "kinds"),
     [
-        (Of(TwoAttentions), None, "none, pre", "attention attention ffn"),
+        (Of(TwoAttentions), None, "none/pre", "attention attention ffn"),
         (Apart(), None, "pre", "attention ffn"),
         (Of(InTheBlock), None, "none", "attention ffn"),
         (Of(OddActivation), None, "pre", "attention ffn"),
