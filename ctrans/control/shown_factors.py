@@ -32,6 +32,7 @@ from ctrans.dynamics.fields import (
     ExposesHeads,
     HasOutputProjection,
     HasUnits,
+    SumOfMaps,
     why_not,
 )
 from ctrans.dynamics.fields.protocols import HeadMatrices, Units
@@ -97,6 +98,10 @@ def path_of(field: object, x: SequenceRows) -> Path:
         path = _path_of_units(field.units(), x)
         if path is not None:
             return path
+    if isinstance(field, SumOfMaps):
+        raise ConfigError(
+            "its attention and FFN act in parallel, and a penalty is known of one map at a time"
+        )
     raise ConfigError(
         f"{type(field).__name__} shows neither heads nor units that grow, so its decaying factors"
         f" are unknown{why_not(field)}: give it `probabilities(x)` and `heads`, or `units()`"

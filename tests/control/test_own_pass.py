@@ -411,7 +411,7 @@ def test_a_map_without_factors_says_why_it_has_no_number():
     check = check_model(gpt(parallel_blocks=True), *text())
     assert check.training_threshold is None
     assert "segment 0 (parallel)" in check.no_threshold
-    assert "so its decaying factors are unknown" in check.no_threshold
+    assert "attention and FFN act in parallel" in check.no_threshold
     assert not check_model(gpt(), *text()).no_threshold
 
 
