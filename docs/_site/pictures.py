@@ -54,6 +54,7 @@ PICTURES = {
     "kan-table-2": ("-m ctrans study kan-table-2 --out it", "it/study.png"),
     "kim-initial-variance": ("-m ctrans study kim-initial-variance --out it", "it/study.png"),
     "kim-learning-rate": ("-m ctrans study kim-learning-rate --out it", "it/study.png"),
+    "depth": ("-m ctrans study depth --out it", "it/study.png"),
     "kim-growth": ("-m ctrans study kim-growth --out it", "it/study.png"),
     "loss": ("-m ctrans train --iterations 300 --eval-every 20 --out it", "it/loss.png"),
 }

@@ -667,7 +667,7 @@ def used(directory):
             store.known(store.data()),
             store.spent(keys),
             store.about("study"),
-            as_csv(*store.table("runs")),
+            as_csv(*store.table_of_runs(keys)),
         )
 
 
