@@ -123,7 +123,10 @@ def report_of(line: LogLine) -> Report | None:
     run = line.get("run", {})
     by = line.get("by")
     missing = _missing(line)
+    step = line.get("step")
     if not isinstance(run, dict) or not isinstance(by, dict) or not isinstance(missing, dict):
+        return None
+    if not isinstance(step, int) or isinstance(step, bool):
         return None
     figures: Figures = {}
     try:
@@ -136,7 +139,7 @@ def report_of(line: LogLine) -> Report | None:
     except (TypeError, ValueError, OverflowError):
         return None
     errors = {name: str(why) for name, why in _shown(missing).items()}
-    return Report(line["step"], figures, errors)
+    return Report(step, figures, errors)
 
 
 RENAMED = {"surprise": "adam_gradient_ratio", "surprise_outside": "adam_gradient_ratio_outside"}

@@ -367,3 +367,15 @@ def test_figures_that_base64_does_not_have_are_no_other_figures(tmp_path):
         {"step": 2, "run": {}, "by": {"rms": text}},
     )
     assert read_log(tmp_path).steps == [2]
+
+
+@pytest.mark.parametrize("step", [None, "3", 1.5, True, [3]])
+def test_a_report_without_a_step_is_left_out(step, tmp_path):
+    writer = LogWriter(tmp_path, HEADER)
+    writer.report(Report(2, {"loss": 1.0}))
+    line = {"run": {"loss": 2.0}, "by": {}}
+    if step is not None:
+        line["step"] = step
+    with (tmp_path / LOG).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert read_log(tmp_path).steps == [2]
