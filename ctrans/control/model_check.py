@@ -29,7 +29,7 @@ from ctrans.control.model_threshold import (
     with_margins,
 )
 from ctrans.control.outer_code import WAY
-from ctrans.control.own_pass import own_loss
+from ctrans.control.own_pass import OwnLoss, own_loss
 from ctrans.control.regularization import Regularization
 from ctrans.control.residual_pullback import has_zero_gain
 from ctrans.control.scales import at_unit_size, product
@@ -38,7 +38,7 @@ from ctrans.control.segment_check import (
     admissible_at,
     at_field,
 )
-from ctrans.control.shown_factors import path_of, with_best_rows
+from ctrans.control.shown_factors import Factors, path_of, with_best_rows
 from ctrans.dynamics.depth import Depth
 from ctrans.dynamics.norm import RMSNorm
 from ctrans.dynamics.placement import Placement
@@ -239,14 +239,10 @@ def check_model(
     checked = CheckedSegments(model.depth, costates, of_steps, regularization, factors, found.lost)
     checked.check_all(thorough=thorough, progress=progress)
     segments = checked.segments
-    no_threshold = ""
-    of_loss = 0.0
+    agreement = OwnLoss()
     if any(segment.certificate.verdict == "degenerate" for segment in segments):
-        no_threshold = why_no_threshold(model.depth, factors) or factors.outside.get(WAY, "")
-        if not no_threshold:
-            agreement = own_loss(model, tokens, targets, of_steps)
-            no_threshold = agreement.otherwise or agreement.untested
-            of_loss = agreement.share
+        agreement = _agreement(model, tokens, targets, of_steps, factors)
+    no_threshold = agreement.otherwise or agreement.untested
     if no_threshold:
         segments = [_without_thresholds(segment) for segment in segments]
     check = ModelCheck(
@@ -280,12 +276,22 @@ def check_model(
             sublayers[segment.segment],
             costates.states[segment.segment],
             factors,
-            of_costate=rounding.get(segment.segment, 0.0) + of_loss,
-            of_solver=of_solver.get(segment.segment, 0.0) + of_loss,
+            of_costate=rounding.get(segment.segment, 0.0) + agreement.share,
+            of_solver=of_solver.get(segment.segment, 0.0) + agreement.share,
         )
         for segment in check.segments
     ]
     return replace(check, segments=tuple(segments))
+
+
+def _agreement(
+    model: Model, tokens: Tensor, targets: Any, of_steps: Costate, factors: Factors
+) -> OwnLoss:
+    """Whether thresholds of segments are those of the model, and its loss that of the costate."""
+    otherwise = why_no_threshold(model.depth, factors) or factors.outside.get(WAY, "")
+    if otherwise:
+        return OwnLoss(otherwise=otherwise)
+    return own_loss(model, tokens, targets, of_steps)
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,8 @@ def _share_an_entry(first: Tensor, second: Tensor) -> bool:
     """Whether two weights, whose memory overlaps but for gaps, have an entry in common."""
     if first.is_contiguous() and second.is_contiguous():
         return True
-    if first.dim() == 2 and first.stride() == second.stride() and first.stride(1) == 1:
+    are_alike = first.dtype == second.dtype and first.stride() == second.stride()
+    if are_alike and first.dim() == 2 and first.stride(1) == 1:
         # columns of one matrix: entry (i, j) of the second is (i + rows, j + columns) of the first
         between = (second.data_ptr() - first.data_ptr()) // first.element_size()
         rows, columns = divmod(between, first.stride(0))

@@ -416,9 +416,8 @@ def notes_of(check: ModelCheck) -> list[str]:
     ties = sum(segment.certificate.ties for segment in check.segments)
     if ties:
         lines.append(
-            "a tie, more than one velocity is optimal, for"
-            f" {ties} tokens, of {check.tokens} in each"
-            f" of {len(check.segments)} segments"
+            f"a tie, more than one velocity is optimal, for {ties} tokens, of {check.tokens} in"
+            f" each of {len(check.segments)} segments"
         )
     return lines
 

@@ -32,10 +32,7 @@ def model_class(where: str, settings: Mapping[str, Any], transformers: Any) -> A
     names = class_names(where, settings)
     if not names:
         return None
-    config_class = transformers.CONFIG_MAPPING[settings["model_type"]]
-    default = transformers.MODEL_MAPPING.get(config_class, None)
-    # classes of the family, with parts of it such as an encoder
-    family = vars(sys.modules.get(getattr(default, "__module__", ""), object))
+    family = _family(settings, transformers)
     for name in names:
         kind = getattr(transformers, name, None) or family.get(name)
         if _is_model_class(kind, transformers):
@@ -50,6 +47,17 @@ def model_class(where: str, settings: Mapping[str, Any], transformers: Any) -> A
     raise ConfigError(
         f"{where} says architectures = {shown(names)}, which is no class of the library: {hint}"
     )
+
+
+def _family(settings: Mapping[str, Any], transformers: Any) -> Mapping[str, Any]:
+    """By name, what the module of a config's family has: also parts of its models, such as an
+    encoder.
+    """
+    config_class = transformers.CONFIG_MAPPING[settings["model_type"]]
+    default = transformers.MODEL_MAPPING.get(config_class, None)
+    if default is None:
+        return {}
+    return vars(sys.modules[default.__module__])
 
 
 def _is_model_class(kind: Any, transformers: Any) -> bool:

@@ -339,7 +339,7 @@ def _in_its_dtype(
     like = next(module.parameters(), None)
     # a norm without weights may state its dtype, as operations do
     dtype = getattr(module, "dtype", None) if like is None else like.dtype
-    if dtype is None or dtype == torch.float64 or form.added:
+    if not isinstance(dtype, torch.dtype) or dtype == torch.float64 or form.added:
         return form
     low = trial.to(dtype)
     y = (low(x.to(dtype)) - low(-x.to(dtype))).double() / 2

@@ -231,7 +231,8 @@ class Graph:
     def met(self, site: CallSite, function: Function, arguments: Any, output: Any) -> Any:
         """Adds an operation; for `Operations`."""
         name = name_of(function)
-        if arguments[1].get("inplace") is True:
+        # a dropout in evaluation passes its input on
+        if arguments[1].get("inplace") is True and "dropout" not in name:
             name += "_"
         inputs = tensors_in(arguments)
         if name in DECISIONS or _selects_by_value(name, inputs):

@@ -10,6 +10,7 @@ from torch import nn
 
 from ctrans.control import own_pass
 from ctrans.control.costate import costate
+from ctrans.control.derivatives_agree import SegmentChange
 from ctrans.control.model_check import check_model
 from ctrans.control.regularization import Regularization
 from ctrans.dynamics.fields import ACTIVATIONS, Activation
@@ -157,7 +158,7 @@ def test_a_wrong_costate_of_small_weights_is_seen_beside_large_ones(scale):
 
 def test_sublayers_of_like_change_are_tested_at_once():
     sizes = [3.0, 0.0, 100.0, 1.0, 20.0, 4.0, 0.0]
-    groups = own_pass._alike([own_pass.SegmentChange(k, [], size) for k, size in enumerate(sizes)])
+    groups = own_pass._alike([SegmentChange(k, [], size) for k, size in enumerate(sizes)])
     assert [[change.segment for change in group] for group in groups] == [
         [1, 6],
         [3, 0, 5],

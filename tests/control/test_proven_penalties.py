@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ctrans.control import model_check, own_pass
+from ctrans.control import derivatives_agree, model_check
 from ctrans.control.attention_averages import NO_AVERAGES, why_no_averages
 from ctrans.control.decay_paths import ValuePath
 from ctrans.control.decay_threshold import decay_threshold
@@ -223,7 +223,7 @@ def test_a_stopped_gradient_shows_in_single_precision_too(dtype):
 def test_a_test_that_decides_nothing_leaves_no_number(monkeypatch):
     """A step so small that a difference is rounding alone."""
     steps = {torch.float64: ((1e-16,),), torch.float32: ((1e-16,),)}
-    monkeypatch.setattr(own_pass, "STEPS", steps)
+    monkeypatch.setattr(derivatives_agree, "STEPS", steps)
     hooked = gpt()
     hooked.register_forward_hook(lambda part, given, output: output)
     for model, tokens in ((hooked, text()), (foreign(Block), text(TOKENS, VOCABULARY))):

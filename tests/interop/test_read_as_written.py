@@ -38,6 +38,28 @@ def test_an_activation_in_place_is_read():
         assert sublayer.field.reading.activation == "relu"
 
 
+class DropoutInPlace(Model):
+    """Its dropout, which does nothing in evaluation, writes into its input in training."""
+
+    def __init__(self, attention, place):
+        super().__init__(attention)
+        self.place = place
+        self.dropout = nn.Dropout(0.1, inplace=True)
+
+    def add(self, x, part, norm):
+        if self.place == "the state":
+            return self.dropout(x + norm(part(x)))
+        return x + self.dropout(norm(part(x)))
+
+
+@pytest.mark.parametrize("place", ["the state", "a branch"])
+def test_a_dropout_in_place_passes_its_input_on(place):
+    module = DropoutInPlace(causal, place).double().eval()
+    model = open_model(module, example=ids()).model
+    assert model.config.placement == "output"
+    assert not model.config.unread
+
+
 class WithoutModules(Model):
     """Norms by the function that takes the rounding of its dtype as eps."""
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ctrans.base.option import Count, Seed
 from ctrans.dynamics.fields.around import AroundMap
 from ctrans.dynamics.fields.protocols import (
+    ExposesHeads,
     ExposesRows,
     ExposesWeights,
     HasBound,
@@ -147,7 +148,9 @@ def _false_statements(field: nn.Module, x: Tensor, y: Tensor) -> Faults:
             yield fault, "fix `lipschitz`, or leave it out"
     if isinstance(field, ExposesRows):
         rows = field.probabilities(x)
-        shape = (*x.shape[:-2], field.heads, x.shape[-2], rows.shape[-1])
+        # a map that shows its heads reads the tokens of its state, and another may read others
+        others = x.shape[-2] if isinstance(field, ExposesHeads) else rows.shape[-1]
+        shape = (*x.shape[:-2], field.heads, x.shape[-2], others)
         if rows.shape != shape or not _close(rows.sum(-1), torch.ones_like(rows[..., 0])):
             fault = f"gave probabilities of shape {tuple(rows.shape)}, or rows that do not sum to 1"
             yield fault, f"give rows of probabilities of shape {shape}"

@@ -92,9 +92,8 @@ class ReadsAhead(DiagnosticInstrument):
 
     def _change_in_embedding(self, model: Model, tokens: Tensor) -> float:
         """The change of earlier rows of X_0 with another last token."""
-        if (
-            self._last >= tokens.shape[-1]
-        ):  # the model reads tokens of its own beside those of the text
+        # a model may read tokens of its own beside those of the text
+        if self._last >= tokens.shape[-1]:
             return 0.0
         others = tokens[tokens != tokens[0, self._last]]
         if not self._last or not len(others):

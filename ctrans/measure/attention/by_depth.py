@@ -25,6 +25,7 @@ from ctrans.dynamics.fields import (
     why_not,
 )
 from ctrans.measure.attention.attention_path import attention_path_gain
+from ctrans.measure.attention.balanced_mass import BalancedMass
 from ctrans.measure.attention.block_norm import gain_of_rows, map_at, one_for_each, step_at
 from ctrans.measure.attention.bounds import (
     BothBounds,
@@ -228,25 +229,7 @@ def _layer(
         return AttentionLayer(
             index=at.k, finite=False, theta_mean=unknown, theta_max=unknown, theta_min=unknown
         )
-    mass = attention_theta(field, u, padding)
-    # heads first, then rows
-    lower = mass.lower.movedim(-2, 0).flatten(1)
-    upper = mass.upper.movedim(-2, 0).flatten(1)
-    masked = mass.masked.movedim(-2, 0).flatten(1)
-    fixed = mass.fixed.movedim(-2, 0).flatten(1)
-    highest = upper.amax(1)
-    lowest = torch.where(fixed, math.inf, lower).amin(1)
-    lowest = torch.where(fixed.all(1), math.nan, lowest)
-    mean = lower.sum(1) / (~fixed).sum(1)
-    rows = AttentionLayer(
-        index=at.k,
-        finite=True,
-        theta_mean=mean.tolist(),
-        theta_max=highest.tolist(),
-        theta_min=lowest.tolist(),
-        theta_width=float(mass.width.max()),
-        masked=int(masked.sum()),
-    )
+    rows = _of_rows(at.k, attention_theta(field, u, padding))
     if not (
         isinstance(field, ExposesHeads)
         and isinstance(field, ExposesWeights)
@@ -259,7 +242,7 @@ def _layer(
     stream = float(token_lengths(x).max())
     # padding changes which rows count, not the map
     if padding is None:
-        theta = highest.tolist()
+        theta = rows.theta_max
     else:
         theta = largest_theta(field, u)
     paths = Pathways(math.nan, math.nan)
@@ -279,14 +262,15 @@ def _layer(
     product = math.prod(
         spectral_norm(matrix.weight) for matrix in field.matrices() if matrix.role != "gate"
     )
+    softmax_norm = max(rows.theta_max) / field.temperature
     logs = {
-        "theta": _log(float(highest.max()) / field.temperature),
+        "theta": _log(softmax_norm),
         "B": 2 * _log(b),
         "G": _log(product),
     }
     return dataclasses.replace(
         rows,
-        softmax_norm=float(highest.max()) / field.temperature,
+        softmax_norm=softmax_norm,
         value_path=paths.value,
         attention_path=paths.attention,
         bound=paths.bound,
@@ -300,6 +284,26 @@ def _layer(
         log_sensitivity=logs,
         path=attention_path_gain(sublayer, at.h, x, at.y.detach(), tolerance=tolerance),
         note=note,
+    )
+
+
+def _of_rows(k: int, mass: BalancedMass) -> AttentionLayer:
+    """The figures of layer k that its rows alone determine."""
+    # heads first, then rows
+    lower = mass.lower.movedim(-2, 0).flatten(1)
+    upper = mass.upper.movedim(-2, 0).flatten(1)
+    fixed = mass.fixed.movedim(-2, 0).flatten(1)
+    lowest = torch.where(fixed, math.inf, lower).amin(1)
+    lowest = torch.where(fixed.all(1), math.nan, lowest)
+    mean = lower.sum(1) / (~fixed).sum(1)
+    return AttentionLayer(
+        index=k,
+        finite=True,
+        theta_mean=mean.tolist(),
+        theta_max=upper.amax(1).tolist(),
+        theta_min=lowest.tolist(),
+        theta_width=float(mass.width.max()),
+        masked=int(mass.masked.sum()),
     )
 
 

@@ -105,6 +105,13 @@ class UnevenRows(Linear):
         yield from ()
 
 
+class RowsOfOthers(UnevenRows):
+    """It shows its heads, and rows of more tokens than it reads."""
+
+    def probabilities(self, x):
+        return torch.full((*x.shape[:-2], 1, x.shape[-2], 8), 1 / 8).to(x)
+
+
 BROKEN = [
     (
         OneToken,
@@ -132,6 +139,7 @@ BROKEN = [
     (SmallBound, "SmallBound gave a token of length .* above its bound"),
     (SmallLipschitz, "SmallLipschitz moved a token by .* above its Lipschitz constant"),
     (UnevenRows, "UnevenRows gave probabilities of shape"),
+    (RowsOfOthers, "RowsOfOthers gave probabilities of shape"),
 ]
 
 
