@@ -338,7 +338,7 @@ def _expose_maps(
     """Replaces the blocks' modules by maps that expose their matrices and bounds. With
     `every_block` each block is read; otherwise one block of each build is read.
     """
-    readings: dict[object, BlockReadings] = {}
+    readings: dict[object, list[Readings]] = {}
     if len(like) == 1:  # with two sequences the order of axes shows
         like = torch.cat([like, like])
     x = random_states(like)
@@ -349,16 +349,18 @@ def _expose_maps(
         else:
             key = make_of(block)
         if key not in readings:
-            readings[key] = _read(adapter, i, structure, x)
-        for sublayer in structure.sublayers:
-            _expose(adapter, i, sublayer, readings[key])
+            # the last one first: if weights are read on demand, the FFN's are still in memory
+            of_last_first = [_read(adapter, i, each, x) for each in reversed(structure.sublayers)]
+            readings[key] = of_last_first[::-1]
+        for sublayer, of_sublayer in zip(structure.sublayers, readings[key], strict=True):
+            _expose(adapter, i, sublayer, of_sublayer)
 
 
-BlockReadings = Mapping[Kind, AttentionReading | RowsReading | FeedForwardReading | str]
-"""What was read of the maps of a block, by kind."""
+Readings = Mapping[Kind, AttentionReading | RowsReading | FeedForwardReading | str]
+"""What was read of the maps of a sublayer, by kind."""
 
 
-def _expose(adapter: ModelAdapter, block: int, sublayer: Sublayer, readings: BlockReadings) -> None:
+def _expose(adapter: ModelAdapter, block: int, sublayer: Sublayer, readings: Readings) -> None:
     """Gives the sublayer a map that exposes what was read of it."""
     maps: dict[Kind, nn.Module] = {}
     for kind, branch in sublayer.branches.items():
@@ -374,16 +376,14 @@ def _expose(adapter: ModelAdapter, block: int, sublayer: Sublayer, readings: Blo
         sublayer.field = maps[sublayer.kind]
 
 
-def _read(adapter: ModelAdapter, block: int, structure: Structure, x: Tensor) -> BlockReadings:
-    """The readings of that block's maps, by kind."""
+def _read(adapter: ModelAdapter, block: int, sublayer: Sublayer, x: Tensor) -> Readings:
+    """The readings of the maps of a sublayer of that block, by kind."""
     chains = {
         kind: branch.field
-        for sublayer in structure.sublayers
         for kind, branch in sublayer.branches.items()
         if isinstance(branch.field, ModuleChain)
     }
     readings: dict[Kind, AttentionReading | RowsReading | FeedForwardReading | str] = {}
-    # the FFN first: if weights are read on demand, its own are still in memory
     if "ffn" in chains:
         readings["ffn"] = read_ffn(chains["ffn"], x)
     if "attention" in chains:

@@ -324,3 +324,34 @@ def test_rows_of_an_encoder_in_the_same_pass_do_not_count(others):
             given = sublayer.given(sublayer.enter(states[2 * k]))
             rows = sublayer.attention.field.probabilities(given)
             torch.testing.assert_close(rows, attention.kept)
+
+
+class TwoAttentions(nn.Module):
+    """Blocks of two attentions of unlike weights and an FFN."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Model(Attention)
+        self.second = nn.ModuleList(Attention() for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+
+    def forward(self, ids):
+        x = self.inner.embedding(ids)
+        for k in range(2):
+            x = self.inner.add(x, self.inner.attentions[k], self.inner.norms[2 * k])
+            x = self.inner.add(x, self.second[k], self.norms[k])
+            x = self.inner.add(x, self.inner.ffns[k], self.inner.norms[2 * k + 1])
+        return self.inner.output(self.inner.last_norm(x))
+
+
+def test_each_attention_of_a_block_has_its_own_matrices():
+    torch.manual_seed(0)
+    module = TwoAttentions().double().eval()
+    model = open_model(module, example=ids()).model
+    assert model.depth.per_block == 3
+    for k in range(2):
+        for part, own in enumerate((module.inner.attentions[k], module.second[k])):
+            field = model.depth.sublayers[3 * k + part].attention.field
+            assert isinstance(field, ExposesHeads)
+            found = torch.cat([head.query for head in field.head_matrices()])
+            torch.testing.assert_close(found, own.maps[0].weight)

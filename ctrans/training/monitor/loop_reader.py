@@ -74,7 +74,7 @@ class LoopReader:
     def __init__(self, sites: Sites):
         self.sites = sites
         self.missing: dict[str, str] = {}
-        self._hooks = ExitStack()
+        self.hooks = ExitStack()
         self._passes: list[Pass] = []
         self._targets: list[dict[str, Tensor]] = []
         """The figures of each backward pass through logits."""
@@ -101,7 +101,7 @@ class LoopReader:
         self._add(root.register_forward_hook(end, always_call=True))
 
     def disarm(self) -> None:
-        self._hooks.close()
+        self.hooks.close()
         self._inside = False
 
     def note_batch(self, step: int) -> None:
@@ -152,7 +152,7 @@ class LoopReader:
             self._previous = (step, fingerprint)
 
     def _add(self, handle: Any) -> None:
-        self._hooks.callback(handle.remove)
+        self.hooks.callback(handle.remove)
 
     @property
     def _trains(self) -> bool:

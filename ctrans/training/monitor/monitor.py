@@ -130,8 +130,9 @@ class Monitor:
             compiled = is_compiled(model)
         self.compiled = compiled
         self.gauges = Gauges(self.sites)
-        # hold no model, which may hold this monitor
-        weakref.finalize(self, self.gauges.passes.hooks.close).atexit = False
+        for part in (self.gauges.passes, self.gauges.loop):
+            # hooks hold no model, which may hold this monitor
+            weakref.finalize(self, part.hooks.close).atexit = False
         self.held: Held | None = None
         if held is not None:
             self.held = Held(*held)

@@ -226,7 +226,8 @@ class PassHooks:
         """Measures X_k of a model that is read by its sums."""
         x = stream.rows(state.detach())
         if k and self._last is not None and self._lacks("velocity", k - 1):
-            self._moved(self.sites.by_depth[k - 1], x - self._last)
+            site = self.sites.by_depth[k - 1]
+            self._moved(site, (x - self._last) / site.length)
         if k < len(self.sites.by_depth):
             # the model may change it in place
             self._entered(self.sites.by_depth[k], state, x.clone())

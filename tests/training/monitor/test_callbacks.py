@@ -150,7 +150,7 @@ def test_losses_of_micro_batches_are_told_as_the_trainer_adds_them_up(tmp_path):
     from ctrans.training.monitor import TrainerCallback
 
     torch.manual_seed(0)
-    images = [{"pixel_values": torch.randn(3, 8, 8), "labels": i % 3} for i in range(64)]
+    images = [{"pixel_values": torch.randn(3, 8, 8), "labels": i % 5} for i in range(64)]
     small = {
         "hidden_size": 16,
         "num_hidden_layers": 2,
@@ -158,7 +158,7 @@ def test_losses_of_micro_batches_are_told_as_the_trainer_adds_them_up(tmp_path):
         "intermediate_size": 32,
     }
     vit = transformers.ViTForImageClassification(
-        transformers.ViTConfig(**small, image_size=8, patch_size=4, num_labels=3)
+        transformers.ViTConfig(**small, image_size=8, patch_size=4, num_labels=5)
     )
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**small, vocab_size=32))
     for model, data, more in (
