@@ -338,7 +338,7 @@ def _expose_maps(
     """Replaces the blocks' modules by maps that expose their matrices and bounds. With
     `every_block` each block is read; otherwise one block of each build is read.
     """
-    readings: dict[object, list[Readings]] = {}
+    readings: dict[object, list[SublayerReadings]] = {}
     if len(like) == 1:  # with two sequences the order of axes shows
         like = torch.cat([like, like])
     x = random_states(like)
@@ -356,11 +356,13 @@ def _expose_maps(
             _expose(adapter, i, sublayer, of_sublayer)
 
 
-Readings = Mapping[Kind, AttentionReading | RowsReading | FeedForwardReading | str]
+SublayerReadings = Mapping[Kind, AttentionReading | RowsReading | FeedForwardReading | str]
 """What was read of the maps of a sublayer, by kind."""
 
 
-def _expose(adapter: ModelAdapter, block: int, sublayer: Sublayer, readings: Readings) -> None:
+def _expose(
+    adapter: ModelAdapter, block: int, sublayer: Sublayer, readings: SublayerReadings
+) -> None:
     """Gives the sublayer a map that exposes what was read of it."""
     maps: dict[Kind, nn.Module] = {}
     for kind, branch in sublayer.branches.items():
@@ -376,7 +378,7 @@ def _expose(adapter: ModelAdapter, block: int, sublayer: Sublayer, readings: Rea
         sublayer.field = maps[sublayer.kind]
 
 
-def _read(adapter: ModelAdapter, block: int, sublayer: Sublayer, x: Tensor) -> Readings:
+def _read(adapter: ModelAdapter, block: int, sublayer: Sublayer, x: Tensor) -> SublayerReadings:
     """The readings of the maps of a sublayer of that block, by kind."""
     chains = {
         kind: branch.field

@@ -70,6 +70,16 @@ def _last_gradient(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, flo
     return {"last": math.hypot(*norms[-model.depth.per_block :]), "largest": max(norms)}
 
 
+def _gradients(model: GPT, tokens: Tensor, targets: Tensor) -> dict[str, list[float]]:
+    """The norm of the gradient of each block's weights."""
+    (gradients,) = walk(model, tokens, targets, [ParameterGradients()])
+    norms = [sublayer.total for sublayer in gradients.sublayers]
+    per_block = model.depth.per_block
+    return {
+        "blocks": [math.hypot(*norms[i : i + per_block]) for i in range(0, len(norms), per_block)]
+    }
+
+
 MEASURES.add(
     "ctrans study",
     {
@@ -96,6 +106,12 @@ MEASURES.add(
             formula="|dL/dW| of the last block's weights, and the largest one over sublayers",
             source="Xiong, theorem 1",
             compute=_last_gradient,
+            studied=True,
+        ),
+        "gradients": Measure(
+            formula="|dL/dW| of each block's weights",
+            source="Emadi, figure 1",
+            compute=_gradients,
             studied=True,
         ),
     },

@@ -93,12 +93,12 @@ def begin(run: PlannedRun, data: Data, directory: Path, device: torch.device = C
     return started
 
 
-def train_run(run: PlannedRun, data: Data) -> RunResult:
+def train_run(run: PlannedRun, data: Data, device: torch.device = CPU) -> RunResult:
     """Trains the run. Divergence is a result, and so is an error, with the ending "failed"."""
     started = time.process_time()
     with tempfile.TemporaryDirectory(prefix="ctrans-study-") as name:
         try:
-            begun = begin(run, data, Path(name))
+            begun = begin(run, data, Path(name), device)
             before = measured(run.measure, begun.model, data)
             outcome = carry_out(begun, begun.state.progress)
             return result_of(run, begun, outcome, before, started)
@@ -108,7 +108,9 @@ def train_run(run: PlannedRun, data: Data) -> RunResult:
             else:
                 message = f"{type(error).__name__}: {error}"
             curve = curve_of(Path(name))
-            return RunResult(FAILED, message, curve, time.process_time() - started, environment())
+            return RunResult(
+                FAILED, message, curve, time.process_time() - started, environment(device)
+            )
 
 
 def result_of(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from statistics import fmean
+from statistics import fmean, median
 
 import numpy as np
 
@@ -20,6 +20,8 @@ Figure = Callable[[Finished], float | None]
 LEAST = 1e-12
 """The least theta of which a logarithm is taken."""
 WINDOW = 128
+LATE = 6
+"""One block of so many is one of the last."""
 FAR = 6.0
 """A spike is above the mean of so many steps by so many standard deviations."""
 
@@ -114,6 +116,15 @@ def _largest_grown(before: Sequence[float], after: Sequence[float]) -> float | N
     return _decades(max(before), max(after))
 
 
+def _early_over_late(blocks: Sequence[float]) -> float | None:
+    """log10 of the median over the first blocks over the largest of the last ones."""
+    late = max(1, round(len(blocks) / LATE))
+    early = blocks[:-late]
+    if early and median(early) > 0 and max(blocks[-late:]) > 0:
+        return math.log10(median(early) / max(blocks[-late:]))
+    return None
+
+
 def _log_drift(before: Sequence[float], after: Sequence[float]) -> float:
     return _drift(_logs(before), _logs(after))
 
@@ -177,6 +188,15 @@ MEASURES.add(
             formula="mean |change| of log10 theta over attention sublayers in the training",
             title="theta drift",
             compute=_trained("attention", "theta", _log_drift, change=True),
+        ),
+        "run: early gradient": Measure(
+            formula=(
+                "log10 of the median |dL/dW| over the first five sixths of blocks, over the largest"
+                " of the others, after training"
+            ),
+            title="early gradient",
+            source="Emadi, figure 1",
+            compute=_trained("gradients", "blocks", _early_over_late),
         ),
         "run: S drift": Measure(
             formula="mean |change| of log10 S over attention sublayers in the training",
