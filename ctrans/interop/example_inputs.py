@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -36,6 +36,39 @@ def by_name(model: nn.Module, example: Example | Sequence[Any] | None) -> Exampl
             f" {', '.join(names) or 'none by position'}: give a value for each, or a dict"
         )
     return dict(zip(names, example, strict=False))
+
+
+def fits(model: nn.Module, arguments: Mapping[str, Any]) -> bool:
+    """Whether these can be keyword arguments of its forward."""
+    try:
+        inspect.signature(model.forward).bind(**arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def sequence_axes(
+    named: Mapping[str, Any], count: int, runs: Callable[[Mapping[str, int]], bool]
+) -> Mapping[str, int]:
+    """The axis that counts sequences of each argument behind the main one whose first axis does
+    not, such as a memory (layers, tokens, sequences, width).
+
+    There are `count` sequences. `runs` says whether a model runs on another number of them with
+    such axes. No argument has one if it runs without.
+    """
+    candidates: dict[str, list[int]] = {}
+    for name, value in list(named.items())[1:]:
+        if isinstance(value, Tensor) and value.dim() > 1 and len(value) != count:
+            axes = [axis for axis in range(1, value.dim()) if value.shape[axis] == count]
+            if axes:
+                candidates[name] = axes
+    if not candidates or runs({}):
+        return {}
+    for choice in product(*candidates.values()):
+        axes_by_name = dict(zip(candidates, choice, strict=True))
+        if runs(axes_by_name):
+            return axes_by_name
+    return {}
 
 
 def main_input(model: nn.Module) -> str:

@@ -236,6 +236,8 @@ class PartsReader:
         """
         if step.sum is None and self._is_affine(step):
             raise NotReplayedError(AFFINE)
+        if step.is_gated:
+            raise NotReplayedError("it is a gated sum a(x) x + f(x), whose gate is not read")
         if step.sum is None:
             raise NotReplayedError(
                 "it is no single sum x + f(x): it mixes states, or later parts read its states"

@@ -4,9 +4,8 @@ placeholder where only the state's shape matters.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from ctrans.interop.block_calls import (
     without_cache,
 )
 from ctrans.interop.block_run import token_axis_is_first
-from ctrans.interop.example_inputs import Example, ids_checked
+from ctrans.interop.example_inputs import Example, fits, ids_checked, sequence_axes
 from ctrans.interop.find_blocks import block_list_by_calls
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.interop.gradient_check import check_gradients
@@ -74,7 +73,7 @@ class ModuleAdapter(ModelAdapter):
         self.named: dict[str, Any] | None = None
         if isinstance(example, Mapping):
             self.named = dict(example)
-        self.as_one = self.named is not None and not _fits(model, self.named)
+        self.as_one = self.named is not None and not fits(model, self.named)
         if self.named:
             main = next(iter(self.named.values()))
         else:
@@ -89,7 +88,9 @@ class ModuleAdapter(ModelAdapter):
         self._is_trying = False
         self.tokens_first = False
         self.output_has_tokens_first = False
+        self._sequence_axes: Mapping[str, int] = {}
         with ids_checked(model, main):
+            self._sequence_axes = sequence_axes(self.named or {}, len(main), self._runs_with)
             self._find()
         self.row = self.example[0]
         if main.is_floating_point():
@@ -178,7 +179,9 @@ class ModuleAdapter(ModelAdapter):
             names = list(self.named)
             arguments = {names[0]: batch}
             for name in names[1:]:
-                value = self._as_many(self.named[name], len(tokens))
+                value = self._as_many(
+                    self.named[name], len(tokens), self._sequence_axes.get(name, 0)
+                )
                 if length is not None:
                     value = of_length(value, self.example.shape[1], length)
                 arguments[name] = self._like_the_weights(value)
@@ -434,21 +437,28 @@ class ModuleAdapter(ModelAdapter):
             return value.to(like.device, like.dtype)
         return value.to(like.device)
 
-    def _as_many(self, value: Any, count: int) -> Any:
-        """A tensor repeated to `count` along its first axis, if that axis counts sequences."""
-        if isinstance(value, Tensor) and value.dim() and len(value) == len(self.example):
-            return value[torch.arange(count, device=value.device) % len(value)]
+    def _as_many(self, value: Any, count: int, axis: int = 0) -> Any:
+        """A tensor repeated to `count` along that axis, if it counts sequences."""
+        if isinstance(value, Tensor) and value.dim() and value.shape[axis] == len(self.example):
+            indices = torch.arange(count, device=value.device) % len(self.example)
+            return value.index_select(axis, indices)
         return value
+
+    def _runs_with(self, axes: Mapping[str, int]) -> bool:
+        """Whether the module runs on one more sequence, with these axes of `sequence_axes`."""
+        self._sequence_axes = axes
+        with suppress(*FOREIGN_ERRORS), torch.no_grad(), self._trying():
+            self.run(self._as_many(self.example, len(self.example) + 1))
+            return True
+        return False
 
     def _first_state(self, tokens: Tensor) -> Tensor | None:
         """The state that the first block gets for these inputs; None if the module does not run on
         them.
         """
-        try:
-            with torch.no_grad(), self._trying():
-                return self._start(tokens)
-        except FOREIGN_ERRORS:
-            return None
+        with suppress(*FOREIGN_ERRORS), torch.no_grad(), self._trying():
+            return self._start(tokens)
+        return None
 
     @contextmanager
     def _trying(self) -> Iterator[None]:
@@ -485,12 +495,3 @@ def _are_sorted_as(x: Tensor, sorted_ids: Tensor) -> bool:
     if x.shape != sorted_ids.shape:
         return False
     return torch.equal(x.sort(-1).values.to(sorted_ids), sorted_ids)
-
-
-def _fits(model: nn.Module, arguments: Mapping[str, Any]) -> bool:
-    """Whether these can be keyword arguments of its forward."""
-    try:
-        inspect.signature(model.forward).bind(**arguments)
-    except TypeError:
-        return False
-    return True

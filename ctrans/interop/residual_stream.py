@@ -232,12 +232,13 @@ def _is_product(graph: Graph, n: int) -> bool:
 @dataclass(frozen=True)
 class StreamPart:
     """A part of a stream, from the state that operation `first` makes to that of `last`. `sum` is
-    the sum in it, None if there is none.
+    the sum in it, None if there is none. `is_gated`: whether it is a gated sum.
     """
 
     first: int
     last: int
     sum: Sum | None
+    is_gated: bool = False
 
 
 def steps_of_the_stream(
@@ -249,7 +250,7 @@ def steps_of_the_stream(
     sums = _sums(graph, sink)
     steps: list[StreamPart] = []
     if not sums:
-        return []
+        return _through_bottlenecks(graph, _gated(graph, sink, is_norm), sink)
     for each, then in zip(sums, [*sums[1:], None], strict=True):
         first = _in_its_shape(graph, each.x, sums)
         if steps:
@@ -275,11 +276,44 @@ def steps_of_the_stream(
     return _through_bottlenecks(graph, steps, sink)
 
 
+def _gated(graph: Graph, sink: int, is_norm: Callable[[int, int], bool]) -> list[StreamPart]:
+    """The parts of a stream of gated sums alone: each from the state that a sum sees entry by entry
+    to that of the next sum, with what is between, such as a norm.
+    """
+    found: list[tuple[int, int]] = []
+    for y in sorted(graph.before(sink), reverse=True):
+        if found and y > found[-1][0]:
+            continue
+        x = _gated_state(graph, y)
+        if x is not None:
+            found.append((x, y))
+    if not found:
+        return []
+    ends = [_last_norm(graph, found[0][1], sink, is_norm), *(x for x, _ in found[:-1])]
+    steps = [
+        StreamPart(x, end, None, is_gated=True) for (x, _), end in zip(found, ends, strict=True)
+    ]
+    return steps[::-1]
+
+
+def _gated_state(graph: Graph, y: int) -> int | None:
+    """The latest state (batch, tokens, width) of which y is a gated sum; None if there is none. A
+    state without an axis of tokens may be that of a recurrence over them.
+    """
+    shape = graph.operations[y].shape
+    if graph.operations[y].name not in (*SUMS, LERP) or shape is None or len(shape) < len("btw"):
+        return None
+    for x in sorted(graph.before(y), reverse=True):
+        if x < y and graph.operations[x].site is not None and _is_gated_sum(graph, x, y):
+            return x
+    return None
+
+
 def _gated_after(graph: Graph, x: int, sink: int) -> Iterator[StreamPart]:
     """The gated sums of the state that follow x. Between sums they are parts in any case."""
     for y in graph.bottlenecks(x, sink)[0]:
         if y > x and _is_gated_sum(graph, x, y):
-            yield StreamPart(x, y, None)
+            yield StreamPart(x, y, None, is_gated=True)
             x = y
 
 
@@ -289,7 +323,7 @@ def _gated_before(graph: Graph, y: int) -> list[StreamPart]:
     earlier = (x for x in sorted(graph.before(y), reverse=True) if x < y)
     for x in earlier:
         if x < y and graph.operations[x].site is not None and _is_gated_sum(graph, x, y):
-            found.append(StreamPart(x, y, None))
+            found.append(StreamPart(x, y, None, is_gated=True))
             y = x
     return found[::-1]
 

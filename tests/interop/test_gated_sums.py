@@ -69,3 +69,48 @@ def test_a_norm_behind_the_last_sum_is_no_gated_sum():
     states = ctrans.open_model(model, example=TOKENS).trajectory(TOKENS).states
     assert torch.allclose(states[-1], model.states(TOKENS)[-1], atol=1e-6)
     assert len(states) == 2 * LAYERS + 1
+
+
+def unit(x):
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+class OnTheSphere(MethodOfTheBlock):
+    """y = unit(a + r (unit(f(x)) - a)), a = unit(x), with a rate r for each channel, as nGPT."""
+
+    def moved(self, i, x, f):
+        rate = (0.1 * self.n1[i].weight).abs()
+        a = unit(x)
+        return unit(a + rate * (unit(f) - a))
+
+    def layer(self, i, x):
+        x = self.moved(i, x, self.attend(i, x))
+        return self.moved(i, x, self.down[i](F.gelu(self.up[i](x))))
+
+
+def test_a_stream_of_gated_sums_alone_is_read():
+    model = made(OnTheSphere)
+    opened = ctrans.open_model(model, example=TOKENS)
+    states = opened.trajectory(TOKENS).states
+    wanted = model.states(TOKENS)
+    assert len(states) == 2 * LAYERS + 1
+    for state, own in zip(states[::2], wanted, strict=True):
+        assert torch.allclose(state, own, atol=1e-6)
+    assert "gated sum" in opened.described
+
+
+class Recurrent(MethodOfTheBlock):
+    """A gated recurrence over tokens, whose states follow one another in time, not in depth."""
+
+    def forward(self, ids):
+        x = F.embedding(ids, self.table.weight)
+        h = torch.zeros_like(x[:, 0])
+        for t in range(x.shape[1]):
+            q = torch.sigmoid(self.down[0](self.up[0](x[:, t] + h)))
+            h = (1 - q) * h + q * torch.tanh(self.down[1](self.up[1](h)))
+        return h @ self.table.weight.T
+
+
+def test_a_recurrence_over_tokens_is_no_depth():
+    with pytest.raises(ctrans.ConfigError):
+        ctrans.open_model(made(Recurrent), example=TOKENS)
