@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctrans.base.as_found import as_found
 from ctrans.control.costate import costate
@@ -25,8 +25,8 @@ from ctrans.measure.backward.sensitivity import Sensitivities
 from ctrans.measure.forward.bounds import map_bound
 from ctrans.measure.walk import Attempt, Model, walk
 from ctrans.training.attention_theta import MeanTheta
+from ctrans.training.monitor.edge_of_stability import over_edge, trained_by
 from ctrans.training.monitor.hooks import in_a_line
-from ctrans.training.monitor.sharpness import over_edge
 from ctrans.training.monitor.sites import Sites
 from solvers import ConfigError, SolveError, shown
 
@@ -55,12 +55,15 @@ class Held:
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """The argument of a probe. `few` are the first tokens of the held batch's first sequence."""
+    """The argument of a probe. `trained` are the weights that train, and `few` the first tokens of
+    the held batch's first sequence.
+    """
 
     sites: Sites
     model: Model
     held: Held
     optimizer: torch.optim.Optimizer | None
+    trained: Sequence[nn.Parameter]
     few: Tensor
 
 
@@ -150,8 +153,7 @@ def exponents(at: Probed) -> Mapping[str, Any]:
 
 def curvature(at: Probed) -> Mapping[str, Any]:
     """The loss's sharpness, and its ratio to the optimiser's edge of stability."""
-    weights = [weight for weight in at.sites.root.parameters() if weight.is_floating_point()]
-    return over_edge(at.model, weights, at.held.tokens, at.held.targets, at.optimizer)
+    return over_edge(at.model, at.trained, at.held.tokens, at.held.targets, at.optimizer)
 
 
 def bounds(at: Probed) -> Mapping[str, Any]:
@@ -189,8 +191,9 @@ def probe(sites: Sites, held: Held, optimizer: torch.optim.Optimizer | None) -> 
         few = held.tokens[:1]
     figures: dict[str, Any] = {}
     missing: dict[str, str] = {}
+    trained = trained_by(list(sites.root.parameters()), optimizer)
     with as_found(sites.root):
-        at = Probed(sites, sites.model, held, optimizer, few)
+        at = Probed(sites, sites.model, held, optimizer, trained, few)
         for name, look in PROBES.items():
             try:
                 figures.update(look(at))

@@ -556,7 +556,10 @@ MEASURES.add(
             unit="share of that of equal weights",
         ),
         "preconditioned_over_edge": Measure(
-            formula="Adam's preconditioned sharpness over 2 (1 + b)/((1 - b) lr)",
+            formula=(
+                "the sharpness by the optimiser's own steps over its edge: 2 (1 + b)/((1 - b) lr)"
+                " for Adam"
+            ),
             measured_by="a probe",
             checks={
                 "beyond the edge of stability": Check(

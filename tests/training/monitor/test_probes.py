@@ -11,8 +11,9 @@ from torch.func import functional_call, hessian
 from ctrans import GPT, GPTConfig
 from ctrans.dynamics.fields import reference_kernels
 from ctrans.training.monitor import Monitor, read_log
+from ctrans.training.monitor.edge_of_stability import adam_scales, over_edge
 from ctrans.training.monitor.probes import PROBES, Held, probe
-from ctrans.training.monitor.sharpness import adam_scales, over_edge, sharpness
+from ctrans.training.monitor.sharpness import sharpness
 from ctrans.training.monitor.sites import sites_of
 from tests.training.monitor.test_bits import hugging_face
 
@@ -65,7 +66,7 @@ def test_sharpness_is_the_largest_eigenvalue_of_the_dense_hessian(placement):
         optimiser.zero_grad()
         model(tokens, targets)[1].backward()
         optimiser.step()
-    scales = torch.cat([scale.flatten() for scale in adam_scales(weights, optimiser)])
+    scales = torch.cat([scale.flatten() for scale in adam_scales(weights, optimiser).values()])
     matrix = scales[:, None] * dense(model, tokens, targets) * scales
     found = over_edge(model, weights, tokens, targets, optimiser)
     expected = float(torch.linalg.eigvalsh(matrix)[-1])
@@ -82,7 +83,7 @@ def test_adams_scales_are_those_of_its_own_step():
         before = weight.detach().clone()
         weight.grad = torch.randn(5, dtype=torch.float64)
         optimiser.step()
-    (scale,) = adam_scales([weight], optimiser)
+    (scale,) = adam_scales([weight], optimiser).values()
     assert torch.allclose(
         weight.detach() - before, -0.1 * scale.square() * optimiser.state[weight]["exp_avg"]
     )
