@@ -178,13 +178,20 @@ def ids_checked(model: nn.Module, inputs: Tensor) -> Iterator[None]:
     handles = [
         part.register_forward_pre_hook(hook(path))
         for path, part in model.named_modules()
-        if isinstance(part, nn.Embedding)
+        if isinstance(part, nn.Embedding) and _indexes_by_ids(part)
     ]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _indexes_by_ids(table: nn.Embedding) -> bool:
+    """Whether its forward takes ids alone. With more arguments it may count positions, and take
+    ids for their shape.
+    """
+    return len(inspect.signature(type(table).forward).parameters) == len(("self", "input"))
 
 
 def stand_in(model: Any, x: Tensor) -> dict[str, Any]:

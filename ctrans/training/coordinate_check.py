@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from ctrans.base.as_found import as_found
 from ctrans.measure.attention.attention_calls import (
     AttentionCalls,
     KernelCall,
@@ -145,7 +146,9 @@ def _without_numbers(name: str) -> str:
 
 @torch.no_grad()
 def _outputs(module: nn.Module, loss: Callable[[nn.Module], Tensor]) -> dict[str, list[Tensor]]:
-    """The outputs of each module within, attention logits, and the loss, by place."""
+    """The outputs of each module within, attention logits, and the loss, by place. In evaluation
+    mode and with the same random numbers at each call, so that dropout is no change.
+    """
     outputs: dict[str, list[Tensor]] = {}
 
     def keep(name: str, output: Any) -> None:
@@ -156,7 +159,8 @@ def _outputs(module: nn.Module, loss: Callable[[nn.Module], Tensor]) -> dict[str
     def hook(name: str) -> Callable[..., None]:
         return lambda _, args, output: keep(_without_numbers(name) or "output", output)
 
-    with contextlib.ExitStack() as stack:
+    with as_found(module), contextlib.ExitStack() as stack:
+        torch.manual_seed(0)
         for name, part in module.named_modules():
             stack.callback(part.register_forward_hook(hook(name)).remove)
         stack.enter_context(_attention_logits(keep))
@@ -239,7 +243,8 @@ def transfer_check(
     updates: int = 3,
     progress: Callable[[str], None] | None = None,
 ) -> Transfer:
-    """Whether one learning rate suits all widths and depths, from a few updates on one batch.
+    """Whether one learning rate suits all widths and depths, from a few updates on one batch. What
+    they change is measured in evaluation mode.
 
     - `build(width, depth)`: a new module, drawn from torch's global generator, which is seeded for
       it and restored after

@@ -113,6 +113,30 @@ def test_the_change_is_the_mean_of_its_entries():
     assert at.changes == pytest.approx([0.1 * 2 * width for width in (4, 8, 16, 32)])
 
 
+def test_dropout_is_no_change():
+    """What three updates change, at a rate so small that they change next to nothing."""
+
+    class Noise(torch.nn.Module):
+        def forward(self, x):
+            return x + torch.randn(x.shape)
+
+    def build(width, depth):
+        layers = [torch.nn.Linear(width, width), torch.nn.Dropout(0.5), Noise()]
+        return torch.nn.Sequential(*layers, torch.nn.Linear(width, 1))
+
+    found = transfer_check(
+        build,
+        lambda module, rate: torch.optim.SGD(module.parameters(), lr=rate),
+        lambda module: module(torch.ones(4, module[0].in_features)).square().mean(),
+        widths=(4, 8),
+        depths=(1,),
+        rates=(1e-6,),
+        seeds=1,
+    )
+    assert found.growths
+    assert max(max(each.changes) for each in found.growths) < 1e-3
+
+
 def test_an_axis_of_one_size_is_not_checked():
     assert linear(depths=(2,)).sizes == {"width": [4, 8, 16, 32]}
     with pytest.raises(ConfigError, match="give at least two widths or two depths"):
