@@ -84,7 +84,7 @@ class Objective(nn.Module):
                 (name, torch.stack(values).mean().detach()) for name, values in terms.items()
             )
             loads: tuple[Tensor, ...] = ()
-            if self.config.bias_rate:
+            if self.config.bias_rate and self.has_terms:
                 loads = self._loads(states)
             return Losses(total, cross_entropy.detach(), means, loads)
         largest = torch.stack([state.abs().max() for state in states]).max()

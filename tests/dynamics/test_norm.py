@@ -390,3 +390,13 @@ def test_constraint_violation_of_a_ball_is_0_inside():
         assert float(norm.constraint_violation(length * direction)) == pytest.approx(
             expected, abs=1e-14
         )
+
+
+def test_the_maximiser_of_one_channel_is_a_point_of_the_image():
+    p = torch.tensor([[1.0], [-2.0]], dtype=torch.float64)
+    for norm in (LayerNorm(1).double(), RMSNorm(1).double()):
+        with torch.no_grad():
+            norm.weight.fill_(0.7)
+            if isinstance(norm, LayerNorm):
+                norm.bias.fill_(0.2)
+            torch.testing.assert_close((p * norm.maximizer(p)).sum(-1), norm.support(p))

@@ -6,9 +6,11 @@ import dataclasses
 
 import pytest
 import torch
+import transformers
 
 from ctrans.control import costate
 from ctrans.dynamics.fields import ExposesHeads
+from ctrans.examine.diagnosis.diagnose import diagnose
 from ctrans.examine.diagnosis.state_instruments import StatesByDepth
 from ctrans.examine.diagnosis.unit_instruments import HeadRows
 from ctrans.examine.screening.attention import LastLayerGradient
@@ -194,3 +196,34 @@ def test_wrong_masks_get_a_line():
         open_model(plain("language")).model.padded(MASK),
     ):
         pass
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_scores_of_another_scale_are_those_of_the_text(side):
+    config = transformers.LlamaConfig(
+        vocab_size=61,
+        hidden_size=24,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=40,
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight.mul_(2000)
+    text = torch.randint(5, 61, (3, 8), generator=torch.Generator().manual_seed(0))
+    opened = from_transformers(model)
+    alone = diagnose(opened, text, text)
+    padding = torch.zeros(3, 3, dtype=torch.long)
+    tokens, mask = {
+        "left": (torch.cat([padding, text], 1), torch.cat([padding, torch.ones_like(text)], 1)),
+        "right": (torch.cat([text, padding], 1), torch.cat([torch.ones_like(text), padding], 1)),
+    }[side]
+    with opened.padded(mask):
+        padded = diagnose(opened, tokens, tokens)
+    name = "scores over the other layers'"
+    expected = [reading.value for reading in alone.readings[name]]
+    assert [reading.value for reading in padded.readings[name]] == pytest.approx(expected, rel=1e-4)
+    checks = [finding.check for finding in padded.findings]
+    assert "scores of another scale" in checks

@@ -126,3 +126,10 @@ def test_settings_of_experts_are_refused_without_any(tmp_path):
         train(GPTConfig(width=16, heads=2, context=8), TrainConfig(balance=0.5), TEXT, out=tmp_path)
     with pytest.raises(ConfigError, match="bias_rate = -1"):
         TrainConfig(bias_rate=-1)
+
+
+def test_loads_of_a_model_without_experts_are_none():
+    model = GPT(GPTConfig(width=8, heads=2, depth=2, context=4, vocab_size=10), seed=0)
+    tokens = torch.arange(4).reshape(1, 4)
+    losses = Objective(model, TrainConfig(bias_rate=0.01))(tokens, tokens)
+    assert losses.loads == ()

@@ -172,7 +172,8 @@ class SphereNorm(DividingNorm):
         0).
 
         Where w = 0 every point of the image ties (see `ties`). The rule is then u = sqrt(d/2) (1,
-        -1, 0, ...), which lies on both norms' images (width 1: u = 1).
+        -1, 0, ...), which lies on both norms' images. At width 1 it is 1, and 0 if the norm is
+        centred, whose image is beta alone.
         """
         # centred twice: if gamma * p is nearly constant, the rounding of the first mean matters
         w = self.centre(self.centre(self.gamma * p))
@@ -210,6 +211,8 @@ class SphereNorm(DividingNorm):
 
     def _tie_direction(self, like: Tensor) -> Tensor:
         direction = torch.zeros(self.width, dtype=like.dtype, device=like.device)
+        if self.width == 1 and self.centred:
+            return direction
         direction[:2] = direction.new_tensor([1.0, -1.0])[: self.width]
         length: Tensor = torch.linalg.vector_norm(direction)
         return direction / length

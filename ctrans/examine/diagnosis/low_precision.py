@@ -43,7 +43,10 @@ MEASURES.add(
     "InFormats",
     {
         "entries that overflow": Measure(
-            formula="share of the entries that round to more than the format's largest number",
+            formula=(
+                "share of the entries other than 0 that round to more than the format's largest"
+                " number"
+            ),
             scope="weight",
             checks={
                 "overflow": Check(

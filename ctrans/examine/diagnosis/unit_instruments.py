@@ -131,7 +131,11 @@ class ScoreSpread(DiagnosticInstrument):
             return
         rows = attention.field.probabilities(attention.given(at.sublayer.given(at.entered)))
         counted = torch.ones(rows.shape[:-1], dtype=torch.bool, device=rows.device)
-        readable = _readable(rows)
+        read = rows > 0
+        if self.kept is not None:
+            # the rows of hidden tokens may read all others
+            read = read & self.kept.unsqueeze(-2).unsqueeze(-1)
+        readable = _readable(read)
         if self.kept is not None:
             counted &= self.kept.unsqueeze(-2)
         if self.kept is not None and rows.shape[-1] == rows.shape[-2]:
@@ -160,15 +164,17 @@ class ScoreSpread(DiagnosticInstrument):
         return self.found
 
 
-def _readable(rows: Tensor) -> Tensor:
-    """Which tokens rows (*batch, heads, tokens, read) may read; see `ScoreSpread`."""
-    read = (rows > 0).flatten(0, -3).any(0)
+def _readable(read_by_row: Tensor) -> Tensor:
+    """Which tokens each row may read, from those that rows (*batch, heads, tokens, read) do read;
+    see `ScoreSpread`.
+    """
+    read = read_by_row.flatten(0, -3).any(0)
     tokens, others = read.shape
     if tokens != others:
         return read
-    places = torch.arange(tokens, device=rows.device)
+    places = torch.arange(tokens, device=read.device)
     distance = places[:, None] - places + tokens - 1
-    at_distance = torch.zeros(2 * tokens - 1, dtype=torch.bool, device=rows.device)
+    at_distance = torch.zeros(2 * tokens - 1, dtype=torch.bool, device=read.device)
     at_distance[distance[read]] = True
     return read | at_distance[distance]
 

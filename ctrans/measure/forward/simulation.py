@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ctrans.base.as_found import leaving_as_found
 from ctrans.base.old_names import OldReasons
+from ctrans.base.printable import one_line
 from ctrans.base.shapes import TokenRows
 from ctrans.dynamics.scheme import Scheme
 from ctrans.measure.forward.bounds import BoundsByDepth, ForwardBounds
@@ -31,7 +32,7 @@ from ctrans.measure.walk import (
     kept_of,
     observe,
 )
-from solvers import Method, Norm, Solution, Status
+from solvers import ConfigError, Method, Norm, Solution, SolveError, Status
 
 METHOD = "tsit5"
 TOLERANCE = 1e-8
@@ -202,7 +203,8 @@ def _reference(
     solution: Solution | None = tried(
         missing,
         "distance to the ODE",
-        twin.trajectory,
+        _in_float64,
+        twin,
         tokens,
         method=METHOD,
         rtol=TOLERANCE,
@@ -232,6 +234,20 @@ def _reference(
         tolerance=TOLERANCE,
     )
     return solution.states, limit
+
+
+def _in_float64(twin: DescribedModel, tokens: Tensor, **options: Any) -> Solution:
+    """The twin's trajectory. Raises ConfigError where the code of its maps fails in float64, as
+    kernels of experts do.
+    """
+    try:
+        return twin.trajectory(tokens, **options)
+    except (ConfigError, SolveError):
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"it does not run in float64 ({type(error).__name__}: {one_line(error)})"
+        ) from error
 
 
 def _distances(

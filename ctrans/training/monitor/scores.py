@@ -62,15 +62,14 @@ def scores_seen(
 
 def largest_score(scores: Tensor) -> Tensor:
     """max |s_ij| of each head, over scores that are not masked."""
-    visible = scores != -math.inf  # a nan is not masked, and stays nan
-    return scores.masked_fill(~visible, 0.0).abs().amax((-2, -1))
+    return scores.masked_fill(~_visible(scores), 0.0).abs().amax((-2, -1))
 
 
 def row_entropy(scores: Tensor) -> Tensor:
     """The mean over rows of H(a_i)/log n_i for each head, where H is the entropy of row i's weights
     and n_i its number of visible tokens. Rows with one visible token do not count.
     """
-    count = (scores != -math.inf).sum(-1)
+    count = _visible(scores).sum(-1)
     entropy = entropy_of_rows(scores.softmax(-1))
     several = count > 1
     share = torch.where(several, entropy / count.clamp(min=2).log(), 0.0)
@@ -79,12 +78,19 @@ def row_entropy(scores: Tensor) -> Tensor:
 
 def weight_ahead(scores: Tensor) -> Tensor:
     """The mean over rows i of the sum of a_ij over later tokens j > i, for each head; 0 behind a
-    causal mask.
+    causal mask. Rows without a visible token, as of padding, do not count.
     """
     rows, tokens = scores.shape[-2:]
     places = torch.linspace(0, tokens - 1, rows, device=scores.device).round()
     later = torch.arange(tokens, device=scores.device) > places.unsqueeze(-1)
-    return (scores.softmax(-1) * later).sum(-1).mean(-1)
+    reads = _visible(scores).any(-1)
+    share = torch.where(reads, (scores.softmax(-1) * later).sum(-1), 0.0)
+    return share.sum(-1) / reads.sum(-1).clamp(min=1)
+
+
+def _visible(scores: Tensor) -> Tensor:
+    """The scores that no mask hides. A nan is not masked, and stays nan."""
+    return scores != -math.inf
 
 
 def _of_kernel(*args: Any, **kwargs: Any) -> Tensor | None:

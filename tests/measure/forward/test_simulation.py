@@ -7,6 +7,7 @@ from ctrans.base.json_values import plain
 from ctrans.dynamics.placement import PLACEMENTS
 from ctrans.measure.forward.bounds import forward_bounds
 from ctrans.measure.forward.simulation import simulate
+from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from ctrans.report.contents import page_of
 from ctrans.report.sections import Words
@@ -125,3 +126,20 @@ def test_what_a_solver_warns_of_is_told():
     ]
     assert found.warnings[0] in words
     assert simulate(small_model("peri"), tokens(), method="tsit5", reference=False).warnings == []
+
+
+class InFloat32(torch.nn.Module):
+    """A map whose kernel knows float32 alone, as those of experts do."""
+
+    def forward(self, x):
+        if x.dtype != torch.float32:
+            raise RuntimeError("Expected a matrix of Float32")
+        return torch.tanh(x)
+
+
+def test_a_map_that_does_not_run_in_float64_has_no_reference():
+    model = GPT(GPTConfig(width=8, heads=2, depth=1, context=4, vocab_size=10), seed=0)
+    model.depth.sublayers[1].field = InFloat32()
+    found = simulate(model, torch.arange(4).reshape(1, 4))
+    assert found.distance[-1] is None
+    assert "does not run in float64" in found.missing["distance to the ODE"]

@@ -167,6 +167,12 @@ def test_the_weight_on_later_tokens_is_the_upper_triangle_of_the_softmax():
     assert torch.allclose(weight_ahead(scores), scores.softmax(-1).triu(1).sum(-1).mean(-1))
     hidden = scores.masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
     assert torch.equal(weight_ahead(hidden), torch.zeros(2))
+    # a row of padding reads nothing
+    padded = scores.clone()
+    padded[:, 0] = -torch.inf
+    expected = padded[:, 1:].softmax(-1).triu(2).sum(-1).mean(-1)
+    assert torch.allclose(weight_ahead(padded), expected)
+    assert torch.equal(weight_ahead(torch.full((2, 3, 3), -torch.inf)), torch.zeros(2))
 
 
 @pytest.mark.slow
