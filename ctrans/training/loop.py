@@ -288,9 +288,9 @@ def carry_out(run: TrainingRun, progress: Progress) -> Outcome:
     A first SIGINT, SIGTERM or SIGHUP ends the run after the present iteration, with a checkpoint. A
     run has diverged when a loss, a gradient or a solution is not finite, or when `patience`
     validation losses in a row lie above the first by more than `margin`. Meanwhile it saves no
-    checkpoint; after divergence `last` points to the newest one up to the last good validation
-    loss. Raises ConfigError if a checkpoint cannot be written or memory runs out, and the errors of
-    `unsolved`.
+    checkpoint before its end; after divergence `last` points to the newest one up to the last good
+    validation loss. Raises ConfigError if a checkpoint cannot be written or memory runs out, and
+    the errors of `unsolved`.
     """
     config = run.config
     with stopping() as wish, explaining(config, run.data.context):
@@ -315,12 +315,11 @@ def carry_out(run: TrainingRun, progress: Progress) -> Outcome:
                     return ended
                 number = torch.tensor(wish.number, device=run.processes.device)
                 signal = int(run.processes.max(number))
+                ends = progress.step == config.iterations or signal or passed.advice.stop
                 due = (
-                    progress.step == config.iterations
-                    or progress.step % config.save_every == 0
-                    or progress.step == progress.best_step
+                    progress.step % config.save_every == 0 or progress.step == progress.best_step
                 )
-                if signal or ((due or passed.advice.stop) and progress.above == 0):
+                if ends or (due and progress.above == 0):
                     run.save(progress)
                 if passed.advice.stop:
                     return Outcome(

@@ -175,6 +175,26 @@ def test_validation_losses_above_the_margin_end_the_run_and_are_not_saved(tmp_pa
     assert last < next(step for step, loss in evaluated.items() if loss > evaluated[0] + 0.5)
 
 
+def test_a_run_keeps_its_end_also_above_the_margin(tmp_path):
+    run, progress = start(
+        tmp_path,
+        iterations=4,
+        learning_rate=30.0,
+        warmup=0,
+        clip=1e6,
+        eval_every=2,
+        margin=0.5,
+    )
+    outcome = carry_out(run, progress)
+    assert outcome.ending is Ending.FINISHED
+    assert outcome.progress.above > 0
+    kept = read_state(tmp_path / "last").progress
+    assert (kept.step, kept.above) == (4, outcome.progress.above)
+    assert RunDirectory(tmp_path).steps()[-1] == 4
+    _, progress = resume(tmp_path)
+    assert [row["step"] for row in log.read(tmp_path)] == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.slow
 def test_an_adaptive_solver_that_fails_counts_as_divergence(tmp_path):
     run, progress = start(tmp_path, method="tsit5", rtol=1e-3, eval_every=100)
