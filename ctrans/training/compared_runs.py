@@ -13,7 +13,8 @@ import torch
 
 from ctrans.base.json_values import is_number
 from ctrans.examine.comparison.model_comparison import WeightDifference
-from ctrans.examine.comparison.weight_relations import pairs_of, relation_of
+from ctrans.examine.comparison.weight_pairs import pairs_of
+from ctrans.examine.comparison.weight_relations import relation_of
 from ctrans.interop.stored_weights import read_numbers, stored_weights
 from ctrans.measure.measured import Answer, Measured, Value
 from ctrans.measure.measures import MEASURES, Measure

@@ -316,9 +316,7 @@ def carry_out(run: TrainingRun, progress: Progress) -> Outcome:
                 number = torch.tensor(wish.number, device=run.processes.device)
                 signal = int(run.processes.max(number))
                 ends = progress.step == config.iterations or signal or passed.advice.stop
-                due = (
-                    progress.step % config.save_every == 0 or progress.step == progress.best_step
-                )
+                due = progress.step % config.save_every == 0 or progress.step == progress.best_step
                 if ends or (due and progress.above == 0):
                     run.save(progress)
                 if passed.advice.stop:

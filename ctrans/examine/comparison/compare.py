@@ -57,12 +57,8 @@ from ctrans.examine.comparison.part_rounding import (
 from ctrans.examine.comparison.parts import ModelParts, Tails
 from ctrans.examine.comparison.recording import RecordedParts, Recording, parts_beside
 from ctrans.examine.comparison.stages import Stage, stages_of
-from ctrans.examine.comparison.weight_relations import (
-    Relation,
-    WeightPair,
-    pairs_of,
-    relation_of,
-)
+from ctrans.examine.comparison.weight_pairs import WeightPair, pairs_of
+from ctrans.examine.comparison.weight_relations import Relation, relation_of
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS, named_error
 from ctrans.measure.walk import Model, check_targets, own_loss
 from solvers import ConfigError, SolveError
@@ -402,7 +398,7 @@ def _weight_relations(
     first, second = a.module, b.module
     if first is None or second is None:
         return [], []
-    pairs, unmatched = pairs_of(first, second)
+    pairs, unmatched = pairs_of(first, second, a.part_of(), b.part_of())
     return [(pair, relation_of(pair.first, pair.second)) for pair in pairs], unmatched
 
 

@@ -27,7 +27,7 @@ from ctrans.examine.comparison.part_rounding import (
     ratio_of,
 )
 from ctrans.examine.comparison.parts import ModelParts
-from ctrans.examine.comparison.weight_relations import WeightPair
+from ctrans.examine.comparison.weight_pairs import WeightPair
 from ctrans.examine.search.edit import Edit, Subject
 from ctrans.examine.search.sites import WeightSites
 from ctrans.interop.foreign_errors import FOREIGN_ERRORS

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from ctrans.dynamics.weights.on_demand import WeightKey, altered
 from ctrans.examine.comparison.parts import ModelParts
 from ctrans.examine.comparison.rounding_noise import Draws, RoundingNoise, changed_by
-from ctrans.examine.comparison.weight_relations import Relation, WeightPair, rounded_pairs
+from ctrans.examine.comparison.weight_pairs import WeightPair, rounded_pairs
+from ctrans.examine.comparison.weight_relations import Relation
 
 SAMPLES = 3
 """Runs with random rounding, for each part."""

@@ -18,14 +18,20 @@ if TYPE_CHECKING:
         WeightDifference,
     )
 
+ORDERS = ("transposed", "rows in another order", "columns in another order")
+"""Kinds of relations of weights with the same entries."""
 NOISE = 1e-12
 """A difference of last states that nobody brings down: that of a refactoring in float64."""
 
 
 def answer(first: str, second: str, found: ModelComparison) -> Answer:
     """Where the models part, in a sentence or two."""
-    unseen = [weight for weight in found.weights if weight.kind != "rounded"]
     if not found.changed:
+        unseen = [
+            weight
+            for weight in found.weights
+            if weight.kind != "rounded" and not _is_layout(found, weight)
+        ]
         text = _without_change(first, second, found)
         if not unseen:
             return Answer(text, "good")
@@ -107,10 +113,27 @@ def _stage(found: ModelComparison) -> str:
 
 
 def _weights_of(found: ModelComparison, part: PartDifference) -> list[WeightDifference]:
-    """The weights of a part that differ by more than rounding."""
+    """The weights of a part that differ by more than rounding, and not only by how a library keeps
+    them.
+    """
     return [
-        weight for weight in found.weights if weight.part == part.name and weight.kind != "rounded"
+        weight
+        for weight in found.weights
+        if weight.part == part.name and weight.kind != "rounded" and not _is_layout(found, weight)
     ]
+
+
+def _is_layout(found: ModelComparison, weight: WeightDifference) -> bool:
+    """Whether the weight has another name in the second model and its entries in another order, as
+    weights have of that model in parts that did not change.
+    """
+    if weight.kind not in ORDERS or weight.name == weight.other_name:
+        return False
+    changed = {part.name for part in found.changed}
+    return any(
+        other.part not in changed and other.kind == weight.kind and other.name != other.other_name
+        for other in found.weights
+    )
 
 
 def _shares(found: ModelComparison, changed: Sequence[PartDifference]) -> str:

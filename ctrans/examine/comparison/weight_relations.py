@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
-
-from ctrans.dynamics.weights.on_demand import WeightKey, WeightReader, in_memory, readers_of
+from torch import Tensor
 
 RelationKind = Literal[
     "equal",
@@ -58,64 +56,6 @@ class Relation:
     words: str
     distance: float
     adds: bool = False
-
-
-@dataclass(frozen=True)
-class WeightPair:
-    """Two weights that belong together, by their names in the two models."""
-
-    first_name: str
-    second_name: str
-    of_first: WeightReader
-    of_second: WeightReader
-
-    @property
-    def first(self) -> Tensor:
-        return self.of_first.read()
-
-    @property
-    def second(self) -> Tensor:
-        return self.of_second.read()
-
-    def added_to(self, first: Tensor) -> Tensor:
-        """What the second weight has more than the first, which is given."""
-        second = self.second.detach()
-        widest = torch.promote_types(torch.float32, first.dtype)
-        if second.dtype == torch.float64:
-            widest = torch.float64
-        return second.to(widest, copy=True).sub_(first.detach().to(widest)).to(first.dtype)
-
-
-def pairs_of(first: nn.Module, second: nn.Module) -> tuple[list[WeightPair], list[str]]:
-    """The weights of two modules that belong together, and the names of those without a partner.
-
-    They have the same name, or after that the same size and place among those of that size.
-    """
-    left = dict(_weights(first))
-    right = dict(_weights(second))
-    pairs = [
-        WeightPair(name, name, left.pop(name), right.pop(name))
-        for name in list(left)
-        if name in right
-    ]
-    by_size: dict[int, list[str]] = {}
-    for name, weight in right.items() if left else ():
-        by_size.setdefault(weight.read().numel(), []).append(name)
-    for name in list(left) if right else ():
-        partners = by_size.get(left[name].read().numel(), [])
-        if partners:
-            partner = partners.pop(0)
-            pairs.append(WeightPair(name, partner, left.pop(name), right.pop(partner)))
-    return pairs, [*left, *right]
-
-
-def _weights(module: nn.Module) -> Iterator[tuple[str, WeightReader]]:
-    """The parameters and buffers. A single whole number counts something, as batches seen."""
-    yield from readers_of(module)
-    for name, buffer in module.named_buffers():
-        counts = buffer.numel() == 1 and not (buffer.is_floating_point() or buffer.is_complex())
-        if not counts:
-            yield name, in_memory(buffer)
 
 
 @torch.no_grad()
@@ -370,10 +310,3 @@ def _some_rows(a: Tensor, b: Tensor) -> Named | None:
         where = f"row {rows[0]}" if count == 1 else f"{count} rows from {rows[0]} to {rows[-1]}"
         return "some rows differ", f"{where} of {len(a)} differ"
     return None
-
-
-def rounded_pairs(
-    found: list[tuple[WeightPair, Relation]],
-) -> dict[WeightKey | int, WeightPair]:
-    """By the first weight's key, the pairs in which rounding added something to each entry."""
-    return {pair.of_first.key: pair for pair, relation in found if relation.adds}

@@ -15,7 +15,8 @@ from ctrans.examine.comparison.output_relations import output_relation, relation
 from ctrans.examine.comparison.part_rounding import PartRounding
 from ctrans.examine.comparison.parts import ModelParts
 from ctrans.examine.comparison.rounding_noise import Draws, RoundingNoise, changed_by
-from ctrans.examine.comparison.weight_relations import pairs_of, relation_of
+from ctrans.examine.comparison.weight_pairs import pairs_of
+from ctrans.examine.comparison.weight_relations import relation_of
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
 from solvers import ConfigError
