@@ -87,7 +87,7 @@ class AttentionWithRows(AttentionInModel):
         """The rows in the model's dtype, each normalised to sum to 1: libraries round them to
         float32.
         """
-        rows = self.rows(x)
+        rows = self.rows(x).to(x.dtype)
         return rows / rows.sum(-1, keepdim=True)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+from ctrans import screen
 from ctrans.control import costate
 from ctrans.dynamics.fields import ExposesHeads
 from ctrans.examine.diagnosis.diagnose import diagnose
@@ -227,3 +228,22 @@ def test_scores_of_another_scale_are_those_of_the_text(side):
     assert [reading.value for reading in padded.readings[name]] == pytest.approx(expected, rel=1e-4)
     checks = [finding.check for finding in padded.findings]
     assert "scores of another scale" in checks
+
+
+def test_rows_of_left_padding_have_the_dtype_of_the_states():
+    config = transformers.LlamaConfig(
+        vocab_size=61,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=40,
+    )
+    opened = from_transformers(transformers.LlamaForCausalLM(config).double().eval())
+    tokens = torch.tensor([[0, 0, 7, 8, 9]])
+    with opened.padded((tokens > 0).long()):
+        states = opened.trajectory(tokens).states
+        sublayer = opened.depth.sublayers[0]
+        rows = sublayer.attention.field.probabilities(sublayer.given(states[0]))
+        assert rows.dtype == torch.float64
+        assert screen(opened, tokens, tokens, "quick")
