@@ -199,6 +199,7 @@ def test_wrong_masks_get_a_line():
         pass
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_scores_of_another_scale_are_those_of_the_text(side):
     config = transformers.LlamaConfig(
@@ -230,6 +231,7 @@ def test_scores_of_another_scale_are_those_of_the_text(side):
     assert "scores of another scale" in checks
 
 
+@pytest.mark.slow
 def test_rows_of_left_padding_have_the_dtype_of_the_states():
     config = transformers.LlamaConfig(
         vocab_size=61,

@@ -59,6 +59,7 @@ def test_unlike_rates_scale_the_curvature():
     assert grown(make, [1.0, 1.03 * curvature]) > 3
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_adams_ratio_is_that_of_its_linearised_step(amsgrad):
     model, (tokens, targets) = small(placement="pre"), batch()
@@ -130,6 +131,7 @@ def test_of_another_optimiser_no_edge_is_said(make):
     assert stability_of(weights, make(weights)) is None
 
 
+@pytest.mark.slow
 def test_a_model_without_weights_that_train_has_no_sharpness():
     model, (tokens, targets) = small(), batch()
     model.requires_grad_(False)
