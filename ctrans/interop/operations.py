@@ -198,6 +198,45 @@ def changes_its_input(name: str) -> bool:
     return name == "__setitem__" or (name.endswith("_") and not name.startswith("__"))
 
 
+def put_into(base: Tensor, view: Tensor, places: Tensor) -> Tensor:
+    """The base with the entries of a view at these places of its own.
+
+    `torch.as_strided_scatter` does the same, but its derivative by the base is wrong in torch 2.13.
+    """
+    flat = base.reshape(-1).index_copy(0, places, view.reshape(-1))
+    return flat.reshape(base.shape)
+
+
+def taken_from(base: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
+    """The entries of the base at these places, in that shape."""
+    return base.reshape(-1)[places].reshape(shape)
+
+
+def _places_in(base: Tensor, view: Tensor) -> Tensor:
+    """The places of a view's entries among those of its base, both in the order of their axes."""
+    in_storage = [
+        torch.arange(_extent(base, view), device=base.device).as_strided(
+            tuple(each.shape), each.stride(), each.storage_offset()
+        )
+        for each in (base, view)
+    ]
+    of_base, of_view = (places.flatten() for places in in_storage)
+    number = torch.zeros(_extent(base, view), dtype=torch.long, device=base.device)
+    number[of_base] = torch.arange(len(of_base), device=base.device)
+    return number[of_view]
+
+
+def _extent(*tensors: Tensor) -> int:
+    """One more than the last place of the storage that one of the tensors reads."""
+    lasts = [
+        tensor.storage_offset()
+        + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        for tensor in tensors
+        if tensor.numel()
+    ]
+    return 1 + int(max(lasts, default=0))
+
+
 class Graph:
     """The operations of one pass of a model, by number."""
 
@@ -266,10 +305,8 @@ class Graph:
             self._write_to_others(site, view, view)
             return
         numbers = [self.number(base), self.number(view)]
-        place = (tuple(view.shape), view.stride(), view.storage_offset())
-        args = (*map(Made, numbers), *place)
-        function = torch.as_strided_scatter
-        call = Operation((*site, "base"), function.__name__, numbers, base, function, args, {})
+        args = (*map(Made, numbers), _places_in(base, view))
+        call = Operation((*site, "base"), put_into.__name__, numbers, base, put_into, args, {})
         self._add(call, [base])
         self._write_to_others(site, base, view)
 
@@ -277,12 +314,10 @@ class Graph:
         """Adds the change of the other views of a changed tensor."""
         others = [each for each in self._views.get(id(base), []) if each is not view]
         for i, other in enumerate(others):
-            place = (tuple(other.shape), other.stride(), other.storage_offset())
             number = self.number(base)
-            args = (Made(number), *place)
-            function = torch.as_strided
-            name = function.__name__
-            call = Operation((*site, "view", i), name, [number], other, function, args, {})
+            args = (Made(number), _places_in(base, other), other.shape)
+            name = taken_from.__name__
+            call = Operation((*site, "view", i), name, [number], other, taken_from, args, {})
             self._add(call, [other])
 
     def _as_made(self, value: Any) -> Any:
