@@ -10,7 +10,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from itertools import chain
+from functools import cache
+from itertools import chain, islice
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +25,7 @@ from ctrans.interop.module_chain import is_linear
 from ctrans.interop.norms import as_norm
 
 CallSite = tuple[Any, ...]
-"""Where code calls an operation: the code, the instruction, and how often it ran before; or the
+"""Where code calls an operation: the code, the place in it, and how often it ran before; or the
 path of a module, and how often it was called before.
 """
 Function = Callable[..., Any]
@@ -81,6 +83,17 @@ def _is_norm(part: nn.Module) -> bool:
     return not has_parts and as_norm(part) is not None
 
 
+@cache
+def _place_of(code: CodeType, instruction: int) -> int | tuple[int | None, ...]:
+    """The place in the source of an instruction, or its number if there is none. Python may carry
+    out a call at another instruction once it has learned what it calls.
+    """
+    positions = next(islice(code.co_positions(), instruction // 2, None), (None,))
+    if None in positions:
+        return instruction
+    return positions
+
+
 class Operations(TorchFunctionMode):
     """Inside, `met` gets each operation. A call of one of the `whole` modules is one."""
 
@@ -120,7 +133,7 @@ class Operations(TorchFunctionMode):
         frame: Any = sys._getframe(1)
         while frame.f_globals.get("__name__") in BETWEEN:
             frame = frame.f_back
-        site = self._site(frame.f_code, frame.f_lasti)
+        site = self._site(frame.f_code, _place_of(frame.f_code, frame.f_lasti))
         output = func(*args, **(kwargs or {}))
         return self.met(site, func, (args, kwargs or {}), output)
 

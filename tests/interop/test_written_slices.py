@@ -1,11 +1,11 @@
-"""Maps that write their output slice by slice into a new tensor have the model's derivatives."""
+"""What operations of a pass are known by, and maps that write their output slice by slice."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from ctrans import open_model
-from ctrans.interop.operations import _places_in, put_into, taken_from
+from ctrans.interop.operations import Graph, Operations, _places_in, put_into, taken_from
 from tests.interop.test_read_by_operations import LAYERS, TOKENS, WIDTH, MethodOfTheBlock, made
 
 
@@ -63,3 +63,21 @@ def test_a_tensor_that_is_filled_slice_by_slice_is_read():
     opened = open_model(made(InSlices), example=TOKENS)
     kinds = [sublayer.kind for sublayer in opened.depth.sublayers]
     assert kinds == ["attention", "ffn"] * LAYERS
+
+
+class WithBuiltins(MethodOfTheBlock):
+    """Its code calls functions of Python, which Python carries out otherwise once it knows them."""
+
+    def attend(self, i, x):
+        return super().attend(i, x) + abs(self.out[i].bias) * 0.1
+
+
+def test_an_operation_has_the_same_place_in_each_pass():
+    model = made(WithBuiltins)
+    sites = []
+    for _ in range(12):
+        graph = Graph(model)
+        with torch.no_grad(), Operations(graph.met, {}):
+            model(TOKENS)
+        sites.append([operation.site for operation in graph.operations])
+    assert all(each == sites[0] for each in sites)
