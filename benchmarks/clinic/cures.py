@@ -64,6 +64,7 @@ ADVICE: dict[str, str] = {
     "Adam's second moments too small": "usual betas",
     "Adam's second moments too large": "own data and scale",
     "beyond the edge of stability": "warm-up",
+    "held loss rises": "nothing",
     "attention collapsed": "lower rate",
     "step larger than the state": "smaller steps",
     "dead layer": "revive",

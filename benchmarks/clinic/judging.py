@@ -70,7 +70,7 @@ CATEGORIES: dict[str, tuple[str, ...]] = {
     ),
     "labels": ("loss spike", "loss stays high"),
     "bad batch": ("loss spike", "gradient spike"),
-    "repeats": (),
+    "repeats": ("held loss rises",),
     "frozen": ("frozen layer",),
     "stale gradients": ("gradients are not reset",),
     "loss": ("softmax twice",),

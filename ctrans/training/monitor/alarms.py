@@ -51,6 +51,7 @@ REPORTED_FIRST = (
     "Adam's second moments too large",
     "Adam remembers too long",
     "beyond the edge of stability",
+    "held loss rises",
     "attention collapsed",
     "step larger than the state",
     "dead layer",

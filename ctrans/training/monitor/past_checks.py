@@ -22,6 +22,9 @@ from ctrans.training.monitor.sightings import (
     values_of,
 )
 
+REPORTS_AROUND = 5
+"""Reports of which a median loss is taken."""
+
 
 def beyond(name: str, transform: Transform | None = None, *, below: bool = False) -> PastCheck:
     """A value above `limit` (or below it) in each of the last `reports` reports, at the worst
@@ -396,6 +399,30 @@ def probed(name: str) -> PastCheck:
         return Sighting("the loss at the held batch", value, limits["limit"], step)
 
     return check
+
+
+def held_loss_rises(past: Past, limits: Limits) -> Sighting | None:
+    """The loss at the held batch above its least one by `limit` nats in the last `probes` probes,
+    while the loss of the training fell.
+    """
+    pairs = [
+        (step, figures["held_loss"]) for step, figures in past.probes if "held_loss" in figures
+    ]
+    count = int(limits["probes"])
+    if len(pairs) <= count:
+        return None
+    recent = pairs[-count:]
+    least_step, least = min(pairs[:-count], key=lambda pair: pair[1])
+    limit = least + limits["limit"]
+    if not all(value > limit for _, value in recent):
+        return None
+    steps, losses = past.of("loss")
+    before = losses[steps <= least_step][-REPORTS_AROUND:]
+    after = losses[steps > least_step][-REPORTS_AROUND:]
+    if not len(before) or not len(after) or not np.median(after) < np.median(before):
+        return None
+    step, value = recent[-1]
+    return Sighting("the loss at the held batch", value, limit, step)
 
 
 def over_first(values: Array, past: Past, name: str) -> Array:

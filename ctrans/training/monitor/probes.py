@@ -23,7 +23,7 @@ from ctrans.measure.attention.by_depth import AttentionByDepth
 from ctrans.measure.backward.lyapunov import LyapunovExponents
 from ctrans.measure.backward.sensitivity import Sensitivities
 from ctrans.measure.forward.bounds import map_bound
-from ctrans.measure.walk import Attempt, Model, walk
+from ctrans.measure.walk import Attempt, Model, terminal_loss, walk
 from ctrans.training.attention_theta import MeanTheta
 from ctrans.training.monitor.edge_of_stability import over_edge, trained_by
 from ctrans.training.monitor.hooks import in_a_line
@@ -156,6 +156,13 @@ def curvature(at: Probed) -> Mapping[str, Any]:
     return over_edge(at.model, at.trained, at.held.tokens, at.held.targets, at.optimizer)
 
 
+def held_loss(at: Probed) -> Mapping[str, Any]:
+    """The loss at the held batch."""
+    with torch.no_grad():
+        states = at.model.depth(at.model.embed(at.held.tokens))
+        return {"held_loss": float(terminal_loss(at.model, states, at.held.targets))}
+
+
 def bounds(at: Probed) -> Mapping[str, Any]:
     """Bounds on the outputs of maps without a norm behind them, for the gauge `bound_share`."""
     return {"map_bounds": [_map_bound(sublayer) for sublayer in at.model.depth.sublayers]}
@@ -171,6 +178,7 @@ def _map_bound(sublayer: Sublayer) -> TokenBound | None:
 
 
 PROBES: dict[str, Callable[[Probed], Mapping[str, Any]]] = {
+    "held loss": held_loss,
     "attention": attention,
     "jacobians": jacobians,
     "principle": principle,

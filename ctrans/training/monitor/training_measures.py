@@ -555,6 +555,28 @@ MEASURES.add(
             title="attention's entropy",
             unit="share of that of equal weights",
         ),
+        "held_loss": Measure(
+            formula="the loss at the held batch, in evaluation mode",
+            measured_by="a probe",
+            checks={
+                "held loss rises": Check(
+                    severity="note",
+                    source=f"{OURS}: the batch is the same, so that no chance moves its loss",
+                    impact="The model learns what only its training batches have.",
+                    remediation=(
+                        "Stop at the least held loss, or train on more data, or with more weight"
+                        " decay or dropout."
+                    ),
+                    limits={"limit": 0.1, "probes": 2},
+                    rule=past_checks.held_loss_rises,
+                    description=(
+                        "nats above its least value in the last probes, while the training's loss"
+                        " falls"
+                    ),
+                )
+            },
+            unit="nats",
+        ),
         "preconditioned_over_edge": Measure(
             formula=(
                 "the sharpness by the optimiser's own steps over its edge: 2 (1 + b)/((1 - b) lr)"

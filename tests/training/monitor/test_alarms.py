@@ -218,7 +218,12 @@ def test_each_rule_sees_what_it_is_for_first(rule):
 
 
 def test_every_rule_is_tried():
-    assert {*FAULTS, "not finite", "beyond the edge of stability"} == ALARMS.keys()
+    assert {
+        *FAULTS,
+        "not finite",
+        "beyond the edge of stability",
+        "held loss rises",
+    } == ALARMS.keys()
 
 
 def test_the_edge_of_stability_is_told_of_when_a_probe_finds_it_left():
@@ -230,6 +235,26 @@ def test_the_edge_of_stability_is_told_of_when_a_probe_finds_it_left():
         told += watch.look(past)
     (alarm,) = told
     assert (alarm.check, alarm.step, alarm.value) == ("beyond the edge of stability", 100, 1.6)
+
+
+@pytest.mark.parametrize(
+    ("held", "falls", "step"),
+    [
+        ((2.0, 1.5, 1.55, 1.65, 1.7), True, 200),
+        ((2.0, 1.5, 1.7, 1.55, 1.7), True, None),  # not in two probes in a row
+        ((2.0, 1.5, 1.55, 1.65, 1.7), False, None),  # the training's loss rises, too
+        ((2.0, 1.9, 1.8, 1.7, 1.6), True, None),
+    ],
+)
+def test_a_held_loss_that_rises_while_the_trainings_falls_is_told_of(held, falls, step):
+    past, watch = Past(PLACES, [2, 0, 2, 0, 2, 0], 40), Watch()
+    found = []
+    for i, loss in enumerate(held):
+        change = -0.1 * i if falls else 0.1 * i
+        past.add(50 * i, {"loss": 2.0 + change})
+        past.probes.append((50 * i, {"held_loss": loss}))
+        found += [alarm for alarm in watch.look(past) if alarm.check == "held loss rises"]
+    assert [alarm.step for alarm in found] == ([] if step is None else [step])
 
 
 def test_a_growing_figure_is_told_of_before_it_passes_with_when_it_will():

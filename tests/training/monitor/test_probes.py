@@ -116,6 +116,8 @@ def test_every_probe_speaks_of_our_models(placement):
     assert all(math.isinf(h) == (placement == "pre") for h in found["hamiltonian"])
     assert all((bound is not None) == (placement == "pre") for bound in found["map_bounds"])
     assert found["sharpness"] > 0
+    with torch.no_grad():
+        assert found["held_loss"] == pytest.approx(float(model.eval()(tokens, targets)[1]))
     assert len(found["lyapunov"]) == 2
     for word in (
         "first",
