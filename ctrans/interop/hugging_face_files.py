@@ -20,6 +20,8 @@ INDEX = "model.safetensors.index.json"
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 """How save_pretrained() names the shards of a model."""
 ADAPTER = "adapter_config.json"
+OF_ADAPTER = re.compile(r"^base_model\.model\.|(^|\.)(lora_\w+|base_layer|ia3_l|hada_w\d\w*)(\.|$)")
+"""Names of weights that adapters (PEFT) add to a model, or give to its own."""
 PICKLES = "pytorch_model.bin", "pytorch_model.bin.index.json"
 """The file of weights, and the index of shards, of a model that was saved as a pickle."""
 LARGEST_INDEX = 32 << 20
