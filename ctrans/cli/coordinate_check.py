@@ -97,5 +97,6 @@ def command(request: CoordinateRequest) -> None:
         request,
         directory,
         result={**vars(checked), "verdict": checked.verdict, "answer": in_words(checked)},
+        options=request.as_trained(request.model, request.settings),
         measured=measured(checked),
     )

@@ -14,6 +14,7 @@ from ctrans.base.option import REQUIRED, option
 from ctrans.cli.click_options import once
 from ctrans.cli.ending import check_outputs, end
 from ctrans.cli.request import Request, command_of
+from ctrans.interop.hugging_face_files import sharded_files
 from ctrans.interop.nanogpt import CHECKPOINT, to_nanogpt
 from ctrans.interop.transformers_export import target_of, write_transformers
 from ctrans.measure.measured import Answer, Measured
@@ -97,10 +98,20 @@ def command(request: ExportRequest) -> None:
             f"{str(request.out)!r} has {others[0]}, a model in another format, which commands may"
             " read in place of this one: choose another --out, or add --overwrite"
         )
+    replaced: list[str] = []
+    if request.form == "hf":
+        replaced = [path.name for path in sharded_files(request.out)]
+    if replaced and not request.overwrite:
+        raise ConfigError(
+            f"{str(request.out)!r} has {replaced[0]} of a sharded model, which this one would"
+            " replace: choose another --out, or add --overwrite"
+        )
     if request.form == "hf":
         target_of(load_config(request.checkpoint))
     family = write(load(request.checkpoint), request.out)
     notes = [f"Files: {', '.join(files)}"]
+    if replaced:
+        notes.append(f"Removed {len(replaced)} files of the sharded model that was there")
     if others:
         notes.append(f"{', '.join(others)} of another format stays there, with its own model")
     answer = Answer(f"Wrote the model as {family} to {request.out}.", "good")

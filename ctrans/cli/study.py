@@ -165,11 +165,13 @@ def _end(request: StudyRequest, directory: Path, store: Store, plan: Prospect) -
     causes = dict.fromkeys(
         f"{run.run.case}, try {run.tries}: {run.result.message}" for run in failed
     )
+    table = measured(result)
+    notes = {"": [*plan.remarks, *table.notes[""]]}
     end(
         request,
         directory,
         result=result,
-        measured=measured(result),
+        measured=dataclasses.replace(table, notes=notes),
         files=files,
         failures=[*failures, *islice(causes, CAUSES)],
     )

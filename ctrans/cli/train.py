@@ -217,9 +217,11 @@ def _result(
     evaluations = [row for row in rows if "validation_loss" in row]
     progress = outcome.progress
     curves = log.curves(rows)
-    options = request.shown()
-    if request.resume:  # the checkpoint has the other settings: see "model" and "training"
-        options = {name: value for name, value in options.items() if name in request.typed}
+    as_trained = request.as_trained(run.model.config, run.config)
+    options = request.shown(**as_trained)
+    if request.resume:  # defaults of other options say nothing about this run
+        names = request.typed | as_trained.keys()
+        options = {name: value for name, value in options.items() if name in names}
     begins = result_of(request, options, run.processes.device)
     last_evaluation: Mapping[str, Any] = evaluations[-1] if evaluations else {}
     return {

@@ -121,6 +121,13 @@ class OfTraining(WrittenRequest):
                     settings[name] = value
         return TrainConfig(**settings)
 
+    def as_trained(self, model: GPTConfig, training: TrainConfig) -> dict[str, Any]:
+        """The values of this request's options that the model and the training have: a task, a
+        model to start from, or a run to resume decides some of them.
+        """
+        decided = {**vars(model), **vars(training)}
+        return {name: value for name, value in decided.items() if name in self.options}
+
     @property
     def source(self) -> dict[str, str | None]:
         """The task, or the data's paths."""

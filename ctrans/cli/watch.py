@@ -77,7 +77,7 @@ def command(request: WatchRequest) -> None:
 
 
 def check_places(directory: Path) -> None:
-    """Raises ConfigError for a log whose header names more sublayers than a page can show."""
+    """Raises ConfigError for a log of which a header names more sublayers than a page can show."""
     for line in lines_of(directory):
         header = line.get("header")
         if not isinstance(header, dict):
@@ -89,7 +89,6 @@ def check_places(directory: Path) -> None:
                     f"{str(directory / LOG)!r} has a header with {len(entries):,} {name}, and"
                     f" ctrans shows at most {MOST_PLACES:,} sublayers: give another log"
                 )
-        return
 
 
 def findings(log: MonitorLog, *, why: bool = False) -> dict[str, Any]:
@@ -113,6 +112,7 @@ def findings(log: MonitorLog, *, why: bool = False) -> dict[str, Any]:
         "probes": log.probes,
         "missing": missing,
         "unread": log.unread,
+        "remarks": log.remarks,
     }
 
 

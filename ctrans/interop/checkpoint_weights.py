@@ -22,7 +22,14 @@ from ctrans.interop.distributed_checkpoint import METADATA, distributed_weights,
 from ctrans.interop.hugging_face_files import CONFIG, NO_WEIGHTS, directory_weights
 from ctrans.interop.nanogpt import CHECKPOINT
 from ctrans.interop.pickled import pickled_weights
-from ctrans.interop.scaled_codes import BLOCK, block_of, check_scales, dequantised, scales_of
+from ctrans.interop.scaled_codes import (
+    BLOCK,
+    block_of,
+    check_none_missing,
+    check_scales,
+    dequantised,
+    scales_of,
+)
 from ctrans.interop.stored_weights import (
     CODES,
     COMPLEX,
@@ -110,10 +117,11 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
             weight.dtype in FLOATS.keys() | COMPLEX and max(weight.shape, default=0) <= LONGEST_AXIS
         ):
             buffers[name] = partial(read_weight, weight)
+    config_path, config = _config(path)
+    where = repr(str(config_path))
     block = BLOCK
     if any(weight.dtype in CODES for weight in stored.values()):
-        config_path, config = _config(path)
-        block = block_of(repr(str(config_path)), config)
+        block = block_of(where, config)
     less_one = _less_one(path)
     weights: dict[str, Callable[[], Tensor]] = {}
     unread: dict[str, str] = {}
@@ -143,6 +151,7 @@ def read_checkpoint(path: Path, *, allow_pickle: bool = False) -> WeightsAndBuff
         else:
             unread[name] = weight.dtype
     check_scales(stored)
+    check_none_missing(stored, where, config)
     for name, weight in stored.items():
         if weight.dtype in CODES:
             for scale in scales_of(name):

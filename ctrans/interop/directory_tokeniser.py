@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from ctrans.interop.transformers_library import import_transformers, quiet
 from ctrans.model.text import VOCABULARY
 from solvers import ConfigError
 
+LOGGER = logging.getLogger("ctrans.interop")
 COMPLETE = "tokenizer.json"
 """A complete tokenizer as data."""
 TOKENIZERS = (
@@ -60,6 +62,8 @@ def find_tokeniser(directory: Path | None, vocabulary: int) -> Tokeniser:
     Raises ConfigError for a tokenizer that is damaged or names its own code, and for a directory
     without a tokenizer if the vocabulary is smaller than 256.
     """
+    if directory is not None:
+        _say_no_files(directory)
     if directory is not None and any(os.path.isfile(directory / name) for name in TOKENIZERS):
         return _from_files(directory)
     if directory is None and 0 < vocabulary < VOCABULARY:
@@ -77,6 +81,21 @@ def find_tokeniser(directory: Path | None, vocabulary: int) -> Tokeniser:
         " ids by --ids FILE, or put its tokenizer into its directory"
     )
     return dataclasses.replace(BYTES, description=BYTES.description + doubt)
+
+
+def _say_no_files(directory: Path) -> None:
+    """Says which entries of the directory have the name of a tokenizer's file and are none."""
+    for name in dict.fromkeys((*TOKENIZERS, *TEXTS)):
+        path = directory / name
+        if not os.path.lexists(path) or os.path.isfile(path):
+            continue
+        if os.path.islink(path) and not os.path.exists(path):
+            problem = "is a link to a file that does not exist"
+        elif os.path.isdir(path):
+            problem = "is a directory"
+        else:
+            problem = "is no regular file"
+        LOGGER.warning("%r %s, so it is not read: restore the file", str(path), problem)
 
 
 def _modulo(vocabulary: int) -> Tokeniser:

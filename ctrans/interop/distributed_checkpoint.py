@@ -20,8 +20,10 @@ from torch import Tensor
 from ctrans.base.given_files import check_file, read_file, read_json
 from ctrans.dynamics.depth import MOST_BLOCKS
 from ctrans.interop.inert_pickles import Inert, inert
+from ctrans.interop.nested_names import names_of_model
 from ctrans.interop.pickled import is_dense, load_pickled
 from ctrans.interop.stored_weights import Stored, stored_tensor
+from ctrans.interop.weights_in_objects import say_left_out
 from solvers import ConfigError, shown
 
 METADATA = ".metadata"
@@ -94,9 +96,18 @@ StoredPart = tuple[tuple[int, ...], tuple[int, ...], Path, int, int]
 def _weights(directory: Path, metadata: Mapping[str, Any]) -> dict[str, Stored]:
     places = _places(directory, metadata["storage_data"])
     weights: dict[str, Stored] = {}
-    for name, entry in metadata["state_dict_metadata"].items():
-        fields = _fields(entry)
-        if "size" not in fields or NOT_MODEL.search(name):  # bytes, or not of the model
+    tensors = {
+        name: _fields(entry)
+        for name, entry in metadata["state_dict_metadata"].items()
+        if "size" in _fields(entry) and not NOT_MODEL.search(name)  # no bytes, and of the model
+    }
+    keys_of = metadata.get("planner_data")
+    if not isinstance(keys_of, Mapping):
+        keys_of = {}
+    of_model, left_out = names_of_model(directory, tensors, keys_of)
+    say_left_out(directory, left_out)
+    for name, fields in tensors.items():
+        if name not in of_model:
             continue
         size = _shape(fields["size"])
         parts: list[StoredPart] = []

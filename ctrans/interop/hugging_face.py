@@ -25,12 +25,13 @@ from ctrans.interop.hugging_face_files import (
     CONFIG,
     INDEX,
     NO_WEIGHTS,
+    OF_ADAPTER,
     PICKLES,
     directory_weights,
     read_config,
 )
 from ctrans.interop.imported import Imported
-from ctrans.interop.missing_weights import in_words
+from ctrans.interop.missing_weights import in_words, without_wrappers
 from ctrans.interop.model_class import model_class
 from ctrans.interop.stored_weights import Stored, check_floating, check_readable, stored_dtype
 from ctrans.interop.streamed import check_tied, put_model_on_demand, read
@@ -241,7 +242,16 @@ def check_unused(directory: Path, model: nn.Module, unused: Iterable[str]) -> No
     base = f"{getattr(model, 'base_model_prefix', '')}."
     parts = dict(model.named_modules())
     lost: list[str] = []
-    for name in sorted(name for name in unused if not ignored(model, name)):
+    names = sorted(name for name in unused if not ignored(model, name))
+    of_adapter = [name for name in names if OF_ADAPTER.search(name)]
+    if of_adapter:
+        raise ConfigError(
+            f"{str(directory)!r} holds weights of an adapter ({len(of_adapter)}), such as"
+            f" {of_adapter[0]}, which its model does not use: merge them, as by"
+            " merge_and_unload(), and save the result, or save the model without them"
+        )
+    for stored_name in names:
+        name = without_wrappers(stored_name)
         for full in (name, base + name, name.removeprefix(base)):
             path = ""
             inside = False
@@ -262,8 +272,8 @@ def check_unused(directory: Path, model: nn.Module, unused: Iterable[str]) -> No
                 path = inner
             else:
                 inside = inside or isinstance(getattr(parts[path], "weight", None), torch.Tensor)
-            if inside and name not in lost:
-                lost.append(name)
+            if inside and stored_name not in lost:
+                lost.append(stored_name)
     if lost:
         raise ConfigError(
             f"{str(directory)!r} holds weights that a model of its {CONFIG} does not use"

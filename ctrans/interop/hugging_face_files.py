@@ -5,6 +5,7 @@ built.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,11 @@ from solvers import ConfigError
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+"""How save_pretrained() names the shards of a model."""
 ADAPTER = "adapter_config.json"
+OF_ADAPTER = re.compile(r"^base_model\.model\.|(^|\.)(lora_\w+|base_layer|ia3_l|hada_w\d\w*)(\.|$)")
+"""Names of weights that adapters (PEFT) add to a model, or give to its own."""
 PICKLES = "pytorch_model.bin", "pytorch_model.bin.index.json"
 """The file of weights, and the index of shards, of a model that was saved as a pickle."""
 LARGEST_INDEX = 32 << 20
@@ -100,6 +105,15 @@ def weight_map(directory: Path, names: tuple[str, str] = (WEIGHTS, INDEX)) -> di
                 f"{str(path)!r} names {shard!r}: shards must be files in the same directory"
             )
     return files
+
+
+def sharded_files(directory: Path) -> list[Path]:
+    """The index of a sharded model in the directory and its shards as save_pretrained() names them,
+    the index first.
+    """
+    shards = sorted(path for path in directory.glob("model-*") if SHARD.fullmatch(path.name))
+    paths = [directory / INDEX, *shards]
+    return [path for path in paths if os.path.lexists(path) and not path.is_dir()]
 
 
 def directory_weights(directory: Path, *, allow_pickle: bool) -> dict[str, Stored]:

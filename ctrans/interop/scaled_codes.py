@@ -27,6 +27,8 @@ OF_ACTIVATIONS = re.compile(
 """Names of scales that multiply no weight: of a layer's input, its output, or cached keys."""
 PARAMETERS = re.compile(r"(^|_)(logit|layer)_scale\d*$|^input_scale_ub$")
 """Names of parameters and limits of a model that are no scales of codes."""
+OF_QUANTISATION = ("quantization_config", "compression_config")
+"""Entries of a model's config that say how it is quantised."""
 BITSANDBYTES = "SCB"
 """The name of the scales of bitsandbytes, which are the largest entries of rows."""
 LARGEST_CODE = 127.0
@@ -67,6 +69,35 @@ def check_scales(stored: Mapping[str, Stored]) -> None:
                 f" {name}, and ctrans reads scales named {', '.join(scales_of(name))}: save it"
                 " unquantised"
             )
+
+
+def check_none_missing(stored: Mapping[str, Stored], where: str, config: Mapping[str, Any]) -> None:
+    """Raises ConfigError for codes without scales where codes have scales: in a model whose config
+    says that it is quantised, or if others of the same dtype have scales.
+    """
+    coded = sorted(name for name, weight in stored.items() if weight.dtype in CODES)
+    known = {scale for name in coded for scale in scales_of(name)}
+    with_scales = {
+        stored[name].dtype: name
+        for name in coded
+        if any(scale in stored for scale in scales_of(name))
+    }
+    quantised = next((key for key in OF_QUANTISATION if config.get(key)), None)
+    for name in coded:
+        dtype = stored[name].dtype
+        has_scales = any(scale in stored for scale in scales_of(name))
+        if has_scales or name in known:
+            continue
+        if dtype in with_scales:
+            reason = f"{with_scales[dtype]} has some"
+        elif quantised is not None:
+            reason = f"{where} has a {quantised}"
+        else:
+            continue
+        raise ConfigError(
+            f"{str(stored[name].path)!r} holds {name} as {dtype} without scales, and {reason}: save"
+            " it again with its scales, or unquantised"
+        )
 
 
 def block_of(where: str, config: Mapping[str, Any]) -> tuple[int, int]:

@@ -72,6 +72,17 @@ def _read_ids(path: Path) -> Ids:
     return ids
 
 
+STRETCH = 1 << 16
+"""How many ids at the start of a file are looked at, to see how many bytes an id takes."""
+LEAST_STRETCH = 1024
+"""Fewer ids say nothing about it."""
+MOST_IN_UPPER_BYTES = 15
+"""The upper two bytes of an id below 2^20, which no vocabulary reaches."""
+
+LARGE_ID = 256
+"""An id that a small alphabet, whose ids are all small, does not have."""
+
+
 def map_tokens(path: Path) -> Ids:
     """The token ids of a file of nanoGPT, memory-mapped. Raises ConfigError for an invalid file."""
     size = check_file(path)
@@ -80,9 +91,29 @@ def map_tokens(path: Path) -> Ids:
             f"{str(path)!r} has {size} bytes: give a file of tokens, which take two bytes each"
         )
     try:
-        return np.memmap(path, dtype=np.dtype("<u2"), mode="r")
+        ids = np.memmap(path, dtype=np.dtype("<u2"), mode="r")
     except OSError as error:
         raise cannot_read(path, error) from None
+    if _takes_four_bytes(ids[:STRETCH]):
+        raise ConfigError(
+            f"{str(path)!r} has at most {MOST_IN_UPPER_BYTES} at every second place, as ids of four"
+            " bytes have, and ctrans reads two bytes for each: write it by"
+            " np.fromfile(FILE, np.uint32).astype(np.uint16).tofile(FILE), for ids below 65,536"
+        )
+    return ids
+
+
+def _takes_four_bytes(ids: Ids) -> bool:
+    """Whether the file of these ids has four bytes or more for each: their upper halves, at every
+    second place, are 0, or nearly so where ids are above 65,535. No long text has such tokens.
+    """
+    if len(ids) < LEAST_STRETCH:
+        return False
+    lower = ids[::2]
+    upper = ids[1::2]
+    if not upper.any():
+        return bool(lower.any())
+    return int(upper.max()) <= MOST_IN_UPPER_BYTES and int(lower.max()) >= LARGE_ID
 
 
 def check_unchanged(ids: Ids) -> None:

@@ -24,7 +24,7 @@ from ctrans.base.durable_files import write_durably
 from ctrans.dynamics.fields.positions import turned_entries
 from ctrans.dynamics.weights.on_demand import check_present
 from ctrans.interop.hugging_face import load_local
-from ctrans.interop.hugging_face_files import CONFIG, WEIGHTS
+from ctrans.interop.hugging_face_files import CONFIG, WEIGHTS, sharded_files
 from ctrans.interop.transformers_library import import_transformers
 from ctrans.interop.weight_names import GPT2_NAMES, GPT_NEOX_NAMES, LLAMA_NAMES, WeightNames
 from ctrans.model.config import GPTConfig
@@ -252,7 +252,8 @@ def to_transformers(model: GPT) -> Any:
 
 def write_transformers(model: GPT, directory: str | Path) -> str:
     """Writes config.json and model.safetensors, which `AutoModelForCausalLM.from_pretrained` reads.
-    Each file is written completely or not at all.
+    Each file is written completely or not at all. Then the index and the shards of an earlier model
+    in the directory are removed.
 
     Returns the family's name. Raises ConfigError for a model without a counterpart, and if writing
     fails.
@@ -265,6 +266,8 @@ def write_transformers(model: GPT, directory: str | Path) -> str:
         write_durably(directory / WEIGHTS, safetensors_bytes(weights, {"format": "pt"}))
         settings = json.dumps(config.to_diff_dict(), indent=2, sort_keys=True) + "\n"
         write_durably(directory / CONFIG, settings.encode())
+        for path in sharded_files(directory):
+            path.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(
             f"cannot write a model to {str(directory)!r}: {error.strerror or error}"

@@ -78,8 +78,13 @@ def chapters(models: JSONObject) -> list[Chapter]:
     drawn = [_by_depth(runs, gauge) for gauge in DRAWN]
     further = [_by_depth(runs, gauge) for gauge in FURTHER]
     answers = [_answer(titles[name], run) for name, run in runs.items()]
+    remarks = [  # a result of an earlier version has none
+        Words(_titled(titles[name], line))
+        for name, run in runs.items()
+        for line in run.get("remarks", ())
+    ]
     return [
-        Chapter("Progress", [*answers, _runs(runs)]),
+        Chapter("Progress", [*answers, *remarks, _runs(runs)]),
         Chapter("Not seen", not_seen),
         Chapter("Findings", newest),
         Chapter("Earlier findings", older, folded=True),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from ctrans.measure.findings import SEVERITY_MARKS, Check, Finding
 from ctrans.measure.measured import Measured, Value
@@ -264,6 +264,39 @@ def cell_of(value: Value, model_findings: Sequence[Finding] = ()) -> Cell:
     return Cell(text, sorted_by, _mark(value, model_findings))
 
 
+def _cell_of_several(
+    values: Sequence[Value], model_findings: Sequence[Finding] = (), *, with_place: bool
+) -> Cell:
+    """The cell of a table that has one cell for several values of a measure: the value furthest
+    outside the limits, or the largest without limits, and how many there are.
+    """
+    chosen = _worst(values)
+    chosen_cell = cell_of(chosen, model_findings)
+    if len(values) == 1:
+        return chosen_cell
+    which = "largest"
+    if known_measure(chosen.measure).checks:
+        which = "worst"
+    note = f"{which} of {len(values)}"
+    if with_place and chosen.place:
+        note += f", {chosen.place}"
+    return replace(chosen_cell, text=f"{chosen_cell.text} ({note})")
+
+
+def _worst(values: Sequence[Value]) -> Value:
+    """The value furthest outside the limits of its measure; without limits, the largest."""
+    checks = known_measure(values[0].measure).checks.values()
+
+    def badness(value: Value) -> float:
+        if not value.known:
+            return -math.inf
+        figure = float(value.value or 0)
+        excesses = [check.excess(figure) for check in checks]
+        return max(excesses, default=figure)
+
+    return max(values, key=badness)
+
+
 def _mark(value: Value, model_findings: Sequence[Finding]) -> Mark:
     measure = known_measure(value.measure)
     if measure.marked is not None and value.known and float(value.value or 0) > measure.marked:
@@ -304,11 +337,13 @@ def _run_tables(measured: Measured, *, detail: bool) -> list[Table]:
     """The figures of whole models, in a table for each topic, the verdicts first."""
     of_models = of_scope(_in_tables(measured), "run")
     names = [name for name in of_models if known_measure(name).detail == detail]
-    cells = {
-        (value.model, value.measure): cell_of(value, measured.findings.get(value.model, ()))
-        for value in measured.values
-        if value.measure in names
-    }
+    cells: dict[tuple[str, str], Cell] = {}
+    for model in measured.models:
+        model_findings = measured.findings.get(model, ())
+        for name in names:
+            values = measured.of(name, model)
+            if values:
+                cells[model, name] = _cell_of_several(values, model_findings, with_place=True)
     if not detail:
         cells |= _without_verdict(measured)
     groups: dict[tuple[str, str], list[str]] = {}
@@ -387,10 +422,11 @@ def _depth_tables(measured: Measured) -> list[Table]:
 
 
 def _depth_table(measured: Measured, model: str, scope: str, names: Sequence[str]) -> Table:
-    cells: dict[tuple[int, str], Cell] = {}
+    values: dict[tuple[int, str], list[Value]] = {}
     for name in names:
         for value in measured.of(name, model):
-            cells.setdefault((value.depth or 0, name), cell_of(value))
+            values.setdefault((value.depth or 0, name), []).append(value)
+    cells = {key: _cell_of_several(several, with_place=False) for key, several in values.items()}
     depths = sorted({depth for depth, _ in cells})
     rows = [
         [cell(depth), *(cells.get((depth, name), Cell("–")) for name in names)] for depth in depths

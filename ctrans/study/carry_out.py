@@ -30,6 +30,8 @@ class Prospect:
     - `runs`, `left`: all runs by key, and those that are not done yet
     - `names`: the store's keys of the runs that are done, by key
     - `fingerprints`: of the data, by context
+    - `are_present_data`: whether they are those of the data as they are now, as far as known
+    - `on_other_data`: how many runs of this study the store has on other data
     """
 
     study: Study
@@ -37,6 +39,24 @@ class Prospect:
     left: dict[str, PlannedRun]
     names: dict[str, str]
     fingerprints: Mapping[int, str]
+    are_present_data: bool = True
+    on_other_data: int = 0
+
+    @property
+    def remarks(self) -> list[str]:
+        """Which data the runs are of, if the store or the study has several."""
+        lines = []
+        if not self.are_present_data:
+            lines.append(
+                "The study's data changed: these runs are of the earlier data. Without --report"
+                " the same command trains on the present data."
+            )
+        if self.on_other_data:
+            lines.append(
+                f"The store also has runs of this study on other data, {self.on_other_data} of"
+                " them. They are not shown."
+            )
+        return lines
 
     def kept(self, store: Store) -> list[Finished]:
         """The runs of this study that the store has, each with its case in this study."""
@@ -58,39 +78,70 @@ class Prospect:
 
 
 def prospect(study: Study, store: Store | None, *, as_begun: bool = False) -> Prospect:
-    """Compares a study with its store. With `as_begun` it does not read data of which the store has
-    the fingerprint, so that you can look at a study without them.
+    """Compares a study with its store. With `as_begun` the data may be missing, or have no runs:
+    then the runs are those on the data of which the store has the fingerprint, so that you can look
+    at a study without its data.
 
     Raises ConfigError if the store is another study's, or the data are too few.
     """
-    runs = study.runs()
-    stored_fingerprints: dict[int, str] = {}
-    if store is not None:
-        stored_fingerprints = store.data()
-    fingerprints: dict[int, str] = {}
-    if as_begun:
-        fingerprints = stored_fingerprints
-    contexts = {run.model.context for run in runs}
-    if not contexts <= fingerprints.keys():
-        by_context = {context: read_source(study.source, context) for context in contexts}
-        check_data(study, by_context)
-        measured = {
-            context: _fingerprint(data, stored_fingerprints.get(context))
-            for context, data in by_context.items()
-        }
-        fingerprints = {**measured, **fingerprints}
-    by_key = {run.key(fingerprints[run.model.context]): run for run in runs}
     if store is None:
+        fingerprints = _fingerprints(study, {})
+        by_key = _by_key(study, fingerprints)
         return Prospect(study, by_key, by_key, {}, fingerprints)
     name = store.about("name")
     if name is not None and name != study.name:
         raise ConfigError(
             f"{str(store.path)!r} is the study {name!r}, not {study.name!r}: choose another --out"
         )
+    stored = store.data()
+    has_all_stored = _contexts(study) <= stored.keys()
+    try:
+        present = _with_store(study, store, _fingerprints(study, stored))
+    except ConfigError:
+        if as_begun and has_all_stored:
+            return _with_store(study, store, stored)
+        raise
+    if as_begun and has_all_stored and not present.names:
+        begun = _with_store(study, store, stored)
+        if begun.names:
+            return dataclasses.replace(begun, are_present_data=False)
+    return present
+
+
+def _with_store(study: Study, store: Store, fingerprints: Mapping[int, str]) -> Prospect:
+    """Compares a study on the data of these fingerprints with its store."""
+    by_key = _by_key(study, fingerprints)
     done = store.known(fingerprints)
     missing = {key: run for key, run in by_key.items() if key not in done}
     names = {key: done[key] for key in by_key if key in done}
-    return Prospect(study, by_key, missing, names, fingerprints)
+    return Prospect(
+        study,
+        by_key,
+        missing,
+        names,
+        fingerprints,
+        on_other_data=store.number_of_others(by_key.values(), names.values()),
+    )
+
+
+def _contexts(study: Study) -> set[int]:
+    return {run.model.context for run in study.runs()}
+
+
+def _by_key(study: Study, fingerprints: Mapping[int, str]) -> dict[str, PlannedRun]:
+    """The study's runs by their keys on the data of these fingerprints."""
+    return {run.key(fingerprints[run.model.context]): run for run in study.runs()}
+
+
+def _fingerprints(study: Study, stored: Mapping[int, str]) -> dict[int, str]:
+    """The fingerprints of the study's data by context. Raises ConfigError for missing data, and for
+    too few.
+    """
+    by_context = {context: read_source(study.source, context) for context in _contexts(study)}
+    check_data(study, by_context)
+    return {
+        context: _fingerprint(data, stored.get(context)) for context, data in by_context.items()
+    }
 
 
 def _fingerprint(data: Data, stored: str | None) -> str:

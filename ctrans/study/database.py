@@ -82,13 +82,35 @@ class Store:
                 stored_keys[run.key(fingerprint)] = key
         return stored_keys
 
+    def number_of_others(self, runs: Iterable[PlannedRun], names: Iterable[str]) -> int:
+        """How many stored runs have the configuration of one of these runs, and none of these
+        stored keys, so that they are of other data. Runs that failed do not count.
+        """
+        configurations = {_configuration(run) for run in runs}
+        rows = self.connection.execute(
+            'SELECT key, model, training, trained, "commit" FROM runs WHERE ending != ?', (FAILED,)
+        )
+        others = {row[0]: row[1:] for row in rows}
+        for name in names:
+            others.pop(name, None)
+        number = 0
+        for *texts, commit in others.values():
+            model, training, trained = map(json.loads, texts)
+            measure = tuple(trained.get("asked", ()))
+            with suppress(ConfigError):  # a run of another version is no run of this study
+                run = planned_run(model, training, {}, measure, commit)
+                number += int(_configuration(run) in configurations)
+        return number
+
     def data(self) -> dict[int, str]:
         """The fingerprints of the study's data by context; {} for a store without them."""
         return fingerprints_of(self.about("data") or {})
 
     def begin_on(self, fingerprints: Mapping[int, str]) -> None:
-        """Stores the fingerprints of data by context, except for contexts that it has."""
-        by_context = {**fingerprints, **self.data()}
+        """Stores the fingerprints of data by context, for the contexts that it has too: those of
+        the newest data.
+        """
+        by_context = {**self.data(), **fingerprints}
         self.tell("data", {str(context): by_context[context] for context in by_context})
 
     def spent(self, keys: Iterable[str]) -> float:
@@ -128,6 +150,11 @@ class Store:
         columns = [column[0] for column in cursor.description]
         place = columns.index("key")
         return columns, [row for row in cursor if row[place] in selected]
+
+
+def _configuration(run: PlannedRun) -> str:
+    """The run's key without its data."""
+    return run.key("")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +20,7 @@ from ctrans.model.sums import GENERATIONS
 from ctrans.training.removal import make_room
 from solvers import ConfigError
 
+LOGGER = logging.getLogger("ctrans.training")
 LOG = "log.jsonl"
 MONITOR = "monitor.jsonl"
 RECORDS = (LOG, MONITOR)
@@ -107,17 +109,33 @@ def unsaved(directory: Path) -> bool:
 
 
 def cut(directory: Path, step: int) -> None:
-    """Removes the rows after the checkpoint of that iteration. Raises ConfigError, and changes
-    nothing, if it cannot write.
+    """Removes the rows after the checkpoint of that iteration, and says if rows before it are
+    missing. Raises ConfigError, and changes nothing, if it cannot write.
     """
     rows_before = [
         row
         for row in read(directory)
         if row["step"] < step or (row["step"] == step and "settings" not in row)
     ]
+    last_step = max((row["step"] for row in rows_before), default=None)
     text = "".join(json.dumps(row) + "\n" for row in rows_before if "diverged" not in row)
     with writing(directory / LOG, RESUME):
         write_durably(directory / LOG, text.encode())
+    if last_step is None and step > 0:
+        LOGGER.warning(
+            "%r had no rows, and the run continues from step %d: the log, its curves and train.json"
+            " lack the steps before",
+            str(directory / LOG),
+            step,
+        )
+    elif last_step is not None and last_step < step:
+        LOGGER.warning(
+            "%r ended at step %d, and the run continues from step %d: the log, its curves and"
+            " train.json lack the steps between",
+            str(directory / LOG),
+            last_step,
+            step,
+        )
 
 
 def set_aside(directory: Path, generation: str, new: str) -> None:

@@ -2,13 +2,19 @@
 somebody else's model.
 """
 
+import json
+
+import pytest
 import torch
 import transformers
 
-from ctrans.interop import from_nanogpt
+from ctrans.interop import from_nanogpt, transformers_export
+from ctrans.interop.hugging_face_files import INDEX
+from ctrans.interop.transformers_export import write_transformers
 from ctrans.model.checkpoint import load, save
 from ctrans.model.config import GPTConfig
 from ctrans.model.gpt import GPT
+from solvers import ConfigError
 from tests.cli.test_commands import run, strict
 
 LLAMA = {
@@ -81,3 +87,41 @@ def test_wrong_requests_get_a_line(tmp_path):
         assert result.exit_code == 2, result.output
         assert words in result.stderr, result.stderr
         assert not (tmp_path / "there").exists()
+
+
+def sharded(directory):
+    """A directory as save_pretrained() leaves it for a model in two shards, and other files."""
+    directory.mkdir()
+    names = [f"model-0000{k}-of-00002.safetensors" for k in (1, 2)]
+    for name in names:
+        (directory / name).write_bytes(b"old")
+    index = {"metadata": {}, "weight_map": dict(zip("ab", names, strict=True))}
+    (directory / INDEX).write_text(json.dumps(index))
+    (directory / "model-notes.txt").write_text("mine")
+    return {*names, INDEX}
+
+
+def test_the_shards_of_an_earlier_model_are_removed_with_overwrite_alone(tmp_path):
+    save(GPT(GPTConfig(**SIZES, **LLAMA)), tmp_path / "ours")
+    old = sharded(tmp_path / "theirs")
+    args = ["export", "--checkpoint", tmp_path / "ours", "--out", tmp_path / "theirs"]
+    refused = run(*args)
+    assert (refused.exit_code, f"has {INDEX} of a sharded model" in refused.stderr) == (2, True)
+    assert old <= {path.name for path in (tmp_path / "theirs").iterdir()}
+    written = run(*args, "--overwrite")
+    assert written.exit_code == 0, written.output
+    assert "Removed 3 files of the sharded model" in written.stdout
+    left = {path.name for path in (tmp_path / "theirs").iterdir()}
+    assert left == {"config.json", "model.safetensors", "model-notes.txt", "export.json"}
+
+
+def test_shards_stay_until_the_new_model_is_whole(tmp_path, monkeypatch):
+    old = sharded(tmp_path / "theirs")
+
+    def fail(path, data):
+        raise OSError("no space")
+
+    monkeypatch.setattr(transformers_export, "write_durably", fail)
+    with pytest.raises(ConfigError, match="no space"):
+        write_transformers(GPT(GPTConfig(**SIZES, **LLAMA)), tmp_path / "theirs")
+    assert old <= {path.name for path in (tmp_path / "theirs").iterdir()}

@@ -203,3 +203,23 @@ def test_tokens_that_are_no_integers_are_refused_with_one(value):
     allow(False)  # the tests' type checks would find it first
     with pytest.raises(ConfigError, match=f"the training token {value} of type"):
         Data(tokens, tokens, 8, "it")
+
+
+@pytest.mark.parametrize("kind", ["<u4", "<i4", "<i8"])
+@pytest.mark.parametrize("most", [200, 50_000, 100_000])
+def test_ids_of_four_bytes_are_not_read_as_twice_as_many_of_two(kind, most, tmp_path):
+    ids = np.random.default_rng(0).integers(1, most, 4000)
+    ids.astype(kind).tofile(tmp_path / "train.bin")
+    ids.astype("<u2").tofile(tmp_path / "val.bin")
+    with pytest.raises(ConfigError, match=r"train\.bin' has at most 15 at every second .*uint16"):
+        from_bin(tmp_path, 8)
+
+
+@pytest.mark.parametrize("most", [2, 10, 256, 50_000])
+def test_ids_of_two_bytes_are_read_however_few_kinds_there_are(most, tmp_path):
+    ids = np.random.default_rng(0).integers(0, most, 4000)
+    for name in ("train.bin", "val.bin"):
+        ids.astype("<u2").tofile(tmp_path / name)
+    assert np.array_equal(from_bin(tmp_path, 8).train, ids % 65536)
+    np.zeros(4000, "<u2").tofile(tmp_path / "train.bin")
+    assert not from_bin(tmp_path, 8).train.any()

@@ -4,6 +4,7 @@ them.
 
 import contextlib
 import json
+import logging
 import os
 import resource
 
@@ -137,3 +138,27 @@ def test_a_verdict_and_settings_given_anew_do_not_outlive_the_resume_that_undoes
         log.append(tmp_path, row)
     log.cut(tmp_path, 2)
     assert list(log.read(tmp_path)) == rows[:3]
+
+
+ROWS = [{"step": step, "loss": 1.0} for step in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "step", "words"),
+    [
+        ([], 3, "had no rows, and the run continues from step 3"),
+        (ROWS[:1], 3, "ended at step 1, and the run continues from step 3"),
+        (ROWS, 3, ""),
+        (ROWS, 2, ""),
+        ([], 0, ""),
+    ],
+)
+def test_a_log_that_lacks_steps_before_those_of_a_resumed_run_is_said(
+    rows, step, words, tmp_path, caplog
+):
+    for row in rows:
+        log.append(tmp_path, row)
+    with caplog.at_level(logging.WARNING, "ctrans.training"):
+        log.cut(tmp_path, step)
+    assert len(caplog.messages) == bool(words)
+    assert words in "".join(caplog.messages)

@@ -1,5 +1,7 @@
 """A trained model as the start of another training, at its own depth and at others."""
 
+import json
+
 import pytest
 import torch
 
@@ -106,3 +108,32 @@ def test_the_command_trains_on_at_another_depth(tmp_path):
     assert load(tmp_path / "b").config.dt == pytest.approx(load(tmp_path / "a").config.dt / 2)
     refused = run(*on, "--resume", "--out", tmp_path / "b")
     assert (refused.exit_code, "choose one" in refused.stderr) == (2, True)
+
+
+LITTLE = ["--batch", "2", "--eval-windows", "2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["--from", "--resume", "--task"])
+def test_the_result_shows_the_options_of_the_model_that_is_trained(kind, tmp_path):
+    size = ["--depth", "1", "--width", "16", "--heads", "2", "--context", "8", "--dt", "0.5"]
+    out = tmp_path / "a"
+    if kind == "--task":
+        last = run("train", "--task", "digits", "--iterations", "1", *LITTLE, "--out", out)
+    else:
+        args = [*size, *LITTLE, "--iterations", "2"]
+        assert run("train", *args, "--placement", "pre", "--out", out).exit_code == 0
+    if kind == "--from":
+        origin, out = out, tmp_path / "b"
+        last = run("train", "--from", origin, *LITTLE, "--iterations", "1", "--out", out)
+    elif kind == "--resume":
+        last = run("train", "--resume", "--iterations", "3", "--out", out)
+    assert last.exit_code == 0, last.output
+    result = json.loads((out / "train.json").read_text())
+    trained = {**result["model"], **result["training"]}
+    options = result["options"]
+    assert {"depth", "width", "placement", "learning_rate"} <= options.keys()
+    shown = {name: value for name, value in options.items() if name in trained}
+    assert shown == {name: trained[name] for name in shown}
+    if kind != "--task":
+        assert "1 block, width 16, 2 heads, step dt = 0.5, seed 0" in last.output

@@ -90,6 +90,10 @@ MEASURES.add(
                 )
             },
         ),
+        "spectral norm": Measure(
+            formula="|W|_2 of a matrix with both sides of at least 16",
+            scope="weight",
+        ),
         "stable rank": Measure(
             formula="|W|_F^2/|W|_2^2 of a matrix with both sides of at least 16",
             scope="weight",

@@ -39,6 +39,7 @@ from ctrans.training.monitor.log_lines import (
     probe_of,
     report_of,
 )
+from ctrans.training.monitor.log_runs import newest_run, of_model
 from ctrans.training.monitor.training_measures import GAUGES
 from solvers import ConfigError
 
@@ -58,7 +59,8 @@ PEAKS = ("highest_loss", "highest_gradient_norm")
 @dataclasses.dataclass(frozen=True, eq=False)
 class MonitorLog:
     """The contents of a log. `ended` says how the run ended; "" for one that still runs or was
-    killed. `unread` is the number of its lines that are damaged.
+    killed. `unread` is the number of its lines that are damaged. `remarks` say what
+    is left out of a file with several runs.
     """
 
     header: Header
@@ -67,6 +69,7 @@ class MonitorLog:
     probes: list[dict[str, Any]]
     ended: str = ""
     unread: int = 0
+    remarks: Sequence[str] = ()
 
     def series(self, name: str) -> NDArray[np.float64]:
         """A gauge over time: (reports,) for one of the run, else (reports, places); nan is
@@ -199,11 +202,11 @@ class LogWriter:
 def read_log(directory: str | Path) -> MonitorLog:
     """Reads the log in that directory, without lines that are incomplete or that no monitor writes.
 
-    The result is safe to show, whatever the file has. Raises ConfigError if there is no log, or it
-    cannot be read.
+    Of a file with several runs it reads the last. The result is safe to show, whatever the file
+    has. Raises ConfigError if there is no log, or it cannot be read.
     """
     directory = Path(directory)
-    lines = _few(_all_lines_of(directory))
+    lines, remarks = newest_run(_few(_all_lines_of(directory)))
     headers = [header_of(line) for line in lines]
     reports = [report_of(line) for line in lines]
     findings = [finding_of(line) for line in lines]
@@ -224,13 +227,15 @@ def read_log(directory: str | Path) -> MonitorLog:
         all(content is None for content in contents)
         for contents in zip(headers, reports, findings, probes, ends, strict=True)
     )
+    reports_of_model, further_remarks = of_model(list(_present(reports)), header, directory / LOG)
     return MonitorLog(
         header,
-        list(_present(reports)),
+        reports_of_model,
         list(_present(findings)),
         list(_present(probes)),
         next(_present(reversed(ends)), ""),
         unread,
+        [*remarks, *further_remarks],
     )
 
 

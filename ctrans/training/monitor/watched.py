@@ -25,6 +25,7 @@ def measured(run: Mapping[str, Any]) -> Measured:
         missing={name: dict(run["missing"])} if run["missing"] else {},
         answers=(answer,),
         findings={name: findings} if findings else {},
+        notes={name: run["remarks"]} if run.get("remarks") else {},
     )
 
 
