@@ -9,7 +9,6 @@ import ctrans
 from ctrans.dynamics.fields import ExposesRows, ExposesWeights
 from ctrans.interop import open_model
 from ctrans.interop.graph_parts import _period
-from solvers import ConfigError
 from tests.interop.test_ways_of_writing import (
     HEAD,
     HEADS,
@@ -248,11 +247,13 @@ class WithMemory(Model):
         return self.output(self.last_norm(x))
 
 
-def test_arguments_with_sequences_on_another_axis_are_named():
+def test_a_memory_that_counts_sequences_on_another_axis_is_read_as_it_is():
     module = WithMemory(causal).double().eval()
     memory = torch.randn(3, 5, 2, WIDTH, dtype=torch.float64)
-    with pytest.raises(ConfigError, match=r"whose first axis counts the sequences \(memory\)"):
-        open_model(module, example={"ids": ids(), "memory": memory})
+    opened = open_model(module, example={"ids": ids(), "memory": memory})
+    with torch.no_grad():
+        found, expected = opened.model(ids())[0], module(ids(), memory)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def share(sublayer, x, bound):
 def test_no_state_that_is_sought_has_a_velocity_beyond_its_bound(case):
     model = made(case)
     tokens = torch.zeros(1, 1, dtype=torch.int64)
-    found = bounds(probing.Probed(sites_of(model), model, Held(tokens, tokens), None, tokens))[
+    found = bounds(probing.Probed(sites_of(model), model, Held(tokens, tokens), None, [], tokens))[
         "map_bounds"
     ]
     generator = torch.Generator().manual_seed(3)
