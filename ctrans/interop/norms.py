@@ -11,6 +11,7 @@ C is the centring or the identity, and sigma^2 = mean((C x)^2) + eps or sigma = 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -125,7 +126,7 @@ class AdaptedNorm(SphereNorm):
         weight: Tensor | None = getattr(self.module, name, None)
         if weight is None or not row:
             return weight
-        return weight[int(row)]
+        return weight[tuple(int(place) for place in row.split(", "))]
 
     @property
     def gamma(self) -> PerChannel:
@@ -226,7 +227,7 @@ def as_norm(module: nn.Module, width: int | None = None) -> AdaptedNorm | None:
     # operations may read a row of a weight that holds the gains of all blocks
     has_rows = hasattr(module, "graph")
     for weight in module.parameters():
-        is_row_of = has_rows and weight.dim() == 2 and weight.shape[-1] == width
+        is_row_of = has_rows and weight.dim() > 1 and weight.shape[-1] == width
         if not is_row_of and not _is_vector(weight, width):
             return None
     with torch.no_grad():
@@ -262,7 +263,7 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
         trial = copy.deepcopy(module).cpu().double()
     except (RuntimeError, TypeError, NotImplementedError):
         return None
-    weights = dict(trial.named_parameters(recurse=False))
+    weights: dict[str, Tensor] = dict(trial.named_parameters(recurse=False))
     if any(weight.is_meta for weight in weights.values()):
         return None
     if len(weights) < len(list(trial.parameters())):
@@ -283,29 +284,21 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
         return None  # a column beside a row, as of a low-rank adapter, is no gain of the channels
     odd = (plus.double() - minus) / 2
     even = (plus.double() + minus) / 2
-    offsets = [
-        name
-        for name, weight in weights.items()
-        if _is_vector(weight, width) and _close(even, weight.expand_as(even))
-    ]
+    weights |= _rows_of(weights)
+    vectors = {name: weight for name, weight in weights.items() if _is_vector(weight, width)}
+    offsets = [name for name, weight in vectors.items() if _close(even, weight.expand_as(even))]
     if offsets:
         offset = offsets[0]
     elif _close(even, torch.zeros_like(even)):
         offset = None
     else:
         return None
-    weights |= {
-        f"{name}[{i}]": row
-        for name, weight in weights.items()
-        if weight.dim() == 2 and len(weight) > 1
-        for i, row in enumerate(weight)
-    }
-    gains: list[str | None] = [name for name in weights if name != offset] or [None]
+    gains: list[str | None] = [name for name in vectors if name != offset] or [None]
     for gain, shift, centred in product(gains, (0.0, 1.0), (True, False)):
         if gain is None:
             w = x.new_ones(())
         else:
-            w = shift + weights[gain]
+            w = shift + vectors[gain]
         if centred:
             r = x - x.mean(-1, keepdim=True)
         else:
@@ -328,6 +321,16 @@ def _probed(module: nn.Module, width: int) -> AdaptedNorm | None:
             return norm
         return norm.to(like.device)
     return None
+
+
+def _rows_of(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The rows of weights that hold those of several norms, by names such as n1[2] and g[0, 1]."""
+    rows = {}
+    for name, weight in weights.items():
+        if weight.dim() > 1 and weight.numel() > weight.shape[-1]:
+            for place in product(*map(range, weight.shape[:-1])):
+                rows[f"{name}[{', '.join(map(str, place))}]"] = weight[place]
+    return rows
 
 
 def _in_its_dtype(

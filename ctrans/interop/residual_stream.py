@@ -303,8 +303,20 @@ def _gated_state(graph: Graph, y: int) -> int | None:
     shape = graph.operations[y].shape
     if graph.operations[y].name not in (*SUMS, LERP) or shape is None or len(shape) < len("btw"):
         return None
-    for x in sorted(graph.before(y), reverse=True):
-        if x < y and graph.operations[x].site is not None and _is_gated_sum(graph, x, y):
+    return _summed_by_gates(graph, y)
+
+
+def _summed_by_gates(graph: Graph, y: int) -> int | None:
+    """The latest x of which y is a gated sum, if y sees what came before through x alone: where the
+    gate reads a branch too, y is also a gated sum of the branch.
+    """
+    states = [
+        x
+        for x in sorted(graph.before(y), reverse=True)
+        if x < y and graph.operations[x].site is not None and _is_gated_sum(graph, x, y)
+    ]
+    for i, x in enumerate(states):
+        if all(x in graph.bottlenecks(earlier, y)[0] for earlier in states[i + 1 :]):
             return x
     return None
 
@@ -320,11 +332,11 @@ def _gated_after(graph: Graph, x: int, sink: int) -> Iterator[StreamPart]:
 def _gated_before(graph: Graph, y: int) -> list[StreamPart]:
     """The gated sums of the state that come before y, in order."""
     found: list[StreamPart] = []
-    earlier = (x for x in sorted(graph.before(y), reverse=True) if x < y)
-    for x in earlier:
-        if x < y and graph.operations[x].site is not None and _is_gated_sum(graph, x, y):
-            found.append(StreamPart(x, y, None, is_gated=True))
-            y = x
+    x = _summed_by_gates(graph, y)
+    while x is not None:
+        found.append(StreamPart(x, y, None, is_gated=True))
+        y = x
+        x = _summed_by_gates(graph, y)
     return found[::-1]
 
 
