@@ -11,6 +11,9 @@ UNSAFE = re.compile(
 show nothing, halves of characters, and U+FFFE and U+FFFF, which are none.
 """
 
+LONGEST_LINE = 300
+"""Characters of an error's text that a line has at most."""
+
 
 def printable(text: str) -> str:
     """The text with each unsafe character escaped as Python writes it, such as \\x1b."""
@@ -26,6 +29,12 @@ def text_of(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The first 200 characters of an error's text, on one line; its type if it has no text."""
+    """An error's text on one line, in whole words and at most `LONGEST_LINE` characters of them; its
+    type if it has no text.
+    """
     words = text_of(error).split()
-    return " ".join(words)[:200] or type(error).__name__
+    text = " ".join(words)
+    if len(text) > LONGEST_LINE:
+        whole_words, _, _ = text[:LONGEST_LINE].rpartition(" ")
+        text = f"{whole_words or text[:LONGEST_LINE]} .."
+    return text or type(error).__name__

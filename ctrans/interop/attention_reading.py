@@ -260,7 +260,10 @@ def _with_matrices(
     first = chain.stages[0]
     close = tolerance(x.dtype)
     if chain.output_path is None:
-        raise _UnreadableError(f"{_name(first)} does not end in one linear map")
+        raise _UnreadableError(
+            f"{_name(first)} does not end in one linear map, or puts tokens in another order behind"
+            " it, as windows do"
+        )
     *inner, last = seen
     heads = rows.shape[1]
     features = last.x.shape[-1]

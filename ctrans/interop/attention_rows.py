@@ -197,7 +197,7 @@ class LastRows:
         averaging = self._computed.averaging
         if self._computed.unused or not numbers or max(numbers) >= len(averaging):
             return None
-        chosen = [averaging[i] for i in numbers]
+        chosen = [self._by_head(averaging[i]) for i in numbers]
         rows = self._joined(chosen, is_square=chosen[-1].shape[-1] == chosen[-1].shape[-2])
         if rows is None or (len(chosen) > 1 and chosen[-1].dim() == 4):
             return None
@@ -216,7 +216,8 @@ class LastRows:
 
     def _joined(self, computed: Sequence[Tensor], *, is_square: bool = True) -> Tensor | None:
         """The rows of all heads, from the last of these arrays."""
-        fitting = [rows for rows in computed if (rows.shape[-1] == rows.shape[-2]) == is_square]
+        by_head = [self._by_head(rows) for rows in computed]
+        fitting = [rows for rows in by_head if (rows.shape[-1] == rows.shape[-2]) == is_square]
         if not fitting:
             return None
         x = self._calls[-1].x
@@ -226,8 +227,17 @@ class LastRows:
         if len(last) == len(x):  # each head by itself
             return torch.stack([rows for rows in fitting if rows.shape == last.shape], 1)
         # sequences and heads share an axis, sequences first
-        by_head: Tensor = last.unflatten(0, (len(x), -1))
-        return by_head
+        of_heads: Tensor = last.unflatten(0, (len(x), -1))
+        return of_heads
+
+    def _by_head(self, rows: Tensor) -> Tensor:
+        """Rows (batch, heads, tokens, read) of what a softmax has as (batch, tokens, heads,
+        read).
+        """
+        tokens = self._calls[-1].x.shape[1]
+        if rows.dim() == 4 and rows.shape[1] == rows.shape[3] == tokens != rows.shape[2]:
+            return rows.transpose(1, 2)
+        return rows
 
     @property
     def are_of_another_sequence(self) -> bool:

@@ -155,7 +155,10 @@ def read_ffn(chain: ModuleChain, x: Tensor) -> FeedForwardReading | str:
         miss, reading = min(fits, key=lambda fit: fit[0])
         if miss <= 64 * unit(x.dtype) and _holds_far(chain, reading, FAR * x):
             return reading
-    return f"it is no plain or gated FFN with one of the activations {', '.join(KNOWN)}"
+    return (
+        "it is not recognised as a plain or gated FFN: its activation is none of"
+        f" {', '.join(KNOWN)}, or its matrices are parts of larger ones"
+    )
 
 
 def _holds_far(chain: ModuleChain, reading: FeedForwardReading, x: Tensor) -> bool:

@@ -82,8 +82,10 @@ class MapOfOperations(Replayed):
         site = self.graph.operations[n].site
         if site not in graph.numbers:
             raise ConfigError(
-                f"{type(self.adapter.model).__name__} computes with other operations for inputs of"
-                " this shape than for its example: give an example= of this shape"
+                f"{type(self.adapter.model).__name__} computes with other operations for these"
+                " inputs than for its example, as code does that looks at their shape, or at"
+                " whether a mask hides anything: give an example= of this shape, and make it the"
+                " same operations for every mask"
             )
         return graph.numbers[site]
 

@@ -246,8 +246,8 @@ class Imported(nn.Module):
             else:
                 names = type(output).__name__
             raise ConfigError(
-                f"{self.config.model} returns {names}, not one of {', '.join(OUTPUTS)}: use the"
-                " family's class with a language-model head, or the one without a head"
+                f"{self.config.model} returns {names}, not one of {', '.join(OUTPUTS)}: give a"
+                " module whose forward returns the one that you want; `trajectory` has the states"
             )
         if len(result) != x.shape[:-2].numel():
             raise ConfigError(

@@ -19,6 +19,7 @@ from ctrans.interop.losses import AnyModel, ModelAround, ModelWithLoss, with_los
 from ctrans.interop.probe_weights import probe_weights, random_states
 from ctrans.interop.tokens import Tokeniser
 from ctrans.measure.walk import own_loss
+from solvers import ConfigError, shown
 
 HIDDEN_EVERY = 7
 """One token in so many is hidden from a masked language model, at fixed places: about the 15% of
@@ -159,6 +160,11 @@ class Opened(ModelAround):
         - stand-ins ignore targets; a given loss gets the targets of "next" if the model is causal
           and of "mlm" otherwise
         """
+        if not isinstance(windows, Tensor) or windows.is_floating_point() or windows.dim() != 2:
+            raise ConfigError(
+                f"windows = {shown(windows)}: give ids (batch, tokens), of which targets are made;"
+                " other inputs need targets of your own"
+            )
         tokens = windows[:, :-1]
         next_tokens = windows[:, 1:]
         if self.loss != "given":

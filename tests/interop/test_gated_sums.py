@@ -5,7 +5,13 @@ import torch
 import torch.nn.functional as F
 
 import ctrans
-from tests.interop.test_read_by_operations import LAYERS, TOKENS, MethodOfTheBlock, made
+from tests.interop.test_read_by_operations import (
+    LAYERS,
+    TOKENS,
+    WIDTH,
+    MethodOfTheBlock,
+    made,
+)
 
 
 class GatedFeedForward(MethodOfTheBlock):
@@ -114,3 +120,26 @@ class Recurrent(MethodOfTheBlock):
 def test_a_recurrence_over_tokens_is_no_depth():
     with pytest.raises(ctrans.ConfigError):
         ctrans.open_model(made(Recurrent), example=TOKENS)
+
+
+class GateOfBoth(GatedFeedForward):
+    """The gate reads the branch, too, as a highway's may."""
+
+    def mixed(self, i, x, f):
+        q = torch.sigmoid(x @ self.qkv[i].weight[:WIDTH].T + f @ self.qkv[i].weight[WIDTH:][:WIDTH])
+        return q * f + (1 - q) * x
+
+    def after_attention(self, i, x):
+        return self.mixed(i, x, self.attend(i, self.n1[i](x)))
+
+    def layer(self, i, x):
+        x = self.after_attention(i, x)
+        return x + self.of_ffn(i, x)
+
+
+def test_the_state_of_a_gate_of_both_is_the_streams():
+    model = made(GateOfBoth)
+    states = ctrans.open_model(model, example=TOKENS).trajectory(TOKENS).states
+    assert len(states) == 2 * LAYERS + 1
+    for state, own in zip(states[::2], model.states(TOKENS), strict=True):
+        assert torch.allclose(state, own, atol=1e-6)

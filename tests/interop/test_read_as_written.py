@@ -236,6 +236,42 @@ def test_gains_that_are_rows_of_one_weight_are_read():
     torch.testing.assert_close(opened.model.depth.sublayers[2].input_norm.gamma, module.gains[2])
 
 
+class StackedNorms(Model):
+    """Gains and offsets are slices of a weight (block, norm, width) each."""
+
+    def __init__(self, attend, *, is_post):
+        super().__init__(attend)
+        self.is_post = is_post
+        draw = torch.Generator().manual_seed(1)
+        self.gains = nn.Parameter(1 + 0.1 * torch.randn(2, 2, WIDTH, generator=draw))
+        self.offsets = nn.Parameter(0.1 * torch.randn(2, 2, WIDTH, generator=draw))
+
+    def norm(self, x, i, j):
+        return F.layer_norm(x, (WIDTH,), self.gains[i, j], self.offsets[i][j])
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for i, maps in enumerate(zip(self.attentions, self.ffns, strict=True)):
+            for j, f in enumerate(maps):
+                if self.is_post:
+                    x = self.norm(x + f(x), i, j)
+                else:
+                    x = x + f(self.norm(x, i, j))
+        return self.output(self.last_norm(x))
+
+
+@pytest.mark.parametrize("is_post", [False, True])
+def test_gains_and_offsets_in_slices_of_stacked_weights_are_read(is_post):
+    torch.manual_seed(0)
+    module = StackedNorms(causal, is_post=is_post).double().eval()
+    opened = open_model(module, example=ids())
+    assert opened.model.config.placement == ("post" if is_post else "pre")
+    for k, sublayer in enumerate(opened.model.depth.sublayers):
+        norm = sublayer.state_norm if is_post else sublayer.input_norm
+        torch.testing.assert_close(norm.gamma, module.gains[k // 2, k % 2])
+        torch.testing.assert_close(norm.beta, module.offsets[k // 2, k % 2])
+
+
 class WithMemory(Model):
     """It reads a memory (layers, tokens, sequences, width), as Transformer-XL does."""
 

@@ -355,3 +355,35 @@ def test_each_attention_of_a_block_has_its_own_matrices():
             assert isinstance(field, ExposesHeads)
             found = torch.cat([head.query for head in field.head_matrices()])
             torch.testing.assert_close(found, own.maps[0].weight)
+
+
+class HeadsBehindTokens(Attention):
+    """The softmax has (batch, tokens, heads, read), as code with einsum may write it."""
+
+    def forward(self, x):
+        q, k, v = (linear(x).unflatten(-1, (HEADS, -1)) for linear in self.maps[:3])
+        scores = torch.einsum("bshd,bthd->bsht", q, k) / q.shape[-1] ** 0.5
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        self.kept = scores.masked_fill(later[:, None], -torch.inf).softmax(-1)
+        return self.maps[3](torch.einsum("bsht,bthd->bshd", self.kept, v).flatten(2))
+
+
+def test_rows_with_heads_behind_tokens_are_read():
+    torch.manual_seed(0)
+    module = Model(HeadsBehindTokens).double().eval()
+    model = open_model(module, example=ids()).model
+    x = model.embed(ids())
+    for k, sublayer in enumerate(model.depth.sublayers):
+        if k % 2 == 0:
+            rows = sublayer.attention.field.probabilities(sublayer.given(sublayer.enter(x)))
+            module(ids())
+            expected = module.attentions[k // 2].kept.transpose(1, 2)
+            torch.testing.assert_close(rows, expected)
+        x = sublayer.step(x, model.depth.lengths[k])
+
+
+@pytest.mark.parametrize("windows", [{"ids": ids()}, torch.randn(2, 4, 8, 8), ids()[0]])
+def test_pairs_are_made_of_ids_alone(windows):
+    opened = open_model(Model(Attention).double().eval(), example=ids())
+    with pytest.raises(ctrans.ConfigError, match="give ids"):
+        opened.pairs(windows)
