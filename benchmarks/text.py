@@ -20,16 +20,9 @@ import gzip
 import json
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-
-sys.path[0] = str(Path(__file__).resolve().parents[1])
-
-from ctrans.base.threads import wait_passively
-
-wait_passively()
 
 import numpy as np
 from jaxtyping import Float, Int64

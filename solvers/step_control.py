@@ -239,6 +239,9 @@ def spread(
     if by_entry.is_complex():
         low = math.nan
         high = math.nan
+    elif not by_entry.numel():  # of an empty state
+        low = 1.0
+        high = 1.0
     else:
         low = float(by_entry.min())
         high = float(by_entry.max())

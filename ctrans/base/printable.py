@@ -29,8 +29,8 @@ def text_of(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """An error's text on one line, in whole words and at most `LONGEST_LINE` characters of them; its
-    type if it has no text.
+    """An error's text on one line, whole words of at most `LONGEST_LINE` characters; its type if it
+    has no text.
     """
     words = text_of(error).split()
     text = " ".join(words)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from solvers import ConfigError, Segment, SolveError, Status, StepControl, solve
+from solvers import ConfigError, Segment, SolveError, Status, StepControl, odeint_dense, solve
 
 X0 = torch.ones(2)
 
@@ -284,3 +284,8 @@ def test_a_message_about_the_step_limit_can_be_followed():
     with pytest.raises(SolveError, match=r"raise rtol and atol .* fixed steps") as caught:
         ask(segments=stiff, method="tsit5", step_control=StepControl(max_steps=50))
     assert caught.value.solution.status is Status.TOO_MANY_STEPS
+
+
+def test_an_empty_state_with_an_empty_tolerance_is_refused_as_any_empty_state():
+    with pytest.raises(ConfigError, match="non-empty"):
+        odeint_dense(lambda t, y: -y, torch.ones(0), 0.0, 1.0, atol=torch.ones(0))
