@@ -2,6 +2,7 @@
 
     python benchmarks/before_failure.py [SEEDS]            # runs and their healthy twins
     python benchmarks/before_failure.py order [SEEDS]      # runs at one rate
+    python benchmarks/before_failure.py picture PATH       # of the first question's runs
 
 Written down before the first run with these seeds; others had shown which rates make runs fail. A
 run trains on recall with a learning rate that rises in a line to a rate at which its placement
@@ -303,6 +304,52 @@ def order(count: int) -> None:
     keep("before-failure-order", lines)
 
 
+SHOWN = {
+    "loss": "training loss, in nats",
+    "log10 sup |v|": "log10 of the largest |v|",
+    "log10 |P_0|/|P_T|": "log10 of |P_0|/|P_T|",
+}
+"""The figures of the picture, with their labels."""
+NAMES = {"none": "no norm", "pre": "Pre-LN", "post": "Post-LN"}
+
+
+def picture(path: Path) -> None:
+    """Draws the kept runs that failed, and their healthy twins, by step."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    (kept,) = sorted(RESULTS.glob("before-failure-*.json.gz"))[-1:]
+    runs = json.loads(gzip.decompress(kept.read_bytes()))
+    steps = range(EVERY, STEPS + 1, EVERY)
+    figure, axes = plt.subplots(
+        len(NAMES), len(SHOWN), figsize=(10, 7), sharex=True, layout="constrained"
+    )
+    for row, (placement, said) in enumerate(NAMES.items()):
+        for column, (name, label) in enumerate(SHOWN.items()):
+            axis = axes[row, column]
+            for run in runs:
+                if run["placement"] != placement or name not in run["series"]:
+                    continue
+                failed = run["kind"] == "run"
+                axis.plot(
+                    steps,
+                    run["series"][name],
+                    color="tab:red" if failed else "tab:blue",
+                    linewidth=0.9,
+                )
+                if failed and run["failed"] is not None:
+                    axis.axvline(run["failed"], color="tab:red", linewidth=0.4, alpha=0.5)
+            axis.set_ylabel(label)
+            if column == 0:
+                axis.set_title(said, loc="left")
+            if row == len(NAMES) - 1:
+                axis.set_xlabel("step")
+    axes[0, 1].set_title("red: the rate rises until the run fails; blue: a tenth of the rate")
+    figure.savefig(path, dpi=110)
+
+
 def words(name: str, values: Sequence[float], rivals: Mapping[str, Sequence[float]]) -> str:
     """A line on a figure's lead."""
     line = f"    {name:24} {statistics.median(values):6.0f} steps"
@@ -368,5 +415,7 @@ if __name__ == "__main__":
     asked = sys.argv[1:]
     if asked[:1] == ["order"]:
         order(int(asked[1]) if len(asked) > 1 else 12)
+    elif asked[:1] == ["picture"]:
+        picture(Path(asked[1]))
     else:
         main(int(asked[0]) if asked else 6)

@@ -38,6 +38,7 @@ PICTURES = {
         "it/hjb-pde.png",
     ),
     "figure": (f"{ROOT}/examples/figure.py --out it.png", "it.png"),
+    "before-failure": (f"{ROOT}/benchmarks/before_failure.py picture it.png", "it.png"),
     "optimal_path": (f"{ROOT}/examples/optimal_path.py --out it.png", "it.png"),
     "monitor": (f"{ROOT}/examples/monitor_trainer.py it; -m ctrans watch it", "it/watch.png"),
     "clinic": ("-m benchmarks.clinic --half sealed --report --picture it.png", "it.png"),
